@@ -1,0 +1,74 @@
+"""The exception tree. Floor 0: imports nothing from the package.
+
+Every error says which invariant broke (`what`), what came, what would be right (`expected`) and what to do next (`do`).
+The exit code of the command line is a property of the error's class, so that no caller has to map it:
+0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked.
+"""
+
+from __future__ import annotations
+
+
+class AlphaError(Exception):
+    """Base of everything raised on purpose.
+
+    `what`: the invariant that broke, one line. `came`: the offending value. `expected`: what would be right. `do`: next step.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, came: object = None, expected: object = None, do: str | None = None) -> None:
+        self.what, self.came, self.expected, self.do = what, came, expected, do
+        lines = [what]
+        if came is not None:
+            lines.append(f"  came:     {came}")
+        if expected is not None:
+            lines.append(f"  expected: {expected}")
+        if do is not None:
+            lines.append(f"  do:       {do}")
+        super().__init__("\n".join(lines))
+
+
+class VerdictError(AlphaError):
+    """A gate, a policy or a check said no (exit code 1)."""
+
+    exit_code = 1
+
+
+class UngatedError(VerdictError):
+    """A component that a run needs is not usable on this machine class."""
+
+
+class NonFiniteError(VerdictError):
+    """A value became NaN or infinite; `what` names node, op and the model's source line."""
+
+
+class GraphError(VerdictError):
+    """A graph, plan or program breaks one of its invariants (a defect of a pass, never of the user's input)."""
+
+
+class InputError(AlphaError):
+    """Bad input from the user (exit code 2)."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """A run file with an unknown key, a wrong type or an impossible value."""
+
+
+class ShapeError(InputError):
+    """Shapes or dtypes that an op does not accept."""
+
+
+class CorruptError(InputError):
+    """A file that is torn, edited or not what its hash says: checkpoint, evidence, tokenizer, run directory."""
+
+
+class BusyError(InputError):
+    """Something else holds the directory or file (two runs in one directory)."""
+
+
+class MachineError(AlphaError):
+    """This machine lacks what was asked: a GPU, a compiler, a package, disk space (exit code 3)."""
+
+    exit_code = 3
