@@ -1,0 +1,164 @@
+"""A corpus: text files under one root, each known by its relative path and the SHA-256 of its bytes.
+
+The demo corpus is the source of the Python standard library that this interpreter runs on, because every machine has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from alpha.data.files import read_file, sha256_hex
+from alpha.errors import CorruptError, InputError
+
+# The rule for the standard library: *.py files, none below a folder with one of these names. Tests are left out because they
+# are as large as all the rest; packages because they are not the standard library.
+EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
+# Written while Python is built: names of the building machine's folders, not source text.
+EXCLUDED_PREFIXES = ("_sysconfigdata",)
+
+
+def path_bytes(relpath: str) -> bytes:
+    """The bytes of a relative path that go into a hash (UTF-8; undecodable file names keep their bytes)."""
+    return relpath.encode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file: relative path with `/` between parts, SHA-256 of its bytes (hex), size in bytes (never 0)."""
+
+    relpath: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents below `root`, in ascending order of their path bytes, no path twice. Empty files are not documents."""
+
+    name: str
+    root: Path
+    documents: tuple[Document, ...]
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 (hex) over every (relative path, SHA-256) in order. Neither `root` nor `name` is part of it."""
+        digest = hashlib.sha256(b"alpha.corpus.v1\n")
+        for document in self.documents:
+            digest.update(path_bytes(document.relpath) + b"\0" + document.sha256.encode() + b"\n")
+        return digest.hexdigest()
+
+    @property
+    def size(self) -> int:
+        """Sum of the sizes of the documents in bytes."""
+        return sum(document.size for document in self.documents)
+
+    def read(self, document: Document) -> bytes:
+        """The bytes of `document`. CorruptError if the file is no longer the one that was hashed, InputError if it is gone."""
+        data = read_file(self.root / document.relpath, "a file of the corpus")
+        if sha256_hex(data) != document.sha256:
+            raise CorruptError(
+                "a file of the corpus changed after the corpus was hashed",
+                came=f"{self.root / document.relpath}: {len(data)} bytes, sha256 {sha256_hex(data)[:16]}",
+                expected=f"{document.size} bytes, sha256 {document.sha256[:16]}",
+                do="restore the file, or start again so that the corpus gets its new hash",
+            )
+        return data
+
+    def texts(self) -> Iterator[bytes]:
+        """The bytes of every document, in order, each verified."""
+        return (self.read(document) for document in self.documents)
+
+    def subset(self, name: str, documents: Iterable[Document]) -> Corpus:
+        """A corpus of some of these documents, put in order. Its hash is that of its own documents."""
+        return Corpus(name, self.root, tuple(sorted(documents, key=_order)))
+
+    def sample(self, max_bytes: int) -> Corpus:
+        """Documents in order of the hash of their path, for as long as they fit into `max_bytes`; all if all fit.
+
+        Independent of the listing order, and a larger sample contains a smaller one. InputError if not even one fits.
+        """
+        taken, total = [], 0
+        for document in sorted(self.documents, key=lambda d: (sha256_hex(path_bytes(d.relpath)), d.relpath)):
+            if total + document.size > max_bytes:
+                break
+            taken.append(document)
+            total += document.size
+        if not taken:
+            raise InputError(
+                "a sample of the corpus would be empty", came=f"max_bytes={max_bytes}", expected="room for at least one file"
+            )
+        return self.subset(f"{self.name}[sample {max_bytes}]", taken)
+
+
+def _order(document: Document) -> bytes:
+    return path_bytes(document.relpath)
+
+
+def corpus_of_files(name: str, root: Path, relpaths: Iterable[str]) -> Corpus:
+    """Hash the files `root/relpath`. InputError if one cannot be read or if no text is left; empty files are left out."""
+    documents = []
+    for relpath in set(relpaths):
+        data = read_file(root / relpath, "a file of the corpus")
+        if data:
+            documents.append(Document(relpath, sha256_hex(data), len(data)))
+    if not documents:
+        raise InputError(
+            "the corpus is empty", came=f"{root}: no file with text in it", expected="at least one file that is not empty",
+            do="check the folder and the pattern",
+        )
+    return Corpus(name, root, tuple(sorted(documents, key=_order)))
+
+
+def stdlib_folder() -> Path:
+    """Where this interpreter's standard library lies (also from inside a virtual environment)."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def stdlib_corpus(root: Path | None = None) -> Corpus:
+    """The source of the installed Python standard library, about 12 MB; the rule stands above, in EXCLUDED_*.
+
+    `root`: another folder to apply the same rule to. InputError if there is no source text (a stripped Python installation).
+    """
+    root = root if root is not None else stdlib_folder()
+    if not root.is_dir():
+        raise InputError("the standard library has no folder", came=root, expected="a folder with *.py files",
+                         do="use a Python installation that ships its library as source, or name a folder of texts")
+    relpaths = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]
+        for name in files:
+            if name.endswith(".py") and not name.startswith(EXCLUDED_PREFIXES):
+                relpaths.append((Path(folder) / name).relative_to(root).as_posix())
+    return corpus_of_files("stdlib", root, relpaths)
+
+
+def folder_corpus(root: Path, pattern: str = "**/*.txt") -> Corpus:
+    """The files below `root` that match the glob `pattern` (`**` crosses folders); a file as `root` is a corpus of one document.
+
+    InputError if `root` does not exist or nothing with text in it matches.
+    """
+    if root.is_file():
+        return corpus_of_files(root.name, root.parent, [root.name])
+    if not root.is_dir():
+        raise InputError("the corpus has no such path", came=root, expected="a folder of text files, or one file", do="check the path")
+    return corpus_of_files(f"{root.name}/{pattern}", root,
+                           [path.relative_to(root).as_posix() for path in root.glob(pattern) if path.is_file()])
+
+
+def open_corpus(source: str) -> Corpus:
+    """`stdlib`, a folder (its *.txt files), one file, or a glob such as `texts/**/*.md`. InputError as the functions above."""
+    if source == "stdlib":
+        return stdlib_corpus()
+    parts = Path(source).parts
+    fixed = [part for part in parts]
+    for i, part in enumerate(parts):
+        if any(mark in part for mark in "*?["):
+            fixed = list(parts[:i])
+            return folder_corpus(Path(*fixed), "/".join(parts[i:]))
+    return folder_corpus(Path(source))
