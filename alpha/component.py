@@ -1,0 +1,125 @@
+"""Components and catalogues as plain data. Floor 0.
+
+A component is anything that a production run may use and that a gate must have passed first: a kernel, a graph pass, an optimizer,
+a learning-rate schedule, a sampler, a tokenizer, an executor, a checkpoint format. The registry (floor 3) says whether it is usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from alpha.errors import GraphError, InputError
+from alpha.types import Attrs, TensorType
+
+KINDS = ("kernel", "pass", "schedule", "sampler", "tokenizer", "corpus", "split", "shards", "executor", "checkpoint", "model", "program",
+         "evidence", "flops")
+"""Closed list of kinds; alpha/registry/policy.py says which gates each owes."""
+
+GATES = ("parity", "gradient", "determinism", "faults", "perf")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measured case of a gate. It passes iff `error <= bound`, `cases > 0` and both numbers are finite (NaN fails).
+
+    `error` and `bound` share one unit, named in `note` when it is not obvious; a yes/no check is 0.0 or 1.0 against bound 0.0.
+    `digest` is the hex hash of the output where bits matter.
+    """
+
+    error: float
+    bound: float
+    cases: int = 1
+    digest: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """One side of an envelope: `holds(input types, attrs)` is true inside. `text` completes the sentence 'needs ...'."""
+
+    text: str
+    holds: Callable[[Sequence[TensorType], Attrs], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Envelope:
+    """The domain that a component's evidence covers. `dtypes`: allowed element types of float inputs."""
+
+    dtypes: tuple[str, ...] = ("f32",)
+    limits: tuple[Limit, ...] = ()
+
+    def why_outside(self, types: Sequence[TensorType], attrs: Attrs) -> str | None:
+        """None if the call is inside, else which limit it breaks."""
+        for t in types:
+            if t.is_float and t.dtype not in self.dtypes:
+                return f"dtype {t.dtype} is not one of {', '.join(self.dtypes)}"
+        for limit in self.limits:
+            if not limit.holds(types, attrs):
+                return f"needs {limit.text}; came {', '.join(map(str, types))} {dict(attrs)}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One gated thing.
+
+    `id`: `<op or name>.<dtype or variant>.<backend>`, e.g. `matmul.f32.cpu`, `fuse.pass`, `tokenizer.bpe`.
+    `implementation`: the callable or class whose syntax tree (with its callees in the package) is the digest.
+    `op`: the op row that a kernel implements. `presupposes`: ids that must be usable before this one is.
+    `inplace`: (output index, input index) pairs that may share memory when the planner proves that the input dies here.
+    `scratch`: bytes of scratch the kernel needs, from (input types, attrs, threads); the planner reserves exactly that.
+    `contract`: dotted module whose `CASES[id][gate]` lists the cases of a component that has no op row:
+    `CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measured]]]]]`.
+    """
+
+    id: str
+    kind: str
+    implementation: Callable
+    backend: str = "host"
+    op: str | None = None
+    presupposes: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    envelope: Envelope = field(default_factory=Envelope)
+    inplace: tuple[tuple[int, int], ...] = ()
+    scratch: Callable[[Sequence[TensorType], Attrs, int], int] | None = None
+    contract: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise GraphError("unknown component kind", came=self.kind, expected=", ".join(KINDS))
+        if self.kind == "kernel" and self.op is None:
+            raise GraphError("a kernel names its op row", came=self.id)
+        if self.kind != "kernel" and not self.contract:
+            raise GraphError("a component without an op row names its contract module", came=self.id)
+
+
+class Catalogue:
+    """The components of one backend or of the whole house, by id; filled by the code that is handed it."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Component] = {}
+
+    def add(self, component: Component) -> None:
+        """Add one; a second component of the same id is a GraphError."""
+        if component.id in self._by_id:
+            raise GraphError("two components share an id", came=component.id, do="rename one of them")
+        self._by_id[component.id] = component
+
+    def __getitem__(self, component_id: str) -> Component:
+        if component_id not in self._by_id:
+            raise InputError("no such component", came=component_id, do="list them with `alpha gate list`")
+        return self._by_id[component_id]
+
+    def __contains__(self, component_id: str) -> bool:
+        return component_id in self._by_id
+
+    def __iter__(self) -> Iterator[Component]:
+        return iter(sorted(self._by_id.values(), key=lambda c: c.id))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def for_op(self, op: str, backend: str) -> list[Component]:
+        """Kernels of one backend for an op row, sorted by id."""
+        return [c for c in self if c.op == op and c.backend == backend]

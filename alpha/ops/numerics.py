@@ -1,0 +1,123 @@
+"""Rounding, ulps and the sequential walk from which every row's `naive` is derived. Floor 1.
+
+`walk(oracle, dtype, inputs, attrs)` runs an oracle's own text on arrays that round to `dtype` after every operation and add one term
+at a time. So the error of the plainest possible implementation in that precision is measured, not guessed, and the parity tolerance
+(2 x that error) needs no hand-set constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from alpha.errors import InputError
+
+UNIT_ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
+"""u: half the distance from 1 to the next number; IEEE 754, and bf16 with 8 significand bits."""
+
+LOWER = {"f64": "f32", "f32": "bf16", "bf16": "e4m3"}
+"""One precision lower: what the parity gate's floor must reject."""
+
+_SIGNIFICAND = {"f64": 53, "f32": 24, "bf16": 8, "f16": 11, "e4m3": 4}
+_MIN_EXPONENT = {"f64": -1022, "f32": -126, "bf16": -126, "f16": -14, "e4m3": -6}
+
+
+def round_to(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float64 array rounded to nearest even in `dtype`, returned as float64; overflow becomes infinity (e4m3: saturates at 448)."""
+    x = np.asarray(x, dtype=np.float64)
+    if dtype == "f64":
+        return x
+    if dtype == "f32":
+        with np.errstate(over="ignore"):
+            return x.astype(np.float32).astype(np.float64)
+    if dtype == "bf16":
+        with np.errstate(over="ignore", invalid="ignore"):
+            bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
+            rounded = ((bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+        return np.where(np.isfinite(x), rounded, x).astype(np.float64)
+    if dtype in _SIGNIFICAND:
+        step = np.exp2(np.maximum(np.frexp(np.where(np.isfinite(x), x, 1.0))[1] - 1, _MIN_EXPONENT[dtype]) - (_SIGNIFICAND[dtype] - 1.0))
+        y = np.rint(x / step) * step
+        return np.clip(y, -448.0, 448.0) if dtype == "e4m3" else y
+    raise InputError("unknown dtype to round to", came=dtype, expected=", ".join(_SIGNIFICAND))
+
+
+def ulp(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Distance between neighbours of `dtype` at |x| (float64 array)."""
+    magnitude = np.where(np.isfinite(x), np.abs(np.asarray(x, dtype=np.float64)), 0.0)
+    exponent = np.maximum(np.frexp(np.where(magnitude == 0, np.exp2(_MIN_EXPONENT[dtype]), magnitude))[1] - 1, _MIN_EXPONENT[dtype])
+    return np.exp2(exponent - (_SIGNIFICAND[dtype] - 1.0))
+
+
+class Walked(np.ndarray):
+    """float64 storage whose every ufunc rounds to `dtype`, and whose sums and products add one term at a time in index order."""
+
+    dtype_name: str = "f32"
+
+    def __array_finalize__(self, other: object) -> None:
+        self.dtype_name = getattr(other, "dtype_name", "f32")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        name = next(x.dtype_name for x in (*inputs, *(out or ())) if isinstance(x, Walked))
+        plain = [np.asarray(x) if isinstance(x, Walked) else x for x in inputs]
+        if method == "at":  # np.add.at: already one term at a time, but must round after each
+            target, where = plain[0], plain[1]
+            for flat, position in enumerate(np.asarray(where).ravel()):
+                values = np.asarray(plain[2]).reshape(np.asarray(where).size, -1)[flat].reshape(target.shape[1:])
+                target[position] = round_to(ufunc(target[position], values), name)
+            return None
+        if ufunc is np.matmul and method == "__call__":
+            result = _matmul_walk(plain[0], plain[1], name)
+        elif method == "reduce" and ufunc is np.add:
+            result = _sum_walk(plain[0], name, kwargs.get("axis", 0), kwargs.get("keepdims", False))
+        else:
+            result = getattr(ufunc, method)(*plain, **kwargs)
+        result = _wrap(result, name)
+        if out is not None:
+            np.asarray(out[0])[...] = np.asarray(result)
+            return out[0]
+        return result
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        result = super().__array_function__(func, types, args, kwargs)
+        return result if isinstance(result, (tuple, list)) else _wrap(result, self.dtype_name)
+
+
+def _wrap(x: Any, name: str) -> Any:
+    if isinstance(x, tuple):
+        return tuple(_wrap(y, name) for y in x)
+    x = np.asarray(x)
+    if x.dtype.kind != "f":
+        return x
+    y = round_to(x, name).view(Walked)
+    y.dtype_name = name
+    return y
+
+
+def _sum_walk(x: np.ndarray, name: str, axis: Any, keepdims: bool) -> np.ndarray:
+    if x.dtype.kind != "f":
+        return np.add.reduce(x, axis=axis, keepdims=keepdims)
+    axes = tuple(range(x.ndim)) if axis is None else tuple(a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
+    kept = [n for i, n in enumerate(x.shape) if i not in axes]
+    terms = np.moveaxis(x, axes, range(len(axes))).reshape([-1, *kept])
+    total = np.zeros(kept)
+    for term in terms:
+        total = round_to(total + term, name)
+    return total.reshape([1 if i in axes else n for i, n in enumerate(x.shape)]) if keepdims else total
+
+
+def _matmul_walk(a: np.ndarray, b: np.ndarray, name: str) -> np.ndarray:
+    total: np.ndarray | None = None
+    for k in range(a.shape[-1]):
+        term = round_to(a[..., :, k, None] * b[..., None, k, :], name)
+        total = term if total is None else round_to(total + term, name)
+    return np.zeros((*a.shape[:-1], b.shape[-1])) if total is None else total
+
+
+def walk(oracle: Callable[..., tuple[np.ndarray, ...]], dtype: str, inputs: tuple[np.ndarray, ...], attrs: Any) -> tuple[np.ndarray, ...]:
+    """The oracle's text in precision `dtype`: inputs and every intermediate rounded, sums sequential. Returns float64 arrays."""
+    walked = tuple(_wrap(np.asarray(x, dtype=np.float64), dtype) if np.asarray(x).dtype.kind == "f" else x for x in inputs)
+    with np.errstate(all="ignore"):
+        return tuple(np.asarray(y) for y in oracle(*walked, **attrs))

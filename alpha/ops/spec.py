@@ -1,0 +1,119 @@
+"""OpSpec: what a row of the op table says, and the protocol that vjps write through. Floor 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from alpha.errors import ShapeError
+from alpha.types import Attrs, TensorType
+
+Arrays = tuple[np.ndarray, ...]
+
+
+class ValueLike(Protocol):
+    """What a vjp may read of a graph value."""
+
+    @property
+    def type(self) -> TensorType: ...
+
+
+class NodeLike(Protocol):
+    """What a vjp may read of a node."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def inputs(self) -> Sequence[ValueLike]: ...
+    @property
+    def outputs(self) -> Sequence[ValueLike]: ...
+    @property
+    def attrs(self) -> Attrs: ...
+
+
+class Emit(Protocol):
+    """Writes one node; returns its output, or the tuple of its outputs when the row has several."""
+
+    def __call__(self, op: str, *inputs: ValueLike, **attrs: object) -> object: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One test case of a row. `inputs`: float64 arrays for float operands (already representable in the narrowest dtype tested is not
+    required: the gate rounds them to the kernel's dtype first and gives the oracle the rounded values), int32/int64 arrays for integers.
+    `wrt`: indices of inputs that the gradient gate perturbs (default: every float input that the row does not name undifferentiable).
+    """
+
+    name: str
+    inputs: Arrays
+    attrs: dict[str, object] = field(default_factory=dict)
+    wrt: tuple[int, ...] | None = None
+
+
+Samples = Callable[[np.random.Generator], Iterable[Sample]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpSpec:
+    """One row.
+
+    name            snake_case, the field's standard term
+    inputs          operand names in order; a trailing '?' marks an optional operand (absent ones are simply not passed, last first);
+                    a single name with a leading '*' takes any number
+    outputs         result names in order
+    infer           (input types, attrs) -> output types; raises ShapeError with what came and what was expected
+    oracle          (*float64/integer arrays, **attrs) -> tuple of arrays: dull NumPy, imports nothing from any backend. It is written
+                    with ufuncs, matmul, sum/max/mean, indexing and reshapes only, so that `numerics.walk` can run the same text
+                    sequentially with the type's rounding after each operation: that is the row's `naive`, derived, never rewritten.
+    vjp             (emit, node, cotangents) -> one cotangent (or None) per input; None where the row is not differentiable
+    why_no_vjp      reason when vjp is None (backward rows, integer rows, updates)
+    flops           (input types, attrs) -> executed floating-point operations (multiply-add = 2), the field's convention
+    nbytes          fewest bytes moved; default: each input read once, each output written once
+    samples         shapes with 1, primes, tile size +-1, ragged; contents equal, large, denormal-ish; every attr used at least once
+    exact           samples whose result is exact in f32 (integers for linear ops, one-hot, powers of two), or the reason why none exist
+    bound           (inputs, attrs) -> per-output arrays or floats, in units of the compute type's unit roundoff u, added to the parity
+                    tolerance: for functions that a library may round up to k ulp: k*|result scale|; default 0
+    undifferentiable names of inputs without a gradient (ids, masks, positions)
+    view            true when the output is the input's memory under another shape (reshape): no kernel runs
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    infer: Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]
+    oracle: Callable[..., Arrays]
+    vjp: Callable[[Emit, NodeLike, Sequence[object]], Sequence[object]] | None
+    why_no_vjp: str = ""
+    flops: Callable[[Sequence[TensorType], Attrs], int]
+    nbytes: Callable[[Sequence[TensorType], Attrs], int] | None = None
+    samples: Samples
+    exact: Samples | str
+    bound: Callable[[Arrays, Attrs], Sequence[np.ndarray | float]] | None = None
+    undifferentiable: tuple[str, ...] = ()
+    view: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.vjp is None) == (not self.why_no_vjp):
+            raise ShapeError("a row has either a vjp or a reason why not", came=self.name)
+
+    def min_bytes(self, types: Sequence[TensorType], attrs: Attrs) -> int:
+        """Fewest bytes that must move for one call."""
+        if self.nbytes is not None:
+            return self.nbytes(types, attrs)
+        return sum(t.nbytes for t in types) + sum(t.nbytes for t in self.infer(types, attrs))
+
+
+def expect(condition: bool, op: str, invariant: str, came: object, expected: object) -> None:
+    """Raise a ShapeError that names the op and the invariant unless `condition` holds."""
+    if not condition:
+        raise ShapeError(f"{op}: {invariant}", came=came, expected=expected, do="check the shapes given to this op in the model")
+
+
+def same_dtype(op: str, types: Sequence[TensorType]) -> str:
+    """The common dtype of all float operands; ShapeError if they differ."""
+    dtypes = {t.dtype for t in types if t.is_float}
+    expect(len(dtypes) == 1, op, "float operands share one dtype", sorted(dtypes), "one dtype")
+    return dtypes.pop()
