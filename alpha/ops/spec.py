@@ -76,7 +76,7 @@ class OpSpec:
     exact           samples whose result is exact in f32 (integers for linear ops, one-hot, powers of two), or the reason why none exist
     bound           (inputs, attrs) -> per-output arrays or floats, in units of the compute type's unit roundoff u, added to the parity
                     tolerance: for functions that a library may round up to k ulp: k*|result scale|; default 0
-    undifferentiable names of inputs without a gradient (ids, masks, positions)
+    undifferentiable names of inputs without a gradient (ids, masks, positions) and of outputs that take no cotangent (mean, rstd, lse)
     view            true when the output is the input's memory under another shape (reshape): no kernel runs
     """
 
