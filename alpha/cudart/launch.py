@@ -1,0 +1,135 @@
+"""Loads cubins and launches their kernels. Arguments are built once; a prepared launch is then one driver call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from alpha.cudart import _bindings
+from alpha.cudart.compile import Cubin
+from alpha.cudart.device import Device, stream_handle
+from alpha.cudart.memory import Span
+from alpha.cudart.tensormap import TensorMap
+from alpha.errors import GraphError, ShapeError
+
+Dim3 = tuple[int, int, int]
+
+
+class Kernel:
+    """One kernel of a cubin, loaded into the current context.
+
+    `shared_bytes` is the dynamic shared memory of every launch. GraphError if the cubin has no such kernel; ShapeError if it
+    asks for more shared memory than the device grants.
+    """
+
+    def __init__(self, cubin: Cubin, name: str, *, shared_bytes: int = 0) -> None:
+        if name not in cubin.resources:
+            raise GraphError(f"{cubin.source} has no kernel of this name", came=name, expected=sorted(cubin.resources))
+        limit = Device.open().properties.shared_per_block
+        if shared_bytes + cubin.resources[name].static_shared > limit:
+            raise ShapeError(
+                f"kernel {name} asks for too much shared memory", came=shared_bytes, expected=f"at most {limit} bytes"
+            )
+        driver = _bindings.driver()
+        self.cubin, self.name, self.shared_bytes = cubin, name, shared_bytes
+        self.function = _bindings.check(
+            f"cuModuleGetFunction({name})", driver.cuModuleGetFunction(_module(cubin), name.encode())
+        )
+        if shared_bytes > 48 * 1024:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _bindings.check("cuFuncSetAttribute", driver.cuFuncSetAttribute(self.function, attribute, shared_bytes))
+
+    def prepare(
+        self,
+        grid: Dim3,
+        block: Dim3,
+        arguments: Sequence[Any],
+        *,
+        cluster: Dim3 | None = None,
+        overlap_previous: bool = False,
+    ) -> Launch:
+        """A launch with these arguments. Each is a ctypes scalar or Structure, a NumPy scalar, a Span (its address) or a
+        TensorMap (128 bytes by value); plain Python numbers are refused because their width would be a guess.
+
+        `cluster` is needed only for kernels without a compile-time cluster shape. `overlap_previous` allows programmatic
+        dependent launch.
+        """
+        return Launch(self, grid, block, arguments, cluster, overlap_previous)
+
+
+class Launch:
+    """A kernel with grid, block and arguments; call it with a stream to run it. Reusable, and safe to record into a graph."""
+
+    def __init__(
+        self, kernel: Kernel, grid: Dim3, block: Dim3, arguments: Sequence[Any], cluster: Dim3 | None, overlap_previous: bool
+    ) -> None:
+        if min(*grid, *block) < 1 or block[0] * block[1] * block[2] > 1024 or max(grid[1:]) > 65535:
+            raise ShapeError(
+                f"{kernel.name}: impossible launch", came=f"grid {grid} block {block}", expected="1..1024 threads a block"
+            )
+        self.kernel, self.grid, self.block = kernel, grid, block
+        self._driver = _bindings.driver()
+        self._values = [_value(argument, kernel.name, place) for place, argument in enumerate(arguments)]
+        self._pointers = (ctypes.c_void_p * max(len(self._values), 1))(*(ctypes.addressof(value) for value in self._values))
+        self._address = ctypes.addressof(self._pointers)
+        config = self._driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes = kernel.shared_bytes
+        attributes = []
+        identifiers = self._driver.CUlaunchAttributeID
+        if cluster is not None:
+            shape = self._driver.CUlaunchAttribute()
+            shape.id = identifiers.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = cluster
+            attributes.append(shape)
+        if overlap_previous:
+            serial = self._driver.CUlaunchAttribute()
+            serial.id = identifiers.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            serial.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(serial)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
+        self._config = config
+
+    def __call__(self, stream: Any = None) -> None:
+        """Launches on `stream` (None: the default stream). CudaError if the driver refuses."""
+        self._config.hStream = stream_handle(stream)
+        result = self._driver.cuLaunchKernelEx(self._config, self.kernel.function, self._address, 0)
+        if int(result[0]) != 0:
+            _bindings.check(f"cuLaunchKernelEx({self})", result)
+
+    def __str__(self) -> str:
+        return f"{self.kernel.name} grid {self.grid} block {self.block} shared {self.kernel.shared_bytes}"
+
+
+def _value(argument: Any, kernel: str, place: int) -> Any:
+    """`argument` as a ctypes object that owns its bytes."""
+    if isinstance(argument, Span):
+        return ctypes.c_uint64(argument.address)
+    if isinstance(argument, TensorMap):
+        return argument.buffer
+    if isinstance(argument, np.generic):
+        return (ctypes.c_ubyte * argument.nbytes).from_buffer_copy(argument.tobytes())
+    if isinstance(argument, ctypes._SimpleCData | ctypes.Structure | ctypes.Array):
+        return argument
+    raise ShapeError(
+        f"argument {place} of kernel {kernel} has no fixed width",
+        came=f"{argument!r} ({type(argument).__name__})",
+        expected="a ctypes scalar or Structure, a NumPy scalar, a Span or a TensorMap",
+        do="write np.int32(n) or ctypes.c_uint64(address)",
+    )
+
+
+@functools.cache
+def _loaded(path: str, binary_digest: str) -> Any:
+    with open(path, "rb") as file:
+        return _bindings.check("cuModuleLoadData", _bindings.driver().cuModuleLoadData(file.read()))
+
+
+def _module(cubin: Cubin) -> Any:
+    return _loaded(str(cubin.path), cubin.binary_digest)
