@@ -139,14 +139,15 @@ def stdlib_corpus(root: Path | None = None) -> Corpus:
 
 
 def folder_corpus(root: Path, pattern: str = "**/*.txt") -> Corpus:
-    """The files below `root` that match the glob `pattern` (`**` crosses folders); a file as `root` is a corpus of one document.
+    """The files below `root` that match the glob `pattern` (`**` crosses folders); a file as `root` makes one document.
 
     InputError if `root` does not exist or nothing with text in it matches.
     """
     if root.is_file():
         return corpus_of_files(root.name, root.parent, [root.name])
     if not root.is_dir():
-        raise InputError("the corpus has no such path", came=root, expected="a folder of text files, or one file", do="check the path")
+        raise InputError("the corpus has no such path", came=root, expected="a folder of text files, or one file",
+                         do="check the path")
     return corpus_of_files(f"{root.name}/{pattern}", root,
                            [path.relative_to(root).as_posix() for path in root.glob(pattern) if path.is_file()])
 
@@ -156,9 +157,7 @@ def open_corpus(source: str) -> Corpus:
     if source == "stdlib":
         return stdlib_corpus()
     parts = Path(source).parts
-    fixed = [part for part in parts]
     for i, part in enumerate(parts):
         if any(mark in part for mark in "*?["):
-            fixed = list(parts[:i])
-            return folder_corpus(Path(*fixed), "/".join(parts[i:]))
+            return folder_corpus(Path(*parts[:i]), "/".join(parts[i:]))
     return folder_corpus(Path(source))

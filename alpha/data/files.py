@@ -32,7 +32,7 @@ def disk_error(path: Path, error: OSError) -> MachineError:
         "the disk is full" if full else "the file cannot be written",
         came=f"{path} ({error.strerror})",
         expected="room and permission to write there",
-        do="free some space, then run the same command again; what was saved before is untouched" if full else "check the folder",
+        do="free some space and run again; what was saved before is untouched" if full else "check the folder",
     )
 
 

@@ -50,4 +50,5 @@ def split_by_file(corpus: Corpus, *, fraction: float = 0.05, seed: int = 0) -> S
             expected="at least one file on each side",
             do="take a larger corpus (several files), another fraction or another split seed",
         )
-    return Split(corpus.subset(f"{corpus.name}:train", train), corpus.subset(f"{corpus.name}:validation", validation), fraction, seed)
+    return Split(train=corpus.subset(f"{corpus.name}:train", train),
+                 validation=corpus.subset(f"{corpus.name}:validation", validation), fraction=fraction, seed=seed)

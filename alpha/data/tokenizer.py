@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ END_OF_DOCUMENT = 256
 FIRST_MERGE = 257
 MAX_VOCABULARY = 1 << 16
 
-# Words by name of the pattern: a run of letters (any byte above 127 is one) with at most one sign or blank before it; one to three
-# digits; signs, with the line end and indentation that follow; line ends with indentation; other blanks. Every byte falls into one
-# of the classes, so the words of a text always join to the text. No word is longer than MAX_WORD and none looks behind itself.
+# Words by name of the pattern: a run of letters (any byte above 127 is one) with at most one sign or blank before it; one to
+# three digits; signs, with the line end and indentation that follow; line ends with indentation; other blanks. Every byte falls
+# into one of the classes, so the words of a text join to the text. No word is longer than MAX_WORD, none looks behind itself.
 _HIGH = rb"A-Za-z\x80-\xff"
 _BLANK = rb" \t\n\r\f\v"
 PATTERNS: Mapping[str, bytes] = {
@@ -103,7 +104,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 (hex) of the canonical JSON of `form()`: equal iff the two tokenizers encode and decode alike by construction."""
+        """SHA-256 (hex) of the canonical JSON of `form()`, which decides all of encode and decode."""
         return sha256_hex(_canonical(self.form()))
 
     @cached_property
@@ -117,8 +118,10 @@ class Tokenizer(ABC):
         if array.size == 0:
             return b""
         if array.ndim != 1 or array.dtype.kind not in "iu" or int(array.min()) < 0 or int(array.max()) >= self.vocab_size:
-            raise InputError("these are not token ids", came=f"{array.dtype}{list(array.shape)} from {array.min()} to {array.max()}",
-                             expected=f"integers [n] from 0 to {self.vocab_size - 1}", do="decode with the tokenizer that encoded")
+            raise InputError("these are not token ids",
+                             came=f"{array.dtype}{list(array.shape)} from {array.min()} to {array.max()}",
+                             expected=f"integers [n] from 0 to {self.vocab_size - 1}",
+                             do="decode with the tokenizer that encoded")
         return b"".join(map(self.tokens.__getitem__, array.tolist()))
 
     def save(self, path: Path) -> None:
@@ -148,7 +151,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class _WordIds(dict[bytes, bytes]):
-    """Word -> its ids as little-endian uint16 bytes; a missing word is encoded on demand. Cleared when full, to bound memory."""
+    """Word -> its ids as little-endian uint16 bytes; a missing word is encoded on demand. Emptied when full."""
 
     def __init__(self, encode_word: Callable[[bytes], list[int]]) -> None:
         super().__init__()
@@ -168,7 +171,7 @@ class BPETokenizer(Tokenizer):
     kind = "bpe"
 
     def __init__(self, merges: Sequence[Merge], *, pattern: str = "code-v1", record: Mapping[str, Any] | None = None) -> None:
-        """`record`: how it was trained, as JSON data. InputError for an unknown pattern or a merge of ids that do not exist yet."""
+        """`record`: how it was trained, as JSON data. InputError for an unknown pattern or an impossible merge."""
         if pattern not in PATTERNS:
             raise InputError("unknown word pattern of a tokenizer", came=pattern, expected=", ".join(PATTERNS))
         if FIRST_MERGE + len(merges) > MAX_VOCABULARY:
@@ -181,7 +184,8 @@ class BPETokenizer(Tokenizer):
         tokens = [*(bytes([value]) for value in range(256)), b""]
         for rank, (left, right) in enumerate(self.merges):
             known = FIRST_MERGE + rank
-            if not (0 <= left < known and 0 <= right < known) or END_OF_DOCUMENT in (left, right) or (left, right) in self._rank:
+            possible = 0 <= left < known and 0 <= right < known and END_OF_DOCUMENT not in (left, right)
+            if not possible or (left, right) in self._rank:
                 raise InputError(f"merge {rank} of a tokenizer is impossible", came=(left, right),
                                  expected=f"a new pair of ids below {known}, none of them {END_OF_DOCUMENT}")
             self._rank[left, right] = rank
@@ -213,7 +217,7 @@ class BPETokenizer(Tokenizer):
         """Ids of one word: apply the earliest merge that fits, at all its places from the left, until none fits."""
         ids, rank, none = list(word), self._rank, len(self._rank)
         while len(ids) > 1:
-            best = min(rank.get(pair, none) for pair in zip(ids, ids[1:]))
+            best = min(rank.get(pair, none) for pair in pairwise(ids))
             if best == none:
                 break
             ids = _merged(ids, self.merges[best], FIRST_MERGE + best)
@@ -240,8 +244,8 @@ class BPETokenizer(Tokenizer):
                 table.update(words)
         merges = learn_merges({word: n for word, n in table.items() if n >= min_word_count}, vocab_size - FIRST_MERGE)
         if len(merges) < vocab_size - FIRST_MERGE:
-            raise InputError("the text is too small for this vocabulary", came=f"vocab_size {vocab_size} from {total} bytes of text",
-                             expected=f"at most {FIRST_MERGE + len(merges)}", do="lower the vocabulary or give more text")
+            raise InputError("the text is too small for this vocabulary",
+                             came=f"vocab_size {vocab_size} from {total} bytes of text", expected=f"at most {FIRST_MERGE + len(merges)}", do="lower the vocabulary or give more text")
         trained = {"documents": documents, "bytes": total, "min_word_count": min_word_count, "distinct_words": len(table)}
         return cls(merges, pattern=pattern, record={**(record or {}), **trained})
 
@@ -264,15 +268,15 @@ def _merged(ids: Sequence[int], pair: Merge, new: int) -> list[int]:
 def learn_merges(table: Mapping[bytes, int], wanted: int) -> list[Merge]:
     """The first `wanted` merges (fewer if no pair is left) for a table word -> how often it occurs.
 
-    Pair counts are kept up to date from the words that a merge changed. The heap may hold outdated counts of a pair; the current
-    one is always among them, so an entry that disagrees with `counts` is skipped.
+    Pair counts are kept up to date from the words that a merge changed. The heap may hold outdated counts of a pair; the
+    current one is always among them, so an entry that disagrees with `counts` is skipped.
     """
     words = [list(word) for word in table]
     times = list(table.values())
     counts: dict[Merge, int] = {}
     where: dict[Merge, set[int]] = {}
     for index, ids in enumerate(words):
-        for pair in zip(ids, ids[1:]):
+        for pair in pairwise(ids):
             counts[pair] = counts.get(pair, 0) + times[index]
             where.setdefault(pair, set()).add(index)
     heap = [(-count, pair) for pair, count in counts.items()]
@@ -288,10 +292,10 @@ def learn_merges(table: Mapping[bytes, int], wanted: int) -> list[Merge]:
         for index in where.pop(best):
             old = words[index]
             words[index] = ids = _merged(old, best, new)
-            for pair in zip(old, old[1:]):
+            for pair in pairwise(old):
                 counts[pair] -= times[index]
                 changed.add(pair)
-            for pair in zip(ids, ids[1:]):
+            for pair in pairwise(ids):
                 counts[pair] = counts.get(pair, 0) + times[index]
                 where.setdefault(pair, set()).add(index)
                 changed.add(pair)
@@ -308,8 +312,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     raw = read_file(path, "the tokenizer file")
 
     def corrupt(why: str, came: object) -> CorruptError:
-        return CorruptError(f"the tokenizer file is damaged: {why}", came=f"{path}: {came}", expected="the file as it was saved",
-                            do="restore it, or train the tokenizer again (the same corpus gives the same tokenizer)")
+        return CorruptError(f"the tokenizer file is damaged: {why}", came=f"{path}: {came}",
+                            expected="the file as it was saved", do="restore it, or train the tokenizer again (the same corpus gives the same tokenizer)")
 
     try:
         content = json.loads(raw)
@@ -336,5 +340,6 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise corrupt("a field is missing or has the wrong type", repr(error)) from error
     if tokenizer.form() != form:
         raise InputError("the tokenizer file was made with other word rules", came=f"{path}: pattern {form.get('pattern')}",
-                         expected="the pattern of that name in this release", do="use the release that wrote it, or train again")
+                         expected="the pattern of that name in this release",
+                         do="use the release that wrote it, or train again")
     return tokenizer
