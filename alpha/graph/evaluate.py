@@ -1,0 +1,37 @@
+"""Evaluate a graph with the rows' oracles in float64: the reference that passes, plans and whole models are compared with. Floor 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from alpha.errors import NonFiniteError
+from alpha.graph.ir import Graph, Value
+from alpha.ops.table import row
+
+
+def evaluate(graph: Graph, inputs: Mapping[str, np.ndarray], states: Mapping[str, np.ndarray],
+             *, stop_at_nonfinite: bool = False) -> tuple[dict[str, np.ndarray], dict[tuple[str, int], np.ndarray]]:
+    """Run every node through its oracle.
+
+    `inputs`: by name; floats are taken as float64. `states`: flat arrays by kind. Returns (outputs by name, updates by box); states
+    are not written. With `stop_at_nonfinite`, NonFiniteError names the first node, op and model line that made a NaN or infinity.
+    """
+    env: dict[Value, np.ndarray] = {}
+    for name, v in graph.inputs.items():
+        env[v] = _cast(np.asarray(inputs[name]).reshape(v.type.shape))
+    for (kind, offset, shape), v in graph.states.items():
+        env[v] = _cast(np.asarray(states[kind])[offset : offset + v.type.size].reshape(shape))
+    for node in graph.nodes:
+        results = row(node.op).oracle(*(env[v] for v in node.inputs), **node.attrs)
+        for v, x in zip(node.outputs, results, strict=True):
+            x = np.asarray(x)
+            env[v] = x.reshape(v.type.shape)
+            if stop_at_nonfinite and x.dtype.kind == "f" and not np.isfinite(x).all():
+                raise NonFiniteError(f"{node.op} made a non-finite value in {node.layer or 'no layer'} at {node.source}", came=repr(node))
+    return {k: env[v] for k, v in graph.outputs.items()}, {k: env[v] for k, v in graph.updates.items()}
+
+
+def _cast(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64) if x.dtype.kind == "f" else x

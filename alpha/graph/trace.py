@@ -1,0 +1,126 @@
+"""Trace: run a plain model function once and keep what it called. Floor 2.
+
+A model is a function of a Tracer: `def gpt(t, config) -> dict of outputs`. It calls op rows by name (`t.matmul(x, w, trans_b=True)`),
+declares parameters (`t.param(...)`) inside units (`with t.unit("block.0"):`), and reads inputs (`t.input("tokens", (B, T), "i32")`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alpha.errors import GraphError, ShapeError
+from alpha.graph.ir import Graph, Node, Value
+from alpha.graph.state import Init, StateLayout, TensorSpec
+from alpha.ops.table import row
+from alpha.types import TensorType
+
+_HERE = str(Path(__file__).parent)
+_OPS = str(Path(__file__).parent.parent / "ops")
+
+
+class Tracer:
+    """Builds one Graph. It is an `Emit`: `t("matmul", a, b, trans_b=True)` and `t.matmul(a, b, trans_b=True)` are the same."""
+
+    def __init__(self, name: str, layout: StateLayout | None = None, graph: Graph | None = None) -> None:
+        self.graph = graph or Graph(name)
+        self.tensors: dict[str, TensorSpec] = {}
+        self._layout = layout
+        self._unit = ""
+        self.layer, self.phase, self.source = "", "forward", ""
+
+    # -- nodes -----------------------------------------------------------------------------------------------------------------
+
+    def __call__(self, op: str, *inputs: Any, **attrs: Any) -> Any:
+        """Append one node; returns its output, or the tuple of outputs if there are several. ShapeError from the row's shape rule."""
+        spec = row(op)
+        where = self.source or _model_line()
+        for v in inputs:
+            if not isinstance(v, Value):
+                raise ShapeError(f"{op} at {where}: operands are values of this trace", came=repr(v)[:80],
+                                 expected="a value that the tracer returned", do="pass numbers as attributes")
+        try:
+            types = spec.infer([v.type for v in inputs], attrs)
+        except KeyError as missing:
+            raise ShapeError(f"{op} at {where}: a required attribute is missing", came=sorted(attrs), expected=str(missing)) from None
+        except ShapeError as error:
+            raise ShapeError(f"{error.what} (at {where}, layer {self.layer or 'none'})", came=error.came, expected=error.expected,
+                             do=error.do) from None
+        node = Node(op, inputs, attrs, layer=self.layer, phase=self.phase, source=where)
+        count = len(self.graph.nodes)
+        node.outputs = tuple(Value(t, f"{op}.{count}" + (f".{i}" if len(types) > 1 else ""), "node", None, node, i)
+                             for i, t in enumerate(types))
+        self.graph.nodes.append(node)
+        return node.outputs if len(node.outputs) > 1 or op == "split" else node.outputs[0]
+
+    def __getattr__(self, op: str) -> Any:
+        if op.startswith("_"):
+            raise AttributeError(op)
+        row(op)
+        return lambda *inputs, **attrs: self(op, *inputs, **attrs)
+
+    @contextmanager
+    def unit(self, name: str) -> Iterator[None]:
+        """Everything inside belongs to this unit of state and to the layer of this name."""
+        before = self._unit, self.layer
+        self._unit = self.layer = name
+        try:
+            yield
+        finally:
+            self._unit, self.layer = before
+
+    # -- leaves ----------------------------------------------------------------------------------------------------------------
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: str) -> Value:
+        """A tensor that the host hands in on each call."""
+        if name in self.graph.inputs:
+            raise GraphError("two inputs share a name", came=name)
+        value = self.graph.inputs[name] = Value(TensorType(tuple(shape), dtype), name, "input")
+        return value
+
+    def param(self, name: str, shape: tuple[int, ...], init: Init, *, decay: bool = False, lr_scale: float = 1.0) -> Value:
+        """A parameter `<unit>.<name>`, float32. The same name again (a tied weight) returns the same value; shapes must agree."""
+        full = f"{self._unit}.{name}" if self._unit else name
+        spec = TensorSpec(full, tuple(shape), self._unit or "root", init, decay, lr_scale)
+        known = self.tensors.setdefault(full, spec)
+        if known != spec:
+            raise ShapeError("a parameter is declared twice, differently", came=spec, expected=known)
+        offset = self._layout.offsets[full] if self._layout else len(self.tensors) - 1
+        return self.state("param", offset, spec.shape, "f32", full) if self._layout else self._placeholder(full, spec)
+
+    def _placeholder(self, full: str, spec: TensorSpec) -> Value:
+        key = ("param:" + full, 0, spec.shape)
+        if key not in self.graph.states:
+            self.graph.states[key] = Value(TensorType(spec.shape, "f32"), full, "state", (key[0], 0))
+        return self.graph.states[key]
+
+    def state(self, kind: str, offset: int, shape: tuple[int, ...], dtype: str, name: str = "") -> Value:
+        """A box of the flat state array `kind`, starting at element `offset`; the same box again returns the same value."""
+        key = (kind, offset, tuple(shape))
+        if key not in self.graph.states:
+            self.graph.states[key] = Value(TensorType(tuple(shape), dtype), name or f"{kind}+{offset}", "state", (kind, offset))
+        return self.graph.states[key]
+
+    # -- results ---------------------------------------------------------------------------------------------------------------
+
+    def output(self, name: str, value: Value) -> None:
+        """Name a result that the host may read."""
+        self.graph.outputs[name] = value
+
+    def update(self, target: Value, value: Value) -> None:
+        """Let the state box `target` take `value` when the graph has run; types must agree; once per box."""
+        if target.state is None or target.type != value.type:
+            raise GraphError("an update needs a state box of the value's type", came=f"{target} <- {value}")
+        if target.state in self.graph.updates:
+            raise GraphError("a state box is updated twice", came=target)
+        self.graph.updates[target.state] = value
+
+
+def _model_line() -> str:
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith((_HERE, _OPS)):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "?"
