@@ -1,0 +1,416 @@
+// Flash attention backward, Hopper. bf16 in and out, fp32 accumulation, deterministic without atomics.
+//
+// Three launches: prepare (rowsum(dO * O), log-sum-exp in base 2), dq (a tile of query rows walks the keys), dkdv (a tile of key
+// rows walks the queries, over all query heads of its group). The logits and dP are computed twice, 7 products instead of 5;
+// in exchange both passes keep P and dS in registers, never write fp32 gradients to memory, need no order between blocks, and
+// dK, dV of grouped heads are summed in registers.
+//
+// One CTA walks tiles. Warpgroup 0 is the producer (one thread issues all copies, 24 or 32 registers); warpgroups 1..W are
+// consumers with 64 rows each (240 registers for W = 2, 160 for W = 3).
+//   variant              tile          stages       shared memory                                accumulators per thread
+//   dq   d128 w2 n96     128 q x 96 k  3 K, 3 V     Q 32K + dO 32K + K 72K + V 72K = 208K        S 48, dP 48, dQ 64, dS 24
+//   dq   d128 w2 n128    128 q x 128 k 2 K, 2 V     Q 32K + dO 32K + K 64K + V 64K = 192K        64, 64, 64, 32
+//   dq   d64  w2 n128    128 q x 128 k 4 K, 4 V     Q 16K + dO 16K + K 64K + V 64K = 160K        64, 64, 32, 32
+//   dq   d64  w3 n80     192 q x 80 k  4 K, 4 V     Q 24K + dO 24K + K 40K + V 40K = 128K        40, 40, 32, 20
+//   dkdv d128 w2 n64     128 k x 64 q  2 KV, 2 QdO  K, V 128K + Q 32K + dO 32K = 192K            S 32, dP 32, dK 64, dV 64, P 16, dS 16
+//   dkdv d64  w2 n64     128 k x 64 q  2 KV, 4 QdO  K, V 64K + Q 32K + dO 32K = 128K             32, 32, 32, 32, 16, 16
+//   dkdv d64  w2 n96     128 k x 96 q  2 KV, 4 QdO  K, V 64K + Q 48K + dO 48K = 160K             48, 48, 32, 32, 24, 24
+//
+// dq, per key block: S = Q K^T and dP = dO V^T are issued together, behind the dQ product of the block before; P = exp2(S - lse)
+// runs under dP; dS = P (dP - delta) is packed and is the register operand of dQ += dS K.
+// dkdv, per query block: S^T = K Q^T and dP^T = V dO^T are issued together, behind the dK product of the block before; P^T is
+// packed and dV += P^T dO issued; dS^T is made under it; dK += dS^T Q.
+//
+// Barriers, and why each is enough (dq | dkdv):
+//   row_full[w] | kv_full[s]     copy engine -> consumers: the rows that stay (Q and dO | K and V).
+//   row_empty[w] | kv_empty[s]   one thread per consumer warpgroup -> producer, after its output copy has finished reading them
+//                                (dQ is staged over Q | dK over K, dV over V).
+//   a_full[s], b_full[s]         copy engine -> consumers: the blocks that pass (K, V | Q with lse2, dO with delta).
+//   a_empty[s], b_empty[s]       one lane per consumer warp (4 W arrivals), after the wait that retires the last product reading the
+//                                block; in dkdv a_empty covers both, since the last reader of Q comes after that of dO. lse2 and
+//                                delta are read by ordinary loads before that wait, and __syncwarp orders the other lanes' reads.
+//   named 8+w                    the 128 threads of consumer w: products on the rows retired before they are overwritten; outputs in
+//                                shared memory, fenced for the copy engine by their writers, before one thread issues the store.
+// Each output element is summed by one thread in a fixed order; no block talks to another.
+#include "parts.cuh"
+
+namespace attn {
+
+// ---------------------------------------------------------------- prepare
+
+// One row per D/8 lanes. Strides in elements: batch, position, head.
+struct Strides { long b, s, h; };
+
+template <int D>
+__device__ __forceinline__ void prepare(const uint16_t* o, Strides so, const uint16_t* g, Strides sg, const Params& p) {
+    constexpr int LANES = D / 8;
+    const int row = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES, part = threadIdx.x % LANES;
+    const int h = blockIdx.y, b = blockIdx.z;
+    float sum = 0.f;
+    if (row < p.Sq) {
+        const uint4 x = *reinterpret_cast<const uint4*>(o + b * so.b + row * so.s + h * so.h + part * 8);
+        const uint4 y = *reinterpret_cast<const uint4*>(g + b * sg.b + row * sg.s + h * sg.h + part * 8);
+        const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            sum = fmaf(bf16_low(xs[i]), bf16_low(ys[i]), sum);
+            sum = fmaf(bf16_high(xs[i]), bf16_high(ys[i]), sum);
+        }
+    }
+#pragma unroll
+    for (int i = LANES / 2; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    if (part == 0 && row < p.Spad) {
+        const long head = (long)b * p.H + h;
+        float lse2 = infinity();
+        if (row < p.Sq) {
+            lse2 = p.lse[head * p.Sq + row] * kLog2e;
+            if (lse2 == -infinity()) lse2 = infinity();  // no key is visible: every P becomes 0
+        }
+        p.lse2[head * p.Spad + row] = lse2;
+        p.delta[head * p.Spad + row] = sum;
+    }
+}
+
+// ---------------------------------------------------------------- dQ
+
+template <int D, int W, int BN, int STAGES>
+struct DqShared {
+    static constexpr int Q = 64 * D * 2, K = BN * D * 2;
+    uint8_t q[W][Q], g[W][Q], k[STAGES][K], v[STAGES][K];
+    mbarrier_t row_full[W], row_empty[W], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+};
+
+template <int D, int W, int BN, int STAGES>
+__device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap* map_k, const TensorMap* map_v, const TensorMap* map_g,
+                                        const TensorMap* map_dq, const Params& p) {
+    using Shared = DqShared<D, W, BN, STAGES>;
+    extern __shared__ uint8_t raw[];
+    Shared& sh = *reinterpret_cast<Shared*>(raw + ((1024 - (smem_address(raw) & 1023)) & 1023));
+    const int wg = warp_index() / 4;
+
+    if (threadIdx.x == 0) {
+        for (int w = 0; w < W; ++w) {
+            mbarrier_init(&sh.row_full[w], 1);
+            mbarrier_init(&sh.row_empty[w], 1);
+        }
+        for (int s = 0; s < STAGES; ++s) {
+            mbarrier_init(&sh.k_full[s], 1);
+            mbarrier_init(&sh.v_full[s], 1);
+            mbarrier_init(&sh.k_empty[s], 4 * W);
+            mbarrier_init(&sh.v_empty[s], 4 * W);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+
+    const int nblocks = (p.Sq + 64 * W - 1) / (64 * W), nheads = p.B * p.H, tiles = nblocks * nheads;
+    const bool reversed = p.right < kUnbounded;
+
+    if (wg == 0) {
+        registers_decrease<(W == 3 ? 32 : 24)>();
+        if (threadIdx.x == 0) {
+            tma_prefetch_map(map_q);
+            tma_prefetch_map(map_k);
+            tma_prefetch_map(map_v);
+            tma_prefetch_map(map_g);
+            RingState<STAGES> ks(1), vs(1);
+            uint32_t rp = 1;
+            for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+                const Tile tile = tile_at(t, nblocks, nheads, p.section, reversed);
+                const int b = tile.head / p.H, h = tile.head - b * p.H, hk = h / (p.H / p.Hkv), m0 = tile.block * 64 * W;
+                const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
+                for (int j = n.end - 1, first = 1; j >= n.begin || first; --j, first = 0) {
+                    if (j >= n.begin) {
+                        wait(&sh.k_empty[ks.slot], ks.parity);
+                        mbarrier_arrive_expect(&sh.k_full[ks.slot], Shared::K);
+                        load_rows<BN, D>(sh.k[ks.slot], map_k, &sh.k_full[ks.slot], j * BN, hk, b);
+                        ks.advance();
+                    }
+                    if (first) {
+                        for (int w = 0; w < W; ++w) {
+                            wait(&sh.row_empty[w], rp);
+                            mbarrier_arrive_expect(&sh.row_full[w], 2 * Shared::Q);
+                            load_rows<64, D>(sh.q[w], map_q, &sh.row_full[w], m0 + 64 * w, h, b);
+                            load_rows<64, D>(sh.g[w], map_g, &sh.row_full[w], m0 + 64 * w, h, b);
+                        }
+                        rp ^= 1;
+                    }
+                    if (j >= n.begin) {
+                        wait(&sh.v_empty[vs.slot], vs.parity);
+                        mbarrier_arrive_expect(&sh.v_full[vs.slot], Shared::K);
+                        load_rows<BN, D>(sh.v[vs.slot], map_v, &sh.v_full[vs.slot], j * BN, hk, b);
+                        vs.advance();
+                    }
+                }
+            }
+        }
+    } else {
+        registers_increase<(W == 3 ? 160 : 240)>();
+        const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        const float c = p.scale * kLog2e;
+        uint8_t *q = sh.q[w], *g = sh.g[w];
+        RingState<STAGES> ks(0), vs(0);
+        uint32_t rp = 0;
+
+        for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+            const Tile tile = tile_at(t, nblocks, nheads, p.section, reversed);
+            const int b = tile.head / p.H, h = tile.head - b * p.H, m0 = tile.block * 64 * W;
+            const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
+            const int row = m0 + 64 * w + 16 * warp + lane / 4;
+            const Span span0 = keys_of(p, b, row), span1 = keys_of(p, b, row + 8);
+            const long at = (long)tile.head * p.Spad + row;
+            const bool in0 = row < p.Sq, in1 = row + 8 < p.Sq;
+            const float lse0 = in0 ? p.lse2[at] : infinity(), lse1 = in1 ? p.lse2[at + 8] : infinity();
+            const float delta0 = in0 ? p.delta[at] : 0.f, delta1 = in1 ? p.delta[at + 8] : 0.f;
+
+            float dq[D / 2], s[BN / 2] = {}, dp[BN / 2] = {};
+            Fragment<BN> ds;
+            uint32_t held = 0;  // ring slot of the block whose dQ product is running
+            wait(&sh.row_full[w], rp);
+            rp ^= 1;
+            int keep = 0;
+            for (int j = n.end - 1; j >= n.begin; --j) {
+                wait(&sh.k_full[ks.slot], ks.parity);
+                wgmma_fence();
+                mma_abt<BN, D>(s, q, sh.k[ks.slot]);
+                wgmma_commit();
+                wait(&sh.v_full[vs.slot], vs.parity);
+                mma_abt<BN, D>(dp, g, sh.v[vs.slot]);
+                wgmma_commit();
+                if (keep) {
+                    wgmma_wait<2>();
+                    if (lane == 0) mbarrier_arrive(&sh.k_empty[held]);
+                }
+                wgmma_wait<1>();
+                pin_registers(s);
+                if (j >= n.clear_hi || j < n.clear_lo) mask<BN>(s, j * BN, span0, span1);
+#pragma unroll
+                for (int i = 0; i < BN / 2; ++i) s[i] = exp2_fast(fmaf(s[i], c, i / 2 % 2 ? -lse1 : -lse0));
+                wgmma_wait<0>();
+                pin_registers(dp);
+                pin_fragment<BN>(ds);
+                if (lane == 0) mbarrier_arrive(&sh.v_empty[vs.slot]);
+                vs.advance();
+#pragma unroll
+                for (int i = 0; i < BN / 2; ++i) s[i] *= dp[i] - (i / 2 % 2 ? delta1 : delta0);
+                to_bf16<BN>(ds, s);
+                wgmma_fence();
+                mma_pb<D, BN>(dq, ds, sh.k[ks.slot], keep);
+                wgmma_commit();
+                held = ks.slot;
+                ks.advance();
+                keep = 1;
+            }
+            if (keep) {
+                wgmma_wait<0>();
+                pin_registers(dq);
+                if (lane == 0) mbarrier_arrive(&sh.k_empty[held]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < D / 2; ++i) dq[i] = 0.f;
+            }
+            named_barrier_sync(8 + w, 128);
+            stage<D>(q, dq, p.scale, p.scale);
+            fence_async_shared();
+            named_barrier_sync(8 + w, 128);
+            if (threadIdx.x % 128 == 0) {
+                store_rows<D>(map_dq, q, m0 + 64 * w, h, b);
+                tma_store_commit();
+                tma_store_wait_read<0>();
+                mbarrier_arrive(&sh.row_empty[w]);
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------- dK, dV
+
+template <int D, int W, int BQ, int KVS, int STAGES>
+struct DkvShared {
+    static constexpr int K = 64 * D * 2, Q = BQ * D * 2;
+    uint8_t k[KVS][W][K], v[KVS][W][K], q[STAGES][Q], g[STAGES][Q];
+    alignas(128) float lse2[STAGES][BQ];
+    alignas(128) float delta[STAGES][BQ];
+    mbarrier_t kv_full[KVS], kv_empty[KVS], q_full[STAGES], g_full[STAGES], empty[STAGES];
+};
+
+template <int D, int W, int BQ, int KVS, int STAGES>
+__device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap* map_k, const TensorMap* map_v, const TensorMap* map_g,
+                                         const TensorMap* map_dk, const TensorMap* map_dv, const Params& p) {
+    using Shared = DkvShared<D, W, BQ, KVS, STAGES>;
+    extern __shared__ uint8_t raw[];
+    Shared& sh = *reinterpret_cast<Shared*>(raw + ((1024 - (smem_address(raw) & 1023)) & 1023));
+    const int wg = warp_index() / 4;
+
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < KVS; ++s) {
+            mbarrier_init(&sh.kv_full[s], 1);
+            mbarrier_init(&sh.kv_empty[s], W);
+        }
+        for (int s = 0; s < STAGES; ++s) {
+            mbarrier_init(&sh.q_full[s], 1);
+            mbarrier_init(&sh.g_full[s], 1);
+            mbarrier_init(&sh.empty[s], 4 * W);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+
+    const int nblocks = (p.Sk + 64 * W - 1) / (64 * W), nheads = p.B * p.Hkv, tiles = nblocks * nheads, group = p.H / p.Hkv;
+
+    if (wg == 0) {
+        registers_decrease<(W == 3 ? 32 : 24)>();
+        if (threadIdx.x == 0) {
+            tma_prefetch_map(map_q);
+            tma_prefetch_map(map_k);
+            tma_prefetch_map(map_v);
+            tma_prefetch_map(map_g);
+            RingState<STAGES> qs(1);
+            RingState<KVS> kv(1);
+            for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+                const Tile tile = tile_at(t, nblocks, nheads, p.section, false);
+                const int b = tile.head / p.Hkv, hk = tile.head - b * p.Hkv, n0 = tile.block * 64 * W;
+                const Blocks m = blocks<BQ>(queries_of(p, b, n0), queries_of(p, b, n0 + 64 * W - 1));
+                wait(&sh.kv_empty[kv.slot], kv.parity);
+                mbarrier_arrive_expect(&sh.kv_full[kv.slot], 2 * W * Shared::K);
+                for (int w = 0; w < W; ++w) {
+                    load_rows<64, D>(sh.k[kv.slot][w], map_k, &sh.kv_full[kv.slot], n0 + 64 * w, hk, b);
+                    load_rows<64, D>(sh.v[kv.slot][w], map_v, &sh.kv_full[kv.slot], n0 + 64 * w, hk, b);
+                }
+                kv.advance();
+                for (int h = hk * group; h < (hk + 1) * group; ++h)
+                    for (int i = m.begin; i < m.end; ++i) {
+                        const long at = ((long)b * p.H + h) * p.Spad + i * BQ;
+                        wait(&sh.empty[qs.slot], qs.parity);
+                        mbarrier_arrive_expect(&sh.q_full[qs.slot], Shared::Q + BQ * 4);
+                        load_rows<BQ, D>(sh.q[qs.slot], map_q, &sh.q_full[qs.slot], i * BQ, h, b);
+                        bulk_load(sh.lse2[qs.slot], p.lse2 + at, BQ * 4, &sh.q_full[qs.slot]);
+                        mbarrier_arrive_expect(&sh.g_full[qs.slot], Shared::Q + BQ * 4);
+                        load_rows<BQ, D>(sh.g[qs.slot], map_g, &sh.g_full[qs.slot], i * BQ, h, b);
+                        bulk_load(sh.delta[qs.slot], p.delta + at, BQ * 4, &sh.g_full[qs.slot]);
+                        qs.advance();
+                    }
+            }
+        }
+    } else {
+        registers_increase<(W == 3 ? 160 : 240)>();
+        const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        const float c = p.scale * kLog2e;
+        RingState<STAGES> qs(0);
+        RingState<KVS> kv(0);
+
+        for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+            const Tile tile = tile_at(t, nblocks, nheads, p.section, false);
+            const int b = tile.head / p.Hkv, hk = tile.head - b * p.Hkv, n0 = tile.block * 64 * W;
+            const Blocks m = blocks<BQ>(queries_of(p, b, n0), queries_of(p, b, n0 + 64 * W - 1));
+            const int row = n0 + 64 * w + 16 * warp + lane / 4;
+            const Span span0 = queries_of(p, b, row), span1 = queries_of(p, b, row + 8);
+            uint8_t *k = sh.k[kv.slot][w], *v = sh.v[kv.slot][w];
+
+            float dk[D / 2], dv[D / 2], s[BQ / 2] = {}, dp[BQ / 2] = {};
+            Fragment<BQ> pr, ds;
+            uint32_t held = 0;
+            wait(&sh.kv_full[kv.slot], kv.parity);
+            int keep = 0;
+            for (int g = 0; g < group; ++g)
+                for (int i = m.begin; i < m.end; ++i) {
+                    wait(&sh.q_full[qs.slot], qs.parity);
+                    wgmma_fence();
+                    mma_abt<BQ, D>(s, k, sh.q[qs.slot]);
+                    wgmma_commit();
+                    wait(&sh.g_full[qs.slot], qs.parity);
+                    mma_abt<BQ, D>(dp, v, sh.g[qs.slot]);
+                    wgmma_commit();
+                    if (keep) {
+                        wgmma_wait<2>();
+                        if (lane == 0) mbarrier_arrive(&sh.empty[held]);
+                    }
+                    const float2* lse2 = reinterpret_cast<const float2*>(sh.lse2[qs.slot]) + lane % 4;
+                    const float2* delta = reinterpret_cast<const float2*>(sh.delta[qs.slot]) + lane % 4;
+                    wgmma_wait<1>();
+                    pin_registers(s);
+                    if (i >= m.clear_hi || i < m.clear_lo) mask<BQ>(s, i * BQ, span0, span1);
+#pragma unroll
+                    for (int j = 0; j < BQ / 8; ++j) {
+                        const float2 l = lse2[4 * j];
+                        s[4 * j] = exp2_fast(fmaf(s[4 * j], c, -l.x));
+                        s[4 * j + 1] = exp2_fast(fmaf(s[4 * j + 1], c, -l.y));
+                        s[4 * j + 2] = exp2_fast(fmaf(s[4 * j + 2], c, -l.x));
+                        s[4 * j + 3] = exp2_fast(fmaf(s[4 * j + 3], c, -l.y));
+                    }
+                    to_bf16<BQ>(pr, s);
+                    wgmma_fence();
+                    mma_pb<D, BQ>(dv, pr, sh.g[qs.slot], keep);
+                    wgmma_commit();
+                    wgmma_wait<1>();
+                    pin_registers(dp);
+#pragma unroll
+                    for (int j = 0; j < BQ / 8; ++j) {
+                        const float2 d = delta[4 * j];
+                        s[4 * j] *= dp[4 * j] - d.x;
+                        s[4 * j + 1] *= dp[4 * j + 1] - d.y;
+                        s[4 * j + 2] *= dp[4 * j + 2] - d.x;
+                        s[4 * j + 3] *= dp[4 * j + 3] - d.y;
+                    }
+                    to_bf16<BQ>(ds, s);
+                    __syncwarp();
+                    wgmma_fence();
+                    mma_pb<D, BQ>(dk, ds, sh.q[qs.slot], keep);
+                    wgmma_commit();
+                    held = qs.slot;
+                    qs.advance();
+                    keep = 1;
+                }
+            if (keep) {
+                wgmma_wait<0>();
+                pin_registers(dk);
+                pin_registers(dv);
+                if (lane == 0) mbarrier_arrive(&sh.empty[held]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0.f;
+            }
+            named_barrier_sync(8 + w, 128);
+            stage<D>(v, dv, 1.f, 1.f);
+            stage<D>(k, dk, p.scale, p.scale);
+            fence_async_shared();
+            named_barrier_sync(8 + w, 128);
+            if (threadIdx.x % 128 == 0) {
+                store_rows<D>(map_dv, v, n0 + 64 * w, hk, b);
+                store_rows<D>(map_dk, k, n0 + 64 * w, hk, b);
+                tma_store_commit();
+                tma_store_wait_read<0>();
+                mbarrier_arrive(&sh.kv_empty[kv.slot]);
+            }
+            kv.advance();
+        }
+    }
+}
+
+}  // namespace attn
+
+#define MAP(name) const __grid_constant__ ptx::TensorMap name
+#define PREPARE(D)                                                                                                         \
+    extern "C" __global__ __launch_bounds__(256) void attn_bwd_prepare_d##D(                                               \
+        const uint16_t* o, attn::Strides so, const uint16_t* g, attn::Strides sg, const __grid_constant__ attn::Params p) {  \
+        attn::prepare<D>(o, so, g, sg, p);                                                                                  \
+    }
+#define DQ(D, W, BN, STAGES)                                                                                               \
+    extern "C" __global__ __launch_bounds__(128 * (W + 1), 1) void attn_bwd_dq_d##D##_w##W##_n##BN(                         \
+        MAP(q), MAP(k), MAP(v), MAP(g), MAP(dq), const __grid_constant__ attn::Params p) {                                   \
+        attn::dq_pass<D, W, BN, STAGES>(&q, &k, &v, &g, &dq, p);                                                            \
+    }
+#define DKV(D, W, BQ, KVS, STAGES)                                                                                         \
+    extern "C" __global__ __launch_bounds__(128 * (W + 1), 1) void attn_bwd_dkv_d##D##_w##W##_n##BQ(                        \
+        MAP(q), MAP(k), MAP(v), MAP(g), MAP(dk), MAP(dv), const __grid_constant__ attn::Params p) {                          \
+        attn::dkv_pass<D, W, BQ, KVS, STAGES>(&q, &k, &v, &g, &dk, &dv, p);                                                 \
+    }
+PREPARE(128)
+PREPARE(64)
+DQ(128, 2, 96, 3)
+DQ(128, 2, 128, 2)
+DQ(64, 2, 128, 4)
+DQ(64, 3, 80, 4)
+DKV(128, 2, 64, 2, 2)
+DKV(64, 2, 64, 2, 4)
+DKV(64, 2, 96, 2, 4)

@@ -1,0 +1,264 @@
+// Flash attention forward, Hopper. bf16 in and out, fp32 accumulation, log-sum-exp saved.
+//
+// One CTA walks tiles of W*64 query rows. Warpgroup 0 is the producer (one thread issues all copies, 24 or 32 registers);
+// warpgroups 1..W are consumers, 64 query rows each (240 registers for W = 2, 160 for W = 3).
+//   variant        tile (q x k)  K/V stages  shared memory                        accumulators per thread (S + O + P)
+//   d128 w2 n128   128 x 128     2           Q 32K + K 64K + V 64K = 160K         64 + 64 + 32
+//   d128 w2 n176   128 x 176     2           Q 32K + K 88K + V 88K = 208K         88 + 64 + 44
+//   d64  w2 n128   128 x 128     4           Q 16K + K 64K + V 64K = 144K         64 + 32 + 32
+//   d64  w3 n128   192 x 128     4           Q 24K + K 64K + V 64K = 152K         64 + 32 + 32
+//
+// Per key block a consumer issues S(n) = Q K(n)^T and O += P(n-1) V(n-1), works on the softmax of S(n) while the second product
+// runs, then rescales O. P stays in registers. Consumers take turns at issuing (named barriers 1..W), so that one's softmax
+// runs under another's products.
+//
+// Barriers, and why each is enough:
+//   q_full[w]    copy engine -> consumer w: bytes of its 64 rows. One phase per tile.
+//   q_empty[w]   one thread of consumer w -> producer, after its output copy has finished reading the Q rows (O is staged there).
+//   k_full[s], v_full[s]    copy engine -> consumers.
+//   k_empty[s], v_empty[s]  one lane per consumer warp (4 W arrivals), after the wait that retires the last product reading it.
+//                           A warp's wait retires only its own share of a warpgroup product, hence one arrival per warp.
+//   named 1+w    W consumers in a ring: each waits its turn, issues, hands on. All do the same number of rounds per tile, so
+//                the ring carries over tiles; one unconsumed arrival is left at the end, which is harmless.
+//   named 8+w    the 128 threads of consumer w: (a) all its products on Q have retired before O overwrites Q; (b) all of O is
+//                in shared memory, and fenced for the copy engine by its writers, before one thread issues the store.
+// Each tile is computed by one CTA in a fixed order of key blocks, and no block talks to another: the bits do not depend on
+// grid, timing or SM count.
+//
+// Tensor maps, coordinates (d, s, h, b): Q and O with boxes of 64 x 64, K and V of 64 x BN.
+#include "parts.cuh"
+
+namespace attn {
+
+template <int D, int W, int BN, int STAGES>
+struct ForwardShared {
+    static constexpr int Q = 64 * D * 2, K = BN * D * 2;  // bytes of one warpgroup's queries, of one key block
+    uint8_t q[W][Q], k[STAGES][K], v[STAGES][K];
+    mbarrier_t q_full[W], q_empty[W], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+};
+
+// Online softmax in base 2 with the scale folded in. `max` and `sum` belong to the thread's two rows; sums are the thread's own
+// columns only and are joined at the end.
+struct Running {
+    float max[2] = {-infinity(), -infinity()}, sum[2] = {0.f, 0.f};
+
+    // Turns logits into exp2(c * (s - max)); returns in `fix` the factor that older sums and outputs need.
+    template <int BN> __device__ __forceinline__ void step(float (&s)[BN / 2], float c, float (&fix)[2]) {
+        float a0 = max[0], a1 = max[1], b0 = max[0], b1 = max[1];
+#pragma unroll
+        for (int j = 0; j < BN / 8; ++j) {
+            a0 = fmaxf(a0, s[4 * j]);
+            b0 = fmaxf(b0, s[4 * j + 1]);
+            a1 = fmaxf(a1, s[4 * j + 2]);
+            b1 = fmaxf(b1, s[4 * j + 3]);
+        }
+        a0 = fmaxf(a0, b0);
+        a1 = fmaxf(a1, b1);
+        a0 = fmaxf(a0, __shfl_xor_sync(~0u, a0, 1));
+        a1 = fmaxf(a1, __shfl_xor_sync(~0u, a1, 1));
+        a0 = fmaxf(a0, __shfl_xor_sync(~0u, a0, 2));
+        a1 = fmaxf(a1, __shfl_xor_sync(~0u, a1, 2));
+        const float n0 = a0 == -infinity() ? 0.f : a0 * c, n1 = a1 == -infinity() ? 0.f : a1 * c;
+        fix[0] = exp2_fast(fmaf(max[0], c, -n0));
+        fix[1] = exp2_fast(fmaf(max[1], c, -n1));
+        max[0] = a0;
+        max[1] = a1;
+        float t0 = 0.f, t1 = 0.f, u0 = sum[0] * fix[0], u1 = sum[1] * fix[1];
+#pragma unroll
+        for (int j = 0; j < BN / 8; ++j) {
+            u0 += s[4 * j] = exp2_fast(fmaf(s[4 * j], c, -n0));
+            t0 += s[4 * j + 1] = exp2_fast(fmaf(s[4 * j + 1], c, -n0));
+            u1 += s[4 * j + 2] = exp2_fast(fmaf(s[4 * j + 2], c, -n1));
+            t1 += s[4 * j + 3] = exp2_fast(fmaf(s[4 * j + 3], c, -n1));
+        }
+        sum[0] = u0 + t0;
+        sum[1] = u1 + t1;
+    }
+};
+
+template <int D, int W, int BN, int STAGES, bool TURNS>
+__device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap* map_k, const TensorMap* map_v, const TensorMap* map_o,
+                                        const Params& p) {
+    using Shared = ForwardShared<D, W, BN, STAGES>;
+    extern __shared__ uint8_t raw[];
+    Shared& sh = *reinterpret_cast<Shared*>(raw + ((1024 - (smem_address(raw) & 1023)) & 1023));
+    const int wg = warp_index() / 4;
+
+    if (threadIdx.x == 0) {
+        for (int w = 0; w < W; ++w) {
+            mbarrier_init(&sh.q_full[w], 1);
+            mbarrier_init(&sh.q_empty[w], 1);
+        }
+        for (int s = 0; s < STAGES; ++s) {
+            mbarrier_init(&sh.k_full[s], 1);
+            mbarrier_init(&sh.v_full[s], 1);
+            mbarrier_init(&sh.k_empty[s], 4 * W);
+            mbarrier_init(&sh.v_empty[s], 4 * W);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+
+    const int nblocks = (p.Sq + 64 * W - 1) / (64 * W), nheads = p.B * p.H, tiles = nblocks * nheads;
+    const bool reversed = p.right < kUnbounded;
+
+    if (wg == 0) {
+        registers_decrease<(W == 3 ? 32 : 24)>();
+        if (threadIdx.x == 0) {
+            tma_prefetch_map(map_q);
+            tma_prefetch_map(map_k);
+            tma_prefetch_map(map_v);
+            RingState<STAGES> ks(1), vs(1);
+            uint32_t qp = 1;
+            for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+                const Tile tile = tile_at(t, nblocks, nheads, p.section, reversed);
+                const int b = tile.head / p.H, h = tile.head - b * p.H, hk = h / (p.H / p.Hkv), m0 = tile.block * 64 * W;
+                const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
+                auto load_k = [&](int j) {
+                    wait(&sh.k_empty[ks.slot], ks.parity);
+                    mbarrier_arrive_expect(&sh.k_full[ks.slot], Shared::K);
+                    load_rows<BN, D>(sh.k[ks.slot], map_k, &sh.k_full[ks.slot], j * BN, hk, b);
+                    ks.advance();
+                };
+                if (n.end > n.begin) load_k(n.end - 1);
+                for (int w = 0; w < W; ++w) {
+                    wait(&sh.q_empty[w], qp);
+                    mbarrier_arrive_expect(&sh.q_full[w], Shared::Q);
+                    load_rows<64, D>(sh.q[w], map_q, &sh.q_full[w], m0 + 64 * w, h, b);
+                }
+                qp ^= 1;
+                for (int j = n.end - 1; j >= n.begin; --j) {
+                    if (j > n.begin) load_k(j - 1);
+                    wait(&sh.v_empty[vs.slot], vs.parity);
+                    mbarrier_arrive_expect(&sh.v_full[vs.slot], Shared::K);
+                    load_rows<BN, D>(sh.v[vs.slot], map_v, &sh.v_full[vs.slot], j * BN, hk, b);
+                    vs.advance();
+                }
+            }
+        }
+    } else {
+        registers_increase<(W == 3 ? 160 : 240)>();
+        const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        const float c = p.scale * kLog2e;
+        uint8_t* q = sh.q[w];
+        RingState<STAGES> ks(0), vs(0);
+        uint32_t qp = 0;
+        if (TURNS && w == W - 1) named_barrier_arrive(1, 256);
+
+        for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+            const Tile tile = tile_at(t, nblocks, nheads, p.section, reversed);
+            const int b = tile.head / p.H, h = tile.head - b * p.H, m0 = tile.block * 64 * W;
+            const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
+            const int row = m0 + 64 * w + 16 * warp + lane / 4;
+            const Span span0 = keys_of(p, b, row), span1 = keys_of(p, b, row + 8);
+
+            float o[D / 2];
+            Running run;
+            wait(&sh.q_full[w], qp);
+            qp ^= 1;
+            if (n.end > n.begin) {
+                float s[BN / 2] = {}, fix[2];
+                Fragment<BN> pr;
+                auto softmax = [&](int j) {
+                    if (j >= n.clear_hi || j < n.clear_lo) mask<BN>(s, j * BN, span0, span1);
+                    run.step<BN>(s, c, fix);
+                };
+                auto free_k = [&] {
+                    if (lane == 0) mbarrier_arrive(&sh.k_empty[ks.slot]);
+                    ks.advance();
+                };
+                auto free_v = [&] {
+                    if (lane == 0) mbarrier_arrive(&sh.v_empty[vs.slot]);
+                    vs.advance();
+                };
+
+                int j = n.end - 1, keep = 0;
+                wait(&sh.k_full[ks.slot], ks.parity);
+                if (TURNS) named_barrier_sync(1 + w, 256);
+                wgmma_fence();
+                mma_abt<BN, D>(s, q, sh.k[ks.slot]);
+                wgmma_commit();
+                if (TURNS) named_barrier_arrive(1 + (w + 1) % W, 256);
+                wgmma_wait<0>();
+                pin_registers(s);
+                free_k();
+                softmax(j);
+                to_bf16<BN>(pr, s);
+
+                for (--j; j >= n.begin; --j) {
+                    wait(&sh.k_full[ks.slot], ks.parity);
+                    if (TURNS) named_barrier_sync(1 + w, 256);
+                    wgmma_fence();
+                    mma_abt<BN, D>(s, q, sh.k[ks.slot]);
+                    wgmma_commit();
+                    wait(&sh.v_full[vs.slot], vs.parity);
+                    wgmma_fence();
+                    mma_pb<D, BN>(o, pr, sh.v[vs.slot], keep);
+                    wgmma_commit();
+                    keep = 1;
+                    if (TURNS) named_barrier_arrive(1 + (w + 1) % W, 256);
+                    wgmma_wait<1>();
+                    pin_registers(s);
+                    free_k();
+                    softmax(j);
+                    wgmma_wait<0>();
+                    pin_registers(o);
+                    pin_fragment<BN>(pr);
+                    free_v();
+#pragma unroll
+                    for (int i = 0; i < D / 2; ++i) o[i] *= fix[i / 2 % 2];
+                    to_bf16<BN>(pr, s);
+                }
+                wait(&sh.v_full[vs.slot], vs.parity);
+                wgmma_fence();
+                mma_pb<D, BN>(o, pr, sh.v[vs.slot], keep);
+                wgmma_commit();
+                wgmma_wait<0>();
+                pin_registers(o);
+                free_v();
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    run.sum[i] += __shfl_xor_sync(~0u, run.sum[i], 1);
+                    run.sum[i] += __shfl_xor_sync(~0u, run.sum[i], 2);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < D / 2; ++i) o[i] = 0.f;
+            }
+
+            // Rows that see no key: output 0, log-sum-exp -inf. NaN stays NaN.
+            const bool none0 = run.sum[0] == 0.f, none1 = run.sum[1] == 0.f;
+            if (lane % 4 == 0) {
+                float* out = p.lse + (long)tile.head * p.Sq;
+                if (row < p.Sq) out[row] = none0 ? -infinity() : fmaf(run.max[0], p.scale, log2_fast(run.sum[0]) * kLn2);
+                if (row + 8 < p.Sq) out[row + 8] = none1 ? -infinity() : fmaf(run.max[1], p.scale, log2_fast(run.sum[1]) * kLn2);
+            }
+            named_barrier_sync(8 + w, 128);
+            stage<D>(q, o, none0 ? 0.f : 1.f / run.sum[0], none1 ? 0.f : 1.f / run.sum[1]);
+            fence_async_shared();
+            named_barrier_sync(8 + w, 128);
+            if (threadIdx.x % 128 == 0) {
+                store_rows<D>(map_o, q, m0 + 64 * w, h, b);
+                tma_store_commit();
+                tma_store_wait_read<0>();
+                mbarrier_arrive(&sh.q_empty[w]);
+            }
+        }
+    }
+}
+
+}  // namespace attn
+
+#ifndef ATTN_TURNS
+#define ATTN_TURNS true
+#endif
+#define FORWARD(D, W, BN, STAGES)                                                                                             \
+    extern "C" __global__ __launch_bounds__(128 * (W + 1), 1) void attn_fwd_d##D##_w##W##_n##BN(                               \
+        const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,                                    \
+        const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap o, const __grid_constant__ attn::Params p) { \
+        attn::forward<D, W, BN, STAGES, ATTN_TURNS>(&q, &k, &v, &o, p);                                                        \
+    }
+FORWARD(128, 2, 128, 2)
+FORWARD(128, 2, 176, 2)
+FORWARD(64, 2, 128, 4)
+FORWARD(64, 3, 128, 4)

@@ -1,0 +1,177 @@
+// What the attention kernels share: problem parameters, the tile order, fragments, masks, and thin PTX wrappers.
+//
+// Layouts. A shared-memory tile of R rows and D columns is D/64 sub-tiles of [R][64] bf16, each row 128 bytes, 128-byte swizzle
+// (16-byte chunk c of row r lies at chunk c ^ (r & 7)), which is what the copy engine writes with a box of 64 x R and what the
+// matrix instruction reads. An accumulator fragment of m64nN: thread t of the warpgroup holds rows 16*(t/32) + (t%32)/4 and that
+// row + 8; d[4j], d[4j+1] are columns 8j + 2*(t%4), +1 of the first row, d[4j+2], d[4j+3] the same columns of the second.
+#pragma once
+#include <cstdint>
+
+#include "../common/fence.cuh"
+#include "../common/matrix.cuh"
+#include "../common/mbarrier.cuh"
+#include "../common/tma.cuh"
+#include "../common/wgmma.cuh"
+#ifdef ATTN_HANG_TRAP
+#include <cstdio>
+#endif
+
+namespace attn {
+
+using namespace ptx;
+
+constexpr int kUnbounded = 1 << 29;  // a window side that never binds
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+// Passed by value, after the tensor maps.
+struct Params {
+    float* lse;              // [B, H, Sq] natural logarithm; -inf where no key is visible
+    float* lse2;             // backward workspace [B*H, Spad]: lse * log2(e), +inf where no key is visible and beyond Sq
+    float* delta;            // backward workspace [B*H, Spad]: rowsum(dO * O), 0 beyond Sq
+    const int* doc_start;    // [B, S] first position of the document of each position, or null
+    const int* doc_end;      // [B, S] one past its last position, or null
+    int B, H, Hkv, Sq, Sk, Spad;
+    int left, right;         // query i sees keys i + Sk - Sq - left .. i + Sk - Sq + right
+    int section;             // heads walked together, so that their K and V stay in L2
+    float scale;             // of the logits, > 0
+};
+
+// ---------------------------------------------------------------- small things
+
+__device__ __forceinline__ void wait(mbarrier_t* barrier, uint32_t parity) {
+#ifdef ATTN_HANG_TRAP  // development: a lost arrival becomes an error instead of a hang
+    const long long t0 = clock64();
+    while (!mbarrier_try_wait(barrier, parity))
+        if (clock64() - t0 > 2000000000ll) {
+            printf("hang: block %d thread %d barrier %u parity %u\n", blockIdx.x, threadIdx.x, smem_address(barrier), parity);
+            __trap();
+        }
+#else
+    mbarrier_wait(barrier, parity);
+#endif
+}
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
+// ---------------------------------------------------------------- matrix operands
+
+// d = A B^T over D columns. A: 64 rows of a tile with sub-tiles of 64 rows, B: N rows of a tile with sub-tiles of N rows.
+template <int N, int D>
+__device__ __forceinline__ void mma_abt(float (&d)[N / 2], const uint8_t* a, const uint8_t* b) {
+    const uint64_t da = descriptor_k_major(smem_address(a)), db = descriptor_k_major(smem_address(b));
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k) {
+        const int panel = k / 4, step = k % 4 * 32;
+        wgmma_ss<N, 0, 0>(d, descriptor_advance(da, panel * 64 * 128 + step), descriptor_advance(db, panel * N * 128 + step), k > 0);
+    }
+}
+template <int K> using Fragment = uint32_t[K / 16][4];
+
+// d (+)= P B. P: 64 x K fragment in registers, B: K rows, N columns of a tile with sub-tiles of K rows.
+template <int N, int K>
+__device__ __forceinline__ void mma_pb(float (&d)[N / 2], const Fragment<K>& p, const uint8_t* b, int keep) {
+    const uint64_t db = descriptor_mn_major(smem_address(b), K * 128);
+#pragma unroll
+    for (int k = 0; k < K / 16; ++k) wgmma_rs<N, 1>(d, p[k], descriptor_advance(db, k * 2048), k > 0 ? 1 : keep);
+}
+template <int K> __device__ __forceinline__ void pin_fragment(Fragment<K>& p) {
+#pragma unroll
+    for (int i = 0; i < K / 4; ++i) asm volatile("" : "+r"(p[i / 4][i % 4])::"memory");
+}
+template <int K> __device__ __forceinline__ void to_bf16(Fragment<K>& p, const float (&s)[K / 2]) {
+#pragma unroll
+    for (int i = 0; i < K / 4; ++i) p[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
+}
+
+// Writes a 64 x D accumulator as bf16 into this warpgroup's 64 rows of a swizzled tile, sub-tiles of 64 rows; the thread's first row
+// is scaled by s0, its second by s1.
+template <int D> __device__ __forceinline__ void stage(uint8_t* tile, const float (&o)[D / 2], float s0, float s1) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, row = warp * 16 + lane % 16, half = lane / 16;
+    const uint32_t base = smem_address(tile);
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k)
+        stmatrix_x4(base + k / 4 * 64 * 128 + swizzle_128(row, k % 4 * 32 + half * 16),
+                    pack_bf16(o[8 * k] * s0, o[8 * k + 1] * s0), pack_bf16(o[8 * k + 2] * s1, o[8 * k + 3] * s1),
+                    pack_bf16(o[8 * k + 4] * s0, o[8 * k + 5] * s0), pack_bf16(o[8 * k + 6] * s1, o[8 * k + 7] * s1));
+}
+
+// Copies R rows (from row s of head h of batch b) of all D columns into a tile with sub-tiles of R rows; one thread.
+template <int R, int D>
+__device__ __forceinline__ void load_rows(uint8_t* tile, const TensorMap* map, mbarrier_t* full, int s, int h, int b) {
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c) tma_load_4d(tile + c * R * 128, map, full, c * 64, s, h, b);
+}
+// Copies a staged tile of 64 rows out (rows outside the tensor are skipped) and waits until it has been read; one thread.
+template <int D> __device__ __forceinline__ void store_rows(const TensorMap* map, const uint8_t* tile, int s, int h, int b) {
+#pragma unroll
+    for (int c = 0; c < D / 64; ++c) tma_store_4d(map, tile + c * 64 * 128, c * 64, s, h, b);
+}
+
+// ---------------------------------------------------------------- which query sees which key
+
+struct Span { int lo, hi; };  // inclusive; empty when lo > hi
+
+__device__ __forceinline__ Span keys_of(const Params& p, int b, int i) {
+    i = min(i, p.Sq - 1);
+    const int at = i + p.Sk - p.Sq;
+    Span s{max(0, at - p.left), min(p.Sk - 1, at + p.right)};
+    if (p.doc_start) s = Span{max(s.lo, p.doc_start[(long)b * p.Sq + i]), min(s.hi, p.doc_end[(long)b * p.Sq + i] - 1)};
+    return s;
+}
+__device__ __forceinline__ Span queries_of(const Params& p, int b, int j) {
+    j = min(j, p.Sk - 1);
+    const int at = j - (p.Sk - p.Sq);
+    Span s{max(0, at - p.right), min(p.Sq - 1, at + p.left)};
+    if (p.doc_start) s = Span{max(s.lo, p.doc_start[(long)b * p.Sk + j]), min(s.hi, p.doc_end[(long)b * p.Sk + j] - 1)};
+    return s;
+}
+
+// Blocks of N columns that a tile of rows [r0, r1] touches, and those among them that need no mask. Both ends of a row's span
+// grow with the row, so the first and the last row bound all of them.
+struct Blocks { int begin, end, clear_lo, clear_hi; };
+template <int N> __device__ __forceinline__ Blocks blocks(Span first, Span last) {
+    Blocks r;
+    r.begin = first.lo / N;
+    r.end = last.hi < 0 ? 0 : last.hi / N + 1;
+    if (r.end < r.begin) r.end = r.begin;
+    r.clear_lo = (last.lo + N - 1) / N;
+    r.clear_hi = first.hi < 0 ? 0 : (first.hi + 1) / N;
+    return r;
+}
+
+template <int N> __device__ __forceinline__ void mask(float (&s)[N / 2], int col0, Span r0, Span r1) {
+    const int c0 = col0 + 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int c = c0 + 8 * j + e;
+            if (c < r0.lo || c > r0.hi) s[4 * j + e] = -infinity();
+            if (c < r1.lo || c > r1.hi) s[4 * j + 2 + e] = -infinity();
+        }
+    }
+}
+
+// ---------------------------------------------------------------- tile order
+
+// Tiles are numbered section by section, inside a section by block, inside a block by head: heads of a section share L2, and
+// with `reversed` the longest blocks of a causal problem come first.
+struct Tile { int block, head; };
+__device__ __forceinline__ Tile tile_at(int index, int nblocks, int nheads, int section, bool reversed) {
+    const int s = index / (section * nblocks), rest = index - s * section * nblocks;
+    const int width = min(section, nheads - s * section);
+    const int blk = rest / width;
+    return Tile{reversed ? nblocks - 1 - blk : blk, s * section + rest - blk * width};
+}
+
+}  // namespace attn
