@@ -1,0 +1,445 @@
+// bf16 GEMM with fp32 accumulation for Hopper: C[M,N] = epilogue(A[M,K] B[N,K]^T), every transposition, batched, ragged.
+//
+// Compile-time choices (defines GEMM_BM, GEMM_BN, ...)
+//   BM, BN        tile of one consumer team: BM in {64,128,256}, BN in {64,128,192,256}
+//   STAGES        slots of the operand ring;  STAGING: 8 KB output buffers per consumer warpgroup
+//   CLUSTER       1, or 2: a pair of CTAs computes two tiles that lie one below the other and share B: each loads half of it and
+//                 multicasts that half to both
+//   PINGPONG      0: both consumer warpgroups work on one tile (BM/2 rows each). 1: each has a tile of its own, so that the epilogue of
+//                 one runs under the matrix instructions of the other
+//   A_MN, B_MN    0: K contiguous (x, W of a forward pass);  1: M (or N) contiguous (dy and x of a weight gradient, W of an input
+//                 gradient). wgmma reads both, so there is no transpose kernel
+//   OUT           0: bf16;  1: fp32;  2: fp32, added to what is there
+//   BIAS          1: adds bias[N] (bf16)
+//   ACT           0: none;  1: GELU (tanh form);  2: SwiGLU: B holds gate and up (N rows each), C = silu(gate) * up
+//   SAVE_PRE      1: also writes what goes into ACT (bf16) through map_aux (ACT 2: gate and up)
+//   AUX_IN        0: none;  1: adds a bf16 residual [M,N];  2: multiplies by GELU'(pre) with pre bf16 [M,N] (gradient through GELU)
+//   SPLIT         1: the first `split_tiles` tiles are cut along K into `split_units` equal runs of steps, whose fp32 partial sums go to
+//                 a workspace, added in a fixed order by split_reduce.cu
+//
+// Tile shapes. K advances 64 at a time: A [BM][64], B [BN][64] in shared memory, 128-byte swizzle, filled by TMA (out of range: zero).
+//   Output leaves in chunks of 64 rows x 128 bytes, swizzled, by TMA (out of range: skipped), so ragged M, N, K need no code here.
+// Warp roles. 384 threads: warpgroups 0 and 1 consume, warpgroup 2 produces (one thread of it). Persistent: units u = first, first +
+//   clusters, ... Producer and consumers walk the same list, the producer ahead by up to STAGES steps across tile borders.
+// Shared memory. STAGES * (BM + BN) * 128 bytes (49,152 a stage at 128x256) + 2 * STAGING * 8,192 + barriers, at most 232,448.
+// Registers. 168 a thread at entry; setmaxnreg gives 232 to consumers (128 of them accumulators at 128x256) and 40 to the producer.
+//
+// Ordering argument, barrier by barrier
+//   full[s]   1 arrival (the producer's, with the byte count) + bytes of A and B. A phase completes when all bytes of a step have landed,
+//             half of B from the peer's multicast. Consumers wait on it, so wgmma reads landed data. Bytes of the next turn cannot land
+//             early: either producer issues them only after empty[s] of its own CTA has completed, which needs both CTAs' consumers.
+//   empty[s]  4 arrivals per consumer warpgroup that reads the slot (one per warp, after wgmma_wait showed that warp's reads of the slot
+//             are complete), from each CTA of the cluster. The producer waits on it before it refills the slot.
+//   staging   thread 0 of a warpgroup issues all its stores, so bulk groups are its own. Before a buffer is rewritten: thread 0 waits
+//             until at most STAGING - 1 younger groups are unread, then a named barrier of the warpgroup. After writing: each thread
+//             fences towards the async proxy, then the same named barrier, then thread 0 issues the store.
+//   aux[w][b] (AUX_IN) 1 arrival + bytes; thread 0 loads into staging buffer b only after its earlier stores from it have been read.
+//             In-place: read by ldmatrix, rewritten by stmatrix of the same thread's warp on the same rows, no other warp touches them.
+//   exit      cluster_sync at the end: no CTA leaves while its peer may still multicast into it or arrive on its barriers.
+//   C += :    each element belongs to one tile, and a tile issues one addition per launch: the order of additions is fixed, bits too.
+#include <cuda_bf16.h>
+
+#include "../common/cluster.cuh"
+#include "../common/fence.cuh"
+#include "../common/matrix.cuh"
+#include "../common/mbarrier.cuh"
+#include "../common/tma.cuh"
+#include "../common/wgmma.cuh"
+
+constexpr int BM = GEMM_BM;
+constexpr int BN = GEMM_BN;
+constexpr int STAGES = GEMM_STAGES;
+constexpr int STAGING = GEMM_STAGING;
+constexpr int CLUSTER = GEMM_CLUSTER;
+constexpr int PINGPONG = GEMM_PINGPONG;
+constexpr int A_MN = GEMM_A_MN;
+constexpr int B_MN = GEMM_B_MN;
+constexpr int OUT = GEMM_OUT;
+constexpr int BIAS = GEMM_BIAS;
+constexpr int ACT = GEMM_ACT;
+constexpr int SAVE_PRE = GEMM_SAVE_PRE;
+constexpr int AUX_IN = GEMM_AUX_IN;
+constexpr int SPLIT = GEMM_SPLIT;
+constexpr int BK = 64;
+constexpr int PAIR = ACT == 2;
+constexpr int WARPGROUP_M = PINGPONG ? BM : BM / 2;
+constexpr int MI = WARPGROUP_M / 64;
+constexpr int A_BYTES = BM * BK * 2;
+constexpr int B_BYTES = BN * BK * 2;
+constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+constexpr int PANEL_BYTES = BK * 128;  // MN-major: 64 elements of M or N, BK rows of k
+constexpr int CHUNK_BYTES = 64 * 128;
+constexpr int OUT_BN = PAIR ? BN / 2 : BN;             // output columns of a tile
+constexpr int CHUNK_N = OUT == 0 ? 64 : 32;            // output columns of a chunk
+constexpr int CHUNKS = OUT_BN / CHUNK_N;               // chunks of 64 rows
+constexpr int B_BOX_ROWS = PAIR || CLUSTER == 2 ? BN / 2 : BN;
+constexpr int READERS = 4 * (PINGPONG ? 1 : 2) * CLUSTER;
+constexpr int PRODUCER_REGISTERS = 40;
+constexpr int CONSUMER_REGISTERS = 232;
+
+static_assert(MI >= 1 && WARPGROUP_M % 64 == 0, "a consumer warpgroup owns a multiple of 64 rows");
+static_assert(MI * BN <= 256, "accumulators of a warpgroup fit its registers");
+static_assert(BN % 64 == 0 && BN <= 256, "panels of 64 columns");
+static_assert(!PAIR || (OUT == 0 && !B_MN && !BIAS && !AUX_IN && BN % 128 == 0), "SwiGLU: bf16 output, K-major weights");
+static_assert(!SPLIT || (!BIAS && !ACT && !AUX_IN), "split tiles have a plain epilogue");
+static_assert(!AUX_IN || (OUT == 0 && !SAVE_PRE), "aux input uses the staging buffers");
+static_assert(STAGES * STAGE_BYTES + 2 * STAGING * CHUNK_BYTES + 512 + 1024 <= 232448, "shared memory budget");
+
+#include "raster.cuh"
+
+using namespace ptx;
+
+struct Barriers {
+    mbarrier_t full[STAGES];
+    mbarrier_t empty[STAGES];
+    mbarrier_t aux[2][STAGING];
+};
+
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+// GELU, tanh form: x * sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3).
+__device__ __forceinline__ float gelu(float x) {
+    const float twice_u = 1.5957691216057308f * x * fmaf(0.044715f * x, x, 1.0f);
+    return x * sigmoid(twice_u);
+}
+
+// d GELU / dx = s + x s (1 - s) (2u)', s = sigmoid(2u).
+__device__ __forceinline__ float gelu_gradient(float x) {
+    const float twice_u = 1.5957691216057308f * x * fmaf(0.044715f * x, x, 1.0f);
+    const float slope = 1.5957691216057308f * fmaf(3.0f * 0.044715f * x, x, 1.0f);
+    const float s = sigmoid(twice_u);
+    return fmaf(x * slope, s * (1.0f - s), s);
+}
+
+__device__ __forceinline__ float bias_at(const Problem& p, int column) {
+    return column < p.n ? __bfloat162float(p.bias[column]) : 0.0f;
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+    gemm(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const __grid_constant__ TensorMap map_c,
+         const __grid_constant__ TensorMap map_aux, const __grid_constant__ Problem p) {
+    extern __shared__ uint8_t raw[];
+    uint8_t* const base = raw + ((1024 - (smem_address(raw) & 1023)) & 1023);
+    uint8_t* const staging = base + STAGES * STAGE_BYTES;
+    Barriers& barriers = *reinterpret_cast<Barriers*>(staging + 2 * STAGING * CHUNK_BYTES);
+
+    const uint32_t warp = warp_index();
+    const int warpgroup = static_cast<int>(warp / 4);
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const uint32_t rank = CLUSTER == 2 ? cluster_rank() : 0;
+
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {
+            mbarrier_init(&barriers.full[s], 1);
+            mbarrier_init(&barriers.empty[s], READERS);
+        }
+        for (int b = 0; b < STAGING; ++b) {
+            mbarrier_init(&barriers.aux[0][b], 1);
+            mbarrier_init(&barriers.aux[1][b], 1);
+        }
+        mbarrier_init_fence();
+        tma_prefetch_map(&map_a);
+        tma_prefetch_map(&map_b);
+        tma_prefetch_map(&map_c);
+    }
+    if (CLUSTER == 2) {
+        cluster_sync();
+    } else {
+        __syncthreads();
+    }
+
+    if (warpgroup == 2) {
+        registers_decrease<PRODUCER_REGISTERS>();
+        if (warp == 8 && lane == 0) {
+            RingState<STAGES> ring(1);
+            Walk<SPLIT != 0> walk(p);
+            Work work;
+            while (walk.next(work)) {
+                for (int step = 0; step < work.k_count; ++step) {
+                    const int k = (work.k_first + step) * BK;
+                    mbarrier_t* const full = &barriers.full[ring.slot];
+                    uint8_t* const a = base + ring.slot * STAGE_BYTES;
+                    uint8_t* const b = a + A_BYTES;
+                    if (CLUSTER == 2) {
+                        mbarrier_wait_cluster(&barriers.empty[ring.slot], ring.parity);
+                    } else {
+                        mbarrier_wait(&barriers.empty[ring.slot], ring.parity);
+                    }
+                    mbarrier_arrive_expect(full, STAGE_BYTES);
+                    if (A_MN) {
+#pragma unroll
+                        for (int panel = 0; panel < BM / 64; ++panel)
+                            tma_load_3d(a + panel * PANEL_BYTES, &map_a, full, work.m + panel * 64, k, work.batch);
+                    } else {
+                        tma_load_3d(a, &map_a, full, k, work.m, work.batch);
+                    }
+                    if (B_MN) {
+#pragma unroll
+                        for (int panel = 0; panel < BN / 64; ++panel) {
+                            const int column = work.n * BN + panel * 64;
+                            uint8_t* const target = b + panel * PANEL_BYTES;
+                            if (CLUSTER == 2) {
+                                tma_load_3d_multicast(target + rank * (PANEL_BYTES / 2), &map_b, full, 3, column,
+                                                      k + static_cast<int>(rank) * (BK / 2), work.batch);
+                            } else {
+                                tma_load_3d(target, &map_b, full, column, k, work.batch);
+                            }
+                        }
+                    } else if (CLUSTER == 2) {
+                        const int row = PAIR ? work.n * OUT_BN : work.n * BN + static_cast<int>(rank) * B_BOX_ROWS;
+                        tma_load_3d_multicast(b + rank * (B_BYTES / 2), &map_b, full, 3, k, row,
+                                              PAIR ? static_cast<int>(rank) : work.batch);
+                    } else {
+#pragma unroll
+                        for (int half = 0; half < BN / B_BOX_ROWS; ++half)
+                            tma_load_3d(b + half * (B_BYTES / 2), &map_b, full, k, work.n * OUT_BN, PAIR ? half : work.batch);
+                    }
+                    ring.advance();
+                }
+            }
+        }
+        __syncwarp();
+    } else {
+        registers_increase<CONSUMER_REGISTERS>();
+        const bool issuer = threadIdx.x % 128 == 0;
+        uint8_t* const buffers = staging + warpgroup * STAGING * CHUNK_BYTES;
+        const uint32_t base_address = smem_address(base);
+        const int warp_row = static_cast<int>(warp % 4) * 16;
+        uint32_t steps_done = 0;    // of the ring, by everyone
+        uint32_t chunks_done = 0;   // of this warpgroup's staging buffers
+        int turn = 0;
+
+        float acc[MI][BN / 2];
+        Walk<SPLIT != 0> walk(p);
+        Work work;
+        while (walk.next(work)) {
+            if (PINGPONG && (turn++ & 1) != warpgroup) {
+                steps_done += work.k_count;
+                continue;
+            }
+            const int row0 = work.m + (PINGPONG ? 0 : warpgroup * WARPGROUP_M);
+            const int column0 = work.n * OUT_BN;
+            uint32_t slot = steps_done % STAGES;
+            uint32_t parity = (steps_done / STAGES) & 1;
+            uint32_t previous = 0;
+            steps_done += work.k_count;
+
+            for (int step = 0; step < work.k_count; ++step) {
+                mbarrier_wait(&barriers.full[slot], parity);
+                const uint32_t a = base_address + slot * STAGE_BYTES;
+                const uint32_t b = a + A_BYTES;
+                const uint32_t own = PINGPONG ? 0 : warpgroup * (WARPGROUP_M * 128);  // 64 rows or one panel: 8192 bytes either way
+                const uint64_t a_tile = A_MN ? descriptor_mn_major(a + own, PANEL_BYTES) : descriptor_k_major(a + own);
+                const uint64_t b_tile = B_MN ? descriptor_mn_major(b, PANEL_BYTES) : descriptor_k_major(b);
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < BK / 16; ++k) {
+#pragma unroll
+                    for (int mi = 0; mi < MI; ++mi) {
+                        wgmma_ss<BN, A_MN, B_MN>(acc[mi], descriptor_advance(a_tile, mi * 8192 + k * (A_MN ? 2048 : 32)),
+                                                 descriptor_advance(b_tile, k * (B_MN ? 2048 : 32)), step > 0 || k > 0);
+                    }
+                }
+                wgmma_commit();
+                if (step > 0) {
+                    wgmma_wait<1>();
+                    if (lane < CLUSTER) {
+                        if (CLUSTER == 2) {
+                            mbarrier_arrive_remote(&barriers.empty[previous], lane);
+                        } else {
+                            mbarrier_arrive(&barriers.empty[previous]);
+                        }
+                    }
+                }
+                if (AUX_IN && step == 0 && issuer) {
+                    tma_store_wait_read<0>();
+#pragma unroll
+                    for (int i = 0; i < (STAGING < MI * CHUNKS ? STAGING : MI * CHUNKS); ++i) {
+                        const int buffer = (chunks_done + i) % STAGING;
+                        mbarrier_arrive_expect(&barriers.aux[warpgroup][buffer], CHUNK_BYTES);
+                        tma_load_3d(buffers + buffer * CHUNK_BYTES, &map_aux, &barriers.aux[warpgroup][buffer],
+                                    column0 + (i % CHUNKS) * CHUNK_N, row0 + (i / CHUNKS) * 64, work.batch);
+                    }
+                }
+                previous = slot;
+                if (++slot == STAGES) {
+                    slot = 0;
+                    parity ^= 1;
+                }
+            }
+            wgmma_wait<0>();
+            if (lane < CLUSTER) {
+                if (CLUSTER == 2) {
+                    mbarrier_arrive_remote(&barriers.empty[previous], lane);
+                } else {
+                    mbarrier_arrive(&barriers.empty[previous]);
+                }
+            }
+
+            if (SPLIT && work.slot >= 0) {
+                const size_t index = static_cast<size_t>(work.slot) * CLUSTER + rank;
+                float* const tile = p.workspace + index * (BM * BN) +
+                                    ((PINGPONG ? 0 : warpgroup * WARPGROUP_M) + warp_row + lane / 4) * BN + (lane % 4) * 2;
+#pragma unroll
+                for (int mi = 0; mi < MI; ++mi) {
+#pragma unroll
+                    for (int j = 0; j < BN / 8; ++j) {
+                        float* const at = tile + mi * (64 * BN) + j * 8;
+                        *reinterpret_cast<float2*>(at) = make_float2(acc[mi][4 * j], acc[mi][4 * j + 1]);
+                        *reinterpret_cast<float2*>(at + 8 * BN) = make_float2(acc[mi][4 * j + 2], acc[mi][4 * j + 3]);
+                    }
+                }
+                continue;
+            }
+
+            // A staging buffer that may be written: the next one, once its older store has been read.
+            auto open_buffer = [&]() -> uint8_t* {
+                if (issuer) tma_store_wait_read<STAGING - 1>();
+                named_barrier_sync(1 + warpgroup, 128);
+                return buffers + (chunks_done % STAGING) * CHUNK_BYTES;
+            };
+            // Sends the buffer to (column, row, outer) of a map.
+            auto close_buffer = [&](const TensorMap* map, const uint8_t* buffer, int column, int row, int outer) {
+                fence_async_shared();
+                named_barrier_sync(1 + warpgroup, 128);
+                if (issuer) {
+                    if (OUT == 2) {
+                        tma_add_3d(map, buffer, column, row, outer);
+                    } else {
+                        tma_store_3d(map, buffer, column, row, outer);
+                    }
+                    tma_store_commit();
+                }
+                ++chunks_done;
+            };
+            // Writes 64 columns of bf16 pairs: v[2j], v[2j+1] are rows lane/4 and + 8 of columns 8j...
+            auto write_bf16 = [&](uint8_t* buffer, const uint32_t(&v)[16]) {
+                const uint32_t address = smem_address(buffer);
+                const uint32_t row = warp_row + (lane & 15);
+#pragma unroll
+                for (int q = 0; q < 4; ++q)
+                    stmatrix_x4(address + swizzle_128(row, q * 32 + (lane >> 4) * 16), v[4 * q], v[4 * q + 1], v[4 * q + 2],
+                                v[4 * q + 3]);
+            };
+
+#pragma unroll
+            for (int mi = 0; mi < MI; ++mi) {
+                const int row = row0 + mi * 64;
+#pragma unroll
+                for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+                    const int column = column0 + chunk * CHUNK_N;
+                    if (OUT != 0) {
+                        uint8_t* const buffer = open_buffer();
+                        const uint32_t address = smem_address(buffer);
+                        const uint32_t r = warp_row + lane / 4;
+#pragma unroll
+                        for (int j = 0; j < 4; ++j) {
+                            const float* const d = &acc[mi][(chunk * 4 + j) * 4];
+                            float x0 = d[0], x1 = d[1], y0 = d[2], y1 = d[3];
+                            if (BIAS) {
+                                const int c = column + j * 8 + (lane % 4) * 2;
+                                const float b0 = bias_at(p, c), b1 = bias_at(p, c + 1);
+                                x0 += b0; x1 += b1; y0 += b0; y1 += b1;
+                            }
+                            store_shared_f32x2(address + swizzle_128(r, j * 32 + (lane % 4) * 8), x0, x1);
+                            store_shared_f32x2(address + swizzle_128(r + 8, j * 32 + (lane % 4) * 8), y0, y1);
+                        }
+                        close_buffer(&map_c, buffer, column, row, work.batch);
+                    } else if (PAIR) {
+                        const float* const gate = &acc[mi][chunk * 32];
+                        const float* const up = &acc[mi][BN / 4 + chunk * 32];
+                        uint32_t v[16];
+                        if (SAVE_PRE) {
+#pragma unroll
+                            for (int i = 0; i < 16; ++i) v[i] = pack_bf16(gate[2 * i], gate[2 * i + 1]);
+                            uint8_t* buffer = open_buffer();
+                            write_bf16(buffer, v);
+                            close_buffer(&map_aux, buffer, column, row, 0);
+#pragma unroll
+                            for (int i = 0; i < 16; ++i) v[i] = pack_bf16(up[2 * i], up[2 * i + 1]);
+                            buffer = open_buffer();
+                            write_bf16(buffer, v);
+                            close_buffer(&map_aux, buffer, column, row, 1);
+                        }
+#pragma unroll
+                        for (int i = 0; i < 16; ++i) {
+                            const float g0 = gate[2 * i], g1 = gate[2 * i + 1];
+                            v[i] = pack_bf16(g0 * sigmoid(g0) * up[2 * i], g1 * sigmoid(g1) * up[2 * i + 1]);
+                        }
+                        uint8_t* const buffer = open_buffer();
+                        write_bf16(buffer, v);
+                        close_buffer(&map_c, buffer, column, row, 0);
+                    } else {
+                        float x[32];
+#pragma unroll
+                        for (int i = 0; i < 32; ++i) x[i] = acc[mi][chunk * 32 + i];
+                        if (BIAS) {
+#pragma unroll
+                            for (int j = 0; j < 8; ++j) {
+                                const int c = column + j * 8 + (lane % 4) * 2;
+                                const float b0 = bias_at(p, c), b1 = bias_at(p, c + 1);
+                                x[4 * j] += b0; x[4 * j + 1] += b1; x[4 * j + 2] += b0; x[4 * j + 3] += b1;
+                            }
+                        }
+                        uint32_t v[16];
+                        if (SAVE_PRE) {
+#pragma unroll
+                            for (int i = 0; i < 16; ++i) v[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+                            uint8_t* const buffer = open_buffer();
+                            write_bf16(buffer, v);
+                            close_buffer(&map_aux, buffer, column, row, work.batch);
+                        }
+                        if (ACT == 1) {
+#pragma unroll
+                            for (int i = 0; i < 32; ++i) x[i] = gelu(x[i]);
+                        }
+                        if (AUX_IN) {
+                            const uint32_t index = chunks_done % STAGING;
+                            uint8_t* const buffer = buffers + index * CHUNK_BYTES;
+                            mbarrier_wait(&barriers.aux[warpgroup][index], (chunks_done / STAGING) & 1);
+                            const uint32_t address = smem_address(buffer);
+                            const uint32_t r = warp_row + (lane & 15);
+#pragma unroll
+                            for (int q = 0; q < 4; ++q) {
+                                uint32_t u[4];
+                                ldmatrix_x4(address + swizzle_128(r, q * 32 + (lane >> 4) * 16), u[0], u[1], u[2], u[3]);
+#pragma unroll
+                                for (int i = 0; i < 4; ++i) {
+                                    float& low = x[8 * q + 2 * i];
+                                    float& high = x[8 * q + 2 * i + 1];
+                                    if (AUX_IN == 1) {
+                                        low += bf16_low(u[i]);
+                                        high += bf16_high(u[i]);
+                                    } else {
+                                        low *= gelu_gradient(bf16_low(u[i]));
+                                        high *= gelu_gradient(bf16_high(u[i]));
+                                    }
+                                }
+                            }
+                            __syncwarp();
+#pragma unroll
+                            for (int i = 0; i < 16; ++i) v[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+                            write_bf16(buffer, v);
+                            close_buffer(&map_c, buffer, column, row, work.batch);
+                            const int ahead = mi * CHUNKS + chunk + STAGING;  // the next chunk that this buffer will hold
+                            if (ahead < MI * CHUNKS && issuer) {
+                                tma_store_wait_read<0>();
+                                mbarrier_arrive_expect(&barriers.aux[warpgroup][index], CHUNK_BYTES);
+                                tma_load_3d(buffer, &map_aux, &barriers.aux[warpgroup][index], column0 + (ahead % CHUNKS) * CHUNK_N,
+                                            row0 + (ahead / CHUNKS) * 64, work.batch);
+                            }
+                        } else {
+#pragma unroll
+                            for (int i = 0; i < 16; ++i) v[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+                            uint8_t* const buffer = open_buffer();
+                            write_bf16(buffer, v);
+                            close_buffer(&map_c, buffer, column, row, work.batch);
+                        }
+                    }
+                }
+            }
+        }
+        if (issuer) tma_store_wait<0>();
+    }
+    if (CLUSTER == 2) cluster_sync();
+}

@@ -1,0 +1,111 @@
+// Which tile is where: the one definition that the GEMM and the reduction of its split tiles share.
+// The including file defines CLUSTER, BM (constants).
+#pragma once
+#include <cuda_bf16.h>
+
+#include "../common/cluster.cuh"
+
+// Passed by value to the kernels of this folder.
+struct Problem {
+    int m, n;          // C, in elements
+    int k_steps;       // ceil(K / 64)
+    int tiles_m;       // in units of CLUSTER * BM rows
+    int tiles_n;       // in units of a tile's output columns
+    int tiles;         // tiles_m * tiles_n * batch
+    int group;         // rows (or columns) of tiles walked together, so that their operands meet in L2
+    int along_n;       // 0: groups of tile rows; 1: groups of tile columns
+    int split_tiles;   // the first so many tiles are cut along K
+    int split_units;   // into so many equal runs of k steps (at least split_tiles, so that a run touches at most two tiles)
+    const __nv_bfloat16* bias;
+    float* workspace;  // (split_units + split_tiles) * CLUSTER tiles of [BM][BN] partial sums
+};
+
+// A tile: row and column in tile units (rows in units of CLUSTER * BM), batch index.
+struct Place {
+    int m, n, batch;
+};
+
+// Tiles are walked in groups of `group` rows (columns), inside a group across first.
+__device__ __forceinline__ Place place_of(const Problem& p, int tile) {
+    Place place;
+    const int per_batch = p.tiles_m * p.tiles_n;
+    place.batch = tile / per_batch;
+    int rest = tile - place.batch * per_batch;
+    const int across = p.along_n ? p.tiles_n : p.tiles_m;
+    const int along = p.along_n ? p.tiles_m : p.tiles_n;
+    const int per_group = p.group * along;
+    const int group = rest / per_group;
+    rest -= group * per_group;
+    const int width = min(p.group, across - group * p.group);
+    const int a = rest / width;
+    const int c = group * p.group + rest - a * width;
+    place.m = p.along_n ? a : c;
+    place.n = p.along_n ? c : a;
+    return place;
+}
+
+// First linear k step (over all split tiles) of run `unit`.
+__device__ __forceinline__ int run_begin(const Problem& p, int unit) {
+    return static_cast<int>(static_cast<long long>(p.split_tiles) * p.k_steps * unit / p.split_units);
+}
+
+// The run that holds linear k step `step`: the last one that begins at or before it.
+__device__ __forceinline__ int run_of(const Problem& p, int step) {
+    return static_cast<int>((static_cast<long long>(step + 1) * p.split_units - 1) / (static_cast<long long>(p.split_tiles) * p.k_steps));
+}
+
+// Workspace slot of the part of `tile` that run `unit` computes: (unit, tile) pairs in order advance one of the two by one, so that the
+// sum numbers them without gaps.
+__device__ __forceinline__ int slot_of(int unit, int tile) { return unit + tile; }
+
+// One run of k steps of one tile.
+struct Work {
+    int m, n, batch;  // first row of this CTA, tile column, batch index
+    int k_first, k_count;
+    int slot;  // workspace slot, or -1: the whole tile
+};
+
+// The work of a persistent CTA (cluster), in order: units first, first + stride, ... Producer and consumers walk the same sequence.
+template <bool WITH_SPLIT>
+struct Walk {
+    const Problem& p;
+    int unit, units, stride;
+    int first, last;  // linear steps left of the current run
+
+    __device__ __forceinline__ explicit Walk(const Problem& problem) : p(problem), first(0), last(0) {
+        stride = static_cast<int>(gridDim.x) / CLUSTER;
+        unit = static_cast<int>(blockIdx.x) / CLUSTER - stride;
+        units = WITH_SPLIT ? p.split_units + p.tiles - p.split_tiles : p.tiles;
+    }
+
+    __device__ __forceinline__ bool next(Work& work) {
+        if (!WITH_SPLIT || first >= last) {
+            unit += stride;
+            if (unit >= units) return false;
+        }
+        int tile = unit;
+        work.k_first = 0;
+        work.k_count = p.k_steps;
+        work.slot = -1;
+        if (WITH_SPLIT) {
+            if (unit < p.split_units) {
+                if (first >= last) {
+                    first = run_begin(p, unit);
+                    last = run_begin(p, unit + 1);
+                }
+                tile = first / p.k_steps;
+                work.k_first = first - tile * p.k_steps;
+                work.k_count = min(last, (tile + 1) * p.k_steps) - first;
+                work.slot = slot_of(unit, tile);
+                first += work.k_count;
+            } else {
+                tile = unit - p.split_units + p.split_tiles;
+            }
+        }
+        const Place place = place_of(p, tile);
+        work.batch = place.batch;
+        work.n = place.n;
+        work.m = (place.m * CLUSTER + (CLUSTER == 2 ? static_cast<int>(ptx::cluster_rank()) : 0)) * BM;
+        return true;
+    }
+};
