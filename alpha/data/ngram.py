@@ -1,7 +1,7 @@
 """The yardstick: an order-2 byte model, which predicts a byte from the two before it. A trained model has to win clearly.
 
 Interpolated Witten-Bell smoothing (Witten and Bell, "The zero-frequency problem", IEEE Trans. Inf. Theory 37(4), 1991; in the
-form of Chen and Goodman, "An empirical study of smoothing techniques for language modeling", TR-10-98, Harvard, 1998, section 2):
+form of Chen and Goodman, "An empirical study of smoothing techniques for language modeling", TR-10-98, Harvard, 1998):
 
     P(w | h) = (c(h, w) + D(h) P(w | h')) / (c(h) + D(h))
 

@@ -23,8 +23,8 @@ from alpha.errors import InputError
 
 @dataclass(frozen=True)
 class Batch:
-    """`inputs_bT`, `targets_bT`: int32, the target is the next token. `documents_bT`: int32, the document of each input token, if
-    asked for. `samples_b`: int64, global sample ids, the keys of random numbers.
+    """`inputs_bT`, `targets_bT`: int32, the target is the next token. `documents_bT`: int32, the document of each input token,
+    if asked for. `samples_b`: int64, global sample ids, the keys of random numbers.
     """
 
     inputs_bT: NDArray[np.int32]
@@ -60,7 +60,7 @@ class PermutedSampler:
     """Training batches in an order that changes with each epoch, random access by step."""
 
     def __init__(self, stream: TokenStream, *, sequence: int, global_batch: int, seed: int) -> None:
-        """`sequence`: T in tokens. `global_batch`: sequences per step over all ranks. `seed`: 0 to 2^64 - 1. Else InputError."""
+        """`sequence`: T in tokens. `global_batch`: sequences per step, all ranks. `seed`: 0 to 2^64 - 1. InputError else."""
         if global_batch < 1:
             raise InputError("impossible global batch", came=global_batch, expected="at least 1")
         if not 0 <= seed < 1 << 64:
@@ -84,7 +84,7 @@ class PermutedSampler:
 
     def batch(self, step: int, shard: int = 0, n_shards: int = 1, *, micro: int = 0, n_micro: int = 1,
               documents: bool = False) -> Batch:
-        """Rows of `step` that `shard` of `n_shards` owns, a contiguous range of the global batch; of them part `micro` of `n_micro`.
+        """Rows of `step` that `shard` of `n_shards` owns, a contiguous range; part `micro` of `n_micro` of it.
 
         b = global_batch / (n_shards * n_micro). InputError if that is no whole number or a number is out of range.
         """

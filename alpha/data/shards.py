@@ -85,17 +85,18 @@ def open_shard(path: Path, *, verify: bool = True) -> Shard:
             if len(prefix) < _PREFIX.size or prefix[:8] != MAGIC:
                 raise corrupt("no shard header", f"{size} bytes, first {prefix[:8]!r}", f"a file starting with {MAGIC!r}")
             _, length, digest = _PREFIX.unpack(prefix)
-            text = file.read(min(length, size))
+            begin = _padded(_PREFIX.size + length, _ALIGN)
+            head = file.read(min(begin, size) - _PREFIX.size)
     except OSError as error:
         raise InputError("a token shard cannot be read", came=f"{path} ({error.strerror})", expected="a readable shard file",
                          do=f"remove {path.parent} and run again; it is made from the corpus") from error
-    if sha256_hex(text) != digest.hex():
+    text = head[:length]
+    if sha256_hex(text) != digest.hex() or head[length:].strip(b"\0"):
         raise corrupt("its header is not what its hash says", sha256_hex(text)[:16], digest.hex()[:16])
     header = json.loads(text)
     if header["version"] != VERSION:
         raise InputError("a token shard has an unknown version", came=f"{path}: version {header['version']}",
                          expected=f"version {VERSION}", do=f"remove {path.parent} and run again")
-    begin = _padded(_PREFIX.size + length, _ALIGN)
     if size != begin + header["payload"]:
         raise corrupt("its size is wrong", f"{size} bytes", f"{begin + header['payload']} bytes")
     payload = np.memmap(path, dtype=np.uint8, mode="r", offset=begin)
@@ -146,7 +147,8 @@ class TokenStream:
         starts = np.asarray(starts, dtype=np.int64)
         if starts.size and (starts.min() < 0 or starts.max() + length > len(self)):
             raise InputError("a window lies outside the token stream",
-                             came=f"starts {starts.min()} to {starts.max()}, length {length}", expected=f"inside 0 to {len(self)}")
+                             came=f"starts {starts.min()} to {starts.max()}, length {length}",
+                             expected=f"inside 0 to {len(self)}")
         return starts
 
     def windows(self, starts: ArrayLike, length: int) -> NDArray[np.int32]:

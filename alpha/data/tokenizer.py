@@ -72,6 +72,10 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
+def _file_bytes(content: Mapping[str, Any]) -> bytes:
+    return _canonical({**content, "sha256": sha256_hex(_canonical(content))}) + b"\n"
+
+
 class Tokenizer(ABC):
     """What the rest of the package needs of a tokenizer. Ids are unsigned, `dtype` is uint16 (at most 65536 ids)."""
 
@@ -126,8 +130,13 @@ class Tokenizer(ABC):
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON with its version and the SHA-256 of its content. MachineError if the disk refuses."""
-        content = {"format": FORMAT, "version": VERSION, "form": self.form(), "record": dict(self.record)}
-        write_atomic(path, json.dumps({**content, "sha256": sha256_hex(_canonical(content))}, indent=None).encode() + b"\n")
+        content: dict[str, Any] = {"format": FORMAT, "version": VERSION, "form": self.form(), "record": dict(self.record)}
+        write_atomic(path, _file_bytes(content))
+
+    @staticmethod
+    def load(path: Path) -> Tokenizer:
+        """What `save` wrote, of either kind; errors as `load_tokenizer`."""
+        return load_tokenizer(path)
 
 
 class ByteTokenizer(Tokenizer):
@@ -245,7 +254,8 @@ class BPETokenizer(Tokenizer):
         merges = learn_merges({word: n for word, n in table.items() if n >= min_word_count}, vocab_size - FIRST_MERGE)
         if len(merges) < vocab_size - FIRST_MERGE:
             raise InputError("the text is too small for this vocabulary",
-                             came=f"vocab_size {vocab_size} from {total} bytes of text", expected=f"at most {FIRST_MERGE + len(merges)}", do="lower the vocabulary or give more text")
+                             came=f"vocab_size {vocab_size} from {total} bytes of text",
+                             expected=f"at most {FIRST_MERGE + len(merges)}", do="lower the vocabulary or give more text")
         trained = {"documents": documents, "bytes": total, "min_word_count": min_word_count, "distinct_words": len(table)}
         return cls(merges, pattern=pattern, record={**(record or {}), **trained})
 
@@ -313,16 +323,17 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
     def corrupt(why: str, came: object) -> CorruptError:
         return CorruptError(f"the tokenizer file is damaged: {why}", came=f"{path}: {came}",
-                            expected="the file as it was saved", do="restore it, or train the tokenizer again (the same corpus gives the same tokenizer)")
+                            expected="the file as it was saved",
+                            do="restore it, or train the tokenizer again (the same corpus gives the same tokenizer)")
 
     try:
         content = json.loads(raw)
         stated = content.pop("sha256")
-        found = sha256_hex(_canonical(content))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise corrupt("it is not complete JSON with a content hash", f"{len(raw)} bytes ({error})") from error
-    if stated != found:
-        raise corrupt("its content is not what its hash says", f"sha256 {found[:16]}, stated {str(stated)[:16]}")
+    if raw != _file_bytes(content):  # byte for byte: an edit that JSON would not notice is an edit too
+        raise corrupt("its content is not what its hash says",
+                      f"sha256 {sha256_hex(_canonical(content))[:16]}, stated {str(stated)[:16]}")
     if content.get("format") != FORMAT:
         raise corrupt("it is another kind of file", content.get("format"))
     if content.get("version") != VERSION:

@@ -1,0 +1,27 @@
+"""The components of this package, for the catalogue that the caller hands in."""
+
+from __future__ import annotations
+
+from alpha.component import Catalogue, Component
+from alpha.data.corpus import open_corpus, stdlib_corpus
+from alpha.data.sampler import PermutedSampler, ordered_batches
+from alpha.data.shards import token_stream
+from alpha.data.split import split_by_file
+from alpha.data.tokenizer import BPETokenizer, ByteTokenizer
+
+COMPONENTS = (
+    Component(id="corpus.folder", kind="corpus", implementation=open_corpus),
+    Component(id="corpus.stdlib", kind="corpus", implementation=stdlib_corpus),
+    Component(id="sampler.ordered", kind="sampler", implementation=ordered_batches),
+    Component(id="sampler.permuted", kind="sampler", implementation=PermutedSampler),
+    Component(id="shards.v1", kind="shards", implementation=token_stream),
+    Component(id="split.by_file", kind="split", implementation=split_by_file),
+    Component(id="tokenizer.bpe", kind="tokenizer", implementation=BPETokenizer),
+    Component(id="tokenizer.bytes", kind="tokenizer", implementation=ByteTokenizer),
+)
+
+
+def fill(catalogue: Catalogue) -> None:
+    """Add every data component to the catalogue. (`ngram.order2` has cases but runs in no step, so it is not one.)"""
+    for component in COMPONENTS:
+        catalogue.add(component)

@@ -1,0 +1,121 @@
+"""What the cases share: inputs made from a generator, counting, refusals, and the same computation in a fresh process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import alpha
+from alpha.component import Measured
+from alpha.data import corpus
+
+Case = tuple[str, Callable[[np.random.Generator], Measured]]
+Cases = dict[str, list[Case]]
+
+_WORDS = (
+    *b'def return self for in value None import x _ name 12 3456789 == ( ) : ... """ \xc3\xa9t\xc3\xa9 \xff\xfe \0'.split(b" "),
+    *(b" ", b" ", b" ", b"  ", b"\t", b"\n", b"\n    ", b"\r\n", b"\n\n        "),
+)
+
+
+class Count:
+    """Counts comparisons and how many of them failed; `measured()` passes iff there were some and none failed."""
+
+    def __init__(self) -> None:
+        self.cases, self.wrong, self.first = 0, 0, ""
+        self._digest = hashlib.sha256()
+
+    def check(self, holds: object, what: str = "") -> None:
+        """Count one comparison; the first that fails is named in the note."""
+        self.cases += 1
+        if not bool(holds):
+            self.wrong += 1
+            self.first = self.first or what
+
+    def refuses(self, kind: type[Exception], action: Callable[..., object], what: str, *args: Any, **kwargs: Any) -> None:
+        """Count one refusal: `action(*args, **kwargs)` has to raise exactly `kind`, no subclass."""
+        try:
+            action(*args, **kwargs)
+        except Exception as error:  # any other class is a wrong answer of the component, not of the case
+            self.check(type(error) is kind, f"{what}: {type(error).__name__} instead of {kind.__name__}: {error}")
+        else:
+            self.check(False, f"{what}: accepted instead of {kind.__name__}")
+
+    def add(self, data: bytes) -> None:
+        """Make `data` part of the digest."""
+        self._digest.update(len(data).to_bytes(8, "little") + data)
+
+    def measured(self) -> Measured:
+        digest = self._digest.hexdigest()
+        return Measured(error=float(self.wrong), bound=0.0, cases=self.cases, digest=digest, note=self.first[:200])
+
+
+def text_like(rng: np.random.Generator, size: int) -> bytes:
+    """About `size` bytes that look like source text, with invalid UTF-8 and odd blanks in it."""
+    return b"".join(_WORDS[i] for i in rng.integers(0, len(_WORDS), size // 3 + 1))
+
+
+def any_bytes(rng: np.random.Generator, size: int) -> bytes:
+    """`size` uniform bytes."""
+    return rng.bytes(size)
+
+
+def stdlib_texts(rng: np.random.Generator, count: int, limit: int) -> list[bytes]:
+    """The first `limit` bytes of `count` files of the standard library, chosen by the generator."""
+    root = corpus.stdlib_folder()
+    paths = sorted(path for path in root.glob("*.py") if path.stat().st_size > 500)
+    return [paths[i].read_bytes()[:limit] for i in rng.choice(len(paths), count, replace=False)]
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="alpha-data-") as name:
+        yield Path(name)
+
+
+def write_texts(root: Path, texts: dict[str, bytes]) -> None:
+    """Write `root/relpath` for each item."""
+    for relpath, data in texts.items():
+        path = root / relpath
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def in_fresh_process(function: Callable[[bytes], str], data: bytes, hash_seed: int) -> str:
+    """`function(data)` in a new interpreter with that PYTHONHASHSEED. `function`: a module-level one of this package."""
+    module, name = function.__module__, function.__name__
+    code = f"import sys; from {module} import {name} as f; print(f(sys.stdin.buffer.read()))"
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(Path(alpha.__file__).parents[1])}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, input=data, env=environment, capture_output=True, timeout=120, check=False)
+    if done.returncode:
+        return f"exit {done.returncode}: {done.stderr.decode(errors='replace')[-300:]}"
+    return done.stdout.decode().strip()
+
+
+def same_everywhere(function: Callable[[bytes], str], data: bytes, rng: np.random.Generator) -> Measured:
+    """`function(data)` three times here and once in a fresh process with another hash seed: all equal."""
+    count = Count()
+    expected = function(data)
+    count.add(expected.encode())
+    for _ in range(2):
+        count.check(function(data) == expected, "differs when repeated")
+    came = in_fresh_process(function, data, int(rng.integers(1, 1 << 31)))
+    count.check(came == expected, f"differs in a fresh process: {came}")
+    return count.measured()
+
+
+def flipped(rng: np.random.Generator, data: bytes) -> bytes:
+    """`data` with one to eight bits of one byte flipped."""
+    place = int(rng.integers(len(data)))
+    return data[:place] + bytes([data[place] ^ int(rng.integers(1, 256))]) + data[place + 1 :]
