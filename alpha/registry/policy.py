@@ -1,0 +1,114 @@
+"""Policy: which gates a component owes, what is exempt and why, which code measures, what carries over. Floor 3; data and pure functions.
+
+Nothing here is digested: a change of policy makes no evidence stale, it changes what is asked of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from alpha.component import GATES, Component
+from alpha.errors import InputError
+from alpha.ops.spec import OpSpec
+from alpha.ops.table import row
+from alpha.registry.machine import MachineClass
+
+OWED: Mapping[str, tuple[str, ...]] = {
+    "kernel": ("parity", "gradient", "determinism", "faults", "perf"),
+    "pass": ("parity", "determinism", "faults"),
+    "schedule": ("parity", "determinism", "faults"),
+    "sampler": ("parity", "determinism", "faults"),
+    "tokenizer": ("parity", "determinism", "faults"),
+    "corpus": ("parity", "determinism", "faults"),
+    "split": ("parity", "determinism", "faults"),
+    "shards": ("parity", "determinism", "faults"),
+    "executor": ("parity", "determinism", "faults", "perf"),
+    "checkpoint": ("parity", "determinism", "faults"),
+    "model": ("parity", "gradient", "determinism"),
+    "program": ("parity", "determinism"),
+    "evidence": ("parity", "determinism", "faults"),
+    "flops": ("parity",),
+}
+"""Gates owed by kind, in the order in which they are run."""
+
+EXEMPT: Mapping[tuple[str, str], str] = {}
+"""(op row, gate) -> reason. Closed: a row without a vjp that is no backward row owes the gradient gate until it stands here."""
+
+MEASURE: Mapping[str, str] = {
+    "parity": "alpha.gates.parity:measure",
+    "gradient": "alpha.gates.gradient:measure",
+    "determinism": "alpha.gates.determinism:measure",
+    "faults": "alpha.gates.faults:measure",
+    "perf": "alpha.gates.perf:measure",
+}
+"""The engine of each gate by dotted name: read as text for its digest, never imported from here."""
+
+RUNS: Mapping[tuple[str, str], int] = {("kernel", "cpu"): 100, ("kernel", "cuda"): 300}
+"""Fewest runs in total that the determinism gate of (kind, backend) needs: 300 find a 1 % flake with 95 % probability, 100 a 3 % one.
+Every case of every other component runs at least twice."""
+
+HOST_KINDS = ("pass", "schedule", "sampler", "tokenizer", "corpus", "split", "shards", "checkpoint", "evidence", "flops")
+"""Kinds whose results do not come out of vector units: integers, bytes, and float64 scalars of the C library."""
+
+CARRIED = ("parity", "gradient")
+"""Gates whose evidence may come from another machine class; the others are always run on the class itself."""
+
+
+def is_backward(spec: OpSpec) -> bool:
+    """Whether a row is the backward of another row: its name is that row's with `_bwd` or `_bwd_<operand>` behind it."""
+    return "_bwd" in spec.name
+
+
+def owed(component: Component) -> tuple[str, ...]:
+    """Gates that this component owes, exemptions taken off."""
+    return tuple(g for g in OWED[component.kind] if exemption(component, g) is None)
+
+
+def exemption(component: Component, gate: str) -> str | None:
+    """Why a gate that the kind owes is not owed by this component; None when it is owed."""
+    return EXEMPT.get((component.op, gate)) if component.op is not None else None
+
+
+def required_runs(component: Component) -> int:
+    """Fewest determinism runs, all cases together."""
+    return RUNS.get((component.kind, component.backend), 2)
+
+
+def carries(component: Component, gate: str, source: MachineClass, here: MachineClass, *, blas: bool) -> bool:
+    """Whether evidence made on class `source` counts on class `here`. `blas`: the implementation calls a BLAS.
+
+    Same class: always. Else parity and gradient only: of host kinds under the same NumPy; of numeric kinds under the same
+    instruction set, NumPy and thread count, when no BLAS is called (its kernel is then all that differs).
+    """
+    if source == here:
+        return True
+    if gate not in CARRIED or source.numpy != here.numpy:
+        return False
+    if component.kind in HOST_KINDS:
+        return True
+    return not blas and source.isa == here.isa and source.threads == here.threads
+
+
+def problems(components: Iterable[Component]) -> list[str]:
+    """Exemptions that should not stand: no such component, no such gate, no reason, or not needed. Empty when the list is sound."""
+    found = []
+    by_op: dict[str, Component] = {c.op: c for c in components if c.op is not None}
+    for (op, gate), reason in EXEMPT.items():
+        if gate not in GATES:
+            found.append(f"exemption ({op}, {gate}): no such gate")
+        elif op not in by_op:
+            found.append(f"exemption ({op}, {gate}): no component implements this op")
+        elif not reason.strip():
+            found.append(f"exemption ({op}, {gate}): no reason is given")
+        elif gate not in OWED[by_op[op].kind]:
+            found.append(f"exemption ({op}, {gate}): {by_op[op].kind} does not owe this gate")
+        elif gate == "gradient" and (row(op).vjp is not None or is_backward(row(op))):
+            found.append(f"exemption ({op}, {gate}): the row has a gradient, so it owes the gate")
+    return found
+
+
+def measure_symbol(gate: str) -> str:
+    """Dotted name of the engine; InputError for an unknown gate."""
+    if gate not in MEASURE:
+        raise InputError("no such gate", came=gate, expected=", ".join(GATES))
+    return MEASURE[gate]

@@ -1,0 +1,161 @@
+"""The registry: whether a component is usable on a machine class, and if not, which command supplies what is missing. Floor 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from alpha.component import Catalogue, Component
+from alpha.errors import GraphError, UngatedError
+from alpha.registry import policy
+from alpha.registry.digest import Package, calls_blas, component_digests
+from alpha.registry.evidence import Evidence, Found, classes, current, default_roots, stale
+from alpha.registry.judge import NOT_RUN, PASS, judge
+from alpha.registry.machine import MachineClass, machine_class
+from alpha.types import Attrs, TensorType
+
+Call = tuple[str, Sequence[TensorType], Attrs]
+"""(component id, input types, attributes): one launch of a Program."""
+
+
+@dataclass(frozen=True)
+class GateStatus:
+    """One owed gate. `verdict` is what the best evidence says; `why` is empty iff the gate is satisfied.
+
+    `stale`: names of the digests that changed since; `machine`: class of the evidence (another one when it was carried over).
+    """
+
+    gate: str
+    verdict: str
+    why: str = ""
+    stale: tuple[str, ...] = ()
+    machine: str = ""
+    root: Path | None = None
+    relative: str = NOT_RUN
+
+    @property
+    def satisfied(self) -> bool:
+        return not self.why
+
+
+@dataclass(frozen=True)
+class Status:
+    """`usable`: every owed gate satisfied here and everything presupposed usable. `claimable`: a speed figure may be quoted as ours."""
+
+    component: str
+    gates: Mapping[str, GateStatus]
+    exempt: Mapping[str, str] = field(default_factory=dict)
+    presupposed: tuple[str, ...] = ()
+    """What it presupposes and is not usable itself."""
+
+    @property
+    def usable(self) -> bool:
+        return not self.presupposed and bool(self.gates) and all(g.satisfied for g in self.gates.values())
+
+    @property
+    def claimable(self) -> bool:
+        return self.usable and "perf" in self.gates and self.gates["perf"].relative == PASS
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Gates that must be run, in the order of the policy."""
+        return tuple(g.gate for g in self.gates.values() if not g.satisfied)
+
+
+class Registry:
+    """The status of every component of a catalogue on one machine class. A snapshot: make a new one after files changed."""
+
+    def __init__(self, catalogue: Catalogue, roots: Sequence[Path] | None = None, machine: MachineClass | None = None,
+                 package: Package | None = None) -> None:
+        self.catalogue = catalogue
+        self.machine = machine or machine_class()
+        self.evidence = Evidence(default_roots() if roots is None else roots)
+        self._package = package or Package()
+        self._status: dict[str, Status] = {}
+        self._blas: dict[str, bool] = {}
+        self._busy: list[str] = []
+
+    def digests(self, component: Component, gate: str) -> dict[str, str]:
+        """Today's digests."""
+        return component_digests(component, gate, package=self._package)
+
+    def status(self, component_id: str) -> Status:
+        """Every owed gate of a component; GraphError if components presuppose each other in a circle."""
+        if component_id in self._status:
+            return self._status[component_id]
+        if component_id in self._busy:
+            circle = [*self._busy[self._busy.index(component_id) :], component_id]
+            raise GraphError("components presuppose each other in a circle", came=" -> ".join(circle), do="remove one `presupposes`")
+        component = self.catalogue[component_id]
+        self._busy.append(component_id)
+        try:
+            presupposed = tuple(p for p in component.presupposes if not self.status(p).usable)
+        finally:
+            self._busy.pop()
+        gates = {gate: self._gate(component, gate) for gate in policy.owed(component)}
+        exempt = {g: why for g in policy.OWED[component.kind] if (why := policy.exemption(component, g)) is not None}
+        self._status[component_id] = Status(component_id, gates, exempt, presupposed)
+        return self._status[component_id]
+
+    def _gate(self, component: Component, gate: str) -> GateStatus:
+        digests = self.digests(component, gate)
+        found = self._best(component, gate, digests)
+        if found is None:
+            return GateStatus(gate, NOT_RUN, f"no evidence on {self.machine.key}")
+        judgement = judge(found.record, runs=policy.required_runs(component))
+        changed = tuple(stale(found.record, digests))
+        if changed:
+            why = f"evidence is older than the code: {', '.join(changed)} changed"
+        elif not judgement.satisfied:
+            why = "; ".join([judgement.verdict, *judgement.reasons[:3]])
+        else:
+            why = ""
+        return GateStatus(gate, judgement.verdict, why, changed, found.record.machine, found.root, judgement.relative)
+
+    def _best(self, component: Component, gate: str, digests: Mapping[str, str]) -> Found | None:
+        """Evidence of this class; where that is missing or stale, current evidence that the policy lets carry over."""
+        here = self.evidence.best(component.id, self.machine.key, gate, digests)
+        if here is not None and current(here.record, digests):
+            return here
+        if gate in policy.CARRIED:
+            others = sorted({key for root in self.evidence.roots for key in classes(root)} - {self.machine.key})
+            for key in others:
+                if not policy.carries(component, gate, MachineClass.from_key(key), self.machine, blas=self._calls_blas(component)):
+                    continue
+                found = self.evidence.best(component.id, key, gate, digests)
+                if found is not None and current(found.record, digests):
+                    return found
+        return here
+
+    def _calls_blas(self, component: Component) -> bool:
+        if component.id not in self._blas:
+            self._blas[component.id] = calls_blas(component.implementation, self._package)
+        return self._blas[component.id]
+
+    def why_not(self, component_id: str) -> list[str]:
+        """What is missing before a component is usable, each with the command that supplies it; empty when it is usable."""
+        status = self.status(component_id)
+        lines = [f"{component_id} {g.gate}: {g.why}; run `alpha gate run {component_id} --gate {g.gate}`"
+                 for g in status.gates.values() if not g.satisfied]
+        if not status.gates:
+            lines.append(f"{component_id}: its kind owes no gate, so nothing can make it usable; mend alpha/registry/policy.py")
+        for p in status.presupposed:
+            lines.append(f"{component_id} presupposes {p}, which is not usable")
+            lines += [f"  {line}" for line in self.why_not(p)]
+        return lines
+
+    def require(self, ids: Iterable[str] = (), calls: Iterable[Call] = ()) -> None:
+        """UngatedError unless every component is usable here and every call lies inside the envelope that its evidence covers."""
+        calls = list(calls)
+        wrong: dict[str, None] = {}
+        for component_id in sorted({*ids, *(c[0] for c in calls)}):
+            wrong.update(dict.fromkeys(self.why_not(component_id)))
+        for component_id, types, attrs in calls:
+            outside = self.catalogue[component_id].envelope.why_outside(types, attrs)
+            if outside is not None:
+                wrong[f"{component_id} is called outside its envelope: {outside}"] = None
+        if wrong:
+            raise UngatedError("a run needs components that are not usable on this machine class", came="\n    " + "\n    ".join(wrong),
+                               expected=f"current, passing evidence on {self.machine.key} for every component and every call",
+                               do="run the commands above, or `alpha gate run --for RUN.toml`; `alpha lab` runs ungated, stamped")

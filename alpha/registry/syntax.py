@@ -1,0 +1,383 @@
+"""One source file as a set of module-level definitions: a stable text of each, and the names that it refers to. Floor 3.
+
+The text of a definition is its syntax tree without docstrings, comments, line numbers, `pass` and imports from the package itself, so
+that none of these enters a digest. It is written field by field here and not by `ast.dump`, whose output changes between Python
+versions: evidence made under one version must be current under another.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from alpha.errors import InputError
+
+_SKIPPED_FIELDS = frozenset({"ctx", "type_comment", "kind", "type_ignores"})
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name. `symbol` None: the name is the module itself (for `import a.b`, the first part). `level`: leading dots."""
+
+    module: str
+    symbol: str | None
+    level: int = 0
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A name as written, with its attributes: `np.add.reduce` is ('np', 'add', 'reduce').
+
+    `through`: function-level imports that bind the first part (then it is looked up there and not in the module).
+    """
+
+    chain: tuple[str, ...]
+    through: tuple[Import, ...] = ()
+
+
+@dataclass(frozen=True)
+class Definition:
+    """`text`: sha256 of the stable text. `references`: names that are not local, in order of appearance, each once.
+    `names`: every attribute, and '@' where a matrix product is written."""
+
+    text: str
+    references: tuple[Reference, ...]
+    names: frozenset[str]
+
+
+class Source:
+    """The module-level bindings of one file. `package`: name of the package whose imports are resolved and not hashed."""
+
+    def __init__(self, text: str, package: str) -> None:
+        self.package = package
+        self.tree = ast.parse(text)
+        self.statements: dict[str, list[ast.stmt]] = {}
+        self.imports: dict[str, list[Import]] = {}
+        self.stars: list[Import] = []
+        self._definitions: dict[str, tuple[Definition, ...]] = {}
+        self._lambdas: dict[int, tuple[Definition, ...]] = {}
+        late: list[ast.stmt] = []
+        for statement in self.tree.body:
+            if _is_main_guard(statement):
+                continue
+            if isinstance(statement, ast.Expr) or _mutated(statement):
+                late.append(statement)
+            self._bind(statement)
+        for statement in late:  # TABLE["x"] = f and TABLE.update(...) belong to the names that they mention
+            for name in sorted({n.id for n in ast.walk(statement) if isinstance(n, ast.Name)} & self.statements.keys()):
+                if not _is_noise(statement) and statement not in self.statements[name]:
+                    self.statements[name].append(statement)
+
+    def _bind(self, statement: ast.stmt) -> None:
+        names, imports, stars = _bound([statement])
+        for name in names:
+            self.statements.setdefault(name, []).append(statement)
+        for name, targets in imports.items():
+            self.imports.setdefault(name, []).extend(targets)
+        self.stars.extend(stars)
+
+    def definitions(self, name: str) -> tuple[Definition, ...]:
+        """One Definition per statement that binds `name`; empty when there is none."""
+        if name not in self._definitions:
+            self._definitions[name] = tuple(self._define(s, ()) for s in self.statements.get(name, ()))
+        return self._definitions[name]
+
+    def lambdas(self, line: int) -> tuple[Definition, ...]:
+        """Every lambda that begins on `line` (one cannot tell several of one line apart); all of the file when none does, which
+        happens if the file was edited after it was imported."""
+        if line not in self._lambdas:
+            found = list(_lambdas_with_scopes(self.tree, ()))
+            here = [x for x in found if x[0].lineno == line]
+            self._lambdas[line] = tuple(self._define(node, scopes) for node, scopes in here or found)
+        return self._lambdas[line]
+
+    def _define(self, node: ast.AST, scopes: tuple[ast.AST, ...]) -> Definition:
+        out: list[str] = []
+        _write(node, self.package, out)
+        collector = _References(scopes)
+        collector.visit(node)
+        return Definition(hashlib.sha256("".join(out).encode("utf-8", "surrogatepass")).hexdigest(), tuple(collector.found), _names(node))
+
+
+@lru_cache(maxsize=2048)
+def read(text: str, package: str) -> Source:
+    """The Source of a file's text, cached by content; InputError when it is not Python."""
+    try:
+        return Source(text, package)
+    except SyntaxError as error:
+        raise InputError("a source file cannot be parsed", came=f"line {error.lineno}: {error.msg}", expected="Python",
+                         do="mend the file") from error
+
+
+def same_meaning(a: str, b: str, package: str = "alpha") -> bool:
+    """Whether two files differ in comments, docstrings, layout and package imports only."""
+    texts: list[str] = []
+    for source in (a, b):
+        out: list[str] = []
+        _write(read(source, package).tree, "", out)
+        texts.append("".join(out))
+    return texts[0] == texts[1]
+
+
+# The stable text -------------------------------------------------------------------------------------------------------------------
+
+
+def _write(node: object, package: str, out: list[str]) -> None:
+    if isinstance(node, ast.Constant):
+        out.append(f"({type(node.value).__name__} {node.value!r})")
+    elif isinstance(node, ast.JoinedStr):
+        out.append("(JoinedStr")
+        for value in _merged(node.values):
+            _write(value, package, out)
+        out.append(")")
+    elif isinstance(node, ast.AST):
+        out.append("(" + type(node).__name__)
+        for field in node._fields:
+            if field in _SKIPPED_FIELDS:
+                continue
+            part: Any = getattr(node, field, None)
+            if isinstance(part, list) and part and isinstance(part[0], ast.stmt):
+                part = [kept for s in part if not _is_noise(s) and (kept := _without_package(s, package)) is not None]
+            if part is None or part == []:
+                continue
+            out.append(" " + field + "=")
+            _write(part, package, out)
+        out.append(")")
+    elif isinstance(node, list):
+        out.append("[")
+        for element in node:
+            _write(element, package, out)
+        out.append("]")
+    else:
+        out.append("~" if node is None else repr(node))
+
+
+def _is_noise(statement: ast.stmt) -> bool:
+    """Docstrings, strings that stand alone, `pass`: without effect."""
+    return isinstance(statement, ast.Pass) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str))
+
+
+def _without_package(statement: ast.stmt, package: str) -> ast.stmt | None:
+    """The statement, or None or a part of it when it imports from the package: such names are resolved instead."""
+    if not package:
+        return statement
+    if isinstance(statement, ast.ImportFrom):
+        return None if statement.level or (statement.module or "").split(".")[0] == package else statement
+    if isinstance(statement, ast.Import):
+        names = [a for a in statement.names if a.name.split(".")[0] != package]
+        return ast.Import(names=names) if names else None
+    return statement
+
+
+def _merged(values: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """Parts of an f-string with neighbouring constants joined: Python versions cut them differently."""
+    text: str | None = None
+    for value in values:
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            text = (text or "") + value.value
+            continue
+        if text:
+            yield ast.Constant(text)
+        text = None
+        yield value
+    if text:
+        yield ast.Constant(text)
+
+
+# What a statement binds ------------------------------------------------------------------------------------------------------------
+
+
+def _imports_of(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Import]]:
+    if isinstance(node, ast.Import):
+        for a in node.names:
+            yield (a.asname, Import(a.name, None)) if a.asname else (a.name.split(".")[0], Import(a.name.split(".")[0], None))
+    else:
+        for a in node.names:
+            yield a.asname or a.name, Import(node.module or "", a.name, node.level)
+
+
+def _bound(body: Iterable[ast.AST]) -> tuple[list[str], dict[str, list[Import]], list[Import]]:
+    """Names bound by these nodes in their own scope (nested functions and classes not entered), imports apart, star imports apart."""
+    names: dict[str, None] = {}
+    imports: dict[str, list[Import]] = {}
+    stars: list[Import] = []
+    outside: set[str] = set()
+    stack = list(body)[::-1]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names[node.name] = None
+            continue
+        if isinstance(node, ast.Lambda):
+            continue
+        if isinstance(node, _COMPREHENSIONS):  # only `:=` leaves a comprehension
+            names.update({n.target.id: None for n in ast.walk(node) if isinstance(n, ast.NamedExpr)})
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for name, target in _imports_of(node):
+                if name == "*":
+                    stars.append(target)
+                else:
+                    imports.setdefault(name, []).append(target)
+            continue
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            outside.update(node.names)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names[node.id] = None
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+            names[node.name] = None
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            names[node.rest] = None
+        stack.extend(list(ast.iter_child_nodes(node))[::-1])
+    return [n for n in names if n not in outside], imports, stars
+
+
+def _mutated(statement: ast.stmt) -> bool:
+    """Whether a statement assigns into something: `TABLE["x"] = 1`, `f.attribute = 2`."""
+    targets = statement.targets if isinstance(statement, (ast.Assign, ast.Delete)) else [getattr(statement, "target", None)]
+    return any(isinstance(t, (ast.Subscript, ast.Attribute)) for t in targets)
+
+
+def _is_main_guard(statement: ast.stmt) -> bool:
+    return (isinstance(statement, ast.If) and isinstance(statement.test, ast.Compare)
+            and isinstance(statement.test.left, ast.Name) and statement.test.left.id == "__name__")
+
+
+def _names(node: ast.AST) -> frozenset[str]:
+    return frozenset("@" if isinstance(n, ast.MatMult) else n.attr for n in ast.walk(node) if isinstance(n, (ast.MatMult, ast.Attribute)))
+
+
+# What a definition refers to -------------------------------------------------------------------------------------------------------
+
+
+class _Scope:
+    def __init__(self, node: ast.AST) -> None:
+        self.is_class = isinstance(node, ast.ClassDef)
+        names: list[str] = []
+        if isinstance(node, _FUNCTIONS):
+            a = node.args
+            names += [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs, *([a.vararg] if a.vararg else []), *([a.kwarg] if a.kwarg else []))]
+        if isinstance(node, _COMPREHENSIONS):
+            names += [n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)]
+            body: Sequence[ast.AST] = []
+        elif isinstance(node, ast.Lambda):
+            body = [node.body]
+        else:
+            body = getattr(node, "body", [])
+        bound, self.imports, _ = _bound(body)
+        self.names = {*names, *bound, *self.imports}
+
+
+class _References(ast.NodeVisitor):
+    """Collects names that are not local. `scopes`: enclosing functions of the node that is visited."""
+
+    def __init__(self, scopes: Sequence[ast.AST]) -> None:
+        self.found: dict[Reference, None] = {}
+        self._scopes = [_Scope(s) for s in scopes]
+
+    def _use(self, chain: tuple[str, ...]) -> None:
+        for depth, scope in enumerate(reversed(self._scopes)):
+            if scope.is_class and depth:
+                continue  # names of a class body are invisible inside its methods
+            if chain[0] in scope.names:
+                if chain[0] in scope.imports:
+                    self.found.setdefault(Reference(chain, tuple(scope.imports[chain[0]])))
+                return
+        self.found.setdefault(Reference(chain))
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self._use((node.id,))
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        chain, base = [node.attr], node.value
+        while isinstance(base, ast.Attribute):
+            chain.append(base.attr)
+            base = base.value
+        if isinstance(base, ast.Name):
+            self._use((base.id, *reversed(chain)))
+        else:
+            self.visit(base)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called == "import_module" and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+            self.found.setdefault(Reference(("",), (Import(node.args[0].value, None),)))
+        self.generic_visit(node)
+
+    def _annotation(self, node: ast.expr | None) -> None:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            try:
+                self.visit(ast.parse(node.value, mode="eval").body)
+            except SyntaxError:
+                return  # a string that is no annotation refers to nothing
+        elif node is not None:
+            self.visit(node)
+
+    def _signature(self, args: ast.arguments) -> None:
+        for a in (*args.posonlyargs, *args.args, *args.kwonlyargs, *([args.vararg] if args.vararg else []), *([args.kwarg] if args.kwarg else [])):
+            self._annotation(a.annotation)
+        for default in (*args.defaults, *args.kw_defaults):
+            if default is not None:
+                self.visit(default)
+
+    def _inside(self, scope: ast.AST, nodes: Iterable[ast.AST]) -> None:
+        self._scopes.append(_Scope(scope))
+        for node in nodes:
+            self.visit(node)
+        self._scopes.pop()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for decorator in node.decorator_list:
+            self.visit(decorator)
+        self._signature(node.args)
+        self._annotation(node.returns)
+        self._inside(node, node.body)
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._signature(node.args)
+        self._inside(node, [node.body])
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for outer in (*node.decorator_list, *node.bases, *node.keywords):
+            self.visit(outer)
+        self._inside(node, node.body)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._annotation(node.annotation)
+        for part in (node.target, node.value):
+            if part is not None:
+                self.visit(part)
+
+    def _comprehension(self, node: ast.AST, generators: Sequence[ast.comprehension]) -> None:
+        self.visit(generators[0].iter)  # evaluated outside
+        self._inside(node, list(ast.iter_child_nodes(node)))
+
+    def visit_ListComp(self, node: ast.ListComp) -> None:
+        self._comprehension(node, node.generators)
+
+    def visit_SetComp(self, node: ast.SetComp) -> None:
+        self._comprehension(node, node.generators)
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> None:
+        self._comprehension(node, node.generators)
+
+    def visit_DictComp(self, node: ast.DictComp) -> None:
+        self._comprehension(node, node.generators)
+
+
+def _lambdas_with_scopes(node: ast.AST, scopes: tuple[ast.AST, ...]) -> Iterator[tuple[ast.Lambda, tuple[ast.AST, ...]]]:
+    if isinstance(node, ast.Lambda):
+        yield node, scopes
+    if isinstance(node, (*_FUNCTIONS, *_COMPREHENSIONS, ast.ClassDef)):
+        scopes = (*scopes, node)
+    for child in ast.iter_child_nodes(node):
+        yield from _lambdas_with_scopes(child, scopes)
