@@ -1,0 +1,538 @@
+"""Run files: TOML to frozen keyword-only dataclasses. Floor 0.
+
+One dataclass a section, one field a key; the field's metadata is its documentation, unit and range, and `table()` prints it.
+Unknown keys are rejected with the nearest valid name, wrong types with what came and what was expected, impossible sizes before
+anything is built. No environment variable is read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from alpha.errors import ConfigError, InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FAMILIES = ("gpt", "llama")
+LLAMA_ONLY = ("kv_heads", "hidden", "rope_base")
+GPT_ONLY = ("dropout",)
+
+
+def key(
+    default: Any = MISSING,
+    *,
+    doc: str,
+    unit: str = "",
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
+    """A field: default (none = required), one line of documentation, unit, range `least <= x <= most`, `x > above`, choices."""
+    return field(
+        default=default, metadata={"doc": doc, "unit": unit, "least": least, "above": above, "most": most, "choices": choices}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What the run is called and where it is kept."""
+
+    name: str = key(doc="name of the run and of its folder")
+    seed: int = key(1, doc="decides initial weights, order of the data and dropout", least=0, most=2**63 - 1)
+    out: str = key("runs", doc="folder that run folders are made in")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The model and its sizes."""
+
+    family: str = key(doc="architecture", choices=FAMILIES)
+    layers: int = key(doc="blocks", least=1)
+    width: int = key(doc="size of the residual stream", unit="channels", least=1)
+    heads: int = key(doc="query heads; divide the width", least=1)
+    positions: int = key(0, doc="longest sequence the model has positions for; 0 = data.sequence", unit="tokens", least=0)
+    tied: bool = key(True, doc="the head shares the embedding's weights")
+    kv_heads: int = key(0, doc="key and value heads; divide `heads`; 0 = heads (llama only)", least=0)
+    hidden: int = key(
+        0, doc="inner width of SwiGLU; 0 = 8/3 width rounded up to a multiple of 32 (llama only)", unit="channels", least=0
+    )
+    rope_base: float = key(500000.0, doc="base of the rotary frequencies (llama only)", above=1.0)
+    window: int = key(0, doc="keys that a query sees, itself included; 0 = all before it", unit="tokens", least=0)
+    z_loss: float = key(0.0, doc="weight of the squared log-normaliser added to the loss", least=0.0)
+    dropout: float = key(0.0, doc="share of activations dropped while training (gpt only)", least=0.0, most=0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The text and how it is cut."""
+
+    corpus: str = key("stdlib", doc="`stdlib` (source of the installed Python standard library), a folder, a file or a glob")
+    tokenizer: str = key("bpe", doc="bytes (257 ids) or byte-level BPE trained on the train split", choices=("bytes", "bpe"))
+    vocab: int = key(512, doc="ids of the BPE tokenizer; `bytes` always has 257", unit="ids", least=258, most=1 << 16)
+    sample: int = key(4_000_000, doc="most text that the BPE tokenizer is trained on", unit="bytes", least=1)
+    validation: float = key(0.05, doc="share of files held out for validation", above=0.0, most=0.5)
+    sequence: int = key(128, doc="tokens of one training sequence", unit="tokens", least=2)
+    documents: bool = key(False, doc="attention does not cross from one document into the next")
+    cache: str = key(".alpha/data", doc="folder of tokenizers and token shards; safe to delete")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """The steps."""
+
+    steps: int = key(doc="optimizer steps", unit="steps", least=1)
+    batch: int = key(doc="sequences of one step, all shards together", unit="sequences", least=1)
+    shards: int = key(1, doc="logical shards S, a power of two; part of the numerics, not of the machine", least=1)
+    micro_batch: int = key(0, doc="sequences of one microbatch; 0 = batch / shards", unit="sequences", least=0)
+    recompute: str = key("none", doc="activations computed again in the backward pass: none, block, or ops:name,name")
+    fuse: bool = key(True, doc="use fused rows where the back end has a kernel for them")
+    eval_every: int = key(100, doc="steps between validations; 0 = only at the end", unit="steps", least=0)
+    eval_windows: int = key(
+        64, doc="validation sequences of each validation but the last, which takes `final_windows`", unit="sequences", least=1
+    )
+    final_windows: int = key(512, doc="validation sequences of the final figure", unit="sequences", least=1)
+    checkpoint_every: int = key(200, doc="steps between checkpoints; 0 = only at the end", unit="steps", least=0)
+    keep: int = key(2, doc="checkpoints kept", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """The optimizer and its learning-rate schedule."""
+
+    name: str = key("adamw", doc="optimizer", choices=("adamw", "sgd"))
+    lr: float = key(doc="peak learning rate", above=0.0)
+    betas: tuple[float, ...] = key((0.9, 0.95), doc="decay of the first and second moment (adamw)")
+    eps: float = key(1e-8, doc="added to the root of the second moment (adamw)", above=0.0)
+    momentum: float = key(0.0, doc="momentum (sgd)", least=0.0, most=0.999)
+    weight_decay: float = key(0.1, doc="decoupled decay of matrices; never of norms and biases", least=0.0)
+    clip: float = key(1.0, doc="largest global gradient norm; 0 = no clipping", least=0.0)
+    schedule: str = key("cosine", doc="learning rate over the steps", choices=("cosine", "wsd"))
+    warmup: int = key(0, doc="steps of linear warm-up", unit="steps", least=0)
+    decay: int = key(0, doc="last steps over which `wsd` decays; 0 = a tenth of all steps", unit="steps", least=0)
+    floor: float = key(0.1, doc="learning rate at the end as a share of `lr`", least=0.0, most=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What may differ between machines without changing one bit of the result."""
+
+    threads: int = key(0, doc="worker threads; 0 = the cores this process may use", least=0, most=256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A run file. Cross-section rules are checked here; a Config that exists is possible."""
+
+    run: Run
+    model: Model
+    data: Data
+    train: Train
+    optim: Optim
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self) -> None:
+        for name, section in self.sections():
+            for f in fields(section):
+                _check_range(f"{name}.{f.name}", getattr(section, f.name), f)
+        m, d, t, o = self.model, self.data, self.train, self.optim
+        foreign = LLAMA_ONLY if m.family == "gpt" else GPT_ONLY
+        for name in foreign:
+            default = next(f.default for f in fields(Model) if f.name == name)
+            _rule(
+                getattr(m, name) == default,
+                f"model.{name} does not apply to family {m.family}",
+                f"{name} = {getattr(m, name)}",
+                f"no such key for {m.family}",
+                f"remove model.{name}",
+            )
+        _rule(
+            m.width % m.heads == 0,
+            "model.heads does not divide model.width",
+            f"width {m.width}, heads {m.heads}",
+            f"heads out of {_divisors(m.width)}",
+            "change model.heads or model.width",
+        )
+        kv = m.kv_heads or m.heads
+        _rule(
+            m.heads % kv == 0,
+            "model.kv_heads does not divide model.heads",
+            f"heads {m.heads}, kv_heads {kv}",
+            f"kv_heads out of {_divisors(m.heads)}",
+            "change model.kv_heads",
+        )
+        _rule(
+            m.family != "llama" or (m.width // m.heads) % 2 == 0,
+            "rotary positions need an even head size",
+            f"width {m.width} / heads {m.heads} = {m.width // m.heads}",
+            "an even number",
+            "change model.heads or model.width",
+        )
+        _rule(
+            not m.positions or d.sequence <= m.positions,
+            "data.sequence is longer than the model has positions",
+            f"sequence {d.sequence}, positions {m.positions}",
+            f"at most {m.positions}",
+            "raise model.positions or shorten the sequence",
+        )
+        _rule(
+            t.shards & (t.shards - 1) == 0,
+            "train.shards is no power of two",
+            t.shards,
+            "1, 2, 4, 8, ...",
+            f"take {1 << (t.shards.bit_length() - 1)} or {1 << t.shards.bit_length()}",
+        )
+        _rule(
+            t.batch % t.shards == 0,
+            "train.batch cannot be cut into the shards",
+            f"batch {t.batch}, shards {t.shards}",
+            f"a multiple of {t.shards}",
+            f"take batch {max(1, t.batch // t.shards) * t.shards}",
+        )
+        per_shard = t.batch // t.shards
+        _rule(
+            not t.micro_batch or per_shard % t.micro_batch == 0,
+            "a shard's sequences cannot be cut into microbatches",
+            f"batch {t.batch} / shards {t.shards} = {per_shard} sequences, micro_batch {t.micro_batch}",
+            f"micro_batch out of {_divisors(per_shard)}",
+            "change train.micro_batch or train.batch",
+        )
+        _rule(
+            t.recompute in ("none", "block") or (t.recompute.startswith("ops:") and all(t.recompute[4:].split(","))),
+            "train.recompute is not a policy",
+            t.recompute,
+            "none, block, or ops:name,name",
+            "for example `ops:gelu,layer_norm`",
+        )
+        _rule(
+            len(o.betas) == 2 and all(0.0 <= b < 1.0 for b in o.betas),
+            "optim.betas are two numbers from 0 to below 1",
+            list(o.betas),
+            "for example [0.9, 0.95]",
+            "change optim.betas",
+        )
+        _rule(
+            o.warmup < t.steps,
+            "optim.warmup leaves no step to train",
+            f"warmup {o.warmup}, steps {t.steps}",
+            f"below {t.steps}",
+            "shorten the warm-up",
+        )
+        _rule(
+            o.schedule == "wsd" or not o.decay,
+            "optim.decay belongs to the schedule wsd",
+            f"decay {o.decay}, schedule {o.schedule}",
+            "no optim.decay",
+            'remove it or take schedule = "wsd"',
+        )
+        _rule(
+            o.warmup + self.wsd_decay <= t.steps,
+            "optim.warmup and optim.decay overlap",
+            f"{o.warmup} + {self.wsd_decay} of {t.steps} steps",
+            f"at most {t.steps} together",
+            "shorten one",
+        )
+        _rule(
+            bool(self.run.name) and not set(self.run.name) & set("/\\\0") and self.run.name not in (".", ".."),
+            "run.name is no folder name",
+            repr(self.run.name),
+            "letters, digits, dots and dashes",
+            "change run.name",
+        )
+
+    # -- derived sizes ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of one microbatch."""
+        return self.train.micro_batch or self.train.batch // self.train.shards
+
+    @property
+    def micros(self) -> int:
+        """Microbatches of one shard in one step."""
+        return self.train.batch // self.train.shards // self.micro_batch
+
+    @property
+    def positions(self) -> int:
+        """Positions of the model."""
+        return self.model.positions or self.data.sequence
+
+    @property
+    def hidden(self) -> int:
+        """Inner width of the feed-forward block."""
+        if self.model.family == "gpt":
+            return 4 * self.model.width
+        return self.model.hidden or (8 * self.model.width + 95) // 96 * 32
+
+    @property
+    def wsd_decay(self) -> int:
+        """Steps of the final decay of the schedule wsd."""
+        return (self.optim.decay or max(1, self.train.steps // 10)) if self.optim.schedule == "wsd" else 0
+
+    @property
+    def recompute(self) -> tuple[str, tuple[str, ...]]:
+        """The recompute policy as (mode, names of ops)."""
+        if self.train.recompute.startswith("ops:"):
+            return "ops", tuple(self.train.recompute[4:].split(","))
+        return self.train.recompute, ()
+
+    # -- as text ---------------------------------------------------------------------------------------------------------------
+
+    def sections(self) -> list[tuple[str, Any]]:
+        """(name, section) in order."""
+        return [(f.name, getattr(self, f.name)) for f in fields(self)]
+
+    def resolved(self) -> str:
+        """The whole configuration as TOML, every default written out: saved with the run; loading it gives an equal Config."""
+        blocks = []
+        for name, section in self.sections():
+            lines = [f"{f.name} = {_toml(getattr(section, f.name))}" for f in fields(section)]
+            blocks.append("\n".join([f"[{name}]", *lines]))
+        return "\n\n".join(blocks) + "\n"
+
+    def identity(self) -> str:
+        """sha256 of every key that decides a bit of the trained state; what a resumed run must agree on."""
+        free = {
+            "run.name",
+            "run.out",
+            "data.cache",
+            "train.eval_every",
+            "train.eval_windows",
+            "train.final_windows",
+            "train.checkpoint_every",
+            "train.keep",
+        }
+        lines = [
+            f"{name}.{f.name} = {_toml(getattr(section, f.name))}"
+            for name, section in self.sections()
+            if name != "machine"
+            for f in fields(section)
+            if f"{name}.{f.name}" not in free
+        ]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def load(path: Path | str, overrides: Iterable[str] = ()) -> Config:
+    """Read a run file and apply `section.key=value` overrides. ConfigError for what is wrong in it, InputError if missing."""
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(
+            "the run file cannot be read",
+            came=f"{path} ({error.strerror})",
+            expected="a TOML file",
+            do="check the path; configs/ has examples",
+        ) from error
+    return parse(raw, overrides, where=str(path))
+
+
+def parse(text: str | bytes, overrides: Iterable[str] = (), where: str = "the run file") -> Config:
+    """A Config from TOML text. ConfigError naming `where`, the key, what came and what was expected."""
+    try:
+        tables: dict[str, Any] = tomllib.loads(text if isinstance(text, str) else text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{where} is not TOML",
+            came=str(error),
+            expected="key = value lines in [sections]",
+            do="strings need quotes; see configs/tiny.toml",
+        ) from error
+    for name, section in tables.items():
+        if not isinstance(section, dict):
+            raise ConfigError(
+                f"{where}: a key outside any section",
+                came=f"{name} = {section!r}",
+                expected=f"[section] first; sections are {', '.join(_sections())}",
+                do=_where_is(name),
+            )
+    for override in overrides:
+        _apply(tables, override)
+    return from_tables(tables, where)
+
+
+def from_tables(tables: Mapping[str, Mapping[str, Any]], where: str = "the run file") -> Config:
+    """A Config from plain nested mappings, with every check."""
+    known = _sections()
+    for name in tables:
+        if name not in known:
+            raise ConfigError(
+                f"{where}: unknown section [{name}]", came=name, expected=", ".join(known), do=_nearest(name, known)
+            )
+    built: dict[str, Any] = {}
+    for name, cls in known.items():
+        built[name] = _section(cls, name, tables.get(name), where)
+    return Config(**built)
+
+
+@cache
+def _sections() -> dict[str, type]:
+    return {f.name: t for f, t in zip(fields(Config), get_type_hints(Config).values())}
+
+
+def _section(cls: type, name: str, given: Mapping[str, Any] | None, where: str) -> Any:
+    hints = get_type_hints(cls)
+    given = given or {}
+    for k, value in given.items():
+        if k not in hints:
+            raise ConfigError(
+                f"{where}: unknown key `{name}.{k}`",
+                came=f"{k} = {value!r}",
+                expected=f"one of {', '.join(hints)}",
+                do=_nearest(k, hints, name),
+            )
+    values = {}
+    for f in fields(cls):
+        if f.name in given:
+            values[f.name] = _typed(f"{name}.{f.name}", given[f.name], hints[f.name], where)
+        elif f.default is MISSING:
+            raise ConfigError(
+                f"{where}: `{name}.{f.name}` is missing",
+                came=f"[{name}] with {', '.join(given) or 'no keys'}",
+                expected=f"{f.name}: {f.metadata['doc']}",
+                do=f"add `{f.name} = ...` to [{name}]",
+            )
+    return cls(**values)
+
+
+def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
+    """`value` as the type `hint`; an integer may stand for a float, nothing else is converted."""
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)[0]
+        if isinstance(value, list):
+            return tuple(_typed(f"{name}[{i}]", x, inner, where) for i, x in enumerate(value))
+    elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    what = (
+        "a list of numbers"
+        if get_origin(hint) is tuple
+        else {int: "an integer", float: "a number", str: "a string in quotes", bool: "true or false"}[hint]
+    )
+    raise ConfigError(
+        f"{where}: `{name}` has the wrong type",
+        came=f"{value!r} ({type(value).__name__})",
+        expected=what,
+        do=f"write `{name.rpartition('.')[2]} = {_example(hint)}`",
+    )
+
+
+def _example(hint: Any) -> str:
+    return {int: "128", float: "0.1", str: '"text"', bool: "true"}.get(hint, "[0.9, 0.95]")
+
+
+def _check_range(name: str, value: Any, f: Field[Any]) -> None:
+    meta = f.metadata
+    if meta["choices"] and value not in meta["choices"]:
+        raise ConfigError(
+            f"`{name}` is not one of its choices",
+            came=repr(value),
+            expected=", ".join(meta["choices"]),
+            do=_nearest(str(value), meta["choices"]),
+        )
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        inside = (
+            math.isfinite(value)
+            and (meta["least"] is None or value >= meta["least"])
+            and (meta["above"] is None or value > meta["above"])
+            and (meta["most"] is None or value <= meta["most"])
+        )
+        _rule(inside, f"`{name}` is out of range", value, _range(meta), f"{name}: {meta['doc']}")
+
+
+def _range(meta: Mapping[str, Any]) -> str:
+    low = (
+        f"at least {meta['least']}"
+        if meta["least"] is not None
+        else f"above {meta['above']}"
+        if meta["above"] is not None
+        else ""
+    )
+    high = f"at most {meta['most']}" if meta["most"] is not None else ""
+    return ", ".join(x for x in (low, high) if x) or "a finite number"
+
+
+def _rule(holds: bool, what: str, came: object, expected: object, do: str) -> None:
+    if not holds:
+        raise ConfigError(what, came=came, expected=expected, do=do)
+
+
+def _divisors(n: int) -> str:
+    found = [str(d) for d in range(1, n + 1) if n % d == 0]
+    return ", ".join(found if len(found) <= 12 else [*found[:11], "..."])
+
+
+def _nearest(name: str, known: Iterable[str], section: str = "") -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return _where_is(name) if section else "see configs/ for examples"
+
+
+def _where_is(name: str) -> str:
+    """In which section a key of this name, or the nearest one, lives."""
+    homes = {f.name: s for s, cls in _sections().items() for f in fields(cls)}
+    close = difflib.get_close_matches(name, list(homes), n=1, cutoff=0.6)
+    return f"did you mean `{homes[close[0]]}.{close[0]}`?" if close else "see configs/ for examples"
+
+
+def _apply(tables: dict[str, Any], override: str) -> None:
+    """One `section.key=value`; the value is read as TOML, else as a bare string."""
+    name, equals, text = override.partition("=")
+    section, dot, k = name.strip().partition(".")
+    if not (equals and dot and section and k):
+        raise ConfigError(
+            "an override is not section.key=value",
+            came=override,
+            expected="for example train.steps=100",
+            do="write `--set section.key=value`",
+        )
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    tables.setdefault(section, {})[k] = value
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def table() -> str:
+    """Every key as Markdown, from the dataclasses: the reference in docs/ is this text."""
+    out = []
+    for name, cls in _sections().items():
+        out += [
+            f"### [{name}]",
+            "",
+            (cls.__doc__ or "").strip(),
+            "",
+            "| key | type | default | unit | range | what |",
+            "|---|---|---|---|---|---|",
+        ]
+        hints = get_type_hints(cls)
+        for f in fields(cls):
+            kind = "list of numbers" if get_origin(hints[f.name]) is tuple else hints[f.name].__name__
+            default = "required" if f.default is MISSING else f"`{_toml(f.default)}`"
+            limits = ", ".join(f.metadata["choices"]) or (_range(f.metadata) if kind in ("int", "float") else "")
+            out.append(f"| `{f.name}` | {kind} | {default} | {f.metadata['unit']} | {limits} | {f.metadata['doc']} |")
+        out.append("")
+    return "\n".join(out)
