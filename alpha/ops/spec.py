@@ -117,3 +117,10 @@ def same_dtype(op: str, types: Sequence[TensorType]) -> str:
     dtypes = {t.dtype for t in types if t.is_float}
     expect(len(dtypes) == 1, op, "float operands share one dtype", sorted(dtypes), "one dtype")
     return dtypes.pop()
+
+
+def sole_cotangent(op: str, cotangents: Sequence[object]) -> object:
+    """The cotangent of output 0 of a row whose other outputs take none; ShapeError if one of those has one: its gradient is not taken."""
+    expect(all(c is None for c in cotangents[1:]), op, "only output 0 is differentiable",
+           f"a cotangent for output {next((i for i, c in enumerate(cotangents[1:], 1) if c is not None), 0)}", "None")
+    return cotangents[0]
