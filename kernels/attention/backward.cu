@@ -5,8 +5,8 @@
 // in exchange both passes keep P and dS in registers, never write fp32 gradients to memory, need no order between blocks, and
 // dK, dV of grouped heads are summed in registers.
 //
-// One CTA walks tiles. Warpgroup 0 is the producer (one thread issues all copies, 24 or 32 registers); warpgroups 1..W are
-// consumers with 64 rows each (240 registers for W = 2, 160 for W = 3).
+// One CTA walks tiles. Warpgroup 0 is the producer (one thread issues all copies, 32 or 40 registers); warpgroups 1..W are
+// consumers with 64 rows each (232 registers for W = 2, 160 for W = 3).
 //   variant              tile          stages       shared memory                                accumulators per thread
 //   dq   d128 w2 n96     128 q x 96 k  3 K, 3 V     Q 32K + dO 32K + K 72K + V 72K = 208K        S 48, dP 48, dQ 64, dS 24
 //   dq   d128 w2 n128    128 q x 128 k 2 K, 2 V     Q 32K + dO 32K + K 64K + V 64K = 192K        64, 64, 64, 32
@@ -78,6 +78,7 @@ struct DqShared {
     static constexpr int Q = 64 * D * 2, K = BN * D * 2;
     uint8_t q[W][Q], g[W][Q], k[STAGES][K], v[STAGES][K];
     mbarrier_t row_full[W], row_empty[W], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    Queue queue;
 };
 
 template <int D, int W, int BN, int STAGES>
@@ -99,6 +100,7 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             mbarrier_init(&sh.k_empty[s], 4 * W);
             mbarrier_init(&sh.v_empty[s], 4 * W);
         }
+        sh.queue.init(4 * W);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -107,7 +109,7 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
     const bool reversed = p.right < kUnbounded;
 
     if (wg == 0) {
-        registers_decrease<(W == 3 ? 32 : 24)>();
+        registers_decrease<(W == 3 ? 32 : 40)>();
         if (threadIdx.x == 0) {
             tma_prefetch_map(map_q);
             tma_prefetch_map(map_k);
@@ -115,7 +117,10 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             tma_prefetch_map(map_g);
             RingState<STAGES> ks(1), vs(1);
             uint32_t rp = 1;
-            for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+            RingState<2> slot(1);
+            int t = blockIdx.x;
+            for (sh.queue.give(slot, t); t < tiles; sh.queue.give(slot, t)) {
+                const int next = Queue::draw(p.queue);
                 const Tile tile = tile_at(t, nblocks, nheads, p.section, reversed);
                 const int b = tile.head / p.H, h = tile.head - b * p.H, hk = h / (p.H / p.Hkv), m0 = tile.block * 64 * W;
                 const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
@@ -142,17 +147,20 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                         vs.advance();
                     }
                 }
+                t = next;
             }
+            Queue::leave(p.queue);
         }
     } else {
-        registers_increase<(W == 3 ? 160 : 240)>();
+        registers_increase<(W == 3 ? 160 : 232)>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const float c = p.scale * kLog2e;
         uint8_t *q = sh.q[w], *g = sh.g[w];
         RingState<STAGES> ks(0), vs(0);
         uint32_t rp = 0;
 
-        for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+        RingState<2> slot(0);
+        for (int t = sh.queue.take(slot); t < tiles; t = sh.queue.take(slot)) {
             const Tile tile = tile_at(t, nblocks, nheads, p.section, reversed);
             const int b = tile.head / p.H, h = tile.head - b * p.H, m0 = tile.block * 64 * W;
             const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
@@ -163,24 +171,24 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             const float lse0 = in0 ? p.lse2[at] : infinity(), lse1 = in1 ? p.lse2[at + 8] : infinity();
             const float delta0 = in0 ? p.delta[at] : 0.f, delta1 = in1 ? p.delta[at + 8] : 0.f;
 
-            float dq[D / 2], s[BN / 2] = {}, dp[BN / 2] = {};
-            Fragment<BN> ds;
+            float dq[D / 2] = {}, s[BN / 2] = {}, dp[BN / 2] = {};
+            Fragment<BN> ds = {};
             uint32_t held = 0;  // ring slot of the block whose dQ product is running
             wait(&sh.row_full[w], rp);
             rp ^= 1;
-            int keep = 0;
+            bool busy = false;
             for (int j = n.end - 1; j >= n.begin; --j) {
                 wait(&sh.k_full[ks.slot], ks.parity);
                 wgmma_fence();
                 mma_abt<BN, D>(s, q, sh.k[ks.slot]);
                 wgmma_commit();
+                wgmma_wait<1>();  // the dQ product of the block before
+                pin_fragment<BN>(ds);
+                if (busy && lane == 0) mbarrier_arrive(&sh.k_empty[held]);
                 wait(&sh.v_full[vs.slot], vs.parity);
+                wgmma_fence();
                 mma_abt<BN, D>(dp, g, sh.v[vs.slot]);
                 wgmma_commit();
-                if (keep) {
-                    wgmma_wait<2>();
-                    if (lane == 0) mbarrier_arrive(&sh.k_empty[held]);
-                }
                 wgmma_wait<1>();
                 pin_registers(s);
                 if (j >= n.clear_hi || j < n.clear_lo) mask<BN>(s, j * BN, span0, span1);
@@ -188,27 +196,21 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                 for (int i = 0; i < BN / 2; ++i) s[i] = exp2_fast(fmaf(s[i], c, i / 2 % 2 ? -lse1 : -lse0));
                 wgmma_wait<0>();
                 pin_registers(dp);
-                pin_fragment<BN>(ds);
                 if (lane == 0) mbarrier_arrive(&sh.v_empty[vs.slot]);
                 vs.advance();
 #pragma unroll
                 for (int i = 0; i < BN / 2; ++i) s[i] *= dp[i] - (i / 2 % 2 ? delta1 : delta0);
                 to_bf16<BN>(ds, s);
                 wgmma_fence();
-                mma_pb<D, BN>(dq, ds, sh.k[ks.slot], keep);
+                mma_pb<D, BN>(dq, ds, sh.k[ks.slot], 1);
                 wgmma_commit();
                 held = ks.slot;
                 ks.advance();
-                keep = 1;
+                busy = true;
             }
-            if (keep) {
-                wgmma_wait<0>();
-                pin_registers(dq);
-                if (lane == 0) mbarrier_arrive(&sh.k_empty[held]);
-            } else {
-#pragma unroll
-                for (int i = 0; i < D / 2; ++i) dq[i] = 0.f;
-            }
+            wgmma_wait<0>();
+            pin_registers(dq);
+            if (busy && lane == 0) mbarrier_arrive(&sh.k_empty[held]);
             named_barrier_sync(8 + w, 128);
             stage<D>(q, dq, p.scale, p.scale);
             fence_async_shared();
@@ -232,6 +234,7 @@ struct DkvShared {
     alignas(128) float lse2[STAGES][BQ];
     alignas(128) float delta[STAGES][BQ];
     mbarrier_t kv_full[KVS], kv_empty[KVS], q_full[STAGES], g_full[STAGES], empty[STAGES];
+    Queue queue;
 };
 
 template <int D, int W, int BQ, int KVS, int STAGES>
@@ -252,6 +255,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             mbarrier_init(&sh.g_full[s], 1);
             mbarrier_init(&sh.empty[s], 4 * W);
         }
+        sh.queue.init(4 * W);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -259,7 +263,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
     const int nblocks = (p.Sk + 64 * W - 1) / (64 * W), nheads = p.B * p.Hkv, tiles = nblocks * nheads, group = p.H / p.Hkv;
 
     if (wg == 0) {
-        registers_decrease<(W == 3 ? 32 : 24)>();
+        registers_decrease<(W == 3 ? 32 : 40)>();
         if (threadIdx.x == 0) {
             tma_prefetch_map(map_q);
             tma_prefetch_map(map_k);
@@ -267,7 +271,10 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             tma_prefetch_map(map_g);
             RingState<STAGES> qs(1);
             RingState<KVS> kv(1);
-            for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+            RingState<2> slot(1);
+            int t = blockIdx.x;
+            for (sh.queue.give(slot, t); t < tiles; sh.queue.give(slot, t)) {
+                const int next = Queue::draw(p.queue);
                 const Tile tile = tile_at(t, nblocks, nheads, p.section, false);
                 const int b = tile.head / p.Hkv, hk = tile.head - b * p.Hkv, n0 = tile.block * 64 * W;
                 const Blocks m = blocks<BQ>(queries_of(p, b, n0), queries_of(p, b, n0 + 64 * W - 1));
@@ -290,16 +297,19 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                         bulk_load(sh.delta[qs.slot], p.delta + at, BQ * 4, &sh.g_full[qs.slot]);
                         qs.advance();
                     }
+                t = next;
             }
+            Queue::leave(p.queue);
         }
     } else {
-        registers_increase<(W == 3 ? 160 : 240)>();
+        registers_increase<(W == 3 ? 160 : 232)>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const float c = p.scale * kLog2e;
         RingState<STAGES> qs(0);
         RingState<KVS> kv(0);
 
-        for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+        RingState<2> slot(0);
+        for (int t = sh.queue.take(slot); t < tiles; t = sh.queue.take(slot)) {
             const Tile tile = tile_at(t, nblocks, nheads, p.section, false);
             const int b = tile.head / p.Hkv, hk = tile.head - b * p.Hkv, n0 = tile.block * 64 * W;
             const Blocks m = blocks<BQ>(queries_of(p, b, n0), queries_of(p, b, n0 + 64 * W - 1));
@@ -307,24 +317,25 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             const Span span0 = queries_of(p, b, row), span1 = queries_of(p, b, row + 8);
             uint8_t *k = sh.k[kv.slot][w], *v = sh.v[kv.slot][w];
 
-            float dk[D / 2], dv[D / 2], s[BQ / 2] = {}, dp[BQ / 2] = {};
-            Fragment<BQ> pr, ds;
+            float dk[D / 2] = {}, dv[D / 2] = {}, s[BQ / 2] = {}, dp[BQ / 2] = {};
+            Fragment<BQ> pr = {}, ds = {};
             uint32_t held = 0;
             wait(&sh.kv_full[kv.slot], kv.parity);
-            int keep = 0;
+            bool busy = false;
             for (int g = 0; g < group; ++g)
                 for (int i = m.begin; i < m.end; ++i) {
                     wait(&sh.q_full[qs.slot], qs.parity);
                     wgmma_fence();
                     mma_abt<BQ, D>(s, k, sh.q[qs.slot]);
                     wgmma_commit();
+                    wgmma_wait<1>();  // the dV and dK products of the block before
+                    pin_fragment<BQ>(pr);
+                    pin_fragment<BQ>(ds);
+                    if (busy && lane == 0) mbarrier_arrive(&sh.empty[held]);
                     wait(&sh.g_full[qs.slot], qs.parity);
+                    wgmma_fence();
                     mma_abt<BQ, D>(dp, v, sh.g[qs.slot]);
                     wgmma_commit();
-                    if (keep) {
-                        wgmma_wait<2>();
-                        if (lane == 0) mbarrier_arrive(&sh.empty[held]);
-                    }
                     const float2* lse2 = reinterpret_cast<const float2*>(sh.lse2[qs.slot]) + lane % 4;
                     const float2* delta = reinterpret_cast<const float2*>(sh.delta[qs.slot]) + lane % 4;
                     wgmma_wait<1>();
@@ -340,7 +351,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     }
                     to_bf16<BQ>(pr, s);
                     wgmma_fence();
-                    mma_pb<D, BQ>(dv, pr, sh.g[qs.slot], keep);
+                    mma_pb<D, BQ>(dv, pr, sh.g[qs.slot], 1);
                     wgmma_commit();
                     wgmma_wait<1>();
                     pin_registers(dp);
@@ -355,21 +366,16 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     to_bf16<BQ>(ds, s);
                     __syncwarp();
                     wgmma_fence();
-                    mma_pb<D, BQ>(dk, ds, sh.q[qs.slot], keep);
+                    mma_pb<D, BQ>(dk, ds, sh.q[qs.slot], 1);
                     wgmma_commit();
                     held = qs.slot;
                     qs.advance();
-                    keep = 1;
+                    busy = true;
                 }
-            if (keep) {
-                wgmma_wait<0>();
-                pin_registers(dk);
-                pin_registers(dv);
-                if (lane == 0) mbarrier_arrive(&sh.empty[held]);
-            } else {
-#pragma unroll
-                for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0.f;
-            }
+            wgmma_wait<0>();
+            pin_registers(dk);
+            pin_registers(dv);
+            if (busy && lane == 0) mbarrier_arrive(&sh.empty[held]);
             named_barrier_sync(8 + w, 128);
             stage<D>(v, dv, 1.f, 1.f);
             stage<D>(k, dk, p.scale, p.scale);

@@ -1,7 +1,7 @@
 // Flash attention forward, Hopper. bf16 in and out, fp32 accumulation, log-sum-exp saved.
 //
-// One CTA walks tiles of W*64 query rows. Warpgroup 0 is the producer (one thread issues all copies, 24 or 32 registers);
-// warpgroups 1..W are consumers, 64 query rows each (240 registers for W = 2, 160 for W = 3).
+// One CTA walks tiles of W*64 query rows. Warpgroup 0 is the producer (one thread issues all copies, 32 or 40 registers);
+// warpgroups 1..W are consumers, 64 query rows each (232 registers for W = 2, 160 for W = 3).
 //   variant        tile (q x k)  K/V stages  shared memory                        accumulators per thread (S + O + P)
 //   d128 w2 n128   128 x 128     2           Q 32K + K 64K + V 64K = 160K         64 + 64 + 32
 //   d128 w2 n176   128 x 176     2           Q 32K + K 88K + V 88K = 208K         88 + 64 + 44
@@ -35,6 +35,7 @@ struct ForwardShared {
     static constexpr int Q = 64 * D * 2, K = BN * D * 2;  // bytes of one warpgroup's queries, of one key block
     uint8_t q[W][Q], k[STAGES][K], v[STAGES][K];
     mbarrier_t q_full[W], q_empty[W], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    Queue queue;
 };
 
 // Online softmax in base 2 with the scale folded in. `max` and `sum` belong to the thread's two rows; sums are the thread's own
@@ -95,6 +96,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
             mbarrier_init(&sh.k_empty[s], 4 * W);
             mbarrier_init(&sh.v_empty[s], 4 * W);
         }
+        sh.queue.init(4 * W);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -103,14 +105,17 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
     const bool reversed = p.right < kUnbounded;
 
     if (wg == 0) {
-        registers_decrease<(W == 3 ? 32 : 24)>();
+        registers_decrease<(W == 3 ? 32 : 40)>();
         if (threadIdx.x == 0) {
             tma_prefetch_map(map_q);
             tma_prefetch_map(map_k);
             tma_prefetch_map(map_v);
             RingState<STAGES> ks(1), vs(1);
             uint32_t qp = 1;
-            for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+            RingState<2> slot(1);
+            int t = blockIdx.x;
+            for (sh.queue.give(slot, t); t < tiles; sh.queue.give(slot, t)) {
+                const int next = Queue::draw(p.queue);
                 const Tile tile = tile_at(t, nblocks, nheads, p.section, reversed);
                 const int b = tile.head / p.H, h = tile.head - b * p.H, hk = h / (p.H / p.Hkv), m0 = tile.block * 64 * W;
                 const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
@@ -134,10 +139,12 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     load_rows<BN, D>(sh.v[vs.slot], map_v, &sh.v_full[vs.slot], j * BN, hk, b);
                     vs.advance();
                 }
+                t = next;
             }
+            Queue::leave(p.queue);
         }
     } else {
-        registers_increase<(W == 3 ? 160 : 240)>();
+        registers_increase<(W == 3 ? 160 : 232)>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const float c = p.scale * kLog2e;
         uint8_t* q = sh.q[w];
@@ -145,14 +152,15 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
         uint32_t qp = 0;
         if (TURNS && w == W - 1) named_barrier_arrive(1, 256);
 
-        for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+        RingState<2> slot(0);
+        for (int t = sh.queue.take(slot); t < tiles; t = sh.queue.take(slot)) {
             const Tile tile = tile_at(t, nblocks, nheads, p.section, reversed);
             const int b = tile.head / p.H, h = tile.head - b * p.H, m0 = tile.block * 64 * W;
             const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
             const int row = m0 + 64 * w + 16 * warp + lane / 4;
             const Span span0 = keys_of(p, b, row), span1 = keys_of(p, b, row + 8);
 
-            float o[D / 2];
+            float o[D / 2] = {};
             Running run;
             wait(&sh.q_full[w], qp);
             qp ^= 1;
@@ -172,7 +180,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     vs.advance();
                 };
 
-                int j = n.end - 1, keep = 0;
+                int j = n.end - 1;
                 wait(&sh.k_full[ks.slot], ks.parity);
                 if (TURNS) named_barrier_sync(1 + w, 256);
                 wgmma_fence();
@@ -193,9 +201,8 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     wgmma_commit();
                     wait(&sh.v_full[vs.slot], vs.parity);
                     wgmma_fence();
-                    mma_pb<D, BN>(o, pr, sh.v[vs.slot], keep);
+                    mma_pb<D, BN>(o, pr, sh.v[vs.slot], 1);
                     wgmma_commit();
-                    keep = 1;
                     if (TURNS) named_barrier_arrive(1 + (w + 1) % W, 256);
                     wgmma_wait<1>();
                     pin_registers(s);
@@ -211,7 +218,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                 }
                 wait(&sh.v_full[vs.slot], vs.parity);
                 wgmma_fence();
-                mma_pb<D, BN>(o, pr, sh.v[vs.slot], keep);
+                mma_pb<D, BN>(o, pr, sh.v[vs.slot], 1);
                 wgmma_commit();
                 wgmma_wait<0>();
                 pin_registers(o);
@@ -221,9 +228,6 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     run.sum[i] += __shfl_xor_sync(~0u, run.sum[i], 1);
                     run.sum[i] += __shfl_xor_sync(~0u, run.sum[i], 2);
                 }
-            } else {
-#pragma unroll
-                for (int i = 0; i < D / 2; ++i) o[i] = 0.f;
             }
 
             // Rows that see no key: output 0, log-sum-exp -inf. NaN stays NaN.

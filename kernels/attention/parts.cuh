@@ -29,6 +29,7 @@ struct Params {
     float* lse;              // [B, H, Sq] natural logarithm; -inf where no key is visible
     float* lse2;             // backward workspace [B*H, Spad]: lse * log2(e), +inf where no key is visible and beyond Sq
     float* delta;            // backward workspace [B*H, Spad]: rowsum(dO * O), 0 beyond Sq
+    int* queue;              // two ints, zero before the first launch; every launch leaves them zero
     const int* doc_start;    // [B, S] first position of the document of each position, or null
     const int* doc_end;      // [B, S] one past its last position, or null
     int B, H, Hkv, Sq, Sk, Spad;
@@ -173,5 +174,43 @@ __device__ __forceinline__ Tile tile_at(int index, int nblocks, int nheads, int 
     const int blk = rest / width;
     return Tile{reversed ? nblocks - 1 - blk : blk, s * section + rest - blk * width};
 }
+
+// Hands tiles to CTAs as they become free, so that uneven tiles balance. The producer thread takes numbers from a counter in global
+// memory and passes them to its consumers through two slots: `full` (1 arrival, after the slot is written), `empty` (one lane per
+// consumer warp, after __syncwarp, so that all lanes have read). A number at or beyond the count ends the CTA. The last CTA to end
+// puts the counters back to zero: each CTA counts itself out after its last draw, so no draw can follow the reset.
+struct Queue {
+    mbarrier_t full[2], empty[2];
+    int tile[2];
+
+    __device__ __forceinline__ void init(int consumer_warps) {
+        for (int s = 0; s < 2; ++s) {
+            mbarrier_init(&full[s], 1);
+            mbarrier_init(&empty[s], consumer_warps);
+        }
+    }
+    __device__ __forceinline__ void give(RingState<2>& at, int t) {
+        wait(&empty[at.slot], at.parity);
+        tile[at.slot] = t;
+        mbarrier_arrive(&full[at.slot]);
+        at.advance();
+    }
+    __device__ __forceinline__ int take(RingState<2>& at) {
+        wait(&full[at.slot], at.parity);
+        const int t = *reinterpret_cast<volatile int*>(&tile[at.slot]);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(&empty[at.slot]);
+        at.advance();
+        return t;
+    }
+    static __device__ __forceinline__ int draw(int* counters) { return gridDim.x + atomicAdd(counters, 1); }
+    static __device__ __forceinline__ void leave(int* counters) {
+        __threadfence();
+        if (atomicAdd(counters + 1, 1) == static_cast<int>(gridDim.x) - 1) {
+            counters[0] = 0;
+            counters[1] = 0;
+        }
+    }
+};
 
 }  // namespace attn
