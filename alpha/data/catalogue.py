@@ -9,15 +9,16 @@ from alpha.data.shards import token_stream
 from alpha.data.split import split_by_file
 from alpha.data.tokenizer import BPETokenizer, ByteTokenizer
 
+_CONTRACT = "alpha.data.contract"
 COMPONENTS = (
-    Component(id="corpus.folder", kind="corpus", implementation=open_corpus),
-    Component(id="corpus.stdlib", kind="corpus", implementation=stdlib_corpus),
-    Component(id="sampler.ordered", kind="sampler", implementation=ordered_batches),
-    Component(id="sampler.permuted", kind="sampler", implementation=PermutedSampler),
-    Component(id="shards.v1", kind="shards", implementation=token_stream),
-    Component(id="split.by_file", kind="split", implementation=split_by_file),
-    Component(id="tokenizer.bpe", kind="tokenizer", implementation=BPETokenizer),
-    Component(id="tokenizer.bytes", kind="tokenizer", implementation=ByteTokenizer),
+    Component(id="corpus.folder", kind="corpus", implementation=open_corpus, contract=_CONTRACT),
+    Component(id="corpus.stdlib", kind="corpus", implementation=stdlib_corpus, contract=_CONTRACT),
+    Component(id="sampler.ordered", kind="sampler", implementation=ordered_batches, contract=_CONTRACT),
+    Component(id="sampler.permuted", kind="sampler", implementation=PermutedSampler, contract=_CONTRACT),
+    Component(id="shards.v1", kind="shards", implementation=token_stream, contract=_CONTRACT),
+    Component(id="split.by_file", kind="split", implementation=split_by_file, contract=_CONTRACT),
+    Component(id="tokenizer.bpe", kind="tokenizer", implementation=BPETokenizer, contract=_CONTRACT),
+    Component(id="tokenizer.bytes", kind="tokenizer", implementation=ByteTokenizer, contract=_CONTRACT),
 )
 
 
