@@ -99,6 +99,10 @@ class OpSpec:
         if (self.vjp is None) == (not self.why_no_vjp):
             raise ShapeError("a row has either a vjp or a reason why not", came=self.name)
 
+    def takes_cotangent(self, output: int, of: TensorType) -> bool:
+        """Whether output number `output`, of type `of`, is differentiable: a float that the row does not name undifferentiable."""
+        return of.is_float and self.outputs[output] not in self.undifferentiable
+
     def min_bytes(self, types: Sequence[TensorType], attrs: Attrs) -> int:
         """Fewest bytes that must move for one call."""
         if self.nbytes is not None:
