@@ -101,7 +101,7 @@ class OpSpec:
 
     def takes_cotangent(self, output: int, of: TensorType) -> bool:
         """Whether output number `output`, of type `of`, is differentiable: a float that the row does not name undifferentiable."""
-        return of.is_float and self.outputs[output] not in self.undifferentiable
+        return of.is_float and self.outputs[min(output, len(self.outputs) - 1)] not in self.undifferentiable
 
     def min_bytes(self, types: Sequence[TensorType], attrs: Attrs) -> int:
         """Fewest bytes that must move for one call."""
