@@ -120,7 +120,6 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             RingState<2> slot(1);
             int t = blockIdx.x;
             for (sh.queue.give(slot, t); t < tiles; sh.queue.give(slot, t)) {
-                const int next = Queue::draw(p.queue);
                 const Tile tile = tile_at(t, nblocks, nheads, p.section, reversed);
                 const int b = tile.head / p.H, h = tile.head - b * p.H, hk = h / (p.H / p.Hkv), m0 = tile.block * 64 * W;
                 const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
@@ -147,7 +146,7 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                         vs.advance();
                     }
                 }
-                t = next;
+                t = Queue::draw(p.queue);
             }
             Queue::leave(p.queue);
         }
@@ -263,7 +262,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
     const int nblocks = (p.Sk + 64 * W - 1) / (64 * W), nheads = p.B * p.Hkv, tiles = nblocks * nheads, group = p.H / p.Hkv;
 
     if (wg == 0) {
-        registers_decrease<(W == 3 ? 32 : 40)>();
+        registers_decrease<(W == 3 ? 32 : D == 128 ? 24 : 40)>();
         if (threadIdx.x == 0) {
             tma_prefetch_map(map_q);
             tma_prefetch_map(map_k);
@@ -274,7 +273,6 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             RingState<2> slot(1);
             int t = blockIdx.x;
             for (sh.queue.give(slot, t); t < tiles; sh.queue.give(slot, t)) {
-                const int next = Queue::draw(p.queue);
                 const Tile tile = tile_at(t, nblocks, nheads, p.section, false);
                 const int b = tile.head / p.Hkv, hk = tile.head - b * p.Hkv, n0 = tile.block * 64 * W;
                 const Blocks m = blocks<BQ>(queries_of(p, b, n0), queries_of(p, b, n0 + 64 * W - 1));
@@ -285,9 +283,12 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     load_rows<64, D>(sh.v[kv.slot][w], map_v, &sh.kv_full[kv.slot], n0 + 64 * w, hk, b);
                 }
                 kv.advance();
-                for (int h = hk * group; h < (hk + 1) * group; ++h)
+                const int last = m.begin < m.end ? (hk + 1) * group : 0;
+#pragma unroll 1
+                for (int h = hk * group; h < last; ++h)
+#pragma unroll 1
                     for (int i = m.begin; i < m.end; ++i) {
-                        const long at = ((long)b * p.H + h) * p.Spad + i * BQ;
+                        const uint32_t at = static_cast<uint32_t>(b * p.H + h) * p.Spad + i * BQ;
                         wait(&sh.empty[qs.slot], qs.parity);
                         mbarrier_arrive_expect(&sh.q_full[qs.slot], Shared::Q + BQ * 4);
                         load_rows<BQ, D>(sh.q[qs.slot], map_q, &sh.q_full[qs.slot], i * BQ, h, b);
@@ -297,12 +298,12 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                         bulk_load(sh.delta[qs.slot], p.delta + at, BQ * 4, &sh.g_full[qs.slot]);
                         qs.advance();
                     }
-                t = next;
+                t = Queue::draw(p.queue);
             }
             Queue::leave(p.queue);
         }
     } else {
-        registers_increase<(W == 3 ? 160 : 232)>();
+        registers_increase<(W == 3 ? 160 : D == 128 ? 240 : 232)>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const float c = p.scale * kLog2e;
         RingState<STAGES> qs(0);

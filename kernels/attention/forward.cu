@@ -115,7 +115,6 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
             RingState<2> slot(1);
             int t = blockIdx.x;
             for (sh.queue.give(slot, t); t < tiles; sh.queue.give(slot, t)) {
-                const int next = Queue::draw(p.queue);
                 const Tile tile = tile_at(t, nblocks, nheads, p.section, reversed);
                 const int b = tile.head / p.H, h = tile.head - b * p.H, hk = h / (p.H / p.Hkv), m0 = tile.block * 64 * W;
                 const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
@@ -139,7 +138,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     load_rows<BN, D>(sh.v[vs.slot], map_v, &sh.v_full[vs.slot], j * BN, hk, b);
                     vs.advance();
                 }
-                t = next;
+                t = Queue::draw(p.queue);
             }
             Queue::leave(p.queue);
         }

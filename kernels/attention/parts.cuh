@@ -12,9 +12,6 @@
 #include "../common/mbarrier.cuh"
 #include "../common/tma.cuh"
 #include "../common/wgmma.cuh"
-#ifdef ATTN_HANG_TRAP
-#include <cstdio>
-#endif
 
 namespace attn {
 
@@ -44,10 +41,7 @@ __device__ __forceinline__ void wait(mbarrier_t* barrier, uint32_t parity) {
 #ifdef ATTN_HANG_TRAP  // development: a lost arrival becomes an error instead of a hang
     const long long t0 = clock64();
     while (!mbarrier_try_wait(barrier, parity))
-        if (clock64() - t0 > 2000000000ll) {
-            printf("hang: block %d thread %d barrier %u parity %u\n", blockIdx.x, threadIdx.x, smem_address(barrier), parity);
-            __trap();
-        }
+        if (clock64() - t0 > 2000000000ll) __trap();
 #else
     mbarrier_wait(barrier, parity);
 #endif

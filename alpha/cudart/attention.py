@@ -1,0 +1,326 @@
+"""Flash attention on the GPU: the problem, the choice of kernels for it, and launches prepared once per set of addresses.
+
+    problem = AttentionProblem(batch=8, queries=4096, keys=4096, heads=32, kv_heads=8, head_dim=128, causal=True)
+    forward = AttentionForward(problem, q, k, v, o, lse, queue)         # q, k, v, o: Tensor4; lse, queue: Span
+    backward = AttentionBackward(problem, q, k, v, o, lse, do, dq, dk, dv, workspace, queue)
+    forward(stream); backward(stream)                                   # capturable; no allocation, no host work
+
+Shapes: q, o, dO, dQ [batch, queries, heads, head_dim]; k, v, dK, dV [batch, keys, kv_heads, head_dim], bf16, the last dimension
+contiguous, other strides free (multiples of 8 elements), so that a packed [.., q + k + v] buffer works in place. lse [batch, heads,
+queries] fp32, natural logarithm, -inf where a query sees no key. `queue`: QUEUE_BYTES bytes, zero before the first launch; each
+launch leaves them zero; launches that may run at the same time need queues of their own.
+
+Which key a query sees: position i of `queries` is aligned with key i + keys - queries (bottom right); causal means none after it;
+`left` and `right` bound the distance to either side; `doc_start`, `doc_end` (int32 [batch, queries]) restrict each position to
+its packed document. Envelope: head_dim 64 or 128, any lengths up to 2^20, heads a multiple of kv_heads (query head h reads
+kv head h // (heads / kv_heads)), scale > 0. All results are bitwise repeatable and do not depend on `blocks`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from alpha.cudart.compile import Source, compile_kernel
+from alpha.cudart.launch import Kernel, Launch
+from alpha.cudart.memory import Span, aligned
+from alpha.cudart.tensormap import TensorMap
+from alpha.errors import ShapeError
+
+QUEUE_BYTES = 256
+UNBOUNDED = 1 << 29  # as in kernels/attention/parts.cuh
+L2_SHARE = 24 << 20  # bytes of keys and values (or queries and their gradients) that tiles in flight should share in L2
+FORWARD = "attention/forward.cu"
+BACKWARD = "attention/backward.cu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionProblem:
+    """What is asked. `left`, `right`: how far a query sees to either side of its own position (None: all the way); `causal`
+    is right = 0. `packed`: document bounds are given. `scale` of the logits, 1/sqrt(head_dim) if None."""
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool = False
+    left: int | None = None
+    right: int | None = None
+    packed: bool = False
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        longest = max(self.queries, self.keys)
+        rules = [
+            (self.head_dim in (64, 128), f"head_dim {self.head_dim}", "64 or 128"),
+            (min(self.batch, self.queries, self.keys, self.kv_heads) >= 1, str(self), "sizes of at least 1"),
+            (longest <= 1 << 20, f"length {longest}", "at most 2^20"),
+            (self.kv_heads > 0 and self.heads % self.kv_heads == 0, f"{self.heads} heads over {self.kv_heads}", "a multiple"),
+            (self.heads >= 1 and self.batch * self.heads <= 1 << 20, f"{self.batch} x {self.heads} heads", "1..2^20"),
+            (min(self.left or 0, self.right or 0) >= 0, f"window {self.left}, {self.right}", "at least 0 on either side"),
+            (not (self.causal and self.right), f"causal with right {self.right}", "right None or 0"),
+            (not self.packed or self.queries == self.keys, f"packed, {self.queries} queries, {self.keys} keys", "equal lengths"),
+            (self.scale is None or 0 < self.scale < math.inf, f"scale {self.scale}", "a positive number"),
+        ]
+        for good, came, expected in rules:
+            if not good:
+                raise ShapeError(
+                    "outside the envelope of the Hopper attention kernels",
+                    came=came,
+                    expected=expected,
+                    do="use the CPU backend for this shape, or change the model's shape",
+                )
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Left and right bound as the kernels take them."""
+        right = 0 if self.causal else UNBOUNDED if self.right is None else self.right
+        return UNBOUNDED if self.left is None else self.left, right
+
+    @property
+    def logit_scale(self) -> float:
+        """The factor of the logits."""
+        return 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+
+    @property
+    def padded(self) -> int:
+        """Rows per head of the backward workspace: every block of queries that a tile can read lies inside."""
+        return -(-self.queries // 64) * 64 + 128
+
+    def workspace_bytes(self) -> int:
+        """Scratch memory of the backward pass."""
+        return 2 * aligned(4 * self.batch * self.heads * self.padded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionChoice:
+    """How it is computed. Per pass: (consumer warpgroups of 64 rows, width of the blocks that pass by). `section`: heads walked
+    together, 0 for what fits `L2_SHARE`. `blocks`: CTAs, 0 for one per multiprocessor. `defines` of the sources."""
+
+    forward: tuple[int, int]
+    dq: tuple[int, int]
+    dkv: tuple[int, int]
+    section: int = 0
+    blocks: int = 0
+    defines: tuple[tuple[str, str], ...] = field(default=())
+
+
+# Ring stages by (head_dim, warpgroups, block), as instantiated at the end of each .cu file; dkv: (kv stages, query stages).
+FORWARD_STAGES: Mapping[tuple[int, int, int], int] = {(128, 2, 128): 2, (128, 2, 176): 2, (64, 2, 128): 4, (64, 3, 128): 4}
+DQ_STAGES: Mapping[tuple[int, int, int], int] = {(128, 2, 96): 3, (128, 2, 128): 2, (64, 2, 128): 4, (64, 3, 80): 4}
+DKV_STAGES: Mapping[tuple[int, int, int], tuple[int, int]] = {(128, 2, 64): (2, 2), (64, 2, 64): (2, 4), (64, 2, 96): (2, 4)}
+
+
+def choose(problem: AttentionProblem) -> AttentionChoice:
+    """The choice for this problem."""
+    if problem.head_dim == 128:
+        bounded = problem.window != (UNBOUNDED, UNBOUNDED) or problem.packed
+        return AttentionChoice(forward=(2, 128 if bounded else 176), dq=(2, 96), dkv=(2, 64))
+    return AttentionChoice(forward=(3, 128) if problem.queries >= 1536 else (2, 128), dq=(2, 128), dkv=(2, 64))
+
+
+@dataclass(frozen=True)
+class Tensor4:
+    """A bf16 tensor [batch, sequence, heads, head_dim] in device memory: address, strides in elements of the first three."""
+
+    address: int
+    batch_stride: int
+    row_stride: int
+    head_stride: int
+
+    @staticmethod
+    def contiguous(address: int, sequence: int, heads: int, head_dim: int) -> Tensor4:
+        """[batch, sequence, heads, head_dim] without gaps."""
+        return Tensor4(address, sequence * heads * head_dim, heads * head_dim, head_dim)
+
+    def map(self, problem: AttentionProblem, rows: int, *, keys: bool) -> TensorMap:
+        """The tensor map with boxes of 64 columns x `rows` rows; dimensions (column, row, head, batch)."""
+        length, heads = (problem.keys, problem.kv_heads) if keys else (problem.queries, problem.heads)
+        shape = (problem.head_dim, length, heads, problem.batch)
+        # a dimension of one element has no stride of its own, but the copy engine wants a legal one
+        strides = [
+            2 * stride if count > 1 else 2 * problem.head_dim
+            for stride, count in ((self.row_stride, length), (self.head_stride, heads), (self.batch_stride, problem.batch))
+        ]
+        return TensorMap("bf16", self.address, shape, strides, (64, rows, 1, 1))
+
+
+class _Params(ctypes.Structure):
+    _fields_ = (
+        [(name, ctypes.c_uint64) for name in ("lse", "lse2", "delta", "queue", "doc_start", "doc_end")]
+        + [(name, ctypes.c_int) for name in ("B", "H", "Hkv", "Sq", "Sk", "Spad", "left", "right", "section")]
+        + [("scale", ctypes.c_float)]
+    )
+
+
+class _Strides(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("b", "s", "h")]
+
+
+def _params(
+    problem: AttentionProblem, lse: Span, queue: Span, section: int, docs: tuple[Span, Span] | None, workspace: Span | None = None
+) -> _Params:
+    if problem.packed != (docs is not None):
+        raise ShapeError("document bounds must be given exactly for packed problems", came=docs, expected=f"packed={problem.packed}")
+    half = problem.workspace_bytes() // 2
+    for name, span, needed in (
+        ("lse", lse, 4 * problem.batch * problem.heads * problem.queries),
+        ("queue", queue, 16),
+        ("workspace", workspace, 2 * half),
+        ("doc_start", docs[0] if docs else None, 4 * problem.batch * problem.queries),
+        ("doc_end", docs[1] if docs else None, 4 * problem.batch * problem.queries),
+    ):
+        if span is not None and (span.nbytes < needed or span.address % 16):
+            raise ShapeError(
+                f"attention: {name} too small or misaligned", came=span, expected=f"{needed} bytes at a multiple of 16"
+            )
+    left, right = problem.window
+    return _Params(
+        lse=lse.address,
+        lse2=workspace.address if workspace else 0,
+        delta=workspace.address + half if workspace else 0,
+        queue=queue.address,
+        doc_start=docs[0].address if docs else 0,
+        doc_end=docs[1].address if docs else 0,
+        B=problem.batch,
+        H=problem.heads,
+        Hkv=problem.kv_heads,
+        Sq=problem.queries,
+        Sk=problem.keys,
+        Spad=problem.padded,
+        left=left,
+        right=right,
+        section=section,
+        scale=problem.logit_scale,
+    )
+
+
+def _section(problem: AttentionProblem, choice: AttentionChoice, *, over_queries: bool) -> int:
+    """Heads per section: query heads for forward and dq, kv heads for dkv."""
+    group = problem.heads // problem.kv_heads
+    if choice.section:
+        return choice.section
+    if over_queries:
+        return max(1, L2_SHARE // (4 * group * problem.queries * problem.head_dim))
+    return max(1, L2_SHARE // (4 * problem.keys * problem.head_dim)) * group
+
+
+def _multiprocessors() -> int:
+    from alpha.cudart.device import Device
+
+    return Device.open().properties.multiprocessors
+
+
+def _launch(
+    source: str, name: str, choice: AttentionChoice, shared: int, warpgroups: int, tiles: int, arguments: list[Any]
+) -> Launch:
+    cubin = compile_kernel(Source.of(source, dict(choice.defines)))
+    kernel = Kernel(cubin, name, shared_bytes=shared)
+    grid = min(tiles, choice.blocks or _multiprocessors())
+    return kernel.prepare((grid, 1, 1), (128 * (warpgroups + 1), 1, 1), arguments)
+
+
+def _stages(table: Mapping[tuple[int, int, int], Any], pass_name: str, problem: AttentionProblem, tile: tuple[int, int]) -> Any:
+    key = (problem.head_dim, *tile)
+    if key not in table:
+        raise ShapeError(f"no attention kernel {pass_name} of this tile", came=key, expected=sorted(table))
+    return table[key]
+
+
+class AttentionForward:
+    """o and lse from q, k, v. Call it with a stream."""
+
+    def __init__(
+        self,
+        problem: AttentionProblem,
+        q: Tensor4,
+        k: Tensor4,
+        v: Tensor4,
+        o: Tensor4,
+        lse: Span,
+        queue: Span,
+        *,
+        docs: tuple[Span, Span] | None = None,
+        choice: AttentionChoice | None = None,
+    ) -> None:
+        self.problem, self.choice = problem, choice or choose(problem)
+        groups, block = self.choice.forward
+        stages = _stages(FORWARD_STAGES, "forward", problem, self.choice.forward)
+        shared = 1024 + 2 * problem.head_dim * (64 * groups + 2 * stages * block) + 512
+        tiles = -(-problem.queries // (64 * groups)) * problem.batch * problem.heads
+        params = _params(problem, lse, queue, _section(problem, self.choice, over_queries=False), docs)
+        maps = [q.map(problem, 64, keys=False), k.map(problem, block, keys=True), v.map(problem, block, keys=True)]
+        maps.append(o.map(problem, 64, keys=False))
+        name = f"attn_fwd_d{problem.head_dim}_w{groups}_n{block}"
+        self.launch = _launch(FORWARD, name, self.choice, shared, groups, tiles, [*maps, params])
+
+    def __call__(self, stream: Any = None) -> None:
+        """Enqueues the one launch."""
+        self.launch(stream)
+
+
+class AttentionBackward:
+    """dq, dk, dv from what the forward pass read and wrote and from do. Call it with a stream; three launches."""
+
+    def __init__(
+        self,
+        problem: AttentionProblem,
+        q: Tensor4,
+        k: Tensor4,
+        v: Tensor4,
+        o: Tensor4,
+        lse: Span,
+        do: Tensor4,
+        dq: Tensor4,
+        dk: Tensor4,
+        dv: Tensor4,
+        workspace: Span,
+        queue: Span,
+        *,
+        docs: tuple[Span, Span] | None = None,
+        choice: AttentionChoice | None = None,
+    ) -> None:
+        self.problem, self.choice = problem, choice or choose(problem)
+        dim = problem.head_dim
+
+        rows = 256 // (dim // 8)
+        cubin = compile_kernel(Source.of(BACKWARD, dict(self.choice.defines)))
+        prepare = Kernel(cubin, f"attn_bwd_prepare_d{dim}")
+        arguments: list[Any] = []
+        for tensor in (o, do):
+            arguments.append(ctypes.c_uint64(tensor.address))
+            arguments.append(_Strides(b=tensor.batch_stride, s=tensor.row_stride, h=tensor.head_stride))
+        grid = (-(-problem.padded // rows), problem.heads, problem.batch)
+        params = _params(problem, lse, queue, 1, docs, workspace)
+        self.prepare = prepare.prepare(grid, (256, 1, 1), [*arguments, params])
+
+        groups, block = self.choice.dq
+        stages = _stages(DQ_STAGES, "dq", problem, self.choice.dq)
+        shared = 1024 + 2 * dim * (128 * groups + 2 * stages * block) + 512
+        tiles = -(-problem.queries // (64 * groups)) * problem.batch * problem.heads
+        params = _params(problem, lse, queue, _section(problem, self.choice, over_queries=False), docs, workspace)
+        maps = [q.map(problem, 64, keys=False), k.map(problem, block, keys=True), v.map(problem, block, keys=True)]
+        maps += [do.map(problem, 64, keys=False), dq.map(problem, 64, keys=False)]
+        name = f"attn_bwd_dq_d{dim}_w{groups}_n{block}"
+        self.dq = _launch(BACKWARD, name, self.choice, shared, groups, tiles, [*maps, params])
+
+        groups, block = self.choice.dkv
+        kv_stages, stages = _stages(DKV_STAGES, "dkv", problem, self.choice.dkv)
+        shared = 1024 + 2 * dim * (kv_stages * 128 * groups + 2 * stages * block) + 8 * stages * block + 512
+        tiles = -(-problem.keys // (64 * groups)) * problem.batch * problem.kv_heads
+        params = _params(problem, lse, queue, _section(problem, self.choice, over_queries=True), docs, workspace)
+        maps = [q.map(problem, block, keys=False), k.map(problem, 64, keys=True), v.map(problem, 64, keys=True)]
+        maps += [do.map(problem, block, keys=False), dk.map(problem, 64, keys=True), dv.map(problem, 64, keys=True)]
+        name = f"attn_bwd_dkv_d{dim}_w{groups}_n{block}"
+        self.dkv = _launch(BACKWARD, name, self.choice, shared, groups, tiles, [*maps, params])
+
+    def __call__(self, stream: Any = None) -> None:
+        """Enqueues the three launches."""
+        self.prepare(stream)
+        self.dq(stream)
+        self.dkv(stream)
