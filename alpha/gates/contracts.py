@@ -1,0 +1,46 @@
+"""Components without an op row: their contract module's CASES, run and recorded. Floor 7."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import numpy as np
+
+from alpha.component import Component, Measured
+from alpha.errors import GraphError
+from alpha.gates.subjects import crash, generator, make_record, short
+from alpha.registry.record import Record
+
+ContractCase = tuple[str, Callable[[np.random.Generator], Measured]]
+
+
+def contract_cases(component: Component, gate: str) -> list[ContractCase]:
+    """The cases that the contract module declares for one gate; a GraphError if it does not know the component."""
+    declared = importlib.import_module(component.contract).CASES
+    if component.id not in declared:
+        raise GraphError("a contract module does not know its component", came=component.id,
+                         expected=f"an entry in {component.contract}.CASES")
+    return list(declared[component.id].get(gate, ()))
+
+
+def run_case(component: Component, gate: str, nonce: str, name: str, case: Callable[[np.random.Generator], Measured]) -> Measured:
+    """One case; an exception is a measured failure that names itself."""
+    try:
+        return case(generator(nonce, component.id, gate, name))
+    except Exception as error:  # a contract that cannot be evaluated has not been kept
+        return Measured(error=float("inf"), bound=0.0, cases=1, note=crash(error))
+
+
+def measure(component: Component, gate: str, nonce: str) -> Record:
+    """Parity, gradient, faults and perf of a component without an op row: error beside bound, per case."""
+    todo = contract_cases(component, gate)
+    found: list[dict[str, object]] = []
+    for name, case in todo:
+        m = run_case(component, gate, nonce, name, case)
+        entry: dict[str, object] = {"name": name, "kind": "contract", "error": short(float(m.error)), "bound": short(float(m.bound)),
+                                    "cases": int(m.cases)}
+        if m.note:
+            entry["note"] = m.note[:120]
+        found.append(entry)
+    return make_record(component, gate, nonce, len(todo), found)

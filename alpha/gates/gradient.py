@@ -1,0 +1,274 @@
+"""The gradient gate: vjps and backward kernels against central differences of the float64 oracle. Floor 7.
+
+The scalar L(x) = sum_o <c_o, y_o(x)> with random cotangents c is differentiated along a direction v by
+
+    D(h) = (L(x + h s v) - L(x - h s v)) / 2h,    s_i = max(|x_i|, median |x|, tiny)
+
+and compared with <g, s v>, where g is the vjp. D(h) = dL + h^2 T / 6 + O(h^4), plus roundoff of about eps A / h with A = sum |c||y|; the
+step that balances both is h = eps^(1/3), about 6e-6 of the scale. The tolerance is not set by hand but measured with a second step:
+|D(2h) - D(h)| / 3 is the leading truncation term of D(h) (doubled for safety), and 64 eps A / h covers the roundoff of the oracle's own
+arithmetic. Error and tolerance are both divided by the size of the derivative along all directions of the case; a tolerance above 1e-4
+of that size (a kink, a cancelled sum) would prove nothing, so it counts as 1e-4.
+
+Directions: the full Jacobian (every output, every input) where both sides are tiny, else 8 random ones over all inputs together, and single
+coordinates at the edges: first, last, the last row's first, and either side of 64 and 128. Backward kernels are reached through the
+forward rows whose vjps emit them: every node of the component's own op is run by its kernel, in f64 (against the differences) and in
+the first dtype of its envelope (against the same vjp in oracles, within twice what the row's sequential walk errs there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alpha.component import Component
+from alpha.gates import contracts, evaluate
+from alpha.gates.subjects import (Case, case_of, crash, fresh_nonce, generator, make_record, once, pin_blas, short, size, spec_of)
+from alpha.ops.numerics import UNIT_ROUNDOFF, round_to, ulp, walk
+from alpha.ops.spec import OpSpec, Sample
+from alpha.ops.table import row
+from alpha.registry.record import Record
+from alpha.types import FLOATS, Attrs, TensorType
+
+EPS = 2.0**-52
+STEP = EPS ** (1 / 3)
+DIRECTIONS = 8
+JACOBIAN = 400
+"""Largest (inputs x outputs) for which the whole Jacobian is compared."""
+
+LARGEST = 6000
+"""Elements in and out together above which a sample is left to the parity gate."""
+
+CASES_PER_ROW = 10
+BOUND_CAP = 1e-4
+
+
+@dataclass(frozen=True)
+class _Worst:
+    """The direction with the largest error over bound."""
+
+    error: float = 0.0
+    bound: float = BOUND_CAP
+    directions: int = 0
+
+    def add(self, error: float, bound: float) -> _Worst:
+        bound = min(bound, BOUND_CAP)
+        worse = not (error * self.bound <= self.error * bound)
+        return _Worst(error if worse else self.error, bound if worse else self.bound, self.directions + 1)
+
+
+def rows_for(component: Component) -> list[OpSpec]:
+    """Forward rows through which a kernel's op is differentiated: its own if it has a vjp, else those whose vjps emit it."""
+    own = spec_of(component)
+    if own.vjp is not None:
+        return [own]
+    return [row(name) for name, ops in sorted(evaluate.emitted().items()) if own.name in ops]
+
+
+def differentiable(spec: OpSpec, sample: Sample) -> tuple[int, ...]:
+    """Indices of the operands that the gate perturbs."""
+    names = [n.strip("?*") for n in spec.inputs]
+    if sample.wrt is not None:
+        return tuple(sample.wrt)
+    return tuple(i for i, x in enumerate(sample.inputs) if np.asarray(x).dtype.kind == "f" and np.size(x)
+                 and names[min(i, len(names) - 1)] not in spec.undifferentiable)
+
+
+def chosen(spec: OpSpec, nonce: str) -> list[Sample]:
+    """The samples of a forward row that are differentiated: the small ones, at most ten, spread over the row's own order."""
+    def fits(s: Sample) -> bool:
+        types = case_of(s, "f64").types
+        return bool(differentiable(spec, s)) and size(types) + size(spec.infer(types, s.attrs)) <= LARGEST
+
+    found = [s for s in spec.samples(generator(nonce, spec.name, "gradient")) if fits(s)]
+    if len(found) > CASES_PER_ROW:
+        keep = generator(nonce, spec.name, "chosen").permutation(len(found))[:CASES_PER_ROW]
+        found = [found[i] for i in sorted(keep)]
+    return found
+
+
+def measure(component: Component, nonce: str | None = None) -> Record:
+    """Run the gate; the verdict is the judge's."""
+    nonce = nonce or fresh_nonce()
+    if component.kind != "kernel":
+        return contracts.measure(component, "gradient", nonce)
+    pin_blas()
+    found: list[dict[str, object]] = []
+    declared = 0
+    for spec in rows_for(component):
+        for sample in chosen(spec, nonce):
+            kinds = ["oracle"] + (["kernel"] if "f64" in component.envelope.dtypes else []) + ["native"]
+            declared += len(kinds)
+            try:
+                found += _case(component, spec, sample, nonce, kinds)
+            except Exception as error:  # a vjp or kernel that raises has no gradient to offer
+                found += [{"name": f"{spec.name}/{sample.name}:{k}", "error": float("inf"), "bound": BOUND_CAP, "directions": 0,
+                           "note": crash(error)} for k in kinds]
+    return make_record(component, "gradient", nonce, declared, found)
+
+
+def _case(component: Component, spec: OpSpec, sample: Sample, nonce: str, kinds: Sequence[str]) -> list[dict[str, object]]:
+    rng = generator(nonce, spec.name, sample.name, "directions")
+    case = case_of(sample, "f64")
+    wrt = differentiable(spec, sample)
+    at = evaluate.node(spec, case.inputs, case.types, case.attrs)
+    floats = [spec.takes_cotangent(i, o.type) for i, o in enumerate(at.outputs)]
+    n_in, n_out = sum(np.size(case.inputs[i]) for i in wrt), sum(o.type.size for o, f in zip(at.outputs, floats) if f)
+    tiny = n_in * n_out <= JACOBIAN
+    cotangents = _units(at, floats) if tiny else [[rng.standard_normal(o.type.shape) for o in at.outputs] for _ in range(2)]
+    vjps = {"oracle": [evaluate.vjp(spec, at, c, evaluate.oracles) for c in cotangents]}
+    if "kernel" in kinds:
+        vjps["kernel"] = [evaluate.vjp(spec, at, c, _with_kernel(component, "f64")) for c in cotangents]
+    directions = _coordinates(case, wrt) if tiny else _directions(case, wrt, rng)
+    worst = {k: _Worst() for k in vjps}
+    table: dict[str, list[tuple[float, float, float]]] = {k: [] for k in vjps}
+    scales = {i: _scale(case.inputs[i]) for i in wrt}
+    for v in directions:
+        coarse, fine = (_difference(spec, case, wrt, scales, v, at, h) for h in (2 * STEP, STEP))
+        for j, c in enumerate(cotangents):
+            d2, d1 = (sum(float(np.sum(cj * dy)) for cj, dy, f in zip(c, d, floats) if f) for d in (coarse, fine))
+            size_y = sum(float(np.sum(np.abs(cj) * np.abs(o.array))) for cj, o, f in zip(c, at.outputs, floats) if f)
+            tolerance = 2 * abs(d2 - d1) / 3 + 64 * EPS * size_y / STEP
+            # x + h s v is itself rounded: by at most eps |x| on either side
+            moved = sum(float(np.sum(np.abs(g * np.nan_to_num(case.inputs[i])) * (v[i] != 0))) for i in wrt
+                        if (g := vjps["oracle"][j][i]) is not None)
+            for k, gs in vjps.items():
+                along = sum(float(np.sum(np.nan_to_num(scales[i] * v[i]) * g)) for i in wrt if (g := gs[j][i]) is not None)
+                table[k].append((along, d1, tolerance + EPS / STEP * moved))
+    found = []
+    for k, entries in table.items():
+        # the derivative's own scale, per case: its root mean square along all directions
+        scale = float(np.sqrt(np.mean([d * d for _, d, _ in entries]))) or 1.0
+        for along, d, tolerance in entries:
+            worst[k] = worst[k].add(abs(along - d) / scale, tolerance / scale)
+        found.append(_entry(f"{spec.name}/{sample.name}:{k}", worst[k]))
+    found.append(_native(component, spec, sample, nonce))
+    return found
+
+
+def _entry(name: str, worst: _Worst) -> dict[str, object]:
+    return {"name": name, "error": short(worst.error, 3), "bound": short(worst.bound, 3), "directions": worst.directions}
+
+
+def _native(component: Component, spec: OpSpec, sample: Sample, nonce: str) -> dict[str, object]:
+    """The vjp with the component's kernel in its first dtype, against the same vjp in oracles on the same rounded inputs.
+
+    Tolerance: twice the largest error, over the same number of draws of the inputs, of the vjp whose own nodes are walked
+    sequentially in that dtype, plus the row's own bound and one rounding of the result.
+    """
+    dtype = component.envelope.dtypes[0]
+    case = case_of(sample, dtype)
+    rng = generator(nonce, spec.name, sample.name, "native")
+    at = evaluate.node(spec, case.inputs, case.types, case.attrs)
+    errors, naive, scales = [], [], []
+    u = UNIT_ROUNDOFF[dtype]
+    for _ in range(4):
+        c = [round_to(rng.standard_normal(o.type.shape), dtype) for o in at.outputs]
+        slack: list[float] = []
+        want = evaluate.vjp(spec, at, c, evaluate.oracles)
+        got = evaluate.vjp(spec, at, c, _with_kernel(component, dtype))
+        walked = evaluate.vjp(spec, at, c, _walking(component, dtype, slack))
+        for w, g, n in zip(want, got, walked):
+            if w is None or g is None or n is None:
+                continue
+            size_w = float(np.max(np.abs(w), initial=0.0))
+            scales.append(size_w)
+            with np.errstate(all="ignore"):
+                errors.append(float(np.max(np.where(g == w, 0.0, np.abs(g - w)), initial=0.0)))
+                naive.append(float(np.max(np.where(n == w, 0.0, np.abs(n - w)), initial=0.0)) + 0.5 * float(ulp(np.asarray(size_w), dtype)) + u * sum(slack))
+    scale = max(scales, default=0.0) or 1.0
+    error, bound = max(errors, default=0.0) / scale, 2 * max(naive, default=0.0) / scale
+    error = float("inf") if any(not np.isfinite(e) for e in errors) else error
+    return _entry(f"{spec.name}/{sample.name}:native", _Worst(error, bound, 4))
+
+
+def _with_kernel(component: Component, dtype: str) -> evaluate.Runner:
+    """Runner: nodes of the component's op by its kernel in `dtype` (oracle where a call lies outside the envelope), others by oracles."""
+
+    def run(op: str, inputs: Sequence[evaluate.Value], attrs: Attrs, types: Sequence[TensorType]) -> Sequence[np.ndarray]:
+        if op != component.op:
+            return evaluate.oracles(op, inputs, attrs, types)
+        held = tuple(TensorType(x.type.shape, dtype if x.type.is_float else x.type.dtype) for x in inputs)
+        if component.envelope.why_outside(held, attrs) is not None:
+            return evaluate.oracles(op, inputs, attrs, types)
+        arrays = tuple(round_to(x.array, dtype) if t.dtype in FLOATS else x.array for x, t in zip(inputs, held))
+        outs = once(component, Case("vjp", dtype, False, arrays, held, attrs))
+        return [np.asarray(y, np.float64) if y.dtype.kind == "f" else y for y in outs]
+
+    return run
+
+
+def _walking(component: Component, dtype: str, slack: list[float]) -> evaluate.Runner:
+    """Runner: nodes of the component's op by the row's sequential walk in `dtype`; their bounds are added to `slack`."""
+
+    def run(op: str, inputs: Sequence[evaluate.Value], attrs: Attrs, types: Sequence[TensorType]) -> Sequence[np.ndarray]:
+        if op != component.op:
+            return evaluate.oracles(op, inputs, attrs, types)
+        spec = row(op)
+        arrays = tuple(round_to(x.array, dtype) if x.type.is_float else x.array for x in inputs)
+        if spec.bound is not None:
+            slack.extend(float(np.max(np.abs(b), initial=0.0)) for b in spec.bound(arrays, attrs))
+        return walk(spec.oracle, dtype, arrays, attrs)
+
+    return run
+
+
+def _scale(x: np.ndarray) -> np.ndarray:
+    finite = np.where(np.isfinite(x), np.abs(x), 0.0)
+    middle = float(np.median(finite)) if finite.size else 0.0
+    return np.maximum(finite, middle or float(finite.max(initial=0.0)) or 1.0)
+
+
+def _difference(spec: OpSpec, case: Case, wrt: Sequence[int], scales: dict[int, np.ndarray], v: dict[int, np.ndarray], at: evaluate.Node,
+                h: float) -> list[np.ndarray]:
+    """Central difference of every float output along v with step h."""
+    def shifted(sign: float) -> list[np.ndarray]:
+        inputs = list(case.inputs)
+        for i in wrt:
+            inputs[i] = inputs[i] + sign * h * scales[i] * v[i]
+        with np.errstate(all="ignore"):
+            return [np.asarray(y) for y in spec.oracle(*inputs, **case.attrs)]
+
+    with np.errstate(all="ignore"):
+        return [(p - m) / (2 * h) if p.dtype.kind == "f" else np.zeros(o.type.shape)
+                for p, m, o in zip(shifted(1.0), shifted(-1.0), at.outputs)]
+
+
+def _units(at: evaluate.Node, floats: Sequence[bool]) -> list[list[np.ndarray]]:
+    """One cotangent per output element."""
+    found = []
+    for o, (value, is_float) in enumerate(zip(at.outputs, floats)):
+        for j in range(value.type.size if is_float else 0):
+            c = [np.zeros(x.type.shape) for x in at.outputs]
+            c[o].reshape(-1)[j] = 1.0
+            found.append(c)
+    return found
+
+
+def _coordinate(case: Case, wrt: Sequence[int], which: int, flat: int) -> dict[int, np.ndarray]:
+    v = {i: np.zeros(np.shape(case.inputs[i])) for i in wrt}
+    v[which].reshape(-1)[flat] = 1.0
+    return v
+
+
+def _coordinates(case: Case, wrt: Sequence[int]) -> list[dict[int, np.ndarray]]:
+    """Every input element on its own."""
+    return [_coordinate(case, wrt, i, j) for i in wrt for j in range(np.size(case.inputs[i])) if np.isfinite(case.inputs[i].flat[j])]
+
+
+def _directions(case: Case, wrt: Sequence[int], rng: np.random.Generator) -> list[dict[int, np.ndarray]]:
+    """Random directions over all operands, one per operand alone, and the edges."""
+    def dense(only: Sequence[int]) -> dict[int, np.ndarray]:
+        return {i: np.where(np.isfinite(case.inputs[i]), rng.standard_normal(np.shape(case.inputs[i])), 0.0) * (i in only) for i in wrt}
+
+    found = [dense(wrt) for _ in range(DIRECTIONS)]
+    for i in wrt:
+        if len(wrt) > 1:
+            found.append(dense([i]))
+        n, last = np.size(case.inputs[i]), np.shape(case.inputs[i])[-1] if np.ndim(case.inputs[i]) else 1
+        for flat in sorted({0, n - 1, n - last} | {e for e in (63, 64, 127, 128) if e < n}):
+            if np.isfinite(case.inputs[i].flat[flat]):
+                found.append(_coordinate(case, wrt, i, flat))
+    return found

@@ -1,0 +1,226 @@
+"""The parity gate: a kernel against its row's float64 oracle. Floor 7.
+
+Three layers (exact, relative, precision floor; tolerance.py) and the behaviours that a kernel could use to fool a comparison: it runs
+before the oracle has been evaluated, on buffers that held rubbish while it was bound and other contents at its previous call, in
+shuffled order, with outputs and scratch poisoned; inputs must be unchanged; later calls must give the same bits; nothing may still be
+running afterwards; and the samples themselves must reject a constant.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from alpha.component import Component
+from alpha.gates import contracts
+from alpha.gates.condense import condense
+from alpha.gates.subjects import (Case, Bound, bind, cases, checksum, crash, fresh_nonce, generator, make_record, once, pin_blas, pool,
+                                  same_bits, short, spec_of, tasks)
+from alpha.gates.tolerance import Allowance, allowance, exact_error, lower
+from alpha.ops.numerics import round_to
+from alpha.ops.spec import OpSpec
+from alpha.registry.judge import RATIO
+from alpha.registry.record import Record
+from alpha.types import NUMPY
+
+PROBES = 64
+LATER_CALLS = 24
+"""Calls of the cheapest case between the first outputs and the last recheck."""
+
+BEHAVIOURS = ("inputs unchanged", "outputs settled", "later calls", "content", "in place", "spread")
+
+
+@dataclass
+class _Run:
+    """What one case gave: a copy of its outputs, and the buffers themselves to look at again later."""
+
+    case: Case
+    got: list[np.ndarray]
+    bound: Bound | None
+    note: str = ""
+
+
+def measure(component: Component, nonce: str | None = None) -> Record:
+    """Run the gate; the verdict is the judge's."""
+    nonce = nonce or fresh_nonce()
+    if component.kind != "kernel":
+        return contracts.measure(component, "parity", nonce)
+    pin_blas()
+    pool(1)
+    spec = spec_of(component)
+    todo = cases(component, nonce)
+    counts = dict.fromkeys(BEHAVIOURS, 0)
+    order = {c.name: i for i, c in enumerate(todo)}
+    runs = _candidate(component, todo, nonce, counts)
+    runs.sort(key=lambda r: order[r.case.name])
+    allowances = {r.case.name: allowance(spec, r.case, nonce) for r in runs if not r.case.exact}
+    single = all(a.single for name, a in allowances.items()) and bool(allowances)
+    found = [_judged(spec, r, allowances.get(r.case.name), single) for r in runs]
+    if todo:
+        counts["spread"] = unspread(spec, [r.case for r in runs], allowances)
+    found += [{"name": name, "kind": "exact", "error": float(n)} for name, n in counts.items()]
+    return make_record(component, "parity", nonce, len(todo) + len(BEHAVIOURS), found, _probes(component, runs, nonce))
+
+
+def _candidate(component: Component, todo: Sequence[Case], nonce: str, counts: dict[str, int]) -> list[_Run]:
+    """The kernel's side, before any oracle: every case once, then everything again."""
+    rng = generator(nonce, component.id, "order")
+    threads = tasks()
+    runs = []
+    for i in rng.permutation(len(todo)):
+        runs.append(_first(component, todo[i], counts, rng))
+    live = [r for r in runs if r.bound is not None]
+    cheapest = min(live, key=lambda r: sum(x.size for x in r.case.inputs), default=None)
+    for _ in range(LATER_CALLS if cheapest else 0):
+        once(component, cheapest.case)  # type: ignore[union-attr]
+    for i in rng.permutation(len(live)):
+        r = live[i]
+        counts["later calls"] += not same_bits(once(component, r.case, offset=int(rng.integers(4)) * 16), r.got)
+    if tasks() > threads:
+        time.sleep(0.05)
+    counts["outputs settled"] += int(tasks() > threads)
+    counts["outputs settled"] += sum(not same_bits(r.bound.outs, r.got) for r in live if r.bound)
+    for pair in component.inplace:
+        for r in live:
+            counts["in place"] += not _in_place(component, r, pair)
+    return runs
+
+
+def _first(component: Component, case: Case, counts: dict[str, int], rng: np.random.Generator) -> _Run:
+    try:
+        bound = bind(component, case)
+        contents = case.arrays()
+        other = [x * x.dtype.type(0.75) if x.dtype.kind == "f" else x for x in contents]
+        bound.fill(other)
+        bound.run()
+        stale = [x.copy() for x in bound.outs]
+        bound.fill(contents)
+        before = checksum(bound.ins)
+        bound.run()
+        got = [x.copy() for x in bound.outs]
+        counts["inputs unchanged"] += checksum(bound.ins) != before
+        bound.fill(other)
+        bound.run()
+        counts["content"] += not same_bits(bound.outs, stale)
+        bound.fill(contents)
+        bound.run()
+        return _Run(case, got, bound)
+    except Exception as error:  # whatever a kernel raises inside its envelope is a failed case
+        return _Run(case, [], None, crash(error))
+
+
+def _in_place(component: Component, run: _Run, pair: tuple[int, int]) -> bool:
+    """Whether sharing an output with an input keeps the bits; pairs whose types differ in this case do not apply."""
+    out, source = pair
+    types = run.case.out_types(spec_of(component))
+    if source >= len(run.case.types) or types[out] != run.case.types[source]:
+        return True
+    shared = bind(component, run.case, share=pair)
+    shared.fill(run.case.arrays())
+    for i, x in enumerate(shared.outs):
+        if i != out:
+            x[...] = np.nan if x.dtype.kind == "f" else 0
+    shared.scratch[...] = 0xFF
+    shared.call()
+    return same_bits(shared.outs, run.got)
+
+
+def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool) -> dict[str, object]:
+    """The raw numbers of one case."""
+    case = run.case
+    dtypes = [t.dtype for t in case.out_types(spec)]
+    if allowed is None:
+        error = exact_error(run.got, case.oracle(spec), dtypes) if run.bound else np.inf
+        return {"name": case.name, "kind": "exact", "error": short(error), **({"note": run.note} if run.note else {})}
+    if run.bound is None:
+        ratio = np.inf
+    elif single:
+        ratio = 0.0 if exact_error(run.got, tuple(allowed.want), dtypes) == 0.0 else np.inf
+    else:
+        ratio = allowed.ratio(run.got, dtypes)
+    floor = None if single else short(allowed.ratio(lower(spec, case), dtypes), 3)
+    return {"name": case.name, "kind": "relative", "ratio": short(ratio, 3), "floor": floor, **({"note": run.note} if run.note else {})}
+
+
+def unspread(spec: OpSpec, todo: Sequence[Case], allowances: dict[str, Allowance]) -> int:
+    """Number of outputs for which no sample would reject a kernel that returns one constant (the mean of another sample)."""
+    outputs = len(spec.outputs)
+    rejected = [False] * outputs
+    wants = [(c, allowances[c.name].want if c.name in allowances else list(c.oracle(spec))) for c in todo]
+    for o in range(outputs):
+        having = [(c, w[o]) for c, w in wants if len(w) > o and w[o].size]
+        if not having:
+            rejected[o] = True
+            continue
+        with np.errstate(all="ignore"):
+            centre = np.mean(having[0][1]) if having[0][1].dtype.kind == "f" else having[0][1].reshape(-1)[0]
+        for case, want in having:
+            dtype = case.out_types(spec)[o].dtype
+            constant = np.full(want.shape, centre)
+            if case.name in allowances:
+                a = allowances[case.name]
+                one = replace(a, want=[want], slack=[a.slack[o]], naive=[a.naive[o]])
+                rejected[o] |= one.ratio([constant], [dtype]) > 2
+            else:
+                rejected[o] |= exact_error([constant], (want,), [dtype]) > 0
+    return rejected.count(False)
+
+
+def _probes(component: Component, runs: Sequence[_Run], nonce: str) -> list[list[object]]:
+    """Bits of up to 64 output elements at places that the nonce chooses: [index of the case, output, flat index, hex]."""
+    return [[i, o, at, runs[i].got[o].reshape(-1)[at].tobytes().hex()]
+            for i, o, at in _places(component, [r.case for r in runs], nonce) if runs[i].bound is not None]
+
+
+def recompute(component: Component, record: Record) -> list[str]:
+    """What is wrong with a record's probes, recomputed with the oracle alone from the record's nonce; empty when nothing is.
+
+    Needs no back end: inputs derive from the nonce, the tolerance from the row. Values outside the parity tolerance, places other than
+    those the nonce chooses, missing probes and other cases than the nonce's are all named.
+    """
+    spec = spec_of(component)
+    todo = cases(component, record.nonce)
+    skeleton = condense([{"name": c.name, "kind": "exact" if c.exact else "relative", "error": 0.0} for c in todo]
+                        + [{"name": b, "kind": "exact", "error": 0.0} for b in BEHAVIOURS])
+    wrong = []
+    if [c.get("name") for c in record.cases] != [c["name"] for c in skeleton]:
+        wrong.append("the record's cases are not those that its nonce gives")
+    places = _places(component, todo, record.nonce)
+    if [list(p[:3]) for p in record.probes] != places:
+        wrong.append(f"the {len(record.probes)} probes are not at the {len(places)} places that the nonce chooses")
+        return wrong
+    allowances: dict[int, Allowance] = {}
+    for i, output, at, bits in record.probes:
+        case, t = todo[i], todo[i].out_types(spec)[output]
+        if i not in allowances:
+            allowances[i] = allowance(spec, case, record.nonce)
+        a = allowances[i]
+        value = np.frombuffer(bytes.fromhex(bits), dtype=NUMPY[t.dtype])[0]
+        want = a.want[output].reshape(-1)[at]
+        if a.want[output].dtype.kind != "f":
+            good = bool(value == want)
+        else:
+            tolerance = 0.0 if case.exact else max(RATIO * a.naive[output].reshape(-1)[at], a.slack[output].reshape(-1)[at])
+            with np.errstate(all="ignore"):
+                good = bool(value == round_to(np.asarray(want), t.dtype) or (np.isnan(value) and np.isnan(want))
+                            or abs(float(value) - float(want)) <= tolerance)
+        if not good:
+            wrong.append(f"probe {case.name}[{output}].{at}: recorded {value!r}, the oracle gives {want!r}")
+    return wrong
+
+
+def _places(component: Component, todo: Sequence[Case], nonce: str) -> list[list[int]]:
+    """The places that a record of this nonce must probe."""
+    spec = spec_of(component)
+    sizes = [[t.size for t in c.out_types(spec)] for c in todo]
+    having = [i for i, s in enumerate(sizes) if any(s)]
+    rng = generator(nonce, component.id, "probes")
+    places = set()
+    for _ in range(PROBES if having else 0):
+        i = having[int(rng.integers(len(having)))]
+        o = int(rng.choice([k for k, n in enumerate(sizes[i]) if n]))
+        places.add((i, o, int(rng.integers(sizes[i][o]))))
+    return [list(p) for p in sorted(places)]

@@ -1,0 +1,310 @@
+"""What a gate needs to know of a component: its cases, and how to call it. Floor 7.
+
+Every input derives from (nonce, component, purpose) through a Philox generator keyed by a hash, so a record can be recomputed from its
+nonce alone, on a machine that has no back end for the component.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from alpha.backends.cpu.catalogue import scratch_bytes
+from alpha.backends.cpu.lib import Cpu, Workers
+from alpha.component import Component
+from alpha.errors import AlphaError, GraphError, ShapeError
+from alpha.gates.condense import condense
+from alpha.ops.numerics import round_to
+from alpha.ops.spec import Arrays, OpSpec, Sample
+from alpha.ops.table import row
+from alpha.registry.digest import component_digests
+from alpha.registry.machine import environment, machine_class
+from alpha.registry.record import Record
+from alpha.types import NUMPY, Attrs, TensorType
+
+MULTIBLOCK_ELEMENTS = 120_000
+"""A grown case has at least this many elements in and out together, so that kernels cut it into several ragged blocks."""
+
+GROWN_FLOPS = 8_000_000
+"""...or this much arithmetic: the oracle's sequential walk over it must stay in the tens of milliseconds."""
+
+
+def fresh_nonce() -> str:
+    """128 bits from the operating system's entropy, in hex."""
+    return secrets.token_hex(16)
+
+
+def generator(nonce: str, *purpose: str) -> np.random.Generator:
+    """The generator of one purpose: Philox keyed by sha256 of the nonce and the names."""
+    digest = hashlib.sha256("\0".join((nonce, *purpose)).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest[:16], np.uint64)))
+
+
+@cache
+def pin_blas() -> None:
+    """BLAS on one thread for the rest of this process: the workers of the CPU back end are what makes kernels parallel."""
+    threadpool_limits(limits=1, user_api="blas")
+
+
+@cache
+def pool(n: int) -> Workers:
+    """The process-wide pool of n workers."""
+    pin_blas()
+    return Workers(n)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel case. `inputs`: float64 arrays already rounded to `dtype`, integers as the sample gives them."""
+
+    name: str
+    dtype: str
+    exact: bool
+    inputs: Arrays
+    types: tuple[TensorType, ...]
+    attrs: Attrs
+    wrt: tuple[int, ...] | None = None
+
+    def arrays(self) -> list[np.ndarray]:
+        """Fresh contiguous arrays in the NumPy dtypes that a CPU kernel is given."""
+        return [np.array(x, dtype=NUMPY[t.dtype], order="C") for x, t in zip(self.inputs, self.types)]
+
+    def out_types(self, spec: OpSpec) -> tuple[TensorType, ...]:
+        return spec.infer(self.types, self.attrs)
+
+    def oracle(self, spec: OpSpec) -> Arrays:
+        """The oracle's float64 outputs."""
+        with np.errstate(all="ignore"):
+            return tuple(np.asarray(y) for y in spec.oracle(*self.inputs, **self.attrs))
+
+
+def case_of(sample: Sample, dtype: str, *, exact: bool = False, name: str | None = None) -> Case:
+    """A sample as a case in one element type: float operands are rounded to it first."""
+    inputs, types = [], []
+    for x in sample.inputs:
+        x = np.asarray(x)
+        if x.dtype.kind == "f":
+            inputs.append(round_to(x, dtype))
+            types.append(TensorType(x.shape, dtype))
+        else:
+            inputs.append(x)
+            types.append(TensorType(x.shape, {"i4": "i32", "i8": "i64", "b1": "bool"}[x.dtype.str[1:]]))
+    return Case(name or sample.name, dtype, exact, tuple(inputs), tuple(types), sample.attrs, sample.wrt)
+
+
+def spec_of(component: Component) -> OpSpec:
+    return row(component.op or "")
+
+
+def samples(component: Component, nonce: str, which: str) -> list[Sample]:
+    """The row's samples ('samples' or 'exact') for this nonce; two of one name are a GraphError."""
+    make = getattr(spec_of(component), which)
+    if isinstance(make, str):
+        return []
+    found = list(make(generator(nonce, component.id, which)))
+    if len({s.name for s in found}) != len(found):
+        raise GraphError("two samples of a row share a name", came=sorted(s.name for s in found), do=f"rename one in row {component.op}")
+    return found
+
+
+def cases(component: Component, nonce: str) -> list[Case]:
+    """Every parity case: samples and exact samples in the first dtype of the envelope, one grown sample that spans several blocks,
+    and at most six of them again in f64 where the envelope has it."""
+    first, *others = component.envelope.dtypes
+    inside = [s for s in samples(component, nonce, "samples") if accepts(component, s, first)]
+    found = [case_of(s, first) for s in inside]
+    grown = grow(component, inside, generator(nonce, component.id, "grow"), elements=MULTIBLOCK_ELEMENTS, flops=GROWN_FLOPS)
+    if grown is not None:
+        found.append(case_of(grown, first))
+    found += [case_of(s, first, exact=True, name=f"exact:{s.name}") for s in samples(component, nonce, "exact")
+              if accepts(component, s, first)]
+    if "f64" in others:
+        again = generator(nonce, component.id, "f64").permutation(len(inside))[:6]
+        found += [case_of(inside[i], "f64", name=f"{inside[i].name}.f64") for i in sorted(again)]
+    return found
+
+
+def accepts(component: Component, sample: Sample, dtype: str) -> bool:
+    """Whether the sample lies inside the component's envelope in this dtype."""
+    return component.envelope.why_outside(case_of(sample, dtype).types, sample.attrs) is None
+
+
+def grow(component: Component, among: Sequence[Sample], rng: np.random.Generator, *, elements: int, flops: int, ragged: bool = True,
+         most: int = 4096) -> Sample | None:
+    """A larger sample made from one of the row's own: its dimension sizes are multiplied, one distinct size after another, as long as
+    the row's shape rule and the envelope accept it, until `elements` or `flops` is reached. Contents repeat with 5 % noise; integer
+    operands repeat. None if no sample grows.
+    """
+    spec, dtype = spec_of(component), component.envelope.dtypes[0]
+    for sample in sorted(among, key=lambda s: -sum(np.size(x) for x in s.inputs)):
+        shapes = [np.shape(x) for x in sample.inputs]
+        grew = False
+        for _ in range(24):
+            sizes = list(dict.fromkeys(n for shape in shapes for n in shape))
+            stepped = False
+            for n in sizes:
+                if _work(spec, component, sample, shapes, dtype, elements, flops):
+                    break
+                for bigger in ((2 * n + 1, 2 * n) if ragged else (2 * n,)):
+                    trial = [tuple(bigger if m == n else m for m in shape) for shape in shapes]
+                    if bigger <= most and _legal(component, spec, sample, trial, dtype):
+                        shapes, grew, stepped = trial, True, True
+                        break
+            if not stepped:
+                break
+        if grew and _work(spec, component, sample, shapes, dtype, elements // 4, flops // 4):
+            inputs = tuple(_content(np.asarray(x), shape, rng) for x, shape in zip(sample.inputs, shapes))
+            return replace(sample, name=f"grown:{sample.name}", inputs=inputs, wrt=sample.wrt)
+    return None
+
+
+def _types(sample: Sample, shapes: Sequence[tuple[int, ...]], dtype: str) -> tuple[TensorType, ...]:
+    return tuple(TensorType(tuple(shape), t.dtype) for shape, t in zip(shapes, case_of(sample, dtype).types))
+
+
+def _legal(component: Component, spec: OpSpec, sample: Sample, shapes: Sequence[tuple[int, ...]], dtype: str) -> bool:
+    types = _types(sample, shapes, dtype)
+    try:
+        spec.infer(types, sample.attrs)
+    except ShapeError:
+        return False
+    return component.envelope.why_outside(types, sample.attrs) is None
+
+
+def _work(spec: OpSpec, component: Component, sample: Sample, shapes: Sequence[tuple[int, ...]], dtype: str, elements: int,
+          flops: int) -> bool:
+    types = _types(sample, shapes, dtype)
+    total = sum(t.size for t in types) + sum(t.size for t in spec.infer(types, sample.attrs))
+    return total >= elements or spec.flops(types, sample.attrs) >= flops
+
+
+def _content(x: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    repeats = [-(-n // max(1, m)) for n, m in zip(shape, x.shape)]
+    y = np.tile(x, repeats)[tuple(slice(n) for n in shape)] if x.ndim else x
+    return y * (1 + 0.05 * rng.standard_normal(y.shape)) if y.dtype.kind == "f" else y.copy()
+
+
+def place(like: np.ndarray, offset: int) -> np.ndarray:
+    """Uninitialised memory for an array, `offset` bytes past a 256-byte boundary."""
+    raw = np.empty(like.nbytes + 512 + offset, np.uint8)
+    start = -raw.ctypes.data % 256 + offset
+    return raw[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+@dataclass
+class Bound:
+    """A kernel bound to buffers of its own, ready to be called again and again with other contents."""
+
+    ins: list[np.ndarray]
+    outs: list[np.ndarray]
+    scratch: np.ndarray
+    call: Callable[[], None]
+
+    def fill(self, contents: Iterable[np.ndarray]) -> None:
+        """Write contents into the input buffers."""
+        for buffer, x in zip(self.ins, contents):
+            buffer[...] = x
+
+    def run(self, garbage: int = 0xFF) -> None:
+        """Poison outputs and scratch (0xFF: NaN in every float type), then call once."""
+        for out in self.outs:
+            poison(out, garbage)
+        self.scratch[...] = garbage
+        self.call()
+
+
+def poison(x: np.ndarray, garbage: int = 0xFF) -> None:
+    """Fill an array's bytes."""
+    np.ndarray((x.nbytes,), np.uint8, x.data)[...] = garbage if x.dtype != np.bool_ else 1
+
+
+def bind(component: Component, case: Case, *, workers: int = 1, offset: int = 0, share: tuple[int, int] | None = None) -> Bound:
+    """Bind a CPU kernel to fresh buffers that hold NaN (integers: zero) while it binds: a binder that reads data reads rubbish.
+
+    `offset`: bytes past a 256-byte boundary of every buffer. `share`: (output, input) that get the same memory.
+    """
+    like = case.arrays()
+    ins = [place(x, offset * x.dtype.itemsize) for x in like]
+    for x in ins:
+        x[...] = np.nan if x.dtype.kind == "f" else 0
+    outs = []
+    for i, t in enumerate(case.out_types(spec_of(component))):
+        shared = share is not None and share[0] == i
+        outs.append(ins[share[1]].reshape(t.shape) if shared and share else place(np.empty(t.shape, NUMPY[t.dtype]), offset * 4 + 64 * i))
+    scratch = np.full(scratch_bytes(component, case.types, case.attrs, workers) + 256, 0xFF, np.uint8)
+    scratch = scratch[-scratch.ctypes.data % 256 :]
+    with np.errstate(all="ignore"):
+        call = component.implementation(Cpu(pool(workers), scratch), list(ins), outs, case.attrs)
+
+    def quiet() -> None:
+        with np.errstate(all="ignore"):
+            call()
+
+    return Bound(ins, outs, scratch, quiet)
+
+
+def once(component: Component, case: Case, *, workers: int = 1, offset: int = 0, garbage: int = 0xFF) -> list[np.ndarray]:
+    """One call on fresh buffers; the outputs."""
+    bound = bind(component, case, workers=workers, offset=offset)
+    bound.fill(case.arrays())
+    bound.run(garbage)
+    return bound.outs
+
+
+def same_bits(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
+    """Whether two tuples of arrays agree in every bit."""
+    return len(a) == len(b) and all(x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in zip(a, b))
+
+
+def checksum(arrays: Sequence[np.ndarray]) -> str:
+    """sha256 over shapes, dtypes and bytes."""
+    h = hashlib.sha256()
+    for x in arrays:
+        h.update(f"{x.dtype}{x.shape}".encode())
+        h.update(np.ascontiguousarray(x).tobytes())
+    return h.hexdigest()
+
+
+def tasks() -> int:
+    """Number of threads of this process as the operating system counts them (Python's count where it does not say)."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        import threading
+
+        return threading.active_count()
+
+
+def short(x: float, digits: int = 5) -> float:
+    """A float with few digits, so that evidence lines stay short; non-finite values pass through."""
+    return float(f"{x:.{digits}g}")
+
+
+def crash(error: BaseException) -> str:
+    """One line that names an exception, for a case's note."""
+    text = error.what if isinstance(error, AlphaError) else str(error)
+    return f"{type(error).__name__}: {text}".replace("\n", " ")[:120]
+
+
+def make_record(component: Component, gate: str, nonce: str, declared: int, found: Sequence[dict[str, object]],
+                probes: Sequence[Sequence[object]] = (), **more: str) -> Record:
+    """The record of one measure, with today's digests and this machine's class. Many cases share entries (condense.py)."""
+    if len(found) == declared:
+        found = condense(found)
+        declared = len(found)
+    return Record(component=component.id, gate=gate, machine=machine_class().key, digests=component_digests(component, gate), nonce=nonce,
+                  declared=declared, cases=list(found), probes=[list(p) for p in probes],
+                  environment={**{k: v for k, v in environment().items() if k in ("python", "numpy", "blas", "cpu")}, **more})
+
+
+def size(types: Sequence[TensorType]) -> int:
+    """Elements of all tensors together."""
+    return sum(prod(t.shape) for t in types)
