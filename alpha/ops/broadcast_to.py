@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from alpha.ops.numerics import growth
 from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, expect
 from alpha.types import Attrs, TensorType
 
@@ -66,6 +67,12 @@ def _oracle_to(x: np.ndarray, *, shape: tuple[int, ...]) -> Arrays:
 def _oracle_sum(x: np.ndarray, *, shape: tuple[int, ...]) -> Arrays:
     axes = stretched(shape, x.shape)
     return (np.sum(x, axis=axes).reshape(shape) if axes else x.reshape(shape),)
+
+
+def _bound_sum(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray]:
+    """n terms added in any order (numerics.growth): on the scale of sum |x|."""
+    scale = _oracle_sum(np.abs(x[0]), shape=_shape(attrs))[0]
+    return (growth(x[0].size // max(1, scale.size)) * scale,)
 
 
 def _vjp_to(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
@@ -137,5 +144,6 @@ ROWS = (
         flops=lambda t, a: t[0].size,
         samples=_samples_sum,
         exact=_exact_sum,
+        bound=_bound_sum,
     ),
 )

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample
-from alpha.ops.sum import infer_reduction, keepdims, reduced_axes, samples_reduction
+from alpha.ops.sum import bound_reduction, infer_reduction, keepdims, reduced_axes, samples_reduction
 from alpha.types import Attrs, TensorType
 
 
@@ -32,6 +32,13 @@ def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
     return (emit("broadcast_to", scaled, shape=x.shape),)  # type: ignore[arg-type]
 
 
+def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray]:
+    """The sum's bound over the number of terms, and one rounding of the quotient."""
+    total = bound_reduction(x, attrs)[0]
+    n = x[0].size // max(1, total.size)
+    return (total / n + np.abs(_oracle(x[0], **attrs)[0]),)  # type: ignore[arg-type]
+
+
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
     """Integers over 2^k elements."""
     for name, shape, axis, kept in (
@@ -53,5 +60,6 @@ ROWS = (
         flops=lambda t, a: t[0].size,
         samples=samples_reduction,
         exact=_exact,
+        bound=_bound,
     ),
 )

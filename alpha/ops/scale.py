@@ -54,7 +54,7 @@ ROWS = (
         flops=lambda t, a: t[0].size,
         samples=_samples,
         exact=_exact,
-        # the kernel rounds the factor to the compute type first: |x*factor| * u
-        bound=lambda x, a: (np.abs(x[0] * float(a["factor"])),),  # type: ignore[arg-type]
+        # the kernel rounds the factor to the compute type first: off by u*|factor|, or by u*2^-126 where that is denormal
+        bound=lambda x, a: (np.abs(x[0]) * max(abs(float(a["factor"])), 2.0**-126),),  # type: ignore[arg-type]
     ),
 )

@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from alpha.ops.numerics import growth
 from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, expect
 from alpha.types import Attrs, TensorType
 
@@ -88,6 +89,12 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     return infer_reduction("sum", types, attrs)
 
 
+def bound_reduction(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray]:
+    """n terms added in any order (numerics.growth): on the scale of sum |x|."""
+    scale = _oracle(np.abs(x[0]), **attrs)[0]  # type: ignore[arg-type]
+    return (growth(x[0].size // max(1, scale.size)) * scale,)
+
+
 def _oracle(x: np.ndarray, *, axis: object = None, keepdims: bool = False) -> Arrays:
     return (np.sum(x, axis=axis, keepdims=keepdims),)  # type: ignore[call-overload]
 
@@ -108,5 +115,6 @@ ROWS = (
         flops=lambda t, a: t[0].size,
         samples=samples_reduction,
         exact=exact_reduction,
+        bound=bound_reduction,
     ),
 )

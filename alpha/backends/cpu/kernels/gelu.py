@@ -7,23 +7,23 @@ from math import pi, sqrt
 
 import numpy as np
 
+from alpha.backends.cpu.blocks import BLOCK, flat
 from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.special import erf_into
 from alpha.component import Component, Envelope
 from alpha.types import Attrs
 
 _C = sqrt(2 / pi)
-_BLOCK = 8192
 _ENVELOPE = Envelope(dtypes=("f32", "f64"))
 
 
 def gelu(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
     """y = x * Phi(x); `approximate` is 'tanh' or 'none' (erf)."""
     x, y = ins[0].reshape(-1), outs[0].reshape(-1)
-    t = cpu.scratch((cpu.threads, 4, _BLOCK), x.dtype)
+    t = cpu.scratch((cpu.threads, 4, min(BLOCK, x.size)), x.dtype)
 
-    def body(block: int, worker: int) -> None:
-        xb, yb = x[block * _BLOCK : (block + 1) * _BLOCK], y[block * _BLOCK : (block + 1) * _BLOCK]
+    def body(at: slice, worker: int) -> None:
+        xb, yb = x[at], y[at]
         u = t[worker, 0, : xb.size]
         if attrs["approximate"] == "tanh":
             np.multiply(xb, xb, out=u)
@@ -38,16 +38,15 @@ def gelu(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs:
         np.multiply(u, 0.5, out=u)
         np.multiply(u, xb, out=yb)
 
-    return cpu.items((x.size + _BLOCK - 1) // _BLOCK, body)
+    return flat(cpu, x.size, body)
 
 
 def gelu_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
     """dx = dy * (Phi(x) + x * phi(x)), in the form that `approximate` names."""
     dy, x, dx = ins[0].reshape(-1), ins[1].reshape(-1), outs[0].reshape(-1)
-    t = cpu.scratch((cpu.threads, 4, _BLOCK), x.dtype)
+    t = cpu.scratch((cpu.threads, 4, min(BLOCK, x.size)), x.dtype)
 
-    def body(block: int, worker: int) -> None:
-        at = slice(block * _BLOCK, (block + 1) * _BLOCK)
+    def body(at: slice, worker: int) -> None:
         xb, dyb, dxb = x[at], dy[at], dx[at]
         u, v = t[worker, 0, : xb.size], t[worker, 1, : xb.size]
         if attrs["approximate"] == "tanh":
@@ -79,7 +78,7 @@ def gelu_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], at
             np.add(u, v, out=u)
         np.multiply(u, dyb, out=dxb)
 
-    return cpu.items((x.size + _BLOCK - 1) // _BLOCK, body)
+    return flat(cpu, x.size, body)
 
 
 KERNELS = (

@@ -1,0 +1,106 @@
+"""SiLU, SwiGLU and their backwards on the CPU: blocks of a flat array, all passes of a block in cache.
+
+The sigmoid is t/(1+t) with t = exp(min(x, 80)): to full relative precision for every x, since 1+t = t to the last bit at x = 80, and t
+cannot overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from alpha.backends.cpu.blocks import BLOCK, flat
+from alpha.backends.cpu.lib import Cpu
+from alpha.component import Component, Envelope
+from alpha.types import Attrs
+
+_ENVELOPE = Envelope(dtypes=("f32", "f64"))
+
+
+def silu(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+    """y = x * sigmoid(x)."""
+    x, y = ins[0].reshape(-1), outs[0].reshape(-1)
+    t = cpu.scratch((cpu.threads, 2, min(BLOCK, x.size)), x.dtype)
+
+    def body(at: slice, worker: int) -> None:
+        xb = x[at]
+        u, v = t[worker, 0, : xb.size], t[worker, 1, : xb.size]
+        np.minimum(xb, 80, out=u)
+        np.exp(u, out=u)
+        np.add(u, 1, out=v)
+        np.divide(u, v, out=u)
+        np.multiply(u, xb, out=y[at])
+
+    return flat(cpu, x.size, body)
+
+
+def _slope(xb: np.ndarray, u: np.ndarray, v: np.ndarray) -> None:
+    """u = sigmoid(x), v = derivative of silu / sigmoid = 1 + x * (1 - sigmoid(x)), the bracket as 1/(1+t)."""
+    np.minimum(xb, 80, out=u)
+    np.exp(u, out=u)
+    np.add(u, 1, out=v)
+    np.divide(u, v, out=u)
+    np.divide(xb, v, out=v)
+    np.add(v, 1, out=v)
+
+
+def silu_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+    """dx = dy * s * (1 + x * (1 - s)), s = sigmoid(x)."""
+    dy, x, dx = ins[0].reshape(-1), ins[1].reshape(-1), outs[0].reshape(-1)
+    t = cpu.scratch((cpu.threads, 2, min(BLOCK, x.size)), x.dtype)
+
+    def body(at: slice, worker: int) -> None:
+        xb = x[at]
+        u, v = t[worker, 0, : xb.size], t[worker, 1, : xb.size]
+        _slope(xb, u, v)
+        np.multiply(u, dy[at], out=u)
+        np.multiply(u, v, out=dx[at])
+
+    return flat(cpu, x.size, body)
+
+
+def swiglu(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+    """y = silu(gate) * up."""
+    gate, up, y = ins[0].reshape(-1), ins[1].reshape(-1), outs[0].reshape(-1)
+    t = cpu.scratch((cpu.threads, 2, min(BLOCK, gate.size)), gate.dtype)
+
+    def body(at: slice, worker: int) -> None:
+        gb = gate[at]
+        u, v = t[worker, 0, : gb.size], t[worker, 1, : gb.size]
+        np.minimum(gb, 80, out=u)
+        np.exp(u, out=u)
+        np.add(u, 1, out=v)
+        np.divide(u, v, out=u)
+        np.multiply(u, gb, out=u)
+        np.multiply(u, up[at], out=y[at])
+
+    return flat(cpu, gate.size, body)
+
+
+def swiglu_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+    """dgate = dy * up * s * (1 + gate * (1 - s)), dup = dy * gate * s, s = sigmoid(gate)."""
+    dy, gate, up, dgate, dup = (x.reshape(-1) for x in (*ins, *outs))
+    t = cpu.scratch((cpu.threads, 2, min(BLOCK, gate.size)), gate.dtype)
+
+    def body(at: slice, worker: int) -> None:
+        gb, upb = gate[at], up[at]
+        u, v = t[worker, 0, : gb.size], t[worker, 1, : gb.size]
+        _slope(gb, u, v)
+        np.multiply(v, upb, out=v)
+        np.multiply(u, dy[at], out=u)  # u = dy * s
+        np.multiply(u, gb, out=dup[at])  # every input was read: outputs may lie on any of them
+        np.multiply(v, u, out=dgate[at])
+
+    return flat(cpu, gate.size, body)
+
+
+KERNELS = (
+    Component(id="silu.f32.cpu", kind="kernel", backend="cpu", op="silu", implementation=silu, envelope=_ENVELOPE, inplace=((0, 0),)),
+    Component(id="silu_bwd.f32.cpu", kind="kernel", backend="cpu", op="silu_bwd", implementation=silu_bwd, envelope=_ENVELOPE,
+              inplace=((0, 0), (0, 1))),
+    Component(id="swiglu.f32.cpu", kind="kernel", backend="cpu", op="swiglu", implementation=swiglu, envelope=_ENVELOPE,
+              inplace=((0, 0), (0, 1))),
+    Component(id="swiglu_bwd.f32.cpu", kind="kernel", backend="cpu", op="swiglu_bwd", implementation=swiglu_bwd, envelope=_ENVELOPE,
+              inplace=((0, 1), (1, 2), (0, 0), (1, 0))),
+)
