@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,7 @@ class Device:
         current = self._cuda.Context.get_current()
         if current is None or current.handle != self._context.handle:
             self._context.push()
+            atexit.register(self._context.pop)  # pycuda aborts the process if a context is still current at its end
 
     def stream(self) -> Any:
         """A new non-blocking stream (a pycuda Stream; `.handle` is the integer that launches take)."""

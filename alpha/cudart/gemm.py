@@ -7,8 +7,10 @@ A = dy "k", B = W "n" (its rows are the reduction). Weight gradient dW = dy^T x:
 accumulated or not.
 
 Envelope: M, N, K, batch >= 1; addresses 16-byte aligned; leading dimensions and batch strides in elements, multiples of 8
-(bf16) or 4 (fp32 output). Ragged M, N and K need nothing else; what lies between a row's end and its leading dimension is neither read
-into a result nor written.
+(bf16) or 4 (fp32 output). Ragged M, N and K need nothing else. What lies between a row's end and its leading dimension is
+never read into a result. In C and aux the copy engine writes whole 16 bytes: up to 7 (bf16) or 3 (fp32) elements after a
+ragged row's end receive zeros (are left as they are by "f32+=" and by splits), so C may be a column slice of a wider matrix
+only when N is a multiple of 8 (4).
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class GemmProblem:
 
     `a_major` "k": A is [M, K] in memory; "m": [K, M]. `b_major` "k": B is [N, K]; "n": [K, N].
     `out` "f32+=" adds to C. `bias`: bf16 [N], added before the activation. `activation` "swiglu": B holds gate then up,
-    [2N, K]; C = silu(A gate^T) * (A up^T). `save_pre`: aux receives what enters the activation, bf16 [M, N] ([M, 2N] for swiglu).
+    [2N, K]; C = silu(A gate^T) * (A up^T). `save_pre`: aux receives what enters the activation, bf16 [M, N] ([M, 2N] for
+    swiglu).
     `aux_input` "residual": adds aux [M, N]; "gelu_gradient": multiplies by GELU'(aux).
     """
 
@@ -140,8 +143,8 @@ class GemmConfig:
     """How it is computed. The bits of the result depend on it only where tiles are split along K, and never on `blocks`.
 
     `bm`, `bn`: tile. `stages`: operand ring. `staging`: 8 KB output buffers per consumer warpgroup. `cluster`: 2 shares B
-    between two tiles. `pingpong`: one tile per consumer warpgroup. `group`, `along_n`: walk over tiles. `split_units` runs over the first
-    `split_tiles` tiles (both 0: none). `blocks`: most CTAs (0: one per multiprocessor).
+    between two tiles. `pingpong`: one tile per consumer warpgroup. `group`, `along_n`: walk over tiles. `split_units` runs
+    over the first `split_tiles` tiles (both 0: none). `blocks`: most CTAs (0: one per multiprocessor).
     """
 
     bm: int = 128
@@ -277,9 +280,7 @@ def prepare(
         needed["workspace"] = workspace
     for name, address in needed.items():
         if address <= 0 or address % 16:
-            raise ShapeError(
-                f"gemm {problem}: address of {name}", came=hex(address), expected="a device address, 16-byte aligned"
-            )
+            raise ShapeError(f"gemm {problem}: address of {name}", came=hex(address), expected="a device address, 16-byte aligned")
 
     swiglu = p.activation == "swiglu"
     bn_box = config.bn // 2 if swiglu or config.cluster == 2 else config.bn

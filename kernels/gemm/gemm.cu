@@ -33,6 +33,9 @@
 //   staging   thread 0 of a warpgroup issues all its stores, so bulk groups are its own. Before a buffer is rewritten: thread 0 waits
 //             until at most STAGING - 1 younger groups are unread, then a named barrier of the warpgroup. After writing: each thread
 //             fences towards the async proxy, then the same named barrier, then thread 0 issues the store.
+//   turn w    (PINGPONG, named barrier) warpgroup w waits for it before its steps, the other arrives after the last full[] wait of its
+//             own. So every phase of every full[s] is seen by one warpgroup before the other waits for the next one. Without it a wait
+//             for phase u could be satisfied by phase u - 2, which has the same parity.
 //   aux[w][b] (AUX_IN) 1 arrival + bytes; thread 0 loads into staging buffer b only after its earlier stores from it have been read.
 //             In-place: read by ldmatrix, rewritten by stmatrix of the same thread's warp on the same rows, no other warp touches them.
 //   exit      cluster_sync at the end: no CTA leaves while its peer may still multicast into it or arrive on its barriers.
@@ -74,6 +77,7 @@ constexpr int CHUNK_N = OUT == 0 ? 64 : 32;            // output columns of a ch
 constexpr int CHUNKS = OUT_BN / CHUNK_N;               // chunks of 64 rows
 constexpr int B_BOX_ROWS = PAIR || CLUSTER == 2 ? BN / 2 : BN;
 constexpr int READERS = 4 * (PINGPONG ? 1 : 2) * CLUSTER;
+constexpr int TURN_BARRIER = 3;  // named barriers 3 and 4; 1 and 2 belong to the staging buffers
 constexpr int PRODUCER_REGISTERS = 40;
 constexpr int CONSUMER_REGISTERS = 232;
 
@@ -210,6 +214,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         int turn = 0;
 
         float acc[MI][BN / 2];
+        if (PINGPONG && warpgroup == 1) named_barrier_arrive(TURN_BARRIER, 256);  // warpgroup 0 begins
         Walk<SPLIT != 0> walk(p);
         Work work;
         while (walk.next(work)) {
@@ -224,6 +229,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             uint32_t previous = 0;
             steps_done += work.k_count;
 
+            if (PINGPONG) named_barrier_sync(TURN_BARRIER + warpgroup, 256);
             for (int step = 0; step < work.k_count; ++step) {
                 mbarrier_wait(&barriers.full[slot], parity);
                 const uint32_t a = base_address + slot * STAGE_BYTES;
@@ -267,6 +273,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                     parity ^= 1;
                 }
             }
+            if (PINGPONG) named_barrier_arrive(TURN_BARRIER + 1 - warpgroup, 256);
             wgmma_wait<0>();
             if (lane < CLUSTER) {
                 if (CLUSTER == 2) {
