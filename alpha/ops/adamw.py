@@ -4,7 +4,8 @@ algorithm 2 line 12.
 Per element, with t = step + 1 and g = grad * coefficient:
   m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
   p <- p - lr lr_scale ( (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay decay p )
-`segments`: (offset, length, decay 0.0 or 1.0, lr_scale) of each tensor; elements outside keep their values. finite == 0 leaves param, m and v
+`segments`: (offset, length, decay 0.0 or 1.0,
+             lr_scale) of each tensor; elements outside keep their values. finite == 0 leaves param, m and v
 untouched, bit for bit, whatever the gradient holds.
 """
 
@@ -14,13 +15,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from alpha.ops.spec import Arrays, OpSpec, Sample, expect
+from alpha.ops.spec import Arrays, OpSpec, Sample, expect, same_dtype
 from alpha.types import Attrs, TensorType
 
 ParameterSegments = tuple[tuple[int, int, float, float], ...]
 
 
-def check_update(op: str, buffers: Sequence[TensorType], floats: Sequence[TensorType], integers: Sequence[TensorType], attrs: Attrs) -> None:
+def check_update(op: str, buffers: Sequence[TensorType], floats: Sequence[TensorType], integers: Sequence[TensorType],
+                 attrs: Attrs) -> None:
     """What all update rows ask of their operands: flat buffers of one type, scalars, segments inside and apart."""
     expect(len(buffers[0].shape) == 1 and buffers[0].dtype in ("f32", "f64"), op, "buffers are flat f32", buffers[0], "f32[N]")
     expect(all(b == buffers[0] for b in buffers), op, "buffers agree", ", ".join(map(str, buffers)), "equal types")
@@ -28,6 +30,7 @@ def check_update(op: str, buffers: Sequence[TensorType], floats: Sequence[Tensor
         expect(t.shape == () and t.dtype in ("f32", "f64"), op, "coefficient and lr are float scalars", t, "f32[]")
     for t in integers:
         expect(t == TensorType((), "i32"), op, "step and finite are i32 scalars", t, "i32[]")
+    same_dtype(op, (*buffers, *floats))
     end = 0
     for offset, length, decay, _ in sorted(attrs["segments"]):  # type: ignore[call-overload]
         expect(offset >= end and length >= 0 and offset + length <= buffers[0].shape[0], op, "segments lie inside the buffer and apart",
@@ -119,7 +122,8 @@ def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
 
 
 ROWS = (
-    OpSpec(name="adamw", inputs=("param", "grad", "m", "v", "coefficient", "lr", "step", "finite"), outputs=("param", "m", "v"), infer=_infer,
+    OpSpec(name="adamw", inputs=("param", "grad", "m", "v", "coefficient", "lr", "step", "finite"), outputs=("param", "m", "v"),
+           infer=_infer,
            oracle=_oracle, vjp=None, why_no_vjp="an update, which no gradient crosses", flops=lambda t, a: 16 * t[0].size,
            samples=_samples, exact=_exact, bound=_bound),
 )

@@ -87,20 +87,20 @@ def _oracle(q: np.ndarray, k: np.ndarray, v: np.ndarray, *documents: np.ndarray,
     scores = np.matmul(_by_head(q, h), _by_head(k, h).transpose(0, 1, 3, 2)) * scale
     scores = np.where(_seen(t, k.shape[1], documents, causal, window), scores, -np.inf)
     top = scores.max(-1)
-    top = np.where(np.isfinite(top), top, 0.0)
+    top = np.where(top == -np.inf, 0.0, top)
     p = np.exp(scores - top[..., None])
     total = p.sum(-1)
-    some = total > 0
-    divisor = np.where(some, total, 1.0)
+    divisor = np.where(total == 0, 1.0, total)
     o = np.matmul(p / divisor[..., None], _by_head(v, h))
-    return o.transpose(0, 2, 1, 3), np.where(some, top + np.log(divisor), -np.inf)
+    return o.transpose(0, 2, 1, 3), np.where(total == 0, -np.inf, top + np.log(divisor))
 
 
 def _oracle_bwd(do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray, lse: np.ndarray, *documents: np.ndarray,
                 causal: bool, window: int, scale: float) -> Arrays:
     (b, t, h, d), (s, g) = q.shape, k.shape[1:3]
     q_, k_, v_, do_ = _by_head(q, h), _by_head(k, h), _by_head(v, h), _by_head(do, h)
-    scores = np.matmul(q_, k_.transpose(0, 1, 3, 2)) * scale - np.where(np.isfinite(lse), lse, 0.0)[..., None]
+    lse = np.where(lse == -np.inf, np.inf, lse)  # a row that saw no key: every p is exp(-inf)
+    scores = np.matmul(q_, k_.transpose(0, 1, 3, 2)) * scale - lse[..., None]
     p = np.exp(np.where(_seen(t, s, documents, causal, window), scores, -np.inf))
     delta = (do * o).sum(-1).transpose(0, 2, 1)
     ds = p * (np.matmul(do_, v_.transpose(0, 1, 3, 2)) - delta[..., None]) * scale

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from alpha.ops.spec import Arrays, OpSpec, Sample, expect
+from alpha.ops.spec import Arrays, OpSpec, Sample, expect, same_dtype
 from alpha.types import Attrs, TensorType
 
 
@@ -19,8 +19,10 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     norm, count = types
     for name, t in (("norm", norm), ("count", count)):
         expect(t.shape == () and t.dtype in ("f32", "f64"), "clip_coefficient", f"{name} is a float scalar", t, "f32[]")
-    expect(isinstance(attrs["max_norm"], float) and attrs["max_norm"] >= 0, "clip_coefficient", "max_norm is a float >= 0", attrs["max_norm"],
+    expect(isinstance(attrs["max_norm"], float) and attrs["max_norm"] >= 0, "clip_coefficient", "max_norm is a float >= 0",
+           attrs["max_norm"],
            "1.0, or 0.0 for no clipping")
+    same_dtype("clip_coefficient", types)
     return (norm, norm)
 
 
@@ -33,15 +35,16 @@ def _oracle(norm: np.ndarray, count: np.ndarray, *, max_norm: float) -> Arrays:
 
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
-    cases = [("below", 3.0, 7.0, 1.0), ("above", 30.0, 7.0, 1.0), ("at", 2.0, 2.0, 1.0), ("off", 1e9, 3.0, 0.0), ("zero", 0.0, 5.0, 1.0),
-             ("no-tokens", 0.0, 0.0, 1.0), ("no-tokens-big", 5.0, 0.0, 0.5), ("huge", 1e30, 1023.0, 0.5), ("tiny", 1e-30, 13.0, 1e-3),
+    cases = [("below", 3.0, 7.0, 1.0), ("above", 30.0, 7.0, 1.0), ("off", 1e9, 3.0, 0.0), ("zero", 0.0, 5.0, 1.0),
+             ("no-tokens-big", 5.0, 0.0, 0.5), ("huge", 1e30, 1023.0, 0.5), ("tiny", 1e-30, 13.0, 1e-3),
              ("typical", 913.7, 2048.0, 0.25)]
     for name, norm, count, max_norm in cases:
         yield Sample(name=name, inputs=(np.array(norm), np.array(count)), attrs={"max_norm": max_norm})
 
 
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
-    for name, norm, count, max_norm in (("below", 8.0, 16.0, 1.0), ("above", 64.0, 16.0, 1.0), ("off", 64.0, 16.0, 0.0), ("none", 0.0, 0.0, 2.0)):
+    for name, norm, count, max_norm in (("below", 8.0, 16.0, 1.0), ("above", 64.0, 16.0, 1.0), ("at", 2.0, 2.0, 1.0),
+                                       ("off", 64.0, 16.0, 0.0), ("no-tokens", 0.0, 0.0, 2.0)):
         yield Sample(name=name, inputs=(np.array(norm), np.array(count)), attrs={"max_norm": max_norm})
 
 

@@ -51,14 +51,17 @@ def _oracle(logits: np.ndarray, targets: np.ndarray, *, ignore_index: int, z_los
     log_total = np.log(np.exp(logits - top[:, None]).sum(-1))
     lse = top + log_total
     nll = (top - logits[np.arange(len(column)), column]) + log_total  # the two large terms cancel first
-    return np.where(counts, nll + z_loss * lse * lse, 0.0), lse
+    loss = nll + z_loss * lse * lse if z_loss else nll
+    return np.where(counts, loss, 0.0), lse
 
 
 def _oracle_bwd(dloss: np.ndarray, logits: np.ndarray, targets: np.ndarray, lse: np.ndarray, *, ignore_index: int, z_loss: float) -> Arrays:
     counts, column = _pick("cross_entropy_bwd", targets, logits.shape[1], ignore_index)
     p = np.exp(logits - lse[:, None])
+    if z_loss:
+        p = p * (1 + 2 * z_loss * lse)[:, None]
     onehot = np.arange(logits.shape[1])[None, :] == column[:, None]
-    return (np.where(counts, dloss, 0.0)[:, None] * (p * (1 + 2 * z_loss * lse)[:, None] - onehot),)
+    return (np.where(counts, dloss, 0.0)[:, None] * (p - onehot),)
 
 
 def _vjp(emit: Emit, node: NodeLike, cotangents: Sequence[object]) -> Sequence[object]:
@@ -96,6 +99,8 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
 
 def _samples_bwd(rng: np.random.Generator) -> Iterable[Sample]:
     for s in _samples(rng):
+        if s.name in ("one", "all-ignored"):  # exactly 0: among the exact samples
+            continue
         logits, targets = s.inputs
         lse = _oracle(logits, targets, **s.attrs)[1]  # type: ignore[arg-type]
         yield Sample(name=s.name, inputs=(rng.standard_normal(len(targets)), logits, targets, lse), attrs=s.attrs)
@@ -120,6 +125,8 @@ def _exact_bwd(rng: np.random.Generator) -> Iterable[Sample]:
     for s in _exact(rng):  # p is 1 or 0 exactly
         n = len(s.inputs[1])
         yield Sample(name=s.name, inputs=(rng.integers(-9, 9, n).astype(float), *s.inputs, np.full(n, 1024.0)), attrs=s.attrs)
+    yield Sample(name="all-ignored", inputs=(np.ones(3), rng.standard_normal((3, 4)).round(3), np.full(3, -100, np.int32), np.full(3, 2.0)),
+                 attrs={"ignore_index": -100, "z_loss": 0.0})
 
 
 def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
@@ -149,7 +156,8 @@ def _bound_bwd(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
 ROWS = (
     OpSpec(name="cross_entropy", inputs=("logits", "targets"), outputs=("loss", "lse"), infer=_infer, oracle=_oracle, vjp=_vjp,
            flops=lambda t, a: 5 * t[0].size, samples=_samples, exact=_exact, bound=_bound, undifferentiable=("targets", "lse")),
-    OpSpec(name="cross_entropy_bwd", inputs=("dloss", "logits", "targets", "lse"), outputs=("dlogits",), infer=_infer_bwd, oracle=_oracle_bwd,
+    OpSpec(name="cross_entropy_bwd", inputs=("dloss", "logits", "targets", "lse"), outputs=("dlogits",), infer=_infer_bwd,
+           oracle=_oracle_bwd,
            vjp=None, why_no_vjp="backward row", flops=lambda t, a: 4 * t[1].size, samples=_samples_bwd, exact=_exact_bwd, bound=_bound_bwd,
            undifferentiable=("targets",)),
     OpSpec(name="count_valid", inputs=("targets",), outputs=("count",), infer=_infer_count, oracle=_oracle_count, vjp=None,

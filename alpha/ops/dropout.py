@@ -20,7 +20,8 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     x, step, sample_ids = types
     expect(len(x.shape) >= 1 and x.is_float and x.size > 0, "dropout", "x is a float [B,...]", x, "a float [B,...] that is not empty")
     expect(step == TensorType((), "i32"), "dropout", "step is a device integer", step, "i32[]")
-    expect(sample_ids == TensorType(x.shape[:1], "i32"), "dropout", "one i32 sample id per sample", sample_ids, TensorType(x.shape[:1], "i32"))
+    expect(sample_ids == TensorType(x.shape[:1], "i32"), "dropout", "one i32 sample id per sample", sample_ids, TensorType(x.shape[:1],
+                                                                                                                           "i32"))
     rate = attrs["rate"]
     expect(isinstance(rate, float) and 0 <= rate < 1, "dropout", "rate is a float in [0, 1)", rate, "0.1")
     key_of(attrs["seed"], attrs["purpose"])  # type: ignore[arg-type]
@@ -37,7 +38,8 @@ def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
 
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
-    def case(name: str, shape: tuple[int, ...], rate: float, step: int = 0, seed: int = 0, purpose: int | str = 0, first: int = 0) -> Sample:
+    def case(name: str, shape: tuple[int, ...], rate: float, step: int = 0, seed: int = 0, purpose: int | str = 0,
+             first: int = 0) -> Sample:
         ids = first + rng.permutation(shape[0] * 3)[: shape[0]]
         return Sample(name=name, inputs=(rng.standard_normal(shape), np.array(step, np.int32), ids.astype(np.int32)),
                       attrs={"rate": rate, "seed": seed, "purpose": purpose})

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from alpha.ops.spec import Arrays, OpSpec, Sample, expect
+from alpha.ops.spec import Arrays, OpSpec, Sample, expect, same_dtype
 from alpha.types import Attrs, TensorType
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     for name, t in zip(("norm", "loss"), types):
         expect(t.shape == () and t.dtype in ("f32", "f64"), "finite_flag", f"{name} is a float scalar", t, "f32[]")
+    same_dtype("finite_flag", types)
     return (TensorType((), "i32"),)
 
 

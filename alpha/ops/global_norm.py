@@ -44,15 +44,16 @@ def _oracle(grads: np.ndarray, *, segments: Segments) -> Arrays:
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
     yield Sample(name="one", inputs=(rng.standard_normal(1),), attrs={"segments": ((0, 1),)})
     yield Sample(name="padding", inputs=(rng.standard_normal(100) + 1,), attrs={"segments": ((0, 7), (64, 13), (80, 3))})
-    yield Sample(name="none", inputs=(rng.standard_normal(5),), attrs={"segments": ()})
-    yield Sample(name="zero", inputs=(np.zeros(300),), attrs={"segments": ((1, 250),)})
-    yield Sample(name="blocks", inputs=(rng.standard_normal(3 * BLOCK),), attrs={"segments": ((0, BLOCK + 1), (BLOCK + 64, BLOCK), (2 * BLOCK + 99, 11))})
+    yield Sample(name="blocks", inputs=(rng.standard_normal(3 * BLOCK),),
+                 attrs={"segments": ((0, BLOCK + 1), (BLOCK + 64, BLOCK), (2 * BLOCK + 99, 11))})
     yield Sample(name="large", inputs=(rng.standard_normal(33) * 1e15,), attrs={"segments": ((0, 33),)})
     yield Sample(name="tiny", inputs=(rng.standard_normal(33) * 1e-15,), attrs={"segments": ((0, 32), (32, 1))})
 
 
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
     yield Sample(name="three-four-five", inputs=(np.array([3.0, 100.0, 4.0, 0.0]),), attrs={"segments": ((0, 1), (2, 2))})
+    yield Sample(name="none", inputs=(np.arange(5.0),), attrs={"segments": ()})
+    yield Sample(name="zero", inputs=(np.zeros(300),), attrs={"segments": ((1, 250),)})
     yield Sample(name="ones", inputs=(np.ones(4 * BLOCK + 7),), attrs={"segments": ((0, 2 * BLOCK - 5), (2 * BLOCK, 2 * BLOCK + 5))})
 
 
@@ -65,7 +66,9 @@ def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
 
 ROWS = (
     OpSpec(name="global_norm", inputs=("grads",), outputs=("norm",), infer=_infer, oracle=_oracle, vjp=None,
-           why_no_vjp="part of the update, which no gradient crosses", flops=lambda t, a: 2 * sum(n for _, n in a["segments"]),  # type: ignore[attr-defined]
+           why_no_vjp="part of the update, which no gradient crosses", flops=lambda t, a: 2 * sum(n for _,
+                                                                                                  n in a["segments"]),  # type:
+                                                                                                  ignore[attr-defined]
            nbytes=lambda t, a: sum(n for _, n in a["segments"]) * (t[0].nbytes // max(1, t[0].size)),  # type: ignore[attr-defined]
            samples=_samples, exact=_exact, bound=_bound),
 )

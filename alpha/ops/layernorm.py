@@ -33,7 +33,8 @@ def _infer_bwd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, .
     _check("layernorm_bwd", x, gamma)
     expect(dy == x, "layernorm_bwd", "dy and x agree", f"{dy} and {x}", "equal types")
     statistic = TensorType(x.shape[:-1], ACCUMULATE[x.dtype])
-    expect(mean == statistic and rstd == statistic, "layernorm_bwd", "mean and rstd have one entry per row", f"{mean} and {rstd}", statistic)
+    expect(mean == statistic and rstd == statistic, "layernorm_bwd", "mean and rstd have one entry per row", f"{mean} and {rstd}",
+           statistic)
     return (x, gamma, gamma)
 
 

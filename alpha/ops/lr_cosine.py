@@ -38,7 +38,7 @@ def steps(rng: np.random.Generator, *edges: int) -> Iterable[int]:
 
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
-    for warmup, total, floor, peak in ((10, 100, 0.1, 3e-4), (0, 17, 0.0, 1e-3), (1, 1000, 1.0, 2e-2), (2000, 100000, 0.05, 6e-4)):
+    for warmup, total, floor, peak in ((10, 100, 0.1, 3e-4), (0, 17, 0.01, 1e-3), (1, 1000, 1.0, 2e-2), (2000, 100000, 0.05, 6e-4)):
         for step in steps(rng, 0, warmup, total, total * 2):
             yield Sample(name=f"{warmup}-{total}-{step}", inputs=(np.array(step, np.int32),),
                          attrs={"peak": peak, "warmup": warmup, "total": total, "floor": floor})
@@ -47,11 +47,14 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
     # powers of two: the warm-up, the peak (cos 0 = 1), the floor (cos pi = -1)
     for step in (0, 3, 7, 8, 24, 100):
-        yield Sample(name=f"dyadic-{step}", inputs=(np.array(step, np.int32),), attrs={"peak": 0.5, "warmup": 8, "total": 24, "floor": 0.25})
+        yield Sample(name=f"dyadic-{step}", inputs=(np.array(step, np.int32),), attrs={"peak": 0.5, "warmup": 8, "total": 24,
+                                                                                       "floor": 0.25})
+    yield Sample(name="to-zero", inputs=(np.array(17, np.int32),), attrs={"peak": 0.5, "warmup": 0, "total": 17, "floor": 0.0})
 
 
 ROWS = (
-    OpSpec(name="lr_cosine", inputs=("step",), outputs=("lr",), infer=lambda t, a: check_schedule("lr_cosine", t, a), oracle=_oracle, vjp=None,
+    OpSpec(name="lr_cosine", inputs=("step",), outputs=("lr",), infer=lambda t, a: check_schedule("lr_cosine", t, a), oracle=_oracle,
+           vjp=None,
            why_no_vjp="a schedule of an integer", flops=lambda t, a: 8, samples=_samples, exact=_exact, undifferentiable=("step",),
            # computed in float64 and rounded once, or in f32 with the cosine good to 4 u of 1: 8 u of the peak
            bound=lambda x, a: (8 * a["peak"],)),  # type: ignore[operator]

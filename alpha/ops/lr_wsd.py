@@ -29,7 +29,7 @@ def _oracle(step: np.ndarray, *, peak: float, warmup: int, total: int, decay: in
 
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
-    for warmup, total, decay, floor, peak in ((10, 100, 20, 0.1, 3e-4), (0, 17, 17, 0.0, 1e-3), (1, 1000, 1, 1.0, 2e-2),
+    for warmup, total, decay, floor, peak in ((10, 100, 20, 0.1, 3e-4), (0, 17, 17, 0.01, 1e-3), (1, 1000, 1, 1.0, 2e-2),
                                               (2000, 100000, 10000, 0.05, 6e-4)):
         for step in steps(rng, 0, warmup, total - decay, total, total * 2):
             yield Sample(name=f"{warmup}-{total}-{step}", inputs=(np.array(step, np.int32),),
@@ -40,6 +40,7 @@ def _exact(rng: np.random.Generator) -> Iterable[Sample]:
     for step in (0, 3, 7, 8, 15, 16, 17, 18, 24, 100):  # powers of two
         yield Sample(name=f"dyadic-{step}", inputs=(np.array(step, np.int32),),
                      attrs={"peak": 0.5, "warmup": 8, "total": 24, "decay": 8, "floor": 0.25})
+    yield Sample(name="to-zero", inputs=(np.array(17, np.int32),), attrs={"peak": 0.5, "warmup": 0, "total": 17, "decay": 17, "floor": 0.0})
 
 
 ROWS = (

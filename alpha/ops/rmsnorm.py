@@ -67,7 +67,8 @@ def _samples_bwd(rng: np.random.Generator) -> Iterable[Sample]:
 
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
     for n, c in ((1, 1), (5, 8), (129, 63)):  # entries +1 and -1: mean square 1, rstd 1/sqrt(1 + 3) = 1/2
-        yield Sample(name=f"signs-{n}x{c}", inputs=(rng.choice([-1.0, 1.0], (n, c)), rng.integers(-9, 9, c).astype(float)), attrs={"eps": 3.0})
+        yield Sample(name=f"signs-{n}x{c}", inputs=(rng.choice([-1.0, 1.0], (n, c)), rng.integers(-9, 9, c).astype(float)),
+                     attrs={"eps": 3.0})
 
 
 def _exact_bwd(rng: np.random.Generator) -> Iterable[Sample]:
@@ -96,6 +97,7 @@ def _bound_bwd(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
 ROWS = (
     OpSpec(name="rmsnorm", inputs=("x", "gamma"), outputs=("y", "rstd"), infer=_infer, oracle=_oracle, vjp=_vjp,
            flops=lambda t, a: 4 * t[0].size, samples=_samples, exact=_exact, bound=_bound, undifferentiable=("rstd",)),
-    OpSpec(name="rmsnorm_bwd", inputs=("dy", "x", "gamma", "rstd"), outputs=("dx", "dgamma"), infer=_infer_bwd, oracle=_oracle_bwd, vjp=None,
+    OpSpec(name="rmsnorm_bwd", inputs=("dy", "x", "gamma", "rstd"), outputs=("dx", "dgamma"), infer=_infer_bwd, oracle=_oracle_bwd,
+           vjp=None,
            why_no_vjp="backward row", flops=lambda t, a: 10 * t[0].size, samples=_samples_bwd, exact=_exact_bwd, bound=_bound_bwd),
 )

@@ -76,7 +76,8 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
 
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
     for layout in LAYOUTS:  # position 0 turns nothing
-        yield Sample(name=f"{layout}-origin", inputs=(rng.standard_normal((2, 3, 2, 6)).astype(np.float32).astype(float), np.zeros((2, 3), np.int32)),
+        yield Sample(name=f"{layout}-origin", inputs=(rng.standard_normal((2, 3, 2, 6)).astype(np.float32).astype(float),
+                                                      np.zeros((2, 3), np.int32)),
                      attrs={"base": 10000.0, "layout": layout, "inverse": layout == "half"})
 
 
