@@ -4,9 +4,8 @@ algorithm 2 line 12.
 Per element, with t = step + 1 and g = grad * coefficient:
   m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
   p <- p - lr lr_scale ( (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay decay p )
-`segments`: (offset, length, decay 0.0 or 1.0,
-             lr_scale) of each tensor; elements outside keep their values. finite == 0 leaves param, m and v
-untouched, bit for bit, whatever the gradient holds.
+`segments`: (offset, length, decay 0.0 or 1.0, lr_scale) of each tensor; elements outside keep their values. finite == 0 leaves param, m
+and v untouched, bit for bit, whatever the gradient holds.
 """
 
 from __future__ import annotations

@@ -64,11 +64,12 @@ def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
     return (_oracle(x[0], segments=attrs["segments"])[0] * (relative / 2 + 1),)  # type: ignore[arg-type]
 
 
+def _elements(attrs: Attrs) -> int:
+    return sum(length for _, length in attrs["segments"])  # type: ignore[attr-defined]
+
+
 ROWS = (
     OpSpec(name="global_norm", inputs=("grads",), outputs=("norm",), infer=_infer, oracle=_oracle, vjp=None,
-           why_no_vjp="part of the update, which no gradient crosses", flops=lambda t, a: 2 * sum(n for _,
-                                                                                                  n in a["segments"]),  # type:
-                                                                                                  ignore[attr-defined]
-           nbytes=lambda t, a: sum(n for _, n in a["segments"]) * (t[0].nbytes // max(1, t[0].size)),  # type: ignore[attr-defined]
-           samples=_samples, exact=_exact, bound=_bound),
+           why_no_vjp="part of the update, which no gradient crosses", flops=lambda t, a: 2 * _elements(a),
+           nbytes=lambda t, a: _elements(a) * (t[0].nbytes // max(1, t[0].size)), samples=_samples, exact=_exact, bound=_bound),
 )

@@ -54,8 +54,8 @@ def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
         return 0.0, 0.0
     _, decay, scale = per_element(len(param), attrs["segments"])  # type: ignore[arg-type]
     total = float(attrs["momentum"]) * np.abs(velocity) + np.abs(grad * coefficient)  # type: ignore[arg-type]
-    return np.abs(param) + lr * scale * (8 * total + 6 * float(attrs["weight_decay"]) * decay * np.abs(param)), 3 * total  # type:
-    ignore[arg-type]
+    decayed = float(attrs["weight_decay"]) * decay * np.abs(param)  # type: ignore[arg-type]
+    return np.abs(param) + lr * scale * (8 * total + 6 * decayed), 3 * total
 
 
 ROWS = (
