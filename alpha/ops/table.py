@@ -10,7 +10,7 @@ import alpha.ops
 from alpha.errors import GraphError, InputError
 from alpha.ops.spec import OpSpec
 
-_NOT_OPS = {"spec", "table", "numerics", "random", "special"}
+_NOT_OPS = {"spec", "table", "numerics", "random", "special", "compose"}
 
 
 @cache
@@ -27,19 +27,9 @@ def table() -> dict[str, OpSpec]:
     return rows
 
 
-_derived: dict[str, OpSpec] = {}
-
-
-def add_derived(spec: OpSpec) -> None:
-    """Add a row derived from a fusion pattern (alpha/passes/fuse.py); the same name twice is a GraphError."""
-    if spec.name in table() or spec.name in _derived:
-        raise GraphError("two op rows share a name", came=spec.name)
-    _derived[spec.name] = spec
-
-
 def row(name: str) -> OpSpec:
-    """One row by name; InputError naming the near ones when there is none."""
-    found = table().get(name) or _derived.get(name)
+    """One row by name; InputError listing the table when there is none."""
+    found = table().get(name)
     if found is None:
-        raise InputError("no such op", came=name, expected=", ".join(sorted([*table(), *_derived])))
+        raise InputError("no such op", came=name, expected=", ".join(sorted(table())))
     return found

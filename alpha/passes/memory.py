@@ -95,14 +95,13 @@ def _classes(graph: Graph, chosen: Mapping[Node, Component]) -> dict[Value, _Cla
             continue
         taken: set[int] = set()
         for index, v in enumerate(node.outputs):
-            c = None
+            found: _Class | None = None
             for out, operand in chosen[node].inplace:
                 if out == index and operand not in taken and _may_overwrite(graph, node, i, operand, v, of, last_read, kept, target):
-                    c = of[node.inputs[operand]]
+                    found = of[node.inputs[operand]]
                     taken.add(operand)
                     break
-            if c is None:
-                c = _Class(nbytes=v.type.nbytes, first=i)
+            c = found or _Class(nbytes=v.type.nbytes, first=i)
             of[v] = c
             c.members.append(v)
     _homes(graph, of, last_read, end)

@@ -151,3 +151,28 @@ class Cpu:
 
         tasks = [task(w) for w in range(self.threads)]
         return lambda: self.workers.run(tasks)
+
+    def panels(self, n: int, bind: Callable[[Cpu, int], Sequence[Callable[[], None]]]) -> Callable[[], None]:
+        """Closure over n panels, each the closures that `bind(serial, i)` returns, run one after the other by one worker.
+
+        `serial` is a Cpu with one worker, so that whole kernels can be bound on a panel of rows; scratch is shared by the panels of a worker.
+        """
+        need = 0
+        for i in range(n):
+            probe = _Serial(None)
+            bind(probe, i)
+            need = max(need, probe.used)
+        region = self.scratch((self.threads, need), np.uint8)
+        share = (n + self.threads - 1) // self.threads
+        bound = [bind(_Serial(region[i // share]), i) for i in range(n)]
+
+        def body(i: int, worker: int) -> None:
+            for run in bound[i]:
+                run()
+
+        return self.items(n, body)
+
+
+class _Serial(Cpu):
+    def __init__(self, scratch: np.ndarray | None) -> None:
+        self.threads, self._scratch, self.used = 1, scratch, 0

@@ -1,0 +1,106 @@
+"""CPU executor: a Program bound once to static buffers, then run by calling closures. Floor 4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from alpha.backends.cpu.lib import Cpu, Workers
+from alpha.component import Catalogue
+from alpha.errors import GraphError, InputError, MachineError, NonFiniteError
+from alpha.graph.plan import Launch, Plan, Program, Ref
+from alpha.types import ITEMSIZE, NUMPY
+
+_PAGE = 4096
+
+
+class CpuExecutor:
+    """Runs the Plans of one Program. Arenas are exactly as large as the Program says; BLAS is held to one thread while it lives.
+
+    program: whose plans to bind. catalogue: the kernels. threads: workers (never changes bits).
+    """
+
+    def __init__(self, program: Program, catalogue: Catalogue, threads: int = 2) -> None:
+        self.program, self.workers = program, Workers(threads)
+        self._blas = ThreadpoolController().limit(limits=1, user_api="blas")
+        self.arenas = {name: _arena(name, n) for name, n in program.arenas().items()}
+        self._bound = {name: self._bind(plan, catalogue) for name, plan in program.plans.items()}
+
+    def _bind(self, plan: Plan, catalogue: Catalogue) -> list[tuple[Launch, Callable[[], None]]]:
+        bound = []
+        for launch in plan.launches:
+            component = catalogue[launch.component]
+            scratch = self.view(launch.scratch).view(np.uint8) if launch.scratch else np.empty(0, np.uint8)
+            cpu = Cpu(self.workers, scratch)
+            run = component.implementation(cpu, [self.view(r) for r in launch.ins], [self.view(r) for r in launch.outs], launch.attrs)
+            if cpu.used != scratch.size:
+                raise GraphError("a kernel took other scratch than was planned", came=f"{component.id}: {cpu.used}", expected=scratch.size)
+            bound.append((launch, run))
+        return bound
+
+    def view(self, ref: Ref) -> np.ndarray:
+        """The array at a planned place: shares memory with the arena."""
+        dtype = NUMPY[ref.type.dtype]
+        if dtype.itemsize != ITEMSIZE[ref.type.dtype]:
+            raise GraphError("the CPU holds bf16 as float32: not inside plans", came=ref)
+        return self.arenas[ref.arena][ref.offset : ref.stop].view(dtype).reshape(ref.type.shape)
+
+    def state(self, kind: str) -> np.ndarray:
+        """The flat array of one kind of state, in elements, padding included; writes go to the run's state."""
+        layout = self.program.states[kind]
+        return self.arenas[f"state.{kind}"].view(NUMPY[layout.dtype])
+
+    def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns views of the outputs, valid until the next run."""
+        self._feed(self.program.plans[plan], inputs or {})
+        for _, run in self._bound[plan]:
+            run()
+        return {k: self.view(r) for k, r in self.program.plans[plan].outputs.items()}
+
+    def replay(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
+        """The same, eagerly: after each launch its float outputs are looked at; NonFiniteError names node, op and model line."""
+        self._feed(self.program.plans[plan], inputs or {})
+        for index, (launch, run) in enumerate(self._bound[plan]):
+            run()
+            for k, ref in enumerate(launch.outs):
+                if ref.type.is_float and not np.isfinite(self.view(ref)).all():
+                    where = np.argwhere(~np.isfinite(self.view(ref)))[0].tolist()
+                    raise NonFiniteError(
+                        f"{launch.op} made a non-finite value: plan {plan}, launch {index}, {launch.layer or 'no layer'} {launch.phase}, "
+                        f"model line {launch.source}", came=f"output {k} {ref.type} at {where}: {self.view(ref)[tuple(where)]}",
+                        expected="finite values", do="look at the inputs of this op: learning rate, data, initialisation")
+
+    def _feed(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:
+        if set(inputs) != set(plan.inputs):
+            raise InputError(f"plan {plan.name} needs other inputs", came=sorted(inputs), expected=sorted(plan.inputs))
+        for name, ref in plan.inputs.items():
+            x = np.asarray(inputs[name])
+            if x.shape != ref.type.shape or x.dtype != NUMPY[ref.type.dtype]:
+                raise InputError(f"input {name} of plan {plan.name} has another type", came=f"{x.dtype}{list(x.shape)}", expected=ref.type)
+            self.view(ref)[...] = x
+
+    def close(self) -> None:
+        """End the workers and give BLAS its threads back."""
+        self.workers.close()
+        self._blas.restore_original_limits()
+
+    def __enter__(self) -> CpuExecutor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _arena(name: str, nbytes: int) -> np.ndarray:
+    """Zeroed bytes, page-aligned, exactly `nbytes` long. MachineError when memory is short."""
+    try:
+        raw = np.zeros(nbytes + _PAGE, np.uint8)
+    except MemoryError:
+        raise MachineError(f"no memory for arena {name}", came=f"{nbytes:,} bytes", do="use a smaller micro_batch or recompute = 'block'") from None
+    start = -raw.ctypes.data % _PAGE
+    return raw[start : start + nbytes]
+
+

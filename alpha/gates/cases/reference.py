@@ -1,0 +1,162 @@
+"""The small reference models on which passes, executor and program are gated. Floor 7."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from alpha.backends.cpu.catalogue import fill
+from alpha.component import Catalogue, Measured
+from alpha.graph.evaluate import evaluate
+from alpha.graph.ir import Graph, prune
+from alpha.graph.plan import Program
+from alpha.graph.state import StateLayout
+from alpha.graph.verify import verify
+from alpha.models import gpt, llama
+from alpha.optim.init import fill_initial
+from alpha.optim.update import ScheduleConfig, adamw, sgd
+from alpha.passes.build import Model, StepShape, build_program, stats_layout, trace_training
+
+VOCAB, SEQ, BATCH = 13, 9, 2
+SCHEDULE = ScheduleConfig(kind="cosine", peak=3e-2, warmup=2, total=20)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One reference model: what the builder needs and what its inputs are called."""
+
+    name: str
+    model: Model
+    inputs: tuple[str, ...]
+
+
+@cache
+def references() -> dict[str, Reference]:
+    """'gpt': dropout, packed documents, tied head; 'llama': grouped heads, window, untied head, z-loss."""
+    g = gpt.GPTConfig(vocab=VOCAB, positions=SEQ, layers=2, width=16, heads=4, dropout=0.2, documents=True, seed=5)
+    m = llama.LlamaConfig(vocab=VOCAB, positions=SEQ, layers=2, width=16, heads=4, kv_heads=2, hidden=24, window=5, z_loss=1e-3)
+    return {
+        "gpt": Reference("gpt", Model(name="gpt", loss=lambda t, train: gpt.loss(t, g, BATCH, SEQ, train),
+                                      decode=lambda t: gpt.decode(t, g, 1, SEQ)),
+                         ("tokens", "targets", "positions", "documents", "sample_ids")),
+        "llama": Reference("llama", Model(name="llama", loss=lambda t, train: llama.loss(t, m, BATCH, SEQ, train),
+                                          decode=lambda t: llama.decode(t, m, 1, SEQ)), ("tokens", "targets", "positions")),
+    }
+
+
+@cache
+def kernels() -> Catalogue:
+    """The CPU kernels."""
+    catalogue = Catalogue()
+    fill(catalogue)
+    return catalogue
+
+
+def batch(ref: Reference, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """One microbatch: random tokens, some ignored targets, two documents a row, random sample numbers."""
+    tokens = rng.integers(0, VOCAB, (BATCH, SEQ + 1)).astype(np.int32)
+    targets = tokens[:, 1:].copy()
+    targets[rng.random((BATCH, SEQ)) < 0.2] = -1
+    cut = int(rng.integers(1, SEQ))
+    documents = np.tile((np.arange(SEQ) >= cut).astype(np.int32), (BATCH, 1))
+    made = {"tokens": tokens[:, :-1].copy(), "targets": targets, "documents": documents,
+            "positions": np.tile(np.arange(SEQ, dtype=np.int32), (BATCH, 1)),
+            "sample_ids": rng.integers(0, 1 << 20, BATCH).astype(np.int32)}
+    return {k: made[k] for k in ref.inputs}
+
+
+def layout_of(ref: Reference) -> StateLayout:
+    """The parameter layout."""
+    return StateLayout(trace_training(ref.model, None, "shapes", None, False)[0].tensors.values())
+
+
+def training_graph(ref: Reference, *, accumulate: bool = False) -> Graph:
+    """Forward and backward into grad0, verified."""
+    return verify(prune(trace_training(ref.model, layout_of(ref), "micro", 0, accumulate)[1]), "trace")
+
+
+def random_state(ref: Reference, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """float64 state: parameters three times as large as at initialisation (so that nothing is near linear), a step, old gradients."""
+    layout = layout_of(ref)
+    flat = np.zeros(layout.size, np.float32)
+    fill_initial(flat, layout, int(rng.integers(1 << 30)))
+    param = flat.astype(np.float64) * 3
+    for offset, n in layout.ranges():
+        param[offset : offset + n] += 0.05 * rng.standard_normal(n)
+    return {"param": param, "counter": np.full(layout_counter(), int(rng.integers(100)), np.int32),
+            "grad0": rng.standard_normal(stats_layout(layout).size)}
+
+
+def layout_counter() -> int:
+    """Elements of the counter array."""
+    return 4096
+
+
+@cache
+def program(name: str, *, shards: int = 1, micros: int = 1, policy: str = "none", fused: bool = True, optimizer: str = "adamw",
+            threads: int = 2) -> Program:
+    """A reference Program, built once per process and kind."""
+    made = adamw(SCHEDULE) if optimizer == "adamw" else sgd(SCHEDULE)
+    return build_program(name=name, model=references()[name].model, optimizer=made, catalogue=kernels(), threads=threads,
+                         shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros), policy=(policy, ()), fused=fused)
+
+
+def same_updates(a: Graph, b: Graph, inputs: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> float:
+    """Largest absolute difference between the updates and outputs of two graphs, both through the oracles in float64."""
+    out_a, up_a = evaluate(a, inputs, state)
+    out_b, up_b = evaluate(b, inputs, state)
+    if set(up_a) != set(up_b) or set(out_a) != set(out_b):
+        return float("inf")
+    pairs = [(up_a[k], up_b[k]) for k in up_a] + [(out_a[k], out_b[k]) for k in out_a]
+    return max((float(np.max(np.abs(x - y), initial=0.0)) for x, y in pairs), default=float("inf"))
+
+
+def yes(holds: bool, note: str = "", cases: int = 1) -> Measured:
+    """A check that either holds or does not."""
+    return Measured(error=0.0 if holds else 1.0, bound=0.0, cases=cases, note=note)
+
+
+def refuses(kind: type[Exception], action: Callable[[], object]) -> Measured:
+    """Whether `action` raises exactly this kind of error."""
+    try:
+        action()
+    except kind as error:
+        return yes(True, type(error).__name__)
+    except Exception as error:
+        return yes(False, f"{type(error).__name__} instead of {kind.__name__}")
+    return yes(False, f"no error; expected {kind.__name__}")
+
+
+def hash_of(*arrays: np.ndarray) -> str:
+    """sha256 over the bytes of arrays."""
+    h = hashlib.sha256()
+    for x in arrays:
+        h.update(np.ascontiguousarray(x).tobytes())
+    return h.hexdigest()
+
+
+def elsewhere(expression: str, module: str) -> str:
+    """`expression` (a string) evaluated with the names of `module` in a fresh process under another hash seed."""
+    code = f"import {module} as m; print(eval({expression!r}, vars(m)), end='')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
+                          env={"PYTHONHASHSEED": "12345", "PYTHONPATH": ":".join(p for p in sys.path if p), "PATH": "/usr/bin:/bin"})
+    return done.stdout if done.returncode == 0 else f"failed: {done.stderr[-300:]}"
+
+
+def graph_hashes(name: str) -> str:
+    """Hash of the training graph and of every plan of the reference program, joined."""
+    p = program(name, shards=2, micros=2)
+    return " ".join([training_graph(references()[name]).hash(), p.hash(), *(q.hash() for _, q in sorted(p.plans.items()))])
+
+
+def arena_bytes(p: Program) -> int:
+    """Bytes of all arenas of a Program."""
+    return sum(p.arenas().values())
+
+

@@ -1,0 +1,77 @@
+"""Update graphs: gradients of the summed loss in, new parameters and moments out, predicated on `finite`. Floor 5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alpha.errors import ConfigError
+from alpha.graph.ir import Value
+from alpha.graph.trace import Tracer
+from alpha.passes.build import FlatState, Optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Learning rate over steps. kind 'cosine' or 'wsd' (warmup, stable, linear decay over the last `decay` steps).
+
+    peak: highest rate; warmup, total, decay: steps; floor: final rate as a share of peak.
+    """
+
+    kind: str
+    peak: float
+    warmup: int
+    total: int
+    decay: int = 0
+    floor: float = 0.1
+
+
+def learning_rate(t: Tracer, step: Value, cfg: ScheduleConfig) -> Value:
+    """f32[] rate at `step` (i32[]), computed in the graph. ConfigError for an unknown kind."""
+    if cfg.kind == "cosine":
+        rate: Value = t.lr_cosine(step, peak=cfg.peak, warmup=cfg.warmup, total=cfg.total, floor=cfg.floor)
+    elif cfg.kind == "wsd":
+        rate = t.lr_wsd(step, peak=cfg.peak, warmup=cfg.warmup, total=cfg.total, decay=cfg.decay, floor=cfg.floor)
+    else:
+        raise ConfigError("unknown schedule", came=cfg.kind, expected="cosine or wsd", do="set [optim] schedule")
+    return rate
+
+
+def _common(t: Tracer, s: FlatState, schedule: ScheduleConfig, max_norm: float) -> tuple[Value, Value, Value]:
+    """(coefficient, lr, finite), with the outputs that a step reports."""
+    norm = t.global_norm(s.grad, segments=s.layout.ranges())
+    coefficient, mean_norm = t.clip_coefficient(norm, s.count, max_norm=max_norm)
+    finite = t.finite_flag(norm, s.loss_sum)
+    lr = learning_rate(t, s.step, schedule)
+    for name, value in (("norm", mean_norm), ("coefficient", coefficient), ("lr", lr), ("finite", finite),
+                        ("loss_sum", s.loss_sum), ("count", s.count)):
+        t.output(name, value)
+    t.update(s.step, t.next_step(s.step, finite))
+    return coefficient, lr, finite
+
+
+def adamw(schedule: ScheduleConfig, *, beta1: float = 0.9, beta2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1,
+          max_norm: float = 1.0) -> Optimizer:
+    """AdamW with decoupled decay (Loshchilov and Hutter, arXiv:1711.05101), none on norms and biases. State: m, v."""
+
+    def update(t: Tracer, s: FlatState) -> None:
+        coefficient, lr, finite = _common(t, s, schedule, max_norm)
+        p, m, v = t.adamw(s.param, s.grad, s.extra["m"], s.extra["v"], coefficient, lr, s.step, finite, beta1=beta1, beta2=beta2, eps=eps,
+                          weight_decay=weight_decay, segments=s.layout.segments())
+        t.update(s.param, p)
+        t.update(s.extra["m"], m)
+        t.update(s.extra["v"], v)
+
+    return Optimizer(name="adamw", kinds=("m", "v"), update=update)
+
+
+def sgd(schedule: ScheduleConfig, *, momentum: float = 0.9, weight_decay: float = 0.0, max_norm: float = 1.0) -> Optimizer:
+    """SGD with momentum (Polyak 1964, as heavy ball) and decoupled decay. State: velocity."""
+
+    def update(t: Tracer, s: FlatState) -> None:
+        coefficient, lr, finite = _common(t, s, schedule, max_norm)
+        p, velocity = t.sgd(s.param, s.grad, s.extra["velocity"], coefficient, lr, finite, momentum=momentum, weight_decay=weight_decay,
+                            segments=s.layout.segments())
+        t.update(s.param, p)
+        t.update(s.extra["velocity"], velocity)
+
+    return Optimizer(name="sgd", kinds=("velocity",), update=update)

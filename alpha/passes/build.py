@@ -1,0 +1,213 @@
+"""Build: from plain model and update functions to a Program. Floor 3.
+
+One training step, for S logical shards of M microbatches each (DESIGN: fixed tree over shards, left fold inside a shard):
+
+    shard s, micro 0      micro_first@slot   overwrites the gradients in `grad<slot>`
+    shard s, micro 1..    micro@slot         adds to them, in order
+    after shard s         tree@level ...     grad<level+1> = grad<level> + grad<level+1>, a binary counter's carries
+    at the end            update             reads grad<log2 S>, writes param, moments and the step counter
+
+Shard s writes slot trailing_ones(s), so the sum over shards is the balanced binary tree whatever S is, in log2 S + 1 buffers, and no
+buffer is ever copied. Loss and token count travel as the unit `~stats` of the same buffers, so they follow the same tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from alpha.component import Catalogue
+from alpha.errors import ShapeError
+from alpha.graph.differentiate import differentiate
+from alpha.graph.ir import Graph, Value, prune
+from alpha.graph.plan import Plan, Program, Step
+from alpha.graph.state import StateLayout, TensorSpec
+from alpha.graph.trace import Tracer
+from alpha.graph.verify import verify
+from alpha.passes.fuse import fuse
+from alpha.passes.memory import layout as lay_out
+from alpha.passes.recompute import recompute
+from alpha.passes.schedule import schedule
+from alpha.passes.select import select
+from alpha.types import ITEMSIZE
+
+STATS = "~stats"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """Sizes of one step: `micro_batch` sequences of `seq` tokens per microbatch, `micros` microbatches per shard, `shards` S = 2^k."""
+
+    micro_batch: int
+    seq: int
+    shards: int = 1
+    micros: int = 1
+
+    def __post_init__(self) -> None:
+        if self.shards < 1 or self.shards & (self.shards - 1):
+            raise ShapeError("logical shards are a power of two", came=self.shards, expected="1, 2, 4, 8, ...")
+        if min(self.micro_batch, self.seq, self.micros) < 1:
+            raise ShapeError("sizes of a step are positive", came=self)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per step, ignored targets included."""
+        return self.micro_batch * self.seq * self.shards * self.micros
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What a model gives the builder.
+
+    `loss(t, training)` -> (sum of token losses f32[], number of valid targets f32[]); dropout acts only when training.
+    `decode(t)` -> logits of the next token, from inputs tokens[1, T] and index[1].
+    """
+
+    name: str
+    loss: Callable[[Tracer, bool], tuple[Value, Value]]
+    decode: Callable[[Tracer], Value] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """`kinds`: extra flat f32 state arrays (m, v ...). `update(t, state)`: writes the update graph; `state` gives the flat values."""
+
+    name: str
+    kinds: tuple[str, ...]
+    update: Callable[[Tracer, FlatState], None]
+
+
+@dataclass(frozen=True)
+class FlatState:
+    """Whole state arrays as values of the update graph, and the segment table. `count`, `loss_sum`: f32[] totals of the step."""
+
+    param: Value
+    grad: Value
+    extra: Mapping[str, Value]
+    step: Value
+    loss_sum: Value
+    count: Value
+    layout: StateLayout
+
+
+def trace_training(model: Model, layout: StateLayout | None, name: str, slot: int | None, accumulate: bool) -> tuple[Tracer, Graph]:
+    """Forward (slot None) or forward + backward into `grad<slot>` (overwriting, or accumulating)."""
+    t = Tracer(name, layout)
+    loss_sum, count = model.loss(t, slot is not None)
+    if slot is None or layout is None:
+        t.output("loss_sum", loss_sum)
+        t.output("count", count)
+        return t, t.graph
+    tensors = [t.tensors[s.name] for s in layout.tensors]
+    params = [t.state("param", layout.offsets[s.name], s.shape, "f32") for s in tensors]
+    grads = differentiate(t, loss_sum, params)
+    with_stats = stats_layout(layout)
+    t.phase, t.layer, t.source = "wgrad", "", "gradients"
+    results = [(layout.offsets[s.name], g) for s, g in zip(tensors, grads)]
+    results += [(with_stats.offsets[f"{STATS}.loss_sum"], loss_sum), (with_stats.offsets[f"{STATS}.count"], count)]
+    for offset, value in results:
+        box = t.state(f"grad{slot}", offset, value.type.shape, "f32")
+        t.update(box, t("accumulate", box, value) if accumulate else _produced(t, value))
+    return t, t.graph
+
+
+def _produced(t: Tracer, value: Value) -> Value:
+    """A gradient that is an alias of something else (a tied or shared value) gets a node of its own."""
+    taken = value in t.graph.updates.values() or value.producer is None
+    return t("scale", value, factor=1.0) if taken else value
+
+
+def stats_layout(layout: StateLayout) -> StateLayout:
+    """The parameter layout with the unit ~stats (loss_sum, count) behind it: what a gradient buffer holds."""
+    return StateLayout([*layout.tensors, TensorSpec(f"{STATS}.count", (), STATS), TensorSpec(f"{STATS}.loss_sum", (), STATS)])
+
+
+def lower(graph: Graph, catalogue: Catalogue, backend: str, threads: int, states: Mapping[str, StateLayout], *,
+          policy: tuple[str, tuple[str, ...]] = ("none", ()), fused: bool = True) -> Plan:
+    """One graph through every pass, verified between passes."""
+    graph = verify(prune(graph), "trace")
+    graph = verify(prune(recompute(graph, *policy)), "recompute")
+    if fused:
+        graph = verify(prune(fuse(graph, catalogue, backend)), "fuse")
+    graph = verify(schedule(graph), "schedule")
+    chosen = select(graph, catalogue, backend)
+    return lay_out(graph, chosen, threads, {k: s.size * ITEMSIZE[s.dtype] for k, s in states.items()})
+
+
+def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepShape, catalogue: Catalogue, backend: str = "cpu",
+                  threads: int = 2, policy: tuple[str, tuple[str, ...]] = ("none", ()), fused: bool = True,
+                  facts: Mapping[str, Any] | None = None) -> Program:
+    """Trace, differentiate, recompute, fuse, select, schedule and lay out every Segment of a run."""
+    first, _ = trace_training(model, None, "shapes", None, False)
+    params = StateLayout(first.tensors.values())
+    grads = stats_layout(params)
+    levels = shape.shards.bit_length() - 1
+    states: dict[str, StateLayout] = {"param": params, "counter": StateLayout([TensorSpec("step", (), "counter")], "i32")}
+    states |= {k: params for k in optimizer.kinds}
+    states |= {f"grad{k}": grads for k in range(levels + 1)}
+
+    def plan(graph: Graph, *, recomputed: bool = False) -> Plan:
+        return lower(graph, catalogue, backend, threads, states, policy=policy if recomputed else ("none", ()), fused=fused)
+
+    plans: dict[str, Plan] = {}
+    slots = sorted({trailing_ones(s) for s in range(shape.shards)})
+    for slot in slots:
+        for role in ("micro_first", "micro") if shape.micros > 1 else ("micro_first",):
+            key = f"{role}@{slot}"
+            plans[key] = plan(trace_training(model, params, key, slot, role == "micro")[1], recomputed=True)
+    for level in range(levels):
+        plans[f"tree@{level}"] = plan(_tree(level, grads))
+    plans["update"] = plan(_update(optimizer, params, grads, levels))
+    plans["eval"] = plan(trace_training(model, params, "eval", None, False)[1])
+    if model.decode is not None:
+        t = Tracer("decode", params)
+        t.output("logits", model.decode(t))
+        plans["decode"] = plan(t.graph)
+    plans["snapshot"] = plan(_snapshot(states))
+    return Program(name, plans, _schedule(shape), states,
+                   {"shards": shape.shards, "micros": shape.micros, "micro_batch": shape.micro_batch, "seq": shape.seq,
+                    "threads": threads, "backend": backend, "model": model.name, "optimizer": optimizer.name, **(facts or {})})
+
+
+def trailing_ones(s: int) -> int:
+    """Number of trailing one bits: the binary-counter slot that shard s writes."""
+    return ((s + 1) & ~s).bit_length() - 1
+
+
+def _schedule(shape: StepShape) -> tuple[Step, ...]:
+    steps: list[Step] = []
+    for s in range(shape.shards):
+        slot = trailing_ones(s)
+        steps += [Step(f"{'micro' if m else 'micro_first'}@{slot}", s, m) for m in range(shape.micros)]
+        steps += [Step(f"tree@{level}") for level in range(slot)]
+    return (*steps, Step("update"))
+
+
+def _tree(level: int, grads: StateLayout) -> Graph:
+    t = Tracer(f"tree@{level}")
+    t.phase, t.source = "reduce", "tree"
+    low, high = (t.state(f"grad{k}", 0, (grads.size,), "f32") for k in (level, level + 1))
+    t.update(high, t("accumulate", high, low))
+    return t.graph
+
+
+def _update(optimizer: Optimizer, params: StateLayout, grads: StateLayout, level: int) -> Graph:
+    t = Tracer("update", params)
+    t.phase, t.source = "update", optimizer.name
+    n, kind = params.size, f"grad{level}"
+    flat = FlatState(t.state("param", 0, (n,), "f32"), t.state(kind, 0, (n,), "f32"),
+                     {k: t.state(k, 0, (n,), "f32") for k in optimizer.kinds}, t.state("counter", 0, (), "i32"),
+                     t.state(kind, grads.offsets[f"{STATS}.loss_sum"], (), "f32"), t.state(kind, grads.offsets[f"{STATS}.count"], (), "f32"),
+                     params)
+    optimizer.update(t, flat)
+    return t.graph
+
+
+def _snapshot(states: Mapping[str, StateLayout]) -> Graph:
+    """The state that a checkpoint holds, as outputs: no launches, only where each array lies."""
+    t = Tracer("snapshot")
+    for kind, s in states.items():
+        if not kind.startswith("grad"):
+            t.output(kind, t.state(kind, 0, (s.size,), s.dtype))
+    return t.graph

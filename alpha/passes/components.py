@@ -1,0 +1,22 @@
+"""The passes as components. Floor 3."""
+
+from __future__ import annotations
+
+from alpha.component import Catalogue, Component
+from alpha.graph.differentiate import differentiate
+from alpha.graph.state import reshard
+from alpha.graph.verify import verify
+from alpha.passes.fuse import fuse
+from alpha.passes.memory import layout
+from alpha.passes.recompute import recompute
+from alpha.passes.schedule import schedule
+from alpha.passes.select import select
+
+_CONTRACT = "alpha.gates.cases.passes"
+
+
+def fill(catalogue: Catalogue) -> None:
+    """Add every pass; `layout.pass` is the state layout and its resharding arithmetic."""
+    for name, implementation in (("differentiate", differentiate), ("recompute", recompute), ("fuse", fuse), ("schedule", schedule),
+                                 ("select", select), ("memory", layout), ("verify", verify), ("layout", reshard)):
+        catalogue.add(Component(id=f"{name}.pass", kind="pass", implementation=implementation, contract=_CONTRACT))
