@@ -22,12 +22,13 @@ __device__ __forceinline__ void mbarrier_arrive(mbarrier_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
-// One arrival at the barrier at the same offset in the CTA of rank `rank` of this cluster (release at cluster scope).
+// One arrival at the barrier at the same offset in the CTA of rank `rank` of this cluster. Release at CTA scope only: it says that this
+// thread's completed reads (wgmma, ldmatrix) are done with, and publishes no writes to the peer; a cluster-scope release costs a fence.
 __device__ __forceinline__ void mbarrier_arrive_remote(mbarrier_t* barrier, uint32_t rank) {
     asm volatile(
         "{\n .reg .b32 remote;\n"
         " mapa.shared::cluster.u32 remote, %0, %1;\n"
-        " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(smem_address(barrier)),
+        " mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(smem_address(barrier)),
         "r"(rank)
         : "memory");
 }

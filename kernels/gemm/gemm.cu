@@ -164,11 +164,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                     mbarrier_t* const full = &barriers.full[ring.slot];
                     uint8_t* const a = base + ring.slot * STAGE_BYTES;
                     uint8_t* const b = a + A_BYTES;
-                    if (CLUSTER == 2) {
-                        mbarrier_wait_cluster(&barriers.empty[ring.slot], ring.parity);
-                    } else {
-                        mbarrier_wait(&barriers.empty[ring.slot], ring.parity);
-                    }
+                    mbarrier_wait(&barriers.empty[ring.slot], ring.parity);
                     mbarrier_arrive_expect(full, STAGE_BYTES);
                     if (A_MN) {
 #pragma unroll
