@@ -29,11 +29,16 @@ def _runs(entries: Sequence[dict[str, object]]) -> list[list[dict[str, object]]]
     """Consecutive entries of one kind and one set of keys that may be merged."""
     groups: list[list[dict[str, object]]] = []
     for e in entries:
-        if groups and groups[-1][-1].get("kind") == e.get("kind") and str(groups[-1][-1]["name"]).endswith(".f64") == str(e["name"]).endswith(".f64"):
+        if groups and _sort(groups[-1][-1]) == _sort(e):
             groups[-1].append(e)
         else:
             groups.append([e])
     return groups
+
+
+def _sort(entry: dict[str, object]) -> tuple[object, bool]:
+    """What entries that share a line must have in common: the kind, and whether they are f64 runs."""
+    return entry.get("kind"), str(entry["name"]).endswith(".f64")
 
 
 def _merge(group: Sequence[dict[str, object]]) -> dict[str, object]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -44,3 +46,16 @@ def measure(component: Component, gate: str, nonce: str) -> Record:
             entry["note"] = m.note[:120]
         found.append(entry)
     return make_record(component, gate, nonce, len(todo), found)
+
+
+def measure_perf(component: Component, nonce: str) -> Record:
+    """The absolute half of a component without an op row: its contract measures share and baseline itself, as error and bound.
+
+    `error` is the share of the ceiling that was lost (1 - share), `bound` the most that may be lost.
+    """
+    return measure(component, "perf", nonce)
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """Environment of a fresh Python process that imports the same package as this one."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **more}

@@ -18,8 +18,21 @@ import numpy as np
 
 from alpha.component import Component
 from alpha.gates import contracts
-from alpha.gates.subjects import (Bound, Case, bind, cases, checksum, crash, fresh_nonce, generator, make_record, pin_blas, pool,
-                                  same_bits, spec_of)
+from alpha.gates.subjects import (
+    Bound,
+    Case,
+    bind,
+    cases,
+    checksum,
+    crash,
+    fresh_nonce,
+    generator,
+    make_record,
+    pin_blas,
+    pool,
+    same_bits,
+    spec_of,
+)
 from alpha.registry.policy import required_runs
 from alpha.registry.record import Record
 
@@ -68,10 +81,11 @@ def _repeat(component: Component, case: Case, rng: np.random.Generator, least: i
     reference: list[np.ndarray] = []
     note = ""
     started = time.perf_counter()
-    runs, bounds = 0, []  # type: tuple[int, list[Bound]]
+    runs = 0
+    bounds: list[Bound] = []
     while runs < least or (runs < MOST_RUNS and time.perf_counter() - started < SECONDS):
         if runs % 8 < len(WORKERS):  # a fresh binding at fresh addresses for each number of workers, then five calls that reuse them
-            bounds = bounds[-2:] + [bind(component, case, workers=WORKERS[runs % 8], offset=int(rng.integers(8)))]
+            bounds = [*bounds[-2:], bind(component, case, workers=WORKERS[runs % 8], offset=int(rng.integers(8)))]
             bounds[-1].fill(contents)
         bound = bounds[int(rng.integers(len(bounds)))] if runs % 8 >= len(WORKERS) else bounds[-1]
         bound.run(GARBAGE[int(rng.integers(len(GARBAGE)))])
@@ -148,7 +162,7 @@ def _contract(component: Component, nonce: str) -> Record:
     note = ""
     if names:
         child = subprocess.run([sys.executable, "-c", _FRESH, component.id, nonce], capture_output=True, text=True, timeout=120,
-                               env=_other_hash_seed(), check=False)
+                               env=contracts.child_environment(PYTHONHASHSEED="4242"), check=False)
         runs.append(child.stdout.split("\n")[: len(names)] if child.returncode == 0 else ["crashed"] * len(names))
         note = "" if child.returncode == 0 else child.stderr.strip().rsplit("\n", 1)[-1][:100]
     found: list[dict[str, object]] = []
@@ -160,9 +174,3 @@ def _contract(component: Component, nonce: str) -> Record:
             entry["note"] = (bad[0] if bad else note)[:120]
         found.append(entry)
     return make_record(component, "determinism", nonce, len(names), found)
-
-
-def _other_hash_seed() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from alpha.errors import GraphError
-from alpha.ops.spec import OpSpec
+from alpha.ops.spec import OpSpec, ValueLike
 from alpha.ops.table import row, table
 from alpha.types import Attrs, TensorType
 
@@ -42,17 +42,19 @@ class Eager:
     runner: Runner
     seen: list[str] = field(default_factory=list)
 
-    def __call__(self, op: str, *inputs: Value, **attrs: object) -> object:
+    def __call__(self, op: str, *inputs: ValueLike, **attrs: object) -> object:
         self.seen.append(op)
         spec = row(op)
+        values: list[Value] = []
         for x in inputs:
             if not isinstance(x, Value):
                 raise GraphError("a vjp emitted an operand that is no value", came=f"{op}: {type(x).__name__}",
                                  do="use the values of the node and those that emit returned")
-        types = spec.infer([x.type for x in inputs], attrs)
-        arrays = self.runner(op, inputs, attrs, types)
-        values = tuple(Value(t, np.asarray(a).reshape(t.shape)) for t, a in zip(types, arrays))
-        return values[0] if len(values) == 1 else values
+            values.append(x)
+        types = spec.infer([x.type for x in values], attrs)
+        arrays = self.runner(op, values, attrs, types)
+        results = tuple(Value(t, np.asarray(a).reshape(t.shape)) for t, a in zip(types, arrays))
+        return results[0] if len(results) == 1 else results
 
 
 def oracles(op: str, inputs: Sequence[Value], attrs: Attrs, types: Sequence[TensorType]) -> Sequence[np.ndarray]:
@@ -80,7 +82,8 @@ def vjp(spec: OpSpec, at: Node, cotangents: Sequence[np.ndarray], runner: Runner
     """The row's vjp evaluated at a node: one float64 array, or None, per input. GraphError where a shape is wrong."""
     assert spec.vjp is not None
     emit = Eager(runner)
-    given = [Value(o.type, np.asarray(c)) if spec.takes_cotangent(i, o.type) else None for i, (o, c) in enumerate(zip(at.outputs, cotangents))]
+    given = [Value(o.type, np.asarray(c)) if spec.takes_cotangent(i, o.type) else None
+             for i, (o, c) in enumerate(zip(at.outputs, cotangents))]
     results = list(spec.vjp(emit, at, given))
     if len(results) != len(at.inputs):
         raise GraphError(f"{spec.name}: a vjp gives one cotangent or None per input", came=len(results), expected=len(at.inputs))

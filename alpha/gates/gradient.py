@@ -25,7 +25,7 @@ import numpy as np
 
 from alpha.component import Component
 from alpha.gates import contracts, evaluate
-from alpha.gates.subjects import (Case, case_of, crash, fresh_nonce, generator, make_record, once, pin_blas, short, size, spec_of)
+from alpha.gates.subjects import Case, case_of, crash, fresh_nonce, generator, make_record, once, pin_blas, short, size, spec_of
 from alpha.ops.numerics import UNIT_ROUNDOFF, round_to, ulp, walk
 from alpha.ops.spec import OpSpec, Sample
 from alpha.ops.table import row
@@ -177,7 +177,8 @@ def _native(component: Component, spec: OpSpec, sample: Sample, nonce: str) -> d
             scales.append(size_w)
             with np.errstate(all="ignore"):
                 errors.append(float(np.max(np.where(g == w, 0.0, np.abs(g - w)), initial=0.0)))
-                naive.append(float(np.max(np.where(n == w, 0.0, np.abs(n - w)), initial=0.0)) + 0.5 * float(ulp(np.asarray(size_w), dtype)) + u * sum(slack))
+                walked_error = float(np.max(np.where(n == w, 0.0, np.abs(n - w)), initial=0.0))
+                naive.append(walked_error + 0.5 * float(ulp(np.asarray(size_w), dtype)) + u * sum(slack))
     scale = max(scales, default=0.0) or 1.0
     error, bound = max(errors, default=0.0) / scale, 2 * max(naive, default=0.0) / scale
     error = float("inf") if any(not np.isfinite(e) for e in errors) else error

@@ -17,8 +17,24 @@ import numpy as np
 from alpha.component import Component
 from alpha.gates import contracts
 from alpha.gates.condense import condense
-from alpha.gates.subjects import (Case, Bound, bind, cases, checksum, crash, fresh_nonce, generator, make_record, once, pin_blas, pool,
-                                  same_bits, short, spec_of, tasks)
+from alpha.gates.subjects import (
+    Bound,
+    Case,
+    bind,
+    cases,
+    checksum,
+    crash,
+    fresh_nonce,
+    generator,
+    make_record,
+    once,
+    pin_blas,
+    pool,
+    same_bits,
+    short,
+    spec_of,
+    tasks,
+)
 from alpha.gates.tolerance import Allowance, allowance, exact_error, lower
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import OpSpec
@@ -183,8 +199,8 @@ def recompute(component: Component, record: Record) -> list[str]:
     """
     spec = spec_of(component)
     todo = cases(component, record.nonce)
-    skeleton = condense([{"name": c.name, "kind": "exact" if c.exact else "relative", "error": 0.0} for c in todo]
-                        + [{"name": b, "kind": "exact", "error": 0.0} for b in BEHAVIOURS])
+    entries: list[dict[str, object]] = [{"name": c.name, "kind": "exact" if c.exact else "relative", "error": 0.0} for c in todo]
+    skeleton = condense([*entries, *({"name": b, "kind": "exact", "error": 0.0} for b in BEHAVIOURS)])
     wrong = []
     if [c.get("name") for c in record.cases] != [c["name"] for c in skeleton]:
         wrong.append("the record's cases are not those that its nonce gives")

@@ -25,7 +25,7 @@ from alpha.gates.condense import condense
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import Arrays, OpSpec, Sample
 from alpha.ops.table import row
-from alpha.registry.digest import component_digests
+from alpha.registry.digest import Package, component_digests
 from alpha.registry.machine import environment, machine_class
 from alpha.registry.record import Record
 from alpha.types import NUMPY, Attrs, TensorType
@@ -239,8 +239,8 @@ def bind(component: Component, case: Case, *, workers: int = 1, offset: int = 0,
     for i, t in enumerate(case.out_types(spec_of(component))):
         shared = share is not None and share[0] == i
         outs.append(ins[share[1]].reshape(t.shape) if shared and share else place(np.empty(t.shape, NUMPY[t.dtype]), offset * 4 + 64 * i))
-    scratch = np.full(scratch_bytes(component, case.types, case.attrs, workers) + 256, 0xFF, np.uint8)
-    scratch = scratch[-scratch.ctypes.data % 256 :]
+    scratch = place(np.empty(scratch_bytes(component, case.types, case.attrs, workers), np.uint8), 0)
+    scratch[...] = 0xFF
     with np.errstate(all="ignore"):
         call = component.implementation(Cpu(pool(workers), scratch), list(ins), outs, case.attrs)
 
@@ -294,14 +294,20 @@ def crash(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".replace("\n", " ")[:120]
 
 
+@cache
+def _package() -> Package:
+    """The source files as they were when this process first looked: it runs what it then imported."""
+    return Package()
+
+
 def make_record(component: Component, gate: str, nonce: str, declared: int, found: Sequence[dict[str, object]],
                 probes: Sequence[Sequence[object]] = (), **more: str) -> Record:
     """The record of one measure, with today's digests and this machine's class. Many cases share entries (condense.py)."""
     if len(found) == declared:
         found = condense(found)
         declared = len(found)
-    return Record(component=component.id, gate=gate, machine=machine_class().key, digests=component_digests(component, gate), nonce=nonce,
-                  declared=declared, cases=list(found), probes=[list(p) for p in probes],
+    return Record(component=component.id, gate=gate, machine=machine_class().key, digests=component_digests(component, gate, package=_package()),
+                  nonce=nonce, declared=declared, cases=list(found), probes=[list(p) for p in probes],
                   environment={**{k: v for k, v in environment().items() if k in ("python", "numpy", "blas", "cpu")}, **more})
 
 

@@ -1,0 +1,145 @@
+"""Planted faults: each must be rejected by the gate that it names. Floor 7.
+
+A catch is evidence: the raw record by which the gate said FAIL is kept (only its failing entries, so that the file stays readable), bound to
+the digests of the sound component and of the fault, and run again when either changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import alpha
+from alpha.component import Catalogue, Component
+from alpha.errors import AlphaError
+from alpha.gates import plant
+from alpha.gates.operating import wilson
+from alpha.gates.run import judged
+from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
+from alpha.registry.digest import Package
+from alpha.registry.evidence import default_roots, local_root
+from alpha.registry.faults import Fault, broken
+from alpha.registry.judge import FAIL
+from alpha.registry.machine import machine_class
+from alpha.registry.record import Record
+
+KEPT = 3
+"""Failing entries of a record that a catch keeps."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many of `planted` faults of one gate were caught, with the 95 % Wilson interval of the rate."""
+
+    gate: str
+    caught: int
+    planted: int
+    survivors: tuple[str, ...]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.caught, self.planted)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One fault: its catch, why it was or was not rejected, and whether it was run now or taken from evidence."""
+
+    fault: Fault
+    catch: Catch
+    caught: bool
+    why: str
+    fresh: bool
+
+
+def known(roots: Sequence[Path] | None = None) -> dict[str, Catch]:
+    """Recorded catches of this machine class, the local root stronger; unreadable files count as nothing."""
+    found: dict[str, Catch] = {}
+    for root in default_roots() if roots is None else roots:
+        try:
+            found.update(load_catches(root, machine_class().key))
+        except AlphaError:
+            continue  # every fault of that file is then run again
+    return found
+
+
+def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, root: Path | None = None, workers: int = 2,
+        said: Callable[[Result], None] | None = None) -> list[Result]:
+    """Run the faults whose catch is missing or stale (or all), keep the catches, and give one result per fault."""
+    package = Package()
+    old = known() if stale else {}
+    results: dict[str, Result] = {}
+    jobs: list[plant.Job] = []
+    by_name = {f.id: f for f in faults}
+    today = {f.id: catch_digests(f, catalogue[f.component], package) for f in faults}
+    for fault in faults:
+        catch = old.get(fault.id)
+        if catch is not None and dict(catch.digests) == today[fault.id] and rejected(catch, catalogue[fault.component]):
+            results[fault.id] = Result(fault, catch, True, "", False)
+        else:
+            jobs.append(job_of(fault))
+
+    def finished(outcome: plant.Outcome) -> None:
+        fault = by_name[outcome.job.name]
+        catch = catch_of(fault, outcome, today[fault.id])
+        result = Result(fault, catch, rejected(catch, catalogue[fault.component]), _why(outcome), True)
+        results[fault.id] = result
+        if said is not None:
+            said(result)
+
+    plant.run_all(jobs, workers=workers, said=finished)
+    # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
+    save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=by_name)
+    return [results[f.id] for f in faults]
+
+
+def job_of(fault: Fault) -> plant.Job:
+    """The fault applied to its file's text."""
+    source = Path(alpha.__file__).parent / fault.file
+    return plant.Job(fault.id, fault.component, (fault.gate,), fault.file, broken(fault, source.read_text(encoding="utf-8")))
+
+
+def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str]) -> Catch:
+    """The evidence of one outcome."""
+    record = trimmed(outcome.records[0][0]) if outcome.records else None
+    return Catch(fault=fault.id, component=fault.component, gate=fault.gate, machine=machine_class().key, digests=digests,
+                 record=record, error=outcome.error)
+
+
+def trimmed(record: Record) -> Record:
+    """The record with its worst failing entries only: it must still be judged FAIL by any judge that is not looser than today's."""
+    failing = [c for c in record.cases if judged_alone(record, c)]
+    if not failing:
+        return replace(record, probes=[])
+    return replace(record, probes=[], cases=failing[:KEPT], declared=len(failing[:KEPT]))
+
+
+def judged_alone(record: Record, case: object) -> bool:
+    """Whether one entry fails on its own."""
+    from alpha.registry.judge import judge
+
+    return judge(replace(record, cases=[case], declared=1), runs=0).verdict == FAIL  # type: ignore[list-item]
+
+
+def rejected(catch: Catch, component: Component) -> bool:
+    """Caught: the judge says FAIL, or the process ended in an error. A gate that did not run has caught nothing."""
+    if catch.record is None:
+        return bool(catch.error)
+    return judged(catch.record, component).verdict == FAIL
+
+
+def _why(outcome: plant.Outcome) -> str:
+    if outcome.error:
+        return outcome.error
+    _, verdict, reasons = outcome.records[0]
+    return f"{verdict}: {'; '.join(reasons)}" if reasons else verdict
+
+
+def scores(results: Sequence[Result]) -> list[Score]:
+    """One score per gate that has faults."""
+    found = []
+    for gate in sorted({r.fault.gate for r in results}):
+        mine = [r for r in results if r.fault.gate == gate]
+        found.append(Score(gate, sum(r.caught for r in mine), len(mine), tuple(r.fault.id for r in mine if not r.caught)))
+    return found

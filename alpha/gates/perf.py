@@ -1,0 +1,187 @@
+"""The perf gate, absolute half: the share of the ceiling that a kernel reaches, both measured in the same run. Floor 7.
+
+The ceiling of a call is the larger of two times: its executed FLOPs at the rate of a square single-precision product, and its fewest
+bytes at the rate of a copy, a read or a fill (the fastest of the three) over half as many bytes, so that it lives in the same level of cache or a
+nearer one. Both
+rates are taken from the fastest block of their probe, the kernel's time from the median of its blocks, and blocks of kernel and probes
+alternate in random order, so drift of the clock hits both. One worker, BLAS on one thread: the share says what a core does.
+
+Each case is a sample of the row, grown to a size that fits a core's cache and to one that does not. Inputs are rewritten with fresh
+contents between blocks with outputs poisoned, and after some blocks, chosen at random, and the last, the outputs are compared with those of an
+untimed call on fresh buffers, so a kernel that remembers, or that skips work in a loop, is found out. The relative half is ab.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from alpha.component import Component
+from alpha.gates import contracts
+from alpha.gates.subjects import (
+    Bound,
+    Case,
+    bind,
+    case_of,
+    crash,
+    fresh_nonce,
+    generator,
+    grow,
+    make_record,
+    once,
+    pin_blas,
+    poison,
+    same_bits,
+    samples,
+    short,
+    spec_of,
+)
+from alpha.registry.evidence import shipped_root, write_atomic
+from alpha.registry.machine import machine_class
+from alpha.registry.record import Record
+
+SIZES = {"cache": (60_000, 8_000_000), "memory": (1_200_000, 150_000_000)}
+"""Case name -> (elements in and out together, FLOPs): whichever is reached first."""
+
+BLOCKS = 11
+BLOCK_NS = 1_200_000
+"""A block repeats the call until it lasts about this long: the clock's resolution and a call's overhead are then under 1 %."""
+
+PRODUCT = 448
+"""Side of the square product whose rate is the arithmetic ceiling."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """One way to move bytes or do arithmetic as fast as this machine can: `call` does `work` bytes or FLOPs."""
+
+    name: str
+    work: int
+    call: Callable[[], object]
+
+
+def baseline_path() -> Path:
+    """Shares of the ceiling that this machine class has reached before, by component and case."""
+    return shipped_root().parent / "perf" / f"{machine_class().key}.json"
+
+
+def baselines() -> dict[str, dict[str, float]]:
+    """component id -> case -> share; {} where none is pinned."""
+    path = baseline_path()
+    found: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def pin(record: Record) -> None:
+    """Make a record's shares the baseline of its component on this machine class."""
+    table = baselines()
+    table[record.component] = {str(c["name"]): c["share"] for c in record.cases if c.get("kind") != "relative"}
+    write_atomic(baseline_path(), json.dumps(table, indent=1, sort_keys=True) + "\n")
+
+
+def measure(component: Component, nonce: str | None = None) -> Record:
+    """Run the absolute half; the verdict is the judge's."""
+    nonce = nonce or fresh_nonce()
+    if component.kind != "kernel":
+        return contracts.measure_perf(component, nonce)
+    pin_blas()
+    before = baselines().get(component.id, {})
+    todo = representative(component, nonce)
+    found = []
+    for name, case in todo.items():
+        try:
+            found.append(_case(component, name, case, before.get(name), generator(nonce, component.id, "perf", name)))
+        except Exception as error:  # a kernel that raises has no speed
+            found.append({"name": name, "share": 0.0, "baseline": before.get(name), "times_ns": [], "note": crash(error)})
+    return make_record(component, "perf", nonce, len(todo), found)
+
+
+def representative(component: Component, nonce: str) -> dict[str, Case]:
+    """Case name -> a sample grown to that size; the largest sample itself where none grows."""
+    dtype = component.envelope.dtypes[0]
+    among = [s for which in ("samples", "exact") for s in samples(component, nonce, which)]
+    among = [s for s in among if component.envelope.why_outside(case_of(s, dtype).types, s.attrs) is None]
+    found = {}
+    for name, (elements, flops) in SIZES.items():
+        rng = generator(nonce, component.id, "perf", name, "grow")
+        grown = grow(component, among, rng, elements=elements, flops=flops, ragged=False, most=1 << 20)
+        if grown is not None:
+            found[name] = case_of(grown, dtype, name=name)
+    if not found and among:
+        largest = max(among, key=lambda s: sum(np.size(x) for x in s.inputs))
+        found["cache"] = case_of(largest, dtype, name="cache")
+    return found
+
+
+def ceilings(case: Case, component: Component) -> list[Ceiling]:
+    """Probes over half as many bytes as the call must move, and a square product."""
+    spec = spec_of(component)
+    n = max(64, spec.min_bytes(list(case.types), case.attrs) // 8)
+    a, b = np.ones(n, np.float32), np.ones(n // 2, np.float32)
+    c = np.ones(n // 2, np.float32)
+    x, y, z = (np.ones((PRODUCT, PRODUCT), np.float32) for _ in range(3))
+    return [Ceiling("copy", 8 * (n // 2), lambda: np.copyto(b, c)), Ceiling("read", 4 * n, lambda: np.dot(a, a)),
+            Ceiling("fill", 4 * n, lambda: a.fill(1.0)), Ceiling("product", 2 * PRODUCT**3, lambda: np.matmul(x, y, out=z))]
+
+
+def block(call: Callable[[], object], repeats: int) -> int:
+    """Nanoseconds per call over a block of calls."""
+    start = time.perf_counter_ns()
+    for _ in range(repeats):
+        call()
+    return max(1, (time.perf_counter_ns() - start) // repeats)
+
+
+def repeats_for(call: Callable[[], object], ns: int = BLOCK_NS) -> int:
+    """Calls per block so that a block lasts about `ns`."""
+    call()
+    return max(1, min(2000, round(ns / min(block(call, 1), block(call, 1), block(call, 2)))))
+
+
+def _case(component: Component, name: str, case: Case, baseline: float | None, rng: np.random.Generator) -> dict[str, object]:
+    bound = bind(component, case)
+    contents = case.arrays()
+    bound.fill(contents)
+    bound.run()
+    arms: list[tuple[str, int, Callable[[], object]]] = [("kernel", repeats_for(bound.call), bound.call)]
+    probes = ceilings(case, component)
+    arms += [(p.name, repeats_for(p.call, BLOCK_NS // 2), p.call) for p in probes]
+    right = True
+    times: dict[str, list[int]] = {arm: [] for arm, _, _ in arms}
+    for _ in range(BLOCKS):
+        for i in rng.permutation(len(arms)):
+            arm, repeats, call = arms[i]
+            if arm == "kernel":
+                _renew(bound, contents, rng)
+            times[arm].append(block(call, repeats))
+            right = right and (arm != "kernel" or rng.random() > 0.3 or _still_right(component, case, bound))
+    if not (right and _still_right(component, case, bound)):
+        return {"name": name, "share": 0.0, "baseline": baseline, "times_ns": times["kernel"], "note": "timed calls gave wrong outputs"}
+    spec = spec_of(component)
+    rates = {p.name: p.work / min(times[p.name]) for p in probes}
+    bytes_ns = spec.min_bytes(list(case.types), case.attrs) / max(rates["copy"], rates["read"], rates["fill"])
+    flops_ns = spec.flops(list(case.types), case.attrs) / rates["product"]
+    median = float(np.median(times["kernel"]))
+    return {"name": name, "share": short(max(bytes_ns, flops_ns) / median, 4), "baseline": baseline, "times_ns": sorted(times["kernel"]),
+            "ceiling_ns": round(max(bytes_ns, flops_ns)), "limit": "bytes" if bytes_ns >= flops_ns else "flops",
+            "shape": " ".join(map(str, case.types))[:120]}
+
+
+def _renew(bound: Bound, contents: list[np.ndarray], rng: np.random.Generator) -> None:
+    """Fresh contents, outside the timed block: every float input is multiplied by a common factor near 1, and outputs are poisoned."""
+    factor = 1 + 0.01 * float(rng.random())
+    bound.fill(x * x.dtype.type(factor) if x.dtype.kind == "f" else x for x in contents)
+    for out in bound.outs:
+        poison(out)
+
+
+def _still_right(component: Component, case: Case, bound: Bound) -> bool:
+    """Whether what the last timed call left behind is what an untimed call gives on the same contents."""
+    last = Case(case.name, case.dtype, case.exact, tuple(np.asarray(x, np.float64) if x.dtype.kind == "f" else x.copy() for x in bound.ins),
+                case.types, case.attrs)
+    return same_bits(once(component, last), bound.outs)

@@ -1,0 +1,221 @@
+"""Running a gate on a broken copy of the package, in a process of its own. Floor 7.
+
+A worker process imports NumPy once, and nothing of the package. It owns a temporary copy of the package. For each job it writes the changed
+file into the copy and forks; the child imports the package from the copy, runs one gate of one component and sends back the record, or
+the error that ended it; then the file is restored. A fork costs a few milliseconds where a fresh interpreter costs half a second.
+No bytecode of a changed file is written, and what was cached of it is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import alpha
+from alpha.errors import MachineError
+from alpha.registry.record import Record
+
+TIMEOUT = 40.0
+"""Seconds after which a gate on a broken component is ended: a hang is found out too, and named so."""
+
+_WORKER = r"""
+import json, os, select, signal, sys, time
+import numpy, threadpoolctl, rich.console, rich.table, unittest.mock, ctypes, subprocess, tempfile, json.decoder
+sys.dont_write_bytecode = True
+root = sys.argv[1]
+package = os.path.join(root, "alpha")
+os.chdir(root)
+os.environ["PYTHONPATH"] = root
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+sys.path.insert(0, root)
+
+def child(job, out):
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    import threadpoolctl
+    threadpoolctl.threadpool_limits(limits=1, user_api="blas")
+    from dataclasses import asdict
+    try:
+        from alpha.gates import components, run
+        from alpha.registry.record import canonical
+        component = components.house()[job["component"]]
+        results = []
+        for gate in job["gates"]:
+            record = run.measure(component, gate, job.get("nonce"))
+            judgement = run.judged(record, component)
+            results.append({"record": asdict(record), "verdict": judgement.verdict, "reasons": list(judgement.reasons)[:3]})
+            if judgement.verdict == "FAIL":
+                break
+        answer = canonical({"results": results})
+    except BaseException as error:
+        answer = json.dumps({"error": f"{type(error).__name__}: {error}"[:400]})
+    with os.fdopen(out, "w") as f:
+        f.write(answer)
+
+for line in sys.stdin:
+    job = json.loads(line)
+    path = os.path.join(package, job["file"])
+    kept = open(path, "rb").read()
+    stat = os.stat(path)
+    cache = os.path.join(os.path.dirname(path), "__pycache__")
+    stem = os.path.basename(path)[:-3] + "."
+    for name in os.listdir(cache) if os.path.isdir(cache) else ():
+        if name.startswith(stem):
+            os.unlink(os.path.join(cache, name))
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(job["text"])
+    back, out = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.close(back)
+        try:
+            child(job, out)
+        finally:
+            os._exit(0)
+    os.close(out)
+    end, chunks, ended = time.monotonic() + job["timeout"], [], False
+    while True:
+        ready, _, _ = select.select([back], [], [], max(0.0, end - time.monotonic()))
+        if not ready:
+            break
+        chunk = os.read(back, 1 << 16)
+        if not chunk:
+            ended = True
+            break
+        chunks.append(chunk)
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    os.waitpid(pid, 0)
+    os.close(back)
+    with open(path, "wb") as f:
+        f.write(kept)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    text = b"".join(chunks).decode("utf-8", "replace")
+    if not ended:
+        text = json.dumps({"error": f"Timeout: the gate did not end within {job['timeout']:g} s"})
+    elif not text:
+        text = json.dumps({"error": "Crash: the process died without a word"})
+    print(text.replace("\n", " "), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Gates to try in order on one component, with one file of the package replaced; the first FAIL ends it."""
+
+    name: str
+    component: str
+    gates: tuple[str, ...]
+    file: str
+    text: str
+    timeout: float = TIMEOUT
+    nonce: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job: the records in order with their verdicts, or the error that ended the process."""
+
+    job: Job
+    records: tuple[tuple[Record, str, tuple[str, ...]], ...] = ()
+    error: str = ""
+
+    @property
+    def caught_by(self) -> str:
+        """The gate that said FAIL; the first gate where the process ended in an error; '' when the fault survived."""
+        if self.error:
+            return self.job.gates[0]
+        return next((r.gate for r, verdict, _ in self.records if verdict == "FAIL"), "")
+
+
+def copy_package(to: Path) -> None:
+    """A copy of the package's folder; the folders that belong to it beside it are linked."""
+    source = Path(alpha.__file__).parent
+    shutil.copytree(source, to / "alpha", symlinks=True)
+    for beside in ("kernels", "baselines", "configs", "suites", "docs"):
+        if (source.parent / beside).is_dir():
+            os.symlink(source.parent / beside, to / beside)
+
+
+class Worker:
+    """One worker process with its own copy of the package."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="alpha-plant-")
+        copy_package(Path(self._folder.name))
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # a fork must not inherit BLAS threads
+        self._process = subprocess.Popen([sys.executable, "-c", _WORKER, self._folder.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         text=True, env=environment)
+
+    def run(self, job: Job) -> Outcome:
+        """Do one job; MachineError if the worker itself died."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        message = {"component": job.component, "gates": job.gates, "file": job.file, "text": job.text, "timeout": job.timeout,
+                   "nonce": job.nonce}
+        process.stdin.write(json.dumps(message) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise MachineError("a worker that runs gates on broken copies died", came=f"exit code {process.poll()}", do="run it again")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            return Outcome(job, error=str(answer["error"]))
+        return Outcome(job, tuple((Record(**r["record"]), r["verdict"], tuple(r["reasons"])) for r in answer["results"]))
+
+    def close(self) -> None:
+        """End the process and remove the copy."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=60)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._folder.cleanup()
+
+
+def run_all(jobs: Sequence[Job], *, workers: int = 2, said: Callable[[Outcome], None] | None = None) -> list[Outcome]:
+    """Do all jobs on a few workers; outcomes in the order of the jobs."""
+    outcomes: dict[int, Outcome] = {}
+    queue = list(enumerate(jobs))
+    lock = threading.Lock()
+    failures: list[BaseException] = []
+
+    def drain() -> None:
+        try:
+            worker = Worker()
+            try:
+                while not failures:
+                    with lock:
+                        if not queue:
+                            break
+                        i, job = queue.pop(0)
+                    outcome = worker.run(job)
+                    with lock:
+                        outcomes[i] = outcome
+                        if said is not None:
+                            said(outcome)
+            finally:
+                worker.close()
+        except BaseException as error:  # handed to the caller
+            failures.append(error)
+
+    threads = [threading.Thread(target=drain) for _ in range(min(workers, len(jobs)))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failures:
+        raise failures[0]
+    return [outcomes[i] for i in range(len(jobs))]

@@ -1,0 +1,103 @@
+"""Run gates: what is due, cheapest first, within a budget; each record is kept as soon as it exists, so an interrupted run resumes. Floor 7."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from alpha.component import GATES, Catalogue, Component
+from alpha.errors import InputError
+from alpha.gates import determinism, faults, gradient, parity, perf
+from alpha.registry import policy
+from alpha.registry.evidence import local_root, save
+from alpha.registry.judge import Judgement, judge
+from alpha.registry.record import Record
+from alpha.registry.status import Registry
+
+ENGINES: dict[str, Callable[[Component, str | None], Record]] = {
+    "parity": parity.measure, "gradient": gradient.measure, "determinism": determinism.measure, "faults": faults.measure,
+    "perf": perf.measure,
+}
+
+_GUESS = {"faults": 0.1, "gradient": 0.2, "determinism": 0.5, "parity": 0.6, "perf": 0.6}
+"""Seconds, until a record says how long its gate took here."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One gate of one component that is to run."""
+
+    component: Component
+    gate: str
+    seconds: float
+
+
+@dataclass
+class Done:
+    """What a run did. `left`: tasks that the budget did not reach."""
+
+    records: list[Record] = field(default_factory=list)
+    judgements: list[Judgement] = field(default_factory=list)
+    left: list[Task] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Every gate that ran is satisfied and nothing was left over."""
+        return not self.left and all(j.satisfied for j in self.judgements)
+
+
+def measure(component: Component, gate: str, nonce: str | None = None) -> Record:
+    """One gate, with the seconds that it took in the record's environment."""
+    if gate not in ENGINES:
+        raise InputError("no such gate", came=gate, expected=", ".join(GATES))
+    start = time.perf_counter()
+    record = ENGINES[gate](component, nonce)
+    return replace(record, environment={**record.environment, "seconds": f"{time.perf_counter() - start:.2f}"})
+
+
+def judged(record: Record, component: Component) -> Judgement:
+    """The judge with what the component's kind asks for."""
+    return judge(record, runs=policy.required_runs(component))
+
+
+def tasks(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str] = (), *, stale: bool = True,
+          roots: Sequence[Path] | None = None) -> list[Task]:
+    """Gates to run, cheapest first: those without current, satisfying evidence (`stale`), or every one that is owed."""
+    registry = Registry(catalogue, roots)
+    chosen = [catalogue[i] for i in dict.fromkeys(ids)] or list(catalogue)
+    found = []
+    for component in chosen:
+        due = registry.status(component.id).missing if stale else policy.owed(component)
+        for gate in due:
+            if not gates or gate in gates:
+                found.append(Task(component, gate, _seconds(registry, component, gate)))
+    return sorted(found, key=lambda t: (t.seconds, t.component.id, t.gate))
+
+
+def _seconds(registry: Registry, component: Component, gate: str) -> float:
+    try:
+        having = registry.evidence.load(component.id, registry.machine.key).get(gate, [])
+        return float(having[0].record.environment.get("seconds", _GUESS[gate])) if having else _GUESS[gate]
+    except (ValueError, InputError):
+        return _GUESS[gate]  # unreadable evidence is about to be replaced
+
+
+def run(todo: Sequence[Task], *, budget: float | None = None, root: Path | None = None,
+        said: Callable[[Task, Record, Judgement], None] | None = None) -> Done:
+    """Run tasks in order and keep each record under `root` (default: the local one). `budget`: seconds after which none is started."""
+    done = Done()
+    end = None if budget is None else time.perf_counter() + budget
+    for i, task in enumerate(todo):
+        if end is not None and time.perf_counter() + task.seconds > end:
+            done.left = list(todo[i:])
+            break
+        record = measure(task.component, task.gate)
+        judgement = judged(record, task.component)
+        save([record], root or local_root())
+        done.records.append(record)
+        done.judgements.append(judgement)
+        if said is not None:
+            said(task, record, judgement)
+    return done
