@@ -35,9 +35,13 @@ from alpha.registry import policy
 from alpha.registry.syntax import Definition, Import, Reference, Source, read
 
 OPAQUE = ("registry.judge", "registry.policy")
-"""Modules of the package that are not entered: judges and tolerances are not digested, CI runs them over every raw record instead."""
+"""Modules of the package that no edge enters: judges and tolerances are not digested, CI runs them over every raw record instead.
+Edges from elsewhere into the registry are not followed either: it writes down what was measured and is gated by its own components."""
 
 _BLAS_CALLS = frozenset({"@", "matmul", "dot", "vdot", "inner", "einsum", "tensordot", "linalg"})
+
+Key = tuple[str, str]
+"""(module, name), to stop at imports that go in a circle."""
 
 Target = tuple[str, ...]
 """('def', module, name) | ('lambda', module, line) | ('all', module) | ('text', anything hashed as it stands)."""
@@ -89,8 +93,8 @@ class Package:
 
     # Resolution
 
-    def resolve(self, module: str, chain: tuple[str, ...], seen: frozenset[tuple[str, str]] = frozenset()) -> tuple[Target, ...]:
-        """Targets of `chain` (a name with attributes) looked up among the names of a module; empty for builtins and the like."""
+    def resolve(self, module: str, chain: tuple[str, ...], seen: frozenset[Key] = frozenset()) -> tuple[Target, ...]:
+        """Targets of `chain` (a name with attributes) looked up among a module's names; empty for builtins and the like."""
         source = self.source(module)
         if source is None or (module, chain[0]) in seen:
             return ()
@@ -112,27 +116,31 @@ class Package:
         parts = parts[: len(parts) - up]
         return ".".join([*parts, imported.module] if imported.module else parts)
 
-    def _through(self, imported: Import, module: str, rest: tuple[str, ...], seen: frozenset[tuple[str, str]]) -> tuple[Target, ...]:
-        target = self._absolute(imported, module)
-        return self._member(target, rest if imported.symbol is None else (imported.symbol, *rest), seen)
+    def _through(self, imported: Import, origin: str, rest: tuple[str, ...], seen: frozenset[Key]) -> tuple[Target, ...]:
+        chain = rest if imported.symbol is None else (imported.symbol, *rest)
+        return self._member(self._absolute(imported, origin), chain, origin, seen)
 
-    def _member(self, module: str, chain: tuple[str, ...], seen: frozenset[tuple[str, str]] = frozenset()) -> tuple[Target, ...]:
-        """Targets of `module.chain`: submodules are walked through; a module used as a value stands for all of it."""
+    def _member(self, module: str, chain: tuple[str, ...], origin: str, seen: frozenset[Key]) -> tuple[Target, ...]:
+        """Targets of `module.chain` named in `origin`: submodules are walked through; a module used as a value stands for all of it."""
         if module.split(".")[0] != self.name and module not in self._files:
             return (("text", "outside " + ".".join([module, *chain[:1]])),)
-        if module in {f"{self.name}.{m}" for m in OPAQUE}:
+        if self._opaque(module, origin):
             return (("text", "opaque " + ".".join(chain[:1])),)
+        if self.source(module) is None:
+            return (("text", "absent " + ".".join([module, *chain[:1]])),)
         if not chain:
             return (("all", module),)
-        if self.source(module) is None:
-            raise InputError("an import inside the package leads nowhere", came=f"{module}:{'.'.join(chain)}",
-                             expected=f"a file under {self.root.name}/", do="mend the import")
         found = self.resolve(module, chain, seen)
         if found:
             return found
         if self._path(f"{module}.{chain[0]}") is not None:
-            return self._member(f"{module}.{chain[0]}", chain[1:], seen)
+            return self._member(f"{module}.{chain[0]}", chain[1:], origin, seen)
         return () if chain[0].startswith("__") else (("all", module),)
+
+    def _opaque(self, module: str, origin: str) -> bool:
+        registry = f"{self.name}.registry."
+        inside = f"{origin}.".startswith(registry)
+        return module != origin and (module in {f"{self.name}.{m}" for m in OPAQUE} or (module.startswith(registry) and not inside))
 
     def _follow(self, module: str, reference: Reference) -> list[Target]:
         if not reference.through:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,7 +147,8 @@ def write_atomic(path: Path, text: str) -> None:
             os.fsync(f.fileno())
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder itself may not exist
+            part.unlink(missing_ok=True)
         raise MachineError("an evidence file cannot be written", came=f"{path.name}: {error.strerror}", expected="space and permission to write",
                            do="free disk space or mend the permissions of the folder; the file that was there is untouched") from error
 

@@ -1,0 +1,124 @@
+"""Catches: the raw record by which a gate rejected a planted fault. Evidence too: `<root>/<machine class>/_catches.jsonl`. Floor 3.
+
+The merge gate judges these records again: a recorded fault that would now pass shows that a judge or a tolerance was loosened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from alpha.component import Component
+from alpha.errors import CorruptError
+from alpha.registry import policy
+from alpha.registry.digest import Package, component_digests
+from alpha.registry.evidence import write_atomic
+from alpha.registry.faults import Fault
+from alpha.registry.judge import BASELINE, PASS, judge
+from alpha.registry.machine import MachineClass
+from alpha.registry.record import FORMAT, Record, canonical, content_hash
+
+NAME = "_catches.jsonl"
+MAX_BYTES = 12288
+"""A record of at most 8 KB with its quoting, and the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catch:
+    """What happened when a gate met a fault. `record` None: the gate ended in an error, whose text `error` is (rejected as well).
+
+    `digests`: those of the sound component for this gate, and of the fault; the catch is rerun when they change.
+    """
+
+    fault: str
+    component: str
+    gate: str
+    machine: str
+    digests: Mapping[str, str]
+    record: Record | None
+    error: str = ""
+
+    def line(self) -> str:
+        """Canonical JSON with its content hash, without newline."""
+        body = {**asdict(self), "record": None if self.record is None else asdict(self.record), "format": FORMAT}
+        return canonical({**body, "content": content_hash(body)})
+
+    def rejected(self, component: Component) -> bool:
+        """Whether the judges of today reject the recorded run."""
+        if self.record is None:
+            return bool(self.error)
+        return judge(self.record, runs=policy.required_runs(component)).verdict not in (PASS, BASELINE)
+
+
+def catch_digests(fault: Fault, component: Component, package: Package | None = None) -> dict[str, str]:
+    """What a catch binds to."""
+    return {**component_digests(component, fault.gate, package=package), "fault": fault.digest}
+
+
+def path_of(root: Path, machine: str) -> Path:
+    """The file of one machine class."""
+    return root / MachineClass.from_key(machine).key / NAME
+
+
+def load_catches(root: Path, machine: str) -> dict[str, Catch]:
+    """fault id -> catch; CorruptError if a line is torn, edited, over-long, of another class or not in order."""
+    path = path_of(root, machine)
+    if not path.is_file():
+        return {}
+    text = path.read_text(encoding="utf-8")
+    if text and not text.endswith("\n"):
+        raise _corrupt("the file of catches is torn: its last line has no end", path.name)
+    catches = [_parse(line, f"{machine}/{NAME}:{i}", machine) for i, line in enumerate(text.splitlines(), 1)]
+    ids = [c.fault for c in catches]
+    if ids != sorted(set(ids)):
+        raise _corrupt("catches are not one per fault in sorted order", f"{machine}/{NAME}")
+    return {c.fault: c for c in catches}
+
+
+def _parse(line: str, where: str, machine: str) -> Catch:
+    if not len(line) <= MAX_BYTES:
+        raise _corrupt("a line of catches is too long", f"{where}: {len(line)} bytes, at most {MAX_BYTES}")
+    try:
+        body = json.loads(line)
+        claimed, form = body.pop("content"), body.pop("format")
+        expected = content_hash({**body, "format": form})
+        record = None if body["record"] is None else Record(**body.pop("record"))
+        catch = Catch(**{**body, "record": record})
+    except (ValueError, KeyError, TypeError) as error:
+        raise _corrupt("a line of catches cannot be read", f"{where}: {error}") from error
+    if form != FORMAT or claimed != expected or catch.line() != line:
+        raise _corrupt("a catch was edited by hand or is of another format", where)
+    if catch.machine != machine or (record is not None and record.machine != machine):
+        raise _corrupt("a catch of another machine class", where)
+    if record is not None and (record.component, record.gate) != (catch.component, catch.gate):
+        raise _corrupt("a catch whose record is about another component or gate", where)
+    return catch
+
+
+def save_catches(catches: Iterable[Catch], root: Path, *, keep: Iterable[str] | None = None) -> list[Path]:
+    """Merge catches into a root, one file per machine class, replaced in one step. `keep`: ids of the faults that still exist; the
+    catches of others are dropped (None keeps all). An old file that cannot be read is replaced."""
+    kept = None if keep is None else set(keep)
+    by_machine: dict[str, dict[str, Catch]] = {}
+    for c in catches:
+        if c.machine not in by_machine:
+            by_machine[c.machine] = _existing(root, c.machine)
+        by_machine[c.machine][c.fault] = c
+    for machine, merged in by_machine.items():
+        lines = [merged[i].line() + "\n" for i in sorted(merged) if kept is None or i in kept]
+        write_atomic(path_of(root, machine), "".join(lines))
+    return [path_of(root, m) for m in by_machine]
+
+
+def _existing(root: Path, machine: str) -> dict[str, Catch]:
+    try:
+        return load_catches(root, machine)
+    except CorruptError:
+        return {}  # every fault is then run again
+
+
+def _corrupt(what: str, came: str) -> CorruptError:
+    return CorruptError(what, came=came, expected="what `alpha gate catches` wrote",
+                        do="restore the file from version control, or delete it and run `alpha gate catches`")

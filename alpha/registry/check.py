@@ -1,0 +1,205 @@
+"""The merge gate: decides from the committed evidence alone, on any machine, without a GPU. Floor 3.
+
+Every component must have current, passing evidence for every gate that it owes on the reference class. On every committed class each
+line must be whole, judged again, about a component that exists, and its parity probes must agree with the oracle; every planted fault
+must have a current catch that today's judges still reject. Nothing that was skipped counts as passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from alpha.component import Catalogue, Component
+from alpha.errors import AlphaError
+from alpha.registry import catches, policy
+from alpha.registry.digest import Package, component_digests
+from alpha.registry.evidence import REFERENCE, classes, load_file, path_of, reference_class, stale
+from alpha.registry.faults import Fault
+from alpha.registry.judge import judge
+from alpha.registry.record import Record
+
+ERROR, WARNING = "error", "warning"
+
+Recompute = Callable[[Record], Sequence[str]]
+"""Mismatches between a parity record's probes and the oracle; empty when all agree. Lives with the gate engines, above this floor."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that the check has to say. `path`: relative to the evidence root's repository; `line`: 0 when it concerns no line."""
+
+    level: str
+    path: str
+    line: int
+    about: str
+    what: str
+    do: str = ""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result. `records`, `probes`, `catches`: how much was looked at; nothing looked at is not a pass."""
+
+    findings: tuple[Finding, ...]
+    records: int
+    probes: int
+    catches: int
+
+    @property
+    def ok(self) -> bool:
+        return self.records > 0 and not any(f.level == ERROR for f in self.findings)
+
+
+class _Check:
+    def __init__(self, catalogue: Catalogue, root: Path, recompute: Recompute, faults: Sequence[Fault], package: Package) -> None:
+        self.catalogue, self.root, self.recompute, self.package = catalogue, root, recompute, package
+        self.faults = {f.id: f for f in faults}
+        self.findings: list[Finding] = []
+        self.records = self.probes = self.catches = 0
+        self._digests: dict[tuple[str, str], dict[str, str]] = {}
+
+    def say(self, level: str, path: Path, line: int, about: str, what: str, do: str = "") -> None:
+        shown = path.relative_to(self.root.parent.parent) if path.is_relative_to(self.root.parent.parent) else path
+        self.findings.append(Finding(level, shown.as_posix(), line, about, what, do))
+
+    def digests(self, component: Component, gate: str) -> dict[str, str]:
+        key = (component.id, gate)
+        if key not in self._digests:
+            self._digests[key] = component_digests(component, gate, package=self.package)
+        return self._digests[key]
+
+    def files(self, machine: str, *, reference: bool) -> None:
+        """Every evidence file of one class: known component, whole lines, verdicts, digests, probes."""
+        known = {path_of(self.root, machine, c.id): c for c in self.catalogue}
+        for path in sorted((self.root / machine).iterdir()):
+            if path.name == catches.NAME:
+                continue
+            if path not in known:
+                self.say(ERROR, path, 0, path.stem, "evidence of a component that does not exist", "remove the file, or restore the component")
+        for path, component in known.items():
+            try:
+                records = load_file(path)
+            except AlphaError as error:
+                self.say(ERROR, path, 0, component.id, f"{error.what}; came {error.came}", error.do or "")
+                continue
+            for number, record in enumerate(records.values(), 1):
+                self.record(path, number, component, record, reference=reference)
+            if reference:
+                for gate in policy.owed(component):
+                    if gate not in records:
+                        self.say(ERROR, path, 0, f"{component.id} {gate}", "no evidence on the reference class", _rerun(component.id, gate))
+
+    def record(self, path: Path, number: int, component: Component, record: Record, *, reference: bool) -> None:
+        self.records += 1
+        about = f"{component.id} {record.gate}"
+        if record.gate not in policy.owed(component):
+            self.say(ERROR, path, number, about, "evidence of a gate that the component does not owe", "remove the line")
+            return
+        judgement = judge(record, runs=policy.required_runs(component))
+        if not judgement.satisfied:
+            self.say(ERROR, path, number, about, f"{judgement.verdict}: {'; '.join(judgement.reasons[:5])}", _rerun(component.id, record.gate))
+        changed = stale(record, self.digests(component, record.gate))
+        if changed:
+            level = ERROR if reference else WARNING
+            self.say(level, path, number, about, f"stale: {', '.join(changed)} changed since", _rerun(component.id, record.gate))
+        elif record.gate == "parity" and component.kind == "kernel":
+            self.probes += len(record.probes)
+            if not record.probes:
+                self.say(ERROR, path, number, about, "parity evidence without probes cannot be checked", _rerun(component.id, record.gate))
+            for mismatch in self.recompute(record):
+                self.say(ERROR, path, number, about, f"the oracle disagrees: {mismatch}", "the line was forged, or the oracle is not portable")
+
+    def catches_of(self, machine: str, *, reference: bool) -> None:
+        """Recorded catches of one class; on the reference class every fault needs a current one."""
+        path = catches.path_of(self.root, machine)
+        try:
+            recorded = catches.load_catches(self.root, machine)
+        except AlphaError as error:
+            self.say(ERROR, path, 0, "catches", f"{error.what}; came {error.came}", error.do or "")
+            return
+        for number, (fault_id, catch) in enumerate(recorded.items(), 1):
+            self.catches += 1
+            fault = self.faults.get(fault_id)
+            if fault is None or catch.component not in self.catalogue:
+                self.say(ERROR, path, number, fault_id, "catch of a fault that does not exist", "remove the line, or restore the fault")
+                continue
+            component = self.catalogue[catch.component]
+            if not catch.rejected(component):
+                self.say(ERROR, path, number, fault_id, f"the {catch.gate} gate would now pass this fault: a judge or a tolerance was loosened",
+                         "restore the judge")
+            if (fault.component, fault.gate) != (catch.component, catch.gate):
+                self.say(ERROR, path, number, fault_id, "the catch is by another gate or component than the fault names", _catch(fault_id))
+                continue
+            changed = stale_names(catch, self.digests(component, fault.gate), fault)
+            if changed:
+                level = ERROR if reference else WARNING
+                self.say(level, path, number, fault_id, f"stale catch: {', '.join(changed)} changed since", _catch(fault_id))
+        if reference:
+            for fault_id in sorted(self.faults.keys() - recorded.keys()):
+                self.say(ERROR, path, 0, fault_id, "no gate is recorded to have rejected this planted fault", _catch(fault_id))
+
+
+def stale_names(catch: catches.Catch, digests: dict[str, str], fault: Fault) -> list[str]:
+    """Names of what changed since a catch was made."""
+    today = {**digests, "fault": fault.digest}
+    return sorted(n for n in {*catch.digests, *today} if catch.digests.get(n) != today.get(n))
+
+
+def _rerun(component: str, gate: str) -> str:
+    return f"run `alpha gate run {component} --gate {gate}` and commit the line"
+
+
+def _catch(fault: str) -> str:
+    return f"run `alpha gate catches` and commit the line of {fault}"
+
+
+def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Sequence[Fault] = (), reference: str | None = None,
+          package: Package | None = None) -> Checked:
+    """Look at all committed evidence under `root`.
+
+    `reference`: class on which everything must be current (default: the key in the root's REFERENCE file); `recompute`: see above.
+    """
+    work = _Check(catalogue, root, recompute, faults, package or Package())
+    try:
+        reference = reference or reference_class(root)
+        found = classes(root)
+    except AlphaError as error:
+        work.say(ERROR, root, 0, "evidence", f"{error.what}; came {error.came}", error.do or "")
+        return Checked(tuple(work.findings), 0, 0, 0)
+    if reference is None or reference not in found:
+        work.say(ERROR, root / REFERENCE, 0, "evidence", f"no evidence of the reference class ({reference or 'none is named'})",
+                 "run `alpha gate run` on a machine of that class and commit what it writes")
+    for problem in policy.problems(catalogue):
+        work.say(ERROR, root, 0, "policy", problem, "mend EXEMPT in alpha/registry/policy.py")
+    for machine in found:
+        work.files(machine, reference=machine == reference)
+        work.catches_of(machine, reference=machine == reference)
+    return Checked(tuple(work.findings), work.records, work.probes, work.catches)
+
+
+def plain(checked: Checked) -> str:
+    """The result as text for a terminal or a log."""
+    lines = [f"{f.level.upper():7} {f.path}{f':{f.line}' if f.line else ''}  {f.about}\n        {f.what}" + (f"\n        do: {f.do}" if f.do else "")
+             for f in _ordered(checked.findings)]
+    errors = sum(f.level == ERROR for f in checked.findings)
+    counts = f"{checked.records} records, {checked.probes} probes and {checked.catches} catches looked at"
+    lines.append(f"{'PASS' if checked.ok else 'FAIL'}: {errors} error{'s' if errors != 1 else ''}, "
+                 f"{len(checked.findings) - errors} warnings; {counts}" + ("" if checked.records else ": nothing was there to check"))
+    return "\n".join(lines)
+
+
+def github(checked: Checked) -> str:
+    """The result as GitHub workflow commands, which show beside the lines of a pull request."""
+    return "\n".join(f"::{f.level} file={_escaped(f.path, True)},line={max(1, f.line)},title={_escaped(f.about, True)}::"
+                     f"{_escaped(f.what + (' - ' + f.do if f.do else ''))}" for f in _ordered(checked.findings))
+
+
+def _escaped(text: str, inside: bool = False) -> str:
+    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return text.replace(":", "%3A").replace(",", "%2C") if inside else text
+
+
+def _ordered(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda f: (f.level != ERROR, f.path, f.line, f.about))

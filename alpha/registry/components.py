@@ -1,0 +1,28 @@
+"""The registry's own components: what decides about all others is gated as well. Floor 3."""
+
+from __future__ import annotations
+
+from alpha.component import Catalogue, Component
+from alpha.registry.check import check
+from alpha.registry.digest import component_digests
+from alpha.registry.evidence import Evidence
+from alpha.registry.faults import load_faults
+from alpha.registry.judge import judge
+from alpha.registry.status import Registry
+
+COMPONENTS = (
+    Component(id="registry.digest", kind="evidence", implementation=component_digests, contract="alpha.registry.contracts.digest"),
+    Component(id="registry.evidence", kind="evidence", implementation=Evidence, contract="alpha.registry.contracts.evidence"),
+    Component(id="registry.judge", kind="evidence", implementation=judge, contract="alpha.registry.contracts.judge"),
+    Component(id="registry.faults", kind="evidence", implementation=load_faults, contract="alpha.registry.contracts.faults"),
+    Component(id="registry.status", kind="evidence", implementation=Registry, contract="alpha.registry.contracts.status",
+              presupposes=("registry.digest", "registry.evidence", "registry.judge")),
+    Component(id="registry.check", kind="evidence", implementation=check, contract="alpha.registry.contracts.check",
+              presupposes=("registry.faults", "registry.status")),
+)
+
+
+def fill(catalogue: Catalogue) -> None:
+    """Add them to a catalogue."""
+    for component in COMPONENTS:
+        catalogue.add(component)

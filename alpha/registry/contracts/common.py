@@ -1,0 +1,94 @@
+"""What the cases of the registry share: yes/no measures, made-up packages, made-up records."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alpha.component import Measured
+from alpha.errors import AlphaError
+from alpha.registry.machine import MachineClass
+from alpha.registry.record import Record
+
+Case = tuple[str, Callable[[np.random.Generator], Measured]]
+
+HERE = MachineClass(isa="x86_64-avx2", numpy="2.2", blas="openblas-Haswell", threads=1)
+"""A made-up class on which the made-up evidence was measured."""
+
+SAME_ISA = MachineClass(isa="x86_64-avx2", numpy="2.2", blas="openblas-Zen", threads=1)
+OTHER = MachineClass(isa="arm64-neon", numpy="2.2", blas="openblas-neoversen1", threads=1)
+
+
+class Checks:
+    """Collects yes/no observations of one case."""
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+        self.count = 0
+
+    def that(self, good: bool, what: str) -> None:
+        """Note that `what` must hold."""
+        self.count += 1
+        if good is not True and not bool(good):
+            self.wrong.append(what)
+
+    def raises(self, kind: type[AlphaError], what: str, call: Callable[[], object], *, naming: str = "") -> None:
+        """Note that `call` must raise an error of this kind whose text holds `naming`."""
+        self.count += 1
+        try:
+            call()
+        except AlphaError as error:
+            if not isinstance(error, kind) or naming not in str(error):
+                self.wrong.append(f"{what}: {type(error).__name__} {error.what}")
+        else:
+            self.wrong.append(f"{what}: accepted")
+
+    def measured(self, digest: str = "") -> Measured:
+        """error = number of broken observations against bound 0."""
+        return Measured(error=float(len(self.wrong)), bound=0.0, cases=self.count, digest=digest, note="; ".join(self.wrong)[:200])
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="alpha-registry-") as name:
+        yield Path(name)
+
+
+def write_package(root: Path, files: Mapping[str, str]) -> Path:
+    """A package's folder from relative path -> text, with the __init__ files that are not given; returns the folder."""
+    for relative, text in files.items():
+        path = root / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for parent in {root, *(p.parent for p in root.rglob("*.py"))}:
+        if not (parent / "__init__.py").exists():
+            (parent / "__init__.py").write_text("", encoding="utf-8")
+    return root
+
+
+def parity_case(name: str = "a", ratio: Any = 1.0, floor: Any = 40.0) -> dict[str, Any]:
+    return {"name": name, "kind": "relative", "ratio": ratio, "floor": floor}
+
+
+GOOD: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "parity": ({"name": "a", "kind": "relative", "ratio": 1.5, "floor": 40.0}, {"name": "e", "kind": "exact", "error": 0.0}),
+    "gradient": ({"name": "a", "error": 1e-6, "bound": 1e-4, "directions": 8},),
+    "determinism": ({"name": "a", "runs": 300, "distinct": 1, "digest": "ab12"},),
+    "faults": ({"name": "a", "error": 0.0, "bound": 0.0},),
+    "perf": ({"name": "a", "share": 0.6, "baseline": 0.55, "times_ns": [1000, 1010]},),
+}
+"""Raw numbers that pass, by gate."""
+
+
+def make(gate: str, cases: Sequence[Mapping[str, Any]] | None = None, *, component: str = "made.up", machine: MachineClass = HERE,
+         digests: Mapping[str, str] | None = None, declared: int | None = None, probes: Sequence[Sequence[Any]] = ()) -> Record:
+    """A record with passing cases unless others are given."""
+    cases = GOOD[gate] if cases is None else cases
+    return Record(component=component, gate=gate, machine=machine.key, digests=digests or {"implementation": "00"}, nonce="00ff",
+                  declared=len(cases) if declared is None else declared, cases=list(cases), probes=list(probes))
