@@ -326,5 +326,5 @@ def prepare(
         reduce = Kernel(cubins[1], "split_reduce")
         grid = (config.bm * config.bn // 1024, config.split_tiles * config.cluster, 1)
         output = [ctypes.c_uint64(c), ctypes.c_int64(p.ldc), ctypes.c_int64(p.c_stride)]
-        launches.append(reduce.prepare(grid, (256, 1, 1), [arguments, *output]))
+        launches.append(reduce.prepare(grid, (256, 1, 1), [arguments, *output], overlap_previous=True))
     return Gemm(problem=problem, config=config, cubins=tuple(cubins), launches=tuple(launches))

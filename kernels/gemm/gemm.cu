@@ -152,6 +152,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         __syncthreads();
     }
 
+    if (SPLIT) grid_dependency_launch();  // split_reduce may be launched now; it waits for the end of this grid before it reads
+
     if (warpgroup == 2) {
         registers_decrease<PRODUCER_REGISTERS>();
         if (warp == 8 && lane == 0) {
@@ -160,7 +162,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             Work work;
             while (walk.next(work)) {
                 for (int step = 0; step < work.k_count; ++step) {
-                    const int k = (work.k_first + step) * BK;
+                    const int k = work.step(step) * BK;
                     mbarrier_t* const full = &barriers.full[ring.slot];
                     uint8_t* const a = base + ring.slot * STAGE_BYTES;
                     uint8_t* const b = a + A_BYTES;

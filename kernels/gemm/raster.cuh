@@ -61,45 +61,64 @@ __device__ __forceinline__ int slot_of(int unit, int tile) { return unit + tile;
 // One run of k steps of one tile.
 struct Work {
     int m, n, batch;  // first row of this CTA, tile column, batch index
-    int k_first, k_count;
-    int slot;  // workspace slot, or -1: the whole tile
+    int k_first, k_count, k_turn;  // steps k_first .. k_first + k_count - 1, beginning k_turn after the first
+    int slot;                      // workspace slot, or -1: the whole tile
+
+    // The k step that is done as number `i`.
+    __device__ __forceinline__ int step(int i) const {
+        const int turned = i + k_turn;
+        return k_first + (turned < k_count ? turned : turned - k_count);
+    }
 };
 
 // The work of a persistent CTA (cluster), in order: units first, first + stride, ... Producer and consumers walk the same sequence.
+//
+// Runs of split tiles all begin at once, at k steps that have nothing to do with each other; done in their natural order, CTAs that share
+// operands would read them at different times and L2 would not help. So the order inside a run of q steps follows one clock: a part inside
+// one tile begins at its first multiple of q and wraps around, and of a run over two tiles the beginning of the later one comes first. At
+// time t everyone is then at a k step of t (modulo q, up to one constant). The order is a function of the problem alone.
 template <bool WITH_SPLIT>
 struct Walk {
     const Problem& p;
     int unit, units, stride;
-    int first, last;  // linear steps left of the current run
+    int pending, pending_count;  // linear steps of the current run that are still to do (those in its earlier tile)
 
-    __device__ __forceinline__ explicit Walk(const Problem& problem) : p(problem), first(0), last(0) {
+    __device__ __forceinline__ explicit Walk(const Problem& problem) : p(problem), pending(0), pending_count(0) {
         stride = static_cast<int>(gridDim.x) / CLUSTER;
         unit = static_cast<int>(blockIdx.x) / CLUSTER - stride;
         units = WITH_SPLIT ? p.split_units + p.tiles - p.split_tiles : p.tiles;
     }
 
     __device__ __forceinline__ bool next(Work& work) {
-        if (!WITH_SPLIT || first >= last) {
+        int tile;
+        if (WITH_SPLIT && pending_count > 0) {
+            tile = pending / p.k_steps;
+            work.k_first = pending - tile * p.k_steps;
+            work.k_count = pending_count;
+            work.k_turn = 0;
+            work.slot = slot_of(unit, tile);
+            pending_count = 0;
+        } else {
             unit += stride;
             if (unit >= units) return false;
-        }
-        int tile = unit;
-        work.k_first = 0;
-        work.k_count = p.k_steps;
-        work.slot = -1;
-        if (WITH_SPLIT) {
-            if (unit < p.split_units) {
-                if (first >= last) {
-                    first = run_begin(p, unit);
-                    last = run_begin(p, unit + 1);
-                }
-                tile = first / p.k_steps;
-                work.k_first = first - tile * p.k_steps;
-                work.k_count = min(last, (tile + 1) * p.k_steps) - first;
+            if (WITH_SPLIT && unit < p.split_units) {
+                const int first = run_begin(p, unit);
+                const int length = run_begin(p, unit + 1) - first;
+                tile = (first + length - 1) / p.k_steps;
+                const int border = tile * p.k_steps;
+                work.k_first = max(first - border, 0);
+                work.k_count = first + length - max(first, border);
+                const int turn = (work.k_first + length - 1) / length * length - work.k_first;
+                work.k_turn = turn < work.k_count ? turn : 0;
                 work.slot = slot_of(unit, tile);
-                first += work.k_count;
+                pending = first;
+                pending_count = max(border - first, 0);
             } else {
-                tile = unit - p.split_units + p.split_tiles;
+                tile = WITH_SPLIT ? unit - p.split_units + p.split_tiles : unit;
+                work.k_first = 0;
+                work.k_count = p.k_steps;
+                work.k_turn = 0;
+                work.slot = -1;
             }
         }
         const Place place = place_of(p, tile);
