@@ -176,9 +176,7 @@ def _params(
         ("doc_end", docs[1] if docs else None, 4 * problem.batch * problem.queries),
     ):
         if span is not None and (span.nbytes < needed or span.address % 16):
-            raise ShapeError(
-                f"attention: {name} too small or misaligned", came=span, expected=f"{needed} bytes at a multiple of 16"
-            )
+            raise ShapeError(f"attention: {name} too small or misaligned", came=span, expected=f"{needed} bytes at a multiple of 16")
     left, right = problem.window
     return _Params(
         lse=lse.address,
@@ -216,9 +214,7 @@ def _multiprocessors() -> int:
     return Device.open().properties.multiprocessors
 
 
-def _launch(
-    source: str, name: str, choice: AttentionChoice, shared: int, warpgroups: int, tiles: int, arguments: list[Any]
-) -> Launch:
+def _launch(source: str, name: str, choice: AttentionChoice, shared: int, warpgroups: int, tiles: int, arguments: list[Any]) -> Launch:
     cubin = compile_kernel(Source.of(source, dict(choice.defines)))
     kernel = Kernel(cubin, name, shared_bytes=shared)
     grid = min(tiles, choice.blocks or _multiprocessors())

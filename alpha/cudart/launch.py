@@ -31,14 +31,10 @@ class Kernel:
             raise GraphError(f"{cubin.source} has no kernel of this name", came=name, expected=sorted(cubin.resources))
         limit = Device.open().properties.shared_per_block
         if shared_bytes + cubin.resources[name].static_shared > limit:
-            raise ShapeError(
-                f"kernel {name} asks for too much shared memory", came=shared_bytes, expected=f"at most {limit} bytes"
-            )
+            raise ShapeError(f"kernel {name} asks for too much shared memory", came=shared_bytes, expected=f"at most {limit} bytes")
         driver = _bindings.driver()
         self.cubin, self.name, self.shared_bytes = cubin, name, shared_bytes
-        self.function = _bindings.check(
-            f"cuModuleGetFunction({name})", driver.cuModuleGetFunction(_module(cubin), name.encode())
-        )
+        self.function = _bindings.check(f"cuModuleGetFunction({name})", driver.cuModuleGetFunction(_module(cubin), name.encode()))
         if shared_bytes > 48 * 1024:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _bindings.check("cuFuncSetAttribute", driver.cuFuncSetAttribute(self.function, attribute, shared_bytes))
@@ -68,9 +64,7 @@ class Launch:
         self, kernel: Kernel, grid: Dim3, block: Dim3, arguments: Sequence[Any], cluster: Dim3 | None, overlap_previous: bool
     ) -> None:
         if min(*grid, *block) < 1 or block[0] * block[1] * block[2] > 1024 or max(grid[1:]) > 65535:
-            raise ShapeError(
-                f"{kernel.name}: impossible launch", came=f"grid {grid} block {block}", expected="1..1024 threads a block"
-            )
+            raise ShapeError(f"{kernel.name}: impossible launch", came=f"grid {grid} block {block}", expected="1..1024 threads a block")
         self.kernel, self.grid, self.block = kernel, grid, block
         self._driver = _bindings.driver()
         self._values = [_value(argument, kernel.name, place) for place, argument in enumerate(arguments)]

@@ -55,9 +55,7 @@ class Arena:
         """The next `nbytes` bytes, 256-byte aligned. GraphError when the arena is full (the plan was wrong)."""
         start = self.used
         if start + nbytes > self.nbytes:
-            raise GraphError(
-                f"{self.name} is full", came=f"{nbytes:,} bytes", expected=f"at most {self.nbytes - start:,} bytes left"
-            )
+            raise GraphError(f"{self.name} is full", came=f"{nbytes:,} bytes", expected=f"at most {self.nbytes - start:,} bytes left")
         self.used = start + aligned(nbytes)
         return Span(self.address + start, nbytes)
 
@@ -74,9 +72,7 @@ def upload(span: Span, array: np.ndarray, stream: Any = None) -> None:
     With a stream the copy is asynchronous: page-locked arrays only, kept alive by the caller.
     """
     if array.nbytes > span.nbytes or not array.flags.c_contiguous:
-        raise ShapeError(
-            "array does not fit", came=f"{array.nbytes} bytes", expected=f"C-contiguous, at most {span.nbytes} bytes"
-        )
+        raise ShapeError("array does not fit", came=f"{array.nbytes} bytes", expected=f"C-contiguous, at most {span.nbytes} bytes")
     cuda = _bindings.pycuda_driver()
     if stream is None:
         cuda.memcpy_htod(span.address, array)

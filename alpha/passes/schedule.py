@@ -19,7 +19,7 @@ def schedule(graph: Graph) -> Graph:
     # a recomputed node takes the position of its earliest reader that is not itself recomputed
     key: dict[Node, tuple[int, int]] = {}
     for node in reversed(graph.nodes):
-        late = [key[r][0] for v in node.outputs for r in readers.get(v, ())]
+        late = [key[r][0] for v in node.outputs for r in readers.get(v, ()) if r in key]
         key[node] = (min(late), position[node]) if node.phase == "recompute" and late else (position[node], position[node])
     waiting = {node: len({v.producer for v in node.inputs if v.producer is not None}) for node in graph.nodes}
     ready = [(key[n], position[n]) for n in graph.nodes if waiting[n] == 0]

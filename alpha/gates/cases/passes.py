@@ -88,7 +88,7 @@ def _finite_difference(ref: Reference, rng: np.random.Generator) -> Measured:
         numeric = (loss(state["param"] + h * d) - loss(state["param"] - h * d)) / (2 * h)
         scale = max(float(np.abs(grad * d).sum()), 1e-3)
         worst = max(worst, abs(numeric - float(grad @ d)) / scale)
-    return Measured(error=worst, bound=1e-6, cases=len(directions), note="relative to sum |g_i d_i|")
+    return Measured(error=worst, bound=1e-7, cases=len(directions), note="relative to sum |g_i d_i|")
 
 
 def _stat(graph: Graph, layout: StateLayout) -> Value:

@@ -1,0 +1,39 @@
+"""The whole catalogue: every component that there is, collected from the packages that make them. Floor 6."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from alpha.backends.cpu.catalogue import fill as fill_cpu
+from alpha.backends.cpu.executor import CpuExecutor
+from alpha.checkpoint.components import fill as fill_checkpoint
+from alpha.component import Catalogue, Component
+from alpha.data.catalogue import fill as fill_data
+from alpha.flops.v1 import count
+from alpha.models import gpt, llama
+from alpha.optim.update import adamw, sgd
+from alpha.passes.build import build_program
+from alpha.passes.components import fill as fill_passes
+from alpha.registry.components import fill as fill_registry
+
+_RUN, _MODELS = "alpha.gates.cases.run", "alpha.gates.cases.models"
+OWN = (
+    Component(id="executor.cpu", kind="executor", backend="cpu", implementation=CpuExecutor, contract=_RUN),
+    Component(id="program.step", kind="program", implementation=build_program, contract=_RUN),
+    Component(id="optimizer.adamw", kind="optimizer", implementation=adamw, contract=_RUN),
+    Component(id="optimizer.sgd", kind="optimizer", implementation=sgd, contract=_RUN),
+    Component(id="model.gpt", kind="model", implementation=gpt.loss, contract=_MODELS),
+    Component(id="model.llama", kind="model", implementation=llama.loss, contract=_MODELS),
+    Component(id="flops.v1", kind="flops", implementation=count, contract=_MODELS),
+)
+
+
+@cache
+def house() -> Catalogue:
+    """Every component, once per process."""
+    catalogue = Catalogue()
+    for fill in (fill_cpu, fill_passes, fill_data, fill_checkpoint, fill_registry):
+        fill(catalogue)
+    for component in OWN:
+        catalogue.add(component)
+    return catalogue
