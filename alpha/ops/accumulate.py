@@ -30,7 +30,7 @@ def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
     return (dy[0], dy[0])
 
 
-_SHAPES = (("one", (1,)), ("ragged", (7, 13)), ("block-1", (8191,)), ("block+1", (3, 2731)), ("prime", (31, 37, 3)))
+_SHAPES = (("one", (1,)), ("ragged", (7, 13)), ("block-1", (8191,)), ("block+1", (3, 2731)), ("prime", (31, 37, 3)), ("blocks", (3, 43777)))
 
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:

@@ -23,6 +23,8 @@ PAIRS = (  # name, shape of a, shape of b
     ("block+1", (3, 2731), (3, 2731)),
     ("bias", (65, 257), (257,)),
     ("plane", (3, 67, 33), (67, 33)),
+    ("blocks", (3, 43777), (3, 43777)),
+    ("bias-blocks", (1031, 67), (67,)),
 )
 """Shape pairs that every broadcasting binary op is tested with."""
 

@@ -41,7 +41,7 @@ def _exact(rng: np.random.Generator) -> Iterable[Sample]:
         wrt: tuple[int, ...] | None = None if dtype == "f64" else ()  # a rounded result is a staircase: no finite differences
         yield Sample(name=f"{dtype}-ties", inputs=(near,), attrs={"dtype": dtype}, wrt=wrt)
         yield Sample(name=f"{dtype}-edges", inputs=(edges,), attrs={"dtype": dtype}, wrt=wrt)
-        for name, shape in (("one", (1,)), ("ragged", (7, 13)), ("block-1", (8191,)), ("block+1", (3, 2731)), ("scalar", ())):
+        for name, shape in (("one", (1,)), ("ragged", (7, 13)), ("block-1", (8191,)), ("blocks", (3, 43777)), ("scalar", ())):
             yield Sample(name=f"{dtype}-{name}", inputs=(rng.standard_normal(shape),), attrs={"dtype": dtype}, wrt=wrt)
 
 

@@ -21,6 +21,13 @@ def _axis(op: str, rank: int, attrs: Attrs) -> int:
 def _infer_concat(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     expect(len(types) >= 1, "concat", "there is something to join", "nothing", "one tensor or more")
     axis = _axis("concat", len(types[0].shape), attrs)
+    expect(
+        len({len(t.shape) for t in types}) == 1,
+        "concat",
+        "all tensors have as many axes",
+        ", ".join(map(str, types)),
+        "one number of axes",
+    )
     rest = {(t.shape[:axis], t.shape[axis + 1 :], t.dtype) for t in types}
     expect(
         len(rest) == 1,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from alpha.ops.numerics import round_to
-from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, expect
+from alpha.ops.spec import Arrays, OpSpec, Sample, expect
 from alpha.types import FLOATS, NUMPY, Attrs, TensorType
 
 
@@ -23,10 +23,6 @@ def _oracle(*, shape: tuple[int, ...], value: float, dtype: str) -> Arrays:
     return (np.full(shape, value, NUMPY[dtype]),)
 
 
-def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
-    return ()
-
-
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
     for name, shape, value, dtype in (
         ("one", (1,), 1.0, "f32"),
@@ -35,6 +31,7 @@ def _exact(rng: np.random.Generator) -> Iterable[Sample]:
         ("bf16", (5,), 1 / 3, "bf16"),
         ("tiny", (8191,), 1e-40, "f32"),
         ("large", (8193,), -1e38, "f32"),
+        ("blocks", (3, 43777), 0.7, "f32"),
         ("int", (31,), -7, "i32"),
         ("scalar", (), 2.5, "f32"),
         ("double", (5, 3), 0.1, "f64"),
@@ -49,7 +46,8 @@ ROWS = (
         outputs=("y",),
         infer=_infer,
         oracle=_oracle,
-        vjp=_vjp,
+        vjp=None,
+        why_no_vjp="has no inputs",
         flops=lambda t, a: 0,
         samples=_exact,
         exact=_exact,

@@ -45,7 +45,8 @@ def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
 def _contents(rng: np.random.Generator) -> Iterable[tuple[str, np.ndarray]]:
     yield "ragged", rng.standard_normal((7, 13))
     yield "one", rng.standard_normal((1,))
-    yield "block+1", rng.standard_normal((3, 1025)) * 3
+    yield "block+1", rng.standard_normal((3, 2731)) * 3
+    yield "blocks", rng.standard_normal((3, 43777)) * 3
     yield "tails", np.concatenate([np.linspace(-12, 12, 97), [1e-30, -1e-30, 0.0, 40.0, -40.0]])
 
 

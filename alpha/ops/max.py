@@ -49,6 +49,11 @@ def _bwd(x: np.ndarray, attrs: dict[str, object], dy: np.ndarray, name: str) -> 
     return Sample(name=name, inputs=(np.resize(dy, y.shape), x, y), attrs=attrs)
 
 
+def _samples(rng: np.random.Generator) -> Iterable[Sample]:
+    yield from samples_reduction(rng)
+    yield Sample(name="negative", inputs=(-1 - rng.random((5, 7)),), attrs={"axis": 1, "keepdims": False})
+
+
 def _samples_bwd(rng: np.random.Generator) -> Iterable[Sample]:
     for name, shape, axis, kept in CASES:
         # values of few bits: the same in every type, so that x == y survives rounding; some tie, some do not
@@ -78,7 +83,7 @@ ROWS = (
         oracle=_oracle,
         vjp=_vjp,
         flops=lambda t, a: t[0].size,
-        samples=samples_reduction,
+        samples=_samples,
         exact=exact_reduction,
     ),
     OpSpec(

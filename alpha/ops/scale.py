@@ -30,6 +30,7 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
         ("ragged", (7, 13), -1.7),
         ("block-1", (8191,), 1 / 3),
         ("block+1", (8193,), 1e-4),
+        ("blocks", (3, 43777), 0.7),
         ("large", (5, 3), 1e30),
         ("tiny", (5, 3), 1e-40),
         ("scalar", (), 2.0),

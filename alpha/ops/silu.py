@@ -22,6 +22,7 @@ def contents(rng: np.random.Generator) -> Iterable[tuple[str, np.ndarray]]:
     yield "ragged", rng.standard_normal((7, 13))
     yield "block-1", rng.standard_normal((8191,)) * 3
     yield "block+1", rng.standard_normal((3, 2731)) * 3
+    yield "blocks", rng.standard_normal((3, 43777)) * 3
     yield "equal", np.full((5, 7), -0.3)
     yield "tails", np.concatenate([np.linspace(-30, 30, 97), [1e-30, -1e-30, 0.0, 60.0, -60.0, 100.0, -100.0]])
 

@@ -65,6 +65,8 @@ CASES: tuple[tuple[str, tuple[int, ...], object, bool], ...] = (  # name, shape,
     ("block-1", (8191,), 0, False),
     ("block+1", (257, 65), 0, False),
     ("long", (8193,), None, True),
+    ("blocks", (1031, 67), 0, False),
+    ("row-blocks", (67, 1031), 1, False),
 )
 
 
