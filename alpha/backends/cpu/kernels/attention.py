@@ -1,0 +1,233 @@
+"""Attention and its backward on the CPU: scores of a block of queries, keys first, several heads side by side.
+
+A block of at most QUERIES consecutive queries against the keys that it can see gives scores [keys, heads x queries] in one buffer that
+stays in the L2 cache; key ranges that causal order or the window hide from the whole block are never computed. Keys come first so that the
+maximum, the subtraction and the sum over keys run along long contiguous rows. The heads and batches that share a buffer are chosen so
+that each NumPy call is long enough to hide its fixed price. All matrix products are BLAS calls on strided views of [B,T,H,D].
+
+Backward recomputes p = exp(scale q.k - lse) and ds = p (scale do.v - scale delta): both subtractions ride along in the products, as one more
+column of each factor (q | -lse) (scale k | 1) and (do | -delta) (scale v | scale).
+
+Legend: B batch, T queries, S keys, G key heads, R query heads per key head, D head width; an item holds b batches and g key heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alpha.backends.cpu.lib import Cpu
+from alpha.component import Component, Envelope
+from alpha.types import Attrs
+
+QUERIES = 64
+SCORES = 65536
+"""Elements of one score buffer, about: 256 KB in f32."""
+
+_ENVELOPE = Envelope(dtypes=("f32", "f64"))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Queries [start, stop) and the keys [low, high) that any of them sees; `mask` [n, queries] is 0 or -inf for keys `masked`.. + n."""
+
+    start: int
+    stop: int
+    low: int
+    high: int
+    masked: int
+    mask: np.ndarray | None
+
+
+def _blocks(t: int, s: int, attrs: Attrs, dtype: np.dtype) -> list[_Block]:
+    """Cut the queries; depends on shapes and attributes only."""
+    causal, window = bool(attrs["causal"]), int(attrs["window"])  # type: ignore[call-overload]
+    step = max(16, min(QUERIES, SCORES // s))
+    masks: dict[tuple[int, bytes], np.ndarray] = {}
+    found = []
+    for start in range(0, t, step):
+        stop = min(start + step, t)
+        first, last = start + s - t, stop - 1 + s - t
+        low = max(0, first - window + 1) if window else 0
+        high = max(0, min(s, last + 1)) if causal else s
+        low = min(low, high)
+        place, key = np.arange(first, last + 1)[None, :], np.arange(low, high)[:, None]
+        hidden = np.zeros((high - low, stop - start), bool)
+        if causal:
+            hidden |= key > place
+        if window:
+            hidden |= place - key >= window
+        rows = np.flatnonzero(hidden.any(1))
+        if not rows.size:
+            found.append(_Block(start, stop, low, high, low, None))
+            continue
+        part = hidden[rows[0] : rows[-1] + 1]
+        mask = masks.setdefault((part.shape[1], part.tobytes()), np.where(part, -np.inf, 0.0).astype(dtype))
+        found.append(_Block(start, stop, low, high, low + int(rows[0]), mask))
+    return found
+
+
+def _grouped(x: np.ndarray, g: int) -> np.ndarray:
+    """[B,T,H,D] -> view [B,G,R,T,D]."""
+    b, t, h, d = x.shape
+    return x.reshape(b, t, g, h // g, d).transpose(0, 2, 3, 1, 4)
+
+
+def _share(b: int, g: int, each: int) -> tuple[int, int]:
+    """How many batches and key heads of `each` scores share a buffer."""
+    many = max(1, SCORES // max(1, each))
+    return (min(b, max(1, many // g)), g) if many >= g else (1, many)
+
+
+def _hide(scores: np.ndarray, documents: Sequence[np.ndarray], other: np.ndarray) -> None:
+    """-inf where the documents differ. scores [keys,b,g,R,queries]; documents of the item's keys [b,keys] and queries [b,queries]."""
+    keys, queries = documents
+    for i in range(len(keys)):
+        np.not_equal(keys[i][:, None], queries[i][None, :], out=other)
+        np.copyto(scores[:, i], -np.inf, where=other[:, None, None, :])
+
+
+def attention(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+    """o = softmax(scale q k^T + mask) v and lse, the log of the sum of the exponentials; a row without keys gives 0 and -inf."""
+    q, k, v, *documents = ins
+    (b, t, h, d), (s, g) = q.shape, k.shape[1:3]
+    r, dtype, scale = h // g, q.dtype, float(attrs["scale"])  # type: ignore[arg-type]
+    q_BGRTD, o_BGRTD = _grouped(q, g), _grouped(outs[0], g)
+    k_BGSD, v_BGSD = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    lse_BGRT = outs[1].reshape(b, g, r, t)
+    lowest, least = np.finfo(dtype).min, np.finfo(dtype).tiny
+    ones = np.ones(s, dtype)
+    blocks = _blocks(t, s, attrs, dtype)
+    items, widest, columns = [], 0, 0
+    for block in blocks:
+        n, keys = block.stop - block.start, block.high - block.low
+        nb, ng = _share(b, g, r * n * keys)
+        items += [(block, slice(x, min(x + nb, b)), slice(y, min(y + ng, g))) for x in range(0, b, nb) for y in range(0, g, ng)]
+        widest, columns = max(widest, nb * ng * r * n * keys), max(columns, nb * ng * r * n)
+    buffer = cpu.scratch((cpu.threads, widest), dtype)
+    scaled = cpu.scratch((cpu.threads, columns * d), dtype)
+    rows = cpu.scratch((cpu.threads, 2, columns), dtype)
+    double = cpu.scratch((cpu.threads, columns), np.float64)
+    differs = cpu.scratch((cpu.threads, s * QUERIES if documents else 0), np.bool_)
+
+    def body(i: int, worker: int) -> None:
+        block, at_b, at_g = items[i]
+        n, keys = block.stop - block.start, block.high - block.low
+        nb, ng = at_b.stop - at_b.start, at_g.stop - at_g.start
+        o, lse = o_BGRTD[at_b, at_g, :, block.start : block.stop], lse_BGRT[at_b, at_g, :, block.start : block.stop]
+        if not keys:
+            o[...] = 0
+            lse[...] = -np.inf
+            return
+        m = nb * ng * r * n
+        q_s = scaled[worker, : m * d].reshape(nb, ng, r, n, d)
+        np.multiply(q_BGRTD[at_b, at_g, :, block.start : block.stop], scale, out=q_s)
+        flat = buffer[worker, : keys * m].reshape(keys, m)
+        k_, v_ = k_BGSD[at_b, at_g, block.low : block.high], v_BGSD[at_b, at_g, block.low : block.high]
+        by_key = flat.reshape(keys, nb, ng, r * n)
+        np.matmul(k_, q_s.reshape(nb, ng, r * n, d).swapaxes(2, 3), out=by_key.transpose(1, 2, 0, 3))
+        if block.mask is not None:
+            some = by_key[block.masked - block.low :][: len(block.mask)].reshape(len(block.mask), -1, n)
+            np.add(some, block.mask[:, None, :], out=some)
+        if documents:
+            pair = documents[1][at_b, block.low : block.high], documents[0][at_b, block.start : block.stop]
+            _hide(flat.reshape(keys, nb, ng, r, n), pair, differs[worker, : keys * n].reshape(keys, n))
+        top, total = rows[worker, 0, :m], rows[worker, 1, :m]
+        np.maximum.reduce(flat, axis=0, out=top)
+        np.maximum(top, lowest, out=top)  # -inf - -inf would be NaN
+        np.subtract(flat, top, out=flat)
+        np.exp(flat, out=flat)
+        np.matmul(ones[:keys], flat, out=total)
+        np.matmul(flat.reshape(keys, nb, ng, r, n).transpose(1, 2, 3, 4, 0), v_[:, :, None], out=o)
+        at_least = np.maximum(total, least, out=scaled[worker, :m])
+        log_total = np.log(at_least, out=double[worker, :m], dtype=np.float64)
+        np.add(log_total, top, out=log_total)
+        lse[...] = log_total.reshape(lse.shape)
+        np.copyto(lse, -np.inf, where=(total == 0).reshape(lse.shape))
+        np.divide(o, at_least.reshape(nb, ng, r, n, 1), out=o)
+
+    return cpu.items(len(items), body)
+
+
+def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+    """dq, dk, dv from do, the operands, o and lse. Blocks of queries are taken last to first; dk and dv grow in that order."""
+    do, q, k, v, o, lse, *documents = ins
+    (b, t, h, d), (s, g) = q.shape, k.shape[1:3]
+    r, dtype, scale = h // g, q.dtype, float(attrs["scale"])  # type: ignore[arg-type]
+    do_BGRTD, q_BGRTD, o_BGRTD, dq_BGRTD = (_grouped(x, g) for x in (do, q, o, outs[0]))
+    k_BGSD, v_BGSD, dk_BGSD, dv_BGSD = (x.transpose(0, 2, 1, 3) for x in (k, v, outs[1], outs[2]))
+    lse_BGRT = lse.reshape(b, g, r, t)
+    blocks = _blocks(t, s, attrs, dtype)[::-1]
+    tall = max(x.high - x.low for x in blocks)
+    n_most = max(x.stop - x.start for x in blocks)
+    nb_most, ng_most = _share(b, g, r * n_most * tall)
+    items = [(slice(x, min(x + nb_most, b)), slice(y, min(y + ng_most, g))) for x in range(0, b, nb_most) for y in range(0, g, ng_most)]
+    pairs = nb_most * ng_most
+    p_buffer = cpu.scratch((cpu.threads, pairs * r * n_most * tall), dtype)
+    ds_buffer = cpu.scratch((cpu.threads, pairs * r * n_most * tall), dtype)
+    rows_buffer = cpu.scratch((cpu.threads, 2, pairs * r * n_most * (d + 1)), dtype)
+    keys_buffer = cpu.scratch((cpu.threads, 2, pairs * s * (d + 1)), dtype)
+    grown_buffer = cpu.scratch((cpu.threads, pairs * tall * d if len(blocks) > 1 else 0), dtype)
+    differs = cpu.scratch((cpu.threads, s * QUERIES if documents else 0), np.bool_)
+
+    def body(i: int, worker: int) -> None:
+        at_b, at_g = items[i]
+        nb, ng = at_b.stop - at_b.start, at_g.stop - at_g.start
+        k_, v_ = k_BGSD[at_b, at_g], v_BGSD[at_b, at_g]
+        k_1, v_1 = (x[: nb * ng * s * (d + 1)].reshape(nb, ng, s, d + 1) for x in keys_buffer[worker])
+        np.multiply(k_, scale, out=k_1[..., :d])
+        np.multiply(v_, scale, out=v_1[..., :d])
+        k_1[..., d], v_1[..., d] = 1, scale
+        dk, dv = dk_BGSD[at_b, at_g], dv_BGSD[at_b, at_g]
+        low, high = blocks[0].low, blocks[0].high
+        dk[:, :, high:], dv[:, :, high:] = 0, 0
+        for first, block in enumerate(blocks):
+            n, keys = block.stop - block.start, block.high - block.low
+            at = (at_b, at_g, slice(None), slice(block.start, block.stop))
+            if not keys:
+                dq_BGRTD[at] = 0
+                continue
+            m = nb * ng * r * n
+            q_1, do_1 = (x[: m * (d + 1)].reshape(nb, ng, r, n, d + 1) for x in rows_buffer[worker])
+            np.copyto(q_1[..., :d], q_BGRTD[at])
+            np.copyto(do_1[..., :d], do_BGRTD[at])
+            np.multiply(lse_BGRT[at], -1, out=q_1[..., d])  # np.negative of NumPy 2.2 errs where input and output are both strided
+            np.copyto(q_1[..., d], -np.inf, where=q_1[..., d] == np.inf)  # a row that saw no key: every p is exp(-inf)
+            np.vecdot(do_BGRTD[at], o_BGRTD[at], out=do_1[..., d])
+            np.multiply(do_1[..., d], -1, out=do_1[..., d])
+            q_1, do_1 = q_1.reshape(nb, ng, r * n, d + 1), do_1.reshape(nb, ng, r * n, d + 1)
+            p, ds = (x[worker, : keys * m].reshape(keys, m) for x in (p_buffer, ds_buffer))
+            p_BGSM, ds_BGSM = (x.reshape(keys, nb, ng, r * n).transpose(1, 2, 0, 3) for x in (p, ds))
+            np.matmul(k_1[:, :, block.low : block.high], q_1.swapaxes(2, 3), out=p_BGSM)
+            if block.mask is not None:
+                some = p[block.masked - block.low :][: len(block.mask)].reshape(len(block.mask), -1, n)
+                np.add(some, block.mask[:, None, :], out=some)
+            if documents:
+                pair = documents[1][at_b, block.low : block.high], documents[0][at_b, block.start : block.stop]
+                _hide(p.reshape(keys, nb, ng, r, n), pair, differs[worker, : keys * n].reshape(keys, n))
+            np.exp(p, out=p)
+            np.matmul(v_1[:, :, block.low : block.high], do_1.swapaxes(2, 3), out=ds_BGSM)
+            np.multiply(ds, p, out=ds)
+            np.matmul(ds.reshape(keys, nb, ng, r, n).transpose(1, 2, 3, 4, 0), k_[:, :, None, block.low : block.high], out=dq_BGRTD[at])
+            for total, left, right in ((dv, p_BGSM, do_1[..., :d]), (dk, ds_BGSM, q_1[..., :d])):
+                if not first:
+                    np.matmul(left, right, out=total[:, :, block.low : block.high])
+                    continue
+                part = grown_buffer[worker, : nb * ng * keys * d].reshape(nb, ng, keys, d)
+                np.matmul(left, right, out=part)
+                fresh = max(0, min(low, block.high) - block.low)
+                total[:, :, block.low : block.low + fresh] = part[:, :, :fresh]
+                old = total[:, :, block.low + fresh : block.high]
+                np.add(old, part[:, :, fresh:], out=old)
+            low = min(low, block.low)
+        dk[:, :, :low], dv[:, :, :low] = 0, 0
+
+    return cpu.items(len(items), body)
+
+
+KERNELS = (
+    Component(id="attention.f32.cpu", kind="kernel", backend="cpu", op="attention", implementation=attention, envelope=_ENVELOPE),
+    Component(id="attention_bwd.f32.cpu", kind="kernel", backend="cpu", op="attention_bwd", implementation=attention_bwd, envelope=_ENVELOPE),
+)
