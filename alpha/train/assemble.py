@@ -1,0 +1,187 @@
+"""From a Config to what a run is made of: the text and its tokens, the model and its Program. Floor 6."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from alpha.component import Catalogue
+from alpha.config import Config
+from alpha.data.corpus import Corpus, open_corpus
+from alpha.data.files import sha256_hex
+from alpha.data.sampler import PermutedSampler
+from alpha.data.shards import TokenStream, token_stream
+from alpha.data.split import Split, split_by_file
+from alpha.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
+from alpha.errors import MachineError
+from alpha.flops.v1 import ModelFlops, count
+from alpha.graph.ir import Value
+from alpha.graph.plan import Program
+from alpha.graph.trace import Tracer
+from alpha.models import gpt, llama
+from alpha.optim.update import ScheduleConfig, adamw, sgd
+from alpha.passes.build import Model, Optimizer, StepShape, build_program
+from alpha.types import Attrs, TensorType
+
+SPLIT_SEED = 0
+"""The split does not follow the run's seed, so that runs with other seeds are validated on the same text."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The corpus, its split, the tokenizer and both token streams."""
+
+    corpus: Corpus
+    split: Split
+    tokenizer: Tokenizer
+    train: TokenStream
+    validation: TokenStream
+
+
+def open_data(cfg: Config) -> Dataset:
+    """Hash the corpus, split it, train or load the tokenizer, tokenize or open both streams (all cached by content).
+
+    InputError, CorruptError and MachineError as the parts say; InputError if a split is shorter than one sequence.
+    """
+    corpus = open_corpus(cfg.data.corpus)
+    split = split_by_file(corpus, fraction=cfg.data.validation, seed=SPLIT_SEED)
+    tokenizer = tokenizer_for(cfg, split.train)
+    cache = Path(cfg.data.cache)
+    streams = [token_stream(side, tokenizer, cache) for side in (split.train, split.validation)]
+    return Dataset(corpus, split, tokenizer, *streams)
+
+
+def tokenizer_for(cfg: Config, train: Corpus) -> Tokenizer:
+    """The tokenizer of a run: fixed for bytes; BPE is trained on the train split alone and kept in the cache by what decides it."""
+    if cfg.data.tokenizer == "bytes":
+        return ByteTokenizer()
+    name = sha256_hex(f"{train.hash} {cfg.data.vocab} {cfg.data.sample}".encode())[:20]
+    path = Path(cfg.data.cache) / f"bpe-{cfg.data.vocab}-{name}.json"
+    if path.is_file():
+        return load_tokenizer(path)
+    text = train.sample(cfg.data.sample)
+    tokenizer = BPETokenizer.train(text.texts(), cfg.data.vocab, record={"corpus": train.hash, "sample": text.hash})
+    tokenizer.save(path)
+    return tokenizer
+
+
+def sampler_for(cfg: Config, data: Dataset) -> PermutedSampler:
+    """The order in which this run sees its windows."""
+    return PermutedSampler(data.train, sequence=cfg.data.sequence, global_batch=cfg.train.batch, seed=cfg.run.seed)
+
+
+def model_for(cfg: Config, vocab: int, batch: int) -> Model:
+    """The model with `batch` sequences a call. Evaluation leaves out the z-loss: it reports nats of the text."""
+    m, seq = cfg.model, cfg.data.sequence
+    shared: dict[str, Any] = {
+        "vocab": vocab, "positions": cfg.positions, "layers": m.layers, "width": m.width, "heads": m.heads, "tied": m.tied,
+        "z_loss": m.z_loss, "window": m.window, "documents": cfg.data.documents,
+    }  # fmt: skip
+    family: Any
+    sizes: Any
+    if m.family == "gpt":
+        family, sizes = gpt, gpt.GPTConfig(**shared, dropout=m.dropout, seed=cfg.run.seed)
+    else:
+        family = llama
+        sizes = llama.LlamaConfig(**shared, kv_heads=m.kv_heads or m.heads, hidden=cfg.hidden, rope_base=m.rope_base)
+
+    def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
+        found: tuple[Value, Value] = family.loss(t, sizes if training else replace(sizes, z_loss=0.0), batch, seq, training)
+        return found
+
+    def decode(t: Tracer) -> Value:
+        logits: Value = family.decode(t, sizes, 1, seq)
+        return logits
+
+    return Model(name=m.family, loss=loss, decode=decode)
+
+
+def optimizer_for(cfg: Config) -> Optimizer:
+    """The update graph's builder. `clip = 0` clips at a norm that no finite gradient reaches."""
+    o = cfg.optim
+    schedule = ScheduleConfig(kind=o.schedule, peak=o.lr, warmup=o.warmup, total=cfg.train.steps, decay=cfg.wsd_decay, floor=o.floor)
+    clip = o.clip or 3e38
+    if o.name == "adamw":
+        return adamw(schedule, beta1=o.betas[0], beta2=o.betas[1], eps=o.eps, weight_decay=o.weight_decay, max_norm=clip)
+    return sgd(schedule, momentum=o.momentum, weight_decay=o.weight_decay, max_norm=clip)
+
+
+def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> Program:
+    """The Program of a run with a vocabulary of `vocab` ids."""
+    return build_program(
+        name=cfg.run.name,
+        model=model_for(cfg, vocab, cfg.micro_batch),
+        optimizer=optimizer_for(cfg),
+        shape=StepShape(micro_batch=cfg.micro_batch, seq=cfg.data.sequence, shards=cfg.train.shards, micros=cfg.micros),
+        catalogue=catalogue,
+        threads=threads,
+        policy=cfg.recompute,
+        fused=cfg.train.fuse,
+    )
+
+
+def flops_for(cfg: Config, vocab: int) -> ModelFlops:
+    """Useful FLOPs of one microbatch (flops/v1)."""
+    t = Tracer("flops")
+    model_for(cfg, vocab, cfg.micro_batch).loss(t, True)
+    return count(t.graph, cfg.micro_batch * cfg.data.sequence)
+
+
+def threads_for(cfg: Config) -> int:
+    """Worker threads: the configured number, else the cores that this process may use. MachineError for more than there are."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cfg.machine.threads > 4 * cores:
+        raise MachineError(
+            "machine.threads is far more than this machine has cores",
+            came=cfg.machine.threads,
+            expected=f"at most {4 * cores} on {cores} cores",
+            do="lower it, or leave it 0",
+        )
+    return cfg.machine.threads or min(cores, 8)
+
+
+# -- what a run is made of -----------------------------------------------------------------------------------------------------
+
+
+def calls_of(program: Program) -> list[tuple[str, tuple[TensorType, ...], Attrs]]:
+    """Every distinct launch of a Program as (component, input types, attributes): what the envelopes are asked about."""
+    seen: dict[str, tuple[str, tuple[TensorType, ...], Attrs]] = {}
+    for plan in program.plans.values():
+        for x in plan.launches:
+            types = tuple(r.type for r in x.ins)
+            seen.setdefault(f"{x.component} {types} {sorted(x.attrs.items(), key=str)}", (x.component, types, x.attrs))
+    return list(seen.values())
+
+
+def host_components(cfg: Config, catalogue: Catalogue) -> list[str]:
+    """Ids of what a run uses beside its kernels: data, passes, schedule, update, executor, checkpoint, model, FLOPs model, loop.
+
+    Of kinds with one component that every run uses, whatever the catalogue holds is named; of the others, what the Config chose.
+    """
+    by_choice = {
+        "corpus": "stdlib" if cfg.data.corpus == "stdlib" else "folder",
+        "tokenizer": cfg.data.tokenizer,
+        "model": cfg.model.family,
+        "schedule": cfg.optim.schedule,
+        "optimizer": cfg.optim.name,
+    }
+    unused = {name for name, needed in (("fuse", cfg.train.fuse), ("recompute", cfg.train.recompute != "none")) if not needed}
+    found = []
+    for c in catalogue:
+        if c.kind == "kernel":
+            continue
+        words = set(re.split(r"[.\-_]", c.id))
+        if c.kind in by_choice and by_choice[c.kind] not in words and len(_of_kind(catalogue, c.kind)) > 1:
+            continue
+        if words & unused or c.kind == "evidence" or c.id == "sampler.ordered":  # evaluation chooses its windows itself
+            continue
+        found.append(c.id)
+    return found
+
+
+def _of_kind(catalogue: Iterable[Any], kind: str) -> list[str]:
+    return [c.id for c in catalogue if c.kind == kind]

@@ -1,0 +1,224 @@
+"""The training loop, readable top to bottom. Floor 6.
+
+One step is `program.schedule`: every logical shard's microbatches, the tree over shards, the update. The global batch is cut into
+contiguous shares, shard after shard and microbatch after microbatch, so the text of a step depends on its number alone. All state is
+(parameters, moments, step counter); everything else follows from the step, so a resumed run continues bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alpha.backends.cpu.executor import CpuExecutor
+from alpha.checkpoint import simple
+from alpha.config import Config
+from alpha.data.sampler import PermutedSampler
+from alpha.data.shards import TokenStream
+from alpha.data.tokenizer import Tokenizer
+from alpha.errors import CorruptError, InputError, NonFiniteError
+from alpha.graph.plan import Step
+from alpha.optim.init import fill_initial
+from alpha.train import forbidden
+from alpha.train.evaluate import Evaluation, evaluate, model_inputs
+from alpha.train.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step. `loss`: mean over valid targets in nats; `tokens`, `seconds` of this step; `finite` False: the step was refused."""
+
+    step: int
+    loss: float
+    norm: float
+    lr: float
+    coefficient: float
+    tokens: int
+    seconds: float
+    finite: bool
+
+
+@dataclass
+class Watch:
+    """What a caller may look at or decide while the loop runs. `stop`: asked after each step; True ends the run resumably."""
+
+    step: Callable[[StepResult], None] = field(default=lambda result: None)
+    evaluated: Callable[[int, Evaluation], None] = field(default=lambda step, result: None)
+    saved: Callable[[int, Path], None] = field(default=lambda step, path: None)
+    stop: Callable[[], bool] = field(default=lambda: False)
+
+
+class Loop:
+    """A run's state and what moves it. `step`: optimizer steps done."""
+
+    def __init__(
+        self, cfg: Config, executor: CpuExecutor, sampler: PermutedSampler, validation: TokenStream, tokenizer: Tokenizer,
+        checkpoints: Path, metrics: Metrics,
+    ) -> None:  # fmt: skip
+        self.cfg, self.executor, self.sampler = cfg, executor, sampler
+        self.validation, self.tokenizer = validation, tokenizer
+        self.checkpoints, self.metrics = checkpoints, metrics
+        self.program = executor.program
+        self.step = 0
+
+    # -- state -----------------------------------------------------------------------------------------------------------------
+
+    def states(self) -> simple.States:
+        """What a checkpoint holds: every kind that the plan `snapshot` names, as (layout, flat array)."""
+        return {kind: (self.program.states[kind], self.executor.state(kind)) for kind in self.program.plans["snapshot"].outputs}
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint must agree on with the run that loads it."""
+        return {
+            "config": self.cfg.identity(),
+            "tokenizer": self.tokenizer.hash,
+            "sampler": {"hash": self.sampler.hash, "next_step": self.step},
+            "program": self.program.hash(),
+        }
+
+    def start(self) -> None:
+        """Initial state: parameters drawn by (seed, tensor name), moments and the step counter zero."""
+        for kind, (_, flat) in self.states().items():
+            if kind != "param":
+                flat[...] = 0
+        fill_initial(self.executor.state("param"), self.program.states["param"], self.cfg.run.seed)
+        self.step = 0
+
+    def resume(self, step: int | None = None) -> None:
+        """The state of a checkpoint (default: the latest). InputError if it belongs to another run, CorruptError if it is damaged."""
+        simple.clean(self.checkpoints)
+        path = simple.at(self.checkpoints, step)
+        saved = simple.inspect(path)
+        mine = self.facts()
+        for name, what, do in (
+            ("config", "configuration", "resume with the run's own config.toml"),
+            ("tokenizer", "tokenizer", "restore tokenizer.json, or start a new run"),
+        ):
+            _agree(path, what, saved.facts.get(name), mine[name], do)
+        stored = saved.facts.get("sampler", {})
+        _agree(path, "text or order of samples", stored.get("hash"), mine["sampler"]["hash"],
+               "restore the corpus it was started on (another Python has another standard library), or start a new run")  # fmt: skip
+        simple.load(path, self.states())
+        counted = int(self.executor.state("counter")[0])
+        if not counted == saved.step == stored.get("next_step"):
+            raise CorruptError(
+                f"checkpoint {path} disagrees with itself about its step",
+                came=f"folder {saved.step}, counter {counted}, sampler {stored.get('next_step')}",
+                expected="one number",
+                do="resume from an earlier one with --at STEP",
+            )
+        self.step = saved.step
+        simple.set_aside(self.checkpoints, self.step)
+        self.metrics.rewind(self.step)
+
+    def save(self) -> Path:
+        """Checkpoint the state as it stands."""
+        return simple.save(self.checkpoints, self.step, self.states(), self.facts(), keep=self.cfg.train.keep)
+
+    # -- one step --------------------------------------------------------------------------------------------------------------
+
+    def inputs(self, call: Step) -> dict[str, np.ndarray]:
+        """The batch of one call of the schedule; empty for calls without text (tree, update)."""
+        plan = self.program.plans[call.plan]
+        if call.shard is None or call.micro is None:
+            return {}
+        batch = self.sampler.batch(
+            self.step,
+            call.shard,
+            self.cfg.train.shards,
+            micro=call.micro,
+            n_micro=self.cfg.micros,
+            documents="documents" in plan.inputs,
+        )
+        return model_inputs(set(plan.inputs), batch)
+
+    def advance(self) -> StepResult:
+        """One step. NonFiniteError naming the op if it was not finite: then the state is as before, and was saved."""
+        began = time.perf_counter()
+        out: dict[str, np.ndarray] = {}
+        for call in self.program.schedule:
+            out = self.executor.run(call.plan, self.inputs(call))
+        total, count, norm, lr, coefficient, finite = (
+            float(out[name]) for name in ("loss_sum", "count", "norm", "lr", "coefficient", "finite")
+        )
+        result = StepResult(
+            step=self.step,
+            loss=total / count if count else math.nan,
+            norm=norm,
+            lr=lr,
+            coefficient=coefficient,
+            tokens=self.cfg.train.batch * self.cfg.data.sequence,
+            seconds=time.perf_counter() - began,
+            finite=bool(finite),
+        )
+        self.metrics.step(**{k: _plain(v) for k, v in vars(result).items()})
+        if not result.finite:
+            self.explain(result)
+        self.step += 1
+        return result
+
+    def explain(self, result: StepResult) -> None:
+        """Save the untouched state, run the refused step again op by op, and raise the NonFiniteError that names the first bad op."""
+        path = self.save()
+        where = f"step {self.step} was refused and changed nothing; the state before it is {path}"
+        for call in self.program.schedule:
+            place = call.plan if call.shard is None else f"{call.plan}, shard {call.shard}, microbatch {call.micro}"
+            try:
+                self.executor.replay(call.plan, self.inputs(call))
+            except NonFiniteError as error:
+                raise NonFiniteError(f"{where}\n{error.what} ({place})", came=error.came, expected=error.expected, do=error.do) from None
+        raise NonFiniteError(
+            f"{where}\nno single op made a non-finite value when the step was replayed",
+            came=f"loss {result.loss}, norm {result.norm}",
+            expected="finite loss and norm",
+            do="run the step again with --resume; if it passes now, suspect the hardware",
+        )
+
+    # -- the run ---------------------------------------------------------------------------------------------------------------
+
+    def run(self, watch: Watch | None = None) -> bool:
+        """Train to the last step. Returns False if `watch.stop` ended it early (resumable), True when all steps are done."""
+        watch, t = watch or Watch(), self.cfg.train
+        while self.step < t.steps:
+            watch.step(self.advance())
+            if self.step == 1:
+                forbidden.check()
+            last, stopping = self.step == t.steps, watch.stop()
+            if t.eval_every and self.step % t.eval_every == 0 and not last:
+                watch.evaluated(self.step, self.evaluate(t.eval_windows))
+            if last or stopping or (t.checkpoint_every and self.step % t.checkpoint_every == 0):
+                watch.saved(self.step, self.save())
+            if stopping and not last:
+                return False
+        return True
+
+    def evaluate(self, windows: int) -> Evaluation:
+        """Validate on `windows` windows (0 = all) and note the result."""
+        found = evaluate(self.executor, self.validation, self.tokenizer, windows)
+        self.metrics.evaluation(
+            step=self.step,
+            nats=found.nats,
+            tokens=found.tokens,
+            bytes=found.bytes,
+            windows=found.windows,
+            bits_per_byte=found.bits_per_byte,
+        )
+        return found
+
+
+def _agree(path: Path, what: str, came: object, expected: object, do: str) -> None:
+    if came != expected:
+        raise InputError(f"checkpoint {path} was made with another {what}", came=str(came)[:16], expected=str(expected)[:16], do=do)
+
+
+def _plain(value: Any) -> Any:
+    """For the metrics: NULL where not finite."""
+    if isinstance(value, bool):
+        return int(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
