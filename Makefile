@@ -1,0 +1,36 @@
+# make train    set up, then train the demo on the Python standard library's source
+# make test     set up, then what is stale and a random tenth of the rest
+# make test-all set up, then everything
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup train test test-all lint gates clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Alpha needs Python 3.10 or newer; came: " + sys.version.split()[0] + "; do: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)")'
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed. do: install the venv module of this Python (Debian: apt install python3-venv)"; exit 3; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+train: setup
+	@$(BIN)/alpha train configs/demo.toml
+
+test: setup
+	@$(BIN)/python -m pytest suites
+
+test-all: setup
+	@$(BIN)/python -m pytest suites --all
+
+lint: setup
+	@$(BIN)/ruff check alpha suites
+	@$(BIN)/mypy
+
+gates: setup
+	@$(BIN)/alpha gate check
+
+clean:
+	rm -rf $(VENV) .alpha runs build
