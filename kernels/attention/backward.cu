@@ -193,6 +193,8 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                 if (j >= n.clear_hi || j < n.clear_lo) mask<BN>(s, j * BN, span0, span1);
 #pragma unroll
                 for (int i = 0; i < BN / 2; ++i) s[i] = exp2_fast(fmaf(s[i], c, i / 2 % 2 ? -lse1 : -lse0));
+                pin_registers(s);
+                keep_order(j);
                 wgmma_wait<0>();
                 pin_registers(dp);
                 if (lane == 0) mbarrier_arrive(&sh.v_empty[vs.slot]);
@@ -350,6 +352,22 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                         s[4 * j + 2] = exp2_fast(fmaf(s[4 * j + 2], c, -l.x));
                         s[4 * j + 3] = exp2_fast(fmaf(s[4 * j + 3], c, -l.y));
                     }
+#ifdef ATTN_LATE
+                    pin_registers(s);
+                    keep_order(i);
+                    wgmma_wait<0>();
+                    pin_registers(dp);
+#pragma unroll
+                    for (int j = 0; j < BQ / 8; ++j) {
+                        const float2 d = delta[4 * j];
+                        pr[j / 2][j % 2 * 2] = pack_bf16(s[4 * j], s[4 * j + 1]);
+                        pr[j / 2][j % 2 * 2 + 1] = pack_bf16(s[4 * j + 2], s[4 * j + 3]);
+                        ds[j / 2][j % 2 * 2] = pack_bf16(s[4 * j] * (dp[4 * j] - d.x), s[4 * j + 1] * (dp[4 * j + 1] - d.y));
+                        ds[j / 2][j % 2 * 2 + 1] = pack_bf16(s[4 * j + 2] * (dp[4 * j + 2] - d.x), s[4 * j + 3] * (dp[4 * j + 3] - d.y));
+                    }
+                    wgmma_fence();
+                    mma_pb<D, BQ>(dv, pr, sh.g[qs.slot], 1);
+#else
                     to_bf16<BQ>(pr, s);
                     wgmma_fence();
                     mma_pb<D, BQ>(dv, pr, sh.g[qs.slot], 1);
@@ -365,6 +383,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                         s[4 * j + 3] *= dp[4 * j + 3] - d.y;
                     }
                     to_bf16<BQ>(ds, s);
+#endif
                     __syncwarp();
                     wgmma_fence();
                     mma_pb<D, BQ>(dk, ds, sh.q[qs.slot], 1);

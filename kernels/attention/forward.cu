@@ -30,6 +30,12 @@
 
 namespace attn {
 
+#ifdef ATTN_SKIP
+#define RESCALE if (__any_sync(~0u, fix[0] != 1.f || fix[1] != 1.f)) { _Pragma("unroll") for (int i = 0; i < D / 2; ++i) o[i] *= fix[i / 2 % 2]; }
+#else
+#define RESCALE _Pragma("unroll") for (int i = 0; i < D / 2; ++i) o[i] *= fix[i / 2 % 2];
+#endif
+
 template <int D, int W, int BN, int STAGES>
 struct ForwardShared {
     static constexpr int Q = 64 * D * 2, K = BN * D * 2;  // bytes of one warpgroup's queries, of one key block
@@ -105,7 +111,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
     const bool reversed = p.right < kUnbounded;
 
     if (wg == 0) {
-        registers_decrease<(W == 3 ? 32 : 40)>();
+        registers_decrease<(W > 2 ? 32 : 40)>();
         if (threadIdx.x == 0) {
             tma_prefetch_map(map_q);
             tma_prefetch_map(map_k);
@@ -143,7 +149,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
             Queue::leave(p.queue);
         }
     } else {
-        registers_increase<(W == 3 ? 160 : 232)>();
+        registers_increase<(W == 4 ? 112 : W == 3 ? 160 : 232)>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const float c = p.scale * kLog2e;
         uint8_t* q = sh.q[w];
@@ -207,12 +213,13 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     pin_registers(s);
                     free_k();
                     softmax(j);
+                    pin_registers(s);
+                    keep_order(j);
                     wgmma_wait<0>();
                     pin_registers(o);
                     pin_fragment<BN>(pr);
                     free_v();
-#pragma unroll
-                    for (int i = 0; i < D / 2; ++i) o[i] *= fix[i / 2 % 2];
+                    RESCALE
                     to_bf16<BN>(pr, s);
                 }
                 wait(&sh.v_full[vs.slot], vs.parity);
@@ -263,5 +270,8 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
     }
 FORWARD(128, 2, 128, 2)
 FORWARD(128, 2, 176, 2)
+FORWARD(128, 2, 96, 3)
 FORWARD(64, 2, 128, 4)
 FORWARD(64, 3, 128, 4)
+FORWARD(64, 3, 96, 4)
+FORWARD(64, 4, 64, 6)

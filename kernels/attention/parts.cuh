@@ -46,6 +46,11 @@ __device__ __forceinline__ void wait(mbarrier_t* barrier, uint32_t parity) {
     mbarrier_wait(barrier, parity);
 #endif
 }
+// Ends a basic block: `block` (a block index, never negative) is tested in a way that the compiler cannot resolve. The assembler moves
+// a wait for matrix products up to the start of its basic block, above arithmetic that was meant to run under the products.
+__device__ __forceinline__ void keep_order(int block) {
+    if (block < 0) __nanosleep(1);
+}
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
