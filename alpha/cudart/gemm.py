@@ -226,6 +226,47 @@ class GemmConfig:
                 raise ShapeError(f"config {self} does not fit {problem}", came=came, expected=expected)
 
 
+PINGPONG = GemmConfig(bm=128, bn=128, stages=6, pingpong=True)
+COOPERATIVE = GemmConfig()
+SMALL = GemmConfig(bm=128, bn=128, stages=6)
+
+# Where another walk or cluster was at least 2 % faster than the rule of `choose`: (M, N, K, a_major, b_major). Measured on an
+# H200 beside cuBLAS; docs/kernels-gemm.md has the figures.
+TUNED: dict[tuple[int, int, int, str, str], GemmConfig] = {
+    (16384, 768, 768, "k", "n"): replace(PINGPONG, cluster=1),
+    (16384, 3072, 768, "k", "k"): replace(PINGPONG, group=4),
+    (16384, 2048, 2048, "k", "k"): replace(PINGPONG, group=4),
+    (16384, 2048, 2048, "k", "n"): replace(PINGPONG, group=4),
+    (8192, 4096, 4096, "k", "n"): replace(PINGPONG, group=4),
+}
+
+
+def choose(problem: GemmProblem, *, multiprocessors: int = 132) -> GemmConfig:
+    """The config for a problem: the tuned one, or by rule.
+
+    Ping-pong unless (a) K is long or a side is very wide: 128x256 tiles, which read less through L2; or (b) the last wave of
+    tiles would leave over a tenth of the chip idle: its tiles are split along K. Only plain epilogues can split.
+    `multiprocessors` is part of the choice (it decides the split, hence the bits), so a run fixes it: it is not the budget of
+    a launch, which is `GemmConfig.blocks`.
+    """
+    key = (problem.m, problem.n, problem.k, problem.a_major, problem.b_major)
+    if key in TUNED:
+        return TUNED[key]
+    steps = -(-problem.k // BLOCK_K)
+    plain = not problem.bias and problem.activation == "none" and problem.aux_input == "none"
+    clusters = multiprocessors // 2
+    long = steps > 512 or max(problem.m, problem.n) > 65536
+    base = COOPERATIVE if long else PINGPONG
+    tiles = base.tiles(problem)[2]
+    fill = tiles / (-(-tiles // clusters) * clusters)
+    if plain and (steps >= 128 if long else steps >= 64 and fill < 0.9):
+        base = SMALL if COOPERATIVE.tiles(problem)[2] * 6 < clusters else COOPERATIVE
+        rest = base.tiles(problem)[2] % clusters
+        if rest:
+            return replace(base, split_tiles=rest, split_units=clusters)
+    return base
+
+
 class _Problem(ctypes.Structure):
     """`struct Problem` of kernels/gemm/raster.cuh."""
 

@@ -44,6 +44,7 @@
 
 #include "../common/cluster.cuh"
 #include "../common/fence.cuh"
+#include "../common/math.cuh"
 #include "../common/matrix.cuh"
 #include "../common/mbarrier.cuh"
 #include "../common/tma.cuh"
@@ -99,24 +100,36 @@ struct Barriers {
     mbarrier_t aux[2][STAGING];
 };
 
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+// Activations, written for few instructions: the epilogue is straight-line code over the accumulators, and its length is its cost.
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float GELU_A = 1.5957691216057308f;             // 2 sqrt(2 / pi)
+constexpr float GELU_B = 1.5957691216057308f * 0.044715f;
 
-// GELU, tanh form: x * sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3).
-__device__ __forceinline__ float gelu(float x) {
-    const float twice_u = 1.5957691216057308f * x * fmaf(0.044715f * x, x, 1.0f);
-    return x * sigmoid(twice_u);
-}
+// x / (1 + 2^t): with t = -log2(e) z it is x sigmoid(z).
+__device__ __forceinline__ float gated(float x, float t) { return x * reciprocal_approx(1.0f + exp2_approx(t)); }
 
-// d GELU / dx = s + x s (1 - s) (2u)', s = sigmoid(2u).
+__device__ __forceinline__ float silu(float x) { return gated(x, -LOG2_E * x); }
+
+// GELU, tanh form: x sigmoid(z), z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+__device__ __forceinline__ float gelu(float x) { return gated(x, x * fmaf(x * x, -LOG2_E * GELU_B, -LOG2_E * GELU_A)); }
+
+// d GELU / dx = s + x s (1 - s) z', s = sigmoid(z). Beyond 64 it is 0 or 1, and x^3 would overflow.
 __device__ __forceinline__ float gelu_gradient(float x) {
-    const float twice_u = 1.5957691216057308f * x * fmaf(0.044715f * x, x, 1.0f);
-    const float slope = 1.5957691216057308f * fmaf(3.0f * 0.044715f * x, x, 1.0f);
-    const float s = sigmoid(twice_u);
-    return fmaf(x * slope, s * (1.0f - s), s);
+    x = fminf(fmaxf(x, -64.0f), 64.0f);
+    const float square = x * x;
+    const float s = gated(1.0f, x * fmaf(square, -LOG2_E * GELU_B, -LOG2_E * GELU_A));
+    return fmaf(x * fmaf(square, 3.0f * GELU_B, GELU_A), fmaf(-s, s, s), s);
 }
 
-__device__ __forceinline__ float bias_at(const Problem& p, int column) {
-    return column < p.n ? __bfloat162float(p.bias[column]) : 0.0f;
+// Bias of two neighbouring columns (the first is even); 0 beyond N.
+__device__ __forceinline__ float2 bias_pair(const Problem& p, int column) {
+    uint32_t packed = 0;
+    if (column + 1 < p.n) {
+        packed = __ldg(reinterpret_cast<const unsigned int*>(p.bias + column));
+    } else if (column < p.n) {
+        packed = __ldg(reinterpret_cast<const unsigned short*>(p.bias + column));
+    }
+    return make_float2(bf16_low(packed), bf16_high(packed));
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
@@ -343,8 +356,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                             float x0 = d[0], x1 = d[1], y0 = d[2], y1 = d[3];
                             if (BIAS) {
                                 const int c = column + j * 8 + (lane % 4) * 2;
-                                const float b0 = bias_at(p, c), b1 = bias_at(p, c + 1);
-                                x0 += b0; x1 += b1; y0 += b0; y1 += b1;
+                                const float2 bias = bias_pair(p, c);
+                                x0 += bias.x; x1 += bias.y; y0 += bias.x; y1 += bias.y;
                             }
                             store_shared_f32x2(address + swizzle_128(r, j * 32 + (lane % 4) * 8), x0, x1);
                             store_shared_f32x2(address + swizzle_128(r + 8, j * 32 + (lane % 4) * 8), y0, y1);
@@ -368,8 +381,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                         }
 #pragma unroll
                         for (int i = 0; i < 16; ++i) {
-                            const float g0 = gate[2 * i], g1 = gate[2 * i + 1];
-                            v[i] = pack_bf16(g0 * sigmoid(g0) * up[2 * i], g1 * sigmoid(g1) * up[2 * i + 1]);
+                            v[i] = pack_bf16(silu(gate[2 * i]) * up[2 * i], silu(gate[2 * i + 1]) * up[2 * i + 1]);
                         }
                         uint8_t* const buffer = open_buffer();
                         write_bf16(buffer, v);
@@ -382,8 +394,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
 #pragma unroll
                             for (int j = 0; j < 8; ++j) {
                                 const int c = column + j * 8 + (lane % 4) * 2;
-                                const float b0 = bias_at(p, c), b1 = bias_at(p, c + 1);
-                                x[4 * j] += b0; x[4 * j + 1] += b1; x[4 * j + 2] += b0; x[4 * j + 3] += b1;
+                                const float2 bias = bias_pair(p, c);
+                                x[4 * j] += bias.x; x[4 * j + 1] += bias.y; x[4 * j + 2] += bias.x; x[4 * j + 3] += bias.y;
                             }
                         }
                         uint32_t v[16];
