@@ -12,11 +12,10 @@ from pathlib import Path
 
 from alpha.component import Component
 from alpha.errors import CorruptError
-from alpha.registry import policy
 from alpha.registry.digest import Package, component_digests
 from alpha.registry.evidence import write_atomic
 from alpha.registry.faults import Fault
-from alpha.registry.judge import BASELINE, PASS, judge
+from alpha.registry.judge import FAIL, judge
 from alpha.registry.machine import MachineClass
 from alpha.registry.record import FORMAT, Record, canonical, content_hash
 
@@ -45,11 +44,11 @@ class Catch:
         body = {**asdict(self), "record": None if self.record is None else asdict(self.record), "format": FORMAT}
         return canonical({**body, "content": content_hash(body)})
 
-    def rejected(self, component: Component) -> bool:
-        """Whether the judges of today reject the recorded run."""
-        if self.record is None:
-            return bool(self.error)
-        return judge(self.record, runs=policy.required_runs(component)).verdict not in (PASS, BASELINE)
+    @property
+    def rejected(self) -> bool:
+        """Whether the judges of today say FAIL to the recorded run: one that did not run has caught nothing, and one that repeated
+        too little to pass would be rejected for that alone, so the number of repeats is not asked for."""
+        return bool(self.error) if self.record is None else judge(self.record, runs=0).verdict == FAIL
 
 
 def catch_digests(fault: Fault, component: Component, package: Package | None = None) -> dict[str, str]:

@@ -77,7 +77,8 @@ class _Check:
             if path.name == catches.NAME:
                 continue
             if path not in known:
-                self.say(ERROR, path, 0, path.stem, "evidence of a component that does not exist", "remove the file, or restore the component")
+                self.say(ERROR, path, 0, path.stem, "evidence of a component that does not exist",
+                         "remove the file, or restore the component")
         for path, component in known.items():
             try:
                 records = load_file(path)
@@ -89,7 +90,8 @@ class _Check:
             if reference:
                 for gate in policy.owed(component):
                     if gate not in records:
-                        self.say(ERROR, path, 0, f"{component.id} {gate}", "no evidence on the reference class", _rerun(component.id, gate))
+                        self.say(ERROR, path, 0, f"{component.id} {gate}", "no evidence on the reference class",
+                                 _rerun(component.id, gate))
 
     def record(self, path: Path, number: int, component: Component, record: Record, *, reference: bool) -> None:
         self.records += 1
@@ -99,7 +101,8 @@ class _Check:
             return
         judgement = judge(record, runs=policy.required_runs(component))
         if not judgement.satisfied:
-            self.say(ERROR, path, number, about, f"{judgement.verdict}: {'; '.join(judgement.reasons[:5])}", _rerun(component.id, record.gate))
+            self.say(ERROR, path, number, about, f"{judgement.verdict}: {'; '.join(judgement.reasons[:5])}",
+                     _rerun(component.id, record.gate))
         changed = stale(record, self.digests(component, record.gate))
         if changed:
             level = ERROR if reference else WARNING
@@ -126,9 +129,9 @@ class _Check:
                 self.say(ERROR, path, number, fault_id, "catch of a fault that does not exist", "remove the line, or restore the fault")
                 continue
             component = self.catalogue[catch.component]
-            if not catch.rejected(component):
-                self.say(ERROR, path, number, fault_id, f"the {catch.gate} gate would now pass this fault: a judge or a tolerance was loosened",
-                         "restore the judge")
+            if not catch.rejected:
+                self.say(ERROR, path, number, fault_id,
+                         f"the {catch.gate} gate would now pass this fault: a judge or a tolerance was loosened", "restore the judge")
             if (fault.component, fault.gate) != (catch.component, catch.gate):
                 self.say(ERROR, path, number, fault_id, "the catch is by another gate or component than the fault names", _catch(fault_id))
                 continue
@@ -171,7 +174,7 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Seq
     if reference is None or reference not in found:
         work.say(ERROR, root / REFERENCE, 0, "evidence", f"no evidence of the reference class ({reference or 'none is named'})",
                  "run `alpha gate run` on a machine of that class and commit what it writes")
-    for problem in policy.problems(catalogue):
+    for problem in policy.problems():
         work.say(ERROR, root, 0, "policy", problem, "mend EXEMPT in alpha/registry/policy.py")
     for machine in found:
         work.files(machine, reference=machine == reference)
@@ -181,8 +184,8 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Seq
 
 def plain(checked: Checked) -> str:
     """The result as text for a terminal or a log."""
-    lines = [f"{f.level.upper():7} {f.path}{f':{f.line}' if f.line else ''}  {f.about}\n        {f.what}" + (f"\n        do: {f.do}" if f.do else "")
-             for f in _ordered(checked.findings)]
+    lines = [f"{f.level.upper():7} {f.path}{f':{f.line}' if f.line else ''}  {f.about}\n        {f.what}"
+             + (f"\n        do: {f.do}" if f.do else "") for f in _ordered(checked.findings)]
     errors = sum(f.level == ERROR for f in checked.findings)
     counts = f"{checked.records} records, {checked.probes} probes and {checked.catches} catches looked at"
     lines.append(f"{'PASS' if checked.ok else 'FAIL'}: {errors} error{'s' if errors != 1 else ''}, "

@@ -44,7 +44,7 @@ Key = tuple[str, str]
 """(module, name), to stop at imports that go in a circle."""
 
 Target = tuple[str, ...]
-"""('def', module, name) | ('lambda', module, line) | ('all', module) | ('text', anything hashed as it stands)."""
+"""('def', module, name) | ('lambda', module, line) | ('entry', module, name, *keys) | ('all', module) | ('text', hashed as it stands)."""
 
 
 class Package:
@@ -58,6 +58,7 @@ class Package:
         self.name = name
         self._sources: dict[str, Source | None] = {}
         self._files: dict[str, Path] = {}
+        self._hashes: dict[tuple[Target, ...], str] = {}
         self._edges: dict[Target, tuple[str, tuple[Target, ...]]] = {}
         if not self.root.is_dir():
             raise InputError("no such package folder", came=self.root, do="give the folder that holds the package's __init__.py")
@@ -166,9 +167,21 @@ class Package:
         if kind == "all":
             names = sorted({*source.statements, *(source.imports if self._is_init(module) else ())} - {"__all__"})
             return "all", tuple(t for n in names for t in self.resolve(module, (n,)))
-        found: tuple[Definition, ...] = source.lambdas(int(target[2])) if kind == "lambda" else source.definitions(target[2])
+        found = self.definitions(target)
         edges = [t for d in found for r in d.references for t in self._follow(module, r)]
         return " ".join(d.text for d in found), tuple(dict.fromkeys(edges))
+
+    def definitions(self, target: Target) -> tuple[Definition, ...]:
+        """What is written at a target; nothing for whole modules and text."""
+        source = self.source(target[1]) if target[0] in ("def", "lambda", "entry") else None
+        if source is None:
+            return ()
+        if target[0] == "lambda":
+            return source.lambdas(int(target[2]))
+        if target[0] == "entry":
+            entry = source.entry(*target[2:])
+            return () if entry is None else (entry,)
+        return source.definitions(target[2])
 
     def _is_init(self, module: str) -> bool:
         path = self._path(module)
@@ -187,7 +200,12 @@ class Package:
 
     def hash(self, roots: Iterable[Target]) -> str:
         """sha256 of the graph that the roots reach."""
-        roots = list(roots)
+        roots = tuple(roots)
+        if roots not in self._hashes:
+            self._hashes[roots] = self._hash(roots)
+        return self._hashes[roots]
+
+    def _hash(self, roots: tuple[Target, ...]) -> str:
         order = {target: i for i, target in enumerate(self.reach(roots))}
         h = hashlib.sha256()
         h.update(repr([order[r] for r in roots]).encode())
@@ -207,7 +225,8 @@ class Package:
         found = self.resolve(module, tuple(qualname.split(".")))
         if not found:
             near = difflib.get_close_matches(qualname, [*source.statements, *source.imports], n=3)
-            raise InputError("no such symbol to digest", came=symbol, expected=f"one of {', '.join(near)}" if near else "a name of the module")
+            raise InputError("no such symbol to digest", came=symbol,
+                             expected=f"one of {', '.join(near)}" if near else "a name of the module")
         return found
 
 
@@ -237,13 +256,7 @@ def calls_blas(value: Any, package: Package) -> bool:
 def _mentions_blas(package: Package, target: Target) -> bool:
     if target[0] == "text":
         return target[1].split(".")[-1] in _BLAS_CALLS
-    if target[0] == "all":
-        return False
-    source = package.source(target[1])
-    if source is None:
-        return False
-    found = source.lambdas(int(target[2])) if target[0] == "lambda" else source.definitions(target[2])
-    return any(not _BLAS_CALLS.isdisjoint(d.names) for d in found)
+    return any(not _BLAS_CALLS.isdisjoint(d.names) for d in package.definitions(target))
 
 
 # Values that are held, not named: functions of an op row, limits of an envelope ----------------------------------------------------
@@ -320,7 +333,8 @@ def _foreign(value: Any) -> str:
 
 # What one gate's evidence of one component binds to ---------------------------------------------------------------------------------
 
-_ROW_FIELDS = ("name", "inputs", "outputs", "infer", "oracle", "vjp", "bound", "undifferentiable", "view")
+_NOT_ROW = {"samples", "exact", "why_no_vjp"}
+"""Fields of a row that are cases or prose; FLOPs and bytes count for perf alone."""
 
 
 def component_digests(component: Component, gate: str, *, package: Package | None = None,
@@ -328,8 +342,9 @@ def component_digests(component: Component, gate: str, *, package: Package | Non
     """name -> hex of everything that evidence of `gate` on `component` binds to.
 
     implementation  the callable with its callees, and the declared envelope and in-place pairs (wider promises need new evidence)
-    row             kernels: oracle, shape rule, vjp, bound (perf: FLOPs and bytes too; gradient of a backward row: the forward row too)
-    cases           kernels: samples and exact samples; others: the contract module
+    row             kernels: all that the row says but its cases (FLOPs and bytes: for perf only); gradient of a row without a vjp: the
+                    forward rows whose vjps emit it too
+    cases           kernels: samples and exact samples; others: their entry of the contract module's CASES
     measure         the gate's engine
     `extra`         further names, such as the plan hashes of reference configs for a pass
     """
@@ -341,18 +356,30 @@ def component_digests(component: Component, gate: str, *, package: Package | Non
     }
     if component.op is not None:
         spec = row(component.op)
-        rows = [_row_parts(spec, gate)]
-        forward = spec.name.split("_bwd")[0]
-        if gate == "gradient" and policy.is_backward(spec) and forward in table():
-            rows.append(_row_parts(row(forward), gate))
-        digests["row"] = value_digest(rows, package)
+        rows = [spec, *(_emitting(spec, package) if gate == "gradient" and spec.vjp is None else ())]
+        digests["row"] = value_digest([_row_parts(r, gate) for r in rows], package)
         digests["cases"] = value_digest([spec.samples, spec.exact], package)
     if component.contract:
-        digests["cases"] = hashlib.sha256((digests.get("cases", "") + module_digest(component.contract, package=package)).encode()).hexdigest()
+        digests["cases"] = package.hash(contract_targets(component, gate, package))
     for name, digest in (extra or {}).items():
         digests[name] = digest()
     return digests
 
 
-def _row_parts(spec: OpSpec, gate: str) -> list[Any]:
-    return [getattr(spec, name) for name in (*_ROW_FIELDS, *(("flops", "nbytes") if gate == "perf" else ()))]
+def contract_targets(component: Component, gate: str, package: Package) -> tuple[Target, ...]:
+    """The component's entry of CASES where it is written as a table, else the whole contract module."""
+    source = package.source(component.contract)
+    if source is not None and source.entry("CASES", component.id, gate) is not None:
+        return (("entry", component.contract, "CASES", component.id, gate),)
+    return (("all", component.contract),)
+
+
+def _emitting(spec: OpSpec, package: Package) -> list[OpSpec]:
+    """Rows whose vjp may emit this one: its name is a text constant in reach of the vjp. The gradient gate goes through them."""
+    return [r for _, r in sorted(table().items()) if r.vjp is not None
+            and any(spec.name in d.strings for t in package.reach(_targets(r.vjp, package)) for d in package.definitions(t))]
+
+
+def _row_parts(spec: OpSpec, gate: str) -> dict[str, Any]:
+    skipped = _NOT_ROW if gate == "perf" else _NOT_ROW | {"flops", "nbytes"}
+    return {f.name: getattr(spec, f.name) for f in fields(spec) if f.name not in skipped}

@@ -149,7 +149,8 @@ def write_atomic(path: Path, text: str) -> None:
     except OSError as error:
         with suppress(OSError):  # the folder itself may not exist
             part.unlink(missing_ok=True)
-        raise MachineError("an evidence file cannot be written", came=f"{path.name}: {error.strerror}", expected="space and permission to write",
+        raise MachineError("an evidence file cannot be written", came=f"{path.name}: {error.strerror}",
+                           expected="space and permission to write",
                            do="free disk space or mend the permissions of the folder; the file that was there is untouched") from error
 
 

@@ -44,11 +44,12 @@ class Reference:
 @dataclass(frozen=True)
 class Definition:
     """`text`: sha256 of the stable text. `references`: names that are not local, in order of appearance, each once.
-    `names`: every attribute, and '@' where a matrix product is written."""
+    `names`: every attribute, and '@' where a matrix product is written. `strings`: every text constant."""
 
     text: str
     references: tuple[Reference, ...]
     names: frozenset[str]
+    strings: frozenset[str]
 
 
 class Source:
@@ -88,6 +89,23 @@ class Source:
             self._definitions[name] = tuple(self._define(s, ()) for s in self.statements.get(name, ()))
         return self._definitions[name]
 
+    def entry(self, name: str, *keys: str) -> Definition | None:
+        """The value under these keys of a table that is written as one (nested) dict of constant keys; as deep as it is written so.
+
+        None when the name is bound otherwise, filled later, or lacks the first key.
+        """
+        bound = self.statements.get(name, [])
+        node = getattr(bound[0], "value", None) if len(bound) == 1 and isinstance(bound[0], (ast.Assign, ast.AnnAssign)) else None
+        depth = 0
+        for key in keys:
+            if not isinstance(node, ast.Dict) or not all(isinstance(k, ast.Constant) for k in node.keys):
+                break
+            found = [v for k, v in zip(node.keys, node.values) if isinstance(k, ast.Constant) and k.value == key]
+            if not found:
+                break
+            node, depth = found[-1], depth + 1
+        return self._define(node, ()) if depth and node is not None else None
+
     def lambdas(self, line: int) -> tuple[Definition, ...]:
         """Every lambda that begins on `line` (one cannot tell several of one line apart); all of the file when none does, which
         happens if the file was edited after it was imported."""
@@ -98,11 +116,10 @@ class Source:
         return self._lambdas[line]
 
     def _define(self, node: ast.AST, scopes: tuple[ast.AST, ...]) -> Definition:
-        out: list[str] = []
-        _write(node, self.package, out)
-        collector = _References(scopes)
+        writer, collector = _Writer(self.package), _References(scopes)
+        writer.write(node)
         collector.visit(node)
-        return Definition(hashlib.sha256("".join(out).encode("utf-8", "surrogatepass")).hexdigest(), tuple(collector.found), _names(node))
+        return Definition(writer.hash(), tuple(collector.found), frozenset(writer.names), frozenset(writer.strings))
 
 
 @lru_cache(maxsize=2048)
@@ -116,46 +133,63 @@ def read(text: str, package: str) -> Source:
 
 
 def same_meaning(a: str, b: str, package: str = "alpha") -> bool:
-    """Whether two files differ in comments, docstrings, layout and package imports only."""
-    texts: list[str] = []
-    for source in (a, b):
-        out: list[str] = []
-        _write(read(source, package).tree, "", out)
-        texts.append("".join(out))
-    return texts[0] == texts[1]
+    """Whether two files differ in comments, docstrings and layout only."""
+    hashes: list[str] = []
+    for text in (a, b):
+        writer = _Writer("")
+        writer.write(read(text, package).tree)
+        hashes.append(writer.hash())
+    return hashes[0] == hashes[1]
 
 
 # The stable text -------------------------------------------------------------------------------------------------------------------
 
 
-def _write(node: object, package: str, out: list[str]) -> None:
-    if isinstance(node, ast.Constant):
-        out.append(f"({type(node.value).__name__} {node.value!r})")
-    elif isinstance(node, ast.JoinedStr):
-        out.append("(JoinedStr")
-        for value in _merged(node.values):
-            _write(value, package, out)
-        out.append(")")
-    elif isinstance(node, ast.AST):
-        out.append("(" + type(node).__name__)
-        for field in node._fields:
-            if field in _SKIPPED_FIELDS:
-                continue
-            part: Any = getattr(node, field, None)
-            if isinstance(part, list) and part and isinstance(part[0], ast.stmt):
-                part = [kept for s in part if not _is_noise(s) and (kept := _without_package(s, package)) is not None]
-            if part is None or part == []:
-                continue
-            out.append(" " + field + "=")
-            _write(part, package, out)
-        out.append(")")
-    elif isinstance(node, list):
-        out.append("[")
-        for element in node:
-            _write(element, package, out)
-        out.append("]")
-    else:
-        out.append("~" if node is None else repr(node))
+class _Writer:
+    """Writes a tree as text, `package` imports left out (unless it is empty), and notes attributes, products and text constants."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        self.out: list[str] = []
+        self.names: set[str] = set()
+        self.strings: set[str] = set()
+
+    def hash(self) -> str:
+        return hashlib.sha256("".join(self.out).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def write(self, node: object) -> None:
+        out = self.out
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, str):
+                self.strings.add(node.value)
+            out.append(f"({type(node.value).__name__} {node.value!r})")
+        elif isinstance(node, ast.JoinedStr):
+            out.append("(JoinedStr")
+            for value in _merged(node.values):
+                self.write(value)
+            out.append(")")
+        elif isinstance(node, ast.AST):
+            if isinstance(node, (ast.Attribute, ast.MatMult)):
+                self.names.add(node.attr if isinstance(node, ast.Attribute) else "@")
+            out.append("(" + type(node).__name__)
+            for field in node._fields:
+                if field in _SKIPPED_FIELDS:
+                    continue
+                part: Any = getattr(node, field, None)
+                if isinstance(part, list) and part and isinstance(part[0], ast.stmt):
+                    part = [kept for s in part if not _is_noise(s) and (kept := _without_package(s, self.package)) is not None]
+                if part is None or part == []:
+                    continue
+                out.append(" " + field + "=")
+                self.write(part)
+            out.append(")")
+        elif isinstance(node, list):
+            out.append("[")
+            for element in node:
+                self.write(element)
+            out.append("]")
+        else:
+            out.append("~" if node is None else repr(node))
 
 
 def _is_noise(statement: ast.stmt) -> bool:
@@ -250,11 +284,11 @@ def _is_main_guard(statement: ast.stmt) -> bool:
             and isinstance(statement.test.left, ast.Name) and statement.test.left.id == "__name__")
 
 
-def _names(node: ast.AST) -> frozenset[str]:
-    return frozenset("@" if isinstance(n, ast.MatMult) else n.attr for n in ast.walk(node) if isinstance(n, (ast.MatMult, ast.Attribute)))
-
-
 # What a definition refers to -------------------------------------------------------------------------------------------------------
+
+
+def _arguments(a: ast.arguments) -> list[ast.arg]:
+    return [*a.posonlyargs, *a.args, *a.kwonlyargs, *([a.vararg] if a.vararg else []), *([a.kwarg] if a.kwarg else [])]
 
 
 class _Scope:
@@ -262,8 +296,7 @@ class _Scope:
         self.is_class = isinstance(node, ast.ClassDef)
         names: list[str] = []
         if isinstance(node, _FUNCTIONS):
-            a = node.args
-            names += [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs, *([a.vararg] if a.vararg else []), *([a.kwarg] if a.kwarg else []))]
+            names += [x.arg for x in _arguments(node.args)]
         if isinstance(node, _COMPREHENSIONS):
             names += [n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)]
             body: Sequence[ast.AST] = []
@@ -321,7 +354,7 @@ class _References(ast.NodeVisitor):
             self.visit(node)
 
     def _signature(self, args: ast.arguments) -> None:
-        for a in (*args.posonlyargs, *args.args, *args.kwonlyargs, *([args.vararg] if args.vararg else []), *([args.kwarg] if args.kwarg else [])):
+        for a in _arguments(args):
             self._annotation(a.annotation)
         for default in (*args.defaults, *args.kw_defaults):
             if default is not None:

@@ -115,7 +115,8 @@ def _edited(rng: np.random.Generator) -> Measured:
     _red(checks, "probes left out", without_probes, "without probes")
     _red(checks, "a verdict written into the line", verdict, "cannot be read")
     _red(checks, "a failing record", lambda c: c.write(replace(c.record("parity"), cases=[parity_case(ratio=ratio)], declared=1)), "FAIL")
-    _red(checks, "a record of NaN", lambda c: c.write(replace(c.record("parity"), cases=[parity_case(ratio=float("nan"))], declared=1)), "FAIL")
+    nan = parity_case(ratio=float("nan"))
+    _red(checks, "a record of NaN", lambda c: c.write(replace(c.record("parity"), cases=[nan], declared=1)), "FAIL")
     return checks.measured()
 
 
@@ -162,7 +163,8 @@ def _loosened(rng: np.random.Generator) -> Measured:
             found = committed.check()
             checks.that(not found.ok and any("loosened" in f.what for f in found.findings), f"a loosened tolerance: {plain(found)[:150]}")
     _red(checks, "a recorded fault that passes", lambda c: c.catch([parity_case(ratio=0.5)]), "would now pass")
-    _red(checks, "a fault that no gate is recorded to reject", lambda c: None, "no gate is recorded", faults=(FAULT, replace(FAULT, id="made.other")))
+    two = (FAULT, replace(FAULT, id="made.other"))
+    _red(checks, "a fault that no gate is recorded to reject", lambda c: None, "no gate is recorded", faults=two)
     _red(checks, "a catch of a fault that does not exist", lambda c: None, "does not exist", faults=())
     _red(checks, "a catch of another text of the fault", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
     _red(checks, "a catch by another gate", lambda c: None, "another gate", faults=(replace(FAULT, gate="faults"),))

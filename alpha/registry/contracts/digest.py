@@ -12,7 +12,7 @@ import numpy as np
 from alpha.component import Component, Envelope, Limit, Measured
 from alpha.errors import InputError
 from alpha.registry.contracts.common import Case, Checks, folder, write_package
-from alpha.registry.digest import Package, calls_blas, component_digests, module_digest, symbol_digest, value_digest
+from alpha.registry.digest import Package, calls_blas, component_digests, contract_targets, module_digest, symbol_digest, value_digest
 
 BASE: Mapping[str, str] = {
     "main.py": '''"""Doc."""
@@ -73,7 +73,8 @@ def shadows(unrelated):
 def unrelated():
     return 1
 ''',
-    "helpers.py": "def inner():\n    return 1\n\n\ndef outer(x):\n    return inner() + x\n\n\ndef only_by_class():\n    return 7\n\n\ndef spare():\n    return 0\n",
+    "helpers.py": "def inner():\n    return 1\n\n\ndef outer(x):\n    return inner() + x\n\n\n"
+                  "def only_by_class():\n    return 7\n\n\ndef spare():\n    return 0\n",
     "constants.py": "PI = 3.0\nOTHER = 4.0\n",
     "shapes.py": "class Shape:\n    def area(self):\n        return _side() ** 2\n\n\ndef _side():\n    return 2\n",
     "reexport.py": "from mini.stars import starred\n",
@@ -244,10 +245,26 @@ def _component(rng: np.random.Generator) -> Measured:
         checks.that(component_digests(other, "parity", package=package)["implementation"] != digests["parity"]["implementation"], what)
     other_row = component_digests(replace(kernel, op="silu"), "parity", package=package)
     checks.that(other_row["row"] != digests["parity"]["row"] and other_row["cases"] != digests["parity"]["cases"], "rows collide")
+    held = replace(host, id="made.held", contract="mini.contract")
+    with folder() as at:
+        cases = "def a():\n    return 1\n\n\ndef b():\n    return 2\n\n\n" \
+                "CASES = {'made.held': {'parity': [('a', a)]}, 'other': {'parity': [('b', b)]}}\n"
+        was = _contract_of(at / "a", cases, held)
+        checks.that(was == _contract_of(at / "b", cases.replace("return 2", "return 3"), held), "another component's case is digested")
+        checks.that(was != _contract_of(at / "c", cases.replace("return 1", "return 3"), held), "a component's own case is not digested")
+        checks.that(was != _contract_of(at / "d", cases.replace("[('a', a)]", "[]"), held), "a case can be left out")
+        late = cases + "CASES['made.held']['parity'] = []\n"
+        checks.that(_contract_of(at / "e", cases, held) != _contract_of(at / "f", late, held), "cases can be emptied later")
     text = f"{rng.integers(1 << 30):08x}"
     extra = component_digests(host, "parity", package=package, extra={"plans": lambda: text})
     checks.that(extra["plans"] == text, "an extra digest is dropped")
     return checks.measured()
+
+
+def _contract_of(at: Path, cases: str, component: Component) -> str:
+    """Digest of the cases of a component whose contract module is this text."""
+    package = Package(write_package(at, {"contract.py": cases}), "mini")
+    return package.hash(contract_targets(component, "parity", package))
 
 
 GOLDEN = "ff4d3ba4f697412e723348f977c561b85bec8af273286689699a998cd8c6a5ce"

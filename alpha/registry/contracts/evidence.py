@@ -13,8 +13,7 @@ import numpy as np
 from alpha.component import Measured
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.registry.contracts.common import HERE, OTHER, Case, Checks, folder, make, parity_case
-from alpha.registry.evidence import (Evidence, classes, current, load_file, path_of, reference_class, save, stale,
-                                     write_reference)
+from alpha.registry.evidence import Evidence, classes, current, load_file, path_of, reference_class, save, stale, write_reference
 from alpha.registry.machine import MachineClass, isa_level, machine_class
 from alpha.registry.record import MAX_BYTES, canonical, content_hash
 

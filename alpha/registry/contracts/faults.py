@@ -22,7 +22,8 @@ ENTRY: Mapping[str, object] = {"id": "f.plus", "component": KERNEL.id, "gate": "
 
 def _toml(*entries: Mapping[str, object]) -> str:
     def one(entry: Mapping[str, object]) -> str:
-        return "\n".join(["[[fault]]", *(f"{k} = {v if isinstance(v, int) else chr(39) * 3 + str(v) + chr(39) * 3}" for k, v in entry.items())])
+        quotes = chr(39) * 3
+        return "\n".join(["[[fault]]", *(f"{k} = {v if isinstance(v, int) else quotes + str(v) + quotes}" for k, v in entry.items())])
     return "\n\n".join(one(e) for e in entries) + "\n"
 
 
@@ -52,7 +53,8 @@ def _unsound(rng: np.random.Generator) -> Measured:
     checks = Checks()
     wrong: Mapping[str, Mapping[str, object]] = {
         "no match": {"find": f"x + {rng.integers(2, 1 << 20)}"}, "two matches": {"find": "return x"},
-        "no Python": {"replace": "x -"}, "no change": {"replace": "x + 1"}, "a comment only": {"find": "# a comment", "replace": "# another"},
+        "no Python": {"replace": "x -"}, "no change": {"replace": "x + 1"},
+        "a comment only": {"find": "# a comment", "replace": "# another"},
         "layout only": {"replace": "(x + 1)"}, "unknown gate": {"gate": "speed"}, "no reason": {"why": " "},
         "no such component": {"component": "made.nothing"}, "a gate not owed": {"component": BASE.id, "gate": "perf"},
         "unknown key": {"severity": 1}, "ill-typed": {"mirrors": "zero"}, "an id that is no name": {"id": "a b/c"},
@@ -60,7 +62,7 @@ def _unsound(rng: np.random.Generator) -> Measured:
     for what, changes in wrong.items():
         with folder() as at:
             root = _package(at, {**ENTRY, **changes})
-            checks.raises(InputError, what, lambda: load_faults(root, catalogue(KERNEL, BASE)), naming="f")
+            checks.raises(InputError, what, lambda root=root: load_faults(root, catalogue(KERNEL, BASE)), naming="f")  # type: ignore[misc]
     with folder() as at:
         root = _package(at, ENTRY, ENTRY)
         checks.raises(InputError, "an id twice", lambda: load_faults(root), naming="f.plus")

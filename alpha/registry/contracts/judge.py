@@ -59,7 +59,8 @@ def _verdicts(rng: np.random.Generator) -> Measured:
     for verdict, gate, cases, what in table:
         _expect(checks, verdict, gate, cases, what)
     _expect(checks, FAIL, "determinism", GOOD["determinism"], "too few runs", runs=301)
-    _expect(checks, PASS, "determinism", [*_one("determinism", runs=150), *_one("determinism", name="b", runs=150)], "enough together", runs=300)
+    halves = [*_one("determinism", runs=150), *_one("determinism", name="b", runs=150)]
+    _expect(checks, PASS, "determinism", halves, "enough together", runs=300)
     checks.that(judge(make("parity", [parity_case(ratio=9.0)])).reasons[0].startswith("a: "), "a reason does not name its case")
     return checks.measured()
 
@@ -105,7 +106,7 @@ def _not_numbers(rng: np.random.Generator) -> Measured:
     for gate, keys in places.items():
         for key in keys:
             for value in NOT_NUMBERS:
-                fine = value is None and key in ("floor", "baseline") or key == "floor" and value in ("inf", math.inf)
+                fine = (value is None and key in ("floor", "baseline")) or (key == "floor" and value in ("inf", math.inf))
                 came = judge(make(gate, _one(gate, **{key: value}))).verdict
                 checks.that((came in (PASS, BASELINE)) == fine, f"{gate} with {key} = {value!r}: {came}")
             missing = {k: v for k, v in GOOD[gate][0].items() if k != key}
