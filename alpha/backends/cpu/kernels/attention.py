@@ -5,7 +5,8 @@ stays in the L2 cache; key ranges that causal order or the window hide from the 
 maximum, the subtraction and the sum over keys run along long contiguous rows. The heads and batches that share a buffer are chosen so
 that each NumPy call is long enough to hide its fixed price. All matrix products are BLAS calls on strided views of [B,T,H,D].
 
-Backward recomputes p = exp(scale q.k - lse) and ds = p (scale do.v - scale delta): both subtractions ride along in the products, as one more
+Backward recomputes p = exp(scale q.k - lse) and ds = p (scale do.v - scale delta): both subtractions ride along in the products, as one
+more
 column of each factor (q | -lse) (scale k | 1) and (do | -delta) (scale v | scale).
 
 Legend: B batch, T queries, S keys, G key heads, R query heads per key head, D head width; an item holds b batches and g key heads.
@@ -229,5 +230,6 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
 
 KERNELS = (
     Component(id="attention.f32.cpu", kind="kernel", backend="cpu", op="attention", implementation=attention, envelope=_ENVELOPE),
-    Component(id="attention_bwd.f32.cpu", kind="kernel", backend="cpu", op="attention_bwd", implementation=attention_bwd, envelope=_ENVELOPE),
+    Component(id="attention_bwd.f32.cpu", kind="kernel", backend="cpu", op="attention_bwd", implementation=attention_bwd,
+              envelope=_ENVELOPE),
 )

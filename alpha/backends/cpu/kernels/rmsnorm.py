@@ -1,0 +1,75 @@
+"""Root mean square normalisation and its backward on the CPU: all passes of a block of rows in cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from alpha.backends.cpu.lib import Cpu
+from alpha.component import Component, Envelope
+from alpha.types import Attrs
+
+_ENVELOPE = Envelope(dtypes=("f32", "f64"))
+
+
+def rmsnorm(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+    """y = x * rstd * gamma with rstd = 1 / sqrt(mean(x^2) + eps) per row."""
+    c = ins[0].shape[-1]
+    x, y, rstd, gamma = ins[0].reshape(-1, c), outs[0].reshape(-1, c), outs[1].reshape(-1), ins[1]
+    eps = float(attrs["eps"])  # type: ignore[arg-type]
+
+    def body(start: int, stop: int, worker: int) -> None:
+        xb, yb, rb = x[start:stop], y[start:stop], rstd[start:stop]
+        np.vecdot(xb, xb, out=rb)
+        np.divide(rb, c, out=rb)
+        np.add(rb, eps, out=rb)
+        np.sqrt(rb, out=rb)
+        np.divide(1, rb, out=rb)
+        np.multiply(xb, rb[:, None], out=yb)
+        np.multiply(yb, gamma, out=yb)
+
+    return cpu.rows(len(x), x.itemsize * c, body)
+
+
+def rmsnorm_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+    """dx and dgamma; dgamma is a sum per block of rows, added in the order of the blocks."""
+    c = ins[0].shape[-1]
+    dy, x, dx = ins[0].reshape(-1, c), ins[1].reshape(-1, c), outs[0].reshape(-1, c)
+    gamma, rstd = ins[2], ins[3].reshape(-1)
+    n = len(x)
+    block = cpu.block_rows(n, x.itemsize * c)
+    ones = np.ones(block, x.dtype)
+    t = cpu.scratch((cpu.threads, 2, block, c), x.dtype)
+    means = cpu.scratch((cpu.threads, block), x.dtype)
+    partial = cpu.scratch(((n + block - 1) // block, c), x.dtype)
+
+    def body(start: int, stop: int, worker: int) -> None:
+        rows = stop - start
+        dyb, dxb, rb = dy[start:stop], dx[start:stop], rstd[start:stop, None]
+        xhat, u, of_gx = t[worker, 0, :rows], t[worker, 1, :rows], means[worker, :rows]
+        np.multiply(x[start:stop], rb, out=xhat)
+        np.multiply(dyb, xhat, out=u)
+        np.matmul(ones[:rows], u, out=partial[start // block])
+        np.matmul(u, gamma, out=of_gx)
+        np.divide(of_gx, c, out=of_gx)
+        np.multiply(xhat, of_gx[:, None], out=xhat)
+        np.multiply(dyb, gamma, out=dxb)
+        np.subtract(dxb, xhat, out=dxb)
+        np.multiply(dxb, rb, out=dxb)
+
+    blocks = cpu.rows(n, x.itemsize * c, body)
+
+    def run() -> None:
+        blocks()
+        np.add.reduce(partial, axis=0, out=outs[1])
+
+    return run
+
+
+KERNELS = (
+    Component(id="rmsnorm.f32.cpu", kind="kernel", backend="cpu", op="rmsnorm", implementation=rmsnorm, envelope=_ENVELOPE,
+              inplace=((0, 0),)),
+    Component(id="rmsnorm_bwd.f32.cpu", kind="kernel", backend="cpu", op="rmsnorm_bwd", implementation=rmsnorm_bwd, envelope=_ENVELOPE,
+              inplace=((0, 0), (0, 1))),
+)

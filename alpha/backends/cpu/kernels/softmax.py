@@ -1,0 +1,66 @@
+"""Softmax along one axis and its backward on the CPU: a tensor is [outer, axis, inner], cut along outer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import numpy as np
+
+from alpha.backends.cpu.lib import Cpu
+from alpha.component import Component, Envelope
+from alpha.types import Attrs
+
+_ENVELOPE = Envelope(dtypes=("f32", "f64"))
+
+
+def _split(shape: tuple[int, ...], attrs: Attrs) -> tuple[int, int, int]:
+    axis = int(attrs.get("axis", -1)) % len(shape)  # type: ignore[call-overload]
+    return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+
+
+def softmax(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+    """exp(x - max) / sum; a row of nothing but -inf gives zeros."""
+    outer, c, inner = _split(ins[0].shape, attrs)
+    x, y = ins[0].reshape(outer, c, inner), outs[0].reshape(outer, c, inner)
+    block = cpu.block_rows(outer, x.itemsize * c * inner)
+    t = cpu.scratch((cpu.threads, block, 1, inner), x.dtype)
+    lowest, least = np.finfo(x.dtype).min, np.finfo(x.dtype).tiny
+
+    def body(start: int, stop: int, worker: int) -> None:
+        xb, yb, u = x[start:stop], y[start:stop], t[worker, : stop - start]
+        np.maximum.reduce(xb, axis=1, keepdims=True, out=u)
+        np.maximum(u, lowest, out=u)  # -inf - -inf would be NaN
+        np.subtract(xb, u, out=yb)
+        np.exp(yb, out=yb)
+        np.add.reduce(yb, axis=1, keepdims=True, out=u)
+        np.maximum(u, least, out=u)
+        np.divide(yb, u, out=yb)
+
+    return cpu.rows(outer, x.itemsize * c * inner, body)
+
+
+def softmax_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+    """dx = y * (dy - sum(dy * y))."""
+    outer, c, inner = _split(ins[0].shape, attrs)
+    dy, y, dx = (a.reshape(outer, c, inner) for a in (ins[0], ins[1], outs[0]))
+    block = cpu.block_rows(outer, y.itemsize * c * inner)
+    t = cpu.scratch((cpu.threads, block, c, inner), y.dtype)
+    s = cpu.scratch((cpu.threads, block, 1, inner), y.dtype)
+
+    def body(start: int, stop: int, worker: int) -> None:
+        u, total = t[worker, : stop - start], s[worker, : stop - start]
+        np.multiply(dy[start:stop], y[start:stop], out=u)
+        np.add.reduce(u, axis=1, keepdims=True, out=total)
+        np.subtract(dy[start:stop], total, out=u)
+        np.multiply(u, y[start:stop], out=dx[start:stop])
+
+    return cpu.rows(outer, y.itemsize * c * inner, body)
+
+
+KERNELS = (
+    Component(id="softmax.f32.cpu", kind="kernel", backend="cpu", op="softmax", implementation=softmax, envelope=_ENVELOPE,
+              inplace=((0, 0),)),
+    Component(id="softmax_bwd.f32.cpu", kind="kernel", backend="cpu", op="softmax_bwd", implementation=softmax_bwd, envelope=_ENVELOPE,
+              inplace=((0, 0), (0, 1))),
+)
