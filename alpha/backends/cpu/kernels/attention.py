@@ -6,8 +6,7 @@ maximum, the subtraction and the sum over keys run along long contiguous rows. T
 that each NumPy call is long enough to hide its fixed price. All matrix products are BLAS calls on strided views of [B,T,H,D].
 
 Backward recomputes p = exp(scale q.k - lse) and ds = p (scale do.v - scale delta): both subtractions ride along in the products, as one
-more
-column of each factor (q | -lse) (scale k | 1) and (do | -delta) (scale v | scale).
+more column of each factor, (q | -lse) (scale k | 1) and (do | -delta) (scale v | scale).
 
 Legend: B batch, T queries, S keys, G key heads, R query heads per key head, D head width; an item holds b batches and g key heads.
 """

@@ -23,8 +23,8 @@ def _counts(targets: np.ndarray, vocab: int, ignore_index: int) -> np.ndarray:
     wrong = counts & ((targets < 0) | (targets >= vocab))
     if wrong.any():
         raise InputError("cross_entropy: every target is a column or ignored", came=int(targets[wrong][0]),
-                         expected=f"0..{vocab - 1} or {ignore_index}", do="check that the token files were made with this model's
-                         tokenizer")
+                         expected=f"0..{vocab - 1} or {ignore_index}",
+                         do="check that the token files were made with the tokenizer of this model")
     return counts
 
 
