@@ -15,7 +15,7 @@ from alpha.errors import VerdictError
 MODULES = ("torch", "jax", "jaxlib", "tensorflow", "cupy", "mpi4py", "deepspeed", "megatron", "horovod")
 LIBRARIES = ("torch", "jaxlib", "tensorflow", "cublas", "cudnn", "nccl", "mpi")
 
-_MAPPED = re.compile(rf"(?:lib)?_?({'|'.join(LIBRARIES)})(?:lt|_[a-z0-9_]+|[a-z]*)?(?:[-.@][^/]*)?\.(?:so|dylib|dll)(?:\.[0-9.]+)?", re.I)
+_WORD = re.compile(r"(?:lib)?(?:(?:torch|jaxlib|tensorflow|cublas|cudnn|nccl)[a-z0-9]*|mpi(?:ch|cxx|fort|[0-9]+)?)")
 _FOLDER = re.compile(rf"/({'|'.join(MODULES)})/", re.I)
 
 
@@ -35,9 +35,9 @@ def mapped(maps: str | None = None) -> list[str]:
 
 
 def _is_forbidden(path: str) -> bool:
-    name = path.rpartition("/")[2].removesuffix(" (deleted)")
-    harmless = re.match(r"(?:lib)?(?:mpir|mpfr|mpc|mpdec)", name)
-    return bool(_FOLDER.search(path)) or (_MAPPED.fullmatch(name) is not None and not harmless)
+    name = path.rpartition("/")[2].lower()
+    is_library = re.search(r"\.(?:so|dylib|dll)\b", name) is not None
+    return bool(_FOLDER.search(path)) or (is_library and any(_WORD.fullmatch(word) for word in re.split(r"[-_.@]", name)))
 
 
 def check() -> None:

@@ -1,0 +1,314 @@
+"""The command line: `alpha train`, `lab`, `gate`, `plan`, `sample`, `doctor`. Floor 8.
+
+Exit codes: 0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked. An error is one message, no traceback
+(`--debug` shows it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from alpha import config
+from alpha.config import Config
+from alpha.errors import AlphaError, InputError
+from alpha.flops.v1 import CONVENTION, VERSION
+from alpha.gates import run as gate_runs
+from alpha.registry.evidence import classes, local_root, shipped_root
+from alpha.registry.judge import Judgement
+from alpha.registry.record import Record, content_hash
+from alpha.registry.status import Registry
+from alpha.train import doctor, rundir
+from alpha.train.assemble import calls_of, flops_for, host_components, open_data, program_for, threads_for
+from alpha.train.console import Talk, duration
+from alpha.train.house import house
+from alpha.train.sample import generate, open_run, printable
+from alpha.train.session import Outcome, parameters, train
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except AlphaError as error:
+        if args.debug:
+            traceback.print_exc()
+        else:
+            print(f"alpha {args.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains once more at exit
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every command and option."""
+    top = argparse.ArgumentParser(prog="alpha", description="Gated training and validation of language models.")
+    top.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        p = commands.add_parser(name, help=text, description=text)
+        p.set_defaults(run=run)
+        return p
+
+    for name, text in (
+        ("train", "train through gated components only"),
+        ("lab", "the same, ungated components allowed; stamped UNGATED everywhere"),
+    ):
+        p = command(name, cmd_train, text)
+        p.add_argument("source", metavar="RUN.toml", help="a run file, or with --resume a run directory")
+        _settings(p)
+        p.add_argument("--resume", action="store_true", help="go on with the newest run of this name, or with the directory given")
+        p.add_argument("--at", type=int, metavar="STEP", help="resume from this checkpoint instead of the latest")
+
+    p = command("plan", cmd_plan, "parameters, FLOPs, memory and components of a run, without running it")
+    p.add_argument("source", metavar="RUN.toml", help="a run file or a run directory")
+    _settings(p)
+    p.add_argument("--table", metavar="SEGMENT", help="print one Segment launch by launch, e.g. update or micro_first@0")
+
+    p = command("sample", cmd_sample, "text from a trained model")
+    p.add_argument("source", metavar="RUN", help="a run directory")
+    p.add_argument("--prompt", required=True, metavar="TEXT", help="what the text begins with")
+    p.add_argument("--tokens", type=int, default=200, help="most tokens to add (default %(default)s)")
+    p.add_argument("--temperature", type=float, default=0.8, help="0 = always the most likely token (default %(default)s)")
+    p.add_argument("--top-k", type=int, default=50, help="choose among this many; 0 = all (default %(default)s)")
+    p.add_argument("--seed", type=int, default=1, help="the same seed gives the same text (default %(default)s)")
+    p.add_argument("--at", type=int, metavar="STEP", help="from this checkpoint instead of the latest")
+
+    p = command("doctor", cmd_doctor, "what this machine can do, and what is missing")
+    p.add_argument("--json", action="store_true", help="for programs")
+    return top
+
+
+def _settings(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one key; may be repeated")
+
+
+def load_source(source: str, overrides: Sequence[str]) -> Config:
+    """The Config of a run file or of a run directory, with overrides."""
+    path = Path(source)
+    if path.is_dir():
+        if not rundir.is_run(path):
+            rundir.read_config(path)  # raises
+        return config.load(path / "config.toml", overrides)
+    return config.load(path, overrides)
+
+
+def this_command() -> str:
+    """How the user calls this program: `alpha` if that is what the shell would run, else the path it was called by."""
+    called = Path(sys.argv[0])
+    found = shutil.which("alpha")
+    if called.name == "cli.py" or not called.exists():
+        return "python -m alpha.cli"
+    if found is not None and os.path.samefile(found, called):
+        return "alpha"
+    relative = os.path.relpath(called)
+    return relative if not relative.startswith("..") else str(called)
+
+
+# -- train, lab ----------------------------------------------------------------------------------------------------------------
+
+
+def cmd_train(args: argparse.Namespace) -> int:
+    """Train, gated or (lab) ungated."""
+    cfg = load_source(args.source, args.set)
+    resume = None
+    if args.resume:
+        resume = Path(args.source) if Path(args.source).is_dir() else rundir.find(cfg)
+    elif Path(args.source).is_dir() or args.at is not None:
+        raise InputError(
+            "a run directory and --at are for resuming", came=args.source, expected="a run file, or --resume", do="add --resume"
+        )
+    talk = Talk()
+    gated = args.command == "train"
+    with graceful_stop(talk) as stop:
+        outcome = train(
+            cfg, house(), talk, admit=(lambda ids, calls: admit(talk, ids, calls)) if gated else None, resume=resume, at=args.at, stop=stop
+        )
+    _next(talk, outcome, args.command)
+    return 0
+
+
+def _next(talk: Talk, outcome: Outcome, command: str) -> None:
+    me = this_command()
+    if not outcome.finished:
+        talk.say(f"stopped after step {outcome.step}, saved. Go on with:  {me} {command} {outcome.path} --resume", "bold")
+        return
+    talk.say(f"run directory {outcome.path}")
+    talk.say(f"try next:     {me} sample {outcome.path} --prompt 'import '", "bold")
+
+
+@contextmanager
+def graceful_stop(talk: Talk) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C or SIGTERM finishes the step and saves; the second ends the process at once (the last checkpoint stands)."""
+    asked: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        asked.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+        talk.say("finishing this step, then saving; once more to end at once", "yellow")
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def admit(talk: Talk, ids: Sequence[str], calls: Sequence[tuple[str, Any, Any]]) -> Mapping[str, Any]:
+    """Ask the registry whether exactly these components and calls may run here; UngatedError if not.
+
+    On a machine class that no evidence ships for, gates that were never run here are run first and kept locally. A component whose
+    evidence is stale or says no is never rerun silently: the error names the command.
+    """
+    registry = Registry(house())
+    wanted = sorted({*ids, *(c[0] for c in calls)})
+    if registry.machine.key not in classes(shipped_root()):
+        todo = _never_run(registry, wanted)
+        if todo:
+            seconds = sum(t.seconds for t in todo)
+            talk.say(f"no evidence ships for this machine class: {registry.machine.describe()}", "yellow")
+            talk.say(f"running {len(todo)} gates first, about {duration(seconds)}; kept in {_shown(local_root())}")
+            _run_gates(talk, todo)
+            registry = Registry(house())
+    with talk.doing(f"asking the registry about {len(wanted)} components"):
+        registry.require(wanted, calls)
+    talk.say(f"gates     all {len(wanted)} components usable on {registry.machine.key}")
+    return {i: _evidence_of(registry, i) for i in wanted}
+
+
+def _never_run(registry: Registry, ids: Sequence[str]) -> list[gate_runs.Task]:
+    """Gates without any evidence on this machine class, of these components and of what they presuppose."""
+    wanted = list(dict.fromkeys(ids))
+    for i in wanted:  # grows while it is walked
+        wanted += [p for p in registry.catalogue[i].presupposes if p not in wanted]
+    return [t for t in gate_runs.tasks(registry.catalogue, wanted) if registry.status(t.component.id).gates[t.gate].root is None]
+
+
+def _run_gates(talk: Talk, todo: Sequence[gate_runs.Task]) -> None:
+    count = 0
+
+    def said(task: gate_runs.Task, record: Record, judgement: Judgement) -> None:
+        nonlocal count
+        count += 1
+        if not judgement.satisfied:
+            talk.say(f"  {task.component.id} {task.gate}: {judgement.verdict} {'; '.join(judgement.reasons[:1])}", "red")
+        elif count % max(1, len(todo) // 10) == 0:
+            talk.say(f"  {count} of {len(todo)} gates")
+
+    gate_runs.run(todo, said=said)
+
+
+def _evidence_of(registry: Registry, component_id: str) -> dict[str, str]:
+    """Gate -> content hash of the record that satisfies it, for the manifest."""
+    found: dict[str, str] = {}
+    component = registry.catalogue[component_id]
+    for gate, status in registry.status(component_id).gates.items():
+        best = registry.evidence.best(component_id, status.machine, gate, registry.digests(component, gate))
+        if best is not None:
+            found[gate] = content_hash(asdict(best.record))[:16]
+    return found
+
+
+def _shown(path: Path) -> str:
+    relative = os.path.relpath(path)
+    return relative if not relative.startswith("..") else str(path)
+
+
+# -- plan, sample, doctor ------------------------------------------------------------------------------------------------------
+
+
+def cmd_plan(args: argparse.Namespace) -> int:
+    """What a run would be."""
+    cfg = load_source(args.source, args.set)
+    talk = Talk()
+    with talk.doing("reading the corpus and building the program"):
+        vocab = open_data(cfg).tokenizer.vocab_size
+        program = program_for(cfg, vocab, house(), threads_for(cfg))
+    if args.table is not None:
+        if args.table not in program.plans:
+            raise InputError("no such Segment", came=args.table, expected=", ".join(sorted(program.plans)))
+        talk.say(program.plans[args.table].table())
+        return 0
+    flops, step_tokens = flops_for(cfg, vocab), cfg.train.batch * cfg.data.sequence
+    executed = sum(program.plans[s.plan].flops() for s in program.schedule)
+    talk.say(f"program      {program.name}  {program.hash()[:16]}")
+    talk.say(f"parameters   {parameters(program):,}")
+    talk.say(f"tokens       {step_tokens:,} a step, {step_tokens * cfg.train.steps:,} in all")
+    talk.say(f"model FLOPs  {flops.per_token / 1e6:.3f} MFLOP a token by {VERSION} ({CONVENTION})")
+    talk.say(
+        f"             {flops.per_token_full_attention / 1e6:.3f} with full attention, {flops.per_token_6n / 1e6:.3f} by 6N, "
+        f"{executed / step_tokens / 1e6:.3f} executed"
+    )
+    for arena, nbytes in program.arenas().items():
+        talk.say(f"memory       {nbytes / 2**20:9.2f} MiB  {arena}")
+    talk.say(f"             {sum(program.arenas().values()) / 2**20:9.2f} MiB  together")
+    for name, plan in program.plans.items():
+        m = plan.memory
+        talk.say(
+            f"segment      {name:14s} {len(plan.launches):4d} launches {plan.flops() / 1e9:9.3f} GFLOP  activations "
+            f"{m.peak / 2**20:.2f} MiB (lower bound {m.lower / 2**20:.2f}, unshared {m.total / 2**20:.2f})"
+        )
+    registry = Registry(house())
+    wanted = sorted({*host_components(cfg, house()), *(c[0] for c in calls_of(program))})
+    missing = [i for i in wanted if not registry.status(i).usable]
+    talk.say(f"components   {len(wanted)}, of which {len(wanted) - len(missing)} usable on {registry.machine.key}")
+    for i in missing:
+        talk.say(f"             not usable: {i} ({', '.join(registry.status(i).missing) or 'presupposes what is not'})")
+    return 0
+
+
+def cmd_sample(args: argparse.Namespace) -> int:
+    """Write a sample to standard output as it is made."""
+    executor, tokenizer, step = open_run(Path(args.source), house(), args.at)
+    with executor:
+        mark = rundir.read_manifest(Path(args.source)).get("status", "")
+        if mark == rundir.UNGATED:
+            print(f"{mark}: sampled from a development run", file=sys.stderr)
+        print(f"step {step}, temperature {args.temperature}, top-k {args.top_k}, seed {args.seed}", file=sys.stderr)
+        prompt = args.prompt.encode()
+        parts = generate(executor, tokenizer, prompt, tokens=args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
+        print(printable(prompt + b"".join(parts)), flush=True)
+    return 0
+
+
+def cmd_doctor(args: argparse.Namespace) -> int:
+    """Look at the machine; exit code 3 if nothing can be trained here."""
+    findings = doctor.examine(house())
+    if args.json:
+        print(json.dumps([asdict(f) for f in findings], indent=2))
+    else:
+        table = Table(box=None, show_header=False, padding=(0, 1))
+        style = {doctor.OK: "green", doctor.MISSING: "red", doctor.NOTE: "yellow"}
+        for f in findings:
+            table.add_row(Text(f.state, style[f.state]), f.topic, Text(f.found + (f"\n  -> {f.do}" if f.do else "")))
+        Console(highlight=False).print(table)
+        if doctor.can_train(findings):
+            print(f"this machine can train on its CPU:  {this_command()} train configs/demo.toml")
+        else:
+            print("this machine cannot train: see the lines marked missing")
+    return 0 if doctor.can_train(findings) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""What a person sees while a run goes on: a progress bar on a terminal, a line now and then elsewhere. Floor 6."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.text import Text
+
+from alpha.flops.v1 import ModelFlops, mfu
+from alpha.train.evaluate import Evaluation
+from alpha.train.loop import StepResult
+
+RECENT = 30
+"""Steps over which speed is averaged."""
+
+LINES = 20
+"""Lines of progress of a whole run where there is no terminal."""
+
+
+def duration(seconds: float) -> str:
+    """75 -> 1:15; 3700 -> 1:01:40."""
+    whole = max(0, round(seconds))
+    hours, minutes, left = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
+
+
+class Talk:
+    """Prints. `stamp` stands before every figure of an ungated run."""
+
+    def __init__(self, console: Console | None = None, stamp: str = "") -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.stamp = stamp
+
+    def say(self, text: str, style: str = "") -> None:
+        """One line, as it is: no markup in it is interpreted."""
+        self.console.print(Text(text, style=style))
+
+    def doing(self, text: str) -> AbstractContextManager[object]:
+        """A spinner while something takes a moment; one line where there is no terminal."""
+        if self.console.is_terminal:
+            return self.console.status(text)
+        self.say(f"{text} ...")
+        return nullcontext()
+
+
+class Board:
+    """Progress of one run; give its methods to loop.Watch. Use as a context manager."""
+
+    def __init__(self, talk: Talk, first: int, steps: int, flops: ModelFlops, peak: float) -> None:
+        """`first`: steps already done; `peak`: FLOP/s that MFU is measured against."""
+        self.talk, self.first, self.steps, self.flops, self.peak = talk, first, steps, flops, peak
+        self.recent: deque[StepResult] = deque(maxlen=RECENT)
+        self.began = time.perf_counter()
+        self.bar = Progress(
+            TextColumn("{task.fields[stamp]}step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=talk.console,
+            transient=True,
+            disable=not talk.console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=steps, completed=first, figures="", stamp=f"{talk.stamp} " if talk.stamp else "")
+
+    def __enter__(self) -> Board:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def tokens_per_second(self) -> float:
+        """Over the recent steps, validation and saving not counted."""
+        seconds = sum(r.seconds for r in self.recent)
+        return sum(r.tokens for r in self.recent) / seconds if seconds else 0.0
+
+    def left(self, done: int) -> float:
+        """Seconds left at the pace of the whole run so far, validation and saving counted."""
+        return (time.perf_counter() - self.began) / max(1, done - self.first) * (self.steps - done)
+
+    def step(self, result: StepResult) -> None:
+        """A step is done."""
+        self.recent.append(result)
+        done, speed = result.step + 1, self.tokens_per_second()
+        figures = (
+            f"loss {result.loss:.4f}  {speed:,.0f} tokens/s  MFU {mfu(speed, self.flops, self.peak):.1%}  {duration(self.left(done))} left"
+        )
+        if self.talk.console.is_terminal:
+            self.bar.update(self.task, completed=done, figures=figures)
+        elif done in (self.first + 1, self.steps) or done % max(1, self.steps // LINES) == 0:
+            self.talk.say(f"{self.talk.stamp + ' ' if self.talk.stamp else ''}step {done}/{self.steps}  {figures}")
+
+    def evaluated(self, step: int, found: Evaluation) -> None:
+        """A validation is done."""
+        stamp = f"{self.talk.stamp} " if self.talk.stamp else ""
+        self.talk.say(f"{stamp}step {step}: validation {found.bits_per_byte:.4f} bits per byte ({found.windows} windows)")
+
+    def saved(self, step: int, path: Path) -> None:
+        """A checkpoint stands."""
+        if not self.talk.console.is_terminal:
+            self.talk.say(f"step {step}: saved {path}")
