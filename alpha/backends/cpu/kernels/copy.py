@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from alpha.backends.cpu.blocks import BLOCK, cuts, zipped
+from alpha.backends.cpu.blocks import cuts, single_pass, zipped
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
 from alpha.errors import InputError
@@ -25,16 +25,10 @@ def _assign(src: np.ndarray, dst: np.ndarray) -> None:
 def _copies(cpu: Cpu, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Callable[[], None]:
     """Closure of `dst[...] = src` for (dst, src) of equal shapes, in blocks."""
     parts = [(dst[at], src[at]) for dst, src in pairs for at in cuts(dst.shape)]
-    if sum(dst.size for dst, _ in pairs) <= BLOCK:  # not worth waking a worker
-        def serial() -> None:
-            for dst, src in parts:
-                np.copyto(dst, src)
-        return serial
-
     def body(i: int, worker: int) -> None:
         np.copyto(*parts[i])
 
-    return cpu.items(len(parts), body)
+    return single_pass(cpu, len(parts), sum(dst.size for dst, _ in pairs), body)
 
 
 def transpose(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:

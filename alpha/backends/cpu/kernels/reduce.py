@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from alpha.backends.cpu.blocks import cuts
+from alpha.backends.cpu.blocks import cuts, single_pass
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
 from alpha.ops.broadcast_to import stretched
@@ -38,27 +38,38 @@ def _merged(shape: Sequence[int], axes: Sequence[int]) -> tuple[list[int], tuple
 def reduction(cpu: Cpu, ufunc: np.ufunc, x: np.ndarray, y: np.ndarray, axes: Sequence[int],
               finish: Callable[[np.ndarray], object] | None = None) -> Callable[[], None]:
     """Closure of y = ufunc.reduce(x, axes), then finish(y). Kept rows are independent; a reduced leading axis is cut into blocks whose
-    partial results are combined in order."""
+    partial results are combined in order. Sums of the rows or columns of a matrix are its product with a vector of ones, which BLAS
+    does three times as fast as NumPy's reduction."""
     sizes, reduced = _merged(x.shape, axes)
     x = x.reshape(sizes)
     y = y.reshape([n for i, n in enumerate(sizes) if i not in reduced])
+    ones = np.ones(max(sizes), x.dtype) if ufunc is np.add and len(sizes) == 2 else None
+
+    def part(source: np.ndarray, into: np.ndarray) -> None:
+        if ones is None:
+            ufunc.reduce(source, axis=reduced, out=into)
+        elif reduced == (0,):
+            np.matmul(ones[: len(source)], source, out=into)
+        else:
+            np.matmul(source, ones[: source.shape[1]], out=into)
+
     if not reduced or 0 not in reduced:
         parts = [(x[at], y[at]) for at in cuts(sizes)]
 
         def rows(i: int, worker: int) -> None:
             x_p, y_p = parts[i]
-            ufunc.reduce(x_p, axis=reduced, out=y_p)
+            part(x_p, y_p)
             if finish is not None:
                 finish(y_p)
 
-        return cpu.items(len(parts), rows)
+        return single_pass(cpu, len(parts), x.size, rows)
     blocks = [x[c] for c in cuts(sizes)]
     partial = cpu.scratch((len(blocks), *y.shape), x.dtype)
 
     def block(i: int, worker: int) -> None:
-        ufunc.reduce(blocks[i], axis=reduced, out=partial[i, ...])
+        part(blocks[i], partial[i, ...])
 
-    each = cpu.items(len(blocks), block)
+    each = single_pass(cpu, len(blocks), x.size, block)
 
     def run() -> None:
         each()

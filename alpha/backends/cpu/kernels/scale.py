@@ -20,7 +20,7 @@ def scale(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs
     def body(at: slice, worker: int) -> None:
         np.multiply(x[at], factor, out=y[at])
 
-    return flat(cpu, x.size, body)
+    return flat(cpu, x.size, body, light=True)
 
 
 def fill(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
@@ -33,7 +33,7 @@ def fill(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs:
     def body(at: slice, worker: int) -> None:
         y[at] = value
 
-    return flat(cpu, y.size, body)
+    return flat(cpu, y.size, body, light=True)
 
 
 def _to_bf16(out: np.ndarray, x: np.ndarray, bits: np.ndarray, nan: np.ndarray) -> None:

@@ -1,7 +1,6 @@
 """SiLU, SwiGLU and their backwards on the CPU: blocks of a flat array, all passes of a block in cache.
 
-The sigmoid is t/(1+t) with t = exp(min(x, 80)): to full relative precision for every x, since 1+t = t to the last bit at x = 80, and t
-cannot overflow.
+The sigmoid is 1/(1 + exp(-x)). Where exp overflows (x < -88.7 in float32) it is 0: silu is flushed to 0 below 2.7e-37.
 """
 
 from __future__ import annotations
@@ -21,27 +20,31 @@ _ENVELOPE = Envelope(dtypes=("f32", "f64"))
 def silu(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
     """y = x * sigmoid(x)."""
     x, y = ins[0].reshape(-1), outs[0].reshape(-1)
-    t = cpu.scratch((cpu.threads, 2, min(BLOCK, x.size)), x.dtype)
+    t = cpu.scratch((cpu.threads, min(BLOCK, x.size)), x.dtype)
 
     def body(at: slice, worker: int) -> None:
         xb = x[at]
-        u, v = t[worker, 0, : xb.size], t[worker, 1, : xb.size]
-        np.minimum(xb, 80, out=u)
-        np.exp(u, out=u)
-        np.add(u, 1, out=v)
-        np.divide(u, v, out=u)
-        np.multiply(u, xb, out=y[at])
+        u = t[worker, : xb.size]
+        _denominator(xb, u)
+        np.divide(xb, u, out=y[at])
 
     return flat(cpu, x.size, body)
 
 
+def _denominator(xb: np.ndarray, u: np.ndarray) -> None:
+    """u = 1 + exp(-x)."""
+    np.negative(xb, out=u)
+    with np.errstate(over="ignore"):
+        np.exp(u, out=u)
+    np.add(u, 1, out=u)
+
+
 def _slope(xb: np.ndarray, u: np.ndarray, v: np.ndarray) -> None:
-    """u = sigmoid(x), v = derivative of silu / sigmoid = 1 + x * (1 - sigmoid(x)), the bracket as 1/(1+t)."""
-    np.minimum(xb, 80, out=u)
-    np.exp(u, out=u)
-    np.add(u, 1, out=v)
-    np.divide(u, v, out=u)
-    np.divide(xb, v, out=v)
+    """u = s = sigmoid(x), v = 1 + x * (1 - s): their product is the derivative of silu."""
+    _denominator(xb, u)
+    np.divide(1, u, out=u)
+    np.subtract(1, u, out=v)
+    np.multiply(v, xb, out=v)
     np.add(v, 1, out=v)
 
 
@@ -63,16 +66,13 @@ def silu_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], at
 def swiglu(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
     """y = silu(gate) * up."""
     gate, up, y = ins[0].reshape(-1), ins[1].reshape(-1), outs[0].reshape(-1)
-    t = cpu.scratch((cpu.threads, 2, min(BLOCK, gate.size)), gate.dtype)
+    t = cpu.scratch((cpu.threads, min(BLOCK, gate.size)), gate.dtype)
 
     def body(at: slice, worker: int) -> None:
         gb = gate[at]
-        u, v = t[worker, 0, : gb.size], t[worker, 1, : gb.size]
-        np.minimum(gb, 80, out=u)
-        np.exp(u, out=u)
-        np.add(u, 1, out=v)
-        np.divide(u, v, out=u)
-        np.multiply(u, gb, out=u)
+        u = t[worker, : gb.size]
+        _denominator(gb, u)
+        np.divide(gb, u, out=u)
         np.multiply(u, up[at], out=y[at])
 
     return flat(cpu, gate.size, body)
