@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from alpha.errors import GraphError
 from alpha.graph.ir import PHASES, Graph, Value
 from alpha.ops.table import row
@@ -14,7 +16,8 @@ def verify(graph: Graph, after: str) -> Graph:
     producers; outputs and updates exist; updated boxes have the value's type and overlap no other updated box; phases are known.
     """
     def fail(what: str, came: object, expected: object = None) -> None:
-        raise GraphError(f"after {after}: {what}", came=came, expected=expected, do=f"the pass '{after}' is wrong; its gate should have said so")
+        raise GraphError(f"after {after}: {what}", came=came, expected=expected,
+                         do=f"the pass '{after}' is wrong; its gate should have said so")
 
     known: set[Value] = set(graph.inputs.values()) | set(graph.states.values())
     for node in graph.nodes:
@@ -34,7 +37,7 @@ def verify(graph: Graph, after: str) -> Graph:
         if v not in known:
             fail("an output or update was never made", v)
     spans = sorted((kind, offset, offset + v.type.size) for (kind, offset), v in graph.updates.items())
-    for a, b in zip(spans, spans[1:]):
+    for a, b in pairwise(spans):
         if a[0] == b[0] and b[1] < a[2]:
             fail("two updates overlap", f"{a} and {b}")
     return graph

@@ -41,8 +41,8 @@ def add_rmsnorm(emit: Any, a: Any, b: Any, gamma: Any, *, eps: Any) -> Any:
 
 def _wgrad_samples(rng: np.random.Generator) -> Iterable[Sample]:
     for k, m, n in ((1, 1, 1), (7, 3, 5), (129, 65, 33), (31, 128, 127)):
-        yield Sample(name=f"wgrad-{k}x{m}x{n}", inputs=(rng.standard_normal((m, n)), rng.standard_normal((k, m)), rng.standard_normal((k, n))),
-                     attrs={"trans_a": True})
+        into, a, b = rng.standard_normal((m, n)), rng.standard_normal((k, m)), rng.standard_normal((k, n))
+        yield Sample(name=f"wgrad-{k}x{m}x{n}", inputs=(into, a, b), attrs={"trans_a": True})
     yield Sample(name="plain", inputs=(rng.standard_normal((9, 4)), rng.standard_normal((9, 6)), rng.standard_normal((6, 4))), attrs={})
 
 
@@ -62,7 +62,8 @@ def _matmul_gelu_bwd_samples(rng: np.random.Generator) -> Iterable[Sample]:
     for approximate in ("tanh", "none"):
         for lead, k, n in (((1,), 1, 1), ((3, 5), 7, 9), ((2, 65), 33, 129), ((257,), 16, 31)):
             yield Sample(name=f"{approximate}-{'x'.join(map(str, lead))}-{k}-{n}", attrs={"approximate": approximate},
-                         inputs=(rng.standard_normal((*lead, k)), rng.standard_normal((k, n)) / np.sqrt(k), rng.standard_normal((*lead, n))))
+                         inputs=(rng.standard_normal((*lead, k)), rng.standard_normal((k, n)) / np.sqrt(k),
+                                 rng.standard_normal((*lead, n))))
 
 
 def _norm_samples(beta: bool) -> Any:

@@ -71,7 +71,7 @@ def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
         total = prod(lead) * m
         x_RK = emit("reshape", rows, shape=(total, k))  # type: ignore[arg-type]
         dy_RN = emit("reshape", g, shape=(total, n))  # type: ignore[arg-type]
-        da = emit("reshape", mm(dy_RN, b, False, not trans_b), shape=(*lead, m, k))  # type: ignore[arg-type]
+        da = mm(g, b, False, not trans_b)
         if trans_a:
             da = emit("transpose", da, perm=swap)  # type: ignore[arg-type]
         db = mm(dy_RN, x_RK, True, False) if trans_b else mm(x_RK, dy_RN, True, False)

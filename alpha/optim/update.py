@@ -45,7 +45,6 @@ def _common(t: Tracer, s: FlatState, schedule: ScheduleConfig, max_norm: float) 
     for name, value in (("norm", mean_norm), ("coefficient", coefficient), ("lr", lr), ("finite", finite),
                         ("loss_sum", s.loss_sum), ("count", s.count)):
         t.output(name, value)
-    t.update(s.step, t.next_step(s.step, finite))
     return coefficient, lr, finite
 
 
@@ -60,6 +59,7 @@ def adamw(schedule: ScheduleConfig, *, beta1: float = 0.9, beta2: float = 0.95, 
         t.update(s.param, p)
         t.update(s.extra["m"], m)
         t.update(s.extra["v"], v)
+        t.update(s.step, t.next_step(s.step, finite))  # last: the bias corrections read the old step
 
     return Optimizer(name="adamw", kinds=("m", "v"), update=update)
 
@@ -73,5 +73,6 @@ def sgd(schedule: ScheduleConfig, *, momentum: float = 0.9, weight_decay: float 
                             segments=s.layout.segments())
         t.update(s.param, p)
         t.update(s.extra["velocity"], velocity)
+        t.update(s.step, t.next_step(s.step, finite))
 
     return Optimizer(name="sgd", kinds=("velocity",), update=update)

@@ -4,7 +4,7 @@ One training step, for S logical shards of M microbatches each (DESIGN: fixed tr
 
     shard s, micro 0      micro_first@slot   overwrites the gradients in `grad<slot>`
     shard s, micro 1..    micro@slot         adds to them, in order
-    after shard s         tree@level ...     grad<level+1> = grad<level> + grad<level+1>, a binary counter's carries
+    after shard s         tree@level>slot    grad<slot> = grad<slot> + grad<level>, level = 0 .. slot-1: a binary counter's carries
     at the end            update             reads grad<log2 S>, writes param, moments and the step counter
 
 Shard s writes slot trailing_ones(s), so the sum over shards is the balanced binary tree whatever S is, in log2 S + 1 buffers, and no
@@ -156,8 +156,9 @@ def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepS
         for role in ("micro_first", "micro") if shape.micros > 1 else ("micro_first",):
             key = f"{role}@{slot}"
             plans[key] = plan(trace_training(model, params, key, slot, role == "micro")[1], recomputed=True)
-    for level in range(levels):
-        plans[f"tree@{level}"] = plan(_tree(level, grads))
+    for slot in slots:
+        for level in range(slot):
+            plans[f"tree@{level}>{slot}"] = plan(_tree(level, slot, grads))
     plans["update"] = plan(_update(optimizer, params, grads, levels))
     plans["eval"] = plan(trace_training(model, params, "eval", None, False)[1])
     if model.decode is not None:
@@ -180,15 +181,16 @@ def _schedule(shape: StepShape) -> tuple[Step, ...]:
     for s in range(shape.shards):
         slot = trailing_ones(s)
         steps += [Step(f"{'micro' if m else 'micro_first'}@{slot}", s, m) for m in range(shape.micros)]
-        steps += [Step(f"tree@{level}") for level in range(slot)]
+        steps += [Step(f"tree@{level}>{slot}") for level in range(slot)]
     return (*steps, Step("update"))
 
 
-def _tree(level: int, grads: StateLayout) -> Graph:
-    t = Tracer(f"tree@{level}")
+def _tree(level: int, slot: int, grads: StateLayout) -> Graph:
+    """The sum of the 2^level shards before goes into the buffer of the shard just done, whose sum then covers 2^(level+1)."""
+    t = Tracer(f"tree@{level}>{slot}")
     t.phase, t.source = "reduce", "tree"
-    low, high = (t.state(f"grad{k}", 0, (grads.size,), "f32") for k in (level, level + 1))
-    t.update(high, t("accumulate", high, low))
+    before, sums = t.state(f"grad{level}", 0, (grads.size,), "f32"), t.state(f"grad{slot}", 0, (grads.size,), "f32")
+    t.update(sums, t("accumulate", sums, before))
     return t.graph
 
 
@@ -198,8 +200,7 @@ def _update(optimizer: Optimizer, params: StateLayout, grads: StateLayout, level
     n, kind = params.size, f"grad{level}"
     flat = FlatState(t.state("param", 0, (n,), "f32"), t.state(kind, 0, (n,), "f32"),
                      {k: t.state(k, 0, (n,), "f32") for k in optimizer.kinds}, t.state("counter", 0, (), "i32"),
-                     t.state(kind, grads.offsets[f"{STATS}.loss_sum"], (), "f32"), t.state(kind, grads.offsets[f"{STATS}.count"], (), "f32"),
-                     params)
+                     *(t.state(kind, grads.offsets[f"{STATS}.{name}"], (), "f32") for name in ("loss_sum", "count")), params)
     optimizer.update(t, flat)
     return t.graph
 

@@ -1,7 +1,8 @@
 """Fuse: replace subgraphs by fused rows. The pattern table is the op table: a fused row carries its own pattern. Floor 3.
 
-A fused row is a composition written once as a function of Emit (alpha/ops/compose.py; the rows are in alpha/ops/fused.py); its oracle, shape rule and costs are derived by
-running that function, and its pattern is what the same function traces. So a fused row cannot differ from what it replaces.
+A fused row is a composition written once as a function of Emit (alpha/ops/compose.py; the rows are in alpha/ops/fused.py).
+Its oracle, shape rule and costs are derived by running that function, and its pattern is what the same function traces. So a fused row
+cannot differ from what it replaces.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def _fuse_row(graph: Graph, spec: FusedSpec, catalogue: Catalogue, backend: str)
     for last in graph.nodes:
         for attrs, match, operands in spec.matches(last):
             nodes = list(match)
-            if used & set(nodes) or len({n.phase for n in nodes}) != 1:
-                continue
+            phases = {n.phase for n in nodes}
+            if used & set(nodes) or (len(phases) > 1 and not phases <= {"backward", "wgrad"}):
+                continue  # forward work stays forward: recompute and the phase profile depend on it
             results = spec.results(match)
             inside = {v for n in nodes for v in n.outputs}
             closed = all(v in results or (v not in roots and all(r in nodes for r in readers.get(v, ()))) for v in inside)
@@ -54,7 +56,8 @@ def _fuse_row(graph: Graph, spec: FusedSpec, catalogue: Catalogue, backend: str)
                 continue
             end = graph.nodes[place]
             node = Node(spec.name, tuple(operands), attrs, (), end.layer, end.phase, end.source)
-            node.outputs = tuple(Value(t, old.name, "node", None, node, i) for i, (t, old) in enumerate(zip(inferred, results, strict=True)))
+            node.outputs = tuple(Value(t, old.name, "node", None, node, i)
+                                 for i, (t, old) in enumerate(zip(inferred, results, strict=True)))
             values.update(zip(results, node.outputs))
             used |= set(nodes)
             dropped |= set(nodes)

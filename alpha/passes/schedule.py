@@ -10,7 +10,7 @@ from alpha.graph.ir import Graph, Node, rebuild
 
 def schedule(graph: Graph) -> Graph:
     """Nodes in dependency order; among ready nodes the one that comes first in the graph goes first, except that a node which only
-    feeds later work (recomputed forward) waits until its first reader is next, so that its outputs live as briefly as possible.
+    feeds later work (recomputed forward) waits until its first reader is next, so that its outputs live as briefly as possible, and that gradients go to their buffers (phase 'wgrad') as soon as they are complete.
 
     Deterministic: a function of the graph alone. GraphError on a cycle.
     """
@@ -18,9 +18,13 @@ def schedule(graph: Graph) -> Graph:
     position = {node: i for i, node in enumerate(graph.nodes)}
     # a recomputed node takes the position of its earliest reader that is not itself recomputed
     key: dict[Node, tuple[int, int]] = {}
+    sources: dict[Node, int] = {n: max((position[v.producer] for v in n.inputs if v.producer is not None), default=0) for n in graph.nodes}
     for node in reversed(graph.nodes):
         late = [key[r][0] for v in node.outputs for r in readers.get(v, ()) if r in key]
-        key[node] = (min(late), position[node]) if node.phase == "recompute" and late else (position[node], position[node])
+        if node.phase == "recompute" and late:
+            key[node] = (min(late), position[node])
+        else:
+            key[node] = (sources[node] if node.phase == "wgrad" else position[node], position[node])
     waiting = {node: len({v.producer for v in node.inputs if v.producer is not None}) for node in graph.nodes}
     ready = [(key[n], position[n]) for n in graph.nodes if waiting[n] == 0]
     heapq.heapify(ready)

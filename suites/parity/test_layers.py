@@ -81,5 +81,5 @@ def test_base_import_is_light() -> None:
         if path.relative_to(ROOT).parts[0] in ("report", "dashboard"):
             continue
         for node in ast.parse(path.read_text()).body:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
             assert not {n.split(".")[0] for n in names} & optional, f"{path} imports {names} at module level"

@@ -20,11 +20,12 @@ _PAGE = 4096
 class CpuExecutor:
     """Runs the Plans of one Program. Arenas are exactly as large as the Program says; BLAS is held to one thread while it lives.
 
-    program: whose plans to bind. catalogue: the kernels. threads: workers (never changes bits).
+    program: whose plans to bind; its fact `threads` is the number of workers (scratch is planned for it; bits do not depend on it).
+    catalogue: the kernels.
     """
 
-    def __init__(self, program: Program, catalogue: Catalogue, threads: int = 2) -> None:
-        self.program, self.workers = program, Workers(threads)
+    def __init__(self, program: Program, catalogue: Catalogue) -> None:
+        self.program, self.workers = program, Workers(int(str(program.facts["threads"])))
         self._blas = ThreadpoolController().limit(limits=1, user_api="blas")
         self.arenas = {name: _arena(name, n) for name, n in program.arenas().items()}
         self._bound = {name: self._bind(plan, catalogue) for name, plan in program.plans.items()}
@@ -99,7 +100,8 @@ def _arena(name: str, nbytes: int) -> np.ndarray:
     try:
         raw = np.zeros(nbytes + _PAGE, np.uint8)
     except MemoryError:
-        raise MachineError(f"no memory for arena {name}", came=f"{nbytes:,} bytes", do="use a smaller micro_batch or recompute = 'block'") from None
+        raise MachineError(f"no memory for arena {name}", came=f"{nbytes:,} bytes",
+                           do="use a smaller micro_batch or recompute = 'block'") from None
     start = -raw.ctypes.data % _PAGE
     return raw[start : start + nbytes]
 

@@ -155,7 +155,7 @@ class Cpu:
     def panels(self, n: int, bind: Callable[[Cpu, int], Sequence[Callable[[], None]]]) -> Callable[[], None]:
         """Closure over n panels, each the closures that `bind(serial, i)` returns, run one after the other by one worker.
 
-        `serial` is a Cpu with one worker, so that whole kernels can be bound on a panel of rows; scratch is shared by the panels of a worker.
+        `serial` is a Cpu with one worker, so that whole kernels can be bound on a panel of rows; the panels of a worker share scratch.
         """
         need = 0
         for i in range(n):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp, sqrt, tanh
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,11 @@ from alpha.tomlfile import read_toml
 Case = Callable[[np.random.Generator], Measured]
 Params = dict[str, np.ndarray]
 
-SIZES = {
+SIZES: dict[str, tuple[Any, Any, int]] = {
     "gpt2-124m": (gpt, gpt.GPTConfig(vocab=50257, positions=1024, layers=12, width=768, heads=12), 1024),
     "gpt2-1.5b": (gpt, gpt.GPTConfig(vocab=50257, positions=1024, layers=48, width=1600, heads=25), 1024),
-    "llama3.2-1b": (llama, llama.LlamaConfig(vocab=128256, positions=8192, layers=16, width=2048, heads=32, kv_heads=8, hidden=8192, tied=True), 8192),
+    "llama3.2-1b": (llama, llama.LlamaConfig(vocab=128256, positions=8192, layers=16, width=2048, heads=32, kv_heads=8, hidden=8192,
+                                             tied=True), 8192),
     "llama3-8b": (llama, llama.LlamaConfig(vocab=128256, positions=8192, layers=32, width=4096, heads=32, kv_heads=8, hidden=14336), 8192),
     "llama3-70b": (llama, llama.LlamaConfig(vocab=128256, positions=8192, layers=80, width=8192, heads=64, kv_heads=8, hidden=28672), 8192),
 }
@@ -40,7 +42,7 @@ PUBLISHED = {"gpt2-124m": 124_439_808, "gpt2-1.5b": 1_557_611_200, "llama3.2-1b"
 def _trace(name: str) -> tuple[Tracer, int]:
     module, config, seq = SIZES[name]
     t = Tracer(name)
-    module.loss(t, config, 1, seq)  # type: ignore[attr-defined]
+    module.loss(t, config, 1, seq)
     return t, seq
 
 
@@ -87,8 +89,8 @@ def gpt_reference(c: gpt.GPTConfig, p: Params, tokens: np.ndarray, targets: np.n
     for i in range(c.layers):
         b = f"block.{i}"
         qkv = norm(x, f"{b}.norm1") @ p[f"{b}.attention.qkv.weight"].T + p[f"{b}.attention.qkv.bias"]
-        heads = [_attend(*(qkv[:, part * c.width + h * d : part * c.width + (h + 1) * d] for part in range(3)), lambda a, j: j <= a)
-                 for h in range(c.heads)]
+        q, k, v = np.split(qkv, 3, axis=1)
+        heads = [_attend(q[:, at], k[:, at], v[:, at], lambda a, j: j <= a) for at in (slice(h * d, (h + 1) * d) for h in range(c.heads))]
         x = x + np.concatenate(heads, axis=1) @ p[f"{b}.attention.out.weight"].T + p[f"{b}.attention.out.bias"]
         h = norm(x, f"{b}.norm2") @ p[f"{b}.mlp.up.weight"].T + p[f"{b}.mlp.up.bias"]
         h = np.vectorize(lambda u: 0.5 * u * (1 + tanh(sqrt(2 / np.pi) * (u + 0.044715 * u**3))))(h)
@@ -118,7 +120,8 @@ def llama_reference(c: llama.LlamaConfig, p: Params, tokens: np.ndarray, targets
         k = [turn(n @ w[base + g * d : base + (g + 1) * d].T) for g in range(c.kv_heads)]
         v = [n @ w[base + (c.kv_heads + g) * d : base + (c.kv_heads + g + 1) * d].T for g in range(c.kv_heads)]
         group = c.heads // c.kv_heads
-        heads = [_attend(q[h], k[h // group], v[h // group], lambda a, j: j <= a and (c.window == 0 or a - j < c.window)) for h in range(c.heads)]
+        heads = [_attend(q[h], k[h // group], v[h // group], lambda a, j: j <= a and (c.window == 0 or a - j < c.window))
+                 for h in range(c.heads)]
         x = x + np.concatenate(heads, axis=1) @ p[f"{b}.attention.out.weight"].T
         n = norm(x, f"{b}.norm2")
         gate, up = n @ p[f"{b}.mlp.gate.weight"].T, n @ p[f"{b}.mlp.up.weight"].T
@@ -127,7 +130,7 @@ def llama_reference(c: llama.LlamaConfig, p: Params, tokens: np.ndarray, targets
     return _nll(norm(x, "head.norm"), head, targets, c.z_loss)
 
 
-def _small(family: str) -> tuple:
+def _small(family: str) -> tuple[Any, Any, Callable[..., float]]:
     if family == "gpt":
         return gpt, gpt.GPTConfig(vocab=11, positions=8, layers=2, width=12, heads=3), gpt_reference
     return llama, llama.LlamaConfig(vocab=11, positions=8, layers=2, width=16, heads=4, kv_heads=2, hidden=20, window=4, z_loss=1e-2,
@@ -246,7 +249,8 @@ def _same_elsewhere(family: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
         seed = int(rng.integers(1 << 30))
         here = model_hash(family, seed)
-        return Measured(error=float(elsewhere(f"model_hash({family!r}, {seed})", "alpha.gates.cases.models") != here), bound=0.0, digest=here)
+        there = elsewhere(f"model_hash({family!r}, {seed})", "alpha.gates.cases.models")
+        return Measured(error=float(there != here), bound=0.0, digest=here)
     return check
 
 

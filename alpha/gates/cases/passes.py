@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from alpha.gates.cases.reference import (
     VOCAB,
     Reference,
     batch,
+    both,
     elsewhere,
     evaluate,
     graph_hashes,
@@ -49,13 +51,14 @@ GPT, LLAMA = "gpt", "llama"
 
 
 def _both(check: Callable[[Reference, np.random.Generator], Measured]) -> list[tuple[str, Case]]:
-    return [(name, lambda rng, name=name: check(references()[name], rng)) for name in (GPT, LLAMA)]
+    return both(check)
 
 
 def _plan_hash_elsewhere(ref: Reference, rng: np.random.Generator) -> Measured:
     here = graph_hashes(ref.name)
     there = elsewhere(f"graph_hashes({ref.name!r})", "alpha.gates.cases.reference")
-    return Measured(error=float(here != there), bound=0.0, digest=hash_of(np.frombuffer(here.encode(), np.uint8)), note="graph and plan hashes")
+    digest = hash_of(np.frombuffer(here.encode(), np.uint8))
+    return Measured(error=float(here != there), bound=0.0, digest=digest, note="graph and plan hashes")
 
 
 # -- differentiate -------------------------------------------------------------------------------------------------------------------
@@ -256,7 +259,7 @@ def _ownership(ref: Reference, rng: np.random.Generator) -> Measured:
             spans = sorted((r.arena, r.offset, r.stop) for _, r in places)
             spans += [(launch.scratch.arena, launch.scratch.offset, launch.scratch.stop)] if launch.scratch else []
             spans.sort()
-            bad += sum(a[0] == b[0] and b[1] < a[2] for a, b in zip(spans, spans[1:]))
+            bad += sum(a[0] == b[0] and b[1] < a[2] for a, b in pairwise(spans))
             if launch.scratch:
                 owner[launch.scratch.arena][launch.scratch.offset // 4 : (launch.scratch.stop + 3) // 4] = -2
             for k, (v, r) in enumerate(places):
@@ -273,8 +276,8 @@ def _planned_equals_fresh(ref: Reference, rng: np.random.Generator) -> Measured:
     graph, plan = _plan(ref, "none")
     inputs, state = batch(ref, rng), random_state(ref, rng)
     p = program(ref.name)
-    alone = type(p)(p.name, {plan.name: plan}, (), p.states)
-    with CpuExecutor(alone, kernels(), 2) as executor:
+    alone = type(p)(p.name, {plan.name: plan}, (), p.states, p.facts)
+    with CpuExecutor(alone, kernels()) as executor:
         for arena in executor.arenas.values():
             arena[...] = 0xFF
         for kind in ("param", "grad0", "counter"):
@@ -309,7 +312,7 @@ def _arenas_exact(ref: Reference, rng: np.random.Generator) -> Measured:
     for q in p.plans.values():
         used = [r.stop for x in q.launches for r in (*x.ins, *x.outs, *((x.scratch,) if x.scratch else ())) if r.arena == "act"]
         good &= q.arenas["act"] == q.memory.peak == max(used, default=0)
-    with CpuExecutor(p, kernels(), 2) as executor:
+    with CpuExecutor(p, kernels()) as executor:
         good &= {k: a.size for k, a in executor.arenas.items()} == p.arenas()
     return yes(good, cases=len(p.plans))
 
@@ -421,7 +424,7 @@ def _reshard_round_trip(rng: np.random.Generator) -> Measured:
         for stage in stages:
             stage.covers()
         held = [flat]
-        for a, b in zip(stages, stages[1:]):
+        for a, b in pairwise(stages):
             new = [np.zeros(layout.size) for _ in b.ranks]
             _move(reshard(a, b), held, new)
             held = new
@@ -450,7 +453,7 @@ def _layout_rules(rng: np.random.Generator) -> Measured:
     layout = _random_layout(rng)
     again = StateLayout([layout.tensors[i] for i in rng.permutation(len(layout.tensors))])
     spans = sorted((o, o + n) for o, n in layout.ranges())
-    good = again.offsets == layout.offsets and all(b[0] >= a[1] for a, b in zip(spans, spans[1:]))
+    good = again.offsets == layout.offsets and all(b[0] >= a[1] for a, b in pairwise(spans))
     good &= all(o * 4 % 256 == 0 for o, _ in layout.ranges()) and all((u.stop - u.start) % 4096 == 0 for u in layout.units)
     order = [t.unit for t in layout.tensors]
     good &= [int(u.split(".")[1]) for u in dict.fromkeys(order)] == sorted({int(u.split(".")[1]) for u in order})
@@ -460,7 +463,7 @@ def _layout_rules(rng: np.random.Generator) -> Measured:
 def _refuse_gap(rng: np.random.Generator) -> Measured:
     from alpha.graph.state import Layout, Piece
 
-    shapes = {"w": (4, 6)}
+    shapes: dict[str, tuple[int, ...]] = {"w": (4, 6)}
     return refuses(GraphError, lambda: Layout(shapes, ((Piece("w", ((0, 4), (0, 5)), 0, (5, 1)),),)).covers())
 
 
@@ -520,8 +523,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                                *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)]],
                     "determinism": _HASHES_LLAMA, "faults": [("copy", _refuse_copy), ("late-read", _refuse_late_read)]},
     "verify.pass": {"parity": _both(_verify_accepts), "determinism": _HASHES,
-                    "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)), ("twice", _broken(_twice)),
-                               ("overlap", _broken(_overlap)), ("phase", _broken(_phase)), ("pipeline", _lower_verifies)]},
+                    "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
+                               ("twice", _broken(_twice)), ("overlap", _broken(_overlap)), ("phase", _broken(_phase)), ("pipeline", _lower_verifies)]},
     "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules)],
                     "determinism": [("offsets", _layout_hash)], "faults": [("gap", _refuse_gap), ("missing", _refuse_missing)]},
 }

@@ -122,6 +122,13 @@ def yes(holds: bool, note: str = "", cases: int = 1) -> Measured:
     return Measured(error=0.0 if holds else 1.0, bound=0.0, cases=cases, note=note)
 
 
+def both(check: Callable[[Reference, np.random.Generator], Measured]) -> list[tuple[str, Callable[[np.random.Generator], Measured]]]:
+    """The check on each reference model, as named cases."""
+    def case(name: str) -> Callable[[np.random.Generator], Measured]:
+        return lambda rng: check(references()[name], rng)
+    return [(name, case(name)) for name in references()]
+
+
 def refuses(kind: type[Exception], action: Callable[[], object]) -> Measured:
     """Whether `action` raises exactly this kind of error."""
     try:

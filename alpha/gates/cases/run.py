@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import cos, pi, sqrt
 
 import numpy as np
@@ -14,6 +15,7 @@ from alpha.gates.cases.reference import (
     SCHEDULE,
     Reference,
     batch,
+    both,
     elsewhere,
     graph_hashes,
     hash_of,
@@ -55,7 +57,7 @@ def _batches(ref: Reference, rng: np.random.Generator, shards: int, micros: int)
 
 
 def _both(check: Callable[[Reference, np.random.Generator], Measured]) -> list[tuple[str, Case]]:
-    return [(name, lambda rng, name=name: check(references()[name], rng)) for name in ("gpt", "llama")]
+    return both(check)
 
 
 # -- executor ------------------------------------------------------------------------------------------------------------------------
@@ -64,11 +66,12 @@ def _both(check: Callable[[Reference, np.random.Generator], Measured]) -> list[t
 def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
     """One microbatch's gradients in float32 against the oracles: at most twice the error of the naive float32 walk of the same graph.
 
-    Per tensor, in its largest norm, plus 4 ulp of its largest element for tensors on which the naive walk happens to be exact.
+    Per tensor, in root mean square (of which a single lucky element cannot make a small one); tensors on which the naive walk happens to be
+    exact may be off by 8 u of their own root mean square.
     """
     graph, layout, inputs = training_graph(ref), layout_of(ref), batch(ref, rng)
     p = program(ref.name)
-    with CpuExecutor(p, kernels(), 2) as executor:
+    with CpuExecutor(p, kernels()) as executor:
         _start(executor, ref, int(rng.integers(1 << 30)))
         state = {"param": executor.state("param").copy(), "counter": executor.state("counter").copy()}
         executor.run("micro_first@0", inputs)
@@ -82,9 +85,12 @@ def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
     worst = 0.0
     for key, value in graph.updates.items():
         w = want[key]
-        error = np.abs(got[key[1] : key[1] + w.size].reshape(w.shape) - w).max()
-        naive = np.abs(np.asarray(env[value], dtype=np.float64) - w).max()
-        ratio = error / max(2 * naive, 8 * 2.0**-24 * float(np.abs(w).max()), 1e-30)
+        def rms(x: np.ndarray) -> float:
+            return float(np.sqrt(np.mean(np.square(x))))
+
+        error = rms(got[key[1] : key[1] + w.size].reshape(w.shape) - w)
+        naive = rms(np.asarray(env[value], dtype=np.float64) - w)
+        ratio = error / max(2 * naive, 8 * 2.0**-24 * rms(w), 1e-30)
         worst = max(worst, ratio if np.isfinite(ratio) else np.inf)
     assert layout.size
     return Measured(error=worst, bound=1.0, cases=len(graph.updates), note="error over max(2 x naive, 8 u)")
@@ -94,29 +100,30 @@ def _replay_names(ref: Reference, rng: np.random.Generator) -> Measured:
     """An infinite weight: replay names the first op that reads it, with layer and model line."""
     p = program(ref.name)
     layout = layout_of(ref)
-    with CpuExecutor(p, kernels(), 2) as executor:
+    with CpuExecutor(p, kernels()) as executor:
         _start(executor, ref, 1)
         executor.state("param")[layout.offsets["block.1.attention.qkv.weight"]] = np.inf
         try:
             executor.replay("micro_first@0", batch(ref, rng))
         except NonFiniteError as error:
             text = str(error)
-            return yes("matmul" in text and "block.1" in text and f"{ref.name}.py" in text.replace("parts.py", f"{ref.name}.py"), text[:120])
+            return yes("matmul" in text and "block.1" in text and "parts.py:" in text, text[:120])
     return yes(False, "no error")
 
 
 def _bad_inputs(ref: Reference, rng: np.random.Generator) -> Measured:
-    with CpuExecutor(program(ref.name), kernels(), 1) as executor:
+    with CpuExecutor(program(ref.name), kernels()) as executor:
         good = batch(ref, rng)
-        wrong = [{}, {**good, "tokens": good["tokens"][:, :-1]}, {**good, "tokens": good["tokens"].astype(np.int64)}, {**good, "more": good["tokens"]}]
-        held = [refuses(InputError, lambda w=w: executor.run("eval", w)).error == 0 for w in wrong]
+        tokens = good["tokens"]
+        wrong = [{}, {**good, "tokens": tokens[:, :-1]}, {**good, "tokens": tokens.astype(np.int64)}, {**good, "more": tokens}]
+        held = [refuses(InputError, partial(executor.run, "micro_first@0", w)).error == 0 for w in wrong]
     return yes(all(held), cases=len(held))
 
 
 def _bad_step_harmless(ref: Reference, rng: np.random.Generator) -> Measured:
     """A non-finite gradient: parameters, moments and step keep their bits, finite is 0; the next good step goes on."""
     p = program(ref.name)
-    with CpuExecutor(p, kernels(), 2) as executor:
+    with CpuExecutor(p, kernels()) as executor:
         _start(executor, ref, 2)
         _step(executor, p, _batches(ref, rng, 1, 1))
         kept = [k for k in p.states if not k.startswith("grad")]
@@ -136,7 +143,7 @@ def _bits(ref: Reference, rng: np.random.Generator) -> Measured:
     digests = set()
     for threads in (2, 1, 3):
         p = program(ref.name, shards=2, micros=2, threads=threads)
-        with CpuExecutor(p, kernels(), threads) as executor:
+        with CpuExecutor(p, kernels()) as executor:
             _start(executor, ref, 3)
             for _ in range(2):
                 _step(executor, p, batches)
@@ -147,7 +154,7 @@ def _bits(ref: Reference, rng: np.random.Generator) -> Measured:
 def _eval_reads_only(ref: Reference, rng: np.random.Generator) -> Measured:
     """eval and decode leave every state array alone, and eval's loss is the training loss where there is no dropout."""
     p = program(ref.name)
-    with CpuExecutor(p, kernels(), 2) as executor:
+    with CpuExecutor(p, kernels()) as executor:
         _start(executor, ref, 4)
         before = {k: executor.state(k).copy() for k in p.states}
         full = batch(ref, rng)
@@ -168,10 +175,10 @@ def _tree(shards: int, micros: int) -> Callable[[Reference, np.random.Generator]
         batches = _batches(ref, rng, shards, micros)
         p = program(ref.name, shards=shards, micros=micros, fused=False)
         last = f"grad{shards.bit_length() - 1}"
-        with CpuExecutor(p, kernels(), 2) as executor:
+        with CpuExecutor(p, kernels()) as executor:
             _start(executor, ref, 5)
-            for s in p.schedule[:-1]:
-                executor.run(s.plan, batches[s.shard, s.micro] if s.shard is not None and s.micro is not None else {})
+            for call in p.schedule[:-1]:
+                executor.run(call.plan, batches[call.shard, call.micro] if call.shard is not None and call.micro is not None else {})
             got = executor.state(last).copy()
             single = {}
             for key, x in batches.items():
@@ -196,7 +203,7 @@ def _sum_of_all(ref: Reference, rng: np.random.Generator) -> Measured:
     batches = _batches(ref, rng, shards, micros)
     p = program(ref.name, shards=shards, micros=micros)
     layout = stats_layout(layout_of(ref))
-    with CpuExecutor(p, kernels(), 2) as executor:
+    with CpuExecutor(p, kernels()) as executor:
         _start(executor, ref, 6)
         state = {"param": executor.state("param").copy(), "counter": executor.state("counter").copy()}
         out = _step(executor, p, batches)
@@ -233,7 +240,7 @@ def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
     digests = set()
     for policy in ("none", "block"):
         p = program(ref.name, policy=policy, fused=False)
-        with CpuExecutor(p, kernels(), 2) as executor:
+        with CpuExecutor(p, kernels()) as executor:
             _start(executor, ref, 7)
             for b in batches:
                 _step(executor, p, b)
@@ -248,7 +255,7 @@ def _program_hash(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _bad_shards(rng: np.random.Generator) -> Measured:
-    held = [refuses(ShapeError, lambda s=s: StepShape(micro_batch=1, seq=1, shards=s)).error == 0 for s in (0, 3, 6, -4)]
+    held = [refuses(ShapeError, partial(StepShape, micro_batch=1, seq=1, shards=s)).error == 0 for s in (0, 3, 6, -4)]
     return yes(all(held), cases=4)
 
 
@@ -296,7 +303,7 @@ def _optimizer(name: str) -> Case:
         with_stats = stats_layout(layout)
         p = program("gpt", optimizer=name)
         steps = 6
-        with CpuExecutor(p, kernels(), 2) as executor:
+        with CpuExecutor(p, kernels()) as executor:
             _start(executor, ref, 8)
             params = {t.name: executor.state("param")[layout.offsets[t.name] :][: t.size].astype(np.float64).reshape(t.shape)
                       for t in layout.tensors}
@@ -330,7 +337,7 @@ def _optimizer(name: str) -> Case:
 def _optimizer_digest(name: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
         p = program("llama", optimizer=name)
-        with CpuExecutor(p, kernels(), 2) as executor:
+        with CpuExecutor(p, kernels()) as executor:
             _start(executor, references()["llama"], 9)
             b = _batches(references()["llama"], rng, 1, 1)
             for _ in range(2):
@@ -345,7 +352,7 @@ def _learns(name: str) -> Case:
         ref = references()["llama"]
         p = program("llama", optimizer=name)
         b = _batches(ref, rng, 1, 1)
-        with CpuExecutor(p, kernels(), 2) as executor:
+        with CpuExecutor(p, kernels()) as executor:
             _start(executor, ref, 10)
             losses = [float(_step(executor, p, b)["loss_sum"]) for _ in range(20)]
         return Measured(error=losses[-1] / losses[0], bound=0.9, cases=20, note="last loss over first")
