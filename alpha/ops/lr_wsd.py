@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from alpha.ops.lr_cosine import check_schedule, steps
+from alpha.ops.lr_cosine import bound, check_schedule, steps
 from alpha.ops.spec import Arrays, OpSpec, Sample, expect
 from alpha.types import Attrs, TensorType
 
@@ -31,7 +31,7 @@ def _oracle(step: np.ndarray, *, peak: float, warmup: int, total: int, decay: in
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
     for warmup, total, decay, floor, peak in ((10, 100, 20, 0.1, 3e-4), (0, 17, 17, 0.01, 1e-3), (1, 1000, 1, 1.0, 2e-2),
                                               (2000, 100000, 10000, 0.05, 6e-4)):
-        for step in steps(rng, 0, warmup, total - decay, total, total * 2):
+        for step in steps(0, warmup, total - decay, total, total * 2):
             yield Sample(name=f"{warmup}-{total}-{step}", inputs=(np.array(step, np.int32),),
                          attrs={"peak": peak, "warmup": warmup, "total": total, "decay": decay, "floor": floor})
 
@@ -46,6 +46,5 @@ def _exact(rng: np.random.Generator) -> Iterable[Sample]:
 ROWS = (
     OpSpec(name="lr_wsd", inputs=("step",), outputs=("lr",), infer=_infer, oracle=_oracle, vjp=None, why_no_vjp="a schedule of an integer",
            flops=lambda t, a: 5, samples=_samples, exact=_exact, undifferentiable=("step",),
-           # computed in float64 and rounded once, or in f32 with five roundings of terms up to the peak
-           bound=lambda x, a: (5 * a["peak"],)),  # type: ignore[operator]
+           bound=bound),
 )

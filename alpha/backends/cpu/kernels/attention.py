@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -31,21 +32,21 @@ _ENVELOPE = Envelope(dtypes=("f32", "f64"))
 
 @dataclass(frozen=True)
 class _Block:
-    """Queries [start, stop) and the keys [low, high) that any of them sees; `mask` [n, queries] is 0 or -inf for keys `masked`.. + n."""
+    """Queries [start, stop) and the keys [low, high) that any of them sees; `hidden` [n, queries]: which of keys masked.. + n are hidden."""
 
     start: int
     stop: int
     low: int
     high: int
     masked: int
-    mask: np.ndarray | None
+    hidden: np.ndarray | None
 
 
-def _blocks(t: int, s: int, attrs: Attrs, dtype: np.dtype) -> list[_Block]:
+def _blocks(t: int, s: int, attrs: Attrs) -> list[_Block]:
     """Cut the queries; depends on shapes and attributes only."""
     causal, window = bool(attrs["causal"]), int(attrs["window"])  # type: ignore[call-overload]
     step = max(16, min(QUERIES, SCORES // s))
-    masks: dict[tuple[int, bytes], np.ndarray] = {}
+    known: dict[tuple[int, bytes], np.ndarray] = {}
     found = []
     for start in range(0, t, step):
         stop = min(start + step, t)
@@ -64,8 +65,8 @@ def _blocks(t: int, s: int, attrs: Attrs, dtype: np.dtype) -> list[_Block]:
             found.append(_Block(start, stop, low, high, low, None))
             continue
         part = hidden[rows[0] : rows[-1] + 1]
-        mask = masks.setdefault((part.shape[1], part.tobytes()), np.where(part, -np.inf, 0.0).astype(dtype))
-        found.append(_Block(start, stop, low, high, low + int(rows[0]), mask))
+        part = known.setdefault((part.shape[1], part.tobytes()), part)
+        found.append(_Block(start, stop, low, high, low + int(rows[0]), part))
     return found
 
 
@@ -79,6 +80,21 @@ def _share(b: int, g: int, each: int) -> tuple[int, int]:
     """How many batches and key heads of `each` scores share a buffer."""
     many = max(1, SCORES // max(1, each))
     return (min(b, max(1, many // g)), g) if many >= g else (1, many)
+
+
+def _side_by_side(blocks: Sequence[_Block], heads: Callable[[_Block], int]) -> list[np.ndarray | None]:
+    """`hidden` of each block, repeated for as many heads as share its buffer; equal ones are kept once."""
+    known: dict[tuple[int, int], np.ndarray] = {}
+    found: list[np.ndarray | None] = []
+    for x in blocks:
+        if x.hidden is None:
+            found.append(None)
+            continue
+        key = id(x.hidden), heads(x)
+        if key not in known:
+            known[key] = np.tile(x.hidden, (1, key[1]))
+        found.append(known[key])
+    return found
 
 
 def _hide(scores: np.ndarray, documents: Sequence[np.ndarray], other: np.ndarray) -> None:
@@ -99,12 +115,17 @@ def attention(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], a
     lse_BGRT = outs[1].reshape(b, g, r, t)
     lowest, least = np.finfo(dtype).min, np.finfo(dtype).tiny
     ones = np.ones(s, dtype)
-    blocks = _blocks(t, s, attrs, dtype)
+    blocks = _blocks(t, s, attrs)
+
+    def share(block: _Block) -> tuple[int, int]:
+        return _share(b, g, r * (block.stop - block.start) * (block.high - block.low))
+
+    hidden = _side_by_side(blocks, lambda block: r * prod(share(block)))
     items, widest, columns = [], 0, 0
-    for block in blocks:
+    for block, hides in zip(blocks, hidden):
         n, keys = block.stop - block.start, block.high - block.low
-        nb, ng = _share(b, g, r * n * keys)
-        items += [(block, slice(x, min(x + nb, b)), slice(y, min(y + ng, g))) for x in range(0, b, nb) for y in range(0, g, ng)]
+        nb, ng = share(block)
+        items += [(block, hides, slice(x, min(x + nb, b)), slice(y, min(y + ng, g))) for x in range(0, b, nb) for y in range(0, g, ng)]
         widest, columns = max(widest, nb * ng * r * n * keys), max(columns, nb * ng * r * n)
     buffer = cpu.scratch((cpu.threads, widest), dtype)
     scaled = cpu.scratch((cpu.threads, columns * d), dtype)
@@ -113,7 +134,7 @@ def attention(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], a
     differs = cpu.scratch((cpu.threads, s * QUERIES if documents else 0), np.bool_)
 
     def body(i: int, worker: int) -> None:
-        block, at_b, at_g = items[i]
+        block, hides, at_b, at_g = items[i]
         n, keys = block.stop - block.start, block.high - block.low
         nb, ng = at_b.stop - at_b.start, at_g.stop - at_g.start
         o, lse = o_BGRTD[at_b, at_g, :, block.start : block.stop], lse_BGRT[at_b, at_g, :, block.start : block.stop]
@@ -128,9 +149,8 @@ def attention(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], a
         k_, v_ = k_BGSD[at_b, at_g, block.low : block.high], v_BGSD[at_b, at_g, block.low : block.high]
         by_key = flat.reshape(keys, nb, ng, r * n)
         np.matmul(k_, q_s.reshape(nb, ng, r * n, d).swapaxes(2, 3), out=by_key.transpose(1, 2, 0, 3))
-        if block.mask is not None:
-            some = by_key[block.masked - block.low :][: len(block.mask)].reshape(len(block.mask), -1, n)
-            np.add(some, block.mask[:, None, :], out=some)
+        if hides is not None:
+            np.copyto(flat[block.masked - block.low :][: len(hides)], -np.inf, where=hides[:, :m])
         if documents:
             pair = documents[1][at_b, block.low : block.high], documents[0][at_b, block.start : block.stop]
             _hide(flat.reshape(keys, nb, ng, r, n), pair, differs[worker, : keys * n].reshape(keys, n))
@@ -159,12 +179,13 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
     do_BGRTD, q_BGRTD, o_BGRTD, dq_BGRTD = (_grouped(x, g) for x in (do, q, o, outs[0]))
     k_BGSD, v_BGSD, dk_BGSD, dv_BGSD = (x.transpose(0, 2, 1, 3) for x in (k, v, outs[1], outs[2]))
     lse_BGRT = lse.reshape(b, g, r, t)
-    blocks = _blocks(t, s, attrs, dtype)[::-1]
+    blocks = _blocks(t, s, attrs)[::-1]
     tall = max(x.high - x.low for x in blocks)
     n_most = max(x.stop - x.start for x in blocks)
     nb_most, ng_most = _share(b, g, r * n_most * tall)
     items = [(slice(x, min(x + nb_most, b)), slice(y, min(y + ng_most, g))) for x in range(0, b, nb_most) for y in range(0, g, ng_most)]
     pairs = nb_most * ng_most
+    hidden = _side_by_side(blocks, lambda block: r * pairs)
     p_buffer = cpu.scratch((cpu.threads, pairs * r * n_most * tall), dtype)
     ds_buffer = cpu.scratch((cpu.threads, pairs * r * n_most * tall), dtype)
     rows_buffer = cpu.scratch((cpu.threads, 2, pairs * r * n_most * (d + 1)), dtype)
@@ -201,9 +222,9 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
             p, ds = (x[worker, : keys * m].reshape(keys, m) for x in (p_buffer, ds_buffer))
             p_BGSM, ds_BGSM = (x.reshape(keys, nb, ng, r * n).transpose(1, 2, 0, 3) for x in (p, ds))
             np.matmul(k_1[:, :, block.low : block.high], q_1.swapaxes(2, 3), out=p_BGSM)
-            if block.mask is not None:
-                some = p[block.masked - block.low :][: len(block.mask)].reshape(len(block.mask), -1, n)
-                np.add(some, block.mask[:, None, :], out=some)
+            hides = hidden[first]
+            if hides is not None:
+                np.copyto(p[block.masked - block.low :][: len(hides)], -np.inf, where=hides[:, :m])
             if documents:
                 pair = documents[1][at_b, block.low : block.high], documents[0][at_b, block.start : block.stop]
                 _hide(p.reshape(keys, nb, ng, r, n), pair, differs[worker, : keys * n].reshape(keys, n))
