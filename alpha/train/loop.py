@@ -142,8 +142,9 @@ class Loop:
         """One step. NonFiniteError naming the op if it was not finite: then the state is as before, and was saved."""
         began = time.perf_counter()
         out: dict[str, np.ndarray] = {}
-        for call in self.program.schedule:
-            out = self.executor.run(call.plan, self.inputs(call))
+        with np.errstate(all="ignore"):  # a bad value is the finite flag's business, not a warning's
+            for call in self.program.schedule:
+                out = self.executor.run(call.plan, self.inputs(call))
         total, count, norm, lr, coefficient, finite = (
             float(out[name]) for name in ("loss_sum", "count", "norm", "lr", "coefficient", "finite")
         )
@@ -170,7 +171,8 @@ class Loop:
         for call in self.program.schedule:
             place = call.plan if call.shard is None else f"{call.plan}, shard {call.shard}, microbatch {call.micro}"
             try:
-                self.executor.replay(call.plan, self.inputs(call))
+                with np.errstate(all="ignore"):
+                    self.executor.replay(call.plan, self.inputs(call))
             except NonFiniteError as error:
                 raise NonFiniteError(f"{where}\n{error.what} ({place})", came=error.came, expected=error.expected, do=error.do) from None
         raise NonFiniteError(

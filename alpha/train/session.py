@@ -71,7 +71,7 @@ def train(
             program = program_for(cfg, data.tokenizer.vocab_size, catalogue, threads)
             flops = flops_for(cfg, data.tokenizer.vocab_size)
         evidence = admit(host_components(cfg, catalogue), calls_of(program)) if admit is not None else {}
-        executor = stack.enter_context(CpuExecutor(program, catalogue, threads))
+        executor = stack.enter_context(CpuExecutor(program, catalogue))
         if held is None:
             held = stack.enter_context(rundir.create(cfg, data.tokenizer))
         metrics = stack.enter_context(Metrics(held.metrics))
