@@ -269,7 +269,8 @@ class AttentionForward:
 
 
 class AttentionBackward:
-    """dq, dk, dv from what the forward pass read and wrote and from do. Call it with a stream; three launches."""
+    """dq, dk, dv from what the forward pass read and wrote and from do. Call it with a stream; two launches,
+    the second needs what the first leaves in `workspace`."""
 
     def __init__(
         self,
@@ -291,18 +292,6 @@ class AttentionBackward:
     ) -> None:
         self.problem, self.choice = problem, choice or choose(problem)
         dim = problem.head_dim
-
-        rows = 256 // (dim // 8)
-        cubin = compile_kernel(Source.of(BACKWARD, dict(self.choice.defines)))
-        prepare = Kernel(cubin, f"attn_bwd_prepare_d{dim}")
-        arguments: list[Any] = []
-        for tensor in (o, do):
-            arguments.append(ctypes.c_uint64(tensor.address))
-            arguments.append(_Strides(b=tensor.batch_stride, s=tensor.row_stride, h=tensor.head_stride))
-        grid = (-(-problem.padded // rows), problem.heads, problem.batch)
-        params = _params(problem, lse, queue, 1, docs, workspace)
-        self.prepare = prepare.prepare(grid, (256, 1, 1), [*arguments, params])
-
         groups, block = self.choice.dq
         stages = _stages(DQ_STAGES, "dq", problem, self.choice.dq)
         shared = 1024 + 2 * dim * (128 * groups + 2 * stages * block) + 512
@@ -311,7 +300,8 @@ class AttentionBackward:
         maps = [q.map(problem, 64, keys=False), k.map(problem, block, keys=True), v.map(problem, block, keys=True)]
         maps += [do.map(problem, 64, keys=False), dq.map(problem, 64, keys=False)]
         name = f"attn_bwd_dq_d{dim}_w{groups}_n{block}"
-        self.dq = _launch(BACKWARD, name, self.choice, shared, groups, tiles, [*maps, params])
+        rows = [ctypes.c_uint64(o.address), _Strides(b=o.batch_stride, s=o.row_stride, h=o.head_stride)]
+        self.dq = _launch(BACKWARD, name, self.choice, shared, groups, tiles, [*maps, *rows, params])
 
         groups, block = self.choice.dkv
         kv_stages, stages = _stages(DKV_STAGES, "dkv", problem, self.choice.dkv)
@@ -324,7 +314,6 @@ class AttentionBackward:
         self.dkv = _launch(BACKWARD, name, self.choice, shared, groups, tiles, [*maps, params])
 
     def __call__(self, stream: Any = None) -> None:
-        """Enqueues the three launches."""
-        self.prepare(stream)
+        """Enqueues the two launches."""
         self.dq(stream)
         self.dkv(stream)

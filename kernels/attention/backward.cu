@@ -36,39 +36,20 @@
 
 namespace attn {
 
-// ---------------------------------------------------------------- prepare
+// Strides in elements: batch, position, head.
+struct Strides {
+    long b, s, h;
+};
 
-// One row per D/8 lanes. Strides in elements: batch, position, head.
-struct Strides { long b, s, h; };
-
-template <int D>
-__device__ __forceinline__ void prepare(const uint16_t* o, Strides so, const uint16_t* g, Strides sg, const Params& p) {
-    constexpr int LANES = D / 8;
-    const int row = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES, part = threadIdx.x % LANES;
-    const int h = blockIdx.y, b = blockIdx.z;
-    float sum = 0.f;
-    if (row < p.Sq) {
-        const uint4 x = *reinterpret_cast<const uint4*>(o + b * so.b + row * so.s + h * so.h + part * 8);
-        const uint4 y = *reinterpret_cast<const uint4*>(g + b * sg.b + row * sg.s + h * sg.h + part * 8);
-        const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+// sum + the dot product of two runs of 8 bf16, in order.
+__device__ __forceinline__ float dot8(const uint4& x, const uint4& y, float sum) {
+    const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            sum = fmaf(bf16_low(xs[i]), bf16_low(ys[i]), sum);
-            sum = fmaf(bf16_high(xs[i]), bf16_high(ys[i]), sum);
-        }
+    for (int i = 0; i < 4; ++i) {
+        sum = fmaf(bf16_low(xs[i]), bf16_low(ys[i]), sum);
+        sum = fmaf(bf16_high(xs[i]), bf16_high(ys[i]), sum);
     }
-#pragma unroll
-    for (int i = LANES / 2; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
-    if (part == 0 && row < p.Spad) {
-        const long head = (long)b * p.H + h;
-        float lse2 = infinity();
-        if (row < p.Sq) {
-            lse2 = p.lse[head * p.Sq + row] * kLog2e;
-            if (lse2 == -infinity()) lse2 = infinity();  // no key is visible: every P becomes 0
-        }
-        p.lse2[head * p.Spad + row] = lse2;
-        p.delta[head * p.Spad + row] = sum;
-    }
+    return sum;
 }
 
 // ---------------------------------------------------------------- dQ
@@ -83,7 +64,7 @@ struct DqShared {
 
 template <int D, int W, int BN, int STAGES>
 __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap* map_k, const TensorMap* map_v, const TensorMap* map_g,
-                                        const TensorMap* map_dq, const Params& p) {
+                                        const TensorMap* map_dq, const uint16_t* o, Strides so, const Params& p) {
     using Shared = DqShared<D, W, BN, STAGES>;
     extern __shared__ uint8_t raw[];
     Shared& sh = *reinterpret_cast<Shared*>(raw + ((1024 - (smem_address(raw) & 1023)) & 1023));
@@ -165,18 +146,74 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
             const int row = m0 + 64 * w + 16 * warp + lane / 4;
             const Span span0 = keys_of(p, b, row), span1 = keys_of(p, b, row + 8);
-            const long at = (long)tile.head * p.Spad + row;
-            const bool in0 = row < p.Sq, in1 = row + 8 < p.Sq;
-            const float lse0 = in0 ? p.lse2[at] : infinity(), lse1 = in1 ? p.lse2[at + 8] : infinity();
-            const float delta0 = in0 ? p.delta[at] : 0.f, delta1 = in1 ? p.delta[at + 8] : 0.f;
+            // this warpgroup's own blocks, among those that the CTA loads
+            Blocks own = blocks<BN>(keys_of(p, b, m0 + 64 * w), keys_of(p, b, m0 + 64 * w + 63));
+            if (m0 + 64 * w >= p.Sq) own.end = own.begin;
+            auto pass = [&](int count) {  // blocks that only other warpgroups need
+                for (int i = 0; i < count; ++i) {
+                    wait(&sh.k_full[ks.slot], ks.parity);
+                    if (lane == 0) mbarrier_arrive(&sh.k_empty[ks.slot]);
+                    ks.advance();
+                    wait(&sh.v_full[vs.slot], vs.parity);
+                    if (lane == 0) mbarrier_arrive(&sh.v_empty[vs.slot]);
+                    vs.advance();
+                }
+            };
+
+            // rowsum(dO * O): O from global memory, dO from the tile; four lanes a row, the same rows that the fragments hold
+            float lse0, lse1, delta0, delta1;
+            {
+                uint4 x[2][D / 32];
+                const uint16_t* from = o + b * so.b + h * so.h + lane % 4 * 8;
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+#pragma unroll
+                    for (int i = 0; i < D / 32; ++i)
+                        x[r][i] = row + 8 * r < p.Sq ? *reinterpret_cast<const uint4*>(from + (row + 8 * r) * so.s + 32 * i) : uint4{};
+                const long head = (long)tile.head * p.Sq;
+                lse0 = row < p.Sq ? p.lse[head + row] * kLog2e : -infinity();
+                lse1 = row + 8 < p.Sq ? p.lse[head + row + 8] * kLog2e : -infinity();
+                if (lse0 == -infinity()) lse0 = infinity();  // no key is visible: every P becomes 0
+                if (lse1 == -infinity()) lse1 = infinity();
+                wait(&sh.row_full[w], rp);
+                rp ^= 1;
+                float sum[2];
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    sum[r] = 0.f;
+#pragma unroll
+                    for (int i = 0; i < D / 32; ++i) {
+                        const uint4 y = *reinterpret_cast<const uint4*>(
+                            g + i / 2 * 64 * 128 + swizzle_128(16 * warp + lane / 4 + 8 * r, i % 2 * 64 + lane % 4 * 16));
+                        sum[r] = dot8(x[r][i], y, sum[r]);
+                    }
+                    sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+                    sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+                }
+                delta0 = sum[0];
+                delta1 = sum[1];
+                const long at = (long)tile.head * p.Spad;
+                if (lane % 4 == 0 && row < p.Spad) {
+                    p.lse2[at + row] = lse0;
+                    p.delta[at + row] = delta0;
+                }
+                if (lane % 4 == 0 && row + 8 < p.Spad) {
+                    p.lse2[at + row + 8] = lse1;
+                    p.delta[at + row + 8] = delta1;
+                }
+                if (tile.block == nblocks - 1)  // the rest of the workspace's rows
+                    for (int r = nblocks * 64 * W + threadIdx.x - 128; r < p.Spad; r += 128 * W) {
+                        p.lse2[at + r] = infinity();
+                        p.delta[at + r] = 0.f;
+                    }
+            }
 
             float dq[D / 2] = {}, s[BN / 2] = {}, dp[BN / 2] = {};
             Fragment<BN> ds = {};
             uint32_t held = 0;  // ring slot of the block whose dQ product is running
-            wait(&sh.row_full[w], rp);
-            rp ^= 1;
             bool busy = false;
-            for (int j = n.end - 1; j >= n.begin; --j) {
+            pass(own.end > own.begin ? n.end - own.end : n.end - n.begin);
+            for (int j = own.end - 1; j >= own.begin; --j) {
                 wait(&sh.k_full[ks.slot], ks.parity);
                 wgmma_fence();
                 mma_abt<BN, D>(s, q, sh.k[ks.slot]);
@@ -190,7 +227,7 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                 wgmma_commit();
                 wgmma_wait<1>();
                 pin_registers(s);
-                if (j >= n.clear_hi || j < n.clear_lo) mask<BN>(s, j * BN, span0, span1);
+                if (j >= own.clear_hi || j < own.clear_lo) mask<BN>(s, j * BN, span0, span1);
 #pragma unroll
                 for (int i = 0; i < BN / 2; ++i) s[i] = exp2_fast(fmaf(s[i], c, i / 2 % 2 ? -lse1 : -lse0));
                 pin_registers(s);
@@ -212,6 +249,7 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             wgmma_wait<0>();
             pin_registers(dq);
             if (busy && lane == 0) mbarrier_arrive(&sh.k_empty[held]);
+            if (busy) pass(own.begin - n.begin);
             named_barrier_sync(8 + w, 128);
             stage<D>(q, dq, p.scale, p.scale);
             fence_async_shared();
@@ -261,7 +299,6 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
     }
     __syncthreads();
 
-    const int nblocks = (p.Sk + 64 * W - 1) / (64 * W), nheads = p.B * p.Hkv, tiles = nblocks * nheads, group = p.H / p.Hkv;
 
     if (wg == 0) {
         registers_decrease<(W == 3 ? 32 : D == 128 ? 24 : 40)>();
@@ -270,21 +307,24 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             tma_prefetch_map(map_k);
             tma_prefetch_map(map_v);
             tma_prefetch_map(map_g);
+            const int nblocks = (p.Sk + 64 * W - 1) / (64 * W), nheads = p.B * p.Hkv, tiles = nblocks * nheads, group = p.H / p.Hkv;
             RingState<STAGES> qs(1);
-            RingState<KVS> kv(1);
             RingState<2> slot(1);
             int t = blockIdx.x;
             for (sh.queue.give(slot, t); t < tiles; sh.queue.give(slot, t)) {
                 const Tile tile = tile_at(t, nblocks, nheads, p.section, false);
                 const int b = tile.head / p.Hkv, hk = tile.head - b * p.Hkv, n0 = tile.block * 64 * W;
                 const Blocks m = blocks<BQ>(queries_of(p, b, n0), queries_of(p, b, n0 + 64 * W - 1));
-                wait(&sh.kv_empty[kv.slot], kv.parity);
-                mbarrier_arrive_expect(&sh.kv_full[kv.slot], 2 * W * Shared::K);
-                for (int w = 0; w < W; ++w) {
-                    load_rows<64, D>(sh.k[kv.slot][w], map_k, &sh.kv_full[kv.slot], n0 + 64 * w, hk, b);
-                    load_rows<64, D>(sh.v[kv.slot][w], map_v, &sh.kv_full[kv.slot], n0 + 64 * w, hk, b);
+                {  // K and V have as many places as the queue and go round with it; the queue is one step ahead
+                    static_assert(KVS == 2, "one place per queue slot");
+                    const uint32_t kv = slot.slot ^ 1;
+                    wait(&sh.kv_empty[kv], slot.parity ^ kv);
+                    mbarrier_arrive_expect(&sh.kv_full[kv], 2 * W * Shared::K);
+                    for (int w = 0; w < W; ++w) {
+                        load_rows<64, D>(sh.k[kv][w], map_k, &sh.kv_full[kv], n0 + 64 * w, hk, b);
+                        load_rows<64, D>(sh.v[kv][w], map_v, &sh.kv_full[kv], n0 + 64 * w, hk, b);
+                    }
                 }
-                kv.advance();
                 const int last = m.begin < m.end ? (hk + 1) * group : 0;
 #pragma unroll 1
                 for (int h = hk * group; h < last; ++h)
@@ -307,6 +347,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
     } else {
         registers_increase<(W == 3 ? 160 : D == 128 ? 240 : 232)>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        const int nblocks = (p.Sk + 64 * W - 1) / (64 * W), nheads = p.B * p.Hkv, tiles = nblocks * nheads, group = p.H / p.Hkv;
         const float c = p.scale * kLog2e;
         RingState<STAGES> qs(0);
         RingState<KVS> kv(0);
@@ -318,6 +359,8 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             const Blocks m = blocks<BQ>(queries_of(p, b, n0), queries_of(p, b, n0 + 64 * W - 1));
             const int row = n0 + 64 * w + 16 * warp + lane / 4;
             const Span span0 = queries_of(p, b, row), span1 = queries_of(p, b, row + 8);
+            Blocks own = blocks<BQ>(queries_of(p, b, n0 + 64 * w), queries_of(p, b, n0 + 64 * w + 63));
+            if (n0 + 64 * w >= p.Sk) own.end = own.begin;
             uint8_t *k = sh.k[kv.slot][w], *v = sh.v[kv.slot][w];
 
             float dk[D / 2] = {}, dv[D / 2] = {}, s[BQ / 2] = {}, dp[BQ / 2] = {};
@@ -327,6 +370,13 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             bool busy = false;
             for (int g = 0; g < group; ++g)
                 for (int i = m.begin; i < m.end; ++i) {
+                    if (i < own.begin || i >= own.end) {  // a block that only other warpgroups need
+                        wait(&sh.q_full[qs.slot], qs.parity);
+                        wait(&sh.g_full[qs.slot], qs.parity);
+                        if (lane == 0) mbarrier_arrive(&sh.empty[qs.slot]);
+                        qs.advance();
+                        continue;
+                    }
                     wait(&sh.q_full[qs.slot], qs.parity);
                     wgmma_fence();
                     mma_abt<BQ, D>(s, k, sh.q[qs.slot]);
@@ -341,33 +391,32 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     wgmma_commit();
                     const float2* lse2 = reinterpret_cast<const float2*>(sh.lse2[qs.slot]) + lane % 4;
                     const float2* delta = reinterpret_cast<const float2*>(sh.delta[qs.slot]) + lane % 4;
-                    wgmma_wait<1>();
-                    pin_registers(s);
-                    if (i >= m.clear_hi || i < m.clear_lo) mask<BQ>(s, i * BQ, span0, span1);
+#ifdef ATTN_EARLY
+                    float early[BQ / 4];
 #pragma unroll
                     for (int j = 0; j < BQ / 8; ++j) {
                         const float2 l = lse2[4 * j];
+                        early[2 * j] = -l.x;
+                        early[2 * j + 1] = -l.y;
+                    }
+                    pin_registers(early);
+                    keep_order(i);
+#endif
+                    wgmma_wait<1>();
+                    pin_registers(s);
+                    if (i >= own.clear_hi || i < own.clear_lo) mask<BQ>(s, i * BQ, span0, span1);
+#pragma unroll
+                    for (int j = 0; j < BQ / 8; ++j) {
+#ifdef ATTN_EARLY
+                        const float2 l{-early[2 * j], -early[2 * j + 1]};
+#else
+                        const float2 l = lse2[4 * j];
+#endif
                         s[4 * j] = exp2_fast(fmaf(s[4 * j], c, -l.x));
                         s[4 * j + 1] = exp2_fast(fmaf(s[4 * j + 1], c, -l.y));
                         s[4 * j + 2] = exp2_fast(fmaf(s[4 * j + 2], c, -l.x));
                         s[4 * j + 3] = exp2_fast(fmaf(s[4 * j + 3], c, -l.y));
                     }
-#ifdef ATTN_LATE
-                    pin_registers(s);
-                    keep_order(i);
-                    wgmma_wait<0>();
-                    pin_registers(dp);
-#pragma unroll
-                    for (int j = 0; j < BQ / 8; ++j) {
-                        const float2 d = delta[4 * j];
-                        pr[j / 2][j % 2 * 2] = pack_bf16(s[4 * j], s[4 * j + 1]);
-                        pr[j / 2][j % 2 * 2 + 1] = pack_bf16(s[4 * j + 2], s[4 * j + 3]);
-                        ds[j / 2][j % 2 * 2] = pack_bf16(s[4 * j] * (dp[4 * j] - d.x), s[4 * j + 1] * (dp[4 * j + 1] - d.y));
-                        ds[j / 2][j % 2 * 2 + 1] = pack_bf16(s[4 * j + 2] * (dp[4 * j + 2] - d.x), s[4 * j + 3] * (dp[4 * j + 3] - d.y));
-                    }
-                    wgmma_fence();
-                    mma_pb<D, BQ>(dv, pr, sh.g[qs.slot], 1);
-#else
                     to_bf16<BQ>(pr, s);
                     wgmma_fence();
                     mma_pb<D, BQ>(dv, pr, sh.g[qs.slot], 1);
@@ -383,7 +432,6 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                         s[4 * j + 3] *= dp[4 * j + 3] - d.y;
                     }
                     to_bf16<BQ>(ds, s);
-#endif
                     __syncwarp();
                     wgmma_fence();
                     mma_pb<D, BQ>(dk, ds, sh.q[qs.slot], 1);
@@ -416,23 +464,17 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
 }  // namespace attn
 
 #define MAP(name) const __grid_constant__ ptx::TensorMap name
-#define PREPARE(D)                                                                                                         \
-    extern "C" __global__ __launch_bounds__(256) void attn_bwd_prepare_d##D(                                               \
-        const uint16_t* o, attn::Strides so, const uint16_t* g, attn::Strides sg, const __grid_constant__ attn::Params p) {  \
-        attn::prepare<D>(o, so, g, sg, p);                                                                                  \
-    }
 #define DQ(D, W, BN, STAGES)                                                                                               \
     extern "C" __global__ __launch_bounds__(128 * (W + 1), 1) void attn_bwd_dq_d##D##_w##W##_n##BN(                         \
-        MAP(q), MAP(k), MAP(v), MAP(g), MAP(dq), const __grid_constant__ attn::Params p) {                                   \
-        attn::dq_pass<D, W, BN, STAGES>(&q, &k, &v, &g, &dq, p);                                                            \
+        MAP(q), MAP(k), MAP(v), MAP(g), MAP(dq), const uint16_t* o, const attn::Strides so,                                  \
+        const __grid_constant__ attn::Params p) {                                                                          \
+        attn::dq_pass<D, W, BN, STAGES>(&q, &k, &v, &g, &dq, o, so, p);                                                            \
     }
 #define DKV(D, W, BQ, KVS, STAGES)                                                                                         \
     extern "C" __global__ __launch_bounds__(128 * (W + 1), 1) void attn_bwd_dkv_d##D##_w##W##_n##BQ(                        \
         MAP(q), MAP(k), MAP(v), MAP(g), MAP(dk), MAP(dv), const __grid_constant__ attn::Params p) {                          \
         attn::dkv_pass<D, W, BQ, KVS, STAGES>(&q, &k, &v, &g, &dk, &dv, p);                                                 \
     }
-PREPARE(128)
-PREPARE(64)
 DQ(128, 2, 96, 3)
 DQ(128, 2, 128, 2)
 DQ(64, 2, 128, 4)

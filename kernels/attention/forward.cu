@@ -30,12 +30,6 @@
 
 namespace attn {
 
-#ifdef ATTN_SKIP
-#define RESCALE if (__any_sync(~0u, fix[0] != 1.f || fix[1] != 1.f)) { _Pragma("unroll") for (int i = 0; i < D / 2; ++i) o[i] *= fix[i / 2 % 2]; }
-#else
-#define RESCALE _Pragma("unroll") for (int i = 0; i < D / 2; ++i) o[i] *= fix[i / 2 % 2];
-#endif
-
 template <int D, int W, int BN, int STAGES>
 struct ForwardShared {
     static constexpr int Q = 64 * D * 2, K = BN * D * 2;  // bytes of one warpgroup's queries, of one key block
@@ -165,15 +159,34 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
             const int row = m0 + 64 * w + 16 * warp + lane / 4;
             const Span span0 = keys_of(p, b, row), span1 = keys_of(p, b, row + 8);
 
+            // this warpgroup's own blocks, among those that the CTA loads
+            Blocks own = blocks<BN>(keys_of(p, b, m0 + 64 * w), keys_of(p, b, m0 + 64 * w + 63));
+            if (m0 + 64 * w >= p.Sq) own.end = own.begin;
+
             float o[D / 2] = {};
             Running run;
             wait(&sh.q_full[w], qp);
             qp ^= 1;
-            if (n.end > n.begin) {
+            auto pass = [&](int count) {  // blocks that only other warpgroups need
+                for (int i = 0; i < count; ++i) {
+                    wait(&sh.k_full[ks.slot], ks.parity);
+                    if (lane == 0) mbarrier_arrive(&sh.k_empty[ks.slot]);
+                    ks.advance();
+                    if (TURNS) {
+                        named_barrier_sync(1 + w, 256);
+                        named_barrier_arrive(1 + (w + 1) % W, 256);
+                    }
+                    wait(&sh.v_full[vs.slot], vs.parity);
+                    if (lane == 0) mbarrier_arrive(&sh.v_empty[vs.slot]);
+                    vs.advance();
+                }
+            };
+            pass(own.end > own.begin ? n.end - own.end : n.end - n.begin);
+            if (own.end > own.begin) {
                 float s[BN / 2] = {}, fix[2];
                 Fragment<BN> pr;
                 auto softmax = [&](int j) {
-                    if (j >= n.clear_hi || j < n.clear_lo) mask<BN>(s, j * BN, span0, span1);
+                    if (j >= own.clear_hi || j < own.clear_lo) mask<BN>(s, j * BN, span0, span1);
                     run.step<BN>(s, c, fix);
                 };
                 auto free_k = [&] {
@@ -185,7 +198,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     vs.advance();
                 };
 
-                int j = n.end - 1;
+                int j = own.end - 1;
                 wait(&sh.k_full[ks.slot], ks.parity);
                 if (TURNS) named_barrier_sync(1 + w, 256);
                 wgmma_fence();
@@ -198,7 +211,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                 softmax(j);
                 to_bf16<BN>(pr, s);
 
-                for (--j; j >= n.begin; --j) {
+                for (--j; j >= own.begin; --j) {
                     wait(&sh.k_full[ks.slot], ks.parity);
                     if (TURNS) named_barrier_sync(1 + w, 256);
                     wgmma_fence();
@@ -219,7 +232,8 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     pin_registers(o);
                     pin_fragment<BN>(pr);
                     free_v();
-                    RESCALE
+#pragma unroll
+                    for (int i = 0; i < D / 2; ++i) o[i] *= fix[i / 2 % 2];
                     to_bf16<BN>(pr, s);
                 }
                 wait(&sh.v_full[vs.slot], vs.parity);
@@ -234,6 +248,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     run.sum[i] += __shfl_xor_sync(~0u, run.sum[i], 1);
                     run.sum[i] += __shfl_xor_sync(~0u, run.sum[i], 2);
                 }
+                pass(own.begin - n.begin);
             }
 
             // Rows that see no key: output 0, log-sum-exp -inf. NaN stays NaN.
