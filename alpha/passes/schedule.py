@@ -9,24 +9,21 @@ from alpha.graph.ir import Graph, Node, rebuild
 
 
 def schedule(graph: Graph) -> Graph:
-    """Nodes in dependency order; among ready nodes the one that comes first in the graph goes first, except that a node which only
-    feeds later work (recomputed forward) waits until its first reader is next, so that its outputs live as briefly as possible, and that gradients go to their buffers (phase 'wgrad') as soon as they are complete.
+    """Nodes in dependency order; among ready nodes the one that comes first in the graph goes first, except that gradients go to their
+    buffers (phase 'wgrad') as soon as they are complete, so that they and what they are made of live briefly.
 
     Deterministic: a function of the graph alone. GraphError on a cycle.
     """
     readers = graph.readers()
     position = {node: i for i, node in enumerate(graph.nodes)}
-    # a recomputed node takes the position of its earliest reader that is not itself recomputed
-    key: dict[Node, tuple[int, int]] = {}
-    sources: dict[Node, int] = {n: max((position[v.producer] for v in n.inputs if v.producer is not None), default=0) for n in graph.nodes}
-    for node in reversed(graph.nodes):
-        late = [key[r][0] for v in node.outputs for r in readers.get(v, ()) if r in key]
-        if node.phase == "recompute" and late:
-            key[node] = (min(late), position[node])
-        else:
-            key[node] = (sources[node] if node.phase == "wgrad" else position[node], position[node])
+
+    def key(node: Node) -> int:
+        if node.phase != "wgrad":
+            return position[node]
+        return max((position[v.producer] for v in node.inputs if v.producer in position), default=0)
+
     waiting = {node: len({v.producer for v in node.inputs if v.producer is not None}) for node in graph.nodes}
-    ready = [(key[n], position[n]) for n in graph.nodes if waiting[n] == 0]
+    ready = [(key(n), position[n]) for n in graph.nodes if waiting[n] == 0]
     heapq.heapify(ready)
     out: list[Node] = []
     while ready:
@@ -35,7 +32,7 @@ def schedule(graph: Graph) -> Graph:
         for reader in {r for v in node.outputs for r in readers.get(v, ())}:
             waiting[reader] -= 1
             if waiting[reader] == 0:
-                heapq.heappush(ready, (key[reader], position[reader]))
+                heapq.heappush(ready, (key(reader), position[reader]))
     if len(out) != len(graph.nodes):
         raise GraphError("the graph has a cycle", came=f"{len(graph.nodes) - len(out)} nodes never became ready")
     return rebuild(graph, out)

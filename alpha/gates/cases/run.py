@@ -309,7 +309,7 @@ def _optimizer(name: str) -> Case:
                       for t in layout.tensors}
             grads, counts, worst_lr = [], [], 0.0
             for i in range(steps):
-                flat = (rng.standard_normal(with_stats.size) * (50.0 if i == 3 else 0.3)).astype(np.float32)
+                flat = (rng.standard_normal(with_stats.size) * (50.0 if i == 3 else 0.01)).astype(np.float32)
                 count = float(rng.integers(10, 30))
                 flat[with_stats.offsets[f"{STATS}.count"]] = count
                 executor.state("grad0")[...] = flat
