@@ -110,9 +110,11 @@ class _Check:
         elif record.gate == "parity" and component.kind == "kernel":
             self.probes += len(record.probes)
             if not record.probes:
-                self.say(ERROR, path, number, about, "parity evidence without probes cannot be checked", _rerun(component.id, record.gate))
+                self.say(ERROR, path, number, about, "parity evidence without probes cannot be checked",
+                         _rerun(component.id, record.gate))
             for mismatch in self.recompute(record):
-                self.say(ERROR, path, number, about, f"the oracle disagrees: {mismatch}", "the line was forged, or the oracle is not portable")
+                self.say(ERROR, path, number, about, f"the oracle disagrees: {mismatch}",
+                         "the line was forged, or the oracle is not portable")
 
     def catches_of(self, machine: str, *, reference: bool) -> None:
         """Recorded catches of one class; on the reference class every fault needs a current one."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -46,6 +47,9 @@ Key = tuple[str, str]
 Target = tuple[str, ...]
 """('def', module, name) | ('lambda', module, line) | ('entry', module, name, *keys) | ('all', module) | ('text', hashed as it stands)."""
 
+Edges = tuple[tuple[Target, ...], ...]
+"""For each reference of a definition, in order, what it may mean (none for builtins; several where a name is bound twice)."""
+
 
 class Package:
     """A snapshot of a package's source files: each is read once, when first needed. Make a new one after files changed.
@@ -59,7 +63,7 @@ class Package:
         self._sources: dict[str, Source | None] = {}
         self._files: dict[str, Path] = {}
         self._hashes: dict[tuple[Target, ...], str] = {}
-        self._edges: dict[Target, tuple[str, tuple[Target, ...]]] = {}
+        self._edges: dict[Target, tuple[str, Edges]] = {}
         if not self.root.is_dir():
             raise InputError("no such package folder", came=self.root, do="give the folder that holds the package's __init__.py")
 
@@ -67,7 +71,10 @@ class Package:
         """A module of the package (or a file added by `module_of`), None when there is no such file."""
         if module not in self._sources:
             path = self._path(module)
-            self._sources[module] = None if path is None else read(path.read_text(encoding="utf-8"), self.name)
+            try:
+                self._sources[module] = None if path is None else read(path.read_text(encoding="utf-8"), self.name)
+            except InputError as error:
+                raise InputError(error.what, came=f"{module}: {error.came}", expected=error.expected, do=error.do) from error
         return self._sources[module]
 
     def _path(self, module: str) -> Path | None:
@@ -143,20 +150,20 @@ class Package:
         inside = f"{origin}.".startswith(registry)
         return module != origin and (module in {f"{self.name}.{m}" for m in OPAQUE} or (module.startswith(registry) and not inside))
 
-    def _follow(self, module: str, reference: Reference) -> list[Target]:
+    def _follow(self, module: str, reference: Reference) -> tuple[Target, ...]:
         if not reference.through:
-            return list(self.resolve(module, reference.chain))
-        return [t for imported in reference.through for t in self._through(imported, module, reference.chain[1:], frozenset())]
+            return self.resolve(module, reference.chain)
+        return tuple(t for imported in reference.through for t in self._through(imported, module, reference.chain[1:], frozenset()))
 
     # The graph
 
-    def _node(self, target: Target) -> tuple[str, tuple[Target, ...]]:
+    def _node(self, target: Target) -> tuple[str, Edges]:
         """(own text, edges) of a target."""
         if target not in self._edges:
             self._edges[target] = self._expand(target)
         return self._edges[target]
 
-    def _expand(self, target: Target) -> tuple[str, tuple[Target, ...]]:
+    def _expand(self, target: Target) -> tuple[str, Edges]:
         kind = target[0]
         if kind == "text":
             return target[1], ()
@@ -166,10 +173,9 @@ class Package:
             raise InputError("no such module to digest", came=module, expected=f"a file under {self.root.name}/")
         if kind == "all":
             names = sorted({*source.statements, *(source.imports if self._is_init(module) else ())} - {"__all__"})
-            return "all", tuple(t for n in names for t in self.resolve(module, (n,)))
+            return "all", tuple(self.resolve(module, (n,)) for n in names)
         found = self.definitions(target)
-        edges = [t for d in found for r in d.references for t in self._follow(module, r)]
-        return " ".join(d.text for d in found), tuple(dict.fromkeys(edges))
+        return " ".join(d.text for d in found), tuple(self._follow(module, r) for d in found for r in d.references)
 
     def definitions(self, target: Target) -> tuple[Definition, ...]:
         """What is written at a target; nothing for whole modules and text."""
@@ -192,7 +198,7 @@ class Package:
         order = dict.fromkeys(roots)
         queue = list(order)
         for target in queue:  # grows while it is walked
-            for edge in self._node(target)[1]:
+            for edge in itertools.chain.from_iterable(self._node(target)[1]):
                 if edge not in order:
                     order[edge] = None
                     queue.append(edge)
@@ -211,7 +217,7 @@ class Package:
         h.update(repr([order[r] for r in roots]).encode())
         for target in order:
             text, edges = self._node(target)
-            h.update(f"\n{text}:{[order[e] for e in edges]}".encode())
+            h.update(f"\n{text}:{[[order[e] for e in group] for group in edges]}".encode())
         return h.hexdigest()
 
     def roots(self, symbol: str) -> tuple[Target, ...]:

@@ -18,7 +18,7 @@ import alpha
 from alpha.component import GATES, Catalogue
 from alpha.errors import InputError
 from alpha.registry import policy
-from alpha.registry.syntax import read, same_meaning
+from alpha.registry.syntax import around, read, same_meaning
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -116,14 +116,16 @@ def broken(fault: Fault, text: str) -> str:
     count = text.count(fault.find)
     if count != 1:
         raise _bad("`find` of a fault must match exactly once", fault, f"{count} matches in {fault.file}", "1 match")
-    changed = text.replace(fault.find, fault.replace)
+    start = text.index(fault.find)
+    low, high = around(text, start, start + len(fault.find))
+    part = text[low:high].replace(fault.find, fault.replace)
     try:
-        read(changed, "alpha")
+        read(part, "alpha")
     except InputError as error:
         raise _bad("a fault must leave a file that parses", fault, error.came, "Python") from error
-    if same_meaning(text, changed):
+    if same_meaning(text[low:high], part):
         raise _bad("a fault must change what the program does", fault, "the same syntax tree", "another one")
-    return changed
+    return text[:low] + part + text[high:]
 
 
 def apply(fault: Fault, package_copy: Path) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -140,6 +141,29 @@ def same_meaning(a: str, b: str, package: str = "alpha") -> bool:
         writer.write(read(text, package).tree)
         hashes.append(writer.hash())
     return hashes[0] == hashes[1]
+
+
+def around(text: str, start: int, end: int) -> tuple[int, int]:
+    """The part of a file, as offsets, made of the top-level statements that text[start:end] touches and the blanks around them.
+
+    A change inside it can be parsed and compared without the rest of the file.
+    """
+    lines = _line_starts(text)
+    first, last = bisect_right(lines, start), bisect_right(lines, max(start, end - 1))
+    low, high = 1, len(lines)
+    for s in read(text, "").tree.body:
+        head = min([s.lineno, *(d.lineno for d in getattr(s, "decorator_list", ()))])
+        if (s.end_lineno or s.lineno) < first:
+            low = (s.end_lineno or s.lineno) + 1
+        elif head > last:
+            high = head - 1
+            break
+    return lines[low - 1], lines[high] if high < len(lines) else len(text)
+
+
+@lru_cache(maxsize=256)
+def _line_starts(text: str) -> tuple[int, ...]:
+    return (0, *(i + 1 for i, c in enumerate(text) if c == "\n"))
 
 
 # The stable text -------------------------------------------------------------------------------------------------------------------

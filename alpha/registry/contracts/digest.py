@@ -166,6 +166,9 @@ def _collisions(rng: np.random.Generator) -> Measured:
     checks.that(_of(two, "mini.main:both") != _of(swapped, "mini.main:both"), "callees of one name can be swapped")
     checks.that(_of(BASE, "mini.main:shadows") == _of(_with("constants.py", "PI = 3.0", "PI = 9.0"), "mini.main:shadows"),
                 "a local name is followed as if it were the module's")
+    thrice = {**two, "main.py": two["main.py"].replace("+ h()", "+ h() + k()") + "\n\nfrom mini.a import f as k\n"}
+    other = {**thrice, "main.py": thrice["main.py"].replace("from mini.a import f as k", "from mini.b import f as k")}
+    checks.that(_of(thrice, "mini.main:both") != _of(other, "mini.main:both"), "a third name may mean either of two callees")
     method = _of(BASE, "mini.shapes:Shape.area")
     checks.that(method != _of(_with("shapes.py", "return 2", "return 8"), "mini.shapes:Shape.area"), "a method leaves out its callees")
     with folder() as at:
@@ -182,10 +185,14 @@ def _opaque(rng: np.random.Generator) -> Measured:
     """Judges and tolerances are not digested: a looser one makes no evidence stale, it is judged again instead."""
     files = {"gates/parity.py": "from mini.registry.judge import LIMIT\nfrom mini.registry.record import write\n\n\n"
                                 "def measure(x):\n    return write(x), LIMIT, count()\n\n\ndef count():\n    return 1\n",
-             "registry/judge.py": "LIMIT = 2\n", "registry/record.py": "def write(x):\n    return x\n"}
+             "registry/judge.py": "LIMIT = 2\n", "registry/status.py": "from mini.registry import judge\n\n\n"
+                                                                         "def status():\n    return judge.LIMIT\n",
+             "registry/record.py": "def write(x):\n    return x\n"}
     checks, was = Checks(), _of(files, "mini.gates.parity:measure")
     looser = {**files, "registry/judge.py": f"LIMIT = {int(rng.integers(3, 99))}\n"}
     checks.that(_of(looser, "mini.gates.parity:measure") == was, "a tolerance is part of the measuring code's digest")
+    checks.that(_of(looser, "mini.registry.status:status") == _of(files, "mini.registry.status:status"),
+                "a tolerance is part of the status")
     fewer = {**files, "gates/parity.py": files["gates/parity.py"].replace("return 1", "return 0")}
     checks.that(_of(fewer, "mini.gates.parity:measure") != was, "measuring code is not digested")
     checks.that(_of(files, "mini.registry.judge:LIMIT") != _of(looser, "mini.registry.judge:LIMIT"), "the judge itself cannot be digested")
@@ -267,7 +274,7 @@ def _contract_of(at: Path, cases: str, component: Component) -> str:
     return package.hash(contract_targets(component, "parity", package))
 
 
-GOLDEN = "ff4d3ba4f697412e723348f977c561b85bec8af273286689699a998cd8c6a5ce"
+GOLDEN = "9961ae01ea05bd655063b636701e94431db69f87aeb87524058f54af679d4e4e"
 """Digest of the made-up package: the same under every Python version that the package supports."""
 
 
@@ -290,7 +297,8 @@ def _bad_input(rng: np.random.Generator) -> Measured:
         checks.raises(InputError, "no such module", lambda: symbol_digest("mini.nowhere:f", package=package), naming="mini.nowhere")
         checks.raises(InputError, "no such symbol", lambda: symbol_digest("mini.main:ff", package=package), naming="f")
         checks.raises(InputError, "no symbol at all", lambda: symbol_digest("mini.main", package=package), naming="mini.main")
-        checks.raises(InputError, "a file that does not parse", lambda: symbol_digest("mini.torn:f", package=package), naming="line 1")
+        checks.raises(InputError, "a file that does not parse", lambda: symbol_digest("mini.torn:f", package=package),
+                      naming="mini.torn: line 1")
         checks.raises(InputError, "no such package", lambda: Package(Path(at) / "nothing"), naming="nothing")
         checks.raises(InputError, "a function without a file", lambda: value_digest(eval("lambda: 1", {"__name__": "x"}), package))
         checks.raises(InputError, "an unknown gate", lambda: component_digests(

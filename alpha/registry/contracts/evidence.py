@@ -15,7 +15,7 @@ from alpha.errors import CorruptError, InputError, MachineError
 from alpha.registry.contracts.common import HERE, OTHER, Case, Checks, folder, make, parity_case
 from alpha.registry.evidence import Evidence, classes, current, load_file, path_of, reference_class, save, stale, write_reference
 from alpha.registry.machine import MachineClass, isa_level, machine_class
-from alpha.registry.record import MAX_BYTES, canonical, content_hash
+from alpha.registry.record import MAX_BYTES, canonical, content_hash, parse
 
 CORRUPT = CorruptError
 
@@ -86,6 +86,7 @@ def _edited(rng: np.random.Generator) -> Measured:
             checks.that(line != good, f"{what}: the edit is none")
             _line(path, line + "\n")
             checks.raises(CORRUPT, what, lambda: load_file(path))
+            checks.raises(CORRUPT, f"{what}, the line alone", lambda line=line: parse(line, "made up"))  # type: ignore[misc]
         _line(path, good + "\n")
         checks.that(load_file(path)["parity"].line() == good, "the sound line is refused")
     return checks.measured()

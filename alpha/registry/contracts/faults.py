@@ -12,7 +12,7 @@ from alpha.component import Measured
 from alpha.errors import InputError
 from alpha.registry.contracts.common import Case, Checks, folder, write_package
 from alpha.registry.contracts.status import BASE, KERNEL, catalogue
-from alpha.registry.faults import apply, load_faults
+from alpha.registry.faults import Fault, apply, broken, load_faults
 from alpha.registry.record import content_hash
 
 SOURCE = "def f(x):\n    # a comment\n    return x + 1\n\n\ndef g(x):\n    return x * 2\n"
@@ -48,6 +48,23 @@ def _applied(rng: np.random.Generator) -> Measured:
     return checks.measured()
 
 
+def _anywhere(rng: np.random.Generator) -> Measured:
+    """A snippet may span statements, sit in a decorator, at either end of the file or between statements; the rest stays as it was."""
+    checks = Checks()
+    text = ("import math\n\nA = 1\n\n\n@staticmethod\ndef f(x):\n    return (x +\n            A)\n\n\n"
+            "B = 2; C = 3\nif A:\n    D = 4\n# end")
+    for find, replace in (("import math", "import cmath"), ("A = 1\n\n\n@static", "A = 5\n\n\n@class"), ("staticmethod", "classmethod"),
+                          ("            A)\n\n\nB = 2", "            1)\n\n\nB = 3"), ("C = 3", "C = 4"), ("D = 4", "D = 5\n    E = 6"),
+                          ("# end", "F = 7"), ("\n\nA", "\nG = 8\nA"), ("B = 2; C = 3\n", "")):
+        fault = Fault(id="made.up", component=KERNEL.id, gate="parity", mirrors=0, why="made up", file="f.py", find=find, replace=replace)
+        checks.that(broken(fault, text) == text.replace(find, replace), f"{find!r} is not replaced as written")
+    for find, replace in (("    return (x +", "    return (x"), ("            A)", "            A"), ("def f(x):", "def f(x)"),
+                          ("if A:", "if A")):
+        fault = Fault(id="made.up", component=KERNEL.id, gate="parity", mirrors=0, why="made up", file="f.py", find=find, replace=replace)
+        checks.raises(InputError, f"{find!r} replaced by {replace!r}", lambda fault=fault: broken(fault, text))  # type: ignore[misc]
+    return checks.measured()
+
+
 def _unsound(rng: np.random.Generator) -> Measured:
     """Each unsound fault is refused by name."""
     checks = Checks()
@@ -75,7 +92,7 @@ def _unsound(rng: np.random.Generator) -> Measured:
     with folder() as at:
         root = _package(at, ENTRY)
         (fault,) = load_faults(root)
-        checks.raises(InputError, "the running package", lambda: apply(fault, Path(alpha.__file__).parent))
+        checks.raises(InputError, "the running package", lambda: apply(fault, Path(alpha.__file__).parent), naming="a copy only")
         apply(fault, root)
         checks.raises(InputError, "a fault twice", lambda: apply(fault, root), naming="f.plus")
         checks.raises(InputError, "an incomplete copy", lambda: apply(fault, at / "nowhere"), naming="k/f.py")
@@ -90,5 +107,6 @@ def _same(rng: np.random.Generator) -> Measured:
 
 
 CASES: dict[str, dict[str, list[Case]]] = {
-    "registry.faults": {"parity": [("applied", _applied)], "determinism": [("same", _same)], "faults": [("unsound faults", _unsound)]},
+    "registry.faults": {"parity": [("applied", _applied), ("anywhere", _anywhere)],
+                        "determinism": [("same", _same)], "faults": [("unsound faults", _unsound)]},
 }
