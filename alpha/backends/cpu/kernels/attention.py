@@ -32,7 +32,7 @@ _ENVELOPE = Envelope(dtypes=("f32", "f64"))
 
 @dataclass(frozen=True)
 class _Block:
-    """Queries [start, stop) and the keys [low, high) that any of them sees; `hidden` [n, queries]: which of keys masked.. + n are hidden."""
+    """Queries [start, stop) and the keys [low, high) that any of them sees; `hidden` [n, queries]: which keys from `masked` on are not."""
 
     start: int
     stop: int
