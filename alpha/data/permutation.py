@@ -13,6 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from alpha.errors import GraphError
+
 ROUNDS = 8
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK64 = (1 << 64) - 1
@@ -45,6 +47,7 @@ def permuted(indices: NDArray[np.int64], epochs: NDArray[np.int64], size: int, s
     """Where the permutation of (seed, epochs[j]) sends indices[j]: int64 [n], each in 0 .. size-1.
 
     `indices`: int64 [n] in 0 .. size-1. `epochs`: int64 [n], each >= 0. `size`: 1 to 2^62. `seed`: 0 to 2^64 - 1.
+    GraphError if the walk does not end, which a permutation's does.
     """
     half_bits = max(_LEAST_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
     seed_word = mix64(np.array([seed], dtype=np.uint64) + np.uint64(_GOLDEN))
@@ -52,7 +55,11 @@ def permuted(indices: NDArray[np.int64], epochs: NDArray[np.int64], size: int, s
     keys = [mix64(epoch_key + np.uint64((number * _GOLDEN) & _MASK64)) for number in range(1, ROUNDS + 1)]
     value = _network(_words(indices), keys, half_bits)
     outside = np.flatnonzero(value >= size)
+    longest = (1 << 2 * half_bits) - size  # a cycle that starts inside is back before it has met every place outside
     while outside.size:
+        if longest == 0:
+            raise GraphError("the sampler's permutation is not a permutation: its walk does not end", came=f"size {size}, seed {seed}")
+        longest -= 1
         value[outside] = _network(value[outside], [key[outside] for key in keys], half_bits)
         outside = outside[value[outside] >= size]
     return value.astype(np.int64)

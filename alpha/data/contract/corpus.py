@@ -93,7 +93,9 @@ def _hash_tells_apart(rng: np.random.Generator) -> Measured:
     variants = [
         texts,
         {**texts, "m3.py": texts["m3.py"] + b"!"},
+        {**texts, "m3.py": bytes([texts["m3.py"][0] ^ 1]) + texts["m3.py"][1:]},  # another text of the same size
         {**texts, "new.py": b"x"},
+        {("m99.py" if name == "m9.py" else name): text for name, text in texts.items()},  # renamed, in the same place
         {("renamed.py" if name == "m4.py" else name): text for name, text in texts.items()},
         {**texts, "m1.py": texts["m2.py"], "m2.py": texts["m1.py"]},
     ]

@@ -204,8 +204,8 @@ def _resume(rng: np.random.Generator) -> Measured:
         stream, seed = made_up_stream(root, 301), int(rng.integers(1 << 32))
         running = _make(stream, 4, 8, seed)
         uninterrupted = [running.batch(step) for step in range(30)]  # 75 windows: three epoch ends
-        for stop in rng.integers(0, 30, 6).tolist():
-            resumed, ranks = _make(stream, 4, 8, seed), int(rng.choice([1, 2, 4, 8]))
+        for stop, ranks in zip(rng.integers(0, 30, 6).tolist(), (1, 2, 4, 8, 2, 4)):
+            resumed = _make(stream, 4, 8, seed)
             for step in range(stop, 30):
                 parts = [resumed.batch(step, rank, ranks) for rank in range(ranks)]
                 same = np.array_equal(np.concatenate([p.inputs_bT for p in parts]), uninterrupted[step].inputs_bT)

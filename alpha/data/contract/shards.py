@@ -120,8 +120,11 @@ def _damaged_shards(rng: np.random.Generator) -> Measured:
         stream = shards.token_stream(made_up(rng, root / "texts"), _bpe(), root / "cache", shard_tokens=300)
         path = stream.shards[0].path
         whole, parent = path.read_bytes(), path.parent
-        damaged = [whole[: int(n)] for n in (0, 7, 48, len(whole) - 1, *rng.integers(1, len(whole), 10))] + [whole + b"\0"]
-        damaged += [flipped(rng, whole) for _ in range(80)]
+        torn = [whole[: int(n)] for n in (0, 7, 48, len(whole) - 1, *rng.integers(1, len(whole), 10))] + [whole + b"\0"]
+        for data in torn:  # the length is noticed without reading the tokens
+            path.write_bytes(data)
+            count.refuses(CorruptError, shards.open_stream, f"torn shard of {len(data)} bytes", parent, verify=False)
+        damaged = [*torn, *(flipped(rng, whole) for _ in range(80))]
         damaged += [flipped(rng, whole[:600]) + whole[600:] for _ in range(40)]
         damaged += [whole[:-8] + flipped(rng, whole[-8:]) for _ in range(4)]
         for data in damaged:

@@ -94,8 +94,9 @@ def write_texts(root: Path, texts: dict[str, bytes]) -> None:
 def in_fresh_process(function: Callable[[bytes], str], data: bytes, hash_seed: int) -> str:
     """`function(data)` in a new interpreter with that PYTHONHASHSEED. `function`: a module-level one of this package."""
     module, name = function.__module__, function.__name__
-    code = f"import sys; from {module} import {name} as f; print(f(sys.stdin.buffer.read()))"
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(Path(alpha.__file__).parents[1])}
+    root = str(Path(alpha.__file__).parents[1])  # first on the path: this package, wherever the process starts
+    code = f"import sys; sys.path.insert(0, {root!r}); from {module} import {name} as f; print(f(sys.stdin.buffer.read()))"
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, input=data, env=environment, capture_output=True, timeout=120, check=False)
     if done.returncode:

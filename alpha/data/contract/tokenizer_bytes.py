@@ -18,7 +18,7 @@ _FROZEN_HASH = "ae14f532b854b6754ed8600b8aca05200b65c38c9bba988ab36f8276ef7f7d14
 def _ids_are_bytes(rng: np.random.Generator) -> Measured:
     count = Count()
     made = tokenizer.ByteTokenizer()
-    for data in (b"", bytes(range(256)), any_bytes(rng, 5000), *stdlib_texts(rng, 2, 20_000)):
+    for data in (b"", bytes(range(256)), any_bytes(rng, 5000), b"\r\n\n\r\xff\r\n", *stdlib_texts(rng, 2, 20_000)):
         ids = made.encode(data)
         count.check(ids.tolist() == list(data) and ids.dtype == np.uint16, f"ids of {data[:40]!r}")
         count.check(made.decode(ids) == data, f"round trip of {data[:40]!r}")
