@@ -14,6 +14,7 @@ from rich.text import Text
 from alpha.flops.v1 import ModelFlops, mfu
 from alpha.train.evaluate import Evaluation
 from alpha.train.loop import StepResult
+from alpha.train.peak import Peak
 
 RECENT = 30
 """Steps over which speed is averaged."""
@@ -51,8 +52,8 @@ class Talk:
 class Board:
     """Progress of one run; give its methods to loop.Watch. Use as a context manager."""
 
-    def __init__(self, talk: Talk, first: int, steps: int, flops: ModelFlops, peak: float) -> None:
-        """`first`: steps already done; `peak`: FLOP/s that MFU is measured against."""
+    def __init__(self, talk: Talk, first: int, steps: int, flops: ModelFlops, peak: Peak) -> None:
+        """`first`: steps already done; `peak`: what MFU is measured against; looked at again after each validation."""
         self.talk, self.first, self.steps, self.flops, self.peak = talk, first, steps, flops, peak
         self.recent: deque[StepResult] = deque(maxlen=RECENT)
         self.began = time.perf_counter()
@@ -79,6 +80,11 @@ class Board:
         seconds = sum(r.seconds for r in self.recent)
         return sum(r.tokens for r in self.recent) / seconds if seconds else 0.0
 
+    def mfu(self, speed: float) -> str:
+        """Model FLOPs utilisation; a figure above 1 is no figure but a peak that was measured while the machine was busy."""
+        share = mfu(speed, self.flops, self.peak.flops)
+        return f"{share:.1%}" if share <= 1.0 else "? (busy machine: peak measured too low)"
+
     def left(self, done: int) -> float:
         """Seconds left at the pace of the whole run so far, validation and saving counted."""
         return (time.perf_counter() - self.began) / max(1, done - self.first) * (self.steps - done)
@@ -87,9 +93,7 @@ class Board:
         """A step is done."""
         self.recent.append(result)
         done, speed = result.step + 1, self.tokens_per_second()
-        figures = (
-            f"loss {result.loss:.4f}  {speed:,.0f} tokens/s  MFU {mfu(speed, self.flops, self.peak):.1%}  {duration(self.left(done))} left"
-        )
+        figures = f"loss {result.loss:.4f}  {speed:,.0f} tokens/s  MFU {self.mfu(speed)}  {duration(self.left(done))} left"
         if self.talk.console.is_terminal:
             self.bar.update(self.task, completed=done, figures=figures)
         elif done in (self.first + 1, self.steps) or done % max(1, self.steps // LINES) == 0:
@@ -97,6 +101,7 @@ class Board:
 
     def evaluated(self, step: int, found: Evaluation) -> None:
         """A validation is done."""
+        self.peak.measure()
         stamp = f"{self.talk.stamp} " if self.talk.stamp else ""
         self.talk.say(f"{stamp}step {step}: validation {found.bits_per_byte:.4f} bits per byte ({found.windows} windows)")
 

@@ -28,7 +28,7 @@ from alpha.train.console import Board, Talk, duration
 from alpha.train.evaluate import Evaluation
 from alpha.train.loop import Loop, Watch
 from alpha.train.metrics import Metrics
-from alpha.train.peak import measured_peak
+from alpha.train.peak import Peak
 from alpha.train.rundir import UNGATED, RunDir
 from alpha.train.sample import generate, printable
 
@@ -83,12 +83,13 @@ def train(
             metrics.rewind(0)
         ungated = admit is None or rundir.read_manifest(held.path).get("status") == UNGATED
         talk.stamp = UNGATED if ungated else ""
-        peak, source = measured_peak(executor.workers)
-        _describe(held, metrics, cfg, data, program, flops, evidence, ungated, began, loop.step, threads, peak, source)
-        _introduce(talk, held.path, cfg, data, program, flops, loop.step, stamp(peak, source))
+        peak = Peak(executor.workers)
+        _describe(held, metrics, cfg, data, program, flops, evidence, ungated, began, loop.step, threads, peak)
+        _introduce(talk, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
         if loop.step < cfg.train.steps:
             with Board(talk, loop.step, cfg.train.steps, flops, peak) as board:
                 finished = loop.run(Watch(board.step, board.evaluated, board.saved, stop))
+            metrics.describe({"peak_flops": peak.flops})
             if not finished:
                 return Outcome(held.path, loop.step, False)
             talk.say(f"{cfg.train.steps} steps in {duration((datetime.now(timezone.utc) - began).total_seconds())}")
@@ -116,7 +117,7 @@ def _same_run(cfg: Config, path: Path) -> Config:
 
 def _describe(
     held: RunDir, metrics: Metrics, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, evidence: Mapping[str, Any],
-    ungated: bool, began: datetime, step: int, threads: int, peak: float, source: str,
+    ungated: bool, began: datetime, step: int, threads: int, peak: Peak,
 ) -> None:  # fmt: skip
     """Write the manifest and the metadata of the metrics."""
     machine = machine_class()
@@ -131,7 +132,13 @@ def _describe(
             "config": cfg.identity(),
             "program": program.hash(),
             "components": {**{c: {} for c in program.components()}, **evidence},
-            "flops": {"version": VERSION, "convention": CONVENTION, "per_token": flops.per_token, "peak": peak, "peak_source": source},
+            "flops": {
+                "version": VERSION,
+                "convention": CONVENTION,
+                "per_token": flops.per_token,
+                "peak": peak.flops,
+                "peak_source": peak.source,
+            },
             "tokenizer": data.tokenizer.hash,
             "corpus": data.corpus.hash,
             "split": {"train": data.split.train.hash, "validation": data.split.validation.hash},
@@ -148,8 +155,8 @@ def _describe(
             "flops_version": VERSION,
             "flops_convention": CONVENTION,
             "flops_per_token": flops.per_token,
-            "peak_flops": peak,
-            "peak_source": source,
+            "peak_flops": peak.flops,
+            "peak_source": peak.source,
             "machine": machine.key,
             "threads": threads,
             "shards": cfg.train.shards,

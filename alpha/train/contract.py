@@ -1,0 +1,297 @@
+"""Cases of `train.loop`: which text a step sees, what a resume continues, what validation counts. Floor 6.
+
+Small runs on made-up text in a temporary folder, with the kernels of the house.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from alpha import config
+from alpha.backends.cpu.executor import CpuExecutor
+from alpha.checkpoint import simple
+from alpha.component import Measured
+from alpha.config import Config
+from alpha.errors import InputError, NonFiniteError
+from alpha.graph.plan import Program
+from alpha.train import assemble, evaluate
+from alpha.train.assemble import Dataset
+from alpha.train.house import house
+from alpha.train.loop import Loop, Watch
+from alpha.train.metrics import Metrics, read
+
+RUN = """
+[run]
+name = "contract"
+[model]
+family = "gpt"
+layers = 1
+width = 16
+heads = 2
+dropout = 0.1
+[data]
+corpus = "{root}/text"
+tokenizer = "bytes"
+validation = 0.4
+sequence = 8
+cache = "{root}/cache"
+[train]
+steps = 5
+batch = 12
+shards = 2
+micro_batch = 2
+eval_every = 2
+eval_windows = 5
+checkpoint_every = 2
+[optim]
+lr = 1e-2
+[machine]
+threads = {threads}
+"""
+
+
+@cache
+def _program(text: str, vocab: int) -> Program:
+    cfg = config.parse(text)
+    return assemble.program_for(cfg, vocab, house(), assemble.threads_for(cfg))
+
+
+class _Run:
+    """A folder with text, and loops over it."""
+
+    def __init__(self, root: Path, rng: np.random.Generator) -> None:
+        self.root = root
+        (root / "text").mkdir()
+        for i in range(9):
+            (root / "text" / f"{i}.txt").write_bytes(rng.integers(32, 127, int(rng.integers(200, 900)), np.uint8).tobytes())
+        self.cfg = self.config(2)
+        self.data = assemble.open_data(self.cfg)
+
+    def config(self, threads: int, *overrides: str) -> Config:
+        return config.parse(RUN.format(root=self.root.as_posix(), threads=threads), overrides)
+
+    @contextmanager
+    def loop(self, name: str, cfg: Config | None = None, data: Dataset | None = None) -> Iterator[Loop]:
+        cfg, data, folder = cfg or self.cfg, data or self.data, self.root / name
+        folder.mkdir(exist_ok=True)
+        with (
+            CpuExecutor(_program(_without_paths(cfg), data.tokenizer.vocab_size), house()) as executor,
+            Metrics(folder / "m.sqlite") as metrics,
+        ):
+            sampler = assemble.sampler_for(cfg, data)
+            yield Loop(cfg, executor, sampler, data.validation, data.tokenizer, folder / "checkpoints", metrics)
+
+    def rows(self, name: str) -> list[tuple[object, ...]]:
+        return read(self.root / name / "m.sqlite", "step_metrics", "step, loss, norm, lr, coefficient, tokens, finite")
+
+
+def _without_paths(cfg: Config) -> str:
+    """The Program does not depend on where the text lies, so it is built once."""
+    return config.parse(cfg.resolved(), ["data.corpus=x", "data.cache=x"]).resolved()
+
+
+@contextmanager
+def _run(rng: np.random.Generator) -> Iterator[_Run]:
+    with tempfile.TemporaryDirectory(prefix="alpha-loop-") as root:
+        yield _Run(Path(root), rng)
+
+
+def _bits(loop: Loop) -> bytes:
+    """Every named tensor of the state."""
+    parts = [flat[o : o + n].tobytes() for _, (layout, flat) in sorted(loop.states().items()) for o, n in layout.ranges()]
+    return b"".join(parts)
+
+
+def _measured(checks: list[tuple[str, bool]], digest: bytes = b"") -> Measured:
+    wrong = [name for name, holds in checks if not holds]
+    return Measured(float(len(wrong)), 0.0, len(checks), hashlib.sha256(digest).hexdigest(), "; ".join(wrong)[:200])
+
+
+# -- parity --------------------------------------------------------------------------------------------------------------------
+
+
+def text_of_a_step(rng: np.random.Generator) -> Measured:
+    """The calls of a step read the global batch once, in order, each row with its target and its global sample id."""
+    checks = []
+    with _run(rng) as run, run.loop("a") as loop:
+        for step in (0, 1, 7, int(rng.integers(8, 500))):
+            loop.step = step
+            whole = loop.sampler.batch(step)
+            seen = [loop.inputs(call) for call in loop.program.schedule if call.shard is not None]
+            for name, expected in (("tokens", whole.inputs_bT), ("targets", whole.targets_bT), ("sample_ids", whole.samples_b)):
+                got = np.concatenate([x[name] for x in seen])
+                checks.append((f"step {step}: {name}", np.array_equal(got, expected) and got.dtype == np.int32))
+            positions = np.concatenate([x["positions"] for x in seen])
+            checks.append((f"step {step}: positions", np.array_equal(positions, np.tile(np.arange(8), (12, 1)))))
+            checks.append(
+                (f"step {step}: a call without text", all(loop.inputs(c) == {} for c in loop.program.schedule if c.shard is None))
+            )
+            checks.append((f"step {step}: shift by one", np.array_equal(whole.inputs_bT[:, 1:], whole.targets_bT[:, :-1])))
+    return _measured(checks)
+
+
+def by_hand(rng: np.random.Generator) -> Measured:
+    """`run` is the schedule called step by step: same state, and every row of the metrics is what the update gave out."""
+    checks = []
+    with _run(rng) as run:
+        with run.loop("a") as loop:
+            loop.start()
+            checks.append(("finished", loop.run()))
+            got = _bits(loop)
+        expected: list[tuple[object, ...]] = []
+        with run.loop("b") as loop:
+            loop.start()
+            for step in range(5):
+                loop.step = step
+                for call in loop.program.schedule:
+                    out = loop.executor.run(call.plan, loop.inputs(call))
+                o = {k: float(v) for k, v in out.items()}
+                expected.append((step, o["loss_sum"] / o["count"], o["norm"], o["lr"], o["coefficient"], 96, 1))
+            checks.append(("state differs from the schedule run by hand", _bits(loop) == got))
+            checks.append(("count is not the step's tokens", o["count"] == 96))
+            checks.append(("steps counted on the device", int(loop.executor.state("counter")[0]) == 5))
+        checks.append(("metrics differ from what the update gave out", run.rows("a") == expected))
+        found = read(run.root / "a" / "m.sqlite", "evaluations", "step, windows")
+        checks.append(("validations at other steps", found == [(2, 5), (4, 5)]))
+        checks.append(("checkpoints at other steps", simple.steps(run.root / "a" / "checkpoints") == [4, 5]))
+    return _measured(checks)
+
+
+def resumed(rng: np.random.Generator) -> Measured:
+    """Stopped after any step and resumed in a fresh executor: the same bits and the same rows as without."""
+    checks = []
+    with _run(rng) as run:
+        with run.loop("whole") as loop:
+            loop.start()
+            loop.run()
+            expected = _bits(loop)
+        for stop in (1, 2, 3, 4):
+            name = f"stop{stop}"
+            with run.loop(name) as loop:
+                loop.start()
+                went = loop.run(Watch(stop=lambda loop=loop, stop=stop: loop.step == stop))  # type: ignore[misc]
+                checks.append((f"{name}: did not stop", not went and loop.step == stop))
+            with run.loop(name) as loop:
+                loop.executor.state("param")[...] = 3.0
+                loop.resume()
+                checks.append((f"{name}: resumed at another step", loop.step == stop))
+                checks.append((f"{name}: did not finish", loop.run()))
+                checks.append((f"{name}: other bits", _bits(loop) == expected))
+            checks.append((f"{name}: other rows", run.rows(name) == run.rows("whole")))
+        with run.loop("stop4") as loop:
+            loop.resume(4)
+            checks.append(("an earlier checkpoint", loop.step == 4 and loop.run() and _bits(loop) == expected))
+        for override in ("run.seed=2", "optim.weight_decay=0.2", "train.steps=6"):
+            with run.loop("stop4", run.config(2, override)) as loop:
+                checks.append((f"resumed with {override}", _refused(loop)))
+    return _measured(checks)
+
+
+def _refused(loop: Loop) -> bool:
+    try:
+        loop.resume()
+    except InputError:
+        return True
+    return False
+
+
+class _Lengths:
+    """As much of a tokenizer as validation reads."""
+
+    def __init__(self, byte_lengths: np.ndarray) -> None:
+        self.byte_lengths = byte_lengths
+
+
+def validation(rng: np.random.Generator) -> Measured:
+    """A model whose logits are all equal loses ln V a token, whatever the text: nats, tokens and bytes are then known exactly."""
+    checks: list[tuple[str, bool]] = []
+    worst = 0.0
+    with _run(rng) as run, run.loop("a") as loop:
+        loop.executor.state("param")[...] = 0.0
+        stream, tokenizer = loop.validation, loop.tokenizer
+        total = (len(stream) - 1) // 8
+        all_targets = stream.windows(np.arange(total) * 8 + 1, 8)
+        for windows in (1, 2, 5, total, 0, total + 9):
+            n = total if windows in (0, total + 9) else windows
+            found = evaluate.evaluate(loop.executor, stream, tokenizer, windows)
+            chosen = evaluate.chosen_windows(stream, 8, windows)
+            targets = all_targets[chosen]
+            nats = n * 8 * math.log(tokenizer.vocab_size)
+            worst = max(worst, abs(found.nats / nats - 1.0))
+            checks.append((f"{windows}: windows", found.windows == n == len(set(chosen.tolist()))))
+            checks.append((f"{windows}: tokens", found.tokens == n * 8))
+            checks.append((f"{windows}: bytes", found.bytes == sum(len(tokenizer.decode(row)) for row in targets)))
+            bits = found.nats / math.log(2.0) / found.bytes
+            checks.append((f"{windows}: bits per byte", math.isclose(found.bits_per_byte, bits, rel_tol=1e-12)))
+        made_up = _Lengths(rng.integers(0, 9, tokenizer.vocab_size))
+        for windows in (3, total):
+            counted = evaluate.evaluate(loop.executor, stream, made_up, windows).bytes  # type: ignore[arg-type]
+            expected = sum(int(made_up.byte_lengths[t]) for t in all_targets[evaluate.chosen_windows(stream, 8, windows)].ravel())
+            checks.append((f"{windows}: bytes of tokens of many lengths", counted == expected))
+        checks.append((f"nats off by {worst}", worst < 1e-5))
+        before = _bits(loop)
+        loop.evaluate(3)
+        checks.append(("validation changed the state", _bits(loop) == before))
+    return _measured(checks)
+
+
+def bad_step(rng: np.random.Generator) -> Measured:
+    """A step that is not finite is refused: named, state untouched and saved, the step not counted."""
+    checks = []
+    with _run(rng) as run, run.loop("a") as loop:
+        loop.start()
+        loop.advance()
+        layout = loop.program.states["param"]
+        place = layout.offsets[next(t.name for t in layout.tensors if t.name.endswith("mlp.up.weight"))]
+        for value in (np.nan, np.inf):
+            loop.executor.state("param")[place] = value
+            before, message = _bits(loop), ""
+            try:
+                loop.advance()
+            except NonFiniteError as error:
+                message = str(error)
+            checks.append((f"{value}: not refused", bool(message)))
+            checks.append((f"{value}: names no op ({message[:60]})", "block.0" in message and "model line" in message))
+            checks.append((f"{value}: changed the state", _bits(loop) == before))
+            checks.append((f"{value}: counted", loop.step == 1 and run.rows("a")[-1][0] == 1 and run.rows("a")[-1][-1] == 0))
+            checks.append((f"{value}: not saved", simple.steps(loop.checkpoints) == [1]))
+    return _measured(checks)
+
+
+# -- determinism ---------------------------------------------------------------------------------------------------------------
+
+
+def same_bits(rng: np.random.Generator) -> Measured:
+    """Two runs of one configuration, and one with another number of threads, give the same bits."""
+    found = []
+    with _run(rng) as run:
+        for name, cfg in (("a", run.cfg), ("b", run.cfg), ("c", run.config(1))):
+            with run.loop(name, cfg) as loop:
+                loop.start()
+                loop.run()
+                found.append(_bits(loop))
+        rows = [run.rows(name) for name in ("a", "b", "c")]
+    checks = [("a second run", found[0] == found[1]), ("one thread", found[0] == found[2]), ("rows", rows[0] == rows[1] == rows[2])]
+    return _measured(checks, found[0])
+
+
+CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measured]]]]] = {
+    "train.loop": {
+        "parity": [
+            ("text of a step", text_of_a_step),
+            ("by hand", by_hand),
+            ("resumed", resumed),
+            ("validation", validation),
+            ("bad step", bad_step),
+        ],
+        "determinism": [("same bits", same_bits)],
+    }
+}
