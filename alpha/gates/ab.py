@@ -4,9 +4,9 @@ Blocks of A and B alternate in random order; each pair gives one log ratio of ti
 interval comes from the order statistics of the pairs (the number of pairs below the median is binomial with p = 1/2), so nothing is
 assumed about how the times are distributed.
 
-PASS: the upper bound is under 2 %. FAIL: the lower bound is above 0 and the estimate at least 2 %, and a fresh process says so as well. Else
-the pairs are doubled, at most three rounds; the chance of error is split evenly over the rounds (and over the comparisons of one session,
-`family`). Then AMBIGUOUS.
+PASS: the upper bound is under 2 %. FAIL: the lower bound is above 0 and the estimate at least 2 %, and a fresh process says so as well.
+Else the pairs are doubled, at most three rounds; the chance of error is split evenly over the rounds (and over the comparisons of one
+session, `family`). Then AMBIGUOUS.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ print(i.low, i.estimate, i.high, i.pairs)
 def _fresh(a: Component, b: Component, case_name: str, slowdown: float) -> Interval:
     from alpha.gates.contracts import child_environment
 
-    child = subprocess.run([sys.executable, "-c", _AGAIN, a.id, b.id, case_name, str(slowdown)], capture_output=True, text=True, timeout=120,
-                           env=child_environment(), check=False)
+    command = [sys.executable, "-c", _AGAIN, a.id, b.id, case_name, str(slowdown)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=120, env=child_environment(), check=False)
     if child.returncode != 0:
         raise MachineError("the A/B comparison could not be repeated in a fresh process", came=child.stderr.strip().rsplit("\n", 1)[-1],
                            do="run `alpha bench` on the component to see the error")

@@ -1,7 +1,7 @@
 """Planted faults: each must be rejected by the gate that it names. Floor 7.
 
-A catch is evidence: the raw record by which the gate said FAIL is kept (only its failing entries, so that the file stays readable), bound to
-the digests of the sound component and of the fault, and run again when either changes.
+A catch is evidence: the raw record by which the gate said FAIL is kept (only its failing entries, so that the file stays readable),
+bound to the digests of the sound component and of the fault, and run again when either changes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import alpha
-from alpha.component import Catalogue, Component
+from alpha.component import Catalogue
 from alpha.errors import AlphaError
 from alpha.gates import plant
 from alpha.gates.operating import wilson
-from alpha.gates.run import judged
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
 from alpha.registry.digest import Package
 from alpha.registry.evidence import default_roots, local_root
 from alpha.registry.faults import Fault, broken
-from alpha.registry.judge import FAIL
+from alpha.registry.judge import FAIL, judge
 from alpha.registry.machine import machine_class
 from alpha.registry.record import Record
 
@@ -75,7 +74,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     today = {f.id: catch_digests(f, catalogue[f.component], package) for f in faults}
     for fault in faults:
         catch = old.get(fault.id)
-        if catch is not None and dict(catch.digests) == today[fault.id] and rejected(catch, catalogue[fault.component]):
+        if catch is not None and dict(catch.digests) == today[fault.id] and catch.rejected:
             results[fault.id] = Result(fault, catch, True, "", False)
         else:
             jobs.append(job_of(fault))
@@ -83,7 +82,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     def finished(outcome: plant.Outcome) -> None:
         fault = by_name[outcome.job.name]
         catch = catch_of(fault, outcome, today[fault.id])
-        result = Result(fault, catch, rejected(catch, catalogue[fault.component]), _why(outcome), True)
+        result = Result(fault, catch, catch.rejected, _why(outcome), True)
         results[fault.id] = result
         if said is not None:
             said(result)
@@ -97,7 +96,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
 def job_of(fault: Fault) -> plant.Job:
     """The fault applied to its file's text."""
     source = Path(alpha.__file__).parent / fault.file
-    return plant.Job(fault.id, fault.component, (fault.gate,), fault.file, broken(fault, source.read_text(encoding="utf-8")))
+    return plant.Job(fault.id, ((fault.component, fault.gate),), fault.file, broken(fault, source.read_text(encoding="utf-8")))
 
 
 def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str]) -> Catch:
@@ -108,25 +107,9 @@ def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str]) -> C
 
 
 def trimmed(record: Record) -> Record:
-    """The record with its worst failing entries only: it must still be judged FAIL by any judge that is not looser than today's."""
-    failing = [c for c in record.cases if judged_alone(record, c)]
-    if not failing:
-        return replace(record, probes=[])
-    return replace(record, probes=[], cases=failing[:KEPT], declared=len(failing[:KEPT]))
-
-
-def judged_alone(record: Record, case: object) -> bool:
-    """Whether one entry fails on its own."""
-    from alpha.registry.judge import judge
-
-    return judge(replace(record, cases=[case], declared=1), runs=0).verdict == FAIL  # type: ignore[list-item]
-
-
-def rejected(catch: Catch, component: Component) -> bool:
-    """Caught: the judge says FAIL, or the process ended in an error. A gate that did not run has caught nothing."""
-    if catch.record is None:
-        return bool(catch.error)
-    return judged(catch.record, component).verdict == FAIL
+    """The record with its first failing entries only: a judge that is not looser than today's says FAIL to it as well."""
+    failing = [c for c in record.cases if judge(replace(record, cases=[c], declared=1), runs=0).verdict == FAIL][:KEPT]
+    return replace(record, probes=[], cases=failing, declared=len(failing)) if failing else replace(record, probes=[])
 
 
 def _why(outcome: plant.Outcome) -> str:

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def live(component: Component, case_name: str, slowdown: float, trials: int, end
     return counts
 
 
-def characteristic(component: Component, *, case_name: str = "cache", seconds: float = 60.0) -> dict[str, object]:
+def characteristic(component: Component, *, case_name: str = "cache", seconds: float = 60.0) -> dict[str, Any]:
     """Measure the table: about half the time for the series, half for live trials."""
     start = time.perf_counter()
     series = record_series(component, case_name, seconds / 2)

@@ -24,7 +24,7 @@ import alpha
 from alpha.errors import MachineError
 from alpha.registry.record import Record
 
-TIMEOUT = 40.0
+TIMEOUT = 20.0
 """Seconds after which a gate on a broken component is ended: a hang is found out too, and named so."""
 
 _WORKER = r"""
@@ -46,9 +46,9 @@ def child(job, out):
     try:
         from alpha.gates import components, run
         from alpha.registry.record import canonical
-        component = components.house()[job["component"]]
         results = []
-        for gate in job["gates"]:
+        for component_id, gate in job["attempts"]:
+            component = components.house()[component_id]
             record = run.measure(component, gate, job.get("nonce"))
             judgement = run.judged(record, component)
             results.append({"record": asdict(record), "verdict": judgement.verdict, "reasons": list(judgement.reasons)[:3]})
@@ -112,11 +112,10 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Job:
-    """Gates to try in order on one component, with one file of the package replaced; the first FAIL ends it."""
+    """(component, gate) to try in order, with one file of the package replaced; the first FAIL ends it."""
 
     name: str
-    component: str
-    gates: tuple[str, ...]
+    attempts: tuple[tuple[str, str], ...]
     file: str
     text: str
     timeout: float = TIMEOUT
@@ -135,7 +134,7 @@ class Outcome:
     def caught_by(self) -> str:
         """The gate that said FAIL; the first gate where the process ended in an error; '' when the fault survived."""
         if self.error:
-            return self.job.gates[0]
+            return self.job.attempts[0][1]
         return next((r.gate for r, verdict, _ in self.records if verdict == "FAIL"), "")
 
 
@@ -163,8 +162,7 @@ class Worker:
         """Do one job; MachineError if the worker itself died."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
-        message = {"component": job.component, "gates": job.gates, "file": job.file, "text": job.text, "timeout": job.timeout,
-                   "nonce": job.nonce}
+        message = {"attempts": job.attempts, "file": job.file, "text": job.text, "timeout": job.timeout, "nonce": job.nonce}
         process.stdin.write(json.dumps(message) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()

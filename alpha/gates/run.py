@@ -1,4 +1,4 @@
-"""Run gates: what is due, cheapest first, within a budget; each record is kept as soon as it exists, so an interrupted run resumes. Floor 7."""
+"""Run gates: what is due, cheapest first, within a budget. Each record is kept at once, so that an interrupted run resumes. Floor 7."""
 
 from __future__ import annotations
 

@@ -306,9 +306,10 @@ def make_record(component: Component, gate: str, nonce: str, declared: int, foun
     if len(found) == declared:
         found = condense(found)
         declared = len(found)
-    return Record(component=component.id, gate=gate, machine=machine_class().key, digests=component_digests(component, gate, package=_package()),
-                  nonce=nonce, declared=declared, cases=list(found), probes=[list(p) for p in probes],
-                  environment={**{k: v for k, v in environment().items() if k in ("python", "numpy", "blas", "cpu")}, **more})
+    digests = component_digests(component, gate, package=_package())
+    here = {k: v for k, v in environment().items() if k in ("python", "numpy", "blas", "cpu")}
+    return Record(component=component.id, gate=gate, machine=machine_class().key, digests=digests, nonce=nonce, declared=declared,
+                  cases=list(found), probes=[list(p) for p in probes], environment={**here, **more})
 
 
 def size(types: Sequence[TensorType]) -> int:

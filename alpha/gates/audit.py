@@ -1,0 +1,63 @@
+"""Rerunning shipped evidence: a random sample is measured again from its own nonce and compared. Floor 7.
+
+Same machine class, same nonce, same code: parity probes and determinism digests must repeat bit for bit, the numbers of parity, gradient
+and faults must be the same, and a share of the ceiling must lie within the tripwire. This is what forgery has to survive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from alpha.component import Catalogue
+from alpha.gates import run as runner
+from alpha.registry.evidence import Evidence, current
+from alpha.registry.judge import TRIPWIRE
+from alpha.registry.machine import machine_class
+from alpha.registry.record import Record
+from alpha.registry.status import Registry
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One record that was measured again; `problems` is empty when it repeats."""
+
+    component: str
+    gate: str
+    problems: tuple[str, ...]
+
+
+def run(catalogue: Catalogue, root: Path, n: int, seed: int | None = None) -> list[Audited]:
+    """Audit `n` current records of this machine class, chosen at random."""
+    evidence, registry = Evidence([root]), Registry(catalogue, [root])
+    having = []
+    for component in catalogue:
+        for gate, found in evidence.load(component.id, machine_class().key).items():
+            if current(found[0].record, registry.digests(component, gate)):
+                having.append((component, found[0].record))
+    rng = np.random.default_rng(seed)
+    chosen = [having[i] for i in rng.permutation(len(having))[:n]]
+    return [Audited(c.id, r.gate, tuple(differences(r, runner.measure(c, r.gate, r.nonce)))) for c, r in chosen]
+
+
+def differences(old: Record, new: Record) -> list[str]:
+    """Where a repeated measurement departs from the record."""
+    if [c.get("name") for c in old.cases] != [c.get("name") for c in new.cases]:
+        return ["other cases than the nonce gives"]
+    found = []
+    if [list(p) for p in old.probes] != [list(p) for p in new.probes]:
+        found.append("probes have other bits")
+    for a, b in zip(old.cases, new.cases):
+        if old.gate == "perf":
+            if not TRIPWIRE * _number(a.get("share")) <= _number(b.get("share")):
+                found.append(f"{a['name']}: {b.get('share')!r} of the ceiling, recorded {a.get('share')!r}")
+            continue
+        keys = {"determinism": ("digest", "distinct")}.get(old.gate, ("error", "ratio", "floor", "bound"))
+        found += [f"{a['name']}: {k} is {b.get(k)!r}, recorded {a.get(k)!r}" for k in keys if k in a and str(a[k]) != str(b.get(k))]
+    return found
+
+
+def _number(x: object) -> float:
+    return float(x) if isinstance(x, (int, float)) and not isinstance(x, bool) else float("nan")

@@ -1,0 +1,208 @@
+"""The subcommands of `alpha gate` as functions: each prints and returns an exit code. Floor 7.
+
+0 done, 1 a verdict said no, 2 bad input, 3 the machine lacks what was asked (the last two are raised and mapped by the command line).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from alpha.component import GATES
+from alpha.errors import InputError
+from alpha.gates import audit, catches, mutants, operating, perf, run
+from alpha.gates.components import house
+from alpha.gates.recompute import recompute
+from alpha.registry import check as registry_check
+from alpha.registry import policy
+from alpha.registry.evidence import default_roots, local_root, shipped_root
+from alpha.registry.faults import load_faults
+from alpha.registry.judge import PASS, Judgement
+from alpha.registry.machine import machine_class
+from alpha.registry.record import Record
+from alpha.registry.status import Registry
+
+_COLOUR = {"PASS": "green", "BASELINE": "cyan", "AMBIGUOUS": "yellow", "FAIL": "bold red", "NOT_RUN": "dim"}
+
+
+def _console(console: Console | None) -> Console:
+    return console or Console(soft_wrap=True, highlight=False)
+
+
+def _said(verdict: str) -> str:
+    return f"[{_COLOUR[verdict]}]{verdict}[/]"
+
+
+def cmd_list(*, console: Console | None = None) -> int:
+    """Every component with its kind, the gates that it owes and what is exempt."""
+    out = _console(console)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("component", "kind", "backend", "owes"):
+        table.add_column(column, no_wrap=True)
+    for c in house():
+        exempt = [g for g in policy.OWED[c.kind] if policy.exemption(c, g)]
+        table.add_row(c.id, c.kind, c.backend, " ".join(policy.owed(c)) + (f"  [dim](exempt: {' '.join(exempt)})[/]" if exempt else ""))
+    out.print(table)
+    out.print(f"{len(house())} components")
+    return 0
+
+
+def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = False, budget: float | None = None, ship: bool = False,
+            pin: bool = False, console: Console | None = None) -> int:
+    """Run the gates of some components (all of them when none is named).
+
+    `stale`: only those without current, satisfying evidence; `budget`: seconds; `ship`: write to the evidence that belongs to the
+    repository instead of the local one; `pin`: make the measured shares of the ceiling the baseline of the perf gate.
+    """
+    out = _console(console)
+    if gate is not None and gate not in GATES:
+        raise InputError("no such gate", came=gate, expected=", ".join(GATES))
+    todo = run.tasks(house(), ids, (gate,) if gate else (), stale=stale)
+    if not todo:
+        out.print("nothing to run: every gate asked for has current, passing evidence" if stale else "nothing to run: the gate is not owed")
+        return 0
+    out.print(f"{len(todo)} gates on {machine_class().describe()}, about {sum(t.seconds for t in todo):.0f} s")
+
+    def said(task: run.Task, record: Record, judgement: Judgement) -> None:
+        out.print(f"{_said(judgement.verdict):24} {task.component.id:28} {task.gate:12} {len(record.cases):3} cases "
+                  f"{record.environment.get('seconds', '?'):>6} s")
+        for reason in judgement.reasons[:3]:
+            out.print(f"    {reason}", style="red" if not judgement.satisfied else "yellow", markup=False)
+        if pin and record.gate == "perf" and judgement.satisfied:
+            perf.pin(record)
+
+    done = run.run(todo, budget=budget, root=shipped_root() if ship else None, said=said)
+    failed = sum(not j.satisfied for j in done.judgements)
+    out.print(f"{len(done.records)} run, {failed} not passed, {len(done.left)} left over")
+    if done.left:
+        out.print("the budget is used up; run the same command again to go on")
+    return 0 if done.ok else 1
+
+
+def cmd_status(*, as_json: bool = False, console: Console | None = None) -> int:
+    """Every component's gates on this machine class; 1 if any is not usable."""
+    out = _console(console)
+    registry = Registry(house(), default_roots())
+    statuses = [registry.status(c.id) for c in house()]
+    if as_json:
+        body = {"machine": registry.machine.key, "components": {
+            s.component: {"usable": s.usable, "claimable": s.claimable, "presupposed": list(s.presupposed), "exempt": dict(s.exempt),
+                          "gates": {g.gate: {"verdict": g.verdict, "satisfied": g.satisfied, "why": g.why, "machine": g.machine}
+                                    for g in s.gates.values()}} for s in statuses}}
+        out.print(json.dumps(body, indent=1, sort_keys=True), markup=False, highlight=False)
+        return 0 if all(s.usable for s in statuses) else 1
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("component", "usable", *GATES):
+        table.add_column(column, no_wrap=True)
+    for s in statuses:
+        cells = []
+        for name in GATES:
+            g = s.gates.get(name)
+            cells.append("" if g is None else _said(g.verdict) if g.satisfied or g.verdict != PASS else "[yellow]stale[/]")
+        table.add_row(s.component, "[green]yes[/]" if s.usable else "[red]no[/]", *cells)
+    out.print(f"on {registry.machine.describe()}")
+    out.print(table)
+    usable = sum(s.usable for s in statuses)
+    out.print(f"{usable} of {len(statuses)} components are usable")
+    if usable < len(statuses):
+        out.print("`alpha gate run --stale` supplies what is missing; `alpha gate explain ID` says what that is")
+    return 0 if usable == len(statuses) else 1
+
+
+def cmd_explain(component_id: str, *, console: Console | None = None) -> int:
+    """What is missing before a component is usable, and the command that supplies it."""
+    out = _console(console)
+    registry = Registry(house(), default_roots())
+    status = registry.status(component_id)
+    out.print(f"{component_id}: {'usable' if status.usable else 'not usable'} on {registry.machine.describe()}")
+    for g in status.gates.values():
+        out.print(f"  {g.gate:12} {_said(g.verdict)}  {'' if g.satisfied else g.why}{f'  (evidence of {g.machine})' if g.machine else ''}")
+    for gate, why in status.exempt.items():
+        out.print(f"  {gate:12} exempt: {why}")
+    for line in registry.why_not(component_id):
+        out.print(line, markup=False)
+    return 0 if status.usable else 1
+
+
+def cmd_check(*, root: Path | None = None, annotate: bool = False, reference: str | None = None, console: Console | None = None) -> int:
+    """The merge gate over the committed evidence. `annotate`: as workflow commands, shown beside the lines of a pull request."""
+    checked = registry_check.check(house(), root or shipped_root(), recompute, faults=load_faults(catalogue=house()), reference=reference)
+    out = _console(console)
+    if annotate and checked.findings:
+        out.print(registry_check.annotations(checked), markup=False)
+    out.print(registry_check.plain(checked), markup=False)
+    return 0 if checked.ok else 1
+
+
+def cmd_catches(*, stale: bool = True, seeded: int = mutants.NUMBER, seed: str | None = None, ship: bool = False, workers: int = 2,
+                console: Console | None = None) -> int:
+    """Planted faults (those whose catch is stale, or all) and freshly seeded mutants: the score per gate, survivors by name.
+
+    1 if a planted fault survives. A surviving mutant is named and lowers the score; it fails nothing by itself.
+    """
+    out = _console(console)
+    faults = load_faults(catalogue=house())
+
+    def planted(result: catches.Result) -> None:
+        if not result.caught:
+            out.print(f"[bold red]SURVIVED[/] {result.fault.id} ({result.fault.gate} of {result.fault.component}): {result.fault.why}")
+
+    results = catches.run(house(), faults, stale=stale, root=shipped_root() if ship else None, workers=workers, said=planted)
+    table = Table(box=None, pad_edge=False, header_style="bold", title="planted faults", title_justify="left")
+    for column in ("gate", "caught", "of", "95 % interval", "survivors"):
+        table.add_column(column)
+    for score in catches.scores(results):
+        low, high = score.interval
+        table.add_row(score.gate, str(score.caught), str(score.planted), f"{low:.0%} to {high:.0%}", " ".join(score.survivors))
+    out.print(table)
+    survivors = [r for r in results if not r.caught]
+    out.print(f"{len(results) - len(survivors)} of {len(results)} planted faults caught, {sum(r.fresh for r in results)} of them run now")
+    if seeded:
+        drawn = mutants.draw(house(), seeded, seed)
+        fates = mutants.run(drawn, workers=workers)
+        table = Table(box=None, pad_edge=False, header_style="bold", title="seeded mutants", title_justify="left")
+        for column in ("area", "caught", "of", "excused", "95 % interval"):
+            table.add_column(column)
+        for found in mutants.scores(fates):
+            low, high = found.interval
+            table.add_row(found.area, str(found.caught), str(found.counted), str(found.excused), f"{low:.0%} to {high:.0%}")
+        out.print(table)
+        for fate in fates:
+            if not fate.caught_by and not fate.excuse:
+                out.print(f"survived: {fate.mutant.name}", markup=False)
+    return 1 if survivors else 0
+
+
+def cmd_audit(n: int = 5, *, seed: int | None = None, console: Console | None = None) -> int:
+    """Rerun a random sample of the shipped records of this machine class and compare; 1 if one does not repeat."""
+    out = _console(console)
+    results = audit.run(house(), shipped_root(), n, seed)
+    if not results:
+        out.print(f"no shipped evidence of {machine_class().key} to audit")
+        return 1
+    for r in results:
+        out.print(f"{'[green]repeats[/]' if not r.problems else '[bold red]DIFFERS[/]'} {r.component} {r.gate}")
+        for problem in r.problems[:5]:
+            out.print(f"    {problem}", markup=False)
+    return 1 if any(r.problems for r in results) else 0
+
+
+def cmd_operating(component_id: str = "gelu.f32.cpu", *, seconds: float = 60.0, console: Console | None = None) -> int:
+    """Measure and publish the perf gate's false-alarm rate and power."""
+    out = _console(console)
+    table = operating.characteristic(house()[component_id], seconds=seconds)
+    path = operating.publish(table)
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("source", "slowdown", "trials", "FAIL", "AMBIGUOUS", "PASS", "95 % interval of the FAIL rate"):
+        shown.add_column(column)
+    for r in table["table"]:
+        low, high = r["fail_interval"]
+        shown.add_row(r["source"], f"{r['slowdown']:.0%}", str(r["trials"]), str(r["fail"]), str(r["ambiguous"]), str(r["pass"]),
+                      f"{low:.1%} to {high:.1%}")
+    out.print(shown)
+    out.print(f"written to {path.name}; local evidence lies under {local_root().name}")
+    return 0

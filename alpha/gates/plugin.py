@@ -1,0 +1,155 @@
+"""The pytest plugin of suites/: discovers components, writes evidence, counts what ran. Floor 7.
+
+A suite asks for the fixture `measured` with the marker `gate("parity")`; it is run once per component that owes the gate. By default
+what is stale runs, and a random tenth of the rest (the seed is printed and can be given again); `--all` runs everything, `--stale` what
+is stale only. Records go to the local evidence (`--evidence local`), to that of the repository (`ship`) or nowhere (`none`).
+
+Executed cases are counted against declared ones. A suite that was expected to run and ran nothing is red. Tests marked h100 on a machine
+without a Hopper GPU are NOT_RUN, with the reason, and never count as passed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alpha.component import Component
+from alpha.gates import run
+from alpha.gates.components import house
+from alpha.registry import policy
+from alpha.registry.evidence import local_root, save, shipped_root
+from alpha.registry.judge import NOT_RUN, Judgement
+from alpha.registry.record import Record
+from alpha.registry.status import Registry
+
+TENTH = 10
+_PLAN = pytest.StashKey["Plan"]()
+
+
+class Plan:
+    """What this session runs and what came of it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.everything = bool(config.getoption("--all"))
+        self.only_stale = bool(config.getoption("--stale"))
+        given = config.getoption("--seed")
+        self.seed = int(given) if given is not None else random.SystemRandom().randrange(2**32)
+        self.evidence: str = config.getoption("--evidence")
+        self.registry = Registry(house())
+        self.chosen: dict[str, list[Component]] = {}
+        self.declared: dict[str, int] = {}
+        self.executed: dict[str, int] = {}
+        self.not_run: dict[str, str] = {}
+
+    def components(self, gate: str) -> list[Component]:
+        """Components whose gate runs in this session."""
+        if gate not in self.chosen:
+            owing = [c for c in house() if gate in policy.owed(c)]
+            due = {c.id for c in owing if gate in self.registry.status(c.id).missing}
+            rest = [c for c in owing if c.id not in due]
+            tenth = set() if self.only_stale else {c.id for c in random.Random(f"{self.seed} {gate}").sample(rest, -(-len(rest) // TENTH))}
+            self.chosen[gate] = [c for c in owing if self.everything or c.id in due or c.id in tenth]
+        return self.chosen[gate]
+
+    @property
+    def root(self) -> Path | None:
+        return {"local": local_root(), "ship": shipped_root(), "none": None}[self.evidence]
+
+
+class Measured:
+    """Runs one gate of one component and keeps its record."""
+
+    def __init__(self, plan: Plan, component: Component, gate: str) -> None:
+        self._plan, self.component, self.gate = plan, component, gate
+
+    def __call__(self) -> tuple[Record, Judgement]:
+        record = run.measure(self.component, self.gate)
+        judgement = run.judged(record, self.component)
+        if self._plan.root is not None:
+            save([record], self._plan.root)
+        self._plan.executed[self.gate] = self._plan.executed.get(self.gate, 0) + (judgement.verdict != NOT_RUN)
+        return record, judgement
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("alpha gates")
+    group.addoption("--all", action="store_true", help="every component, whatever evidence there is")
+    group.addoption("--stale", action="store_true", help="components without current evidence only")
+    group.addoption("--seed", default=None, help="seed of the random tenth (printed at the end of a run)")
+    group.addoption("--evidence", choices=("local", "ship", "none"), default="local", help="where records go")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gate(name): runs one gate once per component that owes it")
+    config.stash[_PLAN] = Plan(config)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marker = metafunc.definition.get_closest_marker("gate")
+    if marker is None or "measured" not in metafunc.fixturenames:
+        return
+    plan, gate = metafunc.config.stash[_PLAN], str(marker.args[0])
+    chosen = plan.components(gate)
+    plan.declared[gate] = len(chosen)
+    metafunc.parametrize("measured", chosen, ids=[c.id for c in chosen], indirect=True)
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Measured:
+    """Call it to run the gate of this test's marker on this test's component."""
+    marker = request.node.get_closest_marker("gate")
+    assert marker is not None
+    return Measured(request.config.stash[_PLAN], request.param, str(marker.args[0]))
+
+
+def hopper() -> str:
+    """Why tests marked h100 cannot run here; '' when they can. Asks the driver and starts nothing."""
+    for capability in Path("/proc/driver/nvidia/gpus").glob("*/information") if Path("/proc/driver/nvidia/gpus").is_dir() else ():
+        if any(name in capability.read_text(encoding="utf-8", errors="replace") for name in ("H100", "H200", "GH200")):
+            return ""
+    return "this machine has no Hopper GPU (H100 or H200)"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    why = hopper() if item.get_closest_marker("h100") is not None else ""
+    if why:
+        item.config.stash[_PLAN].not_run[item.nodeid] = why
+        pytest.skip(f"NOT_RUN: {why}")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    plan = config.stash[_PLAN]
+    if plan.declared or plan.not_run:
+        terminalreporter.section("gates")
+    for gate, declared in sorted(plan.declared.items()):
+        owing = sum(gate in policy.owed(c) for c in house())
+        terminalreporter.write_line(f"{gate}: {plan.executed.get(gate, 0)} executed of {declared} declared, {owing} components owe it")
+    if plan.declared:
+        terminalreporter.write_line(f"seed of the random tenth: {plan.seed}")
+    for why in sorted(set(plan.not_run.values())):
+        count = sum(w == why for w in plan.not_run.values())
+        terminalreporter.write_line(f"NOT_RUN: {count} tests: {why}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A session in which a gate was declared and nothing of it ran is red, unless it was only collected or narrowed by hand."""
+    plan = session.config.stash.get(_PLAN, None)
+    if plan is None or exitstatus != 0 or session.config.getoption("collectonly") or _narrowed(session.config):
+        return
+    if any(n > 0 and plan.executed.get(g, 0) == 0 for g, n in plan.declared.items()) or any(_owed_nothing(plan)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _narrowed(config: pytest.Config) -> bool:
+    return bool(config.getoption("keyword") or config.getoption("markexpr"))
+
+
+def _owed_nothing(plan: Plan) -> Iterator[bool]:
+    """Whether a gate was asked of no component at all, though some owe it and everything was to run."""
+    for gate, declared in plan.declared.items():
+        yield plan.everything and declared == 0 and any(gate in policy.owed(c) for c in house())

@@ -1,0 +1,16 @@
+"""What the merge gate asks of a parity record: do its bits agree with the oracle? Floor 7."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alpha.gates import parity
+from alpha.gates.components import house
+from alpha.registry.record import Record
+
+
+def recompute(record: Record) -> Sequence[str]:
+    """Mismatches between a kernel's parity record and the oracle; a component that is gone is one."""
+    if record.component not in house():
+        return [f"no component {record.component}"]
+    return parity.recompute(house()[record.component], record)
