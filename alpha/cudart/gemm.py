@@ -229,6 +229,7 @@ class GemmConfig:
 PINGPONG = GemmConfig(bm=128, bn=128, stages=6, pingpong=True)
 COOPERATIVE = GemmConfig()
 SMALL = GemmConfig(bm=128, bn=128, stages=6)
+BUSY = GemmConfig(bm=128, bn=128, stages=5, staging=4, pingpong=True)  # for epilogues with much to compute or to write
 
 # Where another walk or cluster was at least 2 % faster than the rule of `choose`: (M, N, K, a_major, b_major). Measured on an
 # H200 beside cuBLAS; docs/kernels-gemm.md has the figures.
@@ -244,26 +245,28 @@ TUNED: dict[tuple[int, int, int, str, str], GemmConfig] = {
 def choose(problem: GemmProblem, *, multiprocessors: int = 132) -> GemmConfig:
     """The config for a problem: the tuned one, or by rule.
 
-    Ping-pong unless (a) K is long or a side is very wide: 128x256 tiles, which read less through L2; or (b) the last wave of
-    tiles would leave over a tenth of the chip idle: its tiles are split along K. Only plain epilogues can split.
+    Ping-pong (with more output buffers for busy epilogues) unless (a) K is long or a side is very wide: 128x256 tiles, which
+    read less through L2; or (b) the last wave of tiles would leave over a tenth of the chip idle: its tiles are split along
+    K, into runs of at least 8 steps. Only plain epilogues can split.
     `multiprocessors` is part of the choice (it decides the split, hence the bits), so a run fixes it: it is not the budget of
     a launch, which is `GemmConfig.blocks`.
     """
     key = (problem.m, problem.n, problem.k, problem.a_major, problem.b_major)
-    if key in TUNED:
+    plain = not problem.bias and problem.activation == "none" and problem.aux_input == "none"
+    if plain and problem.batch == 1 and key in TUNED:
         return TUNED[key]
     steps = -(-problem.k // BLOCK_K)
-    plain = not problem.bias and problem.activation == "none" and problem.aux_input == "none"
     clusters = multiprocessors // 2
     long = steps > 512 or max(problem.m, problem.n) > 65536
-    base = COOPERATIVE if long else PINGPONG
+    busy = problem.save_pre or problem.activation == "gelu" or problem.aux_input == "gelu_gradient"
+    base = BUSY if busy else COOPERATIVE if long else PINGPONG
     tiles = base.tiles(problem)[2]
     fill = tiles / (-(-tiles // clusters) * clusters)
     if plain and (steps >= 128 if long else steps >= 64 and fill < 0.9):
         base = SMALL if COOPERATIVE.tiles(problem)[2] * 6 < clusters else COOPERATIVE
         rest = base.tiles(problem)[2] % clusters
         if rest:
-            return replace(base, split_tiles=rest, split_units=clusters)
+            return replace(base, split_tiles=rest, split_units=max(rest, min(clusters, rest * steps // 8)))
     return base
 
 

@@ -30,9 +30,9 @@
 //             early: either producer issues them only after empty[s] of its own CTA has completed, which needs both CTAs' consumers.
 //   empty[s]  4 arrivals per consumer warpgroup that reads the slot (one per warp, after wgmma_wait showed that warp's reads of the slot
 //             are complete), from each CTA of the cluster. The producer waits on it before it refills the slot.
-//   staging   thread 0 of a warpgroup issues all its stores, so bulk groups are its own. Before a buffer is rewritten: thread 0 waits
-//             until at most STAGING - 1 younger groups are unread, then a named barrier of the warpgroup. After writing: each thread
-//             fences towards the async proxy, then the same named barrier, then thread 0 issues the store.
+//   staging   thread 0 of a warpgroup issues all its stores, so bulk groups are its own; a group holds PER buffers. Before buffers are
+//             rewritten: thread 0 waits until at most STAGING / PER - 1 younger groups are unread, then a named barrier of the
+//             warpgroup. After writing: each thread fences towards the async proxy, the same named barrier, thread 0 issues the stores.
 //   turn w    (PINGPONG, named barrier) warpgroup w waits for it before its steps, the other arrives after the last full[] wait of its
 //             own. So every phase of every full[s] is seen by one warpgroup before the other waits for the next one. Without it a wait
 //             for phase u could be satisfied by phase u - 2, which has the same parity.
@@ -76,6 +76,9 @@ constexpr int CHUNK_BYTES = 64 * 128;
 constexpr int OUT_BN = PAIR ? BN / 2 : BN;             // output columns of a tile
 constexpr int CHUNK_N = OUT == 0 ? 64 : 32;            // output columns of a chunk
 constexpr int CHUNKS = OUT_BN / CHUNK_N;               // chunks of 64 rows
+constexpr int KINDS = SAVE_PRE ? (PAIR ? 3 : 2) : 1;   // what is written of each chunk
+constexpr int ITEMS = MI * CHUNKS * KINDS;
+constexpr int PER = STAGING % 2 == 0 && STAGING >= 4 ? 2 : 1;  // items written between two barriers
 constexpr int B_BOX_ROWS = PAIR || CLUSTER == 2 ? BN / 2 : BN;
 constexpr int READERS = 4 * (PINGPONG ? 1 : 2) * CLUSTER;
 constexpr int TURN_BARRIER = 3;  // named barriers 3 and 4; 1 and 2 belong to the staging buffers
@@ -121,15 +124,12 @@ __device__ __forceinline__ float gelu_gradient(float x) {
     return fmaf(x * fmaf(square, 3.0f * GELU_B, GELU_A), fmaf(-s, s, s), s);
 }
 
-// Bias of two neighbouring columns (the first is even); 0 beyond N.
-__device__ __forceinline__ float2 bias_pair(const Problem& p, int column) {
+// Bias of two neighbouring columns (the first is even) as bf16x2; 0 beyond N.
+__device__ __forceinline__ uint32_t bias_pair(const Problem& p, int column) {
     uint32_t packed = 0;
-    if (column + 1 < p.n) {
-        packed = __ldg(reinterpret_cast<const unsigned int*>(p.bias + column));
-    } else if (column < p.n) {
-        packed = __ldg(reinterpret_cast<const unsigned short*>(p.bias + column));
-    }
-    return make_float2(bf16_low(packed), bf16_high(packed));
+    if (column + 1 < p.n) packed = __ldg(reinterpret_cast<const unsigned int*>(p.bias + column));
+    if (column + 1 == p.n) packed = __ldg(reinterpret_cast<const unsigned short*>(p.bias + column));
+    return packed;
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
@@ -239,6 +239,19 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
             uint32_t parity = (steps_done / STAGES) & 1;
             uint32_t previous = 0;
             steps_done += work.k_count;
+            // Asks for the aux input of item `item` in the staging buffer of chunk number `number`.
+            auto load_aux = [&](uint32_t number, int item) {
+                mbarrier_t* const barrier = &barriers.aux[warpgroup][number % STAGING];
+                mbarrier_arrive_expect(barrier, CHUNK_BYTES);
+                tma_load_3d(buffers + number % STAGING * CHUNK_BYTES, &map_aux, barrier, column0 + item % CHUNKS * CHUNK_N,
+                            row0 + item / CHUNKS * 64, work.batch);
+            };
+            // This thread's columns of the bias, asked for now and used after the steps.
+            uint32_t bias[BIAS ? BN / 8 : 1];
+            if (BIAS) {
+#pragma unroll
+                for (int j = 0; j < BN / 8; ++j) bias[j] = bias_pair(p, column0 + j * 8 + (lane % 4) * 2);
+            }
 
             if (PINGPONG) named_barrier_sync(TURN_BARRIER + warpgroup, 256);
             for (int step = 0; step < work.k_count; ++step) {
@@ -271,12 +284,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 if (AUX_IN && step == 0 && issuer) {
                     tma_store_wait_read<0>();
 #pragma unroll
-                    for (int i = 0; i < (STAGING < MI * CHUNKS ? STAGING : MI * CHUNKS); ++i) {
-                        const int buffer = (chunks_done + i) % STAGING;
-                        mbarrier_arrive_expect(&barriers.aux[warpgroup][buffer], CHUNK_BYTES);
-                        tma_load_3d(buffers + buffer * CHUNK_BYTES, &map_aux, &barriers.aux[warpgroup][buffer],
-                                    column0 + (i % CHUNKS) * CHUNK_N, row0 + (i / CHUNKS) * 64, work.batch);
-                    }
+                    for (int i = 0; i < (STAGING < ITEMS ? STAGING : ITEMS); ++i) load_aux(chunks_done + i, i);
                 }
                 previous = slot;
                 if (++slot == STAGES) {
@@ -310,150 +318,102 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
                 continue;
             }
 
-            // A staging buffer that may be written: the next one, once its older store has been read.
-            auto open_buffer = [&]() -> uint8_t* {
-                if (issuer) tma_store_wait_read<STAGING - 1>();
-                named_barrier_sync(1 + warpgroup, 128);
-                return buffers + (chunks_done % STAGING) * CHUNK_BYTES;
-            };
-            // Sends the buffer to (column, row, outer) of a map.
-            auto close_buffer = [&](const TensorMap* map, const uint8_t* buffer, int column, int row, int outer) {
-                fence_async_shared();
-                named_barrier_sync(1 + warpgroup, 128);
-                if (issuer) {
-                    if (OUT == 2) {
-                        tma_add_3d(map, buffer, column, row, outer);
-                    } else {
-                        tma_store_3d(map, buffer, column, row, outer);
-                    }
-                    tma_store_commit();
-                }
-                ++chunks_done;
-            };
-            // Writes 64 columns of bf16 pairs: v[2j], v[2j+1] are rows lane/4 and + 8 of columns 8j...
-            auto write_bf16 = [&](uint8_t* buffer, const uint32_t(&v)[16]) {
+            // The output leaves in items: chunks of 64 rows, and of each chunk what enters the activation (SAVE_PRE) before what leaves
+            // it. PER items share one pass through the barriers and one bulk group.
+            auto buffer_of = [&](int i) -> uint8_t* { return buffers + ((chunks_done + i) % STAGING) * CHUNK_BYTES; };
+            auto write_item = [&](int item, int i) {
+                const int kind = item % KINDS;
+                const int chunk = item / KINDS % CHUNKS;
+                const int mi = item / KINDS / CHUNKS;
+                uint8_t* const buffer = buffer_of(i);
                 const uint32_t address = smem_address(buffer);
-                const uint32_t row = warp_row + (lane & 15);
+                if (OUT != 0) {
+                    const uint32_t row = warp_row + lane / 4;
 #pragma unroll
-                for (int q = 0; q < 4; ++q)
-                    stmatrix_x4(address + swizzle_128(row, q * 32 + (lane >> 4) * 16), v[4 * q], v[4 * q + 1], v[4 * q + 2],
-                                v[4 * q + 3]);
+                    for (int j = 0; j < 4; ++j) {
+                        const float* const d = &acc[mi][(chunk * 4 + j) * 4];
+                        const float b0 = BIAS ? bf16_low(bias[chunk * 4 + j]) : 0.0f;
+                        const float b1 = BIAS ? bf16_high(bias[chunk * 4 + j]) : 0.0f;
+                        const uint32_t at = j * 32 + (lane % 4) * 8;
+                        store_shared_f32x2(address + swizzle_128(row, at), BIAS ? d[0] + b0 : d[0], BIAS ? d[1] + b1 : d[1]);
+                        store_shared_f32x2(address + swizzle_128(row + 8, at), BIAS ? d[2] + b0 : d[2], BIAS ? d[3] + b1 : d[3]);
+                    }
+                    return;
+                }
+                const uint32_t row = warp_row + (lane & 15);
+                if (AUX_IN) mbarrier_wait(&barriers.aux[warpgroup][(chunks_done + i) % STAGING], ((chunks_done + i) / STAGING) & 1);
+                // All arithmetic of the chunk between its loads and its stores: independent elements hide each other's latency.
+                uint32_t at[4];
+#pragma unroll
+                for (int q = 0; q < 4; ++q) at[q] = address + swizzle_128(row, q * 32 + (lane >> 4) * 16);
+                uint32_t other[16];
+                if (AUX_IN) {
+#pragma unroll
+                    for (int q = 0; q < 4; ++q)
+                        ldmatrix_x4(at[q], other[4 * q], other[4 * q + 1], other[4 * q + 2], other[4 * q + 3]);
+                    __syncwarp();  // every lane has read before any lane writes
+                }
+                uint32_t v[16];
+#pragma unroll
+                for (int pair = 0; pair < 16; ++pair) {
+                    float x[2];
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const int element = chunk * 32 + pair * 2 + e;
+                        x[e] = acc[mi][(PAIR && SAVE_PRE && kind == 1 ? BN / 4 : 0) + element];
+                        if (BIAS) {
+                            const uint32_t two = bias[element / 4];
+                            x[e] += e ? bf16_high(two) : bf16_low(two);
+                        }
+                        if (ACT == 1 && kind == KINDS - 1) x[e] = gelu(x[e]);
+                        if (PAIR && kind == KINDS - 1) x[e] = silu(x[e]) * acc[mi][BN / 4 + element];
+                        if (AUX_IN) {
+                            const float y = e ? bf16_high(other[pair]) : bf16_low(other[pair]);
+                            x[e] = AUX_IN == 1 ? x[e] + y : x[e] * gelu_gradient(y);
+                        }
+                    }
+                    v[pair] = pack_bf16(x[0], x[1]);
+                }
+#pragma unroll
+                for (int q = 0; q < 4; ++q) stmatrix_x4(at[q], v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]);
+            };
+            auto send_item = [&](int item, int i) {
+                const int kind = item % KINDS;
+                const int column = column0 + item / KINDS % CHUNKS * CHUNK_N;
+                const int row = row0 + item / KINDS / CHUNKS * 64;
+                if (kind < KINDS - 1) {
+                    tma_store_3d(&map_aux, buffer_of(i), column, row, PAIR ? kind : work.batch);
+                } else if (OUT == 2) {
+                    tma_add_3d(&map_c, buffer_of(i), column, row, work.batch);
+                } else {
+                    tma_store_3d(&map_c, buffer_of(i), column, row, work.batch);
+                }
             };
 
 #pragma unroll
-            for (int mi = 0; mi < MI; ++mi) {
-                const int row = row0 + mi * 64;
+            for (int item = 0; item < ITEMS; item += PER) {
+                if (!AUX_IN) {
+                    if (issuer) tma_store_wait_read<STAGING / PER - 1>();
+                    named_barrier_sync(1 + warpgroup, 128);
+                }
 #pragma unroll
-                for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-                    const int column = column0 + chunk * CHUNK_N;
-                    if (OUT != 0) {
-                        uint8_t* const buffer = open_buffer();
-                        const uint32_t address = smem_address(buffer);
-                        const uint32_t r = warp_row + lane / 4;
+                for (int i = 0; i < PER; ++i)
+                    if (item + i < ITEMS) write_item(item + i, i);
+                fence_async_shared();
+                named_barrier_sync(1 + warpgroup, 128);
+                if (issuer) {
 #pragma unroll
-                        for (int j = 0; j < 4; ++j) {
-                            const float* const d = &acc[mi][(chunk * 4 + j) * 4];
-                            float x0 = d[0], x1 = d[1], y0 = d[2], y1 = d[3];
-                            if (BIAS) {
-                                const int c = column + j * 8 + (lane % 4) * 2;
-                                const float2 bias = bias_pair(p, c);
-                                x0 += bias.x; x1 += bias.y; y0 += bias.x; y1 += bias.y;
-                            }
-                            store_shared_f32x2(address + swizzle_128(r, j * 32 + (lane % 4) * 8), x0, x1);
-                            store_shared_f32x2(address + swizzle_128(r + 8, j * 32 + (lane % 4) * 8), y0, y1);
-                        }
-                        close_buffer(&map_c, buffer, column, row, work.batch);
-                    } else if (PAIR) {
-                        const float* const gate = &acc[mi][chunk * 32];
-                        const float* const up = &acc[mi][BN / 4 + chunk * 32];
-                        uint32_t v[16];
-                        if (SAVE_PRE) {
+                    for (int i = 0; i < PER; ++i)
+                        if (item + i < ITEMS) send_item(item + i, i);
+                    tma_store_commit();
+                    if (AUX_IN && item + STAGING < ITEMS) {
+                        tma_store_wait_read<0>();
 #pragma unroll
-                            for (int i = 0; i < 16; ++i) v[i] = pack_bf16(gate[2 * i], gate[2 * i + 1]);
-                            uint8_t* buffer = open_buffer();
-                            write_bf16(buffer, v);
-                            close_buffer(&map_aux, buffer, column, row, 0);
-#pragma unroll
-                            for (int i = 0; i < 16; ++i) v[i] = pack_bf16(up[2 * i], up[2 * i + 1]);
-                            buffer = open_buffer();
-                            write_bf16(buffer, v);
-                            close_buffer(&map_aux, buffer, column, row, 1);
-                        }
-#pragma unroll
-                        for (int i = 0; i < 16; ++i) {
-                            v[i] = pack_bf16(silu(gate[2 * i]) * up[2 * i], silu(gate[2 * i + 1]) * up[2 * i + 1]);
-                        }
-                        uint8_t* const buffer = open_buffer();
-                        write_bf16(buffer, v);
-                        close_buffer(&map_c, buffer, column, row, 0);
-                    } else {
-                        float x[32];
-#pragma unroll
-                        for (int i = 0; i < 32; ++i) x[i] = acc[mi][chunk * 32 + i];
-                        if (BIAS) {
-#pragma unroll
-                            for (int j = 0; j < 8; ++j) {
-                                const int c = column + j * 8 + (lane % 4) * 2;
-                                const float2 bias = bias_pair(p, c);
-                                x[4 * j] += bias.x; x[4 * j + 1] += bias.y; x[4 * j + 2] += bias.x; x[4 * j + 3] += bias.y;
-                            }
-                        }
-                        uint32_t v[16];
-                        if (SAVE_PRE) {
-#pragma unroll
-                            for (int i = 0; i < 16; ++i) v[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
-                            uint8_t* const buffer = open_buffer();
-                            write_bf16(buffer, v);
-                            close_buffer(&map_aux, buffer, column, row, work.batch);
-                        }
-                        if (ACT == 1) {
-#pragma unroll
-                            for (int i = 0; i < 32; ++i) x[i] = gelu(x[i]);
-                        }
-                        if (AUX_IN) {
-                            const uint32_t index = chunks_done % STAGING;
-                            uint8_t* const buffer = buffers + index * CHUNK_BYTES;
-                            mbarrier_wait(&barriers.aux[warpgroup][index], (chunks_done / STAGING) & 1);
-                            const uint32_t address = smem_address(buffer);
-                            const uint32_t r = warp_row + (lane & 15);
-#pragma unroll
-                            for (int q = 0; q < 4; ++q) {
-                                uint32_t u[4];
-                                ldmatrix_x4(address + swizzle_128(r, q * 32 + (lane >> 4) * 16), u[0], u[1], u[2], u[3]);
-#pragma unroll
-                                for (int i = 0; i < 4; ++i) {
-                                    float& low = x[8 * q + 2 * i];
-                                    float& high = x[8 * q + 2 * i + 1];
-                                    if (AUX_IN == 1) {
-                                        low += bf16_low(u[i]);
-                                        high += bf16_high(u[i]);
-                                    } else {
-                                        low *= gelu_gradient(bf16_low(u[i]));
-                                        high *= gelu_gradient(bf16_high(u[i]));
-                                    }
-                                }
-                            }
-                            __syncwarp();
-#pragma unroll
-                            for (int i = 0; i < 16; ++i) v[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
-                            write_bf16(buffer, v);
-                            close_buffer(&map_c, buffer, column, row, work.batch);
-                            const int ahead = mi * CHUNKS + chunk + STAGING;  // the next chunk that this buffer will hold
-                            if (ahead < MI * CHUNKS && issuer) {
-                                tma_store_wait_read<0>();
-                                mbarrier_arrive_expect(&barriers.aux[warpgroup][index], CHUNK_BYTES);
-                                tma_load_3d(buffer, &map_aux, &barriers.aux[warpgroup][index], column0 + (ahead % CHUNKS) * CHUNK_N,
-                                            row0 + (ahead / CHUNKS) * 64, work.batch);
-                            }
-                        } else {
-#pragma unroll
-                            for (int i = 0; i < 16; ++i) v[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
-                            uint8_t* const buffer = open_buffer();
-                            write_bf16(buffer, v);
-                            close_buffer(&map_c, buffer, column, row, work.batch);
-                        }
+                        for (int i = 0; i < PER; ++i)
+                            if (item + i + STAGING < ITEMS) load_aux(chunks_done + i, item + i + STAGING);
                     }
                 }
+                chunks_done += item + PER <= ITEMS ? PER : ITEMS - item;
             }
         }
         if (issuer) tma_store_wait<0>();
