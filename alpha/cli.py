@@ -27,6 +27,7 @@ from alpha import config
 from alpha.config import Config
 from alpha.errors import AlphaError, InputError
 from alpha.flops.v1 import CONVENTION, VERSION
+from alpha.gates import commands
 from alpha.gates import run as gate_runs
 from alpha.registry.evidence import classes, local_root, shipped_root
 from alpha.registry.judge import Judgement
@@ -63,10 +64,10 @@ def parser() -> argparse.ArgumentParser:
     """Every command and option."""
     top = argparse.ArgumentParser(prog="alpha", description="Gated training and validation of language models.")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        p = commands.add_parser(name, help=text, description=text)
+        p = subparsers.add_parser(name, help=text, description=text)
         p.set_defaults(run=run)
         return p
 
@@ -94,9 +95,48 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=1, help="the same seed gives the same text (default %(default)s)")
     p.add_argument("--at", type=int, metavar="STEP", help="from this checkpoint instead of the latest")
 
+    _gate_parsers(subparsers.add_parser("gate", help="gates, evidence and status of every component"))
     p = command("doctor", cmd_doctor, "what this machine can do, and what is missing")
     p.add_argument("--json", action="store_true", help="for programs")
     return top
+
+
+def _gate_parsers(gate: argparse.ArgumentParser) -> None:
+    actions = gate.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def action(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        p = actions.add_parser(name, help=text, description=text)
+        p.set_defaults(run=run)
+        return p
+
+    action("list", lambda a: commands.cmd_list(), "every component, its kind and the gates that it owes")
+    p = action("run", cmd_gate_run, "run gates and keep the evidence; resumable")
+    p.add_argument("ids", nargs="*", metavar="ID", help="components; none = all")
+    p.add_argument("--for", dest="run_file", metavar="RUN.toml", help="the components that this run uses")
+    p.add_argument("--gate", metavar="GATE", help="only this gate")
+    p.add_argument("--stale", action="store_true", help="only what lacks current, passing evidence")
+    p.add_argument("--budget", type=float, metavar="SECONDS", help="start nothing after this time; run again to go on")
+    p.add_argument("--ship", action="store_true", help="write into the repository's evidence instead of the local one")
+    p.add_argument("--pin", action="store_true", help="make the measured shares the baseline of the perf gate")
+    p = action("status", lambda a: commands.cmd_status(as_json=a.json), "what is usable on this machine class")
+    p.add_argument("--json", action="store_true", help="for programs")
+    p = action("explain", lambda a: commands.cmd_explain(a.id), "what is missing before a component is usable")
+    p.add_argument("id", metavar="ID")
+    p = action("check", cmd_gate_check, "the merge gate: judge the committed evidence again; needs no GPU")
+    p.add_argument("--annotate", action="store_true", help="as workflow commands, shown beside the lines of a pull request")
+    p.add_argument("--reference", metavar="CLASS", help="machine class on which every component must have current evidence")
+    p = action("catches", cmd_gate_catches, "planted faults and seeded mutants: is each rejected by the gate that should?")
+    p.add_argument("--all", action="store_true", help="also faults whose catch is current")
+    p.add_argument("--seeded", type=int, metavar="N", help="fresh mutants; 0 = none")
+    p.add_argument("--seed", metavar="TEXT", help="draw the mutants from this seed")
+    p.add_argument("--ship", action="store_true", help="write into the repository's evidence instead of the local one")
+    p.add_argument("--workers", type=int, default=2, help="processes (default %(default)s)")
+    p = action("audit", lambda a: commands.cmd_audit(a.n, seed=a.seed), "rerun a random sample of the shipped evidence and compare")
+    p.add_argument("-n", type=int, default=5, help="records (default %(default)s)")
+    p.add_argument("--seed", type=int, help="draw this sample")
+    p = action("operating", lambda a: commands.cmd_operating(a.id, seconds=a.seconds), "false-alarm rate and power of the perf gate")
+    p.add_argument("id", nargs="?", default="gelu.f32.cpu", metavar="ID")
+    p.add_argument("--seconds", type=float, default=60.0, help="time to spend (default %(default)s)")
 
 
 def _settings(p: argparse.ArgumentParser) -> None:
@@ -233,6 +273,30 @@ def _evidence_of(registry: Registry, component_id: str) -> dict[str, str]:
 def _shown(path: Path) -> str:
     relative = os.path.relpath(path)
     return relative if not relative.startswith("..") else str(path)
+
+
+# -- gate ----------------------------------------------------------------------------------------------------------------------
+
+
+def cmd_gate_run(args: argparse.Namespace) -> int:
+    """Run gates of the components named, of those that a run uses, or of all."""
+    ids = list(args.ids)
+    if args.run_file is not None:
+        cfg = load_source(args.run_file, [])
+        program = program_for(cfg, open_data(cfg).tokenizer.vocab_size, house(), threads_for(cfg))
+        ids += [*host_components(cfg, house()), *program.components()]
+    return commands.cmd_run(sorted(set(ids)), gate=args.gate, stale=args.stale, budget=args.budget, ship=args.ship, pin=args.pin)
+
+
+def cmd_gate_check(args: argparse.Namespace) -> int:
+    """The merge gate."""
+    return commands.cmd_check(annotate=args.annotate, reference=args.reference)
+
+
+def cmd_gate_catches(args: argparse.Namespace) -> int:
+    """Planted faults and mutants."""
+    more = {} if args.seeded is None else {"seeded": args.seeded}
+    return commands.cmd_catches(stale=not args.all, seed=args.seed, ship=args.ship, workers=args.workers, **more)
 
 
 # -- plan, sample, doctor ------------------------------------------------------------------------------------------------------
