@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from alpha.ops.numerics import growth
+from alpha.ops.numerics import depth
 from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, expect
 from alpha.types import Attrs, TensorType
 
@@ -70,9 +70,9 @@ def _oracle_sum(x: np.ndarray, *, shape: tuple[int, ...]) -> Arrays:
 
 
 def _bound_sum(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray]:
-    """n terms added in any order (numerics.growth): on the scale of sum |x|."""
+    """n terms added in a tree (numerics.depth): on the scale of sum |x|."""
     scale = _oracle_sum(np.abs(x[0]), shape=_shape(attrs))[0]
-    return (growth(x[0].size // max(1, scale.size)) * scale,)
+    return (depth(x[0].size // max(1, scale.size)) * scale,)
 
 
 def _vjp_to(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from alpha.ops.numerics import growth
+from alpha.ops.numerics import depth
 from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, expect, same_dtype
 from alpha.types import Attrs, TensorType
 
@@ -85,9 +85,9 @@ def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
 
 
 def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray]:
-    """K products of one rounding each, added in any order (numerics.growth), and the bias: all on the scale of |a| |b| + |bias|."""
+    """K products of one rounding each, added in a tree (numerics.depth), and the bias: all on the scale of |a| |b| + |bias|."""
     scale = _oracle(*(np.abs(v) for v in x), **attrs)[0]  # type: ignore[arg-type]
-    return ((growth(x[0].shape[-2 if attrs.get("trans_a", False) else -1]) + 2) * scale,)
+    return ((depth(x[0].shape[-2 if attrs.get("trans_a", False) else -1]) + 2) * scale,)
 
 
 def _flops(types: Sequence[TensorType], attrs: Attrs) -> int:

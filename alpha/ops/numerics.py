@@ -56,6 +56,16 @@ def growth(n: int) -> float:
     return float(min(max(n - 1, 0), 6 * n**0.5))
 
 
+def depth(n: int) -> int:
+    """Factor c in |error of a sum of n terms| <= c*u*sum|terms| to first order when they are added in a balanced tree: each term passes
+    through ceil(log2 n) additions (Higham, The accuracy of floating point summation, SIAM J. Sci. Comput. 14(4), 1993, section 3).
+
+    Tighter than `growth`, for rows whose long sums must still tell one precision from the next: a kernel that adds in another order
+    is held to the sequential walk's error instead.
+    """
+    return max(0, n - 1).bit_length()
+
+
 def ulp(x: np.ndarray, dtype: str) -> np.ndarray:
     """Distance between neighbours of `dtype` at |x| (float64 array)."""
     magnitude = np.where(np.isfinite(x), np.abs(np.asarray(x, dtype=np.float64)), 0.0)

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from alpha.ops.numerics import growth
+from alpha.ops.numerics import depth
 from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, expect
 from alpha.types import Attrs, TensorType
 
@@ -92,9 +92,9 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def bound_reduction(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray]:
-    """n terms added in any order (numerics.growth): on the scale of sum |x|."""
+    """n terms added in a tree (numerics.depth): on the scale of sum |x|."""
     scale = _oracle(np.abs(x[0]), **attrs)[0]  # type: ignore[arg-type]
-    return (growth(x[0].size // max(1, scale.size)) * scale,)
+    return (depth(x[0].size // max(1, scale.size)) * scale,)
 
 
 def _oracle(x: np.ndarray, *, axis: object = None, keepdims: bool = False) -> Arrays:

@@ -14,8 +14,11 @@ from alpha.errors import InputError
 from alpha.types import Attrs
 
 _ENVELOPE = Envelope(dtypes=("f32", "f64", "bf16"))
-_TILE = 64
-"""Side of the square tiles of a transposition that moves the contiguous axis: both sides of a tile stay in the L1 cache."""
+_TILE = 128
+"""Side of the square tiles of a transposition that moves the contiguous axis."""
+
+_ALIASED = 1024
+"""Rows a multiple of this many bytes apart fall into the same few cache sets: tiles are then long and only 16 rows of x wide."""
 
 
 def _assign(src: np.ndarray, dst: np.ndarray) -> None:
@@ -39,11 +42,12 @@ def transpose(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], a
     if last < 1 or perm[last] == last:
         return _copies(cpu, [(y, x)])
     inner = perm.index(last)  # the axis of y along which x is contiguous
+    tall, wide = (1024, 16) if x.strides[last] % _ALIASED == 0 else (_TILE, _TILE)
     pairs = []
-    for start in range(0, y.shape[inner], _TILE):
-        rows = (slice(None),) * inner + (slice(start, start + _TILE),)
-        for left in range(0, y.shape[last], _TILE):
-            at = (*rows, ..., slice(left, left + _TILE)) if inner != last else (*rows,)
+    for start in range(0, y.shape[inner], tall):
+        rows = (slice(None),) * inner + (slice(start, start + tall),)
+        for left in range(0, y.shape[last], wide):
+            at = (*rows, ..., slice(left, left + wide))
             pairs.append((y[at], x[at]))
     return _copies(cpu, pairs)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from alpha.backends.cpu.blocks import cuts, single_pass
+from alpha.backends.cpu.blocks import BLOCK, cuts, single_pass
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
 from alpha.ops.broadcast_to import stretched
@@ -37,13 +37,15 @@ def _merged(shape: Sequence[int], axes: Sequence[int]) -> tuple[list[int], tuple
 
 def reduction(cpu: Cpu, ufunc: np.ufunc, x: np.ndarray, y: np.ndarray, axes: Sequence[int],
               finish: Callable[[np.ndarray], object] | None = None) -> Callable[[], None]:
-    """Closure of y = ufunc.reduce(x, axes), then finish(y). Kept rows are independent; a reduced leading axis is cut into blocks whose
-    partial results are combined in order. Sums of the rows or columns of a matrix are its product with a vector of ones, which BLAS
-    does three times as fast as NumPy's reduction."""
+    """Closure of y = ufunc.reduce(x, axes), then finish(y).
+
+    Kept rows (or the columns of a wide matrix) are independent; else a reduced leading axis is cut into blocks whose partial results are
+    combined in order. Sums of vectors, rows and columns are products with ones, which BLAS does three times as fast as NumPy's reduction.
+    """
     sizes, reduced = _merged(x.shape, axes)
     x = x.reshape(sizes)
     y = y.reshape([n for i, n in enumerate(sizes) if i not in reduced])
-    ones = np.ones(max(sizes), x.dtype) if ufunc is np.add and len(sizes) == 2 else None
+    ones = np.ones(max(sizes), x.dtype) if ufunc is np.add and reduced and len(sizes) <= 2 else None
 
     def part(source: np.ndarray, into: np.ndarray) -> None:
         if ones is None:
@@ -53,8 +55,10 @@ def reduction(cpu: Cpu, ufunc: np.ufunc, x: np.ndarray, y: np.ndarray, axes: Seq
         else:
             np.matmul(source, ones[: source.shape[1]], out=into)
 
-    if not reduced or 0 not in reduced:
-        parts = [(x[at], y[at]) for at in cuts(sizes)]
+    wide = reduced == (0,) and len(sizes) == 2 and sizes[1] >= 16 * sizes[0]
+    if wide or 0 not in reduced:
+        step = max(1, BLOCK // sizes[0]) if wide else 0
+        parts = [(x[:, s : s + step], y[s : s + step]) for s in range(0, sizes[1], step)] if wide else [(x[c], y[c]) for c in cuts(sizes)]
 
         def rows(i: int, worker: int) -> None:
             x_p, y_p = parts[i]

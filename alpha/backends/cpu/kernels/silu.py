@@ -39,26 +39,25 @@ def _denominator(xb: np.ndarray, u: np.ndarray) -> None:
     np.add(u, 1, out=u)
 
 
-def _slope(xb: np.ndarray, u: np.ndarray, v: np.ndarray) -> None:
-    """u = s = sigmoid(x), v = 1 + x * (1 - s): their product is the derivative of silu."""
-    _denominator(xb, u)
-    np.divide(1, u, out=u)
-    np.subtract(1, u, out=v)
-    np.multiply(v, xb, out=v)
-    np.add(v, 1, out=v)
+def _slope(xb: np.ndarray, u: np.ndarray, y: np.ndarray) -> None:
+    """y = silu(x) becomes its derivative (1 + x - y) / u, with u = 1 + exp(-x)."""
+    np.subtract(xb, y, out=y)
+    np.add(y, 1, out=y)
+    np.divide(y, u, out=y)
 
 
 def silu_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
-    """dx = dy * s * (1 + x * (1 - s)), s = sigmoid(x)."""
+    """dx = dy * s * (1 + x - x * s), s = sigmoid(x)."""
     dy, x, dx = ins[0].reshape(-1), ins[1].reshape(-1), outs[0].reshape(-1)
     t = cpu.scratch((cpu.threads, 2, min(BLOCK, x.size)), x.dtype)
 
     def body(at: slice, worker: int) -> None:
         xb = x[at]
         u, v = t[worker, 0, : xb.size], t[worker, 1, : xb.size]
+        _denominator(xb, u)
+        np.divide(xb, u, out=v)
         _slope(xb, u, v)
-        np.multiply(u, dy[at], out=u)
-        np.multiply(u, v, out=dx[at])
+        np.multiply(v, dy[at], out=dx[at])
 
     return flat(cpu, x.size, body)
 
@@ -79,18 +78,19 @@ def swiglu(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attr
 
 
 def swiglu_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
-    """dgate = dy * up * s * (1 + gate * (1 - s)), dup = dy * gate * s, s = sigmoid(gate)."""
+    """dgate = dy * up * s * (1 + gate - gate * s), dup = dy * gate * s, s = sigmoid(gate)."""
     dy, gate, up, dgate, dup = (x.reshape(-1) for x in (*ins, *outs))
-    t = cpu.scratch((cpu.threads, 2, min(BLOCK, gate.size)), gate.dtype)
+    t = cpu.scratch((cpu.threads, 3, min(BLOCK, gate.size)), gate.dtype)
 
     def body(at: slice, worker: int) -> None:
-        gb, upb = gate[at], up[at]
-        u, v = t[worker, 0, : gb.size], t[worker, 1, : gb.size]
+        gb, dyb = gate[at], dy[at]
+        u, v, w = t[worker, 0, : gb.size], t[worker, 1, : gb.size], t[worker, 2, : gb.size]
+        np.multiply(dyb, up[at], out=w)
+        _denominator(gb, u)
+        np.divide(gb, u, out=v)
+        np.multiply(v, dyb, out=dup[at])  # dy and up were read, gate is read once more: dup may lie on either of the two
         _slope(gb, u, v)
-        np.multiply(v, upb, out=v)
-        np.multiply(u, dy[at], out=u)  # u = dy * s
-        np.multiply(u, gb, out=dup[at])  # every input was read: outputs may lie on any of them
-        np.multiply(v, u, out=dgate[at])
+        np.multiply(v, w, out=dgate[at])
 
     return flat(cpu, gate.size, body)
 
