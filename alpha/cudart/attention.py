@@ -120,7 +120,13 @@ FORWARD_STAGES: Mapping[tuple[int, int, int], int] = {
     (64, 3, 128): 4,
     (64, 4, 64): 6,
 }
-DQ_STAGES: Mapping[tuple[int, int, int], int] = {(128, 2, 96): 3, (128, 2, 128): 2, (64, 2, 128): 4, (64, 3, 80): 4}
+DQ_STAGES: Mapping[tuple[int, int, int], int] = {
+    (128, 2, 96): 3,
+    (128, 2, 128): 2,
+    (64, 2, 128): 4,
+    (64, 2, 96): 4,
+    (64, 3, 80): 4,
+}
 DKV_STAGES: Mapping[tuple[int, int, int], tuple[int, int]] = {(128, 2, 64): (2, 2), (64, 2, 64): (2, 4), (64, 2, 96): (2, 4)}
 
 

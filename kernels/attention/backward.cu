@@ -36,6 +36,11 @@
 
 namespace attn {
 
+#ifdef ATTN_RS
+constexpr bool kTry = true;
+#else
+constexpr bool kTry = false;
+#endif
 // Strides in elements: batch, position, head.
 struct Strides {
     long b, s, h;
@@ -212,18 +217,24 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             Fragment<BN> ds = {};
             uint32_t held = 0;  // ring slot of the block whose dQ product is running
             bool busy = false;
+            constexpr bool RSQ = kTry && (D == 64 ? W == 2 : BN == 96), RSG = kTry && D == 64 && W == 2;
+            Fragment<D> qf, gf;
+            if constexpr (RSQ) load_fragment<D>(qf, q);
+            if constexpr (RSG) load_fragment<D>(gf, g);
             pass(own.end > own.begin ? n.end - own.end : n.end - n.begin);
             for (int j = own.end - 1; j >= own.begin; --j) {
                 wait(&sh.k_full[ks.slot], ks.parity);
                 wgmma_fence();
-                mma_abt<BN, D>(s, q, sh.k[ks.slot]);
+                if constexpr (RSQ) mma_rbt<BN, D>(s, qf, sh.k[ks.slot]);
+                else mma_abt<BN, D>(s, q, sh.k[ks.slot]);
                 wgmma_commit();
                 wgmma_wait<1>();  // the dQ product of the block before
                 pin_fragment<BN>(ds);
                 if (busy && lane == 0) mbarrier_arrive(&sh.k_empty[held]);
                 wait(&sh.v_full[vs.slot], vs.parity);
                 wgmma_fence();
-                mma_abt<BN, D>(dp, g, sh.v[vs.slot]);
+                if constexpr (RSG) mma_rbt<BN, D>(dp, gf, sh.v[vs.slot]);
+                else mma_abt<BN, D>(dp, g, sh.v[vs.slot]);
                 wgmma_commit();
                 wgmma_wait<1>();
                 pin_registers(s);
@@ -368,9 +379,20 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             uint32_t held = 0;
             wait(&sh.kv_full[kv.slot], kv.parity);
             bool busy = false;
+            constexpr bool RS = kTry && D == 64 && BQ == 64;
+            Fragment<D> kf, vf;
+            if constexpr (RS) {
+                load_fragment<D>(kf, k);
+                load_fragment<D>(vf, v);
+            }
             for (int g = 0; g < group; ++g)
                 for (int i = m.begin; i < m.end; ++i) {
                     if (i < own.begin || i >= own.end) {  // a block that only other warpgroups need
+                        if (busy) {  // the producer may need the place that is still held before it can fill the next
+                            wgmma_wait<0>();
+                            if (lane == 0) mbarrier_arrive(&sh.empty[held]);
+                            busy = false;
+                        }
                         wait(&sh.q_full[qs.slot], qs.parity);
                         wait(&sh.g_full[qs.slot], qs.parity);
                         if (lane == 0) mbarrier_arrive(&sh.empty[qs.slot]);
@@ -379,7 +401,8 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     }
                     wait(&sh.q_full[qs.slot], qs.parity);
                     wgmma_fence();
-                    mma_abt<BQ, D>(s, k, sh.q[qs.slot]);
+                    if constexpr (RS) mma_rbt<BQ, D>(s, kf, sh.q[qs.slot]);
+                    else mma_abt<BQ, D>(s, k, sh.q[qs.slot]);
                     wgmma_commit();
                     wgmma_wait<1>();  // the dV and dK products of the block before
                     pin_fragment<BQ>(pr);
@@ -387,35 +410,29 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     if (busy && lane == 0) mbarrier_arrive(&sh.empty[held]);
                     wait(&sh.g_full[qs.slot], qs.parity);
                     wgmma_fence();
-                    mma_abt<BQ, D>(dp, v, sh.g[qs.slot]);
+                    if constexpr (RS) mma_rbt<BQ, D>(dp, vf, sh.g[qs.slot]);
+                    else mma_abt<BQ, D>(dp, v, sh.g[qs.slot]);
                     wgmma_commit();
                     const float2* lse2 = reinterpret_cast<const float2*>(sh.lse2[qs.slot]) + lane % 4;
                     const float2* delta = reinterpret_cast<const float2*>(sh.delta[qs.slot]) + lane % 4;
-#ifdef ATTN_EARLY
-                    float early[BQ / 4];
+                    float shift[BQ / 4];  // loaded here so that the latency is over when the logits are there
 #pragma unroll
                     for (int j = 0; j < BQ / 8; ++j) {
                         const float2 l = lse2[4 * j];
-                        early[2 * j] = -l.x;
-                        early[2 * j + 1] = -l.y;
+                        shift[2 * j] = -l.x;
+                        shift[2 * j + 1] = -l.y;
                     }
-                    pin_registers(early);
+                    pin_registers(shift);
                     keep_order(i);
-#endif
                     wgmma_wait<1>();
                     pin_registers(s);
                     if (i >= own.clear_hi || i < own.clear_lo) mask<BQ>(s, i * BQ, span0, span1);
 #pragma unroll
                     for (int j = 0; j < BQ / 8; ++j) {
-#ifdef ATTN_EARLY
-                        const float2 l{-early[2 * j], -early[2 * j + 1]};
-#else
-                        const float2 l = lse2[4 * j];
-#endif
-                        s[4 * j] = exp2_fast(fmaf(s[4 * j], c, -l.x));
-                        s[4 * j + 1] = exp2_fast(fmaf(s[4 * j + 1], c, -l.y));
-                        s[4 * j + 2] = exp2_fast(fmaf(s[4 * j + 2], c, -l.x));
-                        s[4 * j + 3] = exp2_fast(fmaf(s[4 * j + 3], c, -l.y));
+                        s[4 * j] = exp2_fast(fmaf(s[4 * j], c, shift[2 * j]));
+                        s[4 * j + 1] = exp2_fast(fmaf(s[4 * j + 1], c, shift[2 * j + 1]));
+                        s[4 * j + 2] = exp2_fast(fmaf(s[4 * j + 2], c, shift[2 * j]));
+                        s[4 * j + 3] = exp2_fast(fmaf(s[4 * j + 3], c, shift[2 * j + 1]));
                     }
                     to_bf16<BQ>(pr, s);
                     wgmma_fence();
@@ -478,6 +495,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
 DQ(128, 2, 96, 3)
 DQ(128, 2, 128, 2)
 DQ(64, 2, 128, 4)
+DQ(64, 2, 96, 4)
 DQ(64, 3, 80, 4)
 DKV(128, 2, 64, 2, 2)
 DKV(64, 2, 64, 2, 4)

@@ -30,6 +30,12 @@
 
 namespace attn {
 
+#ifdef ATTN_RS
+template <int D, int W, int BN> constexpr bool kRowsInRegisters = D == 128 ? BN == 128 : W == 2 || (W == 3 && BN == 96);
+#else
+template <int D, int W, int BN> constexpr bool kRowsInRegisters = false;
+#endif
+
 template <int D, int W, int BN, int STAGES>
 struct ForwardShared {
     static constexpr int Q = 64 * D * 2, K = BN * D * 2;  // bytes of one warpgroup's queries, of one key block
@@ -167,6 +173,12 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
             Running run;
             wait(&sh.q_full[w], qp);
             qp ^= 1;
+            Fragment<D> qf;
+            if constexpr (kRowsInRegisters<D, W, BN>) load_fragment<D>(qf, q);
+            auto logits = [&](float(&x)[BN / 2]) {
+                if constexpr (kRowsInRegisters<D, W, BN>) mma_rbt<BN, D>(x, qf, sh.k[ks.slot]);
+                else mma_abt<BN, D>(x, q, sh.k[ks.slot]);
+            };
             auto pass = [&](int count) {  // blocks that only other warpgroups need
                 for (int i = 0; i < count; ++i) {
                     wait(&sh.k_full[ks.slot], ks.parity);
@@ -202,7 +214,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                 wait(&sh.k_full[ks.slot], ks.parity);
                 if (TURNS) named_barrier_sync(1 + w, 256);
                 wgmma_fence();
-                mma_abt<BN, D>(s, q, sh.k[ks.slot]);
+                logits(s);
                 wgmma_commit();
                 if (TURNS) named_barrier_arrive(1 + (w + 1) % W, 256);
                 wgmma_wait<0>();
@@ -215,7 +227,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     wait(&sh.k_full[ks.slot], ks.parity);
                     if (TURNS) named_barrier_sync(1 + w, 256);
                     wgmma_fence();
-                    mma_abt<BN, D>(s, q, sh.k[ks.slot]);
+                    logits(s);
                     wgmma_commit();
                     wait(&sh.v_full[vs.slot], vs.parity);
                     wgmma_fence();
