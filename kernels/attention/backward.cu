@@ -379,12 +379,6 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             uint32_t held = 0;
             wait(&sh.kv_full[kv.slot], kv.parity);
             bool busy = false;
-            constexpr bool RS = kTry && D == 64 && BQ == 64;
-            Fragment<D> kf, vf;
-            if constexpr (RS) {
-                load_fragment<D>(kf, k);
-                load_fragment<D>(vf, v);
-            }
             for (int g = 0; g < group; ++g)
                 for (int i = m.begin; i < m.end; ++i) {
                     if (i < own.begin || i >= own.end) {  // a block that only other warpgroups need
@@ -401,8 +395,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     }
                     wait(&sh.q_full[qs.slot], qs.parity);
                     wgmma_fence();
-                    if constexpr (RS) mma_rbt<BQ, D>(s, kf, sh.q[qs.slot]);
-                    else mma_abt<BQ, D>(s, k, sh.q[qs.slot]);
+                    mma_abt<BQ, D>(s, k, sh.q[qs.slot]);
                     wgmma_commit();
                     wgmma_wait<1>();  // the dV and dK products of the block before
                     pin_fragment<BQ>(pr);
@@ -410,8 +403,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     if (busy && lane == 0) mbarrier_arrive(&sh.empty[held]);
                     wait(&sh.g_full[qs.slot], qs.parity);
                     wgmma_fence();
-                    if constexpr (RS) mma_rbt<BQ, D>(dp, vf, sh.g[qs.slot]);
-                    else mma_abt<BQ, D>(dp, v, sh.g[qs.slot]);
+                    mma_abt<BQ, D>(dp, v, sh.g[qs.slot]);
                     wgmma_commit();
                     const float2* lse2 = reinterpret_cast<const float2*>(sh.lse2[qs.slot]) + lane % 4;
                     const float2* delta = reinterpret_cast<const float2*>(sh.delta[qs.slot]) + lane % 4;
