@@ -311,7 +311,7 @@ def cmd_plan(args: argparse.Namespace) -> int:
         program = program_for(cfg, vocab, house(), threads_for(cfg))
     if args.table is not None:
         if args.table not in program.plans:
-            raise InputError("no such Segment", came=args.table, expected=", ".join(sorted(program.plans)))
+            raise InputError("no such Segment", came=args.table, expected=", ".join(sorted(program.plans)), do="name one of these")
         talk.say(program.plans[args.table].table())
         return 0
     flops, step_tokens = flops_for(cfg, vocab), cfg.train.batch * cfg.data.sequence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -13,16 +14,17 @@ from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.data.corpus import Corpus, open_corpus
 from alpha.data.files import sha256_hex
-from alpha.data.sampler import PermutedSampler
+from alpha.data.sampler import PermutedSampler, window_count
 from alpha.data.shards import TokenStream, token_stream
 from alpha.data.split import Split, split_by_file
 from alpha.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
-from alpha.errors import MachineError
+from alpha.errors import ConfigError, MachineError
 from alpha.flops.v1 import ModelFlops, count
 from alpha.graph.ir import Value
 from alpha.graph.plan import Program
 from alpha.graph.trace import Tracer
 from alpha.models import gpt, llama
+from alpha.ops.table import table
 from alpha.optim.update import ScheduleConfig, adamw, sgd
 from alpha.passes.build import Model, Optimizer, StepShape, build_program
 from alpha.types import Attrs, TensorType
@@ -52,6 +54,8 @@ def open_data(cfg: Config) -> Dataset:
     tokenizer = tokenizer_for(cfg, split.train)
     cache = Path(cfg.data.cache)
     streams = [token_stream(side, tokenizer, cache) for side in (split.train, split.validation)]
+    for stream in streams:
+        window_count(stream, cfg.data.sequence)  # refuses here what would otherwise be refused after a long build
     return Dataset(corpus, split, tokenizer, *streams)
 
 
@@ -112,6 +116,16 @@ def optimizer_for(cfg: Config) -> Optimizer:
 
 def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> Program:
     """The Program of a run with a vocabulary of `vocab` ids."""
+    mode, ops = cfg.recompute
+    for name in ops:
+        if name not in table():
+            close = difflib.get_close_matches(name, table(), n=1)
+            raise ConfigError(
+                "train.recompute names an op that does not exist",
+                came=name,
+                expected="names of the op table, such as gelu or layernorm",
+                do=f"did you mean `{close[0]}`?" if close else "see alpha/ops",
+            )
     return build_program(
         name=cfg.run.name,
         model=model_for(cfg, vocab, cfg.micro_batch),
@@ -119,7 +133,7 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> 
         shape=StepShape(micro_batch=cfg.micro_batch, seq=cfg.data.sequence, shards=cfg.train.shards, micros=cfg.micros),
         catalogue=catalogue,
         threads=threads,
-        policy=cfg.recompute,
+        policy=(mode, ops),
         fused=cfg.train.fuse,
     )
 

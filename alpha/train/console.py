@@ -57,6 +57,7 @@ class Board:
         self.talk, self.first, self.steps, self.flops, self.peak = talk, first, steps, flops, peak
         self.recent: deque[StepResult] = deque(maxlen=RECENT)
         self.began = time.perf_counter()
+        self.tokens, self.seconds = 0, 0.0
         self.bar = Progress(
             TextColumn("{task.fields[stamp]}step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=24),
@@ -92,12 +93,20 @@ class Board:
     def step(self, result: StepResult) -> None:
         """A step is done."""
         self.recent.append(result)
+        self.tokens += result.tokens
+        self.seconds += result.seconds
         done, speed = result.step + 1, self.tokens_per_second()
         figures = f"loss {result.loss:.4f}  {speed:,.0f} tokens/s  MFU {self.mfu(speed)}  {duration(self.left(done))} left"
         if self.talk.console.is_terminal:
             self.bar.update(self.task, completed=done, figures=figures)
         elif done in (self.first + 1, self.steps) or done % max(1, self.steps // LINES) == 0:
             self.talk.say(f"{self.talk.stamp + ' ' if self.talk.stamp else ''}step {done}/{self.steps}  {figures}")
+
+    def summary(self, mark: str) -> str:
+        """All steps of this session in one line. `mark`: the stamp of its MFU."""
+        speed, took = self.tokens / max(self.seconds, 1e-9), duration(time.perf_counter() - self.began)
+        stamp = f"{self.talk.stamp} " if self.talk.stamp else ""
+        return f"{stamp}{self.steps - self.first} steps in {took}: {speed:,.0f} tokens/s, MFU {self.mfu(speed)}  [{mark}]"
 
     def evaluated(self, step: int, found: Evaluation) -> None:
         """A validation is done."""

@@ -24,7 +24,7 @@ from alpha.graph.plan import Program
 from alpha.registry.machine import environment, machine_class
 from alpha.train import rundir
 from alpha.train.assemble import Dataset, calls_of, flops_for, host_components, open_data, program_for, sampler_for, threads_for
-from alpha.train.console import Board, Talk, duration
+from alpha.train.console import Board, Talk
 from alpha.train.evaluate import Evaluation
 from alpha.train.loop import Loop, Watch
 from alpha.train.metrics import Metrics
@@ -92,7 +92,7 @@ def train(
             metrics.describe({"peak_flops": peak.flops})
             if not finished:
                 return Outcome(held.path, loop.step, False)
-            talk.say(f"{cfg.train.steps} steps in {duration((datetime.now(timezone.utc) - began).total_seconds())}")
+            talk.say(board.summary(stamp(peak.flops, peak.source)))
         with talk.doing("validating, and fitting the order-2 byte model"):
             found = loop.evaluate(cfg.train.final_windows)
             yardstick = Order2Model(data.split.train.texts()).bits_per_byte(data.split.validation.texts())
