@@ -15,6 +15,7 @@ Legend: B batch, T queries, S keys, H query heads, G key heads (G divides H; que
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -157,6 +158,9 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
     yield _case(rng, "documents-not-causal", 2, 13, 13, 2, 1, 4, packed, packed, causal=False)
     yield _case(rng, "documents-unseen", 2, 3, 13, 2, 1, 4, np.array([[9, 2, 9], [4, 9, 3]]), packed)  # a document that no key has
     yield _case(rng, "large", 2, 12, 12, 2, 1, 8, q_scale=1e4, wrt=())  # probabilities of 0 and 1: no slope to compare
+    yield _case(rng, "steep", 1, 12, 12, 2, 2, 8, q_scale=60.0, wrt=())  # scores on both sides of where exp overflows f32
+    below = _case(rng, "far-below", 1, 9, 9, 2, 1, 8, wrt=())  # every score near -120, where exp underflows f32
+    yield replace(below, inputs=(below.inputs[0] + 10.0, below.inputs[1] * 0.1 - 4.0, below.inputs[2]))
     yield _case(rng, "tiny", 1, 12, 12, 1, 1, 8, q_scale=1e-20)
     same = np.full((1, 10, 2, 8), 0.3)
     yield Sample(name="all-equal", inputs=(same, same, rng.standard_normal(same.shape)), attrs={"causal": True, "window": 0, "scale": 0.25})

@@ -83,7 +83,7 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
     def case(name: str, logits: np.ndarray, targets: np.ndarray | None = None, ignore_index: int = -1, z_loss: float = 0.0) -> Sample:
         t = rng.integers(0, logits.shape[1], logits.shape[0]) if targets is None else targets
         return Sample(name=name, inputs=(logits, np.asarray(t, np.int32)), attrs={"ignore_index": ignore_index, "z_loss": z_loss},
-                      wrt=() if name == "large" else None)  # probabilities of 0 and 1: no slope to compare
+                      wrt=() if name in ("large", "far-below", "far-above") else None)  # the difference step scales with the logits
     yield case("one", rng.standard_normal((1, 1)))
     yield case("ragged", rng.standard_normal((7, 13)))
     yield case("ends", rng.standard_normal((3, 5)), np.array([0, 4, 4]))
@@ -95,6 +95,8 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
     yield case("wide", rng.standard_normal((3, 2049)) * 4)
     yield case("all-equal", np.full((4, 17), 0.3))
     yield case("large", rng.standard_normal((6, 8)) * 1e4)
+    yield case("far-below", rng.standard_normal((5, 9)) - 120.0)  # where exp underflows f32
+    yield case("far-above", rng.standard_normal((5, 9)) + 95.0, z_loss=1e-4)  # where exp overflows f32
     yield case("tiny", rng.standard_normal((4, 8)) * 1e-30)
 
 

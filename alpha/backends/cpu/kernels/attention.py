@@ -5,6 +5,9 @@ stays in the L2 cache; key ranges that causal order or the window hide from the 
 maximum, the subtraction and the sum over keys run along long contiguous rows. The heads and batches that share a buffer are chosen so
 that each NumPy call is long enough to hide its fixed price. All matrix products are BLAS calls on strided views of [B,T,H,D].
 
+The maximum of a row is taken off before exp only where it matters: while no score of the buffer exceeds SAFE and every row's sum stays
+above LEAST, exp of the bare scores neither overflows nor loses a term that counts. Otherwise the buffer is computed again, shifted.
+
 Backward recomputes p = exp(scale q.k - lse) and ds = p (scale do.v - scale delta): both subtractions ride along in the products, as one
 more column of each factor, (q | -lse) (scale k | 1) and (do | -delta) (scale v | scale).
 
@@ -26,6 +29,10 @@ from alpha.types import Attrs
 QUERIES = 64
 SCORES = 65536
 """Elements of one score buffer, about: 256 KB in f32."""
+
+SAFE = 16.0
+LEAST = 2.0**-24
+"""A row whose sum is at least LEAST lost only terms below exp(-87) of 1, which is less than 2^-100 of its sum."""
 
 _ENVELOPE = Envelope(dtypes=("f32", "f64"))
 
@@ -148,22 +155,34 @@ def attention(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], a
         flat = buffer[worker, : keys * m].reshape(keys, m)
         k_, v_ = k_BGSD[at_b, at_g, block.low : block.high], v_BGSD[at_b, at_g, block.low : block.high]
         by_key = flat.reshape(keys, nb, ng, r * n)
-        np.matmul(k_, q_s.reshape(nb, ng, r * n, d).swapaxes(2, 3), out=by_key.transpose(1, 2, 0, 3))
-        if hides is not None:
-            np.copyto(flat[block.masked - block.low :][: len(hides)], -np.inf, where=hides[:, :m])
-        if documents:
-            pair = documents[1][at_b, block.low : block.high], documents[0][at_b, block.start : block.stop]
-            _hide(flat.reshape(keys, nb, ng, r, n), pair, differs[worker, : keys * n].reshape(keys, n))
+
+        def score() -> None:
+            np.matmul(k_, q_s.reshape(nb, ng, r * n, d).swapaxes(2, 3), out=by_key.transpose(1, 2, 0, 3))
+            if hides is not None:
+                np.copyto(flat[block.masked - block.low :][: len(hides)], -np.inf, where=hides[:, :m])
+            if documents:
+                pair = documents[1][at_b, block.low : block.high], documents[0][at_b, block.start : block.stop]
+                _hide(flat.reshape(keys, nb, ng, r, n), pair, differs[worker, : keys * n].reshape(keys, n))
+
         top, total = rows[worker, 0, :m], rows[worker, 1, :m]
-        np.maximum.reduce(flat, axis=0, out=top)
-        np.maximum(top, lowest, out=top)  # -inf - -inf would be NaN
-        np.subtract(flat, top, out=flat)
-        np.exp(flat, out=flat)
-        np.matmul(ones[:keys], flat, out=total)
+        score()
+        shifts = not np.maximum.reduce(flat.reshape(-1)) <= SAFE
+        while True:
+            if shifts:
+                np.maximum.reduce(flat, axis=0, out=top)
+                np.maximum(top, lowest, out=top)  # -inf - -inf would be NaN
+                np.subtract(flat, top, out=flat)
+            np.exp(flat, out=flat)
+            np.matmul(ones[:keys], flat, out=total)
+            if shifts or np.minimum.reduce(total) >= LEAST:
+                break
+            shifts = True
+            score()
         np.matmul(flat.reshape(keys, nb, ng, r, n).transpose(1, 2, 3, 4, 0), v_[:, :, None], out=o)
         at_least = np.maximum(total, least, out=scaled[worker, :m])
         log_total = np.log(at_least, out=double[worker, :m], dtype=np.float64)
-        np.add(log_total, top, out=log_total)
+        if shifts:
+            np.add(log_total, top, out=log_total)
         lse[...] = log_total.reshape(lse.shape)
         np.copyto(lse, -np.inf, where=(total == 0).reshape(lse.shape))
         np.divide(o, at_least.reshape(nb, ng, r, n, 1), out=o)

@@ -1,6 +1,8 @@
 """Softmax cross entropy, its backward, and the count of valid targets on the CPU: blocks of rows, all passes in cache.
 
-What is one number per row (logarithm, loss) is computed in float64 and rounded once.
+exp is taken of the bare logits while none of a block exceeds SAFE and every row's sum stays above LEAST: then nothing overflows and no term
+that counts is lost. Otherwise the rows' maxima are taken off first. What is one number per row (logarithm, loss) is computed in
+float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from alpha.component import Component, Envelope
 from alpha.errors import InputError
 from alpha.types import Attrs
 
+SAFE = 60.0
+LEAST = 2.0**-80
 _ENVELOPE = Envelope(dtypes=("f32", "f64"))
 
 
@@ -33,28 +37,37 @@ def cross_entropy(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
     (x, targets), (loss, lse) = ins, outs
     n, v = x.shape
     z, ignore = float(attrs["z_loss"]), int(attrs["ignore_index"])  # type: ignore[arg-type, call-overload]
-    block = cpu.block_rows(n, x.itemsize * v)
-    t = cpu.scratch((cpu.threads, block, v), x.dtype)
-    r = cpu.scratch((cpu.threads, 2, block), x.dtype)
-    ones, every = np.ones(v, x.dtype), np.arange(block)
+    t = cpu.scratch((cpu.threads, cpu.block_rows(n, x.itemsize * v), v), x.dtype)
+    top, total = cpu.scratch((2, n), x.dtype)
+    ones, every = np.ones(v, x.dtype), np.arange(n)
 
     def body(start: int, stop: int, worker: int) -> None:
-        rows = stop - start
-        xb, u, top, total = x[start:stop], t[worker, :rows], r[worker, 0, :rows], r[worker, 1, :rows]
-        counts = _counts(targets[start:stop], v, ignore)
-        np.maximum.reduce(xb, axis=1, out=top)
-        np.subtract(xb, top[:, None], out=u)
+        xb, u, sums = x[start:stop], t[worker, : stop - start], total[start:stop]
+        if np.maximum.reduce(xb.reshape(-1)) <= SAFE:
+            np.exp(xb, out=u)
+            np.matmul(u, ones, out=sums)
+            if np.minimum.reduce(sums) >= LEAST:
+                top[start:stop] = 0
+                return
+        np.maximum.reduce(xb, axis=1, out=top[start:stop])
+        np.subtract(xb, top[start:stop, None], out=u)
         np.exp(u, out=u)
-        np.matmul(u, ones, out=total)
+        np.matmul(u, ones, out=sums)
+
+    blocks = cpu.rows(n, x.itemsize * v, body)
+
+    def run() -> None:
+        counts = _counts(targets, v, ignore)
+        blocks()
         log_total = np.log(total, dtype=np.float64)
-        picked = xb[every[:rows], np.where(counts, targets[start:stop], 0)]
+        picked = x[every, np.where(counts, targets, 0)]
         full = log_total + top
         nll = log_total + np.subtract(top, picked, dtype=np.float64)
-        loss[start:stop] = nll + z * full * full if z else nll
-        np.copyto(loss[start:stop], 0, where=~counts)
-        lse[start:stop] = full
+        loss[...] = nll + z * full * full if z else nll
+        np.copyto(loss, 0, where=~counts)
+        lse[...] = full
 
-    return cpu.rows(n, x.itemsize * v, body)
+    return run
 
 
 def cross_entropy_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
@@ -62,19 +75,29 @@ def cross_entropy_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.nda
     (dloss, x, targets, lse), dx = ins, outs[0]
     n, v = x.shape
     z, ignore = float(attrs["z_loss"]), int(attrs["ignore_index"])  # type: ignore[arg-type, call-overload]
-    every = np.arange(cpu.block_rows(n, x.itemsize * v))
+    every = np.arange(n)
+    weight, scale = cpu.scratch((2, n), x.dtype)
 
     def body(start: int, stop: int, worker: int) -> None:
-        dxb = dx[start:stop]
-        counts = _counts(targets[start:stop], v, ignore)
-        scale = np.where(counts, dloss[start:stop], 0)
-        np.subtract(x[start:stop], lse[start:stop, None], out=dxb)
-        np.exp(dxb, out=dxb)
-        weight = scale * (1 + 2 * z * lse[start:stop]) if z else scale
-        np.multiply(dxb, weight[:, None], out=dxb)
-        dxb[every[: stop - start], np.where(counts, targets[start:stop], 0)] -= scale
+        dxb, wb = dx[start:stop], weight[start:stop]
+        if np.maximum.reduce(x[start:stop].reshape(-1)) <= SAFE and np.minimum.reduce(lse[start:stop]) >= -SAFE:
+            np.exp(x[start:stop], out=dxb)
+            np.multiply(wb, np.exp(-lse[start:stop]), out=wb)
+        else:
+            np.subtract(x[start:stop], lse[start:stop, None], out=dxb)
+            np.exp(dxb, out=dxb)
+        np.multiply(dxb, wb[:, None], out=dxb)
 
-    return cpu.rows(n, x.itemsize * v, body)
+    blocks = cpu.rows(n, x.itemsize * v, body)
+
+    def run() -> None:
+        counts = _counts(targets, v, ignore)
+        scale[...] = np.where(counts, dloss, 0)
+        np.multiply(scale, 1 + 2 * z * lse if z else 1, out=weight)
+        blocks()
+        dx[every, np.where(counts, targets, 0)] -= scale
+
+    return run
 
 
 def count_valid(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:

@@ -40,7 +40,11 @@ def layernorm(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], a
 
 
 def layernorm_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
-    """dx, dgamma and dbeta; the parameter gradients are sums per block of rows, added in the order of the blocks."""
+    """dx, dgamma and dbeta; the parameter gradients are sums per block of rows, added in the order of the blocks.
+
+    With xc = x - mean: dx = rstd (dy gamma - c1 - xc w), c1 = mean(dy gamma), w = rstd^2 mean(dy gamma xc); rstd enters dgamma as the
+    weights of a vector-matrix product.
+    """
     c = ins[0].shape[-1]
     dy, x, dx = ins[0].reshape(-1, c), ins[1].reshape(-1, c), outs[0].reshape(-1, c)
     gamma, mean, rstd = ins[2], ins[3].reshape(-1), ins[4].reshape(-1)
@@ -53,23 +57,24 @@ def layernorm_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
 
     def body(start: int, stop: int, worker: int) -> None:
         rows = stop - start
-        dyb, dxb, rb = dy[start:stop], dx[start:stop], rstd[start:stop, None]
-        xhat, u = t[worker, 0, :rows], t[worker, 1, :rows]
-        of_g, of_gx = means[worker, 0, :rows], means[worker, 1, :rows]
-        np.subtract(x[start:stop], mean[start:stop, None], out=xhat)
-        np.multiply(xhat, rb, out=xhat)
-        np.multiply(dyb, xhat, out=u)
-        np.matmul(ones[:rows], u, out=partial[0, start // block])
+        dyb, dxb, rb = dy[start:stop], dx[start:stop], rstd[start:stop]
+        xc, u = t[worker, 0, :rows], t[worker, 1, :rows]
+        c1, w = means[worker, 0, :rows], means[worker, 1, :rows]
+        np.subtract(x[start:stop], mean[start:stop, None], out=xc)
+        np.multiply(dyb, xc, out=u)
+        np.matmul(rb, u, out=partial[0, start // block])
         np.matmul(ones[:rows], dyb, out=partial[1, start // block])
-        np.matmul(dyb, gamma, out=of_g)
-        np.divide(of_g, c, out=of_g)
-        np.matmul(u, gamma, out=of_gx)
-        np.divide(of_gx, c, out=of_gx)
-        np.multiply(xhat, of_gx[:, None], out=xhat)
-        np.add(xhat, of_g[:, None], out=xhat)
+        np.matmul(dyb, gamma, out=c1)
+        np.divide(c1, c, out=c1)
+        np.matmul(u, gamma, out=w)
+        np.divide(w, c, out=w)
+        np.multiply(w, rb, out=w)
+        np.multiply(w, rb, out=w)
+        np.multiply(xc, w[:, None], out=xc)
+        np.add(xc, c1[:, None], out=xc)
         np.multiply(dyb, gamma, out=dxb)
-        np.subtract(dxb, xhat, out=dxb)
-        np.multiply(dxb, rb, out=dxb)
+        np.subtract(dxb, xc, out=dxb)
+        np.multiply(dxb, rb[:, None], out=dxb)
 
     blocks = cpu.rows(n, x.itemsize * c, body)
 

@@ -33,30 +33,30 @@ def rmsnorm(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], att
 
 
 def rmsnorm_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
-    """dx and dgamma; dgamma is a sum per block of rows, added in the order of the blocks."""
+    """dx = rstd (dy gamma - x w) with w = rstd^2 mean(dy gamma x); dgamma, a sum per block of rows, added in the order of the blocks."""
     c = ins[0].shape[-1]
     dy, x, dx = ins[0].reshape(-1, c), ins[1].reshape(-1, c), outs[0].reshape(-1, c)
     gamma, rstd = ins[2], ins[3].reshape(-1)
     n = len(x)
     block = cpu.block_rows(n, x.itemsize * c)
-    ones = np.ones(block, x.dtype)
-    t = cpu.scratch((cpu.threads, 2, block, c), x.dtype)
+    t = cpu.scratch((cpu.threads, block, c), x.dtype)
     means = cpu.scratch((cpu.threads, block), x.dtype)
     partial = cpu.scratch(((n + block - 1) // block, c), x.dtype)
 
     def body(start: int, stop: int, worker: int) -> None:
         rows = stop - start
-        dyb, dxb, rb = dy[start:stop], dx[start:stop], rstd[start:stop, None]
-        xhat, u, of_gx = t[worker, 0, :rows], t[worker, 1, :rows], means[worker, :rows]
-        np.multiply(x[start:stop], rb, out=xhat)
-        np.multiply(dyb, xhat, out=u)
-        np.matmul(ones[:rows], u, out=partial[start // block])
-        np.matmul(u, gamma, out=of_gx)
-        np.divide(of_gx, c, out=of_gx)
-        np.multiply(xhat, of_gx[:, None], out=xhat)
+        xb, dyb, dxb, rb = x[start:stop], dy[start:stop], dx[start:stop], rstd[start:stop]
+        u, w = t[worker, :rows], means[worker, :rows]
+        np.multiply(dyb, xb, out=u)
+        np.matmul(rb, u, out=partial[start // block])
+        np.matmul(u, gamma, out=w)
+        np.divide(w, c, out=w)
+        np.multiply(w, rb, out=w)
+        np.multiply(w, rb, out=w)
+        np.multiply(xb, w[:, None], out=u)
         np.multiply(dyb, gamma, out=dxb)
-        np.subtract(dxb, xhat, out=dxb)
-        np.multiply(dxb, rb, out=dxb)
+        np.subtract(dxb, u, out=dxb)
+        np.multiply(dxb, rb[:, None], out=dxb)
 
     blocks = cpu.rows(n, x.itemsize * c, body)
 

@@ -19,6 +19,10 @@ def _split(shape: tuple[int, ...], attrs: Attrs) -> tuple[int, int, int]:
     return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
 
 
+SAFE = 60.0
+"""While all entries lie within +-SAFE, exp neither overflows nor underflows, and the maximum need not be taken off."""
+
+
 def softmax(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
     """exp(x - max) / sum; a row of nothing but -inf gives zeros."""
     outer, c, inner = _split(ins[0].shape, attrs)
@@ -26,14 +30,21 @@ def softmax(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], att
     block = cpu.block_rows(outer, x.itemsize * c * inner)
     t = cpu.scratch((cpu.threads, block, 1, inner), x.dtype)
     lowest, least = np.finfo(x.dtype).min, np.finfo(x.dtype).tiny
+    ones = np.ones(c, x.dtype)
 
     def body(start: int, stop: int, worker: int) -> None:
         xb, yb, u = x[start:stop], y[start:stop], t[worker, : stop - start]
-        np.maximum.reduce(xb, axis=1, keepdims=True, out=u)
-        np.maximum(u, lowest, out=u)  # -inf - -inf would be NaN
-        np.subtract(xb, u, out=yb)
-        np.exp(yb, out=yb)
-        np.add.reduce(yb, axis=1, keepdims=True, out=u)
+        if np.maximum.reduce(xb.reshape(-1)) <= SAFE and np.minimum.reduce(xb.reshape(-1)) >= -SAFE:
+            np.exp(xb, out=yb)
+        else:
+            np.maximum.reduce(xb, axis=1, keepdims=True, out=u)
+            np.maximum(u, lowest, out=u)  # -inf - -inf would be NaN
+            np.subtract(xb, u, out=yb)
+            np.exp(yb, out=yb)
+        if inner == 1:
+            np.matmul(yb[:, :, 0], ones, out=u[:, 0, 0])
+        else:
+            np.add.reduce(yb, axis=1, keepdims=True, out=u)
         np.maximum(u, least, out=u)
         np.divide(yb, u, out=yb)
 
