@@ -41,9 +41,7 @@ def key(
     choices: Sequence[str] = (),
 ) -> Any:
     """A field: default (none = required), one line of documentation, unit, range `least <= x <= most`, `x > above`, choices."""
-    return field(
-        default=default, metadata={"doc": doc, "unit": unit, "least": least, "above": above, "most": most, "choices": choices}
-    )
+    return field(default=default, metadata={"doc": doc, "unit": unit, "least": least, "above": above, "most": most, "choices": choices})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +64,7 @@ class Model:
     positions: int = key(0, doc="longest sequence the model has positions for; 0 = data.sequence", unit="tokens", least=0)
     tied: bool = key(True, doc="the head shares the embedding's weights")
     kv_heads: int = key(0, doc="key and value heads; divide `heads`; 0 = heads (llama only)", least=0)
-    hidden: int = key(
-        0, doc="inner width of SwiGLU; 0 = 8/3 width rounded up to a multiple of 32 (llama only)", unit="channels", least=0
-    )
+    hidden: int = key(0, doc="inner width of SwiGLU; 0 = 8/3 width rounded up to a multiple of 32 (llama only)", unit="channels", least=0)
     rope_base: float = key(500000.0, doc="base of the rotary frequencies (llama only)", above=1.0)
     window: int = key(0, doc="keys that a query sees, itself included; 0 = all before it", unit="tokens", least=0)
     z_loss: float = key(0.0, doc="weight of the squared log-normaliser added to the loss", least=0.0)
@@ -100,10 +96,8 @@ class Train:
     recompute: str = key("none", doc="activations computed again in the backward pass: none, block, or ops:name,name")
     fuse: bool = key(True, doc="use fused rows where the back end has a kernel for them")
     eval_every: int = key(100, doc="steps between validations; 0 = only at the end", unit="steps", least=0)
-    eval_windows: int = key(
-        64, doc="validation sequences of each validation but the last, which takes `final_windows`", unit="sequences", least=1
-    )
-    final_windows: int = key(512, doc="validation sequences of the final figure", unit="sequences", least=1)
+    eval_windows: int = key(64, doc="validation sequences of each validation on the way", unit="sequences", least=1)
+    final_windows: int = key(0, doc="validation sequences of the figure at the end; 0 = the whole split", unit="sequences", least=0)
     checkpoint_every: int = key(200, doc="steps between checkpoints; 0 = only at the end", unit="steps", least=0)
     keep: int = key(2, doc="checkpoints kept", least=1)
 
@@ -367,9 +361,7 @@ def from_tables(tables: Mapping[str, Mapping[str, Any]], where: str = "the run f
     known = _sections()
     for name in tables:
         if name not in known:
-            raise ConfigError(
-                f"{where}: unknown section [{name}]", came=name, expected=", ".join(known), do=_nearest(name, known)
-            )
+            raise ConfigError(f"{where}: unknown section [{name}]", came=name, expected=", ".join(known), do=_nearest(name, known))
     built: dict[str, Any] = {}
     for name, cls in known.items():
         built[name] = _section(cls, name, tables.get(name), where)
@@ -453,13 +445,7 @@ def _check_range(name: str, value: Any, f: Field[Any]) -> None:
 
 
 def _range(meta: Mapping[str, Any]) -> str:
-    low = (
-        f"at least {meta['least']}"
-        if meta["least"] is not None
-        else f"above {meta['above']}"
-        if meta["above"] is not None
-        else ""
-    )
+    low = f"at least {meta['least']}" if meta["least"] is not None else f"above {meta['above']}" if meta["above"] is not None else ""
     high = f"at most {meta['most']}" if meta["most"] is not None else ""
     return ", ".join(x for x in (low, high) if x) or "a finite number"
 
