@@ -36,7 +36,7 @@ from alpha.gates.subjects import (
 from alpha.registry.policy import required_runs
 from alpha.registry.record import Record
 
-SECONDS = 0.25
+SECONDS = 0.15
 """Time after which a case stops repeating, once it has the runs it owes."""
 
 MOST_RUNS = 200

@@ -30,7 +30,7 @@ from alpha.registry.machine import environment, machine_class
 from alpha.registry.record import Record
 from alpha.types import NUMPY, Attrs, TensorType
 
-MULTIBLOCK_ELEMENTS = 120_000
+MULTIBLOCK_ELEMENTS = 80_000
 """A grown case has at least this many elements in and out together, so that kernels cut it into several ragged blocks."""
 
 GROWN_FLOPS = 8_000_000

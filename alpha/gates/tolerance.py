@@ -4,10 +4,10 @@ For one case, element i of an output passes when its error is at most
 
     max(2 * naive(tile of i), half an ulp of the output + bound_i * u)
 
-`naive(tile)` is the largest error, within a tile of 256 to 511 consecutive elements (all of them where there are fewer), of the row's
-own oracle walked sequentially with the type's rounding after each operation (numerics.walk). That error is a random variable, so it is
-drawn at least three times, small outputs more often: every float input is multiplied by a common factor within 2**-8 of 1, which keeps
-zeros, equal rows and signs, and is rounded again.
+`naive(tile)` is the largest error, within a tile of 256 to 511 consecutive elements (all of them where there are fewer) and the tiles on
+either side of it, of the row's own oracle walked sequentially with the type's rounding after each operation (numerics.walk). That error
+is a random variable, so it is drawn at least three times, small outputs more often: every float input is multiplied by a common factor
+within 2**-8 of 1, which keeps zeros, equal rows and signs, and is rounded again.
 
 In f64 the oracle rounds as the kernel does, so there is nothing exact to walk against. Rounding errors are linear in the unit roundoff to
 first order; the f32 walk's error, scaled by u64 / u32 and doubled because the oracle errs as well, takes its place.
@@ -122,10 +122,13 @@ def _nudged(case: Case, rng: np.random.Generator) -> Case:
 
 
 def _per_tile(error: np.ndarray) -> np.ndarray:
-    """The largest of each tile, at every element of it; the remainder belongs to the last whole tile."""
+    """The largest of each tile and its neighbours, at every element of it; the remainder belongs to the last whole tile."""
     flat = error.reshape(-1)
     if flat.size < 2 * TILE:
         return np.full(error.shape, flat.max(initial=0.0))
     tile = np.minimum(np.arange(flat.size) // TILE, flat.size // TILE - 1)
-    largest = np.maximum.reduceat(flat, np.flatnonzero(np.diff(tile, prepend=-1)))
+    own = np.maximum.reduceat(flat, np.flatnonzero(np.diff(tile, prepend=-1)))
+    largest = own.copy()
+    largest[1:] = np.maximum(largest[1:], own[:-1])
+    largest[:-1] = np.maximum(largest[:-1], own[1:])
     return largest[tile].reshape(error.shape)
