@@ -110,32 +110,20 @@ class AttentionChoice:
     defines: tuple[tuple[str, str], ...] = field(default=())
 
 
-# Ring stages by (head_dim, warpgroups, block), as instantiated at the end of each .cu file; dkv: (kv stages, query stages).
-FORWARD_STAGES: Mapping[tuple[int, int, int], int] = {
-    (128, 2, 96): 3,
-    (128, 2, 128): 2,
-    (128, 2, 176): 2,
-    (64, 2, 128): 4,
-    (64, 3, 96): 4,
-    (64, 3, 128): 4,
-    (64, 4, 64): 6,
-}
-DQ_STAGES: Mapping[tuple[int, int, int], int] = {
-    (128, 2, 96): 3,
-    (128, 2, 128): 2,
-    (64, 2, 128): 4,
-    (64, 2, 96): 4,
-    (64, 3, 80): 4,
-}
-DKV_STAGES: Mapping[tuple[int, int, int], tuple[int, int]] = {(128, 2, 64): (2, 2), (64, 2, 64): (2, 4), (64, 2, 96): (2, 4)}
+# By (head_dim, warpgroups, block), as instantiated at the end of each .cu file. Forward: stages of K and of V; dq: places for the rows
+# that stay, stages of K, of V; dkv: places for the rows that stay, stages of the rest.
+FORWARD_STAGES: Mapping[tuple[int, int, int], int] = {(128, 2, 128): 2, (64, 3, 128): 4, (64, 4, 64): 6}
+DQ_STAGES: Mapping[tuple[int, int, int], tuple[int, int, int]] = {(128, 2, 128): (1, 3, 2), (64, 2, 128): (2, 4, 4)}
+DKV_STAGES: Mapping[tuple[int, int, int], tuple[int, int]] = {(128, 2, 64): (2, 3), (64, 2, 64): (2, 4), (64, 2, 96): (2, 4)}
 
 
 def choose(problem: AttentionProblem) -> AttentionChoice:
-    """The choice for this problem."""
+    """The choice for this problem; measured in docs/kernels-attention.md."""
+    bounded = problem.window != (UNBOUNDED, UNBOUNDED) or problem.packed
     if problem.head_dim == 128:
-        bounded = problem.window != (UNBOUNDED, UNBOUNDED) or problem.packed
-        return AttentionChoice(forward=(2, 128 if bounded else 176), dq=(2, 96), dkv=(2, 64))
-    return AttentionChoice(forward=(3, 128) if problem.queries >= 1536 else (2, 128), dq=(2, 128), dkv=(2, 64))
+        return AttentionChoice(forward=(2, 128), dq=(2, 128), dkv=(2, 64))
+    short = bounded and problem.queries < 1536
+    return AttentionChoice(forward=(4, 64) if short else (3, 128), dq=(2, 128), dkv=(2, 64) if short else (2, 96))
 
 
 @dataclass(frozen=True)
@@ -261,7 +249,7 @@ class AttentionForward:
         self.problem, self.choice = problem, choice or choose(problem)
         groups, block = self.choice.forward
         stages = _stages(FORWARD_STAGES, "forward", problem, self.choice.forward)
-        shared = 1024 + 2 * problem.head_dim * (64 * groups + 2 * stages * block) + 512
+        shared = 1024 + 2 * problem.head_dim * (128 * groups + 2 * stages * block) + 512
         tiles = -(-problem.queries // (64 * groups)) * problem.batch * problem.heads
         params = _params(problem, lse, queue, _section(problem, self.choice, over_queries=False), docs)
         maps = [q.map(problem, 64, keys=False), k.map(problem, block, keys=True), v.map(problem, block, keys=True)]
@@ -299,15 +287,16 @@ class AttentionBackward:
         self.problem, self.choice = problem, choice or choose(problem)
         dim = problem.head_dim
         groups, block = self.choice.dq
-        stages = _stages(DQ_STAGES, "dq", problem, self.choice.dq)
-        shared = 1024 + 2 * dim * (128 * groups + 2 * stages * block) + 512
+        rows, k_stages, v_stages = _stages(DQ_STAGES, "dq", problem, self.choice.dq)
+        shared = 1024 + 2 * dim * (rows * 128 * groups + (k_stages + v_stages) * block) + 512
         tiles = -(-problem.queries // (64 * groups)) * problem.batch * problem.heads
         params = _params(problem, lse, queue, _section(problem, self.choice, over_queries=False), docs, workspace)
         maps = [q.map(problem, 64, keys=False), k.map(problem, block, keys=True), v.map(problem, block, keys=True)]
         maps += [do.map(problem, 64, keys=False), dq.map(problem, 64, keys=False)]
         name = f"attn_bwd_dq_d{dim}_w{groups}_n{block}"
-        rows = [ctypes.c_uint64(o.address), _Strides(b=o.batch_stride, s=o.row_stride, h=o.head_stride)]
-        self.dq = _launch(BACKWARD, name, self.choice, shared, groups, tiles, [*maps, *rows, params])
+        strides = _Strides(b=o.batch_stride, s=o.row_stride, h=o.head_stride)
+        arguments = [*maps, ctypes.c_uint64(o.address), strides, params]
+        self.dq = _launch(BACKWARD, name, self.choice, shared, groups, tiles, arguments)
 
         groups, block = self.choice.dkv
         kv_stages, stages = _stages(DKV_STAGES, "dkv", problem, self.choice.dkv)

@@ -36,11 +36,6 @@
 
 namespace attn {
 
-#ifdef ATTN_RS
-constexpr bool kTry = true;
-#else
-constexpr bool kTry = false;
-#endif
 // Strides in elements: batch, position, head.
 struct Strides {
     long b, s, h;
@@ -59,31 +54,35 @@ __device__ __forceinline__ float dot8(const uint4& x, const uint4& y, float sum)
 
 // ---------------------------------------------------------------- dQ
 
-template <int D, int W, int BN, int STAGES>
+template <int D, int W, int BN, int ROWS, int KS, int VS>
 struct DqShared {
     static constexpr int Q = 64 * D * 2, K = BN * D * 2;
-    uint8_t q[W][Q], g[W][Q], k[STAGES][K], v[STAGES][K];
-    mbarrier_t row_full[W], row_empty[W], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    uint8_t q[ROWS][W][Q], g[ROWS][W][Q], k[KS][K], v[VS][K];
+    mbarrier_t row_full[ROWS][W], row_empty[ROWS][W], k_full[KS], k_empty[KS], v_full[VS], v_empty[VS];
     Queue queue;
 };
 
-template <int D, int W, int BN, int STAGES>
+template <int D, int W, int BN, int ROWS, int KS, int VS>
 __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap* map_k, const TensorMap* map_v, const TensorMap* map_g,
                                         const TensorMap* map_dq, const uint16_t* o, Strides so, const Params& p) {
-    using Shared = DqShared<D, W, BN, STAGES>;
+    using Shared = DqShared<D, W, BN, ROWS, KS, VS>;
     extern __shared__ uint8_t raw[];
     Shared& sh = *reinterpret_cast<Shared*>(raw + ((1024 - (smem_address(raw) & 1023)) & 1023));
     const int wg = warp_index() / 4;
 
     if (threadIdx.x == 0) {
         for (int w = 0; w < W; ++w) {
-            mbarrier_init(&sh.row_full[w], 1);
-            mbarrier_init(&sh.row_empty[w], 1);
+            for (int s = 0; s < ROWS; ++s) {
+                mbarrier_init(&sh.row_full[s][w], 1);
+                mbarrier_init(&sh.row_empty[s][w], 1);
+            }
         }
-        for (int s = 0; s < STAGES; ++s) {
+        for (int s = 0; s < KS; ++s) {
             mbarrier_init(&sh.k_full[s], 1);
-            mbarrier_init(&sh.v_full[s], 1);
             mbarrier_init(&sh.k_empty[s], 4 * W);
+        }
+        for (int s = 0; s < VS; ++s) {
+            mbarrier_init(&sh.v_full[s], 1);
             mbarrier_init(&sh.v_empty[s], 4 * W);
         }
         sh.queue.init(4 * W);
@@ -101,8 +100,9 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             tma_prefetch_map(map_k);
             tma_prefetch_map(map_v);
             tma_prefetch_map(map_g);
-            RingState<STAGES> ks(1), vs(1);
-            uint32_t rp = 1;
+            RingState<KS> ks(1);
+            RingState<VS> vs(1);
+            RingState<ROWS> rs(1);
             RingState<2> slot(1);
             int t = blockIdx.x;
             for (sh.queue.give(slot, t); t < tiles; sh.queue.give(slot, t)) {
@@ -118,12 +118,12 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                     }
                     if (first) {
                         for (int w = 0; w < W; ++w) {
-                            wait(&sh.row_empty[w], rp);
-                            mbarrier_arrive_expect(&sh.row_full[w], 2 * Shared::Q);
-                            load_rows<64, D>(sh.q[w], map_q, &sh.row_full[w], m0 + 64 * w, h, b);
-                            load_rows<64, D>(sh.g[w], map_g, &sh.row_full[w], m0 + 64 * w, h, b);
+                            wait(&sh.row_empty[rs.slot][w], rs.parity);
+                            mbarrier_arrive_expect(&sh.row_full[rs.slot][w], 2 * Shared::Q);
+                            load_rows<64, D>(sh.q[rs.slot][w], map_q, &sh.row_full[rs.slot][w], m0 + 64 * w, h, b);
+                            load_rows<64, D>(sh.g[rs.slot][w], map_g, &sh.row_full[rs.slot][w], m0 + 64 * w, h, b);
                         }
-                        rp ^= 1;
+                        rs.advance();
                     }
                     if (j >= n.begin) {
                         wait(&sh.v_empty[vs.slot], vs.parity);
@@ -140,10 +140,10 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
         registers_increase<(W == 3 ? 160 : 232)>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const float c = p.scale * kLog2e;
-        uint8_t *q = sh.q[w], *g = sh.g[w];
-        RingState<STAGES> ks(0), vs(0);
-        uint32_t rp = 0;
-
+        RingState<KS> ks(0);
+        RingState<VS> vs(0);
+        RingState<ROWS> rs(0);
+        bool stored = false;
         RingState<2> slot(0);
         for (int t = sh.queue.take(slot); t < tiles; t = sh.queue.take(slot)) {
             const Tile tile = tile_at(t, nblocks, nheads, p.section, reversed);
@@ -165,6 +165,8 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                 }
             };
 
+            uint8_t *q = sh.q[rs.slot][w], *g = sh.g[rs.slot][w];
+
             // rowsum(dO * O): O from global memory, dO from the tile; four lanes a row, the same rows that the fragments hold
             float lse0, lse1, delta0, delta1;
             {
@@ -180,8 +182,11 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                 lse1 = row + 8 < p.Sq ? p.lse[head + row + 8] * kLog2e : -infinity();
                 if (lse0 == -infinity()) lse0 = infinity();  // no key is visible: every P becomes 0
                 if (lse1 == -infinity()) lse1 = infinity();
-                wait(&sh.row_full[w], rp);
-                rp ^= 1;
+                wait(&sh.row_full[rs.slot][w], rs.parity);
+                if (stored && threadIdx.x % 128 == 0) {  // the other place, once the output staged there has been read
+                    tma_store_wait_read<0>();
+                    mbarrier_arrive(&sh.row_empty[rs.slot ^ 1][w]);
+                }
                 float sum[2];
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
@@ -217,24 +222,18 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             Fragment<BN> ds = {};
             uint32_t held = 0;  // ring slot of the block whose dQ product is running
             bool busy = false;
-            constexpr bool RSQ = kTry && (D == 64 ? W == 2 : BN == 96), RSG = kTry && D == 64 && W == 2;
-            Fragment<D> qf, gf;
-            if constexpr (RSQ) load_fragment<D>(qf, q);
-            if constexpr (RSG) load_fragment<D>(gf, g);
             pass(own.end > own.begin ? n.end - own.end : n.end - n.begin);
             for (int j = own.end - 1; j >= own.begin; --j) {
                 wait(&sh.k_full[ks.slot], ks.parity);
                 wgmma_fence();
-                if constexpr (RSQ) mma_rbt<BN, D>(s, qf, sh.k[ks.slot]);
-                else mma_abt<BN, D>(s, q, sh.k[ks.slot]);
+                mma_abt<BN, D>(s, q, sh.k[ks.slot]);
                 wgmma_commit();
                 wgmma_wait<1>();  // the dQ product of the block before
                 pin_fragment<BN>(ds);
                 if (busy && lane == 0) mbarrier_arrive(&sh.k_empty[held]);
                 wait(&sh.v_full[vs.slot], vs.parity);
                 wgmma_fence();
-                if constexpr (RSG) mma_rbt<BN, D>(dp, gf, sh.v[vs.slot]);
-                else mma_abt<BN, D>(dp, g, sh.v[vs.slot]);
+                mma_abt<BN, D>(dp, g, sh.v[vs.slot]);
                 wgmma_commit();
                 wgmma_wait<1>();
                 pin_registers(s);
@@ -268,10 +267,15 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             if (threadIdx.x % 128 == 0) {
                 store_rows<D>(map_dq, q, m0 + 64 * w, h, b);
                 tma_store_commit();
-                tma_store_wait_read<0>();
-                mbarrier_arrive(&sh.row_empty[w]);
+                if (ROWS == 1) {
+                    tma_store_wait_read<0>();
+                    mbarrier_arrive(&sh.row_empty[0][w]);
+                }
             }
+            stored = ROWS == 2;
+            rs.advance();
         }
+        if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
     }
 }
 
@@ -362,7 +366,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
         const float c = p.scale * kLog2e;
         RingState<STAGES> qs(0);
         RingState<KVS> kv(0);
-
+        bool stored = false;
         RingState<2> slot(0);
         for (int t = sh.queue.take(slot); t < tiles; t = sh.queue.take(slot)) {
             const Tile tile = tile_at(t, nblocks, nheads, p.section, false);
@@ -378,6 +382,10 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             Fragment<BQ> pr = {}, ds = {};
             uint32_t held = 0;
             wait(&sh.kv_full[kv.slot], kv.parity);
+            if (stored && threadIdx.x % 128 == 0) {  // the other place, once the outputs staged there have been read
+                tma_store_wait_read<0>();
+                mbarrier_arrive(&sh.kv_empty[kv.slot ^ 1]);
+            }
             bool busy = false;
             for (int g = 0; g < group; ++g)
                 for (int i = m.begin; i < m.end; ++i) {
@@ -462,33 +470,30 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                 store_rows<D>(map_dv, v, n0 + 64 * w, hk, b);
                 store_rows<D>(map_dk, k, n0 + 64 * w, hk, b);
                 tma_store_commit();
-                tma_store_wait_read<0>();
-                mbarrier_arrive(&sh.kv_empty[kv.slot]);
             }
+            stored = true;
             kv.advance();
         }
+        if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
     }
 }
 
 }  // namespace attn
 
 #define MAP(name) const __grid_constant__ ptx::TensorMap name
-#define DQ(D, W, BN, STAGES)                                                                                               \
+#define DQ(D, W, BN, ROWS, KS, VS)                                                                                               \
     extern "C" __global__ __launch_bounds__(128 * (W + 1), 1) void attn_bwd_dq_d##D##_w##W##_n##BN(                         \
         MAP(q), MAP(k), MAP(v), MAP(g), MAP(dq), const uint16_t* o, const attn::Strides so,                                  \
         const __grid_constant__ attn::Params p) {                                                                          \
-        attn::dq_pass<D, W, BN, STAGES>(&q, &k, &v, &g, &dq, o, so, p);                                                            \
+        attn::dq_pass<D, W, BN, ROWS, KS, VS>(&q, &k, &v, &g, &dq, o, so, p);                                                            \
     }
 #define DKV(D, W, BQ, KVS, STAGES)                                                                                         \
     extern "C" __global__ __launch_bounds__(128 * (W + 1), 1) void attn_bwd_dkv_d##D##_w##W##_n##BQ(                        \
         MAP(q), MAP(k), MAP(v), MAP(g), MAP(dk), MAP(dv), const __grid_constant__ attn::Params p) {                          \
         attn::dkv_pass<D, W, BQ, KVS, STAGES>(&q, &k, &v, &g, &dk, &dv, p);                                                 \
     }
-DQ(128, 2, 96, 3)
-DQ(128, 2, 128, 2)
-DQ(64, 2, 128, 4)
-DQ(64, 2, 96, 4)
-DQ(64, 3, 80, 4)
-DKV(128, 2, 64, 2, 2)
+DQ(128, 2, 128, 1, 3, 2)
+DQ(64, 2, 128, 2, 4, 4)
+DKV(128, 2, 64, 2, 3)
 DKV(64, 2, 64, 2, 4)
 DKV(64, 2, 96, 2, 4)

@@ -30,17 +30,11 @@
 
 namespace attn {
 
-#ifdef ATTN_RS
-template <int D, int W, int BN> constexpr bool kRowsInRegisters = D == 128 ? BN == 128 : W == 2 || (W == 3 && BN == 96);
-#else
-template <int D, int W, int BN> constexpr bool kRowsInRegisters = false;
-#endif
-
 template <int D, int W, int BN, int STAGES>
 struct ForwardShared {
     static constexpr int Q = 64 * D * 2, K = BN * D * 2;  // bytes of one warpgroup's queries, of one key block
-    uint8_t q[W][Q], k[STAGES][K], v[STAGES][K];
-    mbarrier_t q_full[W], q_empty[W], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    uint8_t q[2][W][Q], k[STAGES][K], v[STAGES][K];
+    mbarrier_t q_full[2][W], q_empty[2][W], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
     Queue queue;
 };
 
@@ -93,8 +87,10 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
 
     if (threadIdx.x == 0) {
         for (int w = 0; w < W; ++w) {
-            mbarrier_init(&sh.q_full[w], 1);
-            mbarrier_init(&sh.q_empty[w], 1);
+            for (int s = 0; s < 2; ++s) {
+                mbarrier_init(&sh.q_full[s][w], 1);
+                mbarrier_init(&sh.q_empty[s][w], 1);
+            }
         }
         for (int s = 0; s < STAGES; ++s) {
             mbarrier_init(&sh.k_full[s], 1);
@@ -117,7 +113,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
             tma_prefetch_map(map_k);
             tma_prefetch_map(map_v);
             RingState<STAGES> ks(1), vs(1);
-            uint32_t qp = 1;
+            RingState<2> qs(1);
             RingState<2> slot(1);
             int t = blockIdx.x;
             for (sh.queue.give(slot, t); t < tiles; sh.queue.give(slot, t)) {
@@ -132,11 +128,11 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                 };
                 if (n.end > n.begin) load_k(n.end - 1);
                 for (int w = 0; w < W; ++w) {
-                    wait(&sh.q_empty[w], qp);
-                    mbarrier_arrive_expect(&sh.q_full[w], Shared::Q);
-                    load_rows<64, D>(sh.q[w], map_q, &sh.q_full[w], m0 + 64 * w, h, b);
+                    wait(&sh.q_empty[qs.slot][w], qs.parity);
+                    mbarrier_arrive_expect(&sh.q_full[qs.slot][w], Shared::Q);
+                    load_rows<64, D>(sh.q[qs.slot][w], map_q, &sh.q_full[qs.slot][w], m0 + 64 * w, h, b);
                 }
-                qp ^= 1;
+                qs.advance();
                 for (int j = n.end - 1; j >= n.begin; --j) {
                     if (j > n.begin) load_k(j - 1);
                     wait(&sh.v_empty[vs.slot], vs.parity);
@@ -152,9 +148,15 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
         registers_increase<(W == 4 ? 112 : W == 3 ? 160 : 232)>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const float c = p.scale * kLog2e;
-        uint8_t* q = sh.q[w];
         RingState<STAGES> ks(0), vs(0);
-        uint32_t qp = 0;
+        RingState<2> qs(0);
+        bool stored = false;
+        auto free_q = [&] {  // the other place of Q, once the output staged there has been read; late, when products are running
+            if (stored && threadIdx.x % 128 == 0) {
+                tma_store_wait_read<0>();
+                mbarrier_arrive(&sh.q_empty[qs.slot ^ 1][w]);
+            }
+        };
         if (TURNS && w == W - 1) named_barrier_arrive(1, 256);
 
         RingState<2> slot(0);
@@ -171,14 +173,8 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
 
             float o[D / 2] = {};
             Running run;
-            wait(&sh.q_full[w], qp);
-            qp ^= 1;
-            Fragment<D> qf;
-            if constexpr (kRowsInRegisters<D, W, BN>) load_fragment<D>(qf, q);
-            auto logits = [&](float(&x)[BN / 2]) {
-                if constexpr (kRowsInRegisters<D, W, BN>) mma_rbt<BN, D>(x, qf, sh.k[ks.slot]);
-                else mma_abt<BN, D>(x, q, sh.k[ks.slot]);
-            };
+            uint8_t* q = sh.q[qs.slot][w];
+            wait(&sh.q_full[qs.slot][w], qs.parity);
             auto pass = [&](int count) {  // blocks that only other warpgroups need
                 for (int i = 0; i < count; ++i) {
                     wait(&sh.k_full[ks.slot], ks.parity);
@@ -214,9 +210,10 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                 wait(&sh.k_full[ks.slot], ks.parity);
                 if (TURNS) named_barrier_sync(1 + w, 256);
                 wgmma_fence();
-                logits(s);
+                mma_abt<BN, D>(s, q, sh.k[ks.slot]);
                 wgmma_commit();
                 if (TURNS) named_barrier_arrive(1 + (w + 1) % W, 256);
+                free_q();
                 wgmma_wait<0>();
                 pin_registers(s);
                 free_k();
@@ -227,7 +224,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     wait(&sh.k_full[ks.slot], ks.parity);
                     if (TURNS) named_barrier_sync(1 + w, 256);
                     wgmma_fence();
-                    logits(s);
+                    mma_abt<BN, D>(s, q, sh.k[ks.slot]);
                     wgmma_commit();
                     wait(&sh.v_full[vs.slot], vs.parity);
                     wgmma_fence();
@@ -261,6 +258,8 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     run.sum[i] += __shfl_xor_sync(~0u, run.sum[i], 2);
                 }
                 pass(own.begin - n.begin);
+            } else {
+                free_q();
             }
 
             // Rows that see no key: output 0, log-sum-exp -inf. NaN stays NaN.
@@ -277,10 +276,11 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
             if (threadIdx.x % 128 == 0) {
                 store_rows<D>(map_o, q, m0 + 64 * w, h, b);
                 tma_store_commit();
-                tma_store_wait_read<0>();
-                mbarrier_arrive(&sh.q_empty[w]);
             }
+            stored = true;
+            qs.advance();
         }
+        if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
     }
 }
 
@@ -296,9 +296,5 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
         attn::forward<D, W, BN, STAGES, ATTN_TURNS>(&q, &k, &v, &o, p);                                                        \
     }
 FORWARD(128, 2, 128, 2)
-FORWARD(128, 2, 176, 2)
-FORWARD(128, 2, 96, 3)
-FORWARD(64, 2, 128, 4)
 FORWARD(64, 3, 128, 4)
-FORWARD(64, 3, 96, 4)
 FORWARD(64, 4, 64, 6)

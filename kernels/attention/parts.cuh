@@ -38,10 +38,10 @@ struct Params {
 // ---------------------------------------------------------------- small things
 
 __device__ __forceinline__ void wait(mbarrier_t* barrier, uint32_t parity) {
-#ifdef ATTN_HANG_TRAP  // development: a lost arrival becomes an error instead of a hang
+#ifdef ATTN_WAIT_BOUNDED  // development: a lost arrival gives wrong results instead of a hang
     const long long t0 = clock64();
-    while (!mbarrier_try_wait(barrier, parity))
-        if (clock64() - t0 > 2000000000ll) __trap();
+    while (!mbarrier_try_wait(barrier, parity) && clock64() - t0 < 50000000ll) {
+    }
 #else
     mbarrier_wait(barrier, parity);
 #endif
@@ -76,21 +76,6 @@ __device__ __forceinline__ void mma_abt(float (&d)[N / 2], const uint8_t* a, con
     }
 }
 template <int K> using Fragment = uint32_t[K / 16][4];
-
-// The 64 x D rows of a warpgroup's tile (sub-tiles of 64 rows) as register operands.
-template <int D> __device__ __forceinline__ void load_fragment(Fragment<D>& a, const uint8_t* tile) {
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16, half = lane / 16;
-    const uint32_t base = smem_address(tile);
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k)
-        ldmatrix_x4(base + k / 4 * 64 * 128 + swizzle_128(row, k % 4 * 32 + half * 16), a[k][0], a[k][1], a[k][2], a[k][3]);
-}
-// mma_abt with A in registers.
-template <int N, int D> __device__ __forceinline__ void mma_rbt(float (&d)[N / 2], const Fragment<D>& a, const uint8_t* b) {
-    const uint64_t db = descriptor_k_major(smem_address(b));
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k) wgmma_rs<N, 0>(d, a[k], descriptor_advance(db, k / 4 * N * 128 + k % 4 * 32), k > 0);
-}
 
 // d (+)= P B. P: 64 x K fragment in registers, B: K rows, N columns of a tile with sub-tiles of K rows.
 template <int N, int K>
