@@ -25,7 +25,7 @@ from rich.text import Text
 
 from alpha import config
 from alpha.config import Config
-from alpha.errors import AlphaError, InputError
+from alpha.errors import AlphaError, InputError, UngatedError
 from alpha.flops.v1 import CONVENTION, VERSION
 from alpha.gates import commands
 from alpha.gates import run as gate_runs
@@ -182,7 +182,13 @@ def cmd_train(args: argparse.Namespace) -> int:
     gated = args.command == "train"
     with graceful_stop(talk) as stop:
         outcome = train(
-            cfg, house(), talk, admit=(lambda ids, calls: admit(talk, ids, calls)) if gated else None, resume=resume, at=args.at, stop=stop
+            cfg,
+            house(),
+            talk,
+            admit=(lambda ids, calls: admit(talk, args.source, ids, calls)) if gated else None,
+            resume=resume,
+            at=args.at,
+            stop=stop,
         )
     _next(talk, outcome, args.command)
     return 0
@@ -215,7 +221,10 @@ def graceful_stop(talk: Talk) -> Iterator[Callable[[], bool]]:
             signal.signal(number, old)
 
 
-def admit(talk: Talk, ids: Sequence[str], calls: Sequence[tuple[str, Any, Any]]) -> Mapping[str, Any]:
+REFUSED_LINES = 10
+
+
+def admit(talk: Talk, source: str, ids: Sequence[str], calls: Sequence[tuple[str, Any, Any]]) -> Mapping[str, Any]:
     """Ask the registry whether exactly these components and calls may run here; UngatedError if not.
 
     On a machine class that no evidence ships for, gates that were never run here are run first and kept locally. A component whose
@@ -232,9 +241,30 @@ def admit(talk: Talk, ids: Sequence[str], calls: Sequence[tuple[str, Any, Any]])
             _run_gates(talk, todo)
             registry = Registry(house())
     with talk.doing(f"asking the registry about {len(wanted)} components"):
-        registry.require(wanted, calls)
+        try:
+            registry.require(wanted, calls)
+        except UngatedError as error:
+            raise _refusal(registry, wanted, source, error) from None
     talk.say(f"gates     all {len(wanted)} components usable on {registry.machine.key}")
     return {i: _evidence_of(registry, i) for i in wanted}
+
+
+def _refusal(registry: Registry, ids: Sequence[str], source: str, error: UngatedError) -> UngatedError:
+    """The registry's no on one screen: a line a component, and the one command that supplies everything."""
+    lines = []
+    for status in (registry.status(i) for i in ids):
+        if not status.usable:
+            why = next((g.why for g in status.gates.values() if not g.satisfied), "presupposes " + ", ".join(status.presupposed))
+            lines.append(f"{status.component} ({', '.join(status.missing)}): {why}")
+    lines += [line.strip() for line in str(error.came).splitlines() if "outside its envelope" in line]
+    shown = lines[:REFUSED_LINES] + ([f"... and {len(lines) - REFUSED_LINES} more"] if len(lines) > REFUSED_LINES else [])
+    return UngatedError(
+        f"{len(lines)} of {len(ids)} components of this run are not usable on this machine class",
+        came="\n    " + "\n    ".join(shown),
+        expected=error.expected,
+        do=f"`{this_command()} gate run --for {source} --stale` supplies what is missing; `gate explain ID` tells more; "
+        "`lab` runs ungated, stamped",
+    )
 
 
 def _never_run(registry: Registry, ids: Sequence[str]) -> list[gate_runs.Task]:

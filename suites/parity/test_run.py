@@ -16,6 +16,7 @@ import pytest
 
 from alpha import cli
 from alpha.errors import NonFiniteError, UngatedError, VerdictError
+from alpha.registry.machine import machine_class
 from alpha.train import forbidden, rundir
 from alpha.train.console import duration
 from alpha.train.metrics import Metrics, read
@@ -98,7 +99,7 @@ def test_the_report_at_the_end(root: Path, alpha: Run) -> None:
 
 
 def test_a_gated_run_is_refused_before_it_begins(root: Path, alpha: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(talk: object, ids: list[str], calls: list[Any]) -> None:
+    def refuse(talk: object, source: str, ids: list[str], calls: list[Any]) -> None:
         assert "train.loop" not in ids or calls
         assert {"checkpoint.simple", "tokenizer.bpe", "executor.cpu", "model.gpt", "optimizer.adamw"} <= set(ids)
         assert not {"tokenizer.bytes", "model.llama", "optimizer.sgd", "recompute.pass"} & set(ids)
@@ -278,6 +279,18 @@ def test_metrics_of_another_schema_are_refused(tmp_path: Path) -> None:
         m._db.execute("PRAGMA user_version=99")
     with pytest.raises(Exception, match="another schema"):
         Metrics(tmp_path / "m.sqlite")
+
+
+def test_a_refusal_fits_on_a_screen(root: Path, alpha: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Evidence of no component: with evidence shipped for this class the registry says no, on one screen, with one command."""
+    machine = machine_class().key
+    (tmp_path / machine).mkdir()
+    for module in ("alpha.registry.status.default_roots", "alpha.cli.shipped_root"):
+        monkeypatch.setattr(module, (lambda: (tmp_path,)) if "roots" in module else (lambda: tmp_path))
+    code, _, err = alpha("train", root / "run.toml", "--set", "run.name=refused")
+    assert code == 1 and len(err.splitlines()) < 20 and "... and " in err
+    assert f"gate run --for {root / 'run.toml'} --stale" in err and machine in err
+    assert not (root / "runs" / "refused").exists()
 
 
 COMMANDS = {"train", "lab", "gate", "plan", "sample", "doctor"}
