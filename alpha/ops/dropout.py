@@ -43,7 +43,6 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
         ids = first + rng.permutation(shape[0] * 3)[: shape[0]]
         return Sample(name=name, inputs=(rng.standard_normal(shape), np.array(step, np.int32), ids.astype(np.int32)),
                       attrs={"rate": rate, "seed": seed, "purpose": purpose})
-    yield case("one", (1,), 0.5)
     yield case("ragged", (3, 5, 7), 0.1, step=17, seed=1234, purpose="attention")
     yield case("keep-all", (2, 9), 0.0, step=1)
     yield case("rare", (2, 13), 0.9, seed=2**32 - 1, purpose=2**32 - 1)
@@ -53,6 +52,8 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
 
 
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
+    yield Sample(name="one", inputs=(np.array([3.0]), np.array(0, np.int32), np.array([0], np.int32)),
+                 attrs={"rate": 0.5, "seed": 0, "purpose": 0})
     for rate in (0.5, 0.75, 0.0):  # the scale is a power of two; kept or dropped is decided in integers
         yield Sample(name=f"rate-{rate}", inputs=(rng.integers(-99, 99, (3, 1025)).astype(float), np.array(3, np.int32),
                      np.array([5, 0, 2**31 - 1], np.int32)), attrs={"rate": rate, "seed": 11, "purpose": 2})
