@@ -13,7 +13,7 @@ from alpha.errors import GraphError, InputError
 from alpha.types import Attrs, TensorType
 
 KINDS = ("kernel", "pass", "schedule", "sampler", "tokenizer", "corpus", "split", "shards", "executor", "checkpoint", "model", "program",
-         "optimizer", "evidence", "flops")
+         "optimizer", "evidence", "flops", "yardstick")
 """Closed list of kinds; alpha/registry/policy.py says which gates each owes."""
 
 GATES = ("parity", "gradient", "determinism", "faults", "perf")

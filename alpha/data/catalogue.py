@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alpha.component import Catalogue, Component
 from alpha.data.corpus import open_corpus, stdlib_corpus
+from alpha.data.ngram import Order2Model
 from alpha.data.sampler import PermutedSampler, ordered_batches
 from alpha.data.shards import token_stream
 from alpha.data.split import split_by_file
@@ -13,6 +14,7 @@ _CONTRACT = "alpha.data.contract"
 COMPONENTS = (
     Component(id="corpus.folder", kind="corpus", implementation=open_corpus, contract=_CONTRACT),
     Component(id="corpus.stdlib", kind="corpus", implementation=stdlib_corpus, contract=_CONTRACT),
+    Component(id="ngram.order2", kind="yardstick", implementation=Order2Model, contract=_CONTRACT),
     Component(id="sampler.ordered", kind="sampler", implementation=ordered_batches, contract=_CONTRACT),
     Component(id="sampler.permuted", kind="sampler", implementation=PermutedSampler, contract=_CONTRACT),
     Component(id="shards.v1", kind="shards", implementation=token_stream, contract=_CONTRACT),
@@ -23,6 +25,6 @@ COMPONENTS = (
 
 
 def fill(catalogue: Catalogue) -> None:
-    """Add every data component to the catalogue. (`ngram.order2` has cases but runs in no step, so it is not one.)"""
+    """Add every data component to the catalogue."""
     for component in COMPONENTS:
         catalogue.add(component)

@@ -29,6 +29,7 @@ OWED: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("parity", "determinism", "faults"),
     "evidence": ("parity", "determinism", "faults"),
     "flops": ("parity",),
+    "yardstick": ("parity", "determinism", "faults"),
 }
 """Gates owed by kind, in the order in which they are run."""
 
@@ -57,7 +58,7 @@ RUNS: Mapping[tuple[str, str], int] = {("kernel", "cpu"): 100, ("kernel", "cuda"
 """Fewest runs in total that the determinism gate of (kind, backend) needs: 300 find a 1 % flake with 95 % probability, 100 a 3 % one.
 Every case of every other component runs at least twice."""
 
-HOST_KINDS = ("pass", "schedule", "sampler", "tokenizer", "corpus", "split", "shards", "checkpoint", "evidence", "flops")
+HOST_KINDS = ("pass", "schedule", "sampler", "tokenizer", "corpus", "split", "shards", "checkpoint", "evidence", "flops", "yardstick")
 """Kinds whose results do not come out of vector units: integers, bytes, and float64 scalars of the C library."""
 
 CARRIED = ("parity", "gradient")

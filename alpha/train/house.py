@@ -15,6 +15,7 @@ from alpha.optim.update import adamw, sgd
 from alpha.passes.build import build_program
 from alpha.passes.components import fill as fill_passes
 from alpha.registry.components import fill as fill_registry
+from alpha.train.components import fill as fill_train
 
 _RUN, _MODELS = "alpha.gates.cases.run", "alpha.gates.cases.models"
 OWN = (
@@ -32,7 +33,7 @@ OWN = (
 def house() -> Catalogue:
     """Every component, once per process."""
     catalogue = Catalogue()
-    for fill in (fill_cpu, fill_passes, fill_data, fill_checkpoint, fill_registry):
+    for fill in (fill_cpu, fill_passes, fill_data, fill_checkpoint, fill_registry, fill_train):
         fill(catalogue)
     for component in OWN:
         catalogue.add(component)
