@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from alpha.flops.v1 import ModelFlops, mfu
@@ -60,8 +60,7 @@ class Board:
         self.tokens, self.seconds = 0, 0.0
         self.bar = Progress(
             TextColumn("{task.fields[stamp]}step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[figures]}"),
             console=talk.console,
             transient=True,
