@@ -12,7 +12,7 @@ from pathlib import Path
 
 import alpha
 from alpha.component import Catalogue
-from alpha.errors import AlphaError
+from alpha.errors import AlphaError, GraphError
 from alpha.gates import plant
 from alpha.gates.operating import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
@@ -88,9 +88,21 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
             said(result)
 
     plant.run_all(jobs, workers=workers, said=finished)
+    controls([f for f in faults if results[f.id].fresh], workers)
     # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
     save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=by_name)
     return [results[f.id] for f in faults]
+
+
+def controls(among: Sequence[Fault], workers: int, most: int = 6) -> None:
+    """A few of the same gates on the unbroken copy must pass, or a catch would mean nothing: GraphError naming the gate that does not."""
+    step = max(1, -(-len(among) // most))
+    jobs = [replace(job_of(f), text=(Path(alpha.__file__).parent / f.file).read_text(encoding="utf-8")) for f in among[::step]]
+    for outcome in plant.run_all(jobs, workers=workers):
+        if outcome.caught_by or not outcome.records:
+            component, gate = outcome.job.attempts[0]
+            raise GraphError("a gate rejects the unbroken component on a copy of the package, so its catches mean nothing", expected="PASS",
+                             came=f"{gate} of {component}: {_why(outcome)}", do=f"run `alpha gate run {component} --gate {gate}`")
 
 
 def job_of(fault: Fault) -> plant.Job:

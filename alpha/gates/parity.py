@@ -35,7 +35,7 @@ from alpha.gates.subjects import (
     spec_of,
     tasks,
 )
-from alpha.gates.tolerance import Allowance, allowance, exact_error, lower
+from alpha.gates.tolerance import Allowance, allowance, exact_below, exact_error, lower
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import OpSpec
 from alpha.registry.judge import RATIO
@@ -77,6 +77,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     found = [_judged(spec, r, allowances.get(r.case.name), single) for r in runs]
     if todo:
         counts["spread"] = unspread(spec, [r.case for r in runs], allowances)
+        counts["spread"] += not single and bool(allowances) and all(c.get("floor") is None for c in found)
     found += [{"name": name, "kind": "exact", "error": float(n)} for name, n in counts.items()]
     return make_record(component, "parity", nonce, len(todo) + len(BEHAVIOURS), found, _probes(component, runs, nonce))
 
@@ -157,7 +158,7 @@ def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool) ->
         ratio = 0.0 if exact_error(run.got, tuple(allowed.want), dtypes) == 0.0 else np.inf
     else:
         ratio = allowed.ratio(run.got, dtypes)
-    floor = None if single else short(allowed.ratio(lower(spec, case), dtypes), 3)
+    floor = None if single or exact_below(allowed.want, dtypes) else short(allowed.ratio(lower(spec, case), dtypes), 3)
     return {"name": case.name, "kind": "relative", "ratio": short(ratio, 3), "floor": floor, **({"note": run.note} if run.note else {})}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from alpha.component import GATES, Catalogue, Component
 from alpha.errors import InputError
 from alpha.gates import determinism, faults, gradient, parity, perf
+from alpha.gates.subjects import crash, fresh_nonce, make_record
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, save
 from alpha.registry.judge import Judgement, judge
@@ -49,11 +50,19 @@ class Done:
 
 
 def measure(component: Component, gate: str, nonce: str | None = None) -> Record:
-    """One gate, with the seconds that it took in the record's environment."""
+    """One gate, with the seconds that it took in the record's environment. An engine that ends in an error is a failed case, not the end
+    of the run."""
     if gate not in ENGINES:
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
     start = time.perf_counter()
-    record = ENGINES[gate](component, nonce)
+    nonce = nonce or fresh_nonce()
+    try:
+        record = ENGINES[gate](component, nonce)
+    except Exception as error:
+        failed: dict[str, object] = {
+            "name": "measure", "kind": "exact" if gate == "parity" else "absolute", "error": float("inf"), "bound": 0.0, "directions": 1,
+            "runs": 0, "distinct": 0, "share": 0.0, "times_ns": [], "note": crash(error)}
+        record = make_record(component, gate, nonce, 1, [failed])
     return replace(record, environment={**record.environment, "seconds": f"{time.perf_counter() - start:.2f}"})
 
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import prod
 
@@ -27,7 +27,7 @@ from alpha.ops.spec import Arrays, OpSpec, Sample
 from alpha.ops.table import row
 from alpha.registry.digest import Package, component_digests
 from alpha.registry.machine import environment, machine_class
-from alpha.registry.record import Record
+from alpha.registry.record import MAX_BYTES, Record, canonical
 from alpha.types import NUMPY, Attrs, TensorType
 
 MULTIBLOCK_ELEMENTS = 80_000
@@ -35,6 +35,10 @@ MULTIBLOCK_ELEMENTS = 80_000
 
 GROWN_FLOPS = 8_000_000
 """...or this much arithmetic: the oracle's sequential walk over it must stay in the tens of milliseconds."""
+
+
+RESERVED = 200
+"""Bytes of an evidence line kept for its content hash and the seconds that it took."""
 
 
 def fresh_nonce() -> str:
@@ -308,8 +312,13 @@ def make_record(component: Component, gate: str, nonce: str, declared: int, foun
         declared = len(found)
     digests = component_digests(component, gate, package=_package())
     here = {k: v for k, v in environment().items() if k in ("python", "numpy", "blas", "cpu")}
-    return Record(component=component.id, gate=gate, machine=machine_class().key, digests=digests, nonce=nonce, declared=declared,
-                  cases=list(found), probes=[list(p) for p in probes], environment={**here, **more})
+    record = Record(component=component.id, gate=gate, machine=machine_class().key, digests=digests, nonce=nonce, declared=declared,
+                    cases=list(found), probes=[list(p) for p in probes], environment={**here, **more})
+    if len(canonical(asdict(record))) <= MAX_BYTES - RESERVED:
+        return record
+    # only the notes of failures are this long
+    brief = [{k: v[:40] if k in ("note", "shape") else v for k, v in c.items()} for c in record.cases]
+    return replace(record, cases=brief)
 
 
 def size(types: Sequence[TensorType]) -> int:

@@ -1,0 +1,146 @@
+"""The gates' own parts: intervals and verdicts of the A/B procedure, shared entries, cases from nonces, mutants, broken copies."""
+
+import ast
+from math import comb
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import alpha
+from alpha.errors import GraphError, ShapeError
+from alpha.gates import ab, evaluate, gradient, mutants, parity, plant, subjects
+from alpha.gates.components import house
+from alpha.gates.condense import condense
+from alpha.gates.operating import wilson
+from alpha.ops.table import row
+from alpha.registry import policy
+from alpha.registry.judge import AMBIGUOUS, FAIL, PASS
+
+NONCE = "5eed" * 8
+
+
+@pytest.mark.parametrize("pairs", [3, 6, 20, 40, 160])
+@pytest.mark.parametrize("alpha_", [0.05, 0.0166, 0.001])
+def test_order_statistics_cover(pairs: int, alpha_: float) -> None:
+    """P(k-th smallest <= median <= k-th largest) = 1 - 2 P(Binomial < k) is at least 1 - alpha, and would not be with k + 1."""
+    def outside(k: int) -> float:
+        return 2 * sum(comb(pairs, i) for i in range(k)) / 2.0**pairs
+
+    k = ab.rank(pairs, alpha_)
+    assert outside(k) <= alpha_
+    assert k == pairs // 2 or outside(k + 1) > alpha_
+
+
+def _verdict(slowdown: float, noise: float, again: float) -> str:
+    rng = np.random.default_rng(3)
+
+    def reproduce() -> ab.Interval:
+        return ab.interval((np.log1p(again) + noise * rng.standard_normal(160)).tolist(), 0.01)
+
+    return ab.decide(lambda n: (np.log1p(slowdown) + noise * rng.standard_normal(n)).tolist(), reproduce).verdict
+
+
+def test_verdicts() -> None:
+    assert _verdict(0.0, 0.01, 0.0) == PASS
+    assert _verdict(-0.3, 0.01, -0.3) == PASS
+    assert _verdict(0.05, 0.01, 0.05) == FAIL
+    assert _verdict(0.05, 0.01, 0.0) == AMBIGUOUS  # a fresh process does not see it
+    assert _verdict(0.0, 0.5, 0.0) == AMBIGUOUS  # too noisy to say
+    assert ab.decide(lambda n: [float("nan")] * n, lambda: ab.Interval(1, 1, 1, 1)).verdict == AMBIGUOUS
+
+
+def test_wilson() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    low, high = wilson(10, 10)
+    assert 0.7 < low < 0.73 and high == pytest.approx(1.0)
+
+
+def test_entries_are_shared_by_order_and_keep_the_worst() -> None:
+    entries: list[dict[str, object]] = [{"name": f"c{i}", "kind": "relative", "ratio": float(i == 77) * 5, "floor": 100.0 + i}
+                                        for i in range(123)]
+    shared = condense(entries)
+    assert len(shared) <= 41 and sum(int(str(e.get("n", 1))) for e in shared) == 123
+    assert [e["name"] for e in shared] == [e["name"] for e in condense([{**e, "ratio": 0.0} for e in entries])]
+    assert max(float(str(e["ratio"])) for e in shared) == 5.0 and min(float(str(e["floor"])) for e in shared) == 100.0
+    assert any(e.get("worst") == "c77" for e in shared)
+    worse = condense([{**e, "ratio": float("nan") if i == 3 else 0.0} for i, e in enumerate(entries)])
+    assert any(e["ratio"] != e["ratio"] for e in worse)
+
+
+def test_cases_derive_from_the_nonce() -> None:
+    kernel = house()["gelu.f32.cpu"]
+    first, same, other = (subjects.cases(kernel, n) for n in (NONCE, NONCE, "00"))
+    assert [c.name for c in first] == [c.name for c in same]
+    assert all(np.array_equal(a.inputs[0], b.inputs[0]) for a, b in zip(first, same))
+    assert not any(np.array_equal(a.inputs[0], b.inputs[0]) for a, b in zip(first, other) if a.name.endswith("ragged"))
+
+
+def test_kernels_have_a_case_of_several_blocks() -> None:
+    """Grown or the row's own; only kernels of scalars have none."""
+    for c in house():
+        if c.kind == "kernel":
+            spec = subjects.spec_of(c)
+            sizes = [subjects.size(x.types) + subjects.size(x.out_types(spec)) for x in subjects.cases(c, NONCE)]
+            flops = [spec.flops(x.types, x.attrs) for x in subjects.cases(c, NONCE)]
+            assert max(sizes) >= 16_384 or max(flops) >= 1_000_000 or max(sizes) < 16, c.id
+
+
+def test_probes_recompute_and_a_flipped_bit_shows() -> None:
+    kernel = house()["silu.f32.cpu"]
+    record = parity.measure(kernel, NONCE)
+    assert parity.recompute(kernel, record) == []
+    i, output, at, bits = record.probes[0]
+    flipped = f"{int(bits, 16) ^ 0x10000000:0{len(bits)}x}"
+    assert parity.recompute(kernel, type(record)(**{**record.__dict__, "probes": [[i, output, at, flipped], *record.probes[1:]]}))
+    assert parity.recompute(kernel, type(record)(**{**record.__dict__, "probes": record.probes[1:]}))
+
+
+def test_every_backward_kernel_is_reached_through_a_forward_row() -> None:
+    for c in house():
+        if c.kind == "kernel" and "gradient" in policy.owed(c):
+            assert gradient.rows_for(c), c.id
+
+
+def test_a_vjp_of_the_wrong_shape_is_refused() -> None:
+    spec = row("gelu")
+    x = np.zeros((3, 4))
+    case = subjects.Case("x", "f64", False, (x,), (subjects.TensorType((3, 4), "f64"),), {"approximate": "tanh"})
+    at = evaluate.node(spec, case.inputs, case.types, case.attrs)
+    broken = type(spec)(**{**spec.__dict__, "vjp": lambda emit, node, dy: (emit("sum", dy[0], axis=0, keepdims=False),)})
+    with pytest.raises(GraphError, match="shape of its input"):
+        evaluate.vjp(broken, at, [np.ones((3, 4))], evaluate.oracles)
+    with pytest.raises(ShapeError):
+        evaluate.Eager(evaluate.oracles)("add", at.inputs[0], evaluate.Value(subjects.TensorType((5,), "f64"), np.zeros(5)))
+
+
+def test_mutants_differ_and_parse() -> None:
+    drawn = mutants.draw(house(), 40, "1234")
+    assert len(drawn) == 40 and len({m.key for m in drawn}) == 40
+    for m in drawn:
+        assert m.was != m.now and m.attempts
+        ast.parse(m.text)
+    assert [m.key for m in mutants.draw(house(), 40, "1234")] == [m.key for m in drawn]
+
+
+def test_a_broken_copy_fails_and_an_unbroken_one_passes() -> None:
+    """Faults, hangs and deaths are seen; the sound kernel passes on the copy; the package itself stays as it is."""
+    file = "backends/cpu/kernels/gelu.py"
+    path = Path(alpha.__file__).parent / file
+    text = path.read_text(encoding="utf-8")
+    head = "def gelu(cpu: Cpu"
+    assert text.count(head) == 1
+
+    def with_first_line(line: str) -> str:
+        at = text.index(":\n", text.index(head)) + 2
+        return text[:at] + f"    {line}\n" + text[at:]
+
+    attempts = (("gelu.f32.cpu", "faults"),)
+    jobs = [plant.Job("sound", attempts, file, text), plant.Job("raises", attempts, file, with_first_line("raise RuntimeError('x')")),
+            plant.Job("hangs", attempts, file, with_first_line("while True: pass"), timeout=4.0),
+            plant.Job("dies", attempts, file, with_first_line("import os; os._exit(9)")), plant.Job("sound again", attempts, file, text)]
+    outcomes = plant.run_all(jobs, workers=1)
+    assert [bool(o.caught_by) for o in outcomes] == [False, True, True, True, False]
+    assert outcomes[0].records[0][1] == outcomes[4].records[0][1] == PASS
+    assert "Timeout" in outcomes[2].error and "Crash" in outcomes[3].error
+    assert path.read_text(encoding="utf-8") == text
