@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from alpha.cudart.compile import Source, compile_kernel
+from alpha.cudart.device import Device
 from alpha.cudart.launch import Kernel, Launch
 from alpha.cudart.memory import Span, aligned
 from alpha.cudart.tensormap import TensorMap
@@ -62,6 +63,11 @@ class AttentionProblem:
             (longest <= 1 << 20, f"length {longest}", "at most 2^20"),
             (self.kv_heads > 0 and self.heads % self.kv_heads == 0, f"{self.heads} heads over {self.kv_heads}", "a multiple"),
             (self.heads >= 1 and self.batch * self.heads <= 1 << 20, f"{self.batch} x {self.heads} heads", "1..2^20"),
+            (
+                self.batch * self.heads * (longest + 192) < 1 << 31,
+                f"{self.batch} x {self.heads} heads of length {longest}",
+                "below 2^31 rows in all",
+            ),
             (min(self.left or 0, self.right or 0) >= 0, f"window {self.left}, {self.right}", "at least 0 on either side"),
             (not (self.causal and self.right), f"causal with right {self.right}", "right None or 0"),
             (not self.packed or self.queries == self.keys, f"packed, {self.queries} queries, {self.keys} keys", "equal lengths"),
@@ -210,16 +216,10 @@ def _section(problem: AttentionProblem, choice: AttentionChoice, *, over_queries
     return max(1, L2_SHARE // (4 * problem.keys * problem.head_dim)) * group
 
 
-def _multiprocessors() -> int:
-    from alpha.cudart.device import Device
-
-    return Device.open().properties.multiprocessors
-
-
 def _launch(source: str, name: str, choice: AttentionChoice, shared: int, warpgroups: int, tiles: int, arguments: list[Any]) -> Launch:
     cubin = compile_kernel(Source.of(source, dict(choice.defines)))
     kernel = Kernel(cubin, name, shared_bytes=shared)
-    grid = min(tiles, choice.blocks or _multiprocessors())
+    grid = min(tiles, choice.blocks or Device.open().properties.multiprocessors)
     return kernel.prepare((grid, 1, 1), (128 * (warpgroups + 1), 1, 1), arguments)
 
 

@@ -1,37 +1,41 @@
-// Flash attention backward, Hopper. bf16 in and out, fp32 accumulation, deterministic without atomics.
+// Flash attention backward, Hopper. bf16 in and out, fp32 accumulation, deterministic without atomics on data.
 //
-// Three launches: prepare (rowsum(dO * O), log-sum-exp in base 2), dq (a tile of query rows walks the keys), dkdv (a tile of key
-// rows walks the queries, over all query heads of its group). The logits and dP are computed twice, 7 products instead of 5;
-// in exchange both passes keep P and dS in registers, never write fp32 gradients to memory, need no order between blocks, and
-// dK, dV of grouped heads are summed in registers.
+// Two launches: dq (a tile of query rows walks the keys; it also makes rowsum(dO * O) and leaves it, with the log-sum-exp in base 2, in
+// the workspace) and dkv (a tile of key rows walks the queries, over all query heads of its group). The logits and dP are computed
+// twice, 7 products instead of 5; in exchange both passes keep P and dS in registers, never write fp32 gradients to memory, need no
+// order between blocks, and dK, dV of grouped heads are summed in registers.
 //
-// One CTA walks tiles. Warpgroup 0 is the producer (one thread issues all copies, 32 or 40 registers); warpgroups 1..W are
-// consumers with 64 rows each (232 registers for W = 2, 160 for W = 3).
-//   variant              tile          stages       shared memory                                accumulators per thread
-//   dq   d128 w2 n96     128 q x 96 k  3 K, 3 V     Q 32K + dO 32K + K 72K + V 72K = 208K        S 48, dP 48, dQ 64, dS 24
-//   dq   d128 w2 n128    128 q x 128 k 2 K, 2 V     Q 32K + dO 32K + K 64K + V 64K = 192K        64, 64, 64, 32
-//   dq   d64  w2 n128    128 q x 128 k 4 K, 4 V     Q 16K + dO 16K + K 64K + V 64K = 160K        64, 64, 32, 32
-//   dq   d64  w3 n80     192 q x 80 k  4 K, 4 V     Q 24K + dO 24K + K 40K + V 40K = 128K        40, 40, 32, 20
-//   dkdv d128 w2 n64     128 k x 64 q  2 KV, 2 QdO  K, V 128K + Q 32K + dO 32K = 192K            S 32, dP 32, dK 64, dV 64, P 16, dS 16
-//   dkdv d64  w2 n64     128 k x 64 q  2 KV, 4 QdO  K, V 64K + Q 32K + dO 32K = 128K             32, 32, 32, 32, 16, 16
-//   dkdv d64  w2 n96     128 k x 96 q  2 KV, 4 QdO  K, V 64K + Q 48K + dO 48K = 160K             48, 48, 32, 32, 24, 24
+// Tiles are handed out by a counter, longest first. Warpgroup 0 is the producer (one thread issues all copies); warpgroups 1 and 2 are
+// consumers with 64 rows each. Registers: 168 at entry, then 40 / 232, in dkv d128 24 / 240.
+//   variant           tile             rows, stages       shared memory                               accumulators per thread
+//   dq   d128 w2 n128 128 q x 128 k    1 place, 3 K, 2 V  Q 32K + dO 32K + K 96K + V 64K = 224K       S 64, dP 64, dQ 64, dS 32
+//   dq   d64  w2 n128 128 q x 128 k    2 places, 4 K, 4 V Q 32K + dO 32K + K 64K + V 64K = 192K       64, 64, 32, 32
+//   dkv  d128 w2 n64  128 k x 64 q     2 places, 3 stages K 64K + V 64K + Q 48K + dO 48K = 224K       S 32, dP 32, dK 64, dV 64, P, dS 16
+//   dkv  d64  w2 n64  128 k x 64 q     2 places, 4 stages K 32K + V 32K + Q 32K + dO 32K = 128K       32, 32, 32, 32, 16, 16
+//   dkv  d64  w2 n96  128 k x 96 q     2 places, 4 stages K 32K + V 32K + Q 48K + dO 48K = 160K       48, 48, 32, 32, 24, 24
+// plus 1 KB to align, less than 512 bytes of barriers, and in dkv two floats per query and stage.
 //
-// dq, per key block: S = Q K^T and dP = dO V^T are issued together, behind the dQ product of the block before; P = exp2(S - lse)
+// dq, per key block: S = Q K^T is issued behind the dQ product of the block before; when that has retired, dP = dO V^T; P = exp2(S - lse)
 // runs under dP; dS = P (dP - delta) is packed and is the register operand of dQ += dS K.
-// dkdv, per query block: S^T = K Q^T and dP^T = V dO^T are issued together, behind the dK product of the block before; P^T is
-// packed and dV += P^T dO issued; dS^T is made under it; dK += dS^T Q.
+// dkv, per query block: S^T = K Q^T is issued behind the dV and dK products of the block before; when those have retired, dP^T = V dO^T;
+// P^T is made under it, packed, and dV += P^T dO issued; dS^T is made under that; dK += dS^T Q.
+// A consumer skips blocks that only its neighbour's rows can see.
 //
-// Barriers, and why each is enough (dq | dkdv):
-//   row_full[w] | kv_full[s]     copy engine -> consumers: the rows that stay (Q and dO | K and V).
-//   row_empty[w] | kv_empty[s]   one thread per consumer warpgroup -> producer, after its output copy has finished reading them
-//                                (dQ is staged over Q | dK over K, dV over V).
-//   a_full[s], b_full[s]         copy engine -> consumers: the blocks that pass (K, V | Q with lse2, dO with delta).
-//   a_empty[s], b_empty[s]       one lane per consumer warp (4 W arrivals), after the wait that retires the last product reading the
-//                                block; in dkdv a_empty covers both, since the last reader of Q comes after that of dO. lse2 and
-//                                delta are read by ordinary loads before that wait, and __syncwarp orders the other lanes' reads.
-//   named 8+w                    the 128 threads of consumer w: products on the rows retired before they are overwritten; outputs in
-//                                shared memory, fenced for the copy engine by their writers, before one thread issues the store.
-// Each output element is summed by one thread in a fixed order; no block talks to another.
+// Barriers, and why each is enough:
+//   dq row_full[s][w], dkv kv_full[s]     copy engine -> consumers: the rows that stay (Q and dO; K and V).
+//   dq row_empty[s][w], dkv kv_empty[s]   one thread per consumer -> producer, after the outputs staged there (dQ over Q; dK over K, dV
+//                                         over V) have been read. With two places it arrives in the next tile, which has its own place.
+//   dq k_full, v_full; dkv q_full, g_full copy engine -> consumers: the blocks that pass (in dkv with their lse2, delta).
+//   dq k_empty, v_empty; dkv empty        one lane per consumer warp (4 W arrivals), after the wait that retires the last product
+//                                         reading the block; in dkv that is dK, later than dV. lse2 and delta are read by ordinary loads
+//                                         before that; __syncwarp orders the other lanes' reads before the arrival.
+//   held                                  a block is let go one round late (in the shadow of the next S). So a consumer that skips a
+//                                         block first lets go of what it holds, or producer and consumer would wait for each other.
+//   named 8+w                             the 128 threads of consumer w: products on the rows retired before they are overwritten;
+//                                         outputs in shared memory, fenced for the copy engine by their writers, before the store.
+//   queue                                 see Queue in parts.cuh.
+// The workspace written by dq is read by dkv: two launches on one stream.
+// Each output element is summed by one thread in a fixed order; no block reads what another wrote within a launch.
 #include "parts.cuh"
 
 namespace attn {

@@ -1,29 +1,34 @@
 // Flash attention forward, Hopper. bf16 in and out, fp32 accumulation, log-sum-exp saved.
 //
-// One CTA walks tiles of W*64 query rows. Warpgroup 0 is the producer (one thread issues all copies, 32 or 40 registers);
-// warpgroups 1..W are consumers, 64 query rows each (232 registers for W = 2, 160 for W = 3).
-//   variant        tile (q x k)  K/V stages  shared memory                        accumulators per thread (S + O + P)
-//   d128 w2 n128   128 x 128     2           Q 32K + K 64K + V 64K = 160K         64 + 64 + 32
-//   d128 w2 n176   128 x 176     2           Q 32K + K 88K + V 88K = 208K         88 + 64 + 44
-//   d64  w2 n128   128 x 128     4           Q 16K + K 64K + V 64K = 144K         64 + 32 + 32
-//   d64  w3 n128   192 x 128     4           Q 24K + K 64K + V 64K = 152K         64 + 32 + 32
+// A CTA works on tiles of W*64 query rows, handed out by a counter, longest first. Warpgroup 0 is the producer (one thread issues all
+// copies; 40 registers for W = 2, else 32); warpgroups 1..W are consumers with 64 query rows each (232, 160 or 112 registers for
+// W = 2, 3, 4). At entry: 168, 128 or 96 registers a thread, so that the later sum fits.
+//   variant        tile (q x k)  stages  shared memory                           accumulators per thread (S + O + P)
+//   d128 w2 n128   128 x 128     2       Q 2 x 32K + K 64K + V 64K = 192K        64 + 64 + 32
+//   d64  w3 n128   192 x 128     4       Q 2 x 24K + K 64K + V 64K = 176K        64 + 32 + 32
+//   d64  w4 n64    256 x 64      6       Q 2 x 32K + K 48K + V 48K = 160K        32 + 32 + 16     (short causal problems)
+// plus 1 KB to align and less than 512 bytes of barriers.
 //
-// Per key block a consumer issues S(n) = Q K(n)^T and O += P(n-1) V(n-1), works on the softmax of S(n) while the second product
-// runs, then rescales O. P stays in registers. Consumers take turns at issuing (named barriers 1..W), so that one's softmax
-// runs under another's products.
+// Per key block a consumer issues S(n) = Q K(n)^T and O += P(n-1) V(n-1), works on the softmax of S(n) while the second product runs,
+// then rescales O. P stays in registers. Consumers take turns at issuing (named barriers 1..W), so that one's softmax runs under
+// another's products. A consumer skips blocks that only its neighbours' rows can see. The next tile's Q lands in the other place of
+// Q while this tile is worked on.
 //
 // Barriers, and why each is enough:
-//   q_full[w]    copy engine -> consumer w: bytes of its 64 rows. One phase per tile.
-//   q_empty[w]   one thread of consumer w -> producer, after its output copy has finished reading the Q rows (O is staged there).
+//   q_full[s][w]    copy engine -> consumer w: bytes of its 64 rows in place s of Q. One phase per two tiles.
+//   q_empty[s][w]   one thread of consumer w -> producer, after the output staged in place s (its own copy group) has been read. It
+//                   arrives in the next tile, which has its own place, so nothing waits in a circle.
 //   k_full[s], v_full[s]    copy engine -> consumers.
-//   k_empty[s], v_empty[s]  one lane per consumer warp (4 W arrivals), after the wait that retires the last product reading it.
-//                           A warp's wait retires only its own share of a warpgroup product, hence one arrival per warp.
-//   named 1+w    W consumers in a ring: each waits its turn, issues, hands on. All do the same number of rounds per tile, so
-//                the ring carries over tiles; one unconsumed arrival is left at the end, which is harmless.
-//   named 8+w    the 128 threads of consumer w: (a) all its products on Q have retired before O overwrites Q; (b) all of O is
-//                in shared memory, and fenced for the copy engine by its writers, before one thread issues the store.
-// Each tile is computed by one CTA in a fixed order of key blocks, and no block talks to another: the bits do not depend on
-// grid, timing or SM count.
+//   k_empty[s], v_empty[s]  one lane per consumer warp (4 W arrivals), after the wait that retires the last product reading it. A
+//                           warp's wait retires only its own share of a warpgroup product, hence one arrival per warp. A consumer
+//                           that skips a block waits for `full` first: it cannot arrive twice in one phase.
+//   named 1+w    W consumers in a ring: each waits its turn, issues, hands on. All do the same number of rounds per tile (skipped
+//                blocks included), so the ring carries over tiles; one unconsumed arrival is left at the end, which is harmless.
+//   named 8+w    the 128 threads of consumer w: (a) all its products on Q have retired before O overwrites Q; (b) all of O is in shared
+//                memory, and fenced for the copy engine by its writers, before one thread issues the store.
+//   queue        see Queue in parts.cuh.
+// Each tile is computed by one CTA in a fixed order of key blocks, and no block reads what another wrote: the bits do not depend on
+// the grid, on timing or on which CTA drew which tile.
 //
 // Tensor maps, coordinates (d, s, h, b): Q and O with boxes of 64 x 64, K and V of 64 x BN.
 #include "parts.cuh"
