@@ -85,8 +85,8 @@ class AttentionProblem:
     @property
     def window(self) -> tuple[int, int]:
         """Left and right bound as the kernels take them."""
-        right = 0 if self.causal else UNBOUNDED if self.right is None else self.right
-        return UNBOUNDED if self.left is None else self.left, right
+        right = 0 if self.causal else UNBOUNDED if self.right is None else min(self.right, UNBOUNDED)
+        return UNBOUNDED if self.left is None else min(self.left, UNBOUNDED), right
 
     @property
     def logit_scale(self) -> float:

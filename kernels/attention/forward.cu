@@ -291,14 +291,11 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
 
 }  // namespace attn
 
-#ifndef ATTN_TURNS
-#define ATTN_TURNS true
-#endif
 #define FORWARD(D, W, BN, STAGES)                                                                                             \
     extern "C" __global__ __launch_bounds__(128 * (W + 1), 1) void attn_fwd_d##D##_w##W##_n##BN(                               \
         const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,                                    \
         const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap o, const __grid_constant__ attn::Params p) { \
-        attn::forward<D, W, BN, STAGES, ATTN_TURNS>(&q, &k, &v, &o, p);                                                        \
+        attn::forward<D, W, BN, STAGES, true>(&q, &k, &v, &o, p);                                                        \
     }
 FORWARD(128, 2, 128, 2)
 FORWARD(64, 3, 128, 4)

@@ -1,4 +1,4 @@
-// What the attention kernels share: problem parameters, the tile order, fragments, masks, and thin PTX wrappers.
+// What the attention kernels share: problem parameters, the tile order, fragments, masks, waits.
 //
 // Layouts. A shared-memory tile of R rows and D columns is D/64 sub-tiles of [R][64] bf16, each row 128 bytes, 128-byte swizzle
 // (16-byte chunk c of row r lies at chunk c ^ (r & 7)), which is what the copy engine writes with a box of 64 x R and what the
