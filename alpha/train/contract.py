@@ -5,6 +5,7 @@ Small runs on made-up text in a temporary folder, with the kernels of the house.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import tempfile
@@ -18,9 +19,10 @@ import numpy as np
 from alpha import config
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.checkpoint import simple
+from alpha.checkpoint.disk import Disk
 from alpha.component import Measured
 from alpha.config import Config
-from alpha.errors import InputError, NonFiniteError
+from alpha.errors import CorruptError, InputError, MachineError, NonFiniteError
 from alpha.graph.plan import Program
 from alpha.train import assemble, evaluate
 from alpha.train.assemble import Dataset
@@ -189,18 +191,7 @@ def resumed(rng: np.random.Generator) -> Measured:
         with run.loop("stop4") as loop:
             loop.resume(4)
             checks.append(("an earlier checkpoint", loop.step == 4 and loop.run() and _bits(loop) == expected))
-        for override in ("run.seed=2", "optim.weight_decay=0.2", "train.steps=6"):
-            with run.loop("stop4", run.config(2, override)) as loop:
-                checks.append((f"resumed with {override}", _refused(loop)))
     return _measured(checks)
-
-
-def _refused(loop: Loop) -> bool:
-    try:
-        loop.resume()
-    except InputError:
-        return True
-    return False
 
 
 class _Lengths:
@@ -241,6 +232,73 @@ def validation(rng: np.random.Generator) -> Measured:
         loop.evaluate(3)
         checks.append(("validation changed the state", _bits(loop) == before))
     return _measured(checks)
+
+
+# -- faults --------------------------------------------------------------------------------------------------------------------
+
+
+def _refused(loop: Loop, kind: type[Exception]) -> bool:
+    """Whether resuming is refused with exactly this error, before anything of the state changed."""
+    before = _bits(loop)
+    try:
+        loop.resume()
+    except Exception as error:  # any other class is a wrong answer
+        return type(error) is kind and _bits(loop) == before
+    return False
+
+
+def not_this_run(rng: np.random.Generator) -> Measured:
+    """A checkpoint of another configuration, of other text or that is damaged is not continued."""
+    checks = []
+    with _run(rng) as run:
+        with run.loop("a") as loop:
+            checks.append(("resumed from nothing", _refused(loop, InputError)))
+            loop.start()
+            loop.run()
+            last = simple.at(loop.checkpoints)
+        for override in ("run.seed=2", "optim.weight_decay=0.2", "train.steps=6"):
+            with run.loop("a", run.config(2, override)) as loop:
+                checks.append((f"resumed with {override}", _refused(loop, InputError)))
+        changed = run.root / "text" / run.data.split.train.documents[0].relpath
+        changed.write_bytes(b"another text, which moves every window behind it")
+        with run.loop("a", data=assemble.open_data(run.cfg)) as loop:
+            checks.append(("resumed on other text", _refused(loop, InputError)))
+        raw = (last / "v.npy").read_bytes()
+        (last / "v.npy").write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        with run.loop("a") as loop:
+            checks.append(("resumed from a damaged file", _refused(loop, CorruptError)))
+    return _measured(checks)
+
+
+def full_disk(rng: np.random.Generator) -> Measured:
+    """The disk fills up while a run saves: the error says so, and the run goes on from the checkpoint before."""
+    checks = []
+    with _run(rng) as run:
+        with run.loop("whole") as loop:
+            loop.start()
+            loop.run()
+            expected = _bits(loop)
+        with run.loop("a") as loop:
+            loop.start()
+            loop.run(Watch(stop=lambda: loop.step == 3))
+            real, said = Disk.write, ""
+            Disk.write = _no_room  # type: ignore[method-assign, assignment]
+            try:
+                loop.run()
+            except MachineError as error:
+                said = error.what
+            finally:
+                Disk.write = real  # type: ignore[method-assign]
+            checks.append((f"said {said!r}", "disk is full" in said))
+            checks.append(("an earlier checkpoint is gone", simple.steps(loop.checkpoints) == [2, 3]))
+        with run.loop("a") as loop:
+            loop.resume()
+            checks.append(("other bits afterwards", loop.step == 3 and loop.run() and _bits(loop) == expected))
+    return _measured(checks)
+
+
+def _no_room(disk: Disk, path: Path, chunks: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def bad_step(rng: np.random.Generator) -> Measured:
@@ -290,8 +348,8 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("by hand", by_hand),
             ("resumed", resumed),
             ("validation", validation),
-            ("bad step", bad_step),
         ],
         "determinism": [("same bits", same_bits)],
+        "faults": [("bad step", bad_step), ("not this run", not_this_run), ("full disk", full_disk)],
     }
 }
