@@ -200,9 +200,13 @@ def _update(optimizer: Optimizer, params: StateLayout, grads: StateLayout, level
     n, kind = params.size, f"grad{level}"
     flat = FlatState(t.state("param", 0, (n,), "f32"), t.state(kind, 0, (n,), "f32"),
                      {k: t.state(k, 0, (n,), "f32") for k in optimizer.kinds}, t.state("counter", 0, (), "i32"),
-                     *(t.state(kind, grads.offsets[f"{STATS}.{name}"], (), "f32") for name in ("loss_sum", "count")), params)
+                     _stat(t, kind, grads, "loss_sum"), _stat(t, kind, grads, "count"), params)
     optimizer.update(t, flat)
     return t.graph
+
+
+def _stat(t: Tracer, kind: str, grads: StateLayout, name: str) -> Value:
+    return t.state(kind, grads.offsets[f"{STATS}.{name}"], (), "f32")
 
 
 def _snapshot(states: Mapping[str, StateLayout]) -> Graph:

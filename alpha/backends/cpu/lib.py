@@ -45,8 +45,9 @@ class Workers:
 
     def _share(self, worker: int) -> None:
         try:
-            for i in range(worker, len(self._tasks), self.n):
-                self._tasks[i]()
+            with np.errstate(all="ignore"):  # kernels pass NaN and infinity on; `finite` and replay are what looks at them
+                for i in range(worker, len(self._tasks), self.n):
+                    self._tasks[i]()
         except BaseException as error:  # handed to the caller of run()
             self._error = self._error or error
 

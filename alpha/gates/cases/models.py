@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import exp, sqrt, tanh
 from pathlib import Path
 from typing import Any
@@ -204,17 +205,22 @@ def _decay(family: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
         """Matrices decay; gains and biases do not. Gains start at one, biases at zero, residual outputs are scaled down by depth."""
         module, c, _ = _small(family)
-        t = Tracer("decay")
-        module.loss(t, c, 1, 4)
-        good = all(s.decay == (len(s.shape) == 2) for s in t.tensors.values())
-        for s in t.tensors.values():
+        tensors = []
+        for tied in (True, False):
+            t = Tracer("decay")
+            module.loss(t, replace(c, tied=tied), 1, 4)
+            tensors += list(t.tensors.values())
+            if ("head.weight" in t.tensors) == tied:
+                return yes(False, "a tied head has no weight of its own")
+        good = all(s.decay == (len(s.shape) == 2) for s in tensors)
+        for s in tensors:
             kind = "ones" if s.name.endswith("gain") else "zeros" if s.name.endswith("bias") else "normal"
             good &= s.init.kind == kind
             if s.name.endswith(("attention.out.weight", "mlp.down.weight")):
                 good &= abs(s.init.std - 0.02 / sqrt(2 * c.layers)) < 1e-12
             elif kind == "normal":
                 good &= s.init.std == (0.01 if "position" in s.name else 0.02)
-        return yes(good, cases=len(t.tensors))
+        return yes(good, cases=len(tensors))
     return check
 
 

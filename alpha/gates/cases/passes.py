@@ -166,7 +166,7 @@ def _schedule_prompt(ref: Reference, rng: np.random.Generator) -> Measured:
     late = 0
     for n in nodes:
         if n.phase == "wgrad":
-            made = max((at[v.producer] for v in n.inputs if v.producer is not None))
+            made = max(at[v.producer] for v in n.inputs if v.producer is not None)
             late += any(x.phase != "wgrad" for x in nodes[made + 1 : at[n]]) and nodes[made].phase == "backward"
     return Measured(error=float(early + late), bound=0.0, cases=len(nodes), note="nodes out of place")
 
@@ -539,7 +539,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                     "determinism": _HASHES_LLAMA, "faults": [("copy", _refuse_copy), ("late-read", _refuse_late_read)]},
     "verify.pass": {"parity": _both(_verify_accepts), "determinism": _HASHES,
                     "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
-                               ("twice", _broken(_twice)), ("overlap", _broken(_overlap)), ("phase", _broken(_phase)), ("pipeline", _lower_verifies)]},
+                               ("twice", _broken(_twice)), ("overlap", _broken(_overlap)), ("phase", _broken(_phase)),
+                               ("pipeline", _lower_verifies)]},
     "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules)],
                     "determinism": [("offsets", _layout_hash)], "faults": [("gap", _refuse_gap), ("missing", _refuse_missing)]},
 }

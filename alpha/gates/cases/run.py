@@ -166,6 +166,18 @@ def _eval_reads_only(ref: Reference, rng: np.random.Generator) -> Measured:
     return yes(same)
 
 
+def _snapshot_is_state(ref: Reference, rng: np.random.Generator) -> Measured:
+    """The snapshot's outputs are the state arrays themselves, whole, at their own addresses; gradients are not among them."""
+    p = program(ref.name)
+    with CpuExecutor(p, kernels()) as executor:
+        out = executor.run("snapshot")
+        same = set(out) == {k for k in p.states if not k.startswith("grad")}
+        for kind, x in out.items():
+            state = executor.state(kind)
+            same &= x.shape == state.shape and x.ctypes.data == state.ctypes.data
+    return yes(same, cases=len(out))
+
+
 # -- program -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -369,7 +381,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "program.step": {
         "parity": [*[(f"tree-{s}x{m}-{n}", c) for s, m in ((1, 2), (2, 1), (4, 2)) for n, c in _both(_tree(s, m))],
                    *[(f"sum-{n}", c) for n, c in _both(_sum_of_all)], ("schedule", _schedule_shape),
-                   *[(f"recompute-{n}", c) for n, c in _both(_recompute_same_bits)]],
+                   *[(f"recompute-{n}", c) for n, c in _both(_recompute_same_bits)],
+                   *[(f"snapshot-{n}", c) for n, c in _both(_snapshot_is_state)]],
         "determinism": _both(_program_hash)[1:],
         "faults": [("shards", _bad_shards)],
     },

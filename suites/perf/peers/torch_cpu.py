@@ -102,8 +102,8 @@ for line in sys.stdin:
         made[name] = m, torch.optim.AdamW(m.parameters(), lr=1e-3), torch.randint(0, V, (B, T+1))
     m, opt, x = made[name]; start = time.perf_counter()
     for _ in range(int(steps)):
-        loss = m(x[:, :-1], x[:, 1:]); loss.backward(); torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0); opt.step(); opt.zero_grad(set_to_none=True)
-        loss.item()
+        loss = m(x[:, :-1], x[:, 1:]); loss.backward(); torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+        opt.step(); opt.zero_grad(set_to_none=True); loss.item()
     print(json.dumps(dict(seconds=time.perf_counter()-start, loss=loss.item())), flush=True)
 '''
 
