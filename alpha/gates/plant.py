@@ -44,8 +44,9 @@ def child(job, out):
     threadpoolctl.threadpool_limits(limits=1, user_api="blas")
     from dataclasses import asdict
     try:
-        from alpha.gates import components, run
+        from alpha.gates import components, run, subjects
         from alpha.registry.record import canonical
+        subjects.component_digests = lambda *a, **k: {"implementation": "planted"}  # a catch has digests of its own: the sound ones
         results = []
         for component_id, gate in job["attempts"]:
             component = components.house()[component_id]

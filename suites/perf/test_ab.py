@@ -1,0 +1,30 @@
+"""The relative half of the perf gate on live timings: a kernel against itself, and against itself made slower."""
+
+import pytest
+
+from alpha.gates import ab
+from alpha.gates.components import house
+from alpha.registry.judge import FAIL, judge
+from alpha.registry.record import Record
+
+
+def _record(verdict: ab.Verdict) -> Record:
+    absolute: dict[str, object] = {"name": "cache", "share": 0.5, "baseline": None, "times_ns": [1]}
+    return Record(component="gelu.f32.cpu", gate="perf", machine="cpu_x_np2.2_y_t1", digests={}, nonce="00", declared=2,
+                  cases=[absolute, verdict.case("against itself")])
+
+
+@pytest.mark.parametrize("slowdown", [0.25])
+def test_a_slower_kernel_fails_in_a_fresh_process_too(slowdown: float) -> None:
+    kernel = house()["gelu.f32.cpu"]
+    verdict = ab.ab(kernel, kernel, slowdown=slowdown)
+    assert verdict.verdict == FAIL and verdict.reproduced
+    assert 0.15 < verdict.interval.estimate < 0.4
+    assert judge(_record(verdict)).relative == FAIL
+
+
+def test_a_kernel_against_itself_does_not_fail() -> None:
+    kernel = house()["gelu.f32.cpu"]
+    verdict = ab.ab(kernel, kernel)
+    assert verdict.verdict != FAIL
+    assert judge(_record(verdict)).relative == verdict.verdict
