@@ -27,7 +27,7 @@ from alpha import config
 from alpha.config import Config
 from alpha.errors import AlphaError, InputError, UngatedError
 from alpha.flops.v1 import CONVENTION, VERSION
-from alpha.gates import commands
+from alpha.gates import commands, mutants
 from alpha.gates import run as gate_runs
 from alpha.registry.evidence import classes, local_root, shipped_root
 from alpha.registry.judge import Judgement
@@ -126,6 +126,7 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
     p.add_argument("--annotate", action="store_true", help="as workflow commands, shown beside the lines of a pull request")
     p.add_argument("--reference", metavar="CLASS", help="machine class on which every component must have current evidence")
     p = action("catches", cmd_gate_catches, "planted faults and seeded mutants: is each rejected by the gate that should?")
+    p.add_argument("prefixes", nargs="*", metavar="PREFIX", help="only faults whose id or component begins so; without mutants")
     p.add_argument("--all", action="store_true", help="also faults whose catch is current")
     p.add_argument("--seeded", type=int, metavar="N", help="fresh mutants; 0 = none")
     p.add_argument("--seed", metavar="TEXT", help="draw the mutants from this seed")
@@ -325,8 +326,9 @@ def cmd_gate_check(args: argparse.Namespace) -> int:
 
 def cmd_gate_catches(args: argparse.Namespace) -> int:
     """Planted faults and mutants."""
-    more = {} if args.seeded is None else {"seeded": args.seeded}
-    return commands.cmd_catches(stale=not args.all, seed=args.seed, ship=args.ship, workers=args.workers, **more)
+    default = 0 if args.prefixes else mutants.NUMBER
+    return commands.cmd_catches(args.prefixes, stale=not args.all, seeded=default if args.seeded is None else args.seeded, seed=args.seed,
+                                ship=args.ship, workers=args.workers)
 
 
 # -- plan, sample, doctor ------------------------------------------------------------------------------------------------------

@@ -64,8 +64,11 @@ def known(roots: Sequence[Path] | None = None) -> dict[str, Catch]:
 
 
 def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, root: Path | None = None, workers: int = 2,
-        said: Callable[[Result], None] | None = None) -> list[Result]:
-    """Run the faults whose catch is missing or stale (or all), keep the catches, and give one result per fault."""
+        said: Callable[[Result], None] | None = None, keep: Sequence[str] | None = None) -> list[Result]:
+    """Run the faults whose catch is missing or stale (or all), keep the catches, and give one result per fault.
+
+    `keep`: ids of all faults that exist; saved catches of others are dropped (None drops nothing).
+    """
     package = Package()
     old = known() if stale else {}
     results: dict[str, Result] = {}
@@ -90,7 +93,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     plant.run_all(jobs, workers=workers, said=finished)
     controls([f for f in faults if results[f.id].fresh], workers)
     # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
-    save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=by_name)
+    save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
     return [results[f.id] for f in faults]
 
 

@@ -134,25 +134,32 @@ def cmd_check(*, root: Path | None = None, annotate: bool = False, reference: st
     checked = registry_check.check(house(), root or shipped_root(), recompute, faults=load_faults(catalogue=house()), reference=reference)
     out = _console(console)
     if annotate and checked.findings:
-        out.print(registry_check.annotations(checked), markup=False)  # type: ignore[operator]  # named like the __future__ import
-    out.print(registry_check.plain(checked), markup=False)
+        out.print(registry_check.github(checked), markup=False, highlight=False, soft_wrap=True)  # one command a line, whole
+    out.print(registry_check.plain(checked), markup=False, highlight=False, soft_wrap=True)
     return 0 if checked.ok else 1
 
 
-def cmd_catches(*, stale: bool = True, seeded: int = mutants.NUMBER, seed: str | None = None, ship: bool = False, workers: int = 2,
-                console: Console | None = None) -> int:
+def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int = mutants.NUMBER, seed: str | None = None,
+                ship: bool = False, workers: int = 2, console: Console | None = None) -> int:
     """Planted faults (those whose catch is stale, or all) and freshly seeded mutants: the score per gate, survivors by name.
 
-    1 if a planted fault survives. A surviving mutant is named and lowers the score; it fails nothing by itself.
+    `prefixes`: only faults whose id or component begins so (none = all). 1 if a planted fault survives. A surviving mutant is named and
+    lowers the score; it fails nothing by itself.
     """
     out = _console(console)
-    faults = load_faults(catalogue=house())
+    every = load_faults(catalogue=house())
+    faults = [f for f in every if not prefixes or f.id.startswith(tuple(prefixes)) or
+              f.component.startswith(tuple(prefixes))]
+    if not faults:
+        raise InputError("no planted fault of that name", came=", ".join(prefixes), expected="a prefix of a fault's or a component's id",
+                         do="faults stand in the *.faults.toml beside each component")
 
     def planted(result: catches.Result) -> None:
         if not result.caught:
             out.print(f"[bold red]SURVIVED[/] {result.fault.id} ({result.fault.gate} of {result.fault.component}): {result.fault.why}")
 
-    results = catches.run(house(), faults, stale=stale, root=shipped_root() if ship else None, workers=workers, said=planted)
+    results = catches.run(house(), faults, stale=stale, root=shipped_root() if ship else None, workers=workers, said=planted,
+                          keep=[f.id for f in every])
     table = Table(box=None, pad_edge=False, header_style="bold", title="planted faults", title_justify="left")
     for column in ("gate", "caught", "of", "95 % interval", "survivors"):
         table.add_column(column)
