@@ -1,0 +1,309 @@
+// Softmax cross entropy over rows of logits [N, V], in one read and one write of the logits.
+//   lse = log sum exp x;  loss = lse - x[target] + z lse^2, 0 where the target is ignored;
+//   x <- dloss (exp(x - lse) (1 + 2 z lse) - [column = target]), 0 where ignored.
+//   A target that is neither a column nor ignored makes loss NaN, so that the step's finite flag falls.
+//
+// Compile-time parameters
+//   LOSS_F32        logits 0: bf16;  1: fp32. Statistics are fp32 either way
+//   LOSS_MODE       0: loss and lse only;  1: loss, lse, and gradients over the logits;  2: gradients from a given lse
+//   LOSS_THREADS    threads of a CTA, which takes a row at a time
+//   LOSS_SHARED     vectors of 16 bytes that each thread keeps in shared memory (MODE 1)
+//   LOSS_BLOCKS     CTAs that should fit a multiprocessor (caps registers)
+//   LOSS_REGISTERS  vectors that each thread keeps in registers (MODE 1): V <= THREADS * (SHARED + REGISTERS) * (8 or 4)
+//
+// Work. Rows blockIdx.x, + gridDim.x, ...; thread t owns vectors t, t + THREADS, ... of every row: the first SHARED of them in slots of
+//   shared memory that no other thread touches, the rest in registers. MODE 1: copies of the first row run into the slots
+//   asynchronously (cp.async, the whole row in flight); the thread follows them with a running maximum and sum; the CTA combines; the
+//   thread walks its slots again, writes gradients, and refills each slot with the next row as soon as it is read. So memory is read and
+//   written at once and each logit crosses the chip once. A row's bits depend on THREADS alone, which V decides.
+//   MODE 0 and 2 stream, eight (four) vectors in flight.
+// Ragged V. The last vector is copied in part (zeros after it), counted in part, written element by element: padding is left alone.
+// Bytes. MODE 1: 2 V element sizes per row; MODE 0: V; MODE 2: 2 V.
+// Shared memory. 16 THREADS SHARED bytes + 8 per warp. Registers: 4 REGISTERS + about 30; at 1024 threads at most 64.
+// Ordering. Slots are private: cp.async.wait_group orders a thread's copies before its reads, and a refill is issued after the value
+//   read has been used. Row statistics: warps write (maximum, sum) to slots of parity row % 2, __syncthreads, all read them: the next
+//   row writes the other parity, and the one after comes behind the next row's barrier, so one barrier per row is enough.
+//   The target's logit is read from global memory by every thread before that barrier; gradients are written after it.
+#include "../common/math.cuh"
+#include "../common/reduce.cuh"
+#include "../common/vector.cuh"
+
+constexpr int MODE = LOSS_MODE;
+constexpr int THREADS = LOSS_THREADS;
+constexpr int SHARED = LOSS_SHARED;
+constexpr int REGISTERS = LOSS_REGISTERS;
+constexpr int WARPS = THREADS / 32;
+constexpr int GROUP = 4;  // slots per asynchronous group
+constexpr int GROUPS = (SHARED + GROUP - 1) / GROUP;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+using T = vec::Element<LOSS_F32 != 0>::type;
+constexpr int N = vec::PER<T>;
+using Pack = vec::Group<T, N>;
+
+struct Problem {
+    T* logits;
+    const int* targets;
+    float* loss;         // MODE 0, 1
+    float* lse;          // MODE 2: read
+    const float* dloss;  // MODE 1, 2: dloss[row * dloss_stride]
+    long long stride;    // elements between rows, a multiple of 8 (bf16) or 4
+    int rows, vocabulary, ignore, dloss_stride;
+    float z;
+};
+
+// Copies `bytes` (1..16) to a 16-byte slot of shared memory and zeros behind them.
+__device__ __forceinline__ void copy_async(uint32_t slot, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(slot), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int YOUNGER>
+__device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(YOUNGER) : "memory");
+}
+__device__ __forceinline__ uint4 read_slot(uint32_t slot) {
+    uint4 r;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(slot) : "memory");
+    return r;
+}
+__device__ __forceinline__ Pack unpacked(uint4 r) {
+    Pack pack;
+    pack.word[0] = r.x;
+    pack.word[1] = r.y;
+    pack.word[2] = r.z;
+    pack.word[3] = r.w;
+    return pack;
+}
+
+// Running maximum, and sum of exp(x - maximum). Empty: (-inf, 0).
+struct Running {
+    float top, sum;
+};
+
+// exp(x - base), the base prepared once per row: scaled for one fused multiply-add (bf16 logits: its error, base * 2^-24, is far below
+// their rounding), as it is for a difference that is exact near the base (fp32 logits).
+__device__ __forceinline__ float prepared(float base) { return LOSS_F32 ? base : base * LOG2_E; }
+__device__ __forceinline__ float power(float x, float base) {
+    return ptx::exp2_approx(LOSS_F32 ? (x - base) * LOG2_E : fmaf(x, LOG2_E, -base));
+}
+
+// (top, sum) with the maximum raised to `top`; exp(-inf - -inf) counts as 0 of an empty sum.
+__device__ __forceinline__ float rescaled(const Running& r, float top) {
+    return r.sum == 0.0f ? 0.0f : r.sum * ptx::exp2_approx((r.top - top) * LOG2_E);
+}
+
+// Adds the first `count` elements of a vector.
+template <bool WHOLE>
+__device__ __forceinline__ void add_vector(Running& r, const Pack& x, int count) {
+    float top = r.top;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        if (WHOLE || i < count) top = fmaxf(top, x[i]);
+    if (top > r.top) {
+        r.sum = rescaled(r, top);
+        r.top = top;
+    }
+    const float base = r.top == -__int_as_float(0x7f800000) ? 0.0f : prepared(r.top);
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        if (WHOLE || i < count) sum[i % 2] += power(x[i], base);
+    r.sum += sum[0] + sum[1];
+}
+
+__device__ __forceinline__ void add(Running& r, const Pack& x, int count) {
+    if (count >= N) {
+        add_vector<true>(r, x, N);
+    } else {
+        add_vector<false>(r, x, count);
+    }
+}
+
+__device__ __forceinline__ Running combined(const Running& a, const Running& b) {
+    const float top = fmaxf(a.top, b.top);
+    return Running{top, rescaled(a, top) + rescaled(b, top)};
+}
+
+__device__ __forceinline__ Running combine_warp(Running r) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        const Running other{__shfl_xor_sync(0xffffffffu, r.top, offset), __shfl_xor_sync(0xffffffffu, r.sum, offset)};
+        r = combined(r, other);
+    }
+    return r;
+}
+
+// The statistics of a row from those of its threads: butterfly in each warp, then each warp does the same over the warps. Combining is
+// commutative to the bit, so all threads get the same.
+__device__ __forceinline__ Running combine(Running r, Running (&shared)[2][WARPS], int parity) {
+    r = combine_warp(r);
+    if (threadIdx.x % 32 == 0) shared[parity][threadIdx.x / 32] = r;
+    __syncthreads();
+    r = Running{-__int_as_float(0x7f800000), 0.0f};
+    if (threadIdx.x % 32 < WARPS) r = shared[parity][threadIdx.x % 32];
+    return combine_warp(r);
+}
+
+struct Gradient {
+    float scale, base, dloss;
+    int target;  // -1: none
+};
+
+// Gradients of the vector at `column`, `count` of whose elements are columns.
+__device__ __forceinline__ void write_gradient(T* to, Pack x, int column, int count, const Gradient& g) {
+    float d[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        // an ignored row has scale 0, and 0 times inf must be 0
+        d[i] = g.scale == 0.0f ? 0.0f : g.scale * power(x[i], g.base);
+        if (column + i == g.target) d[i] -= g.dloss;
+    }
+    if (count >= N) {
+        x.set(d);
+        x.store(to);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (i < count) to[i] = vec::from_float<T>(d[i]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy(const __grid_constant__ Problem p) {
+    extern __shared__ uint4 slots[];
+    __shared__ Running statistics[2][WARPS];
+    const int thread = static_cast<int>(threadIdx.x);
+    const uint32_t slot0 = static_cast<uint32_t>(__cvta_generic_to_shared(slots)) + 16 * thread;
+    const int V = p.vocabulary;
+    Pack kept[REGISTERS > 0 ? REGISTERS : 1];
+
+    // vector k of this thread: first column, and how many of its elements are columns (none: 0 or less)
+    const auto column_of = [&](int k) { return (thread + k * THREADS) * N; };
+    const auto fetch = [&](const T* row, int k) {
+        const int column = column_of(k), count = min(N, V - column);
+        if (count > 0) copy_async(slot0 + 16 * THREADS * k, row + column, count * static_cast<int>(sizeof(T)));
+    };
+    const auto fetch_kept = [&](const T* row, int k) {
+        const int column = column_of(SHARED + k);
+        kept[k].clear();
+        if (column < V) kept[k].load(row + column);
+    };
+
+    int row = static_cast<int>(blockIdx.x);
+    int parity = 0;
+    if (MODE == 1 && row < p.rows) {
+        const T* const x = p.logits + row * p.stride;
+#pragma unroll
+        for (int k = 0; k < REGISTERS; ++k) fetch_kept(x, k);
+#pragma unroll 1
+        for (int g = 0; g < GROUPS; ++g) {
+#pragma unroll 1
+            for (int k = g * GROUP; k < min(SHARED, (g + 1) * GROUP); ++k) fetch(x, k);
+            copy_commit();
+        }
+    }
+    for (; row < p.rows; row += static_cast<int>(gridDim.x), parity ^= 1) {
+        T* const x = p.logits + row * p.stride;
+        const int target = __ldg(p.targets + row);
+        const bool ignored = target == p.ignore;
+        const bool valid = target >= 0 && target < V;
+        const float at_target = MODE != 2 && valid && !ignored ? vec::as_float(x[target]) : 0.0f;
+        float lse;
+        if (MODE == 2) {
+            lse = p.lse[row];
+        } else {
+            Running r{-__int_as_float(0x7f800000), 0.0f};
+            if (MODE == 1) {
+                // group g of this row has landed when at most the GROUPS - 1 - g younger ones are under way
+#pragma unroll
+                for (int g = 0; g < GROUPS; ++g) {
+                    switch (GROUPS - 1 - g) {  // a constant after unrolling
+                        case 0: copy_wait<0>(); break;
+                        case 1: copy_wait<1>(); break;
+                        case 2: copy_wait<2>(); break;
+                        case 3: copy_wait<3>(); break;
+                        default: copy_wait<4>(); break;
+                    }
+#pragma unroll 2
+                    for (int k = g * GROUP; k < min(SHARED, (g + 1) * GROUP); ++k) {
+                        const int count = V - column_of(k);
+                        if (count > 0) add(r, unpacked(read_slot(slot0 + 16 * THREADS * k)), count);
+                    }
+                }
+#pragma unroll
+                for (int k = 0; k < REGISTERS; ++k) {
+                    const int count = V - column_of(SHARED + k);
+                    if (count > 0) add(r, kept[k], count);
+                }
+            } else {
+                constexpr int DEEP = 8;
+                int column = thread * N;
+                for (; column + (DEEP - 1) * THREADS * N + N <= V; column += DEEP * THREADS * N) {
+                    Pack pack[DEEP];
+#pragma unroll
+                    for (int d = 0; d < DEEP; ++d) pack[d].load(x + column + d * THREADS * N);
+#pragma unroll
+                    for (int d = 0; d < DEEP; ++d) add_vector<true>(r, pack[d], N);
+                }
+                for (; column < V; column += THREADS * N) {
+                    Pack pack;
+                    pack.load(x + column);
+                    add(r, pack, V - column);
+                }
+            }
+            r = combine(r, statistics, parity);
+            const float log_total = logf(r.sum);
+            lse = r.top + log_total;
+            if (thread == 0) {
+                float loss = (r.top - at_target) + log_total + p.z * lse * lse;
+                if (!valid) loss = __int_as_float(0x7fffffff);
+                p.loss[row] = ignored ? 0.0f : loss;
+                p.lse[row] = lse;
+            }
+        }
+        if (MODE != 0) {
+            Gradient g;
+            g.dloss = ignored ? 0.0f : __ldg(p.dloss + static_cast<size_t>(row) * p.dloss_stride);
+            g.base = prepared(lse);
+            g.scale = g.dloss * (1.0f + 2.0f * p.z * lse);
+            g.target = ignored ? -1 : target;
+            if (MODE == 1) {
+                const int next_row = row + static_cast<int>(gridDim.x);
+                const T* const next = p.logits + next_row * p.stride;
+                const bool more = next_row < p.rows;
+#pragma unroll 1
+                for (int q = 0; q < GROUPS; ++q) {
+#pragma unroll 2
+                    for (int k = q * GROUP; k < min(SHARED, (q + 1) * GROUP); ++k) {
+                        const int count = V - column_of(k);
+                        if (count > 0) {
+                            write_gradient(x + column_of(k), unpacked(read_slot(slot0 + 16 * THREADS * k)), column_of(k), count, g);
+                            if (more) fetch(next, k);
+                        }
+                    }
+                    copy_commit();
+                }
+#pragma unroll
+                for (int k = 0; k < REGISTERS; ++k) {
+                    const int count = V - column_of(SHARED + k);
+                    if (count > 0) write_gradient(x + column_of(SHARED + k), kept[k], column_of(SHARED + k), count, g);
+                    if (more) fetch_kept(next, k);
+                }
+            } else {
+                constexpr int DEEP = 4;
+                int column = thread * N;
+                for (; column + (DEEP - 1) * THREADS * N + N <= V; column += DEEP * THREADS * N) {
+                    Pack pack[DEEP];
+#pragma unroll
+                    for (int d = 0; d < DEEP; ++d) pack[d].load(x + column + d * THREADS * N);
+#pragma unroll
+                    for (int d = 0; d < DEEP; ++d) write_gradient(x + column + d * THREADS * N, pack[d], column + d * THREADS * N, N, g);
+                }
+                for (; column < V; column += THREADS * N) {
+                    Pack pack;
+                    pack.load(x + column);
+                    write_gradient(x + column, pack, column, V - column, g);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+// AdamW over a flat buffer of state units in one launch; semantics of alpha/ops/adamw.py. Per element of a chunk, t = step + 1, g = grad c:
+//   m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  p <- p - lr s ((m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + wd d p)
+//   c (coefficient), lr, step, finite are device scalars; s (lr scale) and d (decay) belong to the chunk. finite == 0: nothing is touched.
+//
+// Compile-time parameters
+//   ADAMW_COPY   0: no copy;  1: bf16 copy of p, rounded to nearest even;  2: rounded stochastically: 16 of the bits that Philox gives
+//                the element (key (seed, purpose), counter (element / 4, 0 or its high half, 0, step)) are added below the cut
+//
+// Work. A chunk is a run of at most ADAMW_CHUNK elements of one tensor, from a table that the host made; what lies between tensors is in
+//   no chunk. CTA b takes chunks b, b + grid, .... A thread takes 4 neighbouring elements at a time (16 bytes of p, g, m, v each), two
+//   such groups in flight. A tensor that starts off a 16-byte boundary, and a last group of less than 4, go element by element. Elements
+//   are independent, so bits depend on nothing else.
+// Bytes. 28 per element (16 read, 12 written), 30 with the copy; the table is 1/1000 of that.
+// Registers. 32 hold two groups; about 30 the rest.
+// Ordering. Thread 0 computes the two bias corrections in double precision (powers by squaring; 1 - b^t cancels in fp32) and puts them
+//   into shared memory, one __syncthreads, nothing is written there again.
+#include "../common/philox.cuh"
+#include "../common/vector.cuh"
+
+constexpr int COPY = ADAMW_COPY;
+constexpr int THREADS = 256;
+constexpr int DEEP = 2;
+
+struct Chunk {
+    long long start;
+    int length;
+    float decay, lr_scale;
+    int padding;
+};
+
+struct Problem {
+    float* param;
+    const float* grad;
+    float* m;
+    float* v;
+    vec::Bf16* copy;  // COPY
+    const Chunk* chunks;
+    const float* coefficient;
+    const float* lr;
+    const int* step;
+    const int* finite;
+    double beta1, beta2;
+    float keep1, take1, keep2, take2;  // beta, 1 - beta
+    float eps, weight_decay;
+    int count;  // chunks
+    unsigned int seed, purpose;
+};
+
+struct Factors {
+    float coefficient, scale1, scale2, rate, decay;  // 1 / (1 - b1^t), 1 / (1 - b2^t), lr * lr_scale, weight_decay * decay
+};
+
+__device__ __forceinline__ void update(float& p, float g, float& m, float& v, const Factors& f, const Problem& problem) {
+    g *= f.coefficient;
+    m = problem.keep1 * m + problem.take1 * g;
+    v = problem.keep2 * v + problem.take2 * (g * g);
+    const float ratio = (m * f.scale1) / (sqrtf(v * f.scale2) + problem.eps);
+    p -= f.rate * (ratio + f.decay * p);
+}
+
+// The upper half of x's bits, after `word`'s lower 16 bits were added below the cut; NaN and infinity stay what they are.
+__device__ __forceinline__ uint32_t stochastic(float x, uint32_t word) {
+    const uint32_t bits = __float_as_uint(x);
+    if ((bits & 0x7f800000u) == 0x7f800000u) return vec::pack2(x, 0.0f) & 0xffffu;
+    return (bits + (word & 0xffffu)) >> 16;
+}
+
+__device__ __forceinline__ uint4 noise(const Problem& p, long long element, int step) {
+    const unsigned long long group = static_cast<unsigned long long>(element) / 4;
+    return philox::words(make_uint4(static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), 0, step), make_uint2(p.seed, p.purpose));
+}
+
+using Four = vec::Group<float, 4>;
+
+__device__ __forceinline__ void update_four(const Problem& problem, const Factors& f, long long at, int step, Four p, Four g, Four m, Four v) {
+    float pf[4], mf[4], vf[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        pf[i] = p[i];
+        mf[i] = m[i];
+        vf[i] = v[i];
+        update(pf[i], g[i], mf[i], vf[i], f, problem);
+    }
+    p.set(pf);
+    m.set(mf);
+    v.set(vf);
+    p.store(problem.param + at);
+    m.store(problem.m + at);
+    v.store(problem.v + at);
+    if (COPY == 1) vec::store8(problem.copy + at, make_uint2(vec::pack2(pf[0], pf[1]), vec::pack2(pf[2], pf[3])));
+    if (COPY == 2) {
+        const uint4 w = noise(problem, at, step);
+        vec::store8(problem.copy + at, make_uint2(stochastic(pf[0], w.x) | stochastic(pf[1], w.y) << 16,
+                                                  stochastic(pf[2], w.z) | stochastic(pf[3], w.w) << 16));
+    }
+}
+
+__device__ __forceinline__ void update_one(const Problem& problem, const Factors& f, long long at, int step) {
+    float p = problem.param[at], m = problem.m[at], v = problem.v[at];
+    update(p, problem.grad[at], m, v, f, problem);
+    problem.param[at] = p;
+    problem.m[at] = m;
+    problem.v[at] = v;
+    if (COPY == 1) problem.copy[at] = vec::from_float<vec::Bf16>(p);
+    if (COPY == 2) {
+        const uint4 w = noise(problem, at, step);
+        const uint32_t word = at % 4 == 0 ? w.x : at % 4 == 1 ? w.y : at % 4 == 2 ? w.z : w.w;
+        problem.copy[at] = vec::Bf16{static_cast<uint16_t>(stochastic(p, word))};
+    }
+}
+
+__device__ __forceinline__ double power(double base, unsigned int exponent) {
+    double result = 1.0;
+    for (; exponent > 0; exponent >>= 1, base *= base)
+        if (exponent & 1) result *= base;
+    return result;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3) adamw(const __grid_constant__ Problem p) {
+    __shared__ float scales[2];
+    if (__ldg(p.finite) == 0) return;
+    const int step = __ldg(p.step);
+    if (threadIdx.x == 0) {
+        const unsigned int t = static_cast<unsigned int>(step) + 1;
+        scales[0] = static_cast<float>(1.0 / (1.0 - power(p.beta1, t)));
+        scales[1] = static_cast<float>(1.0 / (1.0 - power(p.beta2, t)));
+    }
+    __syncthreads();
+    Factors f;
+    f.coefficient = __ldg(p.coefficient);
+    f.scale1 = scales[0];
+    f.scale2 = scales[1];
+    const float lr = __ldg(p.lr);
+    for (int c = static_cast<int>(blockIdx.x); c < p.count; c += static_cast<int>(gridDim.x)) {
+        const Chunk chunk = p.chunks[c];
+        f.rate = lr * chunk.lr_scale;
+        f.decay = p.weight_decay * chunk.decay;
+        int done = 0;
+        if (chunk.start % 4 == 0) {
+            int i = static_cast<int>(threadIdx.x) * 4;
+            for (; i + (DEEP - 1) * THREADS * 4 + 4 <= chunk.length; i += DEEP * THREADS * 4) {
+                Four a[DEEP][4];
+#pragma unroll
+                for (int d = 0; d < DEEP; ++d) {
+                    const long long at = chunk.start + i + d * THREADS * 4;
+                    a[d][0].load(p.param + at);
+                    a[d][1].load(p.grad + at);
+                    a[d][2].load(p.m + at);
+                    a[d][3].load(p.v + at);
+                }
+#pragma unroll
+                for (int d = 0; d < DEEP; ++d)
+                    update_four(p, f, chunk.start + i + d * THREADS * 4, step, a[d][0], a[d][1], a[d][2], a[d][3]);
+            }
+            for (; i + 4 <= chunk.length; i += THREADS * 4) {
+                const long long at = chunk.start + i;
+                Four a[4];
+                a[0].load(p.param + at);
+                a[1].load(p.grad + at);
+                a[2].load(p.m + at);
+                a[3].load(p.v + at);
+                update_four(p, f, at, step, a[0], a[1], a[2], a[3]);
+            }
+            done = chunk.length / 4 * 4;
+        }
+        for (int i = done + static_cast<int>(threadIdx.x); i < chunk.length; i += THREADS) update_one(p, f, chunk.start + i, step);
+    }
+}
