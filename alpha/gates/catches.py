@@ -21,7 +21,7 @@ from alpha.registry.evidence import default_roots, local_root
 from alpha.registry.faults import Fault, broken
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.machine import machine_class
-from alpha.registry.record import Record
+from alpha.registry.record import FORMAT, Record
 
 KEPT = 3
 """Failing entries of a record that a catch keeps."""
@@ -115,10 +115,13 @@ def job_of(fault: Fault) -> plant.Job:
 
 
 def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str]) -> Catch:
-    """The evidence of one outcome."""
-    record = trimmed(outcome.records[0][0]) if outcome.records else None
-    return Catch(fault=fault.id, component=fault.component, gate=fault.gate, machine=machine_class().key, digests=digests,
-                 record=record, error=outcome.error)
+    """The evidence of one outcome. What a record says of itself is set right: a fault in the code that writes records may have bent it."""
+    machine = machine_class().key
+    record = None
+    if outcome.records:
+        record = replace(trimmed(outcome.records[0][0]), component=fault.component, gate=fault.gate, machine=machine, format=FORMAT)
+    return Catch(fault=fault.id, component=fault.component, gate=fault.gate, machine=machine, digests=digests, record=record,
+                 error=outcome.error)
 
 
 def trimmed(record: Record) -> Record:
