@@ -35,7 +35,7 @@ def run_case(component: Component, gate: str, nonce: str, name: str, case: Calla
 
 
 def measure(component: Component, gate: str, nonce: str) -> Record:
-    """Parity, gradient, faults and perf of a component without an op row: error beside bound, per case."""
+    """Parity, gradient and faults of a component without an op row: error beside bound, per case."""
     todo = contract_cases(component, gate)
     found: list[dict[str, object]] = []
     for name, case in todo:
@@ -46,14 +46,6 @@ def measure(component: Component, gate: str, nonce: str) -> Record:
             entry["note"] = m.note[:120]
         found.append(entry)
     return make_record(component, gate, nonce, len(todo), found)
-
-
-def measure_perf(component: Component, nonce: str) -> Record:
-    """The absolute half of a component without an op row: its contract measures share and baseline itself, as error and bound.
-
-    `error` is the share of the ceiling that was lost (1 - share), `bound` the most that may be lost.
-    """
-    return measure(component, "perf", nonce)
 
 
 def child_environment(**more: str) -> dict[str, str]:
