@@ -1,0 +1,147 @@
+"""Row lookup in an embedding table and its transpose (kernels/embedding).
+
+    forward(EmbeddingProblem(count=65536, vocabulary=50304, width=768), table=wte, positions=wpe, period=1024, ids=ids, y=x)(stream)
+    backward(problem, dy=dy, ids=ids, dtable=dwte, workspace=scratch, out="f32+=")(stream)
+
+Envelope: width a multiple of 8; ids i32, 1 <= count < 2^31; vocabulary * width < 2^40. An id outside the table makes its row of y
+NaN and is skipped by the backward pass. Each row of dtable is the sum of its cotangents in the order in which the ids come (in 32
+runs where an id occurs more than 64 times), whatever the timing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from alpha.cudart.bandwidth import (
+    MULTIPROCESSORS,
+    OUTPUT_CODE,
+    SIZE,
+    Dtype,
+    Operation,
+    Output,
+    addresses,
+    ceil_div,
+    kernel,
+    launch,
+    per,
+    require,
+    structure,
+)
+from alpha.cudart.memory import Span, aligned
+
+CAPACITY = 64  # of a bucket, as in kernels/embedding/backward.cu
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingProblem:
+    """`count` ids, a table [vocabulary, width]."""
+
+    count: int
+    vocabulary: int
+    width: int
+    dtype: Dtype = "bf16"
+
+    def check(self) -> None:
+        """ShapeError naming the limit that this problem breaks."""
+        require(
+            f"the embedding kernels: {self}",
+            [
+                (1 <= self.count < 2**31 - 4096, f"{self.count} ids", "1 to 2^31 - 4097"),
+                (1 <= self.vocabulary < 2**31 // CAPACITY, f"vocabulary {self.vocabulary}", "1 to 2^25 - 1"),
+                (self.width >= 8 and self.width % 8 == 0, f"width {self.width}", "a multiple of 8"),
+                (self.vocabulary * self.width < 2**40, f"{self.vocabulary} x {self.width}", "fewer than 2^40 elements"),
+            ],
+        )
+
+    def layout(self) -> tuple[dict[str, int], int]:
+        """Offsets into the workspace of the backward pass, and its length in bytes. header and counts come first and are cleared."""
+        longs = self.count // CAPACITY + 1
+        sizes = {"header": 8, "counts": self.vocabulary, "bucket": self.vocabulary * CAPACITY}
+        sizes |= {"long_id": longs, "long_at": longs, "ordered": self.count}
+        offsets, end = {}, 0
+        for name, words in sizes.items():
+            offsets[name] = end
+            end += aligned(4 * words)
+        return offsets, end
+
+    def workspace_bytes(self) -> int:
+        """Scratch memory of the backward pass."""
+        return self.layout()[1]
+
+
+_Forward = structure(
+    "_Forward",
+    "table positions ids places y",
+    *((name, ctypes.c_int32) for name in ("rows", "width", "vocabulary", "places_count", "period")),
+)
+_Backward = structure(
+    "_Backward",
+    "dy ids dtable counts bucket long_id long_at ordered header",
+    *((name, ctypes.c_int32) for name in ("count", "vocabulary", "width")),
+)
+
+
+def forward(
+    problem: EmbeddingProblem,
+    *,
+    table: int,
+    ids: int,
+    y: int,
+    positions: int = 0,
+    places: int = 0,
+    places_count: int = 0,
+    period: int = 0,
+) -> Operation:
+    """y[n] = table[ids[n]], plus positions[place] with a table of `places_count` positions (default: `period`): place = places[n]
+    (i32) if given, else n % period."""
+    problem.check()
+    addresses("embedding forward", table=table, y=y)
+    addresses("embedding forward", 4, ids=ids)
+    if positions:
+        addresses("embedding forward", positions=positions)
+        good = period >= 1 or (places > 0 and places_count >= 1)
+        require("the embedding kernels", [(good, f"period {period}, places {places:#x}", "a period, or places and their count")])
+    arguments = _Forward(
+        table, positions, ids, places, y,
+        problem.count, problem.width, problem.vocabulary, places_count or period, max(1, period),
+    )  # fmt: skip
+    defines = {"EMBEDDING_F32": int(problem.dtype == "f32"), "EMBEDDING_ADD": int(positions != 0)}
+    of = kernel("embedding/forward.cu", "embedding_forward", defines)
+    row = problem.width * SIZE[problem.dtype]
+    run = launch(of, ceil_div(problem.count, 8), 256, arguments)
+    return Operation(f"embedding {problem}", (run,), problem.count * (2 * row + 4))
+
+
+def backward(
+    problem: EmbeddingProblem, *, dy: int, ids: int, dtable: int, workspace: Span, out: Output = "f32", blocks: int = 0
+) -> Operation:
+    """dtable[id] = sum of dy[n] over ids[n] = id; "f32+=" adds to what is there. `workspace`: `problem.workspace_bytes()` bytes."""
+    problem.check()
+    offsets, length = problem.layout()
+    addresses("embedding backward", dy=dy, dtable=dtable, workspace=workspace.address)
+    addresses("embedding backward", 4, ids=ids)
+    require("the embedding kernels", [(workspace.nbytes >= length, f"workspace of {workspace.nbytes} bytes", f"{length}")])
+    at = {name: workspace.address + offset for name, offset in offsets.items()}
+    slab = 32 * per(problem.dtype)
+    vectors = max(1, min(3, ceil_div(problem.width, slab)))
+    defines: dict[str, object] = {"EMBEDDING_F32": int(problem.dtype == "f32"), "EMBEDDING_OUT": OUTPUT_CODE[out]}
+    defines["EMBEDDING_VECTORS"] = vectors
+    arguments = _Backward(
+        dy, ids, dtable, at["counts"], at["bucket"], at["long_id"], at["long_at"], at["ordered"], at["header"],
+        problem.count, problem.vocabulary, problem.width,
+    )  # fmt: skip
+    of = {name: kernel("embedding/backward.cu", f"embedding_{name}", defines) for name in ("place", "order", "sum_long", "sum")}
+    wide = min(blocks or MULTIPROCESSORS, MULTIPROCESSORS)
+    warps = problem.vocabulary * ceil_div(problem.width, slab * vectors)
+    launches = (
+        launch(of["place"], ceil_div(problem.count, 256), 256, arguments),
+        launch(of["order"], wide, 1024, arguments),
+        launch(of["sum_long"], wide, 1024, arguments),
+        launch(of["sum"], ceil_div(warps, 8), 256, arguments, overlap_previous=True),
+    )
+    row, table_row = problem.width * SIZE[problem.dtype], problem.width * (2 if out == "bf16" else 4)
+    rows = min(problem.count, problem.vocabulary) * 2 if out == "f32+=" else problem.vocabulary
+    nbytes = problem.count * (row + 4) + rows * table_row  # "f32+=": at most; the rows that occur are read and written
+    cleared = (Span(at["header"], offsets["bucket"] - offsets["header"]),)
+    return Operation(f"embedding backward {problem}", launches, nbytes, cleared)
