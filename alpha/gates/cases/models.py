@@ -224,6 +224,21 @@ def _decay(family: str) -> Case:
     return check
 
 
+def _dropout(rng: np.random.Generator) -> Measured:
+    """Training drops on the embedding and on both residual branches of each block, every place under a key of its own; nothing else does."""
+    cfg = gpt.GPTConfig(vocab=11, positions=8, layers=3, width=12, heads=3, dropout=0.25, seed=77)
+    found: dict[bool, list[Any]] = {}
+    for training in (True, False):
+        t = Tracer("dropout")
+        gpt.loss(t, cfg, 2, 8, training)
+        found[training] = [n for n in t.graph.nodes if n.op == "dropout"]
+    keys = [(n.attrs["rate"], n.attrs["seed"], n.attrs["purpose"]) for n in found[True]]
+    layers = [n.layer for n in found[True]]
+    good = keys == [(0.25, 77, i) for i in range(7)] and not found[False]
+    good &= layers == ["embedding", *(f"block.{i}" for i in (0, 0, 1, 1, 2, 2))]
+    return yes(good, cases=7)
+
+
 def _init_moments(rng: np.random.Generator) -> Measured:
     """200,000 draws: mean within 5 sigma of 0, variance within 5 sigma of std^2, no draw repeated across names, same name same bits."""
     from alpha.graph.state import Init
@@ -315,7 +330,7 @@ def _family(family: str, published: str) -> dict[str, list[tuple[str, Case]]]:
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
-    "model.gpt": _family("gpt", "gpt2"),
+    "model.gpt": {**_family("gpt", "gpt2"), "parity": [*_family("gpt", "gpt2")["parity"], ("dropout", _dropout)]},
     "model.llama": _family("llama", "llama"),
     "flops.v1": {"parity": [("golden", _golden), ("closed-form", _formula), ("mfu", _mfu)]},
 }

@@ -28,11 +28,15 @@ from alpha.gates.cases.reference import (
     yes,
 )
 from alpha.graph.evaluate import evaluate
+from alpha.graph.ir import Value
 from alpha.graph.plan import Program
+from alpha.graph.state import Init
+from alpha.graph.trace import Tracer
 from alpha.ops.numerics import walk
 from alpha.ops.table import row
 from alpha.optim.init import fill_initial
-from alpha.passes.build import STATS, StepShape, stats_layout, trailing_ones
+from alpha.optim.update import sgd
+from alpha.passes.build import STATS, Model, StepShape, build_program, stats_layout, trailing_ones
 
 Case = Callable[[np.random.Generator], Measured]
 Batches = dict[tuple[int, int], dict[str, np.ndarray]]
@@ -178,6 +182,19 @@ def _snapshot_is_state(ref: Reference, rng: np.random.Generator) -> Measured:
     return yes(same, cases=len(out))
 
 
+def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
+    """replay computes what run computes, from its own inputs."""
+    p = program(ref.name)
+    with CpuExecutor(p, kernels()) as executor:
+        _start(executor, ref, 11)
+        first, second = batch(ref, rng), batch(ref, rng)
+        executor.run("micro_first@0", second)
+        want = executor.state("grad0").copy()
+        executor.run("micro_first@0", first)
+        executor.replay("micro_first@0", second)
+        return yes(want.tobytes() == executor.state("grad0").tobytes())
+
+
 # -- program -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -243,7 +260,24 @@ def _schedule_shape(rng: np.random.Generator) -> Measured:
             good &= sum(s.plan.startswith("tree@") for s in p.schedule) == shards - 1
             cases += 1
     good &= [trailing_ones(s) for s in range(8)] == [0, 1, 0, 2, 0, 1, 0, 3]
+    good &= StepShape(micro_batch=2, seq=3, shards=4, micros=5).tokens == 2 * 3 * 4 * 5
     return yes(good, cases=cases)
+
+
+def _shared_gradient(rng: np.random.Generator) -> Measured:
+    """Two parameters with one and the same gradient, and one that is read by the loss twice: each buffer gets its own, exactly."""
+    def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
+        a, b = (t.param(name, (6,), Init("ones")) for name in ("a", "b"))
+        x = t.add(t.add(a, b), a)
+        targets = t.input("targets", (6,), "i32")
+        return t.sum(x, axis=(0,), keepdims=False), t.count_valid(targets, ignore_index=-1)
+
+    p = build_program(name="shared", model=Model(name="shared", loss=loss), optimizer=sgd(SCHEDULE), catalogue=kernels(),
+                      shape=StepShape(micro_batch=1, seq=6))
+    with CpuExecutor(p, kernels()) as executor:
+        executor.run("micro_first@0", {"targets": np.zeros(6, np.int32)})
+        got = [executor.state("grad0")[o : o + n] for o, n in p.states["param"].ranges()]
+    return Measured(error=float(np.abs(got[0] - 2).max() + np.abs(got[1] - 1).max()), bound=0.0, cases=2)
 
 
 def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -373,14 +407,15 @@ def _learns(name: str) -> Case:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "executor.cpu": {
-        "parity": [*_both(_against_oracle), *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)]],
+        "parity": [*_both(_against_oracle), *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
+                   *[(f"replay-{n}", c) for n, c in _both(_replay_same)]],
         "determinism": _both(_bits),
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)]],
     },
     "program.step": {
         "parity": [*[(f"tree-{s}x{m}-{n}", c) for s, m in ((1, 2), (2, 1), (4, 2)) for n, c in _both(_tree(s, m))],
-                   *[(f"sum-{n}", c) for n, c in _both(_sum_of_all)], ("schedule", _schedule_shape),
+                   *[(f"sum-{n}", c) for n, c in _both(_sum_of_all)], ("schedule", _schedule_shape), ("shared-gradient", _shared_gradient),
                    *[(f"recompute-{n}", c) for n, c in _both(_recompute_same_bits)],
                    *[(f"snapshot-{n}", c) for n, c in _both(_snapshot_is_state)]],
         "determinism": _both(_program_hash)[1:],
