@@ -11,7 +11,6 @@ import difflib
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
@@ -19,11 +18,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from alpha.errors import ConfigError, InputError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from alpha.tomlfile import tomllib
 
 FAMILIES = ("gpt", "llama")
 LLAMA_ONLY = ("kv_heads", "hidden", "rope_base")

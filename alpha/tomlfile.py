@@ -22,3 +22,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError("no such file", came=path, do="check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CorruptError("a TOML file does not parse", came=f"{path}: {error}", expected="TOML 1.0") from error
+
+
+__all__ = ["read_toml", "tomllib"]

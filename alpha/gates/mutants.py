@@ -24,11 +24,7 @@ from alpha.gates.operating import wilson
 from alpha.gates.subjects import fresh_nonce
 from alpha.ops.table import row
 from alpha.registry import policy
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from alpha.tomlfile import tomllib
 
 NUMBER = 36
 """Mutants of a full run: half of kernels, a sixth of vjps, a third of everything else."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,7 @@ from alpha.component import GATES, Catalogue
 from alpha.errors import InputError
 from alpha.registry import policy
 from alpha.registry.syntax import around, read, same_meaning
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from alpha.tomlfile import tomllib
 
 _KEYS = {"id": str, "component": str, "gate": str, "mirrors": int, "why": str, "find": str, "replace": str}
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")

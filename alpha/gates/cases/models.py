@@ -225,7 +225,7 @@ def _decay(family: str) -> Case:
 
 
 def _dropout(rng: np.random.Generator) -> Measured:
-    """Training drops on the embedding and on both residual branches of each block, every place under a key of its own; nothing else does."""
+    """Training drops on the embedding and both residual branches of each block, every place under a key of its own; nothing else does."""
     cfg = gpt.GPTConfig(vocab=11, positions=8, layers=3, width=12, heads=3, dropout=0.25, seed=77)
     found: dict[bool, list[Any]] = {}
     for training in (True, False):
