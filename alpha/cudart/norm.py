@@ -91,12 +91,13 @@ class NormForward:
 @dataclass(frozen=True, kw_only=True)
 class NormBackward:
     """How the backward pass is computed: threads of a CTA (a row wide), 16-byte vectors each, rows at a time, CTAs per
-    multiprocessor."""
+    multiprocessor, whether the next rows are loaded ahead."""
 
     threads: int
     vectors: int
     rows: int
     blocks: int
+    ahead: bool = False
 
 
 def choose_forward(problem: NormProblem) -> NormForward:
@@ -111,12 +112,14 @@ def choose_forward(problem: NormProblem) -> NormForward:
 
 
 def choose_backward(problem: NormProblem) -> NormBackward:
-    """A CTA as wide as a row; two vectors a thread from 512 vectors on; two rows at a time while registers last."""
+    """A CTA as wide as a row; two or four vectors a thread from 512 or 1,024 vectors on; two rows at a time while registers last.
+    Where fewer than three CTAs fit, too few to hide each other's barriers, the next rows are loaded ahead."""
     vectors = 1 if problem.vectors <= 512 else 2 if problem.vectors <= 1024 else 4
     threads = 32 * ceil_div(problem.vectors, 32 * vectors)
     rows = 2 if vectors == 1 else 1
     registers = (72 if problem.kind == "rms" else 88) + (8 if problem.add else 0) + (24 if vectors > 1 else 0)
-    return NormBackward(threads=threads, vectors=vectors, rows=rows, blocks=max(1, min(16, REGISTER_FILE // (threads * registers))))
+    blocks = max(1, min(16, REGISTER_FILE // (threads * registers)))
+    return NormBackward(threads=threads, vectors=vectors, rows=rows, blocks=blocks, ahead=blocks < 3)
 
 
 _Forward = structure(
@@ -199,6 +202,7 @@ def backward(
     if problem.add:
         addresses("norm backward", residual=residual)
     defines = problem.defines() | {"NORM_THREADS": c.threads, "NORM_VECTORS": c.vectors, "NORM_ROWS": c.rows, "NORM_BLOCKS": c.blocks}
+    defines["NORM_AHEAD"] = int(c.ahead)
     parts = problem.parts
     arguments = _Backward(
         dy, x, gamma, mean, rstd, residual, dx, partial,

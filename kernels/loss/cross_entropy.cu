@@ -80,12 +80,8 @@ struct Running {
     float top, sum;
 };
 
-// exp(x - base), the base prepared once per row: scaled for one fused multiply-add (bf16 logits: its error, base * 2^-24, is far below
-// their rounding), as it is for a difference that is exact near the base (fp32 logits).
-__device__ __forceinline__ float prepared(float base) { return LOSS_F32 ? base : base * LOG2_E; }
-__device__ __forceinline__ float power(float x, float base) {
-    return ptx::exp2_approx(LOSS_F32 ? (x - base) * LOG2_E : fmaf(x, LOG2_E, -base));
-}
+// exp(x - base). Not a fused multiply-add of x and base * log2 e: its error, base * 2^-24, shows in the loss of large logits.
+__device__ __forceinline__ float power(float x, float base) { return ptx::exp2_approx((x - base) * LOG2_E); }
 
 // (top, sum) with the maximum raised to `top`; exp(-inf - -inf) counts as 0 of an empty sum.
 __device__ __forceinline__ float rescaled(const Running& r, float top) {
@@ -103,7 +99,7 @@ __device__ __forceinline__ void add_vector(Running& r, const Pack& x, int count)
         r.sum = rescaled(r, top);
         r.top = top;
     }
-    const float base = r.top == -__int_as_float(0x7f800000) ? 0.0f : prepared(r.top);
+    const float base = r.top == -__int_as_float(0x7f800000) ? 0.0f : r.top;
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < N; ++i)
@@ -263,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
         if (MODE != 0) {
             Gradient g;
             g.dloss = ignored ? 0.0f : __ldg(p.dloss + static_cast<size_t>(row) * p.dloss_stride);
-            g.base = prepared(lse);
+            g.base = lse;
             g.scale = g.dloss * (1.0f + 2.0f * p.z * lse);
             g.target = ignored ? -1 : target;
             if (MODE == 1) {
