@@ -158,7 +158,7 @@ def once_more(a: Component, b: Component, case_name: str, slowdown: float) -> In
 _AGAIN = """
 import sys
 from alpha.gates.ab import once_more
-from alpha.gates.components import house
+from alpha.train.house import house
 a, b, case, slowdown = sys.argv[1:]
 i = once_more(house()[a], house()[b], case, float(slowdown))
 print(i.low, i.estimate, i.high, i.pairs)

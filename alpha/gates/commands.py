@@ -16,7 +16,6 @@ from rich.table import Table
 from alpha.component import GATES
 from alpha.errors import InputError
 from alpha.gates import audit, catches, mutants, operating, perf, run
-from alpha.gates.components import house
 from alpha.gates.recompute import recompute
 from alpha.registry import check as registry_check
 from alpha.registry import policy
@@ -26,6 +25,7 @@ from alpha.registry.judge import PASS, Judgement
 from alpha.registry.machine import machine_class
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
+from alpha.train.house import house
 
 _COLOUR = {"PASS": "green", "BASELINE": "cyan", "AMBIGUOUS": "yellow", "FAIL": "bold red", "NOT_RUN": "dim"}
 

@@ -140,8 +140,9 @@ def neighbour(seed: int) -> Iterator[None]:
 
 _FRESH = """
 import sys
-from alpha.gates import components, determinism
-print("\\n".join(determinism.digests_of(components.house()[sys.argv[1]], sys.argv[2])))
+from alpha.gates import determinism
+from alpha.train.house import house
+print("\\n".join(determinism.digests_of(house()[sys.argv[1]], sys.argv[2])))
 """
 
 

@@ -44,12 +44,13 @@ def child(job, out):
     threadpoolctl.threadpool_limits(limits=1, user_api="blas")
     from dataclasses import asdict
     try:
-        from alpha.gates import components, run, subjects
+        from alpha.gates import run, subjects
+        from alpha.train.house import house
         from alpha.registry.record import canonical
         subjects.component_digests = lambda *a, **k: {"implementation": "planted"}  # a catch has digests of its own: the sound ones
         results = []
         for component_id, gate in job["attempts"]:
-            component = components.house()[component_id]
+            component = house()[component_id]
             record = run.measure(component, gate, job.get("nonce"))
             judgement = run.judged(record, component)
             results.append({"record": asdict(record), "verdict": judgement.verdict, "reasons": list(judgement.reasons)[:3]})

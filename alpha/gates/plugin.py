@@ -19,12 +19,12 @@ import pytest
 
 from alpha.component import Component
 from alpha.gates import run
-from alpha.gates.components import house
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, save, shipped_root
 from alpha.registry.judge import NOT_RUN, Judgement
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
+from alpha.train.house import house
 
 TENTH = 10
 _PLAN = pytest.StashKey["Plan"]()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alpha.gates import parity
-from alpha.gates.components import house
 from alpha.registry.record import Record
+from alpha.train.house import house
 
 
 def recompute(record: Record) -> Sequence[str]:

@@ -21,7 +21,6 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
 from alpha.errors import CorruptError
 from alpha.gates import determinism, parity, perf, subjects
-from alpha.gates.components import house
 from alpha.gates.tolerance import allowance
 from alpha.ops.spec import Sample
 from alpha.ops.table import row
@@ -31,6 +30,7 @@ from alpha.registry.catches import Catch
 from alpha.registry.judge import FAIL, NOT_RUN, judge
 from alpha.registry.record import Record, parse
 from alpha.registry.status import Registry
+from alpha.train.house import house
 from alpha.types import Attrs
 
 Kernel = Callable[[Cpu, Sequence[np.ndarray], Sequence[np.ndarray], Attrs], Callable[[], None]]

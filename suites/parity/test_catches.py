@@ -7,8 +7,8 @@ import random
 import pytest
 
 from alpha.gates import catches, mutants
-from alpha.gates.components import house
 from alpha.registry.faults import load_faults
+from alpha.train.house import house
 
 TENTH = 10
 

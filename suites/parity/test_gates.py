@@ -10,12 +10,12 @@ import pytest
 import alpha
 from alpha.errors import GraphError, ShapeError
 from alpha.gates import ab, evaluate, gradient, mutants, parity, plant, subjects
-from alpha.gates.components import house
 from alpha.gates.condense import condense
 from alpha.gates.operating import wilson
 from alpha.ops.table import row
 from alpha.registry import policy
 from alpha.registry.judge import AMBIGUOUS, FAIL, PASS
+from alpha.train.house import house
 
 NONCE = "5eed" * 8
 

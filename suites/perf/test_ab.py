@@ -3,9 +3,9 @@
 import pytest
 
 from alpha.gates import ab
-from alpha.gates.components import house
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.record import Record
+from alpha.train.house import house
 
 
 def _record(verdict: ab.Verdict) -> Record:
