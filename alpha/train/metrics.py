@@ -44,18 +44,24 @@ class Metrics:
         self.path = path
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=30.0)
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, VERSION):
+            try:
+                self._prepare()
+            except BaseException:
                 self._db.close()
-                raise InputError(
-                    "the metrics have another schema", came=f"{path}: {found}", expected=VERSION, do="use the release that wrote it"
-                )
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.executescript(SCHEMA)
-            self._db.execute(f"PRAGMA user_version={VERSION}")
+                raise
         except sqlite3.DatabaseError as error:
             raise self._refused(error) from error
+
+    def _prepare(self) -> None:
+        found = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if found not in (0, VERSION):
+            raise InputError(
+                "the metrics have another schema", came=f"{self.path}: {found}", expected=VERSION, do="use the release that wrote it"
+            )
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.executescript(SCHEMA)
+        self._db.execute(f"PRAGMA user_version={VERSION}")
 
     def __enter__(self) -> Metrics:
         return self
