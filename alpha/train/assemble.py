@@ -105,13 +105,12 @@ def model_for(cfg: Config, vocab: int, batch: int) -> Model:
 
 
 def optimizer_for(cfg: Config) -> Optimizer:
-    """The update graph's builder. `clip = 0` clips at a norm that no finite gradient reaches."""
+    """The update graph's builder. `clip = 0` means no clipping, as the row `clip_coefficient` says."""
     o = cfg.optim
     schedule = ScheduleConfig(kind=o.schedule, peak=o.lr, warmup=o.warmup, total=cfg.train.steps, decay=cfg.wsd_decay, floor=o.floor)
-    clip = o.clip or 3e38
     if o.name == "adamw":
-        return adamw(schedule, beta1=o.betas[0], beta2=o.betas[1], eps=o.eps, weight_decay=o.weight_decay, max_norm=clip)
-    return sgd(schedule, momentum=o.momentum, weight_decay=o.weight_decay, max_norm=clip)
+        return adamw(schedule, beta1=o.betas[0], beta2=o.betas[1], eps=o.eps, weight_decay=o.weight_decay, max_norm=o.clip)
+    return sgd(schedule, momentum=o.momentum, weight_decay=o.weight_decay, max_norm=o.clip)
 
 
 def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> Program:

@@ -124,7 +124,7 @@ def _describe(
     before = rundir.read_manifest(held.path).get("sessions", [])
     session = {
         "started": began.isoformat(timespec="seconds"), "from_step": step, "threads": threads, "machine": machine.key,
-        "environment": environment(), "source": rundir.source_state(), "program": program.hash(), "gated": not evidence == {},
+        "environment": environment(), "source": rundir.source_state(), "program": program.hash(), "gated": bool(evidence),
     }  # fmt: skip
     held.write_manifest(
         {

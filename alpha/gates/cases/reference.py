@@ -162,8 +162,3 @@ def graph_hashes(name: str) -> str:
     return " ".join([training_graph(references()[name]).hash(), p.hash(), *(q.hash() for _, q in sorted(p.plans.items()))])
 
 
-def arena_bytes(p: Program) -> int:
-    """Bytes of all arenas of a Program."""
-    return sum(p.arenas().values())
-
-
