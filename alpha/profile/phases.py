@@ -1,0 +1,45 @@
+"""The phases of a training step, defined once. Floor 3.
+
+The *exclusive* time of all phases and `unexplained` add up to the wall time of a step interval: from the start of a step to the start of
+the next one (or the end of the session), so evaluation and checkpoints between two steps belong to the step before them. Time in which
+a transfer, a collective or a write runs beside the compute stream is not in that sum: it stands in the phase's *overlapped* column.
+"""
+
+from __future__ import annotations
+
+from alpha.graph.plan import Launch
+
+PHASES: dict[str, str] = {
+    "forward": "launches of the forward graph, recomputed ones not counted",
+    "backward": "launches of the backward graph: activation and weight gradients, recompute, sums over logical shards",
+    "grad_norm": "the global norm of the gradient",
+    "grad_clip": "clip coefficient and the finite flag",
+    "optimizer": "learning rate, parameter and moment update, step counter",
+    "data_load": "making the next batch: sampling, reading tokens",
+    "host_to_device": "copying a batch to where the kernels read it",
+    "device_to_host": "reading loss, norm and flags back",
+    "comm": "collectives and sends, the part that the compute stream waits for",
+    "checkpoint": "writing the state, the part that the compute stream waits for",
+    "eval": "validation between steps",
+    "sample_gen": "text generated between or after steps",
+    "idle": "the compute stream has nothing enqueued: gaps between launches and between calls, measured",
+}
+"""Name -> what it counts, in the order in which figures show them."""
+
+OVERLAPPING = ("data_load", "host_to_device", "device_to_host", "comm", "checkpoint")
+"""Phases that may also run beside the compute stream; each has a column `<phase>_overlapped_ns`."""
+
+STEP_PHASES = ("forward", "backward", "grad_norm", "grad_clip", "optimizer", "data_load", "host_to_device", "device_to_host", "comm", "idle")
+"""Phases that belong to the step itself; the others (checkpoint, eval, sample_gen) happen between steps."""
+
+_BY_LAUNCH = {"forward": "forward", "backward": "backward", "recompute": "backward", "wgrad": "backward", "reduce": "backward",
+              "gradient": "backward"}
+
+_UPDATE = {"global_norm": "grad_norm", "square_sum": "grad_norm", "clip_coefficient": "grad_clip", "all_finite": "grad_clip"}
+
+
+def phase_of(launch: Launch) -> str:
+    """The step phase that a launch counts in."""
+    if launch.phase == "update":
+        return _UPDATE.get(launch.op, "optimizer")
+    return _BY_LAUNCH[launch.phase]
