@@ -26,7 +26,7 @@ import numpy as np
 from alpha.component import Component
 from alpha.gates import contracts, evaluate
 from alpha.gates.subjects import Case, case_of, crash, fresh_nonce, generator, make_record, once, pin_blas, short, size, spec_of
-from alpha.ops.numerics import UNIT_ROUNDOFF, round_to, ulp, walk
+from alpha.ops.numerics import ACCUMULATE, UNIT_ROUNDOFF, round_to, ulp, walk
 from alpha.ops.spec import OpSpec, Sample
 from alpha.ops.table import row
 from alpha.registry.judge import GRADIENT_BOUND
@@ -186,11 +186,11 @@ def _native_sample(component: Component, spec: OpSpec, sample: Sample, nonce: st
     that dtype, plus the row's own bound and one rounding of the result.
     """
     dtype = component.envelope.dtypes[0]
-    case = case_of(sample, dtype)
+    case = case_of(sample, dtype, spec=spec)
     rng = generator(nonce, spec.name, sample.name, "native")
     at = evaluate.node(spec, case.inputs, case.types, case.attrs)
     errors, naive, scales = [], [], []
-    u = UNIT_ROUNDOFF[dtype]
+    u = UNIT_ROUNDOFF[ACCUMULATE[dtype]]
     for _ in range(DRAWS):
         c = [round_to(rng.standard_normal(o.type.shape), dtype) for o in at.outputs]
         slack: list[float] = []
@@ -217,10 +217,12 @@ def _with_kernel(component: Component, dtype: str) -> evaluate.Runner:
     def run(op: str, inputs: Sequence[evaluate.Value], attrs: Attrs, types: Sequence[TensorType]) -> Sequence[np.ndarray]:
         if op != component.op:
             return evaluate.oracles(op, inputs, attrs, types)
-        held = tuple(TensorType(x.type.shape, dtype if x.type.is_float else x.type.dtype) for x in inputs)
+        spec = row(op)
+        held = tuple(TensorType(x.type.shape, spec.operand_dtype(i, dtype) if x.type.is_float else x.type.dtype)
+                     for i, x in enumerate(inputs))
         if component.envelope.why_outside(held, attrs) is not None:
             return evaluate.oracles(op, inputs, attrs, types)
-        arrays = tuple(round_to(x.array, dtype) if t.dtype in FLOATS else x.array for x, t in zip(inputs, held))
+        arrays = tuple(round_to(x.array, t.dtype) if t.dtype in FLOATS else x.array for x, t in zip(inputs, held))
         outs = once(component, Case("vjp", dtype, False, arrays, held, attrs))
         return [np.asarray(y, np.float64) if y.dtype.kind == "f" else y for y in outs]
 
@@ -234,10 +236,10 @@ def _walking(component: Component, dtype: str, slack: list[float]) -> evaluate.R
         if op != component.op:
             return evaluate.oracles(op, inputs, attrs, types)
         spec = row(op)
-        arrays = tuple(round_to(x.array, dtype) if x.type.is_float else x.array for x in inputs)
+        arrays = tuple(round_to(x.array, x.type.dtype) if x.type.is_float else x.array for x in inputs)
         if spec.bound is not None:
             slack.extend(float(np.max(np.abs(b), initial=0.0)) for b in spec.bound(arrays, attrs))
-        return walk(spec.oracle, dtype, arrays, attrs)
+        return walk(spec.oracle, dtype, arrays, attrs, mixed=True)
 
     return run
 

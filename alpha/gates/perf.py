@@ -106,18 +106,18 @@ def measure(component: Component, nonce: str | None = None) -> Record:
 
 def representative(component: Component, nonce: str) -> dict[str, Case]:
     """Case name -> a sample grown to that size; the largest sample itself where none grows."""
-    dtype = component.envelope.dtypes[0]
+    dtype, spec = component.envelope.dtypes[0], spec_of(component)
     among = [s for which in ("samples", "exact") for s in samples(component, nonce, which)]
-    among = [s for s in among if component.envelope.why_outside(case_of(s, dtype).types, s.attrs) is None]
+    among = [s for s in among if component.envelope.why_outside(case_of(s, dtype, spec=spec).types, s.attrs) is None]
     found = {}
     for name, (elements, flops) in SIZES.items():
         rng = generator(nonce, component.id, "perf", name, "grow")
         grown = grow(component, among, rng, elements=elements, flops=flops, ragged=False, most=1 << 20)
         if grown is not None:
-            found[name] = case_of(grown, dtype, name=name)
+            found[name] = case_of(grown, dtype, spec=spec, name=name)
     if not found and among:
         largest = max(among, key=lambda s: sum(np.size(x) for x in s.inputs))
-        found["cache"] = case_of(largest, dtype, name="cache")
+        found["cache"] = case_of(largest, dtype, spec=spec, name="cache")
     return found
 
 

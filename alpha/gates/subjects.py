@@ -67,7 +67,8 @@ def pool(n: int) -> Workers:
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel case. `inputs`: float64 arrays already rounded to `dtype`, integers as the sample gives them."""
+    """One kernel case. `dtype`: the compute type. `inputs`: float64 arrays already rounded to their `types`, integers as the sample
+    gives them."""
 
     name: str
     dtype: str
@@ -90,14 +91,16 @@ class Case:
             return tuple(np.asarray(y) for y in spec.oracle(*self.inputs, **self.attrs))
 
 
-def case_of(sample: Sample, dtype: str, *, exact: bool = False, name: str | None = None) -> Case:
-    """A sample as a case in one element type: float operands are rounded to it first."""
+def case_of(sample: Sample, dtype: str, *, spec: OpSpec | None = None, exact: bool = False, name: str | None = None) -> Case:
+    """A sample as a case whose compute type is `dtype`: float operands are rounded first, to it or, where the row `spec` keeps an
+    operand in another type (statistics, gradient buffers), to that."""
     inputs, types = [], []
-    for x in sample.inputs:
+    for i, x in enumerate(sample.inputs):
         x = np.asarray(x)
         if x.dtype.kind == "f":
-            inputs.append(round_to(x, dtype))
-            types.append(TensorType(x.shape, dtype))
+            own = spec.operand_dtype(i, dtype) if spec else dtype
+            inputs.append(round_to(x, own))
+            types.append(TensorType(x.shape, own))
         else:
             inputs.append(x)
             types.append(TensorType(x.shape, {"i4": "i32", "i8": "i64", "b1": "bool"}[x.dtype.str[1:]]))
@@ -123,22 +126,23 @@ def cases(component: Component, nonce: str) -> list[Case]:
     """Every parity case: samples and exact samples in the first dtype of the envelope, one grown sample that spans several blocks,
     and at most six of them again in f64 where the envelope has it."""
     first, *others = component.envelope.dtypes
+    spec = spec_of(component)
     inside = [s for s in samples(component, nonce, "samples") if accepts(component, s, first)]
-    found = [case_of(s, first) for s in inside]
+    found = [case_of(s, first, spec=spec) for s in inside]
     grown = grow(component, inside, generator(nonce, component.id, "grow"), elements=MULTIBLOCK_ELEMENTS, flops=GROWN_FLOPS)
     if grown is not None:
-        found.append(case_of(grown, first))
-    found += [case_of(s, first, exact=True, name=f"exact:{s.name}") for s in samples(component, nonce, "exact")
+        found.append(case_of(grown, first, spec=spec))
+    found += [case_of(s, first, spec=spec, exact=True, name=f"exact:{s.name}") for s in samples(component, nonce, "exact")
               if accepts(component, s, first)]
     if "f64" in others:
         again = generator(nonce, component.id, "f64").permutation(len(inside))[:6]
-        found += [case_of(inside[i], "f64", name=f"{inside[i].name}.f64") for i in sorted(again)]
+        found += [case_of(inside[i], "f64", spec=spec, name=f"{inside[i].name}.f64") for i in sorted(again)]
     return found
 
 
 def accepts(component: Component, sample: Sample, dtype: str) -> bool:
     """Whether the sample lies inside the component's envelope in this dtype."""
-    return component.envelope.why_outside(case_of(sample, dtype).types, sample.attrs) is None
+    return component.envelope.why_outside(case_of(sample, dtype, spec=spec_of(component)).types, sample.attrs) is None
 
 
 def grow(component: Component, among: Sequence[Sample], rng: np.random.Generator, *, elements: int, flops: int, ragged: bool = True,
@@ -170,12 +174,12 @@ def grow(component: Component, among: Sequence[Sample], rng: np.random.Generator
     return None
 
 
-def _types(sample: Sample, shapes: Sequence[tuple[int, ...]], dtype: str) -> tuple[TensorType, ...]:
-    return tuple(TensorType(tuple(shape), t.dtype) for shape, t in zip(shapes, case_of(sample, dtype).types))
+def _types(spec: OpSpec, sample: Sample, shapes: Sequence[tuple[int, ...]], dtype: str) -> tuple[TensorType, ...]:
+    return tuple(TensorType(tuple(shape), t.dtype) for shape, t in zip(shapes, case_of(sample, dtype, spec=spec).types))
 
 
 def _legal(component: Component, spec: OpSpec, sample: Sample, shapes: Sequence[tuple[int, ...]], dtype: str) -> bool:
-    types = _types(sample, shapes, dtype)
+    types = _types(spec, sample, shapes, dtype)
     try:
         spec.infer(types, sample.attrs)
     except ShapeError:
@@ -185,7 +189,7 @@ def _legal(component: Component, spec: OpSpec, sample: Sample, shapes: Sequence[
 
 def _work(spec: OpSpec, component: Component, sample: Sample, shapes: Sequence[tuple[int, ...]], dtype: str, elements: int,
           flops: int) -> bool:
-    types = _types(sample, shapes, dtype)
+    types = _types(spec, sample, shapes, dtype)
     total = sum(t.size for t in types) + sum(t.size for t in spec.infer(types, sample.attrs))
     return total >= elements or spec.flops(types, sample.attrs) >= flops
 

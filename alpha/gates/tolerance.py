@@ -9,6 +9,9 @@ either side of it, of the row's own oracle walked sequentially with the type's r
 is a random variable, so it is drawn at least three times, small outputs more often: every float input is multiplied by a common factor
 within 2**-8 of 1, which keeps zeros, equal rows and signs, and is rounded again.
 
+The walk is mixed (numerics.walk): in bf16 its sums run in f32, as the kernels' do, and an output in f32 is held to the walk in f32, so a
+bf16 intermediate shows in a statistic or a gradient. u is that of the accumulation type.
+
 In f64 the oracle rounds as the kernel does, so there is nothing exact to walk against. Rounding errors are linear in the unit roundoff to
 first order; the f32 walk's error, scaled by u64 / u32 and doubled because the oracle errs as well, takes its place.
 """
@@ -21,8 +24,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from alpha.gates.subjects import Case, generator
-from alpha.ops.numerics import LOWER, UNIT_ROUNDOFF, round_to, ulp, walk
+from alpha.ops.numerics import ACCUMULATE, LOWER, UNIT_ROUNDOFF, round_to, ulp, walk
 from alpha.ops.spec import Arrays, OpSpec
+from alpha.types import TensorType
 
 TILE = 256
 DRAWS = 4096
@@ -51,11 +55,12 @@ def allowance(spec: OpSpec, case: Case, nonce: str) -> Allowance:
     """Evaluate oracle and walks of one case."""
     dtypes = [t.dtype for t in case.out_types(spec)]
     want = case.oracle(spec)
-    u = UNIT_ROUNDOFF[case.dtype]
+    u = UNIT_ROUNDOFF[ACCUMULATE[case.dtype]]
     bounds = spec.bound(case.inputs, case.attrs) if spec.bound else [0.0] * len(want)
     slack = [np.broadcast_to(0.5 * ulp(w, d) + np.asarray(b) * u, w.shape) if w.dtype.kind == "f" else np.zeros(w.shape)
              for w, b, d in zip(want, bounds, dtypes)]
     coarse = case if case.dtype != "f64" else _as(case, "f32")
+    precision = [ACCUMULATE[coarse.dtype] if d == ACCUMULATE[coarse.dtype] else coarse.dtype for d in dtypes]
     scale = 1.0 if case.dtype != "f64" else 2.0 * UNIT_ROUNDOFF["f64"] / UNIT_ROUNDOFF["f32"]
     rng = generator(nonce, "draws", case.name)
     errors: list[np.ndarray] = [np.zeros(w.shape) for w in want]
@@ -65,10 +70,11 @@ def allowance(spec: OpSpec, case: Case, nonce: str) -> Allowance:
     for draw in range(max(3, min(24, DRAWS // max(1, size), WALKED // max(1, walked_elements)))):
         drawn = coarse if draw == 0 else _nudged(coarse, rng)
         exact = drawn.oracle(spec)
-        walked = walk(spec.oracle, coarse.dtype, drawn.inputs, drawn.attrs)
-        for i, (w, e, d) in enumerate(zip(walked, exact, dtypes)):
+        walks = {d: walk(spec.oracle, d, drawn.inputs, drawn.attrs, mixed=True) for d in sorted(set(precision))}
+        for i, (e, d) in enumerate(zip(exact, dtypes)):
             if e.dtype.kind != "f":
                 continue
+            w = walks[precision[i]][i]
             d = "f32" if case.dtype == "f64" and d == "f64" else d
             rounded = round_to(w, d)
             single = single and np.array_equal(rounded, round_to(e, d), equal_nan=True)
@@ -117,13 +123,15 @@ def _ratio(got: np.ndarray, want: np.ndarray, slack: np.ndarray, naive: np.ndarr
 
 
 def _as(case: Case, dtype: str) -> Case:
-    return replace(case, dtype=dtype, inputs=tuple(round_to(x, dtype) if np.asarray(x).dtype.kind == "f" else x for x in case.inputs))
+    types = tuple(TensorType(t.shape, dtype) if t.is_float else t for t in case.types)
+    inputs = tuple(round_to(x, dtype) if np.asarray(x).dtype.kind == "f" else x for x in case.inputs)
+    return replace(case, dtype=dtype, types=types, inputs=inputs)
 
 
 def _nudged(case: Case, rng: np.random.Generator) -> Case:
     factors = 1 + 2.0**-8 * rng.uniform(-1, 1, len(case.inputs))
-    return replace(case, inputs=tuple(round_to(x * f, case.dtype) if np.asarray(x).dtype.kind == "f" else x
-                                      for x, f in zip(case.inputs, factors)))
+    return replace(case, inputs=tuple(round_to(x * f, t.dtype) if np.asarray(x).dtype.kind == "f" else x
+                                      for x, t, f in zip(case.inputs, case.types, factors)))
 
 
 def _per_tile(error: np.ndarray) -> np.ndarray:

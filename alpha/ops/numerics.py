@@ -77,26 +77,28 @@ class Walked(np.ndarray):
     """float64 storage whose every ufunc rounds to `dtype`, and whose sums and products add one term at a time in index order."""
 
     dtype_name: str = "f32"
+    sum_name: str = "f32"
 
     def __array_finalize__(self, other: object) -> None:
         self.dtype_name = getattr(other, "dtype_name", "f32")
+        self.sum_name = getattr(other, "sum_name", self.dtype_name)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
-        name = next(x.dtype_name for x in (*inputs, *(out or ())) if isinstance(x, Walked))
+        name, total = next((x.dtype_name, x.sum_name) for x in (*inputs, *(out or ())) if isinstance(x, Walked))
         plain = [np.asarray(x) if isinstance(x, Walked) else x for x in inputs]
         if method == "at":  # np.add.at: already one term at a time, but must round after each
             target, where = plain[0], plain[1]
             for flat, position in enumerate(np.asarray(where).ravel()):
                 values = np.asarray(plain[2]).reshape(np.asarray(where).size, -1)[flat].reshape(target.shape[1:])
-                target[position] = round_to(ufunc(target[position], values), name)
+                target[position] = round_to(ufunc(target[position], values), total)
             return None
         if ufunc is np.matmul and method == "__call__":
-            result = _matmul_walk(plain[0], plain[1], name)
+            result = _matmul_walk(plain[0], plain[1], total)
         elif method == "reduce" and ufunc is np.add:
-            result = _sum_walk(plain[0], name, kwargs.get("axis", 0), kwargs.get("keepdims", False))
+            result = _sum_walk(plain[0], total, kwargs.get("axis", 0), kwargs.get("keepdims", False))
         else:
             result = getattr(ufunc, method)(*plain, **kwargs)
-        result = _wrap(result, name)
+        result = _wrap(result, name, total)
         if out is not None:
             np.asarray(out[0])[...] = np.asarray(result)
             return out[0]
@@ -104,17 +106,17 @@ class Walked(np.ndarray):
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         result = super().__array_function__(func, types, args, kwargs)
-        return result if isinstance(result, (tuple, list)) else _wrap(result, self.dtype_name)
+        return result if isinstance(result, (tuple, list)) else _wrap(result, self.dtype_name, self.sum_name)
 
 
-def _wrap(x: Any, name: str) -> Any:
+def _wrap(x: Any, name: str, total: str, rounded: bool = False) -> Any:
     if isinstance(x, tuple):
-        return tuple(_wrap(y, name) for y in x)
+        return tuple(_wrap(y, name, total) for y in x)
     x = np.asarray(x)
     if x.dtype.kind != "f":
         return x
-    y = round_to(x, name).view(Walked)
-    y.dtype_name = name
+    y = (np.asarray(x, np.float64) if rounded else round_to(x, name)).view(Walked)
+    y.dtype_name, y.sum_name = name, total
     return y
 
 
@@ -138,8 +140,14 @@ def _matmul_walk(a: np.ndarray, b: np.ndarray, name: str) -> np.ndarray:
     return np.zeros((*a.shape[:-1], b.shape[-1])) if total is None else total
 
 
-def walk(oracle: Callable[..., tuple[np.ndarray, ...]], dtype: str, inputs: tuple[np.ndarray, ...], attrs: Any) -> tuple[np.ndarray, ...]:
-    """The oracle's text in precision `dtype`: inputs and every intermediate rounded, sums sequential. Returns float64 arrays."""
-    walked = tuple(_wrap(np.asarray(x, dtype=np.float64), dtype) if np.asarray(x).dtype.kind == "f" else x for x in inputs)
+def walk(oracle: Callable[..., tuple[np.ndarray, ...]], dtype: str, inputs: tuple[np.ndarray, ...], attrs: Any, *,
+         mixed: bool = False) -> tuple[np.ndarray, ...]:
+    """The oracle's text in precision `dtype`: inputs and every intermediate rounded, sums sequential. Returns float64 arrays.
+
+    `mixed`: as a kernel of that type is built: operands keep the values they have (some are in a wider type), and the running sums of
+    products and reductions are kept in ACCUMULATE[dtype]; each finished sum is rounded to `dtype` again.
+    """
+    total = ACCUMULATE[dtype] if mixed else dtype
+    walked = tuple(_wrap(np.asarray(x, dtype=np.float64), dtype, total, mixed) if np.asarray(x).dtype.kind == "f" else x for x in inputs)
     with np.errstate(all="ignore"):
         return tuple(np.asarray(y) for y in oracle(*walked, **attrs))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from alpha.errors import ShapeError
+from alpha.ops.numerics import ACCUMULATE
 from alpha.types import Attrs, TensorType
 
 Arrays = tuple[np.ndarray, ...]
@@ -76,6 +77,8 @@ class OpSpec:
     exact           samples whose result is exact in f32 (integers for linear ops, one-hot, powers of two), or the reason why none exist
     bound           (inputs, attrs) -> per-output arrays or floats, in units of the compute type's unit roundoff u, added to the parity
                     tolerance: for functions that a library may round up to k ulp: k*|result scale|; default 0
+    kept            float operands that do not have the compute type: name -> 'accumulate' (ACCUMULATE of the compute type: statistics,
+                    losses, gradient buffers) or a fixed dtype; all other float operands have the compute type (docs/numerics.md)
     undifferentiable names of inputs without a gradient (ids, masks, positions) and of outputs that take no cotangent (mean, rstd, lse)
     view            true when the output is the input's memory under another shape (reshape): no kernel runs
     """
@@ -92,12 +95,23 @@ class OpSpec:
     samples: Samples
     exact: Samples | str
     bound: Callable[[Arrays, Attrs], Sequence[np.ndarray | float]] | None = None
+    kept: Mapping[str, str] = field(default_factory=dict)
     undifferentiable: tuple[str, ...] = ()
     view: bool = False
 
     def __post_init__(self) -> None:
         if (self.vjp is None) == (not self.why_no_vjp):
             raise ShapeError("a row has either a vjp or a reason why not", came=self.name)
+
+    def operand_dtype(self, index: int, compute: str) -> str:
+        """Element type of float operand number `index` when the row computes in `compute`."""
+        kept = self.kept.get(self.inputs[min(index, len(self.inputs) - 1)].strip("?*"), "")
+        return compute if not kept else ACCUMULATE[compute] if kept == "accumulate" else kept
+
+    def compute_dtype(self, types: Sequence[TensorType]) -> str | None:
+        """The compute type of a call: that of its first float operand that is not kept in another; None where there is none."""
+        names = [n.strip("?*") for n in self.inputs]
+        return next((t.dtype for i, t in enumerate(types) if t.is_float and names[min(i, len(names) - 1)] not in self.kept), None)
 
     def takes_cotangent(self, output: int, of: TensorType) -> bool:
         """Whether output number `output`, of type `of`, is differentiable: a float that the row does not name undifferentiable."""
