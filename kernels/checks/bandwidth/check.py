@@ -1,7 +1,9 @@
 import sys, os, ctypes
 
 sys.path.insert(0, os.path.dirname(__file__))
-if os.environ.get("BW_GPU"):
+if "emu" in sys.modules:
+    pass  # prebuild.py has put its own there
+elif os.environ.get("BW_GPU"):
     import gpu as emu
 
     sys.modules["emu"] = emu

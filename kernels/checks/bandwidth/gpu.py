@@ -21,7 +21,9 @@ def call(s, stream=None):
 
 
 bandwidth.Operation.__call__ = call
-POOL = cuda.pagelocked_empty(256 << 20, np.uint8, mem_flags=cuda.host_alloc_flags.DEVICEMAP)
+FLAGS = cuda.host_alloc_flags.DEVICEMAP
+APART = bool(os.environ.get("BW_APART"))  # an allocation per array, so that a memory checker sees every boundary
+POOL = cuda.pagelocked_empty(4096 if APART else 256 << 20, np.uint8, mem_flags=FLAGS)
 at = 0
 
 
@@ -29,6 +31,10 @@ def aligned(shape, dtype, poison=True):
     global at
     dt = np.dtype(dtype)
     n = int(np.prod(shape)) * dt.itemsize
+    if APART:
+        raw = cuda.pagelocked_empty(max(n, 1), np.uint8, mem_flags=FLAGS)
+        raw[:] = 0xFF
+        return raw[:n].view(dt).reshape(shape)
     room = (n + 511) // 256 * 256
     if at + room > POOL.nbytes:
         at = 0  # the oldest arrays are dead by then

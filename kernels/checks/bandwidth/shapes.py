@@ -1,0 +1,158 @@
+"""The shapes that bench.py times and the configurations that it compares on them."""
+
+import os
+from contextlib import contextmanager
+
+from alpha.cudart import elementwise, embedding, loss, norm, rope, update
+
+WIDE = bool(os.environ.get("WIDE"))  # all candidates of a search, not the chosen ones alone
+
+NORMS = [
+    norm.NormProblem(rows=rows, width=width, kind=kind, add=add)
+    for kind, rows, width, add in (
+        ("rms", 65536, 768, False),
+        ("rms", 16384, 4096, False),
+        ("rms", 32768, 2048, True),
+        ("rms", 16384, 4096, True),
+        ("rms", 8192, 8192, False),
+        ("layer", 65536, 768, False),
+        ("layer", 65536, 768, True),
+        ("layer", 16384, 4096, False),
+    )
+]
+LOSSES = [(16384, 50257, 50304), (16384, 32768, 0), (8192, 128256, 0)]
+EMBEDDINGS = [(65536, 50304, 768), (32768, 32768, 2048), (16384, 128256, 4096)]
+ROPES = [(32768, 32, 8, 128, 4096), (65536, 12, 12, 64, 1024)]
+ACTIVATIONS = [
+    ("gelu", 65536, 3072),
+    ("gelu_bwd", 65536, 3072),
+    ("swiglu", 32768, 8192),
+    ("swiglu_bwd", 32768, 8192),
+    ("swiglu", 16384, 14336),
+]
+COLUMNS = [(65536, 768), (65536, 3072), (16384, 4096)]
+
+
+def _blocks(threads, registers):
+    return max(1, min(32, 2048 // threads, 65536 // (threads * (-(-registers // 8) * 8))))
+
+
+def forward_candidates(p):
+    """Name -> NormForward."""
+    found = {"choice": norm.choose_forward(p)}
+    if not WIDE:
+        return found
+    for vectors in (1, 2, 3, 4, 6, 8):
+        threads = 32 * -(-p.vectors // (32 * vectors))
+        if threads > 512 or threads * vectors * 4 > p.vectors * 5 or (p.vectors > 128 and vectors > 4):
+            continue
+        for teams in (4, 8) if threads == 32 else (1,):
+            for ahead in (False, True):
+                row = 4 * vectors * (2 if p.add else 1) * (2 if ahead else 1)
+                for spare in (28, 38):
+                    blocks = _blocks(threads * teams, row + spare + (4 if p.kind == "layer" else 0))
+                    c = norm.NormForward(threads=threads, vectors=vectors, teams=teams, ahead=ahead, blocks=blocks)
+                    found.setdefault(f"t{threads}v{vectors}x{teams}b{blocks}{'a' if ahead else ''}", c)
+    return found
+
+
+def backward_candidates(p):
+    """Name -> NormBackward."""
+    found = {"choice": norm.choose_backward(p)}
+    if not WIDE:
+        return found
+    sums = 2 if p.kind == "layer" else 1
+    for vectors in (1, 2, 3, 4):
+        threads = 32 * -(-p.vectors // (32 * vectors))
+        if threads > 1024 or threads * vectors * 4 > p.vectors * 5:
+            continue
+        for rows in (1, 2, 4):
+            for ahead in (False, True):
+                tensors = rows * vectors * 4 * (3 if p.add else 2)
+                registers = 34 + tensors * (2 if ahead else 1) + 4 * vectors + 8 * vectors * sums
+                if registers > 200 or threads * registers > 65536:
+                    continue
+                blocks = min(16, _blocks(threads, registers))
+                if blocks * threads * tensors * 4 < 40000:
+                    continue
+                c = norm.NormBackward(threads=threads, vectors=vectors, rows=rows, blocks=blocks, ahead=ahead)
+                found.setdefault(f"t{threads}v{vectors}r{rows}b{blocks}{'a' if ahead else ''}", c)
+    return found
+
+
+def loss_candidates(p):
+    """Name -> LossConfig of the fused mode."""
+    found = {"choice": loss.choose(p, "fused")}
+    if not WIDE:
+        return found
+    vectors = -(-p.vocabulary // 8)
+    for threads in (256, 384, 512, 768, 1024):
+        each = -(-vectors // threads)
+        shared = min(each, (loss.SHARED_LIMIT - 1024) // (16 * threads))
+        if each - shared > 6 or threads * each > vectors * 1.15:
+            continue
+        fit = min(2048 // threads, loss.SHARED_OF_SM // (16 * threads * shared + 512 + loss.RESERVED))
+        for blocks in {fit, max(1, fit - 1)}:
+            if 65536 // (threads * blocks) >= 32 + 4 * (each - shared):
+                c = loss.LossConfig(threads=threads, shared=shared, registers=each - shared, blocks=blocks)
+                found.setdefault(f"t{threads}s{shared}r{each - shared}b{blocks}", c)
+    return found
+
+
+@contextmanager
+def backward_choice(c):
+    """norm's choice is `c` meanwhile: it decides the parts too."""
+    kept = norm.choose_backward
+    norm.choose_backward = lambda p: c
+    try:
+        yield
+    finally:
+        norm.choose_backward = kept
+
+
+def touch_all():
+    """Builds every operation of bench.py on a dummy address, for a dry run."""
+    a = 256
+    for p in NORMS:
+        for c in forward_candidates(p).values():
+            norm.forward(p, x=a, b=a, s=a, y=a, gamma=a, beta=a, mean=a, rstd=a, config=c)
+        for c in backward_candidates(p).values():
+            with backward_choice(c):
+                norm.backward(p, dy=a, x=a, gamma=a, mean=a, rstd=a, residual=a, dx=a, dgamma=a, dbeta=a, partial=a)
+    for rows, vocabulary, stride in LOSSES:
+        p = loss.LossProblem(rows=rows, vocabulary=vocabulary, stride=stride, z_loss=1e-4)
+        for c in loss_candidates(p).values():
+            loss.cross_entropy(p, "fused", logits=a, targets=a, lse=a, loss=a, dloss=a, config=c)
+        for mode in ("loss", "gradient"):
+            loss.cross_entropy(p, mode, logits=a, targets=a, lse=a, loss=a, dloss=a)
+    for copy in ("none", "nearest", "stochastic"):
+        q = update.AdamwProblem(chunks=9, elements=9, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, copy=copy)
+        update.adamw(q, table=a, param=a, grad=a, m=a, v=a, coefficient=a, lr=a, step=a, finite=a, copy=a)
+    update.global_norm(9, grads=a, table=a, parts=a)
+    scalars = {k: a for k in "parts loss count step norm mean_norm coefficient finite lr used next".split()}
+    update.step(9, update.StepRule(max_norm=1.0, schedule="cosine", total=100), **scalars)
+    for count, vocabulary, width in EMBEDDINGS:
+        e = embedding.EmbeddingProblem(count=count, vocabulary=vocabulary, width=width)
+        embedding.forward(e, table=a, ids=a, y=a, positions=a, period=9)
+        for out in ("f32", "f32+="):
+            embedding.backward(e, dy=a, ids=a, dtable=a, workspace=embedding.Span(a, e.workspace_bytes()), out=out)
+    rope.table(9, 64, base=1e4, out=a)
+    rope.rope(rope.RopeProblem(rows=9, heads=1, head_dim=64, table_rows=9), x=a, y=a, positions=a, turns=a)
+    for op, _, _ in ACTIVATIONS:
+        elementwise.activation(op, 8, 8, a=a, b=a, dy=a, y=a, y2=a)
+    for op, y, x, b in MAPS:
+        elementwise.elementwise(op, 9, y=a, y_dtype=y, a=a, a_dtype=x, b=a, b_dtype=b)
+    elementwise.elementwise("fill", 9, y=a, y_dtype="f32")
+    elementwise.dropout(1, 8, x=a, y=a, step=a, sample_ids=a, rate=0.1, key=(1, 2))
+    for rows, width in [*COLUMNS, (64, 1024 * 768)]:
+        elementwise.column_sums(rows, width, x=a, y=a, partial=a)
+
+
+MAPS = [
+    ("add", "bf16", "bf16", "bf16"),
+    ("add", "f32", "f32", "bf16"),
+    ("add", "f32", "f32", "f32"),
+    ("cast", "bf16", "f32", "bf16"),
+    ("cast", "f32", "bf16", "bf16"),
+    ("scale", "bf16", "bf16", "bf16"),
+]

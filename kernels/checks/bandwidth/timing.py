@@ -1,0 +1,187 @@
+"""Times, repeats, comparisons and the table of results that bench.py fills. Needs PyTorch, for inputs, references and peers only."""
+
+import json
+import os
+import time
+
+import torch
+import torch._functorch.config
+
+from alpha.cudart import capture
+from alpha.cudart.device import Device
+
+DEVICE = "cuda"
+bf16, f32 = torch.bfloat16, torch.float32
+REPEATS = int(os.environ.get("REPS", "100"))
+PEERS = [word for word in os.environ.get("PEERS", "eager").split(",") if word]
+torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
+torch.zeros(1, device=DEVICE)
+torch._functorch.config.donated_buffer = False  # compiled backward passes are replayed
+gpu = Device.open()
+STREAM = gpu.stream()
+PEER_STREAM = torch.cuda.Stream()
+RANDOM = torch.Generator(device=DEVICE)  # a failed capture of a peer leaves PyTorch's own generator unusable
+RANDOM.manual_seed(int.from_bytes(os.urandom(4), "little"))
+START = time.time()
+results = []
+failures = []
+
+
+def normal(*shape, dtype=bf16, factor=1.0):
+    """Normal numbers."""
+    return (torch.randn(*shape, device=DEVICE, generator=RANDOM) * factor).to(dtype)
+
+
+def poison(*shape, dtype=bf16):
+    """NaN everywhere."""
+    return torch.full(shape, float("nan"), device=DEVICE, dtype=dtype)
+
+
+def sets(nbytes):
+    """How many sets of buffers one should walk over, so that the 60 MB L2 cache holds none of them."""
+    return max(2, min(8, -(-400_000_000 // nbytes)))
+
+
+def ours(operations, rounds=7):
+    """Median ms of one operation over replays of a graph that walks over `operations` twice."""
+    for operation in operations:
+        operation(STREAM)
+    gpu.synchronize()
+    graph = capture(lambda stream: [operation(stream) for operation in operations], STREAM)
+    graph.launch(STREAM)
+    gpu.synchronize()
+    times = []
+    for _ in range(rounds):
+        first, last = gpu.event(), gpu.event()
+        first.record(STREAM)
+        graph.launch(STREAM)
+        graph.launch(STREAM)
+        last.record(STREAM)
+        last.synchronize()
+        times.append(last.time_since(first) / 2 / len(operations))
+    graph.destroy()
+    return sorted(times)[rounds // 2]
+
+
+def theirs(make, rounds=7):
+    """The same for the PyTorch calls of make(); both run on one stream, since backward passes run on that of their forward pass."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(PEER_STREAM):
+        calls = make()
+        for call in calls or []:
+            call()
+            call()
+    torch.cuda.synchronize()
+    if not calls:
+        return None
+    with torch.cuda.graph(graph, stream=PEER_STREAM):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(rounds):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last) / 2 / len(calls))
+    return sorted(times)[rounds // 2]
+
+
+def peers(make):
+    """Times of make("eager") and make("compile"), each a list of calls or None."""
+    found = {}
+    for kind in PEERS:
+        try:
+            ms = theirs(lambda kind=kind: make(kind))
+            if ms:
+                found[kind] = ms
+        except Exception as error:  # a peer that fails is reported, not fatal
+            print(f"  peer {kind}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            torch.cuda.synchronize()
+    return found
+
+
+def spilled(operation):
+    """Bytes that the kernels of an operation spill."""
+    kernels = [launch.kernel for launch in operation.launches]
+    return sum(k.cubin.resources[k.name].spill_stores + k.cubin.resources[k.name].spill_loads for k in kernels)
+
+
+def fail(text):
+    """Notes a wrong result."""
+    failures.append(text)
+    print("  FAIL", text, flush=True)
+
+
+def repeat(operation, outputs, reset=None):
+    """REPEATS runs give the same bits; outputs are poisoned (or reset) before each."""
+    first = None
+    for _ in range(REPEATS):
+        if reset:
+            reset()
+        else:
+            for output in outputs:
+                output.view(torch.uint8).fill_(255)
+        torch.cuda.synchronize()
+        operation(STREAM)
+        gpu.synchronize()
+        if first is None:
+            first = [output.clone() for output in outputs]
+        elif not all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(first, outputs)):
+            fail(f"not repeatable: {operation.name[:80]}")
+            return
+
+
+def close(name, got, want):
+    """Each bf16 element within half an ulp of its float64 value, and a little."""
+    got, want = got.double(), want.double()
+    error = (got - want).abs()
+    tolerance = torch.maximum(2 * (want.to(bf16).double() - want).abs().max(), want.abs() * 2.0**-9 * 1.01 + want.abs().max() * 2.0**-22)
+    if not bool((error <= tolerance).all()):
+        fail(f"{name}: error {error.max():.2e}")
+
+
+def within(name, error, most):
+    """A scalar error below its limit; NaN is above."""
+    if not error < most:
+        fail(f"{name}: error {error:.1e}, at most {most:.0e}")
+
+
+def report(name, nbytes, ms, peer=None, candidates=None):
+    """One line of the table; ratios above 1: ours is faster."""
+    peer, candidates = peer or {}, candidates or {}
+    rate = nbytes / ms / 1e9
+    words = " ".join(f"{k} {nbytes / v / 1e9:.2f} TB/s ratio {v / ms:.2f}" for k, v in peer.items())
+    print(f"{name:40s} {ms * 1e3:8.1f} us {rate:.2f} TB/s {100 * rate / copy_rate():3.0f}% {words} [{time.time() - START:.0f}s]", flush=True)
+    if len(candidates) > 1:
+        best = sorted(candidates.items(), key=lambda item: item[1])
+        print("    " + " ".join(f"{k} {v * 1e3:.0f}" for k, v in best[:14]) + f"; choice {candidates['choice'] * 1e3:.0f}", flush=True)
+    results.append({"name": name, "bytes": nbytes, "us": ms * 1e3, "peers": peer, "candidates": candidates})
+
+
+_copy = []
+
+
+def copy_rate():
+    """TB/s of a device-to-device copy of 1 GiB, bytes read and written."""
+    if not _copy:
+        a = normal(1 << 29)
+        b = torch.empty_like(a)
+        for _ in range(300):  # clocks rise
+            b.copy_(a)
+        _copy.append(4 * a.numel() / theirs(lambda: [lambda: b.copy_(a)] * 4) / 1e9)
+        print(f"copy {_copy[0]:.3f} TB/s", flush=True)
+    return _copy[0]
+
+
+def finish():
+    """Writes the table under $OUT and ends the process, not 0 if anything was wrong."""
+    if os.environ.get("OUT"):
+        with open(os.path.join(os.environ["OUT"], "bandwidth.json"), "w") as file:
+            json.dump({"copy": copy_rate(), "results": results, "failures": failures}, file, indent=1)
+    print(f"{len(results)} timed, {len(failures)} failures", flush=True)
+    return 1 if failures else 0
