@@ -14,7 +14,7 @@ import alpha
 from alpha.component import Catalogue
 from alpha.errors import AlphaError, GraphError
 from alpha.gates import plant
-from alpha.gates.operating import wilson
+from alpha.profile.noise import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
 from alpha.registry.digest import Package
 from alpha.registry.evidence import default_roots, local_root

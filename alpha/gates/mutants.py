@@ -20,9 +20,9 @@ import numpy as np
 import alpha
 from alpha.component import Catalogue, Component
 from alpha.gates import plant
-from alpha.gates.operating import wilson
 from alpha.gates.subjects import fresh_nonce
 from alpha.ops.table import row
+from alpha.profile.noise import wilson
 from alpha.registry import policy
 from alpha.tomlfile import tomllib
 

@@ -19,8 +19,9 @@ import numpy as np
 from alpha.component import Component
 from alpha.gates import ab
 from alpha.gates.subjects import fresh_nonce
+from alpha.profile import noise
+from alpha.profile.noise import AMBIGUOUS, FAIL, PASS
 from alpha.registry.evidence import shipped_root, write_atomic
-from alpha.registry.judge import AMBIGUOUS, FAIL, PASS
 from alpha.registry.machine import environment, machine_class
 
 SLOWDOWNS = (0.0, 0.01, 0.02, 0.05)
@@ -31,16 +32,6 @@ SERIES = 3000
 """Pairs in the recorded series, fewer when the time runs out."""
 
 
-def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % Wilson score interval of a rate; (0, 1) without trials. Wilson 1927, J. Am. Stat. Assoc. 22."""
-    if trials == 0:
-        return 0.0, 1.0
-    p, n = successes / trials, trials
-    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * float(np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def record_series(component: Component, case_name: str, seconds: float) -> list[float]:
     """Log ratios of A against itself."""
     nonce = fresh_nonce()
@@ -49,14 +40,14 @@ def record_series(component: Component, case_name: str, seconds: float) -> list[
     logs: list[float] = []
     end = time.perf_counter() + seconds
     while len(logs) < SERIES and time.perf_counter() < end:
-        logs += ab.pairs_of(first, second, 50, rng)
+        logs += noise.pairs_of(first, second, 50, rng)
     return logs
 
 
 def resampled(series: Sequence[float], slowdown: float, rng: np.random.Generator, trials: int = TRIALS) -> dict[str, int]:
     """How often each verdict falls."""
     values = np.asarray(series)
-    most = ab.PAIRS * 2 ** (ab.ROUNDS - 1)
+    most, level = ab.MOST, noise.share(noise.ALPHA, rounds=noise.ROUNDS)
     counts = {PASS: 0, AMBIGUOUS: 0, FAIL: 0}
     for _ in range(trials):
         start, again = rng.integers(0, len(values) - most, 2)
@@ -65,7 +56,7 @@ def resampled(series: Sequence[float], slowdown: float, rng: np.random.Generator
         taken = iter(stretch)
         fresh = values[again : again + most] * rng.choice((-1.0, 1.0), most) + np.log1p(slowdown)
         verdict = ab.decide(lambda n, t=taken: [float(next(t)) for _ in range(n)],  # type: ignore[misc]
-                            lambda f=fresh: ab.interval([float(x) for x in f], ab.ALPHA / ab.ROUNDS))  # type: ignore[misc]
+                            lambda f=fresh: noise.interval([float(x) for x in f], level))  # type: ignore[misc]
         counts[verdict.verdict] += 1
     return counts
 
@@ -79,7 +70,7 @@ def live(component: Component, case_name: str, slowdown: float, trials: int, end
         nonce = fresh_nonce()
         rng = np.random.default_rng(int(nonce[:8], 16))
         first, second = ab.arms(component, component, case_name, nonce, slowdown)
-        verdict = ab.decide(lambda n, f=first, s=second, r=rng: ab.pairs_of(f, s, n, r),  # type: ignore[misc]
+        verdict = ab.decide(lambda n, f=first, s=second, r=rng: noise.pairs_of(f, s, n, r),  # type: ignore[misc]
                             lambda: ab.once_more(component, component, case_name, slowdown))
         counts[verdict.verdict] += 1
     return counts
@@ -98,12 +89,12 @@ def characteristic(component: Component, *, case_name: str = "cache", seconds: f
     spread = np.asarray(series)
     return {"machine": machine_class().key, "cpu": environment().get("cpu", ""), "component": component.id, "case": case_name,
             "pairs": len(series), "pair_spread": round(float(np.subtract(*np.percentile(spread, [75, 25])) / 1.349), 5),
-            "block_ns": ab.BLOCK_NS, "rounds": ab.ROUNDS, "first_round_pairs": ab.PAIRS, "alpha": ab.ALPHA, "table": rows}
+            "block_ns": ab.BLOCK_NS, "rounds": noise.ROUNDS, "first_round_pairs": noise.PAIRS, "alpha": noise.ALPHA, "table": rows}
 
 
 def _row(source: str, slowdown: float, counts: dict[str, int]) -> dict[str, object]:
     trials = sum(counts.values())
-    low, high = wilson(counts[FAIL], trials)
+    low, high = noise.wilson(counts[FAIL], trials)
     return {"source": source, "slowdown": slowdown, "trials": trials, "fail": counts[FAIL], "ambiguous": counts[AMBIGUOUS],
             "pass": counts[PASS], "fail_rate": round(counts[FAIL] / trials, 4) if trials else None,
             "fail_interval": [round(low, 4), round(high, 4)]}

@@ -3,8 +3,8 @@
 The ceiling of a call is the larger of two times: its executed FLOPs at the rate of a square single-precision product, and its fewest
 bytes at the rate of a copy, a read or a fill (the fastest of the three) over half as many bytes, so that it lives in the same level of
 cache or a nearer one. Both rates are taken from the fastest block of their probe, the kernel's time from the median of its blocks, and
-blocks of kernel and probes alternate in random order, so drift of the clock hits both. One worker, BLAS on one thread: the share says
-what a core does.
+blocks of kernel and probes alternate in random order (profile/noise.py), so drift of the clock hits both. One worker, BLAS on one
+thread: the share says what a core does.
 
 Each case is a sample of the row, grown to a size that fits a core's cache and to one that does not. Inputs are rewritten with fresh
 contents between blocks and changed in one place before every call, outputs are poisoned, and after some blocks, chosen at random, and
@@ -43,6 +43,7 @@ from alpha.gates.subjects import (
     spec_of,
 )
 from alpha.gates.tolerance import allowance
+from alpha.profile.noise import CLOCK, block, orders, repeats_for
 from alpha.registry.evidence import shipped_root, write_atomic
 from alpha.registry.judge import RATIO
 from alpha.registry.machine import machine_class
@@ -132,47 +133,25 @@ def ceilings(case: Case, component: Component) -> list[Ceiling]:
             Ceiling("fill", 4 * n, lambda: a.fill(1.0)), Ceiling("product", 2 * PRODUCT**3, lambda: np.matmul(x, y, out=z))]
 
 
-_CLOCK = time.perf_counter_ns
-"""The clock, taken when this module is imported: a kernel that patches the time module later changes nothing here, and is named."""
-
-
-def block(call: Callable[[], object], repeats: int, before: Callable[[], object] | None = None) -> int:
-    """Nanoseconds per call over a block of calls, each timed by itself. `before` runs ahead of each, untimed."""
-    total = 0
-    for _ in range(repeats):
-        if before is not None:
-            before()
-        start = _CLOCK()
-        call()
-        total += _CLOCK() - start
-    return max(1, total // repeats)
-
-
-def repeats_for(call: Callable[[], object], ns: int = BLOCK_NS) -> int:
-    """Calls per block so that a block lasts about `ns`."""
-    call()
-    return max(1, min(1000, round(ns / min(block(call, 1), block(call, 1), block(call, 2)))))
-
-
 def _case(component: Component, name: str, case: Case, baseline: float | None, nonce: str) -> dict[str, object]:
     rng = generator(nonce, component.id, "perf", name)
     bound = bind(component, case)
     contents = case.arrays()
     bound.fill(contents)
     bound.run()
-    arms: list[tuple[str, int, Callable[[], object]]] = [("kernel", repeats_for(bound.call), bound.call)]
+    arms: list[tuple[str, int, Callable[[], object]]] = [("kernel", repeats_for(bound.call, BLOCK_NS), bound.call)]
     probes = ceilings(case, component)
     arms += [(p.name, repeats_for(p.call, BLOCK_NS // 2), p.call) for p in probes]
     right = True
     times: dict[str, list[int]] = {arm: [] for arm, _, _ in arms}
-    for _ in range(BLOCKS):
-        for i in rng.permutation(len(arms)):
+    for order in orders(len(arms), BLOCKS, rng):
+        for i in order:
             arm, repeats, call = arms[i]
             if arm == "kernel":
                 _renew(bound, contents, rng)
             times[arm].append(block(call, repeats, _touch(bound, rng) if arm == "kernel" else None))
             right = right and (arm != "kernel" or rng.random() > 0.3 or _still_right(component, case, bound))
-    if time.perf_counter_ns is not _CLOCK:
+    if time.perf_counter_ns is not CLOCK:
         return {"name": name, "share": 0.0, "baseline": baseline, "times_ns": times["kernel"], "note": "the clock was patched"}
     if not (right and _still_right(component, case, bound, nonce if name == "cache" else "")):
         return {"name": name, "share": 0.0, "baseline": baseline, "times_ns": times["kernel"], "note": "timed calls gave wrong outputs"}

@@ -11,8 +11,8 @@ import alpha
 from alpha.errors import GraphError, ShapeError
 from alpha.gates import ab, evaluate, gradient, mutants, parity, plant, subjects
 from alpha.gates.condense import condense
-from alpha.gates.operating import wilson
 from alpha.ops.table import row
+from alpha.profile.noise import Interval, interval, rank, wilson
 from alpha.registry import policy
 from alpha.registry.judge import AMBIGUOUS, FAIL, PASS
 from alpha.train.house import house
@@ -27,7 +27,7 @@ def test_order_statistics_cover(pairs: int, alpha_: float) -> None:
     def outside(k: int) -> float:
         return 2 * sum(comb(pairs, i) for i in range(k)) / 2.0**pairs
 
-    k = ab.rank(pairs, alpha_)
+    k = rank(pairs, alpha_)
     assert outside(k) <= alpha_
     assert k == pairs // 2 or outside(k + 1) > alpha_
 
@@ -35,8 +35,8 @@ def test_order_statistics_cover(pairs: int, alpha_: float) -> None:
 def _verdict(slowdown: float, noise: float, again: float) -> str:
     rng = np.random.default_rng(3)
 
-    def reproduce() -> ab.Interval:
-        return ab.interval((np.log1p(again) + noise * rng.standard_normal(160)).tolist(), 0.01)
+    def reproduce() -> Interval:
+        return interval((np.log1p(again) + noise * rng.standard_normal(160)).tolist(), 0.01)
 
     return ab.decide(lambda n: (np.log1p(slowdown) + noise * rng.standard_normal(n)).tolist(), reproduce).verdict
 
@@ -47,7 +47,7 @@ def test_verdicts() -> None:
     assert _verdict(0.05, 0.01, 0.05) == FAIL
     assert _verdict(0.05, 0.01, 0.0) == AMBIGUOUS  # a fresh process does not see it
     assert _verdict(0.0, 0.5, 0.0) == AMBIGUOUS  # too noisy to say
-    assert ab.decide(lambda n: [float("nan")] * n, lambda: ab.Interval(1, 1, 1, 1)).verdict == AMBIGUOUS
+    assert ab.decide(lambda n: [float("nan")] * n, lambda: Interval(1, 1, 1, 1)).verdict == AMBIGUOUS
 
 
 def test_wilson() -> None:

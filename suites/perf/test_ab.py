@@ -3,15 +3,16 @@
 import pytest
 
 from alpha.gates import ab
+from alpha.profile.noise import Verdict
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.record import Record
 from alpha.train.house import house
 
 
-def _record(verdict: ab.Verdict) -> Record:
+def _record(verdict: Verdict) -> Record:
     absolute: dict[str, object] = {"name": "cache", "share": 0.5, "baseline": None, "times_ns": [1]}
     return Record(component="gelu.f32.cpu", gate="perf", machine="cpu_x_np2.2_y_t1", digests={}, nonce="00", declared=2,
-                  cases=[absolute, verdict.case("against itself")])
+                  cases=[absolute, ab.case_of(verdict, "against itself")])
 
 
 @pytest.mark.parametrize("slowdown", [0.25])
