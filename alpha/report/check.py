@@ -1,0 +1,134 @@
+"""What must hold of the rows of a run before any figure is made from them. Floor 7.
+
+Each check raises a CorruptError that names the row; what a reader should merely know goes into `notes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from alpha.errors import CorruptError
+from alpha.profile.phases import PHASES
+from alpha.report.extra import pandas as pd
+from alpha.report.tables import EXCLUSIVE, OVERLAPPED
+
+Frames = Mapping[str, pd.DataFrame]
+
+
+def check(path: Path, version: int, tables: Frames, notes: list[str]) -> None:
+    """All checks of a run's tables."""
+    _steps(path, tables, notes)
+    if version > 1:
+        _sessions(path, tables, notes)
+        _timing(path, tables)
+        _profile(path, tables)
+
+
+def wrong(what: str, path: Path, came: str, expected: str) -> CorruptError:
+    return CorruptError(what, came=f"{path}: {came}", expected=expected, do="restore metrics.sqlite from a copy, or leave this run out")
+
+
+def clock_error(path: Path, came: str) -> CorruptError:
+    return wrong("a clock of the run steps backwards", path, came, "times that only grow within a session and rank")
+
+
+def _steps(path: Path, tables: Frames, notes: list[str]) -> None:
+    steps = tables["step_metrics"]
+    for name in ("step", "tokens", "seconds"):
+        if (steps[name] < 0).any():
+            bad = steps[steps[name] < 0].iloc[0]
+            raise wrong("the metrics hold a negative quantity", path, f"step_metrics: {name} = {bad[name]} at step {int(bad.step)}",
+                         "nothing below 0")  # fmt: skip
+    gaps = np.flatnonzero(np.diff(steps.step.to_numpy()) > 1)
+    if len(gaps) or (len(steps) and steps.step.iloc[0] > 0):
+        first = int(steps.step.iloc[gaps[0]]) + 1 if len(gaps) else 0
+        lost = int(steps.step.iloc[-1]) + 1 - len(steps)
+        notes.append(f"{lost} step rows are missing, the first of them step {first} (a killed run loses what was not written yet)")
+
+
+def _sessions(path: Path, tables: Frames, notes: list[str]) -> None:
+    sessions = tables["sessions"]
+    for s in sessions.itertuples():
+        who = f"session {s.session}, rank {s.rank}"
+        if s.seen_ns < s.began_ns:
+            raise clock_error(path, f"{who} was last seen {s.began_ns - s.seen_ns} ns before it began")
+        if s.loop_ns == s.loop_ns and s.loop_ns < s.began_ns:
+            raise clock_error(path, f"{who} began its first step {s.began_ns - s.loop_ns:.0f} ns before it began")
+    own = sessions[sessions["rank"] == 0]
+    if (np.diff(own.unix_ns.to_numpy()) < 0).any():
+        notes.append("the clock of the day was set back between two sessions; durations use the monotonic clock and are not affected")
+
+
+def _timing(path: Path, tables: Frames) -> None:
+    timing = tables["step_timing"]
+    if not len(timing):
+        return
+    counted = ["step", "rank", "began_ns", "wall_ns", "step_ns", "launches", "enqueue_ns", *EXCLUSIVE, *OVERLAPPED]
+    values = timing[counted].to_numpy()
+    if (values < 0).any():
+        row, column = np.argwhere(values < 0)[0]
+        raise wrong("the metrics hold a negative duration", path, f"{counted[column]} = {values[row, column]} at {_at(timing, row)}",
+                     "nothing below 0: a clock stepped backwards, or the file was edited")  # fmt: skip
+    wall, known = timing.wall_ns.to_numpy(), timing[EXCLUSIVE].to_numpy().sum(axis=1)
+    for bad, what, came in (
+        (known > wall, "the phases of a step sum to more than its wall time", known),
+        (timing.step_ns.to_numpy() > wall, "a step is longer than its interval", timing.step_ns.to_numpy()),
+    ):
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise wrong(what, path, f"{came[row]} ns at {_at(timing, row)}", f"at most its wall_ns, {wall[row]}")
+    off = timing.unexplained_ns.to_numpy() != wall - known
+    if off.any():
+        row = int(np.flatnonzero(off)[0])
+        raise wrong("the unexplained time of a step is not what its phases leave", path,
+                     f"{timing.unexplained_ns.iloc[row]} ns at {_at(timing, row)}", f"{wall[row] - known[row]}")  # fmt: skip
+    _order(path, timing, tables["sessions"])
+
+
+def _order(path: Path, timing: pd.DataFrame, sessions: pd.DataFrame) -> None:
+    """Rows are sorted by (rank, step): within a rank sessions may not go down, within a session a step begins when the one before ends."""
+    rank, session = timing["rank"].to_numpy(), timing.session.to_numpy()
+    began, end = timing.began_ns.to_numpy(), (timing.began_ns + timing.wall_ns).to_numpy()
+    same_rank = rank[1:] == rank[:-1]
+    back = same_rank & (session[1:] < session[:-1])
+    if back.any():
+        row = int(np.flatnonzero(back)[0]) + 1
+        raise wrong("the steps of a run are out of order", path,
+                     f"{_at(timing, row)} is of session {session[row]}, the step before it of session {session[row - 1]}",
+                     "later steps in later sessions")  # fmt: skip
+    same = same_rank & (session[1:] == session[:-1])
+    early = same & (began[1:] < end[:-1])
+    if early.any():
+        row = int(np.flatnonzero(early)[0]) + 1
+        if began[row] < began[row - 1]:
+            raise clock_error(path, f"{_at(timing, row)} began {began[row - 1] - began[row]} ns before the step before it: out of order")
+        raise wrong("two steps of a rank overlap", path, f"{_at(timing, row)} began {end[row - 1] - began[row]} ns too early",
+                    "a step begins when the one before it has ended")  # fmt: skip
+    seen = {(int(s.session), int(s.rank)): (int(s.began_ns), int(s.seen_ns)) for s in sessions.itertuples()}
+    for (r, s), rows in timing.groupby(["rank", "session"], sort=False).indices.items():
+        if (int(s), int(r)) not in seen:
+            raise wrong("steps of a session that never began", path, f"session {s}, rank {r}", "a row in the table sessions")
+        low, high = seen[int(s), int(r)]
+        if began[rows[0]] < low or end[rows[-1]] > high:
+            raise clock_error(path, f"steps of session {s}, rank {r} lie outside of the session: {began[rows[0]]} to {end[rows[-1]]}, "
+                         f"session {low} to {high}")  # fmt: skip
+
+
+def _profile(path: Path, tables: Frames) -> None:
+    ops = tables["op_profile"]
+    counted = ["count", "enqueue_ns", "device_ns", "wait_ns", "flops", "nbytes", "dispatches"]
+    values = ops[counted].to_numpy()
+    if (values < 0).any():
+        row, column = np.argwhere(values < 0)[0]
+        raise wrong("the profile holds a negative quantity", path, f"{counted[column]} = {values[row, column]} at {_at(ops, row)}, "
+                     f"launch {ops['launch'].iloc[row]} of {ops['plan'].iloc[row]}", "nothing below 0")  # fmt: skip
+    unknown = sorted(set(ops.phase) - set(PHASES))
+    if unknown:
+        raise wrong("the profile names a phase that there is not", path, unknown[0], ", ".join(PHASES))
+
+
+def _at(frame: pd.DataFrame, row: int) -> str:
+    return f"step {frame['step'].iloc[row]}, rank {frame['rank'].iloc[row]}"
