@@ -95,6 +95,7 @@ class Train:
     final_windows: int = key(0, doc="validation sequences of the figure at the end; 0 = the whole split", unit="sequences", least=0)
     checkpoint_every: int = key(200, doc="steps between checkpoints; 0 = only at the end", unit="steps", least=0)
     keep: int = key(2, doc="checkpoints kept", least=1)
+    profile: int = key(20, doc="steps of the run that are profiled launch by launch, spread evenly; 0 = none", unit="steps", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,6 +303,7 @@ class Config:
             "train.final_windows",
             "train.checkpoint_every",
             "train.keep",
+            "train.profile",
         }
         lines = [
             f"{name}.{f.name} = {_toml(getattr(section, f.name))}"

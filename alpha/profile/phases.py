@@ -29,7 +29,7 @@ PHASES: dict[str, str] = {
 OVERLAPPING = ("data_load", "host_to_device", "device_to_host", "comm", "checkpoint")
 """Phases that may also run beside the compute stream; each has a column `<phase>_overlapped_ns`."""
 
-STEP_PHASES = ("forward", "backward", "grad_norm", "grad_clip", "optimizer", "data_load", "host_to_device", "device_to_host", "comm", "idle")
+STEP_PHASES = tuple(name for name in PHASES if name not in ("checkpoint", "eval", "sample_gen"))
 """Phases that belong to the step itself; the others (checkpoint, eval, sample_gen) happen between steps."""
 
 _BY_LAUNCH = {"forward": "forward", "backward": "backward", "recompute": "backward", "wgrad": "backward", "reduce": "backward",

@@ -63,7 +63,7 @@ CREATE TABLE IF NOT EXISTS op_profile (
     plan TEXT NOT NULL, launch INTEGER NOT NULL,      -- Segment and position in it
     op TEXT NOT NULL, component TEXT NOT NULL, layer TEXT NOT NULL,
     phase TEXT NOT NULL,               -- step phase
-    shape TEXT NOT NULL, dtype TEXT NOT NULL,         -- operands and results, such as 'f32[8,128] f32[128] -> f32[8,128]'; of the first result
+    shape TEXT NOT NULL, dtype TEXT NOT NULL,         -- operands and results: 'f32[8,9] f32[9] -> f32[8,9]'; of the first result
     count INTEGER NOT NULL,            -- times that this launch ran in the step; every figure below is the sum over them
     enqueue_ns INTEGER NOT NULL,       -- host time to hand the work over
     device_ns INTEGER NOT NULL,        -- time in which the work ran (CPU: from hand-over to the last worker's end)
@@ -110,7 +110,8 @@ METADATA = {
     "status": "GATED or UNGATED", "name": "run directory's name", "program": "Program hash", "machine": "machine class",
     "hardware": "CPU or GPU model", "devices": "number of devices", "commit": "commit that ran", "dirty": "sha256 of the diff, '' if none",
     "version": "Alpha's version", "backend": "cpu or cuda", "backend_version": "NumPy and BLAS, or CUDA driver and compiler",
-    "binaries": "sha256 over the kernels' digests", "tokenizer": "hash", "corpus": "hash", "train_stream": "hash", "validation_stream": "hash",
+    "binaries": "sha256 over the kernels' digests", "tokenizer": "hash", "corpus": "hash", "train_stream": "hash",
+    "validation_stream": "hash",
     "flops_version": "FLOPS model", "flops_convention": "in words", "flops_per_token": "useful model FLOPs a token",
     "executed_flops": "executed FLOPs a step, recompute included", "peak_flops": "FLOP/s that MFU is measured against",
     "peak_bandwidth": "bytes/s that bandwidth is measured against", "peak_source": "where both come from", "threads": "CPU worker threads",

@@ -24,11 +24,11 @@ from alpha.component import Measured
 from alpha.config import Config
 from alpha.errors import CorruptError, InputError, MachineError, NonFiniteError
 from alpha.graph.plan import Program
+from alpha.profile.store import Store, read
 from alpha.train import assemble, evaluate
 from alpha.train.assemble import Dataset
 from alpha.train.house import house
 from alpha.train.loop import Loop, Watch
-from alpha.train.metrics import Metrics, read
 
 RUN = """
 [run]
@@ -86,7 +86,7 @@ class _Run:
         folder.mkdir(exist_ok=True)
         with (
             CpuExecutor(_program(_without_paths(cfg), data.tokenizer.vocab_size), house()) as executor,
-            Metrics(folder / "m.sqlite") as metrics,
+            Store(folder / "m.sqlite") as metrics,
         ):
             sampler = assemble.sampler_for(cfg, data)
             yield Loop(cfg, executor, sampler, data.validation, data.tokenizer, folder / "checkpoints", metrics)

@@ -6,6 +6,7 @@ from functools import cache
 
 from alpha.backends.cpu.catalogue import fill as fill_cpu
 from alpha.backends.cpu.executor import CpuExecutor
+from alpha.backends.cuda.catalogue import fill as fill_cuda
 from alpha.checkpoint.components import fill as fill_checkpoint
 from alpha.component import Catalogue, Component
 from alpha.data.catalogue import fill as fill_data
@@ -33,7 +34,7 @@ OWN = (
 def house() -> Catalogue:
     """Every component, once per process."""
     catalogue = Catalogue()
-    for fill in (fill_cpu, fill_passes, fill_data, fill_checkpoint, fill_registry, fill_train):
+    for fill in (fill_cpu, fill_cuda, fill_passes, fill_data, fill_checkpoint, fill_registry, fill_train):
         fill(catalogue)
     for component in OWN:
         catalogue.add(component)

@@ -8,9 +8,8 @@ contiguous shares, shard after shard and microbatch after microbatch, so the tex
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,10 @@ from alpha.data.tokenizer import Tokenizer
 from alpha.errors import CorruptError, InputError, NonFiniteError
 from alpha.graph.plan import Step
 from alpha.optim.init import fill_initial
+from alpha.profile.recorder import Recorder, sampled
+from alpha.profile.store import Store
 from alpha.train import forbidden
 from alpha.train.evaluate import Evaluation, evaluate, model_inputs
-from alpha.train.metrics import Metrics
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,13 @@ class Loop:
 
     def __init__(
         self, cfg: Config, executor: CpuExecutor, sampler: PermutedSampler, validation: TokenStream, tokenizer: Tokenizer,
-        checkpoints: Path, metrics: Metrics,
+        checkpoints: Path, metrics: Store,
     ) -> None:  # fmt: skip
         self.cfg, self.executor, self.sampler = cfg, executor, sampler
         self.validation, self.tokenizer = validation, tokenizer
         self.checkpoints, self.metrics = checkpoints, metrics
         self.program = executor.program
+        self.recorder = executor.recorder = Recorder(metrics)
         self.step = 0
 
     # -- state -----------------------------------------------------------------------------------------------------------------
@@ -118,8 +119,10 @@ class Loop:
         self.metrics.rewind(self.step)
 
     def save(self) -> Path:
-        """Checkpoint the state as it stands."""
-        return simple.save(self.checkpoints, self.step, self.states(), self.facts(), keep=self.cfg.train.keep)
+        """Checkpoint the state as it stands. What was measured so far is on disk first: no row is lost of a step that will not run again."""
+        with self.recorder.span("checkpoint"):
+            self.metrics.flush()
+            return simple.save(self.checkpoints, self.step, self.states(), self.facts(), keep=self.cfg.train.keep)
 
     # -- one step --------------------------------------------------------------------------------------------------------------
 
@@ -140,14 +143,19 @@ class Loop:
 
     def advance(self) -> StepResult:
         """One step. NonFiniteError naming the op if it was not finite: then the state is as before, and was saved."""
-        began = time.perf_counter()
+        recorder = self.recorder
+        recorder.begin(self.step, profiled=sampled(self.step, self.cfg.train.steps, self.cfg.train.profile))
         out: dict[str, np.ndarray] = {}
         with np.errstate(all="ignore"):  # a bad value is the finite flag's business, not a warning's
             for call in self.program.schedule:
-                out = self.executor.run(call.plan, self.inputs(call))
-        total, count, norm, lr, coefficient, finite = (
-            float(out[name]) for name in ("loss_sum", "count", "norm", "lr", "coefficient", "finite")
-        )
+                with recorder.span("data_load"):
+                    inputs = self.inputs(call)
+                out = self.executor.run(call.plan, inputs)
+        with recorder.span("device_to_host"):
+            total, count, norm, lr, coefficient, finite = (
+                float(out[name]) for name in ("loss_sum", "count", "norm", "lr", "coefficient", "finite")
+            )
+        took = recorder.end_step()
         result = StepResult(
             step=self.step,
             loss=total / count if count else math.nan,
@@ -155,14 +163,24 @@ class Loop:
             lr=lr,
             coefficient=coefficient,
             tokens=self.cfg.train.batch * self.cfg.data.sequence,
-            seconds=time.perf_counter() - began,
+            seconds=took / 1e9,
             finite=bool(finite),
         )
-        self.metrics.step(**{k: _plain(v) for k, v in vars(result).items()})
+        self.metrics.add("step_metrics", {k: _plain(v) for k, v in vars(result).items()})
         if not result.finite:
+            recorder.abandon()
             self.explain(result)
+        if recorder.profiling:
+            self.note_memory()
         self.step += 1
         return result
+
+    def note_memory(self) -> None:
+        """Planned and resident bytes of each arena, now."""
+        planned = self.program.arenas()
+        for arena, actual in self.executor.resident().items():
+            self.metrics.add("memory", {"step": self.step, "rank": self.metrics.rank, "arena": arena, "planned": planned.get(arena),
+                                        "actual": actual})
 
     def explain(self, result: StepResult) -> None:
         """Save the untouched state, run the refused step again op by op, and raise the NonFiniteError that names the first bad op."""
@@ -193,7 +211,8 @@ class Loop:
                 forbidden.check()
             last, stopping = self.step == t.steps, watch.stop()
             if t.eval_every and self.step % t.eval_every == 0 and not last:
-                watch.evaluated(self.step, self.evaluate(t.eval_windows))
+                with self.recorder.span("eval"):  # the watcher measures the machine's peak again: part of looking at the run
+                    watch.evaluated(self.step, self.evaluate(t.eval_windows))
             if last or stopping or (t.checkpoint_every and self.step % t.checkpoint_every == 0):
                 watch.saved(self.step, self.save())
             if stopping and not last:
@@ -202,15 +221,9 @@ class Loop:
 
     def evaluate(self, windows: int) -> Evaluation:
         """Validate on `windows` windows (0 = all) and note the result."""
-        found = evaluate(self.executor, self.validation, self.tokenizer, windows)
-        self.metrics.evaluation(
-            step=self.step,
-            nats=found.nats,
-            tokens=found.tokens,
-            bytes=found.bytes,
-            windows=found.windows,
-            bits_per_byte=found.bits_per_byte,
-        )
+        with self.recorder.span("eval"):
+            found = evaluate(self.executor, self.validation, self.tokenizer, windows)
+        self.metrics.add("evaluations", {"step": self.step, **asdict(found), "bits_per_byte": found.bits_per_byte})
         return found
 
 

@@ -1,37 +1,57 @@
-"""The peak that an MFU on a CPU is measured against: single-precision matrix products on the run's own workers. Floor 6."""
+"""What this machine can do, measured in the run: what MFU and bandwidth utilisation of a CPU run stand against. Floor 6."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
 from alpha.backends.cpu.lib import Workers
+from alpha.profile.store import Store
 
 SIZE, REPEATS = 512, 100
+COPY_BYTES, COPIES = 32 << 20, 4
+"""A copy far larger than the caches, by every worker."""
 
 
 class Peak:
-    """The best rate seen so far; a busy machine shows less than it can, so it is measured again now and then and never lowered."""
+    """The best rates seen so far; a busy machine shows less than it can, so they are measured again now and then and never lowered.
 
-    def __init__(self, workers: Workers) -> None:
-        self.workers = workers
+    `flops`: FLOP/s of float32 products; `bandwidth`: bytes/s, read and written, of copies. With a `store` each look is a row of `peaks`.
+    """
+
+    def __init__(self, workers: Workers, store: Store | None = None) -> None:
+        self.workers, self._store = workers, store
         self._a = [np.full((SIZE, SIZE), 0.5, np.float32) for _ in range(workers.n)]
         self._out = [np.empty((SIZE, SIZE), np.float32) for _ in range(workers.n)]
-        self.flops = 0.0
+        self.flops = self.bandwidth = 0.0
         self.measure()
 
     def measure(self) -> None:
-        """Many short runs in which every worker multiplies its own two SIZE x SIZE float32 matrices; the best counts."""
-        tasks = [partial(np.matmul, a, a, out=out) for a, out in zip(self._a, self._out)]
-        for _ in range(REPEATS):
+        """Many short runs in which every worker multiplies its own two SIZE x SIZE float32 matrices, or copies its own memory; the best
+        counts."""
+        products = [partial(np.matmul, a, a, out=out) for a, out in zip(self._a, self._out)]
+        flops = 2.0 * SIZE**3 * self.workers.n / self._best(products, REPEATS)
+        source, target = (np.ones((self.workers.n, COPY_BYTES // 4), np.float32) for _ in range(2))
+        copies = [partial(np.copyto, t, s) for t, s in zip(target, source)]
+        bandwidth = 2.0 * COPY_BYTES * self.workers.n / self._best(copies, COPIES)
+        self.flops, self.bandwidth = max(self.flops, flops), max(self.bandwidth, bandwidth)
+        if self._store is not None:
+            self._store.add("peaks", {"clock_ns": time.perf_counter_ns(), "rank": self._store.rank, "flops": flops, "bandwidth": bandwidth})
+
+    def _best(self, tasks: Sequence[Callable[[], object]], repeats: int) -> float:
+        """Shortest time in s of `repeats` runs."""
+        best = float("inf")
+        for _ in range(repeats):
             began = time.perf_counter()
-            self.workers.run(tasks)
-            self.flops = max(self.flops, 2.0 * SIZE**3 * self.workers.n / (time.perf_counter() - began))
+            self.workers.run(tasks)  # type: ignore[arg-type]
+            best = min(best, time.perf_counter() - began)
+        return best
 
     @property
     def source(self) -> str:
-        """Where the figure comes from. A ceiling of this machine as it was, not a data sheet's: none is trustworthy on a CPU."""
+        """Where the figures come from. Ceilings of this machine as it was, not a data sheet's: none is trustworthy on a CPU."""
         n = self.workers.n
-        return f"measured in this run: float32 {SIZE}^3 products on {n} worker{'s' if n > 1 else ''}"
+        return f"measured in this run: float32 {SIZE}^3 products and {COPY_BYTES >> 20} MiB copies on {n} worker{'s' if n > 1 else ''}"

@@ -6,10 +6,12 @@ exactly the Program that will run, before the run directory is made, and raises 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,17 @@ from alpha.checkpoint import simple
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.data.ngram import Order2Model
-from alpha.errors import InputError
-from alpha.flops.v1 import CONVENTION, VERSION, ModelFlops, stamp
+from alpha.errors import AlphaError, InputError
+from alpha.flops.v1 import ModelFlops, stamp
 from alpha.graph.plan import Program
-from alpha.registry.machine import environment, machine_class
+from alpha.profile.store import Store
 from alpha.train import rundir
 from alpha.train.assemble import Dataset, calls_of, flops_for, host_components, open_data, program_for, sampler_for, threads_for
 from alpha.train.console import Board, Talk
 from alpha.train.evaluate import Evaluation
 from alpha.train.loop import Loop, Watch
-from alpha.train.metrics import Metrics
 from alpha.train.peak import Peak
+from alpha.train.provenance import describe, tell_plan
 from alpha.train.rundir import UNGATED, RunDir
 from alpha.train.sample import generate, printable
 
@@ -58,7 +60,7 @@ def train(
 
     `admit` None: an ungated run, stamped everywhere. `stop`: asked after each step; True saves and ends the session.
     """
-    began = datetime.now(timezone.utc)
+    began, began_ns = datetime.now(timezone.utc), time.perf_counter_ns()
     with ExitStack() as stack:
         held = None
         if resume is not None:
@@ -74,7 +76,7 @@ def train(
         executor = stack.enter_context(CpuExecutor(program, catalogue))
         if held is None:
             held = stack.enter_context(rundir.create(cfg, data.tokenizer))
-        metrics = stack.enter_context(Metrics(held.metrics))
+        metrics = stack.enter_context(Store(held.metrics))
         loop = Loop(cfg, executor, sampler_for(cfg, data), data.validation, data.tokenizer, held.checkpoints, metrics)
         if resume is not None and (at is not None or simple.steps(held.checkpoints)):
             loop.resume(at)
@@ -83,22 +85,41 @@ def train(
             metrics.rewind(0)
         ungated = admit is None or rundir.read_manifest(held.path).get("status") == UNGATED
         talk.stamp = UNGATED if ungated else ""
-        peak = Peak(executor.workers)
-        _describe(held, metrics, cfg, data, program, flops, evidence, ungated, began, loop.step, threads, peak)
+        metrics.begin(loop.step, began_ns, time.perf_counter_ns(), time.time_ns())
+        stack.push(partial(_ended, metrics, loop))
+        peak = Peak(executor.workers, metrics)
+        describe(held, metrics, cfg, data, program, flops, evidence, ungated, began, loop.step, threads, peak)
+        tell_plan(metrics, program)
         _introduce(talk, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
+        metrics.mark(loop_ns=time.perf_counter_ns())
         if loop.step < cfg.train.steps:
             with Board(talk, loop.step, cfg.train.steps, flops, peak) as board:
                 finished = loop.run(Watch(board.step, board.evaluated, board.saved, stop))
-            metrics.describe({"peak_flops": peak.flops})
+            metrics.describe({"peak_flops": peak.flops, "peak_bandwidth": peak.bandwidth})
             if not finished:
+                metrics.mark(ended="stopped")
                 return Outcome(held.path, loop.step, False)
             talk.say(board.summary(stamp(peak.flops, peak.source)))
         with talk.doing("validating, and fitting the order-2 byte model"):
             found = loop.evaluate(cfg.train.final_windows)
-            yardstick = Order2Model(data.split.train.texts()).bits_per_byte(data.split.validation.texts())
+            with loop.recorder.span("eval"):
+                yardstick = Order2Model(data.split.train.texts()).bits_per_byte(data.split.validation.texts())
             metrics.describe({"order2_bits_per_byte": yardstick})
-        _conclude(talk, executor, data, found, yardstick)
+        with loop.recorder.span("sample_gen"):
+            _conclude(talk, executor, data, found, yardstick)
+        metrics.mark(ended="finished")
         return Outcome(held.path, loop.step, True, found, yardstick)
+
+
+def _ended(metrics: Store, loop: Loop, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+    """Close the last step interval and say how the session ended, if it failed."""
+    loop.recorder.finish()
+    if error is not None:
+        try:
+            metrics.mark(ended=f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200])
+        except AlphaError:
+            pass  # the store itself failed; that error is the one under way
+    return False
 
 
 def _same_run(cfg: Config, path: Path) -> Config:
@@ -113,56 +134,6 @@ def _same_run(cfg: Config, path: Path) -> Config:
             do=f"resume with `alpha train {path} --resume`, or start a new run",
         )
     return replace(cfg, run=own.run)
-
-
-def _describe(
-    held: RunDir, metrics: Metrics, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, evidence: Mapping[str, Any],
-    ungated: bool, began: datetime, step: int, threads: int, peak: Peak,
-) -> None:  # fmt: skip
-    """Write the manifest and the metadata of the metrics."""
-    machine = machine_class()
-    before = rundir.read_manifest(held.path).get("sessions", [])
-    session = {
-        "started": began.isoformat(timespec="seconds"), "from_step": step, "threads": threads, "machine": machine.key,
-        "environment": environment(), "source": rundir.source_state(), "program": program.hash(), "gated": bool(evidence),
-    }  # fmt: skip
-    held.write_manifest(
-        {
-            "status": UNGATED if ungated else "GATED",
-            "config": cfg.identity(),
-            "program": program.hash(),
-            "components": {**{c: {} for c in program.components()}, **evidence},
-            "flops": {
-                "version": VERSION,
-                "convention": CONVENTION,
-                "per_token": flops.per_token,
-                "peak": peak.flops,
-                "peak_source": peak.source,
-            },
-            "tokenizer": data.tokenizer.hash,
-            "corpus": data.corpus.hash,
-            "split": {"train": data.split.train.hash, "validation": data.split.validation.hash},
-            "streams": {"train": data.train.hash, "validation": data.validation.hash},
-            "machine": machine.key,
-            "sessions": [*before, session],
-        }
-    )
-    metrics.describe(
-        {
-            "status": UNGATED if ungated else "GATED",
-            "name": held.path.name,
-            "program": program.hash(),
-            "flops_version": VERSION,
-            "flops_convention": CONVENTION,
-            "flops_per_token": flops.per_token,
-            "peak_flops": peak.flops,
-            "peak_source": peak.source,
-            "machine": machine.key,
-            "threads": threads,
-            "shards": cfg.train.shards,
-            "tokens_per_step": cfg.train.batch * cfg.data.sequence,
-        }
-    )
 
 
 def parameters(program: Program) -> int:

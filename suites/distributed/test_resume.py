@@ -24,11 +24,11 @@ from alpha.checkpoint import simple
 from alpha.config import Config
 from alpha.errors import BusyError, CorruptError, InputError, MachineError, NonFiniteError
 from alpha.graph.plan import Program
+from alpha.profile.store import Store, read
 from alpha.train import assemble, rundir
 from alpha.train.assemble import Dataset
 from alpha.train.house import house
 from alpha.train.loop import Loop, Watch
-from alpha.train.metrics import Metrics, read
 
 RUN = """
 [run]
@@ -91,7 +91,7 @@ class Session:
         self.program = program_of(cfg.resolved(), data.tokenizer.vocab_size)
         self.executor = CpuExecutor(self.program, house())
         self.held = rundir.create(cfg, data.tokenizer) if path is None else rundir.RunDir(path)
-        self.metrics = Metrics(self.held.metrics)
+        self.metrics = Store(self.held.metrics)
         sampler = assemble.sampler_for(cfg, data)
         self.loop = Loop(cfg, self.executor, sampler, data.validation, data.tokenizer, self.held.checkpoints, self.metrics)
 

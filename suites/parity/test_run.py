@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,11 +16,11 @@ import numpy as np
 import pytest
 
 from alpha import cli
-from alpha.errors import NonFiniteError, UngatedError, VerdictError
+from alpha.errors import InputError, NonFiniteError, UngatedError, VerdictError
+from alpha.profile.store import Store, connect, read
 from alpha.registry.machine import machine_class
 from alpha.train import forbidden, rundir
 from alpha.train.console import duration
-from alpha.train.metrics import Metrics, read
 from alpha.train.sample import pick, printable, uniform
 
 Run = Callable[..., tuple[int, str, str]]
@@ -274,11 +275,14 @@ def test_a_forbidden_import_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_metrics_of_another_schema_are_refused(tmp_path: Path) -> None:
-    with Metrics(tmp_path / "m.sqlite") as m:
-        m.step(step=0, loss=None, norm=1.0, lr=0.1, coefficient=1.0, tokens=1, seconds=0.1, finite=0)
-        m._db.execute("PRAGMA user_version=99")
-    with pytest.raises(Exception, match="another schema"):
-        Metrics(tmp_path / "m.sqlite")
+    with Store(tmp_path / "m.sqlite") as m:
+        m.add("step_metrics", {"step": 0, "loss": None, "norm": 1.0, "lr": 0.1, "coefficient": 1.0, "tokens": 1, "seconds": 0.1, "finite": 0})
+    db = sqlite3.connect(tmp_path / "m.sqlite")
+    db.execute("PRAGMA user_version=99")
+    db.close()
+    for use in (Store, connect):
+        with pytest.raises(InputError, match="newer schema"):
+            use(tmp_path / "m.sqlite")
 
 
 def test_a_refusal_fits_on_a_screen(root: Path, alpha: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from alpha.component import GATES, KINDS
 from alpha.data import shards, tokenizer
 from alpha.flops import v1
 from alpha.ops.table import table
+from alpha.profile import schema
 from alpha.registry import record
-from alpha.train import metrics, rundir
+from alpha.train import rundir
 
 FROZEN = Path(__file__).parents[2] / "baselines" / "surfaces.txt"
 
@@ -46,7 +47,7 @@ def surfaces() -> list[str]:
     lines += [f"op {s.name}({', '.join(s.inputs)}) -> {', '.join(s.outputs)}" for s in table().values()]
     lines += [f"kind {k}" for k in KINDS] + [f"gate {g}" for g in GATES]
     lines += [f"format evidence {record.FORMAT}", f"format checkpoint {simple.VERSION}", f"format tokenizer {tokenizer.VERSION}",
-              f"format shards {shards.VERSION}", f"format metrics {metrics.VERSION}", f"format manifest {rundir.MANIFEST_FORMAT}",
+              f"format shards {shards.VERSION}", f"format metrics {schema.VERSION}", f"format manifest {rundir.MANIFEST_FORMAT}",
               f"format flops {v1.VERSION}"]
     lines += [f"exit {e.exit_code} {e.__name__}" for e in vars(errors).values()
               if isinstance(e, type) and issubclass(e, errors.AlphaError)]

@@ -8,10 +8,12 @@ from types import TracebackType
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from alpha.backends.cpu.lib import Cpu, Workers
+from alpha.backends.cpu.lib import Cpu
+from alpha.backends.cpu.observe import ObservedWorkers, note, resident
 from alpha.component import Catalogue
 from alpha.errors import GraphError, InputError, MachineError, NonFiniteError
 from alpha.graph.plan import Launch, Plan, Program, Ref
+from alpha.profile.recorder import Recorder
 from alpha.types import ITEMSIZE, NUMPY
 
 _PAGE = 4096
@@ -25,7 +27,8 @@ class CpuExecutor:
     """
 
     def __init__(self, program: Program, catalogue: Catalogue) -> None:
-        self.program, self.workers = program, Workers(int(str(program.facts["threads"])))
+        self.program, self.workers = program, ObservedWorkers(int(str(program.facts["threads"])))
+        self.recorder = Recorder()
         self._blas = ThreadpoolController().limit(limits=1, user_api="blas")
         self.arenas = {name: _arena(name, n) for name, n in program.arenas().items()}
         self._bound = {name: self._bind(plan, catalogue) for name, plan in program.plans.items()}
@@ -56,10 +59,36 @@ class CpuExecutor:
 
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns views of the outputs, valid until the next run."""
-        self._feed(self.program.plans[plan], inputs or {})
-        for _, run in self._bound[plan]:
-            run()
-        return {k: self.view(r) for k, r in self.program.plans[plan].outputs.items()}
+        found = self.program.plans[plan]
+        with self.recorder.span("host_to_device"):
+            self._feed(found, inputs or {})
+        if not self.recorder.watching:
+            for _, run in self._bound[plan]:
+                run()
+        elif self.recorder.profiling:
+            self._run_observed(found)
+        else:
+            clock, marks = self.recorder.clock, []
+            for _, run in self._bound[plan]:
+                marks.append(clock())
+                run()
+                marks.append(clock())
+            self.recorder.ran(found, marks)
+        return {k: self.view(r) for k, r in found.outputs.items()}
+
+    def _run_observed(self, plan: Plan) -> None:
+        """The same launches, the workers observed: what each hand-over cost, who ran when, who waited."""
+        recorder, marks = self.recorder, []
+        clock = recorder.clock
+        with self.workers.observed(clock) as seen:
+            for index, (launch, run) in enumerate(self._bound[plan.name]):
+                seen.clear()
+                start = clock()
+                run()
+                stop = clock()
+                marks += [start, stop]
+                note(recorder, plan, index, launch, start, stop, seen)
+        recorder.ran(plan, marks)
 
     def replay(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
         """The same, eagerly: after each launch its float outputs are looked at; NonFiniteError names node, op and model line."""
@@ -82,6 +111,10 @@ class CpuExecutor:
             if x.shape != ref.type.shape or x.dtype != NUMPY[ref.type.dtype]:
                 raise InputError(f"input {name} of plan {plan.name} has another type", came=f"{x.dtype}{list(x.shape)}", expected=ref.type)
             self.view(ref)[...] = x
+
+    def resident(self) -> dict[str, int]:
+        """Bytes of each arena that are in memory now (pages that were touched), and of the whole process under 'process'."""
+        return resident({name: (a.ctypes.data, a.nbytes) for name, a in self.arenas.items()})
 
     def close(self) -> None:
         """End the workers and give BLAS its threads back."""

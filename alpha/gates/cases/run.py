@@ -155,6 +155,21 @@ def _bits(ref: Reference, rng: np.random.Generator) -> Measured:
     return Measured(error=float(len(digests) - 1), bound=0.0, cases=3, digest=sorted(digests)[0], note="workers 1, 2, 3")
 
 
+def _watched(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Two steps unwatched, with every launch timed, and with the workers observed: the same parameter bits."""
+    p, batches = program(ref.name, shards=2, micros=2), _batches(ref, rng, 2, 2)
+    digests = []
+    for mode in ("unwatched", "timed", "observed"):
+        with CpuExecutor(p, kernels()) as executor:
+            _start(executor, ref, 3)
+            for step in range(2):
+                if mode != "unwatched":
+                    executor.recorder.begin(step, profiled=mode == "observed")
+                _step(executor, p, batches)
+            digests.append(hash_of(executor.state("param"), executor.state("m"), executor.state("v")))
+    return Measured(error=float(len(set(digests)) - 1), bound=0.0, cases=3, digest=digests[0], note="unwatched, timed, observed")
+
+
 def _eval_reads_only(ref: Reference, rng: np.random.Generator) -> Measured:
     """eval and decode leave every state array alone, and eval's loss is the training loss where there is no dropout."""
     p = program(ref.name)
@@ -409,7 +424,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "executor.cpu": {
         "parity": [*_both(_against_oracle), *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)]],
-        "determinism": _both(_bits),
+        "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)]],
     },

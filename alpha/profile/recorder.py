@@ -1,0 +1,201 @@
+"""The recorder: what a loop and an executor tell, as it happens; one row a step comes out. Floor 3.
+
+The time of the compute stream is cut at every change of activity, so the phases of a step interval cannot overlap and add up to its wall
+time by construction; what falls between two spans is `unexplained`. Launches are timed one by one on every step (two readings of the
+clock each); on a *profiled* step the executor runs the same Plan instrumented and tells more about each launch.
+
+A back end whose launches run on a device tells the device's own times (event nodes of a captured graph) through the same calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from alpha.graph.plan import Launch, Plan
+from alpha.profile.phases import OVERLAPPING, PHASES, phase_of
+from alpha.profile.store import Store
+
+_INDEX = {name: i for i, name in enumerate(PHASES)}
+_WHOLE = ("eval", "sample_gen", "checkpoint")
+"""Phases whose inner activities (batches, launches) are not told apart."""
+
+SAMPLES = 20
+"""Profiled steps of a run, unless its config says another number."""
+
+WARM_UP = 3
+"""First steps of a session that are never profiled and enter no rate: caches, page faults and clocks settle."""
+
+
+def sampled(step: int, steps: int, samples: int) -> bool:
+    """Whether `step` (from 0) of a run of `steps` is one of its `samples` profiled steps: spread evenly, none in the warm-up.
+
+    It depends on nothing else, so a resumed run profiles the same steps.
+    """
+    room = steps - WARM_UP
+    if samples <= 0 or room <= 0 or step < WARM_UP:
+        return False
+    samples, at = min(samples, room), step - WARM_UP
+    return (at * samples) // room != ((at - 1) * samples) // room
+
+
+@dataclass
+class LaunchTime:
+    """What an instrumented run says about one launch, in ns; see table op_profile."""
+
+    enqueue: int = 0
+    device: int = 0
+    wait: int = 0
+    dispatches: int = 0
+    count: int = 0
+
+
+Event = tuple[str, str, str, int, int, "int | None"]
+"""(track, name, phase, start_ns, stop_ns, flow) of the table gpu_timeline."""
+
+
+class Recorder:
+    """Times of one rank. `store` None: nothing is kept (the calls stay valid), for runs that nobody asks about."""
+
+    def __init__(self, store: Store | None = None, *, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.store, self.clock = store, clock
+        self.profiling = False
+        self._step: int | None = None
+        self._stack: list[int] = []
+        self._mark = self._began = 0
+        self._step_ns = self._launches = self._enqueue = 0
+        self._spent = [0] * len(PHASES)
+        self._overlapped = dict.fromkeys(OVERLAPPING, 0)
+        self._phases: dict[str, np.ndarray] = {}
+        self._profile: dict[tuple[str, int], tuple[Launch, LaunchTime]] = {}
+        self._events: list[Event] = []
+
+    # -- the loop --------------------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int, *, profiled: bool = False) -> None:
+        """A step begins, and with it a step interval; the one before is closed at this very moment."""
+        now = self.clock()
+        self._close(now)
+        self._step, self._began, self._mark, self.profiling = step, now, now, profiled
+
+    def end_step(self) -> int:
+        """The step itself is done (what follows until the next `begin` still belongs to its interval). Returns its ns."""
+        self._step_ns = self.clock() - self._began
+        return self._step_ns
+
+    def finish(self) -> None:
+        """The session ends: close the last interval."""
+        self._close(self.clock())
+        self._step = None
+
+    def abandon(self) -> None:
+        """The step does not count (it was refused or failed): forget its interval."""
+        self._reset()
+        self._step = None
+
+    @contextmanager
+    def span(self, phase: str) -> Iterator[None]:
+        """The compute stream is busy with, or waits for, `phase` until the block ends. Spans nest; time counts in the innermost one,
+        except inside evaluation, sampling and checkpoints, which stay whole."""
+        if self._step is None or self.whole:
+            yield
+            return
+        start = self._switch()
+        self._stack.append(_INDEX[phase])
+        try:
+            yield
+        finally:
+            stop = self._switch()
+            self._stack.pop()
+            if self.profiling:
+                self._events.append((_TRACK.get(phase, "host enqueue"), phase, phase, start, stop, None))
+
+    def overlapped(self, phase: str, ns: int) -> None:
+        """`ns` of a transfer, a collective or a write that ran beside the compute stream."""
+        self._overlapped[phase] += ns
+
+    # -- the executor ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def whole(self) -> bool:
+        """Inside evaluation, sampling or a checkpoint: launches there are not told apart."""
+        return bool(self._stack) and self._stack[0] in _WHOLE_INDEX
+
+    @property
+    def watching(self) -> bool:
+        """Whether an executor should time its launches now."""
+        return self._step is not None and not self._stack
+
+    def ran(self, plan: Plan, marks: Sequence[int]) -> None:
+        """A Segment ran: marks[2i], marks[2i + 1] are start and end of launch i. Gaps between launches count as idle."""
+        times = np.array(marks, np.int64)
+        if not len(times):
+            return
+        phases = self._phases.get(plan.name)
+        if phases is None:
+            phases = self._phases[plan.name] = np.array([_INDEX[phase_of(launch)] for launch in plan.launches])
+        for i, ns in enumerate(np.bincount(phases, weights=times[1::2] - times[::2], minlength=len(PHASES)).astype(np.int64).tolist()):
+            self._spent[i] += ns
+        self._spent[_INDEX["idle"]] += int((times[2::2] - times[1:-1:2]).sum())
+        self._launches += len(phases)
+
+    def profiled(self, plan: Plan, index: int, *, enqueue: int, device: int, wait: int, dispatches: int) -> None:
+        """Launch `index` of `plan` ran instrumented; ns. Runs of the same launch in one step add up."""
+        _, entry = self._profile.setdefault((plan.name, index), (plan.launches[index], LaunchTime()))
+        entry.enqueue += enqueue
+        entry.device += device
+        entry.wait += wait
+        entry.dispatches += dispatches
+        entry.count += 1
+        self._enqueue += enqueue
+
+    def event(self, track: str, name: str, phase: str, start: int, stop: int, flow: int | None = None) -> None:
+        """Something for the timeline of a profiled step."""
+        self._events.append((track, name, phase, start, stop, flow))
+
+    # -- rows ------------------------------------------------------------------------------------------------------------------
+
+    def _switch(self) -> int:
+        now = self.clock()
+        if self._stack:
+            self._spent[self._stack[-1]] += now - self._mark
+        self._mark = now
+        return now
+
+    def _reset(self) -> None:
+        self._spent = [0] * len(PHASES)
+        self._overlapped = dict.fromkeys(OVERLAPPING, 0)
+        self._step_ns = self._launches = self._enqueue = 0
+        self._profile, self._events, self.profiling = {}, [], False
+
+    def _close(self, now: int) -> None:
+        if self._step is not None and self.store is not None:
+            wall, key = now - self._began, {"step": self._step, "rank": self.store.rank}
+            row = {**key, "session": self.store.session, "began_ns": self._began, "wall_ns": wall, "step_ns": self._step_ns,
+                   "profiled": int(self.profiling), "launches": self._launches, "enqueue_ns": self._enqueue}
+            row |= {f"{name}_ns": ns for name, ns in zip(PHASES, self._spent)}
+            row |= {f"{name}_overlapped_ns": ns for name, ns in self._overlapped.items()}
+            self.store.add("step_timing", {**row, "unexplained_ns": wall - sum(self._spent)})
+            for (plan, index), (launch, t) in self._profile.items():
+                self.store.add("op_profile", {
+                    **key, "plan": plan, "launch": index, "op": launch.op, "component": launch.component, "layer": launch.layer,
+                    "phase": phase_of(launch), "shape": shape_text(launch), "dtype": launch.outs[0].type.dtype, "count": t.count,
+                    "enqueue_ns": t.enqueue, "device_ns": t.device, "wait_ns": t.wait, "flops": launch.flops * t.count,
+                    "nbytes": launch.nbytes * t.count, "dispatches": t.dispatches})  # fmt: skip
+            for track, name, phase, start, stop, flow in self._events:
+                self.store.add("gpu_timeline", {**key, "track": track, "name": name, "category": phase, "start_ns": start, "stop_ns": stop,
+                                                "flow": flow})
+        self._reset()
+
+
+_WHOLE_INDEX = frozenset(_INDEX[name] for name in _WHOLE)
+_TRACK = {"data_load": "data loading", "checkpoint": "checkpoint writer", "comm": "comm"}
+
+
+def shape_text(launch: Launch) -> str:
+    """Operands and results of a launch, such as 'f32[8,128] f32[128] -> f32[8,128]'."""
+    return f"{' '.join(str(r.type) for r in launch.ins)} -> {' '.join(str(r.type) for r in launch.outs)}"
