@@ -37,6 +37,8 @@ class Run:
     metadata: dict[str, str]
     tables: dict[str, pd.DataFrame]
     notes: list[str] = field(default_factory=list)
+    cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What was computed from the tables once and is asked for again."""
 
     @property
     def name(self) -> str:
@@ -120,7 +122,7 @@ class Run:
         frame = pd.DataFrame(rows, columns=columns)
         if len(frame) and (frame.stop_ns < frame.start_ns).any():
             bad = frame[frame.stop_ns < frame.start_ns].iloc[0]
-            raise clock_error(self.path, f"event {bad['name']!r} of step {step}, rank {rank} ends {bad.start_ns - bad.stop_ns} ns too early")
+            raise clock_error(self.path, f"event {bad['name']!r} of step {step}, rank {rank} ends {bad.start_ns - bad.stop_ns} ns early")
         return frame
 
     def timeline_steps(self) -> list[tuple[int, int]]:

@@ -29,7 +29,7 @@ BASE = {"forward": 9 * MS, "backward": 19 * MS, "grad_norm": MS // 3, "grad_clip
 """Mean ns of the phases inside a step; `unexplained` adds GAP."""
 GAP, SET_UP = 40_000, 2_000 * MS
 EVAL_EVERY, EVAL, SAVE_EVERY, SAVE = 250, 120 * MS, 500, 60 * MS
-TOKENS, FLOPS_PER_TOKEN, PEAK_FLOPS, PEAK_BANDWIDTH = 2048, 5.0e6, 1.0e12, 2.0e10
+TOKENS, FLOPS_PER_TOKEN, PEAK_FLOPS, PEAK_BANDWIDTH = 2048, 5.0e6, 1.0e12, 4.0e10
 LAYERS = 4
 VERSION_1 = {"step_metrics", "run_metadata", "evaluations"}
 

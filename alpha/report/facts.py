@@ -1,0 +1,83 @@
+"""From the rows of a run to the facts that figures are made of. Floor 7."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from alpha.profile.figures import Facts, uncovered_ns
+from alpha.profile.phases import OVERLAPPING, PHASES
+from alpha.profile.recorder import WARM_UP
+from alpha.report.extra import pandas as pd
+from alpha.report.runs import Run
+
+STEADY = "steady"
+
+
+def timing(run: Run) -> pd.DataFrame:
+    """step_timing with the columns `steady` (bool: enters rates) and `tokens` (of the whole step, NaN where its loss row is missing).
+
+    Steps that were refused (finite 0) are left out: they moved nothing.
+    """
+    if STEADY in run.cache:
+        return run.cache[STEADY]
+    rows, steps = run.tables["step_timing"], run.tables["step_metrics"].set_index("step")
+    refused = set(steps.index[steps.finite == 0])
+    rows = rows[~rows.step.isin(refused)] if refused else rows
+    began = run.tables["sessions"].set_index(["session", "rank"]).first_step
+    first = began.reindex(pd.MultiIndex.from_frame(rows[["session", "rank"]])).to_numpy(np.int64) if len(rows) else np.zeros(0, np.int64)
+    settled = (rows.profiled.to_numpy() == 0) & (rows.step.to_numpy() >= first + WARM_UP)
+    tokens = steps.tokens.reindex(rows.step).to_numpy(np.float64)
+    run.cache[STEADY] = rows.assign(steady=settled & ~np.isnan(tokens), tokens=tokens)
+    return run.cache[STEADY]
+
+
+def steps_of(run: Run) -> pd.DataFrame:
+    """One row a steady step (steady on every rank that wrote it): `step`, `step_ns` of the slowest rank, `tokens`."""
+    rows = timing(run)
+    each = rows.groupby("step", sort=True)
+    one = each.agg(step_ns=("step_ns", "max"), tokens=("tokens", "first"), steady=("steady", "all")).reset_index()
+    return one[one.steady]
+
+
+def facts(run: Run) -> Facts:
+    """The facts of a run. With `why` set when it holds no timing."""
+    if run.why_untimed:
+        return Facts(why=run.why_untimed)
+    rows, steady, ops, sessions = timing(run), steps_of(run), run.tables["op_profile"], run.tables["sessions"]
+    plain, instrumented = rows[rows.profiled == 0], rows[rows.profiled == 1]
+    lasted = sessions.seen_ns - sessions.began_ns
+    profiled = rows.set_index(["step", "rank"]).step_ns
+    have = pd.MultiIndex.from_frame(ops[["step", "rank"]].drop_duplicates())
+    devices = run.number("devices")
+    enqueue, timeline_ns = _exposed_enqueue(run, profiled) if run.metadata.get("backend", "cpu") != "cpu" else (None, 0)
+    one_step = rows.drop_duplicates("step")
+    return Facts(
+        backend=run.metadata.get("backend", "cpu"), devices=None if devices is None else int(devices),
+        flops_per_token=run.number("flops_per_token"), executed_flops=run.number("executed_flops"), peak_flops=run.number("peak_flops"),
+        peak_bandwidth=run.number("peak_bandwidth"), steady_tokens=int(steady.tokens.sum()), steady_ns=int(steady.step_ns.sum()),
+        steady_steps=len(steady), step_ns=plain.step_ns.to_numpy(), wall_ns=plain.wall_ns.to_numpy(),
+        phases={p: plain[f"{p}_ns"].to_numpy() for p in PHASES},
+        overlapped={p: plain[f"{p}_overlapped_ns"].to_numpy() for p in OVERLAPPING},
+        unexplained_ns=plain.unexplained_ns.to_numpy(), useful_ns=int(rows.step_ns.sum()), session_ns=int(lasted.sum()),
+        workflow_ns=int(lasted.groupby(sessions.session).max().sum()), tokens=int(np.nansum(one_step.tokens)),
+        profiled_ns=int(profiled[profiled.index.isin(have)].sum()),
+        profiled_mean_ns=float(instrumented.step_ns.mean()) if len(instrumented) else None,
+        steady_mean_ns=float(rows.step_ns[rows.steady].mean()) if rows.steady.any() else None,
+        op_device_ns=ops.device_ns.to_numpy(), op_flops=ops.flops.to_numpy(), op_nbytes=ops.nbytes.to_numpy(),
+        op_enqueue_ns=ops.enqueue_ns.to_numpy(), op_wait_ns=ops.wait_ns.to_numpy(), exposed_enqueue_ns=enqueue, timeline_ns=timeline_ns,
+    )  # fmt: skip
+
+
+def _exposed_enqueue(run: Run, step_ns: pd.Series) -> tuple[int | None, int]:
+    """Over the profiled steps with a timeline of host and streams: (ns of host enqueue while no stream is busy, ns of those steps)."""
+    total, whole, seen = 0, 0, False
+    for step, rank in run.timeline_steps():
+        events = run.timeline(step, rank)
+        host, device = events[events.track == "host enqueue"], events[events.track.str.startswith("stream")]
+        if not len(host) or not len(device) or (step, rank) not in step_ns.index:
+            continue
+        seen = True
+        total += uncovered_ns(host.start_ns.to_numpy(np.int64), host.stop_ns.to_numpy(np.int64), device.start_ns.to_numpy(np.int64),
+                              device.stop_ns.to_numpy(np.int64))
+        whole += int(step_ns.loc[(step, rank)])
+    return (total, whole) if seen else (None, 0)
