@@ -25,7 +25,21 @@ import numpy as np
 
 from alpha.component import Component
 from alpha.gates import contracts, evaluate
-from alpha.gates.subjects import Case, case_of, crash, fresh_nonce, generator, make_record, once, pin_blas, short, size, spec_of
+from alpha.gates.subjects import (
+    Case,
+    case_of,
+    crash,
+    elsewhere,
+    fresh_nonce,
+    generator,
+    make_record,
+    once,
+    settle,
+    short,
+    size,
+    spec_of,
+    subjects_of,
+)
 from alpha.ops.numerics import ACCUMULATE, UNIT_ROUNDOFF, round_to, ulp, walk
 from alpha.ops.spec import OpSpec, Sample
 from alpha.ops.table import row
@@ -80,13 +94,17 @@ def differentiable(spec: OpSpec, sample: Sample) -> tuple[int, ...]:
                  and names[min(i, len(names) - 1)] not in spec.undifferentiable)
 
 
-def chosen(spec: OpSpec, nonce: str) -> list[Sample]:
-    """The samples of a forward row that are differentiated: the small ones, at most ten, spread over the row's own order."""
+def chosen(spec: OpSpec, nonce: str, component: Component | None = None) -> list[Sample]:
+    """The samples of a forward row that are differentiated: the small ones, at most ten, spread over the row's own order. For a kernel
+    of another back end: those made for it."""
     def fits(s: Sample) -> bool:
         types = case_of(s, "f64").types
         return bool(differentiable(spec, s)) and size(types) + size(spec.infer(types, s.attrs)) <= LARGEST
 
-    found = [s for s in spec.samples(generator(nonce, spec.name, "gradient")) if fits(s)]
+    made = spec.samples(generator(nonce, spec.name, "gradient"))
+    if component is not None and elsewhere(component):
+        made = subjects_of(component).samples(spec.name, generator(nonce, spec.name, "gradient", component.backend), "samples")
+    found = [s for s in made if fits(s)]
     if len(found) > CASES_PER_ROW:
         keep = generator(nonce, spec.name, "chosen").permutation(len(found))[:CASES_PER_ROW]
         found = [found[i] for i in sorted(keep)]
@@ -98,12 +116,12 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     nonce = nonce or fresh_nonce()
     if component.kind != "kernel":
         return contracts.measure(component, "gradient", nonce)
-    pin_blas()
+    settle(component)
     found: list[dict[str, object]] = []
     declared = 0
     kinds = ["oracle"] + (["kernel"] if "f64" in component.envelope.dtypes else [])
     for spec in rows_for(component):
-        todo = chosen(spec, nonce)
+        todo = chosen(spec, nonce, component)
         for sample in todo:
             declared += len(kinds)
             try:
@@ -167,11 +185,12 @@ def _native(component: Component, spec: OpSpec, todo: Sequence[Sample], nonce: s
     name = f"{spec.name}:native"
     worst, told = _Worst(0.0, GRADIENT_BOUND, 0), 0
     for sample in todo:
+        ran: list[str] = []
         try:
-            error, bound = _native_sample(component, spec, sample, nonce)
+            error, bound = _native_sample(component, spec, sample, nonce, ran)
         except Exception as problem:  # a kernel that raises has no gradient to offer
             return {"name": name, "error": float("inf"), "bound": BOUND_CAP, "directions": 1, "note": f"{sample.name}: {crash(problem)}"}
-        if bound <= TELLING:
+        if bound <= TELLING and (ran or not elsewhere(component)):  # outside the envelope the oracle stood in
             told += 1
             worse = not (error * worst.bound <= worst.error * bound)
             worst = _Worst(error if worse else worst.error, bound if worse else worst.bound, worst.directions + DRAWS)
@@ -179,8 +198,8 @@ def _native(component: Component, spec: OpSpec, todo: Sequence[Sample], nonce: s
                                              "note": "no sample tells a wrong gradient from a rounded one"}
 
 
-def _native_sample(component: Component, spec: OpSpec, sample: Sample, nonce: str) -> tuple[float, float]:
-    """(error, tolerance) of one sample, both over the gradient's largest element.
+def _native_sample(component: Component, spec: OpSpec, sample: Sample, nonce: str, ran: list[str]) -> tuple[float, float]:
+    """(error, tolerance) of one sample, both over the gradient's largest element; `ran` receives the op at each call of the kernel.
 
     Tolerance: twice the largest error, over the same draws of the cotangents, of the vjp whose own nodes are walked sequentially in
     that dtype, plus the row's own bound and one rounding of the result.
@@ -195,7 +214,7 @@ def _native_sample(component: Component, spec: OpSpec, sample: Sample, nonce: st
         c = [round_to(rng.standard_normal(o.type.shape), dtype) for o in at.outputs]
         slack: list[float] = []
         want = evaluate.vjp(spec, at, c, evaluate.oracles)
-        got = evaluate.vjp(spec, at, c, _with_kernel(component, dtype))
+        got = evaluate.vjp(spec, at, c, _with_kernel(component, dtype, ran))
         walked = evaluate.vjp(spec, at, c, _walking(component, dtype, slack))
         for w, g, n in zip(want, got, walked):
             if w is None or g is None or n is None:
@@ -211,7 +230,7 @@ def _native_sample(component: Component, spec: OpSpec, sample: Sample, nonce: st
     return (max(errors, default=0.0) / scale if finite else float("inf")), 2 * max(naive, default=0.0) / scale
 
 
-def _with_kernel(component: Component, dtype: str) -> evaluate.Runner:
+def _with_kernel(component: Component, dtype: str, ran: list[str] | None = None) -> evaluate.Runner:
     """Runner: nodes of the component's op by its kernel in `dtype` (oracle where a call lies outside the envelope), others by oracles."""
 
     def run(op: str, inputs: Sequence[evaluate.Value], attrs: Attrs, types: Sequence[TensorType]) -> Sequence[np.ndarray]:
@@ -223,6 +242,8 @@ def _with_kernel(component: Component, dtype: str) -> evaluate.Runner:
         if component.envelope.why_outside(held, attrs) is not None:
             return evaluate.oracles(op, inputs, attrs, types)
         arrays = tuple(round_to(x.array, t.dtype) if t.dtype in FLOATS else x.array for x, t in zip(inputs, held))
+        if ran is not None:
+            ran.append(op)
         outs = once(component, Case("vjp", dtype, False, arrays, held, attrs))
         return [np.asarray(y, np.float64) if y.dtype.kind == "f" else y for y in outs]
 
@@ -239,7 +260,7 @@ def _walking(component: Component, dtype: str, slack: list[float]) -> evaluate.R
         arrays = tuple(round_to(x.array, x.type.dtype) if x.type.is_float else x.array for x in inputs)
         if spec.bound is not None:
             slack.extend(float(np.max(np.abs(b), initial=0.0)) for b in spec.bound(arrays, attrs))
-        return walk(spec.oracle, dtype, arrays, attrs, mixed=True)
+        return walk(spec.oracle, dtype, arrays, attrs, mixed=dtype)
 
     return run
 

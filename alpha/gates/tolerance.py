@@ -70,7 +70,7 @@ def allowance(spec: OpSpec, case: Case, nonce: str) -> Allowance:
     for draw in range(max(3, min(24, DRAWS // max(1, size), WALKED // max(1, walked_elements)))):
         drawn = coarse if draw == 0 else _nudged(coarse, rng)
         exact = drawn.oracle(spec)
-        walks = {d: walk(spec.oracle, d, drawn.inputs, drawn.attrs, mixed=True) for d in sorted(set(precision))}
+        walks = {d: walk(spec.oracle, d, drawn.inputs, drawn.attrs, mixed=coarse.dtype) for d in sorted(set(precision))}
         for i, (e, d) in enumerate(zip(exact, dtypes)):
             if e.dtype.kind != "f":
                 continue

@@ -1,4 +1,5 @@
-"""into + x, in the memory of `into` where the planner allows it: gradient accumulation."""
+"""into + x, in the memory of `into` where the planner allows it: gradient accumulation. A buffer in the accumulation type may also take an
+x in the compute type."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from alpha.ops.numerics import ACCUMULATE
 from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, expect
 from alpha.types import Attrs, TensorType
 
@@ -13,11 +15,11 @@ from alpha.types import Attrs, TensorType
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     into, x = types
     expect(
-        into == x and into.is_float,
+        into.is_float and x.is_float and into.shape == x.shape and into.dtype in (x.dtype, ACCUMULATE[x.dtype]) and into.dtype != "bf16",
         "accumulate",
-        "into and x are floats of one shape and dtype",
+        "into and x are floats of one shape, into in the type that x is summed in",
         f"{into} and {x}",
-        "equal types",
+        "f32[..] and f32[..], or f32[..] and bf16[..]",
     )
     return (into,)
 
@@ -27,7 +29,8 @@ def _oracle(into: np.ndarray, x: np.ndarray) -> Arrays:
 
 
 def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
-    return (dy[0], dy[0])
+    into, x = node.inputs
+    return (dy[0], dy[0] if into.type.dtype == x.type.dtype else emit("cast", dy[0], dtype=x.type.dtype))  # type: ignore[arg-type]
 
 
 _SHAPES = (("one", (1,)), ("ragged", (7, 13)), ("block-1", (8191,)), ("block+1", (3, 2731)), ("prime", (31, 37, 3)), ("blocks", (3, 43777)))
@@ -59,5 +62,6 @@ ROWS = (
         flops=lambda t, a: t[0].size,
         samples=_samples,
         exact=_exact,
+        kept={"into": "accumulate", "y": "accumulate"},
     ),
 )

@@ -5,7 +5,8 @@ Per element, with t = step + 1 and g = grad * coefficient:
   m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
   p <- p - lr lr_scale ( (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay decay p )
 `segments`: (offset, length, decay 0.0 or 1.0, lr_scale) of each tensor; elements outside keep their values. finite == 0 leaves param, m
-and v untouched, bit for bit, whatever the gradient holds.
+and v untouched, bit for bit, whatever the gradient holds. `copy`, if there is one, holds the parameters in bf16 and is kept in step:
+what changes is the rounded new p; what does not, stays.
 """
 
 from __future__ import annotations
@@ -39,10 +40,13 @@ def check_update(op: str, buffers: Sequence[TensorType], floats: Sequence[Tensor
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    check_update("adamw", types[:4], types[4:6], types[6:], attrs)
+    check_update("adamw", types[:4], types[4:6], types[6:8], attrs)
+    copy = tuple(types[8:])
+    narrow = TensorType(types[0].shape, "bf16")
+    expect(copy in ((), (narrow,)), "adamw", "copy has the parameters' shape, in bf16", ", ".join(map(str, copy)), narrow)
     for name in ("beta1", "beta2"):
         expect(0 <= attrs[name] < 1, "adamw", f"{name} is in [0, 1)", attrs[name], "0.9, 0.95")  # type: ignore[operator]
-    return (types[0], types[2], types[3])
+    return (types[0], types[2], types[3], *copy)
 
 
 def per_element(n: int, segments: ParameterSegments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -55,7 +59,8 @@ def per_element(n: int, segments: ParameterSegments) -> tuple[np.ndarray, np.nda
 
 
 def _oracle(param: np.ndarray, grad: np.ndarray, m: np.ndarray, v: np.ndarray, coefficient: np.ndarray, lr: np.ndarray, step: np.ndarray,
-            finite: np.ndarray, *, beta1: float, beta2: float, eps: float, weight_decay: float, segments: ParameterSegments) -> Arrays:
+            finite: np.ndarray, *copy: np.ndarray, beta1: float, beta2: float, eps: float, weight_decay: float,
+            segments: ParameterSegments) -> Arrays:
     inside, decay, scale = per_element(len(param), segments)
     t, changes = int(step) + 1, inside & (finite != 0)
     grad = np.where(changes, grad, 0.0) * np.where(finite != 0, coefficient, 0.0)
@@ -63,7 +68,8 @@ def _oracle(param: np.ndarray, grad: np.ndarray, m: np.ndarray, v: np.ndarray, c
     v2 = beta2 * v + (1 - beta2) * (grad * grad)
     ratio = (m2 / (1 - beta1**t)) / np.where(changes, np.sqrt(v2 / (1 - beta2**t)) + eps, 1.0)
     updated = param - lr * scale * (ratio + weight_decay * decay * param)
-    return np.where(changes, updated, param), np.where(changes, m2, m), np.where(changes, v2, v)
+    param = np.where(changes, updated, param)
+    return param, np.where(changes, m2, m), np.where(changes, v2, v), *(np.where(changes, param, c) for c in copy)
 
 
 def update_cases(rng: np.random.Generator) -> Iterable[tuple[str, int, ParameterSegments, float, float, int, int, float]]:
@@ -86,43 +92,49 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
         yield Sample(name=name, inputs=(rng.standard_normal(n), grad, rng.standard_normal(n) * 0.3 * scale, rng.random(n) * 0.5 * scale**2,
                      np.array(coefficient), np.array(lr), np.array(step, np.int32), np.array(finite, np.int32)),
                      attrs={"beta1": 0.9, "beta2": 0.95 if n % 2 else 0.999, "eps": 1e-8, "weight_decay": 0.1, "segments": segments})
+        if name in ("padding", "blocks", "not-finite"):
+            attrs = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "segments": segments}
+            yield Sample(name=f"{name}-copy", attrs=attrs, inputs=(rng.standard_normal(n), grad, rng.standard_normal(n) * 0.3 * scale,
+                         rng.random(n) * 0.5 * scale**2, np.array(coefficient), np.array(lr), np.array(step, np.int32),
+                         np.array(finite, np.int32), rng.standard_normal(n)))
 
 
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
-    def case(name: str, finite: int, step: int, beta: float, segments: ParameterSegments) -> Sample:
+    def case(name: str, finite: int, step: int, beta: float, segments: ParameterSegments, *copy: np.ndarray) -> Sample:
         # gradients +-2^j, moments 0, beta 0 or first step: v_hat = g^2, its root is a power of two, eps 0, so the ratio is +-1
         n = 80
         sign, size = rng.choice([-1.0, 1.0], n), 2.0 ** rng.integers(-3, 4, n)
         return Sample(name=name, inputs=(rng.integers(-64, 64, n).astype(float), sign * size, np.zeros(n), np.zeros(n), np.array(0.5),
-                      np.array(0.25), np.array(step, np.int32), np.array(finite, np.int32)),
+                      np.array(0.25), np.array(step, np.int32), np.array(finite, np.int32), *copy),
                       attrs={"beta1": beta, "beta2": beta, "eps": 0.0, "weight_decay": 0.5, "segments": segments})
     apart: ParameterSegments = ((0, 33, 1.0, 1.0), (40, 7, 0.0, 0.5), (64, 16, 0.0, 2.0))
     yield case("signs", 1, 0, 0.0, apart)
     yield case("signs-late", 1, 1000, 0.0, apart)
     yield case("first-step", 1, 0, 0.75, apart)
     yield case("not-finite", 0, 3, 0.5, apart)
+    yield case("signs-copy", 1, 0, 0.0, apart, rng.integers(-64, 64, 80).astype(float))
 
 
 def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
     # in u: g 1 relative; m: coefficients 1, products 1, sum 1, so 4 of its absolute terms; v: 6; root and division 3 + 3; the step size 2.
     # A v that is all eps keeps the bound of m over eps. Then p: one difference, and the decay factor 3.
-    param, grad, m, v, coefficient, lr, step, finite = x
+    param, grad, m, v, coefficient, lr, step, finite, *copy = x
     b1, b2 = float(attrs["beta1"]), float(attrs["beta2"])  # type: ignore[arg-type]
     _, decay, scale = per_element(len(param), attrs["segments"])  # type: ignore[arg-type]
     if not finite:
-        return 0.0, 0.0, 0.0
+        return (0.0,) * (3 + len(copy))
     t = int(step) + 1
     g = np.abs(grad * coefficient)
     m2, v2 = b1 * np.abs(m) + (1 - b1) * g, b2 * v + (1 - b2) * g * g
     denominator = np.sqrt(v2 / (1 - b2**t)) + float(attrs["eps"])  # type: ignore[arg-type]
     ratio = m2 / (1 - b1**t) / np.where(denominator > 0, denominator, 1.0)
     change = lr * scale * (14 * ratio + 6 * float(attrs["weight_decay"]) * decay * np.abs(param))  # type: ignore[arg-type]
-    return np.abs(param) + change, 4 * m2, 6 * v2
+    return np.abs(param) + change, 4 * m2, 6 * v2, *(np.abs(param) + change for _ in copy)
 
 
 ROWS = (
-    OpSpec(name="adamw", inputs=("param", "grad", "m", "v", "coefficient", "lr", "step", "finite"), outputs=("param", "m", "v"),
-           infer=_infer,
+    OpSpec(name="adamw", inputs=("param", "grad", "m", "v", "coefficient", "lr", "step", "finite", "copy?"),
+           outputs=("param", "m", "v", "copy?"), infer=_infer, kept={"copy": "bf16"},
            oracle=_oracle, vjp=None, why_no_vjp="an update, which no gradient crosses", flops=lambda t, a: 16 * t[0].size,
            samples=_samples, exact=_exact, bound=_bound),
 )

@@ -260,8 +260,9 @@ def _bound_bwd(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
 
 ROWS = (
     OpSpec(name="attention", inputs=("q", "k", "v", "documents_q?", "documents_k?"), outputs=("o", "lse"), infer=_infer, oracle=_oracle,
-           vjp=_vjp, flops=_flops, samples=_samples, exact=_exact, bound=_bound, undifferentiable=("documents_q", "documents_k", "lse")),
+           vjp=_vjp, flops=_flops, samples=_samples, exact=_exact, bound=_bound, undifferentiable=("documents_q", "documents_k", "lse"),
+           kept={"lse": "accumulate"}),
     OpSpec(name="attention_bwd", inputs=("do", "q", "k", "v", "o", "lse", "documents_q?", "documents_k?"), outputs=("dq", "dk", "dv"),
            infer=_infer_bwd, oracle=_oracle_bwd, vjp=None, why_no_vjp="backward row", flops=_flops_bwd, samples=_samples_bwd,
-           exact=_exact_bwd, bound=_bound_bwd, undifferentiable=("documents_q", "documents_k")),
+           exact=_exact_bwd, bound=_bound_bwd, undifferentiable=("documents_q", "documents_k"), kept={"lse": "accumulate"}),
 )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from alpha.ops import table as op_table
+from alpha.ops.numerics import stored
 from alpha.ops.spec import OpSpec, Samples
 from alpha.types import Attrs, TensorType
 
@@ -59,7 +60,11 @@ class _Infer:
 
 
 def _oracle_emit(op: str, *inputs: Any, **attrs: Any) -> Any:
-    out = op_table.row(op).oracle(*inputs, **attrs)
+    spec = op_table.row(op)
+    out = spec.oracle(*inputs, **attrs)
+    names = [n.strip("?*") for n in spec.outputs]
+    if not attrs.get("wide", False):  # between the parts lie tensors of the compute type, but for those that the row keeps in another
+        out = tuple(y if names[min(i, len(names) - 1)] in spec.kept else stored(y) for i, y in enumerate(out))
     return out if len(out) > 1 else out[0]
 
 
@@ -121,10 +126,8 @@ class FusedSpec(OpSpec):
         return tuple(match[part].outputs[index] for part, index in self._pattern[1])
 
 
-def fused(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], compose: Callable[..., Any], *, samples: Samples,
-          exact: Samples | str, undifferentiable: tuple[str, ...] = (),
-          bound: Callable[[tuple[np.ndarray, ...], Attrs], Sequence[Any]] | None = None) -> FusedSpec:
-    """The row of a composition. It has no vjp: fusion happens after differentiation."""
+def derived(compose: Callable[..., Any]) -> dict[str, Any]:
+    """Shape rule, oracle and FLOPs of a composition, for a row that is traced by its own name."""
 
     def infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
         return tuple(compose(_Infer(), *types, **attrs))
@@ -137,6 +140,12 @@ def fused(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], compose:
         compose(counter, *types, **attrs)
         return counter.flops
 
-    return FusedSpec(name=name, inputs=inputs, outputs=outputs, infer=infer, oracle=oracle, vjp=None,
-                     why_no_vjp="fused after differentiation", flops=flops, samples=samples, exact=exact, bound=bound,
-                     undifferentiable=undifferentiable, compose=compose)
+    return {"infer": infer, "oracle": oracle, "flops": flops}
+
+
+def fused(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], compose: Callable[..., Any], *, samples: Samples,
+          exact: Samples | str, undifferentiable: tuple[str, ...] = (), kept: Mapping[str, str] | None = None,
+          bound: Callable[[tuple[np.ndarray, ...], Attrs], Sequence[Any]] | None = None) -> FusedSpec:
+    """The row of a composition. It has no vjp: fusion happens after differentiation."""
+    return FusedSpec(name=name, inputs=inputs, outputs=outputs, vjp=None, why_no_vjp="fused after differentiation", samples=samples,
+                     exact=exact, bound=bound, undifferentiable=undifferentiable, kept=kept or {}, compose=compose, **derived(compose))

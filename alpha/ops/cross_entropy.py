@@ -91,6 +91,7 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
     yield case("ignored", rng.standard_normal((6, 9)), np.array([-1, 3, -1, 0, 8, -1]), z_loss=1e-3)
     yield case("ignored-column", rng.standard_normal((5, 6)), np.array([2, 1, 2, 5, 0]), ignore_index=2)
     yield case("all-ignored", rng.standard_normal((3, 4)), np.full(3, -100), ignore_index=-100, z_loss=1e-2)
+    yield case("eights", rng.standard_normal((9, 136)) * 3, z_loss=1e-3)
     yield case("block+1", rng.standard_normal((65, 513)))
     yield case("wide", rng.standard_normal((3, 2049)) * 4)
     yield case("all-equal", np.full((4, 17), 0.3))
@@ -158,11 +159,12 @@ def _bound_bwd(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
 
 ROWS = (
     OpSpec(name="cross_entropy", inputs=("logits", "targets"), outputs=("loss", "lse"), infer=_infer, oracle=_oracle, vjp=_vjp,
-           flops=lambda t, a: 5 * t[0].size, samples=_samples, exact=_exact, bound=_bound, undifferentiable=("targets", "lse")),
+           flops=lambda t, a: 5 * t[0].size, samples=_samples, exact=_exact, bound=_bound, undifferentiable=("targets", "lse"),
+           kept={"loss": "accumulate", "lse": "accumulate"}),
     OpSpec(name="cross_entropy_bwd", inputs=("dloss", "logits", "targets", "lse"), outputs=("dlogits",), infer=_infer_bwd,
            oracle=_oracle_bwd,
            vjp=None, why_no_vjp="backward row", flops=lambda t, a: 4 * t[1].size, samples=_samples_bwd, exact=_exact_bwd, bound=_bound_bwd,
-           undifferentiable=("targets",)),
+           undifferentiable=("targets",), kept={"dloss": "accumulate", "lse": "accumulate"}),
     OpSpec(name="count_valid", inputs=("targets",), outputs=("count",), infer=_infer_count, oracle=_oracle_count, vjp=None,
            why_no_vjp="counts integers", flops=lambda t, a: 0, samples=_samples_count, exact=_samples_count, undifferentiable=("targets",)),
 )

@@ -1,5 +1,7 @@
 """Row lookup in a table, and its transpose: the sum of the cotangents of each id, in the order in which the ids come.
 
+The table's gradient has the accumulation type.
+
 Legend: V vocabulary, C width, N number of ids (the product of their shape).
 """
 
@@ -10,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from alpha.ops.numerics import growth
+from alpha.ops.numerics import ACCUMULATE, growth
 from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, expect
 from alpha.types import Attrs, TensorType
 
@@ -29,7 +31,7 @@ def _infer_bwd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, .
            f"a float [{','.join(map(str, (*ids.shape, 'C')))}]")
     vocab = attrs["vocab"]
     expect(isinstance(vocab, int) and vocab > 0, "embedding_bwd", "vocab is a positive integer", vocab, "the table's V")
-    return (TensorType((vocab, dy.shape[-1]), dy.dtype),)  # type: ignore[arg-type]
+    return (TensorType((vocab, dy.shape[-1]), ACCUMULATE[dy.dtype]),)  # type: ignore[arg-type]
 
 
 def _oracle(table: np.ndarray, ids: np.ndarray) -> Arrays:
@@ -57,6 +59,7 @@ def _cases(rng: np.random.Generator) -> Iterable[tuple[str, int, int, np.ndarray
     yield "ragged", 11, 13, rng.integers(0, 11, (3, 7)).astype(np.int32)
     yield "ends", 7, 5, np.array([0, 6, 6, 0, 3], np.int32)
     yield "all-equal", 9, 33, np.full((2, 65), 5, np.int32)
+    yield "eights", 40, 72, np.minimum(rng.geometric(0.1, (3, 100)) - 1, 39).astype(np.int32)
     yield "block+1", 129, 65, rng.integers(0, 129, (257,)).astype(np.int32)
     yield "skewed", 40, 16, np.minimum(rng.geometric(0.2, (4, 50)) - 1, 39).astype(np.int32)
 
@@ -93,5 +96,5 @@ ROWS = (
            samples=_samples, exact=_exact, undifferentiable=("ids",)),
     OpSpec(name="embedding_bwd", inputs=("dy", "ids"), outputs=("dtable",), infer=_infer_bwd, oracle=_oracle_bwd, vjp=None,
            why_no_vjp="backward row", flops=lambda t, a: t[0].size, samples=_samples_bwd, exact=_exact_bwd, bound=_bound_bwd,
-           undifferentiable=("ids",)),
+           undifferentiable=("ids",), kept={"dtable": "accumulate"}),
 )

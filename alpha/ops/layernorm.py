@@ -1,6 +1,7 @@
 """Layer normalisation over the last axis. Ba, Kiros and Hinton 2016 (arXiv:1607.06450), equations 3 and 4, biased variance.
 
-mean and rstd are kept for the backward pass; they take no cotangent. Legend: N rows (the product of the leading axes), C width.
+mean and rstd are kept for the backward pass; they take no cotangent. They, dgamma and dbeta have the accumulation type.
+Legend: N rows (the product of the leading axes), C width.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def _infer_bwd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, .
     statistic = TensorType(x.shape[:-1], ACCUMULATE[x.dtype])
     expect(mean == statistic and rstd == statistic, "layernorm_bwd", "mean and rstd have one entry per row", f"{mean} and {rstd}",
            statistic)
-    return (x, gamma, gamma)
+    parameter = TensorType(gamma.shape, ACCUMULATE[gamma.dtype])
+    return (x, parameter, parameter)
 
 
 def _oracle(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, *, eps: float) -> Arrays:
@@ -66,6 +68,7 @@ def contents(rng: np.random.Generator) -> Iterable[tuple[str, np.ndarray, float]
     yield "vector", rng.standard_normal((13,)), 1e-5
     yield "ragged", rng.standard_normal((3, 7, 13)), 1e-5
     yield "block+1", rng.standard_normal((257, 129)), 1e-5
+    yield "eights", rng.standard_normal((67, 136)), 1e-5
     yield "offset", rng.standard_normal((5, 64)) + 3, 1e-6
     yield "all-equal", np.full((4, 33), 0.1), 1e-5
     yield "large", rng.standard_normal((5, 24)) * 1e4, 1e-5
@@ -123,8 +126,9 @@ def _bound_bwd(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
 
 ROWS = (
     OpSpec(name="layernorm", inputs=("x", "gamma", "beta"), outputs=("y", "mean", "rstd"), infer=_infer, oracle=_oracle, vjp=_vjp,
-           flops=lambda t, a: 8 * t[0].size, samples=_samples, exact=_exact, bound=_bound, undifferentiable=("mean", "rstd")),
+           flops=lambda t, a: 8 * t[0].size, samples=_samples, exact=_exact, bound=_bound, undifferentiable=("mean", "rstd"),
+           kept={"mean": "accumulate", "rstd": "accumulate"}),
     OpSpec(name="layernorm_bwd", inputs=("dy", "x", "gamma", "mean", "rstd"), outputs=("dx", "dgamma", "dbeta"), infer=_infer_bwd,
            oracle=_oracle_bwd, vjp=None, why_no_vjp="backward row", flops=lambda t, a: 14 * t[0].size, samples=_samples_bwd,
-           exact=_exact_bwd, bound=_bound_bwd),
+           exact=_exact_bwd, bound=_bound_bwd, kept=dict.fromkeys(("mean", "rstd", "dgamma", "dbeta"), "accumulate")),
 )

@@ -1,4 +1,7 @@
-"""Matrix product with every transposition, batches and an optional bias. FLOPs: 2*M*N*K per matrix (multiply-add = 2)."""
+"""Matrix product with every transposition, batches and an optional bias. FLOPs: 2*M*N*K per matrix (multiply-add = 2).
+
+With `wide` the result keeps the type in which it is summed (f32 for bf16 operands): gradients of weights, logits to sample from.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from math import prod
 import numpy as np
 
 from alpha.ops.numerics import depth
-from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, expect, same_dtype
+from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, accumulated, expect, same_dtype, wide_if_narrow
 from alpha.types import Attrs, TensorType
 
 
@@ -42,10 +45,10 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     lead, m, n, _ = _mnk(types, attrs)
     if len(types) == 3:
         expect(types[2].shape == (n,), "matmul", "the bias has one entry per output column", types[2], f"{dtype}[{n}]")
-    return (TensorType((*lead, m, n), dtype),)
+    return (TensorType((*lead, m, n), accumulated("matmul", dtype, attrs)),)
 
 
-def _oracle(a: np.ndarray, b: np.ndarray, *bias: np.ndarray, trans_a: bool = False, trans_b: bool = False) -> Arrays:
+def _oracle(a: np.ndarray, b: np.ndarray, *bias: np.ndarray, trans_a: bool = False, trans_b: bool = False, wide: bool = False) -> Arrays:
     y = np.matmul(a.swapaxes(-1, -2) if trans_a else a, b.swapaxes(-1, -2) if trans_b else b)
     return (y + bias[0] if bias else y,)
 
@@ -53,16 +56,20 @@ def _oracle(a: np.ndarray, b: np.ndarray, *bias: np.ndarray, trans_a: bool = Fal
 def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
     """dA = dY B^T and dB = A^T dY, each in the layout of its operand.
 
-    A 2-D b sees all leading axes as one long M axis, so that its gradient is one product over all of them.
+    A 2-D b sees all leading axes as one long M axis, so that its gradient is one product over all of them. The gradients of b and bias,
+    which are parameters as a rule, are wide.
     """
     a, b = node.inputs[0], node.inputs[1]
     g: object = dy[0]
+    dtype, wide = a.type.dtype, wide_if_narrow(a.type.dtype)
+    if node.outputs[0].type.dtype != dtype:
+        g = emit("cast", g, dtype=dtype)  # type: ignore[arg-type]
     trans_a, trans_b = bool(node.attrs.get("trans_a", False)), bool(node.attrs.get("trans_b", False))
     shape_a, lead = a.type.shape, a.type.shape[:-2]
     n = node.outputs[0].type.shape[-1]
 
-    def mm(x: object, y: object, ta: bool, tb: bool) -> object:
-        return emit("matmul", x, y, trans_a=ta, trans_b=tb)  # type: ignore[arg-type]
+    def mm(x: object, y: object, ta: bool, tb: bool, **wide: object) -> object:
+        return emit("matmul", x, y, trans_a=ta, trans_b=tb, **wide)  # type: ignore[arg-type]
 
     if lead and len(b.type.shape) == 2:
         swap = (*range(len(lead)), len(lead) + 1, len(lead))
@@ -74,14 +81,14 @@ def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
         da = mm(g, b, False, not trans_b)
         if trans_a:
             da = emit("transpose", da, perm=swap)  # type: ignore[arg-type]
-        db = mm(dy_RN, x_RK, True, False) if trans_b else mm(x_RK, dy_RN, True, False)
+        db = mm(dy_RN, x_RK, True, False, **wide) if trans_b else mm(x_RK, dy_RN, True, False, **wide)
     else:
         da = mm(b, g, trans_b, True) if trans_a else mm(g, b, False, not trans_b)
-        db = mm(g, a, True, trans_a) if trans_b else mm(a, g, not trans_a, False)
+        db = mm(g, a, True, trans_a, **wide) if trans_b else mm(a, g, not trans_a, False, **wide)
     if len(node.inputs) == 2:
         return (da, db)
     axes = tuple(range(len(node.outputs[0].type.shape) - 1))
-    return (da, db, emit("sum", g, axis=axes, keepdims=False))  # type: ignore[arg-type]
+    return (da, db, emit("sum", g, axis=axes, keepdims=False, **wide))  # type: ignore[arg-type]
 
 
 def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray]:
@@ -125,6 +132,11 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
                 yield Sample(
                     name=f"{name}-{'T' if ta else 'N'}{'T' if tb else 'N'}", inputs=inputs, attrs={"trans_a": ta, "trans_b": tb}
                 )
+    yield Sample(name="wide", inputs=(rng.standard_normal((72, 40)), rng.standard_normal((72, 136))), attrs={"trans_a": True, "wide": True})
+    m, n, k = 136, 72, 200  # multiples of 8, as kernels for 16-byte vectors need
+    for name, ta, tb in (("forward", False, True), ("dgrad", False, False), ("wgrad", True, False)):
+        a = rng.standard_normal((k, m) if ta else (m, k))
+        yield Sample(name=f"eights-{name}", inputs=(a, rng.standard_normal((n, k) if tb else (k, n))), attrs={"trans_a": ta, "trans_b": tb})
     yield Sample(name="equal", inputs=(np.full((19, 33), 0.7), np.full((33, 21), -1.3), np.full(21, 0.1)), attrs={})
     yield Sample(name="large", inputs=(1e15 * rng.standard_normal((13, 40)), 1e15 * rng.standard_normal((40, 9))), attrs={})
     yield Sample(name="tiny", inputs=(1e-22 * rng.standard_normal((13, 40)), 1e-20 * rng.standard_normal((40, 9))), attrs={})
@@ -141,6 +153,8 @@ def _exact(rng: np.random.Generator) -> Iterable[Sample]:
                 yield Sample(
                     name=f"{name}-{'T' if ta else 'N'}{'T' if tb else 'N'}", inputs=inputs, attrs={"trans_a": ta, "trans_b": tb}
                 )
+    a, b = rng.integers(-8, 9, (264, 72)).astype(float), rng.integers(-8, 9, (264, 136)).astype(float)
+    yield Sample(name="wide", inputs=(a, b), attrs={"trans_a": True, "wide": True})
 
 
 ROWS = (

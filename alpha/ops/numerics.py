@@ -78,13 +78,16 @@ class Walked(np.ndarray):
 
     dtype_name: str = "f32"
     sum_name: str = "f32"
+    kept_name: str = "f32"
 
     def __array_finalize__(self, other: object) -> None:
         self.dtype_name = getattr(other, "dtype_name", "f32")
         self.sum_name = getattr(other, "sum_name", self.dtype_name)
+        self.kept_name = getattr(other, "kept_name", self.dtype_name)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
-        name, total = next((x.dtype_name, x.sum_name) for x in (*inputs, *(out or ())) if isinstance(x, Walked))
+        like = next(x for x in (*inputs, *(out or ())) if isinstance(x, Walked))
+        total = like.sum_name
         plain = [np.asarray(x) if isinstance(x, Walked) else x for x in inputs]
         if method == "at":  # np.add.at: already one term at a time, but must round after each
             target, where = plain[0], plain[1]
@@ -98,7 +101,7 @@ class Walked(np.ndarray):
             result = _sum_walk(plain[0], total, kwargs.get("axis", 0), kwargs.get("keepdims", False))
         else:
             result = getattr(ufunc, method)(*plain, **kwargs)
-        result = _wrap(result, name, total)
+        result = _wrap(result, like)
         if out is not None:
             np.asarray(out[0])[...] = np.asarray(result)
             return out[0]
@@ -106,18 +109,34 @@ class Walked(np.ndarray):
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         result = super().__array_function__(func, types, args, kwargs)
-        return result if isinstance(result, (tuple, list)) else _wrap(result, self.dtype_name, self.sum_name)
+        if isinstance(result, (tuple, list)):
+            return result
+        moved = func in _MOVES and self.sum_name != self.dtype_name  # a statistic in a wider type keeps its value
+        return _like(result, self) if moved and np.asarray(result).dtype.kind == "f" else _wrap(result, self)
 
 
-def _wrap(x: Any, name: str, total: str, rounded: bool = False) -> Any:
+_MOVES = (np.where, np.take, np.concatenate, np.transpose, np.reshape)
+
+
+def _wrap(x: Any, like: Walked) -> Any:
     if isinstance(x, tuple):
-        return tuple(_wrap(y, name, total) for y in x)
+        return tuple(_wrap(y, like) for y in x)
     x = np.asarray(x)
     if x.dtype.kind != "f":
         return x
-    y = (np.asarray(x, np.float64) if rounded else round_to(x, name)).view(Walked)
-    y.dtype_name, y.sum_name = name, total
+    return _like(round_to(x, like.dtype_name), like)
+
+
+def _like(x: Any, like: Walked) -> Walked:
+    y: Walked = np.asarray(x, dtype=np.float64).view(Walked)
+    y.__array_finalize__(like)
     return y
+
+
+def stored(x: np.ndarray) -> np.ndarray:
+    """An intermediate that every implementation keeps in memory in the compute type. In an oracle: x itself; in a walk: rounded to it,
+    also where the walk itself runs in a wider type."""
+    return _like(round_to(np.asarray(x), x.kept_name), x) if isinstance(x, Walked) else x
 
 
 def _sum_walk(x: np.ndarray, name: str, axis: Any, keepdims: bool) -> np.ndarray:
@@ -141,13 +160,19 @@ def _matmul_walk(a: np.ndarray, b: np.ndarray, name: str) -> np.ndarray:
 
 
 def walk(oracle: Callable[..., tuple[np.ndarray, ...]], dtype: str, inputs: tuple[np.ndarray, ...], attrs: Any, *,
-         mixed: bool = False) -> tuple[np.ndarray, ...]:
+         mixed: str = "") -> tuple[np.ndarray, ...]:
     """The oracle's text in precision `dtype`: inputs and every intermediate rounded, sums sequential. Returns float64 arrays.
 
-    `mixed`: as a kernel of that type is built: operands keep the values they have (some are in a wider type), and the running sums of
-    products and reductions are kept in ACCUMULATE[dtype]; each finished sum is rounded to `dtype` again.
+    `mixed`: a compute type; the walk is then as a kernel of that type is built. Operands keep the values they have (some are in a wider
+    type), the running sums of products and reductions are kept in ACCUMULATE[dtype] and each finished sum is rounded to `dtype` again;
+    what is `stored` is rounded to the compute type.
     """
-    total = ACCUMULATE[dtype] if mixed else dtype
-    walked = tuple(_wrap(np.asarray(x, dtype=np.float64), dtype, total, mixed) if np.asarray(x).dtype.kind == "f" else x for x in inputs)
+    like = np.zeros(()).view(Walked)
+    like.dtype_name, like.sum_name, like.kept_name = dtype, ACCUMULATE[dtype] if mixed else dtype, mixed or dtype
+
+    def start(x: np.ndarray) -> Any:
+        return _like(x, like) if mixed else _wrap(np.asarray(x, dtype=np.float64), like)
+
+    walked = tuple(start(x) if np.asarray(x).dtype.kind == "f" else x for x in inputs)
     with np.errstate(all="ignore"):
         return tuple(np.asarray(y) for y in oracle(*walked, **attrs))

@@ -1,6 +1,7 @@
 """Root mean square normalisation over the last axis. Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4; eps inside the root.
 
-rstd is kept for the backward pass; it takes no cotangent. Legend: N rows (the product of the leading axes), C width.
+rstd is kept for the backward pass; it takes no cotangent. It and dgamma have the accumulation type.
+Legend: N rows (the product of the leading axes), C width.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _infer_bwd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, .
     expect(dy == x, "rmsnorm_bwd", "dy and x agree", f"{dy} and {x}", "equal types")
     statistic = TensorType(x.shape[:-1], ACCUMULATE[x.dtype])
     expect(rstd == statistic, "rmsnorm_bwd", "rstd has one entry per row", rstd, statistic)
-    return (x, gamma)
+    return (x, TensorType(gamma.shape, ACCUMULATE[gamma.dtype]))
 
 
 def _oracle(x: np.ndarray, gamma: np.ndarray, *, eps: float) -> Arrays:
@@ -96,8 +97,10 @@ def _bound_bwd(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
 
 ROWS = (
     OpSpec(name="rmsnorm", inputs=("x", "gamma"), outputs=("y", "rstd"), infer=_infer, oracle=_oracle, vjp=_vjp,
-           flops=lambda t, a: 4 * t[0].size, samples=_samples, exact=_exact, bound=_bound, undifferentiable=("rstd",)),
+           flops=lambda t, a: 4 * t[0].size, samples=_samples, exact=_exact, bound=_bound, undifferentiable=("rstd",),
+           kept={"rstd": "accumulate"}),
     OpSpec(name="rmsnorm_bwd", inputs=("dy", "x", "gamma", "rstd"), outputs=("dx", "dgamma"), infer=_infer_bwd, oracle=_oracle_bwd,
            vjp=None,
-           why_no_vjp="backward row", flops=lambda t, a: 10 * t[0].size, samples=_samples_bwd, exact=_exact_bwd, bound=_bound_bwd),
+           why_no_vjp="backward row", flops=lambda t, a: 10 * t[0].size, samples=_samples_bwd, exact=_exact_bwd, bound=_bound_bwd,
+           kept={"rstd": "accumulate", "dgamma": "accumulate"}),
 )

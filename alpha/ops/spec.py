@@ -77,8 +77,9 @@ class OpSpec:
     exact           samples whose result is exact in f32 (integers for linear ops, one-hot, powers of two), or the reason why none exist
     bound           (inputs, attrs) -> per-output arrays or floats, in units of the compute type's unit roundoff u, added to the parity
                     tolerance: for functions that a library may round up to k ulp: k*|result scale|; default 0
-    kept            float operands that do not have the compute type: name -> 'accumulate' (ACCUMULATE of the compute type: statistics,
-                    losses, gradient buffers) or a fixed dtype; all other float operands have the compute type (docs/numerics.md)
+    kept            float operands and results that do not have the compute type: name -> 'accumulate' (ACCUMULATE of the compute type:
+                    statistics, losses, gradient buffers) or a fixed dtype; all others have the compute type (docs/numerics.md), but
+                    for results of a row with the attribute `wide`, which have the accumulation type when it is set
     undifferentiable names of inputs without a gradient (ids, masks, positions) and of outputs that take no cotangent (mean, rstd, lse)
     view            true when the output is the input's memory under another shape (reshape): no kernel runs
     """
@@ -135,6 +136,18 @@ def same_dtype(op: str, types: Sequence[TensorType]) -> str:
     dtypes = {t.dtype for t in types if t.is_float}
     expect(len(dtypes) == 1, op, "float operands share one dtype", sorted(dtypes), "one dtype")
     return dtypes.pop()
+
+
+def accumulated(op: str, dtype: str, attrs: Attrs) -> str:
+    """The result type of a row that sums: the compute type, or with the attribute `wide` the accumulation type, unrounded."""
+    wide = attrs.get("wide", False)
+    expect(isinstance(wide, bool), op, "wide is a bool", wide, "True or False")
+    return ACCUMULATE[dtype] if wide else dtype
+
+
+def wide_if_narrow(dtype: str) -> dict[str, object]:
+    """The attribute `wide` for a parameter's gradient, where it changes something: sums over the batch are not rounded to `dtype`."""
+    return {"wide": True} if ACCUMULATE[dtype] != dtype else {}
 
 
 def sole_cotangent(op: str, cotangents: Sequence[object]) -> object:

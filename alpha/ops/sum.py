@@ -1,4 +1,4 @@
-"""Sum over axes. `axis`: an integer, a tuple of integers, or None for all."""
+"""Sum over axes. `axis`: an integer, a tuple of integers, or None for all. `wide`: the result keeps the type in which it is summed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from alpha.ops.numerics import depth
-from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, expect
+from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, accumulated, expect
 from alpha.types import Attrs, TensorType
 
 
@@ -41,7 +41,7 @@ def infer_reduction(op: str, types: Sequence[TensorType], attrs: Attrs) -> tuple
     shape = (
         kept_shape(op, x, attrs) if attrs.get("keepdims", False) else tuple(n for i, n in enumerate(x.shape) if i not in axes)
     )
-    return (TensorType(shape, x.dtype),)
+    return (TensorType(shape, accumulated(op, x.dtype, attrs) if op == "sum" else x.dtype),)
 
 
 def keepdims(emit: Emit, cotangent: object, x: TensorType, op: str, attrs: Attrs) -> object:
@@ -97,13 +97,26 @@ def bound_reduction(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray]:
     return (depth(x[0].size // max(1, scale.size)) * scale,)
 
 
-def _oracle(x: np.ndarray, *, axis: object = None, keepdims: bool = False) -> Arrays:
+def _oracle(x: np.ndarray, *, axis: object = None, keepdims: bool = False, wide: bool = False) -> Arrays:
     return (np.sum(x, axis=axis, keepdims=keepdims),)  # type: ignore[call-overload]
 
 
 def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
-    x = node.inputs[0].type
+    x, dy = node.inputs[0].type, list(dy)
+    if node.outputs[0].type.dtype != x.dtype:
+        dy[0] = emit("cast", dy[0], dtype=x.dtype)  # type: ignore[arg-type]
     return (emit("broadcast_to", keepdims(emit, dy[0], x, "sum", node.attrs), shape=x.shape),)  # type: ignore[arg-type]
+
+
+def _samples(rng: np.random.Generator) -> Iterable[Sample]:
+    yield from samples_reduction(rng)
+    yield Sample(name="wide", inputs=(rng.standard_normal((3, 70, 136)),), attrs={"axis": (0, 1), "keepdims": False, "wide": True})
+
+
+def _exact(rng: np.random.Generator) -> Iterable[Sample]:
+    yield from exact_reduction(rng)
+    x = rng.integers(-99, 100, (300, 72)).astype(float)
+    yield Sample(name="wide", inputs=(x,), attrs={"axis": (0,), "keepdims": False, "wide": True}, wrt=())
 
 
 ROWS = (
@@ -115,8 +128,8 @@ ROWS = (
         oracle=_oracle,
         vjp=_vjp,
         flops=lambda t, a: t[0].size,
-        samples=samples_reduction,
-        exact=exact_reduction,
+        samples=_samples,
+        exact=_exact,
         bound=bound_reduction,
     ),
 )
