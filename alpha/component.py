@@ -6,7 +6,7 @@ a learning-rate schedule, a sampler, a tokenizer, an executor, a checkpoint form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alpha.errors import GraphError, InputError
@@ -67,6 +67,8 @@ class Component:
     `id`: `<op or name>.<dtype or variant>.<backend>`, e.g. `matmul.f32.cpu`, `fuse.pass`, `tokenizer.bpe`.
     `implementation`: the callable or class whose syntax tree (with its callees in the package) is the digest.
     `op`: the op row that a kernel implements. `presupposes`: ids that must be usable before this one is.
+    `requires`: what a machine must have to run it, such as `sm_90a`; elsewhere its gates are NOT_RUN, with the reason.
+    `binaries`: name -> digest of every compiled file that it may load (kernels of the GPU); part of what evidence binds to.
     `inplace`: (output index, input index) pairs that may share memory when the planner proves that the input dies here.
     `scratch`: bytes of scratch the kernel needs, from (input types, attrs, threads); the planner reserves exactly that.
     `contract`: dotted module whose `CASES[id][gate]` lists the cases of a component that has no op row:
@@ -84,6 +86,7 @@ class Component:
     inplace: tuple[tuple[int, int], ...] = ()
     scratch: Callable[[Sequence[TensorType], Attrs, int], int] | None = None
     contract: str = ""
+    binaries: Callable[[], Mapping[str, str]] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

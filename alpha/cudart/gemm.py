@@ -242,6 +242,18 @@ TUNED: dict[tuple[int, int, int, str, str], GemmConfig] = {
 }
 
 
+def compiled(problem: GemmProblem) -> tuple[GemmConfig, ...]:
+    """What `choose` picks among for problems of this kind (transposition, output, epilogue), as far as compilation is concerned: walks and
+    the number of splits vary."""
+    plain = not problem.bias and problem.activation == "none" and problem.aux_input == "none"
+    busy = problem.save_pre or problem.activation == "gelu" or problem.aux_input == "gelu_gradient"
+    found = [BUSY] if busy else [PINGPONG, COOPERATIVE]
+    if plain:
+        found += [replace(c, split_tiles=1, split_units=2) for c in (COOPERATIVE, SMALL)]
+        found += [c for (*_, a, b), c in TUNED.items() if (a, b) == (problem.a_major, problem.b_major)]
+    return tuple(found)
+
+
 def choose(problem: GemmProblem, *, multiprocessors: int = 132) -> GemmConfig:
     """The config for a problem: the tuned one, or by rule.
 

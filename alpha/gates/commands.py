@@ -21,7 +21,7 @@ from alpha.registry import check as registry_check
 from alpha.registry import policy
 from alpha.registry.evidence import default_roots, local_root, shipped_root
 from alpha.registry.faults import load_faults
-from alpha.registry.judge import PASS, Judgement
+from alpha.registry.judge import NOT_RUN, PASS, Judgement
 from alpha.registry.machine import machine_class
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
@@ -63,6 +63,13 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
     if gate is not None and gate not in GATES:
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
     todo = run.tasks(house(), ids, (gate,) if gate else (), stale=stale)
+    absent = run.not_here(house(), ids)
+    for why in sorted(set(absent.values())):
+        named = [i for i, w in absent.items() if w == why]
+        out.print(f"{_said(NOT_RUN)} {len(named)} component{'s' if len(named) != 1 else ''} ({', '.join(named[:4])}"
+                  f"{' ...' if len(named) > 4 else ''}): {why}")
+    if ids and len(absent) == len(set(ids)):
+        return 3
     if not todo:
         out.print("nothing to run: every gate asked for has current, passing evidence" if stale else "nothing to run: the gate is not owed")
         return 0
@@ -89,13 +96,14 @@ def cmd_status(*, as_json: bool = False, console: Console | None = None) -> int:
     out = _console(console)
     registry = Registry(house(), default_roots())
     statuses = [registry.status(c.id) for c in house()]
+    absent = run.not_here(house())
     if as_json:
         body = {"machine": registry.machine.key, "components": {
             s.component: {"usable": s.usable, "claimable": s.claimable, "presupposed": list(s.presupposed), "exempt": dict(s.exempt),
                           "gates": {g.gate: {"verdict": g.verdict, "satisfied": g.satisfied, "why": g.why, "machine": g.machine}
                                     for g in s.gates.values()}} for s in statuses}}
         out.print(json.dumps(body, indent=1, sort_keys=True), markup=False, highlight=False)
-        return 0 if all(s.usable for s in statuses) else 1
+        return 0 if all(s.usable for s in statuses if s.component not in absent) else 1
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("component", "usable", *GATES):
         table.add_column(column, no_wrap=True)
@@ -107,11 +115,14 @@ def cmd_status(*, as_json: bool = False, console: Console | None = None) -> int:
         table.add_row(s.component, "[green]yes[/]" if s.usable else "[red]no[/]", *cells)
     out.print(f"on {registry.machine.describe()}")
     out.print(table)
-    usable = sum(s.usable for s in statuses)
-    out.print(f"{usable} of {len(statuses)} components are usable")
-    if usable < len(statuses):
+    here = [s for s in statuses if s.component not in absent]
+    usable = sum(s.usable for s in here)
+    out.print(f"{usable} of {len(here)} components are usable")
+    for why in sorted(set(absent.values())):
+        out.print(f"{sum(w == why for w in absent.values())} more cannot run here ({why}); above stands what committed evidence says")
+    if usable < len(here):
         out.print("`alpha gate run --stale` supplies what is missing; `alpha gate explain ID` says what that is")
-    return 0 if usable == len(statuses) else 1
+    return 0 if usable == len(here) else 1
 
 
 def cmd_explain(component_id: str, *, console: Console | None = None) -> int:

@@ -52,7 +52,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     pin_blas()
     for n in WORKERS:
         pool(n)
-    todo = _chosen(component, nonce)
+    todo = chosen(component, nonce)
     least = -(-required_runs(component) // max(1, len(todo)))
     rng = generator(nonce, component.id, "determinism")
     found = []
@@ -65,7 +65,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     return make_record(component, "determinism", nonce, len(todo), found, workers=",".join(map(str, WORKERS)))
 
 
-def _chosen(component: Component, nonce: str) -> list[Case]:
+def chosen(component: Component, nonce: str) -> list[Case]:
     """Up to four cases: the one that spans several blocks, the largest of the row's own, and two that the nonce chooses."""
     first = [c for c in cases(component, nonce) if c.dtype == component.envelope.dtypes[0]]
     if not first:

@@ -9,7 +9,7 @@ running afterwards; and the samples themselves must reject a constant.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,15 +24,16 @@ from alpha.gates.subjects import (
     cases,
     checksum,
     crash,
+    elsewhere,
     fresh_nonce,
     generator,
     make_record,
     once,
-    pin_blas,
-    pool,
     same_bits,
+    settle,
     short,
     spec_of,
+    subjects_of,
     tasks,
 )
 from alpha.gates.tolerance import Allowance, allowance, exact_below, exact_error, lower
@@ -59,13 +60,13 @@ class _Run:
     note: str = ""
 
 
-def measure(component: Component, nonce: str | None = None) -> Record:
-    """Run the gate; the verdict is the judge's."""
+def measure(component: Component, nonce: str | None = None,
+            larger: Callable[[Component, str], list[dict[str, object]]] | None = None) -> Record:
+    """Run the gate; the verdict is the judge's. `larger`: makes further entries, of kind 'contract', about sizes too large for a walk."""
     nonce = nonce or fresh_nonce()
     if component.kind != "kernel":
         return contracts.measure(component, "parity", nonce)
-    pin_blas()
-    pool(1)
+    settle(component)
     spec = spec_of(component)
     todo = cases(component, nonce)
     counts = dict.fromkeys(BEHAVIOURS, 0)
@@ -79,7 +80,12 @@ def measure(component: Component, nonce: str | None = None) -> Record:
         counts["spread"] = unspread(spec, [r.case for r in runs], allowances)
         counts["spread"] += not single and bool(allowances) and all(c.get("floor") is None for c in found)
     found += [{"name": name, "kind": "exact", "error": float(n)} for name, n in counts.items()]
-    return make_record(component, "parity", nonce, len(todo) + len(BEHAVIOURS), found, _probes(component, runs, nonce))
+    probes = _probes(component, runs, nonce)
+    if larger is None:
+        return make_record(component, "parity", nonce, len(todo) + len(BEHAVIOURS), found, probes)
+    runs.clear()  # their buffers
+    found = [*condense(found), *larger(component, nonce)]
+    return make_record(component, "parity", nonce, len(found), found, probes)
 
 
 def _candidate(component: Component, todo: Sequence[Case], nonce: str, counts: dict[str, int]) -> list[_Run]:
@@ -137,11 +143,7 @@ def _in_place(component: Component, run: _Run, pair: tuple[int, int]) -> bool:
         return True
     shared = bind(component, run.case, share=pair)
     shared.fill(run.case.arrays())
-    for i, x in enumerate(shared.outs):
-        if i != out:
-            x[...] = np.nan if x.dtype.kind == "f" else 0
-    shared.scratch[...] = 0xFF
-    shared.call()
+    shared.run(keep=out)
     return same_bits(shared.outs, run.got)
 
 
@@ -203,7 +205,8 @@ def recompute(component: Component, record: Record) -> list[str]:
     entries: list[dict[str, object]] = [{"name": c.name, "kind": "exact" if c.exact else "relative", "error": 0.0} for c in todo]
     skeleton = condense([*entries, *({"name": b, "kind": "exact", "error": 0.0} for b in BEHAVIOURS)])
     wrong = []
-    if [c.get("name") for c in record.cases] != [c["name"] for c in skeleton]:
+    large = subjects_of(component).large_names(component) if elsewhere(component) else []
+    if [c.get("name") for c in record.cases] != [*(c["name"] for c in skeleton), *large]:
         wrong.append("the record's cases are not those that its nonce gives")
     places = _places(component, todo, record.nonce)
     if [list(p[:3]) for p in record.probes] != places:

@@ -69,23 +69,23 @@ class Ceiling:
     call: Callable[[], object]
 
 
-def baseline_path() -> Path:
-    """Shares of the ceiling that this machine class has reached before, by component and case."""
-    return shipped_root().parent / "perf" / f"{machine_class().key}.json"
+def baseline_path(key: str) -> Path:
+    """Shares of the ceiling that a machine class has reached before, by component and case."""
+    return shipped_root().parent / "perf" / f"{key}.json"
 
 
-def baselines() -> dict[str, dict[str, float]]:
-    """component id -> case -> share; {} where none is pinned."""
-    path = baseline_path()
+def baselines(key: str | None = None) -> dict[str, dict[str, float]]:
+    """component id -> case -> share, on a class (this machine's CPU's by default); {} where none is pinned."""
+    path = baseline_path(key or machine_class().key)
     found: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
 
 
 def pin(record: Record) -> None:
     """Make a record's shares the baseline of its component on this machine class."""
-    table = baselines()
+    table = baselines(record.machine)
     table[record.component] = {str(c["name"]): c["share"] for c in record.cases if c.get("kind") != "relative"}
-    write_atomic(baseline_path(), json.dumps(table, indent=1, sort_keys=True) + "\n")
+    write_atomic(baseline_path(record.machine), json.dumps(table, indent=1, sort_keys=True) + "\n")
 
 
 def measure(component: Component, nonce: str | None = None) -> Record:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from alpha.component import GATES, Catalogue, Component
 from alpha.errors import InputError
-from alpha.gates import determinism, faults, gradient, parity, perf
+from alpha.gates import cuda_determinism, cuda_faults, cuda_gradient, cuda_parity, cuda_perf, determinism, faults, gradient, parity, perf
 from alpha.gates.subjects import crash, fresh_nonce, make_record
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, save
+from alpha.registry.gpu import class_here, why_not_here
 from alpha.registry.judge import Judgement, judge
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
@@ -21,6 +22,12 @@ ENGINES: dict[str, Callable[[Component, str | None], Record]] = {
     "parity": parity.measure, "gradient": gradient.measure, "determinism": determinism.measure, "faults": faults.measure,
     "perf": perf.measure,
 }
+
+CUDA_ENGINES: dict[str, Callable[[Component, str | None], Record]] = {
+    "parity": cuda_parity.measure, "gradient": cuda_gradient.measure, "determinism": cuda_determinism.measure,
+    "faults": cuda_faults.measure, "perf": cuda_perf.measure,
+}
+"""Of kernels of the GPU (policy.MEASURE_CUDA)."""
 
 _GUESS = {"faults": 0.1, "gradient": 0.2, "determinism": 0.5, "parity": 0.6, "perf": 0.6}
 """Seconds, until a record says how long its gate took here."""
@@ -57,7 +64,8 @@ def measure(component: Component, gate: str, nonce: str | None = None) -> Record
     start = time.perf_counter()
     nonce = nonce or fresh_nonce()
     try:
-        record = ENGINES[gate](component, nonce)
+        engines = CUDA_ENGINES if component.backend == "cuda" and component.kind == "kernel" else ENGINES
+        record = engines[gate](component, nonce)
     except Exception as error:
         failed: dict[str, object] = {
             "name": "measure", "kind": "exact" if gate == "parity" else "absolute", "error": float("inf"), "bound": 0.0, "directions": 1,
@@ -73,11 +81,12 @@ def judged(record: Record, component: Component) -> Judgement:
 
 def tasks(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str] = (), *, stale: bool = True,
           roots: Sequence[Path] | None = None) -> list[Task]:
-    """Gates to run, cheapest first: those without current, satisfying evidence (`stale`), or every one that is owed."""
+    """Gates to run, cheapest first: those without current, satisfying evidence (`stale`), or every one that is owed. Components that
+    cannot run on this machine are left out: `not_here` names them."""
     registry = Registry(catalogue, roots)
     chosen = [catalogue[i] for i in dict.fromkeys(ids)] or list(catalogue)
     found = []
-    for component in chosen:
+    for component in (c for c in chosen if not why_not_here(c)):
         due = registry.status(component.id).missing if stale else policy.owed(component)
         for gate in due:
             if not gates or gate in gates:
@@ -85,9 +94,16 @@ def tasks(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str] = 
     return sorted(found, key=lambda t: (t.seconds, t.component.id, t.gate))
 
 
+def not_here(catalogue: Catalogue, ids: Iterable[str] = ()) -> dict[str, str]:
+    """Components (of those named, or all) that cannot run on this machine, with the reason: their gates are NOT_RUN."""
+    chosen = [catalogue[i] for i in dict.fromkeys(ids)] or list(catalogue)
+    return {c.id: why for c in chosen if (why := why_not_here(c))}
+
+
 def _seconds(registry: Registry, component: Component, gate: str) -> float:
     try:
-        having = registry.evidence.load(component.id, registry.machine.key).get(gate, [])
+        here = class_here(component) or registry.machine
+        having = registry.evidence.load(component.id, here.key).get(gate, [])
         return float(having[0].record.environment.get("seconds", _GUESS[gate])) if having else _GUESS[gate]
     except (ValueError, InputError):
         return _GUESS[gate]  # unreadable evidence is about to be replaced

@@ -7,12 +7,14 @@ nonce alone, on a machine that has no back end for the component.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import prod
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -26,6 +28,7 @@ from alpha.ops.numerics import round_to
 from alpha.ops.spec import Arrays, OpSpec, Sample
 from alpha.ops.table import row
 from alpha.registry.digest import Package, component_digests
+from alpha.registry.gpu import class_here, gpu_environment
 from alpha.registry.machine import environment, machine_class
 from alpha.registry.record import MAX_BYTES, Record, canonical
 from alpha.types import NUMPY, Attrs, TensorType
@@ -107,6 +110,27 @@ def case_of(sample: Sample, dtype: str, *, spec: OpSpec | None = None, exact: bo
     return Case(name or sample.name, dtype, exact, tuple(inputs), tuple(types), sample.attrs, sample.wrt)
 
 
+def settle(component: Component) -> None:
+    """Start what a component needs once per process (BLAS pinned, worker threads, the GPU's driver), so that nothing starts later."""
+    pin_blas()
+    pool(1)
+    if elsewhere(component):
+        subjects_of(component).settle()
+
+
+def elsewhere(component: Component) -> bool:
+    """Whether a component's kernels run on another back end than the CPU's."""
+    return component.backend not in ("cpu", "host")
+
+
+def subjects_of(component: Component) -> Any:
+    """The module alpha.gates.<backend>_subjects of a kernel of another back end than the CPU's: `settle`, `samples`, `bind`.
+
+    Found by name, so that evidence of CPU kernels does not bind to it; the engines of that back end name it (policy.MEASURE_CUDA).
+    """
+    return importlib.import_module(f"alpha.gates.{component.backend}_subjects")
+
+
 def spec_of(component: Component) -> OpSpec:
     return row(component.op or "")
 
@@ -114,9 +138,9 @@ def spec_of(component: Component) -> OpSpec:
 def samples(component: Component, nonce: str, which: str) -> list[Sample]:
     """The row's samples ('samples' or 'exact') for this nonce; two of one name are a GraphError."""
     make = getattr(spec_of(component), which)
-    if isinstance(make, str):
-        return []
-    found = list(make(generator(nonce, component.id, which)))
+    found = [] if isinstance(make, str) else list(make(generator(nonce, component.id, which)))
+    if elsewhere(component):
+        found += subjects_of(component).samples(component.op, generator(nonce, component.id, which, component.backend), which)
     if len({s.name for s in found}) != len(found):
         raise GraphError("two samples of a row share a name", came=sorted(s.name for s in found), do=f"rename one in row {component.op}")
     return found
@@ -221,10 +245,11 @@ class Bound:
         for buffer, x in zip(self.ins, contents):
             buffer[...] = x
 
-    def run(self, garbage: int = 0xFF) -> None:
-        """Poison outputs and scratch (0xFF: NaN in every float type), then call once."""
-        for out in self.outs:
-            poison(out, garbage)
+    def run(self, garbage: int = 0xFF, *, keep: int | None = None) -> None:
+        """Poison outputs (but number `keep`) and scratch (0xFF: NaN in every float type), then call once."""
+        for i, out in enumerate(self.outs):
+            if i != keep:
+                poison(out, garbage)
         self.scratch[...] = garbage
         self.call()
 
@@ -234,11 +259,15 @@ def poison(x: np.ndarray, garbage: int = 0xFF) -> None:
     np.ndarray((x.nbytes,), np.uint8, x.data)[...] = garbage if x.dtype != np.bool_ else 1
 
 
-def bind(component: Component, case: Case, *, workers: int = 1, offset: int = 0, share: tuple[int, int] | None = None) -> Bound:
-    """Bind a CPU kernel to fresh buffers that hold NaN (integers: zero) while it binds: a binder that reads data reads rubbish.
+def bind(component: Component, case: Case, *, workers: int = 1, offset: int = 0,
+         share: tuple[int, int] | None = None) -> Any:
+    """Bind a kernel to fresh buffers that hold NaN (integers: zero) while it binds: a binder that reads data reads rubbish. A `Bound`,
+    or what serves like one for another back end.
 
-    `offset`: bytes past a 256-byte boundary of every buffer. `share`: (output, input) that get the same memory.
+    `offset`: elements (GPU: 16 bytes) past a 256-byte boundary of every buffer. `share`: (output, input) that get the same memory.
     """
+    if elsewhere(component):
+        return subjects_of(component).bind(component, case.types, case.out_types(spec_of(component)), case.attrs, offset=offset, share=share)
     like = case.arrays()
     ins = [place(x, offset * x.dtype.itemsize) for x in like]
     for x in ins:
@@ -316,7 +345,9 @@ def make_record(component: Component, gate: str, nonce: str, declared: int, foun
         declared = len(found)
     digests = component_digests(component, gate, package=_package())
     here = {k: v for k, v in environment().items() if k in ("python", "numpy", "blas", "cpu")}
-    record = Record(component=component.id, gate=gate, machine=machine_class().key, digests=digests, nonce=nonce, declared=declared,
+    here |= gpu_environment() if component.backend == "cuda" and component.kind == "kernel" else {}
+    machine = class_here(component) or machine_class()
+    record = Record(component=component.id, gate=gate, machine=machine.key, digests=digests, nonce=nonce, declared=declared,
                     cases=list(found), probes=[list(p) for p in probes], environment={**here, **more})
     if len(canonical(asdict(record))) <= MAX_BYTES - RESERVED:
         return record

@@ -15,8 +15,8 @@ from alpha.errors import CorruptError
 from alpha.registry.digest import Package, component_digests
 from alpha.registry.evidence import write_atomic
 from alpha.registry.faults import Fault
+from alpha.registry.gpu import class_of_key
 from alpha.registry.judge import FAIL, judge
-from alpha.registry.machine import MachineClass
 from alpha.registry.record import FORMAT, Record, canonical, content_hash
 
 NAME = "_catches.jsonl"
@@ -58,7 +58,7 @@ def catch_digests(fault: Fault, component: Component, package: Package | None = 
 
 def path_of(root: Path, machine: str) -> Path:
     """The file of one machine class."""
-    return root / MachineClass.from_key(machine).key / NAME
+    return root / class_of_key(machine).key / NAME
 
 
 def load_catches(root: Path, machine: str) -> dict[str, Catch]:

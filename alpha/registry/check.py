@@ -1,6 +1,7 @@
 """The merge gate: decides from the committed evidence alone, on any machine, without a GPU. Floor 3.
 
-Every component must have current, passing evidence for every gate that it owes on the reference class. On every committed class each
+Every component must have current, passing evidence for every gate that it owes on the reference class of its family (kernels of the
+GPU on a GPU's, everything else on the CPU's; no GPU kernel is owed before a GPU class is named). On every committed class each
 line must be whole, judged again, about a component that exists, and its parity probes must agree with the oracle; every planted fault
 must have a current catch that today's judges still reject. Nothing that was skipped counts as passed.
 """
@@ -15,8 +16,9 @@ from alpha.component import Catalogue, Component
 from alpha.errors import AlphaError
 from alpha.registry import catches, policy
 from alpha.registry.digest import Package, component_digests
-from alpha.registry.evidence import REFERENCE, classes, load_file, path_of, reference_class, stale
+from alpha.registry.evidence import REFERENCE, classes, load_file, path_of, reference_classes, stale
 from alpha.registry.faults import Fault
+from alpha.registry.gpu import family, family_of
 from alpha.registry.judge import judge
 from alpha.registry.record import Record
 
@@ -72,7 +74,7 @@ class _Check:
 
     def files(self, machine: str, *, reference: bool) -> None:
         """Every evidence file of one class: known component, whole lines, verdicts, digests, probes."""
-        known = {path_of(self.root, machine, c.id): c for c in self.catalogue}
+        known = {path_of(self.root, machine, c.id): c for c in self.catalogue if family(c) == family_of(machine)}
         for path in sorted((self.root / machine).iterdir()):
             if path.name == catches.NAME:
                 continue
@@ -143,7 +145,15 @@ class _Check:
                 self.say(level, path, number, fault_id, f"stale catch: {', '.join(changed)} changed since", _catch(fault_id))
         if reference:
             for fault_id in sorted(self.faults.keys() - recorded.keys()):
+                if not self._owed_by(fault_id, machine):
+                    continue
                 self.say(ERROR, path, 0, fault_id, "no gate is recorded to have rejected this planted fault", _catch(fault_id))
+
+
+    def _owed_by(self, fault_id: str, machine: str) -> bool:
+        """Whether a class must have a catch of this fault: its component's gates are owed on classes of that family."""
+        component_id = self.faults[fault_id].component
+        return family_of(machine) == (family(self.catalogue[component_id]) if component_id in self.catalogue else "cpu")
 
 
 def stale_names(catch: catches.Catch, digests: dict[str, str], fault: Fault) -> list[str]:
@@ -168,7 +178,8 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Seq
     """
     work = _Check(catalogue, root, recompute, faults, package or Package())
     try:
-        reference = reference or reference_class(root)
+        references = reference_classes(root)
+        reference = reference or references.get("cpu")
         found = classes(root)
     except AlphaError as error:
         work.say(ERROR, root, 0, "evidence", f"{error.what}; came {error.came}", error.do or "")
@@ -176,11 +187,15 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Seq
     if reference is None or reference not in found:
         work.say(ERROR, root / REFERENCE, 0, "evidence", f"no evidence of the reference class ({reference or 'none is named'})",
                  "run `alpha gate run` on a machine of that class and commit what it writes")
+    owing = {reference, references.get("cuda")}
+    if references.get("cuda", reference) not in found:
+        work.say(ERROR, root / REFERENCE, 0, "evidence", f"no evidence of the reference class {references.get('cuda')}",
+                 "run `alpha gate run` on a machine of that class and commit what it writes")
     for problem in policy.problems():
         work.say(ERROR, root, 0, "policy", problem, "mend EXEMPT in alpha/registry/policy.py")
     for machine in found:
-        work.files(machine, reference=machine == reference)
-        work.catches_of(machine, reference=machine == reference)
+        work.files(machine, reference=machine in owing)
+        work.catches_of(machine, reference=machine in owing)
     return Checked(tuple(work.findings), work.records, work.probes, work.catches)
 
 

@@ -352,13 +352,14 @@ def component_digests(component: Component, gate: str, *, package: Package | Non
                     forward rows whose vjps emit it too
     cases           kernels: samples and exact samples; others: their entry of the contract module's CASES
     measure         the gate's engine
+    binaries        kernels of the GPU: digests of the compiled files (pinned compiler, no line information)
     `extra`         further names, such as the plan hashes of reference configs for a pass
     """
     package = package or Package()
     promises = [component.envelope.dtypes, [(x.text, x.holds) for x in component.envelope.limits], component.inplace]
     digests = {
         "implementation": value_digest([component.implementation, promises], package),
-        "measure": symbol_digest(policy.measure_symbol(gate), package=package),
+        "measure": symbol_digest(policy.measure_symbol(gate, component), package=package),
     }
     if component.op is not None:
         spec = row(component.op)
@@ -367,6 +368,8 @@ def component_digests(component: Component, gate: str, *, package: Package | Non
         digests["cases"] = value_digest([spec.samples, spec.exact], package)
     if component.contract:
         digests["cases"] = package.hash(contract_targets(component, gate, package))
+    if component.binaries is not None:
+        digests["binaries"] = value_digest(dict(sorted(component.binaries().items())), package)
     for name, digest in (extra or {}).items():
         digests[name] = digest()
     return digests

@@ -16,12 +16,13 @@ from pathlib import Path
 import alpha
 from alpha.component import GATES
 from alpha.errors import CorruptError, InputError, MachineError
-from alpha.registry.machine import MachineClass
+from alpha.registry.gpu import AnyClass, class_of_key, family_of
 from alpha.registry.record import MAX_BYTES, Record, parse
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REFERENCE = "REFERENCE"
-"""File in the shipped root that holds the key of the class on which every component must have current evidence."""
+"""File in the shipped root that holds a line per family of classes: the key on which that family's components must have current
+evidence. The CPU's comes first."""
 
 
 def shipped_root() -> Path:
@@ -43,24 +44,36 @@ def path_of(root: Path, machine: str, component_id: str) -> Path:
     """The file of one component on one machine class; InputError if the id cannot be a file name."""
     if not _ID.fullmatch(component_id):
         raise InputError("a component id cannot be a file name", came=component_id, expected="letters, digits, dot, dash, underscore")
-    MachineClass.from_key(machine)
+    class_of_key(machine)
     return root / machine / f"{component_id}.jsonl"
 
 
 def classes(root: Path) -> list[str]:
     """Machine classes that have a folder in a root, sorted; a folder of another name is an InputError."""
-    return sorted(MachineClass.from_key(p.name).key for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+    return sorted(class_of_key(p.name).key for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+
+
+def reference_classes(root: Path) -> dict[str, str]:
+    """family -> key, from the REFERENCE file of a root; {} when there is no such file. InputError where a family has two."""
+    path = root / REFERENCE
+    found: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8").split() if path.is_file() else ():
+        key = class_of_key(line).key
+        if family_of(key) in found:
+            raise InputError("a family of machine classes has two reference classes", came=f"{found[family_of(key)]}, {key}", expected="one")
+        found[family_of(key)] = key
+    return found
 
 
 def reference_class(root: Path) -> str | None:
-    """The key in the REFERENCE file of a root, None when there is no such file."""
-    path = root / REFERENCE
-    return MachineClass.from_key(path.read_text(encoding="utf-8").strip()).key if path.is_file() else None
+    """The reference class of the CPU, None when the root names none."""
+    return reference_classes(root).get("cpu")
 
 
-def write_reference(root: Path, machine: MachineClass) -> None:
-    """Name the reference class of a root."""
-    write_atomic(root / REFERENCE, machine.key + "\n")
+def write_reference(root: Path, machine: AnyClass) -> None:
+    """Name the reference class of a root for the family of this class; that of the other family stays."""
+    found = {**reference_classes(root), family_of(machine.key): machine.key}
+    write_atomic(root / REFERENCE, "".join(f"{found[family]}\n" for family in ("cpu", "cuda") if family in found))
 
 
 def lines_of(path: Path) -> list[str]:

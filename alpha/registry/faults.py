@@ -2,6 +2,9 @@
 
 A fault is applied to a temporary copy of the package, never to the package itself; the gate that it names must then reject the
 component. A fault that changes nothing, that matches nowhere or twice, or that does not parse is a defect of the fault.
+
+Faults in device code stand in the `X.faults.toml` beside the wrapper `X.py` of the component and name their file with `source`, a path
+relative to the folder kernels/.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from alpha.registry import policy
 from alpha.registry.syntax import around, read, same_meaning
 from alpha.tomlfile import tomllib
 
+SOURCE = "source"
 _KEYS = {"id": str, "component": str, "gate": str, "mirrors": int, "why": str, "find": str, "replace": str}
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
@@ -30,6 +34,7 @@ class Fault:
 
     `component`, `gate`: what must be rejected by which gate; `mirrors`: number in the list of faults of docs/gates.md, 0 for none;
     `file`: path of the broken source file relative to the package's folder; `find` matches there exactly once.
+    `source`: path of a broken device source relative to kernels/ ('' for a fault in Python, whose file is `file`).
     """
 
     id: str
@@ -40,6 +45,7 @@ class Fault:
     file: str
     find: str
     replace: str
+    source: str = ""
 
     @property
     def digest(self) -> str:
@@ -76,15 +82,23 @@ def _read(path: Path, root: Path) -> list[Fault]:
         raise InputError("a file of faults is not TOML", came=f"{where}: {error}", do="mend the file") from error
     if set(document) != {"fault"} or not isinstance(document["fault"], list):
         raise InputError("a file of faults holds [[fault]] tables and nothing else", came=f"{where}: {', '.join(document)}")
-    text = source.read_text(encoding="utf-8")
     faults = [_fault(table, where, source.relative_to(root).as_posix()) for table in document["fault"]]
     for fault in faults:
-        broken(fault, text)
+        broken(fault, text_of(fault, root))
     return faults
 
 
+def text_of(fault: Fault, package: Path) -> str:
+    """The sound text of a fault's file; InputError when there is no such file. kernels/ lies beside the package's folder."""
+    path = package.parent / "kernels" / fault.source if fault.source else package / fault.file
+    if not path.is_file():
+        raise _bad("a fault is in a file that does not exist", fault, fault.source or fault.file, "a path relative to kernels/")
+    return path.read_text(encoding="utf-8")
+
+
 def _fault(table: Mapping[str, Any], where: str, file: str) -> Fault:
-    wrong = [k for k in table if k not in _KEYS] + [k for k, kind in _KEYS.items() if not isinstance(table.get(k), kind)]
+    wrong = [k for k in table if k not in _KEYS and k != SOURCE] + [k for k, kind in _KEYS.items() if not isinstance(table.get(k), kind)]
+    wrong += [SOURCE] if not isinstance(table.get(SOURCE, ""), str) else []
     if wrong:
         raise InputError("a fault has an unknown, missing or ill-typed key", came=f"{where}, fault {table.get('id')!r}: {', '.join(wrong)}",
                          expected=", ".join(f"{k} ({kind.__name__})" for k, kind in _KEYS.items()))
@@ -111,6 +125,10 @@ def broken(fault: Fault, text: str) -> str:
     count = text.count(fault.find)
     if count != 1:
         raise _bad("`find` of a fault must match exactly once", fault, f"{count} matches in {fault.file}", "1 match")
+    if fault.source:
+        if fault.find.split() == fault.replace.split():
+            raise _bad("a fault must change what the program does", fault, "the same text", "another one")
+        return text.replace(fault.find, fault.replace)
     start = text.index(fault.find)
     low, high = around(text, start, start + len(fault.find))
     part = text[low:high].replace(fault.find, fault.replace)

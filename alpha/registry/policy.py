@@ -11,7 +11,7 @@ from alpha.component import GATES, Component
 from alpha.errors import InputError
 from alpha.ops.spec import OpSpec
 from alpha.ops.table import row, table
-from alpha.registry.machine import MachineClass
+from alpha.registry.gpu import AnyClass, GpuClass
 
 OWED: Mapping[str, tuple[str, ...]] = {
     "kernel": ("parity", "gradient", "determinism", "faults", "perf"),
@@ -54,6 +54,15 @@ MEASURE: Mapping[str, str] = {
 }
 """The engine of each gate by dotted name: read as text for its digest, never imported from here."""
 
+MEASURE_CUDA: Mapping[str, str] = {
+    "parity": "alpha.gates.cuda_parity:measure",
+    "gradient": "alpha.gates.cuda_gradient:measure",
+    "determinism": "alpha.gates.cuda_determinism:measure",
+    "faults": "alpha.gates.cuda_faults:measure",
+    "perf": "alpha.gates.cuda_perf:measure",
+}
+"""The engines of kernels that run on the GPU."""
+
 RUNS: Mapping[tuple[str, str], int] = {("kernel", "cpu"): 100, ("kernel", "cuda"): 300}
 """Fewest runs in total that the determinism gate of (kind, backend) needs: 300 find a 1 % flake with 95 % probability, 100 a 3 % one.
 Every case of every other component runs at least twice."""
@@ -86,14 +95,17 @@ def required_runs(component: Component) -> int:
     return RUNS.get((component.kind, component.backend), 2)
 
 
-def carries(component: Component, gate: str, source: MachineClass, here: MachineClass, *, blas: bool) -> bool:
+def carries(component: Component, gate: str, source: AnyClass, here: AnyClass, *, blas: bool) -> bool:
     """Whether evidence made on class `source` counts on class `here`. `blas`: the implementation calls a BLAS.
 
     Same class: always. Else parity and gradient only: of host kinds under the same NumPy; of numeric kinds under the same
-    instruction set, NumPy and thread count, when no BLAS is called (its kernel is then all that differs).
+    instruction set, NumPy and thread count, when no BLAS is called (its kernel is then all that differs). Between GPU models: parity
+    and gradient within one compute capability, whose machine code they run.
     """
     if source == here:
         return True
+    if isinstance(source, GpuClass) or isinstance(here, GpuClass):
+        return gate in CARRIED and isinstance(source, GpuClass) and isinstance(here, GpuClass) and source.capability == here.capability
     if gate not in CARRIED or source.numpy != here.numpy:
         return False
     if component.kind in HOST_KINDS:
@@ -116,8 +128,8 @@ def problems() -> list[str]:
     return found
 
 
-def measure_symbol(gate: str) -> str:
-    """Dotted name of the engine; InputError for an unknown gate."""
+def measure_symbol(gate: str, component: Component) -> str:
+    """Dotted name of the engine that measures `gate` on this component; InputError for an unknown gate."""
     if gate not in MEASURE:
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
-    return MEASURE[gate]
+    return MEASURE_CUDA[gate] if component.backend == "cuda" and component.kind == "kernel" else MEASURE[gate]

@@ -10,7 +10,8 @@ from alpha.component import Catalogue, Component
 from alpha.errors import GraphError, UngatedError
 from alpha.registry import policy
 from alpha.registry.digest import Package, calls_blas, component_digests
-from alpha.registry.evidence import Evidence, Found, classes, current, default_roots, stale
+from alpha.registry.evidence import Evidence, Found, classes, current, default_roots, reference_classes, stale
+from alpha.registry.gpu import AnyClass, class_of_key, family, family_of, gpu_class, why_not_here
 from alpha.registry.judge import NOT_RUN, PASS, judge
 from alpha.registry.machine import MachineClass, machine_class
 from alpha.types import Attrs, TensorType
@@ -64,12 +65,17 @@ class Status:
 
 
 class Registry:
-    """The status of every component of a catalogue on one machine class. A snapshot: make a new one after files changed."""
+    """The status of every component of a catalogue on one machine class. A snapshot: make a new one after files changed.
+
+    `machine`: the CPU's class, `gpu`: the GPU's (default: this machine's). Where there is no GPU, kernels of the GPU are judged by the
+    evidence of the roots' reference class; `why_not_here` says that they cannot run.
+    """
 
     def __init__(self, catalogue: Catalogue, roots: Sequence[Path] | None = None, machine: MachineClass | None = None,
-                 package: Package | None = None) -> None:
+                 package: Package | None = None, gpu: AnyClass | None = None) -> None:
         self.catalogue = catalogue
         self.machine = machine or machine_class()
+        self._gpu = gpu
         self.evidence = Evidence(default_roots() if roots is None else roots)
         self._package = package or Package()
         self._status: dict[str, Status] = {}
@@ -79,6 +85,15 @@ class Registry:
     def digests(self, component: Component, gate: str) -> dict[str, str]:
         """Today's digests."""
         return component_digests(component, gate, package=self._package)
+
+    def machine_of(self, component: Component) -> AnyClass | None:
+        """The class whose evidence says whether this component is usable; None when there is no GPU and no reference class of one."""
+        if family(component) == "cpu":
+            return self.machine
+        if self._gpu is None:
+            keys = [k for root in self.evidence.roots if (k := reference_classes(root).get("cuda"))]
+            self._gpu = gpu_class() or (class_of_key(keys[0]) if keys else None)
+        return self._gpu
 
     def status(self, component_id: str) -> Status:
         """Every owed gate of a component; GraphError if components presuppose each other in a circle."""
@@ -99,10 +114,13 @@ class Registry:
         return self._status[component_id]
 
     def _gate(self, component: Component, gate: str) -> GateStatus:
+        machine = self.machine_of(component)
+        if machine is None:
+            return GateStatus(gate, NOT_RUN, why_not_here(component) or "no reference class of the GPU")
         digests = self.digests(component, gate)
-        found = self._best(component, gate, digests)
+        found = self._best(component, gate, digests, machine)
         if found is None:
-            return GateStatus(gate, NOT_RUN, f"no evidence on {self.machine.key}")
+            return GateStatus(gate, NOT_RUN, f"no evidence on {machine.key}")
         judgement = judge(found.record, runs=policy.required_runs(component))
         changed = tuple(stale(found.record, digests))
         if changed:
@@ -113,15 +131,15 @@ class Registry:
             why = ""
         return GateStatus(gate, judgement.verdict, why, changed, found.record.machine, found.root, judgement.relative)
 
-    def _best(self, component: Component, gate: str, digests: Mapping[str, str]) -> Found | None:
+    def _best(self, component: Component, gate: str, digests: Mapping[str, str], machine: AnyClass) -> Found | None:
         """Evidence of this class; where that is missing or stale, current evidence that the policy lets carry over."""
-        here = self.evidence.best(component.id, self.machine.key, gate, digests)
+        here = self.evidence.best(component.id, machine.key, gate, digests)
         if here is not None and current(here.record, digests):
             return here
         if gate in policy.CARRIED:
-            others = sorted({key for root in self.evidence.roots for key in classes(root)} - {self.machine.key})
-            for key in others:
-                if not policy.carries(component, gate, MachineClass.from_key(key), self.machine, blas=self._calls_blas(component)):
+            others = sorted({key for root in self.evidence.roots for key in classes(root)} - {machine.key})
+            for key in (k for k in others if family_of(k) == family_of(machine.key)):
+                if not policy.carries(component, gate, class_of_key(key), machine, blas=self._calls_blas(component)):
                     continue
                 found = self.evidence.best(component.id, key, gate, digests)
                 if found is not None and current(found.record, digests):

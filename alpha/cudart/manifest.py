@@ -1,0 +1,130 @@
+"""What each compiled file is known to be: baselines/cubins.json, written by a machine that has the pinned compiler.
+
+An entry's key is a digest of everything that decides the machine code: flags, defines, compiler version, and the text of the source and
+its headers without comments. The compiler is deterministic, so an equal key means an equal cubin, and evidence can be held against
+today's sources without compiling anything. `built` compiles all of them and says where the manifest is wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from alpha.cudart import compile as nvcc
+from alpha.cudart.compile import Source, compile_all, compile_kernel
+from alpha.errors import CorruptError, MachineError
+
+PATH = nvcc.REPOSITORY / "baselines" / "cubins.json"
+COMPILER = "V13.0.88"
+"""The pinned compiler's full version: another one makes other machine code."""
+
+_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//[^\n]*|/\*.*?\*/|\s+', re.DOTALL)
+
+
+def without_comments(text: str) -> str:
+    """C++ text with each comment and each run of blanks as one blank; line ends stay, because directives end there."""
+
+    def kept(match: re.Match[str]) -> str:
+        token = match.group()
+        if token[0] in "\"'":
+            return token
+        return "\n" if "\n" in token else " "
+
+    return re.sub(r"\n ?(?:\n ?)+", "\n", re.sub(r" ?\n ?", "\n", _TOKEN.sub(kept, text))).strip()
+
+
+@functools.lru_cache(maxsize=256)
+def _stripped(path: Path, changed: int) -> str:
+    return hashlib.sha256(without_comments(path.read_text(encoding="utf-8")).encode()).hexdigest()
+
+
+def key_of(source: Source) -> str:
+    """Digest (32 hex digits) of what decides the machine code of `source`; needs no compiler. CompileError if a file is missing."""
+    path = nvcc.KERNELS / source.path
+    if not path.is_file():
+        raise nvcc.CompileError("no such kernel source", came=source.path, expected="a .cu file, path relative to kernels/")
+    parts = [COMPILER, *nvcc.FLAGS, *(f"{name}={value}" for name, value in source.defines)]
+    parts += [_stripped(file, file.stat().st_mtime_ns) for file in nvcc.included_files(path)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def load(path: Path = PATH) -> dict[str, dict[str, Any]]:
+    """key -> {source, binary, resources}; {} where there is no file. CorruptError if it cannot be read."""
+    if not path.is_file():
+        return {}
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        return dict(body["cubins"]) if body["compiler"] == COMPILER else {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptError("the manifest of compiled kernels cannot be read", came=f"{path.name}: {error}", expected="what `build` wrote",
+                           do="restore it from version control, or build the kernels again") from error
+
+
+@functools.cache
+def _known(path: Path, changed: int) -> Mapping[str, dict[str, Any]]:
+    return load(path)
+
+
+def binary_digest(source: Source) -> str:
+    """sha256 of the cubin of `source`: from the manifest, else by compiling it; where neither is possible a text that no evidence has."""
+    key = key_of(source)
+    entry = _known(PATH, PATH.stat().st_mtime_ns if PATH.is_file() else 0).get(key)
+    if entry is not None:
+        return str(entry["binary"])
+    try:
+        return compile_kernel(source).binary_digest
+    except MachineError:
+        return f"not built: {key}"
+
+
+def binary_digests(sources: Iterable[Source]) -> dict[str, str]:
+    """str(source) -> binary_digest, several compilations at a time where any is needed."""
+    wanted = list(dict.fromkeys(sources))
+    known = _known(PATH, PATH.stat().st_mtime_ns if PATH.is_file() else 0)
+    missing = [s for s in wanted if key_of(s) not in known]
+    try:
+        compile_all(missing)
+    except MachineError:
+        pass  # binary_digest says for each what it is without a compiler
+    return {str(s): binary_digest(s) for s in wanted}
+
+
+def build(sources: Iterable[Source], path: Path = PATH) -> list[str]:
+    """Compile all and write the manifest of exactly these; returns what changed against the one that was there, by source."""
+    wanted = sorted(dict.fromkeys(sources), key=str)
+    if nvcc.find_nvcc()[1] != COMPILER:
+        raise MachineError("the manifest is written by the pinned compiler alone", came=nvcc.find_nvcc()[1], expected=COMPILER,
+                           do=f"python3 -m pip install nvidia-cuda-nvcc=={COMPILER[1:]}")
+    fresh = {key_of(s): {"source": str(s), "binary": c.binary_digest, "resources": {n: vars(r) for n, r in sorted(c.resources.items())}}
+             for s, c in zip(wanted, compile_all(wanted))}
+    old = {str(e["source"]): e for e in load(path).values()}
+    new = {str(e["source"]): e for e in fresh.values()}
+    changed = [f"{s}: {'new' if s not in old else 'gone' if s not in new else 'other machine code'}"
+               for s in sorted({*old, *new}) if old.get(s) != new.get(s)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps({"compiler": COMPILER, "cubins": fresh}, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(part, path)
+    return changed
+
+
+def differences(sources: Iterable[Source], path: Path = PATH) -> list[str]:
+    """Compile all, and say where the manifest has no entry, another binary or other resources: what CI runs. MachineError without nvcc."""
+    wanted = sorted(dict.fromkeys(sources), key=str)
+    known = load(path)
+    found = []
+    for source, cubin in zip(wanted, compile_all(wanted)):
+        entry = known.get(key_of(source))
+        if entry is None:
+            found.append(f"{source}: not in the manifest")
+        elif entry["binary"] != cubin.binary_digest:
+            found.append(f"{source}: other machine code than the manifest says")
+        elif entry["resources"] != {n: vars(r) for n, r in cubin.resources.items()}:
+            found.append(f"{source}: other registers, spills or shared memory than the manifest says")
+    return found

@@ -1,0 +1,15 @@
+"""The parity gate on the GPU: parity.py over buffers of the GPU, and the sizes of a model (cuda_large.py). Floor 7."""
+
+from __future__ import annotations
+
+from alpha.component import Component
+from alpha.gates import cuda_large, cuda_subjects, parity
+from alpha.registry.record import Record
+
+SUBJECTS = cuda_subjects.bind, cuda_subjects.samples
+"""What parity.py reaches by the name of the back end."""
+
+
+def measure(component: Component, nonce: str | None = None) -> Record:
+    """Run the gate; the verdict is the judge's."""
+    return parity.measure(component, nonce, cuda_large.entries)

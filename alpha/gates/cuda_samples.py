@@ -1,0 +1,145 @@
+"""Samples beyond the rows' own that lie inside the envelopes of kernels of the GPU: head widths, last axes of whole 16 bytes, tile sizes
+plus and minus one, several tiles, one more step of K than a ring has places. Floor 7.
+
+A row's own samples are small and odd; most of them are outside what the copy engine can address. The names of exact samples begin as
+the rows' do; what is judged exactly is judged so in every output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from alpha.ops.spec import Sample
+from alpha.ops.table import row
+
+Make = Callable[[np.random.Generator], Iterable[Sample]]
+
+GEMM = (  # name, leading axes, M, N, K, b batched
+    ("one-row", (), 1, 8, 8, False),
+    ("tile-1", (), 127, 120, 56, False),
+    ("tile+1", (), 129, 136, 72, False),
+    ("tiles", (), 136, 264, 64, False),
+    ("ring+1", (), 72, 40, 456, False),
+    ("deep", (), 24, 32, 1032, False),
+    ("folded", (3, 5), 24, 16, 40, False),
+    ("batched", (3,), 136, 40, 24, True),
+)
+"""M and N are multiples of 8 wherever a transposition makes them a last axis."""
+
+
+def _gemm(rng: np.random.Generator, draw: Callable[..., np.ndarray], accumulate: bool) -> Iterable[Sample]:
+    for name, lead, m, n, k, batched in GEMM:
+        for ta in (False, True):
+            for tb in (False, True):
+                if (ta and (m % 8 or (lead and not batched))) or (accumulate and lead):
+                    continue
+                a = draw(*lead, *((k, m) if ta else (m, k)))
+                b = draw(*(lead if batched else ()), *((n, k) if tb else (k, n)))
+                attrs: dict[str, object] = {"trans_a": ta, "trans_b": tb}
+                inputs = (draw(m, n), a, b) if accumulate else (a, b, draw(n)) if ta == tb and not lead else (a, b)
+                yield Sample(name=f"gpu-{name}-{'T' if ta else 'N'}{'T' if tb else 'N'}", inputs=inputs, attrs=attrs)
+
+
+def _matmul(rng: np.random.Generator) -> Iterable[Sample]:
+    yield from _gemm(rng, lambda *s: rng.standard_normal(s), False)
+    yield Sample(name="gpu-equal", inputs=(np.full((136, 264), 0.7), np.full((264, 72), -1.3), np.full(72, 0.1)), attrs={})
+    yield Sample(name="gpu-large", inputs=(1e15 * rng.standard_normal((40, 72)), 1e15 * rng.standard_normal((72, 24))), attrs={})
+
+
+def _whole(rng: np.random.Generator) -> Callable[..., np.ndarray]:
+    return lambda *s: rng.integers(-2, 3, s).astype(float)
+
+
+def _matmul_exact(rng: np.random.Generator) -> Iterable[Sample]:
+    """Integers whose sums stay below 256, so that the result is exact in bf16 as well: K of one-hot columns and small entries."""
+    for sample in _gemm(rng, _whole(rng), False):
+        a, b, *bias = sample.inputs
+        axis = -2 if sample.attrs["trans_a"] else -1  # the reduction: at most 32 terms of at most 4 are not zero
+        kept = np.zeros(a.shape[axis], bool)
+        kept[rng.permutation(kept.size)[:32]] = True
+        kept[-1] = True
+        a = a * (kept[:, None] if axis == -2 else kept)
+        yield Sample(name=sample.name, inputs=(a, b, *bias), attrs=sample.attrs)
+
+
+def _accumulate(rng: np.random.Generator) -> Iterable[Sample]:
+    yield from _gemm(rng, lambda *s: rng.standard_normal(s), True)
+
+
+def _accumulate_exact(rng: np.random.Generator) -> Iterable[Sample]:
+    yield from _gemm(rng, lambda *s: rng.integers(-8, 9, s).astype(float), True)
+
+
+ATTENTION = (  # name, B, T, S, H, G, D, causal, window
+    ("one", 1, 1, 1, 1, 1, 64, True, 0),
+    ("small-full", 1, 5, 11, 2, 1, 64, False, 0),
+    ("small-causal", 1, 13, 13, 2, 2, 128, True, 0),
+    ("tile-1", 1, 63, 63, 1, 1, 64, True, 0),
+    ("tile+1", 1, 65, 65, 2, 1, 128, True, 0),
+    ("tiles-full", 1, 129, 193, 2, 1, 64, False, 0),
+    ("tiles-causal", 2, 193, 193, 2, 2, 64, True, 0),
+    ("suffix", 1, 70, 201, 2, 1, 128, True, 0),
+    ("more-queries-than-keys", 1, 140, 70, 2, 1, 64, True, 0),
+    ("window", 1, 200, 200, 2, 1, 64, True, 37),
+    ("window-suffix", 1, 66, 150, 1, 1, 128, True, 65),
+    ("window-not-causal", 1, 90, 90, 2, 2, 64, False, 20),
+    ("grouped", 1, 130, 130, 6, 2, 64, True, 0),
+)
+
+
+def _attention(rng: np.random.Generator) -> Iterable[Sample]:
+    for name, b, t, s, h, g, d, causal, window in ATTENTION:
+        q, k, v = (rng.standard_normal(x) for x in ((b, t, h, d), (b, s, g, d), (b, s, g, d)))
+        yield Sample(name=f"gpu-{name}", inputs=(q, k, v), attrs={"causal": causal, "window": window, "scale": d**-0.5})
+    q, k, v = (rng.standard_normal((1, 80, 2, 64)) for _ in range(3))
+    yield Sample(name="gpu-steep", inputs=(q * 40.0, k, v), attrs={"causal": True, "window": 0, "scale": 0.125})
+    yield Sample(name="gpu-far-below", inputs=(q + 10.0, k * 0.1 - 4.0, v), attrs={"causal": True, "window": 0, "scale": 0.125})
+
+
+def _attention_bwd(rng: np.random.Generator) -> Iterable[Sample]:
+    for sample in _attention(rng):
+        o, lse = row("attention").oracle(*sample.inputs, **sample.attrs)
+        do = rng.standard_normal(sample.inputs[0].shape)
+        yield Sample(name=sample.name, inputs=(do, *sample.inputs, o, lse), attrs=sample.attrs)
+
+
+def _attention_exact(rng: np.random.Generator) -> Iterable[Sample]:
+    """Every score is 0, and 1, 2, 4 ... keys are seen: o is a mean of small integers, exact in bf16. lse is the logarithm of a power of
+    two: exact for one key alone, so those samples see one key a query."""
+    for name, t, d in (("window-1", 193, 64), ("window-1-wide", 131, 128)):
+        q, k = rng.integers(-3, 4, (2, t, 4, d)).astype(float), np.zeros((2, t, 2, d))
+        v = rng.integers(-9, 10, (2, t, 2, d)).astype(float)
+        yield Sample(name=f"gpu-{name}", inputs=(q, k, v), attrs={"causal": True, "window": 1, "scale": 0.125})
+
+
+def _attention_bwd_exact(rng: np.random.Generator) -> Iterable[Sample]:
+    """q and k are orthogonal, so every score is 0; lse is given as 0, so every p is 1: the rest is small integers."""
+
+    def whole(*shape: int) -> np.ndarray:
+        return rng.integers(-1, 2, shape).astype(float) * (rng.random(shape) < 0.1)
+
+    for t, s, causal, window, d in ((66, 66, True, 0, 64), (40, 70, False, 0, 64), (130, 130, True, 3, 128)):
+        q, k = whole(1, t, 4, d), whole(1, s, 2, d)
+        q[..., d // 2 :], k[..., : d // 2] = 0.0, 0.0
+        yield Sample(name=f"gpu-integers-{t}x{s}-{d}", attrs={"causal": causal, "window": window, "scale": 0.5},
+                     inputs=(whole(1, t, 4, d), q, k, whole(1, s, 2, d), whole(1, t, 4, d), np.zeros((1, 4, t))))
+
+
+MAKES: dict[tuple[str, str], Make] = {
+    ("matmul", "samples"): _matmul,
+    ("matmul", "exact"): _matmul_exact,
+    ("matmul_accumulate", "samples"): _accumulate,
+    ("matmul_accumulate", "exact"): _accumulate_exact,
+    ("attention", "samples"): _attention,
+    ("attention", "exact"): _attention_exact,
+    ("attention_bwd", "samples"): _attention_bwd,
+    ("attention_bwd", "exact"): _attention_bwd_exact,
+}
+
+
+def of(op: str, rng: np.random.Generator, which: str) -> list[Sample]:
+    """The further 'samples' or 'exact' samples of a row; none for a row that is not listed."""
+    make = MAKES.get((op, which))
+    return list(make(rng)) if make is not None else []
