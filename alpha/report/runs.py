@@ -37,6 +37,8 @@ class Run:
     metadata: dict[str, str]
     tables: dict[str, pd.DataFrame]
     notes: list[str] = field(default_factory=list)
+    alias: str = ""
+    """What pages call it where two runs have one name; see `distinct`."""
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
     """What was computed from the tables once and is asked for again."""
 
@@ -58,8 +60,13 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Name with the mark."""
-        return f"{self.name} [{self.mark}]" if self.mark else self.name
+        """What pages call it, with the mark."""
+        return f"{self.shown} [{self.mark}]" if self.mark else self.shown
+
+    @property
+    def shown(self) -> str:
+        """What pages call it."""
+        return self.alias or self.name
 
     @property
     def why_untimed(self) -> str:
@@ -103,7 +110,7 @@ class Run:
             commits = [self.metadata.get("commit", "unknown")[:12] + dirty]
         version, convention = self.flops_model
         return {
-            "run": self.name, "status": self.mark or "GATED", "commit": ", ".join(commits),
+            "run": self.shown, "status": self.mark or "GATED", "commit": ", ".join(commits),
             "hardware": self.metadata.get("hardware") or self.metadata.get("machine", "unknown"),
             "devices": self.number("devices"), "threads": self.number("threads"),
             "backend": self.metadata.get("backend_version") or self.metadata.get("backend", "unknown"),
@@ -158,7 +165,17 @@ def load(path: Path, *, timeout: float = 5.0) -> Run:
     if version < 2:
         run.notes.append(NO_TIMING_V1)
     check(path, version, tables, run.notes)
+    run.notes += _endings(tables["sessions"]) if version > 1 else []
     return run
+
+
+def distinct(runs: Sequence[Run]) -> None:
+    """Give runs of one name an alias each. InputError if a run is named twice."""
+    for run in runs:
+        twins = [r for r in runs if r.name == run.name]
+        if len({r.path.resolve() for r in twins}) < len(twins):
+            raise InputError("a run is named twice", came=run.path, expected="different runs", do="name it once")
+        run.alias = str(run.path) if len(twins) > 1 else ""
 
 
 def newest(out: Path = Path("runs")) -> Path:
@@ -174,7 +191,7 @@ def same_axis(runs: Sequence[Run], *, mixed: bool = False) -> str:
     differ, else InputError."""
     models: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        models.setdefault(run.flops_model, []).append(run.name)
+        models.setdefault(run.flops_model, []).append(run.shown)
     if len(models) < 2:
         return ""
     said = "; ".join(f"{', '.join(names)}: {version} ({convention})" for (version, convention), names in models.items())
@@ -182,6 +199,16 @@ def same_axis(runs: Sequence[Run], *, mixed: bool = False) -> str:
         raise InputError("these runs count FLOPs by different models, so their MFUs are no points of one axis", came=said,
                          expected="one FLOPS model", do="report on them one by one, or add --mixed-flops")
     return f"MIXED FLOPS MODELS, the MFUs are not comparable: {said}"
+
+
+def _endings(sessions: pd.DataFrame) -> list[str]:
+    """How the last session ended, if not well."""
+    if not len(sessions):
+        return []
+    last = sessions[sessions.session == sessions.session.max()]
+    if last.ended.isna().any():
+        return ["the last session has not ended: it is still running, or was killed; figures are of what was written so far"]
+    return [f"the last session {text}" for text in dict.fromkeys(last.ended) if str(text).startswith("failed")]
 
 
 def _is_run(path: Path) -> None:

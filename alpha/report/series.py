@@ -1,13 +1,30 @@
-"""Series cut to what a plot can show, and floats that JSON can hold. Floor 7."""
+"""What all views share: their frame, series cut to what a plot can show, floats that JSON can hold. Floor 7."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from alpha.report.runs import Run
+
+View = dict[str, Any]
+
 POINTS = 500
 """Buckets of a series, unless a caller says another number."""
+
+
+def view(of: Sequence[Run], why: str | None, **data: Any) -> View:
+    """A view of these runs: their provenance, their notes, why there is nothing to show, and the data."""
+    return {"provenance": [r.provenance() for r in of], "why": why, "notes": [f"{r.shown}: {n}" for r in of for n in r.notes], **data}
+
+
+def all_why(made: Sequence[Mapping[str, Any]]) -> str | None:
+    """A reason for the whole view when no run has anything to show."""
+    whys = [m["why"] for m in made]
+    return "; ".join(dict.fromkeys(whys)) if whys and all(whys) else None
 
 
 def buckets(x: np.ndarray, values: np.ndarray, points: int = POINTS) -> dict[str, list[float | None]]:

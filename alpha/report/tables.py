@@ -66,8 +66,10 @@ class Reader:
         return self.cursor(statement, values)[1]
 
 
-def frame(db: Reader, table: str) -> pd.DataFrame:
-    names, rows = db.cursor(f"SELECT * FROM {table} ORDER BY {KEYS[table]}")
+def frame(db: Reader, table: str, after: int | None = None) -> pd.DataFrame:
+    """A whole table; with `after` its rows of later steps only."""
+    later = "" if after is None else f" WHERE step > {int(after)}"
+    names, rows = db.cursor(f"SELECT * FROM {table}{later} ORDER BY {KEYS[table]}")
     missing = [c for c in ((*EXCLUSIVE, *OVERLAPPED) if table == "step_timing" else ()) if c not in names]
     if missing:
         raise CorruptError("the metrics lack a column of their schema", came=f"{db.path}: {table} without {', '.join(missing)}",

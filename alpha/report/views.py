@@ -19,16 +19,10 @@ from alpha.profile.figures import Target, bandwidth_bound, ceiling_ns, judge
 from alpha.profile.figures import targets as make_targets
 from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.registry.status import Registry
+from alpha.report.across import comparison, scaling
 from alpha.report.facts import facts, steps_of, timing
 from alpha.report.runs import Run, same_axis
-from alpha.report.series import POINTS, buckets, plain
-
-View = dict[str, Any]
-
-
-def _view(of: Sequence[Run], why: str | None, **data: Any) -> View:
-    return {"provenance": [r.provenance() for r in of], "why": why, "notes": [f"{r.name}: {n}" for r in of for n in r.notes], **data}
-
+from alpha.report.series import POINTS, View, all_why, buckets, plain, view
 
 # -- one run -------------------------------------------------------------------------------------------------------------------
 
@@ -43,7 +37,7 @@ def figures(run: Run, asked: Mapping[str, float] | None = None) -> View:
     """`figures`: every metric of alpha.profile.figures with value, text, target, verdict or reason."""
     made = judge(facts(run), own_targets(run, asked))
     rows = [{**asdict(f), "text": f.text, "target": f.target_text, "target_source": f.target.source if f.target else ""} for f in made]
-    return _view([run], None, figures=rows)
+    return view([run], None, figures=rows)
 
 
 def waterfall(run: Run, first: int | None = None, last: int | None = None) -> View:
@@ -54,7 +48,7 @@ def waterfall(run: Run, first: int | None = None, last: int | None = None) -> Vi
     if rows is not None:
         rows = rows[(rows.profiled == 0) & (rows.step >= (first or 0)) & (rows.step <= (math.inf if last is None else last))]
     if rows is None or not len(rows):
-        return _view([run], run.why_untimed or "no unprofiled step in this range", phases=[], steps=0)
+        return view([run], run.why_untimed or "no unprofiled step in this range", phases=[], steps=0)
     n, wall = len(rows), int(rows.wall_ns.sum())
     entries = []
     for name in (*PHASES, "unexplained"):
@@ -62,19 +56,19 @@ def waterfall(run: Run, first: int | None = None, last: int | None = None) -> Vi
         beside = int(rows[f"{name}_overlapped_ns"].sum()) if name in OVERLAPPING else 0
         entries.append({"phase": name, "about": PHASES.get(name, "wall time that no phase accounts for"), "exclusive_ns": spent / n,
                         "overlapped_ns": beside / n, "share": spent / wall if wall else 0.0})  # fmt: skip
-    return _view([run], None, phases=entries, wall_ns=wall / n, step_ns=int(rows.step_ns.sum()) / n, steps=int(rows.step.nunique()),
+    return view([run], None, phases=entries, wall_ns=wall / n, step_ns=int(rows.step_ns.sum()) / n, steps=int(rows.step.nunique()),
                  ranks=sorted(int(r) for r in rows["rank"].unique()), first=int(rows.step.min()), last=int(rows.step.max()))
 
 
 def phases_over_time(run: Run, points: int = POINTS) -> View:
     """`x` and, a phase, its mean exclusive ns in each bucket of unprofiled steps (rank 0): the waterfall over the run."""
     if run.why_untimed:
-        return _view([run], run.why_untimed, x=[], series={})
+        return view([run], run.why_untimed, x=[], series={})
     rows = timing(run)
     rows = rows[(rows.profiled == 0) & (rows["rank"] == 0)]
     x = rows.step.to_numpy()
     series = {p: buckets(x, rows[f"{p}_ns"].to_numpy(), points) for p in (*PHASES, "unexplained")}
-    return _view([run], None if len(x) else "no unprofiled step", x=series["idle"]["x"], series={p: s["mean"] for p, s in series.items()})
+    return view([run], None if len(x) else "no unprofiled step", x=series["idle"]["x"], series={p: s["mean"] for p, s in series.items()})
 
 
 def utilisation(runs: Sequence[Run], points: int = POINTS, *, mixed: bool = False) -> View:
@@ -84,7 +78,7 @@ def utilisation(runs: Sequence[Run], points: int = POINTS, *, mixed: bool = Fals
     made: list[View] = []
     for run in runs:
         if run.why_untimed:
-            made.append({"run": run.name, "label": run.label, "why": run.why_untimed})
+            made.append({"run": run.shown, "label": run.label, "why": run.why_untimed})
             continue
         rows, f = steps_of(run), facts(run)
         x, seconds = rows.step.to_numpy(), rows.step_ns.to_numpy() / 1e9
@@ -94,11 +88,11 @@ def utilisation(runs: Sequence[Run], points: int = POINTS, *, mixed: bool = Fals
             mfu = speed * (f.flops_per_token or math.nan) / peak
             hfu = (f.executed_flops or math.nan) / seconds / peak
         why = None if len(x) else "no steady step yet"
-        made.append({"run": run.name, "label": run.label, "why": why, "mfu": buckets(x, mfu, points), "hfu": buckets(x, hfu, points),
+        made.append({"run": run.shown, "label": run.label, "why": why, "mfu": buckets(x, mfu, points), "hfu": buckets(x, hfu, points),
                      "tokens_per_second": buckets(x, speed, points)})  # fmt: skip
-    view = _view(runs, _all_why(made), runs=made)
-    view["notes"] += [said] if said else []
-    return view
+    whole = view(runs, all_why(made), runs=made)
+    whole["notes"] += [said] if said else []
+    return whole
 
 
 def top_ops(run: Run, n: int = 15, by: str = "op") -> View:
@@ -109,15 +103,15 @@ def top_ops(run: Run, n: int = 15, by: str = "op") -> View:
     """
     ops = run.tables["op_profile"] if run.version > 1 else None
     if ops is None or not len(ops):
-        return _view([run], run.why_untimed or "no step was profiled", ops=[], rest=None, steps=0)
+        return view([run], run.why_untimed or "no step was profiled", ops=[], rest=None, steps=0)
     keys = [*(["plan", "launch", "layer"] if by == "launch" else []), "op", "component", "phase", "shape", "dtype"]
     sums = ["count", "enqueue_ns", "device_ns", "wait_ns", "flops", "nbytes", "dispatches"]
     pairs = len(ops[["step", "rank"]].drop_duplicates())
     table = ops.groupby(keys, sort=False)[sums].sum().reset_index().sort_values("device_ns", ascending=False, kind="stable")
     whole, peak, width = int(table.device_ns.sum()), run.number("peak_flops"), run.number("peak_bandwidth")
     device = table.device_ns.to_numpy(np.float64)
-    ceiling = np.full(len(table), np.nan)
-    bound = np.full(len(table), "", object)
+    ceiling: np.ndarray = np.full(len(table), np.nan)
+    bound: np.ndarray = np.full(len(table), "", object)
     if peak and width:
         ceiling = ceiling_ns(table.flops.to_numpy(), table.nbytes.to_numpy(), peak, width)
         bound = np.where(bandwidth_bound(table.flops.to_numpy(), table.nbytes.to_numpy(), peak, width), "bandwidth", "compute")
@@ -133,7 +127,7 @@ def top_ops(run: Run, n: int = 15, by: str = "op") -> View:
                      "ceiling_ns": plain(ceiling[i : i + 1] / pairs)[0], "bound": str(bound[i])})  # fmt: skip
     left = table.iloc[n:]
     rest = {"ops": len(left), "device_ns": int(left.device_ns.sum()) / pairs, "share": int(left.device_ns.sum()) / whole if whole else None}
-    return _view([run], None, ops=made, rest=rest, steps=int(ops.step.nunique()), device_ns=whole / pairs,
+    return view([run], None, ops=made, rest=rest, steps=int(ops.step.nunique()), device_ns=whole / pairs,
                  peak_flops=peak, peak_bandwidth=width)
 
 
@@ -142,15 +136,15 @@ def launches(runs: Sequence[Run], points: int = POINTS) -> View:
     made: list[View] = []
     for run in runs:
         if run.why_untimed:
-            made.append({"run": run.name, "label": run.label, "why": run.why_untimed})
+            made.append({"run": run.shown, "label": run.label, "why": run.why_untimed})
             continue
         rows, ops = timing(run), run.tables["op_profile"]
         rows, ops = rows[rows["rank"] == 0], ops[ops["rank"] == 0]
         counted = ops.groupby("step", sort=True).dispatches.sum()
         series = buckets(rows.step.to_numpy(), rows.launches.to_numpy(), points)
-        made.append({"run": run.name, "label": run.label, "why": None, "launches": series,
+        made.append({"run": run.shown, "label": run.label, "why": None, "launches": series,
                      "dispatches": {"x": counted.index.tolist(), "value": counted.tolist()}})  # fmt: skip
-    return _view(runs, _all_why(made), runs=made)
+    return view(runs, all_why(made), runs=made)
 
 
 def bandwidth(runs: Sequence[Run]) -> View:
@@ -160,7 +154,7 @@ def bandwidth(runs: Sequence[Run]) -> View:
     for run in runs:
         ops, peak, ceiling = run.tables["op_profile"], run.number("peak_flops"), run.number("peak_bandwidth")
         if run.why_untimed or not len(ops):
-            made.append({"run": run.name, "label": run.label, "why": run.why_untimed or "no step was profiled"})
+            made.append({"run": run.shown, "label": run.label, "why": run.why_untimed or "no step was profiled"})
             continue
         limited = np.zeros(len(ops), bool)
         if peak and ceiling:
@@ -169,9 +163,9 @@ def bandwidth(runs: Sequence[Run]) -> View:
         own = ops[limited].groupby("step")[["nbytes", "device_ns"]].sum().reindex(every.index)
         with np.errstate(divide="ignore", invalid="ignore"):
             whole, bound = (f.nbytes.to_numpy() / f.device_ns.to_numpy() * 1e9 for f in (every, own))
-        made.append({"run": run.name, "label": run.label, "why": None, "x": every.index.tolist(), "all": plain(whole),
+        made.append({"run": run.shown, "label": run.label, "why": None, "x": every.index.tolist(), "all": plain(whole),
                      "bound": plain(bound), "share": plain(bound / (ceiling or math.nan)), "peak_bandwidth": ceiling})  # fmt: skip
-    return _view(runs, _all_why(made), runs=made)
+    return view(runs, all_why(made), runs=made)
 
 
 def memory(run: Run, points: int = POINTS) -> View:
@@ -179,7 +173,7 @@ def memory(run: Run, points: int = POINTS) -> View:
     `series`: arena -> bucketed bytes of rank 0 over the steps at which they were measured."""
     rows = run.tables["memory"] if run.version > 1 else None
     if rows is None or not len(rows):
-        return _view([run], run.why_untimed or "memory was not measured yet", arenas=[], series={})
+        return view([run], run.why_untimed or "memory was not measured yet", arenas=[], series={})
     arenas, series = [], {}
     for arena, own in rows.groupby("arena", sort=False):
         planned = own.planned.max()
@@ -187,7 +181,7 @@ def memory(run: Run, points: int = POINTS) -> View:
                        "last": int(own[own.step == own.step.max()].actual.max())})  # fmt: skip
         zero = own[own["rank"] == 0]
         series[str(arena)] = buckets(zero.step.to_numpy(), zero.actual.to_numpy(), points)
-    return _view([run], None, arenas=sorted(arenas, key=lambda a: (a["planned"] is None, -a["most"])), series=series)
+    return view([run], None, arenas=sorted(arenas, key=lambda a: (a["planned"] is None, -a["most"])), series=series)
 
 
 def memory_launches(run: Run, plan: str | None = None) -> View:
@@ -196,11 +190,11 @@ def memory_launches(run: Run, plan: str | None = None) -> View:
     rows = run.tables["memory_plan"] if run.version > 1 else None
     if rows is None or not len(rows):
         why = run.why_untimed if run.version < 2 else "the run stored no memory plan"
-        return _view([run], why, plan=None, plans=[], launch=[], live=[])
+        return view([run], why, plan=None, plans=[], launch=[], live=[])
     plans = rows.groupby("plan").live.max()
     chosen = plan or str(plans.idxmax())
     own = rows[rows.plan == chosen]
-    return _view([run], None if len(own) else f"no Segment {chosen}", plan=chosen, plans=plans.index.tolist(), launch=own.launch.tolist(),
+    return view([run], None if len(own) else f"no Segment {chosen}", plan=chosen, plans=plans.index.tolist(), launch=own.launch.tolist(),
                  live=own.live.tolist(), op=own.op.tolist(), layer=own.layer.tolist(), phase=own.phase.tolist())
 
 
@@ -210,12 +204,12 @@ def loss(runs: Sequence[Run], points: int = POINTS) -> View:
     for run in runs:
         rows, evals = run.tables["step_metrics"], run.tables["evaluations"]
         x = rows.step.to_numpy()
-        made.append({"run": run.name, "label": run.label, "why": None if len(x) else "no finished step yet",
+        made.append({"run": run.shown, "label": run.label, "why": None if len(x) else "no finished step yet",
                      **{k: buckets(x, rows[k].to_numpy(), points) for k in ("loss", "norm", "lr")},
                      "refused": rows.step[rows.finite == 0].tolist(),
                      "evaluations": {"x": evals.step.tolist(), "bits_per_byte": plain(evals.bits_per_byte.to_numpy())},
                      "order2_bits_per_byte": run.number("order2_bits_per_byte")})  # fmt: skip
-    return _view(runs, _all_why(made), runs=made)
+    return view(runs, all_why(made), runs=made)
 
 
 def gates(run: Run, registry: Registry | None = None) -> View:
@@ -223,7 +217,7 @@ def gates(run: Run, registry: Registry | None = None) -> View:
     manifest) and, given a registry, its status for today's code: `usable`, `gates` {gate: verdict}, `missing` reasons."""
     used = run.manifest.get("components")
     if not isinstance(used, Mapping) or not used:
-        return _view([run], "the manifest names no components", components=[])
+        return view([run], "the manifest names no components", components=[])
     made: list[View] = []
     for component, evidence in sorted(used.items()):
         entry: dict[str, Any] = {"component": component, "evidence": dict(evidence) if isinstance(evidence, Mapping) else {}}
@@ -237,39 +231,8 @@ def gates(run: Run, registry: Registry | None = None) -> View:
             entry |= {"usable": False, "gates": {}, "missing": ["there is no such component today"]}
         made.append(entry)
     machine = registry.machine.key if registry is not None else None
-    return _view([run], None, components=made, machine=machine, then=run.metadata.get("machine", run.manifest.get("machine")))
+    return view([run], None, components=made, machine=machine, then=run.metadata.get("machine", run.manifest.get("machine")))
 
 
-# -- several runs --------------------------------------------------------------------------------------------------------------
-
-
-def scaling(runs: Sequence[Run]) -> View:
-    """`rows`, one a run, by `workers` (devices, or threads where all runs have as many devices): tokens_per_second, efficiency against
-    the smallest run scaled ideally, comm_exposed; None with `why` where a figure does not exist. `axis`: what workers are."""
-    devices = {r.number("devices") for r in runs if not r.why_untimed}
-    axis = "devices" if len(devices) > 1 else "threads"
-    if len({r.number(axis) for r in runs if not r.why_untimed}) < 2:
-        axis = "devices"
-    rows: list[View] = []
-    for run in runs:
-        found = {f.key: f for f in judge(facts(run))}
-        speed, exposed, workers = found["tokens_per_second"], found["comm_exposed"], run.number(axis)
-        why = speed.reason if speed.value is None else None if workers else f"the run does not say how many {axis} it used"
-        rows.append({"run": run.name, "label": run.label, "workers": None if workers is None else int(workers),
-                     "tokens_per_second": speed.value, "comm_exposed": exposed.value, "why": why})  # fmt: skip
-    known = [r for r in rows if r["why"] is None]
-    known.sort(key=lambda r: (r["workers"], r["run"]))
-    smallest = [r for r in known if r["workers"] == known[0]["workers"]]
-    base = max(r["tokens_per_second"] / r["workers"] for r in smallest) if smallest else None
-    for row in rows:
-        row["efficiency"] = row["tokens_per_second"] / row["workers"] / base if base and row["why"] is None else None
-        row["ideal"] = base * row["workers"] if base and row["why"] is None else None
-    rows.sort(key=lambda r: (r["workers"] is None, r["workers"] or 0, r["run"]))
-    return _view(runs, None if known else "no run with a steady step", axis=axis, rows=rows)
-
-
-def _all_why(made: Sequence[Mapping[str, Any]]) -> str | None:
-    """A reason for the whole view when no run has anything to show."""
-    whys = [m["why"] for m in made]
-    return "; ".join(dict.fromkeys(whys)) if whys and all(whys) else None
-
+__all__ = ["bandwidth", "comparison", "figures", "gates", "launches", "loss", "memory", "memory_launches", "own_targets",
+           "phases_over_time", "scaling", "top_ops", "utilisation", "waterfall"]

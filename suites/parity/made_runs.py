@@ -85,7 +85,7 @@ def make(
     """
     path.mkdir(parents=True, exist_ok=True)
     rng, slow, devices = np.random.default_rng(seed), dict(slow or {}), devices or ranks
-    cfg = config.load(CONFIG, [f"run.name={path.name}", f"train.steps={max(1, steps)}"])
+    cfg = config.load(CONFIG, [f"run.name={path.name}", f"train.steps={max(10, steps)}"])
     (path / "config.toml").write_text(cfg.resolved())
     facts = _facts(path.name, status, devices, threads, backend) | {k: str(v) for k, v in (metadata or {}).items()}
     (path / "manifest.json").write_text(json.dumps(_manifest(facts, status), indent=2, sort_keys=True))

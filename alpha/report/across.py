@@ -1,0 +1,106 @@
+"""Views over several runs: scaling, and one run against another. Floor 7."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from alpha.profile.compare import SAME, Common, Comparison, Measured, Row, compare
+from alpha.profile.figures import judge
+from alpha.profile.noise import Interval
+from alpha.report.extra import pandas as pd
+from alpha.report.facts import facts
+from alpha.report.runs import Run, same_axis
+from alpha.report.series import View, view
+
+
+def scaling(runs: Sequence[Run]) -> View:
+    """`rows`, one a run, by `workers` (devices, or threads where all runs have as many devices): tokens_per_second, efficiency against
+    the smallest run scaled ideally, comm_exposed; None with `why` where a figure does not exist. `axis`: what workers are."""
+    devices = {r.number("devices") for r in runs if not r.why_untimed}
+    axis = "devices" if len(devices) > 1 else "threads"
+    if len({r.number(axis) for r in runs if not r.why_untimed}) < 2:
+        axis = "devices"
+    rows: list[View] = []
+    for run in runs:
+        found = {f.key: f for f in judge(facts(run))}
+        speed, exposed, workers = found["tokens_per_second"], found["comm_exposed"], run.number(axis)
+        why = speed.reason if speed.value is None else None if workers else f"the run does not say how many {axis} it used"
+        rows.append({"run": run.shown, "label": run.label, "workers": None if workers is None else int(workers),
+                     "tokens_per_second": speed.value, "comm_exposed": exposed.value, "why": why})  # fmt: skip
+    known = [r for r in rows if r["why"] is None]
+    known.sort(key=lambda r: (r["workers"], r["run"]))
+    smallest = [r for r in known if r["workers"] == known[0]["workers"]]
+    base = max(r["tokens_per_second"] / r["workers"] for r in smallest) if smallest else None
+    for row in rows:
+        row["efficiency"] = row["tokens_per_second"] / row["workers"] / base if base and row["why"] is None else None
+        row["ideal"] = base * row["workers"] if base and row["why"] is None else None
+    rows.sort(key=lambda r: (r["workers"] is None, r["workers"] or 0, r["run"]))
+    return view(runs, None if known else "no run with a steady step", axis=axis, rows=rows)
+
+
+def comparison(a: Run, b: Run, *, anyway: bool = False, mixed: bool = False, by: str = "op") -> View:
+    """Run b against run a by alpha.profile.compare: `rows` [{kind, name, a_ns, b_ns, share, low, estimate, high, raw, line, verdict,
+    reason}], `common` shift of all, `standing_out` names, `verdict` of the whole and `sentence` in words. InputError when the runs are
+    of different Programs or machines unless `anyway`, of different FLOPS models unless `mixed`.
+    """
+    for run in (a, b):
+        if run.why_untimed:
+            return view([a, b], f"{run.shown}: {run.why_untimed}", rows=[], a=a.label, b=b.label)
+    said = same_axis([a, b], mixed=mixed)
+    found = compare(_measured(a), _measured(b), anyway=anyway or bool(said), by=by)
+    out = [_row(r) for r in found.standing_out()]
+    whole = view([a, b], None, a=a.label, b=b.label, steps=list(found.steps), stalls=list(found.stalls), rows=[_row(r) for r in found.rows],
+                 common=_common(found.common), standing_out=out, verdict=_verdict(found), sentence=_sentence(found, a, b))
+    whole["notes"] += [*([said] if said else []), *found.notes]
+    return whole
+
+
+def _measured(run: Run) -> Measured:
+    def columns(frame: pd.DataFrame) -> dict[str, np.ndarray]:
+        return {str(c): frame[c].to_numpy() for c in frame.columns} if len(frame) else {}
+
+    return Measured(run.shown, run.metadata, columns(run.tables["step_timing"]), columns(run.tables["op_profile"]),
+                    columns(run.tables["peaks"]))
+
+
+def _interval(i: Interval | None) -> dict[str, float | None] | None:
+    if i is None:
+        return None
+    return {k: v if math.isfinite(v) else None for k, v in (("low", i.low), ("estimate", i.estimate), ("high", i.high))}
+
+
+def _row(r: Row) -> View:
+    return {"kind": r.kind, "name": r.name, "a_ns": r.a_ns, "b_ns": r.b_ns, "share": r.share if math.isfinite(r.share) else None,
+            **(_interval(r.own) or {}), "raw": _interval(r.raw), "line": r.line if math.isfinite(r.line) else None, "verdict": r.verdict,
+            "reason": r.reason}  # fmt: skip
+
+
+def _common(c: Common) -> View:
+    return {"shift": c.shift, "verdict": c.verdict, "cause": c.cause, "taken": c.taken, "peaks": _interval(c.peaks), "reason": c.reason}
+
+
+def _verdict(found: Comparison) -> str:
+    """SAME only if every row and what all have in common are; DIFFERENT if anything stands out; else UNDECIDED."""
+    said = {r.verdict for r in found.rows} | {found.common.verdict}
+    if found.standing_out() or found.common.verdict not in (SAME, "UNDECIDED"):
+        return "DIFFERENT"
+    return SAME if said == {SAME} else "UNDECIDED"
+
+
+def _sentence(found: Comparison, a: Run, b: Run) -> str:
+    verdict, out = _verdict(found), found.standing_out()
+    parts = [f"{b.label} against {a.label}: {verdict}."]
+    if found.common.verdict not in (SAME, "UNDECIDED"):
+        parts.append(f"Everything is {found.common.shift:+.1%} ({found.common.reason}).")
+    for r in out[:5]:
+        what = r.name if r.kind == "rank" else f"{r.kind} {r.name}"
+        parts.append(f"{what} is {r.verdict} by {r.own.estimate:+.1%} ({r.own.low:+.1%} to {r.own.high:+.1%}).")
+    if len(out) > 5:
+        parts.append(f"{len(out) - 5} more rows stand out.")
+    open_rows = sum(r.verdict == "UNDECIDED" for r in found.rows)
+    if open_rows:
+        parts.append(f"{open_rows} of {len(found.rows)} rows are UNDECIDED.")
+    return " ".join(parts)
