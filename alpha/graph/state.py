@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 
@@ -86,6 +87,12 @@ class StateLayout:
         stop = (at + UNIT_MULTIPLE - 1) // UNIT_MULTIPLE * UNIT_MULTIPLE
         self.units.append(UnitRange(unit, start, stop))
         return stop
+
+    def kept_in(self, dtype: str) -> StateLayout:
+        """The same offsets, in elements, of another element type: a narrower copy of the same tensors."""
+        other = copy(self)
+        other.dtype = dtype
+        return other
 
     def segments(self) -> tuple[tuple[int, int, float, float], ...]:
         """(offset, length, decay flag, learning-rate scale) per tensor, in order: the table one optimizer launch walks."""

@@ -12,22 +12,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from alpha.errors import GraphError, ShapeError
+from alpha.errors import GraphError, InputError, ShapeError
 from alpha.graph.ir import Graph, Node, Value
 from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.ops.table import row
 from alpha.types import TensorType
+
+PRECISIONS = ("f32", "bf16")
+"""Compute types of a run. bf16: parameters are read from their bf16 copy, state kind `param16` (docs/numerics.md)."""
 
 _HERE = str(Path(__file__).parent)
 _OPS = str(Path(__file__).parent.parent / "ops")
 
 
 class Tracer:
-    """Builds one Graph. It is an `Emit`: `t("matmul", a, b, trans_b=True)` and `t.matmul(a, b, trans_b=True)` are the same."""
+    """Builds one Graph. It is an `Emit`: `t("matmul", a, b, trans_b=True)` and `t.matmul(a, b, trans_b=True)` are the same.
 
-    def __init__(self, name: str, layout: StateLayout | None = None, graph: Graph | None = None) -> None:
+    `precision`: compute type of the model, one of PRECISIONS. `leaves`: the parameter boxes that the graph reads, by name.
+    """
+
+    def __init__(self, name: str, layout: StateLayout | None = None, graph: Graph | None = None, precision: str = "f32") -> None:
+        if precision not in PRECISIONS:
+            raise InputError("unknown precision", came=precision, expected=", ".join(PRECISIONS))
         self.graph = graph or Graph(name)
+        self.precision = precision
         self.tensors: dict[str, TensorSpec] = {}
+        self.leaves: dict[str, Value] = {}
         self._layout = layout
         self._unit = ""
         self.layer, self.phase, self.source = "", "forward", ""
@@ -82,20 +92,40 @@ class Tracer:
         return value
 
     def param(self, name: str, shape: tuple[int, ...], init: Init, *, decay: bool = False, lr_scale: float = 1.0) -> Value:
-        """A parameter `<unit>.<name>`, float32. The same name again (a tied weight) returns the same value; shapes must agree."""
+        """A parameter `<unit>.<name>` in the trace's precision. The same name again (a tied weight) returns the same value; shapes must
+        agree."""
+        return self._leaf((self._declare(name, shape, init, decay, lr_scale),))
+
+    def stacked(self, names: tuple[str, ...], shape: tuple[int, ...], init: Init, *, decay: bool = False, lr_scale: float = 1.0) -> Value:
+        """Parameters of one shape, tensors of their own in the state, read as one of `len(names)` times as many rows.
+
+        They must lie side by side, in this order: neighbours in canonical order, and as long as a multiple of the alignment. GraphError
+        otherwise.
+        """
+        specs = tuple(self._declare(name, shape, init, decay, lr_scale) for name in names)
+        if self._layout:
+            at = [self._layout.offsets[s.name] for s in specs]
+            if at != [at[0] + i * specs[0].size for i in range(len(at))]:
+                raise GraphError("parameters that are read as one do not lie side by side", came=f"{names} of shape {shape} at {at}",
+                                 expected=f"each {specs[0].size} elements after the one before",
+                                 do="choose sizes whose product is a multiple of 64")
+        return self._leaf(specs)
+
+    def _declare(self, name: str, shape: tuple[int, ...], init: Init, decay: bool, lr_scale: float) -> TensorSpec:
         full = f"{self._unit}.{name}" if self._unit else name
         spec = TensorSpec(full, tuple(shape), self._unit or "root", init, decay, lr_scale)
         known = self.tensors.setdefault(full, spec)
         if known != spec:
             raise ShapeError("a parameter is declared twice, differently", came=spec, expected=known)
-        offset = self._layout.offsets[full] if self._layout else len(self.tensors) - 1
-        return self.state("param", offset, spec.shape, "f32", full) if self._layout else self._placeholder(full, spec)
+        return spec
 
-    def _placeholder(self, full: str, spec: TensorSpec) -> Value:
-        key = ("param:" + full, 0, spec.shape)
-        if key not in self.graph.states:
-            self.graph.states[key] = Value(TensorType(spec.shape, "f32"), full, "state", (key[0], 0))
-        return self.graph.states[key]
+    def _leaf(self, specs: tuple[TensorSpec, ...]) -> Value:
+        name, shape = "+".join(s.name for s in specs), (len(specs) * specs[0].shape[0], *specs[0].shape[1:]) if specs[0].shape else ()
+        if name not in self.leaves:
+            kind = "param16" if self.precision == "bf16" else "param"
+            at = (kind, self._layout.offsets[specs[0].name]) if self._layout else ("param:" + name, 0)
+            self.leaves[name] = self.state(*at, shape, self.precision, name)
+        return self.leaves[name]
 
     def state(self, kind: str, offset: int, shape: tuple[int, ...], dtype: str, name: str = "") -> Value:
         """A box of the flat state array `kind`, starting at element `offset`; the same box again returns the same value."""

@@ -80,7 +80,7 @@ def loss(t: Tracer, cfg: GPTConfig, batch: int, seq: int, training: bool = True)
     """(sum of token losses in nats, number of valid targets) of tokens[B, T] against targets[B, T]; both f32 scalars."""
     x, head = _trunk(t, cfg, batch, seq, training)
     t.layer = "head"
-    return token_loss(t, x, head, t.input("targets", (batch, seq), "i32"), cfg.z_loss)
+    return token_loss(t, x, head, t.input("targets", (batch, seq), "i32"), cfg.z_loss, training=training)
 
 
 def decode(t: Tracer, cfg: GPTConfig, batch: int, seq: int) -> Value:

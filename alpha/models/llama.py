@@ -12,7 +12,7 @@ from alpha.errors import ConfigError
 from alpha.graph.ir import Value
 from alpha.graph.state import Init
 from alpha.graph.trace import Tracer
-from alpha.models.parts import attention, linear, next_logits, token_loss
+from alpha.models.parts import attention, linear, next_logits, swiglu, token_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +58,8 @@ def _trunk(t: Tracer, cfg: LlamaConfig, batch: int, seq: int) -> tuple[Value, Va
             qkv = linear(t, "attention.qkv", norm("norm1", x), c, (cfg.heads + 2 * cfg.kv_heads) * d, 0.02, bias=False)
             o = attention(t, qkv, cfg.heads, cfg.kv_heads, d, window=cfg.window, documents=documents, rope=(positions_BT, cfg.rope_base))
             x = t.add(x, linear(t, "attention.out", o, c, c, residual, bias=False))
-            h = norm("norm2", x)
-            gate = linear(t, "mlp.gate", h, c, cfg.hidden, 0.02, bias=False)
-            up = linear(t, "mlp.up", h, c, cfg.hidden, 0.02, bias=False)
-            x = t.add(x, linear(t, "mlp.down", t.swiglu(gate, up), cfg.hidden, c, residual, bias=False))
+            h = swiglu(t, norm("norm2", x), c, cfg.hidden, 0.02)
+            x = t.add(x, linear(t, "mlp.down", h, cfg.hidden, c, residual, bias=False))
     with t.unit("head"):
         x = norm("norm", x)
         head_VC = wte_VC if cfg.tied else t.param("weight", (cfg.vocab, c), Init("normal", 0.02), decay=True)
@@ -72,7 +70,7 @@ def loss(t: Tracer, cfg: LlamaConfig, batch: int, seq: int, training: bool = Tru
     """(sum of token losses in nats, number of valid targets) of tokens[B, T] against targets[B, T]; both f32 scalars."""
     x, head = _trunk(t, cfg, batch, seq)
     t.layer = "head"
-    return token_loss(t, x, head, t.input("targets", (batch, seq), "i32"), cfg.z_loss)
+    return token_loss(t, x, head, t.input("targets", (batch, seq), "i32"), cfg.z_loss, training=training)
 
 
 def decode(t: Tracer, cfg: LlamaConfig, batch: int, seq: int) -> Value:

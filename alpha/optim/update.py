@@ -36,16 +36,39 @@ def learning_rate(t: Tracer, step: Value, cfg: ScheduleConfig) -> Value:
     return rate
 
 
-def _common(t: Tracer, s: FlatState, schedule: ScheduleConfig, max_norm: float) -> tuple[Value, Value, Value]:
-    """(coefficient, lr, finite), with the outputs that a step reports."""
-    norm = t.global_norm(s.grad, segments=s.layout.ranges())
-    coefficient, mean_norm = t.clip_coefficient(norm, s.count, max_norm=max_norm)
-    finite = t.finite_flag(norm, s.loss_sum)
-    lr = learning_rate(t, s.step, schedule)
+@dataclass(frozen=True)
+class _Scalars:
+    """Numbers of one update. `used`: the step that moments are corrected by; `following`: the step after, None until it is asked for."""
+
+    coefficient: Value
+    lr: Value
+    finite: Value
+    used: Value
+    following: Value | None = None
+
+
+def _scalars(t: Tracer, s: FlatState, schedule: ScheduleConfig, max_norm: float) -> _Scalars:
+    """The numbers, with the outputs that a step reports; in bf16 by the one row that the GPU has one launch for."""
+    if t.precision == "bf16":
+        _, mean_norm, coefficient, finite, lr, used, following = t.update_scalars(
+            s.grad, s.count, s.loss_sum, s.step, segments=s.layout.ranges(), max_norm=max_norm, schedule=schedule.kind, peak=schedule.peak,
+            warmup=schedule.warmup, total=schedule.total, decay=schedule.decay, floor=schedule.floor)
+        found = _Scalars(coefficient, lr, finite, used, following)
+    else:
+        norm = t.global_norm(s.grad, segments=s.layout.ranges())
+        coefficient, mean_norm = t.clip_coefficient(norm, s.count, max_norm=max_norm)
+        finite = t.finite_flag(norm, s.loss_sum)
+        lr = learning_rate(t, s.step, schedule)
+        found = _Scalars(coefficient, lr, finite, s.step)
     for name, value in (("norm", mean_norm), ("coefficient", coefficient), ("lr", lr), ("finite", finite),
                         ("loss_sum", s.loss_sum), ("count", s.count)):
         t.output(name, value)
-    return coefficient, lr, finite
+    return found
+
+
+def _end(t: Tracer, s: FlatState, scalars: _Scalars) -> None:
+    """The step counter, after everything that reads the old step."""
+    t.update(s.step, scalars.following if scalars.following is not None else t.next_step(s.step, scalars.finite))
 
 
 def adamw(schedule: ScheduleConfig, *, beta1: float = 0.9, beta2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1,
@@ -53,13 +76,16 @@ def adamw(schedule: ScheduleConfig, *, beta1: float = 0.9, beta2: float = 0.95, 
     """AdamW with decoupled decay (Loshchilov and Hutter, arXiv:1711.05101), none on norms and biases. State: m, v."""
 
     def update(t: Tracer, s: FlatState) -> None:
-        coefficient, lr, finite = _common(t, s, schedule, max_norm)
-        p, m, v = t.adamw(s.param, s.grad, s.extra["m"], s.extra["v"], coefficient, lr, s.step, finite, beta1=beta1, beta2=beta2, eps=eps,
-                          weight_decay=weight_decay, segments=s.layout.segments())
+        x = _scalars(t, s, schedule, max_norm)
+        copy = () if s.param16 is None else (s.param16,)
+        p, m, v, *narrow = t.adamw(s.param, s.grad, s.extra["m"], s.extra["v"], x.coefficient, x.lr, x.used, x.finite, *copy, beta1=beta1,
+                                   beta2=beta2, eps=eps, weight_decay=weight_decay, segments=s.layout.segments())
         t.update(s.param, p)
         t.update(s.extra["m"], m)
         t.update(s.extra["v"], v)
-        t.update(s.step, t.next_step(s.step, finite))  # last: the bias corrections read the old step
+        for box, value in zip(copy, narrow, strict=True):
+            t.update(box, value)
+        _end(t, s, x)
 
     return Optimizer(name="adamw", kinds=("m", "v"), update=update)
 
@@ -68,11 +94,13 @@ def sgd(schedule: ScheduleConfig, *, momentum: float = 0.9, weight_decay: float 
     """SGD with momentum (Polyak 1964, as heavy ball) and decoupled decay. State: velocity."""
 
     def update(t: Tracer, s: FlatState) -> None:
-        coefficient, lr, finite = _common(t, s, schedule, max_norm)
-        p, velocity = t.sgd(s.param, s.grad, s.extra["velocity"], coefficient, lr, finite, momentum=momentum, weight_decay=weight_decay,
-                            segments=s.layout.segments())
+        x = _scalars(t, s, schedule, max_norm)
+        p, velocity = t.sgd(s.param, s.grad, s.extra["velocity"], x.coefficient, x.lr, x.finite, momentum=momentum,
+                            weight_decay=weight_decay, segments=s.layout.segments())
         t.update(s.param, p)
         t.update(s.extra["velocity"], velocity)
-        t.update(s.step, t.next_step(s.step, finite))
+        if s.param16 is not None:
+            t.update(s.param16, t.cast(p, dtype="bf16"))
+        _end(t, s, x)
 
     return Optimizer(name="sgd", kinds=("velocity",), update=update)

@@ -19,7 +19,7 @@ from typing import Any
 
 from alpha.component import Catalogue
 from alpha.errors import ShapeError
-from alpha.graph.differentiate import differentiate
+from alpha.graph.differentiate import contributions, differentiate
 from alpha.graph.ir import Graph, Value, prune
 from alpha.graph.plan import Plan, Program, Step
 from alpha.graph.state import StateLayout, TensorSpec
@@ -33,6 +33,10 @@ from alpha.passes.select import select
 from alpha.types import ITEMSIZE
 
 STATS = "~stats"
+
+MULTIPROCESSORS = 132
+"""What `threads` means to the back end cuda: multiprocessors that scratch is planned for. Fixed, never read from a device, so that a plan
+is the same on every machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,8 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class FlatState:
-    """Whole state arrays as values of the update graph, and the segment table. `count`, `loss_sum`: f32[] totals of the step."""
+    """Whole state arrays as values of the update graph, and the segment table. `count`, `loss_sum`: f32[] totals of the step. `param16`:
+    the bf16 copy that the model reads, which the update keeps in step; None in f32."""
 
     param: Value
     grad: Value
@@ -89,27 +94,39 @@ class FlatState:
     loss_sum: Value
     count: Value
     layout: StateLayout
+    param16: Value | None = None
 
 
-def trace_training(model: Model, layout: StateLayout | None, name: str, slot: int | None, accumulate: bool) -> tuple[Tracer, Graph]:
-    """Forward (slot None) or forward + backward into `grad<slot>` (overwriting, or accumulating)."""
-    t = Tracer(name, layout)
+def trace_training(model: Model, layout: StateLayout | None, name: str, slot: int | None, accumulate: bool,
+                   precision: str = "f32") -> tuple[Tracer, Graph]:
+    """Forward (slot None) or forward + backward into `grad<slot>` (overwriting, or accumulating).
+
+    In bf16 the terms of a gradient go to its buffer one after the other, each in f32, so that none needs memory of its own.
+    """
+    t = Tracer(name, layout, precision=precision)
     loss_sum, count = model.loss(t, slot is not None)
     if slot is None or layout is None:
         t.output("loss_sum", loss_sum)
         t.output("count", count)
         return t, t.graph
-    tensors = [t.tensors[s.name] for s in layout.tensors]
-    params = [t.state("param", layout.offsets[s.name], s.shape, "f32") for s in tensors]
-    grads = differentiate(t, loss_sum, params)
+    params = sorted(t.leaves.values(), key=_offset)
+    grads = [[g] for g in differentiate(t, loss_sum, params)] if precision == "f32" else contributions(t, loss_sum, params)
     with_stats = stats_layout(layout)
     t.phase, t.layer, t.source = "wgrad", "", "gradients"
-    results = [(layout.offsets[s.name], g) for s, g in zip(tensors, grads)]
-    results += [(with_stats.offsets[f"{STATS}.loss_sum"], loss_sum), (with_stats.offsets[f"{STATS}.count"], count)]
-    for offset, value in results:
+    results = [(_offset(p), terms) for p, terms in zip(params, grads)]
+    results += [(with_stats.offsets[f"{STATS}.loss_sum"], [loss_sum]), (with_stats.offsets[f"{STATS}.count"], [count])]
+    for offset, (value, *others) in results:
         box = t.state(f"grad{slot}", offset, value.type.shape, "f32")
-        t.update(box, t("accumulate", box, value) if accumulate else _produced(t, value))
+        total = t("accumulate", box, value) if accumulate else _produced(t, value)
+        for term in others:
+            total = t("accumulate", total, term)
+        t.update(box, total)
     return t, t.graph
+
+
+def _offset(box: Value) -> int:
+    assert box.state is not None
+    return box.state[1]
 
 
 def _produced(t: Tracer, value: Value) -> Value:
@@ -136,14 +153,19 @@ def lower(graph: Graph, catalogue: Catalogue, backend: str, threads: int, states
 
 
 def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepShape, catalogue: Catalogue, backend: str = "cpu",
-                  threads: int = 2, policy: tuple[str, tuple[str, ...]] = ("none", ()), fused: bool = True,
+                  threads: int = 2, policy: tuple[str, tuple[str, ...]] = ("none", ()), fused: bool = True, precision: str = "f32",
                   facts: Mapping[str, Any] | None = None) -> Program:
-    """Trace, differentiate, recompute, fuse, select, schedule and lay out every Segment of a run."""
-    first, _ = trace_training(model, None, "shapes", None, False)
+    """Trace, differentiate, recompute, fuse, select, schedule and lay out every Segment of a run.
+
+    `threads`: workers of the CPU, or MULTIPROCESSORS for cuda: what kernels size their scratch by. In bf16 there is one Segment more,
+    `narrow`, which makes `param16` from `param`: it runs once when parameters have been drawn or loaded; checkpoints leave param16 out.
+    """
+    first, _ = trace_training(model, None, "shapes", None, False, precision)
     params = StateLayout(first.tensors.values())
     grads = stats_layout(params)
     levels = shape.shards.bit_length() - 1
     states: dict[str, StateLayout] = {"param": params, "counter": StateLayout([TensorSpec("step", (), "counter")], "i32")}
+    states |= {"param16": params.kept_in("bf16")} if precision == "bf16" else {}
     states |= {k: params for k in optimizer.kinds}
     states |= {f"grad{k}": grads for k in range(levels + 1)}
 
@@ -155,20 +177,24 @@ def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepS
     for slot in slots:
         for role in ("micro_first", "micro") if shape.micros > 1 else ("micro_first",):
             key = f"{role}@{slot}"
-            plans[key] = plan(trace_training(model, params, key, slot, role == "micro")[1], recomputed=True)
+            plans[key] = plan(trace_training(model, params, key, slot, role == "micro", precision)[1], recomputed=True)
     for slot in slots:
         for level in range(slot):
             plans[f"tree@{level}>{slot}"] = plan(_tree(level, slot, grads))
-    plans["update"] = plan(_update(optimizer, params, grads, levels))
-    plans["eval"] = plan(trace_training(model, params, "eval", None, False)[1])
+    plans["update"] = plan(_update(optimizer, params, grads, levels, precision))
+    plans["eval"] = plan(trace_training(model, params, "eval", None, False, precision)[1])
     if model.decode is not None:
-        t = Tracer("decode", params)
+        t = Tracer("decode", params, precision=precision)
         t.output("logits", model.decode(t))
         plans["decode"] = plan(t.graph)
+    if precision == "bf16":
+        plans["narrow"] = plan(_narrow(params))
     plans["snapshot"] = plan(_snapshot(states))
+    known = {"precision": precision} if precision != "f32" else {}
     return Program(name, plans, _schedule(shape), states,
                    {"shards": shape.shards, "micros": shape.micros, "micro_batch": shape.micro_batch, "seq": shape.seq,
-                    "threads": threads, "backend": backend, "model": model.name, "optimizer": optimizer.name, **(facts or {})})
+                    "threads": threads, "backend": backend, "model": model.name, "optimizer": optimizer.name, **known,
+                    **(facts or {})})
 
 
 def trailing_ones(s: int) -> int:
@@ -194,13 +220,14 @@ def _tree(level: int, slot: int, grads: StateLayout) -> Graph:
     return t.graph
 
 
-def _update(optimizer: Optimizer, params: StateLayout, grads: StateLayout, level: int) -> Graph:
-    t = Tracer("update", params)
+def _update(optimizer: Optimizer, params: StateLayout, grads: StateLayout, level: int, precision: str = "f32") -> Graph:
+    t = Tracer("update", params, precision=precision)
     t.phase, t.source = "update", optimizer.name
     n, kind = params.size, f"grad{level}"
     flat = FlatState(t.state("param", 0, (n,), "f32"), t.state(kind, 0, (n,), "f32"),
                      {k: t.state(k, 0, (n,), "f32") for k in optimizer.kinds}, t.state("counter", 0, (), "i32"),
-                     _stat(t, kind, grads, "loss_sum"), _stat(t, kind, grads, "count"), params)
+                     _stat(t, kind, grads, "loss_sum"), _stat(t, kind, grads, "count"), params,
+                     t.state("param16", 0, (n,), "bf16") if precision == "bf16" else None)
     optimizer.update(t, flat)
     return t.graph
 
@@ -209,10 +236,20 @@ def _stat(t: Tracer, kind: str, grads: StateLayout, name: str) -> Value:
     return t.state(kind, grads.offsets[f"{STATS}.{name}"], (), "f32")
 
 
+def _narrow(params: StateLayout) -> Graph:
+    """The bf16 copy of the parameters, made from them."""
+    t = Tracer("narrow")
+    t.phase, t.source = "update", "narrow"
+    copied = t("cast", t.state("param", 0, (params.size,), "f32"), dtype="bf16")
+    t.update(t.state("param16", 0, (params.size,), "bf16"), copied)
+    return t.graph
+
+
 def _snapshot(states: Mapping[str, StateLayout]) -> Graph:
-    """The state that a checkpoint holds, as outputs: no launches, only where each array lies."""
+    """The state that a checkpoint holds, as outputs: no launches, only where each array lies. The bf16 copy of the parameters can be
+    made again, so it is left out."""
     t = Tracer("snapshot")
     for kind, s in states.items():
-        if not kind.startswith("grad"):
+        if not kind.startswith("grad") and kind != "param16":
             t.output(kind, t.state(kind, 0, (s.size,), s.dtype))
     return t.graph

@@ -87,6 +87,7 @@ def _classes(graph: Graph, chosen: Mapping[Node, Component]) -> dict[Value, _Cla
         kind, offset = v.state
         of[v] = _Class(home=(f"state.{kind}", offset * ITEMSIZE[v.type.dtype]), nbytes=v.type.nbytes, first=-1, last=end, members=[v])
     target = {v: box for box, v in graph.updates.items()}
+    target |= _sums_on_the_way(graph, target, kept)
     for i, node in enumerate(graph.nodes):
         if node not in chosen:  # a view
             c = of[node.inputs[0]]
@@ -121,7 +122,22 @@ def _may_overwrite(graph: Graph, node: Node, i: int, operand: int, out: Value, o
         return False
     if c.home is not None:  # only the state box that `out` is to become
         return out in target and c.home == (f"state.{target[out][0]}", target[out][1] * ITEMSIZE[out.type.dtype])
-    return out not in target
+    return out not in target or target[out] == target.get(source)
+
+
+def _sums_on_the_way(graph: Graph, target: Mapping[Value, tuple[str, int]], kept: set[Value]) -> dict[Value, tuple[str, int]]:
+    """Values that become a state box by way of rows that add to their first operand, `into`: they may live in the box already."""
+    readers = graph.readers()
+    found: dict[Value, tuple[str, int]] = {}
+    for value, box in target.items():
+        at = value
+        while at.producer is not None and row(at.producer.op).inputs[:1] == ("into",):
+            source = at.producer.inputs[0]
+            if source.producer is None or source in kept or len(readers[source]) != 1:
+                break
+            found[source] = box
+            at = source
+    return found
 
 
 def _homes(graph: Graph, of: dict[Value, _Class], last_read: Mapping[Value, int], end: int) -> None:
