@@ -33,6 +33,8 @@ from alpha.cudart.bandwidth import (
 )
 from alpha.cudart.elementwise import finish_columns
 
+RING = 224 * 1024  # most shared memory of the backward pass, in bytes; a multiprocessor has 227 KiB
+
 
 @dataclass(frozen=True, kw_only=True)
 class NormProblem:
@@ -64,9 +66,9 @@ class NormProblem:
 
     @property
     def parts(self) -> int:
-        """Runs of rows whose parameter gradients are summed apart: fixed by the problem, since it decides bits."""
+        """Sums of parameter gradients that are written apart and added by a second pass: fixed by the problem, since it decides bits."""
         config = choose_backward(self)
-        return max(1, min(MULTIPROCESSORS * config.blocks, ceil_div(self.rows, 8 * config.rows)))
+        return max(1, min(MULTIPROCESSORS * config.blocks, ceil_div(self.rows, 4 * config.teams)))
 
     def partial_bytes(self) -> int:
         """Scratch memory of the backward pass."""
@@ -90,14 +92,14 @@ class NormForward:
 
 @dataclass(frozen=True, kw_only=True)
 class NormBackward:
-    """How the backward pass is computed: threads of a CTA (a row wide), 16-byte vectors each, rows at a time, CTAs per
-    multiprocessor, whether the next rows are loaded ahead."""
+    """How the backward pass is computed: threads of a team, which share a row, 16-byte vectors each, teams per CTA (they decide bits of
+    the parameter gradients), rows of a team on their way, CTAs per multiprocessor."""
 
     threads: int
     vectors: int
-    rows: int
-    blocks: int
-    ahead: bool = False
+    teams: int
+    depth: int
+    blocks: int = 1
 
 
 def choose_forward(problem: NormProblem) -> NormForward:
@@ -112,14 +114,12 @@ def choose_forward(problem: NormProblem) -> NormForward:
 
 
 def choose_backward(problem: NormProblem) -> NormBackward:
-    """A CTA as wide as a row; two or four vectors a thread from 512 or 1,024 vectors on; two rows at a time while registers last.
-    Where fewer than three CTAs fit, too few to hide each other's barriers, the next rows are loaded ahead."""
-    vectors = 1 if problem.vectors <= 512 else 2 if problem.vectors <= 1024 else 4
-    threads = 32 * ceil_div(problem.vectors, 32 * vectors)
-    rows = 2 if vectors == 1 else 1
-    registers = (72 if problem.kind == "rms" else 88) + (8 if problem.add else 0) + (24 if vectors > 1 else 0)
-    blocks = max(1, min(16, REGISTER_FILE // (threads * registers)))
-    return NormBackward(threads=threads, vectors=vectors, rows=rows, blocks=blocks, ahead=blocks < 3)
+    """As many warps to a row as it takes with 4 vectors a thread; a CTA per multiprocessor, and as many rows on their way as fit."""
+    warps = ceil_div(problem.vectors, 128)
+    vectors = ceil_div(problem.vectors, 32 * warps)
+    teams = max(1, 16 // warps)
+    row = 16 * 32 * warps * vectors * (3 if problem.add else 2)
+    return NormBackward(threads=32 * warps, vectors=vectors, teams=teams, depth=min(4, RING // (row * teams)))
 
 
 _Forward = structure(
@@ -133,7 +133,7 @@ _Forward = structure(
 _Backward = structure(
     "_Backward",
     "dy x gamma mean rstd residual dx partial",
-    *((name, ctypes.c_int32) for name in ("rows", "width", "parts", "run")),
+    *((name, ctypes.c_int32) for name in ("rows", "width", "parts")),
     ("inverse_width", ctypes.c_float),
 )
 
@@ -190,8 +190,8 @@ def backward(
     config: NormBackward | None = None,
     blocks: int = 0,
 ) -> Operation:
-    """dx (plus `residual` with `add`), dgamma and, for "layer", dbeta, in two launches. A `config` with other rows or blocks than
-    the chosen one changes how fast it runs, never `problem.parts`."""
+    """dx (plus `residual` with `add`), dgamma and, for "layer", dbeta, in two launches. `blocks`: most CTAs of the first; it changes no
+    bit, while a `config` with other teams than the chosen one does."""
     problem.check()
     c = config or choose_backward(problem)
     layer = problem.kind == "layer"
@@ -201,14 +201,16 @@ def backward(
         addresses("norm backward", 4, mean=mean, dbeta=dbeta)
     if problem.add:
         addresses("norm backward", residual=residual)
-    defines = problem.defines() | {"NORM_THREADS": c.threads, "NORM_VECTORS": c.vectors, "NORM_ROWS": c.rows, "NORM_BLOCKS": c.blocks}
-    defines["NORM_AHEAD"] = int(c.ahead)
+    defines = problem.defines() | {"NORM_THREADS": c.threads, "NORM_VECTORS": c.vectors, "NORM_TEAMS": c.teams}
+    defines |= {"NORM_DEPTH": c.depth, "NORM_BLOCKS": c.blocks}
     parts = problem.parts
     arguments = _Backward(
         dy, x, gamma, mean, rstd, residual, dx, partial,
-        problem.rows, problem.width, parts, ceil_div(problem.rows, parts), 1.0 / problem.width,
+        problem.rows, problem.width, parts, 1.0 / problem.width,
     )  # fmt: skip
-    run = launch(kernel("norm/backward.cu", "norm_backward", defines), limit(parts, blocks), c.threads, arguments)
+    ring = 16 * c.threads * c.teams * c.vectors * c.depth * (3 if problem.add else 2)
+    of = kernel("norm/backward.cu", "norm_backward", defines, shared_bytes=ring)
+    run = launch(of, limit(parts, blocks), c.threads * c.teams, arguments)
     finish = finish_columns(partial, parts, problem.width, (dgamma, dbeta) if layer else (dgamma,), out)
     tensor, statistics = problem.rows * problem.width * SIZE[problem.dtype], 4 * problem.rows * (2 if layer else 1)
     return Operation(f"norm backward {problem}", (run, finish), tensor * (4 if problem.add else 3) + statistics)

@@ -47,6 +47,8 @@ struct Emu {
 inline Emu E;
 inline void emu_yield(){ int c=E.cur; swapcontext(&E.ctx[c],&E.sched); }
 inline void __syncthreads(){ unsigned g=E.bargen; E.barcnt++; if(E.barcnt>=E.live){E.barcnt=0;E.bargen++;return;} int c=E.cur; E.blocked[c]=1; while(E.bargen==g) emu_yield(); E.blocked[c]=0; }
+inline int emu_named_count[16]; inline unsigned emu_named_turn[16];
+inline void emu_named_barrier(uint32_t id, uint32_t threads){ unsigned g=emu_named_turn[id]; if(++emu_named_count[id]==(int)threads){emu_named_count[id]=0;emu_named_turn[id]++;return;} int c=E.cur; E.blocked[c]=1; while(emu_named_turn[id]==g) emu_yield(); E.blocked[c]=0; }
 inline void emu_warpsync(){ int w=E.cur/32; unsigned g=E.wgen[w]; E.wcnt[w]++; if(E.wcnt[w]>=E.wlive[w]){E.wcnt[w]=0;E.wgen[w]++;return;} while(E.wgen[w]==g) emu_yield(); }
 template<class T> inline T emu_shfl(T v,int src){ static_assert(sizeof(T)==4); memcpy(&E.shf[E.cur],&v,4); emu_warpsync(); T r; int w=E.cur/32*32; memcpy(&r,&E.shf[w+(src&31)],4); emu_warpsync(); return r; }
 template<class T> inline T __shfl_xor_sync(uint32_t,T v,int o){return emu_shfl(v,(E.cur%32)^o);}

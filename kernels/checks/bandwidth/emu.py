@@ -22,6 +22,8 @@ BODY = {
     "copy_wait": "",
     "read_slot": "memcpy(&r,emu_dynamic+slot,16);",
     "unpack_anew": "",
+    "named_barrier_sync": "emu_named_barrier(id, threads);",
+    "max2": "{auto f=[](uint32_t u){return __uint_as_float(u<<16);}; auto g=[&](float x,float y){return __float_as_uint(fmaxf(x,y))>>16;}; m=g(f(a&0xffff),f(b&0xffff))|(g(f(a>>16),f(b>>16))<<16);}",
     "grid_dependency_wait": "",
     "grid_dependency_launch": "",
 }

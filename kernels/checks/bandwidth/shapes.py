@@ -61,22 +61,22 @@ def backward_candidates(p):
     found = {"choice": norm.choose_backward(p)}
     if not WIDE:
         return found
-    sums = 2 if p.kind == "layer" else 1
     for vectors in (1, 2, 3, 4):
-        threads = 32 * -(-p.vectors // (32 * vectors))
-        if threads > 1024 or threads * vectors * 4 > p.vectors * 5:
+        warps = -(-p.vectors // (32 * vectors))
+        if warps > 16 or warps * vectors * 32 > p.vectors * 5 / 4:
             continue
-        for rows in (1, 2, 4):
-            for ahead in (False, True):
-                tensors = rows * vectors * 4 * (3 if p.add else 2)
-                registers = 34 + tensors * (2 if ahead else 1) + 4 * vectors + 8 * vectors * sums
-                if registers > 200 or threads * registers > 65536:
-                    continue
-                blocks = min(16, _blocks(threads, registers))
-                if blocks * threads * tensors * 4 < 40000:
-                    continue
-                c = norm.NormBackward(threads=threads, vectors=vectors, rows=rows, blocks=blocks, ahead=ahead)
-                found.setdefault(f"t{threads}v{vectors}r{rows}b{blocks}{'a' if ahead else ''}", c)
+        for total, blocks in ((8, 1), (8, 2), (12, 1), (16, 1), (20, 1), (24, 1), (10, 2), (12, 2)):
+            teams = total // warps
+            if teams < 1 or (warps > 1 and teams > 15) or teams * warps != total:
+                continue
+            row = 16 * 32 * warps * vectors * (3 if p.add else 2)
+            depth = min(6, norm.RING // blocks // (row * teams + (512 if blocks > 1 else 0)))
+            registers = 36 + 4 * vectors + 8 * vectors * (2 if p.kind == "layer" else 1)
+            if depth < 2 or registers * total * blocks * 32 > 65536:
+                continue
+            for deep in {depth, max(2, depth - 2)} if blocks == 1 and total == 16 else {depth}:
+                c = norm.NormBackward(threads=32 * warps, vectors=vectors, teams=teams, depth=deep, blocks=blocks)
+                found.setdefault(f"t{32 * warps}v{vectors}x{teams}d{deep}b{blocks}", c)
     return found
 
 
