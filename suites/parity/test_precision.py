@@ -1,0 +1,468 @@
+"""Mixed precision without a GPU: what a bf16 Program for the GPU computes, in arithmetic that rounds to bf16 and f32 where it says so.
+
+The catalogue is made here: one kernel per row with the operand types of docs/numerics.md, none of which can run. Graphs are evaluated by
+the rows' oracles with each result rounded to its type, and Plans by an interpreter over real byte arenas, so that offsets, lifetimes and
+in-place pairs count as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alpha.component import Catalogue, Component, Envelope, Limit
+from alpha.errors import GraphError, InputError, ShapeError
+from alpha.graph.differentiate import differentiate
+from alpha.graph.evaluate import evaluate
+from alpha.graph.ir import Graph, prune
+from alpha.graph.plan import Plan, Program, Ref
+from alpha.graph.state import Init, StateLayout
+from alpha.graph.trace import Tracer
+from alpha.models import gpt, llama
+from alpha.ops.numerics import UNIT_ROUNDOFF, round_to
+from alpha.ops.spec import OpSpec
+from alpha.ops.table import row, table
+from alpha.optim.init import fill_initial
+from alpha.optim.update import ScheduleConfig, adamw, sgd
+from alpha.passes.build import MULTIPROCESSORS, Model, StepShape, build_program, stats_layout, trace_training
+from alpha.types import NUMPY, Attrs, TensorType
+
+BATCH, SEQ, VOCAB = 2, 24, 72
+MACHINE = {"bf16": "bf16", "f32": "f32"}
+CASES = ("gpt", "gpt-untied", "gpt-documents", "llama", "llama-tied")
+DRAWS = 4
+
+IN_PLACE = {
+    **dict.fromkeys(("accumulate", "matmul_accumulate", "sum_accumulate", "embedding_bwd_accumulate", "rope_packed"), ((0, 0),)),
+    "adamw": ((0, 0), (1, 2), (2, 3), (3, 8)), "sgd": ((0, 0), (1, 2)), "update_scalars": ((6, 3),), "add": ((0, 0), (0, 1)),
+}  # fmt: skip
+IN_F32 = ("adamw", "sgd", "update_scalars", "cast", "accumulate")
+
+
+def _cannot_run(*_: Any) -> Any:
+    raise AssertionError("a kernel of the test's catalogue was bound")
+
+
+def _narrow(spec: OpSpec, types: Sequence[TensorType], attrs: Attrs) -> bool:
+    return spec.compute_dtype(types) in ("bf16", None)
+
+
+def _scratch(types: Sequence[TensorType], attrs: Attrs, threads: int) -> int:
+    return 256 * threads
+
+
+def catalogue(without: Iterable[str] = ()) -> Catalogue:
+    """One kernel of the back end cuda for every row but `without`, for bf16 (rows of the update: f32)."""
+    found = Catalogue()
+    for name, spec in table().items():
+        if spec.view or name in without:
+            continue
+        narrow = Limit(text="bf16 as compute type", holds=partial(_narrow, spec))
+        found.add(Component(id=f"{name}.bf16.cuda", kind="kernel", backend="cuda", op=name, implementation=_cannot_run,
+                            envelope=Envelope(dtypes=("bf16", "f32"), limits=() if name in IN_F32 else (narrow,)),
+                            inplace=IN_PLACE.get(name, ()),
+                            scratch=_scratch if name == "layernorm_bwd" else None))
+    return found
+
+
+@cache
+def model(case: str) -> Model:
+    shared: dict[str, Any] = {"vocab": VOCAB, "positions": SEQ, "layers": 2, "width": 32, "z_loss": 1e-3}
+    family: Any = gpt if case.startswith("gpt") else llama
+    if family is gpt:
+        packed = case == "gpt-documents"
+        cfg: Any = gpt.GPTConfig(**shared, heads=2, tied=case != "gpt-untied", documents=packed, window=9 * packed)
+    else:
+        cfg = llama.LlamaConfig(**shared, heads=4, kv_heads=2, hidden=64, tied=case == "llama-tied")
+
+    def loss(t: Tracer, training: bool) -> Any:
+        return family.loss(t, cfg, BATCH, SEQ, training)
+
+    return Model(name=case, loss=loss, decode=lambda t: family.decode(t, cfg, 1, SEQ))
+
+
+@cache
+def program(case: str, fused: bool = True, optimizer: str = "adamw") -> Program:
+    schedule = ScheduleConfig(kind="cosine", peak=1e-2, warmup=2, total=10)
+    return build_program(name=case, model=model(case), optimizer=adamw(schedule) if optimizer == "adamw" else sgd(schedule),
+                         shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=2, micros=2), catalogue=catalogue(), backend="cuda",
+                         threads=MULTIPROCESSORS, precision="bf16", fused=fused)
+
+
+def parameters(layout: StateLayout, draw: int = 0) -> np.ndarray:
+    """Initial parameters, four times as wide as a run's so that two layers have something to say, moved by up to 2^-6 of their size."""
+    flat = np.zeros(layout.size, np.float32)
+    fill_initial(flat, layout, 7)
+    rng = np.random.default_rng(draw)
+    moved = np.where(flat == 1, flat, 4 * flat) * (1 + 2.0**-6 * rng.uniform(-1, 1, flat.size))
+    return np.asarray(moved, np.float32)
+
+
+def batch(micro: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(100 + micro)
+    targets = rng.integers(0, VOCAB, (BATCH, SEQ))
+    targets[rng.random((BATCH, SEQ)) < 0.1] = -1
+    found = {"tokens": rng.integers(0, VOCAB, (BATCH, SEQ)), "positions": np.tile(np.arange(SEQ), (BATCH, 1)), "targets": targets,
+             "documents": np.sort(rng.integers(0, 3, (BATCH, SEQ)), axis=1), "index": np.array([SEQ - 3])}
+    return {k: v.astype(np.int32) for k, v in found.items()}
+
+
+def gradients(case: str, precision: str, draw: int, rounding: dict[str, str] | None) -> dict[str, np.ndarray]:
+    """Gradients of every tensor, and the loss, of one microbatch at bf16 parameters, by the graph of that precision."""
+    layout = program(case).states["param"]
+    _, graph = trace_training(model(case), layout, "micro", 0, False, precision)
+    kind = "param16" if precision == "bf16" else "param"
+    _, updates = evaluate(prune(graph), batch(), {kind: round_to(parameters(layout, draw), "bf16")}, precision=rounding)
+    return by_tensor(updates, layout)
+
+
+def by_tensor(updates: dict[tuple[str, int], np.ndarray], layout: StateLayout) -> dict[str, np.ndarray]:
+    flat = np.full(stats_layout(layout).size, np.nan)
+    for (_, offset), value in updates.items():
+        flat[offset : offset + value.size] = value.ravel()
+    whole = stats_layout(layout)
+    return {s.name: flat[whole.offsets[s.name] : whole.offsets[s.name] + s.size] for s in whole.tensors}
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b))
+
+
+# -- graphs --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bf16_graph_is_the_f32_graph_in_other_words(case: str) -> None:
+    """Packed heads, stacked weights, the head with its loss: without rounding, the same loss and gradients."""
+    want, got = gradients(case, "f32", 0, None), gradients(case, "bf16", 0, None)
+    assert want.keys() == got.keys()
+    for name in want:
+        assert distance(want[name], got[name]) <= 1e-11 * np.linalg.norm(want[name]), name
+        assert np.linalg.norm(want[name]) > 0, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradients_round_as_bf16_does(case: str) -> None:
+    """Rounding errors are linear in the unit roundoff to first order. The same graph, rounded to f32 wherever it rounds to bf16, errs by
+    u32/u16 of what it may err; twice the largest of several draws is the tolerance, tensor by tensor. One precision lower exceeds it.
+    """
+    scale = UNIT_ROUNDOFF["bf16"] / UNIT_ROUNDOFF["f32"]
+    exact = [gradients(case, "bf16", d, None) for d in range(DRAWS)]
+    fine = [gradients(case, "bf16", d, {"bf16": "f32"}) for d in range(DRAWS)]
+    coarse = gradients(case, "bf16", 0, MACHINE)
+    lower = [gradients(case, "bf16", d, {"bf16": "e4m3", "f32": "f32"}) for d in range(DRAWS)]
+    for name, want in exact[0].items():
+        if name == "~stats.count":
+            assert np.array_equal(coarse[name], want)
+            continue
+        tolerance = 2 * scale * max(distance(f[name], e[name]) for e, f in zip(exact, fine))
+        assert distance(coarse[name], want) <= tolerance, name
+        assert tolerance < np.linalg.norm(want), name
+        assert not max(distance(x[name], e[name]) for x, e in zip(lower, exact)) <= tolerance, f"{name}: the tolerance tells nothing"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_rounds_a_gradient_to_bf16(case: str) -> None:
+    """Every term of a parameter's gradient is made in f32 and added in f32: from the row that makes it to the buffer."""
+    layout = program(case).states["param"]
+    _, graph = trace_training(model(case), layout, "micro", 0, True, "bf16")
+    seen = 0
+    for value in graph.updates.values():
+        at = value
+        while at.producer is not None and at.producer.op == "accumulate":
+            into, term = at.producer.inputs
+            assert {at.type.dtype, into.type.dtype, term.type.dtype} == {"f32"}
+            seen += 1
+            at = into
+        assert at.state is not None and at.state[0] == "grad0"
+    assert seen >= len(layout.tensors)
+
+
+def test_a_rounded_gradient_of_a_parameter_is_refused() -> None:
+    t = Tracer("x", precision="bf16")
+    w = t.param("w", (8, 8), Init("ones"))
+    loss = t.sum(t.cast(t.mul(w, w), dtype="f32"), axis=None, keepdims=False)
+    with pytest.raises(GraphError, match="rounded before it is summed"):
+        differentiate(t, loss, [w])
+
+
+def test_a_shared_parameter_is_summed_in_its_buffer() -> None:
+    """The two terms of a tied embedding need no memory of their own and no third launch: one writes the buffer, one adds to it."""
+    plan = program("gpt").plans["micro_first@0"]
+    offset = program("gpt").states["param"].offsets["embedding.token.weight"] * 4
+    writes = [x for x in plan.launches if any(r.arena == "state.grad0" and r.offset == offset for r in x.outs)]
+    assert [x.op for x in writes] == ["linear_cross_entropy_grad", "embedding_bwd_accumulate"]
+    assert writes[1].ins[0] == writes[1].outs[0]
+
+
+def test_stacked_parameters_must_lie_side_by_side() -> None:
+    t = Tracer("x", precision="bf16")
+    t.stacked(("a", "b"), (5, 7), Init("ones"))
+    again = Tracer("x", StateLayout(t.tensors.values()), precision="bf16")
+    with pytest.raises(GraphError, match="side by side"):
+        again.stacked(("a", "b"), (5, 7), Init("ones"))
+
+
+# -- plans ---------------------------------------------------------------------------------------------------------------------
+
+
+class Arenas:
+    """Byte arenas of a Program, poisoned; bf16 takes two bytes there."""
+
+    def __init__(self, program: Program) -> None:
+        self.raw = {name: np.full(n + 64, 0xFF, np.uint8) for name, n in program.arenas().items()}
+
+    def read(self, ref: Ref) -> np.ndarray:
+        raw = self.raw[ref.arena][ref.offset : ref.stop]
+        if ref.type.dtype == "bf16":
+            return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64).reshape(ref.type.shape)
+        x = raw.view(NUMPY[ref.type.dtype]).reshape(ref.type.shape)
+        return x.astype(np.float64) if x.dtype.kind == "f" else x.copy()
+
+    def write(self, ref: Ref, x: np.ndarray) -> None:
+        x = np.asarray(x).reshape(ref.type.shape)
+        if ref.type.is_float:
+            x = round_to(x, ref.type.dtype).astype(np.float32)
+            bits = (x.view(np.uint32) >> 16).astype(np.uint16) if ref.type.dtype == "bf16" else x
+        else:
+            bits = x.astype(NUMPY[ref.type.dtype])
+        self.raw[ref.arena][ref.offset : ref.stop] = np.ascontiguousarray(bits).reshape(-1).view(np.uint8)
+
+    def fill(self, program: Program, draw: int = 0) -> None:
+        for kind in program.states:
+            self.raw[f"state.{kind}"][...] = 0
+            if kind.startswith("grad"):
+                self.raw[f"state.{kind}"][...] = 0xFF
+        layout = program.states["param"]
+        self.write(Ref("state.param", 0, TensorType((layout.size,), "f32")), parameters(layout, draw))
+
+    def state(self, program: Program, kind: str) -> np.ndarray:
+        layout = program.states[kind]
+        return self.read(Ref(f"state.{kind}", 0, TensorType((layout.size,), layout.dtype)))
+
+    def run(self, plan: Plan, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for name, ref in plan.inputs.items():
+            self.write(ref, inputs[name].reshape(-1)[: ref.type.size])
+        for x in plan.launches:
+            if x.scratch is not None:
+                self.raw[x.scratch.arena][x.scratch.offset : x.scratch.stop] = 0xFF
+            ins = [self.read(r) for r in x.ins]
+            for r in x.outs:  # a result that no in-place pair covers may be written before the operands are read
+                if not any(r.arena == i.arena and r.offset < i.stop and i.offset < r.stop for i in x.ins):
+                    self.raw[r.arena][r.offset : r.stop] = 0xFF
+            with np.errstate(all="ignore"):
+                outs = row(x.op).oracle(*ins, **x.attrs)
+            for r, y in zip(x.outs, outs, strict=True):
+                self.write(r, y)
+        return {name: self.read(ref) for name, ref in plan.outputs.items()}
+
+
+@cache
+def stepped(case: str, fused: bool, optimizer: str = "adamw") -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(state, outputs of the update) after one step of the Program, plan by plan in arenas."""
+    p = program(case, fused, optimizer)
+    arenas = Arenas(p)
+    arenas.fill(p)
+    arenas.run(p.plans["narrow"], {})
+    outputs: dict[str, np.ndarray] = {}
+    for step in p.schedule:
+        outputs = arenas.run(p.plans[step.plan], batch(2 * (step.shard or 0) + (step.micro or 0)))
+    return {kind: arenas.state(p, kind) for kind in p.states}, outputs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_plans_compute_what_their_graphs_say(case: str) -> None:
+    """Without fused rows: after a step every state has the bits that the traced graphs give, run by themselves without any memory plan."""
+    p = program(case, False)
+    layout, grads = p.states["param"], p.states["grad0"]
+    states: dict[str, np.ndarray] = {k: np.zeros(s.size) for k, s in p.states.items()}
+    states["param"] = parameters(layout).astype(np.float64)
+    states["param16"] = round_to(states["param"], "bf16")
+
+    def run(graph: Graph, inputs: dict[str, np.ndarray]) -> None:
+        for (kind, offset), value in evaluate(prune(graph), inputs, states, precision=MACHINE)[1].items():
+            states[kind][offset : offset + value.size] = value.ravel()
+
+    run(trace_training(model(case), layout, "m", 0, False, "bf16")[1], batch(0))
+    run(trace_training(model(case), layout, "m", 0, True, "bf16")[1], batch(1))
+    run(trace_training(model(case), layout, "m", 1, False, "bf16")[1], batch(2))
+    run(trace_training(model(case), layout, "m", 1, True, "bf16")[1], batch(3))
+    found, outputs = stepped(case, False)
+    inside = np.zeros(grads.size, bool)
+    for s in grads.tensors:
+        inside[grads.offsets[s.name] : grads.offsets[s.name] + s.size] = True
+    total = round_to(states["grad1"] + states["grad0"], "f32")
+    assert np.array_equal(found["grad0"][inside], states["grad0"][inside])
+    assert np.array_equal(found["grad1"][inside], total[inside])
+    assert outputs["finite"] == 1
+    assert outputs["count"] == sum((batch(i)["targets"] >= 0).sum() for i in range(4))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_keeps_f32_state_and_its_bf16_copy(case: str) -> None:
+    """The master parameters take an f32 AdamW step of the accumulated f32 gradient, and the copy is their rounding, to the bit."""
+    p = program(case, False)
+    layout = p.states["param"]
+    found, outputs = stepped(case, False)
+    before = parameters(layout).astype(np.float64)
+    names = ("coefficient", "lr")
+    want = row("adamw").oracle(before, found["grad1"][: layout.size], np.zeros(layout.size), np.zeros(layout.size),
+                               *(outputs[n] for n in names), np.array(0), np.array(1), beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1,
+                               segments=layout.segments())
+    inside = np.zeros(layout.size, bool)
+    for offset, length in layout.ranges():
+        inside[offset : offset + length] = True
+    for kind, value in zip(("param", "m", "v"), want):
+        assert np.array_equal(found[kind][inside], round_to(value, "f32")[inside]), kind
+    assert np.array_equal(found["param16"], round_to(found["param"], "bf16"))
+    assert found["counter"][0] == 1
+    moved = np.abs(found["param"] - before)[inside]
+    finer = np.abs(found["param16"] - found["param"])[inside]
+    assert np.median(moved) > 0 and (finer > 0).mean() > 0.5, "the master keeps what bf16 cannot"
+    assert not np.any(found["param"][~inside])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fused_rows_change_roundings_only(case: str) -> None:
+    """With every fused row the gradients of a step stay within the tolerance of the graph that they replace, once for each."""
+    scale = UNIT_ROUNDOFF["bf16"] / UNIT_ROUNDOFF["f32"]
+    layout = program(case).states["param"]
+    p = program(case)
+    arenas = Arenas(p)
+    arenas.fill(p)
+    arenas.run(p.plans["narrow"], {})
+    arenas.run(p.plans["micro_first@0"], batch())
+    flat, whole = arenas.state(p, "grad0"), stats_layout(layout)
+    exact = [gradients(case, "bf16", d, None) for d in range(DRAWS)]
+    fine = [gradients(case, "bf16", d, {"bf16": "f32"}) for d in range(DRAWS)]
+    for s in whole.tensors:
+        got = flat[whole.offsets[s.name] : whole.offsets[s.name] + s.size]
+        tolerance = 2 * scale * max(distance(f[s.name], e[s.name]) for e, f in zip(exact, fine))
+        assert distance(got, exact[0][s.name]) <= tolerance, s.name
+
+
+def test_a_step_that_does_not_count_leaves_every_bit() -> None:
+    p = program("gpt")
+    arenas = Arenas(p)
+    arenas.fill(p)
+    arenas.run(p.plans["narrow"], {})
+    for kind in ("m", "v"):
+        layout = p.states[kind]
+        arenas.write(Ref(f"state.{kind}", 0, TensorType((layout.size,), "f32")), np.linspace(0, 1, layout.size))
+    arenas.raw["state.grad1"][...] = 0
+    broken = p.states["grad1"].offsets["block.0.mlp.up.weight"] * 4
+    arenas.raw["state.grad1"][broken : broken + 4] = np.array([np.inf], np.float32).view(np.uint8)
+    before = {k: arenas.state(p, k) for k in ("param", "param16", "m", "v", "counter")}
+    outputs = arenas.run(p.plans["update"], {})
+    assert outputs["finite"] == 0
+    for kind, x in before.items():
+        assert np.array_equal(arenas.state(p, kind), x), kind
+
+
+def test_sgd_keeps_its_copy_too() -> None:
+    found, _ = stepped("llama", True, "sgd")
+    assert np.array_equal(found["param16"], round_to(found["param"], "bf16"))
+    assert np.any(found["param"] != parameters(program("llama").states["param"]))
+
+
+@pytest.mark.parametrize("case", ["gpt", "llama"])
+def test_decode_and_evaluation_read_the_copy(case: str) -> None:
+    """Logits to sample from arrive in f32 and agree with the float64 ones; evaluation gives the loss of training without its z-loss."""
+    p = program(case)
+    arenas = Arenas(p)
+    arenas.fill(p)
+    arenas.run(p.plans["narrow"], {})
+    t = Tracer("decode", p.states["param"], precision="bf16")
+    t.output("logits", model(case).decode(t))  # type: ignore[misc]
+    single = {k: v[:1] for k, v in batch().items()}
+    want = evaluate(t.graph, single, {"param16": arenas.state(p, "param16")})[0]["logits"]
+    ref = p.plans["decode"].outputs["logits"]
+    assert ref.type == TensorType((1, VOCAB), "f32")
+    got = arenas.run(p.plans["decode"], single)["logits"]
+    assert distance(got, want) < 0.02 * np.linalg.norm(want) and not np.array_equal(round_to(got, "bf16"), got)
+    outputs = arenas.run(p.plans["eval"], batch())
+    arenas.run(p.plans["micro_first@0"], batch())
+    stats = p.states["grad0"]
+    loss = arenas.state(p, "grad0")[stats.offsets["~stats.loss_sum"]]
+    assert outputs["loss_sum"] == loss
+    assert not any(x.op.endswith("_grad") for x in p.plans["eval"].launches)
+
+
+def test_which_launches_a_block_takes() -> None:
+    """What fusion must find on the GPU: nothing elementwise is left alone, and each weight gradient is one launch."""
+    for case, left in (("gpt", {"layernorm", "layernorm_bwd"}), ("llama", {"rmsnorm", "rmsnorm_bwd"})):
+        launched = [x.op for x in program(case).plans["micro@1"].launches]
+        assert not {"gelu", "gelu_bwd", "swiglu_packed", "add", "split", "concat", "cross_entropy", "broadcast_to", "fill"} & set(launched)
+        assert launched.count(f"add_{min(left)}") == 4 and launched.count(f"{min(left)}_bwd_add") == 4
+        weights = [s for s in program(case).states["param"].tensors if s.name.endswith("weight") and "block" in s.name]
+        stacked = sum(s.name.endswith("gate.weight") for s in weights)
+        assert launched.count("matmul_accumulate") == len(weights) - stacked
+        assert launched.count("linear_cross_entropy_grad") == 1
+
+
+def test_scratch_is_planned_for_the_chip_not_the_host() -> None:
+    found = [x for x in program("gpt").plans["micro_first@0"].launches if x.op == "layernorm_bwd"]
+    assert [x.scratch.type.nbytes for x in found if x.scratch] == [256 * 132]
+
+
+def test_a_missing_kernel_is_named() -> None:
+    with pytest.raises(InputError, match="no cuda kernel covers attention_packed"):
+        build_program(name="x", model=model("gpt"), optimizer=adamw(ScheduleConfig(kind="cosine", peak=1e-2, warmup=2, total=10)),
+                      shape=StepShape(micro_batch=BATCH, seq=SEQ), catalogue=catalogue(without=("attention_packed",)), backend="cuda",
+                      threads=MULTIPROCESSORS, precision="bf16")
+
+
+# -- the contract of the rows --------------------------------------------------------------------------------------------------
+
+
+def t(dtype: str, *shape: int) -> TensorType:
+    return TensorType(shape, dtype)
+
+
+CONTRACT: tuple[tuple[str, tuple[TensorType, ...], dict[str, Any], tuple[TensorType, ...]], ...] = (
+    ("matmul", (t("bf16", 8, 16), t("bf16", 16, 24), t("bf16", 24)), {}, (t("bf16", 8, 24),)),
+    ("matmul", (t("bf16", 8, 16), t("bf16", 16, 24)), {"wide": True}, (t("f32", 8, 24),)),
+    ("sum", (t("bf16", 8, 16),), {"axis": (0,), "wide": True}, (t("f32", 16),)),
+    ("matmul_accumulate", (t("f32", 8, 24), t("bf16", 8, 16), t("bf16", 16, 24)), {"wide": True}, (t("f32", 8, 24),)),
+    ("embedding_bwd", (t("bf16", 4, 8), t("i32", 4)), {"vocab": 9}, (t("f32", 9, 8),)),
+    ("layernorm_bwd", (t("bf16", 4, 8), t("bf16", 4, 8), t("bf16", 8), t("f32", 4), t("f32", 4)), {},
+     (t("bf16", 4, 8), t("f32", 8), t("f32", 8))),
+    ("rmsnorm_bwd", (t("bf16", 4, 8), t("bf16", 4, 8), t("bf16", 8), t("f32", 4)), {}, (t("bf16", 4, 8), t("f32", 8))),
+    ("accumulate", (t("f32", 8), t("bf16", 8)), {}, (t("f32", 8),)),
+    ("cross_entropy_bwd", (t("f32", 4), t("bf16", 4, 8), t("i32", 4), t("f32", 4)), {"ignore_index": -1, "z_loss": 0.0},
+     (t("bf16", 4, 8),)),
+    ("linear_cross_entropy_grad", (t("bf16", 4, 8), t("bf16", 9, 8), t("i32", 4)), {"ignore_index": -1, "z_loss": 0.0, "chunk": 2},
+     (t("f32"), t("bf16", 4, 8), t("f32", 9, 8))),
+    ("attention_packed_bwd", (t("bf16", 1, 4, 16), t("bf16", 1, 4, 32), t("bf16", 1, 4, 16), t("f32", 1, 2, 4)),
+     {"heads": 2, "kv_heads": 1, "causal": True, "window": 0, "scale": 0.5}, (t("bf16", 1, 4, 32),)),
+    ("scale_by", (t("bf16", 4), t("f32")), {}, (t("bf16", 4),)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "types", "attrs", "results"), CONTRACT, ids=[f"{c[0]}-{i}" for i, c in enumerate(CONTRACT)])
+def test_rows_keep_their_contract_of_types(op: str, types: Any, attrs: Any, results: Any) -> None:
+    """Results have the types of docs/numerics.md, operands are what `kept` says, and any other float type in any place is refused."""
+    spec = row(op)
+    assert tuple(spec.infer(types, attrs)) == results
+    for i, given in enumerate(types):
+        if not given.is_float:
+            continue
+        assert spec.operand_dtype(i, "bf16") == given.dtype
+        for other in {"f64", "f32", "bf16"} - {given.dtype}:
+            trial = [TensorType(x.shape, other) if i == k else x for k, x in enumerate(types)]
+            compute = spec.compute_dtype(trial) or "f32"
+            if all(x.dtype == spec.operand_dtype(k, compute) for k, x in enumerate(trial) if x.is_float):
+                continue  # the contract of another compute type
+            with pytest.raises(ShapeError):
+                spec.infer(trial, attrs)
+
+
+def test_every_row_says_what_it_keeps_by_a_name_that_it_has() -> None:
+    for name, spec in table().items():
+        names = {n.strip("?*") for n in (*spec.inputs, *spec.outputs)}
+        assert set(spec.kept) <= names, name
+        assert set(spec.kept.values()) <= {"accumulate", "bf16"}, name
