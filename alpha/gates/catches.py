@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import alpha
-from alpha.component import Catalogue
+from alpha.component import Catalogue, Component
 from alpha.errors import AlphaError, GraphError
-from alpha.gates import plant
+from alpha.gates import cuda_plant, plant
 from alpha.profile.noise import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
 from alpha.registry.digest import Package
 from alpha.registry.evidence import default_roots, local_root
 from alpha.registry.faults import Fault, broken
+from alpha.registry.gpu import class_here, gpu_class, why_not_here
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.machine import machine_class
 from alpha.registry.record import FORMAT, Record
@@ -52,12 +53,12 @@ class Result:
     fresh: bool
 
 
-def known(roots: Sequence[Path] | None = None) -> dict[str, Catch]:
-    """Recorded catches of this machine class, the local root stronger; unreadable files count as nothing."""
+def known(roots: Sequence[Path] | None = None, machine: str | None = None) -> dict[str, Catch]:
+    """Recorded catches of a machine class (this CPU's), the local root stronger; unreadable files count as nothing."""
     found: dict[str, Catch] = {}
     for root in default_roots() if roots is None else roots:
         try:
-            found.update(load_catches(root, machine_class().key))
+            found.update(load_catches(root, machine or machine_class().key))
         except AlphaError:
             continue  # every fault of that file is then run again
     return found
@@ -67,31 +68,41 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
         said: Callable[[Result], None] | None = None, keep: Sequence[str] | None = None) -> list[Result]:
     """Run the faults whose catch is missing or stale (or all), keep the catches, and give one result per fault.
 
-    `keep`: ids of all faults that exist; saved catches of others are dropped (None drops nothing).
+    `keep`: ids of all faults that exist; saved catches of others are dropped (None drops nothing). Faults of components that cannot run on
+    this machine are left out.
     """
     package = Package()
-    old = known() if stale else {}
+    faults = [f for f in faults if not why_not_here(catalogue[f.component])]
+    gpu = gpu_class()
+    old = {**known(), **(known(machine=gpu.key) if gpu is not None else {})} if stale else {}
     results: dict[str, Result] = {}
     jobs: list[plant.Job] = []
+    device: list[Fault] = []
     by_name = {f.id: f for f in faults}
     today = {f.id: catch_digests(f, catalogue[f.component], package) for f in faults}
     for fault in faults:
         catch = old.get(fault.id)
         if catch is not None and dict(catch.digests) == today[fault.id] and catch.rejected:
             results[fault.id] = Result(fault, catch, True, "", False)
+        elif fault.source:
+            device.append(fault)
         else:
             jobs.append(job_of(fault))
 
     def finished(outcome: plant.Outcome) -> None:
         fault = by_name[outcome.job.name]
-        catch = catch_of(fault, outcome, today[fault.id])
+        catch = catch_of(fault, outcome, today[fault.id], catalogue[fault.component])
         result = Result(fault, catch, catch.rejected, _why(outcome), True)
         results[fault.id] = result
         if said is not None:
             said(result)
 
     plant.run_all(jobs, workers=workers, said=finished)
-    controls([f for f in faults if results[f.id].fresh], workers)
+    controls([f for f in faults if not f.source and results[f.id].fresh], workers)
+    if device:
+        cuda_plant.run_all(device, [cuda_plant.job_of(f.component, f.gate, f.id) for f in device], said=finished)
+        pairs = sorted({(f.component, f.gate) for f in device})
+        _sound(cuda_plant.run_all([None] * len(pairs), [cuda_plant.job_of(c, g, f"sound {c} {g}") for c, g in pairs]))
     # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
     save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
     return [results[f.id] for f in faults]
@@ -101,7 +112,11 @@ def controls(among: Sequence[Fault], workers: int, most: int = 6) -> None:
     """A few of the same gates on the unbroken copy must pass, or a catch would mean nothing: GraphError naming the gate that does not."""
     step = max(1, -(-len(among) // most))
     jobs = [replace(job_of(f), text=(Path(alpha.__file__).parent / f.file).read_text(encoding="utf-8")) for f in among[::step]]
-    for outcome in plant.run_all(jobs, workers=workers):
+    _sound(plant.run_all(jobs, workers=workers))
+
+
+def _sound(outcomes: Sequence[plant.Outcome]) -> None:
+    for outcome in outcomes:
         if outcome.caught_by or not outcome.records:
             component, gate = outcome.job.attempts[0]
             raise GraphError("a gate rejects the unbroken component on a copy of the package, so its catches mean nothing", expected="PASS",
@@ -114,9 +129,9 @@ def job_of(fault: Fault) -> plant.Job:
     return plant.Job(fault.id, ((fault.component, fault.gate),), fault.file, broken(fault, source.read_text(encoding="utf-8")))
 
 
-def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str]) -> Catch:
+def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str], component: Component) -> Catch:
     """The evidence of one outcome. What a record says of itself is set right: a fault in the code that writes records may have bent it."""
-    machine = machine_class().key
+    machine = (class_here(component) or machine_class()).key
     record = None
     if outcome.records:
         record = replace(trimmed(outcome.records[0][0]), component=fault.component, gate=fault.gate, machine=machine, format=FORMAT)

@@ -95,7 +95,8 @@ def _repeat(component: Component, case: Case, rng: np.random.Generator, neighbou
     note = ""
     for i in range(runs):
         if i % REBIND == 0:
-            bound = CudaBound(component, case.types, outs, case.attrs, offset=int(rng.integers(16)), blocks=BLOCKS[i // REBIND % len(BLOCKS)])
+            blocks = BLOCKS[i // REBIND % len(BLOCKS)]
+            bound = CudaBound(component, case.types, outs, case.attrs, offset=int(rng.integers(16)), blocks=blocks)
             bound.fill_bits(contents)
             bounds = [*bounds[-2:], bound]
         bound = bounds[int(rng.integers(len(bounds)))]

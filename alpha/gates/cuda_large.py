@@ -4,8 +4,8 @@ Matrix products: the whole result by random projections (Freivalds: C r against 
 rows, chosen by the nonce, the first and the last among them, against the oracle. Attention: every element against the oracle in float64.
 
 Tolerances are derived. An element is allowed half an output ulp, and six times the root of the sum of the squares of the roundings that
-enter it (independent errors: exceeded with probability 1e-9 for each): 2**-9 of every probability or score gradient that is rounded to
-bf16, and `growth(K)` of u of fp32 times the mean size of the terms for sums in fp32. An entry's error is the worst error over its tolerance.
+enter it (independent errors: exceeded with probability 1e-9 for each): u of every probability or score gradient that is rounded to
+bf16, and `growth(K)` of u of fp32 times the mean size of the terms for sums in fp32. An entry's error is the worst over its tolerance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from alpha.gates.subjects import crash, generator, short, spec_of
 from alpha.ops.numerics import UNIT_ROUNDOFF, growth, round_to
 from alpha.types import Attrs, TensorType
 
-U16, U32 = UNIT_ROUNDOFF["bf16"] / 2, UNIT_ROUNDOFF["f32"]
+U16, U32 = UNIT_ROUNDOFF["bf16"], UNIT_ROUNDOFF["f32"]
 VECTORS = 4
 ROWS = 24
 

@@ -42,7 +42,7 @@ def large_names(component: Component) -> list[str]:
 REPEATED_GEMM = (1032, 1096, 4104)
 """M, N, K of the product that determinism repeats: its last tiles are cut along K."""
 
-REPEATED_ATTENTION = (2, 520, 4, 2, 128)
+REPEATED_ATTENTION = (2, 1100, 8, 2, 128)
 """B, T, H, G, D."""
 
 
@@ -62,7 +62,8 @@ def large_inputs(op: str, rng: np.random.Generator) -> tuple[list[tuple[np.ndarr
         return [q, k_, v], attrs
     if op == "attention_bwd":
         lse = np.log(np.arange(1.0, t + 1)) + 0.5
-        return [draw(b, t, h, d), q, k_, v, draw(b, t, h, d), (np.broadcast_to(lse.astype(np.float32), (b, h, t)).astype(float), "f32")], attrs
+        seen = np.broadcast_to(lse.astype(np.float32), (b, h, t)).astype(float)
+        return [draw(b, t, h, d), q, k_, v, draw(b, t, h, d), (seen, "f32")], attrs
     return None
 
 

@@ -21,6 +21,7 @@ from alpha.cudart.memory import Arena, Span, aligned, download, fill, upload
 from alpha.errors import GraphError
 from alpha.gates import cuda_samples
 from alpha.gates.cuda_sizes import large_names as large_names
+from alpha.ops.numerics import round_to
 from alpha.ops.spec import Sample
 from alpha.types import TensorType
 
@@ -86,8 +87,10 @@ class CudaBound:
             fill(span, byte, self.stream)
 
     def fill(self, contents: Iterable[np.ndarray]) -> None:
-        """Write contents into the input buffers, in the order of the stream (a copy outside it may not be seen by the next launch)."""
-        self.fill_bits(to_device(np.asarray(x), t) for t, x in zip(self.in_types, contents))
+        """Write contents into the input buffers, bf16 ones rounded, in the order of the stream (the next launch might not see a copy
+        outside it)."""
+        rounded = (round_to(x, "bf16") if t.dtype == "bf16" else np.asarray(x) for t, x in zip(self.in_types, contents))
+        self.fill_bits(to_device(x, t) for t, x in zip(self.in_types, rounded))
 
     def fill_bits(self, contents: Iterable[np.ndarray]) -> None:
         """The same with contents in device form."""
@@ -131,8 +134,8 @@ class CudaBound:
         if bad.size:
             at = int(bad[0]) + self._arena.address
             near = min((*self._ins, *self._outs, self._scratch), key=lambda s: max(s.address - at, at - s.address - s.nbytes))
-            raise GraphError("the kernel wrote outside its operands", came=f"{bad.size} bytes, the first {at - near.address} after the start of "
-                             f"an operand of {near.nbytes} bytes", expected="every write inside an output or scratch")
+            raise GraphError("the kernel wrote outside its operands", expected="every write inside an output or scratch",
+                             came=f"{bad.size} bytes, the first {at - near.address} after the start of an operand of {near.nbytes} bytes")
 
     @property
     def ins(self) -> list[np.ndarray]:

@@ -53,12 +53,18 @@ DIRECTIONS = 8
 JACOBIAN = 400
 """Largest (inputs x outputs) for which the whole Jacobian is compared."""
 
+LARGEST_OWN = 40_000
+"""The same for samples made for another back end, whose tiles are larger."""
+
 LARGEST = 6000
 """Elements in and out together above which a sample is left to the parity gate."""
 
 CASES_PER_ROW = 10
 BOUND_CAP = 1e-4
-TELLING = 0.01
+TELLING = {"f64": 0.01, "f32": 0.01, "bf16": 0.04}
+"""Largest tolerance, as a part of the gradient's size, at which a sample still tells a wrong gradient from a rounded one: in bf16 ten
+roundings."""
+
 DRAWS = 4
 """Cotangents per sample in the native comparison."""
 
@@ -96,15 +102,15 @@ def differentiable(spec: OpSpec, sample: Sample) -> tuple[int, ...]:
 
 def chosen(spec: OpSpec, nonce: str, component: Component | None = None) -> list[Sample]:
     """The samples of a forward row that are differentiated: the small ones, at most ten, spread over the row's own order. For a kernel
-    of another back end: those made for it."""
+    of another back end: those made for it, where there are any."""
     def fits(s: Sample) -> bool:
         types = case_of(s, "f64").types
-        return bool(differentiable(spec, s)) and size(types) + size(spec.infer(types, s.attrs)) <= LARGEST
+        return bool(differentiable(spec, s)) and size(types) + size(spec.infer(types, s.attrs)) <= (LARGEST if not own else LARGEST_OWN)
 
-    made = spec.samples(generator(nonce, spec.name, "gradient"))
+    own = []
     if component is not None and elsewhere(component):
-        made = subjects_of(component).samples(spec.name, generator(nonce, spec.name, "gradient", component.backend), "samples")
-    found = [s for s in made if fits(s)]
+        own = subjects_of(component).samples(spec.name, generator(nonce, spec.name, "gradient", component.backend), "samples")
+    found = [s for s in own or spec.samples(generator(nonce, spec.name, "gradient")) if fits(s)]
     if len(found) > CASES_PER_ROW:
         keep = generator(nonce, spec.name, "chosen").permutation(len(found))[:CASES_PER_ROW]
         found = [found[i] for i in sorted(keep)]
@@ -190,7 +196,7 @@ def _native(component: Component, spec: OpSpec, todo: Sequence[Sample], nonce: s
             error, bound = _native_sample(component, spec, sample, nonce, ran)
         except Exception as problem:  # a kernel that raises has no gradient to offer
             return {"name": name, "error": float("inf"), "bound": BOUND_CAP, "directions": 1, "note": f"{sample.name}: {crash(problem)}"}
-        if bound <= TELLING and (ran or not elsewhere(component)):  # outside the envelope the oracle stood in
+        if bound <= TELLING[component.envelope.dtypes[0]] and (ran or not elsewhere(component)):  # outside the envelope the oracle stood in
             told += 1
             worse = not (error * worst.bound <= worst.error * bound)
             worst = _Worst(error if worse else worst.error, bound if worse else worst.bound, worst.directions + DRAWS)

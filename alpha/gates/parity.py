@@ -84,7 +84,7 @@ def measure(component: Component, nonce: str | None = None,
     if larger is None:
         return make_record(component, "parity", nonce, len(todo) + len(BEHAVIOURS), found, probes)
     runs.clear()  # their buffers
-    found = [*condense(found), *larger(component, nonce)]
+    found += larger(component, nonce)
     return make_record(component, "parity", nonce, len(found), found, probes)
 
 
@@ -203,10 +203,11 @@ def recompute(component: Component, record: Record) -> list[str]:
     spec = spec_of(component)
     todo = cases(component, record.nonce)
     entries: list[dict[str, object]] = [{"name": c.name, "kind": "exact" if c.exact else "relative", "error": 0.0} for c in todo]
-    skeleton = condense([*entries, *({"name": b, "kind": "exact", "error": 0.0} for b in BEHAVIOURS)])
-    wrong = []
     large = subjects_of(component).large_names(component) if elsewhere(component) else []
-    if [c.get("name") for c in record.cases] != [*(c["name"] for c in skeleton), *large]:
+    skeleton = condense([*entries, *({"name": b, "kind": "exact", "error": 0.0} for b in BEHAVIOURS),
+                         *({"name": name, "kind": "contract", "error": 0.0} for name in large)])
+    wrong = []
+    if [c.get("name") for c in record.cases] != [c["name"] for c in skeleton]:
         wrong.append("the record's cases are not those that its nonce gives")
     places = _places(component, todo, record.nonce)
     if [list(p[:3]) for p in record.probes] != places:

@@ -267,7 +267,8 @@ def bind(component: Component, case: Case, *, workers: int = 1, offset: int = 0,
     `offset`: elements (GPU: 16 bytes) past a 256-byte boundary of every buffer. `share`: (output, input) that get the same memory.
     """
     if elsewhere(component):
-        return subjects_of(component).bind(component, case.types, case.out_types(spec_of(component)), case.attrs, offset=offset, share=share)
+        made = case.out_types(spec_of(component))
+        return subjects_of(component).bind(component, case.types, made, case.attrs, offset=offset, share=share)
     like = case.arrays()
     ins = [place(x, offset * x.dtype.itemsize) for x in like]
     for x in ins:

@@ -60,7 +60,7 @@ def reference_classes(root: Path) -> dict[str, str]:
     for line in path.read_text(encoding="utf-8").split() if path.is_file() else ():
         key = class_of_key(line).key
         if family_of(key) in found:
-            raise InputError("a family of machine classes has two reference classes", came=f"{found[family_of(key)]}, {key}", expected="one")
+            raise InputError("a family has two reference classes", came=f"{found[family_of(key)]}, {key}", expected="one line each")
         found[family_of(key)] = key
     return found
 

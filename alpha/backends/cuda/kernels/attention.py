@@ -64,8 +64,9 @@ def attention_bwd(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], att
     do, q, k, v, o, lse = ins
     problem = problem_of(q.type, k.type, attrs)
     queue, work = gpu.scratch(QUEUE_BYTES), gpu.scratch(problem.workspace_bytes())
-    run = AttentionBackward(problem, _tensor(q), _tensor(k), _tensor(v), _tensor(o), lse.span, _tensor(do), *(_tensor(x) for x in outs), work,
-                            queue, choice=_choice(gpu, problem))
+    dq, dk, dv = outs
+    run = AttentionBackward(problem, _tensor(q), _tensor(k), _tensor(v), _tensor(o), lse.span, _tensor(do), _tensor(dq), _tensor(dk),
+                            _tensor(dv), work, queue, choice=_choice(gpu, problem))
 
     def call(stream: int) -> None:
         fill(queue, 0, stream)
