@@ -1,16 +1,34 @@
-"""pandas and matplotlib, asked for in one place: a missing extra is one clear error. Floor 7."""
+"""pandas and matplotlib, asked for in one place: a missing extra is one clear error. Floor 7.
+
+matplotlib is imported only by who draws with it: the dashboard reads runs and draws in the browser.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from alpha.errors import MachineError
 
+
+def _missing(error: ImportError) -> MachineError:
+    return MachineError("reports need pandas and matplotlib", came=str(error), expected="the extra `report`",
+                        do="pip install alpha[report]")  # fmt: skip
+
+
 try:
-    import matplotlib
     import pandas
 except ImportError as error:
-    raise MachineError("reports need pandas and matplotlib", came=str(error), expected="the extra `report`",
-                       do="pip install alpha[report]") from error
+    raise _missing(error) from error
 
-matplotlib.use("svg")
+__all__ = ["matplotlib", "pandas"]  # noqa: F822, matplotlib comes from __getattr__
 
-__all__ = ["matplotlib", "pandas"]
+
+def __getattr__(name: str) -> Any:
+    if name != "matplotlib":
+        raise AttributeError(name)
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise _missing(error) from error
+    matplotlib.use("svg")
+    return matplotlib

@@ -12,7 +12,7 @@ from alpha.report.runs import Run
 
 View = dict[str, Any]
 
-POINTS = 500
+POINTS = 250
 """Buckets of a series, unless a caller says another number."""
 
 
