@@ -34,11 +34,12 @@ from alpha.registry.judge import Judgement
 from alpha.registry.record import Record, content_hash
 from alpha.registry.status import Registry
 from alpha.train import doctor, rundir
-from alpha.train.assemble import calls_of, flops_for, host_components, open_data, program_for, threads_for
+from alpha.train.assemble import calls_of, host_components, open_data, program_for, threads_for
 from alpha.train.console import Talk, duration
 from alpha.train.house import house
+from alpha.train.planned import plan_run
 from alpha.train.sample import generate, open_run, printable
-from alpha.train.session import Outcome, parameters, train
+from alpha.train.session import Outcome, train
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -335,42 +336,47 @@ def cmd_gate_catches(args: argparse.Namespace) -> int:
 
 
 def cmd_plan(args: argparse.Namespace) -> int:
-    """What a run would be."""
-    cfg = load_source(args.source, args.set)
+    """What a run would be. Nothing of it is allocated and no text is read, so a plan of 70 billion parameters takes seconds."""
+    cfg, path = load_source(args.source, args.set), Path(args.source)
     talk = Talk()
-    with talk.doing("reading the corpus and building the program"):
-        vocab = open_data(cfg).tokenizer.vocab_size
-        program = program_for(cfg, vocab, house(), threads_for(cfg))
+    with talk.doing("building the program"):
+        plan = plan_run(cfg, house(), rundir.read_tokenizer(path).vocab_size if path.is_dir() else None)
+    program, flops = plan.program, plan.flops
     if args.table is not None:
         if args.table not in program.plans:
             raise InputError("no such Segment", came=args.table, expected=", ".join(sorted(program.plans)), do="name one of these")
         talk.say(program.plans[args.table].table())
         return 0
-    flops, step_tokens = flops_for(cfg, vocab), cfg.train.batch * cfg.data.sequence
-    executed = sum(program.plans[s.plan].flops() for s in program.schedule)
-    talk.say(f"program      {program.name}  {program.hash()[:16]}")
-    talk.say(f"parameters   {parameters(program):,}")
-    talk.say(f"tokens       {step_tokens:,} a step, {step_tokens * cfg.train.steps:,} in all")
-    talk.say(f"model FLOPs  {flops.per_token / 1e6:.3f} MFLOP a token by {VERSION} ({CONVENTION})")
+    talk.say(f"program      {program.name}  {program.hash()[:16]}; vocabulary {plan.vocabulary:,} ({plan.vocabulary_source})")
+    talk.say(f"parameters   {plan.parameters:,}")
+    talk.say(f"tokens       {plan.tokens_per_step:,} a step, {plan.tokens_per_step * plan.steps:,} in all")
+    executed = sum(plan.executed.values())
+    talk.say(f"model FLOPs  {flops.per_token / 1e6:,.3f} MFLOP a token, {plan.model_flops_per_step / 1e12:,.4f} TFLOP a step by {VERSION} "
+             f"({CONVENTION})")  # fmt: skip
     talk.say(
-        f"             {flops.per_token_full_attention / 1e6:.3f} with full attention, {flops.per_token_6n / 1e6:.3f} by 6N, "
-        f"{executed / step_tokens / 1e6:.3f} executed"
+        f"             {flops.per_token_full_attention / 1e6:,.3f} a token with full attention, {flops.per_token_6n / 1e6:,.3f} by 6N, "
+        f"{executed / plan.tokens_per_step / 1e6:,.3f} executed"
     )
-    for arena, nbytes in program.arenas().items():
-        talk.say(f"memory       {nbytes / 2**20:9.2f} MiB  {arena}")
-    talk.say(f"             {sum(program.arenas().values()) / 2**20:9.2f} MiB  together")
-    for name, plan in program.plans.items():
-        m = plan.memory
-        talk.say(
-            f"segment      {name:14s} {len(plan.launches):4d} launches {plan.flops() / 1e9:9.3f} GFLOP  activations "
-            f"{m.peak / 2**20:.2f} MiB (lower bound {m.lower / 2**20:.2f}, unshared {m.total / 2**20:.2f})"
-        )
+    for part, n in plan.executed.items():
+        each = n / plan.tokens_per_step
+        talk.say(f"executed     {each / 1e6:14,.3f} MFLOP a token {n / 1e12:12,.4f} TFLOP a step {n / executed:7.2%}  {part}")
+    for kind, n in plan.state_bytes.items():
+        talk.say(f"state        {n:20,} bytes {n / 2**30:10.3f} GiB  {kind}")
+    for name, n in plan.activations.items():
+        memory = program.plans[name].memory
+        talk.say(f"activations  {n:20,} bytes {n / 2**30:10.3f} GiB  {name} ({len(program.plans[name].launches)} launches; "
+                 f"lower bound {memory.lower:,}, unshared {memory.total:,})")  # fmt: skip
+    for arena, n in plan.arenas.items():
+        talk.say(f"arena        {n:20,} bytes {n / 2**30:10.3f} GiB  {arena}")
+    talk.say(f"peak         {plan.peak_bytes:20,} bytes {plan.peak_bytes / 2**30:10.3f} GiB  on the one device")
     registry = Registry(house())
     wanted = sorted({*host_components(cfg, house()), *(c[0] for c in calls_of(program))})
     missing = [i for i in wanted if not registry.status(i).usable]
     talk.say(f"components   {len(wanted)}, of which {len(wanted) - len(missing)} usable on {registry.machine.key}")
-    for i in missing:
-        talk.say(f"             not usable: {i} ({', '.join(registry.status(i).missing) or 'presupposes what is not'})")
+    for i in wanted:
+        status = registry.status(i)
+        talk.say(f"             {'usable    ' if status.usable else 'NOT USABLE'} {i}" + ("" if status.usable else
+                 f" ({', '.join(status.missing) or 'presupposes what is not'})"))  # fmt: skip
     return 0
 
 

@@ -63,7 +63,7 @@ def _fuse_row(graph: Graph, spec: FusedSpec, catalogue: Catalogue, backend: str)
             dropped |= set(nodes)
             replacement[end] = node
             break
-    out = []
+    out, first = [], {new: old for old, new in values.items()}
     for node in graph.nodes:
         node = replacement.get(node, node)
         if node in dropped:
@@ -71,8 +71,10 @@ def _fuse_row(graph: Graph, spec: FusedSpec, catalogue: Catalogue, backend: str)
         if any(v in values for v in node.inputs):
             new = Node(node.op, tuple(values.get(v, v) for v in node.inputs), node.attrs, (), node.layer, node.phase, node.source)
             new.outputs = tuple(Value(v.type, v.name, "node", None, new, v.index) for v in node.outputs)
-            values.update({k: new.outputs[v.index] for k, v in list(values.items()) if v in node.outputs})
-            values.update(zip(node.outputs, new.outputs))
+            for v, renewed in zip(node.outputs, new.outputs):
+                values[v] = renewed
+                if v in first:  # v had replaced another value: that one is now `renewed`
+                    values[first[v]] = renewed
             node = new
         out.append(node)
     return rebuild(graph, out, values)

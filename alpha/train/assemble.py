@@ -26,11 +26,14 @@ from alpha.graph.trace import Tracer
 from alpha.models import gpt, llama
 from alpha.ops.table import table
 from alpha.optim.update import ScheduleConfig, adamw, sgd
-from alpha.passes.build import Model, Optimizer, StepShape, build_program
+from alpha.passes.build import MULTIPROCESSORS, Model, Optimizer, StepShape, build_program
 from alpha.types import Attrs, TensorType
 
 SPLIT_SEED = 0
 """The split does not follow the run's seed, so that runs with other seeds are validated on the same text."""
+
+VOCABULARY_STEP = 8
+"""Rows of logits lie 16 bytes apart, in bf16."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,19 @@ def optimizer_for(cfg: Config) -> Optimizer:
 
 
 def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> Program:
-    """The Program of a run with a vocabulary of `vocab` ids."""
+    """The Program of a run with a vocabulary of `vocab` ids, for its back end. `threads`: workers of the CPU.
+
+    For cuda nothing but the catalogue's declarations is needed, no GPU and no driver. ConfigError where the vocabulary or an op of
+    `train.recompute` does not fit; InputError from selection where no kernel covers a shape.
+    """
+    on_gpu = cfg.machine.backend == "cuda"
+    if on_gpu and vocab % VOCABULARY_STEP:
+        raise ConfigError(
+            "the vocabulary does not fit the GPU's matrix products",
+            came=f"{vocab} ids ({cfg.data.tokenizer})",
+            expected=f"a multiple of {VOCABULARY_STEP}",
+            do=f'take tokenizer = "bpe" and data.vocab = {-(-vocab // 64) * 64}',
+        )
     mode, ops = cfg.recompute
     for name in ops:
         if name not in table():
@@ -131,7 +146,9 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> 
         optimizer=optimizer_for(cfg),
         shape=StepShape(micro_batch=cfg.micro_batch, seq=cfg.data.sequence, shards=cfg.train.shards, micros=cfg.micros),
         catalogue=catalogue,
-        threads=threads,
+        backend=cfg.machine.backend,
+        precision=cfg.train.precision,
+        threads=MULTIPROCESSORS if on_gpu else threads,
         policy=(mode, ops),
         fused=cfg.train.fuse,
     )
@@ -181,6 +198,7 @@ def host_components(cfg: Config, catalogue: Catalogue) -> list[str]:
         "model": cfg.model.family,
         "schedule": cfg.optim.schedule,
         "optimizer": cfg.optim.name,
+        "executor": cfg.machine.backend,
     }
     unused = {name for name, needed in (("fuse", cfg.train.fuse), ("recompute", cfg.train.recompute != "none")) if not needed}
     found = []

@@ -119,7 +119,7 @@ class Loop:
         self.metrics.rewind(self.step)
 
     def save(self) -> Path:
-        """Checkpoint the state as it stands. What was measured so far is on disk first: no row is lost of a step that will not run again."""
+        """Checkpoint the state as it stands, after what was measured: so no row is lost of a step that will not run again."""
         with self.recorder.span("checkpoint"):
             self.metrics.flush()
             return simple.save(self.checkpoints, self.step, self.states(), self.facts(), keep=self.cfg.train.keep)
