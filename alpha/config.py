@@ -23,6 +23,9 @@ from alpha.tomlfile import tomllib
 FAMILIES = ("gpt", "llama")
 LLAMA_ONLY = ("kv_heads", "hidden", "rope_base")
 GPT_ONLY = ("dropout",)
+COMPUTES = {"cpu": "f32", "cuda": "bf16"}
+"""Back end -> the precision that it has kernels for."""
+PRECISIONS = tuple(COMPUTES.values())
 
 
 def key(
@@ -87,6 +90,11 @@ class Train:
     steps: int = key(doc="optimizer steps", unit="steps", least=1)
     batch: int = key(doc="sequences of one step, all shards together", unit="sequences", least=1)
     shards: int = key(1, doc="logical shards S, a power of two; part of the numerics, not of the machine", least=1)
+    precision: str = key(
+        "f32",
+        doc="compute type: f32, or bf16 with f32 weights, moments, gradients and sums (docs/numerics.md)",
+        choices=PRECISIONS,
+    )
     micro_batch: int = key(0, doc="sequences of one microbatch; 0 = batch / shards", unit="sequences", least=0)
     recompute: str = key("none", doc="activations computed again in the backward pass: none, block, or ops:name,name")
     fuse: bool = key(True, doc="use fused rows where the back end has a kernel for them")
@@ -117,8 +125,9 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What may differ between machines without changing one bit of the result."""
+    """What runs the run. Nothing here changes one bit of the result: where back ends compute differently, `train.precision` says so."""
 
+    backend: str = key("cpu", doc="cpu computes in f32, cuda in bf16", choices=tuple(COMPUTES))
     threads: int = key(0, doc="worker threads; 0 = the cores this process may use", least=0, most=256)
 
 
@@ -205,6 +214,13 @@ class Config:
             t.recompute,
             "none, block, or ops:name,name",
             "for example `ops:gelu,layer_norm`",
+        )
+        _rule(
+            t.precision == COMPUTES[self.machine.backend],
+            "machine.backend does not compute in train.precision",
+            f"backend {self.machine.backend}, precision {t.precision}",
+            ", ".join(f"{p} on {b}" for b, p in COMPUTES.items()),
+            f'take precision = "{COMPUTES[self.machine.backend]}", or the other back end',
         )
         _rule(
             len(o.betas) == 2 and all(0.0 <= b < 1.0 for b in o.betas),

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from alpha.component import Catalogue, Component, Envelope, Limit
-from alpha.errors import GraphError, InputError, ShapeError
+from alpha.config import load
+from alpha.errors import ConfigError, GraphError, InputError, ShapeError
 from alpha.graph.differentiate import differentiate
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, prune
@@ -29,8 +31,10 @@ from alpha.ops.table import row, table
 from alpha.optim.init import fill_initial
 from alpha.optim.update import ScheduleConfig, adamw, sgd
 from alpha.passes.build import MULTIPROCESSORS, Model, StepShape, build_program, stats_layout, trace_training
+from alpha.train.assemble import program_for
 from alpha.types import NUMPY, Attrs, TensorType
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 BATCH, SEQ, VOCAB = 2, 24, 72
 MACHINE = {"bf16": "bf16", "f32": "f32"}
 CASES = ("gpt", "gpt-untied", "gpt-documents", "llama", "llama-tied")
@@ -466,3 +470,33 @@ def test_every_row_says_what_it_keeps_by_a_name_that_it_has() -> None:
         names = {n.strip("?*") for n in (*spec.inputs, *spec.outputs)}
         assert set(spec.kept) <= names, name
         assert set(spec.kept.values()) <= {"accumulate", "bf16"}, name
+
+
+# -- run files -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "vocab", "millions"), [("gpt2-124m", 50304, 124), ("llama-1b", 32000, 1100)])
+def test_the_gpu_run_files_plan_without_a_gpu(name: str, vocab: int, millions: int) -> None:
+    """Parameters as published, every launch a kernel of cuda, no tensor of all logits anywhere, and room to spare on the chip."""
+    cfg = load(CONFIGS / f"{name}.toml")
+    p = program_for(cfg, vocab, catalogue(), 2)
+    assert p.facts["threads"] == MULTIPROCESSORS and p.facts["backend"] == "cuda" and p.facts["precision"] == "bf16"
+    assert sum(s.size for s in p.states["param"].tensors) // 1_000_000 == millions
+    assert sum(p.arenas().values()) < 100 * 2**30
+    for plan in p.plans.values():
+        assert all(c.endswith(".cuda") for c in plan.components())
+        assert not [x.op for x in plan.launches for r in x.outs if r.type.shape[-1:] == (vocab,) and r.type.size > vocab], plan.name
+    chunks = {x.attrs["chunk"] for x in p.plans["micro_first@0"].launches if x.op == "linear_cross_entropy_grad"}
+    assert chunks == {8192}
+
+
+def test_precision_and_back_end_agree() -> None:
+    path = CONFIGS / "gpt2-124m.toml"
+    for override in ('train.precision="f32"', 'machine.backend="cpu"'):
+        with pytest.raises(ConfigError, match="does not compute in"):
+            load(path, [override])
+    with pytest.raises(ConfigError, match="vocabulary does not fit"):
+        program_for(load(path, ['data.tokenizer="bytes"']), 257, catalogue(), 2)
+    tiny = load(CONFIGS / "tiny.toml")
+    assert (tiny.machine.backend, tiny.train.precision) == ("cpu", "f32")
+    assert load(path).identity() != load(path, ['machine.backend="cpu"', 'train.precision="f32"']).identity()
