@@ -161,11 +161,14 @@ def load(path: Path, *, timeout: float = 5.0) -> Run:
         version = int(db.rows("PRAGMA user_version")[0][0])
         metadata = dict(db.rows("SELECT key, value FROM run_metadata"))
         tables = {t: frame(db, t) if version > 1 or t in VERSION_1 else pd.DataFrame() for t in KEYS}
-    run = Run(path, version, config, manifest, metadata, tables)
-    if version < 2:
-        run.notes.append(NO_TIMING_V1)
-    check(path, version, tables, run.notes)
-    run.notes += _endings(tables["sessions"]) if version > 1 else []
+    return checked(Run(path, version, config, manifest, metadata, tables))
+
+
+def checked(run: Run) -> Run:
+    """The run after its rows were looked at, its notes made new. CorruptError if they contradict each other."""
+    run.notes = [NO_TIMING_V1] if run.version < 2 else []
+    check(run.path, run.version, run.tables, run.notes)
+    run.notes += _endings(run.tables["sessions"]) if run.version > 1 else []
     return run
 
 

@@ -1,0 +1,1 @@
+"""Live profiling in a browser: `alpha dashboard`. Reads run directories, writes nothing. Floor 8."""
