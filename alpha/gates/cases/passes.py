@@ -501,7 +501,7 @@ def _fuse_faults(rng: np.random.Generator) -> Measured:
 def _fuse_envelope(rng: np.random.Generator) -> Measured:
     """In bf16, which no CPU kernel's envelope covers, no fused row may appear either."""
     t = Tracer("bf16")
-    into, a, b = (t.input(name, (8, 8), "bf16") for name in ("into", "a", "b"))
+    into, a, b = (t.input(name, (8, 8), dtype) for name, dtype in (("into", "f32"), ("a", "bf16"), ("b", "bf16")))
     t.output("y", t.accumulate(into, t.matmul(a, b)))
     return yes([n.op for n in fuse(t.graph, kernels(), "cpu").nodes] == ["matmul", "accumulate"])
 
