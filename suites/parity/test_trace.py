@@ -1,0 +1,306 @@
+"""The timeline as trace-event JSON: judged by trace_format.py, event by event against the rows, and refused where a row cannot be true."""
+
+import copy
+import json
+import sqlite3
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import made_runs
+import pytest
+from trace_format import breaches, load
+
+from alpha.errors import AlphaError, CorruptError, InputError, MachineError
+from alpha.profile import trace
+from alpha.profile.phases import PHASES
+from alpha.profile.schema import TABLES, VERSION
+
+CLOCKS = (5_000_000_000, 900_000_000_123)
+"""Monotonic clock of ranks 0 and 1 at the barrier; the wall clocks differ as well, by 40 ms."""
+UNIX = 1_700_000_000_000_000_007
+
+
+def metrics(path: Path, *, status: str = "GATED") -> Path:
+    """Two ranks, profiled steps 4 and 9: nested host events, three workers' worth of arrows, overlapping communication, a late writer."""
+    db = sqlite3.connect(path)
+    db.executescript(TABLES)
+    db.execute(f"PRAGMA user_version={VERSION}")
+    for key, value in {"status": status, "name": "made", "program": "ab", "commit": "c0", "hardware": 'a "quoted" CPU \u2603'}.items():
+        db.execute("INSERT INTO run_metadata VALUES (?, ?)", (key, value))
+    for rank, clock in enumerate(CLOCKS):
+        unix = UNIX + rank * 40_000_000
+        db.execute("INSERT INTO sessions VALUES (0, ?, 'h', 1, 0, ?, ?, ?, ?, ?, 'finished')",
+                   (rank, unix, clock, clock - 10**9, clock, clock + 10**10))
+        for step in range(12):
+            began = clock + step * 10_000_001
+            timing = {"step": step, "rank": rank, "session": 0, "began_ns": began, "wall_ns": 10_000_001, "step_ns": 9_000_000,
+                      "profiled": int(step in (4, 9)), "launches": 3, "enqueue_ns": 3_000, "unexplained_ns": 0}
+            timing |= {f"{p}_ns": 0 for p in PHASES}
+            db.execute(f"INSERT INTO step_timing ({', '.join(timing)}) VALUES ({', '.join('?' * len(timing))})", tuple(timing.values()))
+            if step not in (4, 9):
+                continue
+            rows: list[tuple[str, str, str, int, int, int | None]] = []
+            rows.append(("host enqueue", "device_to_host", "device_to_host", 8_000_000, 8_100_001, None))
+            for i in range(3):
+                at = 1_000_003 + i * 2_000_001
+                rows.append(("host enqueue", "matmul", "forward", at, at + 5_001, i))
+                rows += [(f"worker {w}", "matmul", "forward", at + 1_000 + w, at + 1_900_000 + w, i) for w in (0, 1, 10)]
+            rows.append(("host enqueue", "inner", "forward", 1_000_004, 1_000_005, None))
+            rows += [("comm", "all_reduce", "comm", 100_000, 600_000, None), ("comm", "all_reduce", "comm", 500_000, 900_000, None)]
+            rows.append(("data loading", "batch", "data_load", 0, 0, None))
+            rows.append(("checkpoint writer", "write", "checkpoint", 9_000_000, 30_000_000, None))
+            for track, name, phase, start, stop, flow in rows:
+                db.execute("INSERT INTO gpu_timeline VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                           (step, rank, track, name, phase, began + start, began + stop, flow))
+            db.execute("INSERT INTO memory VALUES (?, ?, 'activations', 10, 10), (?, ?, 'process', NULL, 77)", (step, rank, step, rank))
+    db.commit()
+    db.close()
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return metrics(tmp_path / "metrics.sqlite")
+
+
+def change(run: Path, statement: str) -> None:
+    db = sqlite3.connect(run)
+    assert db.execute(statement).rowcount > 0, "the test changed nothing"
+    db.commit()
+    db.close()
+
+
+def of(document: Any, ph: str) -> list[dict[str, Any]]:
+    return [e for e in document["traceEvents"] if e["ph"] == ph]
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_a_trace_keeps_the_format_and_every_nanosecond(run: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    written = trace.write(run, out)
+    document = load(out)
+    assert breaches(document) == []
+    assert (out.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
+    assert written.ranks == (0, 1) and written.steps == (4, 9) and written.events == len(document["traceEvents"])
+    assert written.arrows == 2 * 2 * 9 == len(of(document, "s")) == len(of(document, "f")) and written.unmatched == 0
+    zero = int(document["otherData"]["zero_unix_ns"])
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in of(document, "M") if e["name"] == "thread_name"}
+    shown = sorted((e["pid"] - 1, e["args"]["step"], threads[e["pid"], e["tid"]].removesuffix(" (2)"), e["name"], e["cat"],
+                    int(Decimal(e["ts"]) * 1000) + zero, int(Decimal(e["dur"]) * 1000)) for e in of(document, "X") if e["cat"] != "step")
+    db = sqlite3.connect(run)
+    rows = db.execute("SELECT rank, step, track, name, category, start_ns, stop_ns FROM gpu_timeline").fetchall()
+    db.close()
+    assert shown == sorted((r, s, t, n, c, start - CLOCKS[r] + UNIX, stop - start) for r, s, t, n, c, start, stop in rows)
+    assert all(float(e["ts"]) * 1000 == pytest.approx(int(Decimal(e["ts"]) * 1000), abs=0.25) for e in of(document, "X"))
+
+
+def test_ranks_are_named_in_order_and_aligned_at_the_barrier(run: Path, tmp_path: Path) -> None:
+    trace.write(run, tmp_path / "t.json")
+    document = load(tmp_path / "t.json")
+    names = {e["pid"]: e["args"]["name"] for e in of(document, "M") if e["name"] == "process_name"}
+    assert names == {1: "rank 0", 2: "rank 1"}
+    order = {e["tid"]: e["args"]["sort_index"] for e in of(document, "M") if e["name"] == "thread_sort_index" and e["pid"] == 1}
+    tracks = {e["tid"]: e["args"]["name"] for e in of(document, "M") if e["name"] == "thread_name" and e["pid"] == 1}
+    assert [tracks[t] for t in sorted(order, key=lambda t: order[t]) if "(2)" not in tracks[t]] == [
+        "steps", "host enqueue", "worker 0", "worker 1", "worker 10", "comm", "data loading", "checkpoint writer"]
+    assert {t for t in tracks.values() if "(2)" in t} == {"comm (2)"}  # collectives that overlap
+    began = {pid: [e["ts"] for e in of(document, "X") if e["pid"] == pid and e["name"] == "step 4"] for pid in (1, 2)}
+    assert began[1] == began[2]  # the same moment on clocks that read differently
+    assert [e["args"] for e in of(document, "C")] == [{"activations": 10, "process": 77}] * 4
+
+
+def test_choice_of_steps_and_ranks(run: Path, tmp_path: Path) -> None:
+    written = trace.write(run, tmp_path / "t.json", steps=[9], ranks=[1])
+    document = load(tmp_path / "t.json")
+    assert breaches(document) == [] and written.steps == (9,) and written.ranks == (1,)
+    assert {e["args"]["step"] for e in of(document, "X")} == {9} and {e["pid"] for e in of(document, "X")} == {2}
+    assert min(Decimal(e["ts"]) for e in of(document, "X")) == 0
+
+
+def test_provenance_and_the_mark(tmp_path: Path) -> None:
+    trace.write(metrics(tmp_path / "m.sqlite", status="UNGATED"), tmp_path / "t.json")
+    document = load(tmp_path / "t.json")
+    assert document["otherData"]["status"] == "UNGATED" and document["otherData"]["commit"] == "c0"
+    assert document["otherData"]["hardware"] == 'a "quoted" CPU \u2603'
+    assert all(e["args"]["name"].endswith("UNGATED") for e in of(document, "M") if e["name"] == "process_name")
+
+
+def test_a_made_run_too(tmp_path: Path) -> None:
+    run = made_runs.make(tmp_path / "run", steps=200, ranks=2, resumes=(100,), timeline=15)
+    written = trace.write(run / "metrics.sqlite", tmp_path / "t.json.gz")
+    assert breaches(load(tmp_path / "t.json.gz")) == []
+    assert len(written.steps) == 15 and min(written.steps) < 100 <= max(written.steps)  # both sessions
+    assert written.arrows == 15 * 2 * len(made_runs.ops())
+
+
+# What cannot be true is refused, and nothing is left behind ---------------------------------------------------------------------------
+
+HOST = "track = 'host enqueue' AND name = 'matmul' AND step = 9 AND rank = 1 AND flow = 1"
+BROKEN: dict[str, tuple[str, type[AlphaError], str]] = {
+    "no end": ("UPDATE gpu_timeline SET stop_ns = 'soon' WHERE " + HOST, CorruptError, "no end"),
+    "an end before the start": ("UPDATE gpu_timeline SET stop_ns = start_ns - 1 WHERE " + HOST, CorruptError, "ends before it starts"),
+    "crossing events of a worker": ("UPDATE gpu_timeline SET stop_ns = stop_ns + 200000 WHERE track = 'worker 1' AND flow = 0 AND step = 4",
+                                    CorruptError, "cross"),
+    "execution before its enqueue": ("UPDATE gpu_timeline SET start_ns = start_ns - 50000 WHERE track = 'worker 10' AND flow = 2",
+                                     CorruptError, "before it was enqueued"),
+    "an arrow without a start": ("DELETE FROM gpu_timeline WHERE " + HOST, CorruptError, "arrow"),
+    "an event before its session": (f"UPDATE gpu_timeline SET start_ns = {CLOCKS[1] - 2 * 10**9} WHERE " + HOST, CorruptError, "backwards"),
+    "a step that begins before the last one ended": ("UPDATE step_timing SET began_ns = began_ns - 5000 WHERE step = 7", CorruptError,
+                                                     "backwards"),
+    "a step of negative length": ("UPDATE step_timing SET wall_ns = -1 WHERE step = 3", CorruptError, "backwards"),
+    "a session seen before it began": ("UPDATE sessions SET seen_ns = began_ns - 1 WHERE rank = 0", CorruptError, "backwards"),
+    "a step without timing": ("DELETE FROM step_timing WHERE step = 4 AND rank = 1", CorruptError, "no session"),
+    "a rank without a session": ("DELETE FROM sessions WHERE rank = 1", CorruptError, "no session"),
+    "no timeline": ("DELETE FROM gpu_timeline", InputError, "no timeline"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_rows_that_cannot_be_true_are_refused(run: Path, tmp_path: Path, fault: str) -> None:
+    statement, error, words = BROKEN[fault]
+    change(run, statement)
+    with pytest.raises(error, match=words):
+        trace.write(run, tmp_path / "t.json")
+    assert [p.name for p in tmp_path.iterdir() if "json" in p.name] == []
+
+
+def test_a_missing_end_in_a_table_without_the_rule(run: Path, tmp_path: Path) -> None:
+    """A writer that is not ours may leave NULL where our schema does not allow it."""
+    db = sqlite3.connect(run)
+    db.executescript("CREATE TABLE other AS SELECT * FROM gpu_timeline; DROP TABLE gpu_timeline; ALTER TABLE other RENAME TO gpu_timeline;"
+                     "UPDATE gpu_timeline SET stop_ns = NULL WHERE track = 'comm' AND step = 9;")
+    db.close()
+    with pytest.raises(CorruptError, match="no end"):
+        trace.write(run, tmp_path / "t.json")
+
+
+def test_a_second_session_before_the_end_of_the_first(run: Path, tmp_path: Path) -> None:
+    later = f"INSERT INTO sessions VALUES (1, 0, 'h', 2, 12, {UNIX - 10**10}, 1000, 0, 1000, 5000, NULL)"
+    change(run, later)
+    with pytest.raises(CorruptError, match="backwards"):
+        trace.write(run, tmp_path / "t.json")
+
+
+@pytest.mark.parametrize(("asked", "words"), [({"steps": [5]}, "step"), ({"ranks": [2]}, "rank"), ({"steps": []}, "no step")])
+def test_unknown_steps_and_ranks(run: Path, tmp_path: Path, asked: dict[str, list[int]], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        trace.write(run, tmp_path / "t.json", **asked)
+
+
+def test_unknown_runs_old_runs_and_full_disks(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no metrics"):
+        trace.write(tmp_path / "nowhere.sqlite", tmp_path / "t.json")
+    (tmp_path / "torn.sqlite").write_bytes(run.read_bytes()[:5000])
+    with pytest.raises(CorruptError):
+        trace.write(tmp_path / "torn.sqlite", tmp_path / "t.json")
+    old = made_runs.make(tmp_path / "old", steps=20, version=1)
+    with pytest.raises(InputError, match="without timing"):
+        trace.write(old / "metrics.sqlite", tmp_path / "t.json")
+    change(run, "INSERT OR REPLACE INTO run_metadata VALUES ('x', 'y')")
+    db = sqlite3.connect(run)
+    db.execute(f"PRAGMA user_version={VERSION + 1}")
+    db.close()
+    with pytest.raises(InputError, match="newer"):
+        trace.write(run, tmp_path / "t.json")
+    with pytest.raises(MachineError, match="cannot be written"):
+        trace.write(metrics(tmp_path / "m.sqlite"), tmp_path / "no" / "folder.json")
+
+
+# The judge itself: a good trace, broken in one place ----------------------------------------------------------------------------------
+
+Document = dict[str, Any]
+
+
+def _first(document: Document, ph: str, **has: Any) -> dict[str, Any]:
+    return next(e for e in document["traceEvents"] if e["ph"] == ph and all(e.get(k) == v for k, v in has.items()))
+
+
+def _drop(document: Document, event: dict[str, Any]) -> None:
+    document["traceEvents"].remove(event)
+
+
+def _crossed(d: Document) -> None:
+    e = _first(d, "X", cat="forward")
+    d["traceEvents"].append({**e, "ts": e["ts"] + e["dur"] / 2})
+
+
+def _unbalanced(d: Document) -> None:
+    e = _first(d, "X", cat="forward")
+    d["traceEvents"].append({"ph": "B", "name": "b", "pid": e["pid"], "tid": e["tid"], "ts": e["ts"]})
+
+
+def _stray_end(d: Document) -> None:
+    e = _first(d, "X", cat="forward")
+    d["traceEvents"].insert(0, {"ph": "E", "pid": e["pid"], "tid": e["tid"], "ts": Decimal(0)})
+
+
+def _twin_thread(d: Document) -> None:
+    names = [e for e in of(d, "M") if e["name"] == "thread_name" and e["pid"] == 1]
+    names[0]["args"]["name"] = names[1]["args"]["name"]
+
+
+def _twin_process(d: Document) -> None:
+    for e in of(d, "M"):
+        if e["name"] == "process_name":
+            e["args"]["name"] = "rank 0"
+
+
+FAULTS: dict[str, Callable[[Document], object]] = {
+    "an event without its end": lambda d: _first(d, "X").pop("dur"),
+    "an event without its start": lambda d: _first(d, "X").pop("ts"),
+    "a negative length": lambda d: _first(d, "X").update(dur=Decimal(-1)),
+    "a time as text": lambda d: _first(d, "X").update(ts="12"),
+    "crossed slices": _crossed,
+    "a beginning that never ends": _unbalanced,
+    "an end without a beginning": _stray_end,
+    "an arrow without a start": lambda d: _drop(d, _first(d, "s")),
+    "an arrow without an end": lambda d: _drop(d, _first(d, "f")),
+    "an arrow from nowhere": lambda d: _first(d, "s").update(ts=Decimal("0.001"), tid=1),
+    "an arrow to a moment outside every slice": lambda d: _first(d, "f").update(ts=Decimal(10) ** 9),
+    "an arrow back in time": lambda d: _first(d, "s").update(ts=_first(d, "f")["ts"] + 1000),
+    "two arrows of one number": lambda d: [e.update(id=1) for e in of(d, "s")],
+    "two threads of one name": _twin_thread,
+    "two processes of one name": _twin_process,
+    "a thread without a name": lambda d: _drop(d, _first(d, "M", name="thread_name")),
+    "a process without a name": lambda d: _drop(d, _first(d, "M", name="process_name")),
+    "a thread named twice": lambda d: d["traceEvents"].append(dict(_first(d, "M", name="thread_name"))),
+    "two threads in one place": lambda d: [e["args"].update(sort_index=0) for e in of(d, "M") if e["name"] == "thread_sort_index"],
+    "a counter of text": lambda d: _first(d, "C").update(args={"x": "1"}),
+    "an unknown type": lambda d: _first(d, "X").update(ph="x"),
+    "another unit": lambda d: d.update(displayTimeUnit="s"),
+    "no events": lambda d: d.pop("traceEvents"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_judge_sees(run: Path, tmp_path: Path, fault: str) -> None:
+    trace.write(run, tmp_path / "t.json")
+    document = load(tmp_path / "t.json")
+    broken = copy.deepcopy(document)
+    FAULTS[fault](broken)
+    assert broken != document and breaches(broken), fault
+
+
+def test_the_judge_reads_the_file_strictly(tmp_path: Path) -> None:
+    for text in ('{"traceEvents": [{"ts": NaN}]}', '{"traceEvents": [], "traceEvents": []}', '{"traceEvents": ['):
+        (tmp_path / "t.json").write_text(text)
+        with pytest.raises(ValueError):
+            load(tmp_path / "t.json")
+    assert breaches(json.loads('{"traceEvents": []}')) == []
+
+
+def test_the_judge_knows_both_ways_to_draw_a_slice() -> None:
+    head = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "p"}},
+            {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "t"}}]
+
+    def at(ph: str, ts: int, **more: Any) -> dict[str, Any]:
+        return {"ph": ph, "name": "a", "pid": 1, "tid": 2, "ts": ts, **more}
+
+    assert breaches([*head, at("B", 0), at("X", 2, dur=3), at("E", 9)]) == []
+    assert breaches([*head, at("B", 0), at("X", 2, dur=30), at("E", 9)])  # the inner one outlives the outer
+    assert breaches([*head, at("X", 5, dur=2), at("s", 0, cat="c", id=1), at("f", 1, cat="c", id=1)])  # the start hangs on nothing
+    next_slice = at("f", 3, cat="c", id=1)
+    assert breaches([*head, at("X", 0, dur=1), at("X", 5, dur=2), at("s", 0, cat="c", id=1), next_slice]) == []
+    assert breaches([*head, at("X", 0, dur=1), at("X", 5, dur=2), at("s", 0, cat="c", id=1), {**next_slice, "bp": "e"}])
