@@ -32,13 +32,15 @@ def scaling(runs: Sequence[Run]) -> View:
                      "tokens_per_second": speed.value, "comm_exposed": exposed.value, "why": why})  # fmt: skip
     known = [r for r in rows if r["why"] is None]
     known.sort(key=lambda r: (r["workers"], r["run"]))
+    sizes = {r["workers"] for r in known}
+    why = None if len(sizes) > 1 else f"all use {sizes.pop():g} {axis}" if sizes else "no run with a steady step"
     smallest = [r for r in known if r["workers"] == known[0]["workers"]]
     base = max(r["tokens_per_second"] / r["workers"] for r in smallest) if smallest else None
     for row in rows:
         row["efficiency"] = row["tokens_per_second"] / row["workers"] / base if base and row["why"] is None else None
         row["ideal"] = base * row["workers"] if base and row["why"] is None else None
     rows.sort(key=lambda r: (r["workers"] is None, r["workers"] or 0, r["run"]))
-    return view(runs, None if known else "no run with a steady step", axis=axis, rows=rows)
+    return view(runs, why, axis=axis, rows=rows)
 
 
 def comparison(a: Run, b: Run, *, anyway: bool = False, mixed: bool = False, by: str = "op") -> View:

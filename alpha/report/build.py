@@ -33,7 +33,8 @@ def build(
     ]
     for run in runs:
         head, tail = (f"{run.label}: ", f"-{_slug(run)}") if len(runs) > 1 else ("", "")
-        sections += [Section(head + title, blocks(run, tail)) for title, blocks in (
+        sections += [Section(run.label)] if len(runs) > 1 else []
+        sections += [Section(head + title, blocks(run, tail), 3 if len(runs) > 1 else 2) for title, blocks in (
             ("Step waterfall", lambda r, t: _waterfall(r, t, points)),
             ("Slowest ops", lambda r, t: _top(r, t, top)),
             ("Memory", lambda r, t: _memory(r, t, points)),
@@ -71,8 +72,8 @@ def _figures(runs: Sequence[Run], targets: Mapping[str, float] | None) -> Sectio
     for run, view in zip(runs, made):
         for f in view["figures"]:
             if f["reason"] and f["reason"] != "no target":
-                remarks.setdefault(f["reason"], []).append(f"{run.label}, {f['title']}")
-    said: Iterable[Block] = (Text(f"{'; '.join(where)}: {text}.") for text, where in remarks.items())
+                remarks.setdefault(f"{f['title']}: {f['reason']}", []).append(run.label)
+    said: Iterable[Block] = (Text(f"{text} ({', '.join(where)}).") for text, where in remarks.items())
     return Section("Figures", [tables_of.figures_of_all(runs, made), *said, tables_of.definitions(made)])
 
 
@@ -123,8 +124,8 @@ def _top(run: Run, tail: str, top: int) -> list[Block]:
     more = ""
     if rest["ops"]:
         more = f" {rest['ops']} more rows take {tables_of.ms(rest['device_ns'])}, {tables_of.percent(rest['share'], 1)} of it."
-    said = (f"A step's mean over {view['steps']} profiled steps; device time {tables_of.ms(view['device_ns'])}.{more} Distance: device time "
-            "over the least time that the roofline allows, max(FLOPs / peak, fewest bytes / peak bandwidth).")  # fmt: skip
+    said = (f"A step's mean over {view['steps']} profiled steps; device time {tables_of.ms(view['device_ns'])}.{more} Distance: device "
+            "time over the least time that the roofline allows, max(FLOPs / peak, fewest bytes / peak bandwidth).")  # fmt: skip
     return [Text(said), *plot, tables_of.ops(view, tail)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from alpha.report.canvas import INK, RC, canvas, steps_axis, svg_of, watermark
 from alpha.report.extra import matplotlib
@@ -35,6 +35,10 @@ def _drawn(draw: Callable[..., Figure]) -> Callable[..., str]:
 def marks_of(view: View) -> list[str]:
     """Names of the view's runs that are not gated."""
     return [str(p["run"]) for p in view["provenance"] if p["status"] != "GATED"]
+
+
+def _percent(value: float, _: object) -> str:
+    return f"{round(value * 100, 6):g} %"
 
 
 def _floats(values: Sequence[float | None]) -> np.ndarray:
@@ -77,7 +81,7 @@ def waterfall(view: View) -> Figure:
         axis.annotate(text, (reach, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5, annotation_clip=False)
         at += wide
     axis.set_yticks(range(len(entries)), [p["phase"] for p in entries])
-    axis.invert_yaxis()
+    axis.set_ylim(len(entries) - 0.4, -0.6)
     axis.grid(axis="y", visible=False)
     axis.grid(axis="x", color="#808080", alpha=0.22, linewidth=0.6)
     axis.set_xlim(0, view["wall_ns"] / 1e6)
@@ -111,7 +115,7 @@ def utilisation(view: View) -> Figure:
         _lines(axis, view["runs"], key)
         axis.set_title(title)
         axis.set_ylabel("share of peak")
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axis.yaxis.set_major_formatter(FuncFormatter(_percent))
         axis.set_ylim(0, axis.get_ylim()[1] * 1.15)
         steps_axis(axis)
     _legend(axes[0], view["runs"])
@@ -133,10 +137,10 @@ def top_ops(view: View) -> Figure:
         axis.annotate(said, (max(op["device_ns"], op["ceiling_ns"] or 0) / 1e6, row), xytext=(5, 0), textcoords="offset points",
                       va="center", fontsize=8.5, annotation_clip=False)
     axis.set_yticks(range(len(ops)), [f"{op['op']}  {_short(op['shape'])}" for op in ops], fontsize=8.5)
-    axis.invert_yaxis()
+    axis.set_ylim(len(ops) - 0.4, -0.6)
     axis.grid(axis="y", visible=False)
     axis.grid(axis="x", color="#808080", alpha=0.22, linewidth=0.6)
-    axis.set_xlabel("ms a step on the device; black mark: ceiling = max(FLOPs / peak, bytes / bandwidth); x: distance to it")
+    axis.set_xlabel("ms a step on the device; upright mark: ceiling = max(FLOPs / peak, bytes / bandwidth); x: distance to it")
     phases = list(dict.fromkeys(op["phase"] for op in ops))
     handles = [matplotlib.patches.Patch(color=OF_PHASE[p][0], label=p) for p in phases]
     axis.legend(handles=handles, loc="lower right", handlelength=1.2)
@@ -212,12 +216,13 @@ def scaling(view: View) -> Figure:
         axis.set_ylabel(label)
         axis.set_xlabel(view["axis"])
         axis.set_xticks(sorted(set(x.tolist())), [f"{v:g}" for v in sorted(set(x.tolist()))])
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, max(axis.get_ylim()[1] * 1.12, 0.01))
     axes[0].yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v / 1e3:g}k" if v >= 1000 else f"{v:g}"))
     axes[0].legend(loc="upper left")
     for axis in axes[1:]:
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axis.yaxis.set_major_formatter(FuncFormatter(_percent))
     axes[1].axhline(1.0, color=INK, linestyle="--", linewidth=1.0)
+    axes[1].set_ylim(0, max(1.12, axes[1].get_ylim()[1]))
     return figure
 
 
@@ -276,10 +281,10 @@ def memory_launches(view: View) -> Figure:
     """Live bytes of the activation arena while each launch runs."""
     figure, (axis,) = canvas(2.3)
     live, phases = np.array(view["live"], np.float64) / MIB, view["phase"]
-    x = np.arange(len(live))
+    edges = np.arange(len(live) + 1) - 0.5
     for phase in dict.fromkeys(phases):
-        where = np.array([p == phase for p in phases])
-        axis.bar(x[where], live[where], width=1.0, color=OF_LAUNCH[phase], linewidth=0, label=phase)
+        own = np.where([p == phase for p in phases], live, 0.0)
+        axis.stairs(own, edges, fill=True, color=OF_LAUNCH[phase], linewidth=0, label=phase)
     axis.set_ylabel("live MiB")
     axis.set_xlabel(f"launch of {view['plan']}")
     axis.legend(loc="best", ncols=3)
@@ -304,7 +309,7 @@ def comparison(view: View) -> Figure:
     reach = max([3.0, *(1.15 * max(abs(r["low"]), abs(r["high"])) * 100 for r in rows)])
     axis.set_xlim(-min(reach, 30.0), min(reach, 30.0))
     axis.set_yticks(range(len(rows)), [_label(r) for r in rows], fontsize=8.5)
-    axis.invert_yaxis()
+    axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.grid(axis="y", visible=False)
     axis.set_xlabel(f"% slower than {view['a']} (dot: estimate, line: interval, band: difference that matters)")
     return figure

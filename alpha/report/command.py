@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     paths = [Path(p) for p in args.runs] or [reading.newest()]
     if args.compare and len(paths) != 2:
         raise InputError("a comparison is of two runs", came=f"{len(paths)} runs", expected="alpha-report A B --compare", do="name two")
-    found = [reading.load(p) for p in paths]
+    found = [reading.load(p, thorough=True) for p in paths]
     reading.distinct(found)
     document = build(found, registry=Registry(house()), compare=args.compare, anyway=args.anyway, mixed=args.mixed_flops,
                      targets=targets, top=args.top, points=args.points)  # fmt: skip

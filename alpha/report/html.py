@@ -16,6 +16,7 @@ STYLE = """
 body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 main{max-width:72rem;margin:0 auto;padding:1.5rem 1.25rem 4rem}
 h1{font-size:1.6rem;margin:.5rem 0 1rem;overflow-wrap:anywhere}
+h3{font-size:1.05rem;margin:1.8rem 0 .4rem}
 h2{font-size:1.2rem;margin:2.4rem 0 .6rem;padding-top:.9rem;border-top:1px solid var(--line)}
 nav{font-size:.9rem;display:flex;flex-wrap:wrap;gap:.2rem .9rem;color:var(--soft)} a{color:inherit}
 p{margin:.5rem 0;max-width:60rem} p.strong{font-weight:600} .note{color:var(--soft)}
@@ -28,7 +29,7 @@ figcaption{color:var(--soft);font-size:.78rem;overflow-wrap:anywhere;margin-top:
 th,td{padding:.28rem .55rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
 th{background:var(--panel);font-weight:600}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-td.w{font-size:.74rem;color:var(--soft);min-width:11rem;overflow-wrap:anywhere}
+td.w{font-size:.74rem;color:var(--soft);min-width:9rem;overflow-wrap:anywhere}
 td.v{font-weight:700;white-space:nowrap} .PASS,.SAME,.FASTER{color:var(--good)} .FAIL,.SLOWER,.STALE{color:var(--bad)}
 @media print{nav{display:none} figure{break-inside:avoid}}
 """
@@ -43,7 +44,8 @@ def render(document: Document) -> str:
         names = escape(", ".join(document.marks))
         body.append(f'<p class="banner">UNGATED: {names}. Development runs: no figure of them may be quoted.</p>')
     body += [f'<p class="note">{escape(note)}</p>' for note in document.intro]
-    body.append("<nav>" + "".join(f'<a href="#s{i}">{escape(s.title)}</a>' for i, s in enumerate(document.sections)) + "</nav>")
+    links = (f'<a href="#s{i}">{escape(s.title)}</a>' for i, s in enumerate(document.sections) if s.level == 2)
+    body.append(f"<nav>{''.join(links)}</nav>")
     for i, section in enumerate(document.sections):
         body.append(f'<h{section.level} id="s{i}">{escape(section.title)}</h{section.level}>')
         body += [_block(block) for block in section.blocks]

@@ -140,8 +140,8 @@ class Run:
             return [(int(s), int(r)) for s, r in db.rows("SELECT DISTINCT step, rank FROM gpu_timeline ORDER BY step, rank")]
 
 
-def load(path: Path, *, timeout: float = 5.0) -> Run:
-    """Read and check a run directory.
+def load(path: Path, *, timeout: float = 5.0, thorough: bool = False) -> Run:
+    """Read and check a run directory. `thorough`: also look at every page of the database (SQLite's quick check; 5 us a step).
 
     InputError: missing, empty, no run, nothing measured yet, or of a newer schema. CorruptError: damaged, or rows that contradict each
     other. BusyError: the database stays locked for `timeout` seconds.
@@ -159,6 +159,8 @@ def load(path: Path, *, timeout: float = 5.0) -> Run:
                          do="wait until the run has begun, or start it again with `alpha train`")  # fmt: skip
     with Reader(metrics, timeout) as db:
         version = int(db.rows("PRAGMA user_version")[0][0])
+        if thorough:
+            db.check()
         metadata = dict(db.rows("SELECT key, value FROM run_metadata"))
         tables = {t: frame(db, t) if version > 1 or t in VERSION_1 else pd.DataFrame() for t in KEYS}
     return checked(Run(path, version, config, manifest, metadata, tables))

@@ -61,6 +61,13 @@ class Reader:
             raise CorruptError("the metrics are damaged", came=f"{self.path}: {error}", expected="a sound SQLite file",
                                do="restore it from a copy") from error
 
+    def check(self) -> None:
+        """Look at every page. CorruptError if one is damaged."""
+        found = self.rows("PRAGMA quick_check(1)")
+        if found != [("ok",)]:
+            raise CorruptError("the metrics are damaged", came=f"{self.path}: {found[0][0]}", expected="a sound SQLite file",
+                               do="restore it from a copy")
+
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple]:
         """All rows."""
         return self.cursor(statement, values)[1]

@@ -14,6 +14,7 @@ from alpha.report.series import View
 
 GATES = ("parity", "gradient", "determinism", "faults", "perf")
 NONE = "—"
+NO_TARGET = "no\u00a0target"
 LONGEST = 160
 """Characters of a reason in a cell; the CSV has all of it."""
 
@@ -37,7 +38,7 @@ def figures(run: Run, view: View) -> Table:
     """All figures of one run, judged."""
     rows = []
     for f in view["figures"]:
-        verdict = f["verdict"] or ("no target" if f["reason"] == "no target" else NONE)
+        verdict = f["verdict"] or (NO_TARGET if f["reason"] == "no target" else NONE)
         remark = "" if f["reason"] == "no target" else f["reason"]
         own = f" ({f['target_source']})" if f["target_source"] not in ("", "default") else ""
         rows.append([f["title"], f["text"], (f["target"] or NONE) + own, verdict, remark, f["formula"]])
@@ -71,10 +72,16 @@ def definitions(made: Sequence[View]) -> Table:
 def comparison(a: Run, b: Run, view: View) -> Table:
     """Run b against run a, row by row."""
     rows = [[r["kind"], r["name"], ms(r["a_ns"]), ms(r["b_ns"]), percent(r["share"], 1), percent(r.get("estimate"), 2, sign=True),
-             f"{percent(r.get('low'), 2, sign=True)} to {percent(r.get('high'), 2, sign=True)}", percent(r["line"], 1), r["verdict"],
+             _interval(r), percent(r["line"], 1), r["verdict"],
              r["reason"]] for r in view["rows"]]  # fmt: skip
     columns = ("kind", "row", a.label, b.label, "share", "slower by", "interval", "line", "verdict", "remark")
     return _table("comparison-rows", "Row by row", view, columns, rows, comparison_data(view), range(2, 8), (1,))
+
+
+def _interval(row: View) -> str:
+    if row.get("low") is None or row.get("high") is None:
+        return "not known"
+    return f"{percent(row['low'], 2, sign=True)} to {percent(row['high'], 2, sign=True)}"
 
 
 def scaling(view: View) -> Table:
@@ -100,14 +107,14 @@ def waterfall(view: View, tail: str) -> Table:
 
 def ops(view: View, tail: str) -> Table:
     """The slowest ops."""
-    rows = [[o["op"], o["phase"], f"{o['runs']:g}", ms(o["device_ns"]), percent(o["share"], 1),
+    rows = [[o["op"], o["shape"], o["phase"], f"{o['runs']:g}", ms(o["device_ns"]), percent(o["share"], 1),
              NONE if o["distance"] is None else charts.distance(o["distance"]), o["bound"] or NONE, rate(o["flops_rate"], "FLOP/s"),
              rate(o["bandwidth"], "bytes/s"), NONE if o["intensity"] is None else f"{o['intensity']:.3g}", ms(o["enqueue_ns"]),
-             ms(o["wait_ns"]), f"{o['dispatches']:g}", o["shape"]] for o in view["ops"]]  # fmt: skip
-    columns = ("op", "phase", "runs", "device", "share", "distance", "bound by", "rate", "bandwidth", "FLOP/B", "enqueue", "wait",
-               "hand-overs", "shape")  # fmt: skip
-    numeric = (2, 3, 4, 5, 7, 8, 9, 10, 11, 12)
-    return _table(f"ops-rows{tail}", "Slowest ops", view, columns, rows, pd.DataFrame(view["ops"]), numeric, (13,))
+             ms(o["wait_ns"]), f"{o['dispatches']:g}"] for o in view["ops"]]  # fmt: skip
+    columns = ("op", "shape", "phase", "runs", "device", "share", "distance", "bound by", "rate", "bandwidth", "FLOP/B", "enqueue",
+               "wait", "hand-overs")  # fmt: skip
+    numeric = (3, 4, 5, 6, 8, 9, 10, 11, 12, 13)
+    return _table(f"ops-rows{tail}", "Slowest ops", view, columns, rows, pd.DataFrame(view["ops"]), numeric, (1,))
 
 
 def memory(view: View, tail: str) -> Table:
