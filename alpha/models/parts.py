@@ -33,12 +33,13 @@ def attention(t: Tracer, qkv: Value, heads: int, kv_heads: int, head_width: int,
               rope: tuple[Value, float] | None = None) -> Value:
     """Causal attention from packed qkv[B, T, (H + 2G) * D]; returns [B, T, H * D]. `rope`: (positions[B, T], base), half layout."""
     b, n, _ = qkv.type.shape
+    masks = () if documents is None else (documents, documents)
+    sees = {"causal": True, "window": window, "scale": 1 / sqrt(head_width)}
     if t.precision == "bf16":
         packed = {"heads": heads, "kv_heads": kv_heads}
         if rope is not None:
             qkv = t.rope_packed(qkv, rope[0], **packed, base=rope[1], layout="half", inverse=False)
-        masks = () if documents is None else (documents, documents)
-        return t.attention_packed(qkv, *masks, **packed, causal=True, window=window, scale=1 / sqrt(head_width))[0]
+        return t.attention_packed(qkv, *masks, **packed, **sees)[0]
     q, k, v = t.split(qkv, axis=2, sizes=(heads * head_width, kv_heads * head_width, kv_heads * head_width))
     q_BTHD = t.reshape(q, shape=(b, n, heads, head_width))
     k_BTGD = t.reshape(k, shape=(b, n, kv_heads, head_width))
@@ -47,8 +48,7 @@ def attention(t: Tracer, qkv: Value, heads: int, kv_heads: int, head_width: int,
         positions, base = rope
         q_BTHD = t.rope(q_BTHD, positions, base=base, layout="half", inverse=False)
         k_BTGD = t.rope(k_BTGD, positions, base=base, layout="half", inverse=False)
-    masks = () if documents is None else (documents, documents)
-    o_BTHD, _ = t.attention(q_BTHD, k_BTGD, v_BTGD, *masks, causal=True, window=window, scale=1 / sqrt(head_width))
+    o_BTHD, _ = t.attention(q_BTHD, k_BTGD, v_BTGD, *masks, **sees)
     return t.reshape(o_BTHD, shape=(b, n, heads * head_width))
 
 
