@@ -116,7 +116,7 @@ def throttled_gpu(sm_mhz: _Floats, reasons: Sequence[int]) -> np.ndarray:
     """bool per sample, from its SM clock in MHz and its NVML throttle reasons (bit mask), both read while it ran."""
     clocks = np.asarray(sm_mhz, np.float64)
     forced = np.asarray([int(r) & FORCED != 0 for r in reasons], bool)
-    free = clocks[~forced]
+    free = clocks[~forced & np.isfinite(clocks)]
     return forced | ~(clocks >= (1 - CLOCK_DROP) * (float(np.median(free)) if free.size else np.inf))
 
 
@@ -231,7 +231,7 @@ TRIM = 0.2
 def blocks(values: _Floats, n: int = BLOCKS) -> np.ndarray:
     """float64[min(n, size)]: medians of contiguous stretches of equal length. A median, because single steps are hit by spikes."""
     series = np.asarray(values, np.float64)
-    return np.array([np.median(part) for part in np.array_split(series, min(n, series.size)) if part.size])
+    return np.array([np.median(part) for part in np.array_split(series, max(1, min(n, series.size))) if part.size])
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,8 @@ def level(values: _Floats) -> Level:
     that of independent ones; r is corrected for its bias of about -1/n and cut at 0.8. Fewer than 4 blocks have no error: infinity.
     """
     x = np.asarray(values, np.float64)
-    n, cut = x.size, int(TRIM * x.size)
+    n = x.size
+    cut = int(TRIM * n) if n >= 10 else 0
     if n < 4:
         return Level(float(np.mean(x)) if n else np.nan, np.inf, 1)
     ordered = np.sort(x)
@@ -266,7 +267,7 @@ def level(values: _Floats) -> Level:
 def shift(a: _Floats, b: _Floats, alpha: float, *, taken: float = 0.0, square: float = 0.0) -> Interval:
     """Slowdown of series b against a, both logarithms of block times: Welch's interval on trimmed means (Yuen 1974, Biometrika 61).
 
-    `taken`: a log ratio to subtract (a shift that everything shares), `square`: its squared standard error.
+    `taken`: a log ratio to subtract (a shift that everything shares), `square`: the square of its standard error.
     """
     one, two = level(a), level(b)
     n = min(len(a), len(b))
@@ -274,7 +275,8 @@ def shift(a: _Floats, b: _Floats, alpha: float, *, taken: float = 0.0, square: f
     estimate = two.mean - one.mean - taken
     if not np.isfinite(total) or not np.isfinite(estimate):
         return Interval(-1.0, _fraction(estimate), np.inf, n)
-    df = min(one.df + two.df, int(total**2 / ((one.square**2 / one.df + two.square**2 / two.df) or 1.0))) if total > 0 else one.df
+    parts = one.square**2 / one.df + two.square**2 / two.df
+    df = min(one.df + two.df, int((one.square + two.square) ** 2 / parts)) if parts > 0 else one.df
     half = quantile(1 - alpha / 2, max(1, df)) * sqrt(total)
     return Interval(_fraction(estimate - half), _fraction(estimate), _fraction(estimate + half), n)
 
