@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alpha.graph.plan import Launch, Plan
+from alpha.profile.partition import Piece, partition
 from alpha.profile.phases import OVERLAPPING, PHASES, phase_of
 from alpha.profile.store import Store
 
@@ -70,6 +71,8 @@ class Recorder:
         self._step_ns = self._launches = self._enqueue = 0
         self._spent = [0] * len(PHASES)
         self._overlapped = dict.fromkeys(OVERLAPPING, 0)
+        self._host: list[Piece] = []
+        self._device: list[Piece] = []
         self._phases: dict[str, np.ndarray] = {}
         self._profile: dict[tuple[str, int], tuple[Launch, LaunchTime]] = {}
         self._events: list[Event] = []
@@ -143,6 +146,17 @@ class Recorder:
         self._spent[_INDEX["idle"]] += int((times[2::2] - times[1:-1:2]).sum())
         self._launches += len(phases)
 
+    def ran_on_device(self, plan: Plan, launches: Sequence[tuple[int, int]], times: Sequence[tuple[int, int]]) -> None:
+        """A Segment ran on a device beside the host: `launches[k]` = (first, last + 1) of a run of launches of one phase, `times[k]` its
+        start and stop in ns of the recorder's clock. The step is then shared out as alpha/profile/partition.py says."""
+        for (first, stop), (start_ns, stop_ns) in zip(launches, times, strict=True):
+            self._device.append((_INDEX[phase_of(plan.launches[first])], start_ns, stop_ns))
+            self._launches += stop - first
+
+    def enqueued(self, ns: int) -> None:
+        """The host spent `ns` on handing work to a device."""
+        self._enqueue += ns
+
     def profiled(self, plan: Plan, index: int, *, enqueue: int, device: int, wait: int, dispatches: int) -> None:
         """Launch `index` of `plan` ran instrumented; ns. Runs of the same launch in one step add up."""
         _, entry = self._profile.setdefault((plan.name, index), (plan.launches[index], LaunchTime()))
@@ -163,12 +177,14 @@ class Recorder:
         now = self.clock()
         if self._stack:
             self._spent[self._stack[-1]] += now - self._mark
+            self._host.append((self._stack[-1], self._mark, now))
         self._mark = now
         return now
 
     def _reset(self) -> None:
         self._spent = [0] * len(PHASES)
         self._overlapped = dict.fromkeys(OVERLAPPING, 0)
+        self._host, self._device = [], []
         self._step_ns = self._launches = self._enqueue = 0
         self._profile, self._events, self.profiling = {}, [], False
 
@@ -177,6 +193,10 @@ class Recorder:
             wall, key = now - self._began, {"step": self._step, "rank": self.store.rank}
             row = {**key, "session": self.store.session, "began_ns": self._began, "wall_ns": wall, "step_ns": self._step_ns,
                    "profiled": int(self.profiling), "launches": self._launches, "enqueue_ns": self._enqueue}
+            if self._device:
+                self._spent, over = partition(self._began, now, self._host, self._device, len(PHASES), _INDEX["idle"])
+                for name in OVERLAPPING:
+                    self._overlapped[name] += over[_INDEX[name]]
             row |= {f"{name}_ns": ns for name, ns in zip(PHASES, self._spent)}
             row |= {f"{name}_overlapped_ns": ns for name, ns in self._overlapped.items()}
             self.store.add("step_timing", {**row, "unexplained_ns": wall - sum(self._spent)})

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alpha.backends.cpu.executor import CpuExecutor
 from alpha.data.ngram import nats_to_bits_per_byte
 from alpha.data.sampler import Batch, window_count
 from alpha.data.shards import TokenStream
 from alpha.data.tokenizer import Tokenizer
 from alpha.errors import NonFiniteError
 from alpha.models.parts import IGNORE
+from alpha.train.engine import Executor
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def chosen_windows(stream: TokenStream, sequence: int, windows: int) -> np.ndarr
     return np.arange(n, dtype=np.int64) * total // n
 
 
-def evaluate(executor: CpuExecutor, stream: TokenStream, tokenizer: Tokenizer, windows: int = 0) -> Evaluation:
+def evaluate(executor: Executor, stream: TokenStream, tokenizer: Tokenizer, windows: int = 0) -> Evaluation:
     """Loss over `windows` windows of `stream` (0 = all). Rows that fill up the last call carry no target, so they count for nothing.
 
     NonFiniteError if the loss is not finite.

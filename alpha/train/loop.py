@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from alpha.backends.cpu.executor import CpuExecutor
 from alpha.checkpoint import simple
 from alpha.config import Config
 from alpha.data.sampler import PermutedSampler
@@ -27,6 +26,7 @@ from alpha.optim.init import fill_initial
 from alpha.profile.recorder import Recorder, sampled
 from alpha.profile.store import Store
 from alpha.train import forbidden
+from alpha.train.engine import Executor, refresh
 from alpha.train.evaluate import Evaluation, evaluate, model_inputs
 
 
@@ -58,7 +58,7 @@ class Loop:
     """A run's state and what moves it. `step`: optimizer steps done."""
 
     def __init__(
-        self, cfg: Config, executor: CpuExecutor, sampler: PermutedSampler, validation: TokenStream, tokenizer: Tokenizer,
+        self, cfg: Config, executor: Executor, sampler: PermutedSampler, validation: TokenStream, tokenizer: Tokenizer,
         checkpoints: Path, metrics: Store,
     ) -> None:  # fmt: skip
         self.cfg, self.executor, self.sampler = cfg, executor, sampler
@@ -89,6 +89,7 @@ class Loop:
             if kind != "param":
                 flat[...] = 0
         fill_initial(self.executor.state("param"), self.program.states["param"], self.cfg.run.seed)
+        refresh(self.executor)
         self.step = 0
 
     def resume(self, step: int | None = None) -> None:
@@ -106,6 +107,7 @@ class Loop:
         _agree(path, "text or order of samples", stored.get("hash"), mine["sampler"]["hash"],
                "restore the corpus it was started on (another Python has another standard library), or start a new run")  # fmt: skip
         simple.load(path, self.states())
+        refresh(self.executor)
         counted = int(self.executor.state("counter")[0])
         if not counted == saved.step == stored.get("next_step"):
             raise CorruptError(

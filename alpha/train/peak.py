@@ -1,22 +1,67 @@
-"""What this machine can do, measured in the run: what MFU and bandwidth utilisation of a CPU run stand against. Floor 6."""
+"""What this machine can do: the peaks that MFU and bandwidth utilisation stand against. Floor 6."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
+from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Workers
+from alpha.errors import MachineError
 from alpha.profile.store import Store
+from alpha.train.engine import Executor
 
 SIZE, REPEATS = 512, 100
 COPY_BYTES, COPIES = 32 << 20, 4
 """A copy far larger than the caches, by every worker."""
 
 
-class Peak:
+class Peak(Protocol):
+    """`flops`: FLOP/s; `bandwidth`: bytes/s, read and written; `source`: where they come from."""
+
+    flops: float
+    bandwidth: float
+
+    @property
+    def source(self) -> str: ...
+    def measure(self) -> None: ...
+
+
+def peak_of(executor: Executor, store: Store | None = None) -> Peak:
+    """The peak of what a run computes on."""
+    if isinstance(executor, CpuExecutor):
+        return CpuPeak(executor.workers, store)
+    return SheetPeak(executor.hardware()["hardware"])
+
+
+SHEETS = {"H200": (989.4e12, 4.8e12), "H100 80GB HBM3": (989.4e12, 3.35e12), "H100 SXM": (989.4e12, 3.35e12), "H100 PCIe": (756e12, 2.0e12)}
+"""GPU -> dense bf16 FLOP/s and bytes/s of memory: NVIDIA's data sheets of H200 SXM, H100 SXM5 and H100 PCIe."""
+
+
+class SheetPeak:
+    """The data sheet's figures of a GPU: what everybody's MFU stands against. Sustained clocks lie below them."""
+
+    def __init__(self, hardware: str) -> None:
+        """`hardware`: the GPU's name. MachineError for one whose data sheet is not known."""
+        found = next((name for name in SHEETS if name in hardware), None)
+        if found is None:
+            raise MachineError("no data sheet of this GPU is known", came=hardware, expected=", ".join(SHEETS),
+                               do="add its peaks to SHEETS in alpha/train/peak.py")  # fmt: skip
+        (self.flops, self.bandwidth), self._name = SHEETS[found], found
+
+    @property
+    def source(self) -> str:
+        return f"NVIDIA's data sheet of the {self._name}: dense bf16 and memory"
+
+    def measure(self) -> None:
+        """Nothing to measure."""
+
+
+class CpuPeak:
     """The best rates seen so far; a busy machine shows less than it can, so they are measured again now and then and never lowered.
 
     `flops`: FLOP/s of float32 products; `bandwidth`: bytes/s, read and written, of copies. With a `store` each look is a row of `peaks`.

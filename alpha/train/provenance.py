@@ -16,16 +16,17 @@ from alpha.profile.store import Store
 from alpha.registry.machine import environment, machine_class
 from alpha.train import rundir
 from alpha.train.assemble import Dataset
+from alpha.train.engine import Executor
 from alpha.train.peak import Peak
 from alpha.train.rundir import UNGATED, RunDir
 
 
 def describe(
     held: RunDir, metrics: Store, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, evidence: Mapping[str, Any],
-    ungated: bool, began: datetime, step: int, threads: int, peak: Peak,
+    ungated: bool, began: datetime, step: int, threads: int, peak: Peak, executor: Executor,
 ) -> None:  # fmt: skip
     """Write the manifest and the metadata of the metrics. `evidence`: component -> gate -> hash of the record that satisfies it."""
-    machine, here, source = machine_class(), environment(), rundir.source_state()
+    machine, here, source, hardware = machine_class(), environment(), rundir.source_state(), executor.hardware()
     sessions = rundir.read_manifest(held.path).get("sessions", [])
     session = {
         "started": began.isoformat(timespec="seconds"), "from_step": step, "threads": threads, "machine": machine.key,
@@ -35,7 +36,7 @@ def describe(
     components = {**{c: {} for c in program.components()}, **evidence}
     held.write_manifest(
         {
-            "status": status, "config": cfg.identity(), "program": program.hash(), "components": components, "machine": machine.key,
+            "status": status, "config": cfg.identity(), "program": program.hash(), "components": components, "machine": hardware["machine"],
             "flops": {"version": VERSION, "convention": CONVENTION, "per_token": flops.per_token, "peak": peak.flops,
                       "peak_source": peak.source},
             "tokenizer": data.tokenizer.hash, "corpus": data.corpus.hash,
@@ -47,9 +48,9 @@ def describe(
     executed = sum(program.plans[s.plan].flops() for s in program.schedule)
     metrics.describe(
         {
-            "status": status, "name": held.path.name, "program": program.hash(), "machine": machine.key, "hardware": here["cpu"],
-            "devices": 1, "commit": source["commit"], "dirty": source["dirty"], "version": source["version"], "backend": "cpu",
-            "backend_version": f"NumPy {here['numpy']}, {here['blas']}, Python {here['python']}",
+            "status": status, "name": held.path.name, "program": program.hash(), "machine": hardware["machine"],
+            "hardware": hardware["hardware"], "devices": 1, "commit": source["commit"], "dirty": source["dirty"],
+            "version": source["version"], "backend": cfg.machine.backend, "backend_version": hardware["version"],
             "binaries": sha256_hex(repr(sorted((k, sorted(v.items())) for k, v in components.items())).encode()),
             "tokenizer": data.tokenizer.hash, "corpus": data.corpus.hash, "train_stream": data.train.hash,
             "validation_stream": data.validation.hash, "flops_version": VERSION, "flops_convention": CONVENTION,

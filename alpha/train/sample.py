@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from alpha.backends.cpu.executor import CpuExecutor
 from alpha.checkpoint import simple
 from alpha.component import Catalogue
 from alpha.data.tokenizer import Tokenizer
 from alpha.errors import InputError, NonFiniteError
 from alpha.train import rundir
 from alpha.train.assemble import program_for, threads_for
+from alpha.train.engine import Executor, open_executor, refresh
 
 
 def uniform(seed: int, position: int) -> float:
@@ -45,7 +45,7 @@ def pick(logits_V: NDArray[np.floating], temperature: float, top_k: int, u: floa
 
 
 def generate(
-    executor: CpuExecutor, tokenizer: Tokenizer, prompt: bytes, *, tokens: int, temperature: float = 0.8, top_k: int = 50, seed: int = 1
+    executor: Executor, tokenizer: Tokenizer, prompt: bytes, *, tokens: int, temperature: float = 0.8, top_k: int = 50, seed: int = 1
 ) -> Iterator[bytes]:
     """Up to `tokens` tokens after `prompt`, each as its bytes; ends early at the end of a document.
 
@@ -77,7 +77,7 @@ def generate(
         yield tokenizer.tokens[chosen]
 
 
-def open_run(path: Path, catalogue: Catalogue, step: int | None = None) -> tuple[CpuExecutor, Tokenizer, int]:
+def open_run(path: Path, catalogue: Catalogue, step: int | None = None) -> tuple[Executor, Tokenizer, int]:
     """An executor that holds the parameters of a run's checkpoint (default: the latest), its tokenizer and the checkpoint's step.
 
     InputError if it is no run or has no checkpoint, CorruptError if a file is damaged. The caller closes the executor.
@@ -86,9 +86,10 @@ def open_run(path: Path, catalogue: Catalogue, step: int | None = None) -> tuple
     tokenizer = rundir.read_tokenizer(path)
     checkpoint = simple.at(path / "checkpoints", step)
     program = program_for(cfg, tokenizer.vocab_size, catalogue, threads_for(cfg))
-    executor = CpuExecutor(program, catalogue)
+    executor = open_executor(program, catalogue)
     kinds = program.plans["snapshot"].outputs
     saved = simple.load(checkpoint, {kind: (program.states[kind], executor.state(kind)) for kind in kinds})
+    refresh(executor)
     if saved.facts.get("tokenizer") != tokenizer.hash:
         executor.close()
         raise InputError("the run's tokenizer is not the one it was trained with", came=tokenizer.hash[:16],

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from alpha.backends.cpu.executor import CpuExecutor
 from alpha.checkpoint import simple
 from alpha.component import Catalogue
 from alpha.config import Config
@@ -27,9 +26,10 @@ from alpha.profile.store import Store
 from alpha.train import rundir
 from alpha.train.assemble import Dataset, calls_of, flops_for, host_components, open_data, program_for, sampler_for, threads_for
 from alpha.train.console import Board, Talk
+from alpha.train.engine import Executor, open_executor
 from alpha.train.evaluate import Evaluation
 from alpha.train.loop import Loop, Watch
-from alpha.train.peak import Peak
+from alpha.train.peak import peak_of
 from alpha.train.provenance import describe, tell_plan
 from alpha.train.rundir import UNGATED, RunDir
 from alpha.train.sample import generate, printable
@@ -73,7 +73,7 @@ def train(
             program = program_for(cfg, data.tokenizer.vocab_size, catalogue, threads)
             flops = flops_for(cfg, data.tokenizer.vocab_size)
         evidence = admit(host_components(cfg, catalogue), calls_of(program)) if admit is not None else {}
-        executor = stack.enter_context(CpuExecutor(program, catalogue))
+        executor = stack.enter_context(open_executor(program, catalogue))
         if held is None:
             held = stack.enter_context(rundir.create(cfg, data.tokenizer))
         metrics = stack.enter_context(Store(held.metrics))
@@ -87,8 +87,8 @@ def train(
         talk.stamp = UNGATED if ungated else ""
         metrics.begin(loop.step, began_ns, time.perf_counter_ns(), time.time_ns())
         stack.push(partial(_ended, metrics, loop))
-        peak = Peak(executor.workers, metrics)
-        describe(held, metrics, cfg, data, program, flops, evidence, ungated, began, loop.step, threads, peak)
+        peak = peak_of(executor, metrics)
+        describe(held, metrics, cfg, data, program, flops, evidence, ungated, began, loop.step, threads, peak, executor)
         tell_plan(metrics, program)
         _introduce(talk, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
         metrics.mark(loop_ns=time.perf_counter_ns())
@@ -158,7 +158,7 @@ def _introduce(talk: Talk, path: Path, cfg: Config, data: Dataset, program: Prog
     talk.say(f"MFU       {mark}")
 
 
-def _conclude(talk: Talk, executor: CpuExecutor, data: Dataset, found: Evaluation, yardstick: float) -> None:
+def _conclude(talk: Talk, executor: Executor, data: Dataset, found: Evaluation, yardstick: float) -> None:
     ours, mark = found.bits_per_byte, f"{talk.stamp} " if talk.stamp else ""
     talk.say(f"{mark}validation    {ours:.4f} bits per byte ({found.tokens:,} tokens, {found.bytes:,} bytes)", "bold")
     better = f"{1 - ours / yardstick:.1%} below" if ours < yardstick else f"{ours / yardstick - 1:.1%} ABOVE"

@@ -17,6 +17,7 @@ from alpha.errors import BusyError, CorruptError, InputError
 from alpha.graph.plan import Program
 from alpha.profile import recorder as recorder_module
 from alpha.profile.live import live_bytes
+from alpha.profile.partition import partition
 from alpha.profile.phases import PHASES, phase_of
 from alpha.profile.recorder import Recorder, sampled
 from alpha.profile.store import Store, connect, read
@@ -113,6 +114,37 @@ def test_phases_partition_a_step_interval_exactly(tmp_path: Path, program: Progr
     assert first["wall_ns"] == sum(int(str(first[f"{p}_ns"])) for p in PHASES) + 15 and first["launches"] == n
     assert first["checkpoint_overlapped_ns"] == 77 and first["checkpoint_ns"] == 0
     assert second["wall_ns"] == second["unexplained_ns"] == 9
+
+
+def test_a_device_beside_the_host_counts_nothing_twice() -> None:
+    """Known pieces: the device's time first, then what the host did in its gaps; the rest of the gaps is idle."""
+    compute, load, idle = 0, 1, 2
+    device = [(compute, 100, 200), (compute, 230, 300), (compute, 290, 400)]  # the third begins early: clocks are aligned to some ns
+    host = [(load, 50, 120), (load, 195, 220), (load, 390, 450), (load, 900, 1200)]
+    exclusive, overlapped = partition(0, 1000, host, device, 3, idle)
+    assert exclusive[compute] == 100 + 70 + 100
+    assert exclusive[load] == 50 + 20 + 50 + 100 and overlapped[load] == 20 + 5 + 10
+    assert exclusive[idle] == 30 - 20 and overlapped[compute] == overlapped[idle] == 0
+    assert partition(0, 10, [(load, 2, 5)], [], 3, idle) == ([0, 3, 0], [0, 0, 0])
+    rng = np.random.default_rng(0)
+    for _ in range(200):  # against counting nanosecond by nanosecond
+        cuts = np.sort(rng.integers(0, 300, 20)).tolist()
+        device = [(int(rng.integers(0, 2)), a, b) for a, b in zip(cuts[::2], cuts[1::2])]
+        cuts = np.sort(rng.integers(-20, 320, 12)).tolist()
+        host = [(int(rng.integers(3, 5)), a, b) for a, b in zip(cuts[::2], cuts[1::2])]
+        exclusive, overlapped = partition(0, 300, host, device, 5, 2)
+        line, over = np.full(300, -1), np.full(300, -1)
+        for phase, a, b in host:
+            line[max(a, 0) : max(b, 0)] = phase
+        for phase, a, b in device:
+            over[a:b] = np.where(line[a:b] > 2, line[a:b], -1)
+            line[a:b] = phase
+        used = [x for x in device if x[2] > x[1]]
+        if used:
+            inside = line[used[0][1] : used[-1][2]]
+            inside[inside == -1] = 2
+        assert exclusive == [int((line == i).sum()) for i in range(5)]
+        assert overlapped == [int((over == i).sum()) for i in range(5)]
 
 
 def test_every_launch_of_every_segment_has_a_phase(program: Program) -> None:
@@ -284,6 +316,6 @@ def test_readers_refuse_what_is_no_metrics(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_fails_is_heard(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="no such table|no column"), Store(tmp_path / "m.sqlite") as store:
+    with pytest.raises(Exception, match=r"no such table|no column"), Store(tmp_path / "m.sqlite") as store:
         store.add("step_metrics", {"step": 0, "no_such_column": 1})
         store.flush()

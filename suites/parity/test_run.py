@@ -208,7 +208,7 @@ def test_uniform_is_fixed_and_spread() -> None:
 def test_the_plan_is_printed(root: Path, alpha: Run) -> None:
     code, out, _ = alpha("plan", root / "run.toml")
     assert code == 0
-    for expected in ("parameters", "model FLOPs", "6N", "memory", "segment", "components"):
+    for expected in ("parameters", "model FLOPs", "6N", "executed", "state", "activations", "peak", "components"):
         assert expected in out
     code, out, _ = alpha("plan", root / "run.toml", "--table", "update")
     assert code == 0 and "adamw.f32.cpu" in out

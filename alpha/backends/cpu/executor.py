@@ -14,6 +14,7 @@ from alpha.component import Catalogue
 from alpha.errors import GraphError, InputError, MachineError, NonFiniteError
 from alpha.graph.plan import Launch, Plan, Program, Ref
 from alpha.profile.recorder import Recorder
+from alpha.registry.machine import environment, machine_class
 from alpha.types import ITEMSIZE, NUMPY
 
 _PAGE = 4096
@@ -115,6 +116,12 @@ class CpuExecutor:
     def resident(self) -> dict[str, int]:
         """Bytes of each arena that are in memory now (pages that were touched), and of the whole process under 'process'."""
         return resident({name: (a.ctypes.data, a.nbytes) for name, a in self.arenas.items()})
+
+    def hardware(self) -> dict[str, str]:
+        """What this runs on: 'hardware', 'machine' (class), 'version' (of what it is built on)."""
+        here = environment()
+        return {"hardware": here["cpu"], "machine": machine_class().key,
+                "version": f"NumPy {here['numpy']}, {here['blas']}, Python {here['python']}"}
 
     def close(self) -> None:
         """End the workers and give BLAS its threads back."""

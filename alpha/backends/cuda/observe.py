@@ -1,0 +1,86 @@
+"""What a watched step tells of the device: time stamps where the phase changes, or on a profiled step around every launch. Floor 4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count, groupby
+from typing import Any
+
+from alpha.cudart.mark import Marks
+from alpha.graph.plan import Launch, Plan
+from alpha.profile.phases import phase_of
+from alpha.profile.recorder import Recorder
+
+_FLOW = count()
+Bound = Sequence[tuple[Launch, Callable[[int], None]]]
+
+
+def runs_of(plan: Plan) -> list[tuple[int, int]]:
+    """(first, last + 1) of each run of launches of one phase, in order."""
+    found, at = [], 0
+    for _, group in groupby(plan.launches, key=phase_of):
+        n = len(list(group))
+        found.append((at, at + n))
+        at += n
+    return found
+
+
+class Watch:
+    """Collects the stamps of one step's Segments until the stream has been waited for, then tells the recorder."""
+
+    def __init__(self, stream: Any) -> None:
+        self.marks = Marks(stream)
+        self._pending: list[tuple[Plan, bool, list[tuple[int, int]]]] = []  # plan, profiled, host times of its launches
+        self._runs: dict[str, list[tuple[int, int]]] = {}
+
+    def launch_all(self, plan: Plan, bound: Bound, stream: int) -> None:
+        """Enqueue every launch, with a stamp before the first and after each run of one phase. May be captured."""
+        self.marks.mark(stream)
+        for first, stop in self._runs_of(plan):
+            for _, run in bound[first:stop]:
+                run(stream)
+            self.marks.mark(stream)
+
+    def launched(self, plan: Plan) -> None:
+        """A Segment that holds such stamps was enqueued."""
+        self._pending.append((plan, False, []))
+
+    def launch_each(self, plan: Plan, bound: Bound, stream: int, clock: Callable[[], int]) -> None:
+        """Enqueue every launch by itself, with a stamp before the first and after each, and the host's time of each."""
+        host = []
+        self.marks.mark(stream)
+        for _, run in bound:
+            start = clock()
+            run(stream)
+            host.append((start, clock()))
+            self.marks.mark(stream)
+        self._pending.append((plan, True, host))
+
+    def collect(self, recorder: Recorder) -> None:
+        """The stream is idle: read the stamps and tell the recorder what ran when."""
+        if not self._pending:
+            return
+        counts = [1 + (len(plan.launches) if profiled else len(self._runs_of(plan))) for plan, profiled, _ in self._pending]
+        stamps, at = self.marks.take(sum(counts)), 0
+        for (plan, profiled, host), n in zip(self._pending, counts):
+            mine = stamps[at : at + n]
+            at += n
+            if not profiled:
+                recorder.ran_on_device(plan, self._runs_of(plan), list(zip(mine, mine[1:])))
+                continue
+            recorder.ran_on_device(plan, [(i, i + 1) for i in range(len(plan.launches))], list(zip(mine, mine[1:])))
+            for i, (launch, (called, returned)) in enumerate(zip(plan.launches, host)):
+                flow, phase = next(_FLOW), phase_of(launch)
+                recorder.event("host enqueue", launch.op, phase, called, returned, flow)
+                recorder.event("stream 0", launch.op, phase, mine[i], mine[i + 1], flow)
+                recorder.profiled(plan, i, enqueue=returned - called, device=mine[i + 1] - mine[i], wait=0, dispatches=1)
+        self._pending = []
+
+    def _runs_of(self, plan: Plan) -> list[tuple[int, int]]:
+        if plan.name not in self._runs:
+            self._runs[plan.name] = runs_of(plan)
+        return self._runs[plan.name]
+
+    def free(self) -> None:
+        """Give the ring back."""
+        self.marks.free()
