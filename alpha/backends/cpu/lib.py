@@ -11,12 +11,13 @@ BLAS runs with one thread; the workers here are what makes matrix products paral
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
 
+from alpha.backends.cpu.workers import Workers
 from alpha.errors import GraphError
 
 Kernel = Callable[..., Callable[[], None]]
@@ -24,60 +25,6 @@ BLOCK_BYTES = 128 * 1024
 """Row blocks are cut to about this size, so that the several passes of a kernel stay in the L2 cache of one core."""
 
 ALIGN = 256
-
-
-class Workers:
-    """A fixed pool: `run(tasks)` executes task i on worker i mod n, worker 0 being the caller, and returns when all are done.
-
-    The first exception of any task is raised in the caller. Threads are daemons; `close` ends them.
-    """
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self._tasks: Sequence[Callable[[], None]] = ()
-        self._error: BaseException | None = None
-        self._start = [threading.Semaphore(0) for _ in range(n)]
-        self._done = threading.Semaphore(0)
-        self._closed = False
-        self._threads = [threading.Thread(target=self._loop, args=(i,), daemon=True, name=f"alpha-cpu-{i}") for i in range(1, n)]
-        for t in self._threads:
-            t.start()
-
-    def _share(self, worker: int) -> None:
-        try:
-            with np.errstate(all="ignore"):  # kernels pass NaN and infinity on; `finite` and replay are what looks at them
-                for i in range(worker, len(self._tasks), self.n):
-                    self._tasks[i]()
-        except BaseException as error:  # handed to the caller of run()
-            self._error = self._error or error
-
-    def _loop(self, worker: int) -> None:
-        while True:
-            self._start[worker].acquire()
-            if self._closed:
-                return
-            self._share(worker)
-            self._done.release()
-
-    def run(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Run all tasks; blocks until the last one is done."""
-        helpers = min(self.n, len(tasks)) - 1
-        self._tasks, self._error = tasks, None
-        for worker in range(1, helpers + 1):
-            self._start[worker].release()
-        self._share(0)
-        for _ in range(helpers):
-            self._done.acquire()
-        if self._error is not None:
-            raise self._error
-
-    def close(self) -> None:
-        """End the threads; the pool cannot be used afterwards."""
-        self._closed = True
-        for s in self._start[1:]:
-            s.release()
-        for t in self._threads:
-            t.join()
 
 
 class Cpu:
@@ -116,42 +63,56 @@ class Cpu:
         `worker` in [0, threads) picks per-worker scratch. Use for kernels whose rows are independent.
         """
         block = self.block_rows(rows, row_bytes)
-        starts = range(0, rows, block)
-        if len(starts) <= 1 or self.threads == 1:
-            def serial() -> None:
-                for s in starts:
-                    body(s, min(s + block, rows), 0)
-            return serial
-        share = (len(starts) + self.threads - 1) // self.threads
+        spans = [(s, min(s + block, rows)) for s in range(0, rows, block)]
 
-        def task(worker: int) -> Callable[[], None]:
-            mine = starts[worker * share : (worker + 1) * share]
+        def item(i: int, worker: int) -> None:
+            body(*spans[i], worker)
 
-            def run() -> None:
-                for s in mine:
-                    body(s, min(s + block, rows), worker)
-            return run
-
-        tasks = [task(w) for w in range(self.threads)]
-        return lambda: self.workers.run(tasks)
+        return self.items(len(spans), item)
 
     def items(self, n: int, body: Callable[[int, int], None]) -> Callable[[], None]:
-        """Closure that calls `body(i, worker)` for i in 0..n-1, contiguous runs per worker (matrix products, heads)."""
+        """Closure that calls `body(i, worker)` once for each i in 0..n-1 (matrix products, heads, blocks).
+
+        Each worker starts on a contiguous run of its own, which is where its cache was in the launch before, and takes from the ends of
+        the others' when it is done: which worker does what depends on time, so nothing but scratch may depend on `worker`.
+        """
         if n <= 1 or self.threads == 1:
             def serial() -> None:
                 for i in range(n):
                     body(i, 0)
             return serial
         share = (n + self.threads - 1) // self.threads
+        runs = [range(w * share, min((w + 1) * share, n)) for w in range(self.threads)]
+        left: list[deque[int]] = [deque() for _ in runs]
 
         def task(worker: int) -> Callable[[], None]:
+            own, others = left[worker], left[worker + 1 :] + left[:worker]
+
             def run() -> None:
-                for i in range(worker * share, min((worker + 1) * share, n)):
+                while own:
+                    try:
+                        i = own.popleft()
+                    except IndexError:  # another worker was faster
+                        break
                     body(i, worker)
+                for other in others:
+                    while other:
+                        try:
+                            i = other.pop()
+                        except IndexError:
+                            break
+                        body(i, worker)
             return run
 
         tasks = [task(w) for w in range(self.threads)]
-        return lambda: self.workers.run(tasks)
+
+        def parallel() -> None:
+            for mine, run in zip(left, runs):
+                mine.clear()  # what an exception left
+                mine.extend(run)
+            self.workers.run(tasks)
+
+        return parallel
 
     def panels(self, n: int, bind: Callable[[Cpu, int], Sequence[Callable[[], None]]]) -> Callable[[], None]:
         """Closure over n panels, each the closures that `bind(serial, i)` returns, run one after the other by one worker.
@@ -164,11 +125,10 @@ class Cpu:
             bind(probe, i)
             need = max(need, probe.used)
         region = self.scratch((self.threads, need), np.uint8)
-        share = (n + self.threads - 1) // self.threads
-        bound = [bind(_Serial(region[i // share]), i) for i in range(n)]
+        bound = [[bind(_Serial(region[w]), i) for i in range(n)] for w in range(self.threads)]
 
         def body(i: int, worker: int) -> None:
-            for run in bound[i]:
+            for run in bound[worker][i]:
                 run()
 
         return self.items(n, body)

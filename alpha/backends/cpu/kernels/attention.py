@@ -8,8 +8,11 @@ that each NumPy call is long enough to hide its fixed price. All matrix products
 The maximum of a row is taken off before exp only where it matters: while no score of the buffer exceeds SAFE and every row's sum stays
 above LEAST, exp of the bare scores neither overflows nor loses a term that counts. Otherwise the buffer is computed again, shifted.
 
-Backward recomputes p = exp(scale q.k - lse) and ds = p (scale do.v - scale delta): both subtractions ride along in the products, as one
-more column of each factor, (q | -lse) (scale k | 1) and (do | -delta) (scale v | scale).
+The left factor of the scores is k as it lies, the right one a transposed copy of the queries that carries the scale: BLAS is half as fast
+again on small products whose operands need no turning.
+
+Backward recomputes p = exp(scale q.k - lse) and ds = p (scale do.v - scale delta). lse and delta meet the scores as whole passes over the
+buffer, whose rows are a thousand entries long: that costs less than further columns in copies whose rows are one head wide.
 
 Legend: B batch, T queries, S keys, G key heads, R query heads per key head, D head width; an item holds b batches and g key heads.
 """
@@ -104,6 +107,37 @@ def _side_by_side(blocks: Sequence[_Block], heads: Callable[[_Block], int]) -> l
     return found
 
 
+def _caps(hidden: Sequence[np.ndarray | None], dtype: np.dtype) -> list[np.ndarray | None]:
+    """For each mask the largest value that its scores may keep: -inf where hidden, else inf. Equal masks share one array."""
+    made = {id(x): np.where(x, -np.inf, np.inf).astype(dtype) for x in hidden if x is not None}
+    return [None if x is None else made[id(x)] for x in hidden]
+
+
+def _mask(scores: np.ndarray, hides: np.ndarray, cap: np.ndarray) -> None:
+    """-inf where hidden. A minimum takes a quarter of the time of a masked copy, but lets NaN through: then it is done over."""
+    np.minimum(scores, cap, out=scores)
+    if np.isnan(np.maximum.reduce(scores, axis=None)):
+        np.copyto(scores, -np.inf, where=hides)
+
+
+def _turned(x_BGRTD: np.ndarray, scale: float, into: np.ndarray) -> np.ndarray:
+    """scale * x as [b,g,D,R*n], in `into`."""
+    b, g, r, n, d = x_BGRTD.shape
+    copy = into[: b * g * r * n * d].reshape(b, g, d, r, n)
+    np.multiply(x_BGRTD.transpose(0, 1, 4, 2, 3), scale, out=copy)
+    return copy.reshape(b, g, d, r * n)
+
+
+def _columns(x_BGRTD: np.ndarray, into: np.ndarray) -> np.ndarray:
+    """[b,g,R,n,D] as [b,g,R*n,D]: the view itself where a key head has one query head, else a copy in `into`."""
+    b, g, r, n, d = x_BGRTD.shape
+    if r == 1:
+        return x_BGRTD[:, :, 0]
+    copy = into[: b * g * r * n * d].reshape(b, g, r, n, d)
+    np.copyto(copy, x_BGRTD)
+    return copy.reshape(b, g, r * n, d)
+
+
 def _hide(scores: np.ndarray, documents: Sequence[np.ndarray], other: np.ndarray) -> None:
     """-inf where the documents differ. scores [keys,b,g,R,queries]; documents of the item's keys [b,keys] and queries [b,queries]."""
     keys, queries = documents
@@ -129,19 +163,20 @@ def attention(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], a
 
     hidden = _side_by_side(blocks, lambda block: r * prod(share(block)))
     items, widest, columns = [], 0, 0
-    for block, hides in zip(blocks, hidden):
+    for block, hides, cap in zip(blocks, hidden, _caps(hidden, dtype)):
         n, keys = block.stop - block.start, block.high - block.low
         nb, ng = share(block)
-        items += [(block, hides, slice(x, min(x + nb, b)), slice(y, min(y + ng, g))) for x in range(0, b, nb) for y in range(0, g, ng)]
+        items += [(block, hides, cap, slice(x, min(x + nb, b)), slice(y, min(y + ng, g)))
+                  for x in range(0, b, nb) for y in range(0, g, ng)]
         widest, columns = max(widest, nb * ng * r * n * keys), max(columns, nb * ng * r * n)
     buffer = cpu.scratch((cpu.threads, widest), dtype)
-    scaled = cpu.scratch((cpu.threads, columns * d), dtype)
-    rows = cpu.scratch((cpu.threads, 2, columns), dtype)
+    queries = cpu.scratch((cpu.threads, columns * d), dtype)
+    rows = cpu.scratch((cpu.threads, 3, columns), dtype)
     double = cpu.scratch((cpu.threads, columns), np.float64)
     differs = cpu.scratch((cpu.threads, s * QUERIES if documents else 0), np.bool_)
 
     def body(i: int, worker: int) -> None:
-        block, hides, at_b, at_g = items[i]
+        block, hides, cap, at_b, at_g = items[i]
         n, keys = block.stop - block.start, block.high - block.low
         nb, ng = at_b.stop - at_b.start, at_g.stop - at_g.start
         o, lse = o_BGRTD[at_b, at_g, :, block.start : block.stop], lse_BGRT[at_b, at_g, :, block.start : block.stop]
@@ -150,21 +185,20 @@ def attention(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], a
             lse[...] = -np.inf
             return
         m = nb * ng * r * n
-        q_s = scaled[worker, : m * d].reshape(nb, ng, r, n, d)
-        np.multiply(q_BGRTD[at_b, at_g, :, block.start : block.stop], scale, out=q_s)
+        q_turned = _turned(q_BGRTD[at_b, at_g, :, block.start : block.stop], scale, queries[worker])
         flat = buffer[worker, : keys * m].reshape(keys, m)
         k_, v_ = k_BGSD[at_b, at_g, block.low : block.high], v_BGSD[at_b, at_g, block.low : block.high]
         by_key = flat.reshape(keys, nb, ng, r * n)
 
         def score() -> None:
-            np.matmul(k_, q_s.reshape(nb, ng, r * n, d).swapaxes(2, 3), out=by_key.transpose(1, 2, 0, 3))
-            if hides is not None:
-                np.copyto(flat[block.masked - block.low :][: len(hides)], -np.inf, where=hides[:, :m])
+            np.matmul(k_, q_turned, out=by_key.transpose(1, 2, 0, 3))
+            if hides is not None and cap is not None:
+                _mask(flat[block.masked - block.low :][: len(hides)], hides[:, :m], cap[:, :m])
             if documents:
                 pair = documents[1][at_b, block.low : block.high], documents[0][at_b, block.start : block.stop]
                 _hide(flat.reshape(keys, nb, ng, r, n), pair, differs[worker, : keys * n].reshape(keys, n))
 
-        top, total = rows[worker, 0, :m], rows[worker, 1, :m]
+        top, total, inverse = rows[worker, 0, :m], rows[worker, 1, :m], rows[worker, 2, :m]
         score()
         shifts = not np.maximum.reduce(flat.reshape(-1)) <= SAFE
         while True:
@@ -178,14 +212,15 @@ def attention(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], a
                 break
             shifts = True
             score()
-        np.matmul(flat.reshape(keys, nb, ng, r, n).transpose(1, 2, 3, 4, 0), v_[:, :, None], out=o)
-        at_least = np.maximum(total, least, out=scaled[worker, :m])
+        at_least = np.maximum(total, least, out=inverse)
         log_total = np.log(at_least, out=double[worker, :m], dtype=np.float64)
         if shifts:
             np.add(log_total, top, out=log_total)
         lse[...] = log_total.reshape(lse.shape)
         np.copyto(lse, -np.inf, where=(total == 0).reshape(lse.shape))
-        np.divide(o, at_least.reshape(nb, ng, r, n, 1), out=o)
+        np.divide(1, at_least, out=inverse)
+        np.multiply(flat, inverse, out=flat)
+        np.matmul(flat.reshape(keys, nb, ng, r, n).transpose(1, 2, 3, 4, 0), v_[:, :, None], out=o)
 
     return cpu.items(len(items), body)
 
@@ -195,7 +230,7 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
     do, q, k, v, o, lse, *documents = ins
     (b, t, h, d), (s, g) = q.shape, k.shape[1:3]
     r, dtype, scale = h // g, q.dtype, float(attrs["scale"])  # type: ignore[arg-type]
-    do_BGRTD, q_BGRTD, o_BGRTD, dq_BGRTD = (_grouped(x, g) for x in (do, q, o, outs[0]))
+    do_BGRTD, q_BGRTD, dq_BGRTD = (_grouped(x, g) for x in (do, q, outs[0]))
     k_BGSD, v_BGSD, dk_BGSD, dv_BGSD = (x.transpose(0, 2, 1, 3) for x in (k, v, outs[1], outs[2]))
     lse_BGRT = lse.reshape(b, g, r, t)
     blocks = _blocks(t, s, attrs)[::-1]
@@ -205,21 +240,21 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
     items = [(slice(x, min(x + nb_most, b)), slice(y, min(y + ng_most, g))) for x in range(0, b, nb_most) for y in range(0, g, ng_most)]
     pairs = nb_most * ng_most
     hidden = _side_by_side(blocks, lambda block: r * pairs)
-    p_buffer = cpu.scratch((cpu.threads, pairs * r * n_most * tall), dtype)
-    ds_buffer = cpu.scratch((cpu.threads, pairs * r * n_most * tall), dtype)
-    rows_buffer = cpu.scratch((cpu.threads, 2, pairs * r * n_most * (d + 1)), dtype)
-    keys_buffer = cpu.scratch((cpu.threads, 2, pairs * s * (d + 1)), dtype)
+    caps = _caps(hidden, dtype)
+    columns = pairs * r * n_most
+    p_buffer = cpu.scratch((cpu.threads, columns * tall), dtype)
+    ds_buffer = cpu.scratch((cpu.threads, columns * tall), dtype)
+    queries = cpu.scratch((cpu.threads, 2, columns * d if r > 1 else 0), dtype)
+    turned = cpu.scratch((cpu.threads, 2, columns * d), dtype)
+    rows = cpu.scratch((cpu.threads, 3, columns), dtype)
     grown_buffer = cpu.scratch((cpu.threads, pairs * tall * d if len(blocks) > 1 else 0), dtype)
     differs = cpu.scratch((cpu.threads, s * QUERIES if documents else 0), np.bool_)
+    ones = np.ones(d, dtype)
 
     def body(i: int, worker: int) -> None:
         at_b, at_g = items[i]
         nb, ng = at_b.stop - at_b.start, at_g.stop - at_g.start
         k_, v_ = k_BGSD[at_b, at_g], v_BGSD[at_b, at_g]
-        k_1, v_1 = (x[: nb * ng * s * (d + 1)].reshape(nb, ng, s, d + 1) for x in keys_buffer[worker])
-        np.multiply(k_, scale, out=k_1[..., :d])
-        np.multiply(v_, scale, out=v_1[..., :d])
-        k_1[..., d], v_1[..., d] = 1, scale
         dk, dv = dk_BGSD[at_b, at_g], dv_BGSD[at_b, at_g]
         low, high = blocks[0].low, blocks[0].high
         dk[:, :, high:], dv[:, :, high:] = 0, 0
@@ -230,28 +265,32 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
                 dq_BGRTD[at] = 0
                 continue
             m = nb * ng * r * n
-            q_1, do_1 = (x[: m * (d + 1)].reshape(nb, ng, r, n, d + 1) for x in rows_buffer[worker])
-            np.copyto(q_1[..., :d], q_BGRTD[at])
-            np.copyto(do_1[..., :d], do_BGRTD[at])
-            np.multiply(lse_BGRT[at], -1, out=q_1[..., d])  # np.negative of NumPy 2.2 errs where input and output are both strided
-            np.copyto(q_1[..., d], -np.inf, where=q_1[..., d] == np.inf)  # a row that saw no key: every p is exp(-inf)
-            np.vecdot(do_BGRTD[at], o_BGRTD[at], out=do_1[..., d])
-            np.multiply(do_1[..., d], -1, out=do_1[..., d])
-            q_1, do_1 = q_1.reshape(nb, ng, r * n, d + 1), do_1.reshape(nb, ng, r * n, d + 1)
+            level, by_place, delta = rows[worker, 0, :m], rows[worker, 1, :m], rows[worker, 2, :m]
+            np.copyto(level.reshape(nb, ng, r, n), lse_BGRT[at])
+            np.copyto(level, np.inf, where=level == -np.inf)  # a row that saw no key: every p is exp(-inf)
+            place = (at_b, slice(block.start, block.stop), slice(at_g.start * r, at_g.stop * r))
+            do_o = turned[worker, 0, : m * d].reshape(nb, n, ng * r, d)
+            np.multiply(do[place], o[place], out=do_o)
+            np.matmul(do_o.reshape(m, d), ones, out=by_place)
+            np.multiply(by_place.reshape(nb, n, ng * r).swapaxes(1, 2), scale, out=delta.reshape(nb, ng * r, n))
+            q_, do_ = _columns(q_BGRTD[at], queries[worker, 0]), _columns(do_BGRTD[at], queries[worker, 1])
+            q_turned, do_turned = _turned(q_BGRTD[at], scale, turned[worker, 0]), _turned(do_BGRTD[at], scale, turned[worker, 1])
             p, ds = (x[worker, : keys * m].reshape(keys, m) for x in (p_buffer, ds_buffer))
             p_BGSM, ds_BGSM = (x.reshape(keys, nb, ng, r * n).transpose(1, 2, 0, 3) for x in (p, ds))
-            np.matmul(k_1[:, :, block.low : block.high], q_1.swapaxes(2, 3), out=p_BGSM)
-            hides = hidden[first]
-            if hides is not None:
-                np.copyto(p[block.masked - block.low :][: len(hides)], -np.inf, where=hides[:, :m])
+            np.matmul(k_[:, :, block.low : block.high], q_turned, out=p_BGSM)
+            np.subtract(p, level, out=p)
+            hides, cap = hidden[first], caps[first]
+            if hides is not None and cap is not None:
+                _mask(p[block.masked - block.low :][: len(hides)], hides[:, :m], cap[:, :m])
             if documents:
                 pair = documents[1][at_b, block.low : block.high], documents[0][at_b, block.start : block.stop]
                 _hide(p.reshape(keys, nb, ng, r, n), pair, differs[worker, : keys * n].reshape(keys, n))
             np.exp(p, out=p)
-            np.matmul(v_1[:, :, block.low : block.high], do_1.swapaxes(2, 3), out=ds_BGSM)
+            np.matmul(v_[:, :, block.low : block.high], do_turned, out=ds_BGSM)
+            np.subtract(ds, delta, out=ds)
             np.multiply(ds, p, out=ds)
             np.matmul(ds.reshape(keys, nb, ng, r, n).transpose(1, 2, 3, 4, 0), k_[:, :, None, block.low : block.high], out=dq_BGRTD[at])
-            for total, left, right in ((dv, p_BGSM, do_1[..., :d]), (dk, ds_BGSM, q_1[..., :d])):
+            for total, left, right in ((dv, p_BGSM, do_), (dk, ds_BGSM, q_)):
                 if not first:
                     np.matmul(left, right, out=total[:, :, block.low : block.high])
                     continue

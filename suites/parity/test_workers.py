@@ -1,0 +1,111 @@
+"""The CPU's pool of workers: every task once, errors to the caller, late helpers hold nothing up, an idle pool sleeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from alpha.backends.cpu.lib import Cpu
+from alpha.backends.cpu.workers import SPIN_NS, Workers
+
+
+@pytest.fixture(params=(1, 2, 3, 5))
+def pool(request):
+    workers = Workers(request.param)
+    yield workers
+    workers.close()
+
+
+def test_every_task_runs_once(pool):
+    for count in (0, 1, 2, pool.n, 3 * pool.n + 1):
+        for _ in range(50):
+            ran: list[int] = []
+            pool.run([partial(ran.append, i) for i in range(count)])
+            assert sorted(ran) == list(range(count))
+
+
+def test_tasks_of_different_lengths_are_all_over_on_return(pool):
+    for late in range(2 * pool.n):
+        ended = [False] * (2 * pool.n)
+
+        def task(i: int, ended: list[bool] = ended, late: int = late) -> None:
+            time.sleep(0.002 if i == late else 0)  # longer than the wait awake
+            ended[i] = True
+
+        pool.run([lambda i=i: task(i) for i in range(2 * pool.n)])
+        assert all(ended)
+
+
+def test_first_error_reaches_the_caller_and_the_pool_lives_on(pool):
+    def broken() -> None:
+        raise ValueError("task")
+
+    for _ in range(20):
+        with pytest.raises(ValueError, match="task"):
+            pool.run([broken] * (pool.n + 1))
+        ran: list[int] = []
+        pool.run([partial(ran.append, 0)] * pool.n)
+        assert len(ran) == pool.n
+
+
+def test_helpers_take_part_when_the_caller_is_busy():
+    workers, names = Workers(2), set()
+    both = threading.Barrier(2, timeout=10)
+
+    def meet() -> None:
+        both.wait()
+        names.add(threading.current_thread().name)
+
+    workers.run([meet, meet])
+    workers.close()
+    assert len(names) == 2
+
+
+def test_an_idle_pool_uses_no_processor():
+    workers = Workers(3)
+    workers.run([lambda: None] * 3)
+    time.sleep(0.05 + 5e-9 * SPIN_NS)
+    before = time.process_time()
+    time.sleep(0.3)
+    used = time.process_time() - before
+    workers.close()
+    assert used < 0.05
+
+
+def test_close_ends_the_threads():
+    before = threading.active_count()
+    workers = Workers(4)
+    workers.run([lambda: None] * 4)
+    workers.close()
+    assert threading.active_count() == before
+
+
+def test_items_after_an_error_start_afresh(pool):
+    cpu, seen, fail = Cpu(pool), [], [True]
+
+    def body(i: int, worker: int) -> None:
+        if fail[0]:
+            raise RuntimeError("body")
+        seen.append(i)
+
+    run = cpu.items(7, body)
+    with pytest.raises(RuntimeError, match="body"):
+        run()
+    fail[0] = False
+    run()
+    assert sorted(seen) == list(range(7))
+
+
+def test_worker_numbers_are_never_shared_at_one_time(pool):
+    cpu, busy = Cpu(pool), [threading.Lock() for _ in range(pool.n)]
+
+    def body(i: int, worker: int) -> None:
+        assert busy[worker].acquire(blocking=False)
+        time.sleep(0.0002)
+        busy[worker].release()
+
+    for _ in range(10):
+        cpu.items(4 * pool.n, body)()
