@@ -1,4 +1,4 @@
-"""The command line: `alpha train`, `lab`, `gate`, `plan`, `sample`, `doctor`. Floor 8.
+"""The command line: `alpha train`, `lab`, `gate`, `plan`, `sample`, `trace`, `dashboard`, `doctor`. Floor 9.
 
 Exit codes: 0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked. An error is one message, no traceback
 (`--debug` shows it).
@@ -25,10 +25,12 @@ from rich.text import Text
 
 from alpha import config
 from alpha.config import Config
+from alpha.dashboard import command as dashboard
 from alpha.errors import AlphaError, InputError, UngatedError
 from alpha.flops.v1 import CONVENTION, VERSION
 from alpha.gates import commands, mutants
 from alpha.gates import run as gate_runs
+from alpha.profile import trace
 from alpha.registry.evidence import classes, local_root, shipped_root
 from alpha.registry.judge import Judgement
 from alpha.registry.record import Record, content_hash
@@ -95,6 +97,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--top-k", type=int, default=50, help="choose among this many; 0 = all (default %(default)s)")
     p.add_argument("--seed", type=int, default=1, help="the same seed gives the same text (default %(default)s)")
     p.add_argument("--at", type=int, metavar="STEP", help="from this checkpoint instead of the latest")
+
+    p = command("trace", cmd_trace, "the profiled steps of a run as a trace, for ui.perfetto.dev or chrome://tracing")
+    p.add_argument("source", metavar="RUN", help="a run directory")
+    p.add_argument("--out", metavar="FILE", help="default: traces/profiled.json.gz in the run directory")
+    p.add_argument("--step", type=int, action="append", metavar="STEP", help="only this profiled step; may be repeated")
+    p.add_argument("--rank", type=int, action="append", metavar="RANK", help="only this rank; may be repeated")
+
+    dashboard.arguments(command("dashboard", dashboard.run, "where the time goes, live, in a browser"))
 
     _gate_parsers(subparsers.add_parser("gate", help="gates, evidence and status of every component"))
     p = command("doctor", cmd_doctor, "what this machine can do, and what is missing")
@@ -391,6 +401,20 @@ def cmd_sample(args: argparse.Namespace) -> int:
         prompt = args.prompt.encode()
         parts = generate(executor, tokenizer, prompt, tokens=args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
         print(printable(prompt + b"".join(parts)), flush=True)
+    return 0
+
+
+def cmd_trace(args: argparse.Namespace) -> int:
+    """Write the trace of a run."""
+    path = Path(args.source)
+    rundir.read_config(path)
+    out = Path(args.out) if args.out else path / "traces" / "profiled.json.gz"
+    if not args.out:
+        out.parent.mkdir(exist_ok=True)
+    found = trace.write(path / "metrics.sqlite", out, args.step, args.rank)
+    steps = f"{len(found.steps)} steps ({found.steps[0]} to {found.steps[-1]})"
+    print(f"{out}: {found.events:,} events of {steps}, {found.arrows:,} arrows")
+    print("open it at https://ui.perfetto.dev (the file stays on this machine) or in chrome://tracing")
     return 0
 
 

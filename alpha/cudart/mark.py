@@ -12,7 +12,7 @@ from alpha.cudart.compile import Source, compile_kernel
 from alpha.cudart.launch import Kernel
 from alpha.cudart.memory import Arena, Span, download, fill
 
-SOURCE = Source("profile/mark.cu")
+SOURCE = Source(path="profile/mark.cu")
 PLACES = 1 << 16
 PROBES = 50
 
@@ -53,7 +53,7 @@ class Marks:
 
     def take(self, n: int) -> list[int]:
         """The last n stamps, oldest first, in ns of the host's clock. The stream must be idle."""
-        return (self._last(n).astype(np.int64) + self._offset).tolist()
+        return [int(stamp) + self._offset for stamp in self._last(n)]
 
     def _last(self, n: int) -> np.ndarray:
         if not 0 <= n <= PLACES:

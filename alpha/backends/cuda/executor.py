@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import TracebackType
 
 import numpy as np
 
 from alpha.backends.cuda.lib import Gpu, Operand
+from alpha.backends.cuda.observe import Watch
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
 from alpha.component import Catalogue
 from alpha.cudart.device import Device
 from alpha.cudart.graph import Graph, capture
+from alpha.cudart.manifest import COMPILER
 from alpha.cudart.memory import Arena, Span, download, fill, upload
 from alpha.errors import GraphError, InputError, NonFiniteError
 from alpha.graph.plan import Launch, Plan, Program, Ref
+from alpha.profile.recorder import Recorder
+from alpha.registry.gpu import gpu_class
 from alpha.types import NUMPY
 
 
@@ -27,20 +31,23 @@ class CudaExecutor:
 
     def __init__(self, program: Program, catalogue: Catalogue, *, index: int = 0, captured: bool = True) -> None:
         self.program, self.device, self.captured = program, Device.open(index), captured
-        self.stream = self.device.stream()
+        self.stream, self.recorder = self.device.stream(), Recorder()
+        self._watch: Watch | None = None
+        self._base = self.device.free_memory()
         self.arenas = {name: Arena(n, name=f"arena {name}") for name, n in program.arenas().items()}
         for arena in self.arenas.values():
             fill(Span(arena.address, arena.nbytes), 0, self.stream)
         self._lent: dict[str, np.ndarray] = {}
+        self._constants: dict[Hashable, Arena] = {}
         self._bound = {name: self._bind(plan, catalogue) for name, plan in program.plans.items()}
-        self._graphs: dict[str, Graph] = {}
+        self._graphs: dict[tuple[str, bool], Graph] = {}
         self.stream.synchronize()
 
     def _bind(self, plan: Plan, catalogue: Catalogue) -> list[tuple[Launch, Callable[[int], None]]]:
         bound = []
         for launch in plan.launches:
             component = catalogue[launch.component]
-            gpu = Gpu(self.device, self.span(launch.scratch) if launch.scratch else None)
+            gpu = Gpu(self.device, self.span(launch.scratch) if launch.scratch else None, constants=self._constants)
             run = component.implementation(gpu, [self.operand(r) for r in launch.ins], [self.operand(r) for r in launch.outs], launch.attrs)
             planned = launch.scratch.type.nbytes if launch.scratch else 0
             if gpu.used != planned:
@@ -81,24 +88,48 @@ class CudaExecutor:
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns copies of the outputs when they are there."""
         self.enqueue(plan, inputs)
-        return {k: self.read(r) for k, r in self.program.plans[plan].outputs.items()}
+        with self.recorder.span("device_to_host"):
+            found = {k: self.read(r) for k, r in self.program.plans[plan].outputs.items()}
+        if found and self._watch is not None:
+            self._watch.collect(self.recorder)  # reading has waited for the stream
+        return found
 
     def enqueue(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
         """The same without waiting for the result: uploads the inputs, then one graph launch."""
+        recorder, found = self.recorder, self.program.plans[plan]
         self._return()
-        self._feed(self.program.plans[plan], inputs or {})
+        with recorder.span("host_to_device"):
+            self._feed(found, inputs or {})
         if not self._bound[plan]:
             return
-        if not self.captured:
-            self._launch_all(plan)
+        began, watched = recorder.clock(), recorder.watching
+        if watched and self._watch is None:
+            self._watch = Watch(self.stream)
+        if watched and recorder.profiling:
+            self.watch.launch_each(found, self._bound[plan], int(self.stream.handle), recorder.clock)
             return
-        if plan not in self._graphs:
-            self._graphs[plan] = capture(lambda stream: self._launch_all(plan), self.stream)
-        self._graphs[plan].launch(self.stream)
+        if self.captured:
+            if (plan, watched) not in self._graphs:
+                self._graphs[plan, watched] = capture(lambda stream: self._launch_all(found, watched), self.stream)
+            self._graphs[plan, watched].launch(self.stream)
+        else:
+            self._launch_all(found, watched)
+        if watched:
+            self.watch.launched(found)
+            recorder.enqueued(recorder.clock() - began)
 
-    def _launch_all(self, plan: str) -> None:
+    @property
+    def watch(self) -> Watch:
+        """What collects the device's time stamps."""
+        assert self._watch is not None, "a watched step makes it before the first launch"
+        return self._watch
+
+    def _launch_all(self, plan: Plan, watched: bool) -> None:
         stream = int(self.stream.handle)
-        for _, run in self._bound[plan]:
+        if watched:
+            self.watch.launch_all(plan, self._bound[plan.name], stream)
+            return
+        for _, run in self._bound[plan.name]:
             run(stream)
 
     def replay(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
@@ -128,12 +159,24 @@ class CudaExecutor:
         for name, ref in plan.inputs.items():
             upload(self.span(ref), to_device(np.asarray(inputs[name]), ref.type), self.stream)
 
+    def resident(self) -> dict[str, int]:
+        """Bytes allocated for each arena, and under 'device' what this process took of the device since the executor was opened."""
+        return {**{name: arena.nbytes for name, arena in self.arenas.items()}, "device": self._base - self.device.free_memory()}
+
+    def hardware(self) -> dict[str, str]:
+        """What this runs on: 'hardware', 'machine' (class), 'version' (of what it is built on)."""
+        found, properties = gpu_class(), self.device.properties
+        return {"hardware": properties.name, "machine": found.key if found else "",
+                "version": f"CUDA driver API {properties.driver}, kernels by nvcc {COMPILER}"}
+
     def close(self) -> None:
         """Free graphs and arenas once the stream is idle."""
         self.stream.synchronize()
         for graph in self._graphs.values():
             graph.destroy()
-        for arena in self.arenas.values():
+        if self._watch is not None:
+            self._watch.free()
+        for arena in (*self.arenas.values(), *self._constants.values()):
             arena.free()
 
     def __enter__(self) -> CudaExecutor:

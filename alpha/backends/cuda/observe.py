@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count, groupby
+from itertools import count, groupby, pairwise
 from typing import Any
 
 from alpha.cudart.mark import Marks
@@ -12,6 +12,9 @@ from alpha.profile.phases import phase_of
 from alpha.profile.recorder import Recorder
 
 _FLOW = count()
+ALIGN_EVERY = 200
+"""Steps after which the device's clock is set against the host's again: quartz drifts by some us a second."""
+
 Bound = Sequence[tuple[Launch, Callable[[int], None]]]
 
 
@@ -31,6 +34,7 @@ class Watch:
     def __init__(self, stream: Any) -> None:
         self.marks = Marks(stream)
         self._pending: list[tuple[Plan, bool, list[tuple[int, int]]]] = []  # plan, profiled, host times of its launches
+        self._steps = 0
         self._runs: dict[str, list[tuple[int, int]]] = {}
 
     def launch_all(self, plan: Plan, bound: Bound, stream: int) -> None:
@@ -66,15 +70,18 @@ class Watch:
             mine = stamps[at : at + n]
             at += n
             if not profiled:
-                recorder.ran_on_device(plan, self._runs_of(plan), list(zip(mine, mine[1:])))
+                recorder.ran_on_device(plan, self._runs_of(plan), list(pairwise(mine)))
                 continue
-            recorder.ran_on_device(plan, [(i, i + 1) for i in range(len(plan.launches))], list(zip(mine, mine[1:])))
+            recorder.ran_on_device(plan, [(i, i + 1) for i in range(len(plan.launches))], list(pairwise(mine)))
             for i, (launch, (called, returned)) in enumerate(zip(plan.launches, host)):
                 flow, phase = next(_FLOW), phase_of(launch)
                 recorder.event("host enqueue", launch.op, phase, called, returned, flow)
                 recorder.event("stream 0", launch.op, phase, mine[i], mine[i + 1], flow)
                 recorder.profiled(plan, i, enqueue=returned - called, device=mine[i + 1] - mine[i], wait=0, dispatches=1)
         self._pending = []
+        self._steps += 1
+        if self._steps % ALIGN_EVERY == 0:
+            self.marks.align()
 
     def _runs_of(self, plan: Plan) -> list[tuple[int, int]]:
         if plan.name not in self._runs:
