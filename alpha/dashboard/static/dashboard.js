@@ -167,12 +167,14 @@ function layoutFor(made, extra) {
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: "system-ui, DejaVu Sans, sans-serif", size: 11, color: css("--ink") },
     margin: { l: 48, r: 10, t: 8, b: 30 }, hovermode: "x unified", hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--line"), font: { size: 11, color: css("--ink") } },
-    showlegend: true, legend: { orientation: "h", y: 1.0, yanchor: "bottom", x: 0, font: { size: 11 } }, bargap: 0.25, ...rest,
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--dim"), activecolor: css("--accent") }, showlegend: true, legend: { orientation: "h", y: 1.0, yanchor: "bottom", x: 0, font: { size: 11 } }, bargap: 0.25, ...rest,
     xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, annotations: [...stamp, ...annotations],
   };
 }
 
-const CONFIG = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"], doubleClick: false };
+// The buttons are listed one by one: plotly's own set has one that uploads a chart to a server of its maker.
+const CONFIG = { displaylogo: false, responsive: true, showTips: false, doubleClick: false, plotlyServerURL: "", showSendToCloud: false, showLink: false,
+  modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "toImage"]] };
 
 function draw(made, traces, layout) {
   made.none.hidden = true;
@@ -181,7 +183,7 @@ function draw(made, traces, layout) {
   made.layout = layout;
   const full = layoutFor(made, layout);
   full.uirevision = made.revision || "same";
-  Plotly.react(made.plot, traces, full, CONFIG);
+  Plotly.react(made.plot, traces, full, made.listen ? CONFIG : { ...CONFIG, doubleClick: "reset" });
   if (!made.drawn) {
     made.drawn = true;
     if (made.listen) made.listen(made.plot);
@@ -828,6 +830,7 @@ async function refresh() {
 // -- keys and start -------------------------------------------------------------------------------------------------------------
 
 function keys(e) {
+  if (e.key === "Escape" && e.target !== document.body) e.target.blur();
   const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(e.target.tagName) && e.target.type !== "checkbox";
   if (typing || e.ctrlKey || e.metaKey || e.altKey || $("help").open) return;
   const on = state.page === "profiling";
