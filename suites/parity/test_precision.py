@@ -1,76 +1,41 @@
 """Mixed precision without a GPU: what a bf16 Program for the GPU computes, in arithmetic that rounds to bf16 and f32 where it says so.
 
-The catalogue is made here: one kernel per row with the operand types of docs/numerics.md, none of which can run. Graphs are evaluated by
+The catalogue holds one kernel per row with the operand types of docs/numerics.md, none of which can run. Graphs are evaluated by
 the rows' oracles with each result rounded to its type, and Plans by an interpreter over real byte arenas, so that offsets, lifetimes and
 in-place pairs count as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from alpha.component import Catalogue, Component, Envelope, Limit
 from alpha.config import load
 from alpha.errors import ConfigError, GraphError, InputError, ShapeError
+from alpha.gates.cases.mixed import MACHINE, Arenas, by_tensor, declared
 from alpha.graph.differentiate import differentiate
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, prune
-from alpha.graph.plan import Plan, Program, Ref
+from alpha.graph.plan import Program, Ref
 from alpha.graph.state import Init, StateLayout
 from alpha.graph.trace import Tracer
 from alpha.models import gpt, llama
 from alpha.ops.numerics import UNIT_ROUNDOFF, round_to
-from alpha.ops.spec import OpSpec
 from alpha.ops.table import row, table
 from alpha.optim.init import fill_initial
 from alpha.optim.update import ScheduleConfig, adamw, sgd
 from alpha.passes.build import MULTIPROCESSORS, Model, StepShape, build_program, stats_layout, trace_training
 from alpha.train.assemble import program_for
-from alpha.types import NUMPY, Attrs, TensorType
+from alpha.types import TensorType
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BATCH, SEQ, VOCAB = 2, 24, 72
-MACHINE = {"bf16": "bf16", "f32": "f32"}
 CASES = ("gpt", "gpt-untied", "gpt-documents", "llama", "llama-tied")
 DRAWS = 4
-
-IN_PLACE = {
-    **dict.fromkeys(("accumulate", "matmul_accumulate", "sum_accumulate", "embedding_bwd_accumulate", "rope_packed"), ((0, 0),)),
-    "adamw": ((0, 0), (1, 2), (2, 3), (3, 8)), "sgd": ((0, 0), (1, 2)), "update_scalars": ((6, 3),), "add": ((0, 0), (0, 1)),
-}  # fmt: skip
-IN_F32 = ("adamw", "sgd", "update_scalars", "cast", "accumulate")
-
-
-def _cannot_run(*_: Any) -> Any:
-    raise AssertionError("a kernel of the test's catalogue was bound")
-
-
-def _narrow(spec: OpSpec, types: Sequence[TensorType], attrs: Attrs) -> bool:
-    return spec.compute_dtype(types) in ("bf16", None)
-
-
-def _scratch(types: Sequence[TensorType], attrs: Attrs, threads: int) -> int:
-    return 256 * threads
-
-
-def catalogue(without: Iterable[str] = ()) -> Catalogue:
-    """One kernel of the back end cuda for every row but `without`, for bf16 (rows of the update: f32)."""
-    found = Catalogue()
-    for name, spec in table().items():
-        if spec.view or name in without:
-            continue
-        narrow = Limit(text="bf16 as compute type", holds=partial(_narrow, spec))
-        found.add(Component(id=f"{name}.bf16.cuda", kind="kernel", backend="cuda", op=name, implementation=_cannot_run,
-                            envelope=Envelope(dtypes=("bf16", "f32"), limits=() if name in IN_F32 else (narrow,)),
-                            inplace=IN_PLACE.get(name, ()),
-                            scratch=_scratch if name == "layernorm_bwd" else None))
-    return found
 
 
 @cache
@@ -93,7 +58,7 @@ def model(case: str) -> Model:
 def program(case: str, fused: bool = True, optimizer: str = "adamw") -> Program:
     schedule = ScheduleConfig(kind="cosine", peak=1e-2, warmup=2, total=10)
     return build_program(name=case, model=model(case), optimizer=adamw(schedule) if optimizer == "adamw" else sgd(schedule),
-                         shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=2, micros=2), catalogue=catalogue(), backend="cuda",
+                         shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=2, micros=2), catalogue=declared(), backend="cuda",
                          threads=MULTIPROCESSORS, precision="bf16", fused=fused)
 
 
@@ -122,14 +87,6 @@ def gradients(case: str, precision: str, draw: int, rounding: dict[str, str] | N
     kind = "param16" if precision == "bf16" else "param"
     _, updates = evaluate(prune(graph), batch(), {kind: round_to(parameters(layout, draw), "bf16")}, precision=rounding)
     return by_tensor(updates, layout)
-
-
-def by_tensor(updates: dict[tuple[str, int], np.ndarray], layout: StateLayout) -> dict[str, np.ndarray]:
-    flat = np.full(stats_layout(layout).size, np.nan)
-    for (_, offset), value in updates.items():
-        flat[offset : offset + value.size] = value.ravel()
-    whole = stats_layout(layout)
-    return {s.name: flat[whole.offsets[s.name] : whole.offsets[s.name] + s.size] for s in whole.tensors}
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
@@ -214,68 +171,16 @@ def test_stacked_parameters_must_lie_side_by_side() -> None:
 # -- plans ---------------------------------------------------------------------------------------------------------------------
 
 
-class Arenas:
-    """Byte arenas of a Program, poisoned; bf16 takes two bytes there."""
-
-    def __init__(self, program: Program) -> None:
-        self.raw = {name: np.full(n + 64, 0xFF, np.uint8) for name, n in program.arenas().items()}
-
-    def read(self, ref: Ref) -> np.ndarray:
-        raw = self.raw[ref.arena][ref.offset : ref.stop]
-        if ref.type.dtype == "bf16":
-            return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64).reshape(ref.type.shape)
-        x = raw.view(NUMPY[ref.type.dtype]).reshape(ref.type.shape)
-        return x.astype(np.float64) if x.dtype.kind == "f" else x.copy()
-
-    def write(self, ref: Ref, x: np.ndarray) -> None:
-        x = np.asarray(x).reshape(ref.type.shape)
-        if ref.type.is_float:
-            x = round_to(x, ref.type.dtype).astype(np.float32)
-            bits = (x.view(np.uint32) >> 16).astype(np.uint16) if ref.type.dtype == "bf16" else x
-        else:
-            bits = x.astype(NUMPY[ref.type.dtype])
-        self.raw[ref.arena][ref.offset : ref.stop] = np.ascontiguousarray(bits).reshape(-1).view(np.uint8)
-
-    def fill(self, program: Program, draw: int = 0) -> None:
-        for kind in program.states:
-            self.raw[f"state.{kind}"][...] = 0
-            if kind.startswith("grad"):
-                self.raw[f"state.{kind}"][...] = 0xFF
-        layout = program.states["param"]
-        self.write(Ref("state.param", 0, TensorType((layout.size,), "f32")), parameters(layout, draw))
-
-    def state(self, program: Program, kind: str) -> np.ndarray:
-        layout = program.states[kind]
-        return self.read(Ref(f"state.{kind}", 0, TensorType((layout.size,), layout.dtype)))
-
-    def run(self, plan: Plan, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        for name, ref in plan.inputs.items():
-            self.write(ref, inputs[name].reshape(-1)[: ref.type.size])
-        for x in plan.launches:
-            if x.scratch is not None:
-                self.raw[x.scratch.arena][x.scratch.offset : x.scratch.stop] = 0xFF
-            ins = [self.read(r) for r in x.ins]
-            for r in x.outs:  # a result that no in-place pair covers may be written before the operands are read
-                if not any(r.arena == i.arena and r.offset < i.stop and i.offset < r.stop for i in x.ins):
-                    self.raw[r.arena][r.offset : r.stop] = 0xFF
-            with np.errstate(all="ignore"):
-                outs = row(x.op).oracle(*ins, **x.attrs)
-            for r, y in zip(x.outs, outs, strict=True):
-                self.write(r, y)
-        return {name: self.read(ref) for name, ref in plan.outputs.items()}
-
-
 @cache
 def stepped(case: str, fused: bool, optimizer: str = "adamw") -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """(state, outputs of the update) after one step of the Program, plan by plan in arenas."""
     p = program(case, fused, optimizer)
     arenas = Arenas(p)
-    arenas.fill(p)
-    arenas.run(p.plans["narrow"], {})
+    arenas.start(parameters(p.states["param"]))
     outputs: dict[str, np.ndarray] = {}
     for step in p.schedule:
         outputs = arenas.run(p.plans[step.plan], batch(2 * (step.shard or 0) + (step.micro or 0)))
-    return {kind: arenas.state(p, kind) for kind in p.states}, outputs
+    return {kind: arenas.state(kind) for kind in p.states}, outputs
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -337,10 +242,9 @@ def test_fused_rows_change_roundings_only(case: str) -> None:
     layout = program(case).states["param"]
     p = program(case)
     arenas = Arenas(p)
-    arenas.fill(p)
-    arenas.run(p.plans["narrow"], {})
+    arenas.start(parameters(p.states["param"]))
     arenas.run(p.plans["micro_first@0"], batch())
-    flat, whole = arenas.state(p, "grad0"), stats_layout(layout)
+    flat, whole = arenas.state("grad0"), stats_layout(layout)
     exact = [gradients(case, "bf16", d, None) for d in range(DRAWS)]
     fine = [gradients(case, "bf16", d, {"bf16": "f32"}) for d in range(DRAWS)]
     for s in whole.tensors:
@@ -352,19 +256,18 @@ def test_fused_rows_change_roundings_only(case: str) -> None:
 def test_a_step_that_does_not_count_leaves_every_bit() -> None:
     p = program("gpt")
     arenas = Arenas(p)
-    arenas.fill(p)
-    arenas.run(p.plans["narrow"], {})
+    arenas.start(parameters(p.states["param"]))
     for kind in ("m", "v"):
         layout = p.states[kind]
         arenas.write(Ref(f"state.{kind}", 0, TensorType((layout.size,), "f32")), np.linspace(0, 1, layout.size))
     arenas.raw["state.grad1"][...] = 0
     broken = p.states["grad1"].offsets["block.0.mlp.up.weight"] * 4
     arenas.raw["state.grad1"][broken : broken + 4] = np.array([np.inf], np.float32).view(np.uint8)
-    before = {k: arenas.state(p, k) for k in ("param", "param16", "m", "v", "counter")}
+    before = {k: arenas.state(k) for k in ("param", "param16", "m", "v", "counter")}
     outputs = arenas.run(p.plans["update"], {})
     assert outputs["finite"] == 0
     for kind, x in before.items():
-        assert np.array_equal(arenas.state(p, kind), x), kind
+        assert np.array_equal(arenas.state(kind), x), kind
 
 
 def test_sgd_keeps_its_copy_too() -> None:
@@ -378,12 +281,11 @@ def test_decode_and_evaluation_read_the_copy(case: str) -> None:
     """Logits to sample from arrive in f32 and agree with the float64 ones; evaluation gives the loss of training without its z-loss."""
     p = program(case)
     arenas = Arenas(p)
-    arenas.fill(p)
-    arenas.run(p.plans["narrow"], {})
+    arenas.start(parameters(p.states["param"]))
     t = Tracer("decode", p.states["param"], precision="bf16")
     t.output("logits", model(case).decode(t))  # type: ignore[misc]
     single = {k: v[:1] for k, v in batch().items()}
-    want = evaluate(t.graph, single, {"param16": arenas.state(p, "param16")})[0]["logits"]
+    want = evaluate(t.graph, single, {"param16": arenas.state("param16")})[0]["logits"]
     ref = p.plans["decode"].outputs["logits"]
     assert ref.type == TensorType((1, VOCAB), "f32")
     got = arenas.run(p.plans["decode"], single)["logits"]
@@ -391,7 +293,7 @@ def test_decode_and_evaluation_read_the_copy(case: str) -> None:
     outputs = arenas.run(p.plans["eval"], batch())
     arenas.run(p.plans["micro_first@0"], batch())
     stats = p.states["grad0"]
-    loss = arenas.state(p, "grad0")[stats.offsets["~stats.loss_sum"]]
+    loss = arenas.state("grad0")[stats.offsets["~stats.loss_sum"]]
     assert outputs["loss_sum"] == loss
     assert not any(x.op.endswith("_grad") for x in p.plans["eval"].launches)
 
@@ -416,7 +318,7 @@ def test_scratch_is_planned_for_the_chip_not_the_host() -> None:
 def test_a_missing_kernel_is_named() -> None:
     with pytest.raises(InputError, match="no cuda kernel covers attention_packed"):
         build_program(name="x", model=model("gpt"), optimizer=adamw(ScheduleConfig(kind="cosine", peak=1e-2, warmup=2, total=10)),
-                      shape=StepShape(micro_batch=BATCH, seq=SEQ), catalogue=catalogue(without=("attention_packed",)), backend="cuda",
+                      shape=StepShape(micro_batch=BATCH, seq=SEQ), catalogue=declared(without=("attention_packed",)), backend="cuda",
                       threads=MULTIPROCESSORS, precision="bf16")
 
 
@@ -479,7 +381,7 @@ def test_every_row_says_what_it_keeps_by_a_name_that_it_has() -> None:
 def test_the_gpu_run_files_plan_without_a_gpu(name: str, vocab: int, millions: int) -> None:
     """Parameters as published, every launch a kernel of cuda, no tensor of all logits anywhere, and room to spare on the chip."""
     cfg = load(CONFIGS / f"{name}.toml")
-    p = program_for(cfg, vocab, catalogue(), 2)
+    p = program_for(cfg, vocab, declared(), 2)
     assert p.facts["threads"] == MULTIPROCESSORS and p.facts["backend"] == "cuda" and p.facts["precision"] == "bf16"
     assert sum(s.size for s in p.states["param"].tensors) // 1_000_000 == millions
     assert sum(p.arenas().values()) < 100 * 2**30
@@ -496,7 +398,7 @@ def test_precision_and_back_end_agree() -> None:
         with pytest.raises(ConfigError, match="does not compute in"):
             load(path, [override])
     with pytest.raises(ConfigError, match="vocabulary does not fit"):
-        program_for(load(path, ['data.tokenizer="bytes"']), 257, catalogue(), 2)
+        program_for(load(path, ['data.tokenizer="bytes"']), 257, declared(), 2)
     tiny = load(CONFIGS / "tiny.toml")
     assert (tiny.machine.backend, tiny.train.precision) == ("cpu", "f32")
     assert load(path).identity() != load(path, ['machine.backend="cpu"', 'train.precision="f32"']).identity()

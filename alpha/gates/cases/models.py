@@ -13,6 +13,7 @@ import numpy as np
 from alpha.component import Measured
 from alpha.errors import ConfigError
 from alpha.flops import v1
+from alpha.gates.cases.mixed import merged
 from alpha.gates.cases.reference import elsewhere, hash_of, references, refuses, yes
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, prune
@@ -329,8 +330,8 @@ def _family(family: str, published: str) -> dict[str, list[tuple[str, Case]]]:
             "faults": [("too-long", _too_long(family))]}
 
 
-CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "model.gpt": {**_family("gpt", "gpt2"), "parity": [*_family("gpt", "gpt2")["parity"], ("dropout", _dropout)]},
     "model.llama": _family("llama", "llama"),
     "flops.v1": {"parity": [("golden", _golden), ("closed-form", _formula), ("mfu", _mfu)]},
-}
+})

@@ -13,6 +13,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Workers
 from alpha.component import Catalogue, Measured
 from alpha.errors import GraphError, InputError, ShapeError
+from alpha.gates.cases.mixed import merged
 from alpha.gates.cases.reference import (
     VOCAB,
     Reference,
@@ -520,7 +521,7 @@ def _refuse_shape(rng: np.random.Generator) -> Measured:
 _HASHES = _both(_plan_hash_elsewhere)[:1]
 _HASHES_LLAMA = _both(_plan_hash_elsewhere)[1:]
 
-CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "differentiate.pass": {"parity": [*_both(_finite_difference), ("shared-value", _shared_value)], "determinism": _HASHES,
                            "faults": [("no-vjp", _refuse_no_vjp), ("unused-parameter", _refuse_unused), ("shape", _refuse_shape)]},
     "recompute.pass": {"parity": [*[(f"block-{n}", c) for n, c in _both(_recompute("block", ()))],
@@ -543,4 +544,4 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                                ("pipeline", _lower_verifies)]},
     "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules)],
                     "determinism": [("offsets", _layout_hash)], "faults": [("gap", _refuse_gap), ("missing", _refuse_missing)]},
-}
+})

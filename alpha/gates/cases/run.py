@@ -11,6 +11,7 @@ import numpy as np
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.component import Measured
 from alpha.errors import InputError, NonFiniteError, ShapeError
+from alpha.gates.cases.mixed import merged
 from alpha.gates.cases.reference import (
     SCHEDULE,
     Reference,
@@ -420,7 +421,7 @@ def _learns(name: str) -> Case:
     return check
 
 
-CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
         "parity": [*_both(_against_oracle), *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)]],
@@ -442,4 +443,4 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "optimizer.sgd": {"parity": [("textbook", _optimizer("sgd")), ("learns", _learns("sgd"))],
                       "determinism": [("bits", _optimizer_digest("sgd"))],
                       "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["gpt"], rng))]},
-}
+})
