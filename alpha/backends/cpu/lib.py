@@ -21,8 +21,12 @@ from alpha.backends.cpu.workers import Workers
 from alpha.errors import GraphError
 
 Kernel = Callable[..., Callable[[], None]]
-BLOCK_BYTES = 128 * 1024
-"""Row blocks are cut to about this size, so that the several passes of a kernel stay in the L2 cache of one core."""
+BLOCK_BYTES = 512 * 1024
+"""Row blocks are at most about this long: a pass over one hides the fixed price of a NumPy call and of handing the interpreter lock to
+another worker, and two of them fit in an L2 cache of 1 MB."""
+
+SPLIT_BYTES = 128 * 1024
+"""Blocks longer than this are halves at most, so that two workers share what is worth a hand-over."""
 
 ALIGN = 256
 
@@ -55,7 +59,9 @@ class Cpu:
     @staticmethod
     def block_rows(rows: int, row_bytes: int) -> int:
         """Rows per block: depends on shapes only, so bits never depend on the number of threads."""
-        return max(1, min(rows, BLOCK_BYTES // max(1, row_bytes)))
+        row_bytes = max(1, row_bytes)
+        most = min(BLOCK_BYTES, max(SPLIT_BYTES, -(-rows // 2) * row_bytes))
+        return max(1, min(rows, most // row_bytes))
 
     def rows(self, rows: int, row_bytes: int, body: Callable[[int, int, int], None]) -> Callable[[], None]:
         """Closure that calls `body(start, stop, worker)` for every block of rows; blocks are dealt to workers in contiguous runs.

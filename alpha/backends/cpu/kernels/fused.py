@@ -90,8 +90,8 @@ def _add_norm(norm: Callable[..., Callable[[], None]], scales: int) -> Callable[
         c = ins[0].shape[-1]
         a, b, s = (_rows(x, c) for x in (ins[0], ins[1], outs[0]))
         y, stats = _rows(outs[1], c), [x.reshape(-1) for x in outs[2:]]
-        parts = [slice(start, min(start + step, a.shape[0]))
-                 for step in (max(1, (1 << 17) // (c * a.itemsize)),) for start in range(0, a.shape[0], step)]
+        step = cpu.block_rows(a.shape[0], c * a.itemsize)
+        parts = [slice(start, min(start + step, a.shape[0])) for start in range(0, a.shape[0], step)]
 
         def bind(serial: Cpu, i: int) -> Sequence[Callable[[], None]]:
             at = parts[i]
