@@ -40,7 +40,7 @@ def build(
             ("Memory", lambda r, t: _memory(r, t, points)),
             ("Gates", lambda r, t: _gates(r, registry, t)),
         )]  # fmt: skip
-    names = ", ".join(r.label for r in runs)
+    names = ", ".join(r.shown for r in runs)
     notes = [f"{r.label}: {n}" for r in runs for n in r.notes]
     return Document(f"Report on {names}" if len(runs) < 4 else f"Report on {len(runs)} runs", notes, sections,
                     [r.shown for r in runs if r.ungated])  # fmt: skip
@@ -112,7 +112,7 @@ def _waterfall(run: Run, tail: str, points: int) -> list[Block]:
     if view["why"]:
         return plot
     return [*plot, tables_of.waterfall(view, tail),
-            *_plot(f"phases{tail}", "Phases over the run", trend, charts.phases_over_time, data.phases)]  # fmt: skip
+            *_plot(f"phases{tail}", "Phases of the step over the run", trend, charts.phases_over_time, data.phases)]  # fmt: skip
 
 
 def _top(run: Run, tail: str, top: int) -> list[Block]:

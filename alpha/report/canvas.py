@@ -63,7 +63,7 @@ def watermark(figure: Figure, marks: Sequence[str]) -> None:
     if marks:
         figure.text(0.5, 0.5, "UNGATED", color="#D55E00", alpha=0.16, fontsize=54, ha="center", va="center", rotation=14, weight="bold",
                     zorder=0)
-        figure.text(0.995, 0.985, f"UNGATED: {', '.join(marks)}"[:120], color="#D55E00", fontsize=8, ha="right", va="top", weight="bold")
+        figure.text(0.995, 0.012, f"UNGATED: {', '.join(marks)}"[:120], color="#D55E00", fontsize=8, ha="right", va="bottom", weight="bold")
 
 
 _DIGITS = re.compile(r"(\.\d\d)\d+")

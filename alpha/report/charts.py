@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from alpha.profile.phases import STEP_PHASES
 from alpha.report.canvas import INK, RC, canvas, steps_axis, svg_of, watermark
 from alpha.report.extra import matplotlib
 from alpha.report.palette import OF_LAUNCH, OF_PHASE, series
@@ -91,9 +92,10 @@ def waterfall(view: View) -> Figure:
 
 @_drawn
 def phases_over_time(view: View) -> Figure:
-    """Stacked areas: ms a step over the run."""
+    """Stacked areas: ms of the step itself over the run. What happens between steps would hide it; it is in the waterfall."""
     figure, (axis,) = canvas(2.7, right=1.55)
-    names = [p for p, values in view["series"].items() if np.nansum(_floats(values)) > 0]
+    own = (*STEP_PHASES, "unexplained")
+    names = [p for p, values in view["series"].items() if p in own and np.nansum(_floats(values)) > 0]
     stacks = [np.nan_to_num(_floats(view["series"][p])) / 1e6 for p in names]
     drawn = axis.stackplot(view["x"], stacks, colors=[OF_PHASE[p][0] for p in names], linewidth=0)
     for area, p in zip(drawn, names):
@@ -153,8 +155,8 @@ def distance(value: float) -> str:
 
 
 def _short(shape: str) -> str:
-    """The results of a shape, short enough for a label."""
-    text = shape.split("->")[-1].strip()
+    """The first result of a shape, short enough for a label."""
+    text = (shape.split("->")[-1].split() or [""])[0]
     return text if len(text) <= 26 else text[:25] + "…"
 
 

@@ -29,7 +29,7 @@ figcaption{color:var(--soft);font-size:.78rem;overflow-wrap:anywhere;margin-top:
 th,td{padding:.28rem .55rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
 th{background:var(--panel);font-weight:600}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-td.w{font-size:.74rem;color:var(--soft);min-width:9rem;overflow-wrap:anywhere}
+td.w{font-size:.74rem;color:var(--soft);min-width:12rem;overflow-wrap:anywhere}
 td.v{font-weight:700;white-space:nowrap} .PASS,.SAME,.FASTER{color:var(--good)} .FAIL,.SLOWER,.STALE{color:var(--bad)}
 @media print{nav{display:none} figure{break-inside:avoid}}
 """

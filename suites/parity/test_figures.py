@@ -1,0 +1,197 @@
+"""Figures against numbers worked out by hand, from facts and from the rows of made runs."""
+
+from __future__ import annotations
+
+import sqlite3
+from itertools import pairwise
+from pathlib import Path
+
+import made_runs
+import numpy as np
+import pytest
+
+from alpha.errors import InputError
+from alpha.profile.figures import FAIL, PASS, Facts, Figure, ceiling_ns, judge, shown, targets, uncovered_ns
+from alpha.profile.phases import OVERLAPPING, PHASES
+from alpha.report import runs as reading
+from alpha.report import views
+from alpha.report.facts import facts, timing
+from alpha.report.series import buckets
+
+MS = 1_000_000
+
+
+def by_key(figures: list[Figure]) -> dict[str, Figure]:
+    return {f.key: f for f in figures}
+
+
+def hand_facts(**changed: object) -> Facts:
+    """Two steady steps of 100 tokens in 10 ms each on 2 devices of 1 GFLOP/s and 1 GB/s."""
+    phases = {p: np.zeros(2, np.int64) for p in PHASES}
+    phases |= {"forward": np.array([3, 3]) * MS, "backward": np.array([5, 5]) * MS, "optimizer": np.array([1, 1]) * MS,
+               "comm": np.array([MS // 2] * 2), "idle": np.array([MS // 4] * 2)}
+    given = {
+        "devices": 2, "flops_per_token": 1e5, "executed_flops": 16e6, "peak_flops": 1e9, "peak_bandwidth": 1e9, "steady_tokens": 200,
+        "steady_ns": 20 * MS, "steady_steps": 2, "step_ns": np.array([10, 10]) * MS, "wall_ns": np.array([10, 40]) * MS, "phases": phases,
+        "overlapped": {p: np.array([MS, MS]) if p == "comm" else np.zeros(2, np.int64) for p in OVERLAPPING},
+        "unexplained_ns": np.array([MS // 4] * 2), "useful_ns": 20 * MS, "session_ns": 100 * MS, "workflow_ns": 100 * MS, "tokens": 200,
+        "profiled_ns": 12 * MS, "profiled_mean_ns": 12.0 * MS, "steady_mean_ns": 10.0 * MS,
+        "op_device_ns": np.array([4, 2]) * MS, "op_flops": np.array([3_000_000, 1_000]), "op_nbytes": np.array([1_000_000, 1_500_000]),
+        "op_enqueue_ns": np.array([100_000, 200_000]), "op_wait_ns": np.array([300_000, 0]),
+    }  # fmt: skip
+    return Facts(**{**given, **changed})  # type: ignore[arg-type]
+
+
+def test_figures_by_hand() -> None:
+    found = by_key(judge(hand_facts()))
+    expected = {
+        "tokens_per_second": 10_000.0,  # 200 tokens in 20 ms
+        "tokens_per_second_device": 5_000.0,
+        "workflow_tokens_per_second": 2_000.0,  # 200 tokens in 100 ms
+        "achieved_flops": 1e9,  # 10,000 tokens/s x 1e5
+        "mfu": 0.5,  # 1e9 of 2 x 1e9
+        "hfu": 0.8,  # 2 x 16e6 in 20 ms = 1.6e9
+        "kernel_active": 0.9,  # 18 of 20 ms
+        "bubble": 0.025, "comm_exposed": 0.05, "comm_total": 0.15,
+        "bandwidth_bound": 0.75,  # only the second launch: 1.5 MB in 2 ms
+        "bandwidth": 2.5e6 / 6e-3 / 1e9,
+        "launch_overhead": 0.05,  # 0.6 of 12 ms
+        "goodput": 0.2, "unexplained": 0.01,  # 0.5 of 50 ms
+        "instrumented_slowdown": 0.2,
+    }  # fmt: skip
+    assert set(expected) == set(found)
+    for key, value in expected.items():
+        assert found[key].value == pytest.approx(value, rel=1e-12), key
+    verdicts = {k: f.verdict for k, f in found.items() if f.verdict}
+    assert verdicts == {"kernel_active": FAIL, "bubble": PASS, "comm_exposed": PASS, "bandwidth_bound": PASS, "unexplained": PASS}
+    assert all(f.reason == "no target" for f in found.values() if f.target is None)
+
+
+@pytest.mark.parametrize(("changed", "key", "said"), [
+    ({"steady_ns": 0, "steady_steps": 0, "steady_tokens": 0}, "mfu", "no steady step"),
+    ({"peak_flops": None}, "mfu", "no peak"),
+    ({"peak_flops": 1e8}, "mfu", "more than there is"),
+    ({"executed_flops": None}, "hfu", "no executed FLOPs"),
+    ({"devices": None}, "tokens_per_second_device", "how many devices"),
+    ({"op_device_ns": np.zeros(0, np.int64)}, "bandwidth", "no profiled step"),
+    ({"op_nbytes": np.array([1, 0])}, "bandwidth_bound", "no launch is bound"),
+    ({"peak_bandwidth": None}, "bandwidth_bound", "no peak bandwidth"),
+    ({"backend": "cuda"}, "launch_overhead", "timeline"),
+    ({"session_ns": 10 * MS}, "goodput", "more than there is"),
+    ({"step_ns": np.zeros(2, np.int64)}, "bubble", "no unprofiled step"),
+    ({"why": "nothing measured"}, "tokens_per_second", "nothing measured"),
+])
+def test_a_figure_that_cannot_be_computed_says_why(changed: dict, key: str, said: str) -> None:
+    figure = by_key(judge(hand_facts(**changed)))[key]
+    assert figure.value is None and figure.verdict is None and figure.text == "—"
+    assert said in figure.reason
+
+
+def test_targets() -> None:
+    own = targets({"mfu": 0.5, "bubble": 0.02, "unexplained": 0.01}, "asked for")
+    found = by_key(judge(hand_facts(), own))
+    assert (found["mfu"].verdict, found["bubble"].verdict, found["unexplained"].verdict) == (PASS, FAIL, PASS)
+    assert by_key(judge(hand_facts(), targets({"mfu": 0.5001}, "x")))["mfu"].verdict == FAIL
+    assert by_key(judge(hand_facts(), targets({"comm_total": 0.2}, "x")))["comm_total"].verdict == PASS  # less is better there
+    with pytest.raises(InputError, match="no figure has this name"):
+        targets({"mfuu": 0.5}, "x")
+    with pytest.raises(InputError, match="a number"):
+        targets({"mfu": float("nan")}, "x")
+
+
+def test_rooflines_and_intervals_by_hand() -> None:
+    assert ceiling_ns(np.array([2e9, 10.0]), np.array([1e3, 4e9]), 1e9, 2e9).tolist() == [2e9, 2e9]
+    host, device = (np.array([0, 5, 30]), np.array([10, 20, 40])), (np.array([8, 18, 35]), np.array([12, 25, 36]))
+    assert uncovered_ns(*host, *device) == 8 + 6 + 5 + 4  # 0-8, 12-18, 30-35, 36-40
+    none = np.zeros(0, np.int64)
+    assert uncovered_ns(none, none, *device) == 0 and uncovered_ns(*host, none, none) == 30
+    assert (shown(0.3322, "share"), shown(391e9, "FLOP/s"), shown(34.31e9, "bytes/s"), shown(12.5, "s")) == (
+        "33.22 %", "391 GFLOP/s", "34.31 GB/s", "12.5 s")  # fmt: skip
+
+
+def test_launch_overhead_of_a_device_counts_only_uncovered_enqueue(tmp_path: Path) -> None:
+    run = made_runs.make(tmp_path / "gpu", steps=10, samples=1, timeline=0, backend="cuda")
+    step = sqlite3.connect(run / "metrics.sqlite")
+    at, length = step.execute("SELECT step, step_ns FROM step_timing WHERE profiled = 1").fetchone()
+    step.close()
+    for track, start, stop in (("host enqueue", 0, 10), ("stream 0", 4, 100), ("host enqueue", 90, 103)):
+        made_runs.edit(run, "INSERT INTO gpu_timeline VALUES (?, 0, ?, 'x', 'forward', ?, ?, NULL)", (at, track, start, stop))
+    figure = next(f for f in judge(facts(reading.load(run))) if f.key == "launch_overhead")
+    assert figure.value == (4 + 3) / length
+
+
+def test_rates_leave_out_warm_up_and_profiled_steps(tmp_path: Path) -> None:
+    run = reading.load(made_runs.make(tmp_path / "r", steps=40, samples=3, resumes=(20,), ranks=2))
+    rows = timing(run)
+    out = set(rows.step[~rows.steady])
+    profiled = set(rows.step[rows.profiled == 1])
+    assert profiled and out == {0, 1, 2, 20, 21, 22} | profiled
+    slowest = rows[rows.steady].groupby("step").step_ns.max()
+    found = by_key(judge(facts(run)))
+    assert found["tokens_per_second"].value == pytest.approx(made_runs.TOKENS * len(slowest) / slowest.sum() * 1e9, rel=1e-12)
+    assert found["mfu"].value == pytest.approx(found["tokens_per_second"].value * made_runs.FLOPS_PER_TOKEN / made_runs.PEAK_FLOPS / 2)
+    sessions = run.tables["sessions"]
+    assert found["goodput"].value == pytest.approx(rows.step_ns.sum() / (sessions.seen_ns - sessions.began_ns).sum(), rel=1e-12)
+    assert found["workflow_tokens_per_second"].value < found["tokens_per_second"].value
+
+
+def test_a_refused_step_is_not_useful(tmp_path: Path) -> None:
+    path = made_runs.make(tmp_path / "r", steps=30, samples=2)
+    before = facts(reading.load(path))
+    made_runs.edit(path, "UPDATE step_metrics SET finite = 0, loss = NULL WHERE step = 17")
+    after = facts(reading.load(path))
+    assert (after.steady_steps, after.tokens) == (before.steady_steps - 1, before.tokens - made_runs.TOKENS)
+    assert after.useful_ns < before.useful_ns and after.session_ns == before.session_ns
+    assert views.loss([reading.load(path)])["runs"][0]["refused"] == [17]
+
+
+def test_the_waterfall_adds_up(tmp_path: Path) -> None:
+    run_a = made_runs.make(tmp_path / "r", steps=600, seed=1)
+    view = views.waterfall(reading.load(run_a))
+    assert [p["phase"] for p in view["phases"]] == [*PHASES, "unexplained"]
+    assert sum(p["exclusive_ns"] for p in view["phases"]) == pytest.approx(view["wall_ns"], rel=1e-12)
+    assert sum(p["share"] for p in view["phases"]) == pytest.approx(1.0, rel=1e-12)
+    some = views.waterfall(reading.load(run_a), 100, 199)
+    assert (some["first"], some["last"]) == (100, 199) and some["steps"] <= 100
+
+
+def test_top_ops_by_hand(tmp_path: Path) -> None:
+    path = made_runs.make(tmp_path / "r", steps=20, samples=2)
+    made_runs.edit(path, "DELETE FROM op_profile")
+    rows = [(4, "big", 2 * MS, 1_000_000_000, 1_000), (4, "big", 4 * MS, 1_000_000_000, 1_000), (4, "wide", 1 * MS, 10, 20_000_000),
+            (19, "big", 6 * MS, 2_000_000_000, 2_000), (19, "wide", 3 * MS, 10, 20_000_000)]  # fmt: skip
+    for i, (step, op, ns, flops, nbytes) in enumerate(rows):
+        made_runs.edit(path, "INSERT INTO op_profile VALUES (?, 0, 'p', ?, ?, 'c', '', 'forward', 's', 'f32', 1, 10, ?, 20, ?, ?, 3)",
+                       (step, i, op, ns, flops, nbytes))  # fmt: skip
+    view = views.top_ops(reading.load(path))
+    big, wide = view["ops"]
+    assert (big["op"], big["device_ns"], big["runs"], big["dispatches"], big["bound"]) == ("big", 6.0 * MS, 1.5, 4.5, "compute")
+    assert big["ceiling_ns"] == pytest.approx(2e9 / made_runs.PEAK_FLOPS * 1e9) and big["distance"] == pytest.approx(3.0)
+    assert (wide["bound"], wide["share"]) == ("bandwidth", 4 / 16)
+    assert wide["bandwidth"] == pytest.approx(40e6 / 4e-3) and wide["distance"] == pytest.approx(4.0)
+    assert views.top_ops(reading.load(path), 1)["rest"] == {"ops": 1, "device_ns": 2.0 * MS, "share": 0.25}
+    share = views.bandwidth([reading.load(path)])["runs"][0]
+    assert share["x"] == [4, 19] and share["bound"] == pytest.approx([20e9, 20e6 / 3e-3]) and share["share"][0] == pytest.approx(0.5)
+
+
+def test_scaling(tmp_path: Path) -> None:
+    made = [made_runs.make(tmp_path / f"r{n}", steps=60, noise=0.0, metadata={"devices": n}, speed_up=s)
+            for n, s in ((4, 3.0), (1, 1.0), (2, 1.8))]  # fmt: skip
+    view = views.scaling([reading.load(p) for p in made])
+    assert view["axis"] == "devices" and [r["workers"] for r in view["rows"]] == [1, 2, 4]
+    step = [sum(int(v / s) for v in made_runs.BASE.values()) + made_runs.GAP for s in (1.0, 1.8, 3.0)]
+    assert [r["efficiency"] for r in view["rows"]] == pytest.approx([1.0, step[0] / step[1] / 2, step[0] / step[2] / 4], rel=1e-6)
+    assert view["rows"][2]["ideal"] == pytest.approx(4 * view["rows"][0]["tokens_per_second"])
+    threads = [reading.load(made_runs.make(tmp_path / f"t{n}", steps=20, threads=n)) for n in (1, 2)]
+    assert views.scaling(threads)["axis"] == "threads"
+    assert "all use 1 devices" in views.scaling([threads[0]])["why"]
+
+
+def test_buckets_keep_what_stands_out() -> None:
+    values = np.arange(1000.0)
+    values[500], values[600] = 9999.0, np.nan
+    s = buckets(np.arange(1000), values, 100)
+    assert len(s["x"]) == 100 and s["x"][:2] == [0, 10] and max(s["max"]) == 9999.0 and min(s["min"]) == 0.0
+    assert s["mean"][0] == 4.5 and s["mean"][60] == pytest.approx(np.mean(np.arange(601.0, 610.0)))
+    assert buckets(np.arange(3), np.array([np.nan, 1.0, 2.0]), 10)["mean"] == [None, 1.0, 2.0]
+    assert all(a < b for a, b in pairwise(buckets(np.arange(7), np.ones(7), 5)["x"]))

@@ -1,0 +1,298 @@
+"""Reports: one truth in HTML, Markdown and CSV, marks and provenance on every figure, slowdowns named, in time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import made_runs
+import pytest
+
+from alpha.errors import InputError, MachineError
+from alpha.profile.figures import shown
+from alpha.report import runs as reading
+from alpha.report import views
+from alpha.report.build import build
+from alpha.report.command import main
+from alpha.report.document import Document
+from alpha.report.write import write
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run_a(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A made run of 600 steps; tests only read it."""
+    return made_runs.make(tmp_path_factory.mktemp("runs") / "a", steps=600, seed=1)
+
+
+class Page(HTMLParser):
+    """Figures of a page: id -> (whole text, table cells); and every address that it names."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.figures: dict[str, tuple[list[str], list[list[str]]]] = {}
+        self.addresses: list[str] = []
+        self.tags: set[str] = set()
+        self._figure = ""
+        self._cell: list[str] | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.tags.add(tag)
+        self.addresses += [v or "" for k, v in attrs if k in ("href", "src", "xlink:href", "data", "action")]
+        if tag == "figure":
+            self._figure = given["id"] or ""
+            self.figures[self._figure] = ([], [])
+        if tag == "tr":
+            self.figures[self._figure][1].append([])
+        if tag in ("td", "th"):
+            self._cell = []
+
+    def handle_data(self, data: str) -> None:
+        if self._figure:
+            self.figures[self._figure][0].append(data)
+        if self._cell is not None:
+            self._cell.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th") and self._cell is not None:
+            self.figures[self._figure][1][-1].append("".join(self._cell))
+            self._cell = None
+        if tag == "figure":
+            self._figure = ""
+
+    def text(self, name: str) -> str:
+        return " ".join(self.figures[name][0])
+
+
+def markdown_tables(text: str) -> dict[str, list[list[str]]]:
+    """Name (of the CSV above it) -> cells."""
+    found: dict[str, list[list[str]]] = {}
+    name = ""
+    for line in text.splitlines():
+        if (m := re.search(r"\[CSV\]\(csv/(.+?)\.csv\)", line)) is not None:
+            name = m[1]
+        if line.startswith("| ") and not line.startswith("| ---"):
+            cells = re.split(r"(?<!\\) \| ", line[2:-2])
+            found.setdefault(name, []).append([re.sub(r"\\(.)", r"\1", c) for c in cells])
+    return found
+
+
+def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """(comment lines, rows)."""
+    lines = path.read_text().splitlines()
+    head = [line for line in lines if line.startswith("# ")]
+    return head, list(csv.DictReader(io.StringIO("\n".join(lines[len(head) :]))))
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report on a gated run and an ungated one, compared."""
+    root = tmp_path_factory.mktemp("pages")
+    a = made_runs.make(root / "gated", steps=400, seed=1, ranks=2)
+    b = made_runs.make(root / "lab", steps=400, seed=2, ranks=2, status="UNGATED", slow={"backward": 1.05})
+    assert main([str(a), str(b), "--compare", "--out", str(root / "out")]) == 0
+    return root / "out"
+
+
+def test_the_pages_show_the_same_figures(pages: Path, tmp_path: Path, run_a: Path) -> None:
+    assert main([str(run_a), "--out", str(tmp_path / "one")]) == 0
+    for out, least in ((pages, 11), (tmp_path / "one", 5)):
+        page, marked = Page((out / "report.html").read_text()), markdown_tables((out / "report.md").read_text())
+        tables = {name: cells for name, (_, cells) in page.figures.items() if cells}
+        assert len(tables) >= least and set(tables) == set(marked)
+        for name, cells in tables.items():
+            assert [[" ".join(c.split()) for c in row] for row in cells] == marked[name], name
+        csvs = {p.stem for p in (out / "csv").glob("*.csv")}
+        assert csvs == set(page.figures), "a CSV beside every plot and table"
+        plots = {p.stem for p in (out / "plots").glob("*.svg")}
+        assert plots | set(tables) == csvs and not plots & set(tables)
+    _, rows = read_csv(tmp_path / "one" / "csv" / "figures.csv")
+    shown_cells = {row[0]: row for row in tables["figures"][1:]}
+    direct = {f["key"]: f for f in views.figures(reading.load(run_a))["figures"]}
+    assert len(rows) == len(direct) == len(shown_cells)
+    for row in rows:
+        f = direct[row["key"]]
+        assert float(row["value"]) == f["value"], "full precision"
+        assert row["text"] == shown_cells[row["title"]][1] == shown(f["value"], f["unit"])
+        assert (row["verdict"] or "no\u00a0target") == shown_cells[row["title"]][3]
+
+
+def test_numbers_of_a_plot_stand_in_its_csv(pages: Path) -> None:
+    run = reading.load(pages.parent / "lab")
+    _, rows = read_csv(pages / "csv" / "waterfall-lab.csv")
+    assert {r["phase"]: float(r["exclusive_ns"]) for r in rows} == {p["phase"]: p["exclusive_ns"] for p in views.waterfall(run)["phases"]}
+    _, rows = read_csv(pages / "csv" / "utilisation.csv")
+    own = [float(r["mean"]) for r in rows if r["series"] == "mfu" and r["run"] == "lab [UNGATED]"]
+    assert own == views.utilisation([run])["runs"][0]["mfu"]["mean"]
+
+
+def test_an_ungated_run_is_marked_everywhere(pages: Path, tmp_path: Path, run_a: Path) -> None:
+    page, marked = Page((pages / "report.html").read_text()), (pages / "report.md").read_text()
+    of_both = [n for n in page.figures if not n.endswith("-gated")]
+    assert len(of_both) > 12 and len(page.figures) > len(of_both)
+    for name in page.figures:
+        mine = name in of_both
+        assert ("UNGATED" in page.text(name)) == mine, name
+        head, _ = read_csv(pages / "csv" / f"{name}.csv")
+        assert any(line.startswith("# UNGATED: lab") for line in head) == mine, name
+        line = next(x for x in marked.splitlines() if f"(csv/{name}.csv)" in x)
+        assert ("UNGATED (lab)" in line) == mine, name
+        if (pages / "plots" / f"{name}.svg").exists():
+            assert ("UNGATED" in (pages / "plots" / f"{name}.svg").read_text()) == mine, name
+    assert "no figure of them may be quoted" in (pages / "report.html").read_text()
+    assert marked.startswith("# UNGATED (lab): ")
+    assert main([str(run_a), "--out", str(tmp_path / "gated")]) == 0
+    assert "UNGATED" not in (tmp_path / "gated" / "report.html").read_text()
+
+
+def test_a_run_that_does_not_say_is_not_taken_for_gated(tmp_path: Path) -> None:
+    path = made_runs.make(tmp_path / "r", steps=10)
+    assert not reading.load(path).ungated
+    (path / "manifest.json").unlink()
+    made_runs.edit(path, "DELETE FROM run_metadata WHERE key = 'status'")
+    assert reading.load(path).ungated
+    path = made_runs.make(tmp_path / "s", steps=10)
+    made_runs.edit(path, "UPDATE run_metadata SET value = 'UNGATED' WHERE key = 'status'")
+    assert reading.load(path).ungated, "one of the two says so"
+
+
+def test_every_figure_carries_its_provenance(pages: Path) -> None:
+    page, marked = Page((pages / "report.html").read_text()), (pages / "report.md").read_text()
+    parts = ("0123456789ab", "Synthetic CPU, 2 devices, 2 threads",
+             "flops/v1: 3 x forward; matmuls with head; causal attention counted half",
+             "peak 1 TFLOP/s and 40 GB/s (made up for a test)", "NumPy 2.2.6")  # fmt: skip
+    for name in page.figures:
+        texts = [page.text(name), "\n".join(read_csv(pages / "csv" / f"{name}.csv")[0])]
+        after = marked.split(f"(csv/{name}.csv)")[1].split("[CSV]")[0].split("\n#")[0]
+        texts.append("\n".join(re.findall("<sub>(.*)</sub>", after)).replace("\\", ""))
+        whose = [n for n in ("gated", "lab") if name.endswith(f"-{n}")] or ["gated", "lab"]
+        for text in texts:
+            for part in (*parts, *(f"run {n} (" for n in whose)):
+                assert part in text, f"{name}: {part}"
+
+
+def test_the_page_is_self_contained(pages: Path) -> None:
+    text = (pages / "report.html").read_text()
+    page = Page(text)
+    assert "script" not in page.tags and "link" not in page.tags and "img" not in page.tags
+    for address in page.addresses:
+        assert address.startswith("#") or (pages / address).is_file(), address
+    assert "@import" not in text and not re.search(r"url\((?!#)", text)
+    targets_ = [a[1:] for a in page.addresses if a.startswith("#")]
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert set(targets_) <= set(ids) and len(ids) == len(set(ids)), "every reference has one target"
+    for name in re.findall(r"\]\((\S+?\.(?:svg|csv))\)", (pages / "report.md").read_text()):
+        assert (pages / name).is_file()
+
+
+def test_a_second_report_replaces_the_first(tmp_path: Path, run_a: Path) -> None:
+    document = build([reading.load(run_a)])
+    page = write(document, tmp_path / "out")
+    first, names = page.read_bytes(), {p.name for p in (tmp_path / "out" / "csv").iterdir()}
+    write(build([reading.load(run_a)]), tmp_path / "out")
+    assert page.read_bytes() == first, "the same runs give the same bytes"
+    write(Document("short", [], []), tmp_path / "out")
+    assert names and not list((tmp_path / "out" / "csv").iterdir()) and not list((tmp_path / "out" / "plots").iterdir())
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4, 7])
+def test_small_runs(tmp_path: Path, steps: int) -> None:
+    path = made_runs.make(tmp_path / "r", steps=steps, ended=None)
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 0
+    cells = Page((tmp_path / "out" / "report.html").read_text()).figures["figures"][1]
+    value = {row[0]: row[1] for row in cells}["MFU"]
+    assert (value == "—") == (steps < 4)
+
+
+def test_views_are_json(tmp_path: Path, run_a: Path) -> None:
+    made = [run_a, made_runs.make(tmp_path / "none", steps=0), made_runs.make(tmp_path / "old", steps=9, version=1),
+            made_runs.make(tmp_path / "ranks", steps=30, ranks=3)]  # fmt: skip
+    for path in made:
+        run = reading.load(path)
+        of_one = (views.figures, views.waterfall, views.phases_over_time, views.top_ops, views.memory, views.memory_launches, views.gates)
+        of_many = (views.utilisation, views.launches, views.bandwidth, views.loss, views.scaling)
+        for view in (*(f(run) for f in of_one), *(f([run]) for f in of_many), views.top_ops(run, by="launch"),
+                     views.comparison(run, reading.load(path))):  # fmt: skip
+            assert json.loads(json.dumps(view, allow_nan=False)) == view
+            assert view["provenance"][0]["run"] == path.name and "why" in view and "notes" in view
+    assert len(views.loss([reading.load(run_a)], 50)["runs"][0]["loss"]["x"]) == 50
+
+
+# -- comparison, gates, speed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slow", "named"), [("backward", "phase backward is SLOWER"), ("op:gelu", "op gelu f32[2048,512]"),
+                                             ("rank:1", "rank 1 is SLOWER")])  # fmt: skip
+def test_a_slowdown_of_five_per_cent_is_named(tmp_path: Path, slow: str, named: str) -> None:
+    a = made_runs.make(tmp_path / "a", steps=1500, seed=3, ranks=2, samples=60)
+    b = made_runs.make(tmp_path / "b", steps=1500, seed=4, ranks=2, samples=60, slow={slow: 1.05})
+    same = views.comparison(reading.load(a), reading.load(made_runs.make(tmp_path / "c", steps=1500, seed=5, ranks=2, samples=60)))
+    assert not same["standing_out"] and same["verdict"] != "DIFFERENT"
+    view = views.comparison(reading.load(a), reading.load(b))
+    assert view["verdict"] == "DIFFERENT" and named in view["sentence"]
+    found = next(r for r in view["standing_out"] if r["name"].startswith(slow.removeprefix("op:").replace("rank:", "rank ")))
+    assert 0.02 < found["estimate"] < 0.08
+
+
+def test_the_pages_name_the_slowdown(pages: Path) -> None:
+    for page in ("report.html", "report.md"):
+        text = (pages / page).read_text()
+        assert "lab [UNGATED] against gated: DIFFERENT." in text.replace("\\", "")
+        assert "phase backward is SLOWER by +4." in text or "phase backward is SLOWER by +5." in text
+
+
+def test_other_programs_are_compared_only_when_asked(tmp_path: Path) -> None:
+    a, b = (reading.load(made_runs.make(tmp_path / n, steps=100, metadata={"program": n * 64})) for n in "ab")
+    with pytest.raises(InputError, match="program"):
+        views.comparison(a, b)
+    assert any("different program" in n for n in views.comparison(a, b, anyway=True)["notes"])
+
+
+def test_gate_status_of_the_components_used(run_a: Path) -> None:
+    from alpha.registry.status import Registry
+    from alpha.train.house import house
+
+    run, registry = reading.load(run_a), Registry(house())
+    view = views.gates(run, registry)
+    assert [c["component"] for c in view["components"]] == sorted(run.manifest["components"])
+    for c in view["components"]:
+        status = registry.status(c["component"])
+        assert c["usable"] == status.usable and set(c["gates"]) == set(status.gates)
+        assert bool(c["missing"]) == (not status.usable)
+        assert ("STALE" in c["gates"].values()) <= (not status.usable)
+        assert c["evidence"] == run.manifest["components"][c["component"]]
+    run.manifest["components"]["gone.f32.cpu"] = {}
+    gone = next(c for c in views.gates(run, registry)["components"] if c["component"] == "gone.f32.cpu")
+    assert not gone["usable"] and "no such component" in gone["missing"][0]
+
+
+@pytest.mark.slow
+def test_ten_runs_of_ten_thousand_steps_in_time(tmp_path: Path) -> None:
+    """20 s are allowed on a quiet machine; CPU seconds of this process are what a busy one does not stretch."""
+    made = [made_runs.make(tmp_path / f"r{i}", steps=10_000, seed=i, metadata={"devices": 1 + i // 5}) for i in range(10)]
+    began = time.process_time()
+    assert main([*map(str, made), "--out", str(tmp_path / "out")]) == 0
+    assert time.process_time() - began < 20.0
+    assert Page((tmp_path / "out" / "report.html").read_text()).figures["figures"][1][0][2:] == [f"r{i}" for i in range(10)]
+
+
+def python(text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_extra_is_asked_for_only_by_reports(run_a: Path) -> None:
+    blocked = "import sys; sys.modules['pandas'] = None; sys.modules['matplotlib'] = None\n"
+    light = python(blocked + "import alpha, alpha.train.house, alpha.profile.figures, alpha.profile.compare, alpha.report.command")
+    assert light.returncode == 0, light.stderr
+    done = python(blocked + f"from alpha.report.command import main; sys.exit(main([{str(run_a)!r}]))")
+    assert done.returncode == MachineError.exit_code and "pip install alpha[report]" in done.stderr and "Traceback" not in done.stderr
