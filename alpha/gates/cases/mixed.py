@@ -204,6 +204,16 @@ def _gradients_in_f32(ref: Reference, rng: np.random.Generator) -> Measured:
     return yes(narrow == 0 and terms == uses - backward + 2, f"{narrow} of {terms} terms rounded or out of place", cases=terms)
 
 
+def _accumulates(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Unrounded, a later microbatch leaves what the buffer held plus what a first one would have written, tensor by tensor."""
+    state, inputs, layout = _start(ref, rng), batch(ref, rng), layout_of(ref)
+    alone, added = (by_tensor(evaluate(mixed_graph(ref, accumulate=a), inputs, state)[1], layout) for a in (False, True))
+    held = by_tensor({("grad0", 0): state["grad0"]}, layout)
+    error = max(float(np.max(np.abs(added[n] - (held[n] + x)) / (np.abs(held[n]) + np.abs(x) + 1))) for n, x in alone.items())
+    finite = all(np.isfinite(x).all() for x in added.values())
+    return Measured(error=error if finite else np.inf, bound=1e-13, cases=len(alone), note="relative difference of an element")
+
+
 def _arenas_have_the_graphs_bits(ref: Reference, rng: np.random.Generator) -> Measured:
     """Without fused rows, a step in arenas leaves the gradients that the traced graphs give by themselves, to the bit."""
     p = mixed_program(ref.name, False)
@@ -288,7 +298,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "differentiate.pass": {"parity": _named(_gradients_in_f32), "faults": [("bf16-rounded", _refuse_rounded_gradient)]},
     "fuse.pass": {"parity": _named(_fused_rounds_alike)},
     "layout.pass": {"faults": [("stacked-apart", _refuse_apart)]},
-    "program.step": {"parity": _named(_arenas_have_the_graphs_bits)},
+    "program.step": {"parity": [*_named(_arenas_have_the_graphs_bits), *[(f"{n}-adds", c) for n, c in _named(_accumulates)]]},
     "optimizer.adamw": {"parity": [("bf16-copy", _copy_follows("adamw"))], "faults": [("bf16-bad-step", _bad_step_keeps_bits)]},
     "optimizer.sgd": {"parity": [("bf16-copy", _copy_follows("sgd"))]},
 }
