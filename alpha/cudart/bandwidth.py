@@ -11,7 +11,8 @@ All of them are deterministic: no float atomics, additions in an order that the 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -95,9 +96,39 @@ class Divisor(ctypes.Structure):
         return cls((((1 << shift) - value) << 32) // value + 1, shift, value)
 
 
+_noted: list[list[Source]] = []
+
+
+@contextmanager
+def recording() -> Iterator[list[Source]]:
+    """Within it nothing is compiled, loaded or launched: what would be compiled is noted in the list. Needs neither GPU nor compiler."""
+    found: list[Source] = []
+    _noted.append(found)
+    try:
+        yield found
+    finally:
+        _noted.pop()
+
+
 def kernel(path: str, name: str, defines: Mapping[str, object], *, shared_bytes: int = 0) -> Kernel:
     """The kernel `name` of kernels/`path` with these defines."""
+    if _noted:
+        _noted[-1].append(Source.of(path, defines))
+        return _NOTHING
     return Kernel(compile_kernel(Source.of(path, defines)), name, shared_bytes=shared_bytes)
+
+
+class _Nothing:
+    """Stands for a kernel, and for its launches, while sources are only noted."""
+
+    def prepare(self, *arguments: Any, **more: Any) -> Any:
+        return self
+
+    def __call__(self, stream: Any = None) -> None:
+        return None
+
+
+_NOTHING: Any = _Nothing()
 
 
 def launch(

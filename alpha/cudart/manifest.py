@@ -39,19 +39,26 @@ def without_comments(text: str) -> str:
     return re.sub(r"\n ?(?:\n ?)+", "\n", re.sub(r" ?\n ?", "\n", _TOKEN.sub(kept, text))).strip()
 
 
-@functools.lru_cache(maxsize=256)
-def _stripped(path: Path, changed: int) -> str:
-    return hashlib.sha256(without_comments(path.read_text(encoding="utf-8")).encode()).hexdigest()
-
-
 def key_of(source: Source) -> str:
-    """Digest (32 hex digits) of what decides the machine code of `source`; needs no compiler. CompileError if a file is missing."""
-    path = nvcc.KERNELS / source.path
+    """Digest (32 hex digits) of what decides the machine code of `source`; needs no compiler. CompileError if a file is missing. Files are
+    taken as they were when this process first looked."""
+    return _key(source, nvcc.KERNELS)
+
+
+@functools.cache
+def _files(path: Path) -> tuple[str, ...]:
+    """Digests of a source and all that it includes, without comments."""
+    texts = [without_comments(file.read_text(encoding="utf-8")) for file in nvcc.included_files(path)]
+    return tuple(hashlib.sha256(text.encode()).hexdigest() for text in texts)
+
+
+@functools.cache
+def _key(source: Source, kernels: Path) -> str:
+    path = kernels / source.path
     if not path.is_file():
         raise nvcc.CompileError("no such kernel source", came=source.path, expected="a .cu file, path relative to kernels/")
     parts = [COMPILER, *nvcc.FLAGS, *(f"{name}={value}" for name, value in source.defines)]
-    parts += [_stripped(file, file.stat().st_mtime_ns) for file in nvcc.included_files(path)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return hashlib.sha256("\0".join((*parts, *_files(path))).encode()).hexdigest()[:32]
 
 
 def load(path: Path = PATH) -> dict[str, dict[str, Any]]:

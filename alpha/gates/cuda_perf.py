@@ -27,7 +27,7 @@ from alpha.gates.cuda_subjects import CudaBound, opened
 from alpha.gates.subjects import crash, fresh_nonce, generator, make_record, settle, short, spec_of
 from alpha.registry.gpu import class_here
 from alpha.registry.record import Record
-from alpha.types import TensorType
+from alpha.types import NUMPY, TensorType
 
 BLOCKS = 9
 LAUNCHES = 6
@@ -82,8 +82,11 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     return make_record(component, "perf", nonce, len(todo), found)
 
 
-def _contents(t: TensorType, rng: np.random.Generator) -> np.ndarray:
-    """A tensor's device form: a block of a million normal numbers, again and again. Zeros would draw less power and run faster."""
+def _contents(t: TensorType, rng: np.random.Generator, below: int) -> np.ndarray:
+    """A tensor's device form: a block of a million normal numbers, again and again (zeros would draw less power and run faster), or
+    integers under `below`."""
+    if not t.is_float:
+        return rng.integers(0, below, t.shape).astype(NUMPY[t.dtype])
     block = rng.standard_normal(1 << 20, np.float32)
     bits = (block.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if t.dtype == "bf16" else block
     return np.resize(bits, t.shape)
@@ -106,7 +109,7 @@ def _case(component: Component, call: Call, ceiling: Probes, baseline: float | N
     sets = []
     for _ in range(2):
         bound = CudaBound(component, call.types, outs, call.attrs)
-        contents = [_contents(t, rng) for t in call.types]
+        contents = [_contents(t, rng, call.below) for t in call.types]
         bound.fill_bits(contents)
         bound.again(0xFF)
         sets.append((bound, bound.bits()))

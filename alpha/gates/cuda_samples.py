@@ -127,12 +127,34 @@ def _attention_bwd_exact(rng: np.random.Generator) -> Iterable[Sample]:
                      inputs=(whole(1, t, 4, d), q, k, whole(1, s, 2, d), whole(1, t, 4, d), np.zeros((1, 4, t))))
 
 
+def _take_row(rng: np.random.Generator) -> Iterable[Sample]:
+    for t, width, at in ((1, 8, 0), (7, 16, 6), (9, 520, 3), (130, 64, 129)):
+        yield Sample(name=f"gpu-{t}x{width}", inputs=(rng.standard_normal((1, t, width)), np.array([at], np.int32)), attrs={})
+
+
+def _packed(rng: np.random.Generator) -> Iterable[Sample]:
+    for name, b, t, s, h, g, d, causal, window in ATTENTION:
+        if t == s:
+            qkv = rng.standard_normal((b, t, (h + 2 * g) * d))
+            attrs: dict[str, object] = {"heads": h, "kv_heads": g, "causal": causal, "window": window, "scale": d**-0.5}
+            yield Sample(name=f"gpu-{name}", inputs=(qkv,), attrs=attrs)
+
+
+def _packed_bwd(rng: np.random.Generator) -> Iterable[Sample]:
+    for sample in _packed(rng):
+        o, lse = row("attention_packed").oracle(*sample.inputs, **sample.attrs)
+        yield Sample(name=sample.name, inputs=(rng.standard_normal(o.shape), *sample.inputs, o, lse), attrs=sample.attrs)
+
+
 MAKES: dict[tuple[str, str], Make] = {
     ("matmul", "samples"): _matmul,
     ("matmul", "exact"): _matmul_exact,
     ("matmul_accumulate", "samples"): _accumulate,
     ("matmul_accumulate", "exact"): _accumulate_exact,
     ("attention", "samples"): _attention,
+    ("attention_packed", "samples"): _packed,
+    ("attention_packed_bwd", "samples"): _packed_bwd,
+    ("take_row", "samples"): _take_row,
     ("attention", "exact"): _attention_exact,
     ("attention_bwd", "samples"): _attention_bwd,
     ("attention_bwd", "exact"): _attention_bwd_exact,

@@ -7,7 +7,7 @@ stream that the kernel was given is waited for, so work that it leaves elsewhere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -74,7 +74,8 @@ class CudaBound:
             self._outs[share[0]] = self._ins[share[1]]
         for span in (*self._ins, self._scratch):  # a binder that reads its operands reads NaN
             self._set(span, 0xFF)
-        gpu = Gpu(device, self._scratch, blocks=blocks)
+        self.constants: dict[Hashable, Arena] = {}
+        gpu = Gpu(device, self._scratch, blocks=blocks, constants=self.constants)
         self._call: Callable[[int], None] = component.implementation(
             gpu, [Operand(s.address, t) for s, t in zip(self._ins, self.in_types)],
             [Operand(s.address, t) for s, t in zip(self._outs, self.out_types)], attrs)

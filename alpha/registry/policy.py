@@ -34,12 +34,15 @@ OWED: Mapping[str, tuple[str, ...]] = {
 """Gates owed by kind, in the order in which they are run."""
 
 _NO_GRADIENT = (
-    ("the update of weights, which no gradient crosses", ("adamw", "sgd", "global_norm", "clip_coefficient", "finite_flag")),
+    ("the update of weights, which no gradient crosses", ("adamw", "sgd", "global_norm", "clip_coefficient", "finite_flag",
+                                                             "update_scalars")),
     ("integers or flags come out", ("count_valid", "next_step")),
     ("the learning rate is a function of an integer", ("lr_cosine", "lr_wsd")),
     ("has no operands", ("fill",)),
     ("made by fusion after differentiation; parity compares it with the composed oracles of its parts, whose gradients are gated",
-     ("linear_gelu", "matmul_gelu_bwd", "matmul_accumulate", "add_layernorm", "add_rmsnorm")),
+     ("linear_gelu", "linear_swiglu", "matmul_gelu_bwd", "matmul_accumulate", "add_layernorm", "add_rmsnorm", "layernorm_bwd_add",
+      "rmsnorm_bwd_add", "embedding_add", "embedding_bwd_accumulate", "sum_accumulate")),
+    ("evaluation's loss; linear_cross_entropy_grad is the row that gives gradients", ("linear_cross_entropy",)),
 )
 
 EXEMPT: Mapping[tuple[str, str], str] = {(op, "gradient"): reason for reason, ops in _NO_GRADIENT for op in ops}
@@ -76,8 +79,8 @@ CARRIED = ("parity", "gradient")
 
 def is_backward(spec: OpSpec) -> bool:
     """Whether a row is the backward of another row: it is named after that row, with `_bwd` behind."""
-    base, found, _ = spec.name.partition("_bwd")
-    return bool(found) and base in table()
+    base, found, more = spec.name.partition("_bwd")
+    return bool(found) and not more and base in table()
 
 
 def owed(component: Component) -> tuple[str, ...]:

@@ -13,7 +13,13 @@ class Binaries:
     """`Component.binaries` from a function that lists sources; the sources of a whole house can be asked for."""
 
     def __init__(self, sources: Callable[[], Iterable[Source]]) -> None:
-        self.sources = sources
+        self._sources = sources
+        self._listed: tuple[Source, ...] = ()
+
+    def sources(self) -> tuple[Source, ...]:
+        """Each once; listed when first asked for."""
+        self._listed = self._listed or tuple(dict.fromkeys(self._sources()))
+        return self._listed
 
     def __call__(self) -> Mapping[str, str]:
         return binary_digests(self.sources())

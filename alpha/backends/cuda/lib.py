@@ -11,11 +11,15 @@ Every decision that bits depend on is made for 132 multiprocessors, those of eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from alpha.cudart.memory import Span, aligned
+import numpy as np
+
+from alpha.cudart import _bindings
+from alpha.cudart.device import stream_handle
+from alpha.cudart.memory import Arena, Span, aligned, upload
 from alpha.errors import GraphError
 from alpha.types import TensorType
 
@@ -44,15 +48,34 @@ class Gpu:
     """Handed to every binder.
 
     `device`: the opened device. `region`: scratch of this call; its contents do not survive the call and are rubbish before it.
-    `blocks`: most thread blocks of a persistent launch, 0 for one per multiprocessor; bits do not depend on it.
+    `blocks`: most thread blocks of a persistent launch, 0 for one per multiprocessor; bits do not depend on it. `constants`: what
+    `constant` has made so far, shared by the calls of one executor; whoever holds it keeps that memory.
     """
 
     multiprocessors = MULTIPROCESSORS
 
-    def __init__(self, device: Any, region: Span | None = None, *, blocks: int = 0) -> None:
+    def __init__(self, device: Any, region: Span | None = None, *, blocks: int = 0,
+                 constants: dict[Hashable, Arena] | None = None) -> None:
         self.device, self.blocks = device, blocks
         self._region = region
+        self.constants = constants if constants is not None else {}
         self.used = 0
+
+    def constant(self, key: Hashable, make: Callable[[], np.ndarray | tuple[int, Callable[[int, int], None]]]) -> Span:
+        """Device memory that is written once, now, and only read afterwards: tables that follow from types and attributes. Calls with an
+        equal key share it. `make`: the array to upload, or (bytes, what writes them: called with their address and a stream)."""
+        if key not in self.constants:
+            made = make()
+            nbytes = made.nbytes if isinstance(made, np.ndarray) else made[0]
+            arena = Arena(nbytes, name=f"constant {key}")
+            if isinstance(made, np.ndarray):
+                upload(Span(arena.address, nbytes), np.ascontiguousarray(made))
+            else:
+                made[1](arena.address, 0)
+            self.device.synchronize()
+            self.constants[key] = arena
+        arena = self.constants[key]
+        return Span(arena.address, arena.nbytes)
 
     def scratch(self, nbytes: int) -> Span:
         """The next `nbytes` bytes of scratch, 256-byte aligned. GraphError when the plan reserved less."""
@@ -63,3 +86,25 @@ class Gpu:
             raise GraphError("a kernel asked for more scratch than it was planned", came=self.used, expected=size,
                              do="give the component's `scratch` the same formula as its binder")
         return Span(self._region.address + start, nbytes)
+
+
+def copy(target: int, source: int, nbytes: int, stream: int) -> None:
+    """Enqueue a copy inside the device; nothing when both are one place."""
+    if target != source and nbytes:
+        driver = _bindings.driver()
+        _bindings.check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(target, source, nbytes, stream_handle(stream)))
+
+
+def in_place(pairs: Sequence[tuple[Operand, Operand]], run: Callable[[int], None]) -> Callable[[int], None]:
+    """A closure for a kernel that updates its outputs in place: where the plan gave an (output, input) pair two places, the input is
+    copied to the output first."""
+    apart = [(y.address, x.address, x.type.nbytes) for y, x in pairs if y.address != x.address]
+    if not apart:
+        return run
+
+    def call(stream: int) -> None:
+        for target, source, nbytes in apart:
+            copy(target, source, nbytes, stream)
+        run(stream)
+
+    return call

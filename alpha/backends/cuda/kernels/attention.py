@@ -75,6 +75,63 @@ def attention_bwd(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], att
     return call
 
 
+def _packed(x: Operand, attrs: Attrs) -> tuple[AttentionProblem, list[Tensor4]]:
+    """The problem of packed heads, and query, key and value heads as they lie in a tensor [B,T,(H+2G)D]."""
+    h, g = int(attrs["heads"]), int(attrs["kv_heads"])  # type: ignore[call-overload]
+    b, t, width = x.type.shape
+    d = width // (h + 2 * g)
+    problem = problem_of(TensorType((b, t, h, d), "bf16"), TensorType((b, t, g, d), "bf16"), attrs)
+    return problem, [Tensor4(x.address + 2 * d * first, t * width, width, d) for first in (0, h, h + g)]
+
+
+def attention_packed(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
+    """o and lse from packed heads."""
+    problem, (q, k, v) = _packed(ins[0], attrs)
+    o = Tensor4.contiguous(outs[0].address, problem.queries, problem.heads, problem.head_dim)
+    queue = gpu.scratch(QUEUE_BYTES)
+    run = AttentionForward(problem, q, k, v, o, outs[1].span, queue, choice=_choice(gpu, problem))
+
+    def call(stream: int) -> None:
+        fill(queue, 0, stream)
+        run(stream)
+
+    return call
+
+
+def attention_packed_bwd(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
+    """The gradients of packed heads."""
+    do, qkv, o, lse = ins
+    problem, (q, k, v) = _packed(qkv, attrs)
+    dq, dk, dv = _packed(outs[0], attrs)[1]
+    queue, work = gpu.scratch(QUEUE_BYTES), gpu.scratch(problem.workspace_bytes())
+    o4, do4 = (Tensor4.contiguous(x.address, problem.queries, problem.heads, problem.head_dim) for x in (o, do))
+    run = AttentionBackward(problem, q, k, v, o4, lse.span, do4, dq, dk, dv, work, queue, choice=_choice(gpu, problem))
+
+    def call(stream: int) -> None:
+        fill(queue, 0, stream)
+        run(stream)
+
+    return call
+
+
+def _covered_packed(at: int) -> Callable[[Sequence[TensorType], Attrs], bool]:
+    """Whether the packed operand at place `at` is inside what AttentionProblem accepts."""
+
+    def holds(types: Sequence[TensorType], attrs: Attrs) -> bool:
+        try:
+            _packed(Operand(0, types[at]), attrs)
+        except ShapeError:
+            return False
+        return True
+
+    return holds
+
+
+def scratch_packed_bwd(types: Sequence[TensorType], attrs: Attrs, threads: int) -> int:
+    """As scratch_bwd."""
+    return QUEUE_BYTES + aligned(_packed(Operand(0, types[1]), attrs)[0].workspace_bytes())
+
+
 def _covered(q: int) -> Callable[[Sequence[TensorType], Attrs], bool]:
     """Whether the operands q and k, at places q and q + 1, are inside what AttentionProblem accepts."""
 
@@ -116,6 +173,23 @@ KERNELS = (
             Limit(text="no documents", holds=lambda types, attrs: len(types) == 6),
             Limit(text="bf16 operands and fp32 lse", holds=lambda types, attrs: [t.dtype for t in types] == ["bf16"] * 5 + ["f32"]),
             Limit(text=LIMITS, holds=_covered(1)),
+        )),
+    ),
+    Component(
+        id="attention_packed.bf16.sm90", kind="kernel", backend="cuda", op="attention_packed", implementation=attention_packed,
+        requires=SM90A, scratch=scratch, binaries=Binaries(lambda: sources(FORWARD)),
+        envelope=Envelope(dtypes=("bf16",), limits=(
+            Limit(text="no documents", holds=lambda types, attrs: len(types) == 1),
+            Limit(text=LIMITS, holds=_covered_packed(0)),
+        )),
+    ),
+    Component(
+        id="attention_packed_bwd.bf16.sm90", kind="kernel", backend="cuda", op="attention_packed_bwd", implementation=attention_packed_bwd,
+        requires=SM90A, scratch=scratch_packed_bwd, binaries=Binaries(lambda: sources(BACKWARD)),
+        envelope=Envelope(dtypes=("bf16", "f32"), limits=(
+            Limit(text="no documents", holds=lambda types, attrs: len(types) == 4),
+            Limit(text="bf16 operands and fp32 lse", holds=lambda types, attrs: [t.dtype for t in types] == ["bf16"] * 3 + ["f32"]),
+            Limit(text=LIMITS, holds=_covered_packed(1)),
         )),
     ),
 )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from alpha.backends.cuda.binaries import Binaries
-from alpha.backends.cuda.lib import SM90A, Gpu, Operand
+from alpha.backends.cuda.lib import SM90A, Gpu, Operand, in_place
 from alpha.component import Component, Envelope, Limit
 from alpha.cudart.compile import Source
 from alpha.cudart.gemm import GemmProblem, Output, choose, compiled, prepare
@@ -53,18 +53,34 @@ def scratch(types: Sequence[TensorType], attrs: Attrs, threads: int) -> int:
     return choose(problem_of("matmul", types, attrs)).workspace_bytes()
 
 
+def matmul_accumulate(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
+    """y = into + op(a) @ op(b), in fp32 where `into` lies."""
+    return in_place([(outs[0], ins[0])], _matmul(gpu, "matmul_accumulate", ins, outs, attrs))
+
+
+def scratch_accumulate(types: Sequence[TensorType], attrs: Attrs, threads: int) -> int:
+    """Bytes for the partial sums of tiles that are split along K."""
+    return choose(problem_of("matmul_accumulate", types, attrs)).workspace_bytes()
+
+
 def rows_fit(types: Sequence[TensorType], attrs: Attrs) -> bool:
     """Whether every row is a multiple of 16 bytes long."""
     (y,) = row("matmul").infer(types, attrs)
     return all(t.shape[-1] % (8 if t.dtype == "bf16" else 4) == 0 for t in (*types[:2], y))
 
 
-def sources() -> Iterable[Source]:
+def accumulates(types: Sequence[TensorType], attrs: Attrs) -> bool:
+    """Whether a gradient product is one GEMM into fp32: whole rows of 16 bytes, no leading axes."""
+    return types[0].dtype == "f32" and types[0].shape[-1] % 4 == 0 and all(
+        t.dtype == "bf16" and len(t.shape) == 2 and t.shape[-1] % 8 == 0 for t in types[1:])
+
+
+def sources(outs: Sequence[Output] = ("bf16", "f32"), biases: Sequence[bool] = (False, True)) -> Iterable[Source]:
     """Every compiled file that `choose` may ask for."""
     for a in ("k", "m"):
         for b in ("k", "n"):
-            for out in ("bf16", "f32"):
-                for bias in (False, True):
+            for out in outs:
+                for bias in biases:
                     problem = GemmProblem(m=64, n=64, k=64, a_major=a, b_major=b, out=out, bias=bias)  # type: ignore[arg-type]
                     for config in compiled(problem):
                         yield from config.sources(problem)
@@ -81,6 +97,17 @@ KERNELS = (
                 Limit(text="a last axis that is a multiple of 8 elements (4 in fp32) in a, b and y", holds=rows_fit),
                 Limit(text="b batched like a, or no leading axes, where a is transposed",
                       holds=lambda types, attrs: not attrs.get("trans_a") or len(types[0].shape) == len(types[1].shape)),
+            ),
+        ),
+    ),
+    Component(
+        id="matmul_accumulate.bf16.sm90", kind="kernel", backend="cuda", op="matmul_accumulate", implementation=matmul_accumulate,
+        requires=SM90A, scratch=scratch_accumulate, binaries=Binaries(lambda: sources(("f32+=",), (False,))), inplace=((0, 0),),
+        envelope=Envelope(
+            dtypes=("bf16", "f32"),
+            limits=(
+                Limit(text="no empty axis", holds=lambda types, attrs: all(t.size for t in types)),
+                Limit(text="bf16 matrices of whole 16-byte rows and an fp32 buffer", holds=accumulates),
             ),
         ),
     ),
