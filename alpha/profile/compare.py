@@ -52,6 +52,9 @@ common shift shares it."""
 LEAST_STEPS = 64
 """Fewer settled steps than this make no blocks worth the name: every row is then UNDECIDED."""
 
+LEAST_PEAKS = 4
+"""Readings of the machine's speed in either run that it takes to say how far they can be trusted."""
+
 COMPUTING = ("forward", "backward", "grad_norm", "grad_clip", "optimizer")
 """Phases whose time depends on this rank's own speed alone."""
 
@@ -134,8 +137,10 @@ class Comparison:
         lines = [f"{self.b} against {self.a}: {self.steps[1]} and {self.steps[0]} steps, {self.stalls[1]} and {self.stalls[0]} stalls",
                  *self.notes, f"in common: {self.common.shift:+.1%} {self.common.verdict} ({self.common.reason})"]
         for r in self.rows:
-            lines.append(f"{r.verdict:9s} {r.kind:5s} {r.name:40s} {r.a_ns / 1e6:10.3f} ms {r.b_ns / 1e6:10.3f} ms  {r.own.estimate:+7.2%} "
-                         f"({r.own.low:+.2%} to {r.own.high:+.2%})  line {r.line:.1%}{'  ' + r.reason if r.reason else ''}")
+            i = r.own
+            between = f"({i.low:+.2%} to {i.high:+.2%})" if np.isfinite(i.high) else "(no interval)"
+            lines.append(f"{r.verdict:9s} {r.kind:5s} {r.name:40s} {r.a_ns / 1e6:10.3f} ms {r.b_ns / 1e6:10.3f} ms  {i.estimate:+7.2%} "
+                         f"{between}  line {r.line:.1%}{'  ' + r.reason if r.reason else ''}")
         return "\n".join(lines)
 
 
@@ -384,7 +389,7 @@ def _cause(shift: float, peaks: Interval | None, verdict: str) -> tuple[str, str
     if verdict == SAME:
         return "none", "less than matters"
     if peaks is None:
-        return "unknown", "the machine's own speed was not measured, so machine and program cannot be told apart"
+        return "unknown", f"the machine's own clock was read fewer than {LEAST_PEAKS} times, so machine and program cannot be told apart"
     low, high = log1p(max(peaks.low, -0.999999)), log1p(peaks.high)
     says = f"the machine's own clock says {peaks.estimate:+.1%} ({peaks.low:+.1%} to {peaks.high:+.1%})"
     sign = 1 if shift > 0 else -1
@@ -397,10 +402,10 @@ def _cause(shift: float, peaks: Interval | None, verdict: str) -> tuple[str, str
 
 
 def _peaks(a: Measured, b: Measured) -> Interval | None:
-    """Slowdown of the machine by its reference rates: the mean of arithmetic and copy; None with fewer than 4 readings in a run."""
+    """Slowdown of the machine by its reference rates: the mean of arithmetic and copy; None with too few readings in a run."""
     logs = []
     for m in (a, b):
-        if not m.peaks or len(m.peaks["flops"]) < 4:
+        if not m.peaks or len(m.peaks["flops"]) < LEAST_PEAKS:
             return None
         rates = np.array([m.peaks["flops"], m.peaks["bandwidth"]], np.float64)
         if not (np.isfinite(rates).all() and (rates > 0).all()):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alpha.graph.plan import Launch, Plan
+from alpha.profile.noise import WARM_UP
 from alpha.profile.partition import Piece, partition
 from alpha.profile.phases import OVERLAPPING, PHASES, phase_of
 from alpha.profile.store import Store
@@ -27,9 +28,6 @@ _WHOLE = ("eval", "sample_gen", "checkpoint")
 
 SAMPLES = 20
 """Profiled steps of a run, unless its config says another number."""
-
-WARM_UP = 3
-"""First steps of a session that are never profiled and enter no rate: caches, page faults and clocks settle."""
 
 
 def sampled(step: int, steps: int, samples: int) -> bool:
