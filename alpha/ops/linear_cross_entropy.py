@@ -101,11 +101,6 @@ def _exact(rng: np.random.Generator) -> Iterable[Sample]:
                      attrs={"ignore_index": -1, "z_loss": 0.0, "chunk": chunk})
 
 
-def _nbytes(types: Sequence[TensorType], attrs: Attrs) -> int:
-    """Operands and results once; that the logits of a chunk pass through memory is the kernel's cost, not the row's."""
-    return sum(t.nbytes for t in types)
-
-
 ROWS = (
     OpSpec(name="linear_cross_entropy", inputs=("x", "weight", "targets"), outputs=("loss_sum",), infer=_infer, oracle=_oracle, vjp=None,
            why_no_vjp="evaluation only: training takes linear_cross_entropy_grad", flops=_flops, samples=_samples, exact=_exact,

@@ -17,6 +17,8 @@ import pytest
 from alpha.config import load
 from alpha.errors import ConfigError, GraphError, InputError, ShapeError
 from alpha.gates.cases.mixed import MACHINE, Arenas, by_tensor, declared
+from alpha.gates.subjects import case_of, generator
+from alpha.gates.tolerance import allowance, exact_error
 from alpha.graph.differentiate import differentiate
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, prune
@@ -24,11 +26,12 @@ from alpha.graph.plan import Program, Ref
 from alpha.graph.state import Init, StateLayout
 from alpha.graph.trace import Tracer
 from alpha.models import gpt, llama
-from alpha.ops.numerics import UNIT_ROUNDOFF, round_to
+from alpha.ops.numerics import UNIT_ROUNDOFF, round_to, walk
 from alpha.ops.table import row, table
 from alpha.optim.init import fill_initial
 from alpha.optim.update import ScheduleConfig, adamw, sgd
 from alpha.passes.build import MULTIPROCESSORS, Model, StepShape, build_program, stats_layout, trace_training
+from alpha.registry.judge import RATIO
 from alpha.train.assemble import program_for
 from alpha.types import TensorType
 
@@ -402,3 +405,36 @@ def test_precision_and_back_end_agree() -> None:
     tiny = load(CONFIGS / "tiny.toml")
     assert (tiny.machine.backend, tiny.train.precision) == ("cpu", "f32")
     assert load(path).identity() != load(path, ['machine.backend="cpu"', 'train.precision="f32"']).identity()
+
+
+# -- tolerances ----------------------------------------------------------------------------------------------------------------
+
+SUMS = ("accumulate", "adamw", "add_layernorm", "attention", "attention_packed", "cross_entropy", "embedding_bwd", "layernorm",
+        "layernorm_bwd", "linear_cross_entropy_grad", "linear_gelu", "linear_swiglu", "matmul", "matmul_accumulate", "rmsnorm",
+        "rmsnorm_bwd", "sum", "sum_accumulate", "update_scalars")  # fmt: skip
+"""Rows in which something is summed, or kept in f32: a computation that is bf16 throughout must show."""
+
+
+@pytest.mark.parametrize("name", sorted(table()))
+def test_a_kernel_that_computes_in_f32_passes_and_one_in_bf16_does_not(name: str) -> None:
+    """The plainest honest kernel, every operation in f32 and one rounding of each result, lies within the bf16 tolerance of every row."""
+    spec, compute = row(name), "f32" if name in ("adamw", "update_scalars") else "bf16"
+    found = []
+    for sample in spec.samples(generator("precision", name)):
+        case = case_of(sample, compute, spec=spec)
+        try:
+            dtypes = [t.dtype for t in case.out_types(spec)]
+        except ShapeError:
+            continue  # rows of the f32 update have no bf16 case
+        if sum(np.size(x) for x in case.inputs) <= 20_000:
+            found.append((case, dtypes, allowance(spec, case, "precision")))
+    single = all(a.single for _, _, a in found)
+    rejected = 0
+    for case, dtypes, allowed in found:
+        for throughout in (False, True):
+            walked = walk(spec.oracle, "bf16" if throughout else "f32", case.inputs, case.attrs, mixed="" if throughout else compute)
+            got = [round_to(y, d) if y.dtype.kind == "f" else y for y, d in zip(walked, dtypes)]
+            bad = exact_error(got, tuple(allowed.want), dtypes) > 0 if single else allowed.ratio(got, dtypes) > RATIO
+            assert throughout or not bad, case.name
+            rejected += throughout and bad
+    assert rejected or name not in SUMS
