@@ -438,3 +438,19 @@ def test_a_kernel_that_computes_in_f32_passes_and_one_in_bf16_does_not(name: str
             assert throughout or not bad, case.name
             rejected += throughout and bad
     assert rejected or name not in SUMS
+
+
+@pytest.mark.parametrize("case", ["gpt", "llama"])
+def test_recomputed_blocks_have_the_same_bits_in_less_memory(case: str) -> None:
+    schedule = ScheduleConfig(kind="cosine", peak=1e-2, warmup=2, total=10)
+    p = build_program(name=case, model=model(case), optimizer=adamw(schedule), shape=StepShape(micro_batch=BATCH, seq=SEQ),
+                      catalogue=declared(), backend="cuda", threads=MULTIPROCESSORS, precision="bf16", policy=("block", ()), fused=False)
+    found = []
+    for q in (p, program(case, False)):
+        arenas = Arenas(q)
+        arenas.start(parameters(q.states["param"]))
+        arenas.run(q.plans["micro_first@0"], batch())
+        found.append([arenas.state("grad0")[o : o + n] for o, n in q.states["grad0"].ranges()])
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+    assert p.plans["micro_first@0"].memory.peak < program(case, False).plans["micro_first@0"].memory.peak
+    assert any(x.phase == "recompute" for x in p.plans["micro_first@0"].launches)
