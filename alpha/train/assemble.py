@@ -124,11 +124,12 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> 
     """
     on_gpu = cfg.machine.backend == "cuda"
     if on_gpu and vocab % VOCABULARY_STEP:
+        fitting = f"data.vocab = {vocab // VOCABULARY_STEP * VOCABULARY_STEP}" if cfg.data.tokenizer == "bpe" else 'tokenizer = "bpe"'
         raise ConfigError(
             "the vocabulary does not fit the GPU's matrix products",
             came=f"{vocab} ids ({cfg.data.tokenizer})",
             expected=f"a multiple of {VOCABULARY_STEP}",
-            do=f'take tokenizer = "bpe" and data.vocab = {-(-vocab // 64) * 64}',
+            do=f"take {fitting}",
         )
     mode, ops = cfg.recompute
     for name in ops:
