@@ -83,12 +83,15 @@ def stamp(path: Path) -> float:
 
 
 def fingerprint(path: Path) -> tuple[tuple[int, int, int], ...]:
-    """(inode, size, ns of change) of the files that a run's figures come from: equal iff nothing was written since."""
+    """(inode, size, ns of change) of the files that a run's figures come from: equal iff nothing was written since.
+
+    An empty file counts as none: SQLite makes an empty write-ahead log beside a database that is merely read.
+    """
     found = []
     for name in ("metrics.sqlite", "metrics.sqlite-wal", "manifest.json", "config.toml"):
         try:
             stat = (path / name).stat()
-            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
         except OSError:
-            found.append((0, 0, 0))
+            stat = None
+        found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns) if stat is not None and stat.st_size else (0, 0, 0))
     return tuple(found)

@@ -28,7 +28,7 @@ KEPT = 6
 GROWING = ("step_metrics", "step_timing", "op_profile", "memory")
 """Tables whose rows of a step are final once two later steps are there (a step's rows may come in two batches)."""
 
-TOP = 40
+TOP = 30
 COMPARED = ("step", "rank", "session", "profiled", "step_ns", "unexplained_ns")
 
 

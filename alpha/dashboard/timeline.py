@@ -50,8 +50,9 @@ def window(path: Path, step: int | None, rank: int | None, first_ns: int | None 
            limit: int = LIMIT) -> dict[str, Any]:  # fmt: skip
     """The bars and arrows of a step (None: the newest that has events) of one rank (None: all, their clocks aligned).
 
-    `first_ns`, `last_ns`: the window, ns from the origin (the first event of the step); None: all of it. InputError if the step has no
-    events or the window is empty.
+    `first_ns`, `last_ns`: the window, ns from the origin (the first event of the step); None: to the end of the step itself, without the
+    evaluation or checkpoint that follows it in its interval (`extent` is all of it). InputError if the step has no events or the window is
+    empty.
     """
     have = steps(path)
     if not have:
@@ -64,18 +65,19 @@ def window(path: Path, step: int | None, rank: int | None, first_ns: int | None 
                          expected=f"steps {', '.join(str(h['step']) for h in have[-20:])}", do="pick a listed step")
     if first_ns is not None and last_ns is not None and last_ns <= first_ns:
         raise InputError("the window is empty", came=f"{first_ns} to {last_ns} ns", expected="an end after its start")
-    bars, odd = _bars(path, step, ranks if rank is None else [rank], named=rank is None and len(ranks) > 1)
+    bars, end, odd = _bars(path, step, ranks if rank is None else [rank], named=rank is None and len(ranks) > 1)
     origin = min(b.start for b in bars)
     bars = [replace(b, start=b.start - origin, stop=b.stop - origin) for b in bars]
     extent = [0, max(b.stop for b in bars)]
-    low, high = extent[0] if first_ns is None else first_ns, extent[1] if last_ns is None else last_ns
+    own = min(extent[1], end - origin) if end is not None and end > origin else extent[1]
+    low, high = 0 if first_ns is None else first_ns, own if last_ns is None else last_ns
     tracks = sorted({b.track for b in bars}, key=_track_key)
     inside = [b for b in bars if b.stop >= low and b.start <= high]
     drawn = inside if len(inside) <= limit else _coarse(inside, low, max(1, high - low), limit)
     arrows, left_out = _arrows(drawn, low, high)
     columns = {name: [getattr(b, name) for b in drawn] for name in ("track", "name", "category", "start", "stop", "events", "busy")}
     return {"steps": have, "step": step, "rank": rank, "tracks": tracks, "bars": columns, "arrows": arrows, "arrows_left_out": left_out,
-            "extent": extent, "window": [low, high], "events": len(inside), "drawn": len(drawn), "odd": odd, "note": ""}
+            "extent": extent, "own": [0, own], "window": [low, high], "events": len(inside), "drawn": len(drawn), "odd": odd, "note": ""}
 
 
 def _rows(path: Path, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -89,8 +91,8 @@ def _rows(path: Path, statement: str, values: tuple[Any, ...]) -> list[tuple[Any
             raise refused(metrics, error) from error
 
 
-def _bars(path: Path, step: int, ranks: list[int], *, named: bool) -> tuple[list[Bar], int]:
-    """All events; and how many were left out because they end before they start (a clock that stepped back)."""
+def _bars(path: Path, step: int, ranks: list[int], *, named: bool) -> tuple[list[Bar], int | None, int]:
+    """All events; when the step itself ended (None: not known); how many events were left out because they end before they start."""
     shift = _shifts(path, step, ranks) if named else dict.fromkeys(ranks, 0)
     rows = _rows(path, "SELECT rank, track, name, category, start_ns, stop_ns, flow FROM gpu_timeline WHERE step = ?", (step,))
     mine = [r for r in rows if r[0] in shift]
@@ -100,7 +102,8 @@ def _bars(path: Path, step: int, ranks: list[int], *, named: bool) -> tuple[list
     if not bars:
         raise CorruptError("every event of this step ends before it starts", came=f"{path}: step {step}", expected="clocks that go forward",
                            do="look at another step")
-    return bars, len(mine) - len(bars)
+    ends = dict(_rows(path, "SELECT rank, began_ns + step_ns FROM step_timing WHERE step = ?", (step,)))
+    return bars, max((ends[r] + shift[r] for r in shift if r in ends), default=None), len(mine) - len(bars)
 
 
 def _shifts(path: Path, step: int, ranks: list[int]) -> dict[int, int]:

@@ -245,8 +245,25 @@ def test_zooming_the_timeline_keeps_what_lies_in_the_window(server: Server) -> N
     part = server.run("a", "timeline", step=1199, rank=0, **{"from": low, "to": high})
     inside = sum(stop >= low and start <= high for start, stop in zip(whole["bars"]["start"], whole["bars"]["stop"]))
     assert 0 < part["events"] == inside < whole["events"] and part["window"] == [low, high] and part["extent"] == whole["extent"]
+    assert part["own"] == whole["window"] == whole["own"]
     assert server.run("a", "timeline", step=1199, **{"from": 10, "to": 10})["error"]["kind"] == "input"
     assert server.run("a", "timeline", step=7)["error"]["kind"] == "input"
+
+
+def test_the_timeline_begins_with_the_step_and_not_with_what_follows(server: Server) -> None:
+    path = server.root / "evaluated"
+    made_runs.make(path, steps=30)
+    with closing(sqlite3.connect(path / "metrics.sqlite")) as db:
+        began, length = db.execute("SELECT began_ns, step_ns FROM step_timing WHERE step = 29").fetchone()
+        first = db.execute("SELECT min(start_ns) FROM gpu_timeline WHERE step = 29").fetchone()[0]
+        made_runs.insert(db, "gpu_timeline", [(29, 0, "host enqueue", "eval", "eval", began + length, began + length + 10**9, None)])
+        db.commit()
+    try:
+        t = server.run("evaluated", "timeline")
+        assert t["window"] == t["own"] == [0, began + length - first] and t["extent"] == [0, began + length - first + 10**9]
+        assert server.run("evaluated", "timeline", **{"from": 0, "to": t["extent"][1]})["window"] == t["extent"]
+    finally:
+        shutil.rmtree(path)
 
 
 def test_many_events_are_drawn_coarser_without_losing_time(server: Server) -> None:
@@ -259,7 +276,7 @@ def test_many_events_are_drawn_coarser_without_losing_time(server: Server) -> No
         made_runs.insert(db, "gpu_timeline", events)
         db.commit()
     try:
-        t = server.run("many", "timeline")
+        t = server.run("many", "timeline", **{"from": 0, "to": 40_000_000})
         assert t["events"] == 20_001 and t["drawn"] <= 1500 and sum(t["bars"]["events"]) == 20_001
         assert sum(t["bars"]["busy"]) == 20_000 * 900 + 10_000_000 and "long" in t["bars"]["name"]
         near = server.run("many", "timeline", **{"from": 1_000_000, "to": 1_300_000})

@@ -187,6 +187,40 @@ def test_a_damaged_run_leaves_the_page_usable(view: View) -> None:
     assert not view.page.locator(".js-plotly-plot").count()
 
 
+def test_a_run_whose_rows_contradict_each_other_is_read_once_and_not_again_and_again(view: View) -> None:
+    made_runs.make(view.server.root / "clock", steps=50)
+    made_runs.edit(view.server.root / "clock", "UPDATE step_timing SET began_ns = began_ns - 10000000000 WHERE step = 30")
+    asked: list[str] = []
+    view.page.on("request", lambda r: asked.append(r.url) if "/clock/view" in r.url else None)
+    try:
+        view.open("/profiling?run=clock")
+        expect(view.page.locator("#notice")).to_contain_text("backwards")
+        view.page.wait_for_timeout(3500)
+        assert len(asked) == 1, asked
+        assert "damaged" in view.page.locator("#pulse").inner_text()
+    finally:
+        shutil.rmtree(view.server.root / "clock")
+
+
+def test_a_locked_run_is_shown_as_soon_as_it_is_free(view: View) -> None:
+    path = view.server.root / "held"
+    made_runs.make(path, steps=60)
+    try:
+        with closing(sqlite3.connect(path / "metrics.sqlite", isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode=DELETE")
+            db.execute("BEGIN EXCLUSIVE")
+            view.open("/profiling?run=held")
+            expect(view.page.locator("#notice")).to_contain_text("locked")
+            view.shot("locked", full=False)
+            db.execute("ROLLBACK")
+        view.drawn()
+        expect(view.page.locator("#notice")).to_be_hidden()
+    finally:
+        view.page.select_option("#run", "a")
+        view.drawn()
+        shutil.rmtree(path)
+
+
 def test_a_folder_without_runs_waits_for_the_first(browser: Browser, tmp_path: Path) -> None:
     for other in serving(tmp_path / "runs"):
         context = browser.new_context()

@@ -104,12 +104,12 @@ function notice(error, calm = false) {
 function showPulse() {
   const p = state.pulse, box = $("pulse");
   if (!state.run || !p) return box.replaceChildren();
-  const kind = p.error ? "error" : p.state;
-  const words = p.error ? TITLES[p.error.kind] || "cannot be read"
+  const broken = p.error || state.broken, kind = broken ? "error" : p.state;
+  const words = broken ? TITLES[broken.kind] || "cannot be read"
     : { empty: "no step yet", running: "running", finished: "finished", stopped: "stopped", failed: "failed", unknown: "old metrics",
         silent: `no sign of life for ${ago(p.silent_s || 0)}` }[p.state] || p.state;
   const parts = [el("span", { class: `dot ${kind}`, "aria-hidden": "true" }), words];
-  if (!p.error && p.last_step !== null) {
+  if (!broken && p.last_step !== null) {
     const newest = p.tail.length ? p.tail[p.tail.length - 1] : state.newest;
     if (p.tail.length) state.newest = newest;
     parts.push(" · step ", el("b", { id: "step" }, whole(p.last_step)));
@@ -238,14 +238,14 @@ function ensureGrid() {
   panel("memory", "Memory, planned and actual");
   panel("live", "Planned live bytes, launch by launch");
   stepPanel("resident", "Memory over the run", { size: "tall" });
-  panel("used", "Gates of the components used", { html: true });
+  panel("used", "Gates used", { html: true });
 }
 
 function drawView(v) {
   ensureGrid();
   $("stamp").hidden = !v.ungated;
   $("stamp").textContent = v.ungated ? "UNGATED: this run used components without evidence; its figures prove nothing" : "";
-  const notes = [...new Set(v.utilisation.notes)];
+  const notes = [...(state.missing ? [`there is no run ${state.missing} here; this is ${v.run}`] : []), ...new Set(v.utilisation.notes)];
   $("notes").hidden = !notes.length;
   $("notes").textContent = notes.join(" · ");
   $("notes").title = notes.join("\n");
@@ -372,8 +372,9 @@ function drawBandwidth(made, v) {
 }
 
 function drawMemory(made, m) {
-  made.sub.textContent = "largest of all ranks";
-  const rows = m.arenas, y = rows.map((a) => plain(a.arena)), mib = (n) => (n === null ? null : n / 2 ** 20), bytes = (n) => (n === null ? "not planned" : scaled(n, "B", 1024));
+  const process = m.arenas.filter((a) => a.planned === null);
+  made.sub.textContent = ["largest of all ranks", ...process.map((a) => `whole ${a.arena}: ${scaled(a.most, "B", 1024)} at most`)].join(" · ");
+  const rows = m.arenas.length > process.length ? m.arenas.filter((a) => a.planned !== null) : m.arenas, y = rows.map((a) => plain(a.arena)), mib = (n) => (n === null ? null : n / 2 ** 20), bytes = (n) => (n === null ? "not planned" : scaled(n, "B", 1024));
   const bar = (key, name, colour, shape) => ({ type: "bar", orientation: "h", y, x: rows.map((a) => mib(a[key])), name, marker: { color: colour, pattern: { shape, size: 5, solidity: 0.35 } }, customdata: rows.map((a) => bytes(a[key])), hovertemplate: "%{customdata}" });
   made.plot.style.height = `${Math.max(190, 84 + 38 * rows.length)}px`;
   draw(made, [bar("planned", "planned", "#56B4E9", "/"), bar("most", "actual, most", "#0072B2", "")], { barmode: "group", hovermode: "y unified", margin: { l: 8, r: 10, t: 8, b: 34 },
@@ -383,9 +384,12 @@ function drawMemory(made, m) {
 const LINES = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#882255", "#6E5BB8"];
 
 function drawResident(made, m) {
-  made.sub.textContent = "rank 0, at the end of a step";
-  draw(made, Object.entries(m.series).flatMap(([arena, s], i) => band(plain(arena), s, LINES[i % LINES.length], { factor: 1 / 2 ** 20, unit: " MiB", dash: i < LINES.length ? "solid" : "dash" })),
-    { xaxis: stepAxis(), yaxis: { title: { text: "MiB", standoff: 4 }, rangemode: "tozero", fixedrange: true } });
+  const process = new Set(m.arenas.filter((a) => a.planned === null).map((a) => a.arena)), apart = process.size && process.size < m.arenas.length;
+  made.sub.textContent = `rank 0, at the end of a step${apart ? `; ${[...process].join(", ")} on the right axis` : ""}`;
+  const names = Object.keys(m.series).sort((a, b) => process.has(a) - process.has(b));
+  draw(made, names.flatMap((arena, i) => band(plain(arena), m.series[arena], process.has(arena) ? "#9AA3A7" : LINES[i % LINES.length], { factor: 1 / 2 ** 20, unit: " MiB", dash: process.has(arena) ? "dot" : i < LINES.length ? "solid" : "dash", yaxis: apart && process.has(arena) ? "y2" : undefined })),
+    { xaxis: stepAxis(), margin: { l: 48, r: 44, t: 8, b: 30 }, yaxis: { title: { text: "MiB", standoff: 4 }, rangemode: "tozero", fixedrange: true },
+      yaxis2: { overlaying: "y", side: "right", showgrid: false, automargin: true, tickmode: "auto", nticks: 6, rangemode: "tozero", tickfont: { size: 11 }, fixedrange: true } });
 }
 
 function drawLive(made, m) {
@@ -437,6 +441,7 @@ function ceilingCell(o) {
 
 function drawOps(made, v) {
   made.none.hidden = true; made.plot.hidden = false;
+  made.plot.style.maxHeight = "460px"; made.plot.style.overflowY = "auto";
   made.sub.textContent = `${duration(v.device_ns)} of device time a profiled step, ${v.steps} steps${v.rest && v.rest.ops ? `; ${v.rest.ops} more ops take ${percent(v.rest.share)}` : ""}; the ceiling is max(FLOPs / peak, bytes / bandwidth)`;
   const sorted = [...v.ops].sort((a, b) => { const x = a[opsOrder.key], y = b[opsOrder.key]; const c = typeof x === "string" ? x.localeCompare(y) : (x ?? -1) - (y ?? -1); return opsOrder.down ? -c : c; });
   const focus = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.sort : null;
@@ -538,7 +543,7 @@ function timelinePanel() {
   made.aside.append(el("label", {}, "step ", step), el("label", { id: "tl-rank-label" }, "rank ", rank),
     button("−", "zoom out (-)", () => zoomTimeline(2), "tl-out"), button("+", "zoom in (+)", () => zoomTimeline(0.5), "tl-in"),
     button("←", "earlier (left arrow)", () => moveTimeline(-0.4)), button("→", "later (right arrow)", () => moveTimeline(0.4)),
-    button("all", "all of the step (0)", () => showTimeline({ window: null }), "tl-all"));
+    button("step", "the step itself (0)", () => showTimeline({ window: null }), "tl-own"), button("all", "and what follows it: evaluation, checkpoint (a)", wholeTimeline, "tl-all"));
   made.listen = (plot) => {
     plot.on("plotly_relayout", (change) => {
       const low = change["xaxis.range[0]"], high = change["xaxis.range[1]"];
@@ -556,7 +561,7 @@ function timelinePanel() {
   made.node.addEventListener("keydown", (e) => {
     if (e.target.tagName === "SELECT" || e.ctrlKey || e.metaKey || e.altKey) return;
     const act = { "+": () => zoomTimeline(0.5), "=": () => zoomTimeline(0.5), "-": () => zoomTimeline(2), ArrowLeft: () => moveTimeline(-0.25),
-      ArrowRight: () => moveTimeline(0.25), "0": () => showTimeline({ window: null }), "[": () => stepTimeline(-1), "]": () => stepTimeline(1) }[e.key];
+      ArrowRight: () => moveTimeline(0.25), "0": () => showTimeline({ window: null }), a: wholeTimeline, "[": () => stepTimeline(-1), "]": () => stepTimeline(1) }[e.key];
     if (act) { e.preventDefault(); e.stopPropagation(); act(); }
   });
   return made;
@@ -564,20 +569,24 @@ function timelinePanel() {
 
 function timelineWindow() {
   const t = state.timeline;
-  return t.window || (t.answer && t.answer.extent) || null;
+  return t.window || (t.answer && t.answer.own) || null;
+}
+
+function wholeTimeline() {
+  if (state.timeline.answer && state.timeline.answer.step !== null) showTimeline({ window: [...state.timeline.answer.extent] });
 }
 
 function zoomTimeline(factor, at = 0.5) {
   const w = timelineWindow(), extent = state.timeline.answer && state.timeline.answer.extent;
   if (!w) return;
   const span = Math.max(2000, (w[1] - w[0]) * factor), centre = w[0] + (w[1] - w[0]) * at;
-  if (span >= extent[1] - extent[0]) return showTimeline({ window: null });
+  if (span >= extent[1] - extent[0]) return wholeTimeline();
   showTimeline({ window: clampWindow([centre - span * at, centre + span * (1 - at)], extent) });
 }
 
 function moveTimeline(share) {
   const w = timelineWindow();
-  if (!w || !state.timeline.window) return;
+  if (!w) return;
   const by = (w[1] - w[0]) * share;
   showTimeline({ window: clampWindow([w[0] + by, w[1] + by], state.timeline.answer.extent) });
 }
@@ -731,7 +740,8 @@ async function loadRuns() {
 }
 
 function pickRun(name) {
-  Object.assign(state, { run: name, view: null, pulse: null, newest: null, first: null, last: null, missing: "", every: 1000 });
+  Object.assign(state, { run: name, view: null, pulse: null, newest: null, first: null, last: null, missing: "", broken: null, every: 1000 });
+  $("first").value = $("last").value = "";
   state.timeline = { step: null, rank: null, window: null, answer: null, serial: state.timeline.serial + 1, steps: "" };
   clearPage();
   keepAddress();
@@ -779,21 +789,23 @@ async function tick() {
     const p = await get(runUrl("pulse", { since: state.newest ? state.newest[0] : -1 }));
     if (run !== state.run) return;
     state.pulse = p;
-    if (p.error) { showError(p.error); return; }
+    if (p.error) { state.shown = ""; showError(p.error); return; }
     showPulse();
-    if (state.failed) { state.shown = ""; state.failed = false; }
     if ((state.follow || !state.view) && p.stamp !== state.shown && Date.now() - state.asked >= state.every) await refresh();
   } catch (error) {
     if (error instanceof TypeError || error instanceof SyntaxError) unreachable(); else throw error;
   } finally { ticking = false; }
 }
 
+/** The page of a run that cannot be shown; said once, however often it is asked again. */
 function showError(error) {
-  clearPage();
-  state.view = null;
-  state.failed = true;
+  const key = JSON.stringify(error), shown = state.shown;
+  if (!state.broken || JSON.stringify(state.broken) !== key) {
+    clearPage();
+    notice(error, false);
+  }
+  Object.assign(state, { view: null, broken: error, shown: ["busy", "machine", "server"].includes(error.kind) ? "" : shown });
   showPulse();
-  notice(error, false);
 }
 
 /** Ask for the figures and draw them; one request at a time, and a run that is slow to read is asked less often. */
@@ -809,8 +821,10 @@ async function refresh() {
     if (run !== state.run) return;
     state.asked = Date.now();
     state.every = Math.max(1000, 6 * (state.asked - began));
-    if (view.error) { showError(view.error); return; }
+    if (view.error) { state.shown = stamp; showError(view.error); return; }
+    state.broken = null;
     notice(null);
+    showPulse();
     const isNew = !state.view;
     if (isNew) $("content").replaceChildren();
     state.view = view;
