@@ -11,8 +11,8 @@ above LEAST, exp of the bare scores neither overflows nor loses a term that coun
 The left factor of the scores is k as it lies, the right one a transposed copy of the queries that carries the scale: BLAS is half as fast
 again on small products whose operands need no turning.
 
-Backward recomputes p = exp(scale q.k - lse) and ds = p (scale do.v - scale delta). lse and delta meet the scores as whole passes over the
-buffer, whose rows are a thousand entries long: that costs less than further columns in copies whose rows are one head wide.
+Backward recomputes p = exp(scale q.k - lse) and ds = p (scale do.v - scale delta): both subtractions ride along in the products, as one
+more column of the left factor and row of the right one, (k | 1) and (scale q | -lse), (v | 1) and (scale do | -scale delta).
 
 Legend: B batch, T queries, S keys, G key heads, R query heads per key head, D head width; an item holds b batches and g key heads.
 """
@@ -120,12 +120,12 @@ def _mask(scores: np.ndarray, hides: np.ndarray, cap: np.ndarray) -> None:
         np.copyto(scores, -np.inf, where=hides)
 
 
-def _turned(x_BGRTD: np.ndarray, scale: float, into: np.ndarray) -> np.ndarray:
-    """scale * x as [b,g,D,R*n], in `into`."""
+def _turned(x_BGRTD: np.ndarray, scale: float, into: np.ndarray, more: int = 0) -> np.ndarray:
+    """scale * x as [b,g,D,R,n], in `into`, followed by `more` rows along D that are not set."""
     b, g, r, n, d = x_BGRTD.shape
-    copy = into[: b * g * r * n * d].reshape(b, g, d, r, n)
-    np.multiply(x_BGRTD.transpose(0, 1, 4, 2, 3), scale, out=copy)
-    return copy.reshape(b, g, d, r * n)
+    copy = into[: b * g * r * n * (d + more)].reshape(b, g, d + more, r, n)
+    np.multiply(x_BGRTD.transpose(0, 1, 4, 2, 3), scale, out=copy[:, :, :d])
+    return copy
 
 
 def _columns(x_BGRTD: np.ndarray, into: np.ndarray) -> np.ndarray:
@@ -185,7 +185,7 @@ def attention(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], a
             lse[...] = -np.inf
             return
         m = nb * ng * r * n
-        q_turned = _turned(q_BGRTD[at_b, at_g, :, block.start : block.stop], scale, queries[worker])
+        q_turned = _turned(q_BGRTD[at_b, at_g, :, block.start : block.stop], scale, queries[worker]).reshape(nb, ng, d, r * n)
         flat = buffer[worker, : keys * m].reshape(keys, m)
         k_, v_ = k_BGSD[at_b, at_g, block.low : block.high], v_BGSD[at_b, at_g, block.low : block.high]
         by_key = flat.reshape(keys, nb, ng, r * n)
@@ -245,8 +245,9 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
     p_buffer = cpu.scratch((cpu.threads, columns * tall), dtype)
     ds_buffer = cpu.scratch((cpu.threads, columns * tall), dtype)
     queries = cpu.scratch((cpu.threads, 2, columns * d if r > 1 else 0), dtype)
-    turned = cpu.scratch((cpu.threads, 2, columns * d), dtype)
-    rows = cpu.scratch((cpu.threads, 3, columns), dtype)
+    turned = cpu.scratch((cpu.threads, 2, columns * (d + 1)), dtype)
+    by_place = cpu.scratch((cpu.threads, columns), dtype)
+    keys_buffer = cpu.scratch((cpu.threads, 2, pairs * s * (d + 1)), dtype)
     grown_buffer = cpu.scratch((cpu.threads, pairs * tall * d if len(blocks) > 1 else 0), dtype)
     differs = cpu.scratch((cpu.threads, s * QUERIES if documents else 0), np.bool_)
     ones = np.ones(d, dtype)
@@ -255,6 +256,8 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
         at_b, at_g = items[i]
         nb, ng = at_b.stop - at_b.start, at_g.stop - at_g.start
         k_, v_ = k_BGSD[at_b, at_g], v_BGSD[at_b, at_g]
+        k_1, v_1 = (x[: nb * ng * s * (d + 1)].reshape(nb, ng, s, d + 1) for x in keys_buffer[worker])
+        k_1[..., :d], v_1[..., :d], k_1[..., d], v_1[..., d] = k_, v_, 1, 1
         dk, dv = dk_BGSD[at_b, at_g], dv_BGSD[at_b, at_g]
         low, high = blocks[0].low, blocks[0].high
         dk[:, :, high:], dv[:, :, high:] = 0, 0
@@ -265,20 +268,18 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
                 dq_BGRTD[at] = 0
                 continue
             m = nb * ng * r * n
-            level, by_place, delta = rows[worker, 0, :m], rows[worker, 1, :m], rows[worker, 2, :m]
-            np.copyto(level.reshape(nb, ng, r, n), lse_BGRT[at])
-            np.copyto(level, np.inf, where=level == -np.inf)  # a row that saw no key: every p is exp(-inf)
             place = (at_b, slice(block.start, block.stop), slice(at_g.start * r, at_g.stop * r))
-            do_o = turned[worker, 0, : m * d].reshape(nb, n, ng * r, d)
+            do_o, delta = turned[worker, 0, : m * d].reshape(nb, n, ng * r, d), by_place[worker, :m]
             np.multiply(do[place], o[place], out=do_o)
-            np.matmul(do_o.reshape(m, d), ones, out=by_place)
-            np.multiply(by_place.reshape(nb, n, ng * r).swapaxes(1, 2), scale, out=delta.reshape(nb, ng * r, n))
+            np.matmul(do_o.reshape(m, d), ones, out=delta)
+            q_1, do_1 = _turned(q_BGRTD[at], scale, turned[worker, 0], 1), _turned(do_BGRTD[at], scale, turned[worker, 1], 1)
+            np.multiply(lse_BGRT[at], -1, out=q_1[:, :, d])  # np.negative of NumPy 2.2 errs where input and output are both strided
+            np.copyto(q_1[:, :, d], -np.inf, where=q_1[:, :, d] == np.inf)  # a row that saw no key: every p is exp(-inf)
+            np.multiply(delta.reshape(nb, n, ng, r).transpose(0, 2, 3, 1), -scale, out=do_1[:, :, d])
             q_, do_ = _columns(q_BGRTD[at], queries[worker, 0]), _columns(do_BGRTD[at], queries[worker, 1])
-            q_turned, do_turned = _turned(q_BGRTD[at], scale, turned[worker, 0]), _turned(do_BGRTD[at], scale, turned[worker, 1])
             p, ds = (x[worker, : keys * m].reshape(keys, m) for x in (p_buffer, ds_buffer))
             p_BGSM, ds_BGSM = (x.reshape(keys, nb, ng, r * n).transpose(1, 2, 0, 3) for x in (p, ds))
-            np.matmul(k_[:, :, block.low : block.high], q_turned, out=p_BGSM)
-            np.subtract(p, level, out=p)
+            np.matmul(k_1[:, :, block.low : block.high], q_1.reshape(nb, ng, d + 1, r * n), out=p_BGSM)
             hides, cap = hidden[first], caps[first]
             if hides is not None and cap is not None:
                 _mask(p[block.masked - block.low :][: len(hides)], hides[:, :m], cap[:, :m])
@@ -286,8 +287,7 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
                 pair = documents[1][at_b, block.low : block.high], documents[0][at_b, block.start : block.stop]
                 _hide(p.reshape(keys, nb, ng, r, n), pair, differs[worker, : keys * n].reshape(keys, n))
             np.exp(p, out=p)
-            np.matmul(v_[:, :, block.low : block.high], do_turned, out=ds_BGSM)
-            np.subtract(ds, delta, out=ds)
+            np.matmul(v_1[:, :, block.low : block.high], do_1.reshape(nb, ng, d + 1, r * n), out=ds_BGSM)
             np.multiply(ds, p, out=ds)
             np.matmul(ds.reshape(keys, nb, ng, r, n).transpose(1, 2, 3, 4, 0), k_[:, :, None, block.low : block.high], out=dq_BGRTD[at])
             for total, left, right in ((dv, p_BGSM, do_), (dk, ds_BGSM, q_)):
