@@ -20,8 +20,9 @@ it is the *common* shift. A shift too small to name a row (under 3/4 of the line
 of the computing rows share it, or when the table `peaks`, the machine's own clock, says that the machine was to blame; when `peaks` says
 that the machine was as fast as before, the shift is the program's and stays in.
 
-What it does not see: a typical step is compared, so rare stalls are only counted (`stalls`); and what differs between two processes by
-chance (where memory came to lie) is a difference like any other.
+What it does not see: a typical step is compared, so rare stalls are only counted (`stalls`); what differs between two processes by
+chance (where memory came to lie) is a difference like any other; and of two ranks that drift apart while the machine moves as well,
+the one that stood still may be named FASTER beside the one that is named SLOWER.
 """
 
 from __future__ import annotations

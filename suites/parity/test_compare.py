@@ -124,6 +124,26 @@ def test_one_slow_phase_beside_a_slower_machine() -> None:
     assert [r.name for r in c.standing_out() if r.kind == "phase"] == ["optimizer"], c.text()
 
 
+def test_two_slow_phases_of_three_blame_not_the_third() -> None:
+    """Most computing rows moved, but not all: without the machine's clock no more is taken out than could name a row by itself."""
+    c = compare.compare(made(3, level=0.3), made(4, level=0.3, slow={"forward": 1.08, "backward": 1.08}))
+    found = verdicts(c, "phase")
+    assert found["forward"] == found["backward"] == SLOWER and found["optimizer"] != FASTER, c.text()
+    assert abs(c.common.taken) <= compare.LEAST_PART * noise.INTEREST
+
+
+def test_no_row_enters_its_own_yardstick() -> None:
+    rng = np.random.default_rng(0)
+    logs = rng.standard_normal((3, 16))
+    other = logs.copy()
+    other[1] = rng.standard_normal(16)
+    one, two = compare._wobble(logs, ["a", "b", "c"]), compare._wobble(other, ["a", "b", "c"])
+    assert np.array_equal(one["b"], two["b"]) and not np.array_equal(one["a"], two["a"]) and not np.array_equal(one[""], two[""])
+    both = compare._wobble(logs, ["x", "x", "y"])  # rows of one name go together
+    assert np.array_equal(both["x"], logs[2] - np.median(logs[2]))
+    assert not compare._wobble(logs[:1], ["x"])["x"].any()
+
+
 def test_a_slow_rank_is_no_slower_machine() -> None:
     c = compare.compare(made(3, ranks=4), made(4, ranks=4, slow={"rank 2": 1.05}))
     assert [r.name for r in c.standing_out() if r.kind == "rank"] == ["rank 2"]

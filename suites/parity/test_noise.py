@@ -211,3 +211,10 @@ def test_intervals_are_in_order_and_turn_round(a: list[float], b: list[float], t
     assert (1 + i.low) * (1 + j.high) == pytest.approx(1)
     wider = noise.shift(a, b, 0.01, taken=taken, square=0.01)
     assert wider.low <= i.low and wider.high >= i.high
+
+
+def test_slower_needs_both_an_effect_and_its_size() -> None:
+    assert noise.slower(noise.Interval(0.001, 0.03, 0.06, 40), 0.02)
+    assert not noise.slower(noise.Interval(-0.001, 0.03, 0.06, 40), 0.02)  # may be nothing
+    assert not noise.slower(noise.Interval(0.001, 0.01, 0.06, 40), 0.02)  # may be little
+    assert not noise.slower(noise.Interval(np.nan, np.nan, np.nan, 40), 0.02)

@@ -135,6 +135,20 @@ def test_a_made_run_too(tmp_path: Path) -> None:
     assert written.arrows == 15 * 2 * len(made_runs.ops())
 
 
+def test_events_of_one_start_nest_and_those_of_no_length_have_no_arrow(run: Path, tmp_path: Path) -> None:
+    began = CLOCKS[0] + 4 * 10_000_001
+    host = f"INSERT INTO gpu_timeline VALUES (4, 0, 'host enqueue', '%s', 'forward', {began} + %d, {began} + %d, %s)"
+    change(run, host % ("inside", 8_200_000, 8_200_100, "NULL"))
+    change(run, host % ("around", 8_200_000, 8_300_000, "77"))
+    change(run, f"INSERT INTO gpu_timeline VALUES (4, 0, 'worker 0', 'instant', 'forward', {began} + 8250000, {began} + 8250000, 77)")
+    change(run, host % ("alone", 8_400_000, 8_400_010, "78"))  # a launch whose execution was never written
+    written = trace.write(run, tmp_path / "t.json")
+    document = load(tmp_path / "t.json")
+    assert breaches(document) == [] and written.arrows == 36 and written.unmatched == 1
+    names = [e["name"] for e in of(document, "X")]
+    assert names.index("around") < names.index("inside") and "instant" in names
+
+
 # What cannot be true is refused, and nothing is left behind ---------------------------------------------------------------------------
 
 HOST = "track = 'host enqueue' AND name = 'matmul' AND step = 9 AND rank = 1 AND flow = 1"
@@ -173,6 +187,15 @@ def test_a_missing_end_in_a_table_without_the_rule(run: Path, tmp_path: Path) ->
                      "UPDATE gpu_timeline SET stop_ns = NULL WHERE track = 'comm' AND step = 9;")
     db.close()
     with pytest.raises(CorruptError, match="no end"):
+        trace.write(run, tmp_path / "t.json")
+
+
+def test_crossing_is_seen_behind_a_nested_event_too(run: Path, tmp_path: Path) -> None:
+    """The first event holds a short one; the third begins after the short one and outlives the first."""
+    began = CLOCKS[0] + 4 * 10_000_001 + 8_200_000
+    for start, stop in ((0, 50_000), (10_000, 20_000), (30_000, 90_000)):
+        change(run, f"INSERT INTO gpu_timeline VALUES (4, 0, 'host enqueue', 'x', 'forward', {began + start}, {began + stop}, NULL)")
+    with pytest.raises(CorruptError, match="cross"):
         trace.write(run, tmp_path / "t.json")
 
 
