@@ -142,7 +142,7 @@ def test_an_ungated_run_is_marked_everywhere(pages: Path, tmp_path: Path, run_a:
     assert len(of_both) > 12 and len(page.figures) > len(of_both)
     for name in page.figures:
         mine = name in of_both
-        assert ("UNGATED" in page.text(name)) == mine, name
+        assert ("UNGATED (lab):" in page.text(name)) == mine and ("UNGATED" in page.text(name)) == mine, name
         head, _ = read_csv(pages / "csv" / f"{name}.csv")
         assert any(line.startswith("# UNGATED: lab") for line in head) == mine, name
         line = next(x for x in marked.splitlines() if f"(csv/{name}.csv)" in x)

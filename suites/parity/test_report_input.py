@@ -17,6 +17,7 @@ from alpha.report.build import build
 from alpha.report.command import main
 from alpha.report.document import Plot, Text
 from alpha.report.facts import facts
+from alpha.report.tables import Reader
 
 
 def spoil(path: Path, how: str) -> None:
@@ -120,6 +121,15 @@ def test_a_run_can_be_read_while_it_is_written(tmp_path: Path) -> None:
     assert seen == [31, 32, 33, 34]
     assert any("still running" in n for n in run.notes)
     assert facts(run).tokens == 30 * made_runs.TOKENS, "a step without timing has no rate"
+
+
+def test_all_tables_are_seen_at_one_moment(tmp_path: Path) -> None:
+    path = made_runs.make(tmp_path / "r", steps=30)
+    with Reader(path / "metrics.sqlite", 1.0) as db:
+        assert len(db.rows("SELECT step FROM step_timing")) == 30
+        made_runs.edit(path, "DELETE FROM step_metrics")
+        assert len(db.rows("SELECT step FROM step_metrics")) == 30
+    assert len(reading.load(path).step_metrics) == 0
 
 
 def test_lost_rows_and_a_failed_session_are_told(tmp_path: Path) -> None:
