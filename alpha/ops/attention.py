@@ -157,6 +157,9 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
     yield _case(rng, "documents-window", 2, 13, 13, 2, 2, 4, packed, packed, window=4)
     yield _case(rng, "documents-not-causal", 2, 13, 13, 2, 1, 4, packed, packed, causal=False)
     yield _case(rng, "documents-unseen", 2, 3, 13, 2, 1, 4, np.array([[9, 2, 9], [4, 9, 3]]), packed)  # a document that no key has
+    yield _case(rng, "heads-64", 2, 70, 70, 2, 1, 64)
+    yield _case(rng, "heads-64-suffix", 1, 33, 77, 2, 2, 64, window=20)
+    yield _case(rng, "heads-128", 1, 40, 40, 2, 1, 128, causal=False)
     yield _case(rng, "large", 2, 12, 12, 2, 1, 8, q_scale=1e4, wrt=())  # probabilities of 0 and 1: no slope to compare
     yield _case(rng, "steep", 1, 12, 12, 2, 2, 8, q_scale=60.0, wrt=())  # scores on both sides of where exp overflows f32
     below = _case(rng, "far-below", 1, 9, 9, 2, 1, 8, wrt=())  # every score near -120, where exp underflows f32
@@ -178,7 +181,7 @@ def _samples_bwd(rng: np.random.Generator) -> Iterable[Sample]:
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
     def whole(*shape: int) -> np.ndarray:
         return rng.integers(-9, 9, shape).astype(float)
-    for n in (1, 8, 32):  # one-hot: the chosen key scores 1024, the others 0, and exp(-1024) is 0 in every type; lse = 1024
+    for n in (1, 8, 32, 64):  # one-hot: the chosen key scores 1024, the others 0, and exp(-1024) is 0 in every type; lse = 1024
         pick = np.array([rng.integers(0, i + 1) for i in range(n)])
         q, k = np.eye(n)[pick][None, :, None, :], 1024.0 * np.eye(n)[None, :, None, :]
         yield Sample(name=f"one-hot-{n}", inputs=(q, k, whole(1, n, 1, n)), attrs={"causal": True, "window": 0, "scale": 1.0})
@@ -207,7 +210,7 @@ def _exact_bwd(rng: np.random.Generator) -> Iterable[Sample]:
         yield Sample(name=f"integers-{t}x{s}-{'causal' if causal else 'full'}-window-{window}",
                      inputs=(whole(2, t, 4, 4), q, k, whole(2, s, 2, 4), whole(2, t, 4, 4), np.zeros((2, 4, t))),
                      attrs={"causal": causal, "window": window, "scale": 0.5})
-    for n in (1, 8, 32):  # one-hot, as forward: p is 1 for the chosen key and exp(-1024) = 0 for the others
+    for n in (1, 8, 32, 64):  # one-hot, as forward: p is 1 for the chosen key and exp(-1024) = 0 for the others
         pick = np.array([rng.integers(0, i + 1) for i in range(n)])
         q, k, v = np.eye(n)[pick][None, :, None, :], 1024.0 * np.eye(n)[None, :, None, :], whole(1, n, 1, n)
         yield Sample(name=f"one-hot-{n}", inputs=(whole(1, n, 1, n), q, k, v, whole(1, n, 1, n), np.full((1, 1, n), 1024.0)),

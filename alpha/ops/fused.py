@@ -100,16 +100,20 @@ def _wgrad_exact(rng: np.random.Generator) -> Iterable[Sample]:
     yield Sample(name="integers-wide", inputs=(draw(72, 40), draw(264, 72), draw(264, 40)), attrs={"trans_a": True, "wide": True})
 
 
+_LINEAR = (((1,), 1, 1), ((3, 5), 7, 9), ((2, 65), 33, 129), ((257,), 16, 31), ((2, 67), 72, 136), ((33,), 8, 24), ((129,), 264, 40))
+"""(leading axes, K, N) of the products with GELU; the last ones in multiples of 8."""
+
+
 def _linear_gelu_samples(rng: np.random.Generator) -> Iterable[Sample]:
     for approximate in ("tanh", "none"):
-        for lead, k, n in (((1,), 1, 1), ((3, 5), 7, 9), ((2, 65), 33, 129), ((257,), 16, 31), ((2, 67), 72, 136)):
+        for lead, k, n in _LINEAR:
             yield Sample(name=f"{approximate}-{'x'.join(map(str, lead))}-{k}-{n}", attrs={"trans_b": True, "approximate": approximate},
                          inputs=(rng.standard_normal((*lead, k)), rng.standard_normal((n, k)) / np.sqrt(k), rng.standard_normal(n)))
 
 
 def _matmul_gelu_bwd_samples(rng: np.random.Generator) -> Iterable[Sample]:
     for approximate in ("tanh", "none"):
-        for lead, k, n in (((1,), 1, 1), ((3, 5), 7, 9), ((2, 65), 33, 129), ((257,), 16, 31), ((2, 67), 72, 136)):
+        for lead, k, n in _LINEAR:
             yield Sample(name=f"{approximate}-{'x'.join(map(str, lead))}-{k}-{n}", attrs={"approximate": approximate},
                          inputs=(rng.standard_normal((*lead, k)), rng.standard_normal((k, n)) / np.sqrt(k),
                                  rng.standard_normal((*lead, n))))

@@ -110,7 +110,9 @@ def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
     yield from samples_reduction(rng)
-    yield Sample(name="wide", inputs=(rng.standard_normal((3, 70, 136)),), attrs={"axis": (0, 1), "keepdims": False, "wide": True})
+    for name, shape in (("wide", (3, 70, 136)), ("wide-one", (1, 8)), ("wide-tall", (1031, 24)), ("wide-broad", (7, 1032))):
+        attrs = {"axis": tuple(range(len(shape) - 1)), "keepdims": False, "wide": True}
+        yield Sample(name=name, inputs=(rng.standard_normal(shape),), attrs=attrs)
 
 
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ def _of(op: str, which: str) -> Any:
     def samples(rng: np.random.Generator) -> Iterable[Sample]:
         for sample in getattr(row(op), which)(rng):
             yield _pack(sample)
+            if which == "exact":  # again in a multiple of 8 columns
+                yield _pack(replace(sample, name=f"{sample.name}-eights", inputs=tuple(np.tile(x, 4) for x in sample.inputs)))
         if which == "samples":
             x = rng.standard_normal((67, 272)) * 2
             yield Sample(name="eights", inputs=(x,) if op == "swiglu" else (rng.standard_normal((67, 136)), x))

@@ -40,7 +40,7 @@ def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
     return (emit("take_row_bwd", dy[0], index, rows=x.type.shape[1]), None)  # type: ignore[arg-type]
 
 
-_CASES = (("one", 1, 1, 1), ("ragged", 7, 5, 13), ("prime", 31, 17, 67), ("one-row", 3, 1, 8))
+_CASES = (("one", 1, 1, 1), ("ragged", 7, 5, 13), ("prime", 31, 17, 67), ("eights", 5, 9, 72), ("one-row", 3, 1, 8))
 
 
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
