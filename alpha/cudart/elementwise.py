@@ -60,8 +60,9 @@ def elementwise(
         "MAP_B": wide[b_dtype] if op == "add" else 0,
         "MAP_Y": wide[y_dtype],
     }
-    group = 8 if any(dtype == "bf16" for _, dtype in used) else 4
-    grid = max(1, ceil_div(count // group, THREADS * 4))
+    group = per(y_dtype)
+    deep = 8 if y_dtype == "f32" and op != "fill" and a_dtype == "bf16" else 4  # as in kernels/elementwise/map.cu
+    grid = max(1, ceil_div(count // group, THREADS * deep))
     run = launch(
         kernel("elementwise/map.cu", "elementwise_map", defines), grid, THREADS, _Map(a, b, y, scalar, count, factor)
     )
@@ -69,6 +70,7 @@ def elementwise(
 
 
 _ACT = {"gelu": 0, "gelu_bwd": 1, "swiglu": 2, "swiglu_bwd": 3}
+_ACT_DEEP = {"gelu": 4, "gelu_bwd": 4, "swiglu": 4, "swiglu_bwd": 2}
 _Act = structure(
     "_Act",
     "dy a b y y2",
@@ -95,10 +97,13 @@ def activation(
     b_stride: int = 0,
     y_stride: int = 0,
     y2_stride: int = 0,
+    deep: int = 0,
 ) -> Operation:
     """gelu: y of a. gelu_bwd: y = dy gelu'(a). swiglu: y = silu(a) b, a the gate and b the up projection. swiglu_bwd: y the gradient
-    of the gate, y2 of up. Strides in elements between rows (0: `columns`), multiples of 16 bytes; columns a multiple of 8."""
+    of the gate, y2 of up. Strides in elements between rows (0: `columns`), multiples of 16 bytes; columns a multiple of 8.
+    `deep`: vectors of a thread (0: the chosen number)."""
     n = per(dtype)
+    deep = deep or _ACT_DEEP[op]
     strides = [s or columns for s in (dy_stride, a_stride, b_stride, y_stride, y2_stride)]
     require(
         f"{op} {rows}x{columns} {dtype}",
@@ -116,8 +121,9 @@ def activation(
     if op == "swiglu_bwd":
         addresses(op, y2=y2)
     defines = {"ACT_OP": _ACT[op], "ACT_ERF": int(approximate == "none" and op.startswith("gelu")), "ACT_F32": int(dtype == "f32")}
+    defines["ACT_DEEP"] = deep
     vectors = rows * columns // n
-    grid = ceil_div(vectors, THREADS * (2 if op == "swiglu_bwd" else 4))
+    grid = ceil_div(vectors, THREADS * deep)
     arguments = _Act(dy, a, b, y, y2, *strides, vectors, Divisor.of(columns // n))
     run = launch(kernel("elementwise/activation.cu", "activation_map", defines), grid, THREADS, arguments)
     tensors = {"gelu": 2, "gelu_bwd": 3, "swiglu": 3, "swiglu_bwd": 5}[op]

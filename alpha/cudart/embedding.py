@@ -4,7 +4,7 @@
     backward(problem, dy=dy, ids=ids, dtable=dwte, workspace=scratch, out="f32+=")(stream)
 
 Envelope: width a multiple of 8; ids i32, 1 <= count < 2^31; vocabulary * width < 2^40. An id outside the table makes its row of y
-NaN and is skipped by the backward pass. Each row of dtable is the sum of its cotangents in the order in which the ids come (in 32
+NaN and is skipped by the backward pass. Each row of dtable is the sum of its cotangents in the order in which the ids come (in fixed
 runs where an id occurs more than 64 times), whatever the timing.
 """
 
@@ -31,6 +31,7 @@ from alpha.cudart.bandwidth import (
 from alpha.cudart.memory import Span, aligned
 
 CAPACITY = 64  # of a bucket, as in kernels/embedding/backward.cu
+PIECE = 256  # of a long id's occurrences, as there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +56,12 @@ class EmbeddingProblem:
         )
 
     def layout(self) -> tuple[dict[str, int], int]:
-        """Offsets into the workspace of the backward pass, and its length in bytes. header and counts come first and are cleared."""
-        longs = self.count // CAPACITY + 1
-        sizes = {"header": 8, "counts": self.vocabulary, "bucket": self.vocabulary * CAPACITY}
-        sizes |= {"long_id": longs, "long_at": longs, "ordered": self.count}
+        """Offsets into the workspace of the backward pass, and its length in bytes. header, counts and done come first and are cleared."""
+        longs, slabs = self.count // CAPACITY + 1, ceil_div(self.width, 32 * per(self.dtype))
+        pieces = self.count // PIECE + longs
+        sizes = {"header": 8, "counts": self.vocabulary, "done": longs * slabs, "bucket": self.vocabulary * CAPACITY}
+        sizes |= {"long_id": longs, "long_at": longs, "long_first": longs, "piece_of": pieces, "ordered": self.count}
+        sizes["partial"] = pieces * self.width
         offsets, end = {}, 0
         for name, words in sizes.items():
             offsets[name] = end
@@ -77,7 +80,7 @@ _Forward = structure(
 )
 _Backward = structure(
     "_Backward",
-    "dy ids dtable counts bucket long_id long_at ordered header",
+    "dy ids dtable counts bucket long_id long_at long_first piece_of ordered done partial header",
     *((name, ctypes.c_int32) for name in ("count", "vocabulary", "width")),
 )
 
@@ -107,9 +110,10 @@ def forward(
         problem.count, problem.width, problem.vocabulary, places_count or period, max(1, period),
     )  # fmt: skip
     defines = {"EMBEDDING_F32": int(problem.dtype == "f32"), "EMBEDDING_ADD": int(positions != 0)}
+    defines["EMBEDDING_DEEP"] = min(3 if positions else 4, ceil_div(problem.width, 32 * per(problem.dtype)))
     of = kernel("embedding/forward.cu", "embedding_forward", defines)
     row = problem.width * SIZE[problem.dtype]
-    run = launch(of, ceil_div(problem.count, 8), 256, arguments)
+    run = launch(of, ceil_div(problem.count, 16), 256, arguments)
     return Operation(f"embedding {problem}", (run,), problem.count * (2 * row + 4))
 
 
@@ -124,11 +128,12 @@ def backward(
     require("the embedding kernels", [(workspace.nbytes >= length, f"workspace of {workspace.nbytes} bytes", f"{length}")])
     at = {name: workspace.address + offset for name, offset in offsets.items()}
     slab = 32 * per(problem.dtype)
-    vectors = max(1, min(3, ceil_div(problem.width, slab)))
+    vectors = min((4, 3, 2, 1), key=lambda v: v * ceil_div(problem.width, slab * v))
     defines: dict[str, object] = {"EMBEDDING_F32": int(problem.dtype == "f32"), "EMBEDDING_OUT": OUTPUT_CODE[out]}
     defines["EMBEDDING_VECTORS"] = vectors
     arguments = _Backward(
-        dy, ids, dtable, at["counts"], at["bucket"], at["long_id"], at["long_at"], at["ordered"], at["header"],
+        dy, ids, dtable, at["counts"], at["bucket"], at["long_id"], at["long_at"], at["long_first"], at["piece_of"], at["ordered"],
+        at["done"], at["partial"], at["header"],
         problem.count, problem.vocabulary, problem.width,
     )  # fmt: skip
     of = {name: kernel("embedding/backward.cu", f"embedding_{name}", defines) for name in ("place", "order", "sum_long", "sum")}
@@ -138,7 +143,7 @@ def backward(
         launch(of["place"], ceil_div(problem.count, 256), 256, arguments),
         launch(of["order"], wide, 1024, arguments),
         launch(of["sum_long"], wide, 1024, arguments),
-        launch(of["sum"], ceil_div(warps, 8), 256, arguments, overlap_previous=True),
+        launch(of["sum"], ceil_div(warps, 2), 64, arguments, overlap_previous=True),
     )
     row, table_row = problem.width * SIZE[problem.dtype], problem.width * (2 if out == "bf16" else 4)
     rows = min(problem.count, problem.vocabulary) * 2 if out == "f32+=" else problem.vocabulary

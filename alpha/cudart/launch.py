@@ -35,7 +35,8 @@ class Kernel:
         driver = _bindings.driver()
         self.cubin, self.name, self.shared_bytes = cubin, name, shared_bytes
         self.function = _bindings.check(f"cuModuleGetFunction({name})", driver.cuModuleGetFunction(_module(cubin), name.encode()))
-        if shared_bytes > 48 * 1024:  # all the device grants: the function is shared by every Kernel of this cubin and name
+        if shared_bytes + cubin.resources[name].static_shared > 48 * 1024:
+            # all the device grants: the function is shared by every Kernel of this cubin and name
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             most = limit - cubin.resources[name].static_shared
             _bindings.check("cuFuncSetAttribute", driver.cuFuncSetAttribute(self.function, attribute, most))

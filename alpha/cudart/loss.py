@@ -123,14 +123,14 @@ def cross_entropy(
     defines: dict[str, object] = {"LOSS_F32": int(problem.dtype == "f32"), "LOSS_MODE": _MODE[mode], "LOSS_THREADS": c.threads}
     defines |= {"LOSS_SHARED": c.shared, "LOSS_REGISTERS": c.registers, "LOSS_BLOCKS": c.blocks}
     stride = problem.stride or problem.vocabulary
+    grid = limit(problem.rows if mode == "gradient" else min(problem.rows, MULTIPROCESSORS * c.blocks), blocks)
     arguments = _Loss(
         logits, targets, loss, lse, dloss, stride,
         problem.rows, problem.vocabulary, problem.ignore, int(problem.per_row), problem.z_loss,
     )  # fmt: skip
     of = kernel("loss/cross_entropy.cu", "cross_entropy", defines, shared_bytes=16 * c.threads * c.shared)
-    grid = min(problem.rows, MULTIPROCESSORS * c.blocks) if mode == "fused" else problem.rows
     logits_bytes = problem.rows * problem.vocabulary * SIZE[problem.dtype]
-    run = launch(of, limit(grid, blocks), c.threads, arguments)
+    run = launch(of, grid, c.threads, arguments)
     return Operation(f"{name} {problem}", (run,), logits_bytes * (1 if mode == "loss" else 2) + 12 * problem.rows)
 
 

@@ -114,12 +114,16 @@ def choose_forward(problem: NormProblem) -> NormForward:
 
 
 def choose_backward(problem: NormProblem) -> NormBackward:
-    """As many warps to a row as it takes with 4 vectors a thread; a CTA per multiprocessor, and as many rows on their way as fit."""
-    warps = ceil_div(problem.vectors, 128)
-    vectors = ceil_div(problem.vectors, 32 * warps)
-    teams = max(1, 16 // warps)
-    row = 16 * 32 * warps * vectors * (3 if problem.add else 2)
-    return NormBackward(threads=32 * warps, vectors=vectors, teams=teams, depth=min(4, RING // (row * teams)))
+    """Few vectors a thread (measured: 1 up to 256 vectors a row, 2 up to 1,024), about 512 threads a multiprocessor, in two CTAs where
+    rows are short, and four to six rows of a team on their way as far as shared memory holds them."""
+    vectors = 1 if problem.vectors <= 256 else 2 if problem.vectors <= 1024 else 4
+    threads = 32 * ceil_div(problem.vectors, 32 * vectors)
+    blocks, total, most = (2, 384, 6) if problem.vectors <= 128 else (1, 512, 4)
+    teams = max(1, total // threads)
+    row = 16 * threads * vectors * (3 if problem.add else 2)
+    return NormBackward(
+        threads=threads, vectors=vectors, teams=teams, depth=min(most, RING // blocks // (row * teams)), blocks=blocks
+    )
 
 
 _Forward = structure(

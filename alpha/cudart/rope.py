@@ -59,8 +59,15 @@ _Rope = structure(
 )
 
 
-def _defines(dtype: Dtype, layout: str, inverse: bool) -> dict[str, object]:
-    return {"ROPE_F32": int(dtype == "f32"), "ROPE_LAYOUT": int(layout == "interleaved"), "ROPE_INVERSE": int(inverse)}
+def _defines(dtype: Dtype, layout: str, inverse: bool, deep: int = 1) -> dict[str, object]:
+    interleaved = int(layout == "interleaved")
+    defines: dict[str, object] = {"ROPE_F32": int(dtype == "f32"), "ROPE_LAYOUT": interleaved, "ROPE_INVERSE": int(inverse)}
+    return defines | {"ROPE_DEEP": deep}
+
+
+def _deep(rounds: int) -> int:
+    """Heads in flight of a thread that walks over `rounds` of them: up to 5, with few left over."""
+    return rounds if rounds <= 5 else min((5, 4, 3), key=lambda deep: rounds % deep)
 
 
 def table_bytes(table_rows: int, head_dim: int) -> int:
@@ -93,8 +100,9 @@ def rope(problem: RopeProblem, *, x: int, y: int, positions: int, turns: int) ->
     p = problem
     dense = p.heads * p.head_dim
     stride = p.stride or dense
+    lanes = p.head_dim // (2 * per(p.dtype))
     arguments = _Rope(
-        x, y, positions, turns, stride, p.out_stride or stride, p.rows, p.heads, p.head_dim, p.table_rows, p.head_dim // (2 * per(p.dtype))
+        x, y, positions, turns, stride, p.out_stride or stride, p.rows, p.heads, p.head_dim, p.table_rows, lanes
     )
-    of = kernel("rope/rope.cu", "rope", _defines(p.dtype, p.layout, p.inverse))
+    of = kernel("rope/rope.cu", "rope", _defines(p.dtype, p.layout, p.inverse, _deep(ceil_div(p.heads, 32 // lanes))))
     return Operation(f"rope {p}", (launch(of, ceil_div(p.rows, 8), 256, arguments),), 2 * p.rows * dense * SIZE[p.dtype])

@@ -13,10 +13,11 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
+// Largest of the warp, by one instruction on integers of the same order. No NaN may take part.
 __device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
-    return x;
+    const int bits = __float_as_int(x);
+    const int most = __reduce_max_sync(0xffffffffu, bits < 0 ? bits ^ 0x7fffffff : bits);
+    return __int_as_float(most < 0 ? most ^ 0x7fffffff : most);
 }
 
 // A team: THREADS neighbouring threads of a CTA of TEAMS teams (a warp, several, or the whole CTA); all threads of a team call together.

@@ -62,6 +62,13 @@ __device__ __forceinline__ uint32_t pack2(float low, float high) {
     return packed;
 }
 
+// The larger of two bf16, twice; a NaN loses.
+__device__ __forceinline__ uint32_t max2(uint32_t a, uint32_t b) {
+    uint32_t m;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+    return m;
+}
+
 __device__ __forceinline__ float as_float(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 __device__ __forceinline__ float as_float(float x) { return x; }
 

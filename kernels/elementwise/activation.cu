@@ -4,6 +4,7 @@
 //   ACT_OP    0: gelu y = gelu(a);  1: gelu_bwd y = dy gelu'(a);  2: swiglu y = silu(a) b;  3: swiglu_bwd y = dy b silu'(a), y2 = dy silu(a)
 //   ACT_ERF   0: tanh form;  1: erf form (GELU)
 //   ACT_F32   0: bf16;  1: fp32
+//   ACT_DEEP  vectors of a thread
 //
 // Work. Matrices of `columns` (a multiple of 8) with a stride each, so that gate and up may be halves of one packed matrix. A thread takes
 //   DEEP vectors of 16 bytes, a CTA's width apart, all loads before the first use. Elements are independent. No barrier.
@@ -15,7 +16,7 @@ constexpr int OP = ACT_OP;
 constexpr bool ERF = ACT_ERF;
 constexpr bool FAST = !ACT_F32;
 constexpr int THREADS = 256;
-constexpr int DEEP = OP == 3 ? 2 : 4;
+constexpr int DEEP = ACT_DEEP;
 constexpr bool HAS_DY = OP == 1 || OP == 3;
 constexpr bool HAS_B = OP >= 2;
 

@@ -42,6 +42,7 @@ struct Problem {
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) columns_partial(const __grid_constant__ Problem p) {
     __shared__ float sums[WARPS][N][32];
+    ptx::grid_dependency_launch();
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const long long column = (static_cast<long long>(blockIdx.x) * 32 + lane) * N;

@@ -4,7 +4,7 @@
 //   MAP_OP   0: add;  1: scale by a constant;  2: cast;  3: fill;  4: scale by a device scalar
 //   MAP_A, MAP_B, MAP_Y   types of a, b, y: 0: bf16;  1: fp32 (unused ones 0)
 //
-// Work. A thread takes DEEP groups of N neighbouring elements (8 where a bf16 tensor takes part, else 4), a CTA's width apart, all loads
+// Work. A thread takes DEEP groups of N neighbouring elements (8 where y is bf16, else 4), a CTA's width apart, all loads
 //   before the first use; the last elements of a buffer that is no multiple of N go one by one. Arithmetic in fp32, one rounding. y may be
 //   a or b: an element is read and written by one thread, in that order. No barrier.
 // Bytes. Each input and output once. Registers: 4 DEEP (or 8) per input, about 24 the rest.
@@ -12,13 +12,13 @@
 
 constexpr int OP = MAP_OP;
 constexpr int THREADS = 256;
-constexpr int DEEP = 4;
 
 using A = vec::Element<MAP_A != 0>::type;
 using B = vec::Element<MAP_B != 0>::type;
 using Y = vec::Element<MAP_Y != 0>::type;
-constexpr bool ANY_BF16 = sizeof(Y) == 2 || (OP != 3 && sizeof(A) == 2) || (OP == 0 && sizeof(B) == 2);
-constexpr int N = ANY_BF16 ? 8 : 4;
+// 8 elements of bf16 results; 4 of fp32 ones, so that a warp's store leaves no gaps
+constexpr int N = sizeof(Y) == 2 ? 8 : 4;
+constexpr int DEEP = sizeof(Y) == 4 && OP != 3 && sizeof(A) == 2 ? 8 : 4;
 
 struct Problem {
     const A* a;

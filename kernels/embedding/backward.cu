@@ -6,32 +6,39 @@
 //   EMBEDDING_OUT      dtable 0: bf16;  1: fp32;  2: fp32, added to what is there
 //   EMBEDDING_VECTORS  vectors of 16 bytes of a row that a lane of embedding_sum holds: a slab is 32 * VECTORS * (8 or 4) columns
 //
-// Four launches, after the host zeroed `counts` and `header`:
+// Four launches, after the host zeroed `header`, `counts` and `done`:
 //   embedding_place  a thread per n: slot = counts[id]++ (integer atomics: which n gets which slot is not fixed); slots below CAPACITY are
 //                    kept in bucket[id][slot]; the n that gets slot CAPACITY puts id on the list of long ids.
-//   embedding_order  a CTA per long id: reads all ids in order and writes the n of that id, in order, to its piece of `ordered` (pieces
-//                    are handed out by an integer atomic; where a piece lies does not matter to the bits).
-//   embedding_sum_long  the longest work first: item = (long id, slab of 32 vectors); 32 warps of a CTA add equal contiguous runs of the
-//                    bucket, then warps 0, 1, 2, ... are added in that order.
+//   embedding_order  a CTA per long id: reads all ids in order and writes the n of that id, in order, to its part of `ordered`. It cuts
+//                    them into pieces of PIECE and puts those on a list. (Parts and pieces are handed out by integer atomics; where they
+//                    lie does not matter to the bits.)
+//   embedding_sum_long  item = (piece, slab of 32 vectors): 32 warps of a CTA add runs of PIECE / 32, then warps 0, 1, 2, ... are added in
+//                    that order. Where an id has several pieces, their sums go to `partial`, and the CTA that finishes the id's last one
+//                    (an integer atomic) adds them in the order of the pieces.
 //   embedding_sum    a warp per (other id, slab): it sorts the bucket's n (at most CAPACITY) in registers, so that the order of slots does
 //                    not matter, and adds their rows in that order. An id out of range is in no bucket (the forward pass made its row NaN).
 //                    It writes rows that embedding_sum_long does not, so it may run beside it: programmatic launch, and it waits for
 //                    the other only before it ends.
-//   The order of additions depends on the ids alone: increasing n, in 32 runs if the id occurs more than CAPACITY times.
+//   The order of additions depends on the ids alone: increasing n, in runs of PIECE / 32 and PIECE if the id occurs more than CAPACITY times.
 //
 // Bytes. dy once, dtable once (OUT 2: twice), ids once, and per long id once more; buckets 8 bytes per n.
 // Registers. embedding_sum: 8 VECTORS sums and two rows in flight of 4 VECTORS. Static shared memory: 32 KB for the runs of 32 warps.
-// Ordering. Launches of one stream follow one another (place, order, sum_long), and embedding_sum starts after order has ended. embedding_order: warps write their counts,
-//   __syncthreads, all read them, __syncthreads before they are rewritten. embedding_sum, long ids: warps write their sums, __syncthreads,
-//   the first warps add them, __syncthreads before the next item rewrites them.
+// Stores. A lane's 8 sums are two fp32 vectors; neighbouring lanes swap one, so that a warp's stores fill whole sectors.
+// Ordering. Launches of one stream follow one another (place, order, sum_long), and embedding_sum starts after order has ended.
+//   embedding_order: warps write their counts, __syncthreads, all read them, __syncthreads before they are rewritten.
+//   embedding_sum_long: warps write their sums, __syncthreads, threads add them, __syncthreads before the next item rewrites them. Sums of
+//   pieces: every thread writes, __threadfence, __syncthreads, then thread 0 counts the piece as done; whoever counts the last one saw the
+//   fences of the others before (their counts came before its own), fences itself, and reads past L1.
 #include "../common/fence.cuh"
 #include "../common/vector.cuh"
 
 constexpr int OUT = EMBEDDING_OUT;
 constexpr int VECTORS = EMBEDDING_VECTORS;
 constexpr int CAPACITY = 64;
-constexpr int SUM_THREADS = 256;
+constexpr int SUM_THREADS = 64;  // a long bucket holds up few others
 constexpr int LONG_THREADS = 1024;
+constexpr int PIECE = 256;
+constexpr int SCAN = 64;  // rounds of 32 ids that a warp of embedding_order looks at between barriers
 
 using T = vec::Element<EMBEDDING_F32 != 0>::type;
 constexpr int N = vec::PER<T>;
@@ -42,17 +49,22 @@ using OutPack = vec::Group<Out, N>;
 struct Header {
     int longs;   // ids on the list
     int handed;  // places of `ordered` handed out
+    int pieces;  // pieces on the list
 };
 
 struct Problem {
     const T* dy;
     const int* ids;
     Out* dtable;
-    int* counts;   // [vocabulary]
-    int* bucket;   // [vocabulary][CAPACITY]
-    int* long_id;  // [count / CAPACITY]
-    int* long_at;  // the same: first place in `ordered`
-    int* ordered;  // [count]
+    int* counts;       // [vocabulary]
+    int* bucket;       // [vocabulary][CAPACITY]
+    int* long_id;      // [count / CAPACITY + 1]
+    int* long_at;      // the same: first place in `ordered`
+    int* long_first;   // the same: first piece
+    int* piece_of;     // [count / PIECE + count / CAPACITY + 2] number of the long id
+    int* ordered;      // [count]
+    int* done;         // [count / CAPACITY + 1][slabs of 32 vectors] finished pieces
+    float* partial;    // [as piece_of][width]
     Header* header;
     int count, vocabulary, width;
 };
@@ -69,45 +81,68 @@ extern "C" __global__ void __launch_bounds__(256) embedding_place(const __grid_c
 
 extern "C" __global__ void __launch_bounds__(1024) embedding_order(const __grid_constant__ Problem p) {
     __shared__ int warp_count[32];
-    __shared__ int piece;
+    __shared__ int part;
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32, warp = thread / 32;
     const int longs = p.header->longs;
     for (int item = static_cast<int>(blockIdx.x); item < longs; item += static_cast<int>(gridDim.x)) {
         const int id = p.long_id[item];
-        if (thread == 0) {
-            piece = atomicAdd(&p.header->handed, p.counts[id]);
-            p.long_at[item] = piece;
+        if (warp == 0) {
+            const int count = p.counts[id], pieces = (count + PIECE - 1) / PIECE;
+            int first = 0;
+            if (lane == 0) {
+                part = atomicAdd(&p.header->handed, count);
+                first = atomicAdd(&p.header->pieces, pieces);
+                p.long_at[item] = part;
+                p.long_first[item] = first;
+            }
+            first = __shfl_sync(0xffffffffu, first, 0);
+            for (int piece = lane; piece < pieces; piece += 32) p.piece_of[first + piece] = item;
         }
         __syncthreads();
-        int at = piece;
-        // thread t looks at 4 neighbours: n = base + 4 t + 0..3
-        for (int base = 0; base < p.count; base += 4096) {
-            int here[4], mine = 0;
+        int at = part;
+        // warp w looks at 32 SCAN neighbours, 32 at a time; lane t keeps which of round t (and t + 32) are of this id
+        for (int base = 0; base < p.count; base += 1024 * SCAN) {
+            const int start = base + warp * 32 * SCAN;
+            uint32_t found[SCAN / 32];
+            int mine = 0;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int n = base + 4 * thread + i;
-                here[i] = n < p.count && __ldg(p.ids + n) == id ? 1 : 0;
-                mine += here[i];
-            }
-            int before = mine;  // inclusive prefix sum over the warp
+            for (int half = 0; half < SCAN / 32; ++half) {
+                found[half] = 0;
 #pragma unroll
-            for (int offset = 1; offset < 32; offset *= 2) {
-                const int other = __shfl_up_sync(0xffffffffu, before, offset);
-                if (lane >= offset) before += other;
+                for (int t0 = 0; t0 < 32; t0 += 16) {
+                    const int first = start + (half * 32 + t0) * 32 + lane;
+                    int here[16];
+#pragma unroll
+                    for (int t = 0; t < 16; ++t) here[t] = __ldg(p.ids + min(first + 32 * t, p.count - 1));
+#pragma unroll
+                    for (int t = 0; t < 16; ++t) {
+                        const uint32_t votes = __ballot_sync(0xffffffffu, first + 32 * t < p.count && here[t] == id);
+                        mine += __popc(votes);
+                        if (lane == t0 + t) found[half] = votes;
+                    }
+                }
             }
-            if (lane == 31) warp_count[warp] = before;
+            if (lane == 0) warp_count[warp] = mine;
             __syncthreads();
-            int place = at + before - mine, total = 0;
+            int place = at, total = 0;
 #pragma unroll
             for (int w = 0; w < 32; ++w) {
                 const int c = warp_count[w];
                 if (w < warp) place += c;
                 total += c;
             }
+            if (mine > 0) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (here[i]) p.ordered[place++] = base + 4 * thread + i;
+                for (int half = 0; half < SCAN / 32; ++half) {
+#pragma unroll 4
+                    for (int t = 0; t < 32; ++t) {
+                        const uint32_t votes = __shfl_sync(0xffffffffu, found[half], t);
+                        if (votes >> lane & 1) p.ordered[place + __popc(votes & ((1u << lane) - 1))] = start + (half * 32 + t) * 32 + lane;
+                        place += __popc(votes);
+                    }
+                }
+            }
             at += total;
             __syncthreads();
         }
@@ -137,66 +172,113 @@ __device__ __forceinline__ void sort64(int& low, int& high, int lane) {
     }
 }
 
-__device__ __forceinline__ void write_row(Out* to, float (&sum)[N]) {
-    OutPack out;
+__device__ __forceinline__ void write_four(Out* to, float (&four)[4]) {
+    vec::Group<float, 4> out;
     if (OUT == 2) {
-        out.load(to);
+        out.load(reinterpret_cast<float*>(to));
 #pragma unroll
-        for (int i = 0; i < N; ++i) sum[i] = out[i] + sum[i];
+        for (int i = 0; i < 4; ++i) four[i] = out[i] + four[i];
     }
-    out.set(sum);
-    out.store(to);
+    out.set(four);
+    out.store(reinterpret_cast<float*>(to));
+}
+
+// Writes the sums of a lane's columns column .. column + N - 1 of a row; all lanes of the warp take part, those beyond the width write nothing.
+__device__ __forceinline__ void write_row(Out* row, int column, int width, float (&sum)[N]) {
+    if constexpr (OUT == 0) {
+        OutPack out;
+        out.set(sum);
+        if (column < width) out.store(row + column);
+    } else if constexpr (N == 4) {
+        float four[4] = {sum[0], sum[1], sum[2], sum[3]};
+        if (column < width) write_four(row + column, four);
+    } else {
+        const bool odd = threadIdx.x % 2 == 1;
+        float low[4], high[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float other = __shfl_xor_sync(0xffffffffu, odd ? sum[i] : sum[4 + i], 1);
+            low[i] = odd ? other : sum[i];
+            high[i] = odd ? sum[4 + i] : other;
+        }
+        // the pair's 16 columns in order: low of the even lane, low of the odd, high of the even, high of the odd
+        const int pair = odd ? column - 8 : column, shift = odd ? 4 : 0;
+        if (pair < width) write_four(row + pair + shift, low);
+        if (pair + 8 < width) write_four(row + pair + 8 + shift, high);
+    }
+}
+
+__device__ __forceinline__ void write_one(Out* to, float sum) {
+    if constexpr (OUT == 0) {
+        *to = vec::from_float<Out>(sum);
+    } else {
+        float* const target = reinterpret_cast<float*>(to);
+        *target = OUT == 2 ? *target + sum : sum;
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(LONG_THREADS, 1) embedding_sum_long(const __grid_constant__ Problem p) {
-    __shared__ float sums[32][N][32];
+    constexpr int SLAB = 32 * N;
+    constexpr int RUN = PIECE / 32;
+    __shared__ float sums[32][SLAB];
+    __shared__ int last;
     ptx::grid_dependency_launch();
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    const int slabs = (p.width + 32 * N - 1) / (32 * N);
-    const int items = p.header->longs * slabs;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % 32, warp = thread / 32;
+    const int slabs = (p.width + SLAB - 1) / SLAB;
+    const int items = p.header->pieces * slabs;
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
-        const int id = p.long_id[item / slabs];
-        const int* const ordered = p.ordered + p.long_at[item / slabs];
-        const int count = p.counts[id];
-        const int column = (item % slabs * 32 + lane) * N;
-        const int run = (count + 31) / 32;
-        const int stop = min(count, (warp + 1) * run);
+        const int number = p.piece_of[item / slabs], slab = item % slabs;
+        const int id = p.long_id[number], first = p.long_first[number];
+        const int piece = item / slabs - first;
+        const int all = p.counts[id], pieces = (all + PIECE - 1) / PIECE;
+        const int* const ordered = p.ordered + p.long_at[number] + piece * PIECE;
+        const int count = min(PIECE, all - piece * PIECE);
+        const int column = (slab * 32 + lane) * N;
         float sum[N];
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] = 0.0f;
-        if (column < p.width) {
-            constexpr int DEEP = 8;
-            int j = warp * run;
-            for (; j + DEEP <= stop; j += DEEP) {
-                Pack row[DEEP];
+        if (column < p.width && warp * RUN < count) {
+            Pack row[RUN];
 #pragma unroll
-                for (int d = 0; d < DEEP; ++d) row[d].load(p.dy + static_cast<size_t>(__ldg(ordered + j + d)) * p.width + column);
+            for (int r = 0; r < RUN; ++r)  // behind the last the last again, not added: loads need no branch
+                row[r].load(p.dy + static_cast<size_t>(__ldg(ordered + min(warp * RUN + r, count - 1))) * p.width + column);
 #pragma unroll
-                for (int d = 0; d < DEEP; ++d)
+            for (int r = 0; r < RUN; ++r)
+                if (warp * RUN + r < count) {
 #pragma unroll
-                    for (int i = 0; i < N; ++i) sum[i] += row[d][i];
-            }
-            for (; j < stop; ++j) {
-                Pack row;
-                row.load(p.dy + static_cast<size_t>(__ldg(ordered + j)) * p.width + column);
-#pragma unroll
-                for (int i = 0; i < N; ++i) sum[i] += row[i];
-            }
+                    for (int i = 0; i < N; ++i) sum[i] += row[r][i];
+                }
         }
 #pragma unroll
-        for (int i = 0; i < N; ++i) sums[warp][i][lane] = sum[i];
+        for (int i = 0; i < N; ++i) sums[warp][lane * N + i] = sum[i];
         __syncthreads();
-        if (warp == 0 && column < p.width) {
+        const int mine = slab * SLAB + thread;  // the column that this thread finishes
+        const bool finishes = thread < SLAB && mine < p.width;
+        Out* const to = p.dtable + static_cast<size_t>(id) * p.width + mine;
+        float total = 0.0f;
+        if (finishes) {
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-                float total = 0.0f;
+            for (int w = 0; w < 32; ++w) total += sums[w][thread];
+            if (pieces == 1) {
+                write_one(to, total);
+            } else {
+                p.partial[static_cast<size_t>(first + piece) * p.width + mine] = total;
+                __threadfence();
+            }
+        }
+        __syncthreads();
+        if (pieces > 1) {
+            if (thread == 0) last = atomicAdd(p.done + number * slabs + slab, 1) == pieces - 1;
+            __syncthreads();
+            if (last != 0 && finishes) {
+                __threadfence();
+                total = 0.0f;
 #pragma unroll 8
-                for (int w = 0; w < 32; ++w) total += sums[w][i][lane];
-                sum[i] = total;
+                for (int q = 0; q < pieces; ++q) total += __ldcg(p.partial + static_cast<size_t>(first + q) * p.width + mine);
+                write_one(to, total);
             }
-            write_row(p.dtable + static_cast<size_t>(id) * p.width + column, sum);
         }
-        __syncthreads();
     }
 }
 
@@ -247,11 +329,11 @@ __device__ __forceinline__ void sum_bucket(const Problem& p) {
 #pragma unroll
     for (int k = 0; k < VECTORS; ++k) {
         const int column = start + k * 32 * N;
-        if (column < p.width) write_row(p.dtable + static_cast<size_t>(id) * p.width + column, sum[k]);
+        write_row(p.dtable + static_cast<size_t>(id) * p.width, column, p.width, sum[k]);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS, 3) embedding_sum(const __grid_constant__ Problem p) {
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, VECTORS == 4 ? 10 : 13) embedding_sum(const __grid_constant__ Problem p) {
     sum_bucket(p);
     ptx::grid_dependency_wait();  // this launch ends after embedding_sum_long
 }

@@ -16,7 +16,7 @@
 //   asynchronously (cp.async, the whole row in flight); the thread follows them with a running maximum and sum; the CTA combines; the
 //   thread walks its slots again, writes gradients, and refills each slot with the next row as soon as it is read. So memory is read and
 //   written at once and each logit crosses the chip once. A row's bits depend on THREADS alone, which V decides.
-//   MODE 0 and 2 stream, eight (four) vectors in flight.
+//   MODE 0 and 2 stream, four vectors in flight, MODE 0 with the next four on their way, those of the next row at the end.
 // Ragged V. The last vector is copied in part (zeros after it), counted in part, written element by element: padding is left alone.
 // Bytes. MODE 1: 2 V element sizes per row; MODE 0: V; MODE 2: 2 V.
 // Shared memory. 16 THREADS SHARED bytes + 8 per warp. Registers: 4 REGISTERS + about 30; at 1024 threads at most 64.
@@ -24,6 +24,7 @@
 //   read has been used. Row statistics: warps write (maximum, sum) to slots of parity row % 2, __syncthreads, all read them: the next
 //   row writes the other parity, and the one after comes behind the next row's barrier, so one barrier per row is enough.
 //   The target's logit is read from global memory by every thread before that barrier; gradients are written after it.
+#include "../common/copy.cuh"
 #include "../common/math.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
@@ -33,8 +34,9 @@ constexpr int THREADS = LOSS_THREADS;
 constexpr int SHARED = LOSS_SHARED;
 constexpr int REGISTERS = LOSS_REGISTERS;
 constexpr int WARPS = THREADS / 32;
-constexpr int GROUP = 4;  // slots per asynchronous group
+constexpr int GROUP = 2;  // slots per asynchronous group
 constexpr int GROUPS = (SHARED + GROUP - 1) / GROUP;
+constexpr int DEEP = 4;   // vectors in flight of MODE 0 and 2
 constexpr float LOG2_E = 1.4426950408889634f;
 
 using T = vec::Element<LOSS_F32 != 0>::type;
@@ -52,20 +54,6 @@ struct Problem {
     float z;
 };
 
-// Copies `bytes` (1..16) to a 16-byte slot of shared memory and zeros behind them.
-__device__ __forceinline__ void copy_async(uint32_t slot, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(slot), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int YOUNGER>
-__device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(YOUNGER) : "memory");
-}
-__device__ __forceinline__ uint4 read_slot(uint32_t slot) {
-    uint4 r;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(slot) : "memory");
-    return r;
-}
 __device__ __forceinline__ Pack unpacked(uint4 r) {
     Pack pack;
     pack.word[0] = r.x;
@@ -88,13 +76,27 @@ __device__ __forceinline__ float rescaled(const Running& r, float top) {
     return r.sum == 0.0f ? 0.0f : r.sum * ptx::exp2_approx((r.top - top) * LOG2_E);
 }
 
+// Largest element of a vector: bf16 two at a time.
+__device__ __forceinline__ float largest(const Pack& x) {
+    if constexpr (N == 8) {
+        const uint32_t m = vec::max2(vec::max2(x.word[0], x.word[1]), vec::max2(x.word[2], x.word[3]));
+        return fmaxf(__uint_as_float(m << 16), __uint_as_float(m & 0xffff0000u));
+    } else {
+        return fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+    }
+}
+
 // Adds the first `count` elements of a vector.
 template <bool WHOLE>
 __device__ __forceinline__ void add_vector(Running& r, const Pack& x, int count) {
     float top = r.top;
+    if (WHOLE) {
+        top = fmaxf(top, largest(x));
+    } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i)
-        if (WHOLE || i < count) top = fmaxf(top, x[i]);
+        for (int i = 0; i < N; ++i)
+            if (i < count) top = fmaxf(top, x[i]);
+    }
     if (top > r.top) {
         r.sum = rescaled(r, top);
         r.top = top;
@@ -115,22 +117,13 @@ __device__ __forceinline__ void add(Running& r, const Pack& x, int count) {
     }
 }
 
-__device__ __forceinline__ Running combined(const Running& a, const Running& b) {
-    const float top = fmaxf(a.top, b.top);
-    return Running{top, rescaled(a, top) + rescaled(b, top)};
-}
-
+// The maximum and the sum over the warp; all lanes get the same bits.
 __device__ __forceinline__ Running combine_warp(Running r) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        const Running other{__shfl_xor_sync(0xffffffffu, r.top, offset), __shfl_xor_sync(0xffffffffu, r.sum, offset)};
-        r = combined(r, other);
-    }
-    return r;
+    const float top = reduce::warp_max(r.top);
+    return Running{top, reduce::warp_sum(rescaled(r, top))};
 }
 
-// The statistics of a row from those of its threads: butterfly in each warp, then each warp does the same over the warps. Combining is
-// commutative to the bit, so all threads get the same.
+// The statistics of a row from those of its threads: each warp, then each warp the same over the warps, so that all threads get the same.
 __device__ __forceinline__ Running combine(Running r, Running (&shared)[2][WARPS], int parity) {
     r = combine_warp(r);
     if (threadIdx.x % 32 == 0) shared[parity][threadIdx.x / 32] = r;
@@ -148,11 +141,17 @@ struct Gradient {
 // Gradients of the vector at `column`, `count` of whose elements are columns.
 __device__ __forceinline__ void write_gradient(T* to, Pack x, int column, int count, const Gradient& g) {
     float d[N];
+    if (g.scale == 0.0f) {  // an ignored row, and 0 times inf must be 0
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        // an ignored row has scale 0, and 0 times inf must be 0
-        d[i] = g.scale == 0.0f ? 0.0f : g.scale * power(x[i], g.base);
-        if (column + i == g.target) d[i] -= g.dloss;
+        for (int i = 0; i < N; ++i) d[i] = 0.0f;
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) d[i] = g.scale * power(x[i], g.base);
+    }
+    if (static_cast<unsigned int>(g.target - column) < N) {  // -1 - column is large
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (column + i == g.target) d[i] -= g.dloss;
     }
     if (count >= N) {
         x.set(d);
@@ -176,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
     const auto column_of = [&](int k) { return (thread + k * THREADS) * N; };
     const auto fetch = [&](const T* row, int k) {
         const int column = column_of(k), count = min(N, V - column);
-        if (count > 0) copy_async(slot0 + 16 * THREADS * k, row + column, count * static_cast<int>(sizeof(T)));
+        if (count > 0) copy::copy_async(slot0 + 16 * THREADS * k, row + column, count * static_cast<int>(sizeof(T)));
     };
     const auto fetch_kept = [&](const T* row, int k) {
         const int column = column_of(SHARED + k);
@@ -184,8 +183,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
         if (column < V) kept[k].load(row + column);
     };
 
+    // vectors k .. k + DEEP - 1 of this thread; what lies behind the row is its first vector of them again, so that loads need no branch
+    Pack batch[DEEP];
+    const auto load_batch = [&](const T* row, int k, Pack (&to)[DEEP]) {
+        const int first = column_of(k) < V ? column_of(k) : 0;
+#pragma unroll
+        for (int d = 0; d < DEEP; ++d) to[d].load(row + (column_of(k + d) < V ? column_of(k + d) : first));
+    };
+
     int row = static_cast<int>(blockIdx.x);
     int parity = 0;
+    if (MODE == 0 && row < p.rows) load_batch(p.logits + row * p.stride, 0, batch);
     if (MODE == 1 && row < p.rows) {
         const T* const x = p.logits + row * p.stride;
 #pragma unroll
@@ -194,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
         for (int g = 0; g < GROUPS; ++g) {
 #pragma unroll 1
             for (int k = g * GROUP; k < min(SHARED, (g + 1) * GROUP); ++k) fetch(x, k);
-            copy_commit();
+            copy::copy_commit();
         }
     }
     for (; row < p.rows; row += static_cast<int>(gridDim.x), parity ^= 1) {
@@ -203,6 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
         const bool ignored = target == p.ignore;
         const bool valid = target >= 0 && target < V;
         const float at_target = MODE != 2 && valid && !ignored ? vec::as_float(x[target]) : 0.0f;
+        const float dloss = MODE != 0 ? __ldg(p.dloss + static_cast<size_t>(row) * p.dloss_stride) : 0.0f;  // early: it hides behind the row
         float lse;
         if (MODE == 2) {
             lse = p.lse[row];
@@ -213,16 +222,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
 #pragma unroll
                 for (int g = 0; g < GROUPS; ++g) {
                     switch (GROUPS - 1 - g) {  // a constant after unrolling
-                        case 0: copy_wait<0>(); break;
-                        case 1: copy_wait<1>(); break;
-                        case 2: copy_wait<2>(); break;
-                        case 3: copy_wait<3>(); break;
-                        default: copy_wait<4>(); break;
+                        case 0: copy::copy_wait<0>(); break;
+                        case 1: copy::copy_wait<1>(); break;
+                        case 2: copy::copy_wait<2>(); break;
+                        case 3: copy::copy_wait<3>(); break;
+                        case 4: copy::copy_wait<4>(); break;
+                        case 5: copy::copy_wait<5>(); break;
+                        case 6: copy::copy_wait<6>(); break;
+                        default: copy::copy_wait<7>(); break;
                     }
 #pragma unroll 2
                     for (int k = g * GROUP; k < min(SHARED, (g + 1) * GROUP); ++k) {
                         const int count = V - column_of(k);
-                        if (count > 0) add(r, unpacked(read_slot(slot0 + 16 * THREADS * k)), count);
+                        if (count > 0) add(r, unpacked(copy::read_slot(slot0 + 16 * THREADS * k)), count);
                     }
                 }
 #pragma unroll
@@ -231,19 +243,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
                     if (count > 0) add(r, kept[k], count);
                 }
             } else {
-                constexpr int DEEP = 8;
-                int column = thread * N;
-                for (; column + (DEEP - 1) * THREADS * N + N <= V; column += DEEP * THREADS * N) {
-                    Pack pack[DEEP];
+                // the first batch of the row is here already; the next one, at last that of the next row, is loaded before it is added
+                for (int k = 0; k * THREADS * N < V; k += DEEP) {
+                    Pack next[DEEP];
+                    const bool last = (k + DEEP) * THREADS * N >= V;
+                    const int of = min(last ? row + static_cast<int>(gridDim.x) : row, p.rows - 1);
+                    load_batch(p.logits + of * p.stride, last ? 0 : k + DEEP, next);
 #pragma unroll
-                    for (int d = 0; d < DEEP; ++d) pack[d].load(x + column + d * THREADS * N);
+                    for (int d = 0; d < DEEP; ++d) {
+                        const int count = V - column_of(k + d);
+                        if (count > 0) add(r, batch[d], count);
+                    }
 #pragma unroll
-                    for (int d = 0; d < DEEP; ++d) add_vector<true>(r, pack[d], N);
-                }
-                for (; column < V; column += THREADS * N) {
-                    Pack pack;
-                    pack.load(x + column);
-                    add(r, pack, V - column);
+                    for (int d = 0; d < DEEP; ++d) batch[d] = next[d];
                 }
             }
             r = combine(r, statistics, parity);
@@ -258,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
         }
         if (MODE != 0) {
             Gradient g;
-            g.dloss = ignored ? 0.0f : __ldg(p.dloss + static_cast<size_t>(row) * p.dloss_stride);
+            g.dloss = ignored ? 0.0f : dloss;
             g.base = lse;
             g.scale = g.dloss * (1.0f + 2.0f * p.z * lse);
             g.target = ignored ? -1 : target;
@@ -272,11 +284,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
                     for (int k = q * GROUP; k < min(SHARED, (q + 1) * GROUP); ++k) {
                         const int count = V - column_of(k);
                         if (count > 0) {
-                            write_gradient(x + column_of(k), unpacked(read_slot(slot0 + 16 * THREADS * k)), column_of(k), count, g);
+                            write_gradient(x + column_of(k), unpacked(copy::read_slot(slot0 + 16 * THREADS * k)), column_of(k), count, g);
                             if (more) fetch(next, k);
                         }
                     }
-                    copy_commit();
+                    copy::copy_commit();
                 }
 #pragma unroll
                 for (int k = 0; k < REGISTERS; ++k) {
@@ -285,19 +297,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
                     if (more) fetch_kept(next, k);
                 }
             } else {
-                constexpr int DEEP = 4;
-                int column = thread * N;
-                for (; column + (DEEP - 1) * THREADS * N + N <= V; column += DEEP * THREADS * N) {
-                    Pack pack[DEEP];
+                for (int k = 0; column_of(k) < V; k += DEEP) {
+                    load_batch(x, k, batch);
 #pragma unroll
-                    for (int d = 0; d < DEEP; ++d) pack[d].load(x + column + d * THREADS * N);
-#pragma unroll
-                    for (int d = 0; d < DEEP; ++d) write_gradient(x + column + d * THREADS * N, pack[d], column + d * THREADS * N, N, g);
-                }
-                for (; column < V; column += THREADS * N) {
-                    Pack pack;
-                    pack.load(x + column);
-                    write_gradient(x + column, pack, column, V - column, g);
+                    for (int d = 0; d < DEEP; ++d) {
+                        const int column = column_of(k + d);
+                        if (column < V) write_gradient(x + column, batch[d], column, V - column, g);
+                    }
                 }
             }
         }

@@ -2,19 +2,20 @@
 //   Pair i of a head turns by the angle of its position: (a, b) -> (a cos - b sin, b cos + a sin); INVERSE turns back.
 //
 // Compile-time parameters: ROPE_F32 0: bf16;  1: fp32.  ROPE_LAYOUT 0: pairs (i, i + D/2);  1: pairs (2i, 2i + 1).  ROPE_INVERSE.
+//   ROPE_DEEP: heads of a thread in flight.
 //
 // rope_table  cos and sin of position * base^(-2i/D) in double precision, rounded to fp32: table[position][i]. Once per run: an angle of
 //             fp32 is off by position * 2^-24, too much from about position 1,000 on.
 // rope        Work. A thread owns 2 N neighbouring elements' worth of pairs (N = 8 of bf16, 4 of fp32: two 16-byte vectors of a head) of one
 //             row, keeps their cos and sin in registers and walks over heads; LANES = D / (2 N) threads cover a head, a warp covers
-//             32 / LANES heads of one row at a time. Four heads in flight. Elements are independent: bits depend on nothing else.
+//             32 / LANES heads of one row at a time. DEEP heads in flight. Elements are independent: bits depend on nothing else.
 //             Bytes. 2 D heads element sizes per row; the table's row (4 D) comes from L2. Registers: 2 N cos and sin, 32 in flight.
 //             No barrier. A position outside the table makes the row NaN.
 #include "../common/vector.cuh"
 
 constexpr bool INTERLEAVED = ROPE_LAYOUT;
 constexpr bool INVERSE = ROPE_INVERSE;
-constexpr int DEEP = 4;
+constexpr int DEEP = ROPE_DEEP;
 
 using T = vec::Element<ROPE_F32 != 0>::type;
 constexpr int N = vec::PER<T>;

@@ -300,7 +300,7 @@ if part("loss"):
 if part("update"):
     r = row(adamw, "adamw")
     for s in list(r.samples(rng)) + list(r.exact(rng)):
-        pr, gr, m, v, co, lr, st, fi = s.inputs
+        pr, gr, m, v, co, lr, st, fi = s.inputs[:8]
         a = s.attrs
         n = len(pr)
         if not a["segments"]:
@@ -461,6 +461,13 @@ if part("emb"):
             same("emb", y, T[ids])
             embedding.forward(p, table=P(T), ids=P(ids), y=P(y), positions=P(po), period=7)()
             judge("emb+pos", get(y), get(T)[ids] + get(po)[np.arange(n) % 7], dt, c=0)
+            wrong = aligned((n,), np.int32)
+            wrong[:] = ids
+            wrong[rng.integers(0, n)] = rng.choice([-1, V])
+            kept = (wrong >= 0) & (wrong < V)
+            embedding.forward(p, table=P(T), ids=P(wrong), y=P(y), positions=P(po), period=7)()
+            same("bad id is NaN", np.isnan(get(y)).all(1), ~kept)
+            judge("beside a bad id", get(y)[kept], (get(T)[ids] + get(po)[np.arange(n) % 7])[kept], dt, c=0)
             pl = aligned((n,), np.int32)
             pl[:] = rng.integers(0, 7, n)
             embedding.forward(p, table=P(T), ids=P(ids), y=P(y), positions=P(po), places=P(pl), places_count=7)()

@@ -34,6 +34,9 @@ inline float __uint_as_float(uint32_t u){float f;memcpy(&f,&u,4);return f;}
 inline uint32_t __float_as_uint(float f){uint32_t u;memcpy(&u,&f,4);return u;}
 inline float __int_as_float(int u){float f;memcpy(&f,&u,4);return f;}
 inline uint32_t __umulhi(uint32_t a,uint32_t b){return (uint64_t)a*b>>32;}
+inline int __float_as_int(float f){int u;memcpy(&u,&f,4);return u;}
+inline int __popc(uint32_t u){return __builtin_popcount(u);}
+inline void __threadfence(){}
 inline double cospi(double x){return cos(M_PI*x);}
 inline int atomicAdd(int* p,int v){int o=*p;*p+=v;return o;}
 inline uint32_t __cvta_generic_to_shared(const void* p){return (uint32_t)((char*)p-emu_dynamic);}
@@ -54,6 +57,8 @@ template<class T> inline T emu_shfl(T v,int src){ static_assert(sizeof(T)==4); m
 template<class T> inline T __shfl_xor_sync(uint32_t,T v,int o){return emu_shfl(v,(E.cur%32)^o);}
 template<class T> inline T __shfl_sync(uint32_t,T v,int s){return emu_shfl(v,s);}
 template<class T> inline T __shfl_up_sync(uint32_t,T v,int o){int l=E.cur%32; return emu_shfl(v,l>=o?l-o:l);}
+inline uint32_t __ballot_sync(uint32_t,bool b){ E.shf[E.cur]=b; emu_warpsync(); uint32_t r=0; int w=E.cur/32*32; for(int l=0;l<32&&w+l<E.n;l++) r|=E.shf[w+l]<<l; emu_warpsync(); return r; }
+inline int __reduce_max_sync(uint32_t,int v){ for(int o=16;o>0;o/=2) v=std::max(v,__shfl_xor_sync(0,v,o)); return v; }
 inline void emu_entry(){ E.fn(E.arg); int c=E.cur; E.done[c]=1; E.live--; E.wlive[c/32]--; 
   if(E.live>0&&E.barcnt>=E.live&&E.barcnt>0){E.barcnt=0;E.bargen++;}
   int w=c/32; if(E.wlive[w]>0&&E.wcnt[w]>=E.wlive[w]&&E.wcnt[w]>0){E.wcnt[w]=0;E.wgen[w]++;}

@@ -91,11 +91,11 @@ def loss_candidates(p):
         shared = min(each, (loss.SHARED_LIMIT - 1024) // (16 * threads))
         if each - shared > 6 or threads * each > vectors * 1.15:
             continue
-        fit = min(2048 // threads, loss.SHARED_OF_SM // (16 * threads * shared + 512 + loss.RESERVED))
-        for blocks in {fit, max(1, fit - 1)}:
-            if 65536 // (threads * blocks) >= 32 + 4 * (each - shared):
-                c = loss.LossConfig(threads=threads, shared=shared, registers=each - shared, blocks=blocks)
-                found.setdefault(f"t{threads}s{shared}r{each - shared}b{blocks}", c)
+        blocks = min(2048 // threads, loss.SHARED_OF_SM // (16 * threads * shared + 512 + loss.RESERVED))
+        if 65536 // (threads * blocks) < 32 + 4 * (each - shared):
+            continue
+        c = loss.LossConfig(threads=threads, shared=shared, registers=each - shared, blocks=blocks)
+        found.setdefault(f"t{threads}s{shared}r{each - shared}b{blocks}", c)
     return found
 
 
@@ -139,7 +139,8 @@ def touch_all():
     rope.table(9, 64, base=1e4, out=a)
     rope.rope(rope.RopeProblem(rows=9, heads=1, head_dim=64, table_rows=9), x=a, y=a, positions=a, turns=a)
     for op, _, _ in ACTIVATIONS:
-        elementwise.activation(op, 8, 8, a=a, b=a, dy=a, y=a, y2=a)
+        for deep in (0, 1, 2, 4):
+            elementwise.activation(op, 8, 8, a=a, b=a, dy=a, y=a, y2=a, deep=deep)
     for op, y, x, b in MAPS:
         elementwise.elementwise(op, 9, y=a, y_dtype=y, a=a, a_dtype=x, b=a, b_dtype=b)
     elementwise.elementwise("fill", 9, y=a, y_dtype="f32")
