@@ -122,6 +122,9 @@ def main() -> None:
     def start(command: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
+    from alpha.registry.machine import machine_class
+
+    print(machine_class().describe(), flush=True)  # the kernels that OpenBLAS picked, or was told to use, decide half of the step
     sides = {"alpha": start([sys.executable, __file__, "--serve"]), "torch": start([args.torch, "-c", TORCH % (MODELS, THREADS)])}
 
     def ask(side: str, model: str, steps: int) -> float:
