@@ -258,6 +258,7 @@ function drawView(v) {
     stampPanel(made, part.provenance);
     made.sub.textContent = "";
     if (part.why) nothing(made, part.why); else drawOne(made, part, v);
+    made.sub.title = made.sub.textContent;
   }
 }
 
@@ -290,7 +291,9 @@ function drawWaterfall(made, w) {
 }
 
 function drawPhases(made, v) {
-  made.sub.textContent = "mean exclusive time of rank 0, stacked";
+  const sums = v.x.map((_, i) => Object.values(v.series).reduce((n, y) => n + (y[i] || 0), 0)), sorted = [...sums].sort((a, b) => a - b);
+  const most = sorted[sorted.length - 1] || 0, usual = sorted[Math.floor(0.95 * (sorted.length - 1))] || 0, cut = usual > 0 && most > 2.5 * usual;
+  made.sub.textContent = `mean exclusive time of rank 0, stacked${cut ? `; ${sums.filter((s) => s > 1.4 * usual).length} peaks go beyond the chart, up to ${duration(most)}` : ""}`;
   const traces = [];
   for (const phase of state.phases.keys()) {
     const y = v.series[phase];
@@ -299,7 +302,7 @@ function drawPhases(made, v) {
     traces.push({ type: "scatter", mode: "lines", stackgroup: "all", name: phase, x: v.x, y: y.map((n) => (n === null ? null : n / 1e6)), line: { width: 0.6, color: c }, fillcolor: alpha(c, 0.75),
       fillpattern: { shape: s, size: 6, solidity: 0.35, bgcolor: s ? "rgba(0,0,0,0)" : undefined, fgcolor: s ? c : undefined }, hovertemplate: "%{y:.3f} ms" });
   }
-  draw(made, traces, { xaxis: stepAxis(), yaxis: { title: { text: "ms", standoff: 4 }, rangemode: "tozero", fixedrange: true }, legend: { orientation: "h", y: -0.16, yanchor: "top", font: { size: 10 }, traceorder: "normal" } });
+  draw(made, traces, { xaxis: stepAxis(), yaxis: { title: { text: "ms", standoff: 4 }, ...(cut ? { range: [0, (1.4 * usual) / 1e6], autorange: false } : { rangemode: "tozero", autorange: true }), fixedrange: true }, legend: { orientation: "h", y: -0.16, yanchor: "top", font: { size: 10 }, traceorder: "normal" } });
 }
 
 const RUNS = [["#0072B2", "solid"], ["#D55E00", "dash"]];
