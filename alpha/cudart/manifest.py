@@ -28,15 +28,28 @@ _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//[^\n]*|/\*.*?\*/|
 
 
 def without_comments(text: str) -> str:
-    """C++ text with each comment and each run of blanks as one blank; line ends stay, because directives end there."""
+    """C++ text with each run of blanks and comments as one blank, a line end where there was one, because directives end there."""
+    out: list[str] = []
+    blank, at = "", 0
 
-    def kept(match: re.Match[str]) -> str:
+    def put(piece: str) -> None:
+        if piece:
+            out.append(blank if out else "")
+            out.append(piece)
+
+    for match in _TOKEN.finditer(text):
+        if match.start() > at:
+            put(text[at : match.start()])
+            blank = ""
         token = match.group()
         if token[0] in "\"'":
-            return token
-        return "\n" if "\n" in token else " "
-
-    return re.sub(r"\n ?(?:\n ?)+", "\n", re.sub(r" ?\n ?", "\n", _TOKEN.sub(kept, text))).strip()
+            put(token)
+            blank = ""
+        else:
+            blank = "\n" if "\n" in token or blank == "\n" else " "
+        at = match.end()
+    put(text[at:])
+    return "".join(out)
 
 
 def key_of(source: Source) -> str:

@@ -70,7 +70,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     settle(component)
     here = class_here(component)
     before = perf.baselines(here.key).get(component.id, {}) if here is not None else {}
-    todo = timed_calls(component.op or "")
+    todo = timed_calls(component)
     ceiling = probes()
     found: list[dict[str, object]] = []
     for call in todo:

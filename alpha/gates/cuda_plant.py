@@ -106,7 +106,7 @@ def job_of(component: str, gate: str, name: str) -> plant.Job:
     return plant.Job(name, ((component, gate),), "", "", timeout=TIMEOUT)
 
 
-def run_all(faults: Sequence[Fault | None], jobs: Sequence[plant.Job], *, workers: int = 4,
+def run_all(faults: Sequence[Fault | None], jobs: Sequence[plant.Job], *, workers: int = 6,
             said: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
     """Outcomes in the order of the jobs."""
     def one(pair: tuple[plant.Job, Fault | None]) -> plant.Outcome:

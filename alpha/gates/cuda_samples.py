@@ -37,7 +37,7 @@ def _gemm(rng: np.random.Generator, draw: Callable[..., np.ndarray], accumulate:
                     continue
                 a = draw(*lead, *((k, m) if ta else (m, k)))
                 b = draw(*(lead if batched else ()), *((n, k) if tb else (k, n)))
-                attrs: dict[str, object] = {"trans_a": ta, "trans_b": tb}
+                attrs: dict[str, object] = {"trans_a": ta, "trans_b": tb, **({"wide": True} if accumulate else {})}
                 inputs = (draw(m, n), a, b) if accumulate else (a, b, draw(n)) if ta == tb and not lead else (a, b)
                 yield Sample(name=f"gpu-{name}-{'T' if ta else 'N'}{'T' if tb else 'N'}", inputs=inputs, attrs=attrs)
 
@@ -86,6 +86,7 @@ ATTENTION = (  # name, B, T, S, H, G, D, causal, window
     ("window-suffix", 1, 66, 150, 1, 1, 128, True, 65),
     ("window-not-causal", 1, 90, 90, 2, 2, 64, False, 20),
     ("grouped", 1, 130, 130, 6, 2, 64, True, 0),
+    ("tail", 1, 128, 128, 2, 1, 64, False, 0),  # blocks of 96 queries read past the last tile of 128
 )
 
 
@@ -146,6 +147,16 @@ def _packed_bwd(rng: np.random.Generator) -> Iterable[Sample]:
         yield Sample(name=sample.name, inputs=(rng.standard_normal(o.shape), *sample.inputs, o, lse), attrs=sample.attrs)
 
 
+def _rope(rng: np.random.Generator) -> Iterable[Sample]:
+    for name, b, t, h, g, d, layout, inverse in (
+        ("small", 2, 5, 2, 1, 16, "half", False), ("small-pairs", 1, 7, 3, 1, 32, "interleaved", True),
+        ("heads", 1, 3, 5, 2, 64, "half", True), ("wide", 2, 9, 33, 8, 128, "half", False),
+    ):
+        places = np.asarray(rng.integers(0, 4096, (b, t)), np.int32)
+        attrs: dict[str, object] = {"heads": h, "kv_heads": g, "base": 5e5, "layout": layout, "inverse": inverse}
+        yield Sample(name=f"gpu-{name}", inputs=(rng.standard_normal((b, t, (h + 2 * g) * d)), places), attrs=attrs)
+
+
 MAKES: dict[tuple[str, str], Make] = {
     ("matmul", "samples"): _matmul,
     ("matmul", "exact"): _matmul_exact,
@@ -155,6 +166,7 @@ MAKES: dict[tuple[str, str], Make] = {
     ("attention_packed", "samples"): _packed,
     ("attention_packed_bwd", "samples"): _packed_bwd,
     ("take_row", "samples"): _take_row,
+    ("rope_packed", "samples"): _rope,
     ("attention", "exact"): _attention_exact,
     ("attention_bwd", "samples"): _attention_bwd,
     ("attention_bwd", "exact"): _attention_bwd_exact,

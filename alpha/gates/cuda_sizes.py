@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -74,13 +75,17 @@ class Call:
 
     name: str
     types: tuple[TensorType, ...]
-    attrs: dict[str, object]
+    attrs: dict[str, Any]
     tensor_cores: bool = True
     below: int = 1
 
 
-def timed_calls(op: str) -> list[Call]:
-    """Calls of the sizes of GPT-2 124M and a Llama of 1.1 billion parameters."""
+def timed_calls(component: Component) -> list[Call]:
+    """Calls of the sizes of GPT-2 124M and a Llama of 1.1 billion parameters, those inside the component's envelope."""
+    return [c for c in _calls(component.op or "") if component.envelope.why_outside(c.types, c.attrs) is None]
+
+
+def _calls(op: str) -> list[Call]:
 
     def bf16(*shape: int) -> TensorType:
         return TensorType(shape, "bf16")
@@ -121,34 +126,35 @@ def _other_calls(op: str) -> list[Call]:
     adamw = {"segments": ((0, 1 << 27, 1.0, 1.0),), "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
     columns = {"axis": (0,), "keepdims": False, "wide": True}
     eps = {"eps": 1e-5}
-    packed = [("gpt", gpt, heads), ("llama", llama, groups)]
-    calls: dict[str, list[tuple[tuple[TensorType, ...], dict[str, object], bool, int]]] = {
+    packed = [(12, gpt, heads), (32, llama, groups)]
+    tokens, tanh = of("bf16", 16384, 768), {"approximate": "tanh"}
+    calls: dict[str, list[tuple[tuple[TensorType, ...], Any, bool, int]]] = {
         "layernorm": [((x, vector, vector), eps, False, 1)], "rmsnorm": [((x, vector), eps, False, 1)],
         "add_layernorm": [((x, x, vector, vector), eps, False, 1)], "add_rmsnorm": [((x, x, vector), eps, False, 1)],
         "layernorm_bwd": [((x, x, vector, stat, stat), {}, False, 1)], "rmsnorm_bwd": [((x, x, vector, stat), {}, False, 1)],
         "layernorm_bwd_add": [((x, x, x, vector, stat, stat), {}, False, 1)],
         "rmsnorm_bwd_add": [((x, x, x, vector, stat), {}, False, 1)],
         "add": [((x, x), {}, False, 1)], "scale": [((x,), {"factor": 0.5}, False, 1)], "cast": [((flat,), {"dtype": "bf16"}, False, 1)],
-        "accumulate": [((flat, flat), {}, False, 1)], "swiglu_packed": [((wide,), {}, False, 1)],
+        "accumulate": [((flat, flat), {}, False, 1), ((flat, of("bf16", 1 << 27)), {}, False, 1)], "swiglu_packed": [((wide,), {}, False, 1)],
         "swiglu_packed_bwd": [((of("bf16", 16384, 8192), wide), {}, False, 1)],
         "dropout": [((of("bf16", 16, 2048, 1024), number, of("i32", 16)), {"rate": 0.1, "seed": 1, "purpose": 2}, False, 9)],
         "sum": [((x,), columns, False, 1)], "sum_accumulate": [((of("f32", 1024), x), columns, False, 1)],
         "embedding": [((table, ids), {}, False, 50304)],
-        "embedding_add": [((table, ids, of("bf16", 1024, 768), ids), {}, False, 1024)],
+        "embedding_add": [((table, ids, table, ids), {}, False, 50304)],
         "embedding_bwd": [((of("bf16", 65536, 768), ids), {"vocab": 50304}, False, 50304)],
         "embedding_bwd_accumulate": [((grad, of("bf16", 65536, 768), ids), {"vocab": 50304}, False, 50304)],
         "take_row": [((of("bf16", 1, 1024, 2048), of("i32", 1)), {}, False, 1024)],
         "rope_packed": [((llama, of("i32", 2, 4096)), {**turn, "heads": 32, "kv_heads": 8}, False, 4096)],
-        "linear_gelu": [((of("bf16", 16384, 768), of("bf16", 3072, 768), of("bf16", 3072)), {"trans_b": True, "approximate": "tanh"}, True, 1)],
+        "linear_gelu": [((tokens, of("bf16", 3072, 768), of("bf16", 3072)), {"trans_b": True, **tanh}, True, 1)],
         "linear_swiglu": [((of("bf16", 8192, 2048), of("bf16", 16384, 2048)), {"trans_b": True}, True, 1)],
-        "matmul_gelu_bwd": [((of("bf16", 16384, 768), of("bf16", 768, 3072), of("bf16", 16384, 3072)), {"approximate": "tanh"}, True, 1)],
-        "matmul_accumulate": [((of("f32", 3072, 768), of("bf16", 16384, 3072), of("bf16", 16384, 768)), {"trans_a": True, "wide": True}, True, 1)],
+        "matmul_gelu_bwd": [((tokens, of("bf16", 768, 3072), of("bf16", 16384, 3072)), tanh, True, 1)],
+        "matmul_accumulate": [((of("f32", 3072, 768), of("bf16", 16384, 3072), tokens), {"trans_a": True, "wide": True}, True, 1)],
         "linear_cross_entropy": [(*head, True, 50304)], "linear_cross_entropy_grad": [(*head, True, 50304)],
         "count_valid": [((of("i32", 1 << 20),), {"ignore_index": -1}, False, 50304)],
         "update_scalars": [((flat, scalar, scalar, number), {**rule, "segments": segments}, False, 9)],
         "adamw": [((flat, flat, flat, flat, scalar, scalar, number, number, of("bf16", 1 << 27)), adamw, False, 2)],
-        "attention_packed": [((x_,), attrs, True, 1) for _, x_, attrs in packed],
-        "attention_packed_bwd": [((of("bf16", *x_.shape[:2], int(attrs["heads"]) * 64), x_, of("bf16", *x_.shape[:2], int(attrs["heads"]) * 64),  # type: ignore[call-overload]
-                                   of("f32", x_.shape[0], int(attrs["heads"]), x_.shape[1])), attrs, True, 1) for _, x_, attrs in packed],  # type: ignore[call-overload]
+        "attention_packed": [((qkv,), attrs, True, 1) for _, qkv, attrs in packed],
+        "attention_packed_bwd": [((of("bf16", *qkv.shape[:2], h * 64), qkv, of("bf16", *qkv.shape[:2], h * 64),
+                                   of("f32", qkv.shape[0], h, qkv.shape[1])), attrs, True, 1) for h, qkv, attrs in packed],
     }
     return [Call(f"model-{i}", *entry) for i, entry in enumerate(calls.get(op, ()))]

@@ -141,6 +141,7 @@ class CudaBound:
     @property
     def ins(self) -> list[np.ndarray]:
         """What the input buffers hold now."""
+        self.stream.synchronize()
         return [self._read(s, t) for s, t in zip(self._ins, self.in_types)]
 
     @property

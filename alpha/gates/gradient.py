@@ -196,7 +196,9 @@ def _native(component: Component, spec: OpSpec, todo: Sequence[Sample], nonce: s
             error, bound = _native_sample(component, spec, sample, nonce, ran)
         except Exception as problem:  # a kernel that raises has no gradient to offer
             return {"name": name, "error": float("inf"), "bound": BOUND_CAP, "directions": 1, "note": f"{sample.name}: {crash(problem)}"}
-        if bound <= TELLING[component.envelope.dtypes[0]] and (ran or not elsewhere(component)):  # outside the envelope the oracle stood in
+        emits = component.op in evaluate.emitted()[spec.name]
+        if bound <= TELLING[component.envelope.dtypes[0]] and (ran or not emits or not elsewhere(component)):
+            # outside the envelope the oracle stood in for the kernel
             told += 1
             worse = not (error * worst.bound <= worst.error * bound)
             worst = _Worst(error if worse else worst.error, bound if worse else worst.bound, worst.directions + DRAWS)

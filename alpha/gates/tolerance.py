@@ -92,8 +92,9 @@ def lower(spec: OpSpec, case: Case) -> list[np.ndarray]:
 
 
 def exact_below(want: Sequence[np.ndarray], dtypes: Sequence[str]) -> bool:
-    """Whether the results are all exact one precision lower (zeros, say): such a case cannot tell the precisions apart."""
-    return all(np.array_equal(round_to(w, LOWER.get(d, d)), w) for w, d in zip(want, dtypes) if w.dtype.kind == "f")
+    """Whether the rounded results are all exact one precision lower (zeros, say): such a case cannot tell the precisions apart."""
+    rounded = [(round_to(w, d), d) for w, d in zip(want, dtypes) if w.dtype.kind == "f"]
+    return all(np.array_equal(round_to(r, LOWER.get(d, d)), r, equal_nan=True) for r, d in rounded)
 
 
 def exact_error(got: Sequence[np.ndarray], want: Arrays, dtypes: Sequence[str]) -> float:

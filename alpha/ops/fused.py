@@ -222,9 +222,15 @@ def _gelu_bound(x: tuple[np.ndarray, ...], attrs: Any) -> Any:
 
 _BUFFER = {"into": "accumulate", "y": "accumulate"}
 
+def _accumulate_bound(x: tuple[np.ndarray, ...], attrs: Any) -> Any:
+    """The product's own bound (matmul.py): the buffer adds one rounding, which is the result's."""
+    product = row("matmul").bound
+    return product(x[1:], attrs) if product is not None else (0.0,)
+
+
 ROWS = (
     fused("matmul_accumulate", ("into", "a", "b"), ("y",), matmul_accumulate, samples=_wgrad_samples, exact=_wgrad_exact,
-          kept=_BUFFER),
+          bound=_accumulate_bound, kept=_BUFFER),
     fused("sum_accumulate", ("into", "x"), ("y",), sum_accumulate, samples=_sum_samples, exact=_sum_exact, kept=_BUFFER),
     fused("embedding_bwd_accumulate", ("into", "dy", "ids"), ("y",), embedding_bwd_accumulate, kept=_BUFFER, undifferentiable=("ids",),
           samples=_accumulated("embedding_bwd", "samples"), exact=_accumulated("embedding_bwd", "exact")),

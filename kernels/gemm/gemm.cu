@@ -116,12 +116,12 @@ __device__ __forceinline__ float silu(float x) { return gated(x, -LOG2_E * x); }
 // GELU, tanh form: x sigmoid(z), z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
 __device__ __forceinline__ float gelu(float x) { return gated(x, x * fmaf(x * x, -LOG2_E * GELU_B, -LOG2_E * GELU_A)); }
 
-// d GELU / dx = s + x s (1 - s) z', s = sigmoid(z). Beyond 64 it is 0 or 1, and x^3 would overflow.
-__device__ __forceinline__ float gelu_gradient(float x) {
-    x = fminf(fmaxf(x, -64.0f), 64.0f);
+// d GELU / dx = s + x s (1 - s) z', s = sigmoid(z). Beyond 64 it is 0 or 1, and x^3 would overflow. NaN and infinity give NaN (y - y).
+__device__ __forceinline__ float gelu_gradient(float y) {
+    const float x = fminf(fmaxf(y, -64.0f), 64.0f);
     const float square = x * x;
     const float s = gated(1.0f, x * fmaf(square, -LOG2_E * GELU_B, -LOG2_E * GELU_A));
-    return fmaf(x * fmaf(square, 3.0f * GELU_B, GELU_A), fmaf(-s, s, s), s);
+    return fmaf(x * fmaf(square, 3.0f * GELU_B, GELU_A), fmaf(-s, s, s), s) + (y - y);
 }
 
 // Bias of two neighbouring columns (the first is even) as bf16x2; 0 beyond N.

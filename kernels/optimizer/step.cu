@@ -58,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1) step(const __grid_constant
     if (thread == 0) {
         const float norm = p.blocks > 0 ? sqrtf(sums[0]) : 0.0f;
         const float loss = *p.loss;
-        const float count = fmaxf(*p.count, 1.0f);
+        const float tokens = *p.count;
+        const float count = tokens < 1.0f ? 1.0f : tokens;  // NaN stays NaN
         const float mean = norm / count;
         const float factor = mean > p.max_norm && p.max_norm > 0.0f ? p.max_norm / mean : 1.0f;
         const int finite = isfinite(norm) && isfinite(loss) ? 1 : 0;

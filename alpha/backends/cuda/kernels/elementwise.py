@@ -12,6 +12,7 @@ from alpha.backends.cuda.lib import SM90A, Gpu, Kernel, Operand, copy, in_place
 from alpha.component import Component, Envelope, Limit
 from alpha.cudart.elementwise import activation, column_bytes, column_sums, dropout, elementwise
 from alpha.cudart.memory import aligned
+from alpha.ops.random import key_of
 from alpha.types import Attrs, TensorType
 
 
@@ -62,7 +63,7 @@ def drop(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs
     """Dropout keyed by (seed, purpose), step and sample."""
     x, step, samples = ins
     count = samples.type.size
-    key = (int(attrs["seed"]), int(attrs["purpose"]))  # type: ignore[call-overload]
+    key = key_of(attrs["seed"], attrs["purpose"])  # type: ignore[arg-type]
     return dropout(count, x.type.size // count, x=x.address, y=outs[0].address, step=step.address, sample_ids=samples.address,
                    rate=float(attrs["rate"]), key=key)  # type: ignore[arg-type]
 
@@ -100,6 +101,10 @@ def _component(op: str, binder: Kernel, calls: Callable[[], Iterable[Call]], dty
                      binaries=Binaries(sources_over(op, binder, calls)), envelope=envelope, **more)  # type: ignore[arg-type]
 
 
+def _alike(types: Sequence[TensorType], attrs: Attrs) -> bool:
+    return types[0].size > 0 and types[0].shape == types[1].shape
+
+
 def _not_empty(types: Sequence[TensorType], attrs: Attrs) -> bool:
     return all(t.size for t in types)
 
@@ -107,10 +112,13 @@ def _not_empty(types: Sequence[TensorType], attrs: Attrs) -> bool:
 BF16 = ("bf16",)
 _PACKED: Call = [TensorType((8, 64), "bf16")], {}
 KERNELS = (
-    _component("add", add, lambda: [([TensorType((64,), "bf16")] * 2, {})], BF16, "elements", _not_empty, inplace=((0, 0), (0, 1))),
-    _component("accumulate", add, lambda: [([TensorType((64,), "f32"), TensorType((64,), d)], {}) for d in ("bf16", "f32")],
-               ("bf16", "f32"), "elements, and an fp32 buffer",
-               lambda types, attrs: _not_empty(types, attrs) and types[0].dtype == "f32", inplace=((0, 0),)),
+    _component("add", add, lambda: [([TensorType((64,), "bf16")] * 2, {})], BF16, "two operands of one shape", _alike,
+               inplace=((0, 0), (0, 1))),
+    _component("accumulate", add, lambda: [([TensorType((64,), d) for d in ("f32", "bf16")], {})], ("bf16", "f32"),
+               "a bf16 operand and an fp32 buffer of its shape",
+               lambda types, attrs: _alike(types, attrs) and [t.dtype for t in types] == ["f32", "bf16"], inplace=((0, 0),)),
+    _component("accumulate", add, lambda: [([TensorType((64,), "f32")] * 2, {})], ("f32",), "two operands of one shape", _alike,
+               inplace=((0, 0),)),
     _component("scale", scale, lambda: [([TensorType((64,), "bf16")], {"factor": 2.0})], BF16, "elements", _not_empty, inplace=((0, 0),)),
     _component("cast", cast, lambda: [([TensorType((64,), a)], {"dtype": b}) for a, b in (("f32", "bf16"), ("bf16", "f32"))],
                ("f32", "bf16"), "elements, to bf16 or fp32",

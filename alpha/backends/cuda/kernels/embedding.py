@@ -84,6 +84,8 @@ def _component(op: str, binder: Kernel, **more: object) -> Component:
         envelope=Envelope(dtypes=("bf16", "f32") if "accumulate" in op else ("bf16",), limits=(
             Limit(text="rows of at most 8192 elements that are multiples of 8, and i32 ids", holds=_fits),
             *([Limit(text="an fp32 buffer and bf16 cotangents", holds=_buffered)] if "accumulate" in op else []),
+            *([Limit(text="as many ids of either table", holds=lambda types, attrs: types[1].shape == types[3].shape)]
+              if op == "embedding_add" else []),
             *([Limit(text="one sequence", holds=lambda types, attrs: types[0].shape[0] == 1)] if op == "take_row" else []),
             *([Limit(text="fewer than 2^25 rows", holds=lambda types, attrs: 1 <= attrs["vocab"] < 2**25)] if back else []),  # type: ignore[operator]
         )), **more)  # type: ignore[arg-type]

@@ -75,6 +75,8 @@ def _component(op: str, kind: str, add: bool) -> Component:
         envelope=Envelope(dtypes=("bf16", "f32") if back else ("bf16",), limits=(
             Limit(text="bf16 as compute type", holds=lambda types, attrs: row(op).compute_dtype(types) == "bf16"),
             Limit(text="a last axis that is a multiple of 8, up to 8192", holds=_fits),
+            *([Limit(text="a residual of the shape of what it is added to", holds=lambda types, attrs: types[0].shape == types[1].shape)]
+              if add else []),
         )),
     )
 

@@ -1,0 +1,171 @@
+"""The GPU back end as far as a machine without a GPU can look: the catalogue, what is compiled, digests, NOT_RUN, evidence classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alpha.backends.cuda.binaries import Binaries, sources_of
+from alpha.backends.cuda.kernels import loss, matmul
+from alpha.backends.cuda.values import from_device, to_device
+from alpha.component import Component
+from alpha.cudart import manifest
+from alpha.cudart.compile import Source
+from alpha.cudart.gemm import GemmProblem, choose
+from alpha.errors import InputError
+from alpha.gates import run, subjects
+from alpha.gates.cuda_sizes import large_names, timed_calls
+from alpha.registry import policy
+from alpha.registry.digest import component_digests
+from alpha.registry.evidence import reference_classes, write_reference
+from alpha.registry.gpu import GpuClass, class_here, class_of_key, family, gpu_class, why_not_here
+from alpha.registry.machine import machine_class
+from alpha.train.house import house
+from alpha.types import TensorType
+
+H200 = GpuClass(capability="sm90", model="H200")
+H100 = GpuClass(capability="sm90", model="H100-80GB-HBM3")
+
+
+def kernels() -> Iterator[Component]:
+    return (c for c in house() if c.backend == "cuda" and c.kind == "kernel")
+
+
+def test_every_kernel_says_what_it_needs_and_what_it_loads() -> None:
+    found = list(kernels())
+    assert len(found) > 30
+    for c in found:
+        assert c.requires == ("sm_90a",), c.id
+        assert isinstance(c.binaries, Binaries) and c.binaries.sources(), c.id
+        assert family(c) == "cuda"
+
+
+def test_the_manifest_knows_every_compiled_file() -> None:
+    """A source that was changed without `manifest.build` makes its components' evidence stale by name; here it is one clear failure."""
+    known = manifest.load()
+    missing = [str(s) for s in sources_of(kernels()) if manifest.key_of(s) not in known]
+    assert not missing, f"{len(missing)} of the sources changed since baselines/cubins.json was written: {missing[:3]}"
+
+
+SPILLS = {"norm/forward.cu": 12}
+"""Most bytes a thread spills, by file: LayerNorm with the residual's addition, five blocks of 160 threads to a multiprocessor."""
+
+
+def test_kernels_do_not_spill() -> None:
+    for entry in manifest.load().values():
+        for name, r in entry["resources"].items():
+            most = SPILLS.get(entry["source"].split()[0], 0)
+            assert max(r["spill_stores"], r["spill_loads"]) <= most, f"{entry['source']} {name}"
+
+
+def test_comments_do_not_reach_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source.of("a.cu", {"N": 1})
+    keys = []
+    texts = ('int a = 1; // one\n\n#define S "//x"\n', '/* first\n */ int a =  1;\n#define S "//x"\n', 'int a = 2;\n#define S "//x"\n',
+             'int a = 1;\n#define S "//y"\n')
+    for i, text in enumerate(texts):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        (folder / "a.cu").write_text(text)
+        monkeypatch.setattr(manifest.nvcc, "KERNELS", folder)
+        keys.append(manifest.key_of(source))
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+
+
+def test_every_choice_is_among_the_declared_files() -> None:
+    rng = np.random.default_rng(5)
+    declared = {p: set(sources_of([house()[p]])) for p in ("matmul.bf16.sm90", "matmul_accumulate.bf16.sm90")}
+    for _ in range(3000):
+        m, n, k = (int(8 * 2 ** rng.uniform(0, 13)) // 8 * 8 for _ in range(3))
+        a, b = rng.choice(["k", "m"]), rng.choice(["k", "n"])
+        for component, out, bias in (("matmul.bf16.sm90", "bf16", False), ("matmul.bf16.sm90", "f32", False),
+                                     ("matmul.bf16.sm90", "bf16", True), ("matmul_accumulate.bf16.sm90", "f32+=", False)):
+            problem = GemmProblem(m=m, n=n, k=k, a_major=a, b_major=b, out=out, bias=bias)
+            assert set(choose(problem).sources(problem)) <= declared[component], str(problem)
+
+
+def test_products_of_a_call() -> None:
+    x, w = TensorType((4, 16, 64), "bf16"), TensorType((32, 64), "bf16")
+    assert str(matmul.problem_of("matmul", [x, w], {"trans_b": True})) == "64x32x64 NT bf16"
+    dy = TensorType((64, 32), "bf16")
+    assert str(matmul.problem_of("matmul", [dy, TensorType((64, 64), "bf16")], {"trans_a": True, "wide": True})) == "32x64x64 TN f32"
+    assert matmul.problem_of("matmul", [replace(x), TensorType((4, 64, 8), "bf16")], {}).batch == 4
+
+
+def test_chunks_of_the_head_cover_the_rows_in_order() -> None:
+    parts = loss.chunks(TensorType((130, 24), "bf16"), TensorType((43, 24), "bf16"), {"chunk": 32, "ignore_index": -1, "z_loss": 0.0}, True)
+    assert [(p.start, p.rows) for p in parts] == [(0, 32), (32, 32), (64, 32), (96, 32), (128, 2)]
+    assert [p.gemms[2].out for p in parts] == ["f32"] + ["f32+="] * 4
+    assert all(p.loss.stride == 48 for p in parts)
+
+
+def test_bf16_there_and_back() -> None:
+    t = TensorType((3, 5), "bf16")
+    x = np.array([0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, 2.0**-130, 3.0, 1e38, 0.5, 0.25, 7.0, -9.0, 128.0], np.float32)
+    x = x.reshape(3, 5)
+    x = (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    assert from_device(to_device(x, t), t).tobytes() == x.tobytes()
+    with pytest.raises(InputError, match="value that bf16 has not"):
+        to_device(np.full((3, 5), 1.001), t)
+
+
+def test_classes_and_what_carries_over() -> None:
+    for c in (H200, H100):
+        assert class_of_key(c.key) == c
+    assert class_of_key(machine_class().key) == machine_class()
+    with pytest.raises(InputError):
+        GpuClass.from_key("cuda_90_H200")
+    kernel = house()["matmul.bf16.sm90"]
+    carried = {g: policy.carries(kernel, g, H100, H200, blas=False) for g in ("parity", "gradient", "determinism", "faults", "perf")}
+    assert carried == {"parity": True, "gradient": True, "determinism": False, "faults": False, "perf": False}
+    assert not policy.carries(kernel, "parity", machine_class(), H200, blas=False)
+    assert not policy.carries(kernel, "parity", replace(H100, capability="sm100"), H200, blas=False)
+
+
+def test_each_family_has_its_reference_class(tmp_path: Path) -> None:
+    write_reference(tmp_path, H200)
+    write_reference(tmp_path, machine_class())
+    assert reference_classes(tmp_path) == {"cpu": machine_class().key, "cuda": H200.key}
+    (tmp_path / "REFERENCE").write_text(f"{H200.key}\n{H100.key}\n")
+    with pytest.raises(InputError, match="two reference classes"):
+        reference_classes(tmp_path)
+
+
+def test_the_digest_of_a_kernel_holds_its_binaries() -> None:
+    digests = component_digests(house()["attention.bf16.sm90"], "parity")
+    assert set(digests) == {"implementation", "row", "cases", "measure", "binaries"}
+    assert "binaries" not in component_digests(house()["matmul.f32.cpu"], "parity")
+
+
+@pytest.mark.skipif(gpu_class() is not None, reason="this machine has a GPU")
+def test_without_a_gpu_gates_are_not_run_and_say_why() -> None:
+    kernel = house()["matmul.bf16.sm90"]
+    assert "sm_90a" in why_not_here(kernel) and class_here(kernel) is None
+    assert run.tasks(house(), [kernel.id], stale=False) == []
+    assert "sm_90a" in run.not_here(house(), [kernel.id])[kernel.id]
+
+
+def test_every_kernel_has_cases_and_timed_calls_inside_its_envelope() -> None:
+    for c in kernels():
+        if c.op != "update_scalars":
+            todo = subjects.cases(c, "5eed" * 8)
+            assert len(todo) >= 2, f"{c.id}: {len(todo)} cases"
+        calls = timed_calls(c)
+        assert calls, c.id
+        for call in calls:
+            assert c.envelope.why_outside(call.types, call.attrs) is None, c.id
+    assert len(large_names(house()["matmul.bf16.sm90"])) > 20
+
+
+def test_operands_of_other_types_are_outside() -> None:
+    kernel = house()["attention_bwd.bf16.sm90"]
+    bf16, f32 = TensorType((1, 64, 2, 64), "bf16"), TensorType((1, 2, 64), "f32")
+    attrs = {"causal": True, "window": 0, "scale": 0.125}
+    assert kernel.envelope.why_outside([bf16] * 5 + [f32], attrs) is None
+    assert "bf16 operands" in str(kernel.envelope.why_outside([bf16] * 4 + [replace(bf16, dtype="f32"), f32], attrs))
+    wide = [TensorType((1, 64, 2, 80), "bf16")] * 5 + [f32]
+    assert "head width" in str(kernel.envelope.why_outside(wide, attrs))
