@@ -95,6 +95,8 @@ def train(
         if loop.step < cfg.train.steps:
             with Board(talk, loop.step, cfg.train.steps, flops, peak) as board:
                 finished = loop.run(Watch(board.step, board.evaluated, board.saved, stop))
+            with loop.recorder.span("eval"):
+                peak.measure()
             metrics.describe({"peak_flops": peak.flops, "peak_bandwidth": peak.bandwidth})
             if not finished:
                 metrics.mark(ended="stopped")
