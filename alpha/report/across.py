@@ -98,11 +98,12 @@ def _sentence(found: Comparison, a: Run, b: Run) -> str:
     if found.common.verdict not in (SAME, "UNDECIDED"):
         parts.append(f"Everything is {found.common.shift:+.1%} ({found.common.reason}).")
     for r in out[:5]:
-        what = r.name if r.kind == "rank" else f"{r.kind} {r.name}"
+        what = r.name if r.kind in ("rank", "step") else f"{r.kind} {r.name}"
         parts.append(f"{what} is {r.verdict} by {r.own.estimate:+.1%} ({r.own.low:+.1%} to {r.own.high:+.1%}).")
     if len(out) > 5:
         parts.append(f"{len(out) - 5} more rows stand out.")
-    open_rows = sum(r.verdict == "UNDECIDED" for r in found.rows)
-    if open_rows:
-        parts.append(f"{open_rows} of {len(found.rows)} rows are UNDECIDED.")
+    undecided = [f"{r.name} ({r.reason})" for r in found.rows if r.verdict == "UNDECIDED"]
+    if undecided:
+        parts.append(f"{len(undecided)} of {len(found.rows)} rows are UNDECIDED: {', '.join(undecided[:3])}"
+                     f"{' and others' if len(undecided) > 3 else ''}.")
     return " ".join(parts)

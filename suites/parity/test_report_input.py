@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -181,6 +182,18 @@ def test_bad_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
         assert main(words) == 2
         assert said in capsys.readouterr().err
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+def test_the_default_is_the_run_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, age in (("old", 500), ("new", 100), ("older", 900)):
+        path = made_runs.make(tmp_path / "runs" / name, steps=5)
+        for file in path.iterdir():
+            os.utime(file, (1e9 - age, 1e9 - age))
+    (tmp_path / "runs" / "notes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main([]) == 0
+    assert capsys.readouterr().out.split() == ["reports/new/report.html", "reports/new/report.md"]
+    assert (tmp_path / "reports/new/report.html").is_file()
 
 
 def test_two_runs_of_one_name(tmp_path: Path) -> None:
