@@ -34,6 +34,8 @@ def aligned(shape, dtype, poison=True):
     if APART:
         raw = cuda.pagelocked_empty(max(n, 1), np.uint8, mem_flags=FLAGS)
         raw[:] = 0xFF
+        KEEP.append(raw)  # a caller may keep the address alone
+        del KEEP[:-256]
         return raw[:n].view(dt).reshape(shape)
     room = (n + 511) // 256 * 256
     if at + room > POOL.nbytes:
