@@ -7,7 +7,7 @@ that is being written is seen at one moment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,7 @@ class Run:
     def provenance(self) -> dict[str, Any]:
         """What stands beside every figure of this run."""
         sources = [s.get("source", {}) for s in self.manifest.get("sessions", [])]
-        commits = list(dict.fromkeys(str(s.get("commit", "unknown"))[:12] + ("+changes" if s.get("dirty") else "") for s in sources))
-        if not commits:
-            dirty = "+changes" if self.metadata.get("dirty") else ""
-            commits = [self.metadata.get("commit", "unknown")[:12] + dirty]
+        commits = list(dict.fromkeys(_commit(s) for s in sources)) or [_commit(self.metadata)]
         version, convention = self.flops_model
         return {
             "run": self.shown, "status": self.mark or "GATED", "commit": ", ".join(commits),
@@ -172,6 +169,11 @@ def checked(run: Run) -> Run:
     check(run.path, run.version, run.tables, run.notes)
     run.notes += _endings(run.tables["sessions"]) if run.version > 1 else []
     return run
+
+
+def _commit(source: Mapping[str, Any]) -> str:
+    """The commit that ran, and whether files differed from it."""
+    return str(source.get("commit", "unknown"))[:12] + ("" if source.get("dirty", "") in ("", "unknown") else "+changes")
 
 
 def distinct(runs: Sequence[Run]) -> None:

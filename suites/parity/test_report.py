@@ -181,6 +181,16 @@ def test_every_figure_carries_its_provenance(pages: Path) -> None:
                 assert part in text, f"{name}: {part}"
 
 
+def test_the_commits_of_a_run(tmp_path: Path) -> None:
+    run = reading.load(made_runs.make(tmp_path / "r", steps=5))
+    sources = [{"commit": "a" * 40, "dirty": ""}, {"commit": "b" * 40, "dirty": "c" * 64}, {"commit": "a" * 40, "dirty": ""},
+               {"commit": "unknown", "dirty": "unknown"}]  # fmt: skip
+    run.manifest["sessions"] = [{"source": s} for s in sources]
+    assert run.provenance()["commit"] == f"{'a' * 12}, {'b' * 12}+changes, unknown"
+    run.manifest = {}
+    assert run.provenance()["commit"] == "0123456789ab"
+
+
 def test_the_page_is_self_contained(pages: Path) -> None:
     text = (pages / "report.html").read_text()
     page = Page(text)
