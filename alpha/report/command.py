@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"--{name} is too small", came=getattr(args, name), expected=f"{least} or more")
     from alpha.registry.status import Registry
     from alpha.report import runs as reading
-    from alpha.report.build import build
+    from alpha.report.extra import matplotlib  # noqa: F401, asked for first, so that a missing one is one clear error
+    from alpha.report.build import build  # isort: skip
     from alpha.report.write import MARKDOWN, write
     from alpha.train.house import house
 

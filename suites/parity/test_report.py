@@ -306,3 +306,5 @@ def test_the_extra_is_asked_for_only_by_reports(run_a: Path) -> None:
     assert light.returncode == 0, light.stderr
     done = python(blocked + f"from alpha.report.command import main; sys.exit(main([{str(run_a)!r}]))")
     assert done.returncode == MachineError.exit_code and "pip install alpha[report]" in done.stderr and "Traceback" not in done.stderr
+    done = python(f"import sys; sys.modules['matplotlib'] = None\nfrom alpha.report.command import main; sys.exit(main([{str(run_a)!r}]))")
+    assert done.returncode == MachineError.exit_code and "pip install alpha[report]" in done.stderr and "Traceback" not in done.stderr
