@@ -21,6 +21,7 @@ from alpha.registry import check as registry_check
 from alpha.registry import policy
 from alpha.registry.evidence import default_roots, local_root, shipped_root
 from alpha.registry.faults import load_faults
+from alpha.registry.gpu import class_here
 from alpha.registry.judge import NOT_RUN, PASS, Judgement
 from alpha.registry.machine import machine_class
 from alpha.registry.record import Record
@@ -73,7 +74,8 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
     if not todo:
         out.print("nothing to run: every gate asked for has current, passing evidence" if stale else "nothing to run: the gate is not owed")
         return 0
-    out.print(f"{len(todo)} gates on {machine_class().describe()}, about {sum(t.seconds for t in todo):.0f} s")
+    here = dict.fromkeys(c.describe() for t in todo if (c := class_here(t.component)) is not None)
+    out.print(f"{len(todo)} gates on {'; '.join(here)}, about {sum(t.seconds for t in todo):.0f} s")
 
     def said(task: run.Task, record: Record, judgement: Judgement) -> None:
         out.print(f"{_said(judgement.verdict):24} {task.component.id:28} {task.gate:12} {len(record.cases):3} cases "
