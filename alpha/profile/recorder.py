@@ -88,6 +88,12 @@ class Recorder:
         self._step_ns = self.clock() - self._began
         return self._step_ns
 
+    def so_far(self) -> None:
+        """Enqueue the row of the step interval as it stands; it is replaced when the interval closes. For a checkpoint: what a kill right
+        after it would lose would not run again."""
+        if self._step is not None and self.store is not None:
+            self.store.add("step_timing", self._row(self.clock()))
+
     def finish(self) -> None:
         """The session ends: close the last interval."""
         self._close(self.clock())
@@ -186,18 +192,24 @@ class Recorder:
         self._step_ns = self._launches = self._enqueue = 0
         self._profile, self._events, self.profiling = {}, [], False
 
+    def _row(self, now: int) -> dict[str, int]:
+        """The row of step_timing of the interval from `begin` to `now`."""
+        assert self.store is not None and self._step is not None
+        spent, overlapped = list(self._spent), dict(self._overlapped)
+        if self._device:
+            spent, over = partition(self._began, now, self._host, self._device, len(PHASES), _INDEX["idle"])
+            for name in OVERLAPPING:
+                overlapped[name] += over[_INDEX[name]]
+        wall = now - self._began
+        row = {"step": self._step, "rank": self.store.rank, "session": self.store.session, "began_ns": self._began, "wall_ns": wall,
+               "step_ns": self._step_ns, "profiled": int(self.profiling), "launches": self._launches, "enqueue_ns": self._enqueue}
+        row |= {f"{name}_ns": ns for name, ns in zip(PHASES, spent)} | {f"{name}_overlapped_ns": ns for name, ns in overlapped.items()}
+        return {**row, "unexplained_ns": wall - sum(spent)}
+
     def _close(self, now: int) -> None:
         if self._step is not None and self.store is not None:
-            wall, key = now - self._began, {"step": self._step, "rank": self.store.rank}
-            row = {**key, "session": self.store.session, "began_ns": self._began, "wall_ns": wall, "step_ns": self._step_ns,
-                   "profiled": int(self.profiling), "launches": self._launches, "enqueue_ns": self._enqueue}
-            if self._device:
-                self._spent, over = partition(self._began, now, self._host, self._device, len(PHASES), _INDEX["idle"])
-                for name in OVERLAPPING:
-                    self._overlapped[name] += over[_INDEX[name]]
-            row |= {f"{name}_ns": ns for name, ns in zip(PHASES, self._spent)}
-            row |= {f"{name}_overlapped_ns": ns for name, ns in self._overlapped.items()}
-            self.store.add("step_timing", {**row, "unexplained_ns": wall - sum(self._spent)})
+            key = {"step": self._step, "rank": self.store.rank}
+            self.store.add("step_timing", self._row(now))
             for (plan, index), (launch, t) in self._profile.items():
                 self.store.add("op_profile", {
                     **key, "plan": plan, "launch": index, "op": launch.op, "component": launch.component, "layer": launch.layer,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from alpha.backends.cuda.executor import CudaExecutor
 from alpha.checkpoint import simple
 from alpha.config import Config
 from alpha.data.sampler import PermutedSampler
@@ -26,7 +27,7 @@ from alpha.optim.init import fill_initial
 from alpha.profile.recorder import Recorder, sampled
 from alpha.profile.store import Store
 from alpha.train import forbidden
-from alpha.train.engine import Executor, refresh
+from alpha.train.engine import Executor, beside, look, refresh
 from alpha.train.evaluate import Evaluation, evaluate, model_inputs
 
 
@@ -67,12 +68,17 @@ class Loop:
         self.program = executor.program
         self.recorder = executor.recorder = Recorder(metrics)
         self.step = 0
+        self._staged: int | None = None
 
     # -- state -----------------------------------------------------------------------------------------------------------------
 
     def states(self) -> simple.States:
         """What a checkpoint holds: every kind that the plan `snapshot` names, as (layout, flat array)."""
         return {kind: (self.program.states[kind], self.executor.state(kind)) for kind in self.program.plans["snapshot"].outputs}
+
+    def snapshot(self) -> simple.States:
+        """The same to be written down: nothing goes back into the state."""
+        return {kind: (self.program.states[kind], look(self.executor, kind)) for kind in self.program.plans["snapshot"].outputs}
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint must agree on with the run that loads it."""
@@ -108,7 +114,7 @@ class Loop:
                "restore the corpus it was started on (another Python has another standard library), or start a new run")  # fmt: skip
         simple.load(path, self.states())
         refresh(self.executor)
-        counted = int(self.executor.state("counter")[0])
+        counted = int(look(self.executor, "counter")[0])
         if not counted == saved.step == stored.get("next_step"):
             raise CorruptError(
                 f"checkpoint {path} disagrees with itself about its step",
@@ -123,18 +129,19 @@ class Loop:
     def save(self) -> Path:
         """Checkpoint the state as it stands, after what was measured: so no row is lost of a step that will not run again."""
         with self.recorder.span("checkpoint"):
+            self.recorder.so_far()
             self.metrics.flush()
-            return simple.save(self.checkpoints, self.step, self.states(), self.facts(), keep=self.cfg.train.keep)
+            return simple.save(self.checkpoints, self.step, self.snapshot(), self.facts(), keep=self.cfg.train.keep)
 
     # -- one step --------------------------------------------------------------------------------------------------------------
 
-    def inputs(self, call: Step) -> dict[str, np.ndarray]:
-        """The batch of one call of the schedule; empty for calls without text (tree, update)."""
+    def inputs(self, call: Step, step: int | None = None) -> dict[str, np.ndarray]:
+        """The batch of one call of the schedule, of this step or another; empty for calls without text (tree, update)."""
         plan = self.program.plans[call.plan]
         if call.shard is None or call.micro is None:
             return {}
         batch = self.sampler.batch(
-            self.step,
+            self.step if step is None else step,
             call.shard,
             self.cfg.train.shards,
             micro=call.micro,
@@ -149,10 +156,18 @@ class Loop:
         recorder.begin(self.step, profiled=sampled(self.step, self.cfg.train.steps, self.cfg.train.profile))
         out: dict[str, np.ndarray] = {}
         with np.errstate(all="ignore"):  # a bad value is the finite flag's business, not a warning's
+            device = beside(self.executor)
             for call in self.program.schedule:
-                with recorder.span("data_load"):
-                    inputs = self.inputs(call)
-                out = self.executor.run(call.plan, inputs)
+                if device is None:
+                    with recorder.span("data_load"):
+                        inputs = self.inputs(call)
+                    out = self.executor.run(call.plan, inputs)
+                else:
+                    self.enqueue(device, call)
+            if device is not None:
+                self.stage(device)
+                with recorder.span("device_to_host"):
+                    out = device.outputs(self.program.schedule[-1].plan)
         with recorder.span("device_to_host"):
             total, count, norm, lr, coefficient, finite = (
                 float(out[name]) for name in ("loss_sum", "count", "norm", "lr", "coefficient", "finite")
@@ -176,6 +191,27 @@ class Loop:
             self.note_memory()
         self.step += 1
         return result
+
+    def enqueue(self, device: CudaExecutor, call: Step) -> None:
+        """Hand one call to the device, which may still be at an earlier one; the step's first batch is there already if it was staged."""
+        if call == self.program.schedule[0] and self._staged == self.step:
+            device.enqueue(call.plan)
+            return
+        with self.recorder.span("data_load"):
+            inputs = self.inputs(call)
+        device.enqueue(call.plan, inputs)
+
+    def stage(self, device: CudaExecutor) -> None:
+        """While the device computes this step: make the first batch of the next one and send it."""
+        following = self.step + 1
+        if following >= self.cfg.train.steps:
+            return
+        first = self.program.schedule[0]
+        with self.recorder.span("data_load"):
+            inputs = self.inputs(first, following)
+        with self.recorder.span("host_to_device"):
+            device.stage(first.plan, inputs)
+        self._staged = following
 
     def note_memory(self) -> None:
         """Planned and resident bytes of each arena, now."""

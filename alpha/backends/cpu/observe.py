@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,10 @@ PAGE = os.sysconf("SC_PAGESIZE")
 
 @dataclass
 class HandOver:
-    """One call of Workers.run, in ns of the recorder's clock: called, returned, and for each task (worker, start, stop)."""
+    """One call of Workers.run, in ns of the recorder's clock: called, returned, and for each task (worker, start, stop).
+
+    Worker 0 is the thread that called; which helper takes a task is decided as it goes.
+    """
 
     called: int
     returned: int = 0
@@ -33,6 +37,7 @@ class ObservedWorkers(Workers):
     def __init__(self, n: int) -> None:
         self._seen: list[HandOver] | None = None
         self._clock: Callable[[], int] = lambda: 0
+        self._helpers: dict[int, int] = {}
         super().__init__(n)
 
     @contextmanager
@@ -49,19 +54,25 @@ class ObservedWorkers(Workers):
             super().run(tasks)
             return
         clock, over = self._clock, HandOver(self._clock())
+        caller = threading.get_ident()
 
-        def timed(i: int, task: Callable[[], None]) -> Callable[[], None]:
+        def timed(task: Callable[[], None]) -> Callable[[], None]:
             def run() -> None:
                 start = clock()
                 try:
                     task()
                 finally:
-                    over.tasks.append((i % self.n, start, clock()))
+                    over.tasks.append((0 if threading.get_ident() == caller else self._number(), start, clock()))
             return run
 
-        super().run([timed(i, task) for i, task in enumerate(tasks)])
+        super().run([timed(task) for task in tasks])
         over.returned = clock()
         self._seen.append(over)
+
+
+    def _number(self) -> int:
+        """Which helper this thread is: 1, 2, ... in the order in which they were first seen."""
+        return self._helpers.setdefault(threading.get_ident(), len(self._helpers) + 1)
 
 
 def note(recorder: Recorder, plan: Plan, index: int, launch: Launch, start: int, stop: int, seen: Sequence[HandOver]) -> None:
