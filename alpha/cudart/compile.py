@@ -7,26 +7,23 @@ changes the digest of the sources but not the cubin itself (`Cubin.binary_digest
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from alpha.errors import InputError, MachineError
+from alpha.cudart.toolchain import find_nvcc
+from alpha.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KERNELS = REPOSITORY / "kernels"
 CACHE = REPOSITORY / ".alpha" / "cubins"
-NVCC_RELEASE = "13.0"
 FLAGS = (
     "-cubin",
     "-gencode=arch=compute_90a,code=sm_90a",
@@ -78,37 +75,6 @@ class Cubin:
     digest: str
     binary_digest: str
     resources: dict[str, Resources]
-
-
-@functools.cache
-def find_nvcc() -> tuple[Path, str]:
-    """Path and full version (such as `V13.0.88`) of the pinned compiler: the PyPI package, then PATH, then /usr/local.
-
-    MachineError if there is none of release NVCC_RELEASE; it lists the others that were found.
-    """
-    candidates = [Path(p) / "nvidia" / "cu13" / "bin" / "nvcc" for p in sys.path if p]
-    on_path = shutil.which("nvcc")
-    candidates += [Path(on_path)] if on_path else []
-    candidates += [Path(f"/usr/local/cuda-{NVCC_RELEASE}/bin/nvcc"), Path("/usr/local/cuda/bin/nvcc")]
-    seen: list[str] = []
-    for path in candidates:
-        if not path.is_file():
-            continue
-        try:
-            text = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=60).stdout
-        except (OSError, subprocess.SubprocessError) as error:
-            seen.append(f"{path}: {error}")
-            continue
-        match = re.search(r"release (\d+\.\d+), (V\S+)", text)
-        if match and match[1] == NVCC_RELEASE:
-            return path, match[2]
-        seen.append(f"{path}: {match[2] if match else 'unknown version'}")
-    raise MachineError(
-        f"no nvcc of release {NVCC_RELEASE} on this machine",
-        came="; ".join(seen) or "no nvcc at all",
-        expected=f"nvcc {NVCC_RELEASE}, which the evidence's cubins are built with",
-        do=f"python3 -m pip install 'nvidia-cuda-nvcc=={NVCC_RELEASE}.*', or install CUDA {NVCC_RELEASE} in /usr/local",
-    )
 
 
 def included_files(path: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 An entry's key is a digest of everything that decides the machine code: flags, defines, compiler version, and the text of the source and
 its headers without comments. The compiler is deterministic, so an equal key means an equal cubin, and evidence can be held against
-today's sources without compiling anything. `built` compiles all of them and says where the manifest is wrong.
+today's sources without compiling anything. `alpha kernels check` compiles all of them and says where the manifest is wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from alpha.cudart import compile as nvcc
-from alpha.cudart.compile import Source, compile_all, compile_kernel
+from alpha.cudart.compile import Cubin, Source, compile_all, compile_kernel
+from alpha.cudart.toolchain import INSTALL, find_nvcc
 from alpha.errors import CorruptError, MachineError
 
 PATH = nvcc.REPOSITORY / "baselines" / "cubins.json"
@@ -118,9 +119,8 @@ def binary_digests(sources: Iterable[Source]) -> dict[str, str]:
 def build(sources: Iterable[Source], path: Path = PATH) -> list[str]:
     """Compile all and write the manifest of exactly these; returns what changed against the one that was there, by source."""
     wanted = sorted(dict.fromkeys(sources), key=str)
-    if nvcc.find_nvcc()[1] != COMPILER:
-        raise MachineError("the manifest is written by the pinned compiler alone", came=nvcc.find_nvcc()[1], expected=COMPILER,
-                           do=f"python3 -m pip install nvidia-cuda-nvcc=={COMPILER[1:]}")
+    if find_nvcc()[1] != COMPILER:
+        raise MachineError("the manifest is written by the pinned compiler alone", came=find_nvcc()[1], expected=COMPILER, do=INSTALL)
     fresh = {key_of(s): {"source": str(s), "binary": c.binary_digest, "resources": {n: vars(r) for n, r in sorted(c.resources.items())}}
              for s, c in zip(wanted, compile_all(wanted))}
     old = {str(e["source"]): e for e in load(path).values()}
@@ -134,17 +134,13 @@ def build(sources: Iterable[Source], path: Path = PATH) -> list[str]:
     return changed
 
 
-def differences(sources: Iterable[Source], path: Path = PATH) -> list[str]:
-    """Compile all, and say where the manifest has no entry, another binary or other resources: what CI runs. MachineError without nvcc."""
-    wanted = sorted(dict.fromkeys(sources), key=str)
-    known = load(path)
-    found = []
-    for source, cubin in zip(wanted, compile_all(wanted)):
-        entry = known.get(key_of(source))
-        if entry is None:
-            found.append(f"{source}: not in the manifest")
-        elif entry["binary"] != cubin.binary_digest:
-            found.append(f"{source}: other machine code than the manifest says")
-        elif entry["resources"] != {n: vars(r) for n, r in cubin.resources.items()}:
-            found.append(f"{source}: other registers, spills or shared memory than the manifest says")
-    return found
+def difference(source: Source, cubin: Cubin, known: Mapping[str, dict[str, Any]]) -> str:
+    """Where `known` (what `load` gave) is wrong about a compiled file; '' if nowhere."""
+    entry = known.get(key_of(source))
+    if entry is None:
+        return "not in the manifest"
+    if entry["binary"] != cubin.binary_digest:
+        return "other machine code than the manifest says"
+    if entry["resources"] != {n: vars(r) for n, r in cubin.resources.items()}:
+        return "other registers, spills or shared memory than the manifest says"
+    return ""
