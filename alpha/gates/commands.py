@@ -13,10 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from alpha.backends.cuda.binaries import sources_of
 from alpha.component import GATES
-from alpha.cudart import manifest
-from alpha.cudart.compile import Source
 from alpha.errors import InputError
 from alpha.gates import audit, catches, mutants, operating, perf, run
 from alpha.gates.recompute import recompute
@@ -199,17 +196,6 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
             if not fate.caught_by and not fate.excuse:
                 out.print(f"survived: {fate.mutant.name}", markup=False)
     return 1 if survivors else 0
-
-
-def cmd_kernels(*, check: bool = False, console: Console | None = None) -> int:
-    """Compile every kernel of the GPU and write baselines/cubins.json; with `check` compare with it instead, 1 where it is wrong."""
-    out = _console(console)
-    sources = [*sources_of(house()), Source.of("probe/peak.cu", {})]
-    found = manifest.differences(sources) if check else manifest.build(sources)
-    for line in found:
-        out.print(line, markup=False)
-    out.print(f"{len(sources)} compiled files, {len(found)} {'not as the manifest says' if check else 'changed'}")
-    return 1 if check and found else 0
 
 
 def cmd_audit(n: int = 5, *, seed: int | None = None, console: Console | None = None) -> int:
