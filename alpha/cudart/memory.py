@@ -89,6 +89,13 @@ def download(span: Span, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return array
 
 
+def fetch(array: np.ndarray, span: Span, stream: Any) -> None:
+    """Enqueues a copy of the start of `span` into a page-locked, C-contiguous array, which is there when the stream has come so far."""
+    if array.nbytes > span.nbytes or not array.flags.c_contiguous:
+        raise ShapeError("span does not fill the array", came=f"{span.nbytes} bytes", expected=f"{array.nbytes} bytes, C-contiguous")
+    _bindings.pycuda_driver().memcpy_dtoh_async(array, span.address, stream)
+
+
 def fill(span: Span, byte: int, stream: Any = None) -> None:
     """Sets every byte of `span` (0xff makes NaN of bf16, fp16, fp32 and fp64)."""
     driver = _bindings.driver()

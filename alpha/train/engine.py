@@ -43,6 +43,17 @@ def open_executor(program: Program, catalogue: Catalogue) -> Executor:
     return _EXECUTORS[backend](program, catalogue)
 
 
+def beside(executor: Executor) -> CudaExecutor | None:
+    """The executor, if it computes beside the host: its `enqueue`, `stage` and `outputs` let the next batch be made meanwhile."""
+    return executor if isinstance(executor, CudaExecutor) else None
+
+
+def look(executor: Executor, kind: str) -> np.ndarray:
+    """The flat array of one kind of state to read only: of a device, a copy that does not go back."""
+    device = beside(executor)
+    return executor.state(kind) if device is None else device.look(kind)
+
+
 def refresh(executor: Executor) -> None:
     """After parameters were drawn or loaded: make what the kernels read from them (a bf16 program's copy of the f32 weights)."""
     if "narrow" in executor.program.plans:

@@ -7,6 +7,8 @@ from functools import cache
 from alpha.backends.cpu.catalogue import fill as fill_cpu
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cuda.catalogue import fill as fill_cuda
+from alpha.backends.cuda.executor import CudaExecutor
+from alpha.backends.cuda.lib import SM90A
 from alpha.checkpoint.components import fill as fill_checkpoint
 from alpha.component import Catalogue, Component
 from alpha.data.catalogue import fill as fill_data
@@ -21,6 +23,8 @@ from alpha.train.components import fill as fill_train
 _RUN, _MODELS = "alpha.gates.cases.run", "alpha.gates.cases.models"
 OWN = (
     Component(id="executor.cpu", kind="executor", backend="cpu", implementation=CpuExecutor, contract=_RUN),
+    Component(id="executor.cuda", kind="executor", backend="cuda", implementation=CudaExecutor, requires=SM90A,
+              contract="alpha.gates.cases.cuda_run"),
     Component(id="program.step", kind="program", implementation=build_program, contract=_RUN),
     Component(id="optimizer.adamw", kind="optimizer", implementation=adamw, contract=_RUN),
     Component(id="optimizer.sgd", kind="optimizer", implementation=sgd, contract=_RUN),

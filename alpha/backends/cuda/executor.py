@@ -9,13 +9,15 @@ import numpy as np
 
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.observe import Watch
-from alpha.backends.cuda.values import device_bytes, from_device, to_device
+from alpha.backends.cuda.room import check_room
+from alpha.backends.cuda.staging import Results, Staging, check
+from alpha.backends.cuda.values import device_bytes, from_device
 from alpha.component import Catalogue
 from alpha.cudart.device import Device
 from alpha.cudart.graph import Graph, capture
 from alpha.cudart.manifest import COMPILER
-from alpha.cudart.memory import Arena, Span, download, fill, upload
-from alpha.errors import GraphError, InputError, NonFiniteError
+from alpha.cudart.memory import Arena, Span, download, fetch, fill, upload
+from alpha.errors import GraphError, NonFiniteError
 from alpha.graph.plan import Launch, Plan, Program, Ref
 from alpha.profile.recorder import Recorder
 from alpha.registry.gpu import gpu_class
@@ -26,7 +28,10 @@ class CudaExecutor:
     """Runs the Plans of one Program on one GPU. Arenas are exactly as large as the Program says, at addresses that never change.
 
     program: whose plans to bind. catalogue: the kernels. index: which GPU. `captured` False runs every launch by itself, for
-    comparison: same kernels, same addresses, same bits.
+    comparison: same kernels, same addresses, same bits. MachineError, before anything is allocated, where the Program does not fit.
+
+    `run` waits for the outputs of plans that have any. A loop that has better to do calls `enqueue`, then `stage` with the next batch,
+    which is copied while the device computes, then `outputs`.
     """
 
     def __init__(self, program: Program, catalogue: Catalogue, *, index: int = 0, captured: bool = True) -> None:
@@ -34,6 +39,7 @@ class CudaExecutor:
         self.stream, self.recorder = self.device.stream(), Recorder()
         self._watch: Watch | None = None
         self._base = self.device.free_memory()
+        check_room(program, self._base)
         self.arenas = {name: Arena(n, name=f"arena {name}") for name, n in program.arenas().items()}
         for arena in self.arenas.values():
             fill(Span(arena.address, arena.nbytes), 0, self.stream)
@@ -41,6 +47,9 @@ class CudaExecutor:
         self._constants: dict[Hashable, Arena] = {}
         self._bound = {name: self._bind(plan, catalogue) for name, plan in program.plans.items()}
         self._graphs: dict[tuple[str, bool], Graph] = {}
+        self._staging = Staging(self.device, program)
+        self._places = {name: {k: self.span(r) for k, r in plan.inputs.items()} for name, plan in program.plans.items()}
+        self._results = {name: Results.of(plan) for name, plan in program.plans.items()}
         self.stream.synchronize()
 
     def _bind(self, plan: Plan, catalogue: Catalogue) -> list[tuple[Launch, Callable[[int], None]]]:
@@ -71,12 +80,16 @@ class CudaExecutor:
     def state(self, kind: str) -> np.ndarray:
         """The flat array of one kind of state, padding included, as it is now: a host copy. What is written into it before the next run,
         replay or state of the same kind goes to the device then, so that it serves like the memory itself."""
+        self._lent[kind] = self.look(kind)
+        return self._lent[kind]
+
+    def look(self, kind: str) -> np.ndarray:
+        """The same to read only: nothing goes back."""
         self._return()
         layout = self.program.states[kind]
         arena = self.arenas[f"state.{kind}"]
         self.stream.synchronize()
-        self._lent[kind] = download(Span(arena.address, arena.nbytes), (layout.size,), NUMPY[layout.dtype])
-        return self._lent[kind]
+        return download(Span(arena.address, arena.nbytes), (layout.size,), NUMPY[layout.dtype])
 
     def _return(self) -> None:
         """Upload what `state` has handed out since the last run."""
@@ -87,35 +100,60 @@ class CudaExecutor:
 
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns copies of the outputs when they are there."""
-        self.enqueue(plan, inputs)
+        self.enqueue(plan, inputs or {})
         with self.recorder.span("device_to_host"):
-            found = {k: self.read(r) for k, r in self.program.plans[plan].outputs.items()}
-        if found and self._watch is not None:
-            self._watch.collect(self.recorder)  # reading has waited for the stream
-        return found
+            return self.outputs(plan)
+
+    def stage(self, plan: str, inputs: Mapping[str, np.ndarray]) -> None:
+        """Begin to copy the inputs of the next `enqueue` of this plan, beside what runs."""
+        self._staging.send(self.program.plans[plan], inputs)
 
     def enqueue(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
-        """The same without waiting for the result: uploads the inputs, then one graph launch."""
+        """The same without waiting for the result: one upload, then one graph launch. `inputs` None: those that were staged."""
         recorder, found = self.recorder, self.program.plans[plan]
         self._return()
         with recorder.span("host_to_device"):
-            self._feed(found, inputs or {})
-        if not self._bound[plan]:
-            return
+            self._feed(found, inputs)
+        if self._bound[plan]:
+            self._launch(found)
+        results = self._results[plan]
+        if results is not None:
+            for name, ref in found.outputs.items():
+                fetch(results.host(name), self.span(ref), self.stream)
+
+    def outputs(self, plan: str) -> dict[str, np.ndarray]:
+        """Copies of the outputs of this plan as it was last enqueued; waits for them."""
+        found, results = self.program.plans[plan].outputs, self._results[plan]
+        if not found:
+            return {}
+        self.stream.synchronize()
+        if results is None:
+            read = {k: self.read(r) for k, r in found.items()}
+        else:
+            read = {k: from_device(results.host(k).reshape(r.type.shape).copy(), r.type) for k, r in found.items()}
+        if self._watch is not None:
+            self._watch.collect(self.recorder)  # the stream has been waited for
+        return read
+
+    def _launch(self, plan: Plan) -> None:
+        """Enqueue a plan's launches: one graph, or on a profiled step each by itself."""
+        recorder, bound = self.recorder, self._bound[plan.name]
         began, watched = recorder.clock(), recorder.watching
-        if watched and self._watch is None:
-            self._watch = Watch(self.stream)
+        if watched:
+            if self._watch is None:
+                self._watch = Watch(self.stream)
+            self._watch.make_room(plan, recorder)
         if watched and recorder.profiling:
-            self.watch.launch_each(found, self._bound[plan], int(self.stream.handle), recorder.clock)
+            self.watch.launch_each(plan, bound, int(self.stream.handle), recorder.clock)
             return
         if self.captured:
-            if (plan, watched) not in self._graphs:
-                self._graphs[plan, watched] = capture(lambda stream: self._launch_all(found, watched), self.stream)
-            self._graphs[plan, watched].launch(self.stream)
+            if (plan.name, watched) not in self._graphs:
+                self._graphs[plan.name, watched] = capture(lambda stream: self._launch_all(plan, watched), self.stream)
+            self._graphs[plan.name, watched].launch(self.stream)
         else:
-            self._launch_all(found, watched)
+            self._launch_all(plan, watched)
         if watched:
-            self.watch.launched(found)
+            self.watch.launched(plan)
             recorder.enqueued(recorder.clock() - began)
 
     @property
@@ -149,15 +187,13 @@ class CudaExecutor:
                         f"model line {launch.source}", came=f"output {k} {ref.type} at {where}: {found[tuple(where)]}",
                         expected="finite values", do="look at the inputs of this op: learning rate, data, initialisation")
 
-    def _feed(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:
-        if set(inputs) != set(plan.inputs):
-            raise InputError(f"plan {plan.name} needs other inputs", came=sorted(inputs), expected=sorted(plan.inputs))
-        for name, ref in plan.inputs.items():
-            x = np.asarray(inputs[name])
-            if x.shape != ref.type.shape or x.dtype != NUMPY[ref.type.dtype]:
-                raise InputError(f"input {name} of plan {plan.name} has another type", came=f"{x.dtype}{list(x.shape)}", expected=ref.type)
-        for name, ref in plan.inputs.items():
-            upload(self.span(ref), to_device(np.asarray(inputs[name]), ref.type), self.stream)
+    def _feed(self, plan: Plan, inputs: Mapping[str, np.ndarray] | None) -> None:
+        if not plan.inputs:
+            check(plan, inputs or {})
+            return
+        if inputs is not None or not self._staging.holds(plan.name):
+            self._staging.send(plan, inputs or {})
+        self._staging.deliver(plan, self._places[plan.name], self.stream)
 
     def resident(self) -> dict[str, int]:
         """Bytes allocated for each arena, and under 'device' what this process took of the device since the executor was opened."""
@@ -176,6 +212,7 @@ class CudaExecutor:
             graph.destroy()
         if self._watch is not None:
             self._watch.free()
+        self._staging.free()
         for arena in (*self.arenas.values(), *self._constants.values()):
             arena.free()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import count, groupby, pairwise
 from typing import Any
 
-from alpha.cudart.mark import Marks
+from alpha.cudart.mark import PLACES, Marks
 from alpha.graph.plan import Launch, Plan
 from alpha.profile.phases import phase_of
 from alpha.profile.recorder import Recorder
@@ -32,10 +32,17 @@ class Watch:
     """Collects the stamps of one step's Segments until the stream has been waited for, then tells the recorder."""
 
     def __init__(self, stream: Any) -> None:
-        self.marks = Marks(stream)
+        self.marks, self._stream = Marks(stream), stream
         self._pending: list[tuple[Plan, bool, list[tuple[int, int]]]] = []  # plan, profiled, host times of its launches
         self._steps = 0
         self._runs: dict[str, list[tuple[int, int]]] = {}
+
+    def make_room(self, plan: Plan, recorder: Recorder) -> None:
+        """Before a Segment is enqueued: where the ring cannot hold its stamps beside those that wait, wait and collect."""
+        waiting = sum(len(p.launches) + 1 for p, _, _ in self._pending)
+        if waiting + len(plan.launches) + 1 > PLACES:
+            self._stream.synchronize()
+            self.collect(recorder)
 
     def launch_all(self, plan: Plan, bound: Bound, stream: int) -> None:
         """Enqueue every launch, with a stamp before the first and after each run of one phase. May be captured."""

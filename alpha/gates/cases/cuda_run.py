@@ -1,0 +1,422 @@
+"""Cases of the executor of the GPU: whole 2-layer bf16 models against the float64 oracle, and what may not move a bit. Floor 7."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
+
+import numpy as np
+
+from alpha.backends.cuda.catalogue import fill
+from alpha.backends.cuda.executor import CudaExecutor
+from alpha.component import Catalogue, Measured
+from alpha.errors import InputError, MachineError, NonFiniteError
+from alpha.gates.cases.mixed import MACHINE, by_tensor, mixed_graph
+from alpha.gates.cases.reference import SCHEDULE, Reference, hash_of, layout_of, random_state, refuses, yes
+from alpha.graph.evaluate import evaluate
+from alpha.graph.ir import Graph, prune
+from alpha.graph.plan import Program
+from alpha.graph.trace import Tracer
+from alpha.models import gpt, llama
+from alpha.ops.numerics import round_to
+from alpha.optim.update import adamw
+from alpha.passes.build import MULTIPROCESSORS, STATS, Model, StepShape, build_program, stats_layout
+
+Case = Callable[[np.random.Generator], Measured]
+Check = Callable[[Reference, np.random.Generator], Measured]
+Batches = dict[tuple[int, int], dict[str, np.ndarray]]
+
+VOCAB, SEQ, BATCH = 72, 48, 2
+DRAWS = 6
+KEPT = ("param", "m", "v")
+"""Kinds of state whose bits two runs must share."""
+
+
+@cache
+def references() -> dict[str, Reference]:
+    """'gpt': dropout, tied head; 'llama': grouped heads, window, untied head, z-loss. Heads are 64 wide, rows ragged to every tile."""
+    g = gpt.GPTConfig(vocab=VOCAB, positions=SEQ, layers=2, width=128, heads=2, dropout=0.1, seed=5)
+    m = llama.LlamaConfig(vocab=VOCAB, positions=SEQ, layers=2, width=128, heads=2, kv_heads=1, hidden=192, window=20, z_loss=1e-3)
+    return {
+        "gpt": Reference("gpt", Model(name="gpt", loss=lambda t, train: gpt.loss(t, g, BATCH, SEQ, train),
+                                      decode=lambda t: gpt.decode(t, g, 1, SEQ)), ("tokens", "targets", "positions", "sample_ids")),
+        "llama": Reference("llama", Model(name="llama", loss=lambda t, train: llama.loss(t, m, BATCH, SEQ, train),
+                                          decode=lambda t: llama.decode(t, m, 1, SEQ)), ("tokens", "targets", "positions")),
+    }
+
+
+@cache
+def kernels() -> Catalogue:
+    """The kernels of the GPU."""
+    catalogue = Catalogue()
+    fill(catalogue)
+    return catalogue
+
+
+@cache
+def program(name: str, shards: int = 1, micros: int = 1, policy: str = "none") -> Program:
+    """A reference Program in bf16, built once per process and kind."""
+    return build_program(name=name, model=references()[name].model, optimizer=adamw(SCHEDULE), catalogue=kernels(), backend="cuda",
+                         threads=MULTIPROCESSORS, precision="bf16", policy=(policy, ()),
+                         shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros))
+
+
+def batch(ref: Reference, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """One microbatch: random tokens, some ignored targets, random sample numbers."""
+    tokens = rng.integers(0, VOCAB, (BATCH, SEQ + 1)).astype(np.int32)
+    targets = tokens[:, 1:].copy()
+    targets[rng.random((BATCH, SEQ)) < 0.2] = -1
+    made = {"tokens": tokens[:, :-1].copy(), "targets": targets, "positions": np.tile(np.arange(SEQ, dtype=np.int32), (BATCH, 1)),
+            "sample_ids": rng.integers(0, 1 << 20, BATCH).astype(np.int32)}
+    return {k: made[k] for k in ref.inputs}
+
+
+def _batches(ref: Reference, rng: np.random.Generator, shards: int, micros: int) -> Batches:
+    return {(s, m): batch(ref, rng) for s in range(shards) for m in range(micros)}
+
+
+def _drawn(ref: Reference, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """float64 state whose parameters are float32 values, with their bf16 copy; step 0."""
+    state = random_state(ref, rng)
+    state["param"] = round_to(state["param"], "f32")
+    return {**state, "param16": round_to(state["param"], "bf16"), "counter": np.zeros_like(state["counter"])}
+
+
+@contextmanager
+def opened(p: Program, param: np.ndarray, *, captured: bool = True) -> Iterator[CudaExecutor]:
+    """An executor that holds these master parameters and their copy."""
+    with CudaExecutor(p, kernels(), captured=captured) as executor:
+        executor.state("param")[...] = param
+        executor.run("narrow")
+        yield executor
+
+
+def _step(executor: CudaExecutor, batches: Batches) -> dict[str, np.ndarray]:
+    out: dict[str, np.ndarray] = {}
+    for s in executor.program.schedule:
+        out = executor.run(s.plan, batches[s.shard, s.micro] if s.shard is not None and s.micro is not None else {})
+    return out
+
+
+def _digest(executor: CudaExecutor) -> str:
+    return hash_of(*(executor.look(k) for k in KEPT))
+
+
+# -- against the oracle ------------------------------------------------------------------------------------------------------------------
+
+
+def _errors(graph: Graph, inputs: dict[str, np.ndarray], state: dict[str, np.ndarray], rng: np.random.Generator,
+            named: Callable[[Graph, dict[str, np.ndarray], object], dict[str, np.ndarray]],
+            ) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
+    """(exact values of these parameters; for each of DRAWS draws of parameters within 2^-8 of them, the norm of what rounding each result
+    to its type adds), by name."""
+    want: dict[str, np.ndarray] = {}
+    naive: dict[str, list[float]] = {}
+    size = state["param"].size
+    for draw in range(DRAWS):
+        nudged = state["param"] * (1 + 2.0**-8 * rng.uniform(-1, 1, size)) if draw else state["param"]
+        moved = {**state, "param": nudged, "param16": round_to(nudged, "bf16")}
+        exact, rounded = (named(graph, inputs, evaluate(graph, inputs, moved, precision=p)) for p in (None, MACHINE))
+        want = want or exact
+        for n, x in exact.items():
+            naive.setdefault(n, []).append(float(np.linalg.norm(rounded[n] - x)))
+    return want, naive
+
+
+def _worst(got: dict[str, np.ndarray], want: dict[str, np.ndarray], naive: dict[str, list[float]]) -> tuple[float, str]:
+    """The largest error over twice the largest naive one, by tensor, and whose it is; inf where a value is not finite."""
+    found = {n: float(np.linalg.norm(got[n] - want[n])) / (2 * max(naive[n])) if np.isfinite(got[n]).all() else np.inf for n in naive}
+    name = max(found, key=lambda n: found[n])
+    return found[name], name
+
+
+def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Loss and gradients of one microbatch. A tensor's gradient errs at most twice what the graph errs whose every result is rounded to
+    its type, the largest of several draws. The loss is one number, whose naive error may be nearly nothing in any draw: it may err by
+    eight times their root mean square, which a draw like them exceeds once in 5000 (Student's t, six degrees). The count is exact."""
+    layout, inputs, state = layout_of(ref), batch(ref, rng), _drawn(ref, rng)
+
+    def named(graph: Graph, _: object, found: object) -> dict[str, np.ndarray]:
+        assert isinstance(found, tuple)
+        return by_tensor(found[1], layout)
+
+    want, naive = _errors(mixed_graph(ref), inputs, state, rng, named)
+    with opened(program(ref.name), state["param"].astype(np.float32)) as executor:
+        executor.run("micro_first@0", inputs)
+        got = by_tensor({("grad0", 0): executor.look("grad0").astype(np.float64)}, layout)
+    loss, count = f"{STATS}.loss_sum", f"{STATS}.count"
+    worst, name = _worst(got, want, {n: x for n, x in naive.items() if n not in (loss, count)})
+    allowed = 8 * float(np.sqrt(np.mean(np.square(naive[loss]))))
+    off = float(abs(got[loss] - want[loss]).sum()) / allowed
+    if off > worst:
+        worst, name = off, "the loss"
+    exact = float(got[count].sum()) == float(want[count].sum())
+    return Measured(error=worst if exact and np.isfinite(off) else np.inf, bound=1.0, cases=len(naive),
+                    note=f"error over what is allowed, worst at {name}")
+
+
+def _logits(ref: Reference, rng: np.random.Generator) -> Measured:
+    """The logits that sampling reads, at three places, by the same measure."""
+    state = _drawn(ref, rng)
+    t = Tracer("decode", layout_of(ref), precision="bf16")
+    assert ref.model.decode is not None
+    t.output("logits", ref.model.decode(t))
+    graph = prune(t.graph)
+
+    def named(graph: Graph, _: object, found: object) -> dict[str, np.ndarray]:
+        assert isinstance(found, tuple)
+        return {"logits": found[0]["logits"]}
+
+    worst = 0.0
+    with opened(program(ref.name), state["param"].astype(np.float32)) as executor:
+        wanted = executor.program.plans["decode"].inputs
+        for place in (0, SEQ // 2, SEQ - 1):
+            full = batch(ref, rng)
+            inputs = {k: x[:1] for k, x in full.items() if k in wanted} | {"index": np.array([place], np.int32)}
+            want, naive = _errors(graph, inputs, state, rng, named)
+            got = {"logits": executor.run("decode", inputs)["logits"].astype(np.float64)}
+            worst = max(worst, _worst(got, want, naive)[0])
+    return Measured(error=worst, bound=1.0, cases=3, note="error over what is allowed")
+
+
+def _tree(shards: int) -> Check:
+    def check(ref: Reference, rng: np.random.Generator) -> Measured:
+        """The gradients of S shards, one replay after another, are to the bit those of each shard alone added in a balanced tree: it does
+        not matter who computes a shard, nor what ran before it."""
+        batches, param = _batches(ref, rng, shards, 1), _drawn(ref, rng)["param"].astype(np.float32)
+        with opened(program(ref.name, shards), param) as executor:
+            for call in executor.program.schedule[:-1]:
+                executor.run(call.plan, batches[call.shard, call.micro] if call.shard is not None and call.micro is not None else {})
+            got = executor.look(f"grad{shards.bit_length() - 1}")
+        level: list[np.ndarray] = []
+        with opened(program(ref.name), param) as executor:
+            for s in reversed(range(shards)):
+                executor.run("micro_first@0", batches[s, 0])
+                level.insert(0, executor.look("grad0"))
+        while len(level) > 1:
+            level = [a + b for a, b in zip(level[0::2], level[1::2])]
+        ranges = stats_layout(layout_of(ref)).ranges()
+        differ = sum(int((got[o : o + n] != level[0][o : o + n]).any()) for o, n in ranges)
+        return Measured(error=float(differ), bound=0.0, cases=len(ranges), note="tensors that differ")
+    return check
+
+
+def _later_microbatch(ref: Reference, rng: np.random.Generator) -> Measured:
+    """A second microbatch adds what it would have written alone; each element of a sum of f32 terms may round once more per term."""
+    first, second = batch(ref, rng), batch(ref, rng)
+    param = _drawn(ref, rng)["param"].astype(np.float32)
+    with opened(program(ref.name, 1, 2), param) as executor:
+        alone = []
+        for x in (first, second):
+            executor.run("micro_first@0", x)
+            alone.append(executor.look("grad0").astype(np.float64))
+        executor.run("micro_first@0", first)
+        executor.run("micro@0", second)
+        got = executor.look("grad0").astype(np.float64)
+    worst = 0.0
+    for o, n in stats_layout(layout_of(ref)).ranges():
+        a, b, g = (x[o : o + n] for x in (alone[0], alone[1], got))
+        # f32 sums of the same terms in another order: a few units of the largest partial sum, which is near the tensor's largest element
+        worst = max(worst, float(np.abs(g - a - b).max() / (np.abs(a).max() + np.abs(b).max() + 1e-30)))
+    return Measured(error=worst, bound=64 * 2.0**-24, cases=len(layout_of(ref).tensors), note="of the tensor's largest element")
+
+
+def _copy_follows(ref: Reference, rng: np.random.Generator) -> Measured:
+    """After each of two steps the bf16 copy is the master's rounding, to the bit; the step is counted; the master has moved."""
+    wrong = 0
+    with opened(program(ref.name, 2, 2), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
+        for step in range(2):
+            before = executor.look("param")
+            out = _step(executor, _batches(ref, rng, 2, 2))
+            param = executor.look("param")
+            want = round_to(param.astype(np.float64), "bf16").astype(np.float32).view(np.uint32) >> np.uint32(16)
+            ref16 = executor.program.plans["narrow"]
+            held = executor.read(next(iter(ref16.launches)).outs[0]).view(np.uint32) >> np.uint32(16)
+            wrong += int(np.count_nonzero(held != want)) + (not np.any(param != before))
+            wrong += int(executor.look("counter")[0]) != step + 1 or int(out["finite"]) != 1
+    return Measured(error=float(wrong), bound=0.0, cases=2, note="elements of a stale copy")
+
+
+def _learns(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Twenty steps on one batch lower its loss."""
+    batches = _batches(ref, rng, 1, 1)
+    param = _drawn(ref, rng)["param"].astype(np.float32)
+    with opened(program(ref.name), param / 3) as executor:
+        losses = [float(_step(executor, batches)["loss_sum"]) for _ in range(20)]
+    return Measured(error=losses[-1] / losses[0], bound=0.9, cases=20, note="last loss over first")
+
+
+def _reads_only(ref: Reference, rng: np.random.Generator) -> Measured:
+    """eval, decode and snapshot leave every state array alone, and the snapshot's outputs are the state arrays."""
+    with opened(program(ref.name), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
+        p = executor.program
+        _step(executor, _batches(ref, rng, 1, 1))
+        kinds = [k for k in p.states if k != "param16"]
+        before = {k: executor.look(k) for k in kinds}
+        full = batch(ref, rng)
+        executor.run("eval", {k: v for k, v in full.items() if k in p.plans["eval"].inputs})
+        executor.run("decode", {k: full[k][:1] for k in p.plans["decode"].inputs if k in full} | {"index": np.array([3], np.int32)})
+        out = executor.run("snapshot")
+        same = all(before[k].tobytes() == executor.look(k).tobytes() for k in kinds)
+        same &= set(out) == {k for k in kinds if not k.startswith("grad")} and all(out[k].tobytes() == before[k].tobytes() for k in out)
+    return yes(same, cases=len(kinds))
+
+
+def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
+    """replay computes what run computes, from its own inputs."""
+    with opened(program(ref.name), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
+        first, second = batch(ref, rng), batch(ref, rng)
+        executor.run("micro_first@0", second)
+        want = executor.look("grad0")
+        executor.run("micro_first@0", first)
+        executor.replay("micro_first@0", second)
+        return yes(want.tobytes() == executor.look("grad0").tobytes())
+
+
+# -- bits --------------------------------------------------------------------------------------------------------------------------------
+
+
+def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Three steps of two shards of two microbatches: captured, launch by launch, watched, profiled, with batches that are staged while the
+    step before computes, and down and up again after the first step: the same parameters and moments."""
+    steps = [_batches(ref, rng, 2, 2) for _ in range(3)]
+    param, p = _drawn(ref, rng)["param"].astype(np.float32), program(ref.name, 2, 2)
+    found = {}
+    for way in ("captured", "uncaptured", "watched", "profiled", "staged", "resumed"):
+        with opened(p, param, captured=way != "uncaptured") as executor:
+            for i, batches in enumerate(steps):
+                if way in ("watched", "profiled"):
+                    executor.recorder.begin(i, profiled=way == "profiled")
+                if way == "staged":
+                    _staged_step(executor, batches, steps[i + 1] if i + 1 < len(steps) else None, first=i == 0)
+                else:
+                    _step(executor, batches)
+                if way == "resumed" and i == 0:
+                    break
+            if way != "resumed":
+                found[way] = _digest(executor)
+                continue
+            saved = {k: executor.look(k) for k in executor.program.plans["snapshot"].outputs}
+        with CudaExecutor(p, kernels()) as executor:
+            for kind, x in saved.items():
+                executor.state(kind)[...] = x
+            executor.run("narrow")
+            for batches in steps[1:]:
+                _step(executor, batches)
+            found[way] = _digest(executor)
+    return Measured(error=float(len(set(found.values())) - 1), bound=0.0, cases=len(found), digest=found["captured"],
+                    note="other than captured: " + ", ".join(w for w, d in found.items() if d != found["captured"]))
+
+
+def _staged_step(executor: CudaExecutor, batches: Batches, following: Batches | None, *, first: bool) -> None:
+    """A step as a training loop enqueues it: its first batch was sent during the step before, the next one's is sent during this one."""
+    schedule = executor.program.schedule
+    for call in schedule:
+        if call.shard is None or call.micro is None:
+            executor.enqueue(call.plan)
+        elif call == schedule[0] and not first:
+            executor.enqueue(call.plan)
+        else:
+            executor.enqueue(call.plan, batches[call.shard, call.micro])
+    if following is not None:
+        executor.stage(schedule[0].plan, following[0, 0])
+    executor.outputs(schedule[-1].plan)
+
+
+def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Two steps with and without per-block recompute: the same bits, dropout included."""
+    steps = [_batches(ref, rng, 1, 1) for _ in range(2)]
+    param, found = _drawn(ref, rng)["param"].astype(np.float32), []
+    for policy in ("none", "block"):
+        with opened(program(ref.name, policy=policy), param) as executor:
+            for batches in steps:
+                _step(executor, batches)
+            found.append(_digest(executor))
+    return Measured(error=float(len(set(found)) - 1), bound=0.0, cases=2, digest=found[0])
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _bad_step_harmless(ref: Reference, rng: np.random.Generator) -> Measured:
+    """A non-finite gradient: parameters, moments, step and copy keep their bits, finite is 0; the next good step goes on."""
+    with opened(program(ref.name), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
+        _step(executor, _batches(ref, rng, 1, 1))
+        kinds = [k for k in executor.program.plans["snapshot"].outputs]
+        before = {k: executor.look(k) for k in kinds}
+        copy = executor.program.plans["narrow"].launches[0].outs[0]
+        held = executor.read(copy)
+        executor.run("micro_first@0", batch(ref, rng))
+        executor.state("grad0")[layout_of(ref).ranges()[3][0]] = rng.choice([np.inf, -np.inf, np.nan])
+        out = executor.run("update")
+        same = all(before[k].tobytes() == executor.look(k).tobytes() for k in kinds) and held.tobytes() == executor.read(copy).tobytes()
+        same &= int(out["finite"]) == 0
+        out = _step(executor, _batches(ref, rng, 1, 1))
+        moved = int(out["finite"]) == 1 and int(executor.look("counter")[0]) == 2
+    return yes(same and moved, cases=len(kinds))
+
+
+def _replay_names(ref: Reference, rng: np.random.Generator) -> Measured:
+    """An infinite weight: replay names the first op that reads it, with layer and model line."""
+    layout = layout_of(ref)
+    name = next(n for n in layout.offsets if n.startswith("block.1.mlp.") and n.endswith(".weight"))
+    param = _drawn(ref, rng)["param"].astype(np.float32)
+    param[layout.offsets[name]] = np.inf
+    with opened(program(ref.name), param) as executor:
+        try:
+            executor.replay("micro_first@0", batch(ref, rng))
+        except NonFiniteError as error:
+            text = str(error)
+            return yes("matmul made" in text and "block.1 forward" in text and "parts.py:" in text, text[:120])
+    return yes(False, "no error")
+
+
+def _bad_inputs(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Missing, ragged, ill-typed and unknown inputs are refused by run, replay and stage, and a good call afterwards is right."""
+    with opened(program(ref.name), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
+        good = batch(ref, rng)
+        executor.run("micro_first@0", good)
+        want, tokens = executor.look("grad0"), good["tokens"]
+        wrong = [{}, {**good, "tokens": tokens[:, :-1]}, {**good, "tokens": tokens.astype(np.int64)}, {**good, "more": tokens}]
+        held = [refuses(InputError, partial(call, "micro_first@0", w)).error == 0
+                for w in wrong for call in (executor.run, executor.replay, executor.stage)]
+        held.append(refuses(InputError, partial(executor.run, "update", {"tokens": tokens})).error == 0)
+        executor.run("micro_first@0", good)
+        held.append(want.tobytes() == executor.look("grad0").tobytes())
+    return yes(all(held), cases=len(held))
+
+
+def _no_room(ref: Reference, rng: np.random.Generator) -> Measured:
+    """A Program whose microbatches of 8 take more than the device has is refused before anything is allocated, with what would fit."""
+    p = program(ref.name)
+    with CudaExecutor(p, kernels()) as executor:
+        total = executor.device.properties.memory_bytes
+    plan = p.plans["micro_first@0"]
+    large = replace(plan, arenas={**plan.arenas, "act": 3 * total})
+    asked = replace(p, plans={**p.plans, "micro_first@0": large}, facts={**p.facts, "micro_batch": 8})
+    try:
+        CudaExecutor(asked, kernels()).close()
+    except MachineError as error:
+        text = str(error)
+        return yes("does not fit" in text and "micro_batch = 2" in text and "GiB planned" in text, text[:120])
+    return yes(False, "no error")
+
+
+def _both(check: Check, prefix: str = "") -> list[tuple[str, Case]]:
+    def case(name: str) -> Case:
+        return lambda rng: check(references()[name], rng)
+    return [(f"{prefix}{name}", case(name)) for name in ("gpt", "llama")]
+
+
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
+    "executor.cuda": {
+        "parity": [*_both(_against_oracle), *_both(_logits, "logits-"), *_both(_later_microbatch, "later-"),
+                   *[case for s in (2, 4) for case in _both(_tree(s), f"tree-{s}-")], *_both(_copy_follows, "copy-"),
+                   *_both(_learns, "learns-"), *_both(_reads_only, "read-only-"), *_both(_replay_same, "replay-")],
+        "determinism": [*_both(_ways, "ways-"), *_both(_recompute_same_bits, "recompute-")],
+        "faults": [*_both(_bad_step_harmless, "bad-step-"), *_both(_replay_names, "replay-"), *_both(_bad_inputs, "inputs-"),
+                   ("no-room", lambda rng: _no_room(references()["gpt"], rng))],
+    },
+}
