@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rich.console import Console
@@ -55,7 +56,7 @@ def cmd_list(*, console: Console | None = None) -> int:
 
 def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = False, budget: float | None = None, ship: bool = False,
             pin: bool = False, console: Console | None = None) -> int:
-    """Run the gates of some components (all of them when none is named).
+    """Run the gates of some components (all of them when none is named; '*' in an id stands for anything).
 
     `stale`: only those without current, satisfying evidence; `budget`: seconds; `ship`: write to the evidence that belongs to the
     repository instead of the local one; `pin`: make the measured shares of the ceiling the baseline of the perf gate.
@@ -63,6 +64,7 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
     out = _console(console)
     if gate is not None and gate not in GATES:
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
+    ids = _matching(ids)
     todo = run.tasks(house(), ids, (gate,) if gate else (), stale=stale)
     absent = run.not_here(house(), ids)
     for why in sorted(set(absent.values())):
@@ -91,6 +93,17 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
     if done.left:
         out.print("the budget is used up; run the same command again to go on")
     return 0 if done.ok else 1
+
+
+def _matching(ids: Sequence[str]) -> list[str]:
+    """Ids with patterns replaced by what they match; InputError for a pattern that matches nothing."""
+    found: dict[str, None] = {}
+    for pattern in ids:
+        names = [c.id for c in house() if fnmatchcase(c.id, pattern)] if "*" in pattern else [pattern]
+        if not names:
+            raise InputError("no component matches", came=pattern, do="list them with `alpha gate list`")
+        found.update(dict.fromkeys(names))
+    return list(found)
 
 
 def cmd_status(*, as_json: bool = False, console: Console | None = None) -> int:

@@ -35,8 +35,9 @@ from alpha.ops.table import row, table
 from alpha.registry import policy
 from alpha.registry.syntax import Definition, Import, Reference, Source, read
 
-OPAQUE = ("registry.judge", "registry.policy")
-"""Modules of the package that no edge enters: judges and tolerances are not digested, CI runs them over every raw record instead.
+OPAQUE = ("registry.judge", "registry.policy", "cudart.compile", "cudart.manifest")
+"""Modules of the package that no edge enters: judges and tolerances are not digested, CI runs them over every raw record instead; what
+finds and calls the compiler is not, because the compiled files have digests of their own (`binaries`).
 Edges from elsewhere into the registry are not followed either: it writes down what was measured and is gated by its own components."""
 
 _BLAS_CALLS = frozenset({"@", "matmul", "dot", "vdot", "inner", "einsum", "tensordot", "linalg"})
