@@ -11,7 +11,7 @@ from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.observe import Watch
 from alpha.backends.cuda.room import check_room
 from alpha.backends.cuda.staging import Results, Staging, check
-from alpha.backends.cuda.values import device_bytes, from_device
+from alpha.backends.cuda.values import device_bytes, from_device, to_device
 from alpha.component import Catalogue
 from alpha.cudart.device import Device
 from alpha.cudart.graph import Graph, capture
@@ -21,7 +21,7 @@ from alpha.errors import GraphError, NonFiniteError
 from alpha.graph.plan import Launch, Plan, Program, Ref
 from alpha.profile.recorder import Recorder
 from alpha.registry.gpu import gpu_class
-from alpha.types import NUMPY
+from alpha.types import TensorType
 
 
 class CudaExecutor:
@@ -89,13 +89,15 @@ class CudaExecutor:
         layout = self.program.states[kind]
         arena = self.arenas[f"state.{kind}"]
         self.stream.synchronize()
-        return download(Span(arena.address, arena.nbytes), (layout.size,), NUMPY[layout.dtype])
+        flat = TensorType((layout.size,), layout.dtype)
+        return from_device(download(Span(arena.address, arena.nbytes), *device_bytes(flat)), flat)
 
     def _return(self) -> None:
         """Upload what `state` has handed out since the last run."""
         for kind, array in self._lent.items():
             arena = self.arenas[f"state.{kind}"]
-            upload(Span(arena.address, arena.nbytes), array, self.stream)
+            flat = TensorType(array.shape, self.program.states[kind].dtype)
+            upload(Span(arena.address, arena.nbytes), to_device(array, flat), self.stream)
         self._lent = {}
 
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
