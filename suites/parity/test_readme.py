@@ -25,7 +25,7 @@ def blocks() -> dict[str, str]:
 def test_the_example_is_gated(tmp_path: Path) -> None:
     files = blocks()
     assert len(files) == 3
-    for part in ("alpha", "baselines"):
+    for part in ("alpha", "baselines", "kernels"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in files.items():
         (tmp_path / name).write_text(text)

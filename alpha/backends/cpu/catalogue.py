@@ -43,12 +43,13 @@ _KNOWN: dict[tuple[Callable, tuple[TensorType, ...], str, int], int] = {}
 def _dry_bind(component: Component, types: Sequence[TensorType], attrs: Attrs, threads: int) -> int:
     cpu = Cpu(_NoWorkers(threads))
     outs = row(component.op or "").infer(types, attrs)
-    at, stops = 0, []
+    at, places = 0, []
     for t in (*types, *outs):
-        stops.append((at, t))
-        at += -(-t.nbytes // ALIGN) * ALIGN
+        nbytes = t.size * NUMPY[t.dtype].itemsize  # bf16 is held as float32 here
+        places.append((at, at + nbytes, t))
+        at += -(-nbytes // ALIGN) * ALIGN
     space = _addresses(at)
-    arrays = [space[start : start + t.size * NUMPY[t.dtype].itemsize].view(NUMPY[t.dtype]).reshape(t.shape) for start, t in stops]
+    arrays = [space[start:stop].view(NUMPY[t.dtype]).reshape(t.shape) for start, stop, t in places]
     component.implementation(cpu, arrays[: len(types)], arrays[len(types) :], attrs)
     return cpu.used
 
