@@ -223,6 +223,19 @@ def _later_microbatch(ref: Reference, rng: np.random.Generator) -> Measured:
     return Measured(error=worst, bound=64 * 2.0**-24, cases=len(layout_of(ref).tensors), note="of the tensor's largest element")
 
 
+def _ahead(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Twelve microbatches, more than batches can be on their way, handed over without waiting: to the bit those with a wait after each."""
+    batches, found = _batches(ref, rng, 1, 12), []
+    with opened(program(ref.name, 1, 12), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
+        for wait in (True, False):
+            for (_, m), x in batches.items():
+                executor.enqueue("micro@0" if m else "micro_first@0", x)
+                if wait:
+                    executor.stream.synchronize()
+            found.append(executor.look("grad0").tobytes())
+    return yes(found[0] == found[1], cases=12)
+
+
 def _copy_follows(ref: Reference, rng: np.random.Generator) -> Measured:
     """After each of two steps the bf16 copy is the master's rounding, to the bit; the step is counted; the master has moved."""
     wrong = 0
@@ -265,14 +278,18 @@ def _reads_only(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
-    """replay computes what run computes, from its own inputs."""
+    """replay computes what run computes, from its own inputs, also where another batch was staged; so does run."""
     with opened(program(ref.name), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
         first, second = batch(ref, rng), batch(ref, rng)
         executor.run("micro_first@0", second)
         want = executor.look("grad0")
-        executor.run("micro_first@0", first)
-        executor.replay("micro_first@0", second)
-        return yes(want.tobytes() == executor.look("grad0").tobytes())
+        held = []
+        for again in (executor.replay, executor.run):
+            executor.run("micro_first@0", first)
+            executor.stage("micro_first@0", first)
+            again("micro_first@0", second)
+            held.append(want.tobytes() == executor.look("grad0").tobytes())
+        return yes(all(held), cases=len(held))
 
 
 # -- bits --------------------------------------------------------------------------------------------------------------------------------
@@ -412,11 +429,11 @@ def _both(check: Check, prefix: str = "") -> list[tuple[str, Case]]:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "executor.cuda": {
-        "parity": [*_both(_against_oracle), *_both(_logits, "logits-"), *_both(_later_microbatch, "later-"),
-                   *[case for s in (2, 4) for case in _both(_tree(s), f"tree-{s}-")], *_both(_copy_follows, "copy-"),
-                   *_both(_learns, "learns-"), *_both(_reads_only, "read-only-"), *_both(_replay_same, "replay-")],
+        "parity": [*_both(_against_oracle), *_both(_replay_same, "replay-"), *_both(_reads_only, "read-only-"), *_both(_ahead, "ahead-"),
+                   *_both(_logits, "logits-"), *_both(_later_microbatch, "later-"), *_both(_copy_follows, "copy-"),
+                   *[case for s in (2, 8) for case in _both(_tree(s), f"tree-{s}-")], *_both(_learns, "learns-")],
         "determinism": [*_both(_ways, "ways-"), *_both(_recompute_same_bits, "recompute-")],
-        "faults": [*_both(_bad_step_harmless, "bad-step-"), *_both(_replay_names, "replay-"), *_both(_bad_inputs, "inputs-"),
-                   ("no-room", lambda rng: _no_room(references()["gpt"], rng))],
+        "faults": [("no-room", lambda rng: _no_room(references()["llama"], rng)), *_both(_bad_inputs, "inputs-"),
+                   *_both(_replay_names, "replay-"), *_both(_bad_step_harmless, "bad-step-")],
     },
 }
