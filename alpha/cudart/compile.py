@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alpha.cudart.toolchain import find_nvcc
-from alpha.errors import InputError
+from alpha.errors import InputError, MachineError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KERNELS = REPOSITORY / "kernels"
@@ -117,7 +117,7 @@ def _digest(source: Source, version: str) -> str:
 def compile_kernel(source: Source) -> Cubin:
     """The cubin of `source`, from the cache if its digest is there.
 
-    CompileError with the compiler's words; MachineError without nvcc.
+    CompileError with the compiler's words; MachineError without nvcc or without a compiler of the host.
     """
     nvcc, version = find_nvcc()
     digest = _digest(source, version)
@@ -135,6 +135,9 @@ def compile_kernel(source: Source) -> Cubin:
         command += ["-o", str(output), Path(source.path).name]
         done = subprocess.run(command, cwd=(KERNELS / source.path).parent, capture_output=True, text=True)
         words = (done.stdout + done.stderr).strip()
+        if "host compiler" in words and done.returncode != 0:
+            raise MachineError("nvcc finds no compiler of the host, which it needs for every source", came="\n" + words,
+                               expected="gcc and g++ on PATH, a version that nvcc takes", do="install them (Debian: apt install g++)")
         if done.returncode != 0:
             raise CompileError(
                 f"kernels/{source} does not compile",

@@ -9,8 +9,8 @@ import argparse
 import secrets
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -54,7 +54,8 @@ def cmd_build(ids: Sequence[str] = (), *, jobs: int | None = None, pin: bool = F
     if pin:
         kernels.exact_compiler()
         find_nvdisasm()
-    made = _compiled(out, sources, jobs, look=pin)
+    with _progress(out, sources) as done:
+        made = kernels.compile_sources(sources, jobs=jobs, look=pin, done=done)
     for error in made.errors.values():
         out.print(str(error), markup=False, style="red")
     out.print(f"{len(made.cubins)} of {len(sources)} files compiled by nvcc {find_nvcc()[1]} in {time.monotonic() - began:.1f} s"
@@ -90,8 +91,8 @@ def cmd_check(*, jobs: int | None = None, sample: int | None = None, seed: str |
         seed = seed or secrets.token_hex(4)
         chosen = kernels.sample(everything, sample, seed)
         out.print(f"{len(chosen)} of {len(everything)} files; the same again: --sample {sample} --seed {seed}")
-    with kernels.fresh_cache() if fresh else nullcontext():
-        result = _checked(out, everything, chosen, jobs, look=audit and not unlooked)
+    with kernels.fresh_cache() if fresh else nullcontext(), _progress(out, chosen) as done:
+        result = kernels.check(everything, chosen, look=audit and not unlooked, jobs=jobs, done=done)
     for _, text in result.failures[:MOST_SHOWN]:
         out.print(text, markup=False, style="red")
     if len(result.failures) > MOST_SHOWN:
@@ -127,25 +128,18 @@ def _list(out: Console, lines: Sequence[str], title: str) -> None:
         out.print(f"{title}: ... and {len(lines) - MOST_SHOWN} more")
 
 
-def _progress(out: Console) -> Progress:
-    return Progress(TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"),
-                    console=out, transient=True, disable=not out.is_terminal)
+@contextmanager
+def _progress(out: Console, sources: Sequence[Source]) -> Iterator[kernels.Done | None]:
+    """What to call after each source: a bar on a terminal, elsewhere one line before the first."""
+    if not out.is_terminal:
+        out.print(f"compiling {len(sources)} files")
+        yield None
+        return
+    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=out, transient=True) as progress:
+        task = progress.add_task("", total=len(sources))
 
+        def done(source: Source, error: AlphaError | None) -> None:
+            progress.update(task, advance=1, description=f"{'failed ' if error else ''}{source.path}")
 
-def _compiled(out: Console, sources: Sequence[Source], jobs: int | None, *, look: bool) -> kernels.Compiled:
-    with _progress(out) as progress:
-        return kernels.compile_sources(sources, jobs=jobs, look=look, done=_step(progress, len(sources)))
-
-
-def _checked(out: Console, everything: Sequence[Source], chosen: Sequence[Source], jobs: int | None, *, look: bool) -> kernels.Checked:
-    with _progress(out) as progress:
-        return kernels.check(everything, chosen, look=look, jobs=jobs, done=_step(progress, len(chosen)))
-
-
-def _step(progress: Progress, total: int) -> kernels.Done:
-    task = progress.add_task("", total=total)
-
-    def done(source: Source, error: AlphaError | None) -> None:
-        progress.update(task, advance=1, description=f"{'failed ' if error else ''}{source.path}")
-
-    return done
+        yield done

@@ -423,6 +423,18 @@ def test_a_listing_without_the_kernel_is_refused(tmp_path: Path) -> None:
         opcodes.opcodes(replace(cubin, path=kept))
 
 
+def test_without_a_compiler_of_the_host_the_machine_is_to_blame(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools(disassembler=False)
+    compiler = next(path for path in toolchain.places("nvcc") if not toolchain.unfit(path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").write_text(f"#!/bin/sh\nexec {compiler} \"$@\"\n")
+    (tmp_path / "bin" / "nvcc").chmod(0o755)
+    monkeypatch.setattr(nvcc, "find_nvcc", lambda: (tmp_path / "bin" / "nvcc", manifest.COMPILER))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(MachineError, match="gcc"):
+        nvcc.compile_kernel(Source.of("profile/mark.cu"))
+
+
 def test_components_are_found_by_their_sources() -> None:
     first: Component = next(c for c in house() if c.id == "attention_bwd.bf16.sm90")
     assert first.id in kernels.users(house(), kernels.needed(house(), [first.id]))
