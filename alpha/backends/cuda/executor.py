@@ -85,20 +85,19 @@ class CudaExecutor:
 
     def look(self, kind: str) -> np.ndarray:
         """The same to read only: nothing goes back."""
-        self._return()
+        self._return(kind)
         layout = self.program.states[kind]
         arena = self.arenas[f"state.{kind}"]
         self.stream.synchronize()
         flat = TensorType((layout.size,), layout.dtype)
         return from_device(download(Span(arena.address, arena.nbytes), *device_bytes(flat)), flat)
 
-    def _return(self) -> None:
-        """Upload what `state` has handed out since the last run."""
-        for kind, array in self._lent.items():
-            arena = self.arenas[f"state.{kind}"]
-            flat = TensorType(array.shape, self.program.states[kind].dtype)
+    def _return(self, kind: str | None = None) -> None:
+        """Upload what `state` has handed out since the last run, of one kind or of all; those of other kinds stay handed out."""
+        for k in list(self._lent) if kind is None else [kind] * (kind in self._lent):
+            array, arena = self._lent.pop(k), self.arenas[f"state.{k}"]
+            flat = TensorType(array.shape, self.program.states[k].dtype)
             upload(Span(arena.address, arena.nbytes), to_device(array, flat), self.stream)
-        self._lent = {}
 
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns copies of the outputs when they are there."""

@@ -317,8 +317,9 @@ def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
                 continue
             saved = {k: executor.look(k) for k in executor.program.plans["snapshot"].outputs}
         with CudaExecutor(p, kernels()) as executor:
+            lent = {kind: executor.state(kind) for kind in saved}  # all of them first, as a checkpoint is loaded
             for kind, x in saved.items():
-                executor.state(kind)[...] = x
+                lent[kind][...] = x
             executor.run("narrow")
             for batches in steps[1:]:
                 _step(executor, batches)
