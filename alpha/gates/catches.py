@@ -126,7 +126,8 @@ def _sound(outcomes: Sequence[plant.Outcome]) -> None:
 def job_of(fault: Fault) -> plant.Job:
     """The fault applied to its file's text."""
     source = Path(alpha.__file__).parent / fault.file
-    return plant.Job(fault.id, ((fault.component, fault.gate),), fault.file, broken(fault, source.read_text(encoding="utf-8")))
+    limit = cuda_plant.TIMEOUT if fault.file.startswith("backends/cuda/") else plant.TIMEOUT
+    return plant.Job(fault.id, ((fault.component, fault.gate),), fault.file, broken(fault, source.read_text(encoding="utf-8")), limit)
 
 
 def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str], component: Component) -> Catch:

@@ -27,6 +27,9 @@ from alpha.registry.record import Record
 TIMEOUT = 20.0
 """Seconds after which a gate on a broken component is ended: a hang is found out too, and named so."""
 
+COMPILED = ".alpha/cubins"
+"""The cache of compiled kernels, which a broken copy in Python loads as the sound package does."""
+
 _WORKER = r"""
 import json, os, select, signal, sys, time
 import numpy, threadpoolctl, rich.console, rich.table, unittest.mock, ctypes, subprocess, tempfile, json.decoder
@@ -34,7 +37,7 @@ sys.dont_write_bytecode = True
 root = sys.argv[1]
 package = os.path.join(root, "alpha")
 os.chdir(root)
-os.environ["PYTHONPATH"] = root
+os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 sys.path.insert(0, root)
 
@@ -144,8 +147,9 @@ def copy_package(to: Path) -> None:
     """A copy of the package's folder; the folders that belong to it beside it are linked."""
     source = Path(alpha.__file__).parent
     shutil.copytree(source, to / "alpha", symlinks=True)
-    for beside in ("kernels", "baselines", "configs", "suites", "docs"):
+    for beside in ("kernels", "baselines", "configs", "suites", "docs", COMPILED):
         if (source.parent / beside).is_dir():
+            (to / beside).parent.mkdir(exist_ok=True)
             os.symlink(source.parent / beside, to / beside)
 
 
@@ -155,7 +159,9 @@ class Worker:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="alpha-plant-")
         copy_package(Path(self._folder.name))
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        here = Path(alpha.__file__).parent.parent.resolve()
+        paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != here]  # not the sound package
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         environment["OPENBLAS_NUM_THREADS"] = "1"  # a fork must not inherit BLAS threads
         self._process = subprocess.Popen([sys.executable, "-c", _WORKER, self._folder.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                          text=True, env=environment)

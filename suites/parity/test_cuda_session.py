@@ -112,7 +112,8 @@ def test_phases_add_up_and_memory_is_as_planned(gpu: EmulatedGpu, root: Path, ke
     done = train(configured(root), kernels, Talk(), admit=None)
     path = done.path / "metrics.sqlite"
     columns = " + ".join(f"{p}_ns" for p in PHASES)
-    rows = read(path, "step_timing", f"step, wall_ns, {columns} + unexplained_ns, launches, profiled, forward_ns, backward_ns, optimizer_ns")
+    rows = read(path, "step_timing",
+                f"step, wall_ns, {columns} + unexplained_ns, launches, profiled, forward_ns, backward_ns, optimizer_ns")
     assert len(rows) == 8 and all(wall == total for _, wall, total, *_ in rows)
     assert len({launches for _, _, _, launches, *_ in rows}) == 1 and rows[0][3] > 0
     assert all(min(row[5:]) > 0 for row in rows), "a phase of the device has no time"
