@@ -1,11 +1,12 @@
 # make train    set up, then train the demo on the Python standard library's source
 # make test     set up, then what is stale and a random tenth of the rest
 # make test-all set up, then everything
+# make kernels  set up with the pinned CUDA compiler from PyPI, then compile every GPU kernel and compare with what is committed
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup train test test-all lint gates clean
+.PHONY: setup train test test-all nvcc kernels lint gates clean
 
 setup: $(VENV)/.ready
 
@@ -24,6 +25,12 @@ test: setup
 
 test-all: setup
 	@$(BIN)/python -m pytest suites --all
+
+nvcc: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[nvcc]'
+
+kernels: nvcc
+	@$(BIN)/alpha kernels check
 
 lint: setup
 	@$(BIN)/ruff check alpha suites

@@ -1,4 +1,4 @@
-"""The command line: `alpha train`, `lab`, `gate`, `plan`, `sample`, `trace`, `dashboard`, `doctor`. Floor 9.
+"""The command line: `alpha train`, `lab`, `gate`, `plan`, `kernels`, `sample`, `trace`, `dashboard`, `doctor`. Floor 9.
 
 Exit codes: 0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked. An error is one message, no traceback
 (`--debug` shows it).
@@ -28,7 +28,7 @@ from alpha.config import Config
 from alpha.dashboard import command as dashboard
 from alpha.errors import AlphaError, InputError, UngatedError
 from alpha.flops.v1 import CONVENTION, VERSION
-from alpha.gates import commands, mutants
+from alpha.gates import commands, kernels_command, mutants
 from alpha.gates import run as gate_runs
 from alpha.profile import trace
 from alpha.registry.evidence import classes, local_root, shipped_root
@@ -107,6 +107,8 @@ def parser() -> argparse.ArgumentParser:
     dashboard.arguments(command("dashboard", dashboard.run, "where the time goes, live, in a browser"))
 
     _gate_parsers(subparsers.add_parser("gate", help="gates, evidence and status of every component"))
+    kernels_command.arguments(subparsers.add_parser(
+        "kernels", help="compile the GPU kernels, and hold them against what is committed; needs no GPU"))  # fmt: skip
     p = command("doctor", cmd_doctor, "what this machine can do, and what is missing")
     p.add_argument("--json", action="store_true", help="for programs")
     return top

@@ -297,7 +297,7 @@ def test_a_refusal_fits_on_a_screen(root: Path, alpha: Run, monkeypatch: pytest.
     assert not (root / "runs" / "refused").exists()
 
 
-COMMANDS = {"train", "lab", "gate", "plan", "sample", "doctor", "trace", "dashboard"}
+COMMANDS = {"train", "lab", "gate", "plan", "sample", "doctor", "trace", "dashboard", "kernels"}
 GATE_ACTIONS = {"list", "run", "status", "explain", "check", "catches", "audit", "operating"}
 
 
