@@ -21,7 +21,7 @@ from alpha.graph.plan import Program
 from alpha.graph.trace import Tracer
 from alpha.models import gpt, llama
 from alpha.ops.numerics import round_to
-from alpha.optim.update import adamw
+from alpha.optim.update import ScheduleConfig, adamw
 from alpha.passes.build import MULTIPROCESSORS, STATS, Model, StepShape, build_program, stats_layout
 
 Case = Callable[[np.random.Generator], Measured]
@@ -30,6 +30,10 @@ Batches = dict[tuple[int, int], dict[str, np.ndarray]]
 
 VOCAB, SEQ, BATCH = 72, 48, 2
 DRAWS = 6
+LAST, EVERY = 100, 10
+"""Steps of the run along which the state is held against the oracle."""
+
+LONG = ScheduleConfig(kind="cosine", peak=2e-3, warmup=10, total=LAST)
 KEPT = ("param", "m", "v")
 """Kinds of state whose bits two runs must share."""
 
@@ -56,9 +60,10 @@ def kernels() -> Catalogue:
 
 
 @cache
-def program(name: str, shards: int = 1, micros: int = 1, policy: str = "none") -> Program:
-    """A reference Program in bf16, built once per process and kind."""
-    return build_program(name=name, model=references()[name].model, optimizer=adamw(SCHEDULE), catalogue=kernels(), backend="cuda",
+def program(name: str, shards: int = 1, micros: int = 1, policy: str = "none", long: bool = False) -> Program:
+    """A reference Program in bf16, built once per process and kind. `long`: with a rate for a run of LAST steps, not of a few."""
+    update = adamw(LONG if long else SCHEDULE)
+    return build_program(name=name, model=references()[name].model, optimizer=update, catalogue=kernels(), backend="cuda",
                          threads=MULTIPROCESSORS, precision="bf16", policy=(policy, ()),
                          shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros))
 
@@ -132,29 +137,52 @@ def _worst(got: dict[str, np.ndarray], want: dict[str, np.ndarray], naive: dict[
     return found[name], name
 
 
-def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
-    """Loss and gradients of one microbatch. A tensor's gradient errs at most twice what the graph errs whose every result is rounded to
-    its type, the largest of several draws. The loss is one number, whose naive error may be nearly nothing in any draw: it may err by
-    eight times their root mean square, which a draw like them exceeds once in 5000 (Student's t, six degrees). The count is exact."""
-    layout, inputs, state = layout_of(ref), batch(ref, rng), _drawn(ref, rng)
+def _judged(executor: CudaExecutor, ref: Reference, inputs: dict[str, np.ndarray], state: dict[str, np.ndarray],
+            rng: np.random.Generator) -> tuple[float, str]:
+    """(error over what is allowed, at which tensor) of loss and gradients of one microbatch on an executor that holds `state`.
+
+    A tensor's gradient errs at most twice what the graph errs whose every result is rounded to its type, the largest of several draws.
+    The loss is one number, whose naive error may be nearly nothing in any draw: it may err by eight times their root mean square, which a
+    draw like them exceeds once in 5000 (Student's t, six degrees). The count is exact.
+    """
+    layout, loss, count = layout_of(ref), f"{STATS}.loss_sum", f"{STATS}.count"
 
     def named(graph: Graph, _: object, found: object) -> dict[str, np.ndarray]:
         assert isinstance(found, tuple)
         return by_tensor(found[1], layout)
 
     want, naive = _errors(mixed_graph(ref), inputs, state, rng, named)
-    with opened(program(ref.name), state["param"].astype(np.float32)) as executor:
-        executor.run("micro_first@0", inputs)
-        got = by_tensor({("grad0", 0): executor.look("grad0").astype(np.float64)}, layout)
-    loss, count = f"{STATS}.loss_sum", f"{STATS}.count"
+    executor.run("micro_first@0", inputs)
+    got = by_tensor({("grad0", 0): executor.look("grad0").astype(np.float64)}, layout)
     worst, name = _worst(got, want, {n: x for n, x in naive.items() if n not in (loss, count)})
-    allowed = 8 * float(np.sqrt(np.mean(np.square(naive[loss]))))
-    off = float(abs(got[loss] - want[loss]).sum()) / allowed
-    if off > worst:
-        worst, name = off, "the loss"
-    exact = float(got[count].sum()) == float(want[count].sum())
-    return Measured(error=worst if exact and np.isfinite(off) else np.inf, bound=1.0, cases=len(naive),
-                    note=f"error over what is allowed, worst at {name}")
+    off = float(abs(got[loss] - want[loss]).sum()) / (8 * float(np.sqrt(np.mean(np.square(naive[loss])))))
+    if float(got[count].sum()) != float(want[count].sum()) or not np.isfinite(off):
+        return np.inf, "loss or count"
+    return (off, "the loss") if off > worst else (worst, name)
+
+
+def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Loss and every gradient of one microbatch, from parameters where nothing is near linear."""
+    inputs, state = batch(ref, rng), _drawn(ref, rng)
+    with opened(program(ref.name), state["param"].astype(np.float32)) as executor:
+        worst, name = _judged(executor, ref, inputs, state, rng)
+    return Measured(error=worst, bound=1.0, cases=len(layout_of(ref).tensors) + 2, note=f"error over what is allowed, worst at {name}")
+
+
+def _along(ref: Reference, rng: np.random.Generator) -> Measured:
+    """The same at steps 0, 10, ..., 100 of a training run, with the state that the device has come to."""
+    worst, where = 0.0, ""
+    text = [_batches(ref, rng, 1, 1) for _ in range(4)]
+    with opened(program(ref.name, long=True), _drawn(ref, rng)["param"].astype(np.float32) / 3) as executor:
+        for step in range(LAST + 1):
+            if step % EVERY == 0:
+                param = executor.look("param").astype(np.float64)
+                state = {"param": param, "param16": round_to(param, "bf16"), "counter": executor.look("counter"),
+                         "grad0": np.zeros(stats_layout(layout_of(ref)).size)}
+                found, name = _judged(executor, ref, text[step % 4][0, 0], state, rng)
+                worst, where = max((worst, where), (found, f"step {step}, {name}"))
+            _step(executor, text[step % 4])
+    return Measured(error=worst, bound=1.0, cases=LAST // EVERY + 1, note=f"error over what is allowed, worst at {where}")
 
 
 def _logits(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -432,7 +460,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "executor.cuda": {
         "parity": [*_both(_against_oracle), *_both(_replay_same, "replay-"), *_both(_reads_only, "read-only-"), *_both(_ahead, "ahead-"),
                    *_both(_logits, "logits-"), *_both(_later_microbatch, "later-"), *_both(_copy_follows, "copy-"),
-                   *[case for s in (2, 8) for case in _both(_tree(s), f"tree-{s}-")], *_both(_learns, "learns-")],
+                   *[case for s in (2, 8) for case in _both(_tree(s), f"tree-{s}-")], *_both(_learns, "learns-"),
+                   *_both(_along, "along-")],
         "determinism": [*_both(_ways, "ways-"), *_both(_recompute_same_bits, "recompute-")],
         "faults": [("no-room", lambda rng: _no_room(references()["llama"], rng)), *_both(_bad_inputs, "inputs-"),
                    *_both(_replay_names, "replay-"), *_both(_bad_step_harmless, "bad-step-")],
