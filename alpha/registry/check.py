@@ -179,23 +179,20 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Seq
     work = _Check(catalogue, root, recompute, faults, package or Package())
     try:
         references = reference_classes(root)
-        reference = reference or references.get("cpu")
+        owing = {**references, "cpu": reference or references.get("cpu")}
         found = classes(root)
     except AlphaError as error:
         work.say(ERROR, root, 0, "evidence", f"{error.what}; came {error.came}", error.do or "")
         return Checked(tuple(work.findings), 0, 0, 0)
-    if reference is None or reference not in found:
-        work.say(ERROR, root / REFERENCE, 0, "evidence", f"no evidence of the reference class ({reference or 'none is named'})",
-                 "run `alpha gate run` on a machine of that class and commit what it writes")
-    owing = {reference, references.get("cuda")}
-    if references.get("cuda", reference) not in found:
-        work.say(ERROR, root / REFERENCE, 0, "evidence", f"no evidence of the reference class {references.get('cuda')}",
-                 "run `alpha gate run` on a machine of that class and commit what it writes")
+    for key in owing.values():
+        if key is None or key not in found:
+            work.say(ERROR, root / REFERENCE, 0, "evidence", f"no evidence of the reference class ({key or 'none is named'})",
+                     "run `alpha gate run` on a machine of that class and commit what it writes")
     for problem in policy.problems():
         work.say(ERROR, root, 0, "policy", problem, "mend EXEMPT in alpha/registry/policy.py")
     for machine in found:
-        work.files(machine, reference=machine in owing)
-        work.catches_of(machine, reference=machine in owing)
+        work.files(machine, reference=machine in owing.values())
+        work.catches_of(machine, reference=machine in owing.values())
     return Checked(tuple(work.findings), work.records, work.probes, work.catches)
 
 
