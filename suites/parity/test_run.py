@@ -276,7 +276,8 @@ def test_a_forbidden_import_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_metrics_of_another_schema_are_refused(tmp_path: Path) -> None:
     with Store(tmp_path / "m.sqlite") as m:
-        m.add("step_metrics", {"step": 0, "loss": None, "norm": 1.0, "lr": 0.1, "coefficient": 1.0, "tokens": 1, "seconds": 0.1, "finite": 0})
+        m.add("step_metrics", {"step": 0, "loss": None, "norm": 1.0, "lr": 0.1, "coefficient": 1.0, "tokens": 1, "seconds": 0.1,
+                               "finite": 0})  # fmt: skip
     db = sqlite3.connect(tmp_path / "m.sqlite")
     db.execute("PRAGMA user_version=99")
     db.close()
