@@ -16,7 +16,7 @@ from alpha.profile.store import Store
 from alpha.train.engine import Executor
 
 SIZE, REPEATS = 512, 100
-COPY_BYTES, COPIES = 32 << 20, 4
+COPY_BYTES, COPIES = 32 << 20, 12
 """A copy far larger than the caches, by every worker."""
 
 
