@@ -26,12 +26,13 @@ from rich.text import Text
 from alpha import config
 from alpha.config import Config
 from alpha.dashboard import command as dashboard
-from alpha.errors import AlphaError, InputError, UngatedError
+from alpha.errors import AlphaError, InputError, MachineError, UngatedError
 from alpha.flops.v1 import CONVENTION, VERSION
 from alpha.gates import commands, kernels_command, mutants
 from alpha.gates import run as gate_runs
 from alpha.profile import trace
 from alpha.registry.evidence import classes, local_root, shipped_root
+from alpha.registry.gpu import why_not_here
 from alpha.registry.judge import Judgement
 from alpha.registry.record import Record, content_hash
 from alpha.registry.status import Registry
@@ -185,6 +186,11 @@ def this_command() -> str:
 def cmd_train(args: argparse.Namespace) -> int:
     """Train, gated or (lab) ungated."""
     cfg = load_source(args.source, args.set)
+    why = why_not_here(house()[f"executor.{cfg.machine.backend}"])
+    if why:
+        raise MachineError("this run cannot run on this machine", came=f"backend {cfg.machine.backend} {why}",
+                           expected="an H100 or H200 with its driver", do="take such a machine, or a run file for the CPU such as "
+                           "configs/demo.toml; `alpha plan` works everywhere")  # fmt: skip
     resume = None
     if args.resume:
         resume = Path(args.source) if Path(args.source).is_dir() else rundir.find(cfg)

@@ -18,6 +18,7 @@ import pytest
 from alpha import cli
 from alpha.errors import InputError, NonFiniteError, UngatedError, VerdictError
 from alpha.profile.store import Store, connect, read
+from alpha.registry.gpu import gpu_class
 from alpha.registry.machine import machine_class
 from alpha.train import forbidden, rundir
 from alpha.train.console import duration
@@ -296,6 +297,13 @@ def test_a_refusal_fits_on_a_screen(root: Path, alpha: Run, monkeypatch: pytest.
     assert code == 1 and len(err.splitlines()) < 20 and "... and " in err
     assert f"gate run --for {root / 'run.toml'} --stale" in err and machine in err
     assert not (root / "runs" / "refused").exists()
+
+
+def test_a_run_for_a_gpu_says_so_where_there_is_none(alpha: Run) -> None:
+    if gpu_class() is not None:
+        pytest.skip("NOT_RUN: this machine has a GPU")
+    code, _, err = alpha("lab", Path(__file__).parents[2] / "configs" / "gpt2-124m.toml")
+    assert code == 3 and "cannot run on this machine" in err and "needs sm_90a" in err and "configs/demo.toml" in err
 
 
 COMMANDS = {"train", "lab", "gate", "plan", "sample", "doctor", "trace", "dashboard", "kernels"}
