@@ -8,6 +8,7 @@ must have a current catch that today's judges still reject. Nothing that was ski
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,10 +197,21 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Seq
     return Checked(tuple(work.findings), work.records, work.probes, work.catches)
 
 
+WARNINGS = 5
+"""Warnings of one folder that are printed one by one."""
+
+
 def plain(checked: Checked) -> str:
-    """The result as text for a terminal or a log."""
-    lines = [f"{f.level.upper():7} {f.path}{f':{f.line}' if f.line else ''}  {f.about}\n        {f.what}"
-             + (f"\n        do: {f.do}" if f.do else "") for f in _ordered(checked.findings)]
+    """The result as text for a terminal or a log: every error; of each folder's warnings the first WARNINGS, and how many more."""
+    lines, left = [], Counter[str]()
+    for f in _ordered(checked.findings):
+        folder = f.path.rpartition("/")[0]
+        left[folder] += f.level != ERROR
+        if f.level == ERROR or left[folder] <= WARNINGS:
+            lines.append(f"{f.level.upper():7} {f.path}{f':{f.line}' if f.line else ''}  {f.about}\n        {f.what}"
+                         + (f"\n        do: {f.do}" if f.do else ""))
+    do = "run `alpha gate run --stale --ship` and `alpha gate catches --ship` on such a machine"
+    lines += [f"WARNING {folder}: {n - WARNINGS} more warnings\n        do: {do}" for folder, n in sorted(left.items()) if n > WARNINGS]
     errors = sum(f.level == ERROR for f in checked.findings)
     counts = f"{checked.records} records, {checked.probes} probes and {checked.catches} catches looked at"
     lines.append(f"{'PASS' if checked.ok else 'FAIL'}: {errors} error{'s' if errors != 1 else ''}, "

@@ -15,7 +15,7 @@ from alpha.errors import CorruptError
 from alpha.registry import judge as judges
 from alpha.registry import policy
 from alpha.registry.catches import NAME, Catch, catch_digests, load_catches, save_catches
-from alpha.registry.check import ERROR, WARNING, Checked, check, github, plain
+from alpha.registry.check import ERROR, WARNING, Checked, Finding, check, github, plain
 from alpha.registry.contracts.common import HERE, OTHER, Case, Checks, folder, make, parity_case
 from alpha.registry.contracts.status import BASE, KERNEL, TOP, catalogue, passing
 from alpha.registry.digest import Package, component_digests
@@ -230,6 +230,10 @@ def _printed(rng: np.random.Generator) -> Measured:
         checks.that(len(marks.splitlines()) == len(found.findings) and "%0A" in marks and "50%25" in marks, f"escapes: {marks}")
         checks.that("line=4,title=gelu.f32.made parity::" in marks, f"line and title: {marks}")
         checks.that(str(at) not in text + marks, "a folder of this machine is printed")
+        many = [Finding(WARNING, f"made/{i}.jsonl", 1, "made", "stale") for i in range(8)]
+        brief = plain(replace(found, findings=(*found.findings, *many)))
+        checks.that(brief.count("WARNING made/") == 5 and "WARNING made: 3 more" in brief, f"many warnings: {brief}")
+        checks.that(all(line in brief for line in text.splitlines()[:-1]), "an error is left out")
     return checks.measured(content_hash({"plain": text, "github": marks}))
 
 
