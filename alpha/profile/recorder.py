@@ -26,9 +26,6 @@ _INDEX = {name: i for i, name in enumerate(PHASES)}
 _WHOLE = ("eval", "sample_gen", "checkpoint")
 """Phases whose inner activities (batches, launches) are not told apart."""
 
-SAMPLES = 20
-"""Profiled steps of a run, unless its config says another number."""
-
 
 def sampled(step: int, steps: int, samples: int) -> bool:
     """Whether `step` (from 0) of a run of `steps` is one of its `samples` profiled steps: spread evenly, none in the warm-up.

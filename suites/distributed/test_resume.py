@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -67,14 +67,10 @@ def run_file(root: Path, family: str = "gpt", steps: int = 12) -> str:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory, small_corpus: Callable[[Path], None]) -> Path:
     """A folder with a small corpus."""
     path = tmp_path_factory.mktemp("resume")
-    (path / "text").mkdir()
-    words = "def return self value None import for in if else while class".split()
-    rng = random.Random(1)
-    for i in range(12):
-        (path / "text" / f"{i}.txt").write_text("\n".join(" ".join(rng.choices(words, k=8)) for _ in range(60)))
+    small_corpus(path / "text")
     return path
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -59,13 +58,10 @@ backend = "cuda"
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory, small_corpus: Callable[[Path], None]) -> Path:
+    """A folder with a small corpus."""
     path = tmp_path_factory.mktemp("cuda")
-    (path / "text").mkdir()
-    words = "def return self value None import for in if else while class".split()
-    rng = random.Random(1)
-    for i in range(12):
-        (path / "text" / f"{i}.txt").write_text("\n".join(" ".join(rng.choices(words, k=8)) for _ in range(60)))
+    small_corpus(path / "text")
     return path
 
 

@@ -69,7 +69,6 @@ class ObservedWorkers(Workers):
         over.returned = clock()
         self._seen.append(over)
 
-
     def _number(self) -> int:
         """Which helper this thread is: 1, 2, ... in the order in which they were first seen."""
         return self._helpers.setdefault(threading.get_ident(), len(self._helpers) + 1)
