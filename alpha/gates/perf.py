@@ -2,9 +2,10 @@
 
 The ceiling of a call is the larger of two times: its executed FLOPs at the rate of a square single-precision product, and its fewest
 bytes at the rate of a copy, a read or a fill (the fastest of the three) over half as many bytes, so that it lives in the same level of
-cache or a nearer one. Both rates are taken from the fastest block of their probe, the kernel's time from the median of its blocks, and
-blocks of kernel and probes alternate in random order (profile/noise.py), so drift of the clock hits both. One worker, BLAS on one
-thread: the share says what a core does.
+cache or a nearer one. Blocks of kernel and probes alternate in random order (profile/noise.py), so drift of the clock hits both; each
+counts with its fastest block, because what else a shared machine does only ever adds time, and adds it unevenly. For the same reason a
+case under the line is measured again on fresh buffers, TRIES times in all, and its best counts; `tries` is kept. One worker, BLAS on one
+thread: the share says what a core does. Baselines belong to a machine class and a generation of processor (registry/machine.py).
 
 Each case is a sample of the row, grown to a size that fits a core's cache and to one that does not. Inputs are rewritten with fresh
 contents between blocks and changed in one place before every call, outputs are poisoned, and after some blocks, chosen at random, and
@@ -45,8 +46,8 @@ from alpha.gates.subjects import (
 from alpha.gates.tolerance import allowance
 from alpha.profile.noise import CLOCK, block, orders, repeats_for
 from alpha.registry.evidence import shipped_root, write_atomic
-from alpha.registry.judge import RATIO
-from alpha.registry.machine import machine_class
+from alpha.registry.judge import RATIO, TRIPWIRE
+from alpha.registry.machine import machine_class, processor
 from alpha.registry.record import Record
 
 SIZES = {"cache": (60_000, 8_000_000), "memory": (1_200_000, 150_000_000)}
@@ -55,6 +56,9 @@ SIZES = {"cache": (60_000, 8_000_000), "memory": (1_200_000, 150_000_000)}
 BLOCKS = 11
 BLOCK_NS = 1_200_000
 """A block repeats the call until it lasts about this long: the clock's resolution and a call's overhead are then under 1 %."""
+
+TRIES = 3
+"""Measurements of a case that stays under the line, before it is believed."""
 
 PRODUCT = 448
 """Side of the square product whose rate is the arithmetic ceiling."""
@@ -70,22 +74,28 @@ class Ceiling:
 
 
 def baseline_path(key: str) -> Path:
-    """Shares of the ceiling that a machine class has reached before, by component and case."""
+    """Shares of the ceiling that a kind of machine has reached before, by component and case."""
     return shipped_root().parent / "perf" / f"{key}.json"
 
 
+def baseline_key(machine: str, generation: str) -> str:
+    """Which baselines a machine class goes by: a GPU's class says all, a CPU's needs its generation of processor."""
+    return f"{machine}_{generation}" if machine.startswith("cpu_") else machine
+
+
 def baselines(key: str | None = None) -> dict[str, dict[str, float]]:
-    """component id -> case -> share, on a class (this machine's CPU's by default); {} where none is pinned."""
-    path = baseline_path(key or machine_class().key)
+    """component id -> case -> share, of `baseline_key` (this machine's CPU's by default); {} where none is pinned."""
+    path = baseline_path(key or baseline_key(machine_class().key, processor()))
     found: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
 
 
 def pin(record: Record) -> None:
-    """Make a record's shares the baseline of its component on this machine class."""
-    table = baselines(record.machine)
+    """Make a record's shares the baseline of its component on the kind of machine that it was measured on."""
+    key = baseline_key(record.machine, record.environment.get("processor", "unknown"))
+    table = baselines(key)
     table[record.component] = {str(c["name"]): c["share"] for c in record.cases if c.get("kind") != "relative"}
-    write_atomic(baseline_path(record.machine), json.dumps(table, indent=1, sort_keys=True) + "\n")
+    write_atomic(baseline_path(key), json.dumps(table, indent=1, sort_keys=True) + "\n")
 
 
 def measure(component: Component, nonce: str | None = None) -> Record:
@@ -99,7 +109,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     found = []
     for name, case in todo.items():
         try:
-            found.append(_case(component, name, case, before.get(name), nonce))
+            found.append(_best(component, name, case, before.get(name), nonce))
         except Exception as error:  # a kernel that raises has no speed
             found.append({"name": name, "share": 0.0, "baseline": before.get(name), "times_ns": [], "note": crash(error)})
     return make_record(component, "perf", nonce, len(todo), found)
@@ -133,6 +143,17 @@ def ceilings(case: Case, component: Component) -> list[Ceiling]:
             Ceiling("fill", 4 * n, lambda: a.fill(1.0)), Ceiling("product", 2 * PRODUCT**3, lambda: np.matmul(x, y, out=z))]
 
 
+def _best(component: Component, name: str, case: Case, baseline: float | None, nonce: str) -> dict[str, object]:
+    """The best of at most TRIES measurements; the first that is over the line, or wrong, ends it."""
+    tries = []
+    for _ in range(TRIES):
+        tries.append(_case(component, name, case, baseline, nonce))
+        if baseline is None or "note" in tries[-1] or float(str(tries[-1]["share"])) >= TRIPWIRE * baseline:
+            break
+    best = tries[-1] if "note" in tries[-1] else max(tries, key=lambda c: float(str(c["share"])))
+    return {**best, "tries": len(tries)}
+
+
 def _case(component: Component, name: str, case: Case, baseline: float | None, nonce: str) -> dict[str, object]:
     rng = generator(nonce, component.id, "perf", name)
     bound = bind(component, case)
@@ -159,10 +180,9 @@ def _case(component: Component, name: str, case: Case, baseline: float | None, n
     rates = {p.name: p.work / min(times[p.name]) for p in probes}
     bytes_ns = spec.min_bytes(list(case.types), case.attrs) / max(rates["copy"], rates["read"], rates["fill"])
     flops_ns = spec.flops(list(case.types), case.attrs) / rates["product"]
-    median = float(np.median(times["kernel"]))
-    return {"name": name, "share": short(max(bytes_ns, flops_ns) / median, 4), "baseline": baseline, "times_ns": sorted(times["kernel"]),
-            "ceiling_ns": round(max(bytes_ns, flops_ns)), "limit": "bytes" if bytes_ns >= flops_ns else "flops",
-            "shape": " ".join(map(str, case.types))[:120]}
+    return {"name": name, "share": short(max(bytes_ns, flops_ns) / min(times["kernel"]), 4), "baseline": baseline,
+            "times_ns": sorted(times["kernel"]), "ceiling_ns": round(max(bytes_ns, flops_ns)),
+            "limit": "bytes" if bytes_ns >= flops_ns else "flops", "shape": " ".join(map(str, case.types))[:120]}
 
 
 def _renew(bound: Bound, contents: list[np.ndarray], rng: np.random.Generator) -> None:

@@ -22,7 +22,7 @@ from alpha.gates import run
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, save, shipped_root
 from alpha.registry.gpu import gpu_class, why_not_here
-from alpha.registry.judge import NOT_RUN, Judgement
+from alpha.registry.judge import BASELINE, NOT_RUN, Judgement
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.train.house import house
@@ -44,6 +44,7 @@ class Plan:
         self.chosen: dict[str, list[Component]] = {}
         self.declared: dict[str, int] = {}
         self.executed: dict[str, int] = {}
+        self.first: dict[str, int] = {}
         self.not_run: dict[str, str] = {}
 
     def components(self, gate: str) -> list[Component]:
@@ -73,6 +74,7 @@ class Measured:
         if self._plan.root is not None:
             save([record], self._plan.root)
         self._plan.executed[self.gate] = self._plan.executed.get(self.gate, 0) + (judgement.verdict != NOT_RUN)
+        self._plan.first[self.gate] = self._plan.first.get(self.gate, 0) + (judgement.verdict == BASELINE)
         return record, judgement
 
 
@@ -128,6 +130,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for gate, declared in sorted(plan.declared.items()):
         owing = sum(gate in policy.owed(c) and not why_not_here(c) for c in house())
         terminalreporter.write_line(f"{gate}: {plan.executed.get(gate, 0)} executed of {declared} declared, {owing} components owe it")
+        if plan.first.get(gate):
+            terminalreporter.write_line(f"{gate}: {plan.first[gate]} of them had no baseline on this kind of machine to be judged against")
     if plan.declared:
         terminalreporter.write_line(f"seed of the random tenth: {plan.seed}")
     for why in sorted(set(plan.not_run.values())):

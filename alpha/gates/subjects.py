@@ -173,7 +173,7 @@ def grow(component: Component, among: Sequence[Sample], rng: np.random.Generator
          most: int = 4096) -> Sample | None:
     """A larger sample made from one of the row's own: its dimension sizes are multiplied, one distinct size after another, as long as
     the row's shape rule and the envelope accept it, until `elements` or `flops` is reached. Contents repeat with 5 % noise; integer
-    operands repeat. None if no sample grows.
+    operands repeat; attributes that name places in the first operand are stretched with it. None if no sample grows.
     """
     spec, dtype = spec_of(component), component.envelope.dtypes[0]
     for sample in sorted(among, key=lambda s: -sum(np.size(x) for x in s.inputs)):
@@ -194,7 +194,8 @@ def grow(component: Component, among: Sequence[Sample], rng: np.random.Generator
                 break
         if grew and _work(spec, component, sample, shapes, dtype, elements // 4, flops // 4):
             inputs = tuple(_content(np.asarray(x), shape, rng) for x, shape in zip(sample.inputs, shapes))
-            return replace(sample, name=f"grown:{sample.name}", inputs=inputs, wrt=sample.wrt)
+            attrs = sample.attrs if spec.stretch is None else spec.stretch(sample.attrs, shapes[0][0] // np.shape(sample.inputs[0])[0])
+            return replace(sample, name=f"grown:{sample.name}", inputs=inputs, attrs=dict(attrs), wrt=sample.wrt)
     return None
 
 

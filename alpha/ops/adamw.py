@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from alpha.ops.spec import Arrays, OpSpec, Sample, expect, same_dtype
+from alpha.ops.spec import Arrays, OpSpec, Sample, expect, same_dtype, stretched
 from alpha.types import Attrs, TensorType
 
 ParameterSegments = tuple[tuple[int, int, float, float], ...]
@@ -136,5 +136,5 @@ ROWS = (
     OpSpec(name="adamw", inputs=("param", "grad", "m", "v", "coefficient", "lr", "step", "finite", "copy?"),
            outputs=("param", "m", "v", "copy?"), infer=_infer, kept={"copy": "bf16"},
            oracle=_oracle, vjp=None, why_no_vjp="an update, which no gradient crosses", flops=lambda t, a: 16 * t[0].size,
-           samples=_samples, exact=_exact, bound=_bound),
+           samples=_samples, exact=_exact, bound=_bound, stretch=stretched),
 )

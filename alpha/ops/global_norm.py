@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from alpha.ops.numerics import growth
-from alpha.ops.spec import Arrays, OpSpec, Sample, expect
+from alpha.ops.spec import Arrays, OpSpec, Sample, expect, stretched
 from alpha.types import Attrs, TensorType
 
 BLOCK = 65536
@@ -71,5 +71,6 @@ def _elements(attrs: Attrs) -> int:
 ROWS = (
     OpSpec(name="global_norm", inputs=("grads",), outputs=("norm",), infer=_infer, oracle=_oracle, vjp=None,
            why_no_vjp="part of the update, which no gradient crosses", flops=lambda t, a: 2 * _elements(a),
-           nbytes=lambda t, a: _elements(a) * (t[0].nbytes // max(1, t[0].size)), samples=_samples, exact=_exact, bound=_bound),
+           nbytes=lambda t, a: _elements(a) * (t[0].nbytes // max(1, t[0].size)), samples=_samples, exact=_exact, bound=_bound,
+           stretch=stretched),
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from alpha.ops.adamw import ParameterSegments, check_update, per_element, update_cases
-from alpha.ops.spec import Arrays, OpSpec, Sample, expect
+from alpha.ops.spec import Arrays, OpSpec, Sample, expect, stretched
 from alpha.types import Attrs, TensorType
 
 
@@ -61,5 +61,5 @@ def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
 ROWS = (
     OpSpec(name="sgd", inputs=("param", "grad", "velocity", "coefficient", "lr", "finite"), outputs=("param", "velocity"), infer=_infer,
            oracle=_oracle, vjp=None, why_no_vjp="an update, which no gradient crosses", flops=lambda t, a: 6 * t[0].size,
-           samples=_samples, exact=_exact, bound=_bound),
+           samples=_samples, exact=_exact, bound=_bound, stretch=stretched),
 )

@@ -82,6 +82,7 @@ class OpSpec:
                     for results of a row with the attribute `wide`, which have the accumulation type when it is set
     undifferentiable names of inputs without a gradient (ids, masks, positions) and of outputs that take no cotangent (mean, rstd, lse)
     view            true when the output is the input's memory under another shape (reshape): no kernel runs
+    stretch         (attrs, k) -> attrs for operands k times as long, where attributes name places in them; default: the same attrs
     """
 
     name: str
@@ -99,6 +100,7 @@ class OpSpec:
     kept: Mapping[str, str] = field(default_factory=dict)
     undifferentiable: tuple[str, ...] = ()
     view: bool = False
+    stretch: Callable[[Attrs, int], Attrs] | None = None
 
     def __post_init__(self) -> None:
         if (self.vjp is None) == (not self.why_no_vjp):
@@ -123,6 +125,12 @@ class OpSpec:
         if self.nbytes is not None:
             return self.nbytes(types, attrs)
         return sum(t.nbytes for t in types) + sum(t.nbytes for t in self.infer(types, attrs))
+
+
+def stretched(attrs: Attrs, k: int) -> Attrs:
+    """`stretch` of rows over a flat buffer: (offset, length, ...) of every segment become k times as large."""
+    segments: tuple[tuple[int, ...], ...] = attrs["segments"]  # type: ignore[assignment]
+    return {**attrs, "segments": tuple((offset * k, length * k, *rest) for offset, length, *rest in segments)}
 
 
 def expect(condition: bool, op: str, invariant: str, came: object, expected: object) -> None:

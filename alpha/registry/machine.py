@@ -63,7 +63,33 @@ def environment() -> dict[str, str]:
     return {
         "python": platform.python_version(), "numpy": np.__version__, "blas": f"{name} {version}".strip(),
         "system": f"{platform.system()} {platform.machine()}", "cpu": _cpu_model(), "cores": str(os.cpu_count() or 0),
+        "processor": processor(),
     }
+
+
+@cache
+def processor() -> str:
+    """Generation of this CPU, such as AuthenticAMD-25-1 (vendor, family, model): what shares of a ceiling carry over within. Cache and
+    vector units of two generations differ by factors that the machine class, made for bits, does not see. "unknown" where it is hidden."""
+    if sys.platform == "darwin":
+        return _safe(_cpu_model())
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "unknown"
+    return processor_of(text)
+
+
+def processor_of(cpuinfo: str) -> str:
+    """The generation that the first CPU of a /proc/cpuinfo names: x86's vendor, family and model, or Arm's implementer and part."""
+    first: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        first.setdefault(key.strip(), value.strip())
+    for keys in (("vendor_id", "cpu family", "model"), ("CPU implementer", "CPU part")):
+        if all(first.get(k) for k in keys):
+            return _safe("-".join(first[k] for k in keys))
+    return "unknown"
 
 
 def _isa() -> str:

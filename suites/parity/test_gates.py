@@ -9,12 +9,12 @@ import pytest
 
 import alpha
 from alpha.errors import GraphError, ShapeError
-from alpha.gates import ab, evaluate, gradient, mutants, parity, plant, subjects
+from alpha.gates import ab, evaluate, gradient, mutants, parity, perf, plant, subjects
 from alpha.gates.condense import condense
 from alpha.ops.table import row
 from alpha.profile.noise import Interval, interval, rank, wilson
-from alpha.registry import policy
-from alpha.registry.judge import AMBIGUOUS, FAIL, PASS
+from alpha.registry import machine, policy
+from alpha.registry.judge import AMBIGUOUS, FAIL, PASS, judge
 from alpha.train.house import house
 
 NONCE = "5eed" * 8
@@ -84,6 +84,58 @@ def test_kernels_have_a_case_of_several_blocks() -> None:
             sizes = [subjects.size(x.types) + subjects.size(x.out_types(spec)) for x in subjects.cases(c, NONCE)]
             flops = [spec.flops(x.types, x.attrs) for x in subjects.cases(c, NONCE)]
             assert max(sizes) >= 16_384 or max(flops) >= 1_000_000 or max(sizes) < 16, c.id
+
+
+def test_places_in_a_buffer_grow_with_it() -> None:
+    """A grown update covers as much of its buffers as the sample did, in segments that its row accepts."""
+    for name in ("adamw.f32.cpu", "sgd.f32.cpu", "global_norm.f32.cpu"):
+        component = house()[name]
+        for case in perf.representative(component, NONCE).values():
+            covered = sum(length for _, length, *_ in case.attrs["segments"])  # type: ignore[attr-defined]
+            assert covered >= 0.4 * case.types[0].size, (name, case.name)
+            row(component.op).infer(case.types, case.attrs)
+
+
+def _perf_with(monkeypatch: pytest.MonkeyPatch, shares: list[float], baseline: float, note: str = "") -> tuple[dict[str, object], int]:
+    """The entry that measurements with these shares end in, and how many were taken."""
+    taken: list[float] = []
+
+    def case(component: object, name: str, case: object, baseline: float, nonce: str) -> dict[str, object]:
+        taken.append(shares[len(taken)])
+        return {"name": name, "share": taken[-1], "baseline": baseline, "times_ns": [1], **({"note": note} if note else {})}
+
+    monkeypatch.setattr(perf, "_case", case)
+    monkeypatch.setattr(perf, "baselines", lambda: {"silu.f32.cpu": {"cache": baseline}} if baseline else {})
+    monkeypatch.setattr(perf, "representative", lambda component, nonce: {"cache": None})
+    return dict(perf.measure(house()["silu.f32.cpu"], NONCE).cases[0]), len(taken)
+
+
+def test_a_case_under_the_line_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is slow thrice is slow; one that was disturbed once is not; wrong outputs end it at once."""
+    entry, taken = _perf_with(monkeypatch, [0.1, 0.12, 0.11], 0.5)
+    assert taken == 3 and entry["share"] == 0.12 and entry["tries"] == 3
+    assert judge(subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 1, [entry])).verdict == FAIL
+    entry, taken = _perf_with(monkeypatch, [0.1, 0.4], 0.5)
+    assert taken == 2 and entry["share"] == 0.4
+    assert judge(subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 1, [entry])).verdict == PASS
+    entry, taken = _perf_with(monkeypatch, [0.4], 0.5)
+    assert taken == 1
+    entry, taken = _perf_with(monkeypatch, [0.0], 0.5, note="timed calls gave wrong outputs")
+    assert taken == 1 and entry["share"] == 0.0
+    entry, taken = _perf_with(monkeypatch, [0.1], 0.0)
+    assert taken == 1 and entry["baseline"] is None
+
+
+def test_baselines_belong_to_a_generation_of_processor() -> None:
+    zen5 = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n"
+    both = zen5 + "\nprocessor\t: 1\nvendor_id\t: Other\ncpu family\t: 1\nmodel\t\t: 1\n"
+    assert machine.processor_of(zen5) == machine.processor_of(both) == "AuthenticAMD-26-2"
+    assert machine.processor_of("processor : 0\nCPU implementer : 0x41\nCPU part\t: 0xd4f\n") == "0x41-0xd4f"
+    assert machine.processor_of("") == machine.processor_of("vendor_id: X\n") == "unknown"
+    key = machine.machine_class().key
+    assert perf.baseline_key(key, "AuthenticAMD-26-2") != perf.baseline_key(key, "AuthenticAMD-25-1")
+    assert perf.baseline_key("cuda_sm90_H200", "AuthenticAMD-26-2") == perf.baseline_key("cuda_sm90_H200", "AuthenticAMD-25-1")
+    assert machine.environment()["processor"] == machine.processor()
 
 
 def test_probes_recompute_and_a_flipped_bit_shows() -> None:
