@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -26,7 +25,7 @@ from rich.text import Text
 from alpha import config
 from alpha.config import Config
 from alpha.dashboard import command as dashboard
-from alpha.errors import AlphaError, InputError, MachineError, UngatedError
+from alpha.errors import InputError, MachineError, UngatedError, exit_code
 from alpha.flops.v1 import CONVENTION, VERSION
 from alpha.gates import commands, kernels_command, mutants
 from alpha.gates import run as gate_runs
@@ -48,20 +47,7 @@ from alpha.train.session import Outcome, train
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     args = parser().parse_args(argv)
-    try:
-        return int(args.run(args))
-    except AlphaError as error:
-        if args.debug:
-            traceback.print_exc()
-        else:
-            print(f"alpha {args.command}: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains once more at exit
-        return 0
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return exit_code(f"alpha {args.command}", lambda: int(args.run(args)), debug=args.debug)
 
 
 def parser() -> argparse.ArgumentParser:

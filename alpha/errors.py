@@ -7,6 +7,11 @@ The exit code of the command line is a property of the error's class, so that no
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
 
 class AlphaError(Exception):
     """Base of everything raised on purpose.
@@ -72,3 +77,22 @@ class MachineError(AlphaError):
     """This machine lacks what was asked: a GPU, a compiler, a package, disk space (exit code 3)."""
 
     exit_code = 3
+
+
+def exit_code(name: str, command: Callable[[], int], *, debug: bool = False) -> int:
+    """What the console script `name` ends with: the command's own code, or that of its error, told on standard error (130 when
+    interrupted). debug: with the traceback."""
+    try:
+        return command()
+    except AlphaError as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            print(f"{name}: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains once more at exit
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

@@ -7,27 +7,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from alpha.errors import AlphaError, InputError
+from alpha.errors import InputError, exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script; returns its exit code."""
     args = parser().parse_args(argv)
-    try:
-        return run(args)
-    except AlphaError as error:
-        if args.debug:
-            traceback.print_exc()
-        else:
-            print(f"alpha-report: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return exit_code("alpha-report", lambda: run(args), debug=args.debug)
 
 
 def parser() -> argparse.ArgumentParser:
