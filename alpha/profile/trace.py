@@ -250,13 +250,14 @@ class _Writer:
         if lanes and _kind(track) in SERIAL:
             raise CorruptError("two events of one track cross", came=what, expected="events that nest or follow each other",
                                do="a clock may have stepped: leave that step out")
-        # unique in the whole trace, for some readers know threads by number alone
-        order, n = self.index[track], len(lanes)
-        lane = _Lane((rank + 1) * 1_000_000 + n * 1000 + order + 1)
+        # unique in the whole trace, for some readers know threads by number alone; in the order of the tracks, for Perfetto sorts by
+        # number and not by sort_index
+        place = self.index[track] * 1000 + len(lanes)
+        lane = _Lane((rank + 1) * 1_000_000 + place + 1)
         lanes.append(lane)
         lane.add(start, stop)
-        named: dict[str, dict[str, object]] = {"thread_name": {"name": track if not n else f"{track} ({n + 1})"},
-                                               "thread_sort_index": {"sort_index": order * 1000 + n}}
+        named: dict[str, dict[str, object]] = {"thread_name": {"name": track if len(lanes) == 1 else f"{track} ({len(lanes)})"},
+                                               "thread_sort_index": {"sort_index": place}}
         for name, args in named.items():
             self._event({"ph": "M", "name": name, "pid": rank + 1, "tid": lane.tid, "args": args})
         return lane.tid
