@@ -27,7 +27,7 @@ from alpha.config import Config
 from alpha.dashboard import command as dashboard
 from alpha.errors import InputError, MachineError, UngatedError, exit_code
 from alpha.flops.v1 import CONVENTION, VERSION
-from alpha.gates import commands, kernels_command, mutants
+from alpha.gates import commands, kernels_command, mutants, sanitize_command
 from alpha.gates import run as gate_runs
 from alpha.profile import trace
 from alpha.registry.evidence import classes, local_root, shipped_root
@@ -132,6 +132,7 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
     p.add_argument("--seed", metavar="TEXT", help="draw the mutants from this seed")
     p.add_argument("--ship", action="store_true", help="write into the repository's evidence instead of the local one")
     p.add_argument("--workers", type=int, default=2, help="processes (default %(default)s)")
+    sanitize_command.arguments(action("sanitize", lambda a: 0, "kernels of the GPU under compute-sanitizer, sound and with planted errors"))
     p = action("audit", lambda a: commands.cmd_audit(a.n, seed=a.seed), "rerun a random sample of the shipped evidence and compare")
     p.add_argument("-n", type=int, default=5, help="records (default %(default)s)")
     p.add_argument("--seed", type=int, help="draw this sample")

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from alpha.component import GATES
 from alpha.errors import InputError
-from alpha.gates import audit, catches, mutants, operating, perf, run
+from alpha.gates import audit, catches, mutants, operating, perf, run, sanitize_command
 from alpha.gates.recompute import recompute
 from alpha.registry import check as registry_check
 from alpha.registry import policy
@@ -112,21 +112,25 @@ def cmd_status(*, as_json: bool = False, console: Console | None = None) -> int:
     registry = Registry(house(), default_roots())
     statuses = [registry.status(c.id) for c in house()]
     absent = run.not_here(house())
+    sanitized = sanitize_command.standings(registry, [s.component for s in statuses])
     if as_json:
         body = {"machine": registry.machine.key, "components": {
             s.component: {"usable": s.usable, "claimable": s.claimable, "presupposed": list(s.presupposed), "exempt": dict(s.exempt),
                           "gates": {g.gate: {"verdict": g.verdict, "satisfied": g.satisfied, "why": g.why, "machine": g.machine}
-                                    for g in s.gates.values()}} for s in statuses}}
+                                    for g in s.gates.values()},
+                          "sanitizer": {tool: verdict for tool, (verdict, _) in sanitized.get(s.component, {}).items()}}
+            for s in statuses}}
         out.print(json.dumps(body, indent=1, sort_keys=True), markup=False, highlight=False)
         return 0 if all(s.usable for s in statuses if s.component not in absent) else 1
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("component", "usable", *GATES):
+    for column in ("component", "usable", *GATES, "sanitizer"):
         table.add_column(column, no_wrap=True)
     for s in statuses:
         cells = []
         for name in GATES:
             g = s.gates.get(name)
             cells.append("" if g is None else _said(g.verdict) if g.satisfied or g.verdict != PASS else "[yellow]stale[/]")
+        cells.append(sanitize_command.cell(sanitized.get(s.component, {})))
         table.add_row(s.component, "[green]yes[/]" if s.usable else "[red]no[/]", *cells)
     out.print(f"on {registry.machine.describe()}")
     out.print(table)
@@ -150,6 +154,9 @@ def cmd_explain(component_id: str, *, console: Console | None = None) -> int:
         out.print(f"  {g.gate:12} {_said(g.verdict)}  {'' if g.satisfied else g.why}{f'  (evidence of {g.machine})' if g.machine else ''}")
     for gate, why in status.exempt.items():
         out.print(f"  {gate:12} exempt: {why}")
+    for tool, (verdict, why) in sanitize_command.standings(registry, [component_id]).get(component_id, {}).items():
+        out.print(f"  {tool:12} {_said(verdict)}", end="  ")
+        out.print(why, markup=False)
     for line in registry.why_not(component_id):
         out.print(line, markup=False)
     return 0 if status.usable else 1
