@@ -225,7 +225,8 @@ class _Writer:
         mark = "" if self.meta.get("status") == "GATED" else " UNGATED"
         pid = rank + 1  # process 0 is the idle process to a viewer
         labels = ", ".join(x for x in (host, self.meta.get("hardware"), self.meta.get("name")) if x)
-        named: dict[str, dict[str, object]] = {"process_name": {"name": f"rank {rank}{mark}"}, "process_sort_index": {"sort_index": rank},
+        number = str(rank).zfill(len(str(self.chosen.ranks[-1])))  # Perfetto sorts processes by name
+        named: dict[str, dict[str, object]] = {"process_name": {"name": f"rank {number}{mark}"}, "process_sort_index": {"sort_index": rank},
                                                "process_labels": {"labels": labels}}
         for name, args in named.items():
             self._event({"ph": "M", "name": name, "pid": pid, "tid": 0, "args": args}, first=first)
