@@ -9,8 +9,10 @@
 // consumers with 64 rows each. Registers: 168 at entry, then 40 / 232, in dkv d128 24 / 240.
 //   variant           tile             rows, stages       shared memory                               accumulators per thread
 //   dq   d128 w2 n128 128 q x 128 k    1 place, 3 K, 2 V  Q 32K + dO 32K + K 96K + V 64K = 224K       S 64, dP 64, dQ 64, dS 32
+//   dq   d96  w2 n128 as d128: columns 96 .. 127 are zeros; S and dP leave them out, dQ has them (ATTN_WIDTH=96, a file of its own)
 //   dq   d64  w2 n128 128 q x 128 k    2 places, 4 K, 4 V Q 32K + dO 32K + K 64K + V 64K = 192K       64, 64, 32, 32
 //   dkv  d128 w2 n64  128 k x 64 q     2 places, 3 stages K 64K + V 64K + Q 48K + dO 48K = 224K       S 32, dP 32, dK 64, dV 64, P, dS 16
+//   dkv  d96  w2 n64  as d128, likewise
 //   dkv  d64  w2 n64  128 k x 64 q     2 places, 4 stages K 32K + V 32K + Q 32K + dO 32K = 128K       32, 32, 32, 32, 16, 16
 //   dkv  d64  w2 n96  128 k x 96 q     2 places, 4 stages K 32K + V 32K + Q 48K + dO 48K = 160K       48, 48, 32, 32, 24, 24
 // plus 1 KB to align, less than 512 bytes of barriers, and in dkv two floats per query and stage.
@@ -66,7 +68,8 @@ struct DqShared {
     Queue queue;
 };
 
-template <int D, int W, int BN, int ROWS, int KS, int VS>
+// D: columns of the tiles, a multiple of 64. WIDTH: those of a head; the copy engine fills the rest with zeros and does not store it.
+template <int D, int W, int BN, int ROWS, int KS, int VS, int WIDTH>
 __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap* map_k, const TensorMap* map_v, const TensorMap* map_g,
                                         const TensorMap* map_dq, const uint16_t* o, Strides so, const Params& p) {
     using Shared = DqShared<D, W, BN, ROWS, KS, VS>;
@@ -174,12 +177,12 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             // rowsum(dO * O): O from global memory, dO from the tile; four lanes a row, the same rows that the fragments hold
             float lse0, lse1, delta0, delta1;
             {
-                uint4 x[2][D / 32];
+                uint4 x[2][WIDTH / 32];
                 const uint16_t* from = o + b * so.b + h * so.h + lane % 4 * 8;
 #pragma unroll
                 for (int r = 0; r < 2; ++r)
 #pragma unroll
-                    for (int i = 0; i < D / 32; ++i)
+                    for (int i = 0; i < WIDTH / 32; ++i)
                         x[r][i] = row + 8 * r < p.Sq ? *reinterpret_cast<const uint4*>(from + (row + 8 * r) * so.s + 32 * i) : uint4{};
                 const long head = (long)tile.head * p.Sq;
                 lse0 = row < p.Sq ? p.lse[head + row] * kLog2e : -infinity();
@@ -196,7 +199,7 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                 for (int r = 0; r < 2; ++r) {
                     sum[r] = 0.f;
 #pragma unroll
-                    for (int i = 0; i < D / 32; ++i) {
+                    for (int i = 0; i < WIDTH / 32; ++i) {
                         const uint4 y = *reinterpret_cast<const uint4*>(
                             g + i / 2 * 64 * 128 + swizzle_128(16 * warp + lane / 4 + 8 * r, i % 2 * 64 + lane % 4 * 16));
                         sum[r] = dot8(x[r][i], y, sum[r]);
@@ -230,14 +233,14 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             for (int j = own.end - 1; j >= own.begin; --j) {
                 wait(&sh.k_full[ks.slot], ks.parity);
                 wgmma_fence();
-                mma_abt<BN, D>(s, q, sh.k[ks.slot]);
+                mma_abt<BN, WIDTH>(s, q, sh.k[ks.slot]);
                 wgmma_commit();
                 wgmma_wait<1>();  // the dQ product of the block before
                 pin_fragment<BN>(ds);
                 if (busy && lane == 0) mbarrier_arrive(&sh.k_empty[held]);
                 wait(&sh.v_full[vs.slot], vs.parity);
                 wgmma_fence();
-                mma_abt<BN, D>(dp, g, sh.v[vs.slot]);
+                mma_abt<BN, WIDTH>(dp, g, sh.v[vs.slot]);
                 wgmma_commit();
                 wgmma_wait<1>();
                 pin_registers(s);
@@ -295,7 +298,7 @@ struct DkvShared {
     Queue queue;
 };
 
-template <int D, int W, int BQ, int KVS, int STAGES>
+template <int D, int W, int BQ, int KVS, int STAGES, int WIDTH>
 __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap* map_k, const TensorMap* map_v, const TensorMap* map_g,
                                          const TensorMap* map_dk, const TensorMap* map_dv, const Params& p) {
     using Shared = DkvShared<D, W, BQ, KVS, STAGES>;
@@ -407,7 +410,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     }
                     wait(&sh.q_full[qs.slot], qs.parity);
                     wgmma_fence();
-                    mma_abt<BQ, D>(s, k, sh.q[qs.slot]);
+                    mma_abt<BQ, WIDTH>(s, k, sh.q[qs.slot]);
                     wgmma_commit();
                     wgmma_wait<1>();  // the dV and dK products of the block before
                     pin_fragment<BQ>(pr);
@@ -415,7 +418,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     if (busy && lane == 0) mbarrier_arrive(&sh.empty[held]);
                     wait(&sh.g_full[qs.slot], qs.parity);
                     wgmma_fence();
-                    mma_abt<BQ, D>(dp, v, sh.g[qs.slot]);
+                    mma_abt<BQ, WIDTH>(dp, v, sh.g[qs.slot]);
                     wgmma_commit();
                     const float2* lse2 = reinterpret_cast<const float2*>(sh.lse2[qs.slot]) + lane % 4;
                     const float2* delta = reinterpret_cast<const float2*>(sh.delta[qs.slot]) + lane % 4;
@@ -489,15 +492,20 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
     extern "C" __global__ __launch_bounds__(128 * (W + 1), 1) void attn_bwd_dq_d##D##_w##W##_n##BN(                         \
         MAP(q), MAP(k), MAP(v), MAP(g), MAP(dq), const uint16_t* o, const attn::Strides so,                                  \
         const __grid_constant__ attn::Params p) {                                                                          \
-        attn::dq_pass<D, W, BN, ROWS, KS, VS>(&q, &k, &v, &g, &dq, o, so, p);                                                            \
+        attn::dq_pass<(D + 63) / 64 * 64, W, BN, ROWS, KS, VS, D>(&q, &k, &v, &g, &dq, o, so, p);                            \
     }
 #define DKV(D, W, BQ, KVS, STAGES)                                                                                         \
     extern "C" __global__ __launch_bounds__(128 * (W + 1), 1) void attn_bwd_dkv_d##D##_w##W##_n##BQ(                        \
         MAP(q), MAP(k), MAP(v), MAP(g), MAP(dk), MAP(dv), const __grid_constant__ attn::Params p) {                          \
-        attn::dkv_pass<D, W, BQ, KVS, STAGES>(&q, &k, &v, &g, &dk, &dv, p);                                                 \
+        attn::dkv_pass<(D + 63) / 64 * 64, W, BQ, KVS, STAGES, D>(&q, &k, &v, &g, &dk, &dv, p);                              \
     }
+#if ATTN_WIDTH == 96
+DQ(96, 2, 128, 1, 3, 2)
+DKV(96, 2, 64, 2, 3)
+#else
 DQ(128, 2, 128, 1, 3, 2)
 DQ(64, 2, 128, 2, 4, 4)
 DKV(128, 2, 64, 2, 3)
 DKV(64, 2, 64, 2, 4)
 DKV(64, 2, 96, 2, 4)
+#endif

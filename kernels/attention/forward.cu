@@ -5,6 +5,7 @@
 // W = 2, 3, 4). At entry: 168, 128 or 96 registers a thread, so that the later sum fits.
 //   variant        tile (q x k)  stages  shared memory                           accumulators per thread (S + O + P)
 //   d128 w2 n128   128 x 128     2       Q 2 x 32K + K 64K + V 64K = 192K        64 + 64 + 32
+//   d96  w2 n128   as d128: columns 96 .. 127 are zeros; S leaves them out, O has them (ATTN_WIDTH=96, a compiled file of its own)
 //   d64  w3 n128   192 x 128     4       Q 2 x 24K + K 64K + V 64K = 176K        64 + 32 + 32
 //   d64  w4 n64    256 x 64      6       Q 2 x 32K + K 48K + V 48K = 160K        32 + 32 + 16     (short causal problems)
 // plus 1 KB to align and less than 512 bytes of barriers.
@@ -82,7 +83,8 @@ struct Running {
     }
 };
 
-template <int D, int W, int BN, int STAGES, bool TURNS>
+// D: columns of the tiles, a multiple of 64. WIDTH: those of a head; the copy engine fills the rest with zeros and does not store it.
+template <int D, int W, int BN, int STAGES, bool TURNS, int WIDTH>
 __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap* map_k, const TensorMap* map_v, const TensorMap* map_o,
                                         const Params& p) {
     using Shared = ForwardShared<D, W, BN, STAGES>;
@@ -215,7 +217,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                 wait(&sh.k_full[ks.slot], ks.parity);
                 if (TURNS) named_barrier_sync(1 + w, 256);
                 wgmma_fence();
-                mma_abt<BN, D>(s, q, sh.k[ks.slot]);
+                mma_abt<BN, WIDTH>(s, q, sh.k[ks.slot]);
                 wgmma_commit();
                 if (TURNS) named_barrier_arrive(1 + (w + 1) % W, 256);
                 free_q();
@@ -229,7 +231,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     wait(&sh.k_full[ks.slot], ks.parity);
                     if (TURNS) named_barrier_sync(1 + w, 256);
                     wgmma_fence();
-                    mma_abt<BN, D>(s, q, sh.k[ks.slot]);
+                    mma_abt<BN, WIDTH>(s, q, sh.k[ks.slot]);
                     wgmma_commit();
                     wait(&sh.v_full[vs.slot], vs.parity);
                     wgmma_fence();
@@ -295,8 +297,12 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
     extern "C" __global__ __launch_bounds__(128 * (W + 1), 1) void attn_fwd_d##D##_w##W##_n##BN(                               \
         const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,                                    \
         const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap o, const __grid_constant__ attn::Params p) { \
-        attn::forward<D, W, BN, STAGES, true>(&q, &k, &v, &o, p);                                                        \
+        attn::forward<(D + 63) / 64 * 64, W, BN, STAGES, true, D>(&q, &k, &v, &o, p);                                          \
     }
+#if ATTN_WIDTH == 96
+FORWARD(96, 2, 128, 2)
+#else
 FORWARD(128, 2, 128, 2)
 FORWARD(64, 3, 128, 4)
 FORWARD(64, 4, 64, 6)
+#endif

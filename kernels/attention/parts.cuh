@@ -1,4 +1,4 @@
-// What the attention kernels share: problem parameters, the tile order, fragments, masks, waits.
+// What the attention kernels share beside spans.cuh: the tile order, fragments, waits.
 //
 // Layouts. A shared-memory tile of R rows and D columns is D/64 sub-tiles of [R][64] bf16, each row 128 bytes, 128-byte swizzle
 // (16-byte chunk c of row r lies at chunk c ^ (r & 7)), which is what the copy engine writes with a box of 64 x R and what the
@@ -12,28 +12,14 @@
 #include "../common/mbarrier.cuh"
 #include "../common/tma.cuh"
 #include "../common/wgmma.cuh"
+#include "spans.cuh"
 
 namespace attn {
 
 using namespace ptx;
 
-constexpr int kUnbounded = 1 << 29;  // a window side that never binds
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-
-// Passed by value, after the tensor maps.
-struct Params {
-    float* lse;              // [B, H, Sq] natural logarithm; -inf where no key is visible
-    float* lse2;             // backward workspace [B*H, Spad]: lse * log2(e), +inf where no key is visible and beyond Sq
-    float* delta;            // backward workspace [B*H, Spad]: rowsum(dO * O), 0 beyond Sq
-    int* queue;              // two ints, zero before the first launch; every launch leaves them zero
-    const int* doc_start;    // [B, S] first position of the document of each position, or null
-    const int* doc_end;      // [B, S] one past its last position, or null
-    int B, H, Hkv, Sq, Sk, Spad;
-    int left, right;         // query i sees keys i + Sk - Sq - left .. i + Sk - Sq + right
-    int section;             // heads walked together, so that their K and V stay in L2
-    float scale;             // of the logits, > 0
-};
 
 // ---------------------------------------------------------------- small things
 
@@ -61,7 +47,6 @@ __device__ __forceinline__ float log2_fast(float x) {
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 // ---------------------------------------------------------------- matrix operands
 
@@ -115,51 +100,6 @@ __device__ __forceinline__ void load_rows(uint8_t* tile, const TensorMap* map, m
 template <int D> __device__ __forceinline__ void store_rows(const TensorMap* map, const uint8_t* tile, int s, int h, int b) {
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) tma_store_4d(map, tile + c * 64 * 128, c * 64, s, h, b);
-}
-
-// ---------------------------------------------------------------- which query sees which key
-
-struct Span { int lo, hi; };  // inclusive; empty when lo > hi
-
-__device__ __forceinline__ Span keys_of(const Params& p, int b, int i) {
-    i = min(i, p.Sq - 1);
-    const int at = i + p.Sk - p.Sq;
-    Span s{max(0, at - p.left), min(p.Sk - 1, at + p.right)};
-    if (p.doc_start) s = Span{max(s.lo, p.doc_start[(long)b * p.Sq + i]), min(s.hi, p.doc_end[(long)b * p.Sq + i] - 1)};
-    return s;
-}
-__device__ __forceinline__ Span queries_of(const Params& p, int b, int j) {
-    j = min(j, p.Sk - 1);
-    const int at = j - (p.Sk - p.Sq);
-    Span s{max(0, at - p.right), min(p.Sq - 1, at + p.left)};
-    if (p.doc_start) s = Span{max(s.lo, p.doc_start[(long)b * p.Sk + j]), min(s.hi, p.doc_end[(long)b * p.Sk + j] - 1)};
-    return s;
-}
-
-// Blocks of N columns that a tile of rows [r0, r1] touches, and those among them that need no mask. Both ends of a row's span
-// grow with the row, so the first and the last row bound all of them.
-struct Blocks { int begin, end, clear_lo, clear_hi; };
-template <int N> __device__ __forceinline__ Blocks blocks(Span first, Span last) {
-    Blocks r;
-    r.begin = first.lo / N;
-    r.end = last.hi < 0 ? 0 : last.hi / N + 1;
-    if (r.end < r.begin) r.end = r.begin;
-    r.clear_lo = (last.lo + N - 1) / N;
-    r.clear_hi = first.hi < 0 ? 0 : (first.hi + 1) / N;
-    return r;
-}
-
-template <int N> __device__ __forceinline__ void mask(float (&s)[N / 2], int col0, Span r0, Span r1) {
-    const int c0 = col0 + 2 * (threadIdx.x % 4);
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const int c = c0 + 8 * j + e;
-            if (c < r0.lo || c > r0.hi) s[4 * j + e] = -infinity();
-            if (c < r1.lo || c > r1.hi) s[4 * j + 2 + e] = -infinity();
-        }
-    }
 }
 
 // ---------------------------------------------------------------- tile order

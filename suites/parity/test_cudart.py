@@ -39,8 +39,8 @@ def test_using_it_without_pycuda_says_what_is_missing(monkeypatch: pytest.Monkey
 
 
 def test_envelopes_refuse() -> None:
-    with pytest.raises(AlphaError, match="96"):
-        AttentionProblem(batch=1, queries=8, keys=8, heads=2, kv_heads=1, head_dim=96)
+    with pytest.raises(AlphaError, match="256"):
+        AttentionProblem(batch=1, queries=8, keys=8, heads=2, kv_heads=1, head_dim=256)
     with pytest.raises(AlphaError):
         AttentionProblem(batch=1, queries=8, keys=8, heads=3, kv_heads=2, head_dim=64)
     for outside in (GemmProblem(m=0, n=8, k=8), GemmProblem(m=8, n=8, k=7), GemmProblem(m=8, n=8, k=8, out="f32", activation="gelu")):

@@ -191,7 +191,7 @@ def test_a_sample_holds_every_file_and_what_is_new(folder: Path) -> None:
 
 def test_sources_of_named_components() -> None:
     some = kernels.needed(house(), ["attention.bf16.sm90"])
-    assert {s.path for s in some} == {"attention/forward.cu"} < {s.path for s in kernels.needed(house())}
+    assert {s.path for s in some} == {"attention/forward.cu", "attention/documents.cu"} < {s.path for s in kernels.needed(house())}
     assert kernels.users(house(), some) and "attention.bf16.sm90" in kernels.users(house(), some)
     with pytest.raises(InputError, match="no compiled files"):
         kernels.needed(house(), ["matmul.f32.cpu"])

@@ -5,6 +5,8 @@ trap = (("ATTN_WAIT_BOUNDED", "1"),)
 
 def variants(D):
     C = lambda *d, **k: A.AttentionChoice(defines=tuple(sorted(trap + d)), **k)
+    if D == 96:
+        return [C(*A.WIDTH_96, forward=(2, 128), dq=(2, 128), dkv=(2, 64))]
     if D == 128:
         return [C(forward=(2, 128), dq=(2, 128), dkv=(2, 64)), C(forward=(2, 128), dq=(2, 128), dkv=(2, 64), blocks=5)]
     return [C(forward=(4, 64), dq=(2, 128), dkv=(2, 64)), C(forward=(3, 128), dq=(2, 128), dkv=(2, 96), blocks=5)]
@@ -12,7 +14,7 @@ def variants(D):
 
 quick = len(sys.argv) > 1
 cases = []
-for D in (128, 64):
+for D in (128, 96, 64):
     for ch in variants(D):
         a = lambda *x, **k: cases.append(dict(a=x, k=dict(choice=ch, **k)))
         a(1, 128, 128, 1, 1, D)

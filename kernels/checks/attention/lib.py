@@ -80,17 +80,14 @@ class Case:
         s.lse = torch.full((B, H, Sq), float("nan"), device=dev)
         s.ws = torch.full((s.p.workspace_bytes() // 4,), float("nan"), device=dev)
         s.queue = torch.zeros(64, dtype=torch.int32, device=dev)
-        s.docs = None
+        s.ids = packed = None
+        s.find = []
         if docs is not None:
-            st = torch.zeros(B, Sq, dtype=torch.int32)
-            en = torch.zeros(B, Sq, dtype=torch.int32)
-            for b in range(B):
-                cuts = sorted(set([0] + [int(x) for x in torch.randint(1, max(2, Sq), (docs,))] + [Sq]))
-                for a, z in zip(cuts, cuts[1:]):
-                    st[b, a:z] = a
-                    en[b, a:z] = z
-            s.docs = (st.to(dev), en.to(dev))
-        d = dict(docs=(span(s.docs[0]), span(s.docs[1])) if s.docs else None, choice=choice)
+            s.ids = torch.randint(0, docs, (B, Sq), device=dev).sort(1).values.int()
+            s.bounds = torch.empty(s.p.documents_bytes(), dtype=torch.uint8, device=dev)
+            packed = A.Documents(s.p, span(s.ids), span(s.ids), span(s.bounds))
+            s.find = [packed.find_keys(), packed.find_queries()]
+        d = dict(docs=packed, choice=choice)
         s.fwd = A.AttentionForward(s.p, t4(s.q), t4(s.k), t4(s.v), t4(s.o), span(s.lse), span(s.queue), **d)
         s.bwd = A.AttentionBackward(
             s.p, t4(s.q), t4(s.k), t4(s.v), t4(s.o), span(s.lse), t4(s.do), t4(s.dq), t4(s.dk), t4(s.dv), span(s.ws), span(s.queue), **d
@@ -117,8 +114,8 @@ class Case:
         l, r = p.window
         m = (j >= i - l) & (j <= i + r)
         m = m[None, None]
-        if s.docs:
-            m = m & ((j >= s.docs[0].long()[:, :, None]) & (j < s.docs[1].long()[:, :, None]))[:, None]
+        if s.ids is not None:
+            m = m & (s.ids[:, :, None] == s.ids[:, None, :])[:, None]
         S = S.masked_fill(~m, float("-inf"))
         lse = torch.logsumexp(S, -1)
         P = torch.softmax(S, -1).masked_fill(~m, 0)
@@ -140,6 +137,8 @@ class Case:
     def check(s, verbose=False):
         ins = [x.clone() for x in (s.q, s.k, s.v, s.do)]
         s.poison()
+        for f in s.find:
+            f()
         s.fwd()
         s.bwd()
         torch.cuda.synchronize()
