@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 from alpha.component import Component
-from alpha.gates.cuda_sizes import ATTENTIONS, GEMMS, large_names
+from alpha.gates.cuda_sizes import ATTENTIONS, DOCUMENTS, GEMMS, large_names
 from alpha.gates.cuda_subjects import CudaBound
 from alpha.gates.subjects import crash, generator, short, spec_of
 from alpha.ops.numerics import UNIT_ROUNDOFF, growth, round_to
@@ -88,15 +88,18 @@ def _product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.concatenate([x[i : i + 256].astype(np.float64) @ y for i in range(0, x.shape[0], 256)])
 
 
-def _inputs(name: str, rng: np.random.Generator) -> tuple[list[np.ndarray], dict[str, object], np.ndarray]:
-    """q, k, v as [B,T,H,D], attributes, and which keys are seen [T,S]."""
+def _inputs(name: str, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, object], np.ndarray]:
+    """q, k, v as [B,T,H,D], ids of documents of queries and keys (none, or both), attributes, and which keys are seen [T,S]."""
     b, t, s, h, g, d, causal, window = ATTENTIONS[name]
     q, k, v = _draw(rng, b, t, h, d), _draw(rng, b, s, g, d), _draw(rng, b, s, g, d)
     place, key = np.arange(t)[:, None] + (s - t), np.arange(s)[None, :]
     seen = np.ones((t, s), bool)
     seen &= (key <= place) if causal else True
     seen &= (place - key < window) if window else True
-    return [q, k, v], {"causal": causal, "window": window, "scale": float(d**-0.5)}, seen
+    ids = np.repeat(np.arange(len(DOCUMENTS.get(name, ())), dtype=np.int32), DOCUMENTS.get(name, ()))
+    seen &= (ids[:, None] == ids) if ids.size else True
+    both = [np.tile(ids, (b, 1))] * 2 if ids.size else []
+    return [q, k, v], both, {"causal": causal, "window": window, "scale": float(d**-0.5)}, seen
 
 
 def _head(x: np.ndarray, b: int, h: int, heads: int) -> np.ndarray:
@@ -118,9 +121,8 @@ def _spread(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _attention(component: Component, name: str, rng: np.random.Generator) -> tuple[float, int]:
-    inputs, attrs, seen = _inputs(name, rng)
-    q, k, v = inputs
-    o, lse = _run(component, inputs, ["bf16"] * 3, attrs)
+    (q, k, v), ids, attrs, seen = _inputs(name, rng)
+    o, lse = _run(component, [q, k, v, *ids], ["bf16"] * 3 + ["i32"] * len(ids), attrs)
     worst, heads = 0.0, q.shape[2]
     for b in range(q.shape[0]):
         for h in range(heads):
@@ -133,7 +135,7 @@ def _attention(component: Component, name: str, rng: np.random.Generator) -> tup
 
 
 def _attention_bwd(component: Component, name: str, rng: np.random.Generator) -> tuple[float, int]:
-    (q, k, v), attrs, seen = _inputs(name, rng)
+    (q, k, v), ids, attrs, seen = _inputs(name, rng)
     scale, heads, groups = float(attrs["scale"]), q.shape[2], k.shape[2]  # type: ignore[arg-type]
     do, o = _draw(rng, *q.shape), np.zeros(q.shape, np.float32)
     lse = np.zeros((q.shape[0], heads, q.shape[1]), np.float32)
@@ -141,7 +143,7 @@ def _attention_bwd(component: Component, name: str, rng: np.random.Generator) ->
         for h in range(heads):
             p, lse[b, h] = _probabilities(_head(q, b, h, heads), _head(k, b, h, heads), seen, scale)
             o[b, :, h] = round_to(p @ _head(v, b, h, heads), "bf16")
-    dq, dk, dv = _run(component, [do, q, k, v, o, lse], ["bf16"] * 5 + ["f32"], attrs)
+    dq, dk, dv = _run(component, [do, q, k, v, o, lse, *ids], ["bf16"] * 5 + ["f32"] + ["i32"] * len(ids), attrs)
     worst = 0.0
     for b in range(q.shape[0]):
         want = {x: np.zeros((groups, k.shape[1], k.shape[3])) for x in ("dk", "dv", "dk allowed", "dv allowed")}

@@ -7,7 +7,7 @@ the rows' do; what is judged exactly is judged so in every output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -87,13 +87,50 @@ ATTENTION = (  # name, B, T, S, H, G, D, causal, window
     ("window-not-causal", 1, 90, 90, 2, 2, 64, False, 20),
     ("grouped", 1, 130, 130, 6, 2, 64, True, 0),
     ("tail", 1, 128, 128, 2, 1, 64, False, 0),  # blocks of 96 queries read past the last tile of 128
+    ("width-96", 2, 130, 130, 4, 2, 96, True, 0),
+    ("width-96-full", 1, 65, 129, 2, 1, 96, False, 0),
+    ("width-96-suffix", 1, 70, 150, 2, 2, 96, True, 33),
 )
+
+DOCUMENTS = (  # name, T, S, H, G, D, causal, window, per row of the batch the lengths of the documents of the S keys
+    ("documents", 193, 193, 2, 1, 64, True, 0, ((64, 65, 64), (1, 1, 126, 1, 64))),
+    ("documents-borders", 256, 256, 1, 1, 128, True, 0, ((64, 64, 128),)),
+    ("documents-spanning", 300, 300, 1, 1, 64, True, 0, ((29, 241, 30),)),
+    ("documents-of-one", 70, 70, 2, 2, 64, True, 0, ((1,) * 70,)),
+    ("documents-one", 66, 66, 1, 1, 128, True, 0, ((66,),)),
+    ("documents-window", 200, 200, 2, 1, 64, True, 20, ((90, 15, 95),)),
+    ("documents-not-causal", 130, 130, 1, 1, 128, False, 0, ((70, 1, 59),)),
+    ("documents-grouped-96", 131, 131, 6, 2, 96, True, 0, ((65, 66),)),
+    ("documents-suffix", 70, 201, 2, 1, 64, True, 0, ((100, 65, 36),)),
+    ("documents-more-queries", 140, 70, 2, 1, 64, True, 0, ((5, 64, 1),)),
+)
+"""Parity makes one larger case by repeating a sample: of these along B only, because along T ids would fall (a test holds that)."""
+
+
+def _ids(lengths: Sequence[Sequence[int]]) -> np.ndarray:
+    """[B, S] ids of documents of these lengths; some numbers are left out."""
+    return np.array([np.repeat(3 * np.arange(len(found)) - 1, found) for found in lengths], np.int32)
+
+
+def _documents(t: int, s: int, lengths: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """ids of the T queries and of the S keys; a query beyond the keys belongs to the first document."""
+    ids = _ids(lengths)
+    return ids[:, np.maximum(np.arange(t) + s - t, 0)], ids
 
 
 def _attention(rng: np.random.Generator) -> Iterable[Sample]:
     for name, b, t, s, h, g, d, causal, window in ATTENTION:
         q, k, v = (rng.standard_normal(x) for x in ((b, t, h, d), (b, s, g, d), (b, s, g, d)))
         yield Sample(name=f"gpu-{name}", inputs=(q, k, v), attrs={"causal": causal, "window": window, "scale": d**-0.5})
+    for name, t, s, h, g, d, causal, window, lengths in DOCUMENTS:
+        b = len(lengths)
+        q, k, v = (rng.standard_normal(x) for x in ((b, t, h, d), (b, s, g, d), (b, s, g, d)))
+        attrs: dict[str, object] = {"causal": causal, "window": window, "scale": d**-0.5}
+        yield Sample(name=f"gpu-{name}", inputs=(q, k, v, *_documents(t, s, lengths)), attrs=attrs)
+    q, k, v = (rng.standard_normal(x) for x in ((1, 70, 2, 64), (1, 90, 1, 64), (1, 90, 1, 64)))
+    ids_q, ids_k = np.repeat([0, 2, 9], (20, 30, 20)), np.repeat([1, 2, 3], (40, 20, 30))  # 0 and 9 have no key, 1 and 3 no query
+    yield Sample(name="gpu-documents-unseen", inputs=(q, k, v, ids_q[None].astype(np.int32), ids_k[None].astype(np.int32)),
+                 attrs={"causal": False, "window": 0, "scale": 0.125})
     q, k, v = (rng.standard_normal((1, 80, 2, 64)) for _ in range(3))
     yield Sample(name="gpu-steep", inputs=(q * 40.0, k, v), attrs={"causal": True, "window": 0, "scale": 0.125})
     yield Sample(name="gpu-far-below", inputs=(q + 10.0, k * 0.1 - 4.0, v), attrs={"causal": True, "window": 0, "scale": 0.125})
@@ -102,8 +139,8 @@ def _attention(rng: np.random.Generator) -> Iterable[Sample]:
 def _attention_bwd(rng: np.random.Generator) -> Iterable[Sample]:
     for sample in _attention(rng):
         o, lse = row("attention").oracle(*sample.inputs, **sample.attrs)
-        do = rng.standard_normal(sample.inputs[0].shape)
-        yield Sample(name=sample.name, inputs=(do, *sample.inputs, o, lse), attrs=sample.attrs)
+        q, k, v, *ids = sample.inputs
+        yield Sample(name=sample.name, inputs=(rng.standard_normal(q.shape), q, k, v, o, lse, *ids), attrs=sample.attrs)
 
 
 def _attention_exact(rng: np.random.Generator) -> Iterable[Sample]:
@@ -113,6 +150,8 @@ def _attention_exact(rng: np.random.Generator) -> Iterable[Sample]:
         q, k = rng.integers(-3, 4, (2, t, 4, d)).astype(float), np.zeros((2, t, 2, d))
         v = rng.integers(-9, 10, (2, t, 2, d)).astype(float)
         yield Sample(name=f"gpu-{name}", inputs=(q, k, v), attrs={"causal": True, "window": 1, "scale": 0.125})
+        ids = np.arange(t, dtype=np.int32)[None].repeat(2, 0)
+        yield Sample(name=f"gpu-of-one-{d}", inputs=(q, k, v, ids, ids), attrs={"causal": False, "window": 0, "scale": 0.125})
 
 
 def _attention_bwd_exact(rng: np.random.Generator) -> Iterable[Sample]:
@@ -121,11 +160,13 @@ def _attention_bwd_exact(rng: np.random.Generator) -> Iterable[Sample]:
     def whole(*shape: int) -> np.ndarray:
         return rng.integers(-1, 2, shape).astype(float) * (rng.random(shape) < 0.1)
 
-    for t, s, causal, window, d in ((66, 66, True, 0, 64), (40, 70, False, 0, 64), (130, 130, True, 3, 128)):
+    for t, s, causal, window, d, lengths in ((66, 66, True, 0, 64, ()), (40, 70, False, 0, 64, ()), (130, 130, True, 3, 128, ()),
+                                             (130, 130, True, 0, 64, (1, 63, 2, 64)), (70, 70, False, 0, 96, (64, 6))):
         q, k = whole(1, t, 4, d), whole(1, s, 2, d)
         q[..., d // 2 :], k[..., : d // 2] = 0.0, 0.0
+        ids = _documents(t, s, (lengths,)) if lengths else ()
         yield Sample(name=f"gpu-integers-{t}x{s}-{d}", attrs={"causal": causal, "window": window, "scale": 0.5},
-                     inputs=(whole(1, t, 4, d), q, k, whole(1, s, 2, d), whole(1, t, 4, d), np.zeros((1, 4, t))))
+                     inputs=(whole(1, t, 4, d), q, k, whole(1, s, 2, d), whole(1, t, 4, d), np.zeros((1, 4, t)), *ids))
 
 
 def _take_row(rng: np.random.Generator) -> Iterable[Sample]:
@@ -139,12 +180,18 @@ def _packed(rng: np.random.Generator) -> Iterable[Sample]:
             qkv = rng.standard_normal((b, t, (h + 2 * g) * d))
             attrs: dict[str, object] = {"heads": h, "kv_heads": g, "causal": causal, "window": window, "scale": d**-0.5}
             yield Sample(name=f"gpu-{name}", inputs=(qkv,), attrs=attrs)
+    for name, t, s, h, g, d, causal, window, lengths in DOCUMENTS:
+        if t == s:
+            qkv, ids = rng.standard_normal((len(lengths), t, (h + 2 * g) * d)), _ids(lengths)
+            attrs = {"heads": h, "kv_heads": g, "causal": causal, "window": window, "scale": d**-0.5}
+            yield Sample(name=f"gpu-{name}", inputs=(qkv, ids, ids), attrs=attrs)
 
 
 def _packed_bwd(rng: np.random.Generator) -> Iterable[Sample]:
     for sample in _packed(rng):
         o, lse = row("attention_packed").oracle(*sample.inputs, **sample.attrs)
-        yield Sample(name=sample.name, inputs=(rng.standard_normal(o.shape), *sample.inputs, o, lse), attrs=sample.attrs)
+        qkv, *ids = sample.inputs
+        yield Sample(name=sample.name, inputs=(rng.standard_normal(o.shape), qkv, o, lse, *ids), attrs=sample.attrs)
 
 
 def _rope(rng: np.random.Generator) -> Iterable[Sample]:

@@ -31,7 +31,12 @@ ATTENTIONS: Mapping[str, tuple[int, int, int, int, int, int, bool, int]] = {  # 
     "full-64": (1, 700, 1100, 2, 2, 64, False, 0),
     "causal-128": (1, 1100, 1100, 2, 1, 128, True, 0),
     "window-128": (2, 900, 900, 2, 2, 128, True, 300),
+    "causal-96": (1, 1100, 1100, 2, 1, 96, True, 0),
+    "documents-64": (1, 1600, 1600, 2, 1, 64, True, 0),
+    "documents-128": (1, 1100, 1100, 2, 1, 128, True, 0),
 }
+DOCUMENTS: Mapping[str, tuple[int, ...]] = {"documents-64": (1, 127, 192, 1000, 280), "documents-128": (500, 12, 588)}
+"""Lengths of the documents of each row of the batch."""
 
 
 def large_names(component: Component) -> list[str]:
