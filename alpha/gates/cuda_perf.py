@@ -2,15 +2,19 @@
 
 The ceiling of a call is the larger of two times: its executed FLOPs at the rate of kernels/probe/peak.cu (tensor cores fed from shared
 memory), and its fewest bytes at the faster of a copy and a fill of device memory. Both rates are taken from the fastest block of their
-probe, the kernel's time from the median of its blocks; blocks alternate in random order. A block is some launches between two events,
-each after a fill that pushes everything out of L2, whose own time is measured beside and taken off. Two sets of operands take turns,
-their contents drawn afresh from the nonce, and what the last timed launch left is compared with an untimed call, bit by bit.
+probe, the kernel's time from the median of its blocks; blocks alternate in random order. A block is some launches, each between two
+events, after a fill that pushes everything out of L2 and is not timed. Two sets of operands take turns, their contents drawn afresh from
+the nonce, and what the last timed launch left is compared with an untimed call, bit by bit.
+
+While a block runs, the SM clock and the throttle reasons are read (cudart/nvml.py); throttled blocks are discarded by the rule of
+profile/noise.py, which never looks at a time, and counted (`throttled`). A case of which too many blocks go was not measured: it is
+declared and leaves no entry, so the judge says NOT_RUN, and the record's environment says why (`not_measured`).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +25,17 @@ from alpha.cudart import _bindings
 from alpha.cudart.compile import Source, compile_kernel
 from alpha.cudart.launch import Kernel
 from alpha.cudart.memory import Arena, Span, fill
+from alpha.cudart.nvml import Clocks, Reading
 from alpha.gates import cuda_subjects, perf
 from alpha.gates.cuda_sizes import Call, timed_calls
 from alpha.gates.cuda_subjects import CudaBound, opened
+from alpha.gates.cuda_time import FLUSH_BYTES, LAUNCHES, contents, timed_block
 from alpha.gates.subjects import crash, fresh_nonce, generator, make_record, settle, short, spec_of
+from alpha.profile import noise
 from alpha.registry.gpu import class_here
 from alpha.registry.record import Record
-from alpha.types import NUMPY, TensorType
 
 BLOCKS = 9
-LAUNCHES = 6
-FLUSH_BYTES = 256 << 20
 PROBE_BYTES = 1 << 30
 PEAK_ROUNDS = 4096
 
@@ -71,70 +75,64 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     here = class_here(component)
     before = perf.baselines(here.key).get(component.id, {}) if here is not None else {}
     todo = timed_calls(component)
-    ceiling = probes()
+    clocks, ceiling = Clocks.open(), probes()
     found: list[dict[str, object]] = []
+    refused: list[str] = []
     for call in todo:
         try:
-            found.append(_case(component, call, ceiling, before.get(call.name), generator(nonce, component.id, "perf", call.name)))
+            found.append(_case(component, call, ceiling, clocks, before.get(call.name), generator(nonce, component.id, "perf", call.name)))
+        except Throttled as error:
+            refused.append(f"{call.name}: {error}")
         except Exception as error:  # a kernel that raises has no speed
             found.append({"name": call.name, "share": 0.0, "baseline": before.get(call.name), "times_ns": [], "note": crash(error)})
     ceiling.arena.free()
-    return make_record(component, "perf", nonce, len(todo), found)
+    return make_record(component, "perf", nonce, len(todo), found, **({"not_measured": "; ".join(refused)} if refused else {}))
 
 
-def _contents(t: TensorType, rng: np.random.Generator, below: int) -> np.ndarray:
-    """A tensor's device form: a block of a million normal numbers, again and again (zeros would draw less power and run faster), or
-    integers under `below`."""
-    if not t.is_float:
-        return rng.integers(0, below, t.shape).astype(NUMPY[t.dtype])
-    block = rng.standard_normal(1 << 20, np.float32)
-    bits = (block.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if t.dtype == "bf16" else block
-    return np.resize(bits, t.shape)
+class Throttled(Exception):
+    """Too few blocks of a case ran at full clock for what is left to be believed."""
 
 
-def _elapsed(stream: Any, work: Callable[[], None]) -> float:
-    """Nanoseconds between two events around what `work` enqueues."""
-    device, _ = opened()
-    begin, end = device.event(), device.event()
-    begin.record(stream)
-    work()
-    end.record(stream)
-    end.synchronize()
-    return float(end.time_since(begin)) * 1e6
+def unthrottled(readings: Mapping[str, Sequence[Reading]]) -> tuple[dict[str, np.ndarray], int]:
+    """(which blocks of each arm count, bool; how many of all were discarded), by noise.throttled_gpu, each arm by itself: a product draws
+    more power than a copy and runs at a lower clock for it, which is no throttling. Throttled when too many blocks of one arm go."""
+    kept = {name: noise.keep(noise.throttled_gpu([r.sm_mhz for r in found], [r.reasons for r in found]))
+            for name, found in readings.items()}
+    for name, k in kept.items():
+        if not k.believed:
+            raise Throttled(f"{k.discarded} of {k.mask.size} blocks of {name} ran throttled")
+    return {name: k.mask for name, k in kept.items()}, sum(k.discarded for k in kept.values())
 
 
-def _case(component: Component, call: Call, ceiling: Probes, baseline: float | None, rng: np.random.Generator) -> dict[str, object]:
+def _case(component: Component, call: Call, ceiling: Probes, clocks: Clocks, baseline: float | None,
+          rng: np.random.Generator) -> dict[str, object]:
     spec = spec_of(component)
     outs = spec.infer(call.types, call.attrs)
     sets = []
     for _ in range(2):
         bound = CudaBound(component, call.types, outs, call.attrs)
-        contents = [_contents(t, rng, call.below) for t in call.types]
-        bound.fill_bits(contents)
+        drawn = [contents(t, rng, call.below) for t in call.types]
+        bound.fill_bits(drawn)
         bound.again(0xFF)
         sets.append((bound, bound.bits()))
     stream = sets[0][0].stream
     flush = Span(ceiling.arena.address, FLUSH_BYTES)
 
-    def kernel() -> float:
-        """Mean time of a launch with a cold cache: launches with a flush before each, less the flushes."""
-        def timed(i: int) -> float:
-            fill(flush, i, stream)
-            return _elapsed(stream, lambda: sets[i % 2][0].enqueue(stream))
-        return float(np.median([timed(i) for i in range(LAUNCHES)]))
-
-    arms: dict[str, Callable[[], float]] = {"kernel": kernel}
+    launches = [lambda bound=bound: bound.enqueue(stream) for bound, _ in sets] * (LAUNCHES // 2)
+    arms: dict[str, Callable[[], tuple[float, Reading]]] = {"kernel": lambda: timed_block(stream, launches, clocks, flush)}
     for name, (_, enqueue) in ceiling.calls.items():
-        arms[name] = lambda enqueue=enqueue: _elapsed(stream, lambda: enqueue(stream))  # type: ignore[misc]
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    for block in range(BLOCKS + 1):
-        for i in rng.permutation(len(arms)):
+        arms[name] = lambda enqueue=enqueue: timed_block(stream, [lambda: enqueue(stream)], clocks)  # type: ignore[misc]
+    taken: dict[str, list[tuple[float, Reading]]] = {name: [] for name in arms}
+    for block, order in enumerate(noise.orders(len(arms), BLOCKS + 1, rng)):
+        for i in order:
             name = list(arms)[i]
-            taken = arms[name]()
+            one = arms[name]()
             if block:  # the first block warms up
-                times[name].append(taken)
+                taken[name].append(one)
+    kept, lost = unthrottled({name: [r for _, r in found] for name, found in taken.items()})
+    times = {name: [t for (t, _), ok in zip(found, kept[name]) if ok] for name, found in taken.items()}
     ns = [round(t) for t in sorted(times["kernel"])]
-    entry: dict[str, object] = {"name": call.name, "share": 0.0, "baseline": baseline, "times_ns": ns}
+    entry: dict[str, object] = {"name": call.name, "share": 0.0, "baseline": baseline, "times_ns": ns, "throttled": lost}
     for bound, untimed in sets:
         if any(x.tobytes() != y.tobytes() for x, y in zip(bound.bits(), untimed)):
             return {**entry, "note": "timed calls gave other outputs"}

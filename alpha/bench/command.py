@@ -1,0 +1,197 @@
+"""`alpha bench`: the table on the screen and, for programs, as JSON. Floor 8.
+
+Exit codes: 0 done; 1 nothing could be measured (throttled) or `--against` says slower; 2 bad input; 3 the machine lacks what was asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from alpha import config
+from alpha.bench import kernel, step
+from alpha.bench.peer import Peer
+from alpha.component import Component
+from alpha.errors import InputError, MachineError
+from alpha.gates import ab, against
+from alpha.profile import noise
+from alpha.registry.gpu import class_here, why_not_here
+from alpha.registry.judge import SLOWDOWN
+from alpha.train.console import Talk
+from alpha.train.house import house
+
+
+def arguments(p: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    p.add_argument("what", metavar="ID | step", help="a kernel of `alpha gate list`, wildcards allowed; or `step`: a whole training step")
+    p.add_argument("source", nargs="?", metavar="RUN.toml", help="with `step`: the run file")
+    p.add_argument("--peers", action="store_true", help="PyTorch beside it, in a process of its own; one that is missing or fails says why")
+    p.add_argument("--peer-python", metavar="PYTHON", default=sys.executable, help="the Python that has PyTorch (default: this one)")
+    p.add_argument("--rounds", type=int, metavar="N", help=f"rounds of blocks (default: {kernel.ROUNDS}; step: {step.ROUNDS})")
+    p.add_argument("--steps", type=int, default=step.STEPS, metavar="N", help="with `step`: steps of a block (default %(default)s)")
+    p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="with `step`: override one key; may be repeated")
+    p.add_argument("--against", metavar="TREE", help="today's kernel against that of another source tree or git revision: a verdict")
+    p.add_argument("--json", metavar="FILE", help="write the figures as JSON too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command."""
+    for name in ("rounds", "steps"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise InputError(f"--{name} is too small", came=getattr(args, name), expected="1 or more")
+    if args.json and not Path(args.json).resolve().parent.is_dir():
+        raise InputError("there is no folder for the JSON file", came=args.json, expected="a path in a folder that exists")
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    if args.what == "step":
+        return _step(args, console)
+    if args.source is not None:
+        raise InputError("a run file is for `alpha bench step`", came=f"{args.what} {args.source}", expected="a component id alone")
+    chosen = components(args.what)
+    return _against(args, chosen, console) if args.against else _kernels(args, chosen, console)
+
+
+def components(pattern: str) -> list[Component]:
+    """Kernels whose id is, or matches, `pattern`. InputError if there are none, MachineError if none of them runs here."""
+    found = [c for c in house() if fnmatchcase(c.id, pattern) and (c.kind == "kernel" or c.id == pattern)]
+    if not found:
+        raise InputError("no such kernel", came=pattern, expected="an id of `alpha gate list`, wildcards allowed, or `step`")
+    why = {c.id: why_not_here(c) for c in found}
+    if all(why.values()):
+        raise MachineError("NOT_RUN: this cannot be measured on this machine", came=next(f"{i} {w}" for i, w in why.items()),
+                           expected="a machine that the kernel runs on", do="take an H100 or H200, or a kernel of the CPU")
+    return [c for c in found if not why[c.id]]
+
+
+def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Console) -> int:
+    results: list[kernel.Result] = []
+    device = "cuda" if chosen[0].backend == "cuda" else "cpu"
+    for c in chosen:
+        if (c.backend == "cuda") != (device == "cuda"):
+            raise InputError("kernels of one back end are benchmarked at a time", came=f"{chosen[0].id} and {c.id}",
+                             do="narrow the pattern, such as '*.sm90' or '*.cpu'")
+
+    def all_with(peer: Peer | None) -> None:
+        for c in chosen:
+            results.extend(kernel.bench(c, house(), peer, rounds=args.rounds or kernel.ROUNDS, said=lambda r: show(r, console)))
+
+    here = class_here(chosen[0])
+    facts = {"machine": here.describe() if here is not None else ""}
+    console.print(facts["machine"])
+    if args.peers:
+        with Peer(args.peer_python, device, 1) as peer:
+            facts["peer"] = f"PyTorch {peer.version} on {peer.on}" if not peer.why else f"no PyTorch: {peer.why}"
+            console.print(facts["peer"])
+            all_with(peer)
+    else:
+        all_with(None)
+    if args.json:
+        _write(args.json, {**facts, "kernels": results})
+    return 1 if any(r.why for r in results) else 0
+
+
+def _step(args: argparse.Namespace, console: Console) -> int:
+    if args.source is None:
+        raise InputError("`alpha bench step` times a run file", came="none", expected="alpha bench step RUN.toml")
+    if args.against:
+        raise InputError("--against compares kernels", came="step", expected="a component id", do="leave out --against")
+    cfg = config.load(Path(args.source), args.set)
+    why = why_not_here(house()[f"executor.{cfg.machine.backend}"])
+    if why:
+        raise MachineError("NOT_RUN: this run cannot run on this machine", came=f"backend {cfg.machine.backend} {why}",
+                           expected="an H100 or H200 with its driver", do="take such a machine, or a run file for the CPU")
+    with Talk().doing("building, checking and timing"):
+        result = step.bench(cfg, house(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps)
+    show_step(result, console)
+    if args.json:
+        _write(args.json, {"step": result})
+    return 1 if result.why else 0
+
+
+def _against(args: argparse.Namespace, chosen: Sequence[Component], console: Console) -> int:
+    tree, found = against.tree_of(args.against), []
+    for c in chosen:
+        for case, verdict, discarded in against.compare(c.id, tree):
+            i = verdict.interval
+            console.print(f"{c.id} {case}: {verdict.verdict}, slower by {i.estimate:+.2%} [{i.low:+.2%}, {i.high:+.2%}] than "
+                          f"{args.against}; {i.n} pairs, {discarded} discarded; the line is {SLOWDOWN:.0%}")
+            found.append({"component": c.id, "against": args.against, "discarded": discarded, **ab.case_of(verdict, case),
+                          "verdict": verdict.verdict})
+    if args.json:
+        _write(args.json, {"against": found})
+    return int(any(x["verdict"] == noise.FAIL for x in found))
+
+
+# -- showing -------------------------------------------------------------------------------------------------------------------
+
+
+def _number(x: float, text: Callable[[float], str]) -> str:
+    return text(x) if math.isfinite(x) else "-"
+
+
+def _ratio(ratio: Sequence[float]) -> str:
+    low, middle, high = ratio
+    if not math.isfinite(middle):
+        return "-"
+    return f"{middle:.3f}" + (f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) and low != high else "")
+
+
+def _why(row: kernel.Row | step.Row) -> str:
+    off = f"differs by {row.difference:.1e}, at most {row.allowed:.1e}" if math.isfinite(row.allowed) else ""
+    return "; ".join(x for x in (" ".join(row.why.split()), off) if x)
+
+
+def show(result: kernel.Result, console: Console) -> None:
+    """One call."""
+    console.print(f"\n[bold]{result.component} {result.case}[/]  {result.shape}", markup=True)
+    if result.why:
+        console.print(f"NOT MEASURED: {result.why}")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("", "us", "of the ceiling", "its time over ours", ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for r in result.rows:
+        table.add_row(r.name, _number(r.ns, lambda x: f"{x / 1e3:,.1f}"), _number(r.share, lambda x: f"{x:.3f}"), _ratio(r.ratio), _why(r))
+    console.print(table)
+    console.print(f"ceiling: {result.limit}; {result.rounds} rounds, {result.discarded} throttled and discarded", style="dim")
+
+
+def show_step(result: step.Result, console: Console) -> None:
+    """A run file."""
+    console.print(f"[bold]{result.run}[/]  {result.shape}; {result.hardware}")
+    console.print(f"MFU {result.mark}", style="dim")
+    if result.why:
+        console.print(f"NOT MEASURED: {result.why}")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("", "ms a step", "tokens/s", "MFU", "memory GiB", "its time over ours", ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for r in result.rows:
+        table.add_row(r.name, _number(r.ns, lambda x: f"{x / 1e6:,.2f}"), _number(r.tokens_per_second, lambda x: f"{x:,.0f}"),
+                      _number(r.mfu, lambda x: f"{x:.3f}"), f"{r.memory / 2**30:.2f}" if r.memory else "-", _ratio(r.ratio), _why(r))
+    console.print(table)
+    how = "blocks in alternation" if result.together else "one after the other, because a peer did not fit beside ours: no intervals"
+    console.print(f"{how}; {result.rounds} rounds, {result.discarded} throttled and discarded; random tokens", style="dim")
+
+
+def _write(path: str, body: object) -> None:
+    Path(path).write_text(json.dumps(_plain(body), indent=1) + "\n", encoding="utf-8")
+
+
+def _plain(x: Any) -> Any:
+    """Plain data; figures that are not there are null."""
+    if isinstance(x, float):
+        return x if math.isfinite(x) else None
+    if isinstance(x, dict):
+        return {k: _plain(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [_plain(y) for y in x]
+    return {k: _plain(v) for k, v in vars(x).items()} if isinstance(x, kernel.Row | kernel.Result | step.Row | step.Result) else x

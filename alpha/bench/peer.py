@@ -1,0 +1,50 @@
+"""The peers of a benchmark, seen from our side: a Python that has PyTorch, in a process of its own. Floor 8."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from alpha.profile.served import Served, ServedError
+
+ROOT = Path(__file__).resolve().parents[2]
+_SERVER = "import sys; sys.path.insert(0, sys.argv[1]); from alpha.bench.peer_process import main; main()"
+
+
+class Peer:
+    """PyTorch of one Python, on 'cpu' or 'cuda'. `why`: why it is not there, else ''. Use as a context manager.
+
+    In a process of its own on the GPU too: the gate that no forbidden library is mapped beside our kernels holds here as well, a peer that
+    dies takes nothing with it, and its Python need not be ours. Contexts of two processes never run at the same moment, since blocks
+    alternate, and each block begins with fills that are not timed.
+    """
+
+    def __init__(self, python: str, device: str, threads: int, *, command: list[str] | None = None) -> None:
+        self._arguments, self._command = (python, device, threads), command
+        self.served: Served | None = None
+        self.why, self.version, self.on = "", "", ""
+        try:
+            self.served = Served(f"torch in {python}", command or [python, "-c", _SERVER, str(ROOT)], {**os.environ})
+            found = self.served.ask("open", device=device, threads=threads)
+            self.version, self.on = str(found["version"]), str(found["on"])
+        except ServedError as error:
+            missing = "No module named 'torch'" in str(error.came)
+            self.why = f"not installed in {python}" if missing else f"{error.what}: {error.came}"
+            self.close()
+
+    def again(self) -> None:
+        """A fresh process in place of this one, whose device may be lost after a failure."""
+        self.close()
+        self.__init__(*self._arguments, command=self._command)  # type: ignore[misc]
+
+    def close(self) -> None:
+        """End the process."""
+        if self.served is not None:
+            self.served.__exit__(None, None, None)
+            self.served = None
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,47 @@
+"""How a call on the GPU is timed: blocks of launches between events, contents drawn anew, the clock read meanwhile. Floor 7."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from alpha.cudart.memory import Span, fill
+from alpha.cudart.nvml import Clocks, Reading
+from alpha.gates.cuda_subjects import opened
+from alpha.types import NUMPY, TensorType
+
+LAUNCHES = 6
+"""Calls of a block."""
+
+FLUSH_BYTES = 256 << 20
+"""More than L2 holds."""
+
+
+def contents(t: TensorType, rng: np.random.Generator, below: int) -> np.ndarray:
+    """A tensor's device form: a block of a million normal numbers, again and again (zeros would draw less power and run faster), or
+    integers under `below`."""
+    if not t.is_float:
+        return rng.integers(0, below, t.shape).astype(NUMPY[t.dtype])
+    block = rng.standard_normal(1 << 20, np.float32)
+    bits = (block.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if t.dtype == "bf16" else block
+    return np.resize(bits, t.shape)
+
+
+def timed_block(stream: Any, work: Sequence[Callable[[], None]], clocks: Clocks, flush: Span | None = None) -> tuple[float, Reading]:
+    """One block: each entry of `work` is enqueued between two events, after a fill of `flush`, and nothing is waited for until all are; the
+    clock is read meanwhile. Median nanoseconds of an entry."""
+    device, _ = opened()
+    events = []
+    for i, enqueue in enumerate(work):
+        if flush is not None:
+            fill(flush, i, stream)
+        begin, end = device.event(), device.event()
+        begin.record(stream)
+        enqueue()
+        end.record(stream)
+        events.append((begin, end))
+    reading = clocks.read()
+    stream.synchronize()
+    return float(np.median([float(end.time_since(begin)) * 1e6 for begin, end in events])), reading
