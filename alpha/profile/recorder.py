@@ -12,7 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -54,23 +56,59 @@ Event = tuple[str, str, str, int, int, "int | None"]
 """(track, name, phase, start_ns, stop_ns, flow) of the table gpu_timeline."""
 
 
+@dataclass
+class _Interval:
+    """What has been told of one step interval; times in ns. `step` None: what is told between intervals, which nobody asks for."""
+
+    step: int | None = None
+    began: int = 0
+    profiled: bool = False
+    step_ns: int = 0
+    launches: int = 0
+    enqueue: int = 0
+    spent: list[int] = field(default_factory=lambda: [0] * len(PHASES))
+    overlapped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OVERLAPPING, 0))
+    host: list[Piece] = field(default_factory=list)
+    device: list[Piece] = field(default_factory=list)
+    profile: dict[tuple[str, int], tuple[Launch, LaunchTime]] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+    def timing(self, now: int, rank: int, session: int) -> dict[str, Any]:
+        """The row of step_timing of the interval from `began` to `now`."""
+        spent, overlapped = list(self.spent), dict(self.overlapped)
+        if self.device:
+            spent, over = partition(self.began, now, self.host, self.device, len(PHASES), _INDEX["idle"])
+            for name in OVERLAPPING:
+                overlapped[name] += over[_INDEX[name]]
+        wall = now - self.began
+        row = {"step": self.step, "rank": rank, "session": session, "began_ns": self.began, "wall_ns": wall, "step_ns": self.step_ns,
+               "profiled": int(self.profiled), "launches": self.launches, "enqueue_ns": self.enqueue}
+        row |= {f"{name}_ns": ns for name, ns in zip(PHASES, spent)} | {f"{name}_overlapped_ns": ns for name, ns in overlapped.items()}
+        return {**row, "unexplained_ns": wall - sum(spent)}
+
+    def rows(self, now: int, rank: int, session: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(table, row) of everything that this interval leaves, closed at `now`."""
+        yield "step_timing", self.timing(now, rank, session)
+        key = {"step": self.step, "rank": rank}
+        for (plan, index), (launch, t) in self.profile.items():
+            yield "op_profile", {
+                **key, "plan": plan, "launch": index, "op": launch.op, "component": launch.component, "layer": launch.layer,
+                "phase": phase_of(launch), "shape": shape_text(launch), "dtype": launch.outs[0].type.dtype, "count": t.count,
+                "enqueue_ns": t.enqueue, "device_ns": t.device, "wait_ns": t.wait, "flops": launch.flops * t.count,
+                "nbytes": launch.nbytes * t.count, "dispatches": t.dispatches}  # fmt: skip
+        for track, name, phase, start, stop, flow in self.events:
+            yield "gpu_timeline", {**key, "track": track, "name": name, "category": phase, "start_ns": start, "stop_ns": stop, "flow": flow}
+
+
 class Recorder:
     """Times of one rank. `store` None: nothing is kept (the calls stay valid), for runs that nobody asks about."""
 
     def __init__(self, store: Store | None = None, *, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.store, self.clock = store, clock
-        self.profiling = False
-        self._step: int | None = None
+        self._at = _Interval()
         self._stack: list[int] = []
-        self._mark = self._began = 0
-        self._step_ns = self._launches = self._enqueue = 0
-        self._spent = [0] * len(PHASES)
-        self._overlapped = dict.fromkeys(OVERLAPPING, 0)
-        self._host: list[Piece] = []
-        self._device: list[Piece] = []
+        self._mark = 0
         self._phases: dict[str, np.ndarray] = {}
-        self._profile: dict[tuple[str, int], tuple[Launch, LaunchTime]] = {}
-        self._events: list[Event] = []
 
     # -- the loop --------------------------------------------------------------------------------------------------------------
 
@@ -78,34 +116,32 @@ class Recorder:
         """A step begins, and with it a step interval; the one before is closed at this very moment."""
         now = self.clock()
         self._close(now)
-        self._step, self._began, self._mark, self.profiling = step, now, now, profiled
+        self._at, self._mark = _Interval(step, now, profiled), now
 
     def end_step(self) -> int:
         """The step itself is done (what follows until the next `begin` still belongs to its interval). Returns its ns."""
-        self._step_ns = self.clock() - self._began
-        return self._step_ns
+        self._at.step_ns = self.clock() - self._at.began
+        return self._at.step_ns
 
     def so_far(self) -> None:
         """Enqueue the row of the step interval as it stands; it is replaced when the interval closes. For a checkpoint: what a kill right
         after it would lose would not run again."""
-        if self._step is not None and self.store is not None:
-            self.store.add("step_timing", self._row(self.clock()))
+        if self._at.step is not None and self.store is not None:
+            self.store.add("step_timing", self._at.timing(self.clock(), self.store.rank, self.store.session))
 
     def finish(self) -> None:
         """The session ends: close the last interval."""
         self._close(self.clock())
-        self._step = None
 
     def abandon(self) -> None:
         """The step does not count (it was refused or failed): forget its interval."""
-        self._reset()
-        self._step = None
+        self._at = _Interval()
 
     @contextmanager
     def span(self, phase: str) -> Iterator[None]:
         """The compute stream is busy with, or waits for, `phase` until the block ends. Spans nest; time counts in the innermost one,
         except inside evaluation, sampling and checkpoints, which stay whole."""
-        if self._step is None or self.whole:
+        if self._at.step is None or self.whole:
             yield
             return
         start = self._switch()
@@ -116,13 +152,18 @@ class Recorder:
             stop = self._switch()
             self._stack.pop()
             if self.profiling:
-                self._events.append((_TRACK.get(phase, "host enqueue"), phase, phase, start, stop, None))
+                self._at.events.append((_TRACK.get(phase, "host enqueue"), phase, phase, start, stop, None))
 
     def overlapped(self, phase: str, ns: int) -> None:
         """`ns` of a transfer, a collective or a write that ran beside the compute stream."""
-        self._overlapped[phase] += ns
+        self._at.overlapped[phase] += ns
 
     # -- the executor ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def profiling(self) -> bool:
+        """Whether this step is profiled: each launch is to be told by itself."""
+        return self._at.profiled
 
     @property
     def whole(self) -> bool:
@@ -132,7 +173,7 @@ class Recorder:
     @property
     def watching(self) -> bool:
         """Whether an executor should time its launches now."""
-        return self._step is not None and not self._stack
+        return self._at.step is not None and not self._stack
 
     def ran(self, plan: Plan, marks: Sequence[int]) -> None:
         """A Segment ran: marks[2i], marks[2i + 1] are start and end of launch i. Gaps between launches count as idle."""
@@ -143,80 +184,50 @@ class Recorder:
         if phases is None:
             phases = self._phases[plan.name] = np.array([_INDEX[phase_of(launch)] for launch in plan.launches])
         for i, ns in enumerate(np.bincount(phases, weights=times[1::2] - times[::2], minlength=len(PHASES)).astype(np.int64).tolist()):
-            self._spent[i] += ns
-        self._spent[_INDEX["idle"]] += int((times[2::2] - times[1:-1:2]).sum())
-        self._launches += len(phases)
+            self._at.spent[i] += ns
+        self._at.spent[_INDEX["idle"]] += int((times[2::2] - times[1:-1:2]).sum())
+        self._at.launches += len(phases)
 
     def ran_on_device(self, plan: Plan, launches: Sequence[tuple[int, int]], times: Sequence[tuple[int, int]]) -> None:
         """A Segment ran on a device beside the host: `launches[k]` = (first, last + 1) of a run of launches of one phase, `times[k]` its
         start and stop in ns of the recorder's clock. The step is then shared out as alpha/profile/partition.py says."""
         for (first, stop), (start_ns, stop_ns) in zip(launches, times, strict=True):
-            self._device.append((_INDEX[phase_of(plan.launches[first])], start_ns, stop_ns))
-            self._launches += stop - first
+            self._at.device.append((_INDEX[phase_of(plan.launches[first])], start_ns, stop_ns))
+            self._at.launches += stop - first
 
     def enqueued(self, ns: int) -> None:
         """The host spent `ns` on handing work to a device."""
-        self._enqueue += ns
+        self._at.enqueue += ns
 
     def profiled(self, plan: Plan, index: int, *, enqueue: int, device: int, wait: int, dispatches: int) -> None:
         """Launch `index` of `plan` ran instrumented; ns. Runs of the same launch in one step add up."""
-        _, entry = self._profile.setdefault((plan.name, index), (plan.launches[index], LaunchTime()))
+        _, entry = self._at.profile.setdefault((plan.name, index), (plan.launches[index], LaunchTime()))
         entry.enqueue += enqueue
         entry.device += device
         entry.wait += wait
         entry.dispatches += dispatches
         entry.count += 1
-        self._enqueue += enqueue
+        self._at.enqueue += enqueue
 
     def event(self, track: str, name: str, phase: str, start: int, stop: int, flow: int | None = None) -> None:
         """Something for the timeline of a profiled step."""
-        self._events.append((track, name, phase, start, stop, flow))
+        self._at.events.append((track, name, phase, start, stop, flow))
 
     # -- rows ------------------------------------------------------------------------------------------------------------------
 
     def _switch(self) -> int:
         now = self.clock()
         if self._stack:
-            self._spent[self._stack[-1]] += now - self._mark
-            self._host.append((self._stack[-1], self._mark, now))
+            self._at.spent[self._stack[-1]] += now - self._mark
+            self._at.host.append((self._stack[-1], self._mark, now))
         self._mark = now
         return now
 
-    def _reset(self) -> None:
-        self._spent = [0] * len(PHASES)
-        self._overlapped = dict.fromkeys(OVERLAPPING, 0)
-        self._host, self._device = [], []
-        self._step_ns = self._launches = self._enqueue = 0
-        self._profile, self._events, self.profiling = {}, [], False
-
-    def _row(self, now: int) -> dict[str, int]:
-        """The row of step_timing of the interval from `begin` to `now`."""
-        assert self.store is not None and self._step is not None
-        spent, overlapped = list(self._spent), dict(self._overlapped)
-        if self._device:
-            spent, over = partition(self._began, now, self._host, self._device, len(PHASES), _INDEX["idle"])
-            for name in OVERLAPPING:
-                overlapped[name] += over[_INDEX[name]]
-        wall = now - self._began
-        row = {"step": self._step, "rank": self.store.rank, "session": self.store.session, "began_ns": self._began, "wall_ns": wall,
-               "step_ns": self._step_ns, "profiled": int(self.profiling), "launches": self._launches, "enqueue_ns": self._enqueue}
-        row |= {f"{name}_ns": ns for name, ns in zip(PHASES, spent)} | {f"{name}_overlapped_ns": ns for name, ns in overlapped.items()}
-        return {**row, "unexplained_ns": wall - sum(spent)}
-
     def _close(self, now: int) -> None:
-        if self._step is not None and self.store is not None:
-            key = {"step": self._step, "rank": self.store.rank}
-            self.store.add("step_timing", self._row(now))
-            for (plan, index), (launch, t) in self._profile.items():
-                self.store.add("op_profile", {
-                    **key, "plan": plan, "launch": index, "op": launch.op, "component": launch.component, "layer": launch.layer,
-                    "phase": phase_of(launch), "shape": shape_text(launch), "dtype": launch.outs[0].type.dtype, "count": t.count,
-                    "enqueue_ns": t.enqueue, "device_ns": t.device, "wait_ns": t.wait, "flops": launch.flops * t.count,
-                    "nbytes": launch.nbytes * t.count, "dispatches": t.dispatches})  # fmt: skip
-            for track, name, phase, start, stop, flow in self._events:
-                self.store.add("gpu_timeline", {**key, "track": track, "name": name, "category": phase, "start_ns": start, "stop_ns": stop,
-                                                "flow": flow})
-        self._reset()
+        """Hand the interval to the store's thread, which makes its rows: those of a profiled step take milliseconds that no step has."""
+        if self._at.step is not None and self.store is not None:
+            self.store.later(partial(self._at.rows, now, self.store.rank, self.store.session))
+        self._at = _Interval()
 
 
 _WHOLE_INDEX = frozenset(_INDEX[name] for name in _WHOLE)

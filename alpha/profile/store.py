@@ -13,12 +13,12 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from alpha.errors import AlphaError, BusyError, CorruptError, InputError, MachineError
+from alpha.errors import AlphaError, BusyError, CorruptError, GraphError, InputError, MachineError
 from alpha.profile.schema import TABLES, VERSION
 
 EVERY = 0.2
@@ -31,6 +31,14 @@ STEPPED = ("step_metrics", "step_timing", "op_profile", "gpu_timeline", "memory"
 """Tables that lose the rows of a step that runs again."""
 
 
+_Said = tuple[str, Sequence[Any]]
+"""A statement and its values."""
+
+
+def _insert(table: str, row: Mapping[str, Any]) -> _Said:
+    return f"INSERT OR REPLACE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", tuple(row.values())
+
+
 class Store:
     """The writer of one rank. `add` and `describe` only enqueue; an error of the writer is raised by the next call.
 
@@ -40,7 +48,7 @@ class Store:
     def __init__(self, path: Path, rank: int = 0) -> None:
         """Open or create. CorruptError if the file is no sound database, InputError for a newer schema, BusyError while it is locked."""
         self.path, self.rank, self.session = path, rank, -1
-        self._queue: deque[tuple[str, Sequence[Any]]] = deque()
+        self._queue: deque[_Said | Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]] = deque()
         self._error: AlphaError | None = None
         self._wake, self._closed = threading.Event(), False
         self._asked = self._done = 0
@@ -82,7 +90,12 @@ class Store:
 
     def add(self, table: str, row: Mapping[str, Any]) -> None:
         """Enqueue one row; a row of the same key is replaced."""
-        self._say(f"INSERT OR REPLACE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", tuple(row.values()))
+        self._say(*_insert(table, row))
+
+    def later(self, rows: Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]) -> None:
+        """The same with rows, as (table, row), that are made where they are written: by the store's thread. `rows` may be called twice."""
+        self._raise()
+        self._queue.append(rows)
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Set rows of run_metadata."""
@@ -137,8 +150,7 @@ class Store:
     # -- the writer ------------------------------------------------------------------------------------------------------------
 
     def _say(self, statement: str, values: Sequence[Any]) -> None:
-        if self._error is not None:
-            self._raise()
+        self._raise()
         self._queue.append((statement, values))
 
     def _raise(self) -> None:
@@ -154,6 +166,8 @@ class Store:
                 self._batch()
             except sqlite3.DatabaseError as error:
                 self._error = refused(self.path, error)
+            except Exception as error:  # rows that cannot be made must not be lost in silence with this thread
+                self._error = GraphError("the rows of a step could not be made", came=f"{type(error).__name__}: {error}")
             with self._changed:
                 self._done = asked
                 self._changed.notify_all()
@@ -167,7 +181,9 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for i in range(n):
-                self._db.execute(*self._queue[i])
+                said = self._queue[i]
+                for statement, values in [said] if isinstance(said, tuple) else (_insert(*row) for row in said()):
+                    self._db.execute(statement, values)
             if self.session >= 0:
                 self._db.execute("UPDATE sessions SET seen_ns = max(seen_ns, ?) WHERE session = ? AND rank = ?",
                                  (time.perf_counter_ns(), self.session, self.rank))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pytest
 
 from alpha import config
 from alpha.backends.cpu.executor import CpuExecutor
-from alpha.errors import BusyError, CorruptError, InputError
-from alpha.graph.plan import Program
+from alpha.errors import BusyError, CorruptError, GraphError, InputError
+from alpha.graph.plan import Launch, Program
 from alpha.profile import recorder as recorder_module
 from alpha.profile.live import live_bytes
 from alpha.profile.partition import partition
@@ -186,6 +187,29 @@ def test_a_profiled_step_changes_no_bit_and_sees_every_launch(tmp_path: Path, pr
     events = rows(tmp_path / "profiled.sqlite", "gpu_timeline")
     assert {str(e["track"]) for e in events} >= {"host enqueue", "worker 0", "worker 1"}
     assert all(int(str(e["stop_ns"])) >= int(str(e["start_ns"])) for e in events)
+
+
+def test_rows_of_a_profiled_step_are_made_off_the_step(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the store's thread; where they cannot be made, the next call says so."""
+    makers: list[str] = []
+
+    def shape(launch: Launch) -> str:
+        makers.append(threading.current_thread().name)
+        return "x" if len(makers) <= len(plan.launches) else str(1 / 0)
+
+    monkeypatch.setattr(recorder_module, "shape_text", shape)
+    plan = program.plans["update"]
+    with pytest.raises(GraphError, match="could not be made"), Store(tmp_path / "m.sqlite") as store:
+        store.begin(0, 0, 0, 0)
+        r = Recorder(store)
+        for step in range(2):
+            r.begin(step, profiled=True)
+            for i in range(len(plan.launches)):
+                r.profiled(plan, i, enqueue=1, device=2, wait=0, dispatches=1)
+            r.finish()
+            store.flush()
+    assert set(makers) == {"alpha-store-0"} and len(makers) == len(plan.launches) + 1
+    assert {x["step"] for x in rows(tmp_path / "m.sqlite", "op_profile")} == {0}
 
 
 def test_sampled_steps_are_spread_and_do_not_depend_on_a_resume() -> None:
