@@ -17,13 +17,21 @@ from alpha.profile.recorder import Recorder
 
 
 class Executor(Protocol):
-    """A Program bound to memory. Both back ends have this surface; what each method promises stands there."""
+    """A Program bound to memory. Both back ends have this surface; what each method promises stands there.
+
+    `enqueue` hands a Plan over, and may return before it has run: then `stage` sends the inputs of a later one meanwhile, and `outputs`
+    waits. `run` is both. On the CPU a Plan has run when `enqueue` returns.
+    """
 
     program: Program
     recorder: Recorder
 
     def state(self, kind: str) -> np.ndarray: ...
+    def look(self, kind: str) -> np.ndarray: ...
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]: ...
+    def stage(self, plan: str, inputs: Mapping[str, np.ndarray]) -> None: ...
+    def enqueue(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None: ...
+    def outputs(self, plan: str) -> dict[str, np.ndarray]: ...
     def replay(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None: ...
     def resident(self) -> dict[str, int]: ...
     def hardware(self) -> dict[str, str]: ...
@@ -41,17 +49,6 @@ def open_executor(program: Program, catalogue: Catalogue) -> Executor:
     if backend not in _EXECUTORS:
         raise InputError("no such back end", came=backend, expected=", ".join(_EXECUTORS))
     return _EXECUTORS[backend](program, catalogue)
-
-
-def beside(executor: Executor) -> CudaExecutor | None:
-    """The executor, if it computes beside the host: its `enqueue`, `stage` and `outputs` let the next batch be made meanwhile."""
-    return executor if isinstance(executor, CudaExecutor) else None
-
-
-def look(executor: Executor, kind: str) -> np.ndarray:
-    """The flat array of one kind of state to read only: of a device, a copy that does not go back."""
-    device = beside(executor)
-    return executor.state(kind) if device is None else device.look(kind)
 
 
 def refresh(executor: Executor) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from alpha.backends.cuda.executor import CudaExecutor
 from alpha.checkpoint import simple
 from alpha.config import Config
 from alpha.data.sampler import PermutedSampler
@@ -27,7 +26,7 @@ from alpha.optim.init import fill_initial
 from alpha.profile.recorder import Recorder, sampled
 from alpha.profile.store import Store
 from alpha.train import forbidden
-from alpha.train.engine import Executor, beside, look, refresh
+from alpha.train.engine import Executor, refresh
 from alpha.train.evaluate import Evaluation, evaluate, model_inputs
 
 
@@ -78,7 +77,7 @@ class Loop:
 
     def snapshot(self) -> simple.States:
         """The same to be written down: nothing goes back into the state."""
-        return {kind: (self.program.states[kind], look(self.executor, kind)) for kind in self.program.plans["snapshot"].outputs}
+        return {kind: (self.program.states[kind], self.executor.look(kind)) for kind in self.program.plans["snapshot"].outputs}
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint must agree on with the run that loads it."""
@@ -114,7 +113,7 @@ class Loop:
                "restore the corpus it was started on (another Python has another standard library), or start a new run")  # fmt: skip
         simple.load(path, self.states())
         refresh(self.executor)
-        counted = int(look(self.executor, "counter")[0])
+        counted = int(self.executor.look("counter")[0])
         if not counted == saved.step == stored.get("next_step"):
             raise CorruptError(
                 f"checkpoint {path} disagrees with itself about its step",
@@ -154,24 +153,15 @@ class Loop:
         """One step. NonFiniteError naming the op if it was not finite: then the state is as before, and was saved."""
         recorder = self.recorder
         recorder.begin(self.step, profiled=sampled(self.step, self.cfg.train.steps, self.cfg.train.profile))
-        out: dict[str, np.ndarray] = {}
         with np.errstate(all="ignore"):  # a bad value is the finite flag's business, not a warning's
-            device = beside(self.executor)
             for call in self.program.schedule:
-                if device is None:
-                    with recorder.span("data_load"):
-                        inputs = self.inputs(call)
-                    out = self.executor.run(call.plan, inputs)
-                else:
-                    self.enqueue(device, call)
-            if device is not None:
-                self.stage(device)
-                with recorder.span("device_to_host"):
-                    out = device.outputs(self.program.schedule[-1].plan)
-        with recorder.span("device_to_host"):
-            total, count, norm, lr, coefficient, finite = (
-                float(out[name]) for name in ("loss_sum", "count", "norm", "lr", "coefficient", "finite")
-            )
+                self.enqueue(call)
+            self.stage()
+            with recorder.span("device_to_host"):
+                out = self.executor.outputs(self.program.schedule[-1].plan)
+                total, count, norm, lr, coefficient, finite = (
+                    float(out[name]) for name in ("loss_sum", "count", "norm", "lr", "coefficient", "finite")
+                )
         took = recorder.end_step()
         result = StepResult(
             step=self.step,
@@ -192,17 +182,18 @@ class Loop:
         self.step += 1
         return result
 
-    def enqueue(self, device: CudaExecutor, call: Step) -> None:
-        """Hand one call to the device, which may still be at an earlier one; the step's first batch is there already if it was staged."""
+    def enqueue(self, call: Step) -> None:
+        """Hand one call over; the step's first batch is there already if it was staged."""
         if call == self.program.schedule[0] and self._staged == self.step:
-            device.enqueue(call.plan)
+            self._staged = None
+            self.executor.enqueue(call.plan)
             return
         with self.recorder.span("data_load"):
             inputs = self.inputs(call)
-        device.enqueue(call.plan, inputs)
+        self.executor.enqueue(call.plan, inputs)
 
-    def stage(self, device: CudaExecutor) -> None:
-        """While the device computes this step: make the first batch of the next one and send it."""
+    def stage(self) -> None:
+        """Make the first batch of the next step and send it: a device still computes this one."""
         following = self.step + 1
         if following >= self.cfg.train.steps:
             return
@@ -210,7 +201,7 @@ class Loop:
         with self.recorder.span("data_load"):
             inputs = self.inputs(first, following)
         with self.recorder.span("host_to_device"):
-            device.stage(first.plan, inputs)
+            self.executor.stage(first.plan, inputs)
         self._staged = following
 
     def note_memory(self) -> None:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from emulated_gpu import EmulatedGpu, emulated, emulated_gpu
+from emulated_gpu import EmulatedGpu, emulated, emulated_gpu, on
 
 import alpha
+from alpha.backends import checks
 from alpha.backends.cuda import executor, observe, room, staging
+from alpha.backends.cuda.lib import Gpu, Operand
+from alpha.component import Catalogue, Component
 from alpha.gates.cases import cuda_run
 from alpha.gates.contracts import contract_cases
 from alpha.gates.subjects import generator
+from alpha.profile.noise import quantile
 from alpha.registry.faults import Fault, broken, load_faults
 from alpha.train.house import house
+from alpha.types import Attrs
 
 COMPONENT = "executor.cuda"
 FAULTS = {f.id: f for f in load_faults() if f.component == COMPONENT}
-NOT_HERE = "recompute-"
-"""Cases that need kernels: an oracle of a fused row rounds once where a kernel rounds what it stores between."""
-
 GATES = ("parity", "determinism", "faults")
-CASES = [(gate, name) for gate in GATES for name, _ in contract_cases(house()[COMPONENT], gate) if not name.startswith(NOT_HERE)]
+CASES = [(gate, name) for gate in GATES for name, _ in contract_cases(house()[COMPONENT], gate)]
 
 LATE = {
     "delivered before it was sent": ("staging", "        stream.wait_for_event(slot.sent)\n", ""),
@@ -45,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
 def failing(gate: str) -> list[str]:
     """Cases of a gate that are not held, up to the first; of the two models the smaller one."""
     for name, case in contract_cases(house()[COMPONENT], gate):
-        if name.startswith(NOT_HERE) or name.endswith("gpt"):
+        if name.endswith("gpt"):
             continue
         try:
             found = case(generator("host", COMPONENT, gate, name))
@@ -64,12 +69,70 @@ def test_the_contract_is_kept(gpu: EmulatedGpu, gate: str, name: str) -> None:
     assert gpu.allocated == 0, "an executor that was closed keeps device memory"
 
 
+def spoiled(change: str) -> Callable[[Component], Component]:
+    """A kernel of the update that does something else: see the names of OFF."""
+
+    def spoil(c: Component) -> Component:
+        if c.op not in ("adamw", "update_scalars"):
+            return c
+
+        def binder(gpu: Gpu, ins: list[Operand], outs: list[Operand], attrs: Attrs) -> Callable[[int], None]:
+            if c.op == "update_scalars" and change == "rate 5 % too high":
+                attrs = {**attrs, "peak": 1.05 * attrs["peak"]}
+            if c.op == "adamw" and change == "no decay":
+                attrs = {**attrs, "weight_decay": 0.0}
+            run = c.implementation(gpu, ins, outs, attrs)
+            if c.op == "update_scalars" or change != "copy stays behind":
+                return run
+            copy, calls = (ctypes.c_uint8 * outs[3].type.nbytes).from_address(outs[3].address), []
+
+            def late(handle: int) -> None:
+                """From the thirtieth update on, the copy keeps the bits it had."""
+                on(handle, lambda: calls.append(bytes(copy)))
+                run(handle)
+                on(handle, lambda: len(calls) < 30 or (ctypes.memmove(copy, calls[-1], len(calls[-1])), None)[1])
+
+            return late
+
+        return replace(c, implementation=binder)
+
+    return spoil
+
+
+OFF = ("rate 5 % too high", "no decay", "copy stays behind")
+
+
+@pytest.mark.parametrize("change", OFF)
+def test_a_run_that_goes_wrong_leaves_the_band(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    sound, wrong, spoil = cuda_run.kernels(), Catalogue(), spoiled(change)
+    for c in sound:
+        wrong.add(spoil(c))
+    monkeypatch.setattr(cuda_run, "kernels", lambda: wrong)
+    found = dict(contract_cases(house()[COMPONENT], "parity"))["band-llama"](generator("host", COMPONENT, "parity", "band-llama"))
+    assert found.error > found.bound, found
+
+
+def test_curves_of_one_kind_are_rarely_refused() -> None:
+    """Where all nine curves are draws of one kind, windows moving together: 4000 times, at most as often as is promised; and a ninth with
+    another mean is refused. The stated rate is an upper bound, so this is one-sided: 5 where 0.8 are expected has a chance of 0.2 %."""
+    rng, refused = np.random.default_rng(2), []
+    line = quantile(1 - cuda_run.REFUSED / (cuda_run.BAND // cuda_run.WINDOW) / 2, cuda_run.RUNS - 1)
+    for shift in (0.0, 200.0):
+        beyond = 0
+        for _ in range(4000):
+            walk = np.cumsum(rng.standard_normal((cuda_run.RUNS + 1, cuda_run.BAND)), axis=1)
+            beyond += cuda_run.distance(walk[-1] + shift * np.arange(cuda_run.BAND) / cuda_run.BAND, walk[:-1]) > line
+        refused.append(beyond)
+    assert refused[0] < 5 and refused[1] > 3800, refused
+    assert cuda_run.distance(np.full(cuda_run.BAND, np.nan), walk) == np.inf
+
+
 def plant(monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, text: str) -> None:
     """The module's names, defined by another text, wherever the executor uses them."""
     made = types.ModuleType(module.__name__)
     made.__file__ = module.__file__
     exec(compile(text, str(module.__file__), "exec"), vars(made))
-    for user in (executor, cuda_run, module):
+    for user in (executor, staging, cuda_run, module):
         for name, value in vars(made).items():
             if isinstance(value, type | types.FunctionType) and value.__module__ == module.__name__ and hasattr(user, name):
                 monkeypatch.setattr(user, name, value)
@@ -77,7 +140,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, text: str) 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_planted_faults_are_caught(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
-    module = {m.__name__: m for m in (executor, observe, room, staging)}["alpha." + fault.file.removesuffix(".py").replace("/", ".")]
+    modules = {m.__name__: m for m in (checks, executor, observe, room, staging)}
+    module = modules["alpha." + fault.file.removesuffix(".py").replace("/", ".")]
     plant(monkeypatch, module, broken(fault, (Path(alpha.__file__).parent / fault.file).read_text(encoding="utf-8")))
     assert failing(fault.gate), f"{fault.gate} accepts: {fault.why}"
 

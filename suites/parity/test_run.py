@@ -234,7 +234,7 @@ def test_a_live_training_process_holds_no_forbidden_library_and_stops_when_asked
     try:
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
-            if metrics.is_file() and Path(f"{metrics}-wal").exists() and read(metrics, "step_metrics", "count(*)")[0][0] >= 2:
+            if (metrics.parent / "manifest.json").is_file() and read(metrics, "step_metrics", "count(*)")[0][0] >= 2:
                 break
             time.sleep(0.05)
         maps = Path(f"/proc/{process.pid}/maps")

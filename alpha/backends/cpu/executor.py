@@ -8,10 +8,11 @@ from types import TracebackType
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from alpha.backends.checks import check_finite, check_inputs
 from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.observe import ObservedWorkers, note, resident
 from alpha.component import Catalogue
-from alpha.errors import GraphError, InputError, MachineError, NonFiniteError
+from alpha.errors import GraphError, MachineError
 from alpha.graph.plan import Launch, Plan, Program, Ref
 from alpha.profile.recorder import Recorder
 from alpha.registry.machine import environment, machine_class
@@ -33,6 +34,7 @@ class CpuExecutor:
         self._blas = ThreadpoolController().limit(limits=1, user_api="blas")
         self.arenas = {name: _arena(name, n) for name, n in program.arenas().items()}
         self._bound = {name: self._bind(plan, catalogue) for name, plan in program.plans.items()}
+        self._staged: dict[str, dict[str, np.ndarray]] = {}
 
     def _bind(self, plan: Plan, catalogue: Catalogue) -> list[tuple[Launch, Callable[[], None]]]:
         bound = []
@@ -58,11 +60,25 @@ class CpuExecutor:
         layout = self.program.states[kind]
         return self.arenas[f"state.{kind}"].view(NUMPY[layout.dtype])
 
+    def look(self, kind: str) -> np.ndarray:
+        """The same to read only."""
+        return self.state(kind)
+
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns views of the outputs, valid until the next run."""
-        found = self.program.plans[plan]
+        self.enqueue(plan, inputs or {})
+        return self.outputs(plan)
+
+    def stage(self, plan: str, inputs: Mapping[str, np.ndarray]) -> None:
+        """Keep copies of the inputs of the next `enqueue` of this plan; they take the place of those kept before."""
+        check_inputs(self.program.plans[plan], inputs)
+        self._staged[plan] = {name: np.array(x) for name, x in inputs.items()}
+
+    def enqueue(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
+        """Run one Plan to its end. `inputs` None: those that were staged."""
+        found, staged = self.program.plans[plan], self._staged.pop(plan, {})
         with self.recorder.span("host_to_device"):
-            self._feed(found, inputs or {})
+            self._feed(found, staged if inputs is None else inputs)
         if not self.recorder.watching:
             for _, run in self._bound[plan]:
                 run()
@@ -75,7 +91,10 @@ class CpuExecutor:
                 run()
                 marks.append(clock())
             self.recorder.ran(found, marks)
-        return {k: self.view(r) for k, r in found.outputs.items()}
+
+    def outputs(self, plan: str) -> dict[str, np.ndarray]:
+        """Views of the outputs of this plan as it last ran, valid until the next run."""
+        return {k: self.view(r) for k, r in self.program.plans[plan].outputs.items()}
 
     def _run_observed(self, plan: Plan) -> None:
         """The same launches, the workers observed: what each hand-over cost, who ran when, who waited."""
@@ -93,25 +112,16 @@ class CpuExecutor:
 
     def replay(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
         """The same, eagerly: after each launch its float outputs are looked at; NonFiniteError names node, op and model line."""
-        self._feed(self.program.plans[plan], inputs or {})
-        for index, (launch, run) in enumerate(self._bound[plan]):
+        found = self.program.plans[plan]
+        self._feed(found, inputs or {})
+        for index, (_, run) in enumerate(self._bound[plan]):
             run()
-            for k, ref in enumerate(launch.outs):
-                if ref.type.is_float and not np.isfinite(self.view(ref)).all():
-                    where = np.argwhere(~np.isfinite(self.view(ref)))[0].tolist()
-                    raise NonFiniteError(
-                        f"{launch.op} made a non-finite value: plan {plan}, launch {index}, {launch.layer or 'no layer'} {launch.phase}, "
-                        f"model line {launch.source}", came=f"output {k} {ref.type} at {where}: {self.view(ref)[tuple(where)]}",
-                        expected="finite values", do="look at the inputs of this op: learning rate, data, initialisation")
+            check_finite(found, index, self.view)
 
     def _feed(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:
-        if set(inputs) != set(plan.inputs):
-            raise InputError(f"plan {plan.name} needs other inputs", came=sorted(inputs), expected=sorted(plan.inputs))
+        check_inputs(plan, inputs)
         for name, ref in plan.inputs.items():
-            x = np.asarray(inputs[name])
-            if x.shape != ref.type.shape or x.dtype != NUMPY[ref.type.dtype]:
-                raise InputError(f"input {name} of plan {plan.name} has another type", came=f"{x.dtype}{list(x.shape)}", expected=ref.type)
-            self.view(ref)[...] = x
+            self.view(ref)[...] = inputs[name]
 
     def resident(self) -> dict[str, int]:
         """Bytes of each arena that are in memory now (pages that were touched), and of the whole process under 'process'."""

@@ -7,17 +7,18 @@ from types import TracebackType
 
 import numpy as np
 
+from alpha.backends.checks import check_finite, check_inputs
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.observe import Watch
 from alpha.backends.cuda.room import check_room
-from alpha.backends.cuda.staging import Results, Staging, check
+from alpha.backends.cuda.staging import Results, Staging
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
 from alpha.component import Catalogue
 from alpha.cudart.device import Device
 from alpha.cudart.graph import Graph, capture
 from alpha.cudart.manifest import COMPILER
 from alpha.cudart.memory import Arena, Span, download, fetch, fill, upload
-from alpha.errors import GraphError, NonFiniteError
+from alpha.errors import GraphError
 from alpha.graph.plan import Launch, Plan, Program, Ref
 from alpha.profile.recorder import Recorder
 from alpha.registry.gpu import gpu_class
@@ -174,23 +175,15 @@ class CudaExecutor:
     def replay(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
         """The same, eagerly: after each launch its float outputs are looked at; NonFiniteError names node, op and model line."""
         self._return()
-        self._feed(self.program.plans[plan], inputs or {})
-        for index, (launch, run) in enumerate(self._bound[plan]):
+        found = self.program.plans[plan]
+        self._feed(found, inputs or {})
+        for index, (_, run) in enumerate(self._bound[plan]):
             run(int(self.stream.handle))
-            for k, ref in enumerate(launch.outs):
-                if not ref.type.is_float:
-                    continue
-                found = self.read(ref)
-                if not np.isfinite(found).all():
-                    where = np.argwhere(~np.isfinite(found))[0].tolist()
-                    raise NonFiniteError(
-                        f"{launch.op} made a non-finite value: plan {plan}, launch {index}, {launch.layer or 'no layer'} {launch.phase}, "
-                        f"model line {launch.source}", came=f"output {k} {ref.type} at {where}: {found[tuple(where)]}",
-                        expected="finite values", do="look at the inputs of this op: learning rate, data, initialisation")
+            check_finite(found, index, self.read)
 
     def _feed(self, plan: Plan, inputs: Mapping[str, np.ndarray] | None) -> None:
         if not plan.inputs:
-            check(plan, inputs or {})
+            check_inputs(plan, inputs or {})
             return
         if inputs is not None or not self._staging.holds(plan.name):
             self._staging.send(plan, inputs or {})

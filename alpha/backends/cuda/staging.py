@@ -8,26 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from alpha.backends.checks import check_inputs
 from alpha.backends.cuda.lib import copy
 from alpha.backends.cuda.values import device_bytes, to_device
 from alpha.cudart.device import Device
 from alpha.cudart.memory import Arena, Span, aligned, pinned, upload
-from alpha.errors import InputError
 from alpha.graph.plan import Plan, Program, Ref
-from alpha.types import NUMPY
 
 SLOTS = 4
 """Batches that may be on their way at once: so far the host runs ahead of the device."""
-
-
-def check(plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:
-    """InputError unless `inputs` are exactly those of the plan, in shape and dtype."""
-    if set(inputs) != set(plan.inputs):
-        raise InputError(f"plan {plan.name} needs other inputs", came=sorted(inputs), expected=sorted(plan.inputs))
-    for name, ref in plan.inputs.items():
-        x = np.asarray(inputs[name])
-        if x.shape != ref.type.shape or x.dtype != NUMPY[ref.type.dtype]:
-            raise InputError(f"input {name} of plan {plan.name} has another type", came=f"{x.dtype}{list(x.shape)}", expected=ref.type)
 
 
 def packed(plan: Plan) -> tuple[dict[str, int], int]:
@@ -67,7 +56,7 @@ class Staging:
     def send(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:
         """Begin to copy the inputs of the next `deliver` of this plan; an earlier batch that nobody took is dropped. Waits only where the
         slot's last batch is still being copied from the host."""
-        check(plan, inputs)
+        check_inputs(plan, inputs)
         if plan.name in self._held:
             self._free.appendleft(self._held.pop(plan.name))
         slot = self._free.popleft()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -11,18 +11,21 @@ import numpy as np
 
 from alpha.backends.cuda.catalogue import fill
 from alpha.backends.cuda.executor import CudaExecutor
+from alpha.backends.cuda.staging import staging_bytes
 from alpha.component import Catalogue, Measured
+from alpha.cudart.memory import aligned
 from alpha.errors import InputError, MachineError, NonFiniteError
-from alpha.gates.cases.mixed import MACHINE, by_tensor, mixed_graph
-from alpha.gates.cases.reference import SCHEDULE, Reference, hash_of, layout_of, random_state, refuses, yes
+from alpha.gates.cases.mixed import MACHINE, Arenas, by_tensor, mixed_graph
+from alpha.gates.cases.reference import SCHEDULE, Reference, batch, both, filled, hash_of, layout_of, pair, random_state, refuses, yes
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, prune
 from alpha.graph.plan import Program
 from alpha.graph.trace import Tracer
 from alpha.models import gpt, llama
-from alpha.ops.numerics import round_to
+from alpha.ops.numerics import round_to, ulp
 from alpha.optim.update import ScheduleConfig, adamw
-from alpha.passes.build import MULTIPROCESSORS, STATS, Model, StepShape, build_program, stats_layout
+from alpha.passes.build import MULTIPROCESSORS, STATS, StepShape, build_program, stats_layout
+from alpha.profile.noise import quantile
 
 Case = Callable[[np.random.Generator], Measured]
 Check = Callable[[Reference, np.random.Generator], Measured]
@@ -33,7 +36,29 @@ DRAWS = 6
 LAST, EVERY = 100, 10
 """Steps of the run along which the state is held against the oracle."""
 
-LONG = ScheduleConfig(kind="cosine", peak=2e-3, warmup=10, total=LAST)
+BAND, WINDOW, RUNS = 60, 10, 8
+"""Steps of the run whose losses are compared with those of RUNS runs on the CPU, as means of WINDOW steps."""
+
+REFUSED = 1 / 5000
+"""Chance that a curve which belongs to the others is refused."""
+
+UPDATES = {
+    "short": adamw(SCHEDULE),
+    "long": adamw(ScheduleConfig(kind="cosine", peak=2e-3, warmup=10, total=LAST)),
+    "band": adamw(ScheduleConfig(kind="cosine", peak=2e-3, warmup=10, total=BAND), weight_decay=1.0),  # a decay that shows in 60 steps
+}
+"""Run -> its optimizer."""
+
+KEEP_BITS = {"gpt": (("block", ()), ("ops", ("attention_packed",)), ("ops", ("layernorm", "dropout"))),
+             "llama": (("block", ()), ("ops", ("attention_packed", "rope_packed")), ("ops", ("rmsnorm",)))}
+"""Recompute policies whose second computation goes through launches that round as the first ones did."""
+
+ROUND_AGAIN = {"gpt": (("ops", ("matmul",)),), "llama": (("ops", ("matmul",)), ("ops", ("swiglu_packed",)))}
+"""Those that compute again from a stored bf16 result what was first computed from the product's f32 sum."""
+
+LARGE = 1 << 30
+"""Bytes of the arena that makes a device's granularity small beside 2 %."""
+
 KEPT = ("param", "m", "v")
 """Kinds of state whose bits two runs must share."""
 
@@ -41,41 +66,23 @@ KEPT = ("param", "m", "v")
 @cache
 def references() -> dict[str, Reference]:
     """'gpt': dropout, tied head; 'llama': grouped heads, window, untied head, z-loss. Heads are 64 wide, rows ragged to every tile."""
-    g = gpt.GPTConfig(vocab=VOCAB, positions=SEQ, layers=2, width=128, heads=2, dropout=0.1, seed=5)
-    m = llama.LlamaConfig(vocab=VOCAB, positions=SEQ, layers=2, width=128, heads=2, kv_heads=1, hidden=192, window=20, z_loss=1e-3)
-    return {
-        "gpt": Reference("gpt", Model(name="gpt", loss=lambda t, train: gpt.loss(t, g, BATCH, SEQ, train),
-                                      decode=lambda t: gpt.decode(t, g, 1, SEQ)), ("tokens", "targets", "positions", "sample_ids")),
-        "llama": Reference("llama", Model(name="llama", loss=lambda t, train: llama.loss(t, m, BATCH, SEQ, train),
-                                          decode=lambda t: llama.decode(t, m, 1, SEQ)), ("tokens", "targets", "positions")),
-    }
+    return pair(gpt.GPTConfig(vocab=VOCAB, positions=SEQ, layers=2, width=128, heads=2, dropout=0.1, seed=5),
+                llama.LlamaConfig(vocab=VOCAB, positions=SEQ, layers=2, width=128, heads=2, kv_heads=1, hidden=192, window=20, z_loss=1e-3),
+                BATCH)
 
 
 @cache
 def kernels() -> Catalogue:
     """The kernels of the GPU."""
-    catalogue = Catalogue()
-    fill(catalogue)
-    return catalogue
+    return filled(fill)
 
 
 @cache
-def program(name: str, shards: int = 1, micros: int = 1, policy: str = "none", long: bool = False) -> Program:
-    """A reference Program in bf16, built once per process and kind. `long`: with a rate for a run of LAST steps, not of a few."""
-    update = adamw(LONG if long else SCHEDULE)
-    return build_program(name=name, model=references()[name].model, optimizer=update, catalogue=kernels(), backend="cuda",
-                         threads=MULTIPROCESSORS, precision="bf16", policy=(policy, ()),
+def program(name: str, shards: int = 1, micros: int = 1, policy: tuple[str, tuple[str, ...]] = ("none", ()), run: str = "short") -> Program:
+    """A reference Program in bf16, built once per process and kind. `run`: one of UPDATES."""
+    return build_program(name=name, model=references()[name].model, optimizer=UPDATES[run], catalogue=kernels(), backend="cuda",
+                         threads=MULTIPROCESSORS, precision="bf16", policy=policy,
                          shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros))
-
-
-def batch(ref: Reference, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """One microbatch: random tokens, some ignored targets, random sample numbers."""
-    tokens = rng.integers(0, VOCAB, (BATCH, SEQ + 1)).astype(np.int32)
-    targets = tokens[:, 1:].copy()
-    targets[rng.random((BATCH, SEQ)) < 0.2] = -1
-    made = {"tokens": tokens[:, :-1].copy(), "targets": targets, "positions": np.tile(np.arange(SEQ, dtype=np.int32), (BATCH, 1)),
-            "sample_ids": rng.integers(0, 1 << 20, BATCH).astype(np.int32)}
-    return {k: made[k] for k in ref.inputs}
 
 
 def _batches(ref: Reference, rng: np.random.Generator, shards: int, micros: int) -> Batches:
@@ -162,18 +169,22 @@ def _judged(executor: CudaExecutor, ref: Reference, inputs: dict[str, np.ndarray
 
 
 def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
-    """Loss and every gradient of one microbatch, from parameters where nothing is near linear."""
+    """Loss and every gradient of one microbatch, from parameters where nothing is near linear; also with the policies of ROUND_AGAIN."""
     inputs, state = batch(ref, rng), _drawn(ref, rng)
-    with opened(program(ref.name), state["param"].astype(np.float32)) as executor:
-        worst, name = _judged(executor, ref, inputs, state, rng)
-    return Measured(error=worst, bound=1.0, cases=len(layout_of(ref).tensors) + 2, note=f"error over what is allowed, worst at {name}")
+    policies, worst, where = (("none", ()), *ROUND_AGAIN[ref.name]), 0.0, ""
+    for policy in policies:
+        with opened(program(ref.name, policy=policy), state["param"].astype(np.float32)) as executor:
+            found, name = _judged(executor, ref, inputs, state, rng)
+            worst, where = max((worst, where), (found, f"{name}, recompute {policy}"))
+    return Measured(error=worst, bound=1.0, cases=len(policies) * (len(layout_of(ref).tensors) + 2),
+                    note=f"error over what is allowed, worst at {where}")
 
 
 def _along(ref: Reference, rng: np.random.Generator) -> Measured:
     """The same at steps 0, 10, ..., 100 of a training run, with the state that the device has come to."""
     worst, where = 0.0, ""
     text = [_batches(ref, rng, 1, 1) for _ in range(4)]
-    with opened(program(ref.name, long=True), _drawn(ref, rng)["param"].astype(np.float32) / 3) as executor:
+    with opened(program(ref.name, run="long"), _drawn(ref, rng)["param"].astype(np.float32) / 3) as executor:
         for step in range(LAST + 1):
             if step % EVERY == 0:
                 param = executor.look("param").astype(np.float64)
@@ -183,6 +194,59 @@ def _along(ref: Reference, rng: np.random.Generator) -> Measured:
                 worst, where = max((worst, where), (found, f"step {step}, {name}"))
             _step(executor, text[step % 4])
     return Measured(error=worst, bound=1.0, cases=LAST // EVERY + 1, note=f"error over what is allowed, worst at {where}")
+
+
+def _starts(ref: Reference, seed: int) -> tuple[list[Batches], list[np.ndarray]]:
+    """(the text, RUNS + 1 master parameters) of the band. The starts differ by what rounding to bf16 forgets: each element is moved by at
+    most half an ulp of bf16, all distances alike."""
+    rng = np.random.default_rng(seed)
+    text, param = [_batches(ref, rng, 1, 1) for _ in range(4)], _drawn(ref, rng)["param"] / 3
+    nudges = (np.where(param == 0, 0, ulp(param, "bf16")) * rng.uniform(-0.5, 0.5, param.size) for _ in range(RUNS + 1))
+    return text, [round_to(param + x, "f32") for x in nudges]
+
+
+def _loss(out: Mapping[str, np.ndarray]) -> float:
+    return float(out["loss_sum"]) / float(out["count"])
+
+
+@cache
+def cpu_curves(name: str, seed: int) -> np.ndarray:
+    """[RUNS, BAND] losses, nats a target, of runs on the CPU: the GPU's own Program, each launch by its row's oracle, each result rounded
+    to its type once."""
+    ref, p = references()[name], program(name, run="band")
+    text, starts = _starts(ref, seed)
+    curves = np.empty((RUNS, BAND))
+    for curve, start in zip(curves, starts):
+        arenas = Arenas(p)
+        arenas.start(start)
+        for step in range(BAND):
+            for call in p.schedule:
+                out = arenas.run(p.plans[call.plan], text[step % len(text)][0, 0] if call.shard is not None else {})
+            curve[step] = _loss(out)
+    return curves
+
+
+def distance(curve: np.ndarray, curves: np.ndarray) -> float:
+    """How far a loss curve lies outside the spread of others: the largest of its windows' Student's t, inf where it is not finite.
+
+    A window's mean loss of the curve, less the mean of the n others', over their standard deviation times sqrt(1 + 1/n), follows t with
+    n - 1 degrees of freedom if all n + 1 are draws of one normal distribution (a prediction interval): so they are when the runs differ
+    by many small roundings alone. Windows move together, so REFUSED is shared over them as over any family (Bonferroni).
+    """
+    own, others = (x.reshape(*x.shape[:-1], -1, WINDOW).mean(-1) for x in (curve, curves))
+    t = np.abs(own - others.mean(0)) / (others.std(0, ddof=1) * np.sqrt(1 + 1 / len(others)))
+    return float(t.max()) if np.isfinite(t).all() else np.inf
+
+
+def _band(ref: Reference, rng: np.random.Generator) -> Measured:
+    """The loss curve lies inside the spread of RUNS runs on the CPU that differ by bf16 rounding: a ninth start, moved like theirs."""
+    seed = int(rng.integers(1 << 31))
+    curves, (text, starts) = cpu_curves(ref.name, seed), _starts(ref, seed)
+    with opened(program(ref.name, run="band"), starts[RUNS].astype(np.float32)) as executor:
+        curve = np.array([_loss(_step(executor, text[step % len(text)])) for step in range(BAND)])
+    windows = BAND // WINDOW
+    return Measured(error=distance(curve, curves), bound=quantile(1 - REFUSED / windows / 2, RUNS - 1), cases=windows,
+                    note=f"Student's t of the farthest window; loss {curve[0]:.3f} to {curve[-1]:.3f}")
 
 
 def _logits(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -372,15 +436,43 @@ def _staged_step(executor: CudaExecutor, batches: Batches, following: Batches | 
 
 
 def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
-    """Two steps with and without per-block recompute: the same bits, dropout included."""
+    """Two steps without and with each policy of KEEP_BITS: the same bits, dropout included, in less memory for activations."""
     steps = [_batches(ref, rng, 1, 1) for _ in range(2)]
-    param, found = _drawn(ref, rng)["param"].astype(np.float32), []
-    for policy in ("none", "block"):
+    param, found = _drawn(ref, rng)["param"].astype(np.float32), {}
+    for policy in (("none", ()), *KEEP_BITS[ref.name]):
         with opened(program(ref.name, policy=policy), param) as executor:
             for batches in steps:
                 _step(executor, batches)
-            found.append(_digest(executor))
-    return Measured(error=float(len(set(found)) - 1), bound=0.0, cases=2, digest=found[0])
+            found[policy] = _digest(executor)
+    plain, *digests = found.values()
+    again = [any(x.phase == "recompute" for x in program(ref.name, policy=p).plans["micro_first@0"].launches) for p in KEEP_BITS[ref.name]]
+    return Measured(error=float(sum(d != plain for d in digests) + again.count(False)), bound=0.0, cases=len(found), digest=plain,
+                    note="other bits than without: " + ", ".join(str(p) for p, d in found.items() if d != plain))
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _memory(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Arenas are as large as planned, to the 256 bytes in which memory is handed out, and the device gave at most 2 % beside them.
+
+    The overhead of the context (loaded kernels, the driver's own) is measured by opening the same executor once before: it stays.
+    """
+    p = program(ref.name)
+    plan = p.plans["micro_first@0"]
+    p = replace(p, plans={**p.plans, "micro_first@0": replace(plan, arenas={**plan.arenas, "act": LARGE})})
+    param, batches, found = _drawn(ref, rng)["param"].astype(np.float32), _batches(ref, rng, 1, 1), {}
+    for _ in range(2):
+        with opened(p, param) as executor:
+            _step(executor, batches)
+            found = executor.resident()
+    taken, planned = found.pop("device"), p.arenas()
+    differ = [name for name, n in planned.items() if found.get(name) != aligned(n)]
+    total = sum(aligned(n) for n in planned.values()) + staging_bytes(p)
+    beside = taken / total - 1
+    exact = not differ and found.keys() == planned.keys() and taken >= total
+    return Measured(error=beside if exact else np.inf, bound=0.02, cases=len(planned) + 1,
+                    note=f"of {total:,} planned bytes, beside them; other sizes: {', '.join(differ) or 'none'}")
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------------------------
@@ -451,17 +543,16 @@ def _no_room(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _both(check: Check, prefix: str = "") -> list[tuple[str, Case]]:
-    def case(name: str) -> Case:
-        return lambda rng: check(references()[name], rng)
-    return [(f"{prefix}{name}", case(name)) for name in ("gpt", "llama")]
+    return both(check, prefix, references)
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "executor.cuda": {
-        "parity": [*_both(_against_oracle), *_both(_replay_same, "replay-"), *_both(_reads_only, "read-only-"), *_both(_ahead, "ahead-"),
-                   *_both(_logits, "logits-"), *_both(_later_microbatch, "later-"), *_both(_copy_follows, "copy-"),
+        "parity": [("memory", lambda rng: _memory(references()["llama"], rng)), *_both(_against_oracle),
+                   *_both(_replay_same, "replay-"), *_both(_reads_only, "read-only-"), *_both(_ahead, "ahead-"), *_both(_logits, "logits-"),
+                   *_both(_later_microbatch, "later-"), *_both(_copy_follows, "copy-"),
                    *[case for s in (2, 8) for case in _both(_tree(s), f"tree-{s}-")], *_both(_learns, "learns-"),
-                   *_both(_along, "along-")],
+                   *_both(_along, "along-"), ("band-llama", lambda rng: _band(references()["llama"], rng))],
         "determinism": [*_both(_ways, "ways-"), *_both(_recompute_same_bits, "recompute-")],
         "faults": [("no-room", lambda rng: _no_room(references()["llama"], rng)), *_both(_bad_inputs, "inputs-"),
                    *_both(_replay_names, "replay-"), *_both(_bad_step_harmless, "bad-step-")],

@@ -29,45 +29,59 @@ SCHEDULE = ScheduleConfig(kind="cosine", peak=3e-2, warmup=2, total=20)
 
 @dataclass(frozen=True)
 class Reference:
-    """One reference model: what the builder needs and what its inputs are called."""
+    """One reference model: what the builder needs, what its inputs are called, and the size of a microbatch."""
 
     name: str
     model: Model
     inputs: tuple[str, ...]
+    vocab: int
+    seq: int
+    rows: int
+
+
+def pair(g: gpt.GPTConfig, m: llama.LlamaConfig, rows: int) -> dict[str, Reference]:
+    """'gpt' and 'llama' of these sizes, `rows` sequences a microbatch."""
+    gpt_inputs = ("tokens", "targets", "positions", *(("documents",) if g.documents else ()), "sample_ids")
+    return {
+        "gpt": Reference("gpt", Model(name="gpt", loss=lambda t, train: gpt.loss(t, g, rows, g.positions, train),
+                                      decode=lambda t: gpt.decode(t, g, 1, g.positions)), gpt_inputs, g.vocab, g.positions, rows),
+        "llama": Reference("llama", Model(name="llama", loss=lambda t, train: llama.loss(t, m, rows, m.positions, train),
+                                          decode=lambda t: llama.decode(t, m, 1, m.positions)),
+                           ("tokens", "targets", "positions"), m.vocab, m.positions, rows),
+    }
 
 
 @cache
 def references() -> dict[str, Reference]:
     """'gpt': dropout, packed documents, tied head; 'llama': grouped heads, window, untied head, z-loss."""
-    g = gpt.GPTConfig(vocab=VOCAB, positions=SEQ, layers=2, width=16, heads=4, dropout=0.2, documents=True, seed=5)
-    m = llama.LlamaConfig(vocab=VOCAB, positions=SEQ, layers=2, width=16, heads=4, kv_heads=2, hidden=24, window=5, z_loss=1e-3)
-    return {
-        "gpt": Reference("gpt", Model(name="gpt", loss=lambda t, train: gpt.loss(t, g, BATCH, SEQ, train),
-                                      decode=lambda t: gpt.decode(t, g, 1, SEQ)),
-                         ("tokens", "targets", "positions", "documents", "sample_ids")),
-        "llama": Reference("llama", Model(name="llama", loss=lambda t, train: llama.loss(t, m, BATCH, SEQ, train),
-                                          decode=lambda t: llama.decode(t, m, 1, SEQ)), ("tokens", "targets", "positions")),
-    }
+    return pair(gpt.GPTConfig(vocab=VOCAB, positions=SEQ, layers=2, width=16, heads=4, dropout=0.2, documents=True, seed=5),
+                llama.LlamaConfig(vocab=VOCAB, positions=SEQ, layers=2, width=16, heads=4, kv_heads=2, hidden=24, window=5, z_loss=1e-3),
+                BATCH)
 
 
-@cache
-def kernels() -> Catalogue:
-    """The CPU kernels."""
+def filled(fill: Callable[[Catalogue], None]) -> Catalogue:
+    """The kernels of one back end."""
     catalogue = Catalogue()
     fill(catalogue)
     return catalogue
 
 
+@cache
+def kernels() -> Catalogue:
+    """The CPU kernels."""
+    return filled(fill)
+
+
 def batch(ref: Reference, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """One microbatch: random tokens, some ignored targets, two documents a row, random sample numbers."""
-    tokens = rng.integers(0, VOCAB, (BATCH, SEQ + 1)).astype(np.int32)
+    tokens = rng.integers(0, ref.vocab, (ref.rows, ref.seq + 1)).astype(np.int32)
     targets = tokens[:, 1:].copy()
-    targets[rng.random((BATCH, SEQ)) < 0.2] = -1
-    cut = int(rng.integers(1, SEQ))
-    documents = np.tile((np.arange(SEQ) >= cut).astype(np.int32), (BATCH, 1))
+    targets[rng.random((ref.rows, ref.seq)) < 0.2] = -1
+    cut = int(rng.integers(1, ref.seq))
+    documents = np.tile((np.arange(ref.seq) >= cut).astype(np.int32), (ref.rows, 1))
     made = {"tokens": tokens[:, :-1].copy(), "targets": targets, "documents": documents,
-            "positions": np.tile(np.arange(SEQ, dtype=np.int32), (BATCH, 1)),
-            "sample_ids": rng.integers(0, 1 << 20, BATCH).astype(np.int32)}
+            "positions": np.tile(np.arange(ref.seq, dtype=np.int32), (ref.rows, 1)),
+            "sample_ids": rng.integers(0, 1 << 20, ref.rows).astype(np.int32)}
     return {k: made[k] for k in ref.inputs}
 
 
@@ -122,11 +136,12 @@ def yes(holds: bool, note: str = "", cases: int = 1) -> Measured:
     return Measured(error=0.0 if holds else 1.0, bound=0.0, cases=cases, note=note)
 
 
-def both(check: Callable[[Reference, np.random.Generator], Measured]) -> list[tuple[str, Callable[[np.random.Generator], Measured]]]:
+def both(check: Callable[[Reference, np.random.Generator], Measured], prefix: str = "",
+         among: Callable[[], Mapping[str, Reference]] = references) -> list[tuple[str, Callable[[np.random.Generator], Measured]]]:
     """The check on each reference model, as named cases."""
     def case(name: str) -> Callable[[np.random.Generator], Measured]:
-        return lambda rng: check(references()[name], rng)
-    return [(name, case(name)) for name in references()]
+        return lambda rng: check(among()[name], rng)
+    return [(f"{prefix}{name}", case(name)) for name in among()]
 
 
 def refuses(kind: type[Exception], action: Callable[[], object]) -> Measured:
