@@ -1,4 +1,4 @@
-"""The command line: `alpha train`, `lab`, `gate`, `plan`, `kernels`, `sample`, `trace`, `dashboard`, `doctor`. Floor 9.
+"""The command line: `alpha train`, `lab`, `gate`, `plan`, `kernels`, `bench`, `sample`, `trace`, `dashboard`, `doctor`. Floor 9.
 
 Exit codes: 0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked. An error is one message, no traceback
 (`--debug` shows it).
@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alpha import config
+from alpha.bench import command as bench
 from alpha.config import Config
 from alpha.dashboard import command as dashboard
 from alpha.errors import InputError, MachineError, UngatedError, exit_code
@@ -91,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--step", type=int, action="append", metavar="STEP", help="only this profiled step; may be repeated")
     p.add_argument("--rank", type=int, action="append", metavar="RANK", help="only this rank; may be repeated")
 
+    bench.arguments(command("bench", bench.run, "a kernel, its ceiling and its peers from one run; or a whole training step"))
     dashboard.arguments(command("dashboard", dashboard.run, "where the time goes, live, in a browser"))
 
     _gate_parsers(subparsers.add_parser("gate", help="gates, evidence and status of every component"))
