@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from alpha.cudart import _bindings
-from alpha.cudart.compile import Cubin
+from alpha.cudart.compile import Cubin, Source
 from alpha.cudart.device import Device, stream_handle
 from alpha.cudart.memory import Span
 from alpha.cudart.tensormap import TensorMap
@@ -121,11 +122,18 @@ def _value(argument: Any, kernel: str, place: int) -> Any:
     )
 
 
+LOADED: dict[Source, str] = {}
+"""Every compiled file that this process has loaded -> sha256 of the bytes that the driver was given."""
+
+
 @functools.cache
-def _loaded(path: str, binary_digest: str) -> Any:
+def _loaded(source: Source, path: str, binary_digest: str) -> Any:
     with open(path, "rb") as file:
-        return _bindings.check("cuModuleLoadData", _bindings.driver().cuModuleLoadData(file.read()))
+        code = file.read()
+    module = _bindings.check("cuModuleLoadData", _bindings.driver().cuModuleLoadData(code))
+    LOADED[source] = hashlib.sha256(code).hexdigest()
+    return module
 
 
 def _module(cubin: Cubin) -> Any:
-    return _loaded(str(cubin.path), cubin.binary_digest)
+    return _loaded(cubin.source, str(cubin.path), cubin.binary_digest)

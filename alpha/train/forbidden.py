@@ -1,15 +1,19 @@
-"""No hidden dependency: no forbidden library is imported or mapped in a process that trains. Floor 6.
+"""What a process that trains may hold: no forbidden library, and no compiled kernel but those of the evidence. Floor 6.
 
-Looks at what this process really holds: `sys.modules` and the files mapped into its memory (`/proc/self/maps` on Linux).
+Looks at what this process really holds: `sys.modules`, the files mapped into its memory (`/proc/self/maps` on Linux), and the bytes that
+the GPU's driver was given.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from alpha.cudart.compile import Source
+from alpha.cudart.launch import LOADED
+from alpha.cudart.manifest import binary_digest
 from alpha.errors import VerdictError
 
 MODULES = ("torch", "jax", "jaxlib", "tensorflow", "cupy", "mpi4py", "deepspeed", "megatron", "horovod")
@@ -49,4 +53,21 @@ def check() -> None:
             came="; ".join(found[:6]),
             expected=f"none of {', '.join(LIBRARIES)}, imported or mapped",
             do="find who loads it (python -X importtime, LD_PRELOAD, a .pth file) and train without it",
+        )
+
+
+def strangers(loaded: Mapping[Source, str] | None = None) -> list[str]:
+    """Compiled kernels whose bytes are not those that evidence binds to. `loaded`: source -> sha256 (default: those of this process)."""
+    return sorted(str(s) for s, digest in (LOADED if loaded is None else loaded).items() if digest != binary_digest(s))
+
+
+def check_kernels() -> None:
+    """VerdictError naming the loaded kernels that are other machine code than the evidence is about."""
+    found = strangers()
+    if found:
+        raise VerdictError(
+            "kernels were loaded that are not those of the evidence",
+            came="; ".join(found[:6]),
+            expected="the machine code that the manifest of compiled kernels names",
+            do="delete .alpha/cubins and build again with the pinned compiler (`alpha kernels check`)",
         )

@@ -23,7 +23,7 @@ from alpha.errors import AlphaError, InputError
 from alpha.flops.v1 import ModelFlops, stamp
 from alpha.graph.plan import Program
 from alpha.profile.store import Store
-from alpha.train import rundir
+from alpha.train import forbidden, rundir
 from alpha.train.assemble import Dataset, calls_of, flops_for, host_components, open_data, program_for, sampler_for, threads_for
 from alpha.train.console import Board, Talk
 from alpha.train.engine import Executor, open_executor
@@ -74,6 +74,8 @@ def train(
             flops = flops_for(cfg, data.tokenizer.vocab_size)
         evidence = admit(host_components(cfg, catalogue), calls_of(program)) if admit is not None else {}
         executor = stack.enter_context(open_executor(program, catalogue))
+        if admit is not None:
+            forbidden.check_kernels()
         if held is None:
             held = stack.enter_context(rundir.create(cfg, data.tokenizer))
         metrics = stack.enter_context(Store(held.metrics))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import sqlite3
@@ -10,12 +11,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from alpha import cli
+from alpha.cudart import launch, manifest
+from alpha.cudart.compile import Cubin, Source
 from alpha.errors import InputError, NonFiniteError, UngatedError, VerdictError
 from alpha.profile.store import Store, connect, read
 from alpha.registry.gpu import gpu_class
@@ -266,6 +270,24 @@ def test_forbidden_libraries_are_seen(path: str) -> None:
 def test_harmless_libraries_are_not() -> None:
     assert forbidden.mapped("".join(f"7f00-7f01 r-xp 00000000 08:01 1 {p}\n" for p in HARMLESS)) == []
     assert forbidden.imported(["torch.nn", "numpy", "jax"]) == ["jax", "torch"] and forbidden.imported() == []
+
+
+def test_a_kernel_that_is_not_the_evidences_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What counts is what the driver was given: a cached file whose record agrees with it, but which is other machine code."""
+    source = Source.of("profile/mark.cu")
+    code = tmp_path / "other.cubin"
+    code.write_bytes(b"other machine code")
+    given: list[bytes] = []
+    monkeypatch.setattr(launch._bindings, "driver", lambda: SimpleNamespace(cuModuleLoadData=lambda code: (0, given.append(code))))
+    monkeypatch.setattr(launch, "LOADED", {})
+    monkeypatch.setattr(forbidden, "LOADED", launch.LOADED)
+    forbidden.check_kernels()
+    launch._module(Cubin(source=source, path=code, digest="", binary_digest=hashlib.sha256(code.read_bytes()).hexdigest(), resources={}))
+    assert given == [b"other machine code"]
+    with pytest.raises(VerdictError, match="not those of the evidence") as caught:
+        forbidden.check_kernels()
+    assert str(source) in str(caught.value)
+    assert forbidden.strangers({source: manifest.load()[manifest.key_of(source)]["binary"]}) == []
 
 
 def test_a_forbidden_import_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
