@@ -377,14 +377,28 @@ def standing(component: Component, machine: str, *, roots: Sequence[Path] | None
     package = package or Package()
     result: dict[str, tuple[str, str]] = {}
     for tool in TOOLS:
-        best = NOT_RUN, f"nothing is recorded on {machine}; run `alpha gate sanitize {component.id} --tool {tool}`"
-        for root in (shipped_root(), local_root()) if roots is None else roots:
-            found = load(root, machine).get((component.id, tool))
-            if found is not None:
-                stale = dict(found.digests) != digests_of(component, tool, package)
-                best = (NOT_RUN, "the finding is older than the code") if stale else verdict(found)
-        result[tool] = best
+        found = [f for root in _roots(roots) if (f := load(root, machine).get((component.id, tool))) is not None]
+        if found and dict(found[-1].digests) == digests_of(component, tool, package):
+            result[tool] = verdict(found[-1])
+        else:
+            why = "the finding is older than the code" if found else f"nothing is recorded on {machine}"
+            result[tool] = NOT_RUN, f"{why}; run `alpha gate sanitize {component.id} --tool {tool}`"
     return result
+
+
+def missing(component: Component, machine: str, tools: Sequence[str], *, roots: Sequence[Path] | None = None) -> list[str]:
+    """The tools, of those named, without a finding about the code as it is today."""
+    package = Package()
+
+    def has(tool: str) -> bool:
+        today = digests_of(component, tool, package)
+        return any(f is not None and dict(f.digests) == today for f in (load(r, machine).get((component.id, tool)) for r in _roots(roots)))
+
+    return [tool for tool in tools if not has(tool)]
+
+
+def _roots(roots: Sequence[Path] | None) -> Sequence[Path]:
+    return (shipped_root(), local_root()) if roots is None else roots
 
 
 # The gate ---------------------------------------------------------------------------------------------------------------------------
@@ -402,11 +416,10 @@ class Job:
     digests: Mapping[str, str]
 
 
-def jobs(components: Iterable[Component], tools: Sequence[str] = TOOLS, *, nonce: str | None = None,
-         said: Callable[[str], None] | None = None) -> list[Job]:
-    """What is to run, everything that it loads compiled. Needs the compiler, no GPU; MachineError, CompileError."""
+def jobs(wanted: Mapping[Component, Sequence[str]], *, nonce: str | None = None, said: Callable[[str], None] | None = None) -> list[Job]:
+    """What is to run of component -> tools, everything that it loads compiled. Needs the compiler, no GPU; MachineError, CompileError."""
     nonce, package, found = nonce or fresh_nonce(), Package(), []
-    for component in components:
+    for component, tools in wanted.items():
         names, launched = chosen(component, nonce)
         prepare(component, launched, None)
         if said is not None:

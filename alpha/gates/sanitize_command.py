@@ -31,7 +31,7 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("ids", nargs="*", metavar="ID", help="components, '*' stands for anything; none = every kernel of the GPU")
     p.add_argument("--tool", action="append", choices=sanitize_tool.TOOLS, help="only this tool; may be repeated")
     p.add_argument("--prepare", action="store_true", help="only compile what the run loads, sound and broken; needs no GPU")
-    p.add_argument("--stale", action="store_true", help="only what has no current PASS")
+    p.add_argument("--stale", action="store_true", help="only what has no finding about the code as it is; so a run that was cut goes on")
     p.add_argument("--workers", type=int, default=8, help="processes at a time (default %(default)s)")
     p.add_argument("--ship", action="store_true", help="write into the repository's findings instead of the local ones")
 
@@ -51,9 +51,11 @@ def cmd_sanitize(ids: Sequence[str] = (), *, tools: Sequence[str] | None = None,
         out.print(f"[dim]NOT_RUN[/] {len(named)} components: {why}")
         return 3
     machine = found.key if (found := gpu_class()) is not None else ""
-    if stale and machine:
-        named = [c for c in named if any(cuda_sanitize.standing(c, machine)[t][0] != PASS for t in tools)]
-    todo = cuda_sanitize.jobs(named, tools, said=lambda text: out.print(text, markup=False))
+    wanted = {c: cuda_sanitize.missing(c, machine, tools) if stale and machine else list(tools) for c in named}
+    todo = cuda_sanitize.jobs({c: t for c, t in wanted.items() if t}, said=lambda text: out.print(text, markup=False))
+    if not todo:
+        out.print("nothing to run: every tool has a finding about the code as it is; `alpha gate status` shows the verdicts")
+        return 0
     planted = sum(len(j.plants) for j in todo)
     out.print(f"{len(todo)} pairs of component and tool, {planted} planted errors, compiled")
     sanitizer = sanitize_tool.find()

@@ -103,15 +103,15 @@ def run(tool: Path, check: str, command: Sequence[str], calls: Path, *, timeout:
         log = Path(folder) / "report"
         whole = [str(tool), "--tool", check, *_OPTIONS[check], "--target-processes", "application-only", "--check-exit-code", "no",
                  "--launch-timeout", "120", "--print-limit", "20", "--log-file", str(log), *command]
-        process = subprocess.Popen(whole, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                                   env=None if environment is None else dict(environment))
+        process = subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                                   start_new_session=True, env=None if environment is None else dict(environment))
         code: int | None
         try:
-            complaint = process.communicate(timeout=timeout)[1]
+            complaint = process.communicate(timeout=timeout)[0]
             code = process.returncode
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # the tool and what it runs: a session of their own
-            complaint, code = process.communicate()[1], None
+            complaint, code = process.communicate()[0], None
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     reported, words = read(text)
     if not words and reported is None:
