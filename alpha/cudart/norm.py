@@ -5,7 +5,7 @@
     backward(problem, dy=dy, x=s, gamma=gamma, rstd=rstd, residual=ds, dx=dx, dgamma=dgamma, partial=partial)(stream)
 
 Tensors [rows, width] without gaps, bf16 or fp32; gamma and beta in the same type; mean and rstd fp32 [rows]; `partial`:
-`problem.partial_bytes()` of scratch. Envelope: width a multiple of 8, 8..8192; rows >= 1, rows * width < 2^40.
+`problem.partial_bytes()` of scratch. Envelope: width a multiple of 8, 8..8192; rows 1..2^30, rows * width < 2^40.
 dgamma and dbeta leave as bf16, fp32, or fp32 added to what is there. dx may lie on dy or on residual.
 """
 
@@ -52,7 +52,7 @@ class NormProblem:
         require(
             f"the norm kernels: {self}",
             [
-                (1 <= self.rows < 2**31, f"{self.rows} rows", "1 to 2^31 - 1"),
+                (1 <= self.rows <= 2**30, f"{self.rows} rows", "1 to 2^30"),  # a row and a stride of the grid are added in 32 bits
                 (8 <= self.width <= 8192 and self.width % 8 == 0, f"width {self.width}", "a multiple of 8, 8 to 8192"),
                 (self.rows * self.width < 2**40, f"{self.rows} x {self.width}", "fewer than 2^40 elements"),
                 (self.eps >= 0, f"eps {self.eps}", "at least 0"),

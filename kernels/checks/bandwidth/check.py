@@ -1,12 +1,6 @@
 import sys, os, ctypes
 
 sys.path.insert(0, os.path.dirname(__file__))
-if "emu" in sys.modules:
-    pass  # prebuild.py has put its own there
-elif os.environ.get("BW_GPU"):
-    import gpu as emu
-
-    sys.modules["emu"] = emu
 import emu
 from emu import *
 from alpha.cudart import norm, loss, update, embedding, rope, elementwise as ew
