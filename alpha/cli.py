@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -115,6 +116,7 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
     p = action("run", cmd_gate_run, "run gates and keep the evidence; resumable")
     p.add_argument("ids", nargs="*", metavar="ID", help="components; none = all")
     p.add_argument("--for", dest="run_file", metavar="RUN.toml", help="the components that this run uses")
+    _settings(p)
     p.add_argument("--gate", metavar="GATE", help="only this gate")
     p.add_argument("--stale", action="store_true", help="only what lacks current, passing evidence")
     p.add_argument("--budget", type=float, metavar="SECONDS", help="start nothing after this time; run again to go on")
@@ -194,7 +196,9 @@ def cmd_train(args: argparse.Namespace) -> int:
             cfg,
             house(),
             talk,
-            admit=(lambda ids, calls: admit(talk, args.source, ids, calls)) if gated else None,
+            admit=(lambda ids, calls: admit(talk, shlex.join([args.source, *(f"--set={x}" for x in args.set)]), ids, calls))
+            if gated
+            else None,
             resume=resume,
             at=args.at,
             stop=stop,
@@ -278,9 +282,7 @@ def _refusal(registry: Registry, ids: Sequence[str], source: str, error: Ungated
 
 def _never_run(registry: Registry, ids: Sequence[str]) -> list[gate_runs.Task]:
     """Gates without any evidence on this machine class, of these components and of what they presuppose."""
-    wanted = list(dict.fromkeys(ids))
-    for i in wanted:  # grows while it is walked
-        wanted += [p for p in registry.catalogue[i].presupposes if p not in wanted]
+    wanted = gate_runs.needed(registry.catalogue, ids)
     return [t for t in gate_runs.tasks(registry.catalogue, wanted) if registry.status(t.component.id).gates[t.gate].root is None]
 
 
@@ -321,9 +323,11 @@ def cmd_gate_run(args: argparse.Namespace) -> int:
     """Run gates of the components named, of those that a run uses, or of all."""
     ids = list(args.ids)
     if args.run_file is not None:
-        cfg = load_source(args.run_file, [])
+        cfg = load_source(args.run_file, args.set)
         program = program_for(cfg, open_data(cfg).tokenizer.vocab_size, house(), threads_for(cfg))
-        ids += [*host_components(cfg, house()), *program.components()]
+        ids += gate_runs.needed(house(), [*host_components(cfg, house()), *program.components()])
+    elif args.set:
+        raise InputError("--set changes a run file, and none is given", came=" ".join(args.set), expected="--for RUN.toml")
     return commands.cmd_run(sorted(set(ids)), gate=args.gate, stale=args.stale, budget=args.budget, ship=args.ship, pin=args.pin)
 
 

@@ -59,7 +59,8 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
     """Run the gates of some components (all of them when none is named; '*' in an id stands for anything).
 
     `stale`: only those without current, satisfying evidence; `budget`: seconds; `ship`: write to the evidence that belongs to the
-    repository instead of the local one; `pin`: make the measured shares of the ceiling the baseline of the perf gate.
+    repository instead of the local one; `pin`: make the measured shares of the ceiling the baseline of the perf gate. 1 if a gate is not
+    satisfied or left over, 3 if some of the components that were named cannot run on this machine.
     """
     out = _console(console)
     if gate is not None and gate not in GATES:
@@ -71,11 +72,12 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
         named = [i for i, w in absent.items() if w == why]
         out.print(f"{_said(NOT_RUN)} {len(named)} component{'s' if len(named) != 1 else ''} ({', '.join(named[:4])}"
                   f"{' ...' if len(named) > 4 else ''}): {why}")
+    lacking = 3 if ids and absent else 0
     if ids and len(absent) == len(set(ids)):
         return 3
     if not todo:
         out.print("nothing to run: every gate asked for has current, passing evidence" if stale else "nothing to run: the gate is not owed")
-        return 0
+        return lacking
     here = dict.fromkeys(c.describe() for t in todo if (c := class_here(t.component)) is not None)
     out.print(f"{len(todo)} gates on {'; '.join(here)}, about {sum(t.seconds for t in todo):.0f} s")
 
@@ -90,9 +92,11 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
     done = run.run(todo, budget=budget, root=shipped_root() if ship else None, said=said)
     failed = sum(not j.satisfied for j in done.judgements)
     out.print(f"{len(done.records)} run, {failed} not passed, {len(done.left)} left over")
-    if done.left:
+    if done.left and not done.records:
+        out.print(f"no gate fits into the budget: {done.left[0].component.id} {done.left[0].gate} takes about {done.left[0].seconds:.0f} s")
+    elif done.left:
         out.print("the budget is used up; run the same command again to go on")
-    return 0 if done.ok else 1
+    return lacking if done.ok else 1
 
 
 def _matching(ids: Sequence[str]) -> list[str]:

@@ -4,6 +4,8 @@ A suite asks for the fixture `measured` with the marker `gate("parity")`; it is 
 what is stale runs, and a random tenth of the rest (the seed is printed and can be given again); `--all` runs everything, `--stale` what
 is stale only. Records go to the local evidence (`--evidence local`), to that of the repository (`ship`) or nowhere (`none`).
 
+On a GPU, `sampled` reruns one gate of every component of the GPU, drawn from the seed, and holds it against the evidence.
+
 Executed cases are counted against declared ones. A suite that was expected to run and ran nothing is red. Tests marked h100 on a machine
 without a Hopper GPU are NOT_RUN, with the reason, and never count as passed.
 """
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 from alpha.component import Component
-from alpha.gates import run
+from alpha.gates import audit, run
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, save, shipped_root
 from alpha.registry.gpu import gpu_class, why_not_here
@@ -46,6 +48,7 @@ class Plan:
         self.executed: dict[str, int] = {}
         self.first: dict[str, int] = {}
         self.not_run: dict[str, str] = {}
+        self.drawn = False
 
     def components(self, gate: str) -> list[Component]:
         """Components whose gate runs in this session."""
@@ -109,6 +112,34 @@ def measured(request: pytest.FixtureRequest) -> Measured:
     return Measured(request.config.stash[_PLAN], request.param, str(marker.args[0]))
 
 
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The session's seed, printed at its end."""
+    request.config.stash[_PLAN].drawn = True
+    return request.config.stash[_PLAN].seed
+
+
+def drawn(component: Component, seed: int) -> str:
+    """The gate of a component that this seed draws."""
+    return random.Random(f"{seed} {component.id}").choice(policy.owed(component))
+
+
+def sampled(component: Component, registry: Registry, seed: int) -> list[str]:
+    """One gate of a component, drawn from the seed: where it disagrees with the evidence; [] where it agrees.
+
+    It is measured twice: from a fresh nonce, which must be satisfied as the evidence says, and from the nonce of this machine's own
+    record, where there is one, which must repeat (audit.py). Without current evidence there is nothing to agree with: a disagreement.
+    """
+    gate = drawn(component, seed)
+    status = registry.status(component.id).gates[gate]
+    if not status.satisfied:
+        return [f"{gate}: {status.why}; `alpha gate run {component.id} --stale` supplies it"]
+    judgement = run.judged(run.measure(component, gate), component)
+    found = [] if judgement.satisfied else [f"{gate} from a fresh nonce: {judgement.verdict}: {'; '.join(judgement.reasons[:2])}"]
+    recorded = audit.records(registry, component).get(gate)
+    return found + ([f"{gate} from the record's nonce: {x}" for x in audit.again(component, recorded)] if recorded is not None else [])
+
+
 def hopper() -> str:
     """Why tests marked h100 cannot run here; '' when they can. Starts no driver in this process."""
     here = gpu_class()
@@ -125,15 +156,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     plan = config.stash[_PLAN]
-    if plan.declared or plan.not_run:
+    if plan.declared or plan.not_run or plan.drawn:
         terminalreporter.section("gates")
     for gate, declared in sorted(plan.declared.items()):
         owing = sum(gate in policy.owed(c) and not why_not_here(c) for c in house())
         terminalreporter.write_line(f"{gate}: {plan.executed.get(gate, 0)} executed of {declared} declared, {owing} components owe it")
         if plan.first.get(gate):
             terminalreporter.write_line(f"{gate}: {plan.first[gate]} of them had no baseline on this kind of machine to be judged against")
-    if plan.declared:
-        terminalreporter.write_line(f"seed of the random tenth: {plan.seed}")
+    if plan.declared or plan.drawn:
+        terminalreporter.write_line(f"seed of what is drawn at random: {plan.seed}")
     for why in sorted(set(plan.not_run.values())):
         count = sum(w == why for w in plan.not_run.values())
         terminalreporter.write_line(f"NOT_RUN: {count} tests: {why}")

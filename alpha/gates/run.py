@@ -32,6 +32,9 @@ CUDA_ENGINES: dict[str, Callable[[Component, str | None], Record]] = {
 _GUESS = {"faults": 0.1, "gradient": 0.2, "determinism": 0.5, "parity": 0.6, "perf": 0.6}
 """Seconds, until a record says how long its gate took here."""
 
+_WHOLE_MODELS = 40.0
+"""The same for a gate of the GPU's executor, which holds whole models against the oracle and walks eight training runs."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -94,6 +97,14 @@ def tasks(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str] = 
     return sorted(found, key=lambda t: (t.seconds, t.component.id, t.gate))
 
 
+def needed(catalogue: Catalogue, ids: Iterable[str]) -> list[str]:
+    """These components and all that they presuppose, each once."""
+    wanted = list(dict.fromkeys(ids))
+    for i in wanted:  # grows while it is walked
+        wanted += [p for p in catalogue[i].presupposes if p not in wanted]
+    return wanted
+
+
 def not_here(catalogue: Catalogue, ids: Iterable[str] = ()) -> dict[str, str]:
     """Components (of those named, or all) that cannot run on this machine, with the reason: their gates are NOT_RUN."""
     chosen = [catalogue[i] for i in dict.fromkeys(ids)] or list(catalogue)
@@ -101,12 +112,13 @@ def not_here(catalogue: Catalogue, ids: Iterable[str] = ()) -> dict[str, str]:
 
 
 def _seconds(registry: Registry, component: Component, gate: str) -> float:
+    guess = _WHOLE_MODELS if (component.kind, component.backend) == ("executor", "cuda") else _GUESS[gate]
     try:
         here = class_here(component) or registry.machine
         having = registry.evidence.load(component.id, here.key).get(gate, [])
-        return float(having[0].record.environment.get("seconds", _GUESS[gate])) if having else _GUESS[gate]
+        return float(having[0].record.environment.get("seconds", guess)) if having else guess
     except (ValueError, InputError):
-        return _GUESS[gate]  # unreadable evidence is about to be replaced
+        return guess  # unreadable evidence is about to be replaced
 
 
 def run(todo: Sequence[Task], *, budget: float | None = None, root: Path | None = None,

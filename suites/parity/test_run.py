@@ -317,7 +317,7 @@ def test_a_refusal_fits_on_a_screen(root: Path, alpha: Run, monkeypatch: pytest.
         monkeypatch.setattr(module, (lambda: (tmp_path,)) if "roots" in module else (lambda: tmp_path))
     code, _, err = alpha("train", root / "run.toml", "--set", "run.name=refused")
     assert code == 1 and len(err.splitlines()) < 20 and "... and " in err
-    assert f"gate run --for {root / 'run.toml'} --stale" in err and machine in err
+    assert f"gate run --for {root / 'run.toml'} --set=run.name=refused --stale" in err and machine in err
     assert not (root / "runs" / "refused").exists()
 
 
