@@ -16,17 +16,20 @@ import numpy as np
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
 from alpha.component import Component
+from alpha.cudart import _bindings
 from alpha.cudart.device import Device
 from alpha.cudart.memory import Arena, Span, aligned, download, fill, upload
 from alpha.errors import GraphError
-from alpha.gates import cuda_samples
-from alpha.gates.cuda_sizes import large_names as large_names
+from alpha.gates import cuda_samples, cuda_sizes, cuda_widths
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import Sample
 from alpha.types import TensorType
 
 GUARD = 4096
 PATTERN = 0xA5
+
+REPLAYS = ("stream:replayed", "stream:kernels", "stream:cache")
+"""Names of the entries of cuda_replay.py."""
 
 
 def settle() -> None:
@@ -35,15 +38,28 @@ def settle() -> None:
 
 
 def samples(op: str, rng: np.random.Generator, which: str) -> list[Sample]:
-    """Further samples of a row, inside what kernels of the GPU accept (cuda_samples.py)."""
-    return cuda_samples.of(op, rng, which)
+    """Further samples of a row, inside what kernels of the GPU accept (cuda_samples.py, cuda_widths.py)."""
+    return cuda_samples.of(op, rng, which) + cuda_widths.of(op, rng, which)
+
+
+def large_names(component: Component) -> list[str]:
+    """Names of the entries of parity beyond the samples', in order."""
+    return [*cuda_sizes.large_names(component), *REPLAYS]
 
 
 @cache
 def opened() -> tuple[Device, Any]:
-    """The device and the stream of the gates; the driver's own threads are started by then."""
+    """The device and the stream of the gates; the driver's own threads are started by then, and no part of L2 is set aside."""
     device = Device.open()
+    driver = _bindings.driver()
+    _bindings.check("cuCtxSetLimit", driver.cuCtxSetLimit(driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE, 0))
     return device, device.stream()
+
+
+def set_aside() -> int:
+    """Bytes of L2 that are set aside for what is marked to stay; a kernel that asks for them keeps its operands from being flushed."""
+    driver = _bindings.driver()
+    return int(_bindings.check("cuCtxGetLimit", driver.cuCtxGetLimit(driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE)))
 
 
 class CudaBound:
@@ -101,10 +117,14 @@ class CudaBound:
 
     def again(self, garbage: int) -> None:
         """As `run`, without looking at the guards."""
+        self.poison(garbage)
+        self.call()
+
+    def poison(self, garbage: int) -> None:
+        """Fill outputs and scratch, in the order of the stream."""
         for span, t in zip(self._outs, self.out_types):
             self._set(span, garbage if t.dtype != "bool" else 1)
         self._set(self._scratch, garbage)
-        self.call()
 
     def call(self) -> None:
         """Enqueue once and wait for the stream."""

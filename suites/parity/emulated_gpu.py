@@ -31,6 +31,8 @@ from alpha.passes.build import MULTIPROCESSORS
 from alpha.types import NUMPY, Attrs
 
 NAME = "NVIDIA H200, emulated"
+KINDS = {f"CU_GRAPH_NODE_TYPE_{kind}": kind for kind in ("KERNEL", "MEMSET", "MEMCPY", "EMPTY", "HOST")}
+"""What a node of a graph is; work with an attribute `kernel`, its name, is a kernel's."""
 
 
 @dataclass
@@ -115,6 +117,7 @@ class EmulatedGpu:
     total: int = 2 << 30
     allocated: int = 0
     pinned: list[np.ndarray] = field(default_factory=list)
+    limits: dict[str, int] = field(default_factory=dict)
 
     def is_pinned(self, x: np.ndarray) -> bool:
         return any(p.ctypes.data <= x.ctypes.data and x.ctypes.data + x.nbytes <= p.ctypes.data + p.nbytes for p in self.pinned)
@@ -167,7 +170,12 @@ class EmulatedGpu:
 
         return SimpleNamespace(
             CUstreamCaptureMode=SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1), cuStreamBeginCapture=begin, cuStreamEndCapture=end,
-            cuGraphGetNodes=lambda graph, n: (0, None, len(graph)), cuGraphInstantiate=lambda graph, flags: (0, list(graph)),
+            cuGraphGetNodes=lambda graph, n: (0, list(graph), len(graph)), CUgraphNodeType=SimpleNamespace(**KINDS),
+            cuGraphNodeGetType=lambda node: (0, "KERNEL" if hasattr(node, "kernel") else "MEMCPY"),
+            cuGraphKernelNodeGetParams=lambda node: (0, SimpleNamespace(func=node)), cuFuncGetName=lambda node: (0, node.kernel.encode()),
+            CUlimit=SimpleNamespace(CU_LIMIT_PERSISTING_L2_CACHE_SIZE="persisting"), cuCtxGetLimit=lambda limit: (0, self.limits[limit]),
+            cuCtxSetLimit=lambda limit, nbytes: (self.limits.update({limit: nbytes}), (0,))[1],
+            cuGraphInstantiate=lambda graph, flags: (0, list(graph)),
             cuGraphDestroy=lambda graph: (0,), cuGraphExecDestroy=lambda graph: (0,),
             cuGraphLaunch=lambda graph, handle: ([Stream.by_handle[handle].push(x) for x in graph], (0,))[1],
             cuMemsetD8Async=lambda at, byte, n, handle: (on(handle, lambda: ctypes.memset(at, byte, n)), (0,))[1],
@@ -224,6 +232,7 @@ def _binder(component: Component, gpu: Gpu, ins: list[Operand], outs: list[Opera
         for x, y in zip(outs, results, strict=True):
             _write(x, y)
 
+    compute.kernel = component.id  # type: ignore[attr-defined]
     return lambda handle: on(handle, compute)
 
 
