@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulated_gpu import emulated, emulated_gpu
 
 from alpha.backends.cuda.kernels import attention as binders
 from alpha.backends.cuda.lib import Gpu, Operand
@@ -25,7 +26,7 @@ from alpha.cudart.attention import DKV_STAGES, DQ_STAGES, FORWARD_STAGES, UNBOUN
 from alpha.cudart.compile import KERNELS
 from alpha.cudart.memory import Span
 from alpha.errors import ShapeError
-from alpha.gates import subjects
+from alpha.gates import cuda_samples, cuda_subjects, parity, run, subjects
 from alpha.ops.table import row
 from alpha.registry.faults import Fault, broken, load_faults
 from alpha.train.house import house
@@ -500,6 +501,28 @@ def test_the_gate_has_no_case_whose_ids_fall() -> None:
                 with_ids += bool(ids)
                 assert not any((np.diff(x) < 0).any() for x in ids), f"{component_id} {case.name}"
         assert with_ids > 15, component_id
+
+
+def test_the_cases_of_parity_reject_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is right but for documents: it does not look at ids, or each document begins one place late."""
+    wrong: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "sound": lambda ids: ids, "leaks": np.zeros_like, "starts late": lambda ids: np.concatenate([ids[:, :1], ids[:, :-1]], 1),
+    }  # fmt: skip
+    monkeypatch.setattr(cuda_samples, "ATTENTION", ())  # time: the cases without documents say nothing here
+    for name, change in wrong.items():
+        with emulated_gpu():
+            cuda_subjects.opened.cache_clear()
+            component = emulated(house())["attention.bf16.sm90"]
+            oracle = row(component.op or "").oracle
+
+            def compute(*inputs: np.ndarray, change: Any = change, oracle: Any = oracle, **attrs: Any) -> Any:
+                return oracle(*(change(x) if x.dtype.kind == "i" else x for x in inputs), **attrs)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("emulated_gpu.row", lambda op, compute=compute: SimpleNamespace(oracle=compute))
+                record = parity.measure(component, "documents")
+        assert run.judged(record, component).verdict == ("PASS" if name == "sound" else "FAIL"), name
+    cuda_subjects.opened.cache_clear()
 
 
 def test_the_envelope_and_what_it_refuses() -> None:
