@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from alpha import cli
 from alpha.backends.cuda.binaries import Binaries, sources_of
 from alpha.backends.cuda.kernels import loss, matmul
 from alpha.backends.cuda.values import from_device, to_device
@@ -16,14 +20,15 @@ from alpha.component import Component
 from alpha.cudart import manifest
 from alpha.cudart.compile import Source
 from alpha.cudart.gemm import GemmProblem, choose
-from alpha.errors import InputError
-from alpha.gates import run, subjects
+from alpha.errors import InputError, UngatedError
+from alpha.gates import commands, run, subjects
 from alpha.gates.cuda_sizes import large_names, timed_calls
-from alpha.registry import policy
+from alpha.registry import gpu, policy
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import reference_classes, write_reference
 from alpha.registry.gpu import GpuClass, class_here, class_of_key, family, gpu_class, why_not_here
 from alpha.registry.machine import machine_class
+from alpha.registry.status import Registry
 from alpha.train.house import house
 from alpha.types import TensorType
 
@@ -169,3 +174,67 @@ def test_operands_of_other_types_are_outside() -> None:
     assert "bf16 operands" in str(kernel.envelope.why_outside([bf16] * 4 + [replace(bf16, dtype="f32"), f32], attrs))
     wide = [TensorType((1, 64, 2, 80), "bf16")] * 5 + [f32]
     assert "head width" in str(kernel.envelope.why_outside(wide, attrs))
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine says that it has one."""
+    monkeypatch.setattr(gpu, "_asked", lambda: (H200, "", "580.0"))
+
+
+def small_gpu_run(root: Path, fill: Callable[[Path], None]) -> Path:
+    """GPT-2's run file on a small corpus."""
+    text = root / "text"
+    fill(text)
+    given = (Path(__file__).resolve().parents[2] / "configs" / "gpt2-124m.toml").read_text()
+    changed = given.replace('corpus = "stdlib"', f'corpus = "{text.as_posix()}"\ncache = "{(root / "cache").as_posix()}"\nvalidation = 0.3')
+    changed = changed.replace("vocab = 50304", "vocab = 264").replace("sequence = 1024", "sequence = 128")
+    (root / "run.toml").write_text(changed)
+    return root / "run.toml"
+
+
+def test_gate_run_for_a_gpu_run_takes_what_that_run_asks_for(h200: None, tmp_path: Path, small_corpus: Callable[[Path], None],
+                                                             monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The gates that `gate run --for` would run are those whose components `train` asks the registry about, no more and no fewer."""
+    asked: list[set[str]] = []
+    ran: list[run.Task] = []
+
+    def refuse(registry: Registry, ids: list[str], calls: object = ()) -> None:
+        asked.append(set(ids))
+        raise UngatedError("no evidence", came="x")
+
+    def note(todo: list[run.Task], **_: object) -> run.Done:
+        ran.extend(todo)
+        return run.Done()
+
+    monkeypatch.setattr(Registry, "require", refuse)
+    monkeypatch.setattr(run, "run", note)
+    monkeypatch.setattr(cli, "_never_run", lambda registry, ids: [])
+    source = str(small_gpu_run(tmp_path, small_corpus))
+    changes = ["--set", "model.family=llama", "--set", "model.kv_heads=4", "--set", "data.documents=true"]
+    for more in ([], changes):
+        asked.clear(), ran.clear()
+        assert cli.main(["train", source, *more]) == 1
+        said = capsys.readouterr().err
+        command = said.split("alpha.cli gate run ")[-1] if "alpha.cli gate run " in said else said.split("gate run ")[1]
+        words = shlex.split(command.split("`")[0])
+        assert words[:2] == ["--for", source] and words[-1] == "--stale"
+        assert cli.main(["gate", "run", *words[:-1]]) == 0
+        named = {t.component.id for t in ran}
+        assert {t.gate for t in ran if t.component.id == "executor.cuda"} == {"parity", "determinism", "faults"}
+        assert named == set(run.needed(house(), asked[0])) and any(i.endswith(".sm90") for i in named)
+        assert ("attention_packed.bf16.sm90" in named) and ("rmsnorm.bf16.sm90" in named) == bool(more)
+
+
+def test_a_budget_that_nothing_fits_into_says_so(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    monkeypatch.setattr(run, "measure", lambda *_: pytest.fail("a gate was started beyond the budget"))
+    assert commands.cmd_run(["executor.cuda"], budget=5.0, console=Console(file=said, width=200)) == 1
+    assert "no gate fits into the budget: executor.cuda" in said.getvalue() and "run the same command" not in said.getvalue()
+
+
+@pytest.mark.skipif(gpu_class() is not None, reason="this machine has a GPU")
+def test_what_was_asked_for_and_cannot_run_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "run", lambda todo, **_: run.Done())
+    assert commands.cmd_run(["split.by_file", "executor.cuda"], console=Console(file=io.StringIO())) == 3
+    assert commands.cmd_run(["split.by_file"], console=Console(file=io.StringIO())) == 0
