@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from alpha.backends.cuda.binaries import sources_of
 from alpha.component import Component
+from alpha.cudart.compile import compile_all
 from alpha.gates import audit, run
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, save, shipped_root
-from alpha.registry.gpu import gpu_class, why_not_here
+from alpha.registry.gpu import family, gpu_class, why_not_here
 from alpha.registry.judge import BASELINE, NOT_RUN, Judgement
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
@@ -146,12 +149,21 @@ def hopper() -> str:
     return "" if here is not None and here.capability == "sm90" else "this machine has no Hopper GPU (H100 or H200)"
 
 
+@cache
+def compiled() -> None:
+    """Every kernel of the GPU, many at a time, once a session: a test would compile those that it needs one by one."""
+    compile_all(sources_of(c for c in house() if family(c) == "cuda"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    why = hopper() if item.get_closest_marker("h100") is not None else ""
+    if item.get_closest_marker("h100") is None:
+        return
+    why = hopper()
     if why:
         item.config.stash[_PLAN].not_run[item.nodeid] = why
         pytest.skip(f"NOT_RUN: {why}")
+    compiled()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
