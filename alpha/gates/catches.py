@@ -13,7 +13,7 @@ from pathlib import Path
 import alpha
 from alpha.component import Catalogue, Component
 from alpha.errors import AlphaError, GraphError
-from alpha.gates import cuda_plant, plant
+from alpha.gates import cuda_plant, kernels_lint, plant
 from alpha.profile.noise import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
 from alpha.registry.digest import Package
@@ -101,8 +101,8 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     controls([f for f in faults if not f.source and results[f.id].fresh], workers)
     if device:
         cuda_plant.run_all(device, [cuda_plant.job_of(f.component, f.gate, f.id) for f in device], said=finished)
-        pairs = sorted({(f.component, f.gate) for f in device})
-        _sound(cuda_plant.run_all([None] * len(pairs), [cuda_plant.job_of(c, g, f"sound {c} {g}") for c, g in pairs]))
+        sound = cuda_plant.controls(device)
+        _sound(cuda_plant.run_all(sound, [cuda_plant.job_of(f.component, f.gate, f"sound {f.id}") for f in sound], planted=False))
     # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
     save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
     return [results[f.id] for f in faults]
@@ -151,6 +151,12 @@ def _why(outcome: plant.Outcome) -> str:
         return outcome.error
     _, verdict, reasons = outcome.records[0]
     return f"{verdict}: {'; '.join(reasons)}" if reasons else verdict
+
+
+def lint(catalogue: Catalogue, prefixes: Sequence[str] = ()) -> Score:
+    """Faults of synchronisation that no run need show: a score of their own. MachineError without the pinned compiler."""
+    seen = kernels_lint.run(catalogue, [u for u in kernels_lint.load() if not prefixes or u.fault.id.startswith(tuple(prefixes))])
+    return Score("lint", sum(bool(s.fewer) for s in seen), len(seen), tuple(s.fault.id for s in seen if not s.fewer))
 
 
 def scores(results: Sequence[Result]) -> list[Score]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alpha.component import GATES
-from alpha.errors import InputError
+from alpha.errors import InputError, MachineError
 from alpha.gates import audit, catches, mutants, operating, perf, run, sanitize_command
 from alpha.gates.recompute import recompute
 from alpha.registry import check as registry_check
@@ -187,9 +187,9 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
     every = load_faults(catalogue=house())
     faults = [f for f in every if not prefixes or f.id.startswith(tuple(prefixes)) or
               f.component.startswith(tuple(prefixes))]
-    if not faults:
+    if not faults and not any(p.startswith("lint") for p in prefixes):
         raise InputError("no planted fault of that name", came=", ".join(prefixes), expected="a prefix of a fault's or a component's id",
-                         do="faults stand in the *.faults.toml beside each component")
+                         do="faults stand in the *.faults.toml beside each component, those of the lint in alpha/gates/kernels_lint.toml")
 
     def planted(result: catches.Result) -> None:
         if not result.caught:
@@ -206,6 +206,7 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
     out.print(table)
     survivors = [r for r in results if not r.caught]
     out.print(f"{len(results) - len(survivors)} of {len(results)} planted faults caught, {sum(r.fresh for r in results)} of them run now")
+    lint_passed = _lint(out, prefixes)
     if seeded:
         drawn = mutants.draw(house(), seeded, seed)
         fates = mutants.run(drawn, workers=workers)
@@ -219,7 +220,21 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
         for fate in fates:
             if not fate.caught_by and not fate.excuse:
                 out.print(f"survived: {fate.mutant.name}", markup=False)
-    return 1 if survivors else 0
+    return 0 if lint_passed and not survivors else 1
+
+
+def _lint(out: Console, prefixes: Sequence[str]) -> bool:
+    """Print how the lint does on faults that no run need show; False when it misses one."""
+    try:
+        score = catches.lint(house(), prefixes)
+    except MachineError as error:
+        out.print(f"{_said(NOT_RUN)} the lint of device code: {error.what}")
+        return True
+    if score.planted:
+        low, high = score.interval
+        out.print(f"apart from these: {score.caught} of {score.planted} faults that no run need show are seen by the lint "
+                  f"({low:.0%} to {high:.0%})" + (f"; unseen: {' '.join(score.survivors)}" if score.survivors else ""))
+    return not score.survivors
 
 
 def cmd_audit(n: int = 5, *, seed: int | None = None, console: Console | None = None) -> int:

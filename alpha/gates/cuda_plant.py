@@ -21,8 +21,9 @@ from pathlib import Path
 
 import alpha
 from alpha.backends.cuda.binaries import sources_of
-from alpha.component import Component
+from alpha.component import GATES, Component
 from alpha.cudart import compile as nvcc
+from alpha.errors import InputError
 from alpha.gates import plant
 from alpha.registry.faults import Fault, broken, text_of
 from alpha.registry.record import Record, canonical
@@ -30,18 +31,45 @@ from alpha.registry.record import Record, canonical
 TIMEOUT = 90.0
 """Seconds: start of the process, driver and gate together."""
 
+WAITING = range(36, 44)
+"""Numbers of the faults of concurrency (docs/gates.md): they may leave a kernel waiting for an arrival that never comes."""
+
+WAIT = "common/mbarrier.cuh"
+ENDLESS = "    while (!mbarrier_try_wait(barrier, parity)) {\n    }\n"
+BOUNDED = """    for (const long long began = clock64(); !mbarrier_try_wait(barrier, parity);)
+        if (clock64() - began > (1ll << 32)) asm volatile("trap;");
+"""
+"""In a copy with a fault of concurrency a wait of 2^32 cycles, some 2 s, ends the kernel in an error, where it would otherwise hold the
+device until TIMEOUT. No launch of a gate takes so long, and kernels of other faults are what is shipped but for the fault."""
+
 PACKAGE = Path(alpha.__file__).parent
 
 
 @contextmanager
-def overlay(fault: Fault | None) -> Iterator[Path]:
-    """A temporary copy of kernels/ with the fault in it (None: sound)."""
+def overlay(fault: Fault | None, *, planted: bool = True) -> Iterator[Path]:
+    """A temporary copy of kernels/ with the fault in it. None, or not `planted`: the sound text, its waits bounded as they are for the
+    fault."""
     with tempfile.TemporaryDirectory(prefix="alpha-kernels-") as folder:
         copy = Path(folder) / "kernels"
         shutil.copytree(PACKAGE.parent / "kernels", copy, ignore=shutil.ignore_patterns("checks"))
-        if fault is not None:
+        if fault is not None and planted:
             (copy / fault.source).write_text(broken(fault, text_of(fault, PACKAGE)), encoding="utf-8")
+        if bounded(fault):
+            _bound(copy / WAIT)
         yield copy.resolve()
+
+
+def bounded(fault: Fault | None) -> bool:
+    """Whether the copy for a fault gives up waits that do not end."""
+    return fault is not None and fault.mirrors in WAITING and fault.gate in GATES
+
+
+def _bound(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if text.count(ENDLESS) != 1:
+        raise InputError("the wait that copies with a fault of concurrency bound is written in another way", expected="1 match",
+                         came=f"{text.count(ENDLESS)} matches in {WAIT}", do="mend ENDLESS in alpha/gates/cuda_plant.py")
+    path.write_text(text.replace(ENDLESS, BOUNDED), encoding="utf-8")
 
 
 @contextmanager
@@ -56,10 +84,11 @@ def compiled_from(kernels: Path) -> Iterator[None]:
 
 
 def prepare(faults: Sequence[Fault], component: Callable[[str], Component]) -> int:
-    """Compile what each fault's component may load from its broken copy; returns how many files. A fault that does not compile raises."""
+    """Compile what each fault's component may load from its broken copy, and from the sound one that is its control; returns how many
+    files. A fault that does not compile raises."""
     count = 0
-    for fault in faults:
-        with overlay(fault) as kernels, compiled_from(kernels):
+    for fault, planted in ((f, p) for f in faults for p in (True, False)):
+        with overlay(fault, planted=planted) as kernels, compiled_from(kernels):
             count += len(nvcc.compile_all(sources_of([component(fault.component)])))
     return count
 
@@ -82,10 +111,10 @@ def child(component_id: str, gate: str, kernels: str, answer: str) -> None:
     os._exit(0)  # a broken context may not come down in order
 
 
-def run_one(job: plant.Job, fault: Fault | None) -> plant.Outcome:
-    """One fault (None: a control on sound code) in a process of its own."""
+def run_one(job: plant.Job, fault: Fault, *, planted: bool = True) -> plant.Outcome:
+    """One fault (not `planted`: its control, on sound code) in a process of its own."""
     component_id, gate = job.attempts[0]
-    with overlay(fault) as kernels, tempfile.TemporaryDirectory() as folder:
+    with overlay(fault, planted=planted) as kernels, tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         command = [sys.executable, "-c", "import sys; from alpha.gates.cuda_plant import child; child(*sys.argv[1:])", component_id, gate,
                    str(kernels), str(answer)]
@@ -106,11 +135,16 @@ def job_of(component: str, gate: str, name: str) -> plant.Job:
     return plant.Job(name, ((component, gate),), "", "", timeout=TIMEOUT)
 
 
-def run_all(faults: Sequence[Fault | None], jobs: Sequence[plant.Job], *, workers: int = 6,
+def controls(faults: Sequence[Fault]) -> list[Fault]:
+    """One fault for each gate and way of waiting among them, whose copy unplanted must pass."""
+    return list({(f.component, f.gate, bounded(f)): f for f in faults}.values())
+
+
+def run_all(faults: Sequence[Fault], jobs: Sequence[plant.Job], *, workers: int = 6, planted: bool = True,
             said: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
     """Outcomes in the order of the jobs."""
-    def one(pair: tuple[plant.Job, Fault | None]) -> plant.Outcome:
-        outcome = run_one(*pair)
+    def one(pair: tuple[plant.Job, Fault]) -> plant.Outcome:
+        outcome = run_one(*pair, planted=planted)
         if said is not None:
             said(outcome)
         return outcome

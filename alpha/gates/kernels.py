@@ -170,8 +170,8 @@ def usage(sources: Sequence[Source], made: Compiled, known: Mapping[str, Mapping
             resources.append((source, {name: vars(r) for name, r in made.cubins[source].resources.items()}))
         elif (entry := known.get(manifest.key_of(source))) is not None:
             resources.append((source, entry["resources"]))
-    products = {(s, kernel): kernels_audit.products(ops, kernel) for s, ops in made.opcodes.items() for kernel in made.cubins[s].resources}
-    return kernels_baseline.used(resources, products)
+    fewest = {(s, kernel): kernels_audit.counts(ops, kernel) for s, ops in made.opcodes.items() for kernel in made.cubins[s].resources}
+    return kernels_baseline.used(resources, fewest)
 
 
 def pin(sources: Sequence[Source], made: Compiled) -> list[str]:

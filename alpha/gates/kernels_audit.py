@@ -27,6 +27,16 @@ _FLOAT_ATOMIC = re.compile(r"(RED|REDG|REDS|REDAS|ATOM|ATOMG|ATOMS|ATOMAS|SURED|
 _SWAP = re.compile(r"ATOM\w*\..*\bCAS")
 _BULK = re.compile(r"(UTMAREDG|UBLKRED)\b")
 
+SYNCHRONISATION = {
+    "waits": r"SYNCS\.PHASECHK",
+    "arrivals": r"SYNCS\.ARRIVE",
+    "barriers": r"BAR\.(SYNC|ARV)|UCGABAR_(ARV|WAIT)",
+    "fences": r"FENCE\.|MEMBAR\.",
+    "copies awaited": r"UTMACMDFLUSH|DEPBAR",
+    "grids awaited": r"ACQBULK",
+}
+"""What threads, blocks and the copy engine wait for each other by. A kernel may not hold fewer of a kind than its baseline."""
+
 
 @dataclass(frozen=True)
 class Exemption:
@@ -70,6 +80,13 @@ def products(opcodes: Opcodes, kernel: str) -> int:
     """How many tensor-core instructions that add in f32 a kernel holds. Others do not count: for a group of wgmmas that is closed empty
     the compiler writes an HGMMA of its own, in half precision."""
     return sum(n for op, n in opcodes.get(kernel, {}).items() if _F32_SUM.match(op))
+
+
+def counts(opcodes: Opcodes, kernel: str) -> dict[str, int]:
+    """What a kernel must not hold fewer of: its tensor-core products, and of each kind of synchronisation how many instructions."""
+    ops = opcodes.get(kernel, {})
+    return {"products": products(opcodes, kernel),
+            **{name: sum(n for op, n in ops.items() if re.match(pattern, op)) for name, pattern in SYNCHRONISATION.items()}}
 
 
 def _broken(cubin: Cubin, opcodes: Opcodes) -> Iterator[Finding]:

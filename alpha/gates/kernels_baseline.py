@@ -1,8 +1,8 @@
 """baselines/kernels.json: what each kernel may use at most, one line a kernel, over all the files that it is compiled into. Floor 7.
 
 baselines/cubins.json says exactly what every file is; this says it shortly enough to be read in a review. Units: registers a thread at
-entry; bytes of static shared memory, of stack and of spills a thread; `spilling`: files in which it has a stack or spills; `products`: the
-fewest tensor-core instructions.
+entry; bytes of static shared memory, of stack and of spills a thread; `spilling`: files in which it has a stack or spills; FEWEST: of
+tensor-core instructions and of each kind of synchronisation the fewest.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from typing import Any
 
 from alpha.cudart.compile import REPOSITORY, Source
 from alpha.errors import CorruptError
+from alpha.gates.kernels_audit import SYNCHRONISATION
 
 PATH = REPOSITORY / "baselines" / "kernels.json"
 MOST = ("registers", "shared", "stack", "spills", "spilling")
-NAMES = {"shared": "bytes of static shared memory", "stack": "bytes of stack a thread", "spills": "bytes of spills a thread",
+FEWEST = ("products", *SYNCHRONISATION)
+NAMES = {**{name: name for name in FEWEST},
+         "shared": "bytes of static shared memory", "stack": "bytes of stack a thread", "spills": "bytes of spills a thread",
          "spilling": "files with stack or spills", "products": "tensor-core instructions", "registers": "registers a thread"}
 
 Limits = dict[str, dict[str, int]]
 """'path kernel' -> what it uses."""
 
 
-def used(resources: Iterable[tuple[Source, Mapping[str, Mapping[str, int]]]], products: Mapping[tuple[Source, str], int]) -> Limits:
-    """The lines of what was compiled. `resources`: by source and kernel, as in the manifest; `products`: where opcodes
+def used(resources: Iterable[tuple[Source, Mapping[str, Mapping[str, int]]]],
+         fewest: Mapping[tuple[Source, str], Mapping[str, int]]) -> Limits:
+    """The lines of what was compiled. `resources`: by source and kernel, as in the manifest; `fewest`: kernels_audit.counts where opcodes
     were looked at."""
     found: Limits = {}
     for source, kernels in resources:
@@ -37,8 +41,8 @@ def used(resources: Iterable[tuple[Source, Mapping[str, Mapping[str, int]]]], pr
             line = found.setdefault(f"{source.path} {kernel}", dict.fromkeys(MOST, 0))
             for name in MOST:
                 line[name] = line[name] + here[name] if name == "spilling" else max(line[name], here[name])
-            if (source, kernel) in products:
-                line["products"] = min(line.get("products", 1 << 30), products[source, kernel])
+            for name, n in fewest.get((source, kernel), {}).items():
+                line[name] = min(line.get(name, n), n)
     return found
 
 
@@ -48,7 +52,8 @@ def load(path: Path = PATH) -> Limits:
         return {}
     try:
         body: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {key: {name: int(line[name]) for name in (*MOST, "products")} for key, line in body.items()}
+        return {key: {name: int(line[name]) for name in (*MOST, "products", *(n for n in SYNCHRONISATION if n in line))}
+                for key, line in body.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError("the baseline of the kernels cannot be read", came=f"{path.name}: {error}", expected="what --pin wrote",
                            do="restore it from version control, or run: alpha kernels build --pin") from error
@@ -72,8 +77,11 @@ def compare(now: Limits, baseline: Limits) -> tuple[list[str], list[str]]:
             worse.append(f"{key}: not in the baseline")
             continue
         for name, value in line.items():
+            if name not in limit:
+                worse.append(f"{key}: its {NAMES[name]} are not in the baseline")
+                continue
             text = f"{key}: {value} {NAMES[name]}, baseline {limit[name]}"
-            grown = limit[name] - value if name == "products" else value - limit[name]
+            grown = limit[name] - value if name in FEWEST else value - limit[name]
             if grown:
                 (worse if grown > 0 else better).append(text)
     worse += [f"{key}: in the baseline, but nothing compiles it" for key in sorted(baseline.keys() - now.keys())]
