@@ -38,4 +38,6 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
         return float("inf")
     a, b = ours[finite].astype(np.float64), theirs[finite].astype(np.float64)
     distance, size = float(np.linalg.norm(a - b)), float(np.linalg.norm(b))
-    return distance / size if size else (0.0 if distance == 0 else float("inf"))
+    if size == 0:
+        return 0.0 if distance == 0 else float("inf")
+    return distance / size if np.isfinite(distance / size) else float("inf")

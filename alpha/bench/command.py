@@ -37,6 +37,7 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--peers", action="store_true", help="PyTorch beside it, in a process of its own; one that is missing or fails says why")
     p.add_argument("--peer-python", metavar="PYTHON", default=sys.executable, help="the Python that has PyTorch (default: this one)")
     p.add_argument("--rounds", type=int, metavar="N", help=f"rounds of blocks (default: {kernel.ROUNDS}; step: {step.ROUNDS})")
+    p.add_argument("--case", default="*", metavar="PATTERN", help="only calls of this name, such as 'fwd-*' (default: all)")
     p.add_argument("--steps", type=int, default=step.STEPS, metavar="N", help="with `step`: steps of a block (default %(default)s)")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="with `step`: override one key; may be repeated")
     p.add_argument("--against", metavar="TREE", help="today's kernel against that of another source tree or git revision: a verdict")
@@ -81,7 +82,8 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
 
     def all_with(peer: Peer | None) -> None:
         for c in chosen:
-            results.extend(kernel.bench(c, house(), peer, rounds=args.rounds or kernel.ROUNDS, said=lambda r: show(r, console)))
+            results.extend(kernel.bench(c, house(), peer, rounds=args.rounds or kernel.ROUNDS, pattern=args.case,
+                                        said=lambda r: show(r, console)))
 
     here = class_here(chosen[0])
     facts = {"machine": here.describe() if here is not None else ""}
@@ -93,6 +95,8 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
             all_with(peer)
     else:
         all_with(None)
+    if not results:
+        raise InputError("no call of that name", came=args.case, expected=f"a name of a timed call of {args.what}")
     if args.json:
         _write(args.json, {**facts, "kernels": results})
     return 1 if any(r.why for r in results) else 0

@@ -19,6 +19,12 @@ Forward = Callable[[str, Sequence[np.ndarray], Attrs], Sequence[np.ndarray]]
 """(row, operands, attributes) -> its outputs by our own kernel; host arrays, bf16 as float32."""
 
 
+def follows(op: str, operands: int) -> bool:
+    """Whether `fitted` may change an operand of such a call."""
+    names = {n.rstrip("?") for n in row(op).inputs[:operands]}
+    return bool(names & {"finite", "weight"}) or "_bwd" in op
+
+
 def fitted(op: str, xs: Sequence[np.ndarray], attrs: Attrs, forward: Forward) -> list[np.ndarray]:
     """The operands of a call, those replaced that follow from others. Host arrays; float32 and wider, bf16 as float32 to be rounded."""
     names = [n.rstrip("?").lstrip("*") for n in row(op).inputs]

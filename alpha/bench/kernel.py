@@ -60,16 +60,16 @@ class Result:
     why: str = ""
 
 
-def bench(component: Component, catalogue: Catalogue, peer: Peer | None, *, rounds: int = ROUNDS,
+def bench(component: Component, catalogue: Catalogue, peer: Peer | None, *, rounds: int = ROUNDS, pattern: str = "*",
           said: Callable[[Result], None] = lambda result: None) -> list[Result]:
-    """Measure every timed call of a component. `said` is told each as it is there."""
+    """Measure every timed call of a component whose name matches `pattern`. `said` is told each as it is there."""
     nonce, found = fresh_nonce(), []
-    with timed_cases(component, catalogue, nonce) as cases:
+    with timed_cases(component, catalogue, nonce, pattern) as cases:
         for timed in cases:
             found.append(_case(component, timed, peer, rounds, generator(nonce, component.id, "bench order", timed.name)))
             said(found[-1])
             if peer is not None and any(r.failed for r in found[-1].rows):
-                peer.again()  # a failure may have cost the process its device
+                peer.start()  # a failure may have cost the process its device
     return found
 
 

@@ -1,7 +1,8 @@
 """Our side of a kernel's benchmark: its timed calls, bound once and called in blocks, and the ceilings beside them. Floor 8.
 
 The calls are those that the perf gate times: grown samples on the CPU (gates/perf.py), the sizes of models on the GPU
-(gates/cuda_sizes.py). On the GPU an output shares the memory of its input wherever the component may work in place, as the planner has it.
+(gates/cuda_sizes.py), with more shapes of shapes.py. On the GPU an output shares the memory of its input wherever the component may work in
+place, as the planner has it.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
-from alpha.bench.contents import fitted
+from alpha.bench.contents import fitted, follows
+from alpha.bench.shapes import calls
 from alpha.component import Catalogue, Component
 from alpha.cudart.memory import Arena, Span, aligned, download, fill, upload
 from alpha.cudart.nvml import Clocks, Reading
 from alpha.errors import InputError
 from alpha.gates import cuda_perf, perf
-from alpha.gates.cuda_sizes import timed_calls
 from alpha.gates.cuda_subjects import opened
 from alpha.gates.cuda_time import FLUSH_BYTES, LAUNCHES, contents, timed_block
 from alpha.gates.subjects import Case, bind, generator, once, pin_blas, spec_of
@@ -79,8 +81,9 @@ class Timed:
 
 
 @contextmanager
-def timed_cases(component: Component, catalogue: Catalogue, nonce: str) -> Iterator[Iterator[Timed]]:
-    """The component's calls, one after the other: each is bound when it is asked for. InputError for a component without an op row.
+def timed_cases(component: Component, catalogue: Catalogue, nonce: str, pattern: str = "*") -> Iterator[Iterator[Timed]]:
+    """The component's calls whose name matches, one after the other: each is bound when it is asked for. InputError for a component without
+    an op row.
 
     `catalogue`: where the forward kernel of a backward row is found.
     """
@@ -88,11 +91,11 @@ def timed_cases(component: Component, catalogue: Catalogue, nonce: str) -> Itera
         raise InputError("only kernels are benchmarked by themselves", came=f"{component.id} ({component.kind})", expected="a kernel",
                          do="`alpha gate list` names them; `alpha bench step RUN.toml` times a whole step")
     if component.backend != "cuda":
-        yield _on_cpu(component, catalogue, nonce)
+        yield _on_cpu(component, catalogue, nonce, pattern)
         return
     clocks, ceiling = Clocks.open(), cuda_perf.probes()
     try:
-        yield _on_gpu(component, catalogue, nonce, clocks, ceiling)
+        yield _on_gpu(component, catalogue, nonce, pattern, clocks, ceiling)
     finally:
         ceiling.arena.free()
 
@@ -108,7 +111,7 @@ def _optional(component: Component, types: Sequence[TensorType]) -> int:
     return sum(n.endswith("?") and n != "bias?" for n in names)
 
 
-def _on_cpu(component: Component, catalogue: Catalogue, nonce: str) -> Iterator[Timed]:
+def _on_cpu(component: Component, catalogue: Catalogue, nonce: str, pattern: str) -> Iterator[Timed]:
     pin_blas()
     spec = spec_of(component)
 
@@ -117,6 +120,9 @@ def _on_cpu(component: Component, catalogue: Catalogue, nonce: str) -> Iterator[
         return lambda: (float(noise.block(call, repeats)), None)
 
     for name, case in perf.representative(component, nonce).items():
+        if not fnmatchcase(name, pattern):
+            continue
+
         def forward(op: str, xs: Sequence[np.ndarray], attrs: Attrs, types: tuple[TensorType, ...] = case.types) -> Sequence[np.ndarray]:
             kinds = tuple(TensorType(x.shape, "i32" if x.dtype.kind == "i" else types[0].dtype) for x in xs)
             return once(_forward(component, catalogue, op), Case(op, types[0].dtype, False, tuple(xs), kinds, attrs))
@@ -169,7 +175,8 @@ class GpuCall:
             arena.free()
 
 
-def _on_gpu(component: Component, catalogue: Catalogue, nonce: str, clocks: Clocks, ceiling: cuda_perf.Probes) -> Iterator[Timed]:
+def _on_gpu(component: Component, catalogue: Catalogue, nonce: str, pattern: str, clocks: Clocks,
+            ceiling: cuda_perf.Probes) -> Iterator[Timed]:
     spec = spec_of(component)
     _, stream = opened()
     flush = Span(ceiling.arena.address, FLUSH_BYTES)
@@ -191,13 +198,14 @@ def _on_gpu(component: Component, catalogue: Catalogue, nonce: str, clocks: Cloc
         call.free()
         return found
 
-    for timed in timed_calls(component):
+    for timed in (c for c in calls(component) if fnmatchcase(c.name, pattern)):
         rng = generator(nonce, component.id, "bench", timed.name)
-        bits = [contents(t, rng, timed.below) for t in timed.types]
-        drawn = [from_device(x, t) for x, t in zip(bits, timed.types)]
-        operands = [b if x is y else to_device(round_to(x, "bf16") if t.dtype == "bf16" else x, t)
-                    for x, y, b, t in zip(fitted(component.op or "", drawn, timed.attrs, forward), drawn, bits, timed.types)]
-        del drawn, bits
+        operands = [contents(t, rng, timed.below) for t in timed.types]
+        if follows(component.op or "", len(operands)):
+            drawn = [from_device(x, t) for x, t in zip(operands, timed.types)]
+            operands = [b if x is y else to_device(round_to(x, "bf16") if t.dtype == "bf16" else x, t)
+                        for x, y, b, t in zip(fitted(component.op or "", drawn, timed.attrs, forward), drawn, operands, timed.types)]
+            del drawn
         outs = spec.infer(timed.types, timed.attrs)
         call = GpuCall(component, timed.types, outs, timed.attrs, operands)
         call.enqueue()

@@ -20,22 +20,23 @@ class Peer:
     """
 
     def __init__(self, python: str, device: str, threads: int, *, command: list[str] | None = None) -> None:
-        self._arguments, self._command = (python, device, threads), command
+        self.python, self._device, self._threads = python, device, threads
+        self._command = command or [python, "-c", _SERVER, str(ROOT)]
         self.served: Served | None = None
         self.why, self.version, self.on = "", "", ""
+        self.start()
+
+    def start(self) -> None:
+        """Start the process, a fresh one if there is one: after a failure that one may have lost its device."""
+        self.close()
         try:
-            self.served = Served(f"torch in {python}", command or [python, "-c", _SERVER, str(ROOT)], {**os.environ})
-            found = self.served.ask("open", device=device, threads=threads)
+            self.served = Served(f"torch in {self.python}", self._command, {**os.environ})
+            found = self.served.ask("open", device=self._device, threads=self._threads)
             self.version, self.on = str(found["version"]), str(found["on"])
         except ServedError as error:
             missing = "No module named 'torch'" in str(error.came)
-            self.why = f"not installed in {python}" if missing else f"{error.what}: {error.came}"
+            self.why = f"not installed in {self.python}" if missing else f"{error.what}: {error.came}"
             self.close()
-
-    def again(self) -> None:
-        """A fresh process in place of this one, whose device may be lost after a failure."""
-        self.close()
-        self.__init__(*self._arguments, command=self._command)  # type: ignore[misc]
 
     def close(self) -> None:
         """End the process."""

@@ -1,7 +1,7 @@
 """`alpha bench step RUN.toml`: a whole training step of a run file, ours beside the same model in PyTorch. Floor 8.
 
 Ours is the loop and the executor of `alpha train`, measuring included, on random tokens; so is the peer, a model of the same parameters and
-the same microbatches (peer_model.py), eager and compiled. First both take two steps from the same weights: loss and gradient norm must
+the same microbatches (peer_model.py), eager and compiled. First both take three steps from the same weights: loss and gradient norm must
 agree. Then blocks of steps alternate, or, where a peer does not fit beside the others, each is measured alone and the result says so.
 """
 
@@ -38,8 +38,8 @@ from alpha.train.loop import Loop, StepResult
 from alpha.train.peak import peak_of
 
 ROUNDS, STEPS = 7, 4
-CHECKED = 2
-"""Steps that are compared: the second shows that the first updated alike."""
+CHECKED = 3
+"""Steps that are compared: the second shows that the first updated alike, the third that the moments were carried on."""
 
 PROBE, PROBES = 448, 20
 """Side and number of the products that are the CPU's reference probe of a round."""
@@ -171,8 +171,8 @@ class Theirs:
             if "OutOfMemory" in str(error.came) or "out of memory" in str(error.came):
                 raise DoesNotFit(str(error.came)) from error
             raise
-        self.difference = max((abs(x[name] - ours) / abs(ours) for x, r in zip(found, job.first)
-                               for name, ours in (("loss", r.loss), ("norm", r.norm))), default=float("inf"))
+        pairs = [(x[name], mine) for x, r in zip(found, job.first) for name, mine in (("loss", r.loss), ("norm", r.norm))]
+        self.difference = float(np.max([abs(theirs - mine) / abs(mine) for theirs, mine in pairs]))  # max() would lose a NaN
 
     def block(self, steps: int) -> tuple[float, Reading | None]:
         """Nanoseconds a step over a block."""

@@ -52,7 +52,7 @@ class Served:
         try:
             self._in.write(line.encode())
             self._in.flush()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: it was ended here
             raise self._dead(do) from None
         answer = json.loads(self._line(do, patience, meanwhile))
         if "error" in answer:

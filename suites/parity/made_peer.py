@@ -1,0 +1,76 @@
+"""Peers of known behaviour for the benchmark's tests: a process that answers like alpha.bench.peer_process, without PyTorch.
+
+    python made_peer.py ROOT [JSON]     JSON: {"loss": [...], "norm": [...], "flag": PATH} for steps of a training run
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = sys.argv[1]
+
+import numpy as np  # noqa: E402
+
+from alpha.profile.served import serve  # noqa: E402
+
+STEPS = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+state: dict[str, Any] = {"taken": 0, "died": False}
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """GELU, tanh form, in float64."""
+    x = x.astype(np.float64)
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def opened(device: str, threads: int) -> dict[str, str]:
+    print("a library that prints to standard output")
+    return {"version": "made", "on": device}
+
+
+def make(op: str, attrs: dict[str, Any], operands: list[list[str]]) -> dict[str, str]:
+    state["x"] = np.load(operands[0][0])
+    return {"right": "", "wrong": "", "nan": "", "failing": "", "dying": "", "missing": "no peer: not made"}
+
+
+def outputs(way: str, places: list[str], folder: str) -> list[str]:
+    if way == "failing":
+        raise ValueError("this way fails")
+    x = state["x"]
+    if x.dtype == np.uint16:
+        x = (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    y = gelu(x).reshape(-1) * {"wrong": 1.001 if state["x"].dtype != np.uint16 else 1.05, "nan": np.nan}.get(way, 1.0)
+    np.save(f"{folder}/0.npy", y[np.load(places[0])] if places[0] else y)
+    return [f"{folder}/0.npy"]
+
+
+def block(way: str, repeats: int) -> float:
+    if way == "dying":
+        os._exit(7)
+    time.sleep(0.002)
+    return 5e5
+
+
+def make_model(sizes: dict[str, Any], parameters: dict[str, str], compiled: bool) -> int:
+    flag = STEPS.get("flag")
+    if flag and not Path(flag).exists():  # beside ours there is no room, alone there is
+        Path(flag).touch()
+        raise MemoryError("torch.OutOfMemoryError: made up")
+    assert all(Path(f).is_file() for f in parameters.values())
+    return sum(np.load(f).size for f in parameters.values())
+
+
+def step(tokens: str, lr: float) -> dict[str, float]:
+    at = state["taken"]
+    state["taken"] += 1
+    return {"loss": STEPS["loss"][at], "norm": STEPS["norm"][at]}
+
+
+serve({"open": opened, "make": make, "outputs": outputs, "repeats": lambda way, ns: 3, "block": block, "make_model": make_model,
+       "step": step, "steps": lambda tokens, lr, count: 1e6 * count, "memory": lambda: 123,
+       "sleep": lambda seconds: time.sleep(seconds)})
