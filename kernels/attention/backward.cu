@@ -164,9 +164,11 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             auto pass = [&](int count) {  // blocks that only other warpgroups need
                 for (int i = 0; i < count; ++i) {
                     wait(&sh.k_full[ks.slot], ks.parity);
+                    __syncwarp();  // every lane has seen this phase before the producer may begin the next
                     if (lane == 0) mbarrier_arrive(&sh.k_empty[ks.slot]);
                     ks.advance();
                     wait(&sh.v_full[vs.slot], vs.parity);
+                    __syncwarp();
                     if (lane == 0) mbarrier_arrive(&sh.v_empty[vs.slot]);
                     vs.advance();
                 }
@@ -404,6 +406,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                         }
                         wait(&sh.q_full[qs.slot], qs.parity);
                         wait(&sh.g_full[qs.slot], qs.parity);
+                        __syncwarp();  // as in dq's
                         if (lane == 0) mbarrier_arrive(&sh.empty[qs.slot]);
                         qs.advance();
                         continue;

@@ -185,6 +185,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
             auto pass = [&](int count) {  // blocks that only other warpgroups need
                 for (int i = 0; i < count; ++i) {
                     wait(&sh.k_full[ks.slot], ks.parity);
+                    __syncwarp();  // every lane has seen this phase before the producer may begin the next
                     if (lane == 0) mbarrier_arrive(&sh.k_empty[ks.slot]);
                     ks.advance();
                     if (TURNS) {
@@ -192,6 +193,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                         named_barrier_arrive(1 + (w + 1) % W, 256);
                     }
                     wait(&sh.v_full[vs.slot], vs.parity);
+                    __syncwarp();
                     if (lane == 0) mbarrier_arrive(&sh.v_empty[vs.slot]);
                     vs.advance();
                 }
