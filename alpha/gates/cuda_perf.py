@@ -4,7 +4,8 @@ The ceiling of a call is the larger of two times: its executed FLOPs at the rate
 memory), and its fewest bytes at the faster of a copy and a fill of device memory. Both rates are taken from the fastest block of their
 probe, the kernel's time from the median of its blocks; blocks alternate in random order. A block is some launches, each between two
 events, after a fill that pushes everything out of L2 and is not timed. Two sets of operands take turns, their contents drawn afresh from
-the nonce, and what the last timed launch left is compared with an untimed call, bit by bit.
+the nonce; before a block outputs are poisoned and some of the contents moved, and what the last timed launches left is compared, bit by
+bit, with a call on fresh buffers, as a replay of the call is (cuda_replay.py).
 
 While a block runs, the SM clock and the throttle reasons are read (cudart/nvml.py); throttled blocks are discarded by the rule of
 profile/noise.py, which never looks at a time, and counted (`throttled`). A case of which too many blocks go was not measured: it is
@@ -26,10 +27,10 @@ from alpha.cudart.compile import Source, compile_kernel
 from alpha.cudart.launch import Kernel
 from alpha.cudart.memory import Arena, Span, fill
 from alpha.cudart.nvml import Clocks, Reading
-from alpha.gates import cuda_subjects, perf
+from alpha.gates import cuda_replay, cuda_subjects, perf
 from alpha.gates.cuda_sizes import Call, timed_calls
 from alpha.gates.cuda_subjects import CudaBound, opened
-from alpha.gates.cuda_time import FLUSH_BYTES, LAUNCHES, contents, timed_block
+from alpha.gates.cuda_time import FLUSH_BYTES, LAUNCHES, Since, contents, own_clock, timed_block
 from alpha.gates.subjects import crash, fresh_nonce, generator, make_record, settle, short, spec_of
 from alpha.profile import noise
 from alpha.registry.gpu import class_here
@@ -75,12 +76,13 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     here = class_here(component)
     before = perf.baselines(here.key).get(component.id, {}) if here is not None else {}
     todo = timed_calls(component)
-    clocks, ceiling = Clocks.open(), probes()
+    since, clocks, ceiling = own_clock(), Clocks.open(), probes()
     found: list[dict[str, object]] = []
     refused: list[str] = []
     for call in todo:
         try:
-            found.append(_case(component, call, ceiling, clocks, before.get(call.name), generator(nonce, component.id, "perf", call.name)))
+            rng = generator(nonce, component.id, "perf", call.name)
+            found.append(_case(component, call, ceiling, clocks, since, before.get(call.name), rng))
         except Throttled as error:
             refused.append(f"{call.name}: {error}")
         except Exception as error:  # a kernel that raises has no speed
@@ -104,7 +106,7 @@ def unthrottled(readings: Mapping[str, Sequence[Reading]]) -> tuple[dict[str, np
     return {name: k.mask for name, k in kept.items()}, sum(k.discarded for k in kept.values())
 
 
-def _case(component: Component, call: Call, ceiling: Probes, clocks: Clocks, baseline: float | None,
+def _case(component: Component, call: Call, ceiling: Probes, clocks: Clocks, since: Since, baseline: float | None,
           rng: np.random.Generator) -> dict[str, object]:
     spec = spec_of(component)
     outs = spec.infer(call.types, call.attrs)
@@ -114,18 +116,21 @@ def _case(component: Component, call: Call, ceiling: Probes, clocks: Clocks, bas
         drawn = [contents(t, rng, call.below) for t in call.types]
         bound.fill_bits(drawn)
         bound.again(0xFF)
-        sets.append((bound, bound.bits()))
-    stream = sets[0][0].stream
+        sets.append(bound)
+    stream = sets[0].stream
     flush = Span(ceiling.arena.address, FLUSH_BYTES)
 
-    launches = [lambda bound=bound: bound.enqueue(stream) for bound, _ in sets] * (LAUNCHES // 2)
-    arms: dict[str, Callable[[], tuple[float, Reading]]] = {"kernel": lambda: timed_block(stream, launches, clocks, flush)}
+    launches = [lambda bound=bound: bound.enqueue(stream) for bound in sets] * (LAUNCHES // 2)
+    arms: dict[str, Callable[[], tuple[float, Reading]]] = {"kernel": lambda: timed_block(stream, launches, clocks, flush, since)}
     for name, (_, enqueue) in ceiling.calls.items():
-        arms[name] = lambda enqueue=enqueue: timed_block(stream, [lambda: enqueue(stream)], clocks)  # type: ignore[misc]
+        arms[name] = lambda enqueue=enqueue: timed_block(stream, [lambda: enqueue(stream)], clocks, None, since)  # type: ignore[misc]
     taken: dict[str, list[tuple[float, Reading]]] = {name: [] for name in arms}
     for block, order in enumerate(noise.orders(len(arms), BLOCKS + 1, rng)):
         for i in order:
             name = list(arms)[i]
+            for bound in sets if name == "kernel" else ():  # what was there before is neither input nor output of this block
+                bound.nudge(rng)
+                bound.poison(0xFF)
             one = arms[name]()
             if block:  # the first block warms up
                 taken[name].append(one)
@@ -133,9 +138,9 @@ def _case(component: Component, call: Call, ceiling: Probes, clocks: Clocks, bas
     times = {name: [t for (t, _), ok in zip(found, kept[name]) if ok] for name, found in taken.items()}
     ns = [round(t) for t in sorted(times["kernel"])]
     entry: dict[str, object] = {"name": call.name, "share": 0.0, "baseline": baseline, "times_ns": ns, "throttled": lost}
-    for bound, untimed in sets:
-        if any(x.tobytes() != y.tobytes() for x, y in zip(bound.bits(), untimed)):
-            return {**entry, "note": "timed calls gave other outputs"}
+    for bound in sets:
+        if why := cuda_replay.why_not(component, bound, rng):
+            return {**entry, "note": why}
     rates = {name: work / min(times[name]) for name, (work, _) in ceiling.calls.items()}
     bytes_ns = spec.min_bytes(list(call.types), call.attrs) / max(rates["copy"], rates["fill"])
     flops_ns = spec.flops(list(call.types), call.attrs) / rates["product"] if call.tensor_cores else 0.0

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from alpha.backends.cuda.lib import Gpu, Operand
+from alpha.backends.cuda.lib import Gpu, Operand, copy
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
 from alpha.component import Component
 from alpha.cudart import _bindings
@@ -27,6 +27,9 @@ from alpha.types import TensorType
 
 GUARD = 4096
 PATTERN = 0xA5
+
+MOVED = 64
+"""Bytes that a nudge moves."""
 
 REPLAYS = ("stream:replayed", "stream:kernels", "stream:cache")
 """Names of the entries of cuda_replay.py."""
@@ -73,7 +76,7 @@ class CudaBound:
                  share: tuple[int, int] | None = None, blocks: int = 0) -> None:
         device, self.stream = opened()
         device.make_current()
-        self.in_types, self.out_types = tuple(ins), tuple(outs)
+        self.in_types, self.out_types, self.attrs = tuple(ins), tuple(outs), attrs
         scratch = component.scratch(ins, attrs, 1) if component.scratch is not None else 0
         sizes = [t.nbytes for t in (*ins, *outs)] + [scratch]
         self._arena = Arena(sum(aligned(n) + 2 * GUARD + 256 for n in sizes), name="gate buffers")
@@ -114,6 +117,19 @@ class CudaBound:
         for span, x in zip(self._ins, contents):
             if span.nbytes:
                 upload(span, x, self.stream)
+
+    def take(self, other: CudaBound) -> None:
+        """The contents of another's inputs, in the order of the stream."""
+        for span, source in zip(self._ins, other._ins):
+            copy(span.address, source.address, span.nbytes, int(self.stream.handle))
+
+    def nudge(self, rng: np.random.Generator) -> None:
+        """Move a little of the largest operand to another place in it, in the order of the stream: other contents, nothing uploaded."""
+        largest = max(self._ins, key=lambda s: s.nbytes)
+        pieces = largest.nbytes // MOVED
+        if pieces > 1:
+            to, source = (largest.address + MOVED * int(i) for i in rng.choice(pieces, 2, replace=False))
+            copy(to, source, MOVED, int(self.stream.handle))
 
     def again(self, garbage: int) -> None:
         """As `run`, without looking at the guards."""

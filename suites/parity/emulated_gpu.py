@@ -25,6 +25,7 @@ from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.values import device_bytes, from_device
 from alpha.component import Catalogue, Component
 from alpha.cudart import _bindings, device, mark
+from alpha.gates import cuda_replay
 from alpha.ops.numerics import round_to
 from alpha.ops.table import row, table
 from alpha.passes.build import MULTIPROCESSORS
@@ -269,6 +270,7 @@ def emulated_gpu(total: int = 2 << 30) -> Iterator[EmulatedGpu]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_bindings, "pycuda_driver", gpu.pycuda)
         patch.setattr(_bindings, "driver", gpu.driver)
+        patch.setattr(cuda_replay, "kernels_of", lambda component: frozenset({component.id}))
         patch.setattr(mark, "Kernel", _Mark)
         patch.setattr(mark, "compile_kernel", lambda source: None)
         device._open.cache_clear()
