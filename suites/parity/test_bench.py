@@ -151,11 +151,10 @@ def test_right_peers_are_timed_and_others_say_why(monkeypatch: pytest.MonkeyPatc
     assert dying == [r.case for r in results] == ["cache", "memory"]
     for r in results:
         rows = {x.name: x for x in r.rows}
-        assert "exit code 7" in rows["dying"].why
-        # the process that died served the right way too: it has figures only if it was not asked again
+        assert "exit code 7" in rows["dying"].why and "ended" in rows["right"].why  # one process served both
         assert rows["wrong"].why and rows["failing"].why and rows["missing"].why
         assert rows["ours"].share == pytest.approx(rows["ceiling"].ns / rows["ours"].ns) and 0 < rows["ours"].share < 1
-        assert r.limit == "bytes" and r.rounds == 9 and not r.why
+        assert r.limit in ("bytes", "flops") and r.rounds == 9 and not r.why
 
 
 def test_a_peer_that_lives_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
