@@ -87,7 +87,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
         elif fault.source:
             device.append(fault)
         else:
-            jobs.append(job_of(fault))
+            jobs.append(job_of(fault, catalogue[fault.component]))
 
     def finished(outcome: plant.Outcome) -> None:
         fault = by_name[outcome.job.name]
@@ -98,7 +98,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
             said(result)
 
     plant.run_all(jobs, workers=workers, said=finished)
-    controls([f for f in faults if not f.source and results[f.id].fresh], workers)
+    controls([f for f in faults if not f.source and results[f.id].fresh], catalogue, workers)
     if device:
         cuda_plant.run_all(device, [cuda_plant.job_of(f.component, f.gate, f.id) for f in device], said=finished)
         sound = cuda_plant.controls(device)
@@ -108,10 +108,11 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     return [results[f.id] for f in faults]
 
 
-def controls(among: Sequence[Fault], workers: int, most: int = 6) -> None:
+def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: int = 6) -> None:
     """A few of the same gates on the unbroken copy must pass, or a catch would mean nothing: GraphError naming the gate that does not."""
     step = max(1, -(-len(among) // most))
-    jobs = [replace(job_of(f), text=(Path(alpha.__file__).parent / f.file).read_text(encoding="utf-8")) for f in among[::step]]
+    jobs = [replace(job_of(f, catalogue[f.component]), text=(Path(alpha.__file__).parent / f.file).read_text(encoding="utf-8"))
+            for f in among[::step]]
     _sound(plant.run_all(jobs, workers=workers))
 
 
@@ -123,10 +124,10 @@ def _sound(outcomes: Sequence[plant.Outcome]) -> None:
                              came=f"{gate} of {component}: {_why(outcome)}", do=f"run `alpha gate run {component} --gate {gate}`")
 
 
-def job_of(fault: Fault) -> plant.Job:
-    """The fault applied to its file's text."""
+def job_of(fault: Fault, component: Component) -> plant.Job:
+    """The fault applied to its file's text. `component`: the one that must be rejected; one of the GPU takes longer, a driver starts."""
     source = Path(alpha.__file__).parent / fault.file
-    limit = cuda_plant.TIMEOUT if fault.file.startswith("backends/cuda/") else plant.TIMEOUT
+    limit = cuda_plant.TIMEOUT if component.backend == "cuda" else plant.TIMEOUT
     return plant.Job(fault.id, ((fault.component, fault.gate),), fault.file, broken(fault, source.read_text(encoding="utf-8")), limit)
 
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.values import device_bytes, from_device
@@ -267,7 +268,7 @@ def emulated_gpu(total: int = 2 << 30) -> Iterator[EmulatedGpu]:
     """Within it this process has such a GPU and no other."""
     gpu = EmulatedGpu(total)
     assert NUMPY["i32"] == np.int32
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, threadpool_limits(1, "blas"):  # its kernels are oracles on small operands
         patch.setattr(_bindings, "pycuda_driver", gpu.pycuda)
         patch.setattr(_bindings, "driver", gpu.driver)
         patch.setattr(cuda_replay, "kernels_of", lambda component: frozenset({component.id}))
