@@ -235,7 +235,8 @@ def distance(curve: np.ndarray, curves: np.ndarray) -> float:
     by many small roundings alone. Windows move together, so REFUSED is shared over them as over any family (Bonferroni).
     """
     own, others = (x.reshape(*x.shape[:-1], -1, WINDOW).mean(-1) for x in (curve, curves))
-    t = np.abs(own - others.mean(0)) / (others.std(0, ddof=1) * np.sqrt(1 + 1 / len(others)))
+    with np.errstate(divide="ignore", invalid="ignore"):  # curves without any spread are no measure: inf
+        t = np.abs(own - others.mean(0)) / (others.std(0, ddof=1) * np.sqrt(1 + 1 / len(others)))
     return float(t.max()) if np.isfinite(t).all() else np.inf
 
 
