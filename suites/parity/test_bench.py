@@ -151,7 +151,7 @@ def test_right_peers_are_timed_and_others_say_why(monkeypatch: pytest.MonkeyPatc
     assert dying == [r.case for r in results] == ["cache", "memory"]
     for r in results:
         rows = {x.name: x for x in r.rows}
-        assert "exit code 7" in rows["dying"].why and "ended" in rows["right"].why  # one process served both
+        assert "exit code 7" in rows["dying"].why and "exit code 7" in rows["right"].why  # one process served both
         assert rows["wrong"].why and rows["failing"].why and rows["missing"].why
         assert rows["ours"].share == pytest.approx(rows["ceiling"].ns / rows["ours"].ns) and 0 < rows["ours"].share < 1
         assert r.limit in ("bytes", "flops") and r.rounds == 9 and not r.why
