@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from alpha.registry.digest import component_digests
 from alpha.registry.evidence import reference_classes, write_reference
 from alpha.registry.gpu import GpuClass, class_here, class_of_key, family, gpu_class, why_not_here
 from alpha.registry.machine import machine_class
+from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.train.house import house
 from alpha.types import TensorType
@@ -238,3 +240,25 @@ def test_what_was_asked_for_and_cannot_run_is_no_success(monkeypatch: pytest.Mon
     monkeypatch.setattr(run, "run", lambda todo, **_: run.Done())
     assert commands.cmd_run(["split.by_file", "executor.cuda"], console=Console(file=io.StringIO())) == 3
     assert commands.cmd_run(["split.by_file"], console=Console(file=io.StringIO())) == 0
+
+
+def test_a_budget_stops_and_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every gate takes a second by a clock of our own, a call has two: each goes on where the last one stopped, and nothing runs twice."""
+    seconds, ran = [0.0], []
+    measure = run.measure
+
+    def slow(component: Component, gate: str, nonce: str | None = None) -> Record:
+        seconds[0] += 1.0
+        ran.append(gate)
+        found = measure(component, gate, nonce)
+        return replace(found, environment={**found.environment, "seconds": "1.00"})
+
+    gates = ("parity", "gradient", "determinism", "faults")
+    monkeypatch.setattr(run, "measure", slow)
+    monkeypatch.setattr(run, "_GUESS", dict.fromkeys((*gates, "perf"), 1.0))
+    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    left = []
+    for _ in range(3):
+        todo = run.tasks(house(), ["split.f32.cpu"], gates, roots=[tmp_path])
+        left.append(len(run.run(todo, budget=2.5, root=tmp_path).left))
+    assert left == [2, 0, 0] and sorted(ran) == sorted(gates)
