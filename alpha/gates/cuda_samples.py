@@ -8,6 +8,7 @@ the rows' do; what is judged exactly is judged so in every output.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -204,7 +205,21 @@ def _rope(rng: np.random.Generator) -> Iterable[Sample]:
         yield Sample(name=f"gpu-{name}", inputs=(rng.standard_normal((b, t, (h + 2 * g) * d)), places), attrs=attrs)
 
 
+def _gelu(rng: np.random.Generator, back: bool, exact: bool) -> Iterable[Sample]:
+    """Rows of whole vectors, which the row's own samples have none of."""
+    tails = np.resize(np.r_[np.linspace(-12, 12, 97), 1e-30, -1e-30, 0.0, 40.0, -40.0], (4, 104))
+    drawn = [("narrow", rng.standard_normal((37, 8))), ("wide", 3 * rng.standard_normal((3, 2056))), ("tails", tails)]
+    drawn += [("blocks", 3 * rng.standard_normal((2, 5, 7, 1032)))]
+    saturated = np.resize([64.0, 1024.0, -64.0, -1024.0], (3, 8))  # y is x or 0 and its slope 1 or 0, exactly
+    for form in ("tanh", "none"):
+        for name, x in [("saturated", saturated)] if exact else drawn:
+            dy = rng.integers(-9, 9, x.shape).astype(float) if exact else rng.standard_normal(x.shape)
+            yield Sample(name=f"gpu-{form}-{name}", inputs=(dy, x) if back else (x,), attrs={"approximate": form})
+
+
 MAKES: dict[tuple[str, str], Make] = {
+    **{(op, which): partial(_gelu, back=op != "gelu", exact=which == "exact")
+       for op in ("gelu", "gelu_bwd") for which in ("samples", "exact")},
     ("matmul", "samples"): _matmul,
     ("matmul", "exact"): _matmul_exact,
     ("matmul_accumulate", "samples"): _accumulate,

@@ -141,6 +141,7 @@ def _other_calls(op: str) -> list[Call]:
         "rmsnorm_bwd_add": [((x, x, x, vector, stat), {}, False, 1)],
         "add": [((x, x), {}, False, 1)], "scale": [((x,), {"factor": 0.5}, False, 1)], "cast": [((flat,), {"dtype": "bf16"}, False, 1)],
         "accumulate": [((flat, flat), {}, False, 1), ((flat, of("bf16", 1 << 27)), {}, False, 1)],
+        "gelu": [((x,), tanh, False, 1)], "gelu_bwd": [((x, x), tanh, False, 1)],
         "swiglu_packed": [((wide,), {}, False, 1)], "swiglu_packed_bwd": [((of("bf16", 16384, 8192), wide), {}, False, 1)],
         "dropout": [((of("bf16", 16, 2048, 1024), number, of("i32", 16)), {"rate": 0.1, "seed": 1, "purpose": 2}, False, 9)],
         "sum": [((x,), columns, False, 1)], "sum_accumulate": [((of("f32", 1024), x), columns, False, 1)],

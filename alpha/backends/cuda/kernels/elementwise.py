@@ -42,6 +42,20 @@ def _of(x: Operand):  # type: ignore[no-untyped-def]
     return x.type.dtype
 
 
+def gelu(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
+    """y = gelu(x), tanh or erf form."""
+    x, y = ins[0], outs[0]
+    return activation("gelu", prod(x.type.shape[:-1]), x.type.shape[-1], a=x.address, y=y.address,
+                      approximate=attrs["approximate"])  # type: ignore[arg-type]
+
+
+def gelu_bwd(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
+    """dx = dy gelu'(x)."""
+    dy, x = ins
+    return activation("gelu_bwd", prod(x.type.shape[:-1]), x.type.shape[-1], dy=dy.address, a=x.address, y=outs[0].address,
+                      approximate=attrs["approximate"])  # type: ignore[arg-type]
+
+
 def swiglu_packed(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
     """y = silu(gate) up; gate and up are the halves of each row of x."""
     x, y = ins[0], outs[0]
@@ -110,6 +124,8 @@ def _not_empty(types: Sequence[TensorType], attrs: Attrs) -> bool:
 
 
 BF16 = ("bf16",)
+_LINE = TensorType((64,), "bf16")
+_FORMS: tuple[Attrs, ...] = ({"approximate": "tanh"}, {"approximate": "none"})
 _PACKED: Call = [TensorType((8, 64), "bf16")], {}
 KERNELS = (
     _component("add", add, lambda: [([TensorType((64,), "bf16")] * 2, {})], BF16, "two operands of one shape", _alike,
@@ -123,6 +139,9 @@ KERNELS = (
     _component("cast", cast, lambda: [([TensorType((64,), a)], {"dtype": b}) for a, b in (("f32", "bf16"), ("bf16", "f32"))],
                ("f32", "bf16"), "elements, to bf16 or fp32",
                lambda types, attrs: _not_empty(types, attrs) and attrs["dtype"] in ("bf16", "f32")),
+    _component("gelu", gelu, lambda: [([_LINE], form) for form in _FORMS], BF16, "rows that are multiples of 8", _whole, inplace=((0, 0),)),
+    _component("gelu_bwd", gelu_bwd, lambda: [([_LINE, _LINE], form) for form in _FORMS], BF16, "rows that are multiples of 8", _whole,
+               inplace=((0, 0), (0, 1))),
     _component("swiglu_packed", swiglu_packed, lambda: [_PACKED], BF16, "halves of rows that are multiples of 8",
                lambda types, attrs: bool(types[0].size) and types[0].shape[-1] % 16 == 0),
     _component("swiglu_packed_bwd", swiglu_packed_bwd, lambda: [([TensorType((8, n), "bf16") for n in (32, 64)], {})], BF16,
