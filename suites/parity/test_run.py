@@ -328,8 +328,8 @@ def test_a_run_for_a_gpu_says_so_where_there_is_none(alpha: Run) -> None:
     assert code == 3 and "cannot run on this machine" in err and "needs sm_90a" in err and "configs/demo.toml" in err
 
 
-COMMANDS = {"train", "lab", "gate", "plan", "sample", "doctor", "trace", "dashboard", "kernels"}
-GATE_ACTIONS = {"list", "run", "status", "explain", "check", "catches", "audit", "operating"}
+COMMANDS = {"train", "lab", "gate", "plan", "sample", "doctor", "trace", "dashboard", "kernels", "bench"}
+GATE_ACTIONS = {"list", "run", "status", "explain", "check", "catches", "audit", "operating", "sanitize"}
 
 
 def test_the_commands_are_a_public_surface() -> None:
