@@ -14,12 +14,17 @@ def recompute(graph: Graph, policy: str, ops: tuple[str, ...] = ()) -> Graph:
     policy 'none': unchanged. 'block': every forward value made in a layer `block.*` is recomputed from the layer's inputs. 'ops': only
     values made by the named op rows are (selective, Korthikanti et al. 2022, arXiv:2205.05198). Copies carry phase 'recompute' and the
     attributes of the original, so counter-based random numbers are the same; they stand just before the first backward node of their
-    layer, so that the originals can die early. InputError for an unknown policy.
+    layer, so that the originals can die early. InputError for an unknown policy, or an op that no forward node is of.
     """
     if policy not in POLICIES:
         raise InputError("unknown recompute policy", came=policy, expected=", ".join(POLICIES))
     if policy == "none":
         return graph
+    made = {node.op for node in graph.nodes if node.phase == "forward"}
+    if policy == "ops" and not (ops and made.issuperset(ops)):
+        raise InputError("recompute names an op that the forward pass has not",
+                         came=", ".join(op for op in ops if op not in made) or "no name",
+                         expected=", ".join(sorted(made)), do="name ops of this model in [train] recompute")
 
     def chosen(node: Node) -> bool:
         if node.phase != "forward":

@@ -137,7 +137,8 @@ def _refuse_unused(rng: np.random.Generator) -> Measured:
 def _recompute(policy: str, ops: tuple[str, ...]) -> Callable[[Reference, np.random.Generator], Measured]:
     def check(ref: Reference, rng: np.random.Generator) -> Measured:
         graph = training_graph(ref)
-        after = verify(prune(recompute(graph, policy, ops)), "recompute")
+        there = {n.op for n in graph.nodes}
+        after = verify(prune(recompute(graph, policy, tuple(op for op in ops if op in there))), "recompute")
         copies = [n for n in after.nodes if n.phase == "recompute"]
         error = same_updates(graph, after, batch(ref, rng), random_state(ref, rng))
         return Measured(error=error if copies else float("inf"), bound=0.0, cases=len(copies), note="bitwise; cases = recomputed nodes")
@@ -493,6 +494,10 @@ def _unknown_policy(rng: np.random.Generator) -> Measured:
     return refuses(InputError, lambda: recompute(training_graph(references()[GPT]), "sometimes"))
 
 
+def _absent_op(rng: np.random.Generator) -> Measured:
+    return refuses(InputError, lambda: recompute(training_graph(references()[GPT]), "ops", ("gelu", "swiglu")))
+
+
 def _fuse_faults(rng: np.random.Generator) -> Measured:
     """Without a kernel for it no fused row may appear."""
     after = fuse(training_graph(references()[GPT], accumulate=True), Catalogue(), "cpu")
@@ -527,7 +532,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "recompute.pass": {"parity": [*[(f"block-{n}", c) for n, c in _both(_recompute("block", ()))],
                                   *[(f"ops-{n}", c) for n, c in _both(_recompute("ops", ("gelu", "swiglu", "layernorm", "rmsnorm")))],
                                   *[(f"saves-{n}", c) for n, c in _both(_recompute_saves)]],
-                       "determinism": _HASHES, "faults": [("unknown-policy", _unknown_policy)]},
+                       "determinism": _HASHES, "faults": [("unknown-policy", _unknown_policy), ("absent-op", _absent_op)]},
     "fuse.pass": {"parity": [*_both(_fuse), ("every-row", _fuse_finds), ("outside-reader", _fuse_keeps_outside_readers)],
                   "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
     "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)]],
