@@ -133,6 +133,7 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
     p.add_argument("prefixes", nargs="*", metavar="PREFIX", help="only faults whose id or component begins so; without mutants")
     p.add_argument("--all", action="store_true", help="also faults whose catch is current")
     p.add_argument("--seeded", type=int, metavar="N", help="fresh mutants; 0 = none")
+    p.add_argument("--prepare", action="store_true", help="only compile what the faults in device code load; needs no GPU")
     p.add_argument("--seed", metavar="TEXT", help="draw the mutants from this seed")
     p.add_argument("--ship", action="store_true", help="write into the repository's evidence instead of the local one")
     p.add_argument("--workers", type=int, default=2, help="processes (default %(default)s)")
@@ -340,7 +341,7 @@ def cmd_gate_catches(args: argparse.Namespace) -> int:
     """Planted faults and mutants."""
     default = 0 if args.prefixes else mutants.NUMBER
     return commands.cmd_catches(args.prefixes, stale=not args.all, seeded=default if args.seeded is None else args.seeded, seed=args.seed,
-                                ship=args.ship, workers=args.workers)
+                                ship=args.ship, workers=args.workers, prepare=args.prepare)
 
 
 # -- plan, sample, doctor ------------------------------------------------------------------------------------------------------

@@ -100,6 +100,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     plant.run_all(jobs, workers=workers, said=finished)
     controls([f for f in faults if not f.source and results[f.id].fresh], catalogue, workers)
     if device:
+        cuda_plant.prepare(device, catalogue.__getitem__)  # a gate that compiled would run out of its time, and that would pass for a catch
         cuda_plant.run_all(device, [cuda_plant.job_of(f.component, f.gate, f.id) for f in device], said=finished)
         sound = cuda_plant.controls(device)
         _sound(cuda_plant.run_all(sound, [cuda_plant.job_of(f.component, f.gate, f"sound {f.id}") for f in sound], planted=False))

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from alpha.component import GATES
 from alpha.errors import InputError, MachineError
-from alpha.gates import audit, catches, mutants, operating, perf, run, sanitize_command
+from alpha.gates import audit, catches, cuda_plant, mutants, operating, perf, run, sanitize_command
 from alpha.gates.recompute import recompute
 from alpha.registry import check as registry_check
 from alpha.registry import policy
@@ -177,11 +177,11 @@ def cmd_check(*, root: Path | None = None, annotate: bool = False, reference: st
 
 
 def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int = mutants.NUMBER, seed: str | None = None,
-                ship: bool = False, workers: int = 2, console: Console | None = None) -> int:
+                ship: bool = False, workers: int = 2, prepare: bool = False, console: Console | None = None) -> int:
     """Planted faults (those whose catch is stale, or all) and freshly seeded mutants: the score per gate, survivors by name.
 
     `prefixes`: only faults whose id or component begins so (none = all). 1 if a planted fault survives. A surviving mutant is named and
-    lowers the score; it fails nothing by itself.
+    lowers the score; it fails nothing by itself. `prepare`: only compile what those in device code load, which needs no GPU.
     """
     out = _console(console)
     every = load_faults(catalogue=house())
@@ -190,6 +190,9 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
     if not faults and not any(p.startswith("lint") for p in prefixes):
         raise InputError("no planted fault of that name", came=", ".join(prefixes), expected="a prefix of a fault's or a component's id",
                          do="faults stand in the *.faults.toml beside each component, those of the lint in alpha/gates/kernels_lint.toml")
+    if prepare:
+        out.print(f"{cuda_plant.prepare([f for f in faults if f.source], house().__getitem__)} files compiled")
+        return 0
 
     def planted(result: catches.Result) -> None:
         if not result.caught:

@@ -87,7 +87,7 @@ def prepare(faults: Sequence[Fault], component: Callable[[str], Component]) -> i
     """Compile what each fault's component may load from its broken copy, and from the sound one that is its control; returns how many
     files. A fault that does not compile raises."""
     count = 0
-    for fault, planted in ((f, p) for f in faults for p in (True, False)):
+    for fault, planted in [*((f, True) for f in faults), *((f, False) for f in controls(faults))]:
         with overlay(fault, planted=planted) as kernels, compiled_from(kernels):
             count += len(nvcc.compile_all(sources_of([component(fault.component)])))
     return count

@@ -2,7 +2,7 @@
 Floor 7.
 
 A row's own samples are narrow: of a dozen compiled files of a normalisation they launch two. Here every file is launched, but of cross
-entropy with gradients (33 forms by the vocabulary) the narrow, the middle and the widest. suites/parity/test_cuda_faults.py counts.
+entropy with gradients, which has 33 forms by the vocabulary, four. suites/parity/test_cuda_faults.py counts.
 """
 
 from __future__ import annotations

@@ -37,9 +37,10 @@ TIMED = {
 """Faults that show by the time that something takes, which a GPU alone has."""
 
 EMULATED = [f for f in FAULTS if not f.component.startswith(ON_TENSOR_CORES) and f.gate != "perf" and f.id not in TIMED]
-WIDE = ["rmsnorm.bf16.sm90", "add_layernorm.bf16.sm90", "rmsnorm_bwd.bf16.sm90", "layernorm_bwd_add.bf16.sm90", "rope_packed.bf16.sm90",
-        "embedding.bf16.sm90", "embedding_add.bf16.sm90", "embedding_bwd.bf16.sm90", "take_row.bf16.sm90", "dropout.bf16.sm90",
-        "linear_cross_entropy.bf16.sm90"]
+WIDE = ["rmsnorm.bf16.sm90", "add_layernorm.bf16.sm90", "rope_packed.bf16.sm90", "embedding.bf16.sm90", "embedding_add.bf16.sm90",
+        "take_row.bf16.sm90", "dropout.bf16.sm90"]
+SLOW = ["rmsnorm_bwd.bf16.sm90", "layernorm_bwd_add.bf16.sm90", "embedding_bwd.bf16.sm90", "linear_cross_entropy.bf16.sm90"]
+"""With --all only: a minute each."""
 
 
 def drawn(config: pytest.Config, among: list[Any], n: int, purpose: str) -> list[Any]:
@@ -70,7 +71,7 @@ def _judged(component: str, gate: str, kernels: Path) -> dict[str, Any]:
 
 def test_faults_are_rejected_over_emulated_device_code(pytestconfig: pytest.Config) -> None:
     """Beside each its unbroken kernels, which pass, or its rejection would mean nothing. A fault may end the process."""
-    todo: list[Fault] = drawn(pytestconfig, EMULATED, 3, "emulated")
+    todo: list[Fault] = drawn(pytestconfig, EMULATED, 2, "emulated")
     for component, gate in sorted({(f.component, f.gate) for f in todo}):
         found = _judged(component, gate, nvcc.KERNELS)
         assert found["verdict"] == PASS, f"{gate} of the unbroken {component}: {found}"
@@ -90,7 +91,7 @@ def test_faults_compile_to_other_machine_code(pytestconfig: pytest.Config) -> No
     except MachineError as error:
         pytest.skip(f"NOT_RUN: {error}")
     same = []
-    for fault in drawn(pytestconfig, FAULTS, 3, "compiled"):
+    for fault in drawn(pytestconfig, FAULTS, 2, "compiled"):
         sound = {s: None for s in sources_of([house()[fault.component]])
                  if nvcc.KERNELS / fault.source in nvcc.included_files(nvcc.KERNELS / s.path)}
         assert sound, f"{fault.id}: no compiled file of {fault.component} holds {fault.source}"
@@ -108,7 +109,7 @@ def test_faults_compile_to_other_machine_code(pytestconfig: pytest.Config) -> No
 
 def test_parity_launches_every_compiled_file(pytestconfig: pytest.Config) -> None:
     """A file that no sample launches could hold anything."""
-    for component in (house()[name] for name in drawn(pytestconfig, WIDE, 1, "launched")):
+    for component in (house()[name] for name in drawn(pytestconfig, WIDE, 1, "launched") + SLOW * pytestconfig.getoption("--all")):
         launched: set[Source] = set()
         with pytest.MonkeyPatch.context() as patch, emulated_gpu(), emulated_kernels(nvcc.KERNELS):
             patch.setattr(subjects, "component_digests", lambda *a, **k: {"implementation": "emulated"})
