@@ -61,6 +61,7 @@ class Neighbour:
 
 def measure(component: Component, nonce: str | None = None) -> Record:
     """Run the gate; the verdict is the judge's."""
+    assert SUBJECTS  # named here, evidence binds to them
     nonce = nonce or fresh_nonce()
     settle(component)
     todo = chosen(component, nonce)

@@ -12,4 +12,5 @@ SUBJECTS = cuda_subjects.bind, cuda_subjects.samples
 
 def measure(component: Component, nonce: str | None = None) -> Record:
     """Run the gate; the verdict is the judge's."""
+    assert SUBJECTS  # named here, evidence binds to them
     return gradient.measure(component, nonce)

@@ -13,4 +13,5 @@ SUBJECTS = cuda_subjects.bind, cuda_subjects.samples
 
 def measure(component: Component, nonce: str | None = None) -> Record:
     """Run the gate; the verdict is the judge's."""
+    assert SUBJECTS  # named here, evidence binds to them
     return parity.measure(component, nonce, lambda c, n: [*cuda_large.entries(c, n), *cuda_replay.entries(c, n)])

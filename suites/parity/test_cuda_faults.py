@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,15 @@ import pytest
 from emulated_gpu import emulated_gpu
 from emulated_kernels import emulated_kernels
 
+import alpha
 from alpha.backends.cuda.binaries import sources_of
 from alpha.cudart import bandwidth, toolchain
 from alpha.cudart import compile as nvcc
 from alpha.cudart.compile import Source
 from alpha.errors import MachineError
 from alpha.gates import cuda_plant, cuda_subjects, run, subjects
+from alpha.registry import policy
+from alpha.registry.digest import symbol_digest
 from alpha.registry.faults import Fault, load_faults
 from alpha.registry.judge import FAIL, PASS
 from alpha.train.house import house
@@ -120,3 +124,17 @@ def test_parity_launches_every_compiled_file(pytestconfig: pytest.Config) -> Non
         assert run.judged(record, component).verdict == PASS
         missing = [str(s) for s in sources_of([component]) if not s.path.startswith("gemm/") and s not in launched]
         assert not missing, f"{component.id}: no sample launches {missing}"
+
+
+@pytest.mark.parametrize("module", ["cuda_samples", "cuda_widths"])
+def test_evidence_binds_to_the_samples_made_for_the_gpu(module: str, tmp_path: Path) -> None:
+    """91: the engines reach them by the name of the back end, which no digest follows."""
+    copy = tmp_path / "alpha"
+    shutil.copytree(Path(alpha.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    engines = [policy.MEASURE_CUDA[g] for g in ("parity", "gradient", "determinism", "faults")]
+    before = [symbol_digest(e, copy) for e in engines]
+    path = copy / "gates" / f"{module}.py"
+    path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert [symbol_digest(e, copy) for e in engines] == before, "a blank line is not another sample"
+    path.write_text(path.read_text(encoding="utf-8").replace("list(make(", "sorted(make(", 1), encoding="utf-8")
+    assert all(a != b for a, b in zip(before, [symbol_digest(e, copy) for e in engines], strict=True))
