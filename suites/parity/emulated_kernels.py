@@ -4,7 +4,7 @@ What can be emulated is every kernel without tensor cores; the products inside t
 after the other, and half of the launches run blocks and warps backwards; copies land at once. So what a fault computes shows as on a
 GPU, and a missing barrier does; what hangs on the time that something takes does not.
 
-Run as a program (component, gate, folder of kernels): one line of JSON with the verdict. A fault may end the process.
+Run as a program (component, gate, folder of kernels, nonce or none): one line of JSON with the verdict. A fault may end the process.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def emulated_kernels(kernels: Path) -> Iterator[None]:
         yield
 
 
-def judged(component_id: str, gate: str, kernels: Path) -> dict[str, Any]:
+def judged(component_id: str, gate: str, kernels: Path, nonce: str | None = None) -> dict[str, Any]:
     """The verdict of a gate over these sources, and its first reasons."""
     from emulated_gpu import emulated_gpu
 
@@ -127,7 +127,7 @@ def judged(component_id: str, gate: str, kernels: Path) -> dict[str, Any]:
         patch.setattr(cuda_determinism, "RUNS", 60)
         patch.setattr(cuda_determinism, "NOISE_BYTES", 1 << 20)
         patch.setattr(cuda_widths, "NORMS", (256, 512, 1016, 2304))  # a thousand fibers take their time over the others
-        record = run.measure(component, gate)
+        record = run.measure(component, gate, nonce)
     found = run.judge(record, runs=0)
     return {"verdict": found.verdict, "reasons": [str(r)[:300] for r in found.reasons[:3]], "notes": [
         c["note"] for c in record.cases if "note" in c][:2]}
@@ -135,4 +135,4 @@ def judged(component_id: str, gate: str, kernels: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    print(json.dumps(judged(sys.argv[1], sys.argv[2], Path(sys.argv[3]))), flush=True)
+    print(json.dumps(judged(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])), flush=True)
