@@ -49,6 +49,9 @@ LATER_CALLS = 24
 
 BEHAVIOURS = ("inputs unchanged", "outputs settled", "later calls", "content", "in place", "spread")
 
+FEW = 8
+"""Float elements of all outputs below which a case has no power of its own to tell precisions apart."""
+
 
 @dataclass
 class _Run:
@@ -76,6 +79,7 @@ def measure(component: Component, nonce: str | None = None,
     allowances = {r.case.name: allowance(spec, r.case, nonce) for r in runs if not r.case.exact}
     single = all(a.single for name, a in allowances.items()) and bool(allowances)
     found = [_judged(spec, r, allowances.get(r.case.name), single) for r in runs]
+    _lend_power(found, {r.case.name for r in runs if sum(t.size for t in r.case.out_types(spec) if t.is_float) < FEW})
     if todo:
         counts["spread"] = unspread(spec, [r.case for r in runs], allowances)
         counts["spread"] += not single and bool(allowances) and all(c.get("floor") is None for c in found)
@@ -162,6 +166,15 @@ def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool) ->
         ratio = allowed.ratio(run.got, dtypes)
     floor = None if single or exact_below(allowed.want, dtypes) else short(allowed.ratio(lower(spec, case), dtypes), 3)
     return {"name": case.name, "kind": "relative", "ratio": short(ratio, 3), "floor": floor, **({"note": run.note} if run.note else {})}
+
+
+def _lend_power(found: list[dict[str, object]], few: set[str]) -> None:
+    """Give cases of few elements the best precision floor of all: a single element comes out right one precision lower now and then
+    (2 of 60 times for a bf16 product), which says nothing about the tolerance; that some case has power is still demanded."""
+    best = max((c["floor"] for c in found if c.get("floor") is not None), key=lambda f: float(str(f)), default=None)
+    for c in found:
+        if c["name"] in few and c.get("floor") is not None:
+            c["floor"] = best
 
 
 def unspread(spec: OpSpec, todo: Sequence[Case], allowances: dict[str, Allowance]) -> int:

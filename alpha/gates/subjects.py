@@ -346,7 +346,7 @@ def make_record(component: Component, gate: str, nonce: str, declared: int, foun
         found = condense(found)
         declared = len(found)
     digests = component_digests(component, gate, package=_package())
-    here = {k: v for k, v in environment().items() if k in ("python", "numpy", "blas", "cpu")}
+    here = {k: v for k, v in environment().items() if k in ("python", "numpy", "blas", "cpu", "processor")}
     here |= gpu_environment() if component.backend == "cuda" and component.kind == "kernel" else {}
     machine = class_here(component) or machine_class()
     record = Record(component=component.id, gate=gate, machine=machine.key, digests=digests, nonce=nonce, declared=declared,

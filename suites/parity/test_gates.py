@@ -96,6 +96,19 @@ def test_places_in_a_buffer_grow_with_it() -> None:
             row(component.op).infer(case.types, case.attrs)
 
 
+def test_cases_of_few_elements_borrow_power_but_do_not_make_it() -> None:
+    def floors(**given: float | None) -> list[object]:
+        found: list[dict[str, object]] = [{"name": n, "kind": "relative", "ratio": 0.5, "floor": f} for n, f in given.items()]
+        parity._lend_power(found, {"one", "two"})
+        return [c["floor"] for c in found]
+
+    assert floors(one=0.2, large=7.0, exact=None) == [7.0, 7.0, None]
+    assert floors(one=0.2, large=0.3) == [0.3, 0.3]  # nothing has power: both cases fail
+    assert floors(one=0.2, two=9.0) == [9.0, 9.0]
+    assert floors(large=0.3, one=9.0) == [0.3, 9.0]  # a large case owes its own
+    assert floors(one=None) == [None]
+
+
 def _perf_with(monkeypatch: pytest.MonkeyPatch, shares: list[float], baseline: float, note: str = "") -> tuple[dict[str, object], int]:
     """The entry that measurements with these shares end in, and how many were taken."""
     taken: list[float] = []
@@ -136,6 +149,8 @@ def test_baselines_belong_to_a_generation_of_processor() -> None:
     assert perf.baseline_key(key, "AuthenticAMD-26-2") != perf.baseline_key(key, "AuthenticAMD-25-1")
     assert perf.baseline_key("cuda_sm90_H200", "AuthenticAMD-26-2") == perf.baseline_key("cuda_sm90_H200", "AuthenticAMD-25-1")
     assert machine.environment()["processor"] == machine.processor()
+    record = subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 0, [])
+    assert record.environment["processor"] == machine.processor(), "what `pin` files the shares under"
 
 
 def test_probes_recompute_and_a_flipped_bit_shows() -> None:
