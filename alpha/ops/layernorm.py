@@ -70,6 +70,7 @@ def contents(rng: np.random.Generator) -> Iterable[tuple[str, np.ndarray, float]
     yield "block+1", rng.standard_normal((257, 129)), 1e-5
     yield "eights", rng.standard_normal((67, 136)), 1e-5
     yield "offset", rng.standard_normal((5, 64)) + 3, 1e-6
+    yield "far", rng.standard_normal((9, 64)) + 30, 1e-6  # a variance as the difference of two sums loses 900 u here
     yield "all-equal", np.full((4, 33), 0.1), 1e-5
     yield "large", rng.standard_normal((5, 24)) * 1e4, 1e-5
     yield "tiny", rng.standard_normal((5, 24)) * 1e-3, 1e-5
