@@ -68,13 +68,14 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
         said: Callable[[Result], None] | None = None, keep: Sequence[str] | None = None) -> list[Result]:
     """Run the faults whose catch is missing or stale (or all), keep the catches, and give one result per fault.
 
-    `keep`: ids of all faults that exist; saved catches of others are dropped (None drops nothing). Faults of components that cannot run on
-    this machine are left out.
+    `root`: where catches are looked up and kept (default: looked up everywhere, kept in the local root). `keep`: ids of all faults that
+    exist; saved catches of others are dropped (None drops nothing). Faults of components that cannot run on this machine are left out.
     """
     package = Package()
     faults = [f for f in faults if not why_not_here(catalogue[f.component])]
     gpu = gpu_class()
-    old = {**known(), **(known(machine=gpu.key) if gpu is not None else {})} if stale else {}
+    roots = None if root is None else [root]
+    old = {**known(roots), **(known(roots, gpu.key) if gpu is not None else {})} if stale else {}
     results: dict[str, Result] = {}
     jobs: list[plant.Job] = []
     device: list[Fault] = []

@@ -59,14 +59,14 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
     """Run the gates of some components (all of them when none is named; '*' in an id stands for anything).
 
     `stale`: only those without current, satisfying evidence; `budget`: seconds; `ship`: write to the evidence that belongs to the
-    repository instead of the local one; `pin`: make the measured shares of the ceiling the baseline of the perf gate. 1 if a gate is not
-    satisfied or left over, 3 if some of the components that were named cannot run on this machine.
+    repository instead of the local one, which then counts for nothing; `pin`: make the measured shares of the ceiling the baseline of the
+    perf gate. 1 if a gate is not satisfied or left over, 3 if some of the components that were named cannot run on this machine.
     """
     out = _console(console)
     if gate is not None and gate not in GATES:
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
     ids = _matching(ids)
-    todo = run.tasks(house(), ids, (gate,) if gate else (), stale=stale)
+    todo = run.tasks(house(), ids, (gate,) if gate else (), stale=stale, roots=[shipped_root()] if ship else None)
     absent = run.not_here(house(), ids)
     for why in sorted(set(absent.values())):
         named = [i for i, w in absent.items() if w == why]

@@ -1,19 +1,22 @@
 """The gates' own parts: intervals and verdicts of the A/B procedure, shared entries, cases from nonces, mutants, broken copies."""
 
 import ast
+from io import StringIO
 from math import comb
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import alpha
 from alpha.errors import GraphError, ShapeError
-from alpha.gates import ab, evaluate, gradient, mutants, parity, perf, plant, subjects
+from alpha.gates import ab, catches, commands, evaluate, gradient, mutants, parity, perf, plant, run, subjects
 from alpha.gates.condense import condense
 from alpha.ops.table import row
 from alpha.profile.noise import Interval, interval, rank, wilson
-from alpha.registry import machine, policy
+from alpha.registry import machine, policy, status
+from alpha.registry.faults import load_faults
 from alpha.registry.judge import AMBIGUOUS, FAIL, PASS, judge
 from alpha.train.house import house
 
@@ -211,3 +214,28 @@ def test_a_broken_copy_fails_and_an_unbroken_one_passes() -> None:
     assert outcomes[0].records[0][1] == outcomes[4].records[0][1] == PASS
     assert "Timeout" in outcomes[2].error and "Crash" in outcomes[3].error
     assert path.read_text(encoding="utf-8") == text
+
+
+def test_what_ships_is_measured_whatever_lies_in_the_local_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped, local = tmp_path / "shipped", tmp_path / "local"
+    monkeypatch.setattr(commands, "shipped_root", lambda: shipped)
+    monkeypatch.setattr(status, "default_roots", lambda: (shipped, local))
+    monkeypatch.setattr(run, "local_root", lambda: local)
+    split = {"ids": ["split.f32.cpu"], "gate": "faults", "stale": True, "console": Console(file=StringIO())}
+    for ship, root, others in ((False, local, shipped), (True, shipped, local)):
+        before = sorted(others.rglob("*.jsonl"))
+        assert commands.cmd_run(**split, ship=ship) == 0
+        found = next(root.rglob("split.f32.cpu.jsonl")).read_bytes()
+        assert sorted(others.rglob("*.jsonl")) == before
+        assert commands.cmd_run(**split, ship=ship) == 0
+        assert next(root.rglob("split.f32.cpu.jsonl")).read_bytes() == found, "it was current there, and yet measured again"
+
+
+def test_a_catch_elsewhere_does_not_count_where_it_is_to_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = next(f for f in load_faults(catalogue=house()) if f.component == "split.f32.cpu")
+    elsewhere, kept = tmp_path / "elsewhere", tmp_path / "kept"
+    monkeypatch.setattr(catches, "default_roots", lambda: (elsewhere,))
+    assert [r.fresh for r in catches.run(house(), [fault], root=elsewhere)] == [True]
+    assert [r.fresh for r in catches.run(house(), [fault])] == [False]
+    assert [r.fresh for r in catches.run(house(), [fault], root=kept)] == [True]
+    assert [r.fresh for r in catches.run(house(), [fault], root=kept)] == [False]
