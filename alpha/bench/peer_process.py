@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,10 @@ class Process:
         else:
             torch.set_num_threads(threads)
             where = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
-        try:  # a timed backward runs again and again on one forward
+        with suppress(ImportError):  # a PyTorch without this switch keeps the buffers of a forward, as timing its backward again needs
             import torch._functorch.config as functorch
 
             functorch.donated_buffer = False  # type: ignore[attr-defined]
-        except ImportError:
-            pass
         self.t = peers_torch.Torch(torch, device == "cuda")
         return {"version": str(torch.__version__), "on": where}
 
