@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,6 @@ from alpha.bench import agreement, clocks
 from alpha.bench.ours import BLOCK_NS, Block, Timed, timed_cases
 from alpha.bench.peer import Peer
 from alpha.component import Catalogue, Component
-from alpha.cudart.nvml import Reading
 from alpha.gates.cuda_time import LAUNCHES
 from alpha.gates.subjects import fresh_nonce, generator
 from alpha.profile import noise
@@ -82,43 +81,32 @@ def _case(component: Component, timed: Timed, peer: Peer | None, rounds: int, rn
     elif peer is not None and peer.served is not None:
         rows, ways = _admitted(component, timed, peer.served, rng)
     arms: dict[str, Block] = {OURS: timed.block, **{name: block for name, (_, block) in timed.ceilings.items()}, **ways}
-    taken: dict[str, list[tuple[float, Reading | None]]] = {name: [] for name in arms}
-    for i, order in enumerate(noise.orders(len(arms), rounds + 1, rng)):
-        for name in (list(arms)[k] for k in order):
-            if name not in taken:
-                continue
-            try:
-                one = arms[name]()
-            except ServedError as error:  # a peer that dies in the middle has no figures, and the others go on
-                del taken[name]
-                rows = [_refused(name, error) if r.name == name else r for r in rows]
-                continue
-            if i:  # the first round warms up
-                taken[name].append(one)
+    died: dict[str, ServedError] = {}
+    taken = clocks.alternate(arms, rounds, rng, died.__setitem__)
+    rows = [_refused(r.name, died[r.name]) if r.name in died else r for r in rows]
     times = {name: np.array([ns for ns, _ in blocks]) for name, blocks in taken.items()}
     kept = clocks.kept(taken, None if timed.read is not None else times[timed.probe])
     for name in (OURS, *timed.ceilings):
         if not kept[name].believed:
-            return Result(**{**vars(result), "rounds": rounds, "discarded": kept[name].discarded,
-                             "why": f"throttled: {kept[name].discarded} of {rounds} blocks of {name} discarded"})
+            return replace(result, rounds=rounds, discarded=kept[name].discarded,
+                           why=f"throttled: {kept[name].discarded} of {rounds} blocks of {name} discarded")
     fastest = {name: float(times[name][kept[name].mask].min()) for name in timed.ceilings}
     ceiling, limit = timed.ceiling_ns(fastest)
     ours = float(np.median(times[OURS][kept[OURS].mask]))
     family = max(1, len(rows))
     done = [_figures(row, times, kept, ceiling, family) if not row.why and row.name in times else row for row in rows]
-    return Result(component.id, timed.name, timed.shape, limit, rounds, kept[OURS].discarded,
-                  [Row(OURS, ours, ceiling / ours, (1.0, 1.0, 1.0)), Row(CEILING, ceiling, 1.0, (ceiling / ours,) * 3), *done])
+    lines = [Row(OURS, ours, ceiling / ours, (1.0, 1.0, 1.0)), Row(CEILING, ceiling, 1.0, (ceiling / ours,) * 3), *done]
+    return replace(result, limit=limit, rounds=rounds, discarded=kept[OURS].discarded, rows=lines)
 
 
 def _figures(row: Row, times: Mapping[str, np.ndarray], kept: Mapping[str, noise.Kept], ceiling: float, family: int) -> Row:
     """A peer's line from the rounds in which neither it nor ours was throttled."""
     both = noise.keep(~(kept[OURS].mask & kept[row.name].mask))
     if not both.believed:
-        return Row(row.name, difference=row.difference, allowed=row.allowed, why=f"throttled: {both.discarded} rounds discarded")
-    logs = np.log(times[row.name][both.mask] / times[OURS][both.mask])
-    i = noise.interval(logs.tolist(), noise.share(noise.ALPHA, family=family))
-    ns = float(np.median(times[row.name][both.mask]))
-    return Row(row.name, ns, ceiling / ns, (1 + i.low, 1 + i.estimate, 1 + i.high), row.difference, row.allowed)
+        return replace(row, why=f"throttled: {both.discarded} rounds discarded")
+    theirs = times[row.name][both.mask]
+    ns = float(np.median(theirs))
+    return replace(row, ns=ns, share=ceiling / ns, ratio=clocks.ratio(theirs, times[OURS][both.mask], family))
 
 
 # -- peers ---------------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import numpy as np
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
 from alpha.bench.contents import fitted, follows
+from alpha.bench.peer_process import LEAD
 from alpha.bench.shapes import calls
 from alpha.component import Catalogue, Component
 from alpha.cudart.memory import Arena, Span, aligned, download, fill, upload
@@ -33,9 +34,6 @@ from alpha.types import Attrs, TensorType
 
 BLOCK_NS = 1_200_000
 """How long a block on the CPU lasts, about."""
-
-LEAD = 8
-"""Fills ahead of a block on the GPU, as many as the peer enqueues: the host gets ahead of the device."""
 
 Block = Callable[[], tuple[float, "Reading | None"]]
 """Times one block: (nanoseconds a call, what the GPU said meanwhile)."""

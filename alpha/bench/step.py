@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -44,7 +45,7 @@ CHECKED = 3
 PROBE, PROBES = 448, 20
 """Side and number of the products that are the CPU's reference probe of a round."""
 
-OURS, UNCAPTURED = "ours", "ours, launch by launch"
+OURS, UNCAPTURED, REFERENCE = "ours", "ours, launch by launch", "reference probe"
 PEERS = {"torch eager": False, "torch.compile": True}
 """Name -> whether it is compiled."""
 
@@ -321,24 +322,21 @@ class Session:
 
     def measure(self, arms: Mapping[str, Callable[[int], tuple[float, Reading | None]]]) -> tuple[dict[str, Blocks],
                                                                                                  dict[str, noise.Kept]]:
-        """Blocks of all arms in random order, the first round left out; and which count. An arm that fails has none."""
-        rng, square = np.random.default_rng(), np.ones((PROBE, PROBE), np.float32)
-        taken: dict[str, list[tuple[float, Reading | None]]] = {name: [] for name in arms}
-        probes = []
-        for i, order in enumerate(noise.orders(len(arms), self.rounds + 1, rng)):
-            for name in (list(arms)[k] for k in order):
-                if name in taken:
-                    try:
-                        taken[name].append(arms[name](self.steps))
-                    except ServedError as error:
-                        if "OutOfMemory" in str(error.came):
-                            raise DoesNotFit(str(error.came)) from error
-                        del taken[name]
-            if self.on_cpu:
-                probes.append(float(noise.block(lambda: np.matmul(square, square), PROBES)))
-            if not i:  # warm-up
-                taken, probes = {name: [] for name in taken}, []
-        return {**taken}, clocks.kept(taken, probes if self.on_cpu else None)
+        """Blocks of all arms in random order, and which count. An arm that fails has none; one without room is DoesNotFit."""
+        square = np.ones((PROBE, PROBE), np.float32)
+
+        def probe() -> tuple[float, None]:
+            return float(noise.block(lambda: np.matmul(square, square), PROBES)), None
+
+        def lost(name: str, error: ServedError) -> None:
+            if "OutOfMemory" in str(error.came):
+                raise DoesNotFit(str(error.came)) from error
+
+        every: dict[str, Callable[[], tuple[float, Reading | None]]] = {name: partial(arm, self.steps) for name, arm in arms.items()}
+        taken: dict[str, Blocks] = {**clocks.alternate({**every, **({REFERENCE: probe} if self.on_cpu else {})}, self.rounds,
+                                                       np.random.default_rng(), lost)}
+        probes = [ns for ns, _ in taken.pop(REFERENCE)] if self.on_cpu else None
+        return taken, clocks.kept(taken, probes)
 
     def result(self, result: Result, taken: Mapping[str, Blocks], kept: Mapping[str, noise.Kept], rows: Sequence[Row],
                memory: Mapping[str, int], *, together: bool) -> Result:
@@ -364,8 +362,7 @@ class Session:
         if row.name == OURS:
             ratio = (1.0, 1.0, 1.0)
         elif together:
-            i = noise.interval(np.log(own[both.mask] / mine[both.mask]).tolist(), noise.share(noise.ALPHA, family=family))
-            ratio = (1 + i.low, 1 + i.estimate, 1 + i.high)
+            ratio = clocks.ratio(own[both.mask], mine[both.mask], family)
         else:
             ratio = (float("nan"), ns / float(np.median(mine[kept[OURS].mask])), float("nan"))
         rate = self.tokens / ns * 1e9

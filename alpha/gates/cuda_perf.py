@@ -30,7 +30,7 @@ from alpha.cudart.nvml import Clocks, Reading
 from alpha.gates import cuda_replay, cuda_subjects, perf
 from alpha.gates.cuda_sizes import Call, timed_calls
 from alpha.gates.cuda_subjects import CudaBound, opened
-from alpha.gates.cuda_time import FLUSH_BYTES, LAUNCHES, Since, contents, own_clock, timed_block
+from alpha.gates.cuda_time import FLUSH_BYTES, LAUNCHES, Since, contents, kept, own_clock, timed_block
 from alpha.gates.subjects import crash, fresh_nonce, generator, make_record, settle, short, spec_of
 from alpha.profile import noise
 from alpha.registry.gpu import class_here
@@ -96,14 +96,12 @@ class Throttled(Exception):
 
 
 def unthrottled(readings: Mapping[str, Sequence[Reading]]) -> tuple[dict[str, np.ndarray], int]:
-    """(which blocks of each arm count, bool; how many of all were discarded), by noise.throttled_gpu, each arm by itself: a product draws
-    more power than a copy and runs at a lower clock for it, which is no throttling. Throttled when too many blocks of one arm go."""
-    kept = {name: noise.keep(noise.throttled_gpu([r.sm_mhz for r in found], [r.reasons for r in found]))
-            for name, found in readings.items()}
-    for name, k in kept.items():
+    """(which blocks of each arm count, bool; how many of all were discarded). Throttled when too many blocks of one arm go."""
+    found = kept(readings)
+    for name, k in found.items():
         if not k.believed:
             raise Throttled(f"{k.discarded} of {k.mask.size} blocks of {name} ran throttled")
-    return {name: k.mask for name, k in kept.items()}, sum(k.discarded for k in kept.values())
+    return {name: k.mask for name, k in found.items()}, sum(k.discarded for k in found.values())
 
 
 def _case(component: Component, call: Call, ceiling: Probes, clocks: Clocks, since: Since, baseline: float | None,
@@ -134,8 +132,8 @@ def _case(component: Component, call: Call, ceiling: Probes, clocks: Clocks, sin
             one = arms[name]()
             if block:  # the first block warms up
                 taken[name].append(one)
-    kept, lost = unthrottled({name: [r for _, r in found] for name, found in taken.items()})
-    times = {name: [t for (t, _), ok in zip(found, kept[name]) if ok] for name, found in taken.items()}
+    masks, lost = unthrottled({name: [r for _, r in found] for name, found in taken.items()})
+    times = {name: [t for (t, _), ok in zip(found, masks[name]) if ok] for name, found in taken.items()}
     ns = [round(t) for t in sorted(times["kernel"])]
     entry: dict[str, object] = {"name": call.name, "share": 0.0, "baseline": baseline, "times_ns": ns, "throttled": lost}
     for bound in sets:

@@ -1,8 +1,8 @@
-"""How a call on the GPU is timed: blocks of launches between events, contents drawn anew, the clock read meanwhile. Floor 7."""
+"""How a call on the GPU is timed: blocks of launches between events, contents drawn anew, the clock read meanwhile and judged. Floor 7."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from alpha.cudart.memory import Span, fill
 from alpha.cudart.nvml import Clocks, Reading
 from alpha.gates.cuda_subjects import opened
+from alpha.profile import noise
 from alpha.types import NUMPY, TensorType
 
 LAUNCHES = 6
@@ -36,6 +37,13 @@ def own_clock() -> Since:
     """How events tell the time, as the driver's binding has it now: held before a kernel is bound, it is out of that kernel's reach."""
     clock: Since = type(opened()[0].event()).time_since
     return clock
+
+
+def kept(readings: Mapping[str, Sequence[Reading]]) -> dict[str, noise.Kept]:
+    """Which blocks of each arm count, by the clock that was read in each and noise.throttled_gpu, each arm by itself: a product draws more
+    power than a copy and runs at a lower clock for it, which is no throttling."""
+    return {name: noise.keep(noise.throttled_gpu([r.sm_mhz for r in found], [r.reasons for r in found]))
+            for name, found in readings.items()}
 
 
 def timed_block(stream: Any, work: Sequence[Callable[[], None]], clocks: Clocks, flush: Span | None = None,
