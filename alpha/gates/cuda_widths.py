@@ -58,8 +58,9 @@ def _ids(rng: np.random.Generator, n: int, vocab: int) -> np.ndarray:
 
 def _embedding(op: str, rng: np.random.Generator) -> Iterable[Sample]:
     for width in TABLES:
-        table, ids = rng.standard_normal((9, width)), rng.integers(0, 9, 21).astype(np.int32)
-        more = (rng.standard_normal((5, width)), rng.integers(0, 5, 21).astype(np.int32)) if op == "embedding_add" else ()
+        n = 21 if width < TABLES[-1] else 70  # the widest has more elements than 16 bits count
+        table, ids = rng.standard_normal((9, width)), rng.integers(0, 9, n).astype(np.int32)
+        more = (rng.standard_normal((5, width)), rng.integers(0, 5, n).astype(np.int32)) if op == "embedding_add" else ()
         if op == "take_row":
             yield Sample(name=f"gpu-{width}", inputs=(table[None], ids[:1]), attrs={})
         elif "_bwd" not in op:
