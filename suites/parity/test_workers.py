@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+import alpha.backends.cpu.workers as workers_module
 from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.workers import SPIN_NS, Workers
 
@@ -62,6 +63,17 @@ def test_helpers_take_part_when_the_caller_is_busy():
     workers.run([meet, meet])
     workers.close()
     assert len(names) == 2
+
+
+def test_a_helper_that_starts_late_takes_part_in_the_first_round(monkeypatch):
+    class Late(workers_module._Idle):
+        def __init__(self) -> None:
+            super().__init__()
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.1)  # the helper's first step; the first round begins meanwhile
+
+    monkeypatch.setattr(workers_module, "_Idle", Late)
+    test_helpers_take_part_when_the_caller_is_busy()
 
 
 def test_an_idle_pool_uses_no_processor():

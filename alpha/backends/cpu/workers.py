@@ -88,12 +88,13 @@ class Workers:
         self._idle = _Idle()
         self._ended = threading.Lock()
         self._ended.acquire()
-        self._threads = [threading.Thread(target=self._loop, daemon=True, name=f"alpha-cpu-{i}") for i in range(1, n)]
+        # The helpers get the empty round from here: one that starts late and read it itself would take the first real round for done.
+        self._threads = [threading.Thread(target=self._loop, args=(self._round,), daemon=True, name=f"alpha-cpu-{i}") for i in range(1, n)]
         for t in self._threads:
             t.start()
 
-    def _loop(self) -> None:
-        idle, lock, last = _Idle(), threading.Lock(), self._round
+    def _loop(self, last: _Round) -> None:
+        idle, lock = _Idle(), threading.Lock()
         lock.acquire()
 
         def found() -> bool:
