@@ -1,8 +1,8 @@
 """Samples between which the choice of a compiled file moves, for kernels that choose it from a width, a number of heads or a vocabulary.
 Floor 7.
 
-A row's own samples are narrow: of a dozen compiled files of a normalisation they launch two. Here every file is launched, but of cross
-entropy with gradients, which has 33 forms by the vocabulary, four. suites/parity/test_cuda_faults.py counts.
+A row's own samples are narrow: of a dozen compiled files of a normalisation they launch two. Here every file is launched;
+suites/parity/test_cuda_faults.py counts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ NORMS = (256, 512, 768, 1016, 1280, 1536, 1792, 2048, 2304, 2816, 3072, 3328, 40
 
 HEADS = (2, 6, 10, 14, 18, 40)
 TABLES = (264, 520, 776, 1032)
-VOCABULARIES = (53, 9001, 25003, 53251)
-"""Off the multiples of 8, so that the last vector of a row is partly padding."""
+VOCABULARIES = (53, 1027, 3067, 3077, 5117, 5125, 7163, 7171, 9001, 10243, 14331, 14347, 18427, 18435, 22523, 22531, 25003, 28675, 36859,
+                36867, 45051, 45061, 53243, 53251, 65531, 65541, 81917, 81923, 98299, 98309, 114683, 114691, 131067)
+"""One for each form of cross entropy with gradients, near either end of the form's range in turn; off the multiples of 8, so that the last
+vector of a row is partly padding."""
 
 
 def _norm(op: str, rng: np.random.Generator) -> Iterable[Sample]:

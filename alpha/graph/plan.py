@@ -117,13 +117,26 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """All Segments of a run. `states`: kind -> layout of the flat state arrays; `schedule`: one training step, in order."""
+    """All Segments of a run. `states`: kind -> layout of the flat state arrays; `schedule`: one training step, in order; `replay`: the
+    microbatches that are handed over at once, 0 for a step's. It moves no bit, so the hash does not cover it."""
 
     name: str
     plans: dict[str, Plan]
     schedule: tuple[Step, ...]
     states: dict[str, StateLayout]
     facts: dict[str, object] = field(default_factory=dict)
+    replay: int = 1
+
+    def replays(self) -> tuple[tuple[Step, ...], ...]:
+        """The schedule in the pieces that are handed over at once, which a GPU replays as one graph each: `replay` microbatches with the
+        trees and the update that follow them."""
+        found: list[list[Step]] = [[]]
+        for call in self.schedule:
+            held = sum(x.shard is not None for x in found[-1])
+            if call.shard is not None and held == self.replay != 0:
+                found.append([])
+            found[-1].append(call)
+        return tuple(map(tuple, found))
 
     def arenas(self) -> dict[str, int]:
         """Bytes per arena: the largest that any plan needs; arenas are shared by all plans."""

@@ -41,17 +41,19 @@ is the same on every machine."""
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """Sizes of one step: `micro_batch` sequences of `seq` tokens per microbatch, `micros` microbatches per shard, `shards` S = 2^k."""
+    """Sizes of one step: `micro_batch` sequences of `seq` tokens per microbatch, `micros` microbatches per shard, `shards` S = 2^k,
+    `replay` microbatches handed over at once (0: all)."""
 
     micro_batch: int
     seq: int
     shards: int = 1
     micros: int = 1
+    replay: int = 1
 
     def __post_init__(self) -> None:
         if self.shards < 1 or self.shards & (self.shards - 1):
             raise ShapeError("logical shards are a power of two", came=self.shards, expected="1, 2, 4, 8, ...")
-        if min(self.micro_batch, self.seq, self.micros) < 1:
+        if min(self.micro_batch, self.seq, self.micros) < 1 or self.replay < 0:
             raise ShapeError("sizes of a step are positive", came=self)
 
     @property
@@ -194,7 +196,7 @@ def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepS
     return Program(name, plans, _schedule(shape), states,
                    {"shards": shape.shards, "micros": shape.micros, "micro_batch": shape.micro_batch, "seq": shape.seq,
                     "threads": threads, "backend": backend, "model": model.name, "optimizer": optimizer.name, **known,
-                    **(facts or {})})
+                    **(facts or {})}, shape.replay)
 
 
 def trailing_ones(s: int) -> int:

@@ -8,7 +8,7 @@ contiguous shares, shard after shard and microbatch after microbatch, so the tex
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ class Loop:
         self.validation, self.tokenizer = validation, tokenizer
         self.checkpoints, self.metrics = checkpoints, metrics
         self.program = executor.program
+        self.replays = self.program.replays()
         self.recorder = executor.recorder = Recorder(metrics)
         self.step = 0
         self._staged: int | None = None
@@ -154,8 +155,8 @@ class Loop:
         recorder = self.recorder
         recorder.begin(self.step, profiled=sampled(self.step, self.cfg.train.steps, self.cfg.train.profile))
         with np.errstate(all="ignore"):  # a bad value is the finite flag's business, not a warning's
-            for call in self.program.schedule:
-                self.enqueue(call)
+            for calls in self.replays:
+                self.enqueue(calls)
             self.stage()
             with recorder.span("device_to_host"):
                 out = self.executor.outputs(self.program.schedule[-1].plan)
@@ -182,26 +183,27 @@ class Loop:
         self.step += 1
         return result
 
-    def enqueue(self, call: Step) -> None:
-        """Hand one call over; the step's first batch is there already if it was staged."""
-        if call == self.program.schedule[0] and self._staged == self.step:
+    def enqueue(self, calls: Sequence[Step]) -> None:
+        """Hand over what is replayed at once; the text of the step's first replay is there already if it was staged."""
+        plans = tuple(call.plan for call in calls)
+        if calls is self.replays[0] and self._staged == self.step:
             self._staged = None
-            self.executor.enqueue(call.plan)
+            self.executor.enqueue(plans)
             return
         with self.recorder.span("data_load"):
-            inputs = self.inputs(call)
-        self.executor.enqueue(call.plan, inputs)
+            inputs = [self.inputs(call) for call in calls]
+        self.executor.enqueue(plans, inputs)
 
     def stage(self) -> None:
-        """Make the first batch of the next step and send it: a device still computes this one."""
+        """Make the text of the next step's first replay and send it: a device still computes this step."""
         following = self.step + 1
         if following >= self.cfg.train.steps:
             return
-        first = self.program.schedule[0]
+        first = self.replays[0]
         with self.recorder.span("data_load"):
-            inputs = self.inputs(first, following)
+            inputs = [self.inputs(call, following) for call in first]
         with self.recorder.span("host_to_device"):
-            self.executor.stage(first.plan, inputs)
+            self.executor.stage(tuple(call.plan for call in first), inputs)
         self._staged = following
 
     def note_memory(self) -> None:

@@ -45,8 +45,9 @@ TIMED = {
 
 EMULATED = [f for f in FAULTS if not f.component.startswith(ON_TENSOR_CORES) and f.gate != "perf" and f.id not in TIMED]
 WIDE = ["rmsnorm.bf16.sm90", "add_layernorm.bf16.sm90", "rope_packed.bf16.sm90", "embedding.bf16.sm90", "embedding_add.bf16.sm90",
-        "take_row.bf16.sm90", "dropout.bf16.sm90"]
-SLOW = ["rmsnorm_bwd.bf16.sm90", "layernorm_bwd_add.bf16.sm90", "embedding_bwd.bf16.sm90", "linear_cross_entropy.bf16.sm90"]
+        "take_row.bf16.sm90", "dropout.bf16.sm90", "cast.f32.sm90", "cast.bf16.sm90"]
+SLOW = ["rmsnorm_bwd.bf16.sm90", "layernorm_bwd_add.bf16.sm90", "embedding_bwd.bf16.sm90", "linear_cross_entropy.bf16.sm90",
+        "linear_cross_entropy_grad.bf16.sm90"]
 """With --all only: a minute each."""
 
 

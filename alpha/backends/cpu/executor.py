@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -34,7 +34,7 @@ class CpuExecutor:
         self._blas = ThreadpoolController().limit(limits=1, user_api="blas")
         self.arenas = {name: _arena(name, n) for name, n in program.arenas().items()}
         self._bound = {name: self._bind(plan, catalogue) for name, plan in program.plans.items()}
-        self._staged: dict[str, dict[str, np.ndarray]] = {}
+        self._staged: dict[tuple[str, ...], list[dict[str, np.ndarray]]] = {}
 
     def _bind(self, plan: Plan, catalogue: Catalogue) -> list[tuple[Launch, Callable[[], None]]]:
         bound = []
@@ -66,27 +66,32 @@ class CpuExecutor:
 
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns views of the outputs, valid until the next run."""
-        self.enqueue(plan, inputs or {})
+        self.enqueue((plan,), [inputs or {}])
         return self.outputs(plan)
 
-    def stage(self, plan: str, inputs: Mapping[str, np.ndarray]) -> None:
-        """Keep copies of the inputs of the next `enqueue` of this plan; they take the place of those kept before."""
-        check_inputs(self.program.plans[plan], inputs)
-        self._staged[plan] = {name: np.array(x) for name, x in inputs.items()}
+    def stage(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Keep copies of the inputs of the next `enqueue` of these plans; they take the place of those kept before."""
+        for plan, given in zip(plans, inputs, strict=True):
+            check_inputs(self.program.plans[plan], given)
+        self._staged[plans] = [{name: np.array(x) for name, x in given.items()} for given in inputs]
 
-    def enqueue(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
-        """Run one Plan to its end. `inputs` None: those that were staged."""
-        found, staged = self.program.plans[plan], self._staged.pop(plan, {})
+    def enqueue(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]] | None = None) -> None:
+        """Run Plans to their end, one after the other. `inputs` of each; None: those that were staged."""
+        staged = self._staged.pop(plans, [{} for _ in plans])
+        for plan, given in zip(plans, staged if inputs is None else inputs, strict=True):
+            self._run(self.program.plans[plan], given)
+
+    def _run(self, found: Plan, inputs: Mapping[str, np.ndarray]) -> None:
         with self.recorder.span("host_to_device"):
-            self._feed(found, staged if inputs is None else inputs)
+            self._feed(found, inputs)
         if not self.recorder.watching:
-            for _, run in self._bound[plan]:
+            for _, run in self._bound[found.name]:
                 run()
         elif self.recorder.profiling:
             self._run_observed(found)
         else:
             clock, marks = self.recorder.clock, []
-            for _, run in self._bound[plan]:
+            for _, run in self._bound[found.name]:
                 marks.append(clock())
                 run()
                 marks.append(clock())

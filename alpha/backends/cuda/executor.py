@@ -1,13 +1,13 @@
-"""CUDA executor: a Program bound once to static device buffers, each Plan captured into a CUDA graph and replayed. Floor 4."""
+"""CUDA executor: a Program bound once to static device buffers, each replay captured into a CUDA graph. Floor 4."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
 
-from alpha.backends.checks import check_finite, check_inputs
+from alpha.backends.checks import check_finite
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.observe import Watch
 from alpha.backends.cuda.room import check_room
@@ -31,8 +31,8 @@ class CudaExecutor:
     program: whose plans to bind. catalogue: the kernels. index: which GPU. `captured` False runs every launch by itself, for
     comparison: same kernels, same addresses, same bits. MachineError, before anything is allocated, where the Program does not fit.
 
-    `run` waits for the outputs of plans that have any. A loop that has better to do calls `enqueue`, then `stage` with the next batch,
-    which is copied while the device computes, then `outputs`.
+    `run` waits for the outputs of plans that have any. A loop that has better to do calls `enqueue`, then `stage` with the next inputs,
+    which are copied while the device computes, then `outputs`. Plans that are enqueued together are one graph.
     """
 
     def __init__(self, program: Program, catalogue: Catalogue, *, index: int = 0, captured: bool = True) -> None:
@@ -47,7 +47,7 @@ class CudaExecutor:
         self._lent: dict[str, np.ndarray] = {}
         self._constants: dict[Hashable, Arena] = {}
         self._bound = {name: self._bind(plan, catalogue) for name, plan in program.plans.items()}
-        self._graphs: dict[tuple[str, bool], Graph] = {}
+        self._graphs: dict[tuple[tuple[str, ...], bool], Graph] = {}
         self._staging = Staging(self.device, program)
         self._places = {name: {k: self.span(r) for k, r in plan.inputs.items()} for name, plan in program.plans.items()}
         self._results = {name: Results.of(plan) for name, plan in program.plans.items()}
@@ -102,26 +102,28 @@ class CudaExecutor:
 
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns copies of the outputs when they are there."""
-        self.enqueue(plan, inputs or {})
+        self.enqueue((plan,), [inputs or {}])
         with self.recorder.span("device_to_host"):
             return self.outputs(plan)
 
-    def stage(self, plan: str, inputs: Mapping[str, np.ndarray]) -> None:
-        """Begin to copy the inputs of the next `enqueue` of this plan, beside what runs."""
-        self._staging.send(self.program.plans[plan], inputs)
+    def stage(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Begin to copy the inputs of the next `enqueue` of these plans, beside what runs."""
+        self._staging.send([self.program.plans[p] for p in plans], inputs)
 
-    def enqueue(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
-        """The same without waiting for the result: one upload, then one graph launch. `inputs` None: those that were staged."""
-        recorder, found = self.recorder, self.program.plans[plan]
+    def enqueue(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]] | None = None) -> None:
+        """Run Plans one after the other without waiting for results: one upload, then one graph launch. `inputs` of each; None: those that
+        were staged. The largest `enqueue` is what the Program replays at once."""
+        found = [self.program.plans[p] for p in plans]
         self._return()
-        with recorder.span("host_to_device"):
+        with self.recorder.span("host_to_device"):
             self._feed(found, inputs)
-        if self._bound[plan]:
+        if any(self._bound[p] for p in plans):
             self._launch(found)
-        results = self._results[plan]
-        if results is not None:
-            for name, ref in found.outputs.items():
-                fetch(results.host(name), self.span(ref), self.stream)
+        for plan in found:
+            results = self._results[plan.name]
+            if results is not None:
+                for name, ref in plan.outputs.items():
+                    fetch(results.host(name), self.span(ref), self.stream)
 
     def outputs(self, plan: str) -> dict[str, np.ndarray]:
         """Copies of the outputs of this plan as it was last enqueued; waits for them."""
@@ -137,25 +139,29 @@ class CudaExecutor:
             self._watch.collect(self.recorder)  # the stream has been waited for
         return read
 
-    def _launch(self, plan: Plan) -> None:
-        """Enqueue a plan's launches: one graph, or on a profiled step each by itself."""
-        recorder, bound = self.recorder, self._bound[plan.name]
+    def _launch(self, plans: Sequence[Plan]) -> None:
+        """Enqueue the plans' launches: one graph, or on a profiled step each by itself."""
+        recorder, stream = self.recorder, int(self.stream.handle)
         began, watched = recorder.clock(), recorder.watching
-        if watched:
-            if self._watch is None:
-                self._watch = Watch(self.stream)
-            self._watch.make_room(plan, recorder)
+        if watched and self._watch is None:
+            self._watch = Watch(self.stream)
         if watched and recorder.profiling:
-            self.watch.launch_each(plan, bound, int(self.stream.handle), recorder.clock)
+            for index, plan in enumerate(plans):
+                self.watch.make_room([plan], recorder)
+                self._lay(plans, index)
+                self.watch.launch_each(plan, self._bound[plan.name], stream, recorder.clock)
             return
-        if self.captured:
-            if (plan.name, watched) not in self._graphs:
-                self._graphs[plan.name, watched] = capture(lambda stream: self._launch_all(plan, watched), self.stream)
-            self._graphs[plan.name, watched].launch(self.stream)
-        else:
-            self._launch_all(plan, watched)
         if watched:
-            self.watch.launched(plan)
+            self.watch.make_room(plans, recorder)
+        if self.captured:
+            key = tuple(plan.name for plan in plans), watched
+            if key not in self._graphs:
+                self._graphs[key] = capture(lambda _: self._launch_all(plans, watched), self.stream)
+            self._graphs[key].launch(self.stream)
+        else:
+            self._launch_all(plans, watched)
+        if watched:
+            self.watch.launched(plans)
             recorder.enqueued(recorder.clock() - began)
 
     @property
@@ -164,30 +170,33 @@ class CudaExecutor:
         assert self._watch is not None, "a watched step makes it before the first launch"
         return self._watch
 
-    def _launch_all(self, plan: Plan, watched: bool) -> None:
+    def _launch_all(self, plans: Sequence[Plan], watched: bool) -> None:
         stream = int(self.stream.handle)
-        if watched:
-            self.watch.launch_all(plan, self._bound[plan.name], stream)
-            return
-        for _, run in self._bound[plan.name]:
-            run(stream)
+        for index, plan in enumerate(plans):
+            self._lay(plans, index)
+            if watched:
+                self.watch.launch_all(plan, self._bound[plan.name], stream)
+                continue
+            for _, run in self._bound[plan.name]:
+                run(stream)
+
+    def _lay(self, plans: Sequence[Plan], index: int) -> None:
+        self._staging.lay(plans, index, self._places[plans[index].name], int(self.stream.handle))
 
     def replay(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
         """The same, eagerly: after each launch its float outputs are looked at; NonFiniteError names node, op and model line."""
         self._return()
         found = self.program.plans[plan]
-        self._feed(found, inputs or {})
+        self._feed([found], [inputs or {}])
+        self._lay([found], 0)
         for index, (_, run) in enumerate(self._bound[plan]):
             run(int(self.stream.handle))
             check_finite(found, index, self.read)
 
-    def _feed(self, plan: Plan, inputs: Mapping[str, np.ndarray] | None) -> None:
-        if not plan.inputs:
-            check_inputs(plan, inputs or {})
-            return
-        if inputs is not None or not self._staging.holds(plan.name):
-            self._staging.send(plan, inputs or {})
-        self._staging.deliver(plan, self._places[plan.name], self.stream)
+    def _feed(self, plans: Sequence[Plan], inputs: Sequence[Mapping[str, np.ndarray]] | None) -> None:
+        if inputs is not None or not self._staging.holds(plans):
+            self._staging.send(plans, [{} for _ in plans] if inputs is None else inputs)
+        self._staging.deliver(plans, self.stream)
 
     def resident(self) -> dict[str, int]:
         """Bytes allocated for each arena, and under 'device' what this process took of the device since the executor was opened."""

@@ -7,6 +7,7 @@ from itertools import count, groupby, pairwise
 from typing import Any
 
 from alpha.cudart.mark import PLACES, Marks
+from alpha.errors import GraphError
 from alpha.graph.plan import Launch, Plan
 from alpha.profile.phases import phase_of
 from alpha.profile.recorder import Recorder
@@ -37,10 +38,14 @@ class Watch:
         self._steps = 0
         self._runs: dict[str, list[tuple[int, int]]] = {}
 
-    def make_room(self, plan: Plan, recorder: Recorder) -> None:
-        """Before a Segment is enqueued: where the ring cannot hold its stamps beside those that wait, wait and collect."""
-        waiting = sum(len(p.launches) + 1 for p, _, _ in self._pending)
-        if waiting + len(plan.launches) + 1 > PLACES:
+    def make_room(self, plans: Sequence[Plan], recorder: Recorder) -> None:
+        """Before Segments are enqueued: where the ring cannot hold their stamps beside those that wait, wait and collect. GraphError where
+        it could not hold them alone."""
+        waiting, more = (sum(len(p.launches) + 1 for p in found) for found in ([p for p, _, _ in self._pending], plans))
+        if more > PLACES:
+            raise GraphError("a replay takes more time stamps than there is room for", came=more, expected=f"at most {PLACES}",
+                             do="take a smaller train.replay")
+        if waiting + more > PLACES:
             self._stream.synchronize()
             self.collect(recorder)
 
@@ -52,9 +57,9 @@ class Watch:
                 run(stream)
             self.marks.mark(stream)
 
-    def launched(self, plan: Plan) -> None:
-        """A Segment that holds such stamps was enqueued."""
-        self._pending.append((plan, False, []))
+    def launched(self, plans: Sequence[Plan]) -> None:
+        """Segments that hold such stamps were enqueued."""
+        self._pending += [(plan, False, []) for plan in plans]
 
     def launch_each(self, plan: Plan, bound: Bound, stream: int, clock: Callable[[], int]) -> None:
         """Enqueue every launch by itself, with a stamp before the first and after each, and the host's time of each."""

@@ -1,9 +1,9 @@
-"""Batches on their way to the device: packed in page-locked memory, copied beside what computes, laid in place in order. Floor 4."""
+"""Inputs on their way to the device: packed in page-locked memory, copied beside what computes, laid in place in order. Floor 4."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,83 +16,104 @@ from alpha.cudart.memory import Arena, Span, aligned, pinned, upload
 from alpha.graph.plan import Plan, Program, Ref
 
 SLOTS = 4
-"""Batches that may be on their way at once: so far the host runs ahead of the device."""
+"""Replays whose inputs may be on their way at once: so far the host runs ahead of the device."""
 
 
-def packed(plan: Plan) -> tuple[dict[str, int], int]:
-    """(offset of each input, bytes of all) of a plan's inputs one behind the other, 256-byte aligned."""
-    offsets, at = {}, 0
-    for name, ref in plan.inputs.items():
-        offsets[name] = at
-        at += aligned(ref.type.nbytes)
+def packed(plans: Sequence[Plan]) -> tuple[list[dict[str, int]], int]:
+    """(offset of each input by plan, bytes of all) of the plans' inputs one behind the other, 256-byte aligned."""
+    offsets: list[dict[str, int]] = []
+    at = 0
+    for plan in plans:
+        offsets.append({})
+        for name, ref in plan.inputs.items():
+            offsets[-1][name] = at
+            at += aligned(ref.type.nbytes)
     return offsets, at
 
 
 def staging_bytes(program: Program) -> int:
     """Device memory that a program's Staging takes."""
-    return SLOTS * _slot_bytes(program)
+    return (SLOTS + 1) * _slot_bytes(program)
 
 
 def _slot_bytes(program: Program) -> int:
-    return aligned(max([packed(p)[1] for p in program.plans.values()] + [1]))
+    replays = [[program.plans[call.plan] for call in calls] for calls in program.replays()]
+    return aligned(max([packed(plans)[1] for plans in [*replays, *([p] for p in program.plans.values())]] + [1]))
 
 
 class _Slot:
-    """Host and device memory of one batch. `sent`: its copy to the device is done; `taken`: the device has laid it in place."""
+    """Host and device memory of one replay's inputs. `sent`: their copy to the device is done; `taken`: the device has taken them over."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
-        self.host, self.arena = pinned((nbytes,), np.uint8), Arena(nbytes, name="batches on their way")
+        self.host, self.arena = pinned((nbytes,), np.uint8), Arena(nbytes, name="inputs on their way")
         self.sent, self.taken = device.event(), device.event()
 
 
 class Staging:
-    """A ring of SLOTS batches. `send` packs and copies on a stream of its own; `deliver` waits for it on the computing stream."""
+    """A ring of SLOTS, and the one place that a captured graph reads. `send` packs a replay's inputs and copies them on a stream of its
+    own; `deliver` waits for them on the computing stream and moves them to that place; `lay`, which is captured, moves those of one plan
+    on to where its kernels read them, because the plans of a replay share these places."""
 
     def __init__(self, device: Device, program: Program) -> None:
-        self._copies = device.stream()
-        self._free = deque(_Slot(device, _slot_bytes(program)) for _ in range(SLOTS))
-        self._held: dict[str, _Slot] = {}
+        self._copies, nbytes = device.stream(), _slot_bytes(program)
+        self._free = deque(_Slot(device, nbytes) for _ in range(SLOTS))
+        self._delivered = Arena(nbytes, name="inputs of this replay")
+        self._held: dict[tuple[str, ...], _Slot] = {}
 
-    def send(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:
-        """Begin to copy the inputs of the next `deliver` of this plan; an earlier batch that nobody took is dropped. Waits only where the
-        slot's last batch is still being copied from the host."""
-        check_inputs(plan, inputs)
-        if plan.name in self._held:
-            self._free.appendleft(self._held.pop(plan.name))
+    def send(self, plans: Sequence[Plan], inputs: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Begin to copy the inputs of the next `deliver` of these plans; earlier ones that nobody took are dropped. Waits only where the
+        slot's last content is still being copied from the host."""
+        for plan, given in zip(plans, inputs, strict=True):
+            check_inputs(plan, given)
+        key = _key(plans)
+        if key in self._held:
+            self._free.appendleft(self._held.pop(key))
         slot = self._free.popleft()
         slot.sent.synchronize()
-        offsets, nbytes = packed(plan)
-        for name, ref in plan.inputs.items():
-            x = to_device(np.asarray(inputs[name]), ref.type)
-            _, dtype = device_bytes(ref.type)
-            slot.host[offsets[name] : offsets[name] + x.nbytes].view(dtype)[...] = x.reshape(-1)
+        offsets, nbytes = packed(plans)
+        for plan, given, places in zip(plans, inputs, offsets):
+            for name, ref in plan.inputs.items():
+                x = to_device(np.asarray(given[name]), ref.type)
+                _, dtype = device_bytes(ref.type)
+                slot.host[places[name] : places[name] + x.nbytes].view(dtype)[...] = x.reshape(-1)
         self._copies.wait_for_event(slot.taken)
         if nbytes:
             upload(Span(slot.arena.address, nbytes), slot.host[:nbytes], self._copies)
         slot.sent.record(self._copies)
-        self._held[plan.name] = slot
+        self._held[key] = slot
 
-    def holds(self, plan: str) -> bool:
-        """Whether a batch for this plan is on its way."""
-        return plan in self._held
+    def holds(self, plans: Sequence[Plan]) -> bool:
+        """Whether the inputs of these plans are on their way."""
+        return _key(plans) in self._held
 
-    def deliver(self, plan: Plan, place: Mapping[str, Span], stream: Any) -> None:
-        """Enqueue on `stream`: wait for the batch that was sent, and lay its tensors in their planned places."""
-        slot = self._held.pop(plan.name)
+    def deliver(self, plans: Sequence[Plan], stream: Any) -> None:
+        """Enqueue on `stream`: wait for the inputs that were sent, and move them to where `lay` reads them."""
+        slot = self._held.pop(_key(plans))
         stream.wait_for_event(slot.sent)
-        offsets, _ = packed(plan)
-        for name, span in place.items():
-            copy(span.address, slot.arena.address + offsets[name], span.nbytes, int(stream.handle))
+        _, nbytes = packed(plans)
+        if nbytes:
+            copy(self._delivered.address, slot.arena.address, nbytes, int(stream.handle))
         slot.taken.record(stream)
         self._free.append(slot)
+
+    def lay(self, plans: Sequence[Plan], index: int, place: Mapping[str, Span], stream: int) -> None:
+        """Enqueue on `stream`: the delivered inputs of plan `index` to their planned places. May be captured."""
+        offsets, _ = packed(plans)
+        for name, span in place.items():
+            copy(span.address, self._delivered.address + offsets[index][name], span.nbytes, stream)
 
     def free(self) -> None:
         """Give the device memory back; nothing may be under way."""
         self._copies.synchronize()
+        self._delivered.free()
         for slot in (*self._free, *self._held.values()):
             slot.arena.free()
         self._free.clear()
         self._held.clear()
+
+
+def _key(plans: Sequence[Plan]) -> tuple[str, ...]:
+    return tuple(plan.name for plan in plans)
 
 
 class Results:

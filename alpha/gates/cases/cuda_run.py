@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -19,7 +19,7 @@ from alpha.gates.cases.mixed import MACHINE, Arenas, by_tensor, mixed_graph
 from alpha.gates.cases.reference import SCHEDULE, Reference, batch, both, filled, hash_of, layout_of, pair, random_state, refuses, yes
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, prune
-from alpha.graph.plan import Program
+from alpha.graph.plan import Program, Step
 from alpha.graph.trace import Tracer
 from alpha.models import gpt, llama
 from alpha.ops.numerics import round_to, ulp
@@ -58,6 +58,10 @@ ROUND_AGAIN = {"gpt": (("ops", ("matmul",)),), "llama": (("ops", ("matmul",)), (
 
 LARGE = 1 << 30
 """Bytes of the arena that makes a device's granularity small beside 2 %."""
+
+WAYS = ("1 calls", "1", "1 uncaptured", "1 watched", "1 profiled", "1 staged", "1 resumed", "2 staged", "3 watched", "0", "0 watched",
+        "0 profiled", "0 staged")
+"""Ways to run the same steps: microbatches of one replay (0: all), and how. `calls`: each Plan by itself, its end waited for."""
 
 KEPT = ("param", "m", "v")
 """Kinds of state whose bits two runs must share."""
@@ -323,7 +327,7 @@ def _ahead(ref: Reference, rng: np.random.Generator) -> Measured:
     with opened(program(ref.name, 1, 12), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
         for wait in (True, False):
             for (_, m), x in batches.items():
-                executor.enqueue("micro@0" if m else "micro_first@0", x)
+                executor.enqueue(("micro@0" if m else "micro_first@0",), [x])
                 if wait:
                     executor.stream.synchronize()
             found.append(executor.look("grad0").tobytes())
@@ -380,7 +384,7 @@ def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
         held = []
         for again in (executor.replay, executor.run):
             executor.run("micro_first@0", first)
-            executor.stage("micro_first@0", first)
+            executor.stage(("micro_first@0",), [first])
             again("micro_first@0", second)
             held.append(want.tobytes() == executor.look("grad0").tobytes())
         return yes(all(held), cases=len(held))
@@ -390,51 +394,56 @@ def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
-    """Three steps of two shards of two microbatches: captured, launch by launch, watched, profiled, with batches that are staged while the
-    step before computes, and down and up again after the first step: the same parameters and moments."""
+    """Three steps of two shards of two microbatches: each call by itself, and handed over in replays of one, two, three and all four
+    microbatches; captured, launch by launch, watched, profiled, with inputs that are staged while the step before computes, and down and
+    up again after the first step: the same parameters and moments."""
     steps = [_batches(ref, rng, 2, 2) for _ in range(3)]
     param, p = _drawn(ref, rng)["param"].astype(np.float32), program(ref.name, 2, 2)
     found = {}
-    for way in ("captured", "uncaptured", "watched", "profiled", "staged", "resumed"):
-        with opened(p, param, captured=way != "uncaptured") as executor:
+    for way in WAYS:
+        words = way.split()
+        cut = replace(p, replay=int(words[0]))
+        with opened(cut, param, captured="uncaptured" not in words) as executor:
             for i, batches in enumerate(steps):
-                if way in ("watched", "profiled"):
-                    executor.recorder.begin(i, profiled=way == "profiled")
-                if way == "staged":
-                    _staged_step(executor, batches, steps[i + 1] if i + 1 < len(steps) else None, first=i == 0)
-                else:
+                if {"watched", "profiled"} & set(words):
+                    executor.recorder.begin(i, profiled="profiled" in words)
+                following = steps[i + 1] if "staged" in words and i + 1 < len(steps) else None
+                if "calls" in words:
                     _step(executor, batches)
-                if way == "resumed" and i == 0:
+                else:
+                    _in_replays(executor, batches, following, staged="staged" in words and i > 0)
+                if "resumed" in words and i == 0:
                     break
-            if way != "resumed":
+            if "resumed" not in words:
                 found[way] = _digest(executor)
                 continue
             saved = {k: executor.look(k) for k in executor.program.plans["snapshot"].outputs}
-        with CudaExecutor(p, kernels()) as executor:
+        with CudaExecutor(cut, kernels()) as executor:
             lent = {kind: executor.state(kind) for kind in saved}  # all of them first, as a checkpoint is loaded
             for kind, x in saved.items():
                 lent[kind][...] = x
             executor.run("narrow")
             for batches in steps[1:]:
-                _step(executor, batches)
+                _in_replays(executor, batches)
             found[way] = _digest(executor)
-    return Measured(error=float(len(set(found.values())) - 1), bound=0.0, cases=len(found), digest=found["captured"],
-                    note="other than captured: " + ", ".join(w for w, d in found.items() if d != found["captured"]))
+    return Measured(error=float(len(set(found.values())) - 1), bound=0.0, cases=len(found), digest=found[WAYS[0]],
+                    note=f"other than {WAYS[0]}: " + ", ".join(w for w, d in found.items() if d != found[WAYS[0]]))
 
 
-def _staged_step(executor: CudaExecutor, batches: Batches, following: Batches | None, *, first: bool) -> None:
-    """A step as a training loop enqueues it: its first batch was sent during the step before, the next one's is sent during this one."""
-    schedule = executor.program.schedule
-    for call in schedule:
-        if call.shard is None or call.micro is None:
-            executor.enqueue(call.plan)
-        elif call == schedule[0] and not first:
-            executor.enqueue(call.plan)
-        else:
-            executor.enqueue(call.plan, batches[call.shard, call.micro])
+def _in_replays(executor: CudaExecutor, batches: Batches, following: Batches | None = None, *, staged: bool = False) -> None:
+    """A step as a training loop enqueues it, without a wait before its end. `staged`: the inputs of its first replay were sent during the
+    step before; those of the `following` step are sent during this one."""
+    replays = executor.program.replays()
+
+    def handed(calls: Sequence[Step], text: Batches) -> tuple[tuple[str, ...], list[dict[str, np.ndarray]]]:
+        return tuple(c.plan for c in calls), [text[c.shard, c.micro] if c.shard is not None and c.micro is not None else {} for c in calls]
+
+    for index, calls in enumerate(replays):
+        plans, inputs = handed(calls, batches)
+        executor.enqueue(plans, None if staged and index == 0 else inputs)
     if following is not None:
-        executor.stage(schedule[0].plan, following[0, 0])
-    executor.outputs(schedule[-1].plan)
+        executor.stage(*handed(replays[0], following))
+    executor.outputs(executor.program.schedule[-1].plan)
 
 
 def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -519,8 +528,9 @@ def _bad_inputs(ref: Reference, rng: np.random.Generator) -> Measured:
         executor.run("micro_first@0", good)
         want, tokens = executor.look("grad0"), good["tokens"]
         wrong = [{}, {**good, "tokens": tokens[:, :-1]}, {**good, "tokens": tokens.astype(np.int64)}, {**good, "more": tokens}]
-        held = [refuses(InputError, partial(call, "micro_first@0", w)).error == 0
-                for w in wrong for call in (executor.run, executor.replay, executor.stage)]
+        one = (executor.run, executor.replay)
+        held = [refuses(InputError, partial(call, "micro_first@0", w)).error == 0 for w in wrong for call in one]
+        held += [refuses(InputError, partial(executor.stage, ("micro_first@0",), [w])).error == 0 for w in wrong]
         held.append(refuses(InputError, partial(executor.run, "update", {"tokens": tokens})).error == 0)
         executor.run("micro_first@0", good)
         held.append(want.tobytes() == executor.look("grad0").tobytes())

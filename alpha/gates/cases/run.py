@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import cos, pi, sqrt
 
@@ -209,12 +210,12 @@ def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
         held = []
         for again in (executor.replay, executor.run):
             executor.run("micro_first@0", first)
-            executor.stage("micro_first@0", first)
+            executor.stage(("micro_first@0",), [first])
             again("micro_first@0", second)
             held.append(want.tobytes() == executor.state("grad0").tobytes())
         executor.run("micro_first@0", first)
-        executor.stage("micro_first@0", second)
-        executor.enqueue("micro_first@0")
+        executor.stage(("micro_first@0",), [second])
+        executor.enqueue(("micro_first@0",))
         held.append(want.tobytes() == executor.state("grad0").tobytes())
         return yes(all(held), cases=len(held))
 
@@ -269,6 +270,33 @@ def _sum_of_all(ref: Reference, rng: np.random.Generator) -> Measured:
     error = abs(float(out["loss_sum"]) / loss - 1) + abs(float(out["count"]) - count)
     # eight float32 losses of about 40 nats, each right to a few ulp: 2^-24 * 64 covers them
     return Measured(error=error, bound=64 * 2.0**-24, cases=len(batches), note="relative loss error + count error")
+
+
+def _replays(ref: Reference, rng: np.random.Generator) -> Measured:
+    """However many microbatches are handed over at once, each call of the schedule is, once and in order, and the state is the same to the
+    bit; so where the first of them were staged."""
+    batches, good, digests = _batches(ref, rng, 2, 2), True, set()
+    p = program(ref.name, shards=2, micros=2)
+    for replay, most in ((1, 1), (2, 2), (3, 3), (0, 4), (9, 4)):
+        cut = replace(p, replay=replay)
+        good &= tuple(call for calls in cut.replays() for call in calls) == p.schedule and cut.hash() == p.hash()
+        held = [sum(call.shard is not None for call in calls) for calls in cut.replays()]
+        good &= held[:-1] == [most] * (len(held) - 1) and 0 < held[-1] <= most
+        for staged in (False, True):
+            with CpuExecutor(cut, kernels()) as executor:
+                _start(executor, ref, 8)
+                for index, calls in enumerate(cut.replays()):
+                    plans = tuple(call.plan for call in calls)
+                    inputs = [batches[c.shard, c.micro] if c.shard is not None and c.micro is not None else {} for c in calls]
+                    if staged and index == 0:
+                        executor.stage(plans, inputs)
+                    executor.enqueue(plans, None if staged and index == 0 else inputs)
+                digests.add(hash_of(executor.state("param"), executor.state("counter")))
+    with CpuExecutor(p, kernels()) as executor:
+        _start(executor, ref, 8)
+        _step(executor, p, batches)
+        digests.add(hash_of(executor.state("param"), executor.state("counter")))
+    return yes(good and len(digests) == 1, cases=11)
 
 
 def _schedule_shape(rng: np.random.Generator) -> Measured:
@@ -432,7 +460,7 @@ def _learns(name: str) -> Case:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
         "parity": [*_both(_against_oracle), *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
-                   *[(f"replay-{n}", c) for n, c in _both(_replay_same)]],
+                   *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)]],
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)]],

@@ -123,6 +123,10 @@ def _not_empty(types: Sequence[TensorType], attrs: Attrs) -> bool:
     return all(t.size for t in types)
 
 
+def _to_float(types: Sequence[TensorType], attrs: Attrs) -> bool:
+    return _not_empty(types, attrs) and attrs["dtype"] in ("bf16", "f32")
+
+
 BF16 = ("bf16",)
 _LINE = TensorType((64,), "bf16")
 _FORMS: tuple[Attrs, ...] = ({"approximate": "tanh"}, {"approximate": "none"})
@@ -136,9 +140,8 @@ KERNELS = (
     _component("accumulate", add, lambda: [([TensorType((64,), "f32")] * 2, {})], ("f32",), "two operands of one shape", _alike,
                inplace=((0, 0),)),
     _component("scale", scale, lambda: [([TensorType((64,), "bf16")], {"factor": 2.0})], BF16, "elements", _not_empty, inplace=((0, 0),)),
-    _component("cast", cast, lambda: [([TensorType((64,), a)], {"dtype": b}) for a, b in (("f32", "bf16"), ("bf16", "f32"))],
-               ("f32", "bf16"), "elements, to bf16 or fp32",
-               lambda types, attrs: _not_empty(types, attrs) and attrs["dtype"] in ("bf16", "f32")),
+    _component("cast", cast, lambda: [([TensorType((64,), "f32")], {"dtype": "bf16"})], ("f32",), "elements, to bf16 or fp32", _to_float),
+    _component("cast", cast, lambda: [([TensorType((64,), "bf16")], {"dtype": "f32"})], BF16, "elements, to bf16 or fp32", _to_float),
     _component("gelu", gelu, lambda: [([_LINE], form) for form in _FORMS], BF16, "rows that are multiples of 8", _whole, inplace=((0, 0),)),
     _component("gelu_bwd", gelu_bwd, lambda: [([_LINE, _LINE], form) for form in _FORMS], BF16, "rows that are multiples of 8", _whole,
                inplace=((0, 0), (0, 1))),
