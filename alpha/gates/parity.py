@@ -36,7 +36,7 @@ from alpha.gates.subjects import (
     subjects_of,
     tasks,
 )
-from alpha.gates.tolerance import Allowance, allowance, exact_below, exact_error, lower
+from alpha.gates.tolerance import ALL, FIRST, Allowance, allowance, exact_below, exact_error, lower, weighed
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import OpSpec
 from alpha.registry.judge import RATIO
@@ -78,7 +78,7 @@ def measure(component: Component, nonce: str | None = None,
     runs.sort(key=lambda r: order[r.case.name])
     allowances = {r.case.name: allowance(spec, r.case, nonce) for r in runs if not r.case.exact}
     single = all(a.single for name, a in allowances.items()) and bool(allowances)
-    found = [_judged(spec, r, allowances.get(r.case.name), single) for r in runs]
+    found = [_judged(spec, r, allowances.get(r.case.name), single, nonce) for r in runs]
     _lend_power(found, {r.case.name for r in runs if sum(t.size for t in r.case.out_types(spec) if t.is_float) < FEW})
     if todo:
         counts["spread"] = unspread(spec, [r.case for r in runs], allowances)
@@ -151,7 +151,7 @@ def _in_place(component: Component, run: _Run, pair: tuple[int, int]) -> bool:
     return same_bits(shared.outs, run.got)
 
 
-def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool) -> dict[str, object]:
+def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool, nonce: str) -> dict[str, object]:
     """The raw numbers of one case."""
     case = run.case
     dtypes = [t.dtype for t in case.out_types(spec)]
@@ -163,7 +163,7 @@ def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool) ->
     elif single:
         ratio = 0.0 if exact_error(run.got, tuple(allowed.want), dtypes) == 0.0 else np.inf
     else:
-        ratio = allowed.ratio(run.got, dtypes)
+        ratio, allowed = weighed(allowed, spec, case, nonce, run.got)
     floor = None if single or exact_below(allowed.want, dtypes) else short(allowed.ratio(lower(spec, case), dtypes), 3)
     return {"name": case.name, "kind": "relative", "ratio": short(ratio, 3), "floor": floor, **({"note": run.note} if run.note else {})}
 
@@ -226,24 +226,30 @@ def recompute(component: Component, record: Record) -> list[str]:
     if [list(p[:3]) for p in record.probes] != places:
         wrong.append(f"the {len(record.probes)} probes are not at the {len(places)} places that the nonce chooses")
         return wrong
-    allowances: dict[int, Allowance] = {}
+    allowances: dict[tuple[int, int], Allowance] = {}
     for i, output, at, bits in record.probes:
         case, t = todo[i], todo[i].out_types(spec)[output]
-        if i not in allowances:
-            allowances[i] = allowance(spec, case, record.nonce)
-        a = allowances[i]
         value = np.frombuffer(bytes.fromhex(bits), dtype=NUMPY[t.dtype])[0]
-        want = a.want[output].reshape(-1)[at]
-        if a.want[output].dtype.kind != "f":
-            good = bool(value == want)
+        for least in (FIRST, ALL):
+            if (i, least) not in allowances:
+                allowances[i, least] = allowance(spec, case, record.nonce, least)
+            a = allowances[i, least]
+            good = _good(value, case, t.dtype, *(x[output].reshape(-1)[at] for x in (a.want, a.naive, a.slack)))
+            if good:
+                break
         else:
-            tolerance = 0.0 if case.exact else max(RATIO * a.naive[output].reshape(-1)[at], a.slack[output].reshape(-1)[at])
-            with np.errstate(all="ignore"):
-                good = bool(value == round_to(np.asarray(want), t.dtype) or (np.isnan(value) and np.isnan(want))
-                            or abs(float(value) - float(want)) <= tolerance)
-        if not good:
-            wrong.append(f"probe {case.name}[{output}].{at}: recorded {value!r}, the oracle gives {want!r}")
+            wrong.append(f"probe {case.name}[{output}].{at}: recorded {value!r}, the oracle gives {a.want[output].reshape(-1)[at]!r}")
     return wrong
+
+
+def _good(value: np.generic, case: Case, dtype: str, want: np.generic, naive: float, slack: float) -> bool:
+    """Whether a recorded element lies within the tolerance of parity."""
+    if want.dtype.kind != "f":
+        return bool(value == want)
+    tolerance = 0.0 if case.exact else max(RATIO * naive, slack)
+    with np.errstate(all="ignore"):
+        return bool(value == round_to(np.asarray(want), dtype) or (np.isnan(value) and np.isnan(want))  # type: ignore[call-overload]
+                    or abs(float(value) - float(want)) <= tolerance)  # type: ignore[arg-type]
 
 
 def _places(component: Component, todo: Sequence[Case], nonce: str) -> list[list[int]]:

@@ -43,7 +43,7 @@ from alpha.gates.subjects import (
     short,
     spec_of,
 )
-from alpha.gates.tolerance import allowance
+from alpha.gates.tolerance import allowance, weighed
 from alpha.profile.noise import CLOCK, block, orders, repeats_for
 from alpha.registry.evidence import shipped_root, write_atomic
 from alpha.registry.judge import RATIO, TRIPWIRE
@@ -216,6 +216,6 @@ def _still_right(component: Component, case: Case, bound: Bound, nonce: str = ""
                 case.types, case.attrs)
     if nonce:
         spec = spec_of(component)
-        if not allowance(spec, last, nonce).ratio(bound.outs, [t.dtype for t in last.out_types(spec)]) <= RATIO:
+        if not weighed(allowance(spec, last, nonce), spec, last, nonce, bound.outs)[0] <= RATIO:
             return False
     return same_bits(once(component, last), bound.outs)
