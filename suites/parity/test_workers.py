@@ -54,7 +54,7 @@ def test_first_error_reaches_the_caller_and_the_pool_lives_on(pool):
 
 def test_helpers_take_part_when_the_caller_is_busy():
     workers, names = Workers(2), set()
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     def meet() -> None:
         both.wait()
