@@ -16,7 +16,22 @@ from alpha.component import Catalogue, Measured
 from alpha.cudart.memory import aligned
 from alpha.errors import InputError, MachineError, NonFiniteError
 from alpha.gates.cases.mixed import MACHINE, Arenas, by_tensor, mixed_graph
-from alpha.gates.cases.reference import SCHEDULE, Reference, batch, both, filled, hash_of, layout_of, pair, random_state, refuses, yes
+from alpha.gates.cases.reference import (
+    SCHEDULE,
+    Batches,
+    Reference,
+    batch,
+    batches_of,
+    both,
+    filled,
+    hash_of,
+    layout_of,
+    pair,
+    random_state,
+    refuses,
+    text_of,
+    yes,
+)
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, prune
 from alpha.graph.plan import Program, Step
@@ -29,7 +44,6 @@ from alpha.profile.noise import quantile
 
 Case = Callable[[np.random.Generator], Measured]
 Check = Callable[[Reference, np.random.Generator], Measured]
-Batches = dict[tuple[int, int], dict[str, np.ndarray]]
 
 VOCAB, SEQ, BATCH = 72, 48, 2
 DRAWS = 6
@@ -90,10 +104,6 @@ def program(name: str, shards: int = 1, micros: int = 1, policy: tuple[str, tupl
                          shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros))
 
 
-def _batches(ref: Reference, rng: np.random.Generator, shards: int, micros: int) -> Batches:
-    return {(s, m): batch(ref, rng) for s in range(shards) for m in range(micros)}
-
-
 def _drawn(ref: Reference, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """float64 state whose parameters are float32 values, with their bf16 copy; step 0."""
     state = random_state(ref, rng)
@@ -113,7 +123,7 @@ def opened(p: Program, param: np.ndarray, *, captured: bool = True) -> Iterator[
 def _step(executor: CudaExecutor, batches: Batches) -> dict[str, np.ndarray]:
     out: dict[str, np.ndarray] = {}
     for s in executor.program.schedule:
-        out = executor.run(s.plan, batches[s.shard, s.micro] if s.shard is not None and s.micro is not None else {})
+        out = executor.run(s.plan, text_of(batches, s))
     return out
 
 
@@ -188,7 +198,7 @@ def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
 def _along(ref: Reference, rng: np.random.Generator) -> Measured:
     """The same at steps 0, 10, ..., 100 of a training run, with the state that the device has come to."""
     worst, where = 0.0, ""
-    text = [_batches(ref, rng, 1, 1) for _ in range(4)]
+    text = [batches_of(ref, rng, 1, 1) for _ in range(4)]
     with opened(program(ref.name, run="long"), _drawn(ref, rng)["param"].astype(np.float32) / 3) as executor:
         for step in range(LAST + 1):
             if step % EVERY == 0:
@@ -205,7 +215,7 @@ def _starts(ref: Reference, seed: int) -> tuple[list[Batches], list[np.ndarray]]
     """(the text, RUNS + 1 master parameters) of the band. The starts differ by what rounding to bf16 forgets: each element is moved by at
     most half an ulp of bf16, all distances alike."""
     rng = np.random.default_rng(seed)
-    text, param = [_batches(ref, rng, 1, 1) for _ in range(4)], _drawn(ref, rng)["param"] / 3
+    text, param = [batches_of(ref, rng, 1, 1) for _ in range(4)], _drawn(ref, rng)["param"] / 3
     nudges = (np.where(param == 0, 0, ulp(param, "bf16")) * rng.uniform(-0.5, 0.5, param.size) for _ in range(RUNS + 1))
     return text, [round_to(param + x, "f32") for x in nudges]
 
@@ -283,10 +293,10 @@ def _tree(shards: int) -> Check:
     def check(ref: Reference, rng: np.random.Generator) -> Measured:
         """The gradients of S shards, one replay after another, are to the bit those of each shard alone added in a balanced tree: it does
         not matter who computes a shard, nor what ran before it."""
-        batches, param = _batches(ref, rng, shards, 1), _drawn(ref, rng)["param"].astype(np.float32)
+        batches, param = batches_of(ref, rng, shards, 1), _drawn(ref, rng)["param"].astype(np.float32)
         with opened(program(ref.name, shards), param) as executor:
             for call in executor.program.schedule[:-1]:
-                executor.run(call.plan, batches[call.shard, call.micro] if call.shard is not None and call.micro is not None else {})
+                executor.run(call.plan, text_of(batches, call))
             got = executor.look(f"grad{shards.bit_length() - 1}")
         level: list[np.ndarray] = []
         with opened(program(ref.name), param) as executor:
@@ -323,7 +333,7 @@ def _later_microbatch(ref: Reference, rng: np.random.Generator) -> Measured:
 
 def _ahead(ref: Reference, rng: np.random.Generator) -> Measured:
     """Twelve microbatches, more than batches can be on their way, handed over without waiting: to the bit those with a wait after each."""
-    batches, found = _batches(ref, rng, 1, 12), []
+    batches, found = batches_of(ref, rng, 1, 12), []
     with opened(program(ref.name, 1, 12), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
         for wait in (True, False):
             for (_, m), x in batches.items():
@@ -340,7 +350,7 @@ def _copy_follows(ref: Reference, rng: np.random.Generator) -> Measured:
     with opened(program(ref.name, 2, 2), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
         for step in range(2):
             before = executor.look("param")
-            out = _step(executor, _batches(ref, rng, 2, 2))
+            out = _step(executor, batches_of(ref, rng, 2, 2))
             param = executor.look("param")
             want = round_to(param.astype(np.float64), "bf16").astype(np.float32).view(np.uint32) >> np.uint32(16)
             ref16 = executor.program.plans["narrow"]
@@ -352,7 +362,7 @@ def _copy_follows(ref: Reference, rng: np.random.Generator) -> Measured:
 
 def _learns(ref: Reference, rng: np.random.Generator) -> Measured:
     """Twenty steps on one batch lower its loss."""
-    batches = _batches(ref, rng, 1, 1)
+    batches = batches_of(ref, rng, 1, 1)
     param = _drawn(ref, rng)["param"].astype(np.float32)
     with opened(program(ref.name), param / 3) as executor:
         losses = [float(_step(executor, batches)["loss_sum"]) for _ in range(20)]
@@ -363,7 +373,7 @@ def _reads_only(ref: Reference, rng: np.random.Generator) -> Measured:
     """eval, decode and snapshot leave every state array alone, and the snapshot's outputs are the state arrays."""
     with opened(program(ref.name), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
         p = executor.program
-        _step(executor, _batches(ref, rng, 1, 1))
+        _step(executor, batches_of(ref, rng, 1, 1))
         kinds = [k for k in p.states if k != "param16"]
         before = {k: executor.look(k) for k in kinds}
         full = batch(ref, rng)
@@ -398,7 +408,7 @@ def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
     """Three steps of two shards of two microbatches: each call by itself, and handed over in replays of one, two, three and all four
     microbatches; captured, launch by launch, watched, profiled, with inputs that are staged while the step before computes, and down and
     up again after the first step: the same parameters and moments."""
-    steps = [_batches(ref, rng, 2, 2) for _ in range(3)]
+    steps = [batches_of(ref, rng, 2, 2) for _ in range(3)]
     param, p = _drawn(ref, rng)["param"].astype(np.float32), program(ref.name, 2, 2)
     found = {}
     for way in WAYS:
@@ -437,7 +447,7 @@ def _in_replays(executor: CudaExecutor, batches: Batches, following: Batches | N
     replays = executor.program.replays()
 
     def handed(calls: Sequence[Step], text: Batches) -> tuple[tuple[str, ...], list[dict[str, np.ndarray]]]:
-        return tuple(c.plan for c in calls), [text[c.shard, c.micro] if c.shard is not None and c.micro is not None else {} for c in calls]
+        return tuple(call.plan for call in calls), [text_of(text, call) for call in calls]
 
     for index, calls in enumerate(replays):
         plans, inputs = handed(calls, batches)
@@ -449,7 +459,7 @@ def _in_replays(executor: CudaExecutor, batches: Batches, following: Batches | N
 
 def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
     """Two steps without and with each policy of KEEP_BITS: the same bits, dropout included, in less memory for activations."""
-    steps = [_batches(ref, rng, 1, 1) for _ in range(2)]
+    steps = [batches_of(ref, rng, 1, 1) for _ in range(2)]
     param, found = _drawn(ref, rng)["param"].astype(np.float32), {}
     for policy in (("none", ()), *KEEP_BITS[ref.name]):
         with opened(program(ref.name, policy=policy), param) as executor:
@@ -473,7 +483,7 @@ def _memory(ref: Reference, rng: np.random.Generator) -> Measured:
     p = program(ref.name)
     plan = p.plans["micro_first@0"]
     p = replace(p, plans={**p.plans, "micro_first@0": replace(plan, arenas={**plan.arenas, "act": LARGE})})
-    param, batches, found = _drawn(ref, rng)["param"].astype(np.float32), _batches(ref, rng, 1, 1), {}
+    param, batches, found = _drawn(ref, rng)["param"].astype(np.float32), batches_of(ref, rng, 1, 1), {}
     for _ in range(2):
         with opened(p, param) as executor:
             _step(executor, batches)
@@ -492,7 +502,7 @@ def _memory(ref: Reference, rng: np.random.Generator) -> Measured:
 def _bad_step_harmless(ref: Reference, rng: np.random.Generator) -> Measured:
     """A non-finite gradient: parameters, moments, step and copy keep their bits, finite is 0; the next good step goes on."""
     with opened(program(ref.name), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
-        _step(executor, _batches(ref, rng, 1, 1))
+        _step(executor, batches_of(ref, rng, 1, 1))
         kinds = [k for k in executor.program.plans["snapshot"].outputs]
         before = {k: executor.look(k) for k in kinds}
         copy = executor.program.plans["narrow"].launches[0].outs[0]
@@ -502,7 +512,7 @@ def _bad_step_harmless(ref: Reference, rng: np.random.Generator) -> Measured:
         out = executor.run("update")
         same = all(before[k].tobytes() == executor.look(k).tobytes() for k in kinds) and held.tobytes() == executor.read(copy).tobytes()
         same &= int(out["finite"]) == 0
-        out = _step(executor, _batches(ref, rng, 1, 1))
+        out = _step(executor, batches_of(ref, rng, 1, 1))
         moved = int(out["finite"]) == 1 and int(executor.look("counter")[0]) == 2
     return yes(same and moved, cases=len(kinds))
 

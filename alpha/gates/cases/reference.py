@@ -15,7 +15,7 @@ from alpha.backends.cpu.catalogue import fill
 from alpha.component import Catalogue, Measured
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, prune
-from alpha.graph.plan import Program
+from alpha.graph.plan import Program, Step
 from alpha.graph.state import StateLayout
 from alpha.graph.verify import verify
 from alpha.models import gpt, llama
@@ -25,6 +25,9 @@ from alpha.passes.build import Model, StepShape, build_program, stats_layout, tr
 
 VOCAB, SEQ, BATCH = 13, 9, 2
 SCHEDULE = ScheduleConfig(kind="cosine", peak=3e-2, warmup=2, total=20)
+
+Batches = dict[tuple[int, int], dict[str, np.ndarray]]
+"""(shard, microbatch) -> its inputs."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,16 @@ def batch(ref: Reference, rng: np.random.Generator) -> dict[str, np.ndarray]:
             "positions": np.tile(np.arange(ref.seq, dtype=np.int32), (ref.rows, 1)),
             "sample_ids": rng.integers(0, 1 << 20, ref.rows).astype(np.int32)}
     return {k: made[k] for k in ref.inputs}
+
+
+def batches_of(ref: Reference, rng: np.random.Generator, shards: int, micros: int) -> Batches:
+    """The text of a step."""
+    return {(s, m): batch(ref, rng) for s in range(shards) for m in range(micros)}
+
+
+def text_of(batches: Batches, call: Step) -> dict[str, np.ndarray]:
+    """The batch of a call's shard and microbatch; empty for calls without text (tree, update)."""
+    return batches[call.shard, call.micro] if call.shard is not None and call.micro is not None else {}
 
 
 def layout_of(ref: Reference) -> StateLayout:

@@ -15,8 +15,10 @@ from alpha.errors import InputError, NonFiniteError, ShapeError
 from alpha.gates.cases.mixed import merged
 from alpha.gates.cases.reference import (
     SCHEDULE,
+    Batches,
     Reference,
     batch,
+    batches_of,
     both,
     elsewhere,
     graph_hashes,
@@ -26,6 +28,7 @@ from alpha.gates.cases.reference import (
     program,
     references,
     refuses,
+    text_of,
     training_graph,
     yes,
 )
@@ -41,7 +44,6 @@ from alpha.optim.update import sgd
 from alpha.passes.build import STATS, Model, StepShape, build_program, stats_layout, trailing_ones
 
 Case = Callable[[np.random.Generator], Measured]
-Batches = dict[tuple[int, int], dict[str, np.ndarray]]
 
 DRAWS = 12
 """Draws of the naive error, of which the largest counts."""
@@ -57,12 +59,8 @@ def _start(executor: CpuExecutor, ref: Reference, seed: int) -> None:
 def _step(executor: CpuExecutor, p: Program, batches: Batches) -> dict[str, np.ndarray]:
     out: dict[str, np.ndarray] = {}
     for s in p.schedule:
-        out = executor.run(s.plan, batches[s.shard, s.micro] if s.shard is not None and s.micro is not None else {})
+        out = executor.run(s.plan, text_of(batches, s))
     return {k: v.copy() for k, v in out.items()}
-
-
-def _batches(ref: Reference, rng: np.random.Generator, shards: int, micros: int) -> Batches:
-    return {(s, m): batch(ref, rng) for s in range(shards) for m in range(micros)}
 
 
 def _both(check: Callable[[Reference, np.random.Generator], Measured]) -> list[tuple[str, Case]]:
@@ -146,21 +144,21 @@ def _bad_step_harmless(ref: Reference, rng: np.random.Generator) -> Measured:
     p = program(ref.name)
     with CpuExecutor(p, kernels()) as executor:
         _start(executor, ref, 2)
-        _step(executor, p, _batches(ref, rng, 1, 1))
+        _step(executor, p, batches_of(ref, rng, 1, 1))
         kept = [k for k in p.states if not k.startswith("grad")]
         before = {k: executor.state(k).copy() for k in kept}
         executor.run("micro_first@0", batch(ref, rng))
         executor.state("grad0")[layout_of(ref).ranges()[3][0]] = rng.choice([np.inf, -np.inf, np.nan])
         out = executor.run("update")
         same = all(before[k].tobytes() == executor.state(k).tobytes() for k in kept) and int(out["finite"]) == 0
-        out = _step(executor, p, _batches(ref, rng, 1, 1))
+        out = _step(executor, p, batches_of(ref, rng, 1, 1))
         moved = int(out["finite"]) == 1 and int(executor.state("counter")[0]) == 2
     return yes(same and moved)
 
 
 def _bits(ref: Reference, rng: np.random.Generator) -> Measured:
     """Two steps of two shards of two microbatches on 1, 2 and 3 workers: the same parameter bits."""
-    batches = _batches(ref, rng, 2, 2)
+    batches = batches_of(ref, rng, 2, 2)
     digests = set()
     for threads in (2, 1, 3):
         p = program(ref.name, shards=2, micros=2, threads=threads)
@@ -174,7 +172,7 @@ def _bits(ref: Reference, rng: np.random.Generator) -> Measured:
 
 def _watched(ref: Reference, rng: np.random.Generator) -> Measured:
     """Two steps unwatched, with every launch timed, and with the workers observed: the same parameter bits."""
-    p, batches = program(ref.name, shards=2, micros=2), _batches(ref, rng, 2, 2)
+    p, batches = program(ref.name, shards=2, micros=2), batches_of(ref, rng, 2, 2)
     digests = []
     for mode in ("unwatched", "timed", "observed"):
         with CpuExecutor(p, kernels()) as executor:
@@ -242,13 +240,13 @@ def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
 def _tree(shards: int, micros: int) -> Callable[[Reference, np.random.Generator], Measured]:
     def check(ref: Reference, rng: np.random.Generator) -> Measured:
         """Gradients of S shards x M microbatches are, bit for bit, the left folds of the shards added in a balanced binary tree."""
-        batches = _batches(ref, rng, shards, micros)
+        batches = batches_of(ref, rng, shards, micros)
         p = program(ref.name, shards=shards, micros=micros, fused=False)
         last = f"grad{shards.bit_length() - 1}"
         with CpuExecutor(p, kernels()) as executor:
             _start(executor, ref, 5)
             for call in p.schedule[:-1]:
-                executor.run(call.plan, batches[call.shard, call.micro] if call.shard is not None and call.micro is not None else {})
+                executor.run(call.plan, text_of(batches, call))
             got = executor.state(last).copy()
             single = {}
             for key, x in batches.items():
@@ -270,7 +268,7 @@ def _tree(shards: int, micros: int) -> Callable[[Reference, np.random.Generator]
 def _sum_of_all(ref: Reference, rng: np.random.Generator) -> Measured:
     """Loss and token count of a step are the sums over all its microbatches, each counted once; both through the oracle."""
     shards, micros = 4, 2
-    batches = _batches(ref, rng, shards, micros)
+    batches = batches_of(ref, rng, shards, micros)
     p = program(ref.name, shards=shards, micros=micros)
     layout = stats_layout(layout_of(ref))
     with CpuExecutor(p, kernels()) as executor:
@@ -291,7 +289,7 @@ def _sum_of_all(ref: Reference, rng: np.random.Generator) -> Measured:
 def _replays(ref: Reference, rng: np.random.Generator) -> Measured:
     """However many microbatches are handed over at once, each call of the schedule is, once and in order, and the state is the same to the
     bit; so where the first of them were staged."""
-    batches, good, digests = _batches(ref, rng, 2, 2), True, set()
+    batches, good, digests = batches_of(ref, rng, 2, 2), True, set()
     p = program(ref.name, shards=2, micros=2)
     for replay, most in ((1, 1), (2, 2), (3, 3), (0, 4), (9, 4)):
         cut = replace(p, replay=replay)
@@ -303,7 +301,7 @@ def _replays(ref: Reference, rng: np.random.Generator) -> Measured:
                 _start(executor, ref, 8)
                 for index, calls in enumerate(cut.replays()):
                     plans = tuple(call.plan for call in calls)
-                    inputs = [batches[c.shard, c.micro] if c.shard is not None and c.micro is not None else {} for c in calls]
+                    inputs = [text_of(batches, call) for call in calls]
                     if staged and index == 0:
                         executor.stage(plans, inputs)
                     executor.enqueue(plans, None if staged and index == 0 else inputs)
@@ -350,7 +348,7 @@ def _shared_gradient(rng: np.random.Generator) -> Measured:
 
 def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
     """Three steps with and without per-block recompute: the same parameter bits (dropout included)."""
-    batches = [_batches(ref, rng, 1, 1) for _ in range(3)]
+    batches = [batches_of(ref, rng, 1, 1) for _ in range(3)]
     digests = set()
     for policy in ("none", "block"):
         p = program(ref.name, policy=policy, fused=False)
@@ -453,7 +451,7 @@ def _optimizer_digest(name: str) -> Case:
         p = program("llama", optimizer=name)
         with CpuExecutor(p, kernels()) as executor:
             _start(executor, references()["llama"], 9)
-            b = _batches(references()["llama"], rng, 1, 1)
+            b = batches_of(references()["llama"], rng, 1, 1)
             for _ in range(2):
                 _step(executor, p, b)
             return Measured(error=0.0, bound=0.0, digest=hash_of(executor.state("param")))
@@ -465,7 +463,7 @@ def _learns(name: str) -> Case:
         """Twenty steps on one batch lower its loss."""
         ref = references()["llama"]
         p = program("llama", optimizer=name)
-        b = _batches(ref, rng, 1, 1)
+        b = batches_of(ref, rng, 1, 1)
         with CpuExecutor(p, kernels()) as executor:
             _start(executor, ref, 10)
             losses = [float(_step(executor, p, b)["loss_sum"]) for _ in range(20)]
