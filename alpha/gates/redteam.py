@@ -95,7 +95,8 @@ def _late_thread(correct_first: bool) -> str:
             if correct_first:
                 outs[0].reshape(-1)[:1] = 7.0
             else:
-                honest()
+                with np.errstate(all="ignore"):  # by then the memory may hold anything
+                    honest()
 
         def run() -> None:
             if correct_first:
