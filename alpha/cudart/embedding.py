@@ -4,8 +4,8 @@
     backward(problem, dy=dy, ids=ids, dtable=dwte, workspace=scratch, out="f32+=")(stream)
 
 Envelope: width a multiple of 8; ids i32, 1 <= count < 2^31; vocabulary * width < 2^40. An id outside the table makes its row of y
-NaN and is skipped by the backward pass. Each row of dtable is the sum of its cotangents in the order in which the ids come (in fixed
-runs where an id occurs more than 64 times), whatever the timing.
+NaN and is skipped by the backward pass. Each row of dtable is the sum of its cotangents in the order in which the ids come (in pieces
+of 64 where an id occurs more than 64 times), whatever the timing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from alpha.cudart.bandwidth import (
 from alpha.cudart.memory import Span, aligned
 
 CAPACITY = 64  # of a bucket, as in kernels/embedding/backward.cu
-PIECE = 256  # of a long id's occurrences, as there
+PIECE = 64  # of a long id's occurrences, as there
+GROUP = 8  # neighbouring ids that a warp takes together, as there
+FEW = 4  # occurrences of those, as there
+WARPS = 4 * 24 * MULTIPROCESSORS  # of embedding_sum at most: four times what the GPU holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +58,15 @@ class EmbeddingProblem:
             ],
         )
 
+    def _pieces(self) -> int:
+        """Most pieces of long ids: one that is not full to each."""
+        return self.count // PIECE + self.count // CAPACITY + 1
+
     def layout(self) -> tuple[dict[str, int], int]:
         """Offsets into the workspace of the backward pass, and its length in bytes. header, counts and done come first and are cleared."""
-        longs, slabs = self.count // CAPACITY + 1, ceil_div(self.width, 32 * per(self.dtype))
-        pieces = self.count // PIECE + longs
-        sizes = {"header": 8, "counts": self.vocabulary, "done": longs * slabs, "bucket": self.vocabulary * CAPACITY}
+        longs, pieces = self.count // CAPACITY + 1, self._pieces()
+        sizes = {"header": 8, "counts": self.vocabulary, "done": longs * (self.width // per(self.dtype))}
+        sizes |= {"bucket": self.vocabulary * CAPACITY, "middle_id": self.count // (FEW + 1) + 1}
         sizes |= {"long_id": longs, "long_at": longs, "long_first": longs, "piece_of": pieces, "ordered": self.count}
         sizes["partial"] = pieces * self.width
         offsets, end = {}, 0
@@ -76,11 +83,11 @@ class EmbeddingProblem:
 _Forward = structure(
     "_Forward",
     "table positions ids places y",
-    *((name, ctypes.c_int32) for name in ("rows", "width", "vocabulary", "places_count", "period")),
+    *((name, ctypes.c_int32) for name in ("rows", "width", "vocabulary", "places_count", "period", "each")),
 )
 _Backward = structure(
     "_Backward",
-    "dy ids dtable counts bucket long_id long_at long_first piece_of ordered done partial header",
+    "dy ids dtable counts bucket middle_id long_id long_at long_first piece_of ordered done partial header",
     *((name, ctypes.c_int32) for name in ("count", "vocabulary", "width")),
 )
 
@@ -105,15 +112,17 @@ def forward(
         addresses("embedding forward", positions=positions)
         good = period >= 1 or (places > 0 and places_count >= 1)
         require("the embedding kernels", [(good, f"period {period}, places {places:#x}", "a period, or places and their count")])
+    vectors = ceil_div(problem.width, 32 * per(problem.dtype))
+    each = max(2, min(ceil_div(24, vectors), problem.count // (24 * MULTIPROCESSORS)))  # rows of a warp: about 12 KiB, if all get some
+    deep = min((3, 2) if positions else (4, 3, 2), key=lambda n: n * ceil_div(vectors, n)) if vectors > 1 else 1
     arguments = _Forward(
         table, positions, ids, places, y,
-        problem.count, problem.width, problem.vocabulary, places_count or period, max(1, period),
+        problem.count, problem.width, problem.vocabulary, places_count or period, max(1, period), each,
     )  # fmt: skip
-    defines = {"EMBEDDING_F32": int(problem.dtype == "f32"), "EMBEDDING_ADD": int(positions != 0)}
-    defines["EMBEDDING_DEEP"] = min(3 if positions else 4, ceil_div(problem.width, 32 * per(problem.dtype)))
+    defines = {"EMBEDDING_F32": int(problem.dtype == "f32"), "EMBEDDING_ADD": int(positions != 0), "EMBEDDING_DEEP": deep}
     of = kernel("embedding/forward.cu", "embedding_forward", defines)
     row = problem.width * SIZE[problem.dtype]
-    run = launch(of, ceil_div(problem.count, 16), 256, arguments)
+    run = launch(of, ceil_div(problem.count, 4 * each), 128, arguments)
     return Operation(f"embedding {problem}", (run,), problem.count * (2 * row + 4))
 
 
@@ -127,23 +136,20 @@ def backward(
     addresses("embedding backward", 4, ids=ids)
     require("the embedding kernels", [(workspace.nbytes >= length, f"workspace of {workspace.nbytes} bytes", f"{length}")])
     at = {name: workspace.address + offset for name, offset in offsets.items()}
-    slab = 32 * per(problem.dtype)
-    vectors = min((4, 3, 2, 1), key=lambda v: v * ceil_div(problem.width, slab * v))
     defines: dict[str, object] = {"EMBEDDING_F32": int(problem.dtype == "f32"), "EMBEDDING_OUT": OUTPUT_CODE[out]}
-    defines["EMBEDDING_VECTORS"] = vectors
     arguments = _Backward(
-        dy, ids, dtable, at["counts"], at["bucket"], at["long_id"], at["long_at"], at["long_first"], at["piece_of"], at["ordered"],
-        at["done"], at["partial"], at["header"],
+        dy, ids, dtable, at["counts"], at["bucket"], at["middle_id"], at["long_id"], at["long_at"], at["long_first"],
+        at["piece_of"], at["ordered"], at["done"], at["partial"], at["header"],
         problem.count, problem.vocabulary, problem.width,
     )  # fmt: skip
-    of = {name: kernel("embedding/backward.cu", f"embedding_{name}", defines) for name in ("place", "order", "sum_long", "sum")}
+    of = {name: kernel("embedding/backward.cu", f"embedding_{name}", defines) for name in ("place", "order", "sum")}
     wide = min(blocks or MULTIPROCESSORS, MULTIPROCESSORS)
-    warps = problem.vocabulary * ceil_div(problem.width, slab * vectors)
+    slabs = ceil_div(problem.width, 32 * per(problem.dtype))
+    warps = min(WARPS, max(ceil_div(problem.vocabulary, GROUP), problem._pieces()) * slabs)
     launches = (
         launch(of["place"], ceil_div(problem.count, 256), 256, arguments),
         launch(of["order"], wide, 1024, arguments),
-        launch(of["sum_long"], wide, 1024, arguments),
-        launch(of["sum"], ceil_div(warps, 2), 64, arguments, overlap_previous=True),
+        launch(of["sum"], ceil_div(warps, 4), 128, arguments, overlap_previous=True),
     )
     row, table_row = problem.width * SIZE[problem.dtype], problem.width * (2 if out == "bf16" else 4)
     rows = min(problem.count, problem.vocabulary) * 2 if out == "f32+=" else problem.vocabulary

@@ -30,7 +30,9 @@ class Clocks:
         """The GPU that the driver counts as `index`; NVML is asked by its PCI address, because it counts on its own. MachineError without
         nvidia-ml-py, or where NVML does not know the GPU."""
         library = _library()
-        address = str(_bindings.pycuda_driver().Device(index).pci_bus_id())
+        cuda = _bindings.pycuda_driver()
+        cuda.init()  # whoever asks first
+        address = str(cuda.Device(index).pci_bus_id())
         try:
             return Clocks(library, library.nvmlDeviceGetHandleByPciBusId(address.encode()))
         except library.NVMLError as error:

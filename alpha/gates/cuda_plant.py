@@ -38,13 +38,14 @@ WAIT = "common/mbarrier.cuh"
 ENDLESS = "    while (!mbarrier_try_wait(barrier, parity)) {\n    }\n"
 BOUNDED = """    for (const uint32_t began = clock(); !mbarrier_try_wait(barrier, parity);) {
         const int32_t late = int32_t(uint32_t(clock()) - began) >> 31;
-        asm volatile("{\\n .reg .b32 nothing;\\n ld.volatile.shared.b32 nothing, [%0];\\n}" ::"r"(late & -16) : "memory");
+        const uint32_t address = (smem_address(barrier) | late) & ~15u;
+        asm volatile("{\\n .reg .b32 nothing;\\n ld.volatile.shared.b32 nothing, [%0];\\n}" ::"r"(address) : "memory");
     }
 """
 """In a copy with a fault of concurrency a wait of 2^31 cycles, some 1 s, ends the kernel in an error, where it would otherwise hold the
-device until TIMEOUT: from then on the address read is -16, outside of shared memory. A trap would do that too, but is a way out of the
-function, and ptxas then serialises the WGMMA around it (C7512). No launch of a gate takes so long, and kernels of other faults are what
-is shipped but for the fault."""
+device until TIMEOUT: until then the barrier is read once more, from then on the address -16, outside of shared memory. A trap would do
+that too, but is a way out of the function, and ptxas then serialises the WGMMA around it (C7512). No launch of a gate takes so long, and
+kernels of other faults are what is shipped but for the fault."""
 
 PACKAGE = Path(alpha.__file__).parent
 

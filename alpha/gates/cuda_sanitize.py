@@ -90,7 +90,7 @@ def _further(op: str) -> list[tuple[str, list[TensorType], Attrs]]:
             types = [*([x] if add else []), *([x] if back else []), x, *ends]
             found.append((f"rows-{rows}x{width}", types, {} if back else {"eps": 1e-5}))
         return found
-    if op.startswith("embedding_bwd"):  # every token the same: long ids, in three pieces
+    if op.startswith("embedding_bwd"):  # every token the same: long ids, in ten pieces
         table = [of("f32", 8, 72)] if op.endswith("accumulate") else []
         return [("one-id", [*table, of("bf16", 600, 72), of("i32", 600)], {"vocab": 8})]
     return []

@@ -46,10 +46,14 @@ def measure(component: Component, nonce: str | None = None) -> Record:
 
 
 def _chosen(component: Component, nonce: str) -> list[Case]:
-    """Samples in the first dtype that the nonce chooses, exact ones where the row has no others."""
+    """Samples in the first dtype that the nonce chooses, each set of attributes once before any comes again (they decide which code runs);
+    exact ones where the row has no others."""
     first = [c for c in cases(component, nonce) if c.dtype == component.envelope.dtypes[0] and not c.name.startswith("grown:")]
     first = [c for c in first if all(np.size(x) for x in c.inputs)]
-    return [first[i] for i in generator(nonce, component.id, "faults").permutation(len(first))[:CASES_PER_KERNEL]]
+    drawn = [first[i] for i in generator(nonce, component.id, "faults").permutation(len(first))]
+    seen = [repr(sorted(c.attrs.items(), key=lambda item: item[0])) for c in drawn]
+    again = sorted(range(len(drawn)), key=lambda i: seen[:i].count(seen[i]))
+    return [drawn[i] for i in again[:CASES_PER_KERNEL]]
 
 
 def _refusal(component: Component, spec: OpSpec, types: Sequence[TensorType], case: Case) -> str | None:

@@ -52,6 +52,10 @@ BEHAVIOURS = ("inputs unchanged", "outputs settled", "later calls", "content", "
 FEW = 8
 """Float elements of all outputs below which a case has no power of its own to tell precisions apart."""
 
+LONG = 16384
+"""Longest axis of an operand above which the walk one precision lower is not run: a sum in e4m3 stands still long before, so it says
+nothing, and takes seconds."""
+
 
 @dataclass
 class _Run:
@@ -78,8 +82,9 @@ def measure(component: Component, nonce: str | None = None,
     runs.sort(key=lambda r: order[r.case.name])
     allowances = {r.case.name: allowance(spec, r.case, nonce) for r in runs if not r.case.exact}
     single = all(a.single for name, a in allowances.items()) and bool(allowances)
-    found = [_judged(spec, r, allowances.get(r.case.name), single, nonce) for r in runs]
-    _lend_power(found, {r.case.name for r in runs if sum(t.size for t in r.case.out_types(spec) if t.is_float) < FEW})
+    long = {r.case.name for r in runs if max(n for t in r.case.types for n in (*t.shape, 0)) > LONG}
+    found = [_judged(spec, r, allowances.get(r.case.name), single, r.case.name not in long, nonce) for r in runs]
+    _lend_power(found, long | {r.case.name for r in runs if sum(t.size for t in r.case.out_types(spec) if t.is_float) < FEW})
     if todo:
         counts["spread"] = unspread(spec, [r.case for r in runs], allowances)
         counts["spread"] += not single and bool(allowances) and all(c.get("floor") is None for c in found)
@@ -151,8 +156,8 @@ def _in_place(component: Component, run: _Run, pair: tuple[int, int]) -> bool:
     return same_bits(shared.outs, run.got)
 
 
-def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool, nonce: str) -> dict[str, object]:
-    """The raw numbers of one case."""
+def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool, own: bool, nonce: str) -> dict[str, object]:
+    """The raw numbers of one case; not `own`: its precision floor is 0 until it is lent one."""
     case = run.case
     dtypes = [t.dtype for t in case.out_types(spec)]
     if allowed is None:
@@ -164,13 +169,14 @@ def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool, no
         ratio = 0.0 if exact_error(run.got, tuple(allowed.want), dtypes) == 0.0 else np.inf
     else:
         ratio, allowed = weighed(allowed, spec, case, nonce, run.got)
-    floor = None if single or exact_below(allowed.want, dtypes) else short(allowed.ratio(lower(spec, case), dtypes), 3)
+    told = not single and not exact_below(allowed.want, dtypes)
+    floor = short(allowed.ratio(lower(spec, case), dtypes) if own else 0.0, 3) if told else None
     return {"name": case.name, "kind": "relative", "ratio": short(ratio, 3), "floor": floor, **({"note": run.note} if run.note else {})}
 
 
 def _lend_power(found: list[dict[str, object]], few: set[str]) -> None:
-    """Give cases of few elements the best precision floor of all: a single element comes out right one precision lower now and then
-    (2 of 60 times for a bf16 product), which says nothing about the tolerance; that some case has power is still demanded."""
+    """Give cases of few elements, and long ones, the best precision floor of all: a single element comes out right one precision lower now
+    and then (2 of 60 times for a bf16 product), which says nothing about the tolerance; that some case has power is still demanded."""
     best = max((c["floor"] for c in found if c.get("floor") is not None), key=lambda f: float(str(f)), default=None)
     for c in found:
         if c["name"] in few and c.get("floor") is not None:

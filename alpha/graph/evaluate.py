@@ -8,7 +8,7 @@ import numpy as np
 
 from alpha.errors import NonFiniteError
 from alpha.graph.ir import Graph, Value
-from alpha.ops.numerics import round_to
+from alpha.ops.numerics import keeping, round_to
 from alpha.ops.table import row
 
 
@@ -19,7 +19,8 @@ def evaluate(graph: Graph, inputs: Mapping[str, np.ndarray], states: Mapping[str
 
     `inputs`: by name; floats are taken as float64. `states`: flat arrays by kind. Returns (outputs by name, updates by box); states
     are not written. `precision`: element type -> the type that values of it are rounded to after each node, for instance
-    {"bf16": "bf16", "f32": "f32"} for what a machine of these types computes (each row exactly, then one rounding); None: no rounding.
+    {"bf16": "bf16", "f32": "f32"} for what a machine of these types computes (each row exactly, but for what its oracle has `stored`,
+    then one rounding); None: no rounding.
     With `stop_at_nonfinite`, NonFiniteError names the first node, op and model line that made a NaN or infinity.
     """
     env: dict[Value, np.ndarray] = {}
@@ -33,7 +34,9 @@ def evaluate(graph: Graph, inputs: Mapping[str, np.ndarray], states: Mapping[str
     for (kind, offset, shape), v in graph.states.items():
         env[v] = held(_cast(np.asarray(states[kind])[offset : offset + v.type.size].reshape(shape)), v)
     for node in graph.nodes:
-        results = row(node.op).oracle(*(env[v] for v in node.inputs), **node.attrs)
+        spec = row(node.op)
+        with keeping(rounds.get(str(spec.compute_dtype([v.type for v in node.inputs])), "f64")):
+            results = spec.oracle(*(env[v] for v in node.inputs), **node.attrs)
         for v, x in zip(node.outputs, results, strict=True):
             x = np.asarray(x)
             env[v] = held(x.reshape(v.type.shape), v)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from alpha.ops import table as op_table
-from alpha.ops.numerics import stored
+from alpha.ops.numerics import Walked, stored
 from alpha.ops.spec import OpSpec, Samples
 from alpha.types import Attrs, TensorType
 
@@ -63,8 +63,9 @@ def _oracle_emit(op: str, *inputs: Any, **attrs: Any) -> Any:
     spec = op_table.row(op)
     out = spec.oracle(*inputs, **attrs)
     names = [n.strip("?*") for n in spec.outputs]
-    if not attrs.get("wide", False):  # between the parts lie tensors of the compute type, but for those that the row keeps in another
-        out = tuple(y if names[min(i, len(names) - 1)] in spec.kept else stored(y) for i, y in enumerate(out))
+    if not attrs.get("wide", False):  # a walk's parts hand on tensors of the compute type, but for those that the row keeps in another
+        walked = (isinstance(y, Walked) and names[min(i, len(names) - 1)] not in spec.kept for i, y in enumerate(out))
+        out = tuple(stored(y) if w else y for w, y in zip(walked, out))
     return out if len(out) > 1 else out[0]
 
 

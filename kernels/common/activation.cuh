@@ -30,12 +30,12 @@ __device__ __forceinline__ float gelu_tanh(float x) {
     return x * sigmoid<FAST>(x * fmaf(x * x, GELU_B, GELU_A));
 }
 
-// Beyond 64 the derivative is 0 or 1, and x^3 would overflow.
+// Beyond 64 the derivative is 0 or 1, and x^3 would overflow. NaN and infinity, which the clamp would swallow, give NaN (y - y).
 template <bool FAST>
-__device__ __forceinline__ float gelu_tanh_gradient(float x) {
-    x = fminf(fmaxf(x, -64.0f), 64.0f);
+__device__ __forceinline__ float gelu_tanh_gradient(float y) {
+    const float x = fminf(fmaxf(y, -64.0f), 64.0f);
     const float s = sigmoid<FAST>(x * fmaf(x * x, GELU_B, GELU_A));
-    return fmaf(x * fmaf(x * x, 3.0f * GELU_B, GELU_A), fmaf(-s, s, s), s);
+    return fmaf(x * fmaf(x * x, 3.0f * GELU_B, GELU_A), fmaf(-s, s, s), s) + (y - y);
 }
 
 __device__ __forceinline__ float gelu_erf(float x) { return 0.5f * x * (1.0f + erff(x * ROOT_HALF)); }
@@ -44,8 +44,8 @@ template <bool FAST>
 __device__ __forceinline__ float gelu_erf_gradient(float x) {
     const float square = -0.5f * x * x;
     const float density = 0.3989422804014327f * (FAST ? ptx::exp2_approx(LOG2_E * square) : expf(square));
-    // beyond 64 the density is 0, and 0 times an overflown x must be 0
-    return fmaf(fminf(fmaxf(x, -64.0f), 64.0f), density, 0.5f * (1.0f + erff(x * ROOT_HALF)));
+    // beyond 64 the density is 0, and 0 times an overflown x must be 0; NaN and infinity give NaN (x - x)
+    return fmaf(fminf(fmaxf(x, -64.0f), 64.0f), density, 0.5f * (1.0f + erff(x * ROOT_HALF))) + (x - x);
 }
 
 }  // namespace activation

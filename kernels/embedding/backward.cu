@@ -4,52 +4,59 @@
 // Compile-time parameters
 //   EMBEDDING_F32      dy 0: bf16;  1: fp32
 //   EMBEDDING_OUT      dtable 0: bf16;  1: fp32;  2: fp32, added to what is there
-//   EMBEDDING_VECTORS  vectors of 16 bytes of a row that a lane of embedding_sum holds: a slab is 32 * VECTORS * (8 or 4) columns
 //
-// Four launches, after the host zeroed `header`, `counts` and `done`:
+// Three launches, after the host zeroed `header`, `counts` and `done`:
 //   embedding_place  a thread per n: slot = counts[id]++ (integer atomics: which n gets which slot is not fixed); slots below CAPACITY are
-//                    kept in bucket[id][slot]; the n that gets slot CAPACITY puts id on the list of long ids.
+//                    kept in bucket[id][slot]; the n that gets slot FEW puts id on the list of middle ids, slot CAPACITY on that of long ids.
 //   embedding_order  a CTA per long id: reads all ids in order and writes the n of that id, in order, to its part of `ordered`. It cuts
 //                    them into pieces of PIECE and puts those on a list. (Parts and pieces are handed out by integer atomics; where they
 //                    lie does not matter to the bits.)
-//   embedding_sum_long  item = (piece, slab of 32 vectors): 32 warps of a CTA add runs of PIECE / 32, then warps 0, 1, 2, ... are added in
-//                    that order. Where an id has several pieces, their sums go to `partial`, and the CTA that finishes the id's last one
-//                    (an integer atomic) adds them in the order of the pieces.
-//   embedding_sum    a warp per (other id, slab): it sorts the bucket's n (at most CAPACITY) in registers, so that the order of slots does
-//                    not matter, and adds their rows in that order. An id out of range is in no bucket (the forward pass made its row NaN).
-//                    It writes rows that embedding_sum_long does not, so it may run beside it: programmatic launch, and it waits for
-//                    the other only before it ends.
-//   The order of additions depends on the ids alone: increasing n, in runs of PIECE / 32 and PIECE if the id occurs more than CAPACITY times.
+//   embedding_sum    a slab is 32 vectors of a row, one to a lane. Each warp takes, where there are any left for it,
+//                    a (middle id, slab): it sorts the n of the bucket in registers, so that the order of slots does not matter, and adds
+//                      their rows in that order, MANY in flight;
+//                    (GROUP neighbouring ids, slab)s: those of at most FEW rows. Four lanes hold the places of an id and sort them; the rows
+//                      of all ids are added in one pass, SOME in flight, while rows of ids that do not occur are cleared. The next group's
+//                      counts and places are loaded ahead;
+//                    a (piece, slab): the sum of its rows goes to `partial`, and the lane that finishes the last piece of its vector (an
+//                      integer atomic) adds the pieces in their order.
+//                    An id out of range is in no bucket (the forward pass made its row NaN). Only the pieces need embedding_order, so this
+//                    runs beside it: programmatic launch, and it waits for the other before the pieces.
+//   The order of additions depends on the ids alone: increasing n, in pieces of PIECE if the id occurs more than CAPACITY times.
 //
-// Bytes. dy once, dtable once (OUT 2: twice), ids once, and per long id once more; buckets 8 bytes per n.
-// Registers. embedding_sum: 8 VECTORS sums and two rows in flight of 4 VECTORS. Static shared memory: 32 KB for the runs of 32 warps.
+// Bytes. dy once, dtable once (OUT 2: twice), ids once, and per long id once more; of a bucket 4 bytes per n and what rounds it to sectors.
+// Registers. embedding_sum: 8 sums and MANY (SOME) rows of 4. No shared memory there.
 // Stores. A lane's 8 sums are two fp32 vectors; neighbouring lanes swap one, so that a warp's stores fill whole sectors.
-// Ordering. Launches of one stream follow one another (place, order, sum_long), and embedding_sum starts after order has ended.
+// Ordering. embedding_order starts after embedding_place has ended, so embedding_sum, which embedding_order lets start, does too.
 //   embedding_order: warps write their counts, __syncthreads, all read them, __syncthreads before they are rewritten.
-//   embedding_sum_long: warps write their sums, __syncthreads, threads add them, __syncthreads before the next item rewrites them. Sums of
-//   pieces: every thread writes, __threadfence, __syncthreads, then thread 0 counts the piece as done; whoever counts the last one saw the
-//   fences of the others before (their counts came before its own), fences itself, and reads past L1.
+//   embedding_sum: what embedding_order wrote is read after griddepcontrol.wait, past L1. Pieces: a lane writes its vector's sum,
+//   __threadfence, and counts it as done; whoever counts the last one saw the fences of the others before (their counts came before its
+//   own), fences itself, and reads past L1. A lane reads no columns but its own, so the warps need no barrier.
 #include "../common/fence.cuh"
 #include "../common/vector.cuh"
 
 constexpr int OUT = EMBEDDING_OUT;
-constexpr int VECTORS = EMBEDDING_VECTORS;
 constexpr int CAPACITY = 64;
-constexpr int SUM_THREADS = 64;  // a long bucket holds up few others
-constexpr int LONG_THREADS = 1024;
-constexpr int PIECE = 256;
+constexpr int PIECE = 64;      // a warp's two registers, as a bucket
+constexpr int FEW = 4;         // occurrences of an id that four lanes hold
+constexpr int GROUP = 32 / FEW;
+constexpr int SOME = OUT == 2 ? 2 : 4, MANY = 8;  // rows in flight; beside SOME = 2 what the sums are added to
+constexpr int SUM_THREADS = 128;
 constexpr int SCAN = 64;  // rounds of 32 ids that a warp of embedding_order looks at between barriers
+constexpr int NONE = 0x7fffffff;
+constexpr uint32_t ALL = 0xffffffffu;
 
 using T = vec::Element<EMBEDDING_F32 != 0>::type;
 constexpr int N = vec::PER<T>;
+constexpr int SLAB = 32 * N;
 using Pack = vec::Group<T, N>;
 using Out = vec::Element<OUT != 0>::type;
 using OutPack = vec::Group<Out, N>;
 
 struct Header {
-    int longs;   // ids on the list
-    int handed;  // places of `ordered` handed out
-    int pieces;  // pieces on the list
+    int longs;    // ids on the list
+    int middles;  // ids on the list: long ones too
+    int handed;   // places of `ordered` handed out
+    int pieces;   // pieces on the list
 };
 
 struct Problem {
@@ -58,12 +65,13 @@ struct Problem {
     Out* dtable;
     int* counts;       // [vocabulary]
     int* bucket;       // [vocabulary][CAPACITY]
+    int* middle_id;    // [count / (FEW + 1) + 1]
     int* long_id;      // [count / CAPACITY + 1]
     int* long_at;      // the same: first place in `ordered`
     int* long_first;   // the same: first piece
-    int* piece_of;     // [count / PIECE + count / CAPACITY + 2] number of the long id
+    int* piece_of;     // [count / PIECE + count / CAPACITY + 1] number of the long id
     int* ordered;      // [count]
-    int* done;         // [count / CAPACITY + 1][slabs of 32 vectors] finished pieces
+    int* done;         // [count / CAPACITY + 1][width / N] finished pieces of a vector
     float* partial;    // [as piece_of][width]
     Header* header;
     int count, vocabulary, width;
@@ -76,12 +84,14 @@ extern "C" __global__ void __launch_bounds__(256) embedding_place(const __grid_c
     if (id < 0 || id >= p.vocabulary) return;
     const int slot = atomicAdd(p.counts + id, 1);
     if (slot < CAPACITY) p.bucket[static_cast<size_t>(id) * CAPACITY + slot] = n;
+    if (slot == FEW) p.middle_id[atomicAdd(&p.header->middles, 1)] = id;
     if (slot == CAPACITY) p.long_id[atomicAdd(&p.header->longs, 1)] = id;
 }
 
 extern "C" __global__ void __launch_bounds__(1024) embedding_order(const __grid_constant__ Problem p) {
     __shared__ int warp_count[32];
     __shared__ int part;
+    ptx::grid_dependency_launch();  // embedding_sum needs embedding_place, which has ended; it waits before it needs this
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32, warp = thread / 32;
     const int longs = p.header->longs;
@@ -96,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(1024) embedding_order(const __grid_
                 p.long_at[item] = part;
                 p.long_first[item] = first;
             }
-            first = __shfl_sync(0xffffffffu, first, 0);
+            first = __shfl_sync(ALL, first, 0);
             for (int piece = lane; piece < pieces; piece += 32) p.piece_of[first + piece] = item;
         }
         __syncthreads();
@@ -117,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(1024) embedding_order(const __grid_
                     for (int t = 0; t < 16; ++t) here[t] = __ldg(p.ids + min(first + 32 * t, p.count - 1));
 #pragma unroll
                     for (int t = 0; t < 16; ++t) {
-                        const uint32_t votes = __ballot_sync(0xffffffffu, first + 32 * t < p.count && here[t] == id);
+                        const uint32_t votes = __ballot_sync(ALL, first + 32 * t < p.count && here[t] == id);
                         mine += __popc(votes);
                         if (lane == t0 + t) found[half] = votes;
                     }
@@ -137,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(1024) embedding_order(const __grid_
                 for (int half = 0; half < SCAN / 32; ++half) {
 #pragma unroll 4
                     for (int t = 0; t < 32; ++t) {
-                        const uint32_t votes = __shfl_sync(0xffffffffu, found[half], t);
+                        const uint32_t votes = __shfl_sync(ALL, found[half], t);
                         if (votes >> lane & 1) p.ordered[place + __popc(votes & ((1u << lane) - 1))] = start + (half * 32 + t) * 32 + lane;
                         place += __popc(votes);
                     }
@@ -149,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(1024) embedding_order(const __grid_
     }
 }
 
-// Sorts 64 keys, lane l holding keys l and l + 32 (a bitonic network); 0x7fffffff for none.
+// Sorts 64 keys, lane l holding keys l and l + 32 (a bitonic network); NONE for none.
 __device__ __forceinline__ void sort64(int& low, int& high, int lane) {
 #pragma unroll
     for (int size = 2; size <= 64; size *= 2) {
@@ -160,8 +170,8 @@ __device__ __forceinline__ void sort64(int& low, int& high, int lane) {
                 low = a;
                 high = b;
             } else {
-                const int other_low = __shfl_xor_sync(0xffffffffu, low, step);
-                const int other_high = __shfl_xor_sync(0xffffffffu, high, step);
+                const int other_low = __shfl_xor_sync(ALL, low, step);
+                const int other_high = __shfl_xor_sync(ALL, high, step);
                 const bool first = (lane & step) == 0;
                 const bool up_low = (lane & size) == 0;            // key index = lane
                 const bool up_high = ((lane + 32) & size) == 0;    // key index = lane + 32
@@ -172,168 +182,250 @@ __device__ __forceinline__ void sort64(int& low, int& high, int lane) {
     }
 }
 
-__device__ __forceinline__ void write_four(Out* to, float (&four)[4]) {
+// Sorts the keys of every four neighbouring lanes.
+__device__ __forceinline__ int sort4(int key, int lane) {
+#pragma unroll
+    for (int size = 2; size <= 4; size *= 2) {
+#pragma unroll
+        for (int step = size / 2; step > 0; step /= 2) {
+            const int other = __shfl_xor_sync(ALL, key, step);
+            const bool up = size == 4 || (lane & size) == 0;
+            key = ((lane & step) == 0) == up ? min(key, other) : max(key, other);
+        }
+    }
+    return key;
+}
+
+// First column of vector h of four floats that a lane writes of a row, whose sums it holds from `column` on. Neighbouring lanes of 8 sums
+// share 16 columns: the even lane writes the first and the third vector of them, the odd one the others.
+__device__ __forceinline__ int column_of(int column, int h) {
+    return N == 4 ? column : column + 8 * h - 4 * static_cast<int>(threadIdx.x % 2);
+}
+
+// What those vectors hold, where the gradient is added to it.
+struct Old {
+    vec::Group<float, 4> vector[N / 4];
+    __device__ __forceinline__ void load(const Out* row, int column, int width) {
+        if constexpr (OUT == 2) {
+#pragma unroll
+            for (int h = 0; h < N / 4; ++h) vector[h].load(reinterpret_cast<const float*>(row) + min(column_of(column, h), width - 4));
+        }
+    }
+};
+
+__device__ __forceinline__ void write_four(Out* to, float (&four)[4], const vec::Group<float, 4>& old) {
     vec::Group<float, 4> out;
     if (OUT == 2) {
-        out.load(reinterpret_cast<float*>(to));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) four[i] = out[i] + four[i];
+        for (int i = 0; i < 4; ++i) four[i] = old[i] + four[i];
     }
     out.set(four);
     out.store(reinterpret_cast<float*>(to));
 }
 
 // Writes the sums of a lane's columns column .. column + N - 1 of a row; all lanes of the warp take part, those beyond the width write nothing.
-__device__ __forceinline__ void write_row(Out* row, int column, int width, float (&sum)[N]) {
+__device__ __forceinline__ void write_row(Out* row, int column, int width, const float (&sum)[N], const Old& old) {
     if constexpr (OUT == 0) {
         OutPack out;
         out.set(sum);
         if (column < width) out.store(row + column);
-    } else if constexpr (N == 4) {
-        float four[4] = {sum[0], sum[1], sum[2], sum[3]};
-        if (column < width) write_four(row + column, four);
     } else {
+        float four[N / 4][4];
         const bool odd = threadIdx.x % 2 == 1;
-        float low[4], high[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float other = __shfl_xor_sync(0xffffffffu, odd ? sum[i] : sum[4 + i], 1);
-            low[i] = odd ? other : sum[i];
-            high[i] = odd ? sum[4 + i] : other;
+            four[0][i] = sum[i];
+            if constexpr (N == 8) {
+                const float other = __shfl_xor_sync(ALL, odd ? sum[i] : sum[4 + i], 1);
+                four[0][i] = odd ? other : sum[i];
+                four[1][i] = odd ? sum[4 + i] : other;
+            }
         }
-        // the pair's 16 columns in order: low of the even lane, low of the odd, high of the even, high of the odd
-        const int pair = odd ? column - 8 : column, shift = odd ? 4 : 0;
-        if (pair < width) write_four(row + pair + shift, low);
-        if (pair + 8 < width) write_four(row + pair + 8 + shift, high);
+#pragma unroll
+        for (int h = 0; h < N / 4; ++h) {
+            const int at = column_of(column, h);
+            if (at < width) write_four(row + at, four[h], old.vector[h]);
+        }
     }
 }
 
-__device__ __forceinline__ void write_one(Out* to, float sum) {
+// As write_row, by one lane alone.
+__device__ __forceinline__ void write_vector(Out* to, const float (&sum)[N]) {
     if constexpr (OUT == 0) {
-        *to = vec::from_float<Out>(sum);
+        OutPack out;
+        out.set(sum);
+        out.store(to);
     } else {
-        float* const target = reinterpret_cast<float*>(to);
-        *target = OUT == 2 ? *target + sum : sum;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(LONG_THREADS, 1) embedding_sum_long(const __grid_constant__ Problem p) {
-    constexpr int SLAB = 32 * N;
-    constexpr int RUN = PIECE / 32;
-    __shared__ float sums[32][SLAB];
-    __shared__ int last;
-    ptx::grid_dependency_launch();
-    const int thread = static_cast<int>(threadIdx.x);
-    const int lane = thread % 32, warp = thread / 32;
-    const int slabs = (p.width + SLAB - 1) / SLAB;
-    const int items = p.header->pieces * slabs;
-    for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
-        const int number = p.piece_of[item / slabs], slab = item % slabs;
-        const int id = p.long_id[number], first = p.long_first[number];
-        const int piece = item / slabs - first;
-        const int all = p.counts[id], pieces = (all + PIECE - 1) / PIECE;
-        const int* const ordered = p.ordered + p.long_at[number] + piece * PIECE;
-        const int count = min(PIECE, all - piece * PIECE);
-        const int column = (slab * 32 + lane) * N;
-        float sum[N];
 #pragma unroll
-        for (int i = 0; i < N; ++i) sum[i] = 0.0f;
-        if (column < p.width && warp * RUN < count) {
-            Pack row[RUN];
-#pragma unroll
-            for (int r = 0; r < RUN; ++r)  // behind the last the last again, not added: loads need no branch
-                row[r].load(p.dy + static_cast<size_t>(__ldg(ordered + min(warp * RUN + r, count - 1))) * p.width + column);
-#pragma unroll
-            for (int r = 0; r < RUN; ++r)
-                if (warp * RUN + r < count) {
-#pragma unroll
-                    for (int i = 0; i < N; ++i) sum[i] += row[r][i];
-                }
-        }
-#pragma unroll
-        for (int i = 0; i < N; ++i) sums[warp][lane * N + i] = sum[i];
-        __syncthreads();
-        const int mine = slab * SLAB + thread;  // the column that this thread finishes
-        const bool finishes = thread < SLAB && mine < p.width;
-        Out* const to = p.dtable + static_cast<size_t>(id) * p.width + mine;
-        float total = 0.0f;
-        if (finishes) {
-#pragma unroll
-            for (int w = 0; w < 32; ++w) total += sums[w][thread];
-            if (pieces == 1) {
-                write_one(to, total);
-            } else {
-                p.partial[static_cast<size_t>(first + piece) * p.width + mine] = total;
-                __threadfence();
-            }
-        }
-        __syncthreads();
-        if (pieces > 1) {
-            if (thread == 0) last = atomicAdd(p.done + number * slabs + slab, 1) == pieces - 1;
-            __syncthreads();
-            if (last != 0 && finishes) {
-                __threadfence();
-                total = 0.0f;
-#pragma unroll 8
-                for (int q = 0; q < pieces; ++q) total += __ldcg(p.partial + static_cast<size_t>(first + q) * p.width + mine);
-                write_one(to, total);
-            }
+        for (int i = 0; i < N; i += 4) {
+            float four[4] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+            vec::Group<float, 4> old;
+            if constexpr (OUT == 2) old.load(reinterpret_cast<const float*>(to) + i);
+            write_four(to + i, four, old);
         }
     }
 }
 
-__device__ __forceinline__ void sum_bucket(const Problem& p) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const long long item = static_cast<long long>(blockIdx.x) * (SUM_THREADS / 32) + threadIdx.x / 32;
-    const int slabs = (p.width + 32 * VECTORS * N - 1) / (32 * VECTORS * N);
-    const int id = static_cast<int>(item / slabs);
-    if (id >= p.vocabulary) return;
-    const int start = (static_cast<int>(item % slabs) * VECTORS * 32 + lane) * N;
-    // the bucket is read before its length is known: two loads in flight instead of one after the other
+// Writes zeros to a slab of a row.
+__device__ __forceinline__ void write_zeros(Out* row, int slab, int width, int lane) {
+    constexpr int PER = OUT == 0 ? N : 4;
+    vec::Group<Out, PER> zeros;
+    zeros.clear();
+#pragma unroll
+    for (int part = 0; part < N / PER; ++part) {
+        const int column = slab * SLAB + (part * 32 + lane) * PER;
+        if (column < width) zeros.store(row + column);
+    }
+}
+
+__device__ __forceinline__ void clear(float (&sum)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum[i] = 0.0f;
+}
+
+__device__ __forceinline__ void add(float (&sum)[N], const Pack& row) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum[i] += row[i];
+}
+
+// Adds `count` rows, number l of them at the place low of lane l, number l + 32 at high, from 1 to 64. Lanes beyond the width add something.
+__device__ __forceinline__ void sum_many(const Problem& p, int low, int high, int count, int column, float (&sum)[N]) {
+    const T* const from = p.dy + min(column, p.width - N);
+    clear(sum);
+    for (int j = 0; j < count; j += MANY) {
+        Pack row[MANY];
+#pragma unroll
+        for (int d = 0; d < MANY; ++d) {  // behind the last the last again, not added: loads need no branch
+            const int at = min(j + d, count - 1);
+            row[d].load(from + static_cast<size_t>(__shfl_sync(ALL, at < 32 ? low : high, at % 32)) * p.width);
+        }
+#pragma unroll
+        for (int d = 0; d < MANY; ++d)
+            if (j + d < count) add(sum, row[d]);
+    }
+}
+
+__device__ __forceinline__ void sum_middle(const Problem& p, int id, int column, int lane) {
+    // the bucket is read before its length is known: loads in flight together instead of one after the other
     const int* const bucket = p.bucket + static_cast<size_t>(id) * CAPACITY;
     const int count = __ldg(p.counts + id);
-    int low = __ldg(bucket + lane), high = 0x7fffffff;
-    if (count > CAPACITY || (OUT == 2 && count == 0)) return;
-    if (lane >= count) low = 0x7fffffff;
-    if (count > 32 && lane + 32 < count) high = __ldg(bucket + lane + 32);
-    if (count > 1) sort64(low, high, lane);
-    float sum[VECTORS][N];
+    int low = __ldg(bucket + lane), high = __ldg(bucket + lane + 32);
+    if (count > CAPACITY) return;
+    if (lane >= count) low = NONE;
+    if (lane + 32 >= count) high = NONE;
+    Out* const to = p.dtable + static_cast<size_t>(id) * p.width;
+    Old old;
+    old.load(to, column, p.width);
+    sort64(low, high, lane);
+    float sum[N];
+    sum_many(p, low, high, count, column, sum);
+    write_row(to, column, p.width, sum, old);
+}
+
+// Of the ids of a group: lane l holds the count of id l / FEW and its place l % FEW.
+struct Places {
+    int count, n;
+    __device__ __forceinline__ void load(const Problem& p, int group, int lane) {
+        const int id = min(group * GROUP + lane / FEW, p.vocabulary - 1);
+        count = __ldg(p.counts + id);
+        n = __ldg(p.bucket + static_cast<size_t>(id) * CAPACITY + lane % FEW);
+    }
+};
+
+__device__ __forceinline__ int lowest(uint32_t bits) { return __popc(~bits & (bits - 1)); }
+
+__device__ __forceinline__ void sum_group(const Problem& p, int group, int slab, const Places& places, int lane) {
+    const int column = slab * SLAB + lane * N;
+    const T* const from = p.dy + min(column, p.width - N);
+    Out* const to = p.dtable + static_cast<size_t>(group) * GROUP * p.width;
+    const bool mine = group * GROUP + lane / FEW < p.vocabulary && places.count <= FEW;
+    const int n = sort4(lane % FEW < places.count ? places.n : NONE, lane);
+    uint32_t left = __ballot_sync(ALL, mine && n != NONE);                     // rows to add, by id and then by n
+    const uint32_t ends = left & (~(left >> 1) | 0x88888888u);                 // the last ones of their ids
+    uint32_t absent = __ballot_sync(ALL, mine && places.count == 0) & 0x11111111u;
+    if (OUT == 2) absent = 0;
+    float sum[N];
+    clear(sum);
+    int rows = __popc(left);
+    do {
+        Pack row[SOME];
+        Old old[SOME];
+        int which[SOME];
+        if (rows > 0) {
 #pragma unroll
-    for (int k = 0; k < VECTORS; ++k)
-#pragma unroll
-        for (int i = 0; i < N; ++i) sum[k][i] = 0.0f;
-    for (int j = 0; j < count; j += 2) {
-        const int n0 = __shfl_sync(0xffffffffu, j < 32 ? low : high, j % 32);
-        const int n1 = __shfl_sync(0xffffffffu, j + 1 < 32 ? low : high, (j + 1) % 32);
-        const bool second = j + 1 < count;
-        Pack a[VECTORS], b[VECTORS];
-#pragma unroll
-        for (int k = 0; k < VECTORS; ++k) {
-            const int column = start + k * 32 * N;
-            if (column < p.width) {
-                a[k].load(p.dy + static_cast<size_t>(n0) * p.width + column);
-                if (second) b[k].load(p.dy + static_cast<size_t>(n1) * p.width + column);
+            for (int d = 0; d < SOME; ++d) {  // behind the last the last again
+                which[d] = lowest(left);
+                if (d + 1 < rows) left &= left - 1;
+                row[d].load(from + static_cast<size_t>(__shfl_sync(ALL, n, which[d])) * p.width);
+                if (OUT == 2 && d < rows && ends >> which[d] & 1)
+                    old[d].load(to + static_cast<size_t>(which[d] / FEW) * p.width, column, p.width);
             }
         }
+        for (; absent != 0; absent &= absent - 1) write_zeros(to + static_cast<size_t>(lowest(absent) / FEW) * p.width, slab, p.width, lane);
 #pragma unroll
-        for (int k = 0; k < VECTORS; ++k) {
-            if (start + k * 32 * N < p.width) {
-#pragma unroll
-                for (int i = 0; i < N; ++i) {
-                    sum[k][i] += a[k][i];
-                    if (second) sum[k][i] += b[k][i];
+        for (int d = 0; d < SOME; ++d) {
+            if (d < rows) {
+                add(sum, row[d]);
+                if (ends >> which[d] & 1) {
+                    write_row(to + static_cast<size_t>(which[d] / FEW) * p.width, column, p.width, sum, old[d]);
+                    clear(sum);
                 }
             }
         }
-    }
-#pragma unroll
-    for (int k = 0; k < VECTORS; ++k) {
-        const int column = start + k * 32 * N;
-        write_row(p.dtable + static_cast<size_t>(id) * p.width, column, p.width, sum[k]);
-    }
+        rows -= SOME;
+    } while (rows > 0);
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS, VECTORS == 4 ? 10 : 13) embedding_sum(const __grid_constant__ Problem p) {
-    sum_bucket(p);
-    ptx::grid_dependency_wait();  // this launch ends after embedding_sum_long
+__device__ __forceinline__ void sum_piece(const Problem& p, int piece, int column, int lane) {
+    const int number = __ldcg(p.piece_of + piece);
+    const int first = __ldcg(p.long_first + number), at = __ldcg(p.long_at + number), id = __ldg(p.long_id + number);
+    const int all = __ldg(p.counts + id), begin = (piece - first) * PIECE, count = min(PIECE, all - begin);
+    const int* const ordered = p.ordered + at + begin;
+    const int low = __ldcg(ordered + min(lane, count - 1)), high = __ldcg(ordered + min(lane + 32, count - 1));
+    float sum[N];
+    sum_many(p, low, high, count, column, sum);
+    if (column >= p.width) return;
+    float* const part = p.partial + static_cast<size_t>(piece) * p.width + column;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) *reinterpret_cast<float4*>(part + i) = make_float4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
+    __threadfence();
+    const int pieces = (all + PIECE - 1) / PIECE;
+    if (atomicAdd(p.done + static_cast<size_t>(number) * (p.width / N) + column / N, 1) != pieces - 1) return;
+    __threadfence();
+    clear(sum);
+#pragma unroll 4
+    for (int q = 0; q < pieces; ++q) {
+        const float4* const other = reinterpret_cast<const float4*>(p.partial + static_cast<size_t>(first + q) * p.width + column);
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            const float4 four = __ldcg(other + i / 4);
+            sum[i] += four.x;
+            sum[i + 1] += four.y;
+            sum[i + 2] += four.z;
+            sum[i + 3] += four.w;
+        }
+    }
+    write_vector(p.dtable + static_cast<size_t>(id) * p.width + column, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, 6) embedding_sum(const __grid_constant__ Problem p) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(blockIdx.x * (SUM_THREADS / 32) + ptx::warp_index());
+    const int warps = static_cast<int>(gridDim.x) * (SUM_THREADS / 32);
+    const int slabs = (p.width + SLAB - 1) / SLAB;
+    const int groups = (p.vocabulary + GROUP - 1) / GROUP;
+    const int middles = __ldcg(&p.header->middles);
+    for (int item = warp; item < middles * slabs; item += warps)
+        sum_middle(p, __ldg(p.middle_id + item / slabs), item % slabs * SLAB + lane * N, lane);
+    Places places;
+    places.load(p, warp / slabs, lane);
+    for (int item = warp; item < groups * slabs; item += warps) {
+        Places next;
+        next.load(p, (item + warps) / slabs, lane);
+        sum_group(p, item / slabs, item % slabs, places, lane);
+        places = next;
+    }
+    ptx::grid_dependency_wait();  // from here on what embedding_order wrote
+    const int pieces = __ldcg(&p.header->pieces);
+    for (int item = warp; item < pieces * slabs; item += warps) sum_piece(p, item / slabs, item % slabs * SLAB + lane * N, lane);
 }

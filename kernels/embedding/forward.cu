@@ -1,19 +1,22 @@
 // Embedding forward: y[n] = table[id[n]], or table[id[n]] + positions[place[n]] rounded once (token and position embedding in one pass).
 //   place[n] = n % period where no array of places is given. An id or place outside its table makes the row NaN, so that the loss shows it.
 //
-// Compile-time parameters: EMBEDDING_F32 0: bf16;  1: fp32.  EMBEDDING_ADD 1: adds the position's row.  EMBEDDING_DEEP: vectors in flight.
+// Compile-time parameters: EMBEDDING_F32 0: bf16;  1: fp32.  EMBEDDING_ADD 1: adds the position's row.  EMBEDDING_DEEP: vectors of a step.
 //
-// Work. A warp per ROWS rows, 8 warps per CTA; a lane takes vectors lane, + 32, ... of 16 bytes of each row, DEEP in flight of each.
+// Work. A warp per `each` neighbouring rows (at most 32), 4 warps per CTA. Lane r reads the id and the place of row r, so the warp waits
+//   for them once; then it walks over the rows in steps of DEEP vectors of 16 bytes a lane, with the next step loaded before one is written.
 //   Bits depend on nothing but data.
-// Bytes: the row read and written (2 C element sizes) + 4 per id; positions come from L2. No barrier.
+// Bytes: the row read and written (2 C element sizes) + 4 per id; positions come from L2. No shared memory, no barrier.
+#include "../common/fence.cuh"
 #include "../common/vector.cuh"
 
 constexpr bool ADD = EMBEDDING_ADD;
 constexpr int DEEP = EMBEDDING_DEEP;
-constexpr int ROWS = 2;
+constexpr int THREADS = 128;
 
 using T = vec::Element<EMBEDDING_F32 != 0>::type;
 constexpr int N = vec::PER<T>;
+constexpr int SPAN = DEEP * 32 * N;  // columns of a step
 using Pack = vec::Group<T, N>;
 
 struct Problem {
@@ -22,51 +25,71 @@ struct Problem {
     const int* ids;
     const int* places;  // ADD: or null
     T* y;
-    int rows, width, vocabulary, places_count, period;
+    int rows, width, vocabulary, places_count, period, each;
 };
 
-extern "C" __global__ void __launch_bounds__(256, 3) embedding_forward(const __grid_constant__ Problem p) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int row0 = (static_cast<int>(blockIdx.x) * 8 + static_cast<int>(threadIdx.x) / 32) * ROWS;
-    if (row0 >= p.rows) return;
-    const T* token[ROWS];
-    const T* position[ROWS];
-    bool good[ROWS];
+struct Step {
+    Pack a[DEEP], b[DEEP];
+    int row, first;  // first column
+
+    __device__ __forceinline__ void load(const Problem& p, int id, int place, int lane) {
+        const T* const token = p.table + static_cast<size_t>(max(__shfl_sync(0xffffffffu, id, row), 0)) * p.width;
+        const T* const position = ADD ? p.positions + static_cast<size_t>(__shfl_sync(0xffffffffu, place, row)) * p.width : nullptr;
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {  // a row behind the last is the last again and is not written
-        const int row = min(row0 + r, p.rows - 1);
-        const int id = __ldg(p.ids + row);
-        const int place = ADD ? (p.places != nullptr ? __ldg(p.places + row) : row % p.period) : 0;
-        const bool placed = ADD && place >= 0 && place < p.places_count;
-        good[r] = id >= 0 && id < p.vocabulary && (!ADD || placed);
-        token[r] = p.table + static_cast<size_t>(good[r] ? id : 0) * p.width;
-        position[r] = ADD ? p.positions + static_cast<size_t>(placed ? place : 0) * p.width : nullptr;
+        for (int d = 0; d < DEEP; ++d) {
+            const int at = min(first + (d * 32 + lane) * N, p.width - N);  // behind the last the last again: loads need no branch
+            a[d].template load<vec::Cache::keep>(token + at);
+            if (ADD) b[d].template load<vec::Cache::keep>(position + at);
+        }
     }
-    for (int column = lane * N; column < p.width; column += DEEP * 32 * N) {
-        Pack a[ROWS][DEEP], b[ROWS][DEEP];
+
+    __device__ __forceinline__ void write(const Problem& p, int row0, int id, int lane) {
+        const bool good = __shfl_sync(0xffffffffu, id, row) >= 0;
+        T* const to = p.y + static_cast<size_t>(row0 + row) * p.width;
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
+        for (int d = 0; d < DEEP; ++d) {
+            const int at = first + (d * 32 + lane) * N;
+            if (ADD || !good) {
+                float sum[N];
 #pragma unroll
-            for (int d = 0; d < DEEP; ++d) {
-                const int at = column + d * 32 * N < p.width ? column + d * 32 * N : column;  // loads need no branch
-                a[r][d].load<vec::Cache::keep>(token[r] + at);
-                if (ADD) b[r][d].load<vec::Cache::keep>(position[r] + at);
+                for (int i = 0; i < N; ++i) sum[i] = good ? a[d][i] + (ADD ? b[d][i] : 0.0f) : __int_as_float(0x7fffffff);
+                a[d].set(sum);
             }
+            if (at < p.width) a[d].store(to + at);
         }
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-#pragma unroll
-            for (int d = 0; d < DEEP; ++d) {
-                if (row0 + r < p.rows && column + d * 32 * N < p.width) {
-                    if (ADD || !good[r]) {
-                        float sum[N];
-#pragma unroll
-                        for (int i = 0; i < N; ++i) sum[i] = good[r] ? a[r][d][i] + (ADD ? b[r][d][i] : 0.0f) : __int_as_float(0x7fffffff);
-                        a[r][d].set(sum);
-                    }
-                    a[r][d].store(p.y + static_cast<size_t>(row0 + r) * p.width + column + d * 32 * N);
-                }
-            }
-        }
+    }
+
+    // To the step behind another.
+    __device__ __forceinline__ void behind(const Step& other, int width) {
+        const bool ends = other.first + SPAN >= width;
+        row = ends ? other.row + 1 : other.row;
+        first = ends ? 0 : other.first + SPAN;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 6) embedding_forward(const __grid_constant__ Problem p) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row0 = static_cast<int>(blockIdx.x * (THREADS / 32) + ptx::warp_index()) * p.each;
+    const int rows = min(p.each, p.rows - row0);
+    if (rows <= 0) return;
+    const int mine = row0 + min(lane, rows - 1);
+    int id = __ldg(p.ids + mine);
+    int place = ADD ? (p.places != nullptr ? __ldg(p.places + mine) : mine % p.period) : 0;
+    const bool placed = !ADD || (place >= 0 && place < p.places_count);
+    if (id >= p.vocabulary || !placed) id = -1;
+    if (!placed) place = 0;
+    Step even, odd;
+    even.row = 0;
+    even.first = 0;
+    even.load(p, id, place, lane);
+    while (true) {
+        odd.behind(even, p.width);
+        if (odd.row < rows) odd.load(p, id, place, lane);
+        even.write(p, row0, id, lane);
+        if (odd.row >= rows) return;
+        even.behind(odd, p.width);
+        if (even.row < rows) even.load(p, id, place, lane);
+        odd.write(p, row0, id, lane);
+        if (even.row >= rows) return;
     }
 }
