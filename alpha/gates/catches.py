@@ -28,6 +28,10 @@ KEPT = 3
 """Failing entries of a record that a catch keeps."""
 
 
+SAVED = 24
+"""Faults in device code after which what was caught is saved: a GPU's time may end."""
+
+
 @dataclass(frozen=True)
 class Score:
     """How many of `planted` faults of one gate were caught, with the 95 % Wilson interval of the rate."""
@@ -98,13 +102,19 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
         if said is not None:
             said(result)
 
-    plant.run_all(jobs, workers=workers, said=finished)
-    controls([f for f in faults if not f.source and results[f.id].fresh], catalogue, workers)
+    controls([by_name[j.name] for j in jobs], catalogue, workers)
+    for alone in (False, True):  # one that looks at the memory of the whole device must have it to itself
+        plant.run_all([j for j in jobs if (catalogue[by_name[j.name].component].backend == "cuda") is alone],
+                      workers=1 if alone else workers, said=finished)
     if device:
         cuda_plant.prepare(device, catalogue.__getitem__)  # a gate that compiled would run out of its time, and that would pass for a catch
-        cuda_plant.run_all(device, [cuda_plant.job_of(f.component, f.gate, f.id) for f in device], said=finished)
         sound = cuda_plant.controls(device)
-        _sound(cuda_plant.run_all(sound, [cuda_plant.job_of(f.component, f.gate, f"sound {f.id}") for f in sound], planted=False))
+        _sound(cuda_plant.run_all(sound, [cuda_plant.job_of(f.component, f.gate, f"sound {f.id}") for f in sound], workers=workers,
+                                  planted=False))
+        for at in range(0, len(device), SAVED):
+            few = device[at : at + SAVED]
+            cuda_plant.run_all(few, [cuda_plant.job_of(f.component, f.gate, f.id) for f in few], workers=workers, said=finished)
+            save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
     # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
     save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
     return [results[f.id] for f in faults]
@@ -115,7 +125,8 @@ def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: i
     step = max(1, -(-len(among) // most))
     jobs = [replace(job_of(f, catalogue[f.component]), text=(Path(alpha.__file__).parent / f.file).read_text(encoding="utf-8"))
             for f in among[::step]]
-    _sound(plant.run_all(jobs, workers=workers))
+    alone = any(catalogue[component].backend == "cuda" for job in jobs for component, _ in job.attempts)
+    _sound(plant.run_all(jobs, workers=1 if alone else workers))
 
 
 def _sound(outcomes: Sequence[plant.Outcome]) -> None:

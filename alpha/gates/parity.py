@@ -82,7 +82,7 @@ def measure(component: Component, nonce: str | None = None,
     runs.sort(key=lambda r: order[r.case.name])
     allowances = {r.case.name: allowance(spec, r.case, nonce) for r in runs if not r.case.exact}
     single = all(a.single for name, a in allowances.items()) and bool(allowances)
-    long = {r.case.name for r in runs if max(n for t in r.case.types for n in (*t.shape, 0)) > LONG}
+    long = {r.case.name for r in runs if any(n > LONG for t in r.case.types for n in t.shape)}
     found = [_judged(spec, r, allowances.get(r.case.name), single, r.case.name not in long, nonce) for r in runs]
     _lend_power(found, long | {r.case.name for r in runs if sum(t.size for t in r.case.out_types(spec) if t.is_float) < FEW})
     if todo:

@@ -18,7 +18,7 @@ from alpha.graph.plan import Plan, Program, Ref
 from alpha.graph.state import Init, StateLayout
 from alpha.graph.trace import Tracer
 from alpha.graph.verify import verify
-from alpha.ops.numerics import round_to
+from alpha.ops.numerics import keeping, round_to
 from alpha.ops.spec import OpSpec
 from alpha.ops.table import row, table
 from alpha.optim.update import adamw, sgd
@@ -65,7 +65,8 @@ def declared(without: Iterable[str] = ()) -> Catalogue:
 
 
 class Arenas:
-    """Byte arenas of a Program, full of NaN; bf16 takes two bytes there. Launches run by their rows' oracles, rounded once."""
+    """Byte arenas of a Program, full of NaN; bf16 takes two bytes there. Launches run by their rows' oracles, rounded once
+    and where an oracle has something `stored`."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -115,8 +116,9 @@ class Arenas:
             for r in written:
                 self.raw[r.arena][r.offset : r.stop] = 0xFF
             ins = ins or [self.read(r) for r in x.ins]
-            with np.errstate(all="ignore"):
-                outs = row(x.op).oracle(*ins, **x.attrs)
+            spec = row(x.op)
+            with np.errstate(all="ignore"), keeping(spec.compute_dtype([r.type for r in x.ins]) or "f64"):
+                outs = spec.oracle(*ins, **x.attrs)
             for r, y in zip(x.outs, outs, strict=True):
                 self.write(r, y)
         return {name: self.read(ref) for name, ref in plan.outputs.items()}
