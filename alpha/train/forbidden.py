@@ -40,6 +40,8 @@ def mapped(maps: str | None = None) -> list[str]:
 
 def _is_forbidden(path: str) -> bool:
     name = path.rpartition("/")[2].lower()
+    for home in (sys.prefix, sys.base_prefix):  # where Python lives says nothing about what it loads: /opt/torch/.venv
+        path = path.removeprefix(home) if path.startswith(f"{home}/") else path
     is_library = re.search(r"\.(?:so|dylib|dll)\b", name) is not None
     return bool(_FOLDER.search(path)) or (is_library and any(_WORD.fullmatch(word) for word in re.split(r"[-_.@]", name)))
 

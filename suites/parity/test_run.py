@@ -267,6 +267,13 @@ def test_forbidden_libraries_are_seen(path: str) -> None:
     assert forbidden.mapped(f"7f00-7f01 r-xp 00000000 08:01 1 {path}\n") == [path]
 
 
+def test_the_folder_that_python_lives_in_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = "/opt/torch/.venv/lib/python3.12/site-packages"
+    text = "".join(f"7f00-7f01 r-xp 00000000 08:01 1 {inside}/{x}\n" for x in ("numpy/_core/_multiarray_umath.so", "torch/lib/libc10.so"))
+    monkeypatch.setattr(forbidden.sys, "prefix", "/opt/torch/.venv")
+    assert forbidden.mapped(text) == [f"{inside}/torch/lib/libc10.so"]
+
+
 def test_harmless_libraries_are_not() -> None:
     assert forbidden.mapped("".join(f"7f00-7f01 r-xp 00000000 08:01 1 {p}\n" for p in HARMLESS)) == []
     assert forbidden.imported(["torch.nn", "numpy", "jax"]) == ["jax", "torch"] and forbidden.imported() == []

@@ -97,7 +97,7 @@ def layernorm_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
         g, w, m = rows[worker, :, :n]
         by_dy, by_x, by_one = left[worker, :, :n]
         np.multiply(mb, rb, out=m)
-        if max(np.maximum.reduce(m), -np.minimum.reduce(m)) <= 1:  # as forward, with 1/rstd for the spread
+        if c > 1 and max(np.maximum.reduce(m), -np.minimum.reduce(m)) <= 1:  # as forward, with 1/rstd for the spread; one column has none
             np.copyto(m, mb)
         else:
             xb = np.subtract(xb, mb[:, None], out=centred)
