@@ -257,7 +257,13 @@ class MadeNvml:
 
 def test_clocks_are_read_by_the_address_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = ["0000:1B:00.0", "0000:99:00.0"]
-    devices = SimpleNamespace(Device=lambda i: SimpleNamespace(pci_bus_id=lambda: addresses[i]))
+    begun: list[bool] = []
+
+    def device(i: int) -> SimpleNamespace:
+        assert begun, "the driver refuses whoever asks before it was initialised"
+        return SimpleNamespace(pci_bus_id=lambda: addresses[i])
+
+    devices = SimpleNamespace(init=lambda: begun.append(True), Device=device)
     monkeypatch.setattr(nvml._bindings, "pycuda_driver", lambda: devices)
     library = MadeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", library)

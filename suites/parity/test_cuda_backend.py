@@ -231,7 +231,7 @@ def test_gate_run_for_a_gpu_run_takes_what_that_run_asks_for(h200: None, tmp_pat
 def test_a_budget_that_nothing_fits_into_says_so(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
     said = io.StringIO()
     monkeypatch.setattr(run, "measure", lambda *_: pytest.fail("a gate was started beyond the budget"))
-    assert commands.cmd_run(["executor.cuda"], budget=5.0, console=Console(file=said, width=200)) == 1
+    assert commands.cmd_run(["executor.cuda"], budget=1e-3, console=Console(file=said, width=200)) == 1
     assert "no gate fits into the budget: executor.cuda" in said.getvalue() and "run the same command" not in said.getvalue()
 
 
