@@ -102,10 +102,12 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
         if said is not None:
             said(result)
 
+    def save() -> None:  # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
+        save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
+
     controls([by_name[j.name] for j in jobs], catalogue, workers)
-    for alone in (False, True):  # one that looks at the memory of the whole device must have it to itself
-        plant.run_all([j for j in jobs if (catalogue[by_name[j.name].component].backend == "cuda") is alone],
-                      workers=1 if alone else workers, said=finished)
+    _run_all(jobs, catalogue, workers, finished)
+    save()
     if device:
         cuda_plant.prepare(device, catalogue.__getitem__)  # a gate that compiled would run out of its time, and that would pass for a catch
         sound = cuda_plant.controls(device)
@@ -114,9 +116,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
         for at in range(0, len(device), SAVED):
             few = device[at : at + SAVED]
             cuda_plant.run_all(few, [cuda_plant.job_of(f.component, f.gate, f.id) for f in few], workers=workers, said=finished)
-            save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
-    # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
-    save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
+            save()
     return [results[f.id] for f in faults]
 
 
@@ -125,8 +125,14 @@ def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: i
     step = max(1, -(-len(among) // most))
     jobs = [replace(job_of(f, catalogue[f.component]), text=(Path(alpha.__file__).parent / f.file).read_text(encoding="utf-8"))
             for f in among[::step]]
-    alone = any(catalogue[component].backend == "cuda" for job in jobs for component, _ in job.attempts)
-    _sound(plant.run_all(jobs, workers=1 if alone else workers))
+    _sound(_run_all(jobs, catalogue, workers))
+
+
+def _run_all(jobs: Sequence[plant.Job], catalogue: Catalogue, workers: int,
+             said: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
+    """All of them; those of the GPU one at a time, because a gate that looks at the memory of the whole device must have it to itself."""
+    alone = [j for j in jobs if any(catalogue[component].backend == "cuda" for component, _ in j.attempts)]
+    return [*plant.run_all([j for j in jobs if j not in alone], workers=workers, said=said), *plant.run_all(alone, workers=1, said=said)]
 
 
 def _sound(outcomes: Sequence[plant.Outcome]) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from alpha.gates import catches, mutants
+from alpha.gates import catches, mutants, plant
 from alpha.registry.faults import load_faults
 from alpha.registry.gpu import why_not_here
 from alpha.train.house import house
@@ -47,3 +47,12 @@ def test_seeded_mutants_are_mostly_rejected(pytestconfig: pytest.Config) -> None
     least = {30: 17, 6: 2}[number]  # binomial(30, 0.8) and binomial(6, 0.8): P(X < least) < 0.1 %, 0.2 %
     names = [f.mutant.name for f in counted if not f.caught_by]
     assert caught >= least - (number - len(counted)), f"{caught} of {len(counted)} mutants caught; survived: {names}"
+
+
+def test_what_looks_at_the_whole_device_has_it_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    components = ("gelu.f32.cpu", "executor.cuda", "fill.f32.cpu")
+    jobs = [plant.Job(component, ((component, "parity"),), "", "") for component in components]
+    ran: list[tuple[list[str], int]] = []
+    monkeypatch.setattr(plant, "run_all", lambda some, *, workers, said=None: ran.append(([j.name for j in some], workers)) or [])
+    assert catches._run_all(jobs, house(), 5) == []
+    assert ran == [(["gelu.f32.cpu", "fill.f32.cpu"], 5), (["executor.cuda"], 1)]
