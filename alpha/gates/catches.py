@@ -130,8 +130,8 @@ def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: i
 
 def _run_all(jobs: Sequence[plant.Job], catalogue: Catalogue, workers: int,
              said: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
-    """All of them; those of the GPU one at a time, because a gate that looks at the memory of the whole device must have it to itself."""
-    alone = [j for j in jobs if any(catalogue[component].backend == "cuda" for component, _ in j.attempts)]
+    """All of them; those of the GPU's fault gate one at a time, because it looks at the memory of the whole device."""
+    alone = [j for j in jobs if any(catalogue[component].backend == "cuda" and gate == "faults" for component, gate in j.attempts)]
     return [*plant.run_all([j for j in jobs if j not in alone], workers=workers, said=said), *plant.run_all(alone, workers=1, said=said)]
 
 

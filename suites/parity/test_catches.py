@@ -50,9 +50,9 @@ def test_seeded_mutants_are_mostly_rejected(pytestconfig: pytest.Config) -> None
 
 
 def test_what_looks_at_the_whole_device_has_it_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    components = ("gelu.f32.cpu", "executor.cuda", "fill.f32.cpu")
-    jobs = [plant.Job(component, ((component, "parity"),), "", "") for component in components]
+    gates = [("gelu.f32.cpu", "faults"), ("executor.cuda", "faults"), ("executor.cuda", "parity")]
+    jobs = [plant.Job(" ".join(pair), (pair,), "", "") for pair in gates]
     ran: list[tuple[list[str], int]] = []
     monkeypatch.setattr(plant, "run_all", lambda some, *, workers, said=None: ran.append(([j.name for j in some], workers)) or [])
     assert catches._run_all(jobs, house(), 5) == []
-    assert ran == [(["gelu.f32.cpu", "fill.f32.cpu"], 5), (["executor.cuda"], 1)]
+    assert ran == [(["gelu.f32.cpu faults", "executor.cuda parity"], 5), (["executor.cuda faults"], 1)]

@@ -570,13 +570,13 @@ def _both(check: Check, prefix: str = "") -> list[tuple[str, Case]]:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "executor.cuda": {
-        "parity": [("memory", lambda rng: _memory(references()["llama"], rng)), *_both(_against_oracle),
-                   *_both(_replay_same, "replay-"), *_both(_reads_only, "read-only-"), *_both(_ahead, "ahead-"), *_both(_logits, "logits-"),
-                   *_both(_later_microbatch, "later-"), *_both(_copy_follows, "copy-"),
+        "parity": [*_both(_against_oracle), *_both(_replay_same, "replay-"), *_both(_reads_only, "read-only-"), *_both(_ahead, "ahead-"),
+                   *_both(_logits, "logits-"), *_both(_later_microbatch, "later-"), *_both(_copy_follows, "copy-"),
                    *[case for s in (2, 8) for case in _both(_tree(s), f"tree-{s}-")], *_both(_learns, "learns-"),
                    *_both(_along, "along-"), ("band-llama", lambda rng: _band(references()["llama"], rng))],
         "determinism": [*_both(_ways, "ways-"), *_both(_recompute_same_bits, "recompute-")],
-        "faults": [("no-room", lambda rng: _no_room(references()["llama"], rng)), *_both(_bad_inputs, "inputs-"),
+        "faults": [("memory", lambda rng: _memory(references()["llama"], rng)),  # of the whole device: no other gate may use it meanwhile
+                   ("no-room", lambda rng: _no_room(references()["llama"], rng)), *_both(_bad_inputs, "inputs-"),
                    *_both(_replay_names, "replay-"), *_both(_bad_step_harmless, "bad-step-")],
     },
 }
