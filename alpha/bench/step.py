@@ -102,7 +102,7 @@ class RandomTokens(PermutedSampler):
 
 
 class Ours:
-    """The loop of `alpha train` over a program. `first`: its checked steps. Use as a context manager."""
+    """The loop of `alpha train` over a program. Use as a context manager."""
 
     def __init__(self, cfg: Config, program: Program, catalogue: Catalogue, sampler: RandomTokens, clocks: Clocks | None) -> None:
         self._stack, self.clocks = ExitStack(), clocks
@@ -141,7 +141,7 @@ class Ours:
 
     @property
     def memory(self) -> int:
-        """Bytes taken: of the device, or of the arenas."""
+        """Bytes taken now: of the device since it was opened, by whomever, or of the arenas."""
         held = self.executor.resident()
         return held["device"] if "device" in held else sum(held.values())
 
@@ -244,6 +244,7 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
         np.save(f"{folder}/tokens.npy", sampler.rows)
         job = Job(cfg.machine.backend, threads, sizes_of(cfg, program), files, f"{folder}/tokens.npy", ours.take(CHECKED),
                   agreement.bound({cfg.train.precision}, tokens), gpu.read if gpu is not None else None, command)
+        held = ours.memory  # before a peer takes some of the device
         peak = peak_of(ours.executor)
         result = Result(cfg.run.name, f"{cfg.train.batch} x {cfg.data.sequence} tokens, vocabulary {vocab}",
                         stamp(peak.flops, peak.source), ours.executor.hardware()["hardware"], rounds=rounds)
@@ -259,7 +260,7 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
             taken, kept = session.measure({**mine, **{name: model.block for name, model in theirs.items()}})
         except DoesNotFit:
             return _apart(result, cfg, program, catalogue, sampler, gpu, python or "", wanted, job, session, stack)
-        memory = {OURS: ours.memory, **{name: model.memory for name, model in theirs.items()}}
+        memory = {OURS: held, **{name: model.memory for name, model in theirs.items()}}
         return session.result(result, taken, kept, rows, memory, together=True)
 
 

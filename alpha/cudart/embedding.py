@@ -3,9 +3,9 @@
     forward(EmbeddingProblem(count=65536, vocabulary=50304, width=768), table=wte, positions=wpe, period=1024, ids=ids, y=x)(stream)
     backward(problem, dy=dy, ids=ids, dtable=dwte, workspace=scratch, out="f32+=")(stream)
 
-Envelope: width a multiple of 8; ids i32, 1 <= count < 2^31; vocabulary * width < 2^40, count * width < 2^39. An id outside the table makes its row of y
-NaN and is skipped by the backward pass. Each row of dtable is the sum of its cotangents in the order in which the ids come (in pieces
-of 64 where an id occurs more than 64 times), whatever the timing.
+Envelope: width a multiple of 8; ids i32, 1 <= count < 2^31; vocabulary * width < 2^40, count * width < 2^39. An id outside the
+table makes its row of y NaN and is skipped by the backward pass. Each row of dtable is the sum of its cotangents in the order in which
+the ids come (in pieces of 64 where an id occurs more than 64 times), whatever the timing.
 """
 
 from __future__ import annotations

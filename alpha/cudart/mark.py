@@ -16,6 +16,10 @@ SOURCE = Source(path="profile/mark.cu")
 PLACES = 1 << 16
 PROBES = 50
 
+SURE = 20e-6
+"""Two alignments say how fast the device's clock runs only where they are this sure of it, as a fraction: quartz is off by less than
+100e-6, and what is not known better than that is not corrected."""
+
 
 class Marks:
     """A ring of PLACES time stamps. `mark(stream)` enqueues one (capturable); `take(n)` reads the last n, in ns of the host's clock."""
@@ -27,43 +31,48 @@ class Marks:
         kernel = Kernel(compile_kernel(SOURCE), "mark")
         arguments = (self._stamps, self._cursor, ctypes.c_uint32(PLACES))
         self._launch = kernel.prepare((1, 1, 1), (1, 1, 1), arguments)
-        self._offset = 0
-        self.align()
+        self._rate, self._pair = 1.0, self._same_moment(PROBES)
 
     def mark(self, stream: Any) -> None:
         """Enqueue one time stamp."""
         self._launch(stream)
 
-    def align(self) -> int:
-        """Measure again what to add to the device's timer to get `time.perf_counter_ns`; returns the uncertainty in ns.
+    def align(self, probes: int = PROBES) -> int:
+        """Set the device's timer against `time.perf_counter_ns` again, and measure how fast it runs; returns the uncertainty in ns. The
+        stream must be idle."""
+        host, device, wide = self._same_moment(probes)
+        before = self._pair
+        if device > before[1] and (wide + before[2]) / (host - before[0]) <= SURE:
+            self._rate = (host - before[0]) / (device - before[1])
+        self._pair = host, device, wide
+        return wide
 
-        The stream must be idle. A stamp was taken between the launch and the end of the wait for it; of PROBES tries the shortest counts,
-        and its middle is taken for the stamp's moment.
-        """
-        best = 1 << 62
-        for _ in range(PROBES):
+    def _same_moment(self, probes: int) -> tuple[int, int, int]:
+        """The host's time and the device's at one moment, and how sure that is, all in ns. A stamp was taken between the launch and the end
+        of the wait for it; of all tries the shortest counts, and its middle is taken for the stamp's moment."""
+        best, host, device = 1 << 62, 0, 0
+        for _ in range(probes):
             before = time.perf_counter_ns()
             self.mark(self._stream)
             self._stream.synchronize()
             after = time.perf_counter_ns()
             if after - before < best:
-                best = after - before
-                self._offset = (before + after) // 2 - int(self._last(1)[0])
-        return best // 2
+                best, host, device = after - before, (before + after) // 2, int(self._last(1)[0])
+        return host, device, best // 2
 
     def take(self, n: int) -> list[int]:
         """The last n stamps, oldest first, in ns of the host's clock. The stream must be idle."""
-        return [int(stamp) + self._offset for stamp in self._last(n)]
+        host, device, _ = self._pair
+        return [host + round((int(stamp) - device) * self._rate) for stamp in self._last(n)]
 
     def _last(self, n: int) -> np.ndarray:
         if not 0 <= n <= PLACES:
             raise ValueError(f"{n} stamps asked of a ring of {PLACES}")
         cursor = int(download(self._cursor, (1,), np.uint32)[0])
-        ring = download(self._stamps, (PLACES,), np.uint64) if n > 64 else None
-        if ring is None:
-            places = [(cursor - n + k) % PLACES for k in range(n)]
-            return np.array([download(Span(self._stamps.address + 8 * p, 8), (1,), np.uint64)[0] for p in places], np.uint64)
-        return ring[(cursor - n + np.arange(n)) % PLACES]
+        first = (cursor - n) % PLACES
+        places = min(n, PLACES - first)  # the rest lies at the start of the ring
+        parts = [download(Span(self._stamps.address + 8 * at, 8 * m), (m,), np.uint64) for at, m in ((first, places), (0, n - places)) if m]
+        return np.concatenate([np.zeros(0, np.uint64), *parts])
 
     def free(self) -> None:
         """Give the memory back."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import emulated_gpu as emulated_gpu_module
 import numpy as np
 import pytest
 from emulated_gpu import EmulatedGpu, emulated, emulated_gpu, on
@@ -17,6 +18,8 @@ from alpha.backends import checks
 from alpha.backends.cuda import executor, observe, room, staging
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.component import Catalogue, Component
+from alpha.cudart import mark
+from alpha.cudart.device import Device
 from alpha.gates.cases import cuda_run
 from alpha.gates.contracts import contract_cases
 from alpha.gates.subjects import generator
@@ -154,3 +157,60 @@ def test_every_wait_is_needed(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch,
     assert text.count(find) == 1
     plant(monkeypatch, found, text.replace(find, change))
     assert failing("parity")
+
+
+class Clocks:
+    """A host's clock that goes on by 1 us (and `late`) whenever it is read, and a device's that runs 40e-6 fast."""
+
+    def __init__(self) -> None:
+        self.now, self.late = 5_000_000_000, 0
+
+    def perf_counter_ns(self) -> int:
+        self.now += 1000 + self.late
+        return self.now
+
+    def stamp(self) -> int:
+        return 7_000_000_000 + round(self.now * (1 + 40e-6))
+
+
+def test_stamps_follow_a_device_clock_that_drifts(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks()
+    monkeypatch.setattr(mark, "time", clocks)
+    monkeypatch.setattr(emulated_gpu_module, "time", types.SimpleNamespace(perf_counter_ns=clocks.stamp))
+    stream = Device.open().stream()
+    marks = mark.Marks(stream)
+
+    def off(seconds: float) -> int:
+        """Of a stamp that is taken this long from now, ns."""
+        clocks.now += round(seconds * 1e9)
+        marks.mark(stream)
+        stream.synchronize()
+        return abs(marks.take(1)[0] - clocks.now)
+
+    assert off(1.0) > 30_000  # nothing is known of the rate yet
+    assert marks.align() < 2000
+    assert off(0.0) < 1500
+    assert off(10.0) < 20_000  # 400 us if the rate were not known
+    clocks.late = 10**8
+    marks.align()  # the host was held up: so wide a pair says nothing of the rate
+    clocks.late = 0
+    assert marks.align() < 2000
+    assert off(10.0) < 20_000
+    marks.free()
+
+
+def test_the_last_stamps_are_read_over_the_end_of_the_ring(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mark, "PLACES", 8)
+    stream = Device.open().stream()
+    marks = mark.Marks(stream)
+    wanted = []
+    for _ in range(13):
+        marks.mark(stream)
+        stream.synchronize()
+        wanted += marks.take(1)
+    assert wanted == sorted(set(wanted))
+    for n in range(9):
+        assert marks.take(n) == wanted[len(wanted) - n :]
+    with pytest.raises(ValueError, match="9 stamps"):
+        marks.take(9)
+    marks.free()

@@ -13,8 +13,8 @@ from alpha.profile.phases import phase_of
 from alpha.profile.recorder import Recorder
 
 _FLOW = count()
-ALIGN_EVERY = 200
-"""Steps after which the device's clock is set against the host's again: quartz drifts by some us a second."""
+ALIGN_NS, ALIGN_PROBES = 1_000_000_000, 10
+"""Time after which the device's clock is set against the host's again, and tries that it takes: quartz drifts by some 25 us a second."""
 
 Bound = Sequence[tuple[Launch, Callable[[int], None]]]
 
@@ -35,7 +35,7 @@ class Watch:
     def __init__(self, stream: Any) -> None:
         self.marks, self._stream = Marks(stream), stream
         self._pending: list[tuple[Plan, bool, list[tuple[int, int]]]] = []  # plan, profiled, host times of its launches
-        self._steps = 0
+        self._aligned = 0
         self._runs: dict[str, list[tuple[int, int]]] = {}
 
     def make_room(self, plans: Sequence[Plan], recorder: Recorder) -> None:
@@ -91,9 +91,9 @@ class Watch:
                 recorder.event("stream 0", launch.op, phase, mine[i], mine[i + 1], flow)
                 recorder.profiled(plan, i, enqueue=returned - called, device=mine[i + 1] - mine[i], wait=0, dispatches=1)
         self._pending = []
-        self._steps += 1
-        if self._steps % ALIGN_EVERY == 0:
-            self.marks.align()
+        if recorder.clock() - self._aligned >= ALIGN_NS:
+            self.marks.align(ALIGN_PROBES)
+            self._aligned = recorder.clock()
 
     def _runs_of(self, plan: Plan) -> list[tuple[int, int]]:
         if plan.name not in self._runs:
