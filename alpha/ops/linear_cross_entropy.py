@@ -90,6 +90,10 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
     yield case("z-loss", 65, 40, 136, 64, z_loss=1e-3)
     yield case("ignored", 96, 16, 72, 32, ignored=0.4)
     yield case("wide", 33, 72, 520, 16)
+    below = case("below", 7, 16, 13, 4)  # all logits near -32, where one column too many, though its logit be 0, is all there is
+    x, weight, _ = below.inputs
+    x[:, 0], weight[:, 0] = 4.0, -8.0
+    yield below
 
 
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
