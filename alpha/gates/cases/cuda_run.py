@@ -488,6 +488,7 @@ def _memory(ref: Reference, rng: np.random.Generator) -> Measured:
         with opened(p, param) as executor:
             _step(executor, batches)
             found = executor.resident()
+        del executor  # or what the first one keeps would be given back while the second takes its own
     taken, planned = found.pop("device"), p.arenas()
     differ = [name for name, n in planned.items() if found.get(name) != aligned(n)]
     total = sum(aligned(n) for n in planned.values()) + staging_bytes(p)
