@@ -53,6 +53,9 @@ common shift shares it."""
 LEAST_STEPS = 64
 """Fewer settled steps than this make no blocks worth the name: every row is then UNDECIDED."""
 
+LEAST_SAMPLES, RARE = 4, "too few samples"
+"""Block values in either run below which no interval means anything, and what such a row says: a run writes one last checkpoint."""
+
 LEAST_PEAKS = 4
 """Readings of the machine's speed in either run that it takes to say how far they can be trusted."""
 
@@ -437,7 +440,7 @@ def _judge(t: _Todo, alpha: float, common: _Shift, interest: float, enough: bool
         verdict = SAME
     else:
         verdict = UNDECIDED
-    reason = "" if verdict != UNDECIDED else "too few samples" if min(t.a.size, t.b.size) < 4 else "too noisy"
+    reason = "" if verdict != UNDECIDED else RARE if min(t.a.size, t.b.size) < LEAST_SAMPLES else "too noisy"
     return Row(t.kind, t.name, a_ns, b_ns, t.share, raw, own, line, verdict, reason)
 
 

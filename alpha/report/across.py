@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alpha.profile.compare import SAME, Common, Comparison, Measured, Row, compare
+from alpha.profile.compare import RARE, SAME, Common, Comparison, Measured, Row, compare
 from alpha.profile.figures import judge
 from alpha.profile.noise import Interval
 from alpha.report.extra import pandas as pd
@@ -85,11 +85,11 @@ def _common(c: Common) -> View:
 
 
 def _verdict(found: Comparison) -> str:
-    """SAME only if every row and what all have in common are; DIFFERENT if anything stands out; else UNDECIDED."""
-    said = {r.verdict for r in found.rows} | {found.common.verdict}
+    """DIFFERENT if anything stands out; SAME only if every row that occurs often enough is, the step and what all have in common
+    included; else UNDECIDED. Where too few rows compute to tell what they have in common, the step itself says it."""
     if found.standing_out() or found.common.verdict not in (SAME, "UNDECIDED"):
         return "DIFFERENT"
-    return SAME if said == {SAME} else "UNDECIDED"
+    return SAME if {r.verdict for r in found.rows if r.reason != RARE} == {SAME} else "UNDECIDED"
 
 
 def _sentence(found: Comparison, a: Run, b: Run) -> str:
@@ -102,8 +102,11 @@ def _sentence(found: Comparison, a: Run, b: Run) -> str:
         parts.append(f"{what} is {r.verdict} by {r.own.estimate:+.1%} ({r.own.low:+.1%} to {r.own.high:+.1%}).")
     if len(out) > 5:
         parts.append(f"{len(out) - 5} more rows stand out.")
-    undecided = [f"{r.name} ({r.reason})" for r in found.rows if r.verdict == "UNDECIDED"]
+    rare = [r.name for r in found.rows if r.reason == RARE]
+    undecided = [f"{r.name} ({r.reason})" for r in found.rows if r.verdict == "UNDECIDED" and r.reason != RARE]
     if undecided:
-        parts.append(f"{len(undecided)} of {len(found.rows)} rows are UNDECIDED: {', '.join(undecided[:3])}"
+        parts.append(f"{len(undecided)} of {len(found.rows) - len(rare)} rows are UNDECIDED: {', '.join(undecided[:3])}"
                      f"{' and others' if len(undecided) > 3 else ''}.")
+    if rare:
+        parts.append(f"Too rare to be judged: {', '.join(rare)}.")
     return " ".join(parts)

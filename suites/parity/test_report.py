@@ -308,3 +308,23 @@ def test_the_extra_is_asked_for_only_by_reports(run_a: Path) -> None:
     assert done.returncode == MachineError.exit_code and "pip install alpha[report]" in done.stderr and "Traceback" not in done.stderr
     done = python(f"import sys; sys.modules['matplotlib'] = None\nfrom alpha.report.command import main; sys.exit(main([{str(run_a)!r}]))")
     assert done.returncode == MachineError.exit_code and "pip install alpha[report]" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_occurs_too_rarely_and_too_few_computing_rows_leave_a_verdict() -> None:
+    from dataclasses import replace
+
+    from compare_runs import made
+
+    from alpha.profile import compare
+    from alpha.report.across import _verdict
+
+    same = compare.compare(made(1), made(1))
+    same = replace(same, rows=tuple(r for r in same.rows if r.kind != "op"))  # of a few made samples each
+    assert _verdict(same) == "SAME"
+    told = replace(same.common, verdict=compare.UNDECIDED, reason="too few computing rows to tell")  # as on a GPU: two phases are all
+    rare = replace(same.rows[-1], name="checkpoint", verdict=compare.UNDECIDED, reason=compare.RARE)
+    assert _verdict(replace(same, common=told, rows=(*same.rows, rare))) == "SAME"
+    noisy = replace(rare, reason="too noisy")
+    assert _verdict(replace(same, common=told, rows=(*same.rows, noisy))) == "UNDECIDED"
+    moved = replace(same.rows[0], verdict=compare.SLOWER)
+    assert _verdict(replace(same, common=told, rows=(moved, *same.rows[1:]))) == "DIFFERENT"
