@@ -28,6 +28,9 @@ from alpha.profile.timed import timed
 ORDER = ("steps", "host enqueue", "stream", "worker", "comm", "data loading", "checkpoint writer")
 """Tracks from top to bottom (streams and workers by number); others follow by name."""
 
+_Event = tuple[str, str, str, int, int, int | None]
+"""Track, name, category, start and stop in ns, flow."""
+
 SERIAL = ("steps", "host enqueue", "stream", "worker")
 """Tracks on which one thing runs at a time: events may nest or follow each other, and crossing ones are an error. On the others an event
 that crosses goes to another lane of the track."""
@@ -268,11 +271,12 @@ class _Writer:
         session = self._session(step, rank)
         began, wall, length = self.db.execute("SELECT began_ns, wall_ns, step_ns FROM step_timing WHERE step = ? AND rank = ?",
                                               (step, rank)).fetchone()
-        rows = [("steps", f"step {step}", "step", began, began + wall, None)]
+        rows: list[_Event] = [("steps", f"step {step}", "step", began, began + wall, None)]
         rows += self.db.execute("SELECT track, name, category, start_ns, stop_ns, flow FROM gpu_timeline WHERE step = ? AND rank = ?",
                                 (step, rank))
         for track, name, _, start, stop, _ in rows:
             self._sound(step, rank, track, name, start, stop, session)
+        rows = _handed_over(rows)
         rows.sort(key=lambda r: (self.index[r[0]], r[3], -r[4]))
         ends: dict[int, list[tuple[str, int, int, int]]] = {}
         for track, name, category, start, stop, flow in rows:
@@ -317,6 +321,18 @@ class _Writer:
             both = {"name": "launch", "cat": "launch", "pid": rank + 1, "id": self.arrows}
             self._event({"ph": "s", **both, "tid": tid}, at)
             self._event({"ph": "f", "bp": "e", **both, "tid": there}, start)
+
+
+def _handed_over(rows: list[_Event]) -> list[_Event]:
+    """Executions on a device's stream, none before it was handed over. Devices stamp between launches, so that one which found its stream
+    idle has the stamp of the end of the launch before it; it cannot have begun before the host began to hand it over."""
+    called: dict[int | None, int] = {flow: start for track, _, _, start, _, flow in rows if track == "host enqueue" and flow is not None}
+    found = []
+    for track, name, category, start, stop, flow in rows:
+        if flow in called and _kind(track) == "stream" and start < called[flow] < stop:
+            start = called[flow]
+        found.append((track, name, category, start, stop, flow))
+    return found
 
 
 def _kind(track: str) -> str:

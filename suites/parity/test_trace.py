@@ -149,6 +149,22 @@ def test_events_of_one_start_nest_and_those_of_no_length_have_no_arrow(run: Path
     assert names.index("around") < names.index("inside") and "instant" in names
 
 
+def test_a_launch_that_found_its_stream_idle_is_drawn_from_its_hand_over(run: Path, tmp_path: Path) -> None:
+    """A device stamps between launches: the stamp that such a launch begins with was taken when the one before it ended."""
+    began = CLOCKS[0] + 4 * 10_000_001 + 8_200_000
+    event = f"INSERT INTO gpu_timeline VALUES (4, 0, '%s', 'late', 'forward', {began} + %d, {began} + %d, 77)"
+    change(run, event % ("host enqueue", 5_000, 6_000))
+    change(run, event % ("stream 0", 2_000, 20_000))
+    trace.write(run, tmp_path / "t.json")
+    document = load(tmp_path / "t.json")
+    assert breaches(document) == []
+    late = sorted((e for e in of(document, "X") if e["name"] == "late"), key=lambda e: e["dur"])
+    assert late[0]["ts"] == late[1]["ts"] and [e["dur"] for e in late] == [1.0, 15.0]
+    change(run, f"UPDATE gpu_timeline SET stop_ns = {began} + 4000 WHERE track = 'stream 0' AND flow = 77")
+    with pytest.raises(CorruptError, match="before it was enqueued"):  # over before it was handed over: that is the clocks
+        trace.write(run, tmp_path / "t.json")
+
+
 # What cannot be true is refused, and nothing is left behind ---------------------------------------------------------------------------
 
 HOST = "track = 'host enqueue' AND name = 'matmul' AND step = 9 AND rank = 1 AND flow = 1"
