@@ -139,7 +139,7 @@ class Facts:
 
 
 def shown(value: float, unit: str) -> str:
-    """A figure as it is printed: four significant digits and its unit."""
+    """A figure as it is printed: at least four significant digits, and its unit."""
     if unit == "share":
         return f"{value * 100:.2f} %"
     if unit == "x":
@@ -147,7 +147,7 @@ def shown(value: float, unit: str) -> str:
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if unit in ("FLOP/s", "bytes/s") and abs(value) >= factor:
             return f"{value / factor:.4g} {prefix}{'B/s' if unit == 'bytes/s' else unit}"
-    return f"{value:,.1f} {unit}" if abs(value) >= 100 else f"{value:.4g} {unit}"
+    return f"{value:,.{0 if abs(value) >= 10_000 else 1}f} {unit}" if abs(value) >= 100 else f"{value:.4g} {unit}"
 
 
 def bandwidth_bound(flops: np.ndarray, nbytes: np.ndarray, peak_flops: float, peak_bandwidth: float) -> np.ndarray:

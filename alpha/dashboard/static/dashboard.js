@@ -370,7 +370,7 @@ function drawBandwidth(made, v) {
     traces.push(line(r.all, "all launches", i ? "#CC79A7" : "#56B4E9", "circle"), line(r.bound, "bandwidth-bound launches", i ? "#D55E00" : "#0072B2", "square"));
   });
   const shapes = peak ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: peak / 1e9, y1: peak / 1e9, line: { color: css("--dim"), width: 1, dash: "dot" } }] : [];
-  const annotations = peak ? [{ xref: "paper", x: 0, y: peak / 1e9, text: `measured peak ${scaled(peak, "B/s")}`, showarrow: false, xanchor: "left", yanchor: "bottom", font: { size: 10, color: css("--dim") } }] : [];
+  const annotations = peak ? [{ xref: "paper", x: 0, y: peak / 1e9, text: `peak ${scaled(peak, "B/s")}`, showarrow: false, xanchor: "left", yanchor: "bottom", font: { size: 10, color: css("--dim") } }] : [];
   draw(made, traces, { xaxis: stepAxis(), yaxis: { title: { text: "GB/s of the fewest bytes", standoff: 4 }, range: [0, 1.15 * Math.max(peak / 1e9, ...traces.flatMap((t) => t.y.filter((n) => n !== null)))], fixedrange: true }, shapes, annotations });
 }
 
