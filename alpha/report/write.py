@@ -18,7 +18,7 @@ def write(document: Document, out: Path) -> Path:
     holds something else, MachineError if the disk refuses."""
     if out.exists() and not out.is_dir():
         raise InputError("the report goes into a folder", came=f"{out}, a file", expected="a folder", do="give another --out")
-    if out.is_dir() and any(out.iterdir()) and not (out / HTML).exists():
+    if out.is_dir() and any(out.iterdir()) and not _of_a_report(out):
         raise InputError("the folder holds something that is no report", came=out, expected="a new folder, or one of an earlier report",
                          do="give another --out")
     blocks = [b for s in document.sections for b in s.blocks if not isinstance(b, Text)]
@@ -36,6 +36,11 @@ def write(document: Document, out: Path) -> Path:
     write_atomic(out / MARKDOWN, markdown.render(document).encode())
     write_atomic(out / HTML, html.render(document).encode())
     return out / HTML
+
+
+def _of_a_report(folder: Path) -> bool:
+    """Whether a report was written there; its HTML page may have been left out, as version control does here."""
+    return (folder / HTML).exists() or ((folder / MARKDOWN).exists() and (folder / "csv").is_dir())
 
 
 def _csv(block: Plot | Table) -> str:

@@ -184,6 +184,13 @@ def test_bad_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
 
 
+def test_an_earlier_report_without_its_page_is_replaced(tmp_path: Path) -> None:
+    run, out = made_runs.make(tmp_path / "a", steps=50), tmp_path / "out"
+    assert main([str(run), "--out", str(out)]) == 0
+    (out / "report.html").unlink()
+    assert main([str(run), "--out", str(out)]) == 0 and (out / "report.html").is_file()
+
+
 def test_the_default_is_the_run_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, age in (("old", 500), ("new", 100), ("older", 900)):
         path = made_runs.make(tmp_path / "runs" / name, steps=5)
