@@ -9,16 +9,20 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import compare_runs
 import made_runs
 import pytest
 
 from alpha.errors import InputError, MachineError
+from alpha.profile import compare
 from alpha.profile.figures import shown
 from alpha.report import runs as reading
 from alpha.report import views
+from alpha.report.across import _verdict
 from alpha.report.build import build
 from alpha.report.command import main
 from alpha.report.document import Document
@@ -311,14 +315,7 @@ def test_the_extra_is_asked_for_only_by_reports(run_a: Path) -> None:
 
 
 def test_what_occurs_too_rarely_and_too_few_computing_rows_leave_a_verdict() -> None:
-    from dataclasses import replace
-
-    from compare_runs import made
-
-    from alpha.profile import compare
-    from alpha.report.across import _verdict
-
-    same = compare.compare(made(1), made(1))
+    same = compare.compare(compare_runs.made(1), compare_runs.made(1))
     same = replace(same, rows=tuple(r for r in same.rows if r.kind != "op"))  # of a few made samples each
     assert _verdict(same) == "SAME"
     told = replace(same.common, verdict=compare.UNDECIDED, reason="too few computing rows to tell")  # as on a GPU: two phases are all
