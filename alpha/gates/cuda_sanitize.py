@@ -3,13 +3,14 @@
 A tool that says nothing has shown nothing where it cannot look: racecheck knows little of what the copy engine and the tensor cores read
 and write. So a tool's silence on a component counts only if the same tool, over the same calls, reported every error planted for it:
 
-    memcheck   the largest output lies in an allocation that is a few bytes too short
-    initcheck  an input was never written
+    memcheck   the largest output lies in an allocation of half its length
+    initcheck  the start of an input was never written
     racecheck  a barrier of the device code is gone, or a wait (sanitize.toml)
     synccheck  a lane of each warp stays away from a barrier (sanitize.toml)
 
-Every operand has an allocation of its own, so that the tools see where it ends. The device code is compiled with line numbers, which
-change no instruction (suites/parity/test_cuda_sanitize.py). What comes of it is kept raw in
+Every operand has an allocation of its own, so that the tools see where it ends. Sound code is compiled with line numbers, which change
+no instruction (suites/parity/test_cuda_sanitize.py), so that a report leads to its line; code with an error planted is not, so that a
+report names the kernel and not a function that was inlined into it. What comes of it is kept raw in
 `<root>/<machine class>.jsonl`, a line per component and tool; `verdict` alone turns a line into PASS, FAIL or NOT_RUN.
 """
 
@@ -44,7 +45,7 @@ from alpha.cudart.device import Device
 from alpha.cudart.memory import Arena, Span, aligned
 from alpha.errors import CorruptError, InputError
 from alpha.gates.cuda_plant import compiled_from, overlay
-from alpha.gates.sanitize_tool import TOOLS, Seen, run, version
+from alpha.gates.sanitize_tool import TOOLS, Seen, end_all, run, version
 from alpha.gates.subjects import Case, cases, fresh_nonce, generator, spec_of
 from alpha.ops.numerics import round_to
 from alpha.registry.digest import Package, component_digests, symbol_digest
@@ -59,8 +60,8 @@ from alpha.types import Attrs, TensorType
 PACKAGE = Path(alpha.__file__).parent
 PLANTS = Path(__file__).with_name("sanitize.toml")
 FORMAT = 1
-TIMEOUT = 120.0
-"""Seconds of one process under a tool."""
+TIMEOUT, PLANTED_TIMEOUT = 120.0, 60.0
+"""Seconds of one process under a tool, and of one with an error planted: some of those hang."""
 
 CALLS = 4
 ELEMENTS = 300_000
@@ -69,6 +70,9 @@ the calls of `_further`."""
 
 SHORT, UNSET = "short-output", "unset-input"
 """The errors that are planted around a kernel, not in it."""
+
+UNSET_BYTES = 16384
+"""Of the start of an input that is left unset: each read of it is reported by itself, which takes minutes for a whole one."""
 
 
 # Calls ------------------------------------------------------------------------------------------------------------------------------
@@ -187,7 +191,7 @@ def call_once(component: Component, case: Case, planted: str = "") -> None:
     cuda = _bindings.pycuda_driver()
 
     def allocate(nbytes: int, short: bool) -> tuple[Any, int]:
-        size = max(1, nbytes - 16 * short)
+        size = max(1, nbytes // (1 + short))
         return cuda.mem_alloc(size), min(size, nbytes)
 
     ins = [allocate(t.nbytes, i == cut[0]) for i, t in enumerate(case.types)]
@@ -195,9 +199,10 @@ def call_once(component: Component, case: Case, planted: str = "") -> None:
     nbytes = component.scratch(case.types, case.attrs, 1) if component.scratch is not None else 0
     work = cuda.mem_alloc(aligned(max(1, nbytes)))
     for i, (t, x) in enumerate(zip(case.types, case.inputs)):
-        raw = to_device(np.asarray(x), t).reshape(-1).view(np.uint8)[: ins[i][1]]
-        if i != unset and raw.size:
-            cuda.memcpy_htod(int(ins[i][0]), np.ascontiguousarray(raw))
+        first = UNSET_BYTES if i == unset else 0
+        raw = to_device(np.asarray(x), t).reshape(-1).view(np.uint8)[first : ins[i][1]]
+        if raw.size:
+            cuda.memcpy_htod(int(ins[i][0]) + first, np.ascontiguousarray(raw))
     constants: dict[Any, Arena] = {}
     gpu = Gpu(device, Span(int(work), aligned(nbytes)), constants=constants)
     call = component.implementation(gpu, [Operand(int(a), t) for (a, _), t in zip(ins, case.types)],
@@ -206,13 +211,14 @@ def call_once(component: Component, case: Case, planted: str = "") -> None:
     stream.synchronize()
 
 
-def child(component_id: str, planted: str, kernels: str, nonce: str, names: str, finished: str) -> None:
-    """What a process under a tool does: the calls of one component, one after another; how many are done stands in a file."""
+def child(component_id: str, planted: str, kernels: str, lines: str, nonce: str, names: str, finished: str) -> None:
+    """What a process under a tool does: the calls of one component, one after another; how many are done stands in a file. `lines`: of
+    which kind the code is, with line numbers or ''."""
     from alpha.train.house import house
 
     component = house()[component_id]
     every = candidates(component, nonce)
-    with compiled_from(Path(kernels)), _line_numbers():
+    with compiled_from(Path(kernels)), _line_numbers() if lines else nullcontext():
         for i, name in enumerate(json.loads(names), 1):
             call_once(component, every[name], planted)
             Path(finished).write_text(str(i), encoding="utf-8")
@@ -255,19 +261,21 @@ def plants_of(component: Component, tool: str) -> list[Plant]:
 
 
 def prepare(component: Component, launched: Sequence[tuple[Source, str]], plant: Plant | None) -> list[str]:
-    """Compile what the calls load, with line numbers; returns the kernels that the error is in (all of them where it is around them).
+    """Compile what the calls load; returns the kernels that the error is in (all of them where it is around them).
     InputError for an error that is in nothing that is launched: a tool could not see it."""
     sources = list(dict.fromkeys(source for source, _ in launched))
 
-    def compiled(kernels: Path | None) -> dict[Source, str]:
-        with compiled_from(kernels) if kernels is not None else nullcontext(), _line_numbers():
-            return {c.source: c.binary_digest for c in nvcc.compile_all(sources)}
+    def compiled() -> dict[Source, str]:
+        return {c.source: c.binary_digest for c in nvcc.compile_all(sources)}
 
-    sound = compiled(None)
+    if plant is None:
+        with _line_numbers():
+            compiled()
+    sound = compiled()
     if plant is None or plant.fault is None:
         return sorted({name for _, name in launched})
-    with overlay(plant.fault) as kernels:
-        now = compiled(kernels)
+    with overlay(plant.fault) as kernels, compiled_from(kernels):
+        now = compiled()
     names = sorted({name for source, name in launched if now[source] != sound[source] and name.startswith(plant.kernels)})
     if not names:
         raise InputError("a planted error is in nothing that the component's calls launch", came=f"{plant.id}: {component.id}",
@@ -431,15 +439,16 @@ def jobs(wanted: Mapping[Component, Sequence[str]], *, nonce: str | None = None,
     return found
 
 
-def process(sanitizer: Path, job: Job, plant: Plant | None, timeout: float = TIMEOUT) -> Seen:
+def process(sanitizer: Path, job: Job, plant: Plant | None, timeout: float = 0.0) -> Seen:
     """The calls of a job in a process of its own under its tool, on sound code or with one error."""
     inside = plant.fault if plant is not None else None
     around = plant.id if plant is not None and inside is None else ""
     with overlay(inside) as kernels, tempfile.TemporaryDirectory() as folder:
         finished = Path(folder) / "finished"
         command = [sys.executable, "-c", "import sys; from alpha.gates.cuda_sanitize import child; child(*sys.argv[1:])", job.component.id,
-                   around, str(kernels), job.nonce, json.dumps(job.names), str(finished)]
+                   around, str(kernels), "lines" if plant is None else "", job.nonce, json.dumps(job.names), str(finished)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(PACKAGE.parent), *sys.path) if p)}
+        timeout = timeout or (TIMEOUT if plant is None else PLANTED_TIMEOUT)
         return run(sanitizer, job.tool, command, finished, timeout=timeout, environment=environment)
 
 
@@ -450,11 +459,16 @@ def measure(sanitizer: Path, todo: Sequence[Job], machine: str, *, workers: int 
     with ThreadPoolExecutor(max_workers=workers) as pool:
         runs = [(pool.submit(process, sanitizer, job, None), [pool.submit(process, sanitizer, job, p) for p, _ in job.plants])
                 for job in todo]
-        for i, (job, (sound, planted)) in enumerate(zip(todo, runs)):
-            plants = {p.id: (kernels, seen.result()) for (p, kernels), seen in zip(job.plants, planted)}
-            done[i] = Finding(component=job.component.id, tool=job.tool, machine=machine, version=version(sanitizer), digests=job.digests,
-                              nonce=job.nonce, calls=len(job.names), sound=sound.result(), plants=plants)
-            save(done[i], root or local_root())
-            if said is not None:
-                said(done[i])
+        try:
+            for i, (job, (sound, planted)) in enumerate(zip(todo, runs)):
+                plants = {p.id: (kernels, seen.result()) for (p, kernels), seen in zip(job.plants, planted)}
+                done[i] = Finding(component=job.component.id, tool=job.tool, machine=machine, version=version(sanitizer),
+                                  digests=job.digests, nonce=job.nonce, calls=len(job.names), sound=sound.result(), plants=plants)
+                save(done[i], root or local_root())
+                if said is not None:
+                    said(done[i])
+        except BaseException:  # also the end of this process: nothing stays behind on the GPU
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            raise
     return [done[i] for i in range(len(todo))]

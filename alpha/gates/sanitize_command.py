@@ -7,8 +7,11 @@ could be looked at: no GPU, no compute-sanitizer, or no tool that saw what was p
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 from rich.console import Console
@@ -69,9 +72,20 @@ def cmd_sanitize(ids: Sequence[str] = (), *, tools: Sequence[str] | None = None,
         out.print(f"[{_COLOUR[what]}]{what:8}[/] {found.tool:10} {found.component:34} {found.calls} calls", end=" ")
         out.print(why, markup=False)
 
-    cuda_sanitize.measure(sanitizer, todo, machine, workers=workers, root=cuda_sanitize.shipped_root() if ship else None, said=said)
+    with _termination_raises():
+        cuda_sanitize.measure(sanitizer, todo, machine, workers=workers, root=cuda_sanitize.shipped_root() if ship else None, said=said)
     out.print(", ".join(f"{n} {what}" for what, n in counts.items()) + f"; compute-sanitizer {sanitize_tool.version(sanitizer)}")
     return 1 if counts[FAIL] else 0 if counts[PASS] else 3
+
+
+@contextmanager
+def _termination_raises() -> Iterator[None]:
+    """Within it SIGTERM ends this process as an exception does: what it has started is ended first."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def standings(registry: Registry, ids: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,10 +57,11 @@ if arguments == ["--version"]:
     print("NVIDIA (R) Compute Sanitizer\nVersion 2025.3.0.0")
     sys.exit(0)
 check, log = arguments[arguments.index("--tool") + 1], pathlib.Path(arguments[arguments.index("--log-file") + 1])
-around, kernels, nonce, names, finished = arguments[-5:]
+around, kernels, lines, nonce, names, finished = arguments[-6:]
 says = json.loads(pathlib.Path({says!r}).read_text())
 sound = {{str(p.relative_to({kernels!r})): p.read_text() for p in pathlib.Path({kernels!r}).rglob("*.cu*")}}
 broken = any((pathlib.Path(kernels) / p).read_text() != text for p, text in sound.items() if "checks" not in p)
+assert bool(lines) == (not around and not broken), "sound code has line numbers, and only that"
 body, code, calls = says[check]["planted" if around or broken else "sound"]
 if body == "hang":
     time.sleep(60)
@@ -162,6 +167,28 @@ def test_an_incomplete_run_settles_nothing(stand_in: tuple[Path, Path], tmp_path
         one = measured(stand_in, tool, clean(tool), UNSETTLED[case], tmp_path)
         what, why = cuda_sanitize.verdict(one)
         assert what == NOT_RUN and "does not see the error planted" in why, why
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_ends_the_run_ends_all_of_it(stand_in: tuple[Path, Path], tmp_path: Path, number: signal.Signals) -> None:
+    """What is left behind goes on computing: a GPU that is shared with it measures nothing well."""
+    leaders: set[int] = set()
+
+    def end() -> None:
+        while len(sanitize_tool._under_way) < 2:
+            time.sleep(0.01)
+        leaders.update(sanitize_tool._under_way)
+        os.kill(os.getpid(), number)
+
+    began = time.monotonic()
+    threading.Thread(target=end).start()
+    with pytest.raises((SystemExit, KeyboardInterrupt)), sanitize_command._termination_raises():
+        measured(stand_in, "racecheck", UNSETTLED["hang"], UNSETTLED["hang"], tmp_path)
+    assert time.monotonic() - began < 30 and leaders
+    for leader in leaders:
+        with pytest.raises(ProcessLookupError):
+            os.killpg(leader, 0)
+    assert signal.getsignal(signal.SIGTERM) is not None and not cuda_sanitize.load(tmp_path, H200)
 
 
 def test_a_report_about_another_kernel_is_no_catch(stand_in: tuple[Path, Path], tmp_path: Path) -> None:
@@ -338,7 +365,7 @@ def compiler() -> None:
 
 @pytest.mark.parametrize("component_id", [c.id for c in GPU_KERNELS])
 def test_calls_reach_every_operand_in_an_allocation_that_ends_with_it(component_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an emulated GPU: a call over exact allocations; one output 16 bytes short; one input never written."""
+    """On an emulated GPU: a call over exact allocations; one output of half its length; the start of one input never written."""
     asked: list[int] = []
     written: list[int] = []
     with emulated_gpu() as gpu:
@@ -347,7 +374,7 @@ def test_calls_reach_every_operand_in_an_allocation_that_ends_with_it(component_
 
         def noted(self: Allocation, owner: object, nbytes: int) -> None:
             asked.append(nbytes)
-            sound(self, gpu, nbytes + 16)  # room for what is written past a short one
+            sound(self, gpu, 2 * nbytes + 16)  # room for what is written past a short one
 
         monkeypatch.setattr(Allocation, "__init__", noted)
         every = cuda_sanitize.candidates(component, "00" * 16)
@@ -375,6 +402,8 @@ def test_calls_reach_every_operand_in_an_allocation_that_ends_with_it(component_
         gone = list(plain[0])
         for n in short[0]:
             gone.remove(n) if n in gone else None
-        assert gone == [max(1, largest)] and max(1, largest - 16) in short[0] and len(short[0]) == len(plain[0])
-        assert plain[0] == unset[0] and len(unset[1]) == len(plain[1]) - 1
+        assert gone == [max(1, largest)] and max(1, largest // 2) in short[0] and len(short[0]) == len(plain[0])
+        first, most = next((t for t in case.types if t.is_float), case.types[0]).nbytes, cuda_sanitize.UNSET_BYTES
+        assert plain[0] == unset[0] and len(unset[1]) == len(plain[1]) - (first <= most)
+        assert sum(unset[1]) == sum(plain[1]) - min(first, most)
         assert sum(plain[1]) == sum(t.nbytes for t in case.types)
