@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from alpha.profile.figures import Facts, uncovered_ns
-from alpha.profile.phases import OVERLAPPING, PHASES
+from alpha.profile.phases import OVERLAPPING, PHASES, STEP_PHASES
 from alpha.profile.recorder import WARM_UP
 from alpha.report.extra import pandas as pd
 from alpha.report.runs import Run
@@ -73,7 +73,9 @@ def _exposed_enqueue(run: Run, step_ns: pd.Series) -> tuple[int | None, int]:
     total, whole, seen = 0, 0, False
     for step, rank in run.timeline_steps():
         events = run.timeline(step, rank)
-        host, device = events[events.track == "host enqueue"], events[events.track.str.startswith("stream")]
+        # what happens between two steps stands on the host's track of the first
+        host = events[(events.track == "host enqueue") & events.category.isin(STEP_PHASES)]
+        device = events[events.track.str.startswith("stream")]
         if not len(host) or not len(device) or (step, rank) not in step_ns.index:
             continue
         seen = True

@@ -114,8 +114,9 @@ def test_launch_overhead_of_a_device_counts_only_uncovered_enqueue(tmp_path: Pat
     step = sqlite3.connect(run / "metrics.sqlite")
     at, length = step.execute("SELECT step, step_ns FROM step_timing WHERE profiled = 1").fetchone()
     step.close()
-    for track, start, stop in (("host enqueue", 0, 10), ("stream 0", 4, 100), ("host enqueue", 90, 103)):
-        made_runs.edit(run, "INSERT INTO gpu_timeline VALUES (?, 0, ?, 'x', 'forward', ?, ?, NULL)", (at, track, start, stop))
+    for track, phase, start, stop in (("host enqueue", "forward", 0, 10), ("stream 0", "forward", 4, 100),
+                                      ("host enqueue", "host_to_device", 90, 103), ("host enqueue", "eval", 104, 900)):
+        made_runs.edit(run, "INSERT INTO gpu_timeline VALUES (?, 0, ?, 'x', ?, ?, ?, NULL)", (at, track, phase, start, stop))
     figure = next(f for f in judge(facts(reading.load(run))) if f.key == "launch_overhead")
     assert figure.value == (4 + 3) / length
 
