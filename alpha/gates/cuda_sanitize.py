@@ -439,7 +439,7 @@ def jobs(wanted: Mapping[Component, Sequence[str]], *, nonce: str | None = None,
     return found
 
 
-def process(sanitizer: Path, job: Job, plant: Plant | None, timeout: float = 0.0) -> Seen:
+def process(sanitizer: Path, job: Job, plant: Plant | None, timeout: float | None = None) -> Seen:
     """The calls of a job in a process of its own under its tool, on sound code or with one error."""
     inside = plant.fault if plant is not None else None
     around = plant.id if plant is not None and inside is None else ""
@@ -448,7 +448,8 @@ def process(sanitizer: Path, job: Job, plant: Plant | None, timeout: float = 0.0
         command = [sys.executable, "-c", "import sys; from alpha.gates.cuda_sanitize import child; child(*sys.argv[1:])", job.component.id,
                    around, str(kernels), "lines" if plant is None else "", job.nonce, json.dumps(job.names), str(finished)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(PACKAGE.parent), *sys.path) if p)}
-        timeout = timeout or (TIMEOUT if plant is None else PLANTED_TIMEOUT)
+        if timeout is None:
+            timeout = TIMEOUT if plant is None else PLANTED_TIMEOUT
         return run(sanitizer, job.tool, command, finished, timeout=timeout, environment=environment)
 
 

@@ -180,7 +180,7 @@ def test_who_ends_the_run_ends_all_of_it(stand_in: tuple[Path, Path], tmp_path: 
         leaders.update(sanitize_tool._under_way)
         os.kill(os.getpid(), number)
 
-    began = time.monotonic()
+    began, before = time.monotonic(), signal.getsignal(signal.SIGTERM)
     threading.Thread(target=end).start()
     with pytest.raises((SystemExit, KeyboardInterrupt)), sanitize_command._termination_raises():
         measured(stand_in, "racecheck", UNSETTLED["hang"], UNSETTLED["hang"], tmp_path)
@@ -188,7 +188,7 @@ def test_who_ends_the_run_ends_all_of_it(stand_in: tuple[Path, Path], tmp_path: 
     for leader in leaders:
         with pytest.raises(ProcessLookupError):
             os.killpg(leader, 0)
-    assert signal.getsignal(signal.SIGTERM) is not None and not cuda_sanitize.load(tmp_path, H200)
+    assert signal.getsignal(signal.SIGTERM) == before and not cuda_sanitize.load(tmp_path, H200)
 
 
 def test_a_report_about_another_kernel_is_no_catch(stand_in: tuple[Path, Path], tmp_path: Path) -> None:
