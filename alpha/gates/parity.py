@@ -83,7 +83,10 @@ def measure(component: Component, nonce: str | None = None,
     allowances = {r.case.name: allowance(spec, r.case, nonce) for r in runs if not r.case.exact}
     single = all(a.single for name, a in allowances.items()) and bool(allowances)
     long = {r.case.name for r in runs if any(n > LONG for t in r.case.types for n in t.shape)}
-    found = [_judged(spec, r, allowances.get(r.case.name), single, r.case.name not in long, nonce) for r in runs]
+    found: list[dict[str, object]] = []
+    for r in runs:
+        refused = any(float(str(c.get("ratio", 0.0))) > RATIO for c in found)  # then nothing hangs on the others' last draws
+        found.append(_judged(spec, r, allowances.get(r.case.name), single, r.case.name not in long, None if refused else nonce))
     _lend_power(found, long | {r.case.name for r in runs if sum(t.size for t in r.case.out_types(spec) if t.is_float) < FEW})
     if todo:
         counts["spread"] = unspread(spec, [r.case for r in runs], allowances)
@@ -156,8 +159,8 @@ def _in_place(component: Component, run: _Run, pair: tuple[int, int]) -> bool:
     return same_bits(shared.outs, run.got)
 
 
-def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool, own: bool, nonce: str) -> dict[str, object]:
-    """The raw numbers of one case; not `own`: its precision floor is 0 until it is lent one."""
+def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool, own: bool, nonce: str | None) -> dict[str, object]:
+    """The raw numbers of one case; not `own`: its precision floor is 0 until it is lent one. `nonce` None: by the first draws alone."""
     case = run.case
     dtypes = [t.dtype for t in case.out_types(spec)]
     if allowed is None:
@@ -167,6 +170,8 @@ def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool, ow
         ratio = np.inf
     elif single:
         ratio = 0.0 if exact_error(run.got, tuple(allowed.want), dtypes) == 0.0 else np.inf
+    elif nonce is None:
+        ratio = allowed.ratio(run.got, dtypes)
     else:
         ratio, allowed = weighed(allowed, spec, case, nonce, run.got)
     told = not single and not exact_below(allowed.want, dtypes)

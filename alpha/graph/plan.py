@@ -129,14 +129,14 @@ class Program:
 
     def replays(self) -> tuple[tuple[Step, ...], ...]:
         """The schedule in the pieces that are handed over at once, which a GPU replays as one graph each: `replay` microbatches with the
-        trees and the update that follow them."""
+        trees that follow them; last the update by itself, because a loop that runs ahead hands it over later than the rest."""
         found: list[list[Step]] = [[]]
-        for call in self.schedule:
+        for call in self.schedule[:-1]:
             held = sum(x.shard is not None for x in found[-1])
             if call.shard is not None and held == self.replay != 0:
                 found.append([])
             found[-1].append(call)
-        return tuple(map(tuple, found))
+        return tuple(tuple(calls) for calls in (*found, self.schedule[-1:]) if calls)
 
     def arenas(self) -> dict[str, int]:
         """Bytes per arena: the largest that any plan needs; arenas are shared by all plans."""

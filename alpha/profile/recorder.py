@@ -4,7 +4,9 @@ The time of the compute stream is cut at every change of activity, so the phases
 time by construction; what falls between two spans is `unexplained`. Launches are timed one by one on every step (two readings of the
 clock each); on a *profiled* step the executor runs the same Plan instrumented and tells more about each launch.
 
-A back end whose launches run on a device tells the device's own times (event nodes of a captured graph) through the same calls.
+A back end whose launches run on a device tells the device's own times (event nodes of a captured graph) through the same calls. Where the
+next step is handed over *ahead*, before this one's results are there, the interval ends with the device's last launch of this step: what
+the host does from then on, it does beside the next one.
 """
 
 from __future__ import annotations
@@ -109,19 +111,34 @@ class Recorder:
         self._stack: list[int] = []
         self._mark = 0
         self._phases: dict[str, np.ndarray] = {}
+        self._done, self._owed, self._ahead = 0, 0, False
 
     # -- the loop --------------------------------------------------------------------------------------------------------------
 
-    def begin(self, step: int, *, profiled: bool = False) -> None:
-        """A step begins, and with it a step interval; the one before is closed at this very moment."""
-        now = self.clock()
-        self._close(now)
-        self._at, self._mark = _Interval(step, now, profiled), now
+    def begin(self, step: int, *, profiled: bool = False, ahead: bool = False) -> None:
+        """A step begins, and with it a step interval; the one before is closed at this very moment, or where the step was handed over ahead
+        when that one was done."""
+        began = self._done if ahead else self.clock()
+        host = [piece for piece in self._at.host if piece[2] > began]  # it is cut there
+        self._close(began)
+        self._at, self._mark = _Interval(step, began, profiled, enqueue=self._owed, host=host), began
+        self._owed = 0
 
-    def end_step(self) -> int:
-        """The step itself is done (what follows until the next `begin` still belongs to its interval). Returns its ns."""
-        self._at.step_ns = self.clock() - self._at.began
+    def end_step(self, *, ahead: bool = False) -> int:
+        """The step itself is done (what follows until the next `begin` still belongs to its interval): where the next one was handed over
+        ahead, when the device's last launch was. Returns its ns."""
+        self._done = self._at.device[-1][2] if ahead and self._at.device else self.clock()
+        self._at.step_ns = self._done - self._at.began
         return self._at.step_ns
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """What is handed over inside belongs to the next step, and so does the host's time for it."""
+        self._ahead = True
+        try:
+            yield
+        finally:
+            self._ahead = False
 
     def so_far(self) -> None:
         """Enqueue the row of the step interval as it stands; it is replaced when the interval closes. For a checkpoint: what a kill right
@@ -190,14 +207,20 @@ class Recorder:
 
     def ran_on_device(self, plan: Plan, launches: Sequence[tuple[int, int]], times: Sequence[tuple[int, int]]) -> None:
         """A Segment ran on a device beside the host: `launches[k]` = (first, last + 1) of a run of launches of one phase, `times[k]` its
-        start and stop in ns of the recorder's clock. The step is then shared out as alpha/profile/partition.py says."""
+        start and stop in ns of the recorder's clock. The step is then shared out as alpha/profile/partition.py says. What ended before
+        this interval began belonged to a step that was handed over ahead and then forgotten."""
+        if times and times[-1][1] <= self._at.began:
+            return
         for (first, stop), (start_ns, stop_ns) in zip(launches, times, strict=True):
             self._at.device.append((_INDEX[phase_of(plan.launches[first])], start_ns, stop_ns))
             self._at.launches += stop - first
 
     def enqueued(self, ns: int) -> None:
         """The host spent `ns` on handing work to a device."""
-        self._at.enqueue += ns
+        if self._ahead:
+            self._owed += ns
+        else:
+            self._at.enqueue += ns
 
     def profiled(self, plan: Plan, index: int, *, enqueue: int, device: int, wait: int, dispatches: int) -> None:
         """Launch `index` of `plan` ran instrumented; ns. Runs of the same launch in one step add up."""

@@ -9,7 +9,7 @@ import errno
 import hashlib
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from alpha import config
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.checkpoint import simple
 from alpha.checkpoint.disk import Disk
-from alpha.component import Measured
+from alpha.component import Catalogue, Measured
 from alpha.config import Config
 from alpha.errors import CorruptError, InputError, MachineError, NonFiniteError
 from alpha.graph.plan import Program
@@ -66,6 +66,46 @@ def _program(text: str, vocab: int) -> Program:
     return assemble.program_for(cfg, vocab, house(), assemble.threads_for(cfg))
 
 
+class _Behind(CpuExecutor):
+    """A device that computes beside the host, as far as a loop can tell: what is handed over runs when its results are asked for or the
+    state is looked at, not before, and nothing behind it does. `ahead`: how often results were asked for with work behind them; `plans`:
+    how many ran; `poison`: the gradient is infinite when the update of this number runs."""
+
+    behind = True
+
+    def __init__(self, program: Program, catalogue: Catalogue) -> None:
+        self._queue: list[tuple[str, dict[str, np.ndarray]]] = []
+        self.ahead, self.updates, self.plans, self.poison = 0, 0, 0, -1
+        super().__init__(program, catalogue)
+
+    def _until(self, stop: int) -> None:
+        queue, self._queue = self._queue[:stop], self._queue[stop:]
+        for plan, inputs in queue:
+            if plan == "update":
+                if self.updates == self.poison:
+                    super().state(max(kind for kind in self.program.states if kind.startswith("grad")))[0] = np.inf
+                self.updates += 1
+            self.plans += 1
+            self._run(self.program.plans[plan], inputs)
+
+    def enqueue(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]] | None = None) -> None:
+        given = self._staged.pop(plans, [{} for _ in plans]) if inputs is None else inputs
+        self._queue += [(plan, {k: np.array(x) for k, x in found.items()}) for plan, found in zip(plans, given)]
+
+    def outputs(self, plan: str) -> dict[str, np.ndarray]:
+        self._until(1 + max((i for i, (name, _) in enumerate(self._queue) if name == plan), default=-1))
+        self.ahead += bool(self._queue)
+        return {k: x.copy() for k, x in super().outputs(plan).items()}
+
+    def state(self, kind: str) -> np.ndarray:
+        self._until(len(self._queue))
+        return super().state(kind)
+
+    def replay(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
+        self._until(len(self._queue))
+        super().replay(plan, inputs)
+
+
 class _Run:
     """A folder with text, and loops over it."""
 
@@ -81,11 +121,12 @@ class _Run:
         return config.parse(RUN.format(root=self.root.as_posix(), threads=threads), overrides)
 
     @contextmanager
-    def loop(self, name: str, cfg: Config | None = None, data: Dataset | None = None) -> Iterator[Loop]:
+    def loop(self, name: str, cfg: Config | None = None, data: Dataset | None = None,
+             kind: type[CpuExecutor] = CpuExecutor) -> Iterator[Loop]:
         cfg, data, folder = cfg or self.cfg, data or self.data, self.root / name
         folder.mkdir(exist_ok=True)
         with (
-            CpuExecutor(_program(_without_paths(cfg), data.tokenizer.vocab_size), house()) as executor,
+            kind(_program(_without_paths(cfg), data.tokenizer.vocab_size), house()) as executor,
             Store(folder / "m.sqlite") as metrics,
         ):
             sampler = assemble.sampler_for(cfg, data)
@@ -191,6 +232,44 @@ def resumed(rng: np.random.Generator) -> Measured:
         with run.loop("stop4") as loop:
             loop.resume(4)
             checks.append(("an earlier checkpoint", loop.step == 4 and loop.run() and _bits(loop) == expected))
+    return _measured(checks)
+
+
+def ahead(rng: np.random.Generator) -> Measured:
+    """On a device beside the host the microbatches of a step are handed over before the results of the step before are asked for, where
+    nothing but it follows: each once, with its own text, to the bits and rows of a loop that waits; also stopped between and gone on."""
+    checks = []
+    with _run(rng) as run:
+        cfg = run.config(2, "train.steps=6", "train.eval_every=0", "train.checkpoint_every=4", "train.profile=0")
+        with run.loop("waits", cfg) as loop:
+            loop.start()
+            loop.run()
+            expected = _bits(loop)
+        for name, stops in (("whole", ()), ("stopped", (2, 3))):
+            with run.loop(name, cfg, kind=_Behind) as loop:
+                executor = loop.executor
+                assert isinstance(executor, _Behind)
+                loop.start()
+                for stop in stops:
+                    checks.append((f"{name}: did not stop", not loop.run(Watch(stop=lambda loop=loop, stop=stop: loop.step == stop))))  # type: ignore[misc]
+                checks.append((f"{name}: did not finish", loop.run()))
+                checks.append((f"{name}: other bits", _bits(loop) == expected))
+                if not stops:  # a pause after four steps, and the last has none behind it
+                    checks.append((f"ahead {executor.ahead} times", executor.ahead == 4))
+                    checks.append((f"{executor.plans} plans ran", executor.plans == 6 * len(loop.program.schedule)))
+            checks.append((f"{name}: other rows", run.rows(name) == run.rows("waits")))
+        with run.loop("left", cfg, kind=_Behind) as loop:
+            loop.start()
+            loop.run(Watch(stop=lambda: loop.step == 3))
+        with run.loop("left", cfg) as loop:
+            loop.resume()
+            checks.append(("resumed where it was stopped", loop.step == 3 and loop.run() and _bits(loop) == expected))
+        with run.loop("profiled", run.config(2, "train.steps=9", "train.eval_every=0", "train.checkpoint_every=0", "train.profile=2"),
+                      kind=_Behind) as loop:
+            loop.start()
+            loop.run()
+            wanted = sum(not (loop.profiled(step) or loop.profiled(step + 1)) for step in range(8))
+            checks.append(("ahead beside a profiled step", getattr(loop.executor, "ahead", -1) == wanted < 8))
     return _measured(checks)
 
 
@@ -324,6 +403,37 @@ def bad_step(rng: np.random.Generator) -> Measured:
     return _measured(checks)
 
 
+def bad_step_ahead(rng: np.random.Generator) -> Measured:
+    """A gradient that is not finite once, in a step behind which the next one was handed over: refused with the state as it was, and the
+    loop goes on from there to the bits of a run that had no such step."""
+    checks = []
+    with _run(rng) as run:
+        cfg = run.config(2, "train.eval_every=0", "train.checkpoint_every=0", "train.profile=0")
+        with run.loop("good", cfg) as loop:
+            loop.start()
+            loop.run()
+            expected = _bits(loop)
+        with run.loop("a", cfg) as loop:
+            loop.start()
+            loop.run(Watch(stop=lambda: loop.step == 2))
+            before = _bits(loop)
+        with run.loop("b", cfg, kind=_Behind) as loop:
+            executor, refused = loop.executor, False
+            assert isinstance(executor, _Behind)
+            loop.start()
+            executor.poison = 2
+            try:
+                loop.run()
+            except NonFiniteError:
+                refused = True
+            checks.append(("not refused", refused))
+            checks.append(("nothing was handed over behind it", executor.ahead == 3))
+            checks.append(("changed the state", _bits(loop) == before))
+            checks.append(("counted", loop.step == 2 and simple.steps(loop.checkpoints) == [2] and run.rows("b")[-1][-1] == 0))
+            checks.append(("did not go on", loop.run() and _bits(loop) == expected))
+    return _measured(checks)
+
+
 # -- determinism ---------------------------------------------------------------------------------------------------------------
 
 
@@ -347,9 +457,10 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("text of a step", text_of_a_step),
             ("by hand", by_hand),
             ("resumed", resumed),
+            ("ahead", ahead),
             ("validation", validation),
         ],
         "determinism": [("same bits", same_bits)],
-        "faults": [("bad step", bad_step), ("not this run", not_this_run), ("full disk", full_disk)],
+        "faults": [("bad step", bad_step), ("bad step ahead", bad_step_ahead), ("not this run", not_this_run), ("full disk", full_disk)],
     }
 }

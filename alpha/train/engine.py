@@ -20,12 +20,15 @@ class Executor(Protocol):
     """A Program bound to memory. Both back ends have this surface; what each method promises stands there.
 
     `enqueue` hands Plans over, to run one after the other, and may return before they have: then `stage` sends the inputs of later ones
-    meanwhile, and `outputs` waits. `run` is both, for one Plan. On the CPU a Plan has run when `enqueue` returns.
+    meanwhile, and `outputs` waits. `run` is both, for one Plan. Where `behind`, the Plans of the next step may be handed over before
+    `outputs` is asked for those of this one. On the CPU a Plan has run when `enqueue` returns.
     """
 
     program: Program
     recorder: Recorder
 
+    @property
+    def behind(self) -> bool: ...
     def state(self, kind: str) -> np.ndarray: ...
     def look(self, kind: str) -> np.ndarray: ...
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]: ...

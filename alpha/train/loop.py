@@ -3,6 +3,10 @@
 One step is `program.schedule`: every logical shard's microbatches, the tree over shards, the update. The global batch is cut into
 contiguous shares, shard after shard and microbatch after microbatch, so the text of a step depends on its number alone. All state is
 (parameters, moments, step counter); everything else follows from the step, so a resumed run continues bit for bit.
+
+Where a device computes beside the host, the loop runs one step ahead: the microbatches of the next step are handed over before this step's
+results are waited for, and its update once they are known to be finite. Microbatches write gradients alone, which the next first one
+overwrites; so a step that was handed over ahead may be forgotten.
 """
 
 from __future__ import annotations
@@ -69,6 +73,7 @@ class Loop:
         self.recorder = executor.recorder = Recorder(metrics)
         self.step = 0
         self._staged: int | None = None
+        self._handed: int | None = None
 
     # -- state -----------------------------------------------------------------------------------------------------------------
 
@@ -96,7 +101,7 @@ class Loop:
                 flat[...] = 0
         fill_initial(self.executor.state("param"), self.program.states["param"], self.cfg.run.seed)
         refresh(self.executor)
-        self.step = 0
+        self.step, self._handed = 0, None
 
     def resume(self, step: int | None = None) -> None:
         """The state of a checkpoint (default: the latest). InputError if it belongs to another run, CorruptError if it is damaged."""
@@ -123,6 +128,7 @@ class Loop:
                 do="resume from an earlier one with --at STEP",
             )
         self.step = saved.step
+        self._handed = None
         simple.set_aside(self.checkpoints, self.step)
         self.metrics.rewind(self.step)
 
@@ -150,20 +156,29 @@ class Loop:
         )
         return model_inputs(set(plan.inputs), batch)
 
-    def advance(self) -> StepResult:
-        """One step. NonFiniteError naming the op if it was not finite: then the state is as before, and was saved."""
-        recorder = self.recorder
-        recorder.begin(self.step, profiled=sampled(self.step, self.cfg.train.steps, self.cfg.train.profile))
+    def advance(self, *, ahead: bool = False) -> StepResult:
+        """One step; `ahead`: with the next one's microbatches handed over behind it. NonFiniteError naming the op if it was not finite:
+        then the state is as before, and was saved."""
+        recorder, (*micros, update), handed = self.recorder, self.replays, self._handed == self.step
+        recorder.begin(self.step, profiled=self.profiled(self.step), ahead=handed)
+        self._handed = None
         with np.errstate(all="ignore"):  # a bad value is the finite flag's business, not a warning's
-            for calls in self.replays:
-                self.enqueue(calls)
-            self.stage()
+            for calls in micros if not handed else ():
+                self.enqueue(calls, self.step)
+            self.enqueue(update, self.step)
+            if ahead:
+                with recorder.ahead():
+                    for calls in micros:
+                        self.enqueue(calls, self.step + 1)
+                self._handed = self.step + 1
+            else:
+                self.stage()
             with recorder.span("device_to_host"):
                 out = self.executor.outputs(self.program.schedule[-1].plan)
                 total, count, norm, lr, coefficient, finite = (
                     float(out[name]) for name in ("loss_sum", "count", "norm", "lr", "coefficient", "finite")
                 )
-        took = recorder.end_step()
+        took = recorder.end_step(ahead=ahead)
         result = StepResult(
             step=self.step,
             loss=total / count if count else math.nan,
@@ -177,21 +192,32 @@ class Loop:
         self.metrics.add("step_metrics", {k: _plain(v) for k, v in vars(result).items()})
         if not result.finite:
             recorder.abandon()
+            self._handed = None
             self.explain(result)
         if recorder.profiling:
             self.note_memory()
         self.step += 1
         return result
 
-    def enqueue(self, calls: Sequence[Step]) -> None:
-        """Hand over what is replayed at once; the text of the step's first replay is there already if it was staged."""
+    def profiled(self, step: int) -> bool:
+        """Whether each launch of this step is looked at by itself."""
+        return sampled(step, self.cfg.train.steps, self.cfg.train.profile)
+
+    def unbroken(self) -> bool:
+        """Whether the next step may be handed over ahead: nothing but it follows this one, and neither is looked at launch by launch."""
+        t, following = self.cfg.train, self.step + 1
+        pause = any(every and following % every == 0 for every in (t.eval_every, t.checkpoint_every))
+        return self.executor.behind and following < t.steps and not (pause or self.profiled(self.step) or self.profiled(following))
+
+    def enqueue(self, calls: Sequence[Step], step: int) -> None:
+        """Hand over what is replayed at once; the text of a step's first replay is there already if it was staged."""
         plans = tuple(call.plan for call in calls)
-        if calls is self.replays[0] and self._staged == self.step:
+        if calls is self.replays[0] and self._staged == step:
             self._staged = None
             self.executor.enqueue(plans)
             return
         with self.recorder.span("data_load"):
-            inputs = [self.inputs(call) for call in calls]
+            inputs = [self.inputs(call, step) for call in calls]
         self.executor.enqueue(plans, inputs)
 
     def stage(self) -> None:
@@ -224,6 +250,8 @@ class Loop:
                     self.executor.replay(call.plan, self.inputs(call))
             except NonFiniteError as error:
                 raise NonFiniteError(f"{where}\n{error.what} ({place})", came=error.came, expected=error.expected, do=error.do) from None
+        simple.load(path, self.states())  # the update, run again, was good and moved the state
+        refresh(self.executor)
         raise NonFiniteError(
             f"{where}\nno single op made a non-finite value when the step was replayed",
             came=f"loss {result.loss}, norm {result.norm}",
@@ -237,7 +265,7 @@ class Loop:
         """Train to the last step. Returns False if `watch.stop` ended it early (resumable), True when all steps are done."""
         watch, t = watch or Watch(), self.cfg.train
         while self.step < t.steps:
-            watch.step(self.advance())
+            watch.step(self.advance(ahead=self.unbroken()))
             if self.step == 1:
                 forbidden.check()
             last, stopping = self.step == t.steps, watch.stop()
@@ -247,6 +275,7 @@ class Loop:
             if last or stopping or (t.checkpoint_every and self.step % t.checkpoint_every == 0):
                 watch.saved(self.step, self.save())
             if stopping and not last:
+                self._handed = None
                 return False
         return True
 

@@ -20,6 +20,7 @@ from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.component import Catalogue, Component
 from alpha.cudart import mark
 from alpha.cudart.device import Device
+from alpha.errors import GraphError
 from alpha.gates.cases import cuda_run
 from alpha.gates.contracts import contract_cases
 from alpha.gates.subjects import generator
@@ -37,7 +38,7 @@ LATE = {
     "delivered before it was sent": ("staging", "        stream.wait_for_event(slot.sent)\n", ""),
     "slot overwritten while it is copied": ("staging", "        slot.sent.synchronize()\n", ""),
     "slot sent before it was taken": ("staging", "        self._copies.wait_for_event(slot.taken)\n", ""),
-    "outputs read too early": ("executor", "        self.stream.synchronize()\n        if results is None:", "        if results is None:"),
+    "outputs read too early": ("executor", "        results.there.synchronize()\n", ""),
 }  # fmt: skip
 """Waits that are left out: a GPU may be quick enough to hide it, a late stream is not."""
 
@@ -183,9 +184,10 @@ def test_stamps_follow_a_device_clock_that_drifts(gpu: EmulatedGpu, monkeypatch:
     def off(seconds: float) -> int:
         """Of a stamp that is taken this long from now, ns."""
         clocks.now += round(seconds * 1e9)
+        first = marks.number(1)
         marks.mark(stream)
         stream.synchronize()
-        return abs(marks.take(1)[0] - clocks.now)
+        return abs(marks.take(first, 1)[0] - clocks.now)
 
     assert off(1.0) > 30_000  # nothing is known of the rate yet
     assert marks.align() < 2000
@@ -199,18 +201,30 @@ def test_stamps_follow_a_device_clock_that_drifts(gpu: EmulatedGpu, monkeypatch:
     marks.free()
 
 
-def test_the_last_stamps_are_read_over_the_end_of_the_ring(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stamps_are_read_by_their_numbers_over_the_end_of_the_ring(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mark, "PLACES", 8)
     stream = Device.open().stream()
     marks = mark.Marks(stream)
-    wanted = []
+    wanted, numbers = [], []
     for _ in range(13):
+        numbers.append(marks.number(1))
         marks.mark(stream)
         stream.synchronize()
-        wanted += marks.take(1)
-    assert wanted == sorted(set(wanted))
+        wanted += marks.take(numbers[-1], 1)
+    assert wanted == sorted(set(wanted)) and numbers == list(range(numbers[0], numbers[0] + 13))
     for n in range(9):
-        assert marks.take(n) == wanted[len(wanted) - n :]
+        for behind in range(9 - n):  # stamps that were taken later, of a step that runs ahead
+            assert marks.take(numbers[-1] + 1 - behind - n, n) == wanted[13 - behind - n : 13 - behind]
     with pytest.raises(ValueError, match="9 stamps"):
-        marks.take(9)
+        marks.take(numbers[-1] - 8, 9)
+    marks.free()
+
+
+def test_a_stamp_that_nobody_numbered_is_told(gpu: EmulatedGpu) -> None:
+    """Times would be told of other work than they are of."""
+    stream = Device.open().stream()
+    marks = mark.Marks(stream)
+    marks.mark(stream)
+    with pytest.raises(GraphError, match="nobody numbered"):
+        marks.align()
     marks.free()

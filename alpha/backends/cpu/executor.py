@@ -28,6 +28,9 @@ class CpuExecutor:
     catalogue: the kernels.
     """
 
+    behind = False
+    """Whether a loop may hand over the next step before it asks for this one's results: here they are there when `enqueue` returns."""
+
     def __init__(self, program: Program, catalogue: Catalogue) -> None:
         self.program, self.workers = program, ObservedWorkers(int(str(program.facts["threads"])))
         self.recorder = Recorder()

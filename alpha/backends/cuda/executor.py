@@ -17,6 +17,7 @@ from alpha.component import Catalogue
 from alpha.cudart.device import Device
 from alpha.cudart.graph import Graph, capture
 from alpha.cudart.manifest import COMPILER
+from alpha.cudart.mark import PLACES
 from alpha.cudart.memory import Arena, Span, download, fetch, fill, upload
 from alpha.errors import GraphError
 from alpha.graph.plan import Launch, Plan, Program, Ref
@@ -32,7 +33,8 @@ class CudaExecutor:
     comparison: same kernels, same addresses, same bits. MachineError, before anything is allocated, where the Program does not fit.
 
     `run` waits for the outputs of plans that have any. A loop that has better to do calls `enqueue`, then `stage` with the next inputs,
-    which are copied while the device computes, then `outputs`. Plans that are enqueued together are one graph.
+    which are copied while the device computes, or the next `enqueue` itself, then `outputs`, which waits for those of its plan and for
+    nothing that was enqueued behind it. Plans that are enqueued together are one graph.
     """
 
     def __init__(self, program: Program, catalogue: Catalogue, *, index: int = 0, captured: bool = True) -> None:
@@ -50,7 +52,8 @@ class CudaExecutor:
         self._graphs: dict[tuple[tuple[str, ...], bool], Graph] = {}
         self._staging = Staging(self.device, program)
         self._places = {name: {k: self.span(r) for k, r in plan.inputs.items()} for name, plan in program.plans.items()}
-        self._results = {name: Results.of(plan) for name, plan in program.plans.items()}
+        self._results = {name: Results.of(self.device, plan) for name, plan in program.plans.items()}
+        self._stamps = sum(len(program.plans[call.plan].launches) + 1 for call in program.schedule)
         self.stream.synchronize()
 
     def _bind(self, plan: Plan, catalogue: Catalogue) -> list[tuple[Launch, Callable[[int], None]]]:
@@ -106,6 +109,12 @@ class CudaExecutor:
         with self.recorder.span("device_to_host"):
             return self.outputs(plan)
 
+    @property
+    def behind(self) -> bool:
+        """Whether a loop may hand over the next step before it asks for the results of this one: not where the clocks are to be set, which
+        takes an idle stream, nor where there is no room for the time stamps of two steps."""
+        return self._watch is None or (not self._watch.due and 2 * self._stamps <= PLACES)
+
     def stage(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Begin to copy the inputs of the next `enqueue` of these plans, beside what runs."""
         self._staging.send([self.program.plans[p] for p in plans], inputs)
@@ -124,19 +133,21 @@ class CudaExecutor:
             if results is not None:
                 for name, ref in plan.outputs.items():
                     fetch(results.host(name), self.span(ref), self.stream)
+                results.there.record(self.stream)
+                results.segments = self._watch.launched if self._watch is not None else 0
 
     def outputs(self, plan: str) -> dict[str, np.ndarray]:
         """Copies of the outputs of this plan as it was last enqueued; waits for them."""
         found, results = self.program.plans[plan].outputs, self._results[plan]
         if not found:
             return {}
-        self.stream.synchronize()
         if results is None:
-            read = {k: self.read(r) for k, r in found.items()}
-        else:
-            read = {k: from_device(results.host(k).reshape(r.type.shape).copy(), r.type) for k, r in found.items()}
+            self.stream.synchronize()
+            return {k: self.read(r) for k, r in found.items()}
+        results.there.synchronize()
+        read = {k: from_device(results.host(k).reshape(r.type.shape).copy(), r.type) for k, r in found.items()}
         if self._watch is not None:
-            self._watch.collect(self.recorder)  # the stream has been waited for
+            self._watch.collect(self.recorder, results.segments)
         return read
 
     def _launch(self, plans: Sequence[Plan]) -> None:
@@ -144,12 +155,12 @@ class CudaExecutor:
         recorder, stream = self.recorder, int(self.stream.handle)
         began, watched = recorder.clock(), recorder.watching
         if watched and self._watch is None:
-            self._watch = Watch(self.stream)
+            self._watch = Watch(self.stream, recorder.clock)
         if watched and recorder.profiling:
             for index, plan in enumerate(plans):
                 self.watch.make_room([plan], recorder)
                 self._lay(plans, index)
-                self.watch.launch_each(plan, self._bound[plan.name], stream, recorder.clock)
+                self.watch.launch_each(plan, self._bound[plan.name], stream)
             return
         if watched:
             self.watch.make_room(plans, recorder)
@@ -161,7 +172,7 @@ class CudaExecutor:
         else:
             self._launch_all(plans, watched)
         if watched:
-            self.watch.launched(plans)
+            self.watch.enqueued(plans)
             recorder.enqueued(recorder.clock() - began)
 
     @property

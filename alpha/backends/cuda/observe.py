@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count, groupby, pairwise
 from typing import Any
 
@@ -13,8 +15,9 @@ from alpha.profile.phases import phase_of
 from alpha.profile.recorder import Recorder
 
 _FLOW = count()
-ALIGN_NS, ALIGN_PROBES = 1_000_000_000, 10
-"""Time after which the device's clock is set against the host's again, and tries that it takes: quartz drifts by some 25 us a second."""
+SECOND, RARELY, PROBES = 1_000_000_000, 10, 10
+"""The device's clock is set against the host's again after one second, then two, four and so on up to RARELY, with PROBES tries: quartz is
+off by some 25 us a second, until two such moments far apart have said by how much."""
 
 Bound = Sequence[tuple[Launch, Callable[[int], None]]]
 
@@ -29,25 +32,35 @@ def runs_of(plan: Plan) -> list[tuple[int, int]]:
     return found
 
 
-class Watch:
-    """Collects the stamps of one step's Segments until the stream has been waited for, then tells the recorder."""
+@dataclass(frozen=True)
+class _Segment:
+    """One that was enqueued with `stamps` stamps from number `first` on; on a profiled step with the host's times of its launches."""
 
-    def __init__(self, stream: Any) -> None:
-        self.marks, self._stream = Marks(stream), stream
-        self._pending: list[tuple[Plan, bool, list[tuple[int, int]]]] = []  # plan, profiled, host times of its launches
-        self._aligned = 0
+    plan: Plan
+    first: int
+    stamps: int
+    host: list[tuple[int, int]] | None
+
+
+class Watch:
+    """Keeps count of the stamps of Segments until those have been waited for, then tells the recorder. `launched`: Segments so far."""
+
+    def __init__(self, stream: Any, clock: Callable[[], int]) -> None:
+        self.marks, self._stream, self._clock, self.launched = Marks(stream), stream, clock, 0
+        self._pending: deque[_Segment] = deque()
+        self._aligned, self._every = clock(), 1
         self._runs: dict[str, list[tuple[int, int]]] = {}
 
     def make_room(self, plans: Sequence[Plan], recorder: Recorder) -> None:
         """Before Segments are enqueued: where the ring cannot hold their stamps beside those that wait, wait and collect. GraphError where
         it could not hold them alone."""
-        waiting, more = (sum(len(p.launches) + 1 for p in found) for found in ([p for p, _, _ in self._pending], plans))
+        waiting, more = (sum(len(p.launches) + 1 for p in found) for found in ([s.plan for s in self._pending], plans))
         if more > PLACES:
             raise GraphError("a replay takes more time stamps than there is room for", came=more, expected=f"at most {PLACES}",
                              do="take a smaller train.replay")
         if waiting + more > PLACES:
             self._stream.synchronize()
-            self.collect(recorder)
+            self.collect(recorder, self.launched)
 
     def launch_all(self, plan: Plan, bound: Bound, stream: int) -> None:
         """Enqueue every launch, with a stamp before the first and after each run of one phase. May be captured."""
@@ -57,43 +70,52 @@ class Watch:
                 run(stream)
             self.marks.mark(stream)
 
-    def launched(self, plans: Sequence[Plan]) -> None:
+    def enqueued(self, plans: Sequence[Plan]) -> None:
         """Segments that hold such stamps were enqueued."""
-        self._pending += [(plan, False, []) for plan in plans]
+        for plan in plans:
+            self._wait_for(plan, 1 + len(self._runs_of(plan)), None)
 
-    def launch_each(self, plan: Plan, bound: Bound, stream: int, clock: Callable[[], int]) -> None:
+    def launch_each(self, plan: Plan, bound: Bound, stream: int) -> None:
         """Enqueue every launch by itself, with a stamp before the first and after each, and the host's time of each."""
         host = []
         self.marks.mark(stream)
         for _, run in bound:
-            start = clock()
+            start = self._clock()
             run(stream)
-            host.append((start, clock()))
+            host.append((start, self._clock()))
             self.marks.mark(stream)
-        self._pending.append((plan, True, host))
+        self._wait_for(plan, 1 + len(plan.launches), host)
 
-    def collect(self, recorder: Recorder) -> None:
-        """The stream is idle: read the stamps and tell the recorder what ran when."""
-        if not self._pending:
-            return
-        counts = [1 + (len(plan.launches) if profiled else len(self._runs_of(plan))) for plan, profiled, _ in self._pending]
-        stamps, at = self.marks.take(sum(counts)), 0
-        for (plan, profiled, host), n in zip(self._pending, counts):
-            mine = stamps[at : at + n]
-            at += n
-            if not profiled:
-                recorder.ran_on_device(plan, self._runs_of(plan), list(pairwise(mine)))
+    def _wait_for(self, plan: Plan, stamps: int, host: list[tuple[int, int]] | None) -> None:
+        self._pending.append(_Segment(plan, self.marks.number(stamps), stamps, host))
+        self.launched += 1
+
+    def collect(self, recorder: Recorder, upto: int) -> None:
+        """The first `upto` Segments have ended: read the stamps of those that are still to be told of, and tell the recorder what ran when.
+        Later ones may be running."""
+        ended = [self._pending.popleft() for _ in range(len(self._pending) - (self.launched - upto))]
+        if ended:
+            first = ended[0].first  # clocks are set when none is pending: the stamps follow one another
+            taken = self.marks.take(first, ended[-1].first + ended[-1].stamps - first)
+        for segment in ended:
+            plan, stamps = segment.plan, taken[segment.first - first : segment.first - first + segment.stamps]
+            if segment.host is None:
+                recorder.ran_on_device(plan, self._runs_of(plan), list(pairwise(stamps)))
                 continue
-            recorder.ran_on_device(plan, [(i, i + 1) for i in range(len(plan.launches))], list(pairwise(mine)))
-            for i, (launch, (called, returned)) in enumerate(zip(plan.launches, host)):
+            recorder.ran_on_device(plan, [(i, i + 1) for i in range(len(plan.launches))], list(pairwise(stamps)))
+            for i, (launch, (called, returned)) in enumerate(zip(plan.launches, segment.host)):
                 flow, phase = next(_FLOW), phase_of(launch)
                 recorder.event("host enqueue", launch.op, phase, called, returned, flow)
-                recorder.event("stream 0", launch.op, phase, mine[i], mine[i + 1], flow)
-                recorder.profiled(plan, i, enqueue=returned - called, device=mine[i + 1] - mine[i], wait=0, dispatches=1)
-        self._pending = []
-        if recorder.clock() - self._aligned >= ALIGN_NS:
-            self.marks.align(ALIGN_PROBES)
-            self._aligned = recorder.clock()
+                recorder.event("stream 0", launch.op, phase, stamps[i], stamps[i + 1], flow)
+                recorder.profiled(plan, i, enqueue=returned - called, device=stamps[i + 1] - stamps[i], wait=0, dispatches=1)
+        if self.due and not self._pending:
+            self.marks.align(PROBES)
+            self._aligned, self._every = self._clock(), min(2 * self._every, RARELY)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to set the clocks, which takes an idle stream."""
+        return self._clock() - self._aligned >= self._every * SECOND
 
     def _runs_of(self, plan: Plan) -> list[tuple[int, int]]:
         if plan.name not in self._runs:

@@ -117,13 +117,14 @@ def _key(plans: Sequence[Plan]) -> tuple[str, ...]:
 
 
 class Results:
-    """The small outputs of one plan, copied to page-locked memory behind its launches, so that reading them waits once."""
+    """The small outputs of one plan, copied to page-locked memory behind its launches, so that reading them waits once and for nothing
+    that was enqueued later. `there`: the copies are done. `segments`: how many Segments a Watch had seen by then."""
 
     MOST = 1 << 20
     """Bytes of outputs above which they are read from where they lie."""
 
-    def __init__(self, refs: Mapping[str, Ref]) -> None:
-        self.refs = dict(refs)
+    def __init__(self, device: Device, refs: Mapping[str, Ref]) -> None:
+        self.refs, self.there, self.segments = dict(refs), device.event(), 0
         self.offsets, at = {}, 0
         for name, ref in self.refs.items():
             self.offsets[name] = at
@@ -131,10 +132,10 @@ class Results:
         self._host = pinned((max(at, 1),), np.uint8)
 
     @classmethod
-    def of(cls, plan: Plan) -> Results | None:
+    def of(cls, device: Device, plan: Plan) -> Results | None:
         """None where a plan has no outputs, or larger ones."""
         total = sum(r.type.nbytes for r in plan.outputs.values())
-        return cls(plan.outputs) if 0 < total <= cls.MOST else None
+        return cls(device, plan.outputs) if 0 < total <= cls.MOST else None
 
     def host(self, name: str) -> np.ndarray:
         """The page-locked place of one output, in its device form, flat."""

@@ -74,8 +74,9 @@ LARGE = 1 << 30
 """Bytes of the arena that makes a device's granularity small beside 2 %."""
 
 WAYS = ("1 calls", "1", "1 uncaptured", "1 watched", "1 profiled", "1 staged", "1 resumed", "2 staged", "3 watched", "0", "0 watched",
-        "0 profiled", "0 staged")
-"""Ways to run the same steps: microbatches of one replay (0: all), and how. `calls`: each Plan by itself, its end waited for."""
+        "0 profiled", "0 staged", "1 watched ahead", "0 ahead")
+"""Ways to run the same steps: microbatches of one replay (0: all), and how. `calls`: each Plan by itself, its end waited for; `ahead`: a
+step's microbatches are handed over before the results of the step before are waited for."""
 
 KEPT = ("param", "m", "v")
 """Kinds of state whose bits two runs must share."""
@@ -406,27 +407,31 @@ def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
 
 def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
     """Three steps of two shards of two microbatches: each call by itself, and handed over in replays of one, two, three and all four
-    microbatches; captured, launch by launch, watched, profiled, with inputs that are staged while the step before computes, and down and
-    up again after the first step: the same parameters and moments."""
+    microbatches; captured, launch by launch, watched, profiled, with inputs that are staged while the step before computes, one step
+    ahead, and down and up again after the first step: the same parameters and moments, and the same loss of each step."""
     steps = [batches_of(ref, rng, 2, 2) for _ in range(3)]
     param, p = _drawn(ref, rng)["param"].astype(np.float32), program(ref.name, 2, 2)
-    found = {}
+    found, losses = {}, {}
     for way in WAYS:
         words = way.split()
-        cut = replace(p, replay=int(words[0]))
+        cut, ahead = replace(p, replay=int(words[0])), "ahead" in words
         with opened(cut, param, captured="uncaptured" not in words) as executor:
+            told = []
             for i, batches in enumerate(steps):
                 if {"watched", "profiled"} & set(words):
-                    executor.recorder.begin(i, profiled="profiled" in words)
-                following = steps[i + 1] if "staged" in words and i + 1 < len(steps) else None
+                    executor.recorder.begin(i, profiled="profiled" in words, ahead=ahead and i > 0)
+                following = steps[i + 1] if (ahead or "staged" in words) and i + 1 < len(steps) else None
                 if "calls" in words:
-                    _step(executor, batches)
+                    told.append(_loss(_step(executor, batches)))
+                elif ahead:
+                    told.append(_loss(_one_ahead(executor, batches, following, begun=i > 0)))
+                    executor.recorder.end_step(ahead=following is not None)
                 else:
-                    _in_replays(executor, batches, following, staged="staged" in words and i > 0)
+                    told.append(_loss(_in_replays(executor, batches, following, staged="staged" in words and i > 0)))
                 if "resumed" in words and i == 0:
                     break
             if "resumed" not in words:
-                found[way] = _digest(executor)
+                found[way], losses[way] = _digest(executor), told
                 continue
             saved = {k: executor.look(k) for k in executor.program.plans["snapshot"].outputs}
         with CudaExecutor(cut, kernels()) as executor:
@@ -437,24 +442,39 @@ def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
             for batches in steps[1:]:
                 _in_replays(executor, batches)
             found[way] = _digest(executor)
-    return Measured(error=float(len(set(found.values())) - 1), bound=0.0, cases=len(found), digest=found[WAYS[0]],
-                    note=f"other than {WAYS[0]}: " + ", ".join(w for w, d in found.items() if d != found[WAYS[0]]))
+    other = [w for w, d in found.items() if d != found[WAYS[0]] or losses.get(w, losses[WAYS[0]]) != losses[WAYS[0]]]
+    return Measured(error=float(len(other)), bound=0.0, cases=len(found), digest=found[WAYS[0]],
+                    note=f"other than {WAYS[0]}: " + ", ".join(other))
 
 
-def _in_replays(executor: CudaExecutor, batches: Batches, following: Batches | None = None, *, staged: bool = False) -> None:
+def _handed(calls: Sequence[Step], text: Batches) -> tuple[tuple[str, ...], list[dict[str, np.ndarray]]]:
+    return tuple(call.plan for call in calls), [text_of(text, call) for call in calls]
+
+
+def _in_replays(executor: CudaExecutor, batches: Batches, following: Batches | None = None, *,
+                staged: bool = False) -> dict[str, np.ndarray]:
     """A step as a training loop enqueues it, without a wait before its end. `staged`: the inputs of its first replay were sent during the
     step before; those of the `following` step are sent during this one."""
     replays = executor.program.replays()
-
-    def handed(calls: Sequence[Step], text: Batches) -> tuple[tuple[str, ...], list[dict[str, np.ndarray]]]:
-        return tuple(call.plan for call in calls), [text_of(text, call) for call in calls]
-
     for index, calls in enumerate(replays):
-        plans, inputs = handed(calls, batches)
+        plans, inputs = _handed(calls, batches)
         executor.enqueue(plans, None if staged and index == 0 else inputs)
     if following is not None:
-        executor.stage(*handed(replays[0], following))
-    executor.outputs(executor.program.schedule[-1].plan)
+        executor.stage(*_handed(replays[0], following))
+    return executor.outputs(executor.program.schedule[-1].plan)
+
+
+def _one_ahead(executor: CudaExecutor, batches: Batches, following: Batches | None, *, begun: bool) -> dict[str, np.ndarray]:
+    """A step of a loop that runs ahead. `begun`: its microbatches were handed over during the step before, as those of the `following`
+    step are during this one."""
+    *micros, update = executor.program.replays()
+    for calls in micros if not begun else ():
+        executor.enqueue(*_handed(calls, batches))
+    executor.enqueue(*_handed(update, batches))
+    if following is not None:
+        for calls in micros:
+            executor.enqueue(*_handed(calls, following))
+    return executor.outputs(update[-1].plan)
 
 
 def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
