@@ -118,6 +118,40 @@ def test_phases_partition_a_step_interval_exactly(tmp_path: Path, program: Progr
     assert second["wall_ns"] == second["unexplained_ns"] == 9
 
 
+def test_an_interval_of_a_loop_that_runs_ahead_ends_with_the_device(tmp_path: Path, program: Program) -> None:
+    """Known times: the next step is handed over before this one has ended, and runs while the host still writes down what this one gave."""
+    clock, plan = Clock(), program.plans["update"]
+    whole = [(0, len(plan.launches))]
+    with Store(tmp_path / "m.sqlite") as store:
+        store.begin(0, 0, 0, 0)
+        r = Recorder(store, clock=clock)
+        r.begin(0)
+        r.enqueued(7)
+        with r.ahead():
+            r.enqueued(11)
+        with r.span("device_to_host"):
+            clock.pass_(150)  # the device has ended 30 before
+        r.ran_on_device(plan, whole, [(1010, 1120)])
+        assert r.end_step(ahead=True) == 120
+        with r.span("data_load"):
+            clock.pass_(20)
+        clock.pass_(5)
+        r.begin(1, ahead=True)
+        clock.pass_(100)
+        r.ran_on_device(plan, whole, [(900, 1000)])  # of a step that was forgotten
+        r.ran_on_device(plan, whole, [(1125, 1260)])
+        assert r.end_step() == 155
+        r.finish()
+    first, second = rows(tmp_path / "m.sqlite", "step_timing")
+    phase = f"{phase_of(plan.launches[0])}_ns"
+    assert (first["began_ns"], first["wall_ns"], first["step_ns"], first["enqueue_ns"]) == (1000, 120, 120, 7)
+    assert (first[phase], first["device_to_host_ns"], first["device_to_host_overlapped_ns"], first["unexplained_ns"]) == (110, 10, 110, 0)
+    assert (second["began_ns"], second["wall_ns"], second["enqueue_ns"]) == (1120, 155, 11)
+    assert second["launches"] == first["launches"] == len(plan.launches)
+    assert (second[phase], second["device_to_host_ns"], second["device_to_host_overlapped_ns"]) == (135, 5, 25)
+    assert (second["data_load_ns"], second["data_load_overlapped_ns"], second["unexplained_ns"]) == (0, 20, 15)
+
+
 def test_a_device_beside_the_host_counts_nothing_twice() -> None:
     """Known pieces: the device's time first, then what the host did in its gaps; the rest of the gaps is idle."""
     compute, load, idle = 0, 1, 2
