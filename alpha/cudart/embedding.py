@@ -32,7 +32,7 @@ from alpha.cudart.memory import Span, aligned
 
 CAPACITY = 64  # of a bucket, as in kernels/embedding/backward.cu
 PIECE = 64  # of a long id's occurrences, as there
-GROUP = 8  # neighbouring ids that a warp takes together, as there
+GROUP = 8  # ids that a warp takes together, as there
 FEW = 4  # occurrences of those, as there
 WARPS = 4 * 24 * MULTIPROCESSORS  # of embedding_sum at most: four times what the GPU holds
 
@@ -67,7 +67,7 @@ class EmbeddingProblem:
         """Offsets into the workspace of the backward pass, and its length in bytes. header, counts and done come first and are cleared."""
         longs, pieces = self.count // CAPACITY + 1, self._pieces()
         sizes = {"header": 8, "counts": self.vocabulary, "done": longs * (self.width // per(self.dtype))}
-        sizes |= {"bucket": self.vocabulary * CAPACITY, "middle_id": self.count // (FEW + 1) + 1}
+        sizes |= {"bucket": self.vocabulary * CAPACITY, "used": min(self.count, self.vocabulary), "middle_id": self.count // (FEW + 1) + 1}
         sizes |= {"long_id": longs, "long_at": longs, "long_first": longs, "piece_of": pieces, "ordered": self.count}
         sizes["partial"] = pieces * self.width
         offsets, end = {}, 0
@@ -88,7 +88,7 @@ _Forward = structure(
 )
 _Backward = structure(
     "_Backward",
-    "dy ids dtable counts bucket middle_id long_id long_at long_first piece_of ordered done partial header",
+    "dy ids dtable counts bucket used middle_id long_id long_at long_first piece_of ordered done partial header",
     *((name, ctypes.c_int32) for name in ("count", "vocabulary", "width")),
 )
 
@@ -114,7 +114,7 @@ def forward(
         good = period >= 1 or (places > 0 and places_count >= 1)
         require("the embedding kernels", [(good, f"period {period}, places {places:#x}", "a period, or places and their count")])
     vectors = ceil_div(problem.width, 32 * per(problem.dtype))
-    each = max(2, min(ceil_div(24, vectors), problem.count // (24 * MULTIPROCESSORS)))  # rows of a warp: about 12 KiB, if all get some
+    each = max(2, min(ceil_div(12, vectors), problem.count // (24 * MULTIPROCESSORS)))  # rows of a warp: about 6 KiB, if all get some
     deep = min((3, 2) if positions else (4, 3, 2), key=lambda n: n * ceil_div(vectors, n)) if vectors > 1 else 1
     arguments = _Forward(
         table, positions, ids, places, y,
@@ -139,14 +139,15 @@ def backward(
     at = {name: workspace.address + offset for name, offset in offsets.items()}
     defines: dict[str, object] = {"EMBEDDING_F32": int(problem.dtype == "f32"), "EMBEDDING_OUT": OUTPUT_CODE[out]}
     arguments = _Backward(
-        dy, ids, dtable, at["counts"], at["bucket"], at["middle_id"], at["long_id"], at["long_at"], at["long_first"],
-        at["piece_of"], at["ordered"], at["done"], at["partial"], at["header"],
+        dy, ids, dtable, at["counts"], at["bucket"], at["used"], at["middle_id"], at["long_id"], at["long_at"],
+        at["long_first"], at["piece_of"], at["ordered"], at["done"], at["partial"], at["header"],
         problem.count, problem.vocabulary, problem.width,
     )  # fmt: skip
     of = {name: kernel("embedding/backward.cu", f"embedding_{name}", defines) for name in ("place", "order", "sum")}
     wide = min(blocks or MULTIPROCESSORS, MULTIPROCESSORS)
     slabs = ceil_div(problem.width, 32 * per(problem.dtype))
-    warps = min(WARPS, max(ceil_div(problem.vocabulary, GROUP), problem._pieces()) * slabs)
+    summed = min(problem.count, problem.vocabulary) if out == "f32+=" else problem.vocabulary  # ids in groups, at most
+    warps = min(WARPS, max(ceil_div(summed, GROUP), problem._pieces()) * slabs)
     launches = (
         launch(of["place"], ceil_div(problem.count, 256), 256, arguments),
         launch(of["order"], wide, 1024, arguments),

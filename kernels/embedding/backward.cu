@@ -6,27 +6,34 @@
 //   EMBEDDING_OUT      dtable 0: bf16;  1: fp32;  2: fp32, added to what is there
 //
 // Three launches, after the host zeroed `header`, `counts` and `done`:
-//   embedding_place  a thread per n: slot = counts[id]++ (integer atomics: which n gets which slot is not fixed); slots below CAPACITY are
-//                    kept in bucket[id][slot]; the n that gets slot FEW puts id on the list of middle ids, slot CAPACITY on that of long ids.
+//   embedding_place  a thread per n: slot = counts[id]++, with one integer atomic for all equal ids of a warp, which take neighbouring
+//                    slots (which n gets which slot is not fixed); slots below CAPACITY are kept in bucket[id][slot]; the n that gets slot
+//                    FEW puts id on the list of middle ids, slot CAPACITY on that of long ids; OUT 2: slot 0 on that of ids that occur.
 //   embedding_order  a CTA per long id: reads all ids in order and writes the n of that id, in order, to its part of `ordered`. It cuts
 //                    them into pieces of PIECE and puts those on a list. (Parts and pieces are handed out by integer atomics; where they
 //                    lie does not matter to the bits.)
 //   embedding_sum    a slab is 32 vectors of a row, one to a lane. Each warp takes, where there are any left for it,
 //                    a (middle id, slab): it sorts the n of the bucket in registers, so that the order of slots does not matter, and adds
 //                      their rows in that order, MANY in flight;
-//                    (GROUP neighbouring ids, slab)s: those of at most FEW rows. Four lanes hold the places of an id and sort them; the rows
-//                      of all ids are added in one pass, SOME in flight, while rows of ids that do not occur are cleared. The next group's
-//                      counts and places are loaded ahead;
+//                    (group of GROUP ids, slab)s: those of at most FEW rows. A group is neighbouring ids; OUT 2: neighbours on the list of
+//                      ids that occur, for the others' rows are left alone. Four lanes hold the places of an id and sort them; the rows of
+//                      all ids are added in one pass, SOME in flight, while rows of ids that do not occur are cleared. Places are loaded
+//                      one item ahead, the counts that say which of them are there two ahead, ids from the list three ahead;
 //                    a (piece, slab): the sum of its rows goes to `partial`, and the lane that finishes the last piece of its vector (an
 //                      integer atomic) adds the pieces in their order.
 //                    An id out of range is in no bucket (the forward pass made its row NaN). Only the pieces need embedding_order, so this
 //                    runs beside it: programmatic launch, and it waits for the other before the pieces.
-//   The order of additions depends on the ids alone: increasing n, in pieces of PIECE if the id occurs more than CAPACITY times.
+//   The order of additions depends on the ids alone: increasing n, in pieces of PIECE if the id occurs more than CAPACITY times. The order
+//   of a list decides which warp adds up a row, never how.
 //
-// Bytes. dy once, dtable once (OUT 2: twice), ids once, and per long id once more; of a bucket 4 bytes per n and what rounds it to sectors.
+// Bytes. dy once, dtable once (OUT 2: twice, rows that occur only), ids once, and per long id once more; of a bucket 4 bytes per n and what
+//   rounds it to sectors; counts once a slab (OUT 2: those of ids that occur, and 4 bytes a slab for each on the list).
+//   Of a bucket or a list only places below its count are read: what lies behind them was never written.
 // Registers. embedding_sum: 8 sums and MANY (SOME) rows of 4. No shared memory there.
 // Stores. A lane's 8 sums are two fp32 vectors; neighbouring lanes swap one, so that a warp's stores fill whole sectors.
-// Ordering. embedding_order starts after embedding_place has ended, so embedding_sum, which embedding_order lets start, does too.
+// Ordering. embedding_place: all lanes of a warp live through its votes and exchanges; those without a valid id match one another and take
+//   part in nothing else.
+//   embedding_order starts after embedding_place has ended, so embedding_sum, which embedding_order lets start, does too.
 //   embedding_order: warps write their counts, __syncthreads, all read them, __syncthreads before they are rewritten.
 //   embedding_sum: what embedding_order wrote is read after griddepcontrol.wait, past L1. Pieces: a lane writes its vector's sum,
 //   __threadfence, and counts it as done; whoever counts the last one saw the fences of the others before (their counts came before its
@@ -57,6 +64,7 @@ struct Header {
     int middles;  // ids on the list: long ones too
     int handed;   // places of `ordered` handed out
     int pieces;   // pieces on the list
+    int used;     // OUT 2: ids on the list: middle and long ones too
 };
 
 struct Problem {
@@ -65,6 +73,7 @@ struct Problem {
     Out* dtable;
     int* counts;       // [vocabulary]
     int* bucket;       // [vocabulary][CAPACITY]
+    int* used;         // [min(count, vocabulary)]
     int* middle_id;    // [count / (FEW + 1) + 1]
     int* long_id;      // [count / CAPACITY + 1]
     int* long_at;      // the same: first place in `ordered`
@@ -77,12 +86,27 @@ struct Problem {
     int count, vocabulary, width;
 };
 
+__device__ __forceinline__ int lowest(uint32_t bits) { return __popc(~bits & (bits - 1)); }
+
 extern "C" __global__ void __launch_bounds__(256) embedding_place(const __grid_constant__ Problem p) {
     const int n = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
-    if (n >= p.count) return;
-    const int id = __ldg(p.ids + n);
-    if (id < 0 || id >= p.vocabulary) return;
-    const int slot = atomicAdd(p.counts + id, 1);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const uint32_t before = (1u << lane) - 1;
+    int id = n < p.count ? __ldg(p.ids + n) : -1;
+    if (id < 0 || id >= p.vocabulary) id = -1;
+    const uint32_t equal = __match_any_sync(ALL, id);
+    const int leader = lowest(equal);
+    int base = 0;
+    if (id >= 0 && lane == leader) base = atomicAdd(p.counts + id, __popc(equal));
+    const int slot = __shfl_sync(ALL, base, leader) + __popc(equal & before);
+    if constexpr (OUT == 2) {
+        const uint32_t firsts = __ballot_sync(ALL, id >= 0 && slot == 0);
+        int at = 0;
+        if (lane == 0 && firsts != 0) at = atomicAdd(&p.header->used, __popc(firsts));
+        at = __shfl_sync(ALL, at, 0) + __popc(firsts & before);
+        if (firsts >> lane & 1) p.used[at] = id;
+    }
+    if (id < 0) return;
     if (slot < CAPACITY) p.bucket[static_cast<size_t>(id) * CAPACITY + slot] = n;
     if (slot == FEW) p.middle_id[atomicAdd(&p.header->middles, 1)] = id;
     if (slot == CAPACITY) p.long_id[atomicAdd(&p.header->longs, 1)] = id;
@@ -306,13 +330,11 @@ __device__ __forceinline__ void sum_many(const Problem& p, int low, int high, in
 }
 
 __device__ __forceinline__ void sum_middle(const Problem& p, int id, int column, int lane) {
-    // the bucket is read before its length is known: loads in flight together instead of one after the other
     const int* const bucket = p.bucket + static_cast<size_t>(id) * CAPACITY;
     const int count = __ldg(p.counts + id);
-    int low = __ldg(bucket + lane), high = __ldg(bucket + lane + 32);
     if (count > CAPACITY) return;
-    if (lane >= count) low = NONE;
-    if (lane + 32 >= count) high = NONE;
+    int low = lane < count ? __ldg(bucket + lane) : NONE;
+    int high = lane + 32 < count ? __ldg(bucket + lane + 32) : NONE;
     Out* const to = p.dtable + static_cast<size_t>(id) * p.width;
     Old old;
     old.load(to, column, p.width);
@@ -322,27 +344,28 @@ __device__ __forceinline__ void sum_middle(const Problem& p, int id, int column,
     write_row(to, column, p.width, sum, old);
 }
 
-// Of the ids of a group: lane l holds the count of id l / FEW and its place l % FEW.
-struct Places {
-    int count, n;
-    __device__ __forceinline__ void load(const Problem& p, int group, int lane) {
-        const int id = min(group * GROUP + lane / FEW, p.vocabulary - 1);
-        count = __ldg(p.counts + id);
-        n = __ldg(p.bucket + static_cast<size_t>(id) * CAPACITY + lane % FEW);
-    }
-};
+// Of the ids of a group lane l holds number l / FEW, -1 for none, how often it occurs, and its place l % FEW.
+// `used`: ids of all groups.
+__device__ __forceinline__ int id_of(const Problem& p, int group, int used, int lane) {
+    const int k = group * GROUP + lane / FEW;
+    if (k >= used) return -1;
+    return OUT == 2 ? __ldg(p.used + k) : k;
+}
 
-__device__ __forceinline__ int lowest(uint32_t bits) { return __popc(~bits & (bits - 1)); }
+__device__ __forceinline__ int count_of(const Problem& p, int id) { return id >= 0 ? __ldg(p.counts + id) : FEW + 1; }
 
-__device__ __forceinline__ void sum_group(const Problem& p, int group, int slab, const Places& places, int lane) {
+__device__ __forceinline__ int place_of(const Problem& p, int id, int count, int lane) {
+    return count <= FEW && lane % FEW < count ? __ldg(p.bucket + static_cast<size_t>(id) * CAPACITY + lane % FEW) : NONE;
+}
+
+__device__ __forceinline__ void sum_group(const Problem& p, int slab, int id, int count, int place, int lane) {
     const int column = slab * SLAB + lane * N;
     const T* const from = p.dy + min(column, p.width - N);
-    Out* const to = p.dtable + static_cast<size_t>(group) * GROUP * p.width;
-    const bool mine = group * GROUP + lane / FEW < p.vocabulary && places.count <= FEW;
-    const int n = sort4(lane % FEW < places.count ? places.n : NONE, lane);
-    uint32_t left = __ballot_sync(ALL, mine && n != NONE);                     // rows to add, by id and then by n
+    const auto row_of = [&](int holder) { return p.dtable + static_cast<size_t>(__shfl_sync(ALL, id, holder)) * p.width; };
+    const int n = sort4(place, lane);
+    uint32_t left = __ballot_sync(ALL, n != NONE);                             // rows to add, by id and then by n
     const uint32_t ends = left & (~(left >> 1) | 0x88888888u);                 // the last ones of their ids
-    uint32_t absent = __ballot_sync(ALL, mine && places.count == 0) & 0x11111111u;
+    uint32_t absent = __ballot_sync(ALL, count == 0) & 0x11111111u;
     if (OUT == 2) absent = 0;
     float sum[N];
     clear(sum);
@@ -357,17 +380,16 @@ __device__ __forceinline__ void sum_group(const Problem& p, int group, int slab,
                 which[d] = lowest(left);
                 if (d + 1 < rows) left &= left - 1;
                 row[d].load(from + static_cast<size_t>(__shfl_sync(ALL, n, which[d])) * p.width);
-                if (OUT == 2 && d < rows && ends >> which[d] & 1)
-                    old[d].load(to + static_cast<size_t>(which[d] / FEW) * p.width, column, p.width);
+                if (OUT == 2 && d < rows && ends >> which[d] & 1) old[d].load(row_of(which[d]), column, p.width);
             }
         }
-        for (; absent != 0; absent &= absent - 1) write_zeros(to + static_cast<size_t>(lowest(absent) / FEW) * p.width, slab, p.width, lane);
+        for (; absent != 0; absent &= absent - 1) write_zeros(row_of(lowest(absent)), slab, p.width, lane);
 #pragma unroll
         for (int d = 0; d < SOME; ++d) {
             if (d < rows) {
                 add(sum, row[d]);
                 if (ends >> which[d] & 1) {
-                    write_row(to + static_cast<size_t>(which[d] / FEW) * p.width, column, p.width, sum, old[d]);
+                    write_row(row_of(which[d]), column, p.width, sum, old[d]);
                     clear(sum);
                 }
             }
@@ -413,17 +435,24 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS, 6) embedding_sum(const
     const int warp = static_cast<int>(blockIdx.x * (SUM_THREADS / 32) + ptx::warp_index());
     const int warps = static_cast<int>(gridDim.x) * (SUM_THREADS / 32);
     const int slabs = (p.width + SLAB - 1) / SLAB;
-    const int groups = (p.vocabulary + GROUP - 1) / GROUP;
+    const int used = OUT == 2 ? __ldcg(&p.header->used) : p.vocabulary;
+    const int groups = (used + GROUP - 1) / GROUP;
     const int middles = __ldcg(&p.header->middles);
     for (int item = warp; item < middles * slabs; item += warps)
         sum_middle(p, __ldg(p.middle_id + item / slabs), item % slabs * SLAB + lane * N, lane);
-    Places places;
-    places.load(p, warp / slabs, lane);
+    const auto id_at = [&](int item) { return id_of(p, item / slabs, used, lane); };
+    int id = id_at(warp), id1 = id_at(warp + warps), id2 = id_at(warp + 2 * warps);
+    int count = count_of(p, id), count1 = count_of(p, id1);
+    int place = place_of(p, id, count, lane);
     for (int item = warp; item < groups * slabs; item += warps) {
-        Places next;
-        next.load(p, (item + warps) / slabs, lane);
-        sum_group(p, item / slabs, item % slabs, places, lane);
-        places = next;
+        const int place1 = place_of(p, id1, count1, lane), count2 = count_of(p, id2), id3 = id_at(item + 3 * warps);
+        sum_group(p, item % slabs, id, count, place, lane);
+        id = id1;
+        id1 = id2;
+        id2 = id3;
+        count = count1;
+        count1 = count2;
+        place = place1;
     }
     ptx::grid_dependency_wait();  // from here on what embedding_order wrote
     const int pieces = __ldcg(&p.header->pieces);

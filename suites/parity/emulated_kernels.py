@@ -117,6 +117,7 @@ def judged(component_id: str, gate: str, kernels: Path, nonce: str | None = None
     """The verdict of a gate over these sources, and its first reasons."""
     from emulated_gpu import emulated_gpu
 
+    from alpha.cudart import embedding
     from alpha.gates import cuda_determinism, cuda_subjects, cuda_widths, run, subjects
     from alpha.train.house import house
 
@@ -126,6 +127,8 @@ def judged(component_id: str, gate: str, kernels: Path, nonce: str | None = None
         patch.setattr(subjects, "component_digests", lambda *a, **k: {"implementation": "emulated"})
         patch.setattr(cuda_determinism, "RUNS", 60)
         patch.setattr(cuda_determinism, "NOISE_BYTES", 1 << 20)
+        if gate == "parity":  # a warp takes several groups of ids, as it does of a large table
+            patch.setattr(embedding, "WARPS", 4)
         patch.setattr(cuda_widths, "NORMS", (256, 512, 1016, 2304))  # a thousand fibers take their time over the others
         patch.setattr(cuda_widths, "VOCABULARIES", (53, 9001, 25003, 53251))
         record = run.measure(component, gate, nonce)

@@ -58,6 +58,7 @@ template<class T> inline T __shfl_xor_sync(uint32_t,T v,int o){return emu_shfl(v
 template<class T> inline T __shfl_sync(uint32_t,T v,int s){return emu_shfl(v,s);}
 template<class T> inline T __shfl_up_sync(uint32_t,T v,int o){int l=E.cur%32; return emu_shfl(v,l>=o?l-o:l);}
 inline uint32_t __ballot_sync(uint32_t,bool b){ E.shf[E.cur]=b; emu_warpsync(); uint32_t r=0; int w=E.cur/32*32; for(int l=0;l<32&&w+l<E.n;l++) r|=E.shf[w+l]<<l; emu_warpsync(); return r; }
+inline uint32_t __match_any_sync(uint32_t,int v){ memcpy(&E.shf[E.cur],&v,4); emu_warpsync(); uint32_t r=0,u; memcpy(&u,&v,4); int w=E.cur/32*32; for(int l=0;l<32&&w+l<E.n;l++) r|=(uint32_t)(E.shf[w+l]==u)<<l; emu_warpsync(); return r; }
 inline int __reduce_max_sync(uint32_t,int v){ for(int o=16;o>0;o/=2) v=std::max(v,__shfl_xor_sync(0,v,o)); return v; }
 inline void emu_entry(){ E.fn(E.arg); int c=E.cur; E.done[c]=1; E.live--; E.wlive[c/32]--; 
   if(E.live>0&&E.barcnt>=E.live&&E.barcnt>0){E.barcnt=0;E.bargen++;}
