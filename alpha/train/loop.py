@@ -192,7 +192,6 @@ class Loop:
         self.metrics.add("step_metrics", {k: _plain(v) for k, v in vars(result).items()})
         if not result.finite:
             recorder.abandon()
-            self._handed = None
             self.explain(result)
         if recorder.profiling:
             self.note_memory()

@@ -8,9 +8,9 @@
 //
 // Work. Matrices of `columns` (a multiple of 8) with a stride each, so that gate and up may be halves of one packed matrix. A thread takes
 //   DEEP vectors of 16 bytes, a CTA's width apart, all loads before the first use. Elements are independent. No barrier.
-// Bytes. Each input and output once. Registers: 4 DEEP per input, about 24 the rest.
+// Bytes. Each input and output once; outputs leave L2 first (common/once.cuh). Registers: 4 DEEP per input, about 24 the rest.
 #include "../common/activation.cuh"
-#include "../common/vector.cuh"
+#include "../common/once.cuh"
 
 constexpr int OP = ACT_OP;
 constexpr bool ERF = ACT_ERF;
@@ -67,10 +67,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) activation_map(const __
         }
         Pack out;
         out.set(y);
-        out.store(p.y + row[d] * p.y_stride + column[d]);
+        vec::store_once(p.y + row[d] * p.y_stride + column[d], out);
         if (OP == 3) {
             out.set(y2);
-            out.store(p.y2 + row[d] * p.y2_stride + column[d]);
+            vec::store_once(p.y2 + row[d] * p.y2_stride + column[d], out);
         }
     }
 }

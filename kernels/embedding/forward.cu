@@ -6,10 +6,10 @@
 // Work. A warp per `each` neighbouring rows (at most 32), 4 warps per CTA. Lane r reads the id and the place of row r, so the warp waits
 //   for them once; then it walks over the rows in steps of DEEP vectors of 16 bytes a lane, with the next step loaded before one is written.
 //   Bits depend on nothing but data.
-// Stores leave L2 first: y is written once and is usually larger than L2, where table and positions are read again.
+// Stores leave L2 first (common/once.cuh): table and positions are read again.
 // Bytes: the row read and written (2 C element sizes) + 4 per id; positions come from L2. No shared memory, no barrier.
 #include "../common/fence.cuh"
-#include "../common/vector.cuh"
+#include "../common/once.cuh"
 
 constexpr bool ADD = EMBEDDING_ADD;
 constexpr int DEEP = EMBEDDING_DEEP;
@@ -19,11 +19,6 @@ using T = vec::Element<EMBEDDING_F32 != 0>::type;
 constexpr int N = vec::PER<T>;
 constexpr int SPAN = DEEP * 32 * N;  // columns of a step
 using Pack = vec::Group<T, N>;
-
-__device__ __forceinline__ void store_once(T* to, const Pack& v) {
-    const uint32_t(&w)[4] = v.word;
-    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
-}
 
 struct Problem {
     const T* table;
@@ -61,7 +56,7 @@ struct Step {
                 for (int i = 0; i < N; ++i) sum[i] = good ? a[d][i] + (ADD ? b[d][i] : 0.0f) : __int_as_float(0x7fffffff);
                 a[d].set(sum);
             }
-            if (at < p.width) store_once(to + at, a[d]);
+            if (at < p.width) vec::store_once(to + at, a[d]);
         }
     }
 

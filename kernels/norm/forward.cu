@@ -14,11 +14,12 @@
 //
 // Work. Rows r = team, team + teams of the grid, ... A row is read once into registers; a row's arithmetic involves its team alone, so its
 //   bits do not depend on the grid. LayerNorm takes the variance of the centred row (a second sum over registers).
-// Bytes. 2 C per row and element size (ADD: 4 C) and 4 or 8 for the statistics; gamma and beta come from L1.
+// Bytes. 2 C per row and element size (ADD: 4 C) and 4 or 8 for the statistics; gamma and beta come from L1. What is written leaves L2
+//   first (common/once.cuh).
 // Registers. 4 VECTORS hold the row (twice that with AHEAD, again twice with ADD), about 24 the rest.
 // Ordering. One barrier of the team per sum (see reduce::Team); nothing else is shared.
+#include "../common/once.cuh"
 #include "../common/reduce.cuh"
-#include "../common/vector.cuh"
 
 constexpr bool LAYER = NORM_LAYER;
 constexpr bool ADD = NORM_ADD;
@@ -79,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS* TEAMS, NORM_BLOCKS) norm_f
                 for (int i = 0; i < N; ++i) sum[i] = a[k][i] + b[k][i];
                 a[k].set(sum);
                 const int column = (thread + k * THREADS) * N;
-                if (column < p.width) a[k].store(p.s + start + column);
+                if (column < p.width) vec::store_once(p.s + start + column, a[k]);
             }
 #pragma unroll
             for (int i = 0; i < N; ++i) total[0] += LAYER ? a[k][i] : a[k][i] * a[k][i];
@@ -115,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS* TEAMS, NORM_BLOCKS) norm_f
                 }
                 Row out;
                 out.set(y);
-                out.store(p.y + start + column);
+                vec::store_once(p.y + start + column, out);
             }
         }
         if (thread == 0) {

@@ -14,7 +14,7 @@ BODY = {
     "load8": "memcpy(&r,p,8);",
     "store16": "memcpy(p,&r,16);",
     "store8": "memcpy(p,&r,8);",
-    "store_once": "memcpy(to,&v,16);",
+    "store16_once": "memcpy(p,&r,16);",
     "pack2": "{auto f=[](float x)->uint32_t{uint32_t u=__float_as_uint(x); if(x!=x) return 0x7fff; return (u+0x7fff+((u>>16)&1))>>16;}; packed=f(low)|(f(high)<<16);}",
     "exp2_approx": "y=exp2f(x); if(fabsf(y)<1.17549435e-38f) y=0;",
     "reciprocal_approx": "y=1.0f/x;",
