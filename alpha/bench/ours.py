@@ -198,7 +198,7 @@ def _on_gpu(component: Component, catalogue: Catalogue, nonce: str, pattern: str
 
     for timed in (c for c in calls(component) if fnmatchcase(c.name, pattern)):
         rng = generator(nonce, component.id, "bench", timed.name)
-        operands = [contents(t, rng, timed.below) for t in timed.types]
+        operands = [contents(t, rng, timed.least, timed.below) for t in timed.types]
         if follows(component.op or "", len(operands)):
             drawn = [from_device(x, t) for x, t in zip(operands, timed.types)]
             operands = [b if x is y else to_device(round_to(x, "bf16") if t.dtype == "bf16" else x, t)

@@ -70,7 +70,7 @@ class Side:
         call = next(x for x in timed_calls(c) if x.name == case)
         rng = subjects.generator(nonce, c.id, "against", case)
         self._bound = cuda_subjects.CudaBound(c, call.types, subjects.spec_of(c).infer(call.types, call.attrs), call.attrs)
-        self._bound.fill_bits([time.contents(t, rng, call.below) for t in call.types])
+        self._bound.fill_bits([time.contents(t, rng, call.least, call.below) for t in call.types])
         self._bound.call()
         if self._flush is None:
             arena = Arena(time.FLUSH_BYTES, name="flush")

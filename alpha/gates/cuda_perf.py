@@ -111,7 +111,7 @@ def _case(component: Component, call: Call, ceiling: Probes, clocks: Clocks, sin
     sets = []
     for _ in range(2):
         bound = CudaBound(component, call.types, outs, call.attrs)
-        drawn = [contents(t, rng, call.below) for t in call.types]
+        drawn = [contents(t, rng, call.least, call.below) for t in call.types]
         bound.fill_bits(drawn)
         bound.again(0xFF)
         sets.append(bound)

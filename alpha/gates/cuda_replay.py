@@ -15,16 +15,20 @@ from typing import Any
 import numpy as np
 
 from alpha.backends.cuda.binaries import sources_of
+from alpha.backends.cuda.lib import copy
 from alpha.component import Component
 from alpha.cudart import _bindings
 from alpha.cudart.compile import compile_kernel
-from alpha.gates.cuda_subjects import REPLAYS, CudaBound, bind, opened, set_aside
+from alpha.cudart.memory import Arena
+from alpha.gates.cuda_subjects import MOVED, REPLAYS, CudaBound, bind, opened, set_aside
 from alpha.gates.subjects import Case, cases, crash, generator, spec_of
 
 KINDS = ("KERNEL", "MEMSET", "MEMCPY", "EMPTY")
 """Nodes that a call may leave in a graph; a function of the host is none of them."""
 
 MOST = 3
+NEAR = 1 << 14
+"""Pieces by which an operand is turned at most: a MiB, less than after what cuda_time.contents repeats itself."""
 
 
 def entries(component: Component, nonce: str) -> list[dict[str, object]]:
@@ -128,13 +132,28 @@ def strangers(graph: Any, own: frozenset[str]) -> list[str]:
 
 def why_not(component: Component, bound: CudaBound, rng: np.random.Generator) -> str:
     """What is wrong with the outputs that calls have left, for sizes at which no oracle looks: they are not those of a call on fresh
-    buffers, or a replay after a nudge of the inputs is not, or strangers ran; '' when nothing is."""
+    buffers, or a replay after the inputs were turned is not, or strangers ran; '' when nothing is."""
     if _differ(bound.bits(), _fresh(component, bound)):
         return "timed calls gave other outputs than a call on fresh buffers"
-    got, strange = replay(bound, kernels_of(component), lambda: bound.nudge(rng))
+    got, strange = replay(bound, kernels_of(component), lambda: _turn(bound, rng))
     if _differ(got, _fresh(component, bound)):
         return "a replay of the call gives other outputs"
     return strange[0] if strange else f"{n} bytes of L2 are set aside" if (n := set_aside()) else ""
+
+
+def _turn(bound: CudaBound, rng: np.random.Generator) -> None:
+    """Let every operand of several pieces begin at another of them, in the order of the stream. So no place holds what it held, or outputs
+    that are remembered by what stands at some place would serve the replay and the call on fresh buffers alike."""
+    handle = int(bound.stream.handle)
+    for span in bound._ins:
+        pieces = min(span.nbytes // MOVED, NEAR)
+        if pieces > 1:
+            cut, held = MOVED * int(rng.integers(1, pieces)), Arena(span.nbytes, name="contents to turn")
+            copy(held.address, span.address, span.nbytes, handle)
+            copy(span.address, held.address + cut, span.nbytes - cut, handle)
+            copy(span.address + span.nbytes - cut, held.address, cut, handle)
+            bound.stream.synchronize()
+            held.free()
 
 
 def _fresh(component: Component, bound: CudaBound) -> list[np.ndarray]:

@@ -20,11 +20,11 @@ FLUSH_BYTES = 256 << 20
 """More than L2 holds."""
 
 
-def contents(t: TensorType, rng: np.random.Generator, below: int) -> np.ndarray:
+def contents(t: TensorType, rng: np.random.Generator, least: int, below: int) -> np.ndarray:
     """A tensor's device form: a block of a million normal numbers, again and again (zeros would draw less power and run faster), or
-    integers under `below`."""
+    integers from `least` to `below` - 1."""
     if not t.is_float:
-        return rng.integers(0, below, t.shape).astype(NUMPY[t.dtype])
+        return rng.integers(least, below, t.shape).astype(NUMPY[t.dtype])
     block = rng.standard_normal(1 << 20, np.float32)
     bits = (block.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if t.dtype == "bf16" else block
     return np.resize(bits, t.shape)

@@ -172,6 +172,7 @@ class EmulatedGpu:
 
         return SimpleNamespace(
             CUstreamCaptureMode=SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1), cuStreamBeginCapture=begin, cuStreamEndCapture=end,
+            cuStreamIsCapturing=lambda handle: (0, Stream.by_handle[handle].capturing is not None),
             cuGraphGetNodes=lambda graph, n: (0, list(graph), len(graph)), CUgraphNodeType=SimpleNamespace(**KINDS),
             cuGraphNodeGetType=lambda node: (0, "KERNEL" if hasattr(node, "kernel") else "MEMCPY"),
             cuGraphKernelNodeGetParams=lambda node: (0, SimpleNamespace(func=node)), cuFuncGetName=lambda node: (0, node.kernel.encode()),

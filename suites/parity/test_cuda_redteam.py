@@ -136,7 +136,13 @@ def by_address(honest: Component, kernels: Kernels) -> Binder:
 
 
 def by_prefix(honest: Component, kernels: Kernels) -> Binder:
-    return remembering(honest, lambda ins: download(Span(ins[0].address, 2), (1,), np.uint16).tobytes())
+    def key(ins: Sequence[Operand]) -> bytes:
+        stream = cuda_subjects.opened()[1]
+        if not int(_bindings.check("cuStreamIsCapturing", _bindings.driver().cuStreamIsCapturing(int(stream.handle)))):
+            stream.synchronize()  # or what it reads is a matter of luck
+        return download(Span(ins[0].address, 2), (1,), np.uint16).tobytes()
+
+    return remembering(honest, key)
 
 
 def by_content(honest: Component, kernels: Kernels) -> Binder:
