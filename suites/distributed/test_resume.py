@@ -154,7 +154,7 @@ def test_kill_9_at_any_moment(root: Path, made: tuple[Config, Dataset, dict[str,
     (tmp_path / "run.toml").write_text(run_file(root).replace(f"{root.as_posix()}/runs", f"{tmp_path.as_posix()}/runs"))
     code = (
         "import sys, time; from alpha import cli; from alpha.train import loop; real = loop.Loop.advance\n"
-        "def slow(self):\n    time.sleep(0.03); return real(self)\n"
+        "def slow(self, **more):\n    time.sleep(0.03); return real(self, **more)\n"
         "loop.Loop.advance = slow; sys.exit(cli.main(sys.argv[1:]))"
     )
     rng, kills, folder = random.Random(os.getpid()), 0, tmp_path / "runs" / "t"
