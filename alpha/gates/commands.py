@@ -17,6 +17,7 @@ from rich.table import Table
 from alpha.component import GATES
 from alpha.errors import InputError, MachineError
 from alpha.gates import audit, catches, cuda_plant, mutants, operating, perf, run, sanitize_command
+from alpha.gates.processes import termination_raises
 from alpha.gates.recompute import recompute
 from alpha.registry import check as registry_check
 from alpha.registry import policy
@@ -198,8 +199,9 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
         if not result.caught:
             out.print(f"[bold red]SURVIVED[/] {result.fault.id} ({result.fault.gate} of {result.fault.component}): {result.fault.why}")
 
-    results = catches.run(house(), faults, stale=stale, root=shipped_root() if ship else None, workers=workers, said=planted,
-                          keep=[f.id for f in every])
+    with termination_raises():
+        results = catches.run(house(), faults, stale=stale, root=shipped_root() if ship else None, workers=workers, said=planted,
+                              keep=[f.id for f in every])
     table = Table(box=None, pad_edge=False, header_style="bold", title="planted faults", title_justify="left")
     for column in ("gate", "caught", "of", "95 % interval", "survivors"):
         table.add_column(column)

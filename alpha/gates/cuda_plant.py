@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +23,7 @@ from alpha.component import GATES, Component
 from alpha.cudart import compile as nvcc
 from alpha.errors import InputError
 from alpha.gates import plant
+from alpha.gates.processes import finish, threads
 from alpha.registry.faults import Fault, broken, text_of
 from alpha.registry.record import Record, canonical
 
@@ -124,13 +123,12 @@ def run_one(job: plant.Job, fault: Fault, *, planted: bool = True) -> plant.Outc
         command = [sys.executable, "-c", "import sys; from alpha.gates.cuda_plant import child; child(*sys.argv[1:])", component_id, gate,
                    str(kernels), str(answer)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(PACKAGE.parent), *sys.path) if p)}
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=job.timeout, env=environment, check=False)
-        except subprocess.TimeoutExpired:
+        code, printed = finish(command, timeout=job.timeout, environment=environment)
+        if code is None:
             return plant.Outcome(job, error=f"Timeout: the gate did not end within {job.timeout:g} s")
         if not answer.is_file():
-            words = (done.stderr.strip().splitlines() or ["no words"])[-1]
-            return plant.Outcome(job, error=f"Crash: exit code {done.returncode}: {words}"[:300])
+            words = (printed.strip().splitlines() or ["no words"])[-1]
+            return plant.Outcome(job, error=f"Crash: exit code {code}: {words}"[:300])
         body = json.loads(answer.read_text(encoding="utf-8"))
     return plant.Outcome(job, ((Record(**body["record"]), body["verdict"], tuple(body["reasons"])),))
 
@@ -154,5 +152,5 @@ def run_all(faults: Sequence[Fault], jobs: Sequence[plant.Job], *, workers: int 
             said(outcome)
         return outcome
 
-    with ThreadPoolExecutor(max_workers=workers) as pool:
+    with threads(workers) as pool:
         return list(pool.map(one, zip(jobs, faults)))

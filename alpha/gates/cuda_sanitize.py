@@ -22,7 +22,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
@@ -45,7 +44,8 @@ from alpha.cudart.device import Device
 from alpha.cudart.memory import Arena, Span, aligned
 from alpha.errors import CorruptError, InputError
 from alpha.gates.cuda_plant import compiled_from, overlay
-from alpha.gates.sanitize_tool import TOOLS, Seen, end_all, run, version
+from alpha.gates.processes import threads
+from alpha.gates.sanitize_tool import TOOLS, Seen, run, version
 from alpha.gates.subjects import Case, cases, fresh_nonce, generator, spec_of
 from alpha.ops.numerics import round_to
 from alpha.registry.digest import Package, component_digests, symbol_digest
@@ -457,19 +457,14 @@ def measure(sanitizer: Path, todo: Sequence[Job], machine: str, *, workers: int 
             said: Callable[[Finding], None] | None = None) -> list[Finding]:
     """Findings in the order of the jobs, `workers` processes at a time; each is kept under `root` (default: the local one) as it comes."""
     done: dict[int, Finding] = {}
-    with ThreadPoolExecutor(max_workers=workers) as pool:
+    with threads(workers) as pool:
         runs = [(pool.submit(process, sanitizer, job, None), [pool.submit(process, sanitizer, job, p) for p, _ in job.plants])
                 for job in todo]
-        try:
-            for i, (job, (sound, planted)) in enumerate(zip(todo, runs)):
-                plants = {p.id: (kernels, seen.result()) for (p, kernels), seen in zip(job.plants, planted)}
-                done[i] = Finding(component=job.component.id, tool=job.tool, machine=machine, version=version(sanitizer),
-                                  digests=job.digests, nonce=job.nonce, calls=len(job.names), sound=sound.result(), plants=plants)
-                save(done[i], root or local_root())
-                if said is not None:
-                    said(done[i])
-        except BaseException:  # also the end of this process: nothing stays behind on the GPU
-            pool.shutdown(wait=False, cancel_futures=True)
-            end_all()
-            raise
+        for i, (job, (sound, planted)) in enumerate(zip(todo, runs)):
+            plants = {p.id: (kernels, seen.result()) for (p, kernels), seen in zip(job.plants, planted)}
+            done[i] = Finding(component=job.component.id, tool=job.tool, machine=machine, version=version(sanitizer),
+                              digests=job.digests, nonce=job.nonce, calls=len(job.names), sound=sound.result(), plants=plants)
+            save(done[i], root or local_root())
+            if said is not None:
+                said(done[i])
     return [done[i] for i in range(len(todo))]

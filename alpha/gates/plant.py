@@ -89,7 +89,10 @@ for line in sys.stdin:
     os.close(out)
     end, chunks, ended = time.monotonic() + job["timeout"], [], False
     while True:
-        ready, _, _ = select.select([back], [], [], max(0.0, end - time.monotonic()))
+        ready, _, _ = select.select([back, 0], [], [], max(0.0, end - time.monotonic()))
+        if 0 in ready and back not in ready:  # no job comes before this one is answered: who asks has ended, and so does all of it
+            os.killpg(pid, signal.SIGKILL)
+            os._exit(1)
         if not ready:
             break
         chunk = os.read(back, 1 << 16)
@@ -181,10 +184,14 @@ class Worker:
             return Outcome(job, error=str(answer["error"]))
         return Outcome(job, tuple((Record(**r["record"]), r["verdict"], tuple(r["reasons"])) for r in answer["results"]))
 
-    def close(self) -> None:
-        """End the process and remove the copy."""
+    def end(self) -> None:
+        """No more jobs: the process ends, and at once what it may be doing."""
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+    def close(self) -> None:
+        """End the process and remove the copy."""
+        self.end()
         self._process.wait(timeout=60)
         if self._process.stdout is not None:
             self._process.stdout.close()
@@ -197,10 +204,12 @@ def run_all(jobs: Sequence[Job], *, workers: int = 2, said: Callable[[Outcome], 
     queue = list(enumerate(jobs))
     lock = threading.Lock()
     failures: list[BaseException] = []
+    started: list[Worker] = []
 
     def drain() -> None:
         try:
             worker = Worker()
+            started.append(worker)
             try:
                 while not failures:
                     with lock:
@@ -220,8 +229,14 @@ def run_all(jobs: Sequence[Job], *, workers: int = 2, said: Callable[[Outcome], 
     threads = [threading.Thread(target=drain) for _ in range(min(workers, len(jobs)))]
     for t in threads:
         t.start()
-    for t in threads:
-        t.join()
+    try:
+        for t in threads:
+            t.join()
+    except BaseException as error:  # this process is to end
+        failures.append(error)
+        for worker in started:
+            worker.end()
+        raise
     if failures:
         raise failures[0]
     return [outcomes[i] for i in range(len(jobs))]

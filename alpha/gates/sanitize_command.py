@@ -7,11 +7,8 @@ could be looked at: no GPU, no compute-sanitizer, or no tool that saw what was p
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from rich.console import Console
@@ -19,6 +16,7 @@ from rich.console import Console
 from alpha.component import Component
 from alpha.errors import InputError
 from alpha.gates import cuda_sanitize, sanitize_tool
+from alpha.gates.processes import termination_raises
 from alpha.registry.digest import Package
 from alpha.registry.gpu import gpu_class, why_not_here
 from alpha.registry.judge import FAIL, NOT_RUN, PASS
@@ -72,20 +70,10 @@ def cmd_sanitize(ids: Sequence[str] = (), *, tools: Sequence[str] | None = None,
         out.print(f"[{_COLOUR[what]}]{what:8}[/] {found.tool:10} {found.component:34} {found.calls} calls", end=" ")
         out.print(why, markup=False)
 
-    with _termination_raises():
+    with termination_raises():
         cuda_sanitize.measure(sanitizer, todo, machine, workers=workers, root=cuda_sanitize.shipped_root() if ship else None, said=said)
     out.print(", ".join(f"{n} {what}" for what, n in counts.items()) + f"; compute-sanitizer {sanitize_tool.version(sanitizer)}")
     return 1 if counts[FAIL] else 0 if counts[PASS] else 3
-
-
-@contextmanager
-def _termination_raises() -> Iterator[None]:
-    """Within it SIGTERM ends this process as an exception does: what it has started is ended first."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def standings(registry: Registry, ids: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:

@@ -10,28 +10,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from alpha.gates.processes import finish
+
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 WORDS = 6
 """Lines of a report that are kept."""
-
-_under_way: set[int] = set()
-
-
-def end_all() -> None:
-    """Kill every process that `run` has under way, and what it runs: sessions of their own, which the end of this process would leave
-    behind on the GPU, some of them in a planted deadlock."""
-    for leader in list(_under_way):
-        with suppress(ProcessLookupError):
-            os.killpg(leader, signal.SIGKILL)
 
 _SUMMARY = re.compile(r"(?:ERROR SUMMARY: (?P<errors>\d+) errors?|RACECHECK SUMMARY: (?P<hazards>\d+) hazards? displayed"
                       r" \(\d+ errors?, \d+ warnings?\))")
@@ -114,18 +104,7 @@ def run(tool: Path, check: str, command: Sequence[str], calls: Path, *, timeout:
         log = Path(folder) / "report"
         whole = [str(tool), "--tool", check, *_OPTIONS[check], "--target-processes", "application-only", "--check-exit-code", "no",
                  "--launch-timeout", "120", "--print-limit", "20", "--log-file", str(log), *command]
-        process = subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                   start_new_session=True, env=None if environment is None else dict(environment))
-        code: int | None
-        _under_way.add(process.pid)
-        try:
-            complaint = process.communicate(timeout=timeout)[0]
-            code = process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # the tool and what it runs: a session of their own
-            complaint, code = process.communicate()[0], None
-        finally:
-            _under_way.discard(process.pid)
+        code, complaint = finish(whole, timeout=timeout, environment=environment)
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     reported, words = read(text)
     if not words and (reported is None or code):  # the tool has nothing to say of it; the process may have

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +39,45 @@ def test_planted_faults_are_rejected(pytestconfig: pytest.Config) -> None:
     assert fresh >= len(again), "fewer faults were run than were drawn"
     survivors = [f"{r.fault.id} ({r.fault.gate} of {r.fault.component}): {r.why}" for r in results if not r.caught]
     assert not survivors, f"seed {seed}: survived\n" + "\n".join(survivors)
+
+
+@pytest.mark.parametrize("end", ["killed", "terminated"])
+def test_what_a_gate_does_on_a_broken_copy_ends_with_who_asked_for_it(end: str) -> None:
+    """A gate that hangs would go on for its own time limit otherwise: on a GPU beside whatever is measured next."""
+    code = (
+        "import sys; from alpha.gates import plant; from alpha.gates.processes import termination_raises\n"
+        "job = plant.Job('hangs', (('gelu.f32.cpu', 'parity'),), 'ops/gelu.py', 'import time; time.sleep(600)', 300.0)\n"
+        "with termination_raises(): plant.run_all([job, job], workers=2)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while len(found := hanging(process.pid)) < 2:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM if end == "terminated" else signal.SIGKILL)
+        process.wait(timeout=20)
+        while any(Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in found):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.kill()
+
+
+def hanging(parent: int) -> list[int]:
+    """Children of the children of a process."""
+    def children(pid: int) -> list[int]:
+        found = [p for p in Path("/proc").glob("[0-9]*/stat") if p.exists()]
+        return [int(p.parent.name) for p in found if (text := _read(p)) and int(text.rsplit(")", 1)[1].split()[1]) == pid]
+
+    return [grandchild for child in children(parent) for grandchild in children(child)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # it has ended
+        return ""
 
 
 def test_seeded_mutants_are_mostly_rejected(pytestconfig: pytest.Config) -> None:

@@ -25,7 +25,7 @@ from alpha.component import Component
 from alpha.cudart import compile as nvcc
 from alpha.cudart.toolchain import find_nvdisasm
 from alpha.errors import CorruptError, InputError, MachineError
-from alpha.gates import cuda_sanitize, kernels, sanitize_command, sanitize_tool
+from alpha.gates import cuda_sanitize, kernels, processes, sanitize_command, sanitize_tool
 from alpha.gates.cuda_sanitize import SHORT, UNSET, Finding, Job, Plant
 from alpha.gates.sanitize_tool import TOOLS, Seen
 from alpha.registry.judge import FAIL, NOT_RUN, PASS
@@ -175,14 +175,14 @@ def test_who_ends_the_run_ends_all_of_it(stand_in: tuple[Path, Path], tmp_path: 
     leaders: set[int] = set()
 
     def end() -> None:
-        while len(sanitize_tool._under_way) < 2:
+        while len(processes._under_way) < 2:
             time.sleep(0.01)
-        leaders.update(sanitize_tool._under_way)
+        leaders.update(processes._under_way)
         os.kill(os.getpid(), number)
 
     began, before = time.monotonic(), signal.getsignal(signal.SIGTERM)
     threading.Thread(target=end).start()
-    with pytest.raises((SystemExit, KeyboardInterrupt)), sanitize_command._termination_raises():
+    with pytest.raises((SystemExit, KeyboardInterrupt)), processes.termination_raises():
         measured(stand_in, "racecheck", UNSETTLED["hang"], UNSETTLED["hang"], tmp_path)
     assert time.monotonic() - began < 30 and leaders
     for leader in leaders:
@@ -260,6 +260,7 @@ def test_exit_codes(stand_in: tuple[Path, Path], tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sanitize_command, "gpu_class", lambda: cuda_sanitize.class_of_key(H200))
     monkeypatch.setattr(sanitize_tool, "find", lambda: stand_in[0])
     monkeypatch.setattr(cuda_sanitize, "local_root", lambda: tmp_path / "kept")
+    monkeypatch.setattr(cuda_sanitize, "shipped_root", lambda: tmp_path / "none")
     monkeypatch.setattr(cuda_sanitize, "jobs", lambda wanted, said: [replace(job(t, c), digests=cuda_sanitize.digests_of(c, t))
                                                                      for c, tools in wanted.items() for t in tools])
     stand_in[1].write_text(json.dumps({"racecheck": {"sound": sound("racecheck"), "planted": planted("racecheck")}}))  # type: ignore[operator]
