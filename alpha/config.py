@@ -96,7 +96,7 @@ class Train:
         choices=PRECISIONS,
     )
     micro_batch: int = key(0, doc="sequences of one microbatch; 0 = batch / shards", unit="sequences", least=0)
-    replay: int = key(1, doc="microbatches handed over at once, on a GPU one captured graph; 0 = all of a step", least=0)
+    replay: int = key(1, doc="microbatches handed over at once, on a GPU one captured graph; 0 = the whole step", least=0)
     recompute: str = key("none", doc="activations computed again in the backward pass: none, block, or ops:name,name")
     fuse: bool = key(True, doc="use fused rows where the back end has a kernel for them")
     eval_every: int = key(100, doc="steps between validations; 0 = only at the end", unit="steps", least=0)
