@@ -57,7 +57,7 @@ def test_what_a_gate_does_on_a_broken_copy_ends_with_who_asked_for_it(end: str) 
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM if end == "terminated" else signal.SIGKILL)
         process.wait(timeout=20)
-        while any(Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in found):
+        while any((text := stat(pid)) and ") Z " not in text for pid in found):
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
@@ -66,17 +66,16 @@ def test_what_a_gate_does_on_a_broken_copy_ends_with_who_asked_for_it(end: str) 
 
 def hanging(parent: int) -> list[int]:
     """Children of the children of a process."""
-    def children(pid: int) -> list[int]:
-        found = [p for p in Path("/proc").glob("[0-9]*/stat") if p.exists()]
-        return [int(p.parent.name) for p in found if (text := _read(p)) and int(text.rsplit(")", 1)[1].split()[1]) == pid]
-
-    return [grandchild for child in children(parent) for grandchild in children(child)]
+    pids = [int(p.name) for p in Path("/proc").glob("[0-9]*")]
+    parents = {pid: int(text.rsplit(")", 1)[1].split()[1]) for pid in pids if (text := stat(pid))}
+    return [pid for pid, over in parents.items() if parents.get(over) == parent]
 
 
-def _read(path: Path) -> str:
+def stat(pid: int) -> str:
+    """What the kernel says of a process: '' of one that has ended."""
     try:
-        return path.read_text()
-    except OSError:  # it has ended
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return ""
 
 
