@@ -201,7 +201,7 @@ def finish_columns(partial: int, parts: int, width: int, outs: tuple[int, ...], 
 def column_parts(rows: int, width: int, dtype: Dtype) -> int:
     """Runs of rows that are summed apart; one where the width alone fills the chip. Part of the problem: it decides bits."""
     slabs = ceil_div(width, 32 * per(dtype))
-    return max(1, min(ceil_div(4 * MULTIPROCESSORS, slabs), ceil_div(rows, 128)))
+    return max(1, min(ceil_div(2 * MULTIPROCESSORS, slabs), ceil_div(rows, 128)))
 
 
 def column_bytes(rows: int, width: int, dtype: Dtype) -> int:

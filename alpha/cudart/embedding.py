@@ -1,6 +1,7 @@
 """Row lookup in an embedding table and its transpose (kernels/embedding).
 
-    forward(EmbeddingProblem(count=65536, vocabulary=50304, width=768), table=wte, positions=wpe, period=1024, ids=ids, y=x)(stream)
+    problem = EmbeddingProblem(count=65536, vocabulary=50304, width=768)
+    forward(problem, table=wte, ids=ids, y=x, positions=wpe, places=places, places_count=1024, sequence=1024)(stream)
     backward(problem, dy=dy, ids=ids, dtable=dwte, workspace=scratch, out="f32+=")(stream)
 
 Envelope: width a multiple of 8; ids i32, 1 <= count < 2^31; vocabulary * width < 2^40, count * width < 2^39. An id outside the
@@ -34,7 +35,8 @@ CAPACITY = 64  # of a bucket, as in kernels/embedding/backward.cu
 PIECE = 64  # of a long id's occurrences, as there
 GROUP = 8  # ids that a warp takes together, as there
 FEW = 4  # occurrences of those, as there
-WARPS = 4 * 24 * MULTIPROCESSORS  # of embedding_sum at most: four times what the GPU holds
+ORDER_THREADS = 512  # as there
+WARPS = 4 * 24 * MULTIPROCESSORS  # of embedding_sum at most, where what it has to do is known to the GPU alone ("f32+=")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,10 @@ class EmbeddingProblem:
             ],
         )
 
+    def slabs(self) -> int:
+        """Parts of a row of 32 vectors of 16 bytes."""
+        return ceil_div(self.width, 32 * per(self.dtype))
+
     def _pieces(self) -> int:
         """Most pieces of long ids: one that is not full to each."""
         return self.count // PIECE + self.count // CAPACITY + 1
@@ -66,7 +72,7 @@ class EmbeddingProblem:
     def layout(self) -> tuple[dict[str, int], int]:
         """Offsets into the workspace of the backward pass, and its length in bytes. header, counts and done come first and are cleared."""
         longs, pieces = self.count // CAPACITY + 1, self._pieces()
-        sizes = {"header": 8, "counts": self.vocabulary, "done": longs * (self.width // per(self.dtype))}
+        sizes = {"header": 8, "counts": self.vocabulary, "done": pieces * self.slabs()}
         sizes |= {"bucket": self.vocabulary * CAPACITY, "used": min(self.count, self.vocabulary), "middle_id": self.count // (FEW + 1) + 1}
         sizes |= {"long_id": longs, "long_at": longs, "long_first": longs, "piece_of": pieces, "ordered": self.count}
         sizes["partial"] = pieces * self.width
@@ -84,7 +90,7 @@ class EmbeddingProblem:
 _Forward = structure(
     "_Forward",
     "table positions ids places y",
-    *((name, ctypes.c_int32) for name in ("rows", "width", "vocabulary", "places_count", "period", "each")),
+    *((name, ctypes.c_int32) for name in ("rows", "width", "vocabulary", "places_count", "each", "turns", "apart")),
 )
 _Backward = structure(
     "_Backward",
@@ -102,23 +108,27 @@ def forward(
     positions: int = 0,
     places: int = 0,
     places_count: int = 0,
-    period: int = 0,
+    sequence: int = 0,
 ) -> Operation:
-    """y[n] = table[ids[n]], plus positions[place] with a table of `places_count` positions (default: `period`): place = places[n]
-    (i32) if given, else n % period."""
+    """y[n] = table[ids[n]], plus positions[places[n]] (i32) of a table of `places_count` positions. Rows that are `sequence` rows from one
+    another (0: none are) most often have one position: it decides speed alone."""
     problem.check()
     addresses("embedding forward", table=table, y=y)
     addresses("embedding forward", 4, ids=ids)
     if positions:
         addresses("embedding forward", positions=positions)
-        good = period >= 1 or (places > 0 and places_count >= 1)
-        require("the embedding kernels", [(good, f"period {period}, places {places:#x}", "a period, or places and their count")])
-    vectors = ceil_div(problem.width, 32 * per(problem.dtype))
-    each = max(2, min(ceil_div(12, vectors), problem.count // (24 * MULTIPROCESSORS)))  # rows of a warp: about 6 KiB, if all get some
-    deep = min((3, 2) if positions else (4, 3, 2), key=lambda n: n * ceil_div(vectors, n)) if vectors > 1 else 1
+        addresses("embedding forward", 4, places=places)
+        require("the embedding kernels", [(places_count >= 1, f"{places_count} positions", "at least 1")])
+    vectors = problem.slabs()
+    whole = bool(positions) and sequence > 0 and problem.count % sequence == 0
+    turns, apart = (problem.count // sequence, sequence) if whole else (problem.count, 1)
+    # rows of a warp: one, or beside narrow positions about 6 KiB, if all warps get some
+    narrow = bool(positions) and vectors < 8
+    each = max(2, min(ceil_div(12, vectors), problem.count // (24 * MULTIPROCESSORS))) if narrow else 1
+    deep = min((3, 2) if narrow else (4, 3, 2), key=lambda n: n * ceil_div(vectors, n)) if vectors > 1 else 1
     arguments = _Forward(
         table, positions, ids, places, y,
-        problem.count, problem.width, problem.vocabulary, places_count or period, max(1, period), each,
+        problem.count, problem.width, problem.vocabulary, places_count, each, turns, apart,
     )  # fmt: skip
     defines = {"EMBEDDING_F32": int(problem.dtype == "f32"), "EMBEDDING_ADD": int(positions != 0), "EMBEDDING_DEEP": deep}
     of = kernel("embedding/forward.cu", "embedding_forward", defines)
@@ -145,12 +155,13 @@ def backward(
     )  # fmt: skip
     of = {name: kernel("embedding/backward.cu", f"embedding_{name}", defines) for name in ("place", "order", "sum")}
     wide = min(blocks or MULTIPROCESSORS, MULTIPROCESSORS)
-    slabs = ceil_div(problem.width, 32 * per(problem.dtype))
     summed = min(problem.count, problem.vocabulary) if out == "f32+=" else problem.vocabulary  # ids in groups, at most
-    warps = min(WARPS, max(ceil_div(summed, GROUP), problem._pieces()) * slabs)
+    warps = max(ceil_div(summed, GROUP), problem._pieces()) * problem.slabs()
+    if out == "f32+=":
+        warps = min(WARPS, warps)
     launches = (
         launch(of["place"], ceil_div(problem.count, 256), 256, arguments),
-        launch(of["order"], wide, 1024, arguments),
+        launch(of["order"], wide, ORDER_THREADS, arguments, overlap_previous=True),
         launch(of["sum"], ceil_div(warps, 4), 128, arguments, overlap_previous=True),
     )
     row, table_row = problem.width * SIZE[problem.dtype], problem.width * (2 if out == "bf16" else 4)

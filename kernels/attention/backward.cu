@@ -28,9 +28,12 @@
 //   dq row_empty[s][w], dkv kv_empty[s]   one thread per consumer -> producer, after the outputs staged there (dQ over Q; dK over K, dV
 //                                         over V) have been read. With two places it arrives in the next tile, which has its own place.
 //   dq k_full, v_full; dkv q_full, g_full copy engine -> consumers: the blocks that pass (in dkv with their lse2, delta).
-//   dq k_empty, v_empty; dkv empty        one lane per consumer warp (4 W arrivals), after the wait that retires the last product
-//                                         reading the block; in dkv that is dK, later than dV. lse2 and delta are read by ordinary loads
-//                                         before that; __syncwarp orders the other lanes' reads before the arrival.
+//   dq k_empty, v_empty                   one lane per consumer warp (4 W arrivals), after the wait that retires the last product
+//                                         reading the block.
+//   dkv empty                             the same, but every lane (128 W arrivals), after dK, later than dV: lse2 and delta of the block
+//                                         are read by ordinary loads, and each lane lets go of what it has read itself. (An arrival of
+//                                         one lane behind __syncwarp would do, but racecheck, compute-sanitizer 2025.3, takes an
+//                                         arrival to order the accesses of its own thread alone, and reports the other lanes' reads.)
 //   held                                  a block is let go one round late (in the shadow of the next S). So a consumer that skips a
 //                                         block first lets go of what it holds, or producer and consumer would wait for each other.
 //   named 8+w                             the 128 threads of consumer w: products on the rows retired before they are overwritten;
@@ -316,7 +319,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
         for (int s = 0; s < STAGES; ++s) {
             mbarrier_init(&sh.q_full[s], 1);
             mbarrier_init(&sh.g_full[s], 1);
-            mbarrier_init(&sh.empty[s], 4 * W);
+            mbarrier_init(&sh.empty[s], 128 * W);
         }
         sh.queue.init(4 * W);
         mbarrier_init_fence();
@@ -401,13 +404,12 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     if (i < own.begin || i >= own.end) {  // a block that only other warpgroups need
                         if (busy) {  // the producer may need the place that is still held before it can fill the next
                             wgmma_wait<0>();
-                            if (lane == 0) mbarrier_arrive(&sh.empty[held]);
+                            mbarrier_arrive(&sh.empty[held]);
                             busy = false;
                         }
                         wait(&sh.q_full[qs.slot], qs.parity);
                         wait(&sh.g_full[qs.slot], qs.parity);
-                        __syncwarp();  // as in dq's
-                        if (lane == 0) mbarrier_arrive(&sh.empty[qs.slot]);
+                        mbarrier_arrive(&sh.empty[qs.slot]);
                         qs.advance();
                         continue;
                     }
@@ -418,7 +420,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     wgmma_wait<1>();  // the dV and dK products of the block before
                     pin_fragment<BQ>(pr);
                     pin_fragment<BQ>(ds);
-                    if (busy && lane == 0) mbarrier_arrive(&sh.empty[held]);
+                    if (busy) mbarrier_arrive(&sh.empty[held]);
                     wait(&sh.g_full[qs.slot], qs.parity);
                     wgmma_fence();
                     mma_abt<BQ, WIDTH>(dp, v, sh.g[qs.slot]);
@@ -459,7 +461,6 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                         s[4 * j + 3] *= dp[4 * j + 3] - d.y;
                     }
                     to_bf16<BQ>(ds, s);
-                    __syncwarp();
                     wgmma_fence();
                     mma_pb<D, BQ>(dk, ds, sh.q[qs.slot], 1);
                     wgmma_commit();
@@ -470,7 +471,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             wgmma_wait<0>();
             pin_registers(dk);
             pin_registers(dv);
-            if (busy && lane == 0) mbarrier_arrive(&sh.empty[held]);
+            if (busy) mbarrier_arrive(&sh.empty[held]);
             named_barrier_sync(8 + w, 128);
             stage<D>(v, dv, 1.f, 1.f);
             stage<D>(k, dk, p.scale, p.scale);

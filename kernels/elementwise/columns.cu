@@ -7,7 +7,7 @@
 // columns_partial: [rows, width] -> partial[parts][width] fp32 (or, with one part, the result).
 //   Work. CTA = 8 warps; a warp covers 32 vectors of 16 bytes of a row. blockIdx.x: the slab of columns; runs of rows part = blockIdx.y,
 //   + gridDim.y, .... The problem fixes `parts`; warp w of a run takes rows w, w + 8, ... and adds each column in a register, eight rows
-//   loaded at a time. Then the warps' sums are added in the order 0..7 in shared memory. Bits depend on `parts` alone.
+//   loaded at a time, the last few too. Then the warps' sums are added in the order 0..7 in shared memory. Bits depend on `parts` alone.
 //   Bytes: the matrix once. Registers: 32 of loads, 8 sums.
 //   Ordering: all warps write their sums, __syncthreads, the first warp's lanes read all of them, __syncthreads before the next run rewrites.
 // columns_finish: partial[sets][parts][width] -> out[set][width].
@@ -53,21 +53,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) columns_partial(cons
         for (int i = 0; i < N; ++i) total[i] = 0.0f;
         const int stop = min(p.rows, (part + 1) * p.run);
         if (inside) {
-            int row = part * p.run + warp;
-            for (; row + (DEEP - 1) * WARPS < stop; row += WARPS * DEEP) {
+            for (int row = part * p.run + warp; row < stop; row += WARPS * DEEP) {
                 vec::Group<T, N> x[DEEP];
 #pragma unroll
-                for (int d = 0; d < DEEP; ++d) x[d].load(p.x + (row + d * WARPS) * p.stride + column);
+                for (int d = 0; d < DEEP; ++d)  // behind the last row the last again, not added: loads need no branch
+                    x[d].load(p.x + min(row + d * WARPS, stop - 1) * p.stride + column);
 #pragma unroll
                 for (int d = 0; d < DEEP; ++d)
+                    if (row + d * WARPS < stop)
 #pragma unroll
-                    for (int i = 0; i < N; ++i) total[i] += x[d][i];
-            }
-            for (; row < stop; row += WARPS) {
-                vec::Group<T, N> x;
-                x.load(p.x + row * p.stride + column);
-#pragma unroll
-                for (int i = 0; i < N; ++i) total[i] += x[i];
+                        for (int i = 0; i < N; ++i) total[i] += x[d][i];
             }
         }
 #pragma unroll

@@ -9,9 +9,9 @@
 //   embedding_place  a thread per n: slot = counts[id]++, with one integer atomic for all equal ids of a warp, which take neighbouring
 //                    slots (which n gets which slot is not fixed); slots below CAPACITY are kept in bucket[id][slot]; the n that gets slot
 //                    FEW puts id on the list of middle ids, slot CAPACITY on that of long ids; OUT 2: slot 0 on that of ids that occur.
-//   embedding_order  a CTA per long id: reads all ids in order and writes the n of that id, in order, to its part of `ordered`. It cuts
-//                    them into pieces of PIECE and puts those on a list. (Parts and pieces are handed out by integer atomics; where they
-//                    lie does not matter to the bits.)
+//   embedding_order  a CTA per long id: reads all ids in order, four to a lane, and writes the n of that id, in order, to its part of
+//                    `ordered`. It cuts them into pieces of PIECE and puts those on a list. (Parts and pieces are handed out by integer
+//                    atomics; where they lie does not matter to the bits.)
 //   embedding_sum    a slab is 32 vectors of a row, one to a lane. Each warp takes, where there are any left for it,
 //                    a (middle id, slab): it sorts the n of the bucket in registers, so that the order of slots does not matter, and adds
 //                      their rows in that order, MANY in flight;
@@ -19,36 +19,44 @@
 //                      ids that occur, for the others' rows are left alone. Four lanes hold the places of an id and sort them; the rows of
 //                      all ids are added in one pass, SOME in flight, while rows of ids that do not occur are cleared. Places are loaded
 //                      one item ahead, the counts that say which of them are there two ahead, ids from the list three ahead;
-//                    a (piece, slab): the sum of its rows goes to `partial`, and the lane that finishes the last piece of its vector (an
-//                      integer atomic) adds the pieces in their order.
+//                    a (piece, slab): the sum of its rows. FAN neighbouring pieces of an id are added by the warp that finishes the last of
+//                      them (an integer atomic), FAN of such sums by the one that finishes the last of those, and so on: the first id of
+//                      65,536 drawn by Zipf's law has 90 pieces, and one warp that added them all would be the launch's last for 13 us.
 //                    An id out of range is in no bucket (the forward pass made its row NaN). Only the pieces need embedding_order, so this
-//                    runs beside it: programmatic launch, and it waits for the other before the pieces.
-//   The order of additions depends on the ids alone: increasing n, in pieces of PIECE if the id occurs more than CAPACITY times. The order
-//   of a list decides which warp adds up a row, never how.
+//                    runs beside it: programmatic launch, and it waits for the other before the pieces. embedding_order leaves half a
+//                    multiprocessor's registers to it.
+//   The order of additions depends on the ids alone: increasing n, in pieces of PIECE if the id occurs more than CAPACITY times, the pieces in
+//   their order by FANs. The order of a list decides which warp adds up a row, never how.
 //
 // Bytes. dy once, dtable once (OUT 2: twice, rows that occur only), ids once, and per long id once more; of a bucket 4 bytes per n and what
 //   rounds it to sectors; counts once a slab (OUT 2: those of ids that occur, and 4 bytes a slab for each on the list).
 //   Of a bucket or a list only places below its count are read: what lies behind them was never written.
-// Registers. embedding_sum: 8 sums and MANY (SOME) rows of 4. No shared memory there.
-// Stores. A lane's 8 sums are two fp32 vectors; neighbouring lanes swap one, so that a warp's stores fill whole sectors.
+// Registers. embedding_sum: 8 sums and MANY (SOME) rows of 4; OUT 2: beside SOME rows 8 each that they are added to. No shared memory there.
+// Stores. A lane's 8 sums are two fp32 vectors; neighbouring lanes swap one, so that a warp's stores fill whole sectors. OUT 1: they leave
+//   L2 first (common/once.cuh).
 // Ordering. embedding_place: all lanes of a warp live through its votes and exchanges; those without a valid id match one another and take
 //   part in nothing else.
-//   embedding_order starts after embedding_place has ended, so embedding_sum, which embedding_order lets start, does too.
-//   embedding_order: warps write their counts, __syncthreads, all read them, __syncthreads before they are rewritten.
-//   embedding_sum: what embedding_order wrote is read after griddepcontrol.wait, past L1. Pieces: a lane writes its vector's sum,
-//   __threadfence, and counts it as done; whoever counts the last one saw the fences of the others before (their counts came before its
-//   own), fences itself, and reads past L1. A lane reads no columns but its own, so the warps need no barrier.
+//   embedding_order may begin beside embedding_place; it waits for its end (griddepcontrol.wait) before it reads anything and only then
+//   lets embedding_sum begin, which therefore finds embedding_place ended.
+//   embedding_order: warps write their counts and thread 0 the part, __syncthreads, all read them, __syncthreads before they are rewritten.
+//   embedding_sum: what embedding_order wrote is read after griddepcontrol.wait, past L1. Sums of pieces: the lanes write their vectors,
+//   __syncwarp, lane 0 fences and counts the part as done; whoever counts the last one saw the fences of the others before (their counts
+//   came before its own), fences itself, __syncwarp, and all its lanes read past L1. The counter of a sum of level l is that of its piece
+//   number l: each sum has one of its own, for the next sum of that level begins FAN^(l + 1) > l pieces later.
 #include "../common/fence.cuh"
-#include "../common/vector.cuh"
+#include "../common/once.cuh"
 
 constexpr int OUT = EMBEDDING_OUT;
 constexpr int CAPACITY = 64;
 constexpr int PIECE = 64;      // a warp's two registers, as a bucket
+constexpr int FAN = 8;         // pieces, or sums of pieces, that are added together
 constexpr int FEW = 4;         // occurrences of an id that four lanes hold
 constexpr int GROUP = 32 / FEW;
-constexpr int SOME = OUT == 2 ? 2 : 4, MANY = 8;  // rows in flight; beside SOME = 2 what the sums are added to
-constexpr int SUM_THREADS = 128;
-constexpr int SCAN = 64;  // rounds of 32 ids that a warp of embedding_order looks at between barriers
+constexpr int SOME = OUT == 2 ? 3 : 4, MANY = 8;  // rows in flight; beside SOME = 3 what the sums are added to
+constexpr int SUM_THREADS = 128, SUM_BLOCKS = OUT == 2 ? 5 : 6;  // CTAs that fit a multiprocessor
+constexpr int ORDER_THREADS = 512, ORDER_WARPS = ORDER_THREADS / 32;
+constexpr int ROUNDS = 8;   // loads of four ids that a lane of embedding_order has in flight
+constexpr int BATCHES = 2;  // of those between two barriers
 constexpr int NONE = 0x7fffffff;
 constexpr uint32_t ALL = 0xffffffffu;
 
@@ -80,7 +88,7 @@ struct Problem {
     int* long_first;   // the same: first piece
     int* piece_of;     // [count / PIECE + count / CAPACITY + 1] number of the long id
     int* ordered;      // [count]
-    int* done;         // [count / CAPACITY + 1][width / N] finished pieces of a vector
+    int* done;         // [as piece_of][slabs] finished parts: of level l, of the sum that begins at piece q, at q + l
     float* partial;    // [as piece_of][width]
     Header* header;
     int count, vocabulary, width;
@@ -89,6 +97,7 @@ struct Problem {
 __device__ __forceinline__ int lowest(uint32_t bits) { return __popc(~bits & (bits - 1)); }
 
 extern "C" __global__ void __launch_bounds__(256) embedding_place(const __grid_constant__ Problem p) {
+    ptx::grid_dependency_launch();
     const int n = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const uint32_t before = (1u << lane) - 1;
@@ -112,72 +121,95 @@ extern "C" __global__ void __launch_bounds__(256) embedding_place(const __grid_c
     if (slot == CAPACITY) p.long_id[atomicAdd(&p.header->longs, 1)] = id;
 }
 
-extern "C" __global__ void __launch_bounds__(1024) embedding_order(const __grid_constant__ Problem p) {
-    __shared__ int warp_count[32];
+// Ids n0 + 128 r .. + 3 of round r, -1 behind the last.
+__device__ __forceinline__ void load_ids(const Problem& p, bool aligned, int n0, int4 (&ids)[ROUNDS]) {
+    if (aligned && n0 + 128 * ROUNDS <= p.count) {
+#pragma unroll
+        for (int r = 0; r < ROUNDS; ++r) ids[r] = __ldg(reinterpret_cast<const int4*>(p.ids + n0 + 128 * r));
+    } else {
+#pragma unroll
+        for (int r = 0; r < ROUNDS; ++r) {
+            const int n = n0 + 128 * r;
+            ids[r] = make_int4(n < p.count ? __ldg(p.ids + n) : -1, n + 1 < p.count ? __ldg(p.ids + n + 1) : -1,
+                               n + 2 < p.count ? __ldg(p.ids + n + 2) : -1, n + 3 < p.count ? __ldg(p.ids + n + 3) : -1);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(ORDER_THREADS, 2) embedding_order(const __grid_constant__ Problem p) {
+    __shared__ int warp_count[ORDER_WARPS];
     __shared__ int part;
-    ptx::grid_dependency_launch();  // embedding_sum needs embedding_place, which has ended; it waits before it needs this
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32, warp = thread / 32;
+    const uint32_t before = (1u << lane) - 1;
+    const bool aligned = reinterpret_cast<uintptr_t>(p.ids) % 16 == 0;
+    ptx::grid_dependency_wait();    // from here on what embedding_place wrote, in embedding_sum too, which waits before it needs this
+    ptx::grid_dependency_launch();
     const int longs = p.header->longs;
     for (int item = static_cast<int>(blockIdx.x); item < longs; item += static_cast<int>(gridDim.x)) {
         const int id = p.long_id[item];
-        if (warp == 0) {
-            const int count = p.counts[id], pieces = (count + PIECE - 1) / PIECE;
-            int first = 0;
-            if (lane == 0) {
-                part = atomicAdd(&p.header->handed, count);
-                first = atomicAdd(&p.header->pieces, pieces);
-                p.long_at[item] = part;
-                p.long_first[item] = first;
-            }
-            first = __shfl_sync(ALL, first, 0);
-            for (int piece = lane; piece < pieces; piece += 32) p.piece_of[first + piece] = item;
-        }
-        __syncthreads();
-        int at = part;
-        // warp w looks at 32 SCAN neighbours, 32 at a time; lane t keeps which of round t (and t + 32) are of this id
-        for (int base = 0; base < p.count; base += 1024 * SCAN) {
-            const int start = base + warp * 32 * SCAN;
-            uint32_t found[SCAN / 32];
+        int at = 0;
+        for (int base = 0; base < p.count; base += ORDER_THREADS * 4 * ROUNDS * BATCHES) {
+            const int start = base + warp * 128 * ROUNDS * BATCHES + 4 * lane;
+            uint32_t found[BATCHES];
             int mine = 0;
 #pragma unroll
-            for (int half = 0; half < SCAN / 32; ++half) {
-                found[half] = 0;
-#pragma unroll
-                for (int t0 = 0; t0 < 32; t0 += 16) {
-                    const int first = start + (half * 32 + t0) * 32 + lane;
-                    int here[16];
-#pragma unroll
-                    for (int t = 0; t < 16; ++t) here[t] = __ldg(p.ids + min(first + 32 * t, p.count - 1));
-#pragma unroll
-                    for (int t = 0; t < 16; ++t) {
-                        const uint32_t votes = __ballot_sync(ALL, first + 32 * t < p.count && here[t] == id);
-                        mine += __popc(votes);
-                        if (lane == t0 + t) found[half] = votes;
+            for (int b = 0; b < BATCHES; ++b) {
+                int4 ids[ROUNDS];
+                load_ids(p, aligned, start + 128 * ROUNDS * b, ids);
+                if (b == 0 && base == 0 && warp == 0) {
+                    const int count = p.counts[id], pieces = (count + PIECE - 1) / PIECE;
+                    int first = 0;
+                    if (lane == 0) {
+                        part = atomicAdd(&p.header->handed, count);
+                        first = atomicAdd(&p.header->pieces, pieces);
+                        p.long_at[item] = part;
+                        p.long_first[item] = first;
                     }
+                    first = __shfl_sync(ALL, first, 0);
+                    for (int piece = lane; piece < pieces; piece += 32) p.piece_of[first + piece] = item;
                 }
+                found[b] = 0;
+#pragma unroll
+                for (int r = 0; r < ROUNDS; ++r) {
+                    if (ids[r].x == id) found[b] |= 1u << (4 * r);
+                    if (ids[r].y == id) found[b] |= 2u << (4 * r);
+                    if (ids[r].z == id) found[b] |= 4u << (4 * r);
+                    if (ids[r].w == id) found[b] |= 8u << (4 * r);
+                }
+                mine += __popc(found[b]);
             }
+            mine = __reduce_add_sync(ALL, mine);
             if (lane == 0) warp_count[warp] = mine;
             __syncthreads();
-            int place = at, total = 0;
+            if (base == 0) at = part;
+            int place = at;
 #pragma unroll
-            for (int w = 0; w < 32; ++w) {
+            for (int w = 0; w < ORDER_WARPS; ++w) {
                 const int c = warp_count[w];
                 if (w < warp) place += c;
-                total += c;
+                at += c;
             }
             if (mine > 0) {
 #pragma unroll
-                for (int half = 0; half < SCAN / 32; ++half) {
-#pragma unroll 4
-                    for (int t = 0; t < 32; ++t) {
-                        const uint32_t votes = __shfl_sync(ALL, found[half], t);
-                        if (votes >> lane & 1) p.ordered[place + __popc(votes & ((1u << lane) - 1))] = start + (half * 32 + t) * 32 + lane;
-                        place += __popc(votes);
+                for (int b = 0; b < BATCHES; ++b) {
+#pragma unroll 2
+                    for (int r = 0; r < ROUNDS; ++r) {
+                        const uint32_t four = found[b] >> (4 * r) & 15;
+                        if (__ballot_sync(ALL, four != 0) == 0) continue;
+                        int to = place;
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            const uint32_t votes = __ballot_sync(ALL, four >> i & 1);
+                            to += __popc(votes & before);
+                            place += __popc(votes);
+                        }
+#pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            if (four >> i & 1) p.ordered[to++] = start + 128 * (ROUNDS * b + r) + i;
                     }
                 }
             }
-            at += total;
             __syncthreads();
         }
     }
@@ -237,6 +269,16 @@ struct Old {
     }
 };
 
+// A gradient that is written alone is larger than L2, most often: it need not stay there.
+template <typename Element, int COUNT>
+__device__ __forceinline__ void store(Element* to, const vec::Group<Element, COUNT>& v) {
+    if constexpr (OUT == 1) {
+        vec::store_once(to, v);
+    } else {
+        v.store(to);
+    }
+}
+
 __device__ __forceinline__ void write_four(Out* to, float (&four)[4], const vec::Group<float, 4>& old) {
     vec::Group<float, 4> out;
     if (OUT == 2) {
@@ -244,7 +286,7 @@ __device__ __forceinline__ void write_four(Out* to, float (&four)[4], const vec:
         for (int i = 0; i < 4; ++i) four[i] = old[i] + four[i];
     }
     out.set(four);
-    out.store(reinterpret_cast<float*>(to));
+    store(reinterpret_cast<float*>(to), out);
 }
 
 // Writes the sums of a lane's columns column .. column + N - 1 of a row; all lanes of the warp take part, those beyond the width write nothing.
@@ -298,7 +340,7 @@ __device__ __forceinline__ void write_zeros(Out* row, int slab, int width, int l
 #pragma unroll
     for (int part = 0; part < N / PER; ++part) {
         const int column = slab * SLAB + (part * 32 + lane) * PER;
-        if (column < width) zeros.store(row + column);
+        if (column < width) store(row + column, zeros);
     }
 }
 
@@ -398,6 +440,57 @@ __device__ __forceinline__ void sum_group(const Problem& p, int slab, int id, in
     } while (rows > 0);
 }
 
+// Of an id of several pieces the sums of up to FAN neighbouring pieces are added, of up to FAN such sums again, and so on: `sum` is that of the
+// `span` pieces from piece q of the id on, and lies at that piece's place in `partial` until it is added. True where that is all of the id.
+__device__ __forceinline__ bool sum_pieces(const Problem& p, int first, int q, int pieces, int column, int lane, float (&sum)[N]) {
+    const int slabs = (p.width + SLAB - 1) / SLAB;
+    for (int level = 0, span = 1; span < pieces; ++level, span *= FAN) {
+        const int begin = q / (FAN * span) * (FAN * span);
+        const int parts = min(FAN, (pieces - begin + span - 1) / span);
+        const size_t step = static_cast<size_t>(span) * p.width;
+        float* const from = p.partial + static_cast<size_t>(first + begin) * p.width + min(column, p.width - N);
+        if (parts > 1) {
+            float4* const mine = reinterpret_cast<float4*>(from + (q - begin) / span * step);
+#pragma unroll
+            for (int i = 0; i < N / 4; ++i)
+                if (column < p.width) mine[i] = make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+            __syncwarp();
+            int before = 0;
+            if (lane == 0) {
+                __threadfence();
+                before = atomicAdd(p.done + static_cast<size_t>(first + begin + level) * slabs + column / SLAB, 1);
+                __threadfence();
+            }
+            if (__shfl_sync(ALL, before, 0) != parts - 1) return false;
+            __syncwarp();
+            clear(sum);
+#pragma unroll
+            for (int c0 = 0; c0 < FAN; c0 += FAN / 2) {
+                float4 four[FAN / 2][N / 4];
+#pragma unroll
+                for (int c = 0; c < FAN / 2; ++c)
+#pragma unroll
+                    for (int i = 0; i < N / 4; ++i)  // behind the last part the last again, not added
+                        four[c][i] = __ldcg(reinterpret_cast<const float4*>(from + min(c0 + c, parts - 1) * step) + i);
+#pragma unroll
+                for (int c = 0; c < FAN / 2; ++c) {
+                    if (c0 + c < parts) {
+#pragma unroll
+                        for (int i = 0; i < N / 4; ++i) {
+                            sum[4 * i] += four[c][i].x;
+                            sum[4 * i + 1] += four[c][i].y;
+                            sum[4 * i + 2] += four[c][i].z;
+                            sum[4 * i + 3] += four[c][i].w;
+                        }
+                    }
+                }
+            }
+        }
+        q = begin;
+    }
+    return true;
+}
+
 __device__ __forceinline__ void sum_piece(const Problem& p, int piece, int column, int lane) {
     const int number = __ldcg(p.piece_of + piece);
     const int first = __ldcg(p.long_first + number), at = __ldcg(p.long_at + number), id = __ldg(p.long_id + number);
@@ -406,33 +499,13 @@ __device__ __forceinline__ void sum_piece(const Problem& p, int piece, int colum
     const int low = __ldcg(ordered + min(lane, count - 1)), high = __ldcg(ordered + min(lane + 32, count - 1));
     float sum[N];
     sum_many(p, low, high, count, column, sum);
-    if (column >= p.width) return;
-    float* const part = p.partial + static_cast<size_t>(piece) * p.width + column;
-#pragma unroll
-    for (int i = 0; i < N; i += 4) *reinterpret_cast<float4*>(part + i) = make_float4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
-    __threadfence();
-    const int pieces = (all + PIECE - 1) / PIECE;
-    if (atomicAdd(p.done + static_cast<size_t>(number) * (p.width / N) + column / N, 1) != pieces - 1) return;
-    __threadfence();
-    clear(sum);
-#pragma unroll 4
-    for (int q = 0; q < pieces; ++q) {
-        const float4* const other = reinterpret_cast<const float4*>(p.partial + static_cast<size_t>(first + q) * p.width + column);
-#pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            const float4 four = __ldcg(other + i / 4);
-            sum[i] += four.x;
-            sum[i + 1] += four.y;
-            sum[i + 2] += four.z;
-            sum[i + 3] += four.w;
-        }
-    }
-    write_vector(p.dtable + static_cast<size_t>(id) * p.width + column, sum);
+    const bool last = sum_pieces(p, first, piece - first, (all + PIECE - 1) / PIECE, column, lane, sum);
+    if (last && column < p.width) write_vector(p.dtable + static_cast<size_t>(id) * p.width + column, sum);
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS, 6) embedding_sum(const __grid_constant__ Problem p) {
+extern "C" __global__ void __launch_bounds__(SUM_THREADS, SUM_BLOCKS) embedding_sum(const __grid_constant__ Problem p) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int warp = static_cast<int>(blockIdx.x * (SUM_THREADS / 32) + ptx::warp_index());
+    const int warp = static_cast<int>((blockIdx.x * SUM_THREADS + threadIdx.x) / 32);
     const int warps = static_cast<int>(gridDim.x) * (SUM_THREADS / 32);
     const int slabs = (p.width + SLAB - 1) / SLAB;
     const int used = OUT == 2 ? __ldcg(&p.header->used) : p.vocabulary;

@@ -1,11 +1,12 @@
 // Embedding forward: y[n] = table[id[n]], or table[id[n]] + positions[place[n]] rounded once (token and position embedding in one pass).
-//   place[n] = n % period where no array of places is given. An id or place outside its table makes the row NaN, so that the loss shows it.
+//   An id or place outside its table makes the row NaN, so that the loss shows it.
 //
 // Compile-time parameters: EMBEDDING_F32 0: bf16;  1: fp32.  EMBEDDING_ADD 1: adds the position's row.  EMBEDDING_DEEP: vectors of a step.
 //
-// Work. A warp per `each` neighbouring rows (at most 32), 4 warps per CTA. Lane r reads the id and the place of row r, so the warp waits
-//   for them once; then it walks over the rows in steps of DEEP vectors of 16 bytes a lane, with the next step loaded before one is written.
-//   Bits depend on nothing but data.
+// Work. A warp per `each` rows (at most 32), 4 warps per CTA. Rows are dealt not in their order but by `turns` rows that lie `apart` rows from
+//   one another: those of one place in their sequences, which most often have one position, so that L1 holds it. (turns = rows: in their
+//   order.) Lane r reads the id and the place of the warp's row r, so the warp waits for them once; then it walks over the rows in steps
+//   of DEEP vectors of 16 bytes a lane, with the next step loaded before one is written. Bits depend on nothing but data.
 // Stores leave L2 first (common/once.cuh): table and positions are read again.
 // Bytes: the row read and written (2 C element sizes) + 4 per id; positions come from L2. No shared memory, no barrier.
 #include "../common/fence.cuh"
@@ -24,9 +25,9 @@ struct Problem {
     const T* table;
     const T* positions;  // ADD
     const int* ids;
-    const int* places;  // ADD: or null
+    const int* places;  // ADD
     T* y;
-    int rows, width, vocabulary, places_count, period, each;
+    int rows, width, vocabulary, places_count, each, turns, apart;
 };
 
 struct Step {
@@ -44,9 +45,10 @@ struct Step {
         }
     }
 
-    __device__ __forceinline__ void write(const Problem& p, int row0, int id, int lane) {
+    // `rows`: lane r holds row r of the warp.
+    __device__ __forceinline__ void write(const Problem& p, int rows, int id, int lane) {
         const bool good = __shfl_sync(0xffffffffu, id, row) >= 0;
-        T* const to = p.y + static_cast<size_t>(row0 + row) * p.width;
+        T* const to = p.y + static_cast<size_t>(__shfl_sync(0xffffffffu, rows, row)) * p.width;
 #pragma unroll
         for (int d = 0; d < DEEP; ++d) {
             const int at = first + (d * 32 + lane) * N;
@@ -70,12 +72,13 @@ struct Step {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 6) embedding_forward(const __grid_constant__ Problem p) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int row0 = static_cast<int>(blockIdx.x * (THREADS / 32) + ptx::warp_index()) * p.each;
-    const int rows = min(p.each, p.rows - row0);
+    const int first = static_cast<int>(blockIdx.x * (THREADS / 32) + ptx::warp_index()) * p.each;
+    const int rows = min(p.each, p.rows - first);
     if (rows <= 0) return;
-    const int mine = row0 + min(lane, rows - 1);
+    const int dealt = first + min(lane, rows - 1), turn = dealt / p.turns;
+    const int mine = (dealt - turn * p.turns) * p.apart + turn;
     int id = __ldg(p.ids + mine);
-    int place = ADD ? (p.places != nullptr ? __ldg(p.places + mine) : mine % p.period) : 0;
+    int place = ADD ? __ldg(p.places + mine) : 0;
     const bool placed = !ADD || (place >= 0 && place < p.places_count);
     if (id >= p.vocabulary || !placed) id = -1;
     if (!placed) place = 0;
@@ -86,11 +89,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) embedding_forward(const
     while (true) {
         odd.behind(even, p.width);
         if (odd.row < rows) odd.load(p, id, place, lane);
-        even.write(p, row0, id, lane);
+        even.write(p, mine, id, lane);
         if (odd.row >= rows) return;
         even.behind(odd, p.width);
         if (even.row < rows) even.load(p, id, place, lane);
-        odd.write(p, row0, id, lane);
+        odd.write(p, mine, id, lane);
         if (even.row >= rows) return;
     }
 }

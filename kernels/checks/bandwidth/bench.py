@@ -269,11 +269,17 @@ def embeds():
         work = torch.full((p.workspace_bytes(),), 255, device=DEVICE, dtype=torch.uint8)
         table, position = normal(vocabulary, width), normal(1024, width)
         y = [poison(n, width) for _ in range(k)]
-        common = dict(table=at(table), ids=at(ids), positions=at(position), period=1024)
-        operations = [embedding.forward(p, y=at(t), **common) for t in y]
+        places = torch.arange(n, device=DEVICE, dtype=torch.int32) % 1024
+        add = dict(positions=at(position), places=at(places), places_count=1024, sequence=1024)
+        common = dict(table=at(table), ids=at(ids))
+        operations = [embedding.forward(p, y=at(t), **common, **add) for t in y]
         used = torch.unique(ids).numel()
         title = f"{n} of {vocabulary}x{width}"
-        report(f"embedding+positions {title}", n * width * 2 + used * width * 2, ours(operations))
+        nbytes = n * width * 2 + used * width * 2
+        report(f"embedding {title}", nbytes, ours([embedding.forward(p, y=at(t), **common) for t in y]))
+        report(f"embedding+positions {title}", nbytes, ours(operations))
+        operations[0](STREAM)
+        gpu.synchronize()
         want = (table[ids.long()[:4096]].double() + position[torch.arange(4096, device=DEVICE) % 1024].double()).to(bf16)
         if not torch.equal(y[0][:4096], want):
             fail("embedding forward")

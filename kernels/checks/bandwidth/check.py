@@ -453,18 +453,20 @@ if part("emb"):
             p = embedding.EmbeddingProblem(count=n, vocabulary=V, width=C, dtype=dt)
             embedding.forward(p, table=P(T), ids=P(ids), y=P(y))()
             same("emb", y, T[ids])
-            embedding.forward(p, table=P(T), ids=P(ids), y=P(y), positions=P(po), period=7)()
+            turn = aligned((n,), np.int32)
+            turn[:] = np.arange(n) % 7
+            embedding.forward(p, table=P(T), ids=P(ids), y=P(y), positions=P(po), places=P(turn), places_count=7, sequence=7)()
             judge("emb+pos", get(y), get(T)[ids] + get(po)[np.arange(n) % 7], dt, c=0)
             wrong = aligned((n,), np.int32)
             wrong[:] = ids
             wrong[rng.integers(0, n)] = rng.choice([-1, V])
             kept = (wrong >= 0) & (wrong < V)
-            embedding.forward(p, table=P(T), ids=P(wrong), y=P(y), positions=P(po), period=7)()
+            embedding.forward(p, table=P(T), ids=P(wrong), y=P(y), positions=P(po), places=P(turn), places_count=7)()
             same("bad id is NaN", np.isnan(get(y)).all(1), ~kept)
             judge("beside a bad id", get(y)[kept], (get(T)[ids] + get(po)[np.arange(n) % 7])[kept], dt, c=0)
             pl = aligned((n,), np.int32)
             pl[:] = rng.integers(0, 7, n)
-            embedding.forward(p, table=P(T), ids=P(ids), y=P(y), positions=P(po), places=P(pl), places_count=7)()
+            embedding.forward(p, table=P(T), ids=P(ids), y=P(y), positions=P(po), places=P(pl), places_count=7, sequence=n // 2)()
             judge("emb+places", get(y), get(T)[ids] + get(po)[pl], dt, c=0)
             dy = put(rng.standard_normal((n, C)), dt)
             for out in ("f32", "f32+=", "bf16"):

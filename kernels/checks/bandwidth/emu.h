@@ -16,9 +16,11 @@ using std::isfinite;
 #define __launch_bounds__(...)
 #define __shared__ static
 struct uint2 { uint32_t x, y; }; struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
 struct float2 { float x, y; }; struct alignas(16) float4 { float x, y, z, w; };
 inline uint2 make_uint2(uint32_t a, uint32_t b){return {a,b};}
 inline uint4 make_uint4(uint32_t a, uint32_t b, uint32_t c, uint32_t d){return {a,b,c,d};}
+inline int4 make_int4(int a,int b,int c,int d){return {a,b,c,d};}
 inline float2 make_float2(float a, float b){return {a,b};}
 inline float4 make_float4(float a,float b,float c,float d){return {a,b,c,d};}
 struct Dim { unsigned x=1,y=1,z=1; };
@@ -59,6 +61,8 @@ template<class T> inline T __shfl_sync(uint32_t,T v,int s){return emu_shfl(v,s);
 template<class T> inline T __shfl_up_sync(uint32_t,T v,int o){int l=E.cur%32; return emu_shfl(v,l>=o?l-o:l);}
 inline uint32_t __ballot_sync(uint32_t,bool b){ E.shf[E.cur]=b; emu_warpsync(); uint32_t r=0; int w=E.cur/32*32; for(int l=0;l<32&&w+l<E.n;l++) r|=E.shf[w+l]<<l; emu_warpsync(); return r; }
 inline uint32_t __match_any_sync(uint32_t,int v){ memcpy(&E.shf[E.cur],&v,4); emu_warpsync(); uint32_t r=0,u; memcpy(&u,&v,4); int w=E.cur/32*32; for(int l=0;l<32&&w+l<E.n;l++) r|=(uint32_t)(E.shf[w+l]==u)<<l; emu_warpsync(); return r; }
+inline void __syncwarp(){ emu_warpsync(); }
+inline int __reduce_add_sync(uint32_t,int v){ for(int o=16;o>0;o/=2) v+=__shfl_xor_sync(0,v,o); return v; }
 inline int __reduce_max_sync(uint32_t,int v){ for(int o=16;o>0;o/=2) v=std::max(v,__shfl_xor_sync(0,v,o)); return v; }
 inline void emu_entry(){ E.fn(E.arg); int c=E.cur; E.done[c]=1; E.live--; E.wlive[c/32]--; 
   if(E.live>0&&E.barcnt>=E.live&&E.barcnt>0){E.barcnt=0;E.bargen++;}

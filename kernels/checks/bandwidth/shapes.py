@@ -133,7 +133,8 @@ def touch_all():
     update.step(9, update.StepRule(max_norm=1.0, schedule="cosine", total=100), **scalars)
     for count, vocabulary, width in EMBEDDINGS:
         e = embedding.EmbeddingProblem(count=count, vocabulary=vocabulary, width=width)
-        embedding.forward(e, table=a, ids=a, y=a, positions=a, period=9)
+        embedding.forward(e, table=a, ids=a, y=a)
+        embedding.forward(e, table=a, ids=a, y=a, positions=a, places=a, places_count=9, sequence=9)
         for out in ("f32", "f32+="):
             embedding.backward(e, dy=a, ids=a, dtable=a, workspace=embedding.Span(a, e.workspace_bytes()), out=out)
     rope.table(9, 64, base=1e4, out=a)

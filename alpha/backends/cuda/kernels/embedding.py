@@ -23,7 +23,7 @@ def embedding(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: 
         return forward(problem, table=table.address, ids=ids.address, y=outs[0].address)
     positions, places = second
     return forward(problem, table=table.address, ids=ids.address, y=outs[0].address, positions=positions.address, places=places.address,
-                   places_count=positions.type.shape[0])
+                   places_count=positions.type.shape[0], sequence=ids.type.shape[-1] if ids.type.shape else 0)
 
 
 def take_row(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
