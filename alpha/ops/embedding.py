@@ -62,7 +62,7 @@ def _cases(rng: np.random.Generator) -> Iterable[tuple[str, int, int, np.ndarray
     yield "eights", 40, 72, np.minimum(rng.geometric(0.1, (3, 100)) - 1, 39).astype(np.int32)
     yield "block+1", 129, 65, rng.integers(0, 129, (257,)).astype(np.int32)
     yield "skewed", 40, 16, np.minimum(rng.geometric(0.2, (4, 50)) - 1, 39).astype(np.int32)
-    yield "often", 4, 8, rng.permutation(np.repeat(np.arange(3), (540, 70, 3))).astype(np.int32)  # of 64 and 8 * 64 a whole number and a rest
+    yield "often", 4, 8, rng.permutation(np.repeat(np.arange(3), (540, 70, 3))).astype(np.int32)  # more than 8 * 64, and than 64
     yield "wide", 3, 2056, rng.integers(0, 3, (2, 5)).astype(np.int32)
 
 
