@@ -12,7 +12,7 @@ import pytest
 from alpha import config
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.optim.init import fill_initial
-from alpha.profile.noise import Interval, interval
+from alpha.profile.noise import interval
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
 from alpha.train.assemble import program_for
@@ -84,23 +84,26 @@ def test_what_the_recorder_itself_costs(bench: Bench) -> None:
     assert 0 < cost < LIMIT * real
 
 
-def _ratio(bench: Bench) -> Interval:
-    """Watched over unwatched, of real steps in alternating pairs: the median with its interval of 95 %."""
+def _pairs(bench: Bench, n: int) -> list[float]:
+    """Logarithms of watched over unwatched, of real steps in alternating pairs."""
     logs, rng = [], np.random.default_rng()
-    for _ in range(60):
+    for _ in range(n):
         first = bool(rng.integers(2))
         a, b = bench.step(first), bench.step(not first)
         watched, plain = (a, b) if first else (b, a)
         logs.append(float(np.log(watched / plain)))
-    found = interval(logs, 0.05)
-    print(f"watched against unwatched: {found.estimate:+.3%} [{found.low:+.3%}, {found.high:+.3%}], {found.n} pairs")
-    return found
+    return logs
 
 
 @pytest.mark.slow
 def test_watched_against_unwatched_steps(bench: Bench) -> None:
-    """The interval of the median ratio must not lie above the limit, in two samples of which each would by chance in one run of 40: a busy
-    machine moves a median of 60 pairs by several percent."""
+    """The interval of the median ratio must not lie above the limit. That of 60 pairs does by chance in one run of 40, so then four times
+    as many pairs decide, these among them: they tell a cost from chance better, whichever it was."""
     for _ in range(4):
         bench.step(True)
-    assert _ratio(bench).low < LIMIT or _ratio(bench).low < LIMIT
+    logs = _pairs(bench, 60)
+    if interval(logs, 0.05).low >= LIMIT:
+        logs += _pairs(bench, 180)
+    found = interval(logs, 0.05)
+    print(f"watched against unwatched: {found.estimate:+.3%} [{found.low:+.3%}, {found.high:+.3%}], {found.n} pairs")
+    assert found.low < LIMIT

@@ -177,13 +177,14 @@ def report(name, nbytes, ms, peer=None, candidates=None):
     peer, candidates = peer or {}, candidates or {}
     rate = nbytes / ms / 1e9
     words = " ".join(f"{k} {nbytes / v / 1e9:.2f} TB/s ratio {v / ms:.2f}" for k, v in peer.items())
-    words += f"; copy of as many {1e3 * copy_ms(nbytes):.1f} us {100 * copy_ms(nbytes) / ms:.0f}%" if nbytes < 1e9 else ""
+    same = copy_ms(nbytes) if nbytes < 1e9 else None
+    words += f"; copy of as many {1e3 * same:.1f} us {100 * same / ms:.0f}%" if same else ""
     print(f"{name:40s} {ms * 1e3:8.1f} us {rate:.2f} TB/s {100 * rate / copy_rate():3.0f}% {words} [{time.time() - START:.0f}s]", flush=True)
     if len(candidates) > 1:
         best = sorted(candidates.items(), key=lambda item: item[1])
         print("    " + " ".join(f"{k} {v * 1e3:.0f}" for k, v in best[:14]) + f"; choice {candidates['choice'] * 1e3:.0f}", flush=True)
-    same = copy_ms(nbytes) * 1e3 if nbytes < 1e9 else 0.0
-    results.append({"name": name, "bytes": nbytes, "us": ms * 1e3, "copy_us": same, "peers": peer, "candidates": candidates})
+    times = {"us": ms * 1e3, "copy_us": same * 1e3 if same else None}
+    results.append({"name": name, "bytes": nbytes, **times, "peers": peer, "candidates": candidates})
 
 
 _copies = {}
