@@ -42,7 +42,7 @@ def _insert(table: str, row: Mapping[str, Any]) -> _Said:
 class Store:
     """The writer of one rank. `add` and `describe` only enqueue; an error of the writer is raised by the next call.
 
-    Use as a context manager.
+    Use as a context manager; ranks that share a file open it with `open_store`.
     """
 
     def __init__(self, path: Path, rank: int = 0) -> None:
@@ -193,6 +193,22 @@ class Store:
         self._db.execute("COMMIT")
         for _ in range(n):
             self._queue.popleft()
+
+
+def open_store(path: Path, rank: int = 0) -> Store:
+    """The writer of one rank of several that may start together. Errors as `Store`; BusyError after PATIENCE seconds.
+
+    All of them switch a new file to WAL, and there SQLite calls no busy handler when two that read it both want to write: it refuses one
+    at once, whatever the timeout. That one asks again.
+    """
+    patience = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return Store(path, rank)
+        except BusyError:
+            if time.monotonic() >= patience:
+                raise
+        time.sleep(0.01)
 
 
 def connect(path: Path, timeout: float = 5.0) -> sqlite3.Connection:

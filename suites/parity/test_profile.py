@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from alpha.profile.live import live_bytes
 from alpha.profile.partition import partition
 from alpha.profile.phases import PHASES, phase_of
 from alpha.profile.recorder import Recorder, sampled
-from alpha.profile.store import Store, connect, read
+from alpha.profile.store import Store, connect, open_store, read
 from alpha.train.assemble import program_for
 from alpha.train.house import house
 
@@ -320,9 +321,9 @@ def test_a_locked_file_blocks_no_step_and_loses_no_row(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from alpha.profile.store import Store
+from alpha.profile.store import open_store
 path, rank, n = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-with Store(path, rank) as store:
+with open_store(path, rank) as store:
     store.begin(0, 0, 0, 0)
     print("ready", flush=True)
     for step in range(n):
@@ -340,6 +341,29 @@ def test_several_ranks_write_one_file_and_lose_no_row(tmp_path: Path) -> None:
     found = read(path, "memory", "rank, step")
     assert sorted(found) == [(r, s) for r in range(3) for s in range(2000)]
     assert sorted(read(path, "sessions", "rank, session")) == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_a_rank_waits_while_another_one_makes_the_file(tmp_path: Path) -> None:
+    """SQLite refuses the switch to WAL at once, whatever the timeout, while another connection is about to write."""
+    path = tmp_path / "m.sqlite"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    made = threading.Timer(0.3, lambda: other.execute("ROLLBACK"))
+    made.start()
+    began = time.perf_counter()
+    with open_store(path):
+        assert time.perf_counter() - began >= 0.2
+    made.join()
+    other.close()
+
+
+def test_a_file_that_stays_locked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alpha.profile.store.PATIENCE", 0.2)
+    path = tmp_path / "m.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(BusyError, match="locked"):
+            open_store(path)
 
 
 def test_after_kill_9_the_file_is_sound_and_holds_what_was_flushed(tmp_path: Path) -> None:
