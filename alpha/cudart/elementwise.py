@@ -29,6 +29,7 @@ from alpha.cudart.bandwidth import (
 from alpha.cudart.launch import Launch
 
 THREADS = 256
+DROPOUT_THREADS = 128  # each with 4 vectors, as in kernels/elementwise/dropout.cu
 _MAP = {"add": 0, "scale": 1, "cast": 2, "fill": 3, "scale_by": 4}
 _Map = structure("_Map", "a b y scalar", ("count", ctypes.c_int64), ("factor", ctypes.c_float))
 
@@ -60,9 +61,7 @@ def elementwise(
         "MAP_B": wide[b_dtype] if op == "add" else 0,
         "MAP_Y": wide[y_dtype],
     }
-    group = per(y_dtype)
-    deep = 8 if y_dtype == "f32" and op != "fill" and a_dtype == "bf16" else 4  # as in kernels/elementwise/map.cu
-    grid = max(1, ceil_div(count // group, THREADS * deep))
+    grid = max(1, ceil_div(count // per(y_dtype), THREADS))
     run = launch(
         kernel("elementwise/map.cu", "elementwise_map", defines), grid, THREADS, _Map(a, b, y, scalar, count, factor)
     )
@@ -172,8 +171,8 @@ def dropout(
         x, y, step, sample_ids, positions, count, *key, round(rate * 2.0**32), 1 / (1 - rate), Divisor.of(max(1, positions // n))
     )
     name = "dropout_map" if whole else "dropout_ragged"
-    grid = ceil_div(count // n, THREADS * 2) if whole else ceil_div(count, THREADS)
-    run = launch(kernel("elementwise/dropout.cu", name, {"DROPOUT_F32": int(dtype == "f32")}), grid, THREADS, arguments)
+    grid = ceil_div(count // n, 4 * DROPOUT_THREADS) if whole else ceil_div(count, DROPOUT_THREADS)
+    run = launch(kernel("elementwise/dropout.cu", name, {"DROPOUT_F32": int(dtype == "f32")}), grid, DROPOUT_THREADS, arguments)
     return Operation(f"dropout {samples}x{positions} {dtype}", (run,), 2 * count * SIZE[dtype] + 4 * samples)
 
 

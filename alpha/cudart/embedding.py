@@ -4,7 +4,7 @@
     forward(problem, table=wte, ids=ids, y=x, positions=wpe, places=places, places_count=1024, sequence=1024)(stream)
     backward(problem, dy=dy, ids=ids, dtable=dwte, workspace=scratch, out="f32+=")(stream)
 
-Envelope: width a multiple of 8; ids i32, 1 <= count < 2^31; vocabulary * width < 2^40, count * width < 2^39. An id outside the
+Envelope: width a multiple of 8; ids i32, 1 <= count < 2^31 - 2^15; vocabulary * width < 2^40, count * width < 2^39. An id outside the
 table makes its row of y NaN and is skipped by the backward pass. Each row of dtable is the sum of its cotangents in the order in which
 the ids come (in pieces of 64 where an id occurs more than 64 times), whatever the timing.
 """
@@ -35,7 +35,7 @@ CAPACITY = 64  # of a bucket, as in kernels/embedding/backward.cu
 PIECE = 64  # of a long id's occurrences, as there
 GROUP = 8  # ids that a warp takes together, as there
 FEW = 4  # occurrences of those, as there
-ORDER_THREADS = 512  # as there
+CLEAR_THREADS = ORDER_THREADS = 512  # as there
 WARPS = 4 * 24 * MULTIPROCESSORS  # of embedding_sum at most, where what it has to do is known to the GPU alone ("f32+=")
 
 
@@ -53,7 +53,7 @@ class EmbeddingProblem:
         require(
             f"the embedding kernels: {self}",
             [
-                (1 <= self.count < 2**31 - 4096, f"{self.count} ids", "1 to 2^31 - 4097"),
+                (1 <= self.count < 2**31 - 2**15, f"{self.count} ids", "1 to 2^31 - 2^15 - 1"),
                 (1 <= self.vocabulary < 2**31 // CAPACITY, f"vocabulary {self.vocabulary}", "1 to 2^25 - 1"),
                 (self.width >= 8 and self.width % 8 == 0, f"width {self.width}", "a multiple of 8"),
                 (self.vocabulary * self.width < 2**40, f"{self.vocabulary} x {self.width}", "fewer than 2^40 elements"),
@@ -153,19 +153,20 @@ def backward(
         at["long_first"], at["piece_of"], at["ordered"], at["done"], at["partial"], at["header"],
         problem.count, problem.vocabulary, problem.width,
     )  # fmt: skip
-    of = {name: kernel("embedding/backward.cu", f"embedding_{name}", defines) for name in ("place", "order", "sum")}
+    of = {name: kernel("embedding/backward.cu", f"embedding_{name}", defines) for name in ("clear", "place", "order", "sum")}
     wide = min(blocks or MULTIPROCESSORS, MULTIPROCESSORS)
     summed = min(problem.count, problem.vocabulary) if out == "f32+=" else problem.vocabulary  # ids in groups, at most
     warps = max(ceil_div(summed, GROUP), problem._pieces()) * problem.slabs()
     if out == "f32+=":
         warps = min(WARPS, warps)
+    cleared = ceil_div(offsets["bucket"], 16 * CLEAR_THREADS)
     launches = (
-        launch(of["place"], ceil_div(problem.count, 256), 256, arguments),
+        launch(of["clear"], min(wide, cleared), CLEAR_THREADS, arguments, overlap_previous=True),
+        launch(of["place"], ceil_div(problem.count, 256), 256, arguments, overlap_previous=True),
         launch(of["order"], wide, ORDER_THREADS, arguments, overlap_previous=True),
         launch(of["sum"], ceil_div(warps, 4), 128, arguments, overlap_previous=True),
     )
     row, table_row = problem.width * SIZE[problem.dtype], problem.width * (2 if out == "bf16" else 4)
     rows = min(problem.count, problem.vocabulary) * 2 if out == "f32+=" else problem.vocabulary
     nbytes = problem.count * (row + 4) + rows * table_row  # "f32+=": at most; the rows that occur are read and written
-    cleared = (Span(at["header"], offsets["bucket"] - offsets["header"]),)
-    return Operation(f"embedding backward {problem}", launches, nbytes, cleared)
+    return Operation(f"embedding backward {problem}", launches, nbytes)

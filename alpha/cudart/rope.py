@@ -16,6 +16,8 @@ from typing import Literal
 
 from alpha.cudart.bandwidth import SIZE, Dtype, Operation, addresses, ceil_div, kernel, launch, per, require, structure
 
+THREADS = 128  # as in kernels/rope/rope.cu
+
 
 @dataclass(frozen=True, kw_only=True)
 class RopeProblem:
@@ -105,4 +107,4 @@ def rope(problem: RopeProblem, *, x: int, y: int, positions: int, turns: int) ->
         x, y, positions, turns, stride, p.out_stride or stride, p.rows, p.heads, p.head_dim, p.table_rows, lanes
     )
     of = kernel("rope/rope.cu", "rope", _defines(p.dtype, p.layout, p.inverse, _deep(ceil_div(p.heads, 32 // lanes))))
-    return Operation(f"rope {p}", (launch(of, ceil_div(p.rows, 8), 256, arguments),), 2 * p.rows * dense * SIZE[p.dtype])
+    return Operation(f"rope {p}", (launch(of, ceil_div(p.rows, THREADS // 32), THREADS, arguments),), 2 * p.rows * dense * SIZE[p.dtype])

@@ -5,12 +5,12 @@
 //
 // Work. `positions` elements per sample. Where they are a multiple of 8 (fp32: 4), dropout_map: a thread takes DEEP vectors of 16 bytes,
 //   which never straddle samples, and one Philox block per 4 elements; else dropout_ragged, an element and a Philox block per thread.
-// Bytes. 2 element sizes each. About 18 integer instructions per element. No barrier.
+// Bytes. 2 element sizes each; outputs leave L2 first (common/once.cuh). About 18 integer instructions per element. No barrier.
+#include "../common/once.cuh"
 #include "../common/philox.cuh"
-#include "../common/vector.cuh"
 
-constexpr int THREADS = 256;
-constexpr int DEEP = 2;
+constexpr int THREADS = 128;
+constexpr int DEEP = 4;
 
 using T = vec::Element<DROPOUT_F32 != 0>::type;
 constexpr int N = vec::PER<T>;
@@ -34,7 +34,7 @@ __device__ __forceinline__ uint4 noise(const Problem& p, unsigned long long grou
                          make_uint2(p.seed, p.purpose));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) dropout_map(const __grid_constant__ Problem p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 8) dropout_map(const __grid_constant__ Problem p) {
     const unsigned int vectors = static_cast<unsigned int>(p.count / N);
     const unsigned int first = blockIdx.x * (THREADS * DEEP) + threadIdx.x;
     const int step = __ldg(p.step);
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) dropout_map(const __gri
         }
         Pack out;
         out.set(y);
-        out.store(p.y + static_cast<size_t>(v) * N);
+        vec::store_once(p.y + static_cast<size_t>(v) * N, out);
     }
 }
 

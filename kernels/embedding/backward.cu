@@ -5,10 +5,12 @@
 //   EMBEDDING_F32      dy 0: bf16;  1: fp32
 //   EMBEDDING_OUT      dtable 0: bf16;  1: fp32;  2: fp32, added to what is there
 //
-// Three launches, after the host zeroed `header`, `counts` and `done`:
+// Four launches, each of which begins to be set up beside the one before (programmatic launch):
+//   embedding_clear  zeroes `header`, `counts` and `done`, which lie one behind the other.
 //   embedding_place  a thread per n: slot = counts[id]++, with one integer atomic for all equal ids of a warp, which take neighbouring
 //                    slots (which n gets which slot is not fixed); slots below CAPACITY are kept in bucket[id][slot]; the n that gets slot
 //                    FEW puts id on the list of middle ids, slot CAPACITY on that of long ids; OUT 2: slot 0 on that of ids that occur.
+//                    A warp asks for room on all lists at once: one wait for three atomics.
 //   embedding_order  a CTA per long id: reads all ids in order, four to a lane, and writes the n of that id, in order, to its part of
 //                    `ordered`. It cuts them into pieces of PIECE and puts those on a list. (Parts and pieces are handed out by integer
 //                    atomics; where they lie does not matter to the bits.)
@@ -34,7 +36,9 @@
 // Registers. embedding_sum: 8 sums and MANY (SOME) rows of 4; OUT 2: beside SOME rows 8 each that they are added to. No shared memory there.
 // Stores. A lane's 8 sums are two fp32 vectors; neighbouring lanes swap one, so that a warp's stores fill whole sectors. OUT 1: they leave
 //   L2 first (common/once.cuh).
-// Ordering. embedding_place: all lanes of a warp live through its votes and exchanges; those without a valid id match one another and take
+// Ordering. embedding_clear writes nothing before the launch before it, whatever that is, has ended (griddepcontrol.wait): the scratch memory
+//   may be another operation's until then. embedding_place has its ids by the time embedding_clear ends, and waits for that before its atomics.
+//   embedding_place: all lanes of a warp live through its votes and exchanges; those without a valid id match one another and take
 //   part in nothing else.
 //   embedding_order may begin beside embedding_place; it waits for its end (griddepcontrol.wait) before it reads anything and only then
 //   lets embedding_sum begin, which therefore finds embedding_place ended.
@@ -54,6 +58,7 @@ constexpr int FEW = 4;         // occurrences of an id that four lanes hold
 constexpr int GROUP = 32 / FEW;
 constexpr int SOME = OUT == 2 ? 3 : 4, MANY = 8;  // rows in flight; beside SOME = 3 what the sums are added to
 constexpr int SUM_THREADS = 128, SUM_BLOCKS = OUT == 2 ? 5 : 6;  // CTAs that fit a multiprocessor
+constexpr int CLEAR_THREADS = 512;
 constexpr int ORDER_THREADS = 512, ORDER_WARPS = ORDER_THREADS / 32;
 constexpr int ROUNDS = 8;   // loads of four ids that a lane of embedding_order has in flight
 constexpr int BATCHES = 2;  // of those between two barriers
@@ -67,12 +72,13 @@ using Pack = vec::Group<T, N>;
 using Out = vec::Element<OUT != 0>::type;
 using OutPack = vec::Group<Out, N>;
 
+// Lists of ids. Long ids are on that of middle ones too, and both on that of ids that occur (OUT 2).
+enum List { LONGS, MIDDLES, USED, LISTS };
+
 struct Header {
-    int longs;    // ids on the list
-    int middles;  // ids on the list: long ones too
-    int handed;   // places of `ordered` handed out
-    int pieces;   // pieces on the list
-    int used;     // OUT 2: ids on the list: middle and long ones too
+    int listed[LISTS];  // ids on them
+    int handed;         // places of `ordered` handed out
+    int pieces;         // pieces on the list
 };
 
 struct Problem {
@@ -80,7 +86,7 @@ struct Problem {
     const int* ids;
     Out* dtable;
     int* counts;       // [vocabulary]
-    int* bucket;       // [vocabulary][CAPACITY]
+    int* bucket;       // [vocabulary][CAPACITY], behind all that is cleared
     int* used;         // [min(count, vocabulary)]
     int* middle_id;    // [count / (FEW + 1) + 1]
     int* long_id;      // [count / CAPACITY + 1]
@@ -96,6 +102,14 @@ struct Problem {
 
 __device__ __forceinline__ int lowest(uint32_t bits) { return __popc(~bits & (bits - 1)); }
 
+extern "C" __global__ void __launch_bounds__(CLEAR_THREADS) embedding_clear(const __grid_constant__ Problem p) {
+    ptx::grid_dependency_wait();  // the scratch memory may be in use until here
+    ptx::grid_dependency_launch();
+    uint4* const end = reinterpret_cast<uint4*>(p.bucket);
+    uint4* at = reinterpret_cast<uint4*>(p.header) + blockIdx.x * CLEAR_THREADS + threadIdx.x;
+    for (; at < end; at += gridDim.x * CLEAR_THREADS) *at = make_uint4(0, 0, 0, 0);
+}
+
 extern "C" __global__ void __launch_bounds__(256) embedding_place(const __grid_constant__ Problem p) {
     ptx::grid_dependency_launch();
     const int n = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
@@ -105,20 +119,23 @@ extern "C" __global__ void __launch_bounds__(256) embedding_place(const __grid_c
     if (id < 0 || id >= p.vocabulary) id = -1;
     const uint32_t equal = __match_any_sync(ALL, id);
     const int leader = lowest(equal);
+    ptx::grid_dependency_wait();  // from here on header and counts are clear
     int base = 0;
     if (id >= 0 && lane == leader) base = atomicAdd(p.counts + id, __popc(equal));
     const int slot = __shfl_sync(ALL, base, leader) + __popc(equal & before);
-    if constexpr (OUT == 2) {
-        const uint32_t firsts = __ballot_sync(ALL, id >= 0 && slot == 0);
-        int at = 0;
-        if (lane == 0 && firsts != 0) at = atomicAdd(&p.header->used, __popc(firsts));
-        at = __shfl_sync(ALL, at, 0) + __popc(firsts & before);
-        if (firsts >> lane & 1) p.used[at] = id;
+    uint32_t enter[LISTS];  // lanes whose ids go on each list
+    enter[LONGS] = __ballot_sync(ALL, id >= 0 && slot == CAPACITY);
+    enter[MIDDLES] = __ballot_sync(ALL, id >= 0 && slot == FEW);
+    enter[USED] = OUT == 2 ? __ballot_sync(ALL, id >= 0 && slot == 0) : 0;
+    const int wanted = lane >= LISTS ? 0 : __popc(lane == LONGS ? enter[LONGS] : lane == MIDDLES ? enter[MIDDLES] : enter[USED]);
+    const int room = wanted > 0 ? atomicAdd(p.header->listed + lane, wanted) : 0;
+    if (id >= 0 && slot < CAPACITY) p.bucket[static_cast<size_t>(id) * CAPACITY + slot] = n;
+#pragma unroll
+    for (int list = 0; list < LISTS; ++list) {
+        int* const ids = list == LONGS ? p.long_id : list == MIDDLES ? p.middle_id : p.used;
+        const int at = __shfl_sync(ALL, room, list) + __popc(enter[list] & before);
+        if (enter[list] >> lane & 1) ids[at] = id;
     }
-    if (id < 0) return;
-    if (slot < CAPACITY) p.bucket[static_cast<size_t>(id) * CAPACITY + slot] = n;
-    if (slot == FEW) p.middle_id[atomicAdd(&p.header->middles, 1)] = id;
-    if (slot == CAPACITY) p.long_id[atomicAdd(&p.header->longs, 1)] = id;
 }
 
 // Ids n0 + 128 r .. + 3 of round r, -1 behind the last.
@@ -145,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(ORDER_THREADS, 2) embedding_order(c
     const bool aligned = reinterpret_cast<uintptr_t>(p.ids) % 16 == 0;
     ptx::grid_dependency_wait();    // from here on what embedding_place wrote, in embedding_sum too, which waits before it needs this
     ptx::grid_dependency_launch();
-    const int longs = p.header->longs;
+    const int longs = p.header->listed[LONGS];
     for (int item = static_cast<int>(blockIdx.x); item < longs; item += static_cast<int>(gridDim.x)) {
         const int id = p.long_id[item];
         int at = 0;
@@ -508,9 +525,9 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS, SUM_BLOCKS) embedding_
     const int warp = static_cast<int>((blockIdx.x * SUM_THREADS + threadIdx.x) / 32);
     const int warps = static_cast<int>(gridDim.x) * (SUM_THREADS / 32);
     const int slabs = (p.width + SLAB - 1) / SLAB;
-    const int used = OUT == 2 ? __ldcg(&p.header->used) : p.vocabulary;
+    const int used = OUT == 2 ? __ldcg(&p.header->listed[USED]) : p.vocabulary;
     const int groups = (used + GROUP - 1) / GROUP;
-    const int middles = __ldcg(&p.header->middles);
+    const int middles = __ldcg(&p.header->listed[MIDDLES]);
     for (int item = warp; item < middles * slabs; item += warps)
         sum_middle(p, __ldg(p.middle_id + item / slabs), item % slabs * SLAB + lane * N, lane);
     const auto id_at = [&](int item) { return id_of(p, item / slabs, used, lane); };

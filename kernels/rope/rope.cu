@@ -9,13 +9,15 @@
 // rope        Work. A thread owns 2 N neighbouring elements' worth of pairs (N = 8 of bf16, 4 of fp32: two 16-byte vectors of a head) of one
 //             row, keeps their cos and sin in registers and walks over heads; LANES = D / (2 N) threads cover a head, a warp covers
 //             32 / LANES heads of one row at a time. DEEP heads in flight. Elements are independent: bits depend on nothing else.
-//             Bytes. 2 D heads element sizes per row; the table's row (4 D) comes from L2. Registers: 2 N cos and sin, 32 in flight.
+//             Bytes. 2 D heads element sizes per row; the table's row (4 D) comes from L2, which outputs leave first
+//             (common/once.cuh). Registers: 2 N cos and sin, 32 in flight.
 //             No barrier. A position outside the table makes the row NaN.
-#include "../common/vector.cuh"
+#include "../common/once.cuh"
 
 constexpr bool INTERLEAVED = ROPE_LAYOUT;
 constexpr bool INVERSE = ROPE_INVERSE;
 constexpr int DEEP = ROPE_DEEP;
+constexpr int THREADS = 128;  // of rope
 
 using T = vec::Element<ROPE_F32 != 0>::type;
 constexpr int N = vec::PER<T>;
@@ -39,8 +41,8 @@ struct Problem {
     int lanes;  // head_dim / (2 N), a power of two up to 32, or any other number (then a warp's last lanes idle)
 };
 
-extern "C" __global__ void __launch_bounds__(256, 3) rope(const __grid_constant__ Problem p) {
-    const int row = static_cast<int>(blockIdx.x) * 8 + static_cast<int>(threadIdx.x) / 32;
+extern "C" __global__ void __launch_bounds__(THREADS, 4) rope(const __grid_constant__ Problem p) {
+    const int row = static_cast<int>(blockIdx.x) * (THREADS / 32) + static_cast<int>(threadIdx.x) / 32;
     if (row >= p.rows) return;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int abreast = 32 / p.lanes;
@@ -100,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(256, 3) rope(const __grid_constant_
         for (int d = 0; d < DEEP; ++d) {
             const int at = (head + d * abreast) * p.head_dim + at0;
             turn(a[d], b[d]);
-            a[d].store(y + at);
-            b[d].store(y + at + apart);
+            vec::store_once(y + at, a[d]);
+            vec::store_once(y + at + apart, b[d]);
         }
     }
 #pragma unroll 2
@@ -111,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) rope(const __grid_constant_
         a.load(x + at);
         b.load(x + at + apart);
         turn(a, b);
-        a.store(y + at);
-        b.store(y + at + apart);
+        vec::store_once(y + at, a);
+        vec::store_once(y + at + apart, b);
     }
 }
