@@ -14,7 +14,7 @@ from alpha.gates.subjects import crash, fresh_nonce, make_record
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, save
 from alpha.registry.gpu import class_here, why_not_here
-from alpha.registry.judge import Judgement, judge
+from alpha.registry.judge import Judgement, impossible, judge
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 
@@ -28,6 +28,10 @@ CUDA_ENGINES: dict[str, Callable[[Component, str | None], Record]] = {
     "faults": cuda_faults.measure, "perf": cuda_perf.measure,
 }
 """Of kernels of the GPU (policy.MEASURE_CUDA)."""
+
+TRIES = 3
+"""Times that a share is measured which no machine can reach: the ceiling was measured while something else was running. The last one
+counts, so a kernel that skips work is still found out."""
 
 _GUESS = {"faults": 0.1, "gradient": 0.2, "determinism": 0.5, "parity": 0.6, "perf": 0.6}
 """Seconds, until a record says how long its gate took here."""
@@ -60,21 +64,24 @@ class Done:
 
 
 def measure(component: Component, gate: str, nonce: str | None = None) -> Record:
-    """One gate, with the seconds that it took in the record's environment. An engine that ends in an error is a failed case, not the end
-    of the run."""
+    """One gate, with the seconds that it took in the record's environment, and how often it was measured where once was not enough. An
+    engine that ends in an error is a failed case, not the end of the run."""
     if gate not in ENGINES:
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
     start = time.perf_counter()
-    nonce = nonce or fresh_nonce()
+    nonce, tries = nonce or fresh_nonce(), 1
     try:
         engines = CUDA_ENGINES if component.backend == "cuda" and component.kind == "kernel" else ENGINES
         record = engines[gate](component, nonce)
+        while gate == "perf" and tries < TRIES and impossible(record):
+            record, tries = engines[gate](component, nonce), tries + 1
     except Exception as error:
         failed: dict[str, object] = {
             "name": "measure", "kind": "exact" if gate == "parity" else "absolute", "error": float("inf"), "bound": 0.0, "directions": 1,
             "runs": 0, "distinct": 0, "share": 0.0, "times_ns": [], "note": crash(error)}
         record = make_record(component, gate, nonce, 1, [failed])
-    return replace(record, environment={**record.environment, "seconds": f"{time.perf_counter() - start:.2f}"})
+    again = {"tries": str(tries)} if tries > 1 else {}
+    return replace(record, environment={**record.environment, **again, "seconds": f"{time.perf_counter() - start:.2f}"})
 
 
 def judged(record: Record, component: Component) -> Judgement:

@@ -163,6 +163,11 @@ def _perf(record: Record) -> Judgement:
     return Judgement(_worst(verdicts), tuple(reasons), _worst(relative))
 
 
+def impossible(record: Record) -> bool:
+    """Whether a share in a record of the perf gate is larger than the machine's ceiling."""
+    return any(_number(case.get("share", 0.0)) > PHYSICAL for case in record.cases if case.get("kind") != "relative")
+
+
 def _worst(verdicts: list[str]) -> str:
     return max(verdicts, key=_ORDER.index, default=NOT_RUN)
 

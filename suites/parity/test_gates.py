@@ -10,14 +10,17 @@ import pytest
 from rich.console import Console
 
 import alpha
+from alpha.component import Component
 from alpha.errors import GraphError, ShapeError
 from alpha.gates import ab, catches, commands, evaluate, gradient, mutants, parity, perf, plant, run, subjects
 from alpha.gates.condense import condense
+from alpha.gates.subjects import make_record
 from alpha.ops.table import row
 from alpha.profile.noise import Interval, interval, rank, wilson
 from alpha.registry import machine, policy, status
 from alpha.registry.faults import load_faults
-from alpha.registry.judge import AMBIGUOUS, FAIL, PASS, judge
+from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, PASS, judge
+from alpha.registry.record import Record
 from alpha.train.house import house
 
 NONCE = "5eed" * 8
@@ -51,6 +54,25 @@ def test_verdicts() -> None:
     assert _verdict(0.05, 0.01, 0.0) == AMBIGUOUS  # a fresh process does not see it
     assert _verdict(0.0, 0.5, 0.0) == AMBIGUOUS  # too noisy to say
     assert ab.decide(lambda n: [float("nan")] * n, lambda: Interval(1, 1, 1, 1)).verdict == AMBIGUOUS
+
+
+@pytest.mark.parametrize(("shares", "verdict", "measured"), [
+    ((0.9,), BASELINE, 1), ((1.02, 0.9), BASELINE, 2), ((1.02, 1.1, 0.9), BASELINE, 3), ((1.02, 1.1, 3.0, 0.9), FAIL, 3)])
+def test_a_share_that_is_impossible_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], verdict: str, measured: int
+) -> None:
+    """Chance goes away, a kernel that skips work stays."""
+    component, left, nonces = house()["mul.f32.cpu"], list(shares), []
+
+    def engine(component: Component, nonce: str | None) -> Record:
+        nonces.append(nonce)
+        return make_record(component, "perf", str(nonce), 1, [{"name": "memory", "share": left.pop(0), "baseline": None, "times_ns": [1]}])
+
+    monkeypatch.setitem(run.ENGINES, "perf", engine)
+    record = run.measure(component, "perf")
+    assert run.judged(record, component).verdict == verdict
+    assert len(nonces) == measured and set(nonces) == {record.nonce}
+    assert record.environment.get("tries", "1") == str(measured)
 
 
 def test_wilson() -> None:
