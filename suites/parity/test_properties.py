@@ -1,4 +1,5 @@
-"""Properties on inputs that Hypothesis searches for: tokenizers on any bytes, state layouts and shardings, the memory packer."""
+"""Properties on inputs that Hypothesis searches for: tokenizers on any bytes, evaluation windows, state layouts and
+shardings, the memory packer."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alpha.data.contract.sampler import made_up_stream
+from alpha.data.contract.support import folder
+from alpha.data.sampler import ordered_batches
 from alpha.data.tokenizer import BPETokenizer, ByteTokenizer
 from alpha.graph.state import StateLayout, TensorSpec, flat_boxes, flat_shards, intersect, reshard, subtract, whole
 from alpha.passes.memory import _Class, pack
@@ -23,6 +27,20 @@ def test_tokenizers_round_trip_on_any_bytes(data: bytes) -> None:
         ids = tokenizer.encode(data)
         assert tokenizer.decode(ids) == data
         assert int(np.asarray(tokenizer.byte_lengths)[ids].sum()) == len(data)
+
+
+@FEW
+@given(st.integers(1, 9), st.integers(1, 7), st.integers(0, 40), st.data())
+def test_evaluation_counts_every_window_once(sequence: int, batch: int, more: int, data: st.DataObject) -> None:
+    """Also where the windows do and do not fill the last batch, and where there are fewer than one batch."""
+    tokens = sequence + 1 + more
+    with folder() as root:
+        stream, counted = made_up_stream(root, tokens, data.draw(st.integers(1, min(3, tokens // 2)))), []
+        for made, rows in ordered_batches(stream, sequence=sequence, batch=batch):
+            assert made.inputs_bT.shape == (batch, sequence)
+            assert np.array_equal(made.targets_bT, made.inputs_bT + 1)
+            counted += made.inputs_bT[:rows, 0].tolist()
+        assert counted == list(range(0, (tokens - 1) // sequence * sequence, sequence))
 
 
 @FEW
