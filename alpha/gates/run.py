@@ -29,10 +29,6 @@ CUDA_ENGINES: dict[str, Callable[[Component, str | None], Record]] = {
 }
 """Of kernels of the GPU (policy.MEASURE_CUDA)."""
 
-TRIES = 3
-"""Times that a share is measured which no machine can reach: the ceiling was measured while something else was running. The last one
-counts, so a kernel that skips work is still found out."""
-
 _GUESS = {"faults": 0.1, "gradient": 0.2, "determinism": 0.5, "parity": 0.6, "perf": 0.6}
 """Seconds, until a record says how long its gate took here."""
 
@@ -64,8 +60,12 @@ class Done:
 
 
 def measure(component: Component, gate: str, nonce: str | None = None) -> Record:
-    """One gate, with the seconds that it took in the record's environment, and how often it was measured where once was not enough. An
-    engine that ends in an error is a failed case, not the end of the run."""
+    """One gate, with the seconds that it took in the record's environment. An engine that ends in an error is a failed case, not the end
+    of the run.
+
+    A share that no machine can reach says that the ceiling was measured while something else ran: perf is then measured again, at most
+    perf.TRIES times, and the last counts, so that a kernel that skips work is still found out. `tries` of the environment says how often.
+    """
     if gate not in ENGINES:
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
     start = time.perf_counter()
@@ -73,7 +73,7 @@ def measure(component: Component, gate: str, nonce: str | None = None) -> Record
     try:
         engines = CUDA_ENGINES if component.backend == "cuda" and component.kind == "kernel" else ENGINES
         record = engines[gate](component, nonce)
-        while gate == "perf" and tries < TRIES and impossible(record):
+        while gate == "perf" and tries < perf.TRIES and impossible(record):
             record, tries = engines[gate](component, nonce), tries + 1
     except Exception as error:
         failed: dict[str, object] = {
