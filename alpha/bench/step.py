@@ -32,7 +32,7 @@ from alpha.graph.plan import Program
 from alpha.profile import noise
 from alpha.profile.noise import CLOCK
 from alpha.profile.served import ServedError
-from alpha.profile.store import open_store
+from alpha.profile.store import Store
 from alpha.train.assemble import flops_for, program_for, threads_for
 from alpha.train.engine import open_executor
 from alpha.train.loop import Loop, StepResult
@@ -109,7 +109,7 @@ class Ours:
         try:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="alpha-bench-")))
             self.executor = self._stack.enter_context(open_executor(program, catalogue))
-            store = self._stack.enter_context(open_store(folder / "metrics.sqlite"))
+            store = self._stack.enter_context(Store(folder / "metrics.sqlite"))
             store.begin(0, time.perf_counter_ns(), time.perf_counter_ns(), time.time_ns())
             self.loop = Loop(cfg, self.executor, sampler, cast(Any, None), cast(Any, None), folder, store)
             self.loop.start()

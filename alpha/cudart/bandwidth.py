@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from alpha.cudart.compile import Source, compile_kernel
 from alpha.cudart.launch import Kernel, Launch
-from alpha.cudart.memory import Span, fill
 from alpha.errors import ShapeError
 
 Dtype = Literal["bf16", "f32"]
@@ -42,16 +41,13 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Operation:
-    """Prepared launches on fixed addresses. `cleared`: memory set to zero first. `nbytes`: the fewest bytes that it must move."""
+    """Prepared launches on fixed addresses. `nbytes`: the fewest bytes that it must move."""
 
     name: str
     launches: tuple[Launch, ...]
     nbytes: int
-    cleared: tuple[Span, ...] = ()
 
     def __call__(self, stream: Any = None) -> None:
-        for span in self.cleared:
-            fill(span, 0, stream)
         for launch in self.launches:
             launch(stream)
 

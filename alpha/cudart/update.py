@@ -13,6 +13,7 @@ would decide (finite or not, the clip coefficient, the rate, the step count) sta
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +21,6 @@ from typing import Literal
 import numpy as np
 
 from alpha.cudart.bandwidth import (
-    MULTIPROCESSORS,
     Operation,
     addresses,
     kernel,
@@ -33,6 +33,7 @@ from alpha.cudart.bandwidth import (
 BLOCK = 65536  # of the norm: as in alpha/ops/global_norm.py
 PARTS = 8  # runs of a block that are summed apart (kernels/optimizer/global_norm.cu)
 CHUNK = 8192  # most elements of an AdamW chunk; elements are independent, so it decides no bits
+CHUNK_PARTS = 8  # CTAs for one (kernels/optimizer/adamw.cu)
 MOST_BLOCKS = 232_448 // 4 - 64
 
 NORM_ENTRY = np.dtype([("start", "<i8"), ("length", "<i4"), ("padding", "<i4")])
@@ -142,8 +143,8 @@ class AdamwProblem:
 _Adamw = structure(
     "_Adamw",
     "param grad m v copy chunks coefficient lr step finite",
-    ("beta1", ctypes.c_double),
-    ("beta2", ctypes.c_double),
+    ("log1", ctypes.c_double),
+    ("log2", ctypes.c_double),
     *((name, ctypes.c_float) for name in ("keep1", "take1", "keep2", "take2", "eps", "weight_decay")),
     ("count", ctypes.c_int32),
     ("seed", ctypes.c_uint32),
@@ -171,7 +172,7 @@ def adamw(
     require(
         f"AdamW: {p}",
         [
-            (p.chunks >= 1, f"{p.chunks} chunks", "at least 1 (a buffer without segments needs no launch)"),
+            (1 <= p.chunks < 2**31 // CHUNK_PARTS, f"{p.chunks} chunks", "1 (a buffer without segments needs no launch) to 2^28 - 1"),
             (0 <= p.beta1 < 1 and 0 <= p.beta2 < 1, f"betas {p.beta1}, {p.beta2}", "in [0, 1)"),
             (0 <= p.seed < 2**32 and 0 <= p.purpose < 2**32, f"key {p.seed}, {p.purpose}", "two 32-bit numbers"),
         ],
@@ -183,8 +184,9 @@ def adamw(
     code = {"none": 0, "nearest": 1, "stochastic": 2}[p.copy]
     arguments = _Adamw(
         param, grad, m, v, copy, table, coefficient, lr, step, finite,
-        p.beta1, p.beta2, p.beta1, 1 - p.beta1, p.beta2, 1 - p.beta2, p.eps, p.weight_decay, p.chunks, p.seed, p.purpose,
+        *(math.log(b) if b else -math.inf for b in (p.beta1, p.beta2)),
+        p.beta1, 1 - p.beta1, p.beta2, 1 - p.beta2, p.eps, p.weight_decay, p.chunks, p.seed, p.purpose,
     )  # fmt: skip
-    grid = limit(min(p.chunks, 3 * MULTIPROCESSORS), blocks)
+    grid = limit(CHUNK_PARTS * p.chunks, blocks)
     run = launch(kernel("optimizer/adamw.cu", "adamw", {"ADAMW_COPY": code}), grid, 256, arguments)
     return Operation(f"AdamW of {p.elements} elements", (run,), p.elements * (30 if code else 28))

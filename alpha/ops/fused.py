@@ -151,7 +151,7 @@ def _accumulated(op: str, which: str) -> Any:
 
 
 def _embedding_samples(rng: np.random.Generator) -> Iterable[Sample]:
-    for v, p, c, shape in ((1, 1, 8, (1,)), (11, 7, 13, (3, 7)), (40, 33, 72, (2, 33)), (129, 65, 136, (257,))):
+    for v, p, c, shape in ((1, 1, 8, (1,)), (11, 7, 13, (3, 7)), (40, 33, 72, (2, 33)), (129, 65, 136, (257,)), (3, 2, 2048, (5,))):
         yield Sample(name=f"{v}x{c}", inputs=(rng.standard_normal((v, c)), rng.integers(0, v, shape).astype(np.int32),
                                               rng.standard_normal((p, c)), rng.integers(0, p, shape).astype(np.int32)))
 

@@ -42,29 +42,45 @@ def _insert(table: str, row: Mapping[str, Any]) -> _Said:
 class Store:
     """The writer of one rank. `add` and `describe` only enqueue; an error of the writer is raised by the next call.
 
-    Use as a context manager; ranks that share a file open it with `open_store`.
+    Use as a context manager.
     """
 
     def __init__(self, path: Path, rank: int = 0) -> None:
-        """Open or create. CorruptError if the file is no sound database, InputError for a newer schema, BusyError while it is locked."""
+        """Open or create. CorruptError if the file is no sound database, InputError for a newer schema, BusyError if it stays locked for
+        PATIENCE seconds.
+
+        Ranks that start together all switch a new file to WAL, and there SQLite calls no busy handler when two that read it both want to
+        write: it refuses one at once, whatever the timeout. That one asks again.
+        """
         self.path, self.rank, self.session = path, rank, -1
         self._queue: deque[_Said | Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]] = deque()
         self._error: AlphaError | None = None
         self._wake, self._closed = threading.Event(), False
         self._asked = self._done = 0
         self._changed = threading.Condition()
+        patience = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._db = self._open()
+                break
+            except BusyError:
+                if time.monotonic() >= patience:
+                    raise
+            time.sleep(0.01)
+        self._thread = threading.Thread(target=self._write, daemon=True, name=f"alpha-store-{rank}")
+        self._thread.start()
+
+    def _open(self) -> sqlite3.Connection:
         try:
-            db = sqlite3.connect(path, isolation_level=None, timeout=PATIENCE, check_same_thread=False)
+            db = sqlite3.connect(self.path, isolation_level=None, timeout=PATIENCE, check_same_thread=False)
             try:
                 self._prepare(db)
             except BaseException:
                 db.close()
                 raise
         except sqlite3.DatabaseError as error:
-            raise refused(path, error) from error
-        self._db = db
-        self._thread = threading.Thread(target=self._write, daemon=True, name=f"alpha-store-{rank}")
-        self._thread.start()
+            raise refused(self.path, error) from error
+        return db
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         db.execute("PRAGMA journal_mode=WAL")
@@ -193,22 +209,6 @@ class Store:
         self._db.execute("COMMIT")
         for _ in range(n):
             self._queue.popleft()
-
-
-def open_store(path: Path, rank: int = 0) -> Store:
-    """The writer of one rank of several that may start together. Errors as `Store`; BusyError after PATIENCE seconds.
-
-    All of them switch a new file to WAL, and there SQLite calls no busy handler when two that read it both want to write: it refuses one
-    at once, whatever the timeout. That one asks again.
-    """
-    patience = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return Store(path, rank)
-        except BusyError:
-            if time.monotonic() >= patience:
-                raise
-        time.sleep(0.01)
 
 
 def connect(path: Path, timeout: float = 5.0) -> sqlite3.Connection:

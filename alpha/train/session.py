@@ -22,7 +22,7 @@ from alpha.data.ngram import Order2Model
 from alpha.errors import AlphaError, InputError
 from alpha.flops.v1 import ModelFlops, stamp
 from alpha.graph.plan import Program
-from alpha.profile.store import Store, open_store
+from alpha.profile.store import Store
 from alpha.train import forbidden, rundir
 from alpha.train.assemble import Dataset, calls_of, flops_for, host_components, open_data, program_for, sampler_for, threads_for
 from alpha.train.console import Board, Talk
@@ -78,7 +78,7 @@ def train(
             forbidden.check_kernels()
         if held is None:
             held = stack.enter_context(rundir.create(cfg, data.tokenizer))
-        metrics = stack.enter_context(open_store(held.metrics))
+        metrics = stack.enter_context(Store(held.metrics))
         loop = Loop(cfg, executor, sampler_for(cfg, data), data.validation, data.tokenizer, held.checkpoints, metrics)
         if resume is not None and (at is not None or simple.steps(held.checkpoints)):
             loop.resume(at)

@@ -9,6 +9,10 @@ __device__ __forceinline__ void store16_once(void* p, uint4 r) {
     asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.x), "r"(r.y), "r"(r.z), "r"(r.w) : "memory");
 }
 
+__device__ __forceinline__ void store8_once(void* p, uint2 r) {
+    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(r.x), "r"(r.y) : "memory");
+}
+
 // The address is a multiple of 16 bytes.
 template <typename T, int N>
 __device__ __forceinline__ void store_once(T* p, const Group<T, N>& v) {

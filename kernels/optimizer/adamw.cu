@@ -6,20 +6,20 @@
 //   ADAMW_COPY   0: no copy;  1: bf16 copy of p, rounded to nearest even;  2: rounded stochastically: 16 of the bits that Philox gives
 //                the element (key (seed, purpose), counter (element / 4, 0 or its high half, 0, step)) are added below the cut
 //
-// Work. A chunk is a run of at most ADAMW_CHUNK elements of one tensor, from a table that the host made; what lies between tensors is in
-//   no chunk. CTA b takes chunks b, b + grid, .... A thread takes 4 neighbouring elements at a time (16 bytes of p, g, m, v each), two
-//   such groups in flight. A tensor that starts off a 16-byte boundary, and a last group of less than 4, go element by element. Elements
-//   are independent, so bits depend on nothing else.
-// Bytes. 28 per element (16 read, 12 written), 30 with the copy; the table is 1/1000 of that.
-// Registers. 32 hold two groups; about 30 the rest.
-// Ordering. Thread 0 computes the two bias corrections in double precision (powers by squaring; 1 - b^t cancels in fp32) and puts them
-//   into shared memory, one __syncthreads, nothing is written there again.
+// Work. A chunk is a run of at most CHUNK elements of one tensor, from a table that the host made; what lies between tensors is in no chunk.
+//   A CTA takes one PART of a chunk, 4 neighbouring elements a thread (16 bytes of p, g, m, v each), and ends: short CTAs walk through
+//   memory on a narrow front. (With a limit on the grid it takes parts b, b + grid, ....) A tensor that starts off a 16-byte boundary, and
+//   a last group of less than 4, go element by element. Elements are independent, so bits depend on nothing else.
+// Bytes. 28 per element (16 read, 12 written), 30 with the copy; the table is 1/1000 of that. Stores leave L2 first (common/once.cuh).
+// Bias corrections. 1 - b^t = -expm1(t log b): the host gives log b in double precision, and expm1 does not cancel; each thread for itself,
+//   about 40 instructions beside 120 bytes. No shared memory, no barrier. Registers: 16 of one group, about 30 the rest.
+#include "../common/once.cuh"
 #include "../common/philox.cuh"
-#include "../common/vector.cuh"
 
 constexpr int COPY = ADAMW_COPY;
 constexpr int THREADS = 256;
-constexpr int DEEP = 2;
+constexpr int PART = 4 * THREADS;
+constexpr int PARTS = 8;  // of a chunk of 8192 elements at most
 
 struct Chunk {
     long long start;
@@ -39,7 +39,7 @@ struct Problem {
     const float* lr;
     const int* step;
     const int* finite;
-    double beta1, beta2;
+    double log1, log2;                 // natural logarithms of the betas
     float keep1, take1, keep2, take2;  // beta, 1 - beta
     float eps, weight_decay;
     int count;  // chunks
@@ -84,14 +84,14 @@ __device__ __forceinline__ void update_four(const Problem& problem, const Factor
     p.set(pf);
     m.set(mf);
     v.set(vf);
-    p.store(problem.param + at);
-    m.store(problem.m + at);
-    v.store(problem.v + at);
-    if (COPY == 1) vec::store8(problem.copy + at, make_uint2(vec::pack2(pf[0], pf[1]), vec::pack2(pf[2], pf[3])));
+    vec::store_once(problem.param + at, p);
+    vec::store_once(problem.m + at, m);
+    vec::store_once(problem.v + at, v);
+    if (COPY == 1) vec::store8_once(problem.copy + at, make_uint2(vec::pack2(pf[0], pf[1]), vec::pack2(pf[2], pf[3])));
     if (COPY == 2) {
         const uint4 w = noise(problem, at, step);
-        vec::store8(problem.copy + at, make_uint2(stochastic(pf[0], w.x) | stochastic(pf[1], w.y) << 16,
-                                                  stochastic(pf[2], w.z) | stochastic(pf[3], w.w) << 16));
+        vec::store8_once(problem.copy + at, make_uint2(stochastic(pf[0], w.x) | stochastic(pf[1], w.y) << 16,
+                                                       stochastic(pf[2], w.z) | stochastic(pf[3], w.w) << 16));
     }
 }
 
@@ -109,60 +109,33 @@ __device__ __forceinline__ void update_one(const Problem& problem, const Factors
     }
 }
 
-__device__ __forceinline__ double power(double base, unsigned int exponent) {
-    double result = 1.0;
-    for (; exponent > 0; exponent >>= 1, base *= base)
-        if (exponent & 1) result *= base;
-    return result;
-}
+// 1 / (1 - b^t) from log b; b = 0 has -inf.
+__device__ __forceinline__ float correction(int t, double log_beta) { return -1.0f / expm1f(static_cast<float>(t * log_beta)); }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) adamw(const __grid_constant__ Problem p) {
-    __shared__ float scales[2];
+extern "C" __global__ void __launch_bounds__(THREADS, 5) adamw(const __grid_constant__ Problem p) {
     if (__ldg(p.finite) == 0) return;
     const int step = __ldg(p.step);
-    if (threadIdx.x == 0) {
-        const unsigned int t = static_cast<unsigned int>(step) + 1;
-        scales[0] = static_cast<float>(1.0 / (1.0 - power(p.beta1, t)));
-        scales[1] = static_cast<float>(1.0 / (1.0 - power(p.beta2, t)));
-    }
-    __syncthreads();
     Factors f;
     f.coefficient = __ldg(p.coefficient);
-    f.scale1 = scales[0];
-    f.scale2 = scales[1];
+    f.scale1 = correction(step + 1, p.log1);
+    f.scale2 = correction(step + 1, p.log2);
     const float lr = __ldg(p.lr);
-    for (int c = static_cast<int>(blockIdx.x); c < p.count; c += static_cast<int>(gridDim.x)) {
-        const Chunk chunk = p.chunks[c];
+    for (int item = static_cast<int>(blockIdx.x); item < p.count * PARTS; item += static_cast<int>(gridDim.x)) {
+        const Chunk chunk = p.chunks[item / PARTS];
+        const int first = item % PARTS * PART, last = min(chunk.length, first + PART);
         f.rate = lr * chunk.lr_scale;
         f.decay = p.weight_decay * chunk.decay;
-        int done = 0;
-        if (chunk.start % 4 == 0) {
-            int i = static_cast<int>(threadIdx.x) * 4;
-            for (; i + (DEEP - 1) * THREADS * 4 + 4 <= chunk.length; i += DEEP * THREADS * 4) {
-                Four a[DEEP][4];
-#pragma unroll
-                for (int d = 0; d < DEEP; ++d) {
-                    const long long at = chunk.start + i + d * THREADS * 4;
-                    a[d][0].load(p.param + at);
-                    a[d][1].load(p.grad + at);
-                    a[d][2].load(p.m + at);
-                    a[d][3].load(p.v + at);
-                }
-#pragma unroll
-                for (int d = 0; d < DEEP; ++d)
-                    update_four(p, f, chunk.start + i + d * THREADS * 4, step, a[d][0], a[d][1], a[d][2], a[d][3]);
-            }
-            for (; i + 4 <= chunk.length; i += THREADS * 4) {
-                const long long at = chunk.start + i;
-                Four a[4];
-                a[0].load(p.param + at);
-                a[1].load(p.grad + at);
-                a[2].load(p.m + at);
-                a[3].load(p.v + at);
-                update_four(p, f, at, step, a[0], a[1], a[2], a[3]);
-            }
-            done = chunk.length / 4 * 4;
+        const int whole = chunk.start % 4 == 0 ? max(first, last / 4 * 4) : first;  // below it by fours
+        const int i = first + 4 * static_cast<int>(threadIdx.x);
+        if (i < whole) {
+            const long long at = chunk.start + i;
+            Four a[4];
+            a[0].load(p.param + at);
+            a[1].load(p.grad + at);
+            a[2].load(p.m + at);
+            a[3].load(p.v + at);
+            update_four(p, f, at, step, a[0], a[1], a[2], a[3]);
         }
-        for (int i = done + static_cast<int>(threadIdx.x); i < chunk.length; i += THREADS) update_one(p, f, chunk.start + i, step);
+        for (int j = whole + static_cast<int>(threadIdx.x); j < last; j += THREADS) update_one(p, f, chunk.start + j, step);
     }
 }

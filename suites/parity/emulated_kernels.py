@@ -83,7 +83,7 @@ def emulated_kernels(kernels: Path) -> Iterator[None]:
     from alpha.gates import cuda_replay
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("compile_kernel", "Kernel", "fill"):
+        for name in ("compile_kernel", "Kernel"):
             patch.setattr(bandwidth, name, getattr(bandwidth, name))  # put back what emu replaces when it is imported
         patch.syspath_prepend(str(CHECKS))
         import emu

@@ -49,8 +49,6 @@ WIDE = ["rmsnorm.bf16.sm90", "add_layernorm.bf16.sm90", "rope_packed.bf16.sm90",
 SLOW = ["rmsnorm_bwd.bf16.sm90", "layernorm_bwd_add.bf16.sm90", "embedding_bwd.bf16.sm90", "linear_cross_entropy.bf16.sm90",
         "linear_cross_entropy_grad.bf16.sm90"]
 """With --all only: a minute each."""
-OPEN = ["embedding/forward.cu EMBEDDING_ADD=1 EMBEDDING_DEEP=4 EMBEDDING_F32=0"]
-"""A hole of the parity gate (docs/gates.md): no sample launches these. Its sample takes new evidence from a GPU; then the line must go."""
 
 
 def drawn(config: pytest.Config, among: list[Any], n: int, purpose: str) -> list[Any]:
@@ -130,8 +128,7 @@ def test_parity_launches_every_compiled_file(pytestconfig: pytest.Config) -> Non
         assert run.judged(record, component).verdict == PASS
         compiled = [s for s in sources_of([component]) if not s.path.startswith("gemm/")]
         missing = [str(s) for s in compiled if s not in launched]
-        known = [str(s) for s in compiled if str(s) in OPEN]
-        assert missing == known, f"{component.id}: no sample launches {missing}; known of that {known}"
+        assert not missing, f"{component.id}: no sample launches {missing}"
 
 
 @pytest.mark.parametrize("module", ["cuda_samples", "cuda_widths"])

@@ -23,7 +23,7 @@ from alpha.profile.live import live_bytes
 from alpha.profile.partition import partition
 from alpha.profile.phases import PHASES, phase_of
 from alpha.profile.recorder import Recorder, sampled
-from alpha.profile.store import Store, connect, open_store, read
+from alpha.profile.store import Store, connect, read
 from alpha.train.assemble import program_for
 from alpha.train.house import house
 
@@ -321,9 +321,9 @@ def test_a_locked_file_blocks_no_step_and_loses_no_row(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from alpha.profile.store import open_store
+from alpha.profile.store import Store
 path, rank, n = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-with open_store(path, rank) as store:
+with Store(path, rank) as store:
     store.begin(0, 0, 0, 0)
     print("ready", flush=True)
     for step in range(n):
@@ -351,7 +351,7 @@ def test_a_rank_waits_while_another_one_makes_the_file(tmp_path: Path) -> None:
     made = threading.Timer(0.3, lambda: other.execute("ROLLBACK"))
     made.start()
     began = time.perf_counter()
-    with open_store(path):
+    with Store(path):
         assert time.perf_counter() - began >= 0.2
     made.join()
     other.close()
@@ -363,7 +363,7 @@ def test_a_file_that_stays_locked_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(BusyError, match="locked"):
-            open_store(path)
+            Store(path)
 
 
 def test_after_kill_9_the_file_is_sound_and_holds_what_was_flushed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from alpha.backends.checks import check_finite
 from alpha.backends.cuda.lib import Gpu, Operand
-from alpha.backends.cuda.observe import Watch
+from alpha.backends.cuda.observe import Watch, stamps_of
 from alpha.backends.cuda.room import check_room
 from alpha.backends.cuda.staging import Results, Staging
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
@@ -53,7 +53,7 @@ class CudaExecutor:
         self._staging = Staging(self.device, program)
         self._places = {name: {k: self.span(r) for k, r in plan.inputs.items()} for name, plan in program.plans.items()}
         self._results = {name: Results.of(self.device, plan) for name, plan in program.plans.items()}
-        self._stamps = sum(len(program.plans[call.plan].launches) + 1 for call in program.schedule)
+        self._stamps = stamps_of(program.plans[call.plan] for call in program.schedule)
         self.stream.synchronize()
 
     def _bind(self, plan: Plan, catalogue: Catalogue) -> list[tuple[Launch, Callable[[int], None]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby, pairwise
 from typing import Any
@@ -32,6 +32,11 @@ def runs_of(plan: Plan) -> list[tuple[int, int]]:
     return found
 
 
+def stamps_of(plans: Iterable[Plan]) -> int:
+    """Most time stamps that Segments take: one before the first launch, one after each."""
+    return sum(len(plan.launches) + 1 for plan in plans)
+
+
 @dataclass(frozen=True)
 class _Segment:
     """One that was enqueued with `stamps` stamps from number `first` on; on a profiled step with the host's times of its launches."""
@@ -54,7 +59,7 @@ class Watch:
     def make_room(self, plans: Sequence[Plan], recorder: Recorder) -> None:
         """Before Segments are enqueued: where the ring cannot hold their stamps beside those that wait, wait and collect. GraphError where
         it could not hold them alone."""
-        waiting, more = (sum(len(p.launches) + 1 for p in found) for found in ([s.plan for s in self._pending], plans))
+        waiting, more = stamps_of(s.plan for s in self._pending), stamps_of(plans)
         if more > PLACES:
             raise GraphError("a replay takes more time stamps than there is room for", came=more, expected=f"at most {PLACES}",
                              do="take a smaller train.replay")

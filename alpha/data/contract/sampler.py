@@ -171,12 +171,14 @@ def _evaluation_sees_all(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
         for tokens in (11, 12, 101, int(rng.integers(50, 500))):
-            stream, batch, seen = made_up_stream(root, tokens), int(rng.integers(1, 7)), []
-            for made, rows in sampler.ordered_batches(stream, sequence=5, batch=batch):
-                count.check(made.inputs_bT.shape == (batch, 5) and 1 <= rows <= batch, "shape")
-                count.check(np.array_equal(made.targets_bT, made.inputs_bT + 1), "targets")
-                seen += made.inputs_bT[:rows, 0].tolist()
-            count.check(seen == list(range(0, (tokens - 1) // 5 * 5, 5)), f"windows of {tokens} tokens")
+            stream = made_up_stream(root, tokens)
+            for batch in range(1, 8):  # one size may divide the windows, and then hides a last batch that is lost or miscounted
+                seen = []
+                for made, rows in sampler.ordered_batches(stream, sequence=5, batch=batch):
+                    count.check(made.inputs_bT.shape == (batch, 5) and 1 <= rows <= batch, "shape")
+                    count.check(np.array_equal(made.targets_bT, made.inputs_bT + 1), "targets")
+                    seen += made.inputs_bT[:rows, 0].tolist()
+                count.check(seen == list(range(0, (tokens - 1) // 5 * 5, 5)), f"windows of {tokens} tokens in batches of {batch}")
     return count.measured()
 
 

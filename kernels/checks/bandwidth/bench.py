@@ -257,6 +257,11 @@ def updates():
     repeat(op, [parts])
 
 
+def part(operations, which):
+    """us of these launches of the operations alone."""
+    return 1e3 * ours([replace(operation, launches=operation.launches[which]) for operation in operations])
+
+
 def embeds():
     for n, vocabulary, width in shapes.EMBEDDINGS:
         weights = 1 / torch.arange(1, vocabulary + 1, dtype=torch.float64)
@@ -275,9 +280,9 @@ def embeds():
         operations = [embedding.forward(p, y=at(t), **common, **add) for t in y]
         used = torch.unique(ids).numel()
         title = f"{n} of {vocabulary}x{width}"
-        nbytes = n * width * 2 + used * width * 2
+        nbytes = n * (width * 2 + 4) + used * width * 2
         report(f"embedding {title}", nbytes, ours([embedding.forward(p, y=at(t), **common) for t in y]))
-        report(f"embedding+positions {title}", nbytes, ours(operations))
+        report(f"embedding+positions {title}", nbytes + n * 4 + position.numel() * 2, ours(operations))
         operations[0](STREAM)
         gpu.synchronize()
         want = (table[ids.long()[:4096]].double() + position[torch.arange(4096, device=DEVICE) % 1024].double()).to(bf16)
@@ -291,7 +296,7 @@ def embeds():
                 want = torch.zeros(vocabulary, width, device=DEVICE, dtype=torch.float64).index_add_(0, ids.long(), dy[0].double())
                 within("embedding backward", ((dtable.double() - want).abs().max() / want.abs().max()).item(), 1e-5)
                 del want
-            nbytes = n * width * 2 + (vocabulary if out == "f32" else 2 * used) * width * 4
+            nbytes = n * (width * 2 + 4) + (vocabulary if out == "f32" else 2 * used) * width * 4
 
             def call(kind):
                 if kind != "eager" or out != "f32":
@@ -299,11 +304,9 @@ def embeds():
                 return [lambda t=t: torch.ops.aten.embedding_dense_backward(t, ids.long(), vocabulary, -1, False) for t in dy]
 
             report(f"embedding bwd {out} {title}", nbytes, ours(operations), peers(call))
-            if out == "f32":
-                stages = [replace(operations[0], launches=operations[0].launches[:k]) for k in (0, 1, 2)]
-                print("    clear, place, order: " + ", ".join(f"{1e3 * ours([stage] * 4):.1f}" for stage in stages) + " us, added up")
-                operations[0](STREAM)
-                print(f"    sum alone {1e3 * ours([operations[0].launches[2]] * 4):.1f} us")
+            print("    clear, place, order: " + ", ".join(f"{part(operations, slice(0, k)):.1f}" for k in (1, 2, 3)) + " us, added up")
+            operations[0](STREAM)  # what the index of these ids leaves
+            report(f"embedding_sum {out} {title}", nbytes, part(operations, slice(3, 4)) / 1e3)
         del dy, y, dtable, work, table
         torch.cuda.empty_cache()
 

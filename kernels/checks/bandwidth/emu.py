@@ -1,4 +1,4 @@
-"""Runs the wrappers on host memory: fakes of Kernel, compile_kernel, fill on top of g++-compiled sources."""
+"""Runs the wrappers on host memory: fakes of Kernel and compile_kernel on top of g++-compiled sources."""
 
 import ctypes, hashlib, os, re, subprocess, sys
 from pathlib import Path
@@ -15,6 +15,7 @@ BODY = {
     "store16": "memcpy(p,&r,16);",
     "store8": "memcpy(p,&r,8);",
     "store16_once": "memcpy(p,&r,16);",
+    "store8_once": "memcpy(p,&r,8);",
     "pack2": "{auto f=[](float x)->uint32_t{uint32_t u=__float_as_uint(x); if(x!=x) return 0x7fff; return (u+0x7fff+((u>>16)&1))>>16;}; packed=f(low)|(f(high)<<16);}",
     "exp2_approx": "y=exp2f(x); if(fabsf(y)<1.17549435e-38f) y=0;",
     "reciprocal_approx": "y=1.0f/x;",
@@ -148,7 +149,6 @@ class Kernel:
 
 bandwidth.compile_kernel = lambda source: source
 bandwidth.Kernel = Kernel
-bandwidth.fill = lambda span, byte, stream=None: ctypes.memset(span.address, byte, span.nbytes)
 
 
 def aligned(shape, dtype, poison=True):
