@@ -134,7 +134,8 @@ def forward(
     of = kernel("embedding/forward.cu", "embedding_forward", defines)
     row = problem.width * SIZE[problem.dtype]
     run = launch(of, ceil_div(problem.count, 4 * each), 128, arguments)
-    return Operation(f"embedding {problem}", (run,), problem.count * (2 * row + 4))
+    read = min(problem.count, problem.vocabulary) + min(problem.count, places_count)  # rows that differ, at most
+    return Operation(f"embedding {problem}", (run,), (problem.count + read) * row + (8 if positions else 4) * problem.count)
 
 
 def backward(

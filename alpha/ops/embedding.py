@@ -8,13 +8,12 @@ Legend: V vocabulary, C width, N number of ids (the product of their shape).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
 
 import numpy as np
 
 from alpha.ops.numerics import ACCUMULATE, growth
 from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, expect
-from alpha.types import Attrs, TensorType
+from alpha.types import ITEMSIZE, Attrs, TensorType
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -22,6 +21,13 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     expect(len(table.shape) == 2 and table.is_float, "embedding", "table is a float matrix [V,C]", table, "a float [V,C]")
     expect(ids.dtype == "i32", "embedding", "ids are i32", ids, "i32[...]")
     return (TensorType((*ids.shape, table.shape[1]), table.dtype),)
+
+
+def _nbytes(types: Sequence[TensorType], attrs: Attrs) -> int:
+    """ids, a row of y for each, and as many rows of the table as can differ."""
+    table, ids = types
+    row = table.shape[1] * ITEMSIZE[table.dtype]
+    return ids.nbytes + (ids.size + min(ids.size, table.shape[0])) * row
 
 
 def _infer_bwd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -94,7 +100,7 @@ def _bound_bwd(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
 
 ROWS = (
     OpSpec(name="embedding", inputs=("table", "ids"), outputs=("y",), infer=_infer, oracle=_oracle, vjp=_vjp, flops=lambda t, a: 0,
-           nbytes=lambda t, a: t[1].nbytes + 2 * prod(t[1].shape) * t[0].shape[1] * (t[0].nbytes // max(1, t[0].size)),
+           nbytes=_nbytes,
            samples=_samples, exact=_exact, undifferentiable=("ids",)),
     OpSpec(name="embedding_bwd", inputs=("dy", "ids"), outputs=("dtable",), infer=_infer_bwd, oracle=_oracle_bwd, vjp=None,
            why_no_vjp="backward row", flops=lambda t, a: t[0].size, samples=_samples_bwd, exact=_exact_bwd, bound=_bound_bwd,

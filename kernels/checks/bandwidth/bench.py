@@ -257,7 +257,7 @@ def updates():
     repeat(op, [parts])
 
 
-def part(operations, which):
+def alone(operations, which):
     """us of these launches of the operations alone."""
     return 1e3 * ours([replace(operation, launches=operation.launches[which]) for operation in operations])
 
@@ -304,9 +304,9 @@ def embeds():
                 return [lambda t=t: torch.ops.aten.embedding_dense_backward(t, ids.long(), vocabulary, -1, False) for t in dy]
 
             report(f"embedding bwd {out} {title}", nbytes, ours(operations), peers(call))
-            print("    clear, place, order: " + ", ".join(f"{part(operations, slice(0, k)):.1f}" for k in (1, 2, 3)) + " us, added up")
+            print("    clear, place, order: " + ", ".join(f"{alone(operations, slice(0, k)):.1f}" for k in (1, 2, 3)) + " us, added up")
             operations[0](STREAM)  # what the index of these ids leaves
-            report(f"embedding_sum {out} {title}", nbytes, part(operations, slice(3, 4)) / 1e3)
+            report(f"embedding_sum {out} {title}", nbytes, alone(operations, slice(3, 4)) / 1e3)
         del dy, y, dtable, work, table
         torch.cuda.empty_cache()
 
