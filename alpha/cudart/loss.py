@@ -66,10 +66,11 @@ class LossProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """How it is computed: threads per row (they decide bits), 16-byte vectors that each keeps in shared memory and in registers,
-    CTAs per multiprocessor."""
+    """How it is computed: lanes that a row is dealt to (they decide bits; 0: as many as threads), threads per row, 16-byte vectors that each
+    keeps in shared memory and in registers, CTAs per multiprocessor."""
 
     threads: int
+    lanes: int = 0
     shared: int = 0
     registers: int = 0
     blocks: int = 1
@@ -77,16 +78,20 @@ class LossConfig:
 
 def choose(problem: LossProblem, mode: Mode) -> LossConfig:
     """Two or more rows per multiprocessor at a time where shared memory holds them; else 1024 threads on one row, what does not
-    fit shared memory in registers. The threads do not depend on the mode, so that all modes give the same bits of lse."""
+    fit shared memory in registers. The lanes do not depend on the mode, so that all modes give the same bits of lse; the loss alone
+    deals them to fewer threads, for ten rows per multiprocessor at a time."""
     vectors = ceil_div(problem.vocabulary, per(problem.dtype))
-    threads = 128 if vectors <= 1024 else 256 if vectors <= 3072 else 512 if vectors <= 512 * 13 else 1024
-    if mode != "fused":
-        return LossConfig(threads=threads, blocks=max(1, 1024 // threads))
-    most = (SHARED_LIMIT - 1024) // (16 * threads)
-    each = ceil_div(vectors, threads)
+    lanes = 128 if vectors <= 1024 else 256 if vectors <= 3072 else 512 if vectors <= 512 * 13 else 1024
+    if mode == "loss":
+        threads = max(128, lanes // 4)
+        return LossConfig(threads=threads, lanes=lanes, blocks=1280 // threads)
+    if mode == "gradient":
+        return LossConfig(threads=lanes, blocks=1024 // lanes)
+    most = (SHARED_LIMIT - 1024) // (16 * lanes)
+    each = ceil_div(vectors, lanes)
     shared = min(each, most)
-    blocks = max(1, min(1536 // threads, SHARED_OF_SM // (16 * threads * shared + 512 + RESERVED)))
-    return LossConfig(threads=threads, shared=shared, registers=each - shared, blocks=blocks)
+    blocks = max(1, min(1536 // lanes, SHARED_OF_SM // (16 * lanes * shared + 512 + RESERVED)))
+    return LossConfig(threads=lanes, shared=shared, registers=each - shared, blocks=blocks)
 
 
 _Loss = structure(
@@ -121,6 +126,7 @@ def cross_entropy(
     if mode != "loss":
         addresses(name, 4, dloss=dloss)
     defines: dict[str, object] = {"LOSS_F32": int(problem.dtype == "f32"), "LOSS_MODE": _MODE[mode], "LOSS_THREADS": c.threads}
+    defines["LOSS_LANES"] = c.lanes or c.threads
     defines |= {"LOSS_SHARED": c.shared, "LOSS_REGISTERS": c.registers, "LOSS_BLOCKS": c.blocks}
     stride = problem.stride or problem.vocabulary
     grid = limit(problem.rows if mode == "gradient" else min(problem.rows, MULTIPROCESSORS * c.blocks), blocks)

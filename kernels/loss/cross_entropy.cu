@@ -7,16 +7,19 @@
 //   LOSS_F32        logits 0: bf16;  1: fp32. Statistics are fp32 either way
 //   LOSS_MODE       0: loss and lse only;  1: loss, lse, and gradients over the logits;  2: gradients from a given lse
 //   LOSS_THREADS    threads of a CTA, which takes a row at a time
+//   LOSS_LANES      lanes that a row is dealt to; they decide its bits. THREADS, or in MODE 0 up to four times as many: a thread then keeps
+//                   the running statistics of lanes t, t + THREADS, ... apart, so that narrow CTAs give the bits of wide ones
 //   LOSS_SHARED     vectors of 16 bytes that each thread keeps in shared memory (MODE 1)
 //   LOSS_BLOCKS     CTAs that should fit a multiprocessor (caps registers)
 //   LOSS_REGISTERS  vectors that each thread keeps in registers (MODE 1): V <= THREADS * (SHARED + REGISTERS) * (8 or 4)
 //
-// Work. Rows blockIdx.x, + gridDim.x, ...; thread t owns vectors t, t + THREADS, ... of every row: the first SHARED of them in slots of
+// Work. Rows blockIdx.x, + gridDim.x, ...; lane l owns vectors l, l + LANES, ... of every row. MODE 1: the first SHARED of them lie in slots of
 //   shared memory that no other thread touches, the rest in registers. MODE 1: copies of the first row run into the slots
 //   asynchronously (cp.async, the whole row in flight); the thread follows them with a running maximum and sum; the CTA combines; the
 //   thread walks its slots again, writes gradients, and refills each slot with the next row as soon as it is read. So memory is read and
-//   written at once and each logit crosses the chip once. A row's bits depend on THREADS alone, which V decides.
-//   MODE 0 and 2 stream, four vectors in flight, MODE 0 with the next four on their way, those of the next row at the end.
+//   written at once and each logit crosses the chip once. A row's bits depend on LANES alone, which V decides.
+//   MODE 0 and 2 stream, four vectors in flight, MODE 0 with the next four on their way, those of the next row at the end; where it has many
+//   rows at a time in narrow CTAs, the end of one hides behind the others.
 // Ragged V. The last vector is copied in part (zeros after it), counted in part, written element by element: padding is left alone.
 // Bytes. MODE 1: 2 V element sizes per row; MODE 0: V; MODE 2: 2 V.
 // Shared memory. 16 THREADS SHARED bytes + 8 per warp. Registers: 4 REGISTERS + about 30; at 1024 threads at most 64.
@@ -33,11 +36,14 @@ constexpr int MODE = LOSS_MODE;
 constexpr int THREADS = LOSS_THREADS;
 constexpr int SHARED = LOSS_SHARED;
 constexpr int REGISTERS = LOSS_REGISTERS;
+constexpr int LANES = LOSS_LANES;
+constexpr int PER = LANES / THREADS;  // lanes of a thread
 constexpr int WARPS = THREADS / 32;
 constexpr int GROUP = 2;  // slots per asynchronous group
 constexpr int GROUPS = (SHARED + GROUP - 1) / GROUP;
 constexpr int DEEP = 4;   // vectors in flight of MODE 0 and 2
 constexpr float LOG2_E = 1.4426950408889634f;
+static_assert(PER * THREADS == LANES && LANES <= 1024 && DEEP % PER == 0 && (LOSS_MODE == 0 || PER == 1), "lanes of a thread");
 
 using T = vec::Element<LOSS_F32 != 0>::type;
 constexpr int N = vec::PER<T>;
@@ -123,13 +129,17 @@ __device__ __forceinline__ Running combine_warp(Running r) {
     return Running{top, reduce::warp_sum(rescaled(r, top))};
 }
 
-// The statistics of a row from those of its threads: each warp, then each warp the same over the warps, so that all threads get the same.
-__device__ __forceinline__ Running combine(Running r, Running (&shared)[2][WARPS], int parity) {
-    r = combine_warp(r);
-    if (threadIdx.x % 32 == 0) shared[parity][threadIdx.x / 32] = r;
+// The statistics of a row from those of its lanes: each 32 neighbouring ones, then each warp the same over those, so that all threads get the
+// same.
+__device__ __forceinline__ Running combine(const Running (&lanes)[PER], Running (&shared)[2][LANES / 32], int parity) {
+#pragma unroll
+    for (int l = 0; l < PER; ++l) {
+        const Running r = combine_warp(lanes[l]);
+        if (threadIdx.x % 32 == 0) shared[parity][l * WARPS + threadIdx.x / 32] = r;
+    }
     __syncthreads();
-    r = Running{-__int_as_float(0x7f800000), 0.0f};
-    if (threadIdx.x % 32 < WARPS) r = shared[parity][threadIdx.x % 32];
+    Running r{-__int_as_float(0x7f800000), 0.0f};
+    if (threadIdx.x % 32 < LANES / 32) r = shared[parity][threadIdx.x % 32];
     return combine_warp(r);
 }
 
@@ -165,7 +175,7 @@ __device__ __forceinline__ void write_gradient(T* to, Pack x, int column, int co
 
 extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy(const __grid_constant__ Problem p) {
     extern __shared__ uint4 slots[];
-    __shared__ Running statistics[2][WARPS];
+    __shared__ Running statistics[2][LANES / 32];
     const int thread = static_cast<int>(threadIdx.x);
     const uint32_t slot0 = static_cast<uint32_t>(__cvta_generic_to_shared(slots)) + 16 * thread;
     const int V = p.vocabulary;
@@ -216,7 +226,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
         if (MODE == 2) {
             lse = p.lse[row];
         } else {
-            Running r{-__int_as_float(0x7f800000), 0.0f};
+            Running lanes[PER];  // lane thread + l THREADS
+#pragma unroll
+            for (int l = 0; l < PER; ++l) lanes[l] = Running{-__int_as_float(0x7f800000), 0.0f};
             if (MODE == 1) {
                 // group g of this row has landed when at most the GROUPS - 1 - g younger ones are under way
 #pragma unroll
@@ -234,13 +246,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
 #pragma unroll 2
                     for (int k = g * GROUP; k < min(SHARED, (g + 1) * GROUP); ++k) {
                         const int count = V - column_of(k);
-                        if (count > 0) add(r, unpacked(copy::read_slot(slot0 + 16 * THREADS * k)), count);
+                        if (count > 0) add(lanes[0], unpacked(copy::read_slot(slot0 + 16 * THREADS * k)), count);
                     }
                 }
 #pragma unroll
                 for (int k = 0; k < REGISTERS; ++k) {
                     const int count = V - column_of(SHARED + k);
-                    if (count > 0) add(r, kept[k], count);
+                    if (count > 0) add(lanes[0], kept[k], count);
                 }
             } else {
                 // the first batch of the row is here already; the next one, at last that of the next row, is loaded before it is added
@@ -252,13 +264,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, LOSS_BLOCKS) cross_entropy
 #pragma unroll
                     for (int d = 0; d < DEEP; ++d) {
                         const int count = V - column_of(k + d);
-                        if (count > 0) add(r, batch[d], count);
+                        if (count > 0) add(lanes[d % PER], batch[d], count);
                     }
 #pragma unroll
                     for (int d = 0; d < DEEP; ++d) batch[d] = next[d];
                 }
             }
-            r = combine(r, statistics, parity);
+            const Running r = combine(lanes, statistics, parity);
             const float log_total = logf(r.sum);
             lse = r.top + log_total;
             if (thread == 0) {
