@@ -66,8 +66,8 @@ class LossProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """How it is computed: lanes that a row is dealt to (they decide bits; 0: as many as threads), threads per row, 16-byte vectors that each
-    keeps in shared memory and in registers, CTAs per multiprocessor."""
+    """How it is computed: lanes that a row is dealt to (they decide bits; 0: as many as threads), threads per row, 16-byte vectors that
+    each keeps in shared memory and in registers, CTAs per multiprocessor."""
 
     threads: int
     lanes: int = 0

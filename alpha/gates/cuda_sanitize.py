@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -41,7 +41,7 @@ from alpha.cudart import _bindings, attention, bandwidth, gemm
 from alpha.cudart import compile as nvcc
 from alpha.cudart.compile import Source
 from alpha.cudart.device import Device
-from alpha.cudart.memory import Arena, Span, aligned
+from alpha.cudart.memory import Arena, Span, aligned, fill
 from alpha.errors import CorruptError, InputError
 from alpha.gates.cuda_plant import compiled_from, overlay
 from alpha.gates.processes import threads
@@ -211,13 +211,35 @@ def call_once(component: Component, case: Case, planted: str = "") -> None:
     stream.synchronize()
 
 
-def child(component_id: str, planted: str, kernels: str, lines: str, nonce: str, names: str, finished: str) -> None:
+def unseen(component: Component, tool: str) -> bool:
+    """Whether a tool does not see what writes the component's scratch memory, so that it is set before each call (sanitize.toml)."""
+    tables = tomllib.loads(PLANTS.read_text(encoding="utf-8"))["unseen"]
+    return tool == "initcheck" and any(fnmatchcase(component.id, i) for table in tables for i in table["components"])
+
+
+def _with_scratch_set(component: Component) -> Component:
+    """Each call begins by filling its scratch memory with NaN."""
+    def implementation(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
+        run, region = component.implementation(gpu, ins, outs, attrs), gpu._region
+        assert region is not None, "a call under a tool has scratch memory"
+
+        def call(stream: int) -> None:
+            fill(region, 0xFF, stream)
+            run(stream)
+
+        return call
+    return replace(component, implementation=implementation)
+
+
+def child(component_id: str, planted: str, kernels: str, lines: str, nonce: str, names: str, finished: str, scratch: str) -> None:
     """What a process under a tool does: the calls of one component, one after another; how many are done stands in a file. `lines`: of
-    which kind the code is, with line numbers or ''."""
+    which kind the code is, with line numbers or ''; `scratch`: whether it is set before each call, 'set' or ''."""
     from alpha.train.house import house
 
     component = house()[component_id]
     every = candidates(component, nonce)
+    if scratch:
+        component = _with_scratch_set(component)
     with compiled_from(Path(kernels)), _line_numbers() if lines else nullcontext():
         for i, name in enumerate(json.loads(names), 1):
             call_once(component, every[name], planted)
@@ -330,6 +352,7 @@ def digests_of(component: Component, tool: str, package: Package | None = None) 
     here = "alpha.gates.cuda_sanitize"
     planted = canonical([asdict(p) for p in plants_of(component, tool)])
     return {**{k: today[k] for k in ("implementation", "row", "cases", "binaries")},
+            **({"scratch": "set"} if unseen(component, tool) else {}),
             "plants": hashlib.sha256(planted.encode()).hexdigest(),
             "measure": symbol_digest(f"{here}:chosen", package=package) + symbol_digest(f"{here}:call_once", package=package)}
 
@@ -446,7 +469,8 @@ def process(sanitizer: Path, job: Job, plant: Plant | None, timeout: float | Non
     with overlay(inside) as kernels, tempfile.TemporaryDirectory() as folder:
         finished = Path(folder) / "finished"
         command = [sys.executable, "-c", "import sys; from alpha.gates.cuda_sanitize import child; child(*sys.argv[1:])", job.component.id,
-                   around, str(kernels), "lines" if plant is None else "", job.nonce, json.dumps(job.names), str(finished)]
+                   around, str(kernels), "lines" if plant is None else "", job.nonce, json.dumps(job.names), str(finished),
+                   "set" if unseen(job.component, job.tool) else ""]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(PACKAGE.parent), *sys.path) if p)}
         if timeout is None:
             timeout = TIMEOUT if plant is None else PLANTED_TIMEOUT

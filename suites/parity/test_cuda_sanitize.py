@@ -21,8 +21,10 @@ import pytest
 from emulated_gpu import Allocation, emulated, emulated_gpu
 from rich.console import Console
 
+from alpha.backends.cuda.lib import Gpu
 from alpha.component import Component
 from alpha.cudart import compile as nvcc
+from alpha.cudart.memory import Span
 from alpha.cudart.toolchain import find_nvdisasm
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.gates import cuda_sanitize, kernels, processes, sanitize_command, sanitize_tool
@@ -57,11 +59,12 @@ if arguments == ["--version"]:
     print("NVIDIA (R) Compute Sanitizer\nVersion 2025.3.0.0")
     sys.exit(0)
 check, log = arguments[arguments.index("--tool") + 1], pathlib.Path(arguments[arguments.index("--log-file") + 1])
-around, kernels, lines, nonce, names, finished = arguments[-6:]
+around, kernels, lines, nonce, names, finished, scratch = arguments[-7:]
 says = json.loads(pathlib.Path({says!r}).read_text())
 sound = {{str(p.relative_to({kernels!r})): p.read_text() for p in pathlib.Path({kernels!r}).rglob("*.cu*")}}
 broken = any((pathlib.Path(kernels) / p).read_text() != text for p, text in sound.items() if "checks" not in p)
 assert bool(lines) == (not around and not broken), "sound code has line numbers, and only that"
+assert not scratch, "this component's scratch memory is as it comes"
 body, code, calls = says[check]["planted" if around or broken else "sound"]
 if body == "hang":
     time.sleep(60)
@@ -335,6 +338,21 @@ def test_planted_errors_change_kernels_that_are_launched(component_id: str) -> N
     misplaced = Plant(id="misplaced", kernels=("no_such",), fault=plant.fault)
     with pytest.raises(InputError, match="is in nothing that the component's calls launch"):
         cuda_sanitize.prepare(component, launched, misplaced)
+
+
+def test_scratch_memory_is_set_where_the_tool_does_not_see_what_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under initcheck alone, of components that use scratch memory; a finding says so in what it binds to."""
+    found = [(c, tool) for c in GPU_KERNELS for tool in TOOLS if cuda_sanitize.unseen(c, tool)]
+    assert found and {tool for _, tool in found} == {"initcheck"} and all(c.scratch is not None for c, _ in found)
+    for component in GPU_KERNELS:
+        for tool in TOOLS:
+            assert ("scratch" in cuda_sanitize.digests_of(component, tool)) == ((component, tool) in found)
+    told: list[str] = []
+    component, region = found[0][0], Span(4096, 512)
+    monkeypatch.setattr(cuda_sanitize, "fill", lambda span, byte, stream: told.append(f"set {span.nbytes} bytes to {byte:#x}"))
+    plain = replace(component, implementation=lambda gpu, ins, outs, attrs: lambda stream: told.append("run"))
+    cuda_sanitize._with_scratch_set(plain).implementation(Gpu(None, region), [], [], {})(0)
+    assert told == ["set 512 bytes to 0xff", "run"]
 
 
 def test_line_numbers_change_no_instruction() -> None:
