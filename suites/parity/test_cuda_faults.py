@@ -131,6 +131,34 @@ def test_parity_launches_every_compiled_file(pytestconfig: pytest.Config) -> Non
         assert not missing, f"{component.id}: no sample launches {missing}"
 
 
+MODES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import emu
+import numpy as np
+from alpha.cudart import loss
+ROWS, vocabulary = 200, int(sys.argv[2])  # sums that differ have the same logarithm most often
+problem = loss.LossProblem(rows=ROWS, vocabulary=vocabulary, stride=-(-vocabulary // 8) * 8)
+logits = np.random.default_rng().standard_normal((ROWS, problem.stride)).astype(np.float32).view(np.uint32) >> 16  # bf16
+told = []
+for mode in ("loss", "fused"):
+    work, targets, out = emu.aligned(logits.shape, np.uint16), emu.aligned((ROWS,), np.int32), emu.aligned((3, ROWS), np.float32)
+    work[:], targets[:], out[:] = logits, np.arange(ROWS) - 1, 1
+    at = lambda x: x.ctypes.data
+    loss.cross_entropy(problem, mode, logits=at(work), targets=at(targets), lse=at(out[0]), loss=at(out[1]), dloss=at(out[2]))()
+    told.append(out[:2].tobytes())
+print(loss.choose(problem, "fused").threads // loss.choose(problem, "loss").threads, told[0] == told[1])
+"""
+
+
+@pytest.mark.parametrize(("vocabulary", "lanes"), [(8203, 2), (24600, 4)])
+def test_the_loss_alone_has_the_bits_of_the_fused_one(vocabulary: int, lanes: int) -> None:
+    """Each of its threads takes the part of `lanes` threads of the other (kernels/loss/cross_entropy.cu)."""
+    checks = nvcc.KERNELS / "checks" / "bandwidth"
+    done = subprocess.run([sys.executable, "-c", MODES, str(checks), str(vocabulary)], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [str(lanes), "True"], done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("module", ["cuda_samples", "cuda_widths"])
 def test_evidence_binds_to_the_samples_made_for_the_gpu(module: str, tmp_path: Path) -> None:
     """91: the engines reach them by the name of the back end, which no digest follows."""

@@ -252,6 +252,8 @@ if part("loss"):
                     if mode != "gradient":
                         judge(f"lse {p} {mode}", ls, wlse, "f32", c=2, scale=lseb + 0 * wlse)
                         judge(f"loss {p} {mode}", lo, wl, "f32", c=2, scale=lb)
+                        told = np.stack([ls, lo]).view(np.uint32)
+                        same("bits of the modes", told, res.setdefault("told", told))
                     if mode == "loss":
                         same("logits kept", X.view(np.uint8), L.view(np.uint8))
                     else:
