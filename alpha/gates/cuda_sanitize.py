@@ -211,10 +211,28 @@ def call_once(component: Component, case: Case, planted: str = "") -> None:
     stream.synchronize()
 
 
+KEYS = {"plant": {"id", "components", "source", "kernels", "why", "find", "racecheck", "synccheck"}, "unseen": {"components", "why"}}
+"""What each table of sanitize.toml has."""
+
+
+@cache
+def _tables(kind: str) -> tuple[dict[str, Any], ...]:
+    """The tables of one kind in sanitize.toml. InputError for one that is not as the file's head says."""
+    found = tomllib.loads(PLANTS.read_text(encoding="utf-8"))[kind]
+    for table in found:
+        if set(table) != KEYS[kind]:
+            raise InputError(f"a table of {PLANTS.name} has an unknown or a missing key",
+                             came=f"{kind} {table.get('id', '')}: {', '.join(sorted(table))}", expected=", ".join(sorted(KEYS[kind])))
+    return tuple(found)
+
+
+def _names(table: dict[str, Any], component: Component) -> bool:
+    return any(fnmatchcase(component.id, i) for i in table["components"])
+
+
 def unseen(component: Component, tool: str) -> bool:
     """Whether a tool does not see what writes the component's scratch memory, so that it is set before each call (sanitize.toml)."""
-    tables = tomllib.loads(PLANTS.read_text(encoding="utf-8"))["unseen"]
-    return tool == "initcheck" and any(fnmatchcase(component.id, i) for table in tables for i in table["components"])
+    return tool == "initcheck" and any(_names(table, component) for table in _tables("unseen"))
 
 
 def _with_scratch_set(component: Component) -> Component:
@@ -260,17 +278,15 @@ class Plant:
 
 
 @cache
-def _declared() -> tuple[tuple[str, tuple[str, ...], Plant], ...]:
-    """(tool, components, error) of sanitize.toml. InputError for one that is not as the file's head says."""
+def _declared() -> tuple[tuple[str, dict[str, Any], Plant], ...]:
+    """(tool, table, error) of the planted errors in sanitize.toml. InputError for one that is not as the file's head says."""
     found = []
-    for table in tomllib.loads(PLANTS.read_text(encoding="utf-8"))["plant"]:
-        if set(table) != {"id", "components", "source", "kernels", "why", "find", "racecheck", "synccheck"}:
-            raise InputError("a planted error has an unknown or a missing key", came=f"{table.get('id')}: {', '.join(sorted(table))}")
+    for table in _tables("plant"):
         for tool in ("racecheck", "synccheck"):
             fault = Fault(id=table["id"], component="", gate=tool, mirrors=36, why=table["why"], file=PLANTS.name, find=table["find"],
                           replace=table[tool], source=table["source"])
             broken(fault, text_of(fault, PACKAGE))
-            found.append((tool, tuple(table["components"]), Plant(id=table["id"], kernels=tuple(table["kernels"]), fault=fault)))
+            found.append((tool, table, Plant(id=table["id"], kernels=tuple(table["kernels"]), fault=fault)))
     return tuple(found)
 
 
@@ -279,7 +295,7 @@ def plants_of(component: Component, tool: str) -> list[Plant]:
     around = {"memcheck": SHORT, "initcheck": UNSET}.get(tool)
     if around is not None:
         return [Plant(id=around)]
-    return [plant for t, ids, plant in _declared() if t == tool and any(fnmatchcase(component.id, i) for i in ids)]
+    return [plant for t, table, plant in _declared() if t == tool and _names(table, component)]
 
 
 def prepare(component: Component, launched: Sequence[tuple[Source, str]], plant: Plant | None) -> list[str]:

@@ -14,7 +14,7 @@
 //   LOSS_REGISTERS  vectors that each thread keeps in registers (MODE 1): V <= THREADS * (SHARED + REGISTERS) * (8 or 4)
 //
 // Work. Rows blockIdx.x, + gridDim.x, ...; lane l owns vectors l, l + LANES, ... of every row. MODE 1: the first SHARED of them lie in slots of
-//   shared memory that no other thread touches, the rest in registers. MODE 1: copies of the first row run into the slots
+//   shared memory that no other thread touches, the rest in registers. Copies of the first row run into the slots
 //   asynchronously (cp.async, the whole row in flight); the thread follows them with a running maximum and sum; the CTA combines; the
 //   thread walks its slots again, writes gradients, and refills each slot with the next row as soon as it is read. So memory is read and
 //   written at once and each logit crosses the chip once. A row's bits depend on LANES alone, which V decides.
@@ -22,7 +22,7 @@
 //   rows at a time in narrow CTAs, the end of one hides behind the others.
 // Ragged V. The last vector is copied in part (zeros after it), counted in part, written element by element: padding is left alone.
 // Bytes. MODE 1: 2 V element sizes per row; MODE 0: V; MODE 2: 2 V.
-// Shared memory. 16 THREADS SHARED bytes + 8 per warp. Registers: 4 REGISTERS + about 30; at 1024 threads at most 64.
+// Shared memory. 16 THREADS SHARED bytes + 16 for every 32 lanes. Registers: 4 REGISTERS + about 30; at 1024 threads at most 64.
 // Ordering. Slots are private: cp.async.wait_group orders a thread's copies before its reads, and a refill is issued after the value
 //   read has been used. Row statistics: warps write (maximum, sum) to slots of parity row % 2, __syncthreads, all read them: the next
 //   row writes the other parity, and the one after comes behind the next row's barrier, so one barrier per row is enough.

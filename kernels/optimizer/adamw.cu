@@ -6,8 +6,8 @@
 //   ADAMW_COPY   0: no copy;  1: bf16 copy of p, rounded to nearest even;  2: rounded stochastically: 16 of the bits that Philox gives
 //                the element (key (seed, purpose), counter (element / 4, 0 or its high half, 0, step)) are added below the cut
 //
-// Work. A chunk is a run of at most CHUNK elements of one tensor, from a table that the host made; what lies between tensors is in no chunk.
-//   A CTA takes one PART of a chunk, 4 neighbouring elements a thread (16 bytes of p, g, m, v each), and ends: short CTAs walk through
+// Work. A chunk is a run of at most PARTS * PART elements of one tensor, from a table that the host made; what lies between tensors is in
+//   no chunk. A CTA takes one PART of a chunk, 4 neighbouring elements a thread (16 bytes of p, g, m, v each), and ends: short CTAs walk through
 //   memory on a narrow front. (With a limit on the grid it takes parts b, b + grid, ....) A tensor that starts off a 16-byte boundary, and
 //   a last group of less than 4, go element by element. Elements are independent, so bits depend on nothing else.
 // Bytes. 28 per element (16 read, 12 written), 30 with the copy; the table is 1/1000 of that. Stores leave L2 first (common/once.cuh).
