@@ -362,16 +362,18 @@ def cmd_plan(args: argparse.Namespace) -> int:
     talk.say(f"program      {program.name}  {program.hash()[:16]}; vocabulary {plan.vocabulary:,} ({plan.vocabulary_source})")
     talk.say(f"parameters   {plan.parameters:,}")
     talk.say(f"tokens       {plan.tokens_per_step:,} a step, {plan.tokens_per_step * plan.steps:,} in all")
-    executed = sum(plan.executed.values())
     talk.say(f"model FLOPs  {flops.per_token / 1e6:,.3f} MFLOP a token, {plan.model_flops_per_step / 1e12:,.4f} TFLOP a step by {VERSION} "
              f"({CONVENTION})")  # fmt: skip
     talk.say(
         f"             {flops.per_token_full_attention / 1e6:,.3f} a token with full attention, {flops.per_token_6n / 1e6:,.3f} by 6N, "
-        f"{executed / plan.tokens_per_step / 1e6:,.3f} executed"
+        f"{plan.executed / plan.tokens_per_step / 1e6:,.3f} executed"
     )
-    for part, n in plan.executed.items():
-        each = n / plan.tokens_per_step
-        talk.say(f"executed     {each / 1e6:14,.3f} MFLOP a token {n / 1e12:12,.4f} TFLOP a step {n / executed:7.2%}  {part}")
+    talk.say(f"FLOPs        {'MFLOP a token by the model':>26} {'executed':>14} {'share':>7}  part, direction")
+    for (part, direction), (useful, done) in plan.parts.items():
+        each = [n / plan.tokens_per_step / 1e6 for n in (useful, done)]
+        talk.say(f"             {each[0]:26,.3f} {each[1]:14,.3f} {done / plan.executed:7.2%}  {part}, {direction}")
+    each = [n / plan.tokens_per_step / 1e6 for n in (plan.model_flops_per_step, plan.executed)]
+    talk.say(f"             {each[0]:26,.3f} {each[1]:14,.3f} {1:7.2%}  together")
     for kind, n in plan.state_bytes.items():
         talk.say(f"state        {n:20,} bytes {n / 2**30:10.3f} GiB  {kind}")
     for name, n in plan.activations.items():

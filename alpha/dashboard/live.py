@@ -110,7 +110,7 @@ def grown(run: Run) -> Run | None:
     with Reader(run.path / "metrics.sqlite", 5.0) as db:
         sessions = frame(db, "sessions")
         same = ["session", "rank", "pid", "first_step", "began_ns"]
-        if int(db.rows("PRAGMA user_version")[0][0]) != run.version or not sessions[same].equals(run.tables["sessions"][same]):
+        if db.version != run.version or not sessions[same].equals(run.tables["sessions"][same]):
             return None
         ends = [int(run.tables["step_metrics"].step.max()), *map(int, run.tables["step_timing"].groupby("rank").step.max())]
         last = min(ends) - 2

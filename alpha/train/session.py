@@ -29,8 +29,8 @@ from alpha.train.console import Board, Talk
 from alpha.train.engine import Executor, open_executor
 from alpha.train.evaluate import Evaluation
 from alpha.train.loop import Loop, Watch
-from alpha.train.peak import peak_of
-from alpha.train.provenance import describe, tell_plan
+from alpha.train.peak import peak_of_run, readings
+from alpha.train.provenance import describe, moved, tell_plan
 from alpha.train.rundir import UNGATED, RunDir
 from alpha.train.sample import generate, printable
 
@@ -89,17 +89,25 @@ def train(
         talk.stamp = UNGATED if ungated else ""
         metrics.begin(loop.step, began_ns, time.perf_counter_ns(), time.time_ns())
         stack.push(partial(_ended, metrics, loop))
-        peak = peak_of(executor, metrics)
-        describe(held, metrics, cfg, data, program, flops, evidence, ungated, began, loop.step, threads, peak, executor)
-        tell_plan(metrics, program)
+        peak, note_speed = peak_of_run(executor, metrics), readings(executor, metrics)
+        note_speed()
+        elsewhere = moved(metrics, executor, threads)
+        describe(held, metrics, cfg, data, program, flops, evidence, ungated, began, loop.step, threads, peak, executor, catalogue)
+        tell_plan(metrics, program, flops, cfg.train.batch * cfg.data.sequence)
         _introduce(talk, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
+        if elsewhere:
+            talk.say(elsewhere, "yellow")
         metrics.mark(loop_ns=time.perf_counter_ns())
         if loop.step < cfg.train.steps:
             with Board(talk, loop.step, cfg.train.steps, flops, peak) as board:
-                finished = loop.run(Watch(board.step, board.evaluated, board.saved, stop))
+
+                def evaluated(step: int, found: Evaluation) -> None:
+                    note_speed()
+                    board.evaluated(step, found)
+
+                finished = loop.run(Watch(board.step, evaluated, board.saved, stop))
             with loop.recorder.span("eval"):
-                peak.measure()
-            metrics.describe({"peak_flops": peak.flops, "peak_bandwidth": peak.bandwidth})
+                note_speed()
             if not finished:
                 metrics.mark(ended="stopped")
                 return Outcome(held.path, loop.step, False)

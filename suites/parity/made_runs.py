@@ -19,7 +19,7 @@ import numpy as np
 
 from alpha import config
 from alpha.profile.phases import OVERLAPPING, PHASES
-from alpha.profile.schema import TABLES, VERSION
+from alpha.profile.schema import TABLES, VERSION, VIEWS
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny.toml"
 UNIX = 1_700_000_000 * 10**9
@@ -104,6 +104,7 @@ def make(
         if version > 1:
             _memory(db, steps, ranks)
             _plans(db)
+            _stated(db, facts)
             insert(db, "peaks", [(SET_UP + i, 0, PEAK_FLOPS * f, PEAK_BANDWIDTH * f) for i, f in enumerate((0.97, 1.0, 0.99))])
         db.execute("COMMIT")
     finally:
@@ -129,9 +130,21 @@ def edit(path: Path, statement: str, values: Sequence[Any] = ()) -> None:
         db.close()
 
 
+def _stated(db: sqlite3.Connection, facts: Mapping[str, str]) -> None:
+    """The one peak, and FLOPs by part, as the metadata states them; nothing where it does not."""
+    try:
+        insert(db, "run_peak", [(0, float(facts["peak_flops"]), float(facts["peak_bandwidth"]), facts["peak_source"])])
+        model, executed = int(float(facts["flops_per_token"]) * int(facts["tokens_per_step"])), int(facts["executed_flops"])
+    except (KeyError, ValueError):
+        return
+    insert(db, "flops_parts", [("feed-forward", "forward", model // 3, executed // 4),
+                               ("feed-forward", "backward", model - model // 3, executed // 4),
+                               ("feed-forward", "recompute", 0, executed - 2 * (executed // 4))])
+
+
 def _tables(version: int) -> str:
     if version > 1:
-        return TABLES
+        return TABLES + (VIEWS if version > 2 else "")
     return ";\n".join(t for t in TABLES.split(";\n") if any(f"EXISTS {name} " in t for name in VERSION_1)) + ";"
 
 
