@@ -10,7 +10,7 @@ from alpha.profile.phases import OVERLAPPING, PHASES
 
 VERSION = 3
 """`PRAGMA user_version`. Readers refuse a newer one; version 1 had neither timing nor profile, version 2 had no views and no tables
-`run_peak`, `flops_parts` and `samples`."""
+`run_peak`, `flops_parts`, `samples`, `kernel_times` and `kernel_profile`."""
 
 _EXCLUSIVE = "\n".join(f"    {name}_ns INTEGER NOT NULL DEFAULT 0," for name in PHASES)
 _OVERLAPPED = "\n".join(f"    {name}_overlapped_ns INTEGER NOT NULL DEFAULT 0," for name in OVERLAPPING)
@@ -71,12 +71,44 @@ CREATE TABLE IF NOT EXISTS op_profile (
     wait_ns INTEGER NOT NULL,          -- time in which the compute stream waited for a worker or a stream
     flops INTEGER NOT NULL,            -- executed
     nbytes INTEGER NOT NULL,           -- fewest that must move
-    dispatches INTEGER NOT NULL,       -- hand-overs: worker wake-ups on a CPU, kernel launches on a GPU
+    dispatches INTEGER NOT NULL,       -- hand-overs: worker wake-ups on a CPU, kernels on a GPU
     PRIMARY KEY (step, rank, plan, launch)
+);
+CREATE TABLE IF NOT EXISTS kernel_times (  -- a profiled step in which each kernel of the device was timed; no row: they were not measured
+    step INTEGER NOT NULL, rank INTEGER NOT NULL,
+    kernels INTEGER NOT NULL,          -- kernels that ran; our own time stamps are told apart in every column
+    busy_ns INTEGER NOT NULL,          -- time in which a kernel ran
+    stamp_ns INTEGER NOT NULL,         -- time in which time stamps were taken and nothing else ran
+    idle_ns INTEGER NOT NULL,          -- time of the step in which neither kernel, stamp, copy nor fill ran
+    gap_ns INTEGER NOT NULL,           -- time between the first kernel and the last in which neither kernel nor stamp ran, and of it ...
+    gap_sync_ns INTEGER NOT NULL,      -- ... in gaps in which the host ended a wait that began before them, less the next column
+    gap_copy_ns INTEGER NOT NULL,      -- ... while a copy or fill ran: no kernel ran beside it
+    longest_gap_ns INTEGER NOT NULL,
+    copies INTEGER NOT NULL,           -- copies and fills
+    copy_ns INTEGER NOT NULL,          -- time in which one ran
+    copy_overlapped_ns INTEGER NOT NULL,              -- of it beside a kernel
+    syncs INTEGER NOT NULL,            -- waits of the host for the device: stream, event or context
+    sync_ns INTEGER NOT NULL,          -- time in them
+    stamps INTEGER NOT NULL,           -- time stamps held against the instrument
+    stamp_offset_ns INTEGER NOT NULL,  -- median of (our stamp - middle of its kernel by the instrument)
+    stamp_spread_ns INTEGER NOT NULL,  -- largest distance of one from that median
+    switch_ns INTEGER NOT NULL,        -- host time that turning the instrument on and off and reading it took
+    PRIMARY KEY (step, rank)
+);
+CREATE TABLE IF NOT EXISTS kernel_profile (
+    step INTEGER NOT NULL, rank INTEGER NOT NULL,
+    plan TEXT NOT NULL, launch INTEGER NOT NULL,      -- Segment and position in it, as in op_profile
+    place INTEGER NOT NULL,            -- position of the kernel in its launch
+    op TEXT NOT NULL, kernel TEXT NOT NULL,
+    phase TEXT NOT NULL,               -- step phase of this kernel: a launch may have several
+    count INTEGER NOT NULL,            -- times that it ran in the step
+    device_ns INTEGER NOT NULL,        -- sum over them of start to end
+    PRIMARY KEY (step, rank, plan, launch, place)
 );
 CREATE TABLE IF NOT EXISTS gpu_timeline (
     step INTEGER NOT NULL, rank INTEGER NOT NULL,
-    track TEXT NOT NULL,               -- 'host enqueue', 'stream 0' (CPU: 'worker 0', ...), 'comm', 'data loading', 'checkpoint writer'
+    track TEXT NOT NULL,               -- 'host enqueue', 'stream 0' (CPU: 'worker 0', ...), 'gaps', 'copies', 'fills', 'sync waits',
+                                       -- 'comm', 'data loading', 'checkpoint writer'
     name TEXT NOT NULL,                -- op or activity
     category TEXT NOT NULL,            -- step phase
     start_ns INTEGER NOT NULL, stop_ns INTEGER NOT NULL,
@@ -160,5 +192,6 @@ METADATA = {
     "peak_bandwidth": "bytes/s that bandwidth is measured against", "peak_source": "where both come from", "threads": "CPU worker threads",
     "shards": "logical shards", "tokens_per_step": "tokens", "order2_bits_per_byte": "yardstick on the validation text",
     "started": "UTC time of the first session",
+    "kernel_times": "what timed each kernel of the profiled steps, or 'not measured: ' and why",
 }
 """Keys of run_metadata and what they hold (all as text)."""

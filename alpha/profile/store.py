@@ -27,7 +27,7 @@ EVERY = 0.2
 PATIENCE = 60.0
 """Seconds that a writer waits for another one's lock before it says so."""
 
-STEPPED = ("step_metrics", "step_timing", "op_profile", "gpu_timeline", "memory")
+STEPPED = ("step_metrics", "step_timing", "op_profile", "kernel_times", "kernel_profile", "gpu_timeline", "memory")
 """Tables that lose the rows of a step that runs again."""
 
 

@@ -18,14 +18,15 @@ EXCLUSIVE = [f"{name}_ns" for name in PHASES]
 OVERLAPPED = [f"{name}_overlapped_ns" for name in OVERLAPPING]
 KEYS = {"step_metrics": "step", "evaluations": "step", "sessions": "rank, session", "step_timing": "rank, step",
         "op_profile": "step, rank, plan, launch", "memory": "step, rank, arena", "memory_plan": "plan, launch", "schedule": "plan",
-        "peaks": "rank, clock_ns", "run_peak": "session", "flops_parts": "part, direction", "samples": "step"}
+        "peaks": "rank, clock_ns", "run_peak": "session", "flops_parts": "part, direction", "samples": "step",
+        "kernel_times": "step, rank", "kernel_profile": "step, rank, plan, launch, place"}
 """Table -> order of its frame."""
-SINCE = {"run_peak": 3, "flops_parts": 3, "samples": 3}
+SINCE = {"run_peak": 3, "flops_parts": 3, "samples": 3, "kernel_times": 3, "kernel_profile": 3}
 """Tables of KEYS that older schemas lack."""
 VERSION_1 = ("step_metrics", "evaluations")
 """Those of KEYS that schema 1 has."""
 REALS = {"loss", "norm", "lr", "coefficient", "seconds", "nats", "bits_per_byte", "flops", "bandwidth", "planned", "loop_ns", "temperature"}
-TEXT = {"host", "ended", "plan", "op", "component", "layer", "phase", "shape", "dtype", "arena", "source", "part", "direction", "prompt",
+TEXT = {"host", "ended", "plan", "op", "kernel", "component", "layer", "phase", "shape", "dtype", "arena", "source", "part", "direction", "prompt",
         "text"}
 INTEGER_FLOPS = ("op_profile", "schedule")
 """Tables whose column `flops` counts; elsewhere it is a rate."""
