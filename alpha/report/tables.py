@@ -26,8 +26,8 @@ SINCE = {"run_peak": 3, "flops_parts": 3, "samples": 3, "kernel_times": 3, "kern
 VERSION_1 = ("step_metrics", "evaluations")
 """Those of KEYS that schema 1 has."""
 REALS = {"loss", "norm", "lr", "coefficient", "seconds", "nats", "bits_per_byte", "flops", "bandwidth", "planned", "loop_ns", "temperature"}
-TEXT = {"host", "ended", "plan", "op", "kernel", "component", "layer", "phase", "shape", "dtype", "arena", "source", "part", "direction", "prompt",
-        "text"}
+TEXT = {"host", "ended", "plan", "op", "kernel", "component", "layer", "phase", "shape", "dtype", "arena", "source", "part", "direction",
+        "prompt", "text"}
 INTEGER_FLOPS = ("op_profile", "schedule")
 """Tables whose column `flops` counts; elsewhere it is a rate."""
 
