@@ -43,6 +43,7 @@ from alpha.train.console import Talk, duration
 from alpha.train.house import house
 from alpha.train.planned import plan_run
 from alpha.train.sample import generate, open_run, printable
+from alpha.train.seal import standing
 from alpha.train.session import Outcome, train
 
 
@@ -398,9 +399,9 @@ def cmd_sample(args: argparse.Namespace) -> int:
     """Write a sample to standard output as it is made."""
     executor, tokenizer, step = open_run(Path(args.source), house(), args.at)
     with executor:
-        mark = rundir.read_manifest(Path(args.source)).get("status", "")
-        if mark == rundir.UNGATED:
-            print(f"{mark}: sampled from a development run", file=sys.stderr)
+        why = standing(Path(args.source))
+        if why:
+            print(f"{rundir.UNGATED}: sampled from a development run ({why})", file=sys.stderr)
         print(f"step {step}, temperature {args.temperature}, top-k {args.top_k}, seed {args.seed}", file=sys.stderr)
         prompt = args.prompt.encode()
         parts = generate(executor, tokenizer, prompt, tokens=args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
@@ -415,7 +416,7 @@ def cmd_trace(args: argparse.Namespace) -> int:
     out = Path(args.out) if args.out else path / "traces" / "profiled.json.gz"
     if not args.out:
         out.parent.mkdir(exist_ok=True)
-    found = trace.write(path / "metrics.sqlite", out, args.step, args.rank)
+    found = trace.write(path / "metrics.sqlite", out, args.step, args.rank, ungated=bool(standing(path)))
     steps = f"{len(found.steps)} steps ({found.steps[0]} to {found.steps[-1]})"
     print(f"{out}: {found.events:,} events of {steps}, {found.arrows:,} arrows")
     print("open it at https://ui.perfetto.dev (the file stays on this machine) or in chrome://tracing")

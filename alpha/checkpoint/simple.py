@@ -28,7 +28,9 @@ from alpha.errors import CorruptError, GraphError, InputError
 from alpha.graph.state import Copy, Layout, Piece, StateLayout, reshard, row_major, whole
 from alpha.types import NUMPY
 
-FORMAT, VERSION = "alpha.checkpoint", 1
+FORMAT, VERSION, READABLE = "alpha.checkpoint", 2, (1, 2)
+"""Version 1 was the same, but what its caller stored held no seal."""
+
 MANIFEST = "manifest.json"
 
 States = Mapping[str, tuple[StateLayout, np.ndarray]]
@@ -56,6 +58,9 @@ def save(folder: Path, step: int, states: States, facts: Mapping[str, Any], *, k
     temporary = folder / f".tmp-{_name(step)}-{os.getpid()}"
     try:
         clean(folder, disk)
+        if not folder.is_dir():
+            disk.make(folder)
+            disk.sync_folder(folder.parent)
         disk.make(temporary)
         kinds = {}
         for kind, (layout, flat) in sorted(states.items()):
@@ -130,11 +135,11 @@ def inspect(path: Path, *, verify: bool = True) -> Saved:
         raise _corrupt(path, "its manifest is not complete", f"{len(raw)} bytes ({error})", "JSON with a content hash") from error
     if stated != _digest(content):
         raise _corrupt(path, "its manifest was edited or torn", f"sha256 {_digest(content)[:16]}", f"sha256 {str(stated)[:16]}")
-    if form != FORMAT or version != VERSION:
+    if form != FORMAT or version not in READABLE:
         raise InputError(
             "the checkpoint has an unknown format",
             came=f"{path}: {form} version {version}",
-            expected=f"{FORMAT} version {VERSION}",
+            expected=f"{FORMAT} version {' or '.join(map(str, READABLE))}",
             do="load it with the release that wrote it",
         )
     saved = Saved(path, content["step"], content["facts"], content["kinds"])

@@ -21,6 +21,8 @@ from alpha.report import views
 from alpha.report.extra import pandas as pd
 from alpha.report.runs import Run, checked, load
 from alpha.report.tables import KEYS, Reader, frame
+from alpha.train.rundir import UNGATED
+from alpha.train.seal import standing
 
 KEPT = 6
 """Runs in memory; about 30 MB for 100,000 steps each."""
@@ -121,7 +123,10 @@ def grown(run: Run) -> Run | None:
                 tables[name] = _joined(run.tables[name], frame(db, name, last), last, KEYS[name])
             elif name != "sessions":
                 tables[name] = frame(db, name)
-    return checked(replace(run, metadata=metadata, tables=tables, cache={}))
+    unsealed = standing(run.path)
+    if unsealed:
+        metadata["status"] = UNGATED
+    return checked(replace(run, metadata=metadata, unsealed=unsealed, tables=tables, cache={}))
 
 
 def _joined(old: pd.DataFrame, new: pd.DataFrame, last: int, order: str) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from alpha.report.extra import pandas as pd
 from alpha.report.tables import KEYS, VERSION_1, Reader, frame
 from alpha.tomlfile import read_toml
 from alpha.train import rundir
+from alpha.train.seal import standing
 
 NO_TIMING_V1 = "metrics of schema 1 hold neither timing nor profile: loss curves only"
 NO_STEPS = "the run holds no finished step yet"
@@ -36,6 +37,8 @@ class Run:
     manifest: dict[str, Any]
     metadata: dict[str, str]
     tables: dict[str, pd.DataFrame]
+    unsealed: str = ""
+    """Why its files do not show it to be GATED; see alpha.train.seal."""
     notes: list[str] = field(default_factory=list)
     alias: str = ""
     """What pages call it where two runs have one name; see `distinct`."""
@@ -49,9 +52,8 @@ class Run:
 
     @property
     def ungated(self) -> bool:
-        """Whether the run is not known to be gated: a development run, or one that does not say."""
-        said = {self.metadata.get("status"), self.manifest.get("status")} - {None}
-        return said != {"GATED"}
+        """Whether the run is not soundly gated: a development run, or one whose manifest, checkpoints and metrics do not all say so."""
+        return bool(self.unsealed) or self.metadata.get("status") != rundir.GATED
 
     @property
     def mark(self) -> str:
@@ -160,7 +162,10 @@ def load(path: Path, *, timeout: float = 5.0, thorough: bool = False) -> Run:
             db.check()
         metadata = dict(db.rows("SELECT key, value FROM run_metadata"))
         tables = {t: frame(db, t) if version > 1 or t in VERSION_1 else pd.DataFrame() for t in KEYS}
-    return checked(Run(path, version, config, manifest, metadata, tables))
+    unsealed = standing(path)
+    if unsealed:
+        metadata["status"] = rundir.UNGATED  # readers of the metadata alone must not say otherwise
+    return checked(Run(path, version, config, manifest, metadata, tables, unsealed))
 
 
 def checked(run: Run) -> Run:

@@ -32,6 +32,7 @@ from alpha.profile.store import Store
 from alpha.train import forbidden
 from alpha.train.engine import Executor, refresh
 from alpha.train.evaluate import Evaluation, evaluate, model_inputs
+from alpha.train.seal import Seal
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Watch:
 
 
 class Loop:
-    """A run's state and what moves it. `step`: optimizer steps done."""
+    """A run's state and what moves it. `step`: optimizer steps done; `seal`: what checkpoints say of how they came to be; `holds`: asked
+    before anything is saved, raises where the run directory is no longer this process's."""
 
     def __init__(
         self, cfg: Config, executor: Executor, sampler: PermutedSampler, validation: TokenStream, tokenizer: Tokenizer,
@@ -68,6 +70,8 @@ class Loop:
         self.cfg, self.executor, self.sampler = cfg, executor, sampler
         self.validation, self.tokenizer = validation, tokenizer
         self.checkpoints, self.metrics = checkpoints, metrics
+        self.seal = Seal()
+        self.holds: Callable[[], None] = lambda: None
         self.program = executor.program
         self.replays = self.program.replays()
         self.recorder = executor.recorder = Recorder(metrics)
@@ -86,8 +90,9 @@ class Loop:
         return {kind: (self.program.states[kind], self.executor.look(kind)) for kind in self.program.plans["snapshot"].outputs}
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint must agree on with the run that loads it."""
+        """What a checkpoint must agree on with the run that loads it, and its seal."""
         return {
+            "seal": asdict(self.seal),
             "config": self.cfg.identity(),
             "tokenizer": self.tokenizer.hash,
             "sampler": {"hash": self.sampler.hash, "next_step": self.step},
@@ -103,8 +108,9 @@ class Loop:
         refresh(self.executor)
         self.step, self._handed = 0, None
 
-    def resume(self, step: int | None = None) -> None:
-        """The state of a checkpoint (default: the latest). InputError if it belongs to another run, CorruptError if it is damaged."""
+    def resume(self, step: int | None = None) -> simple.Saved:
+        """The state of a checkpoint (default: the latest); returns its manifest. InputError if its configuration, tokenizer or text is
+        another, CorruptError if it is damaged."""
         simple.clean(self.checkpoints)
         path = simple.at(self.checkpoints, step)
         saved = simple.inspect(path)
@@ -131,9 +137,11 @@ class Loop:
         self._handed = None
         simple.set_aside(self.checkpoints, self.step)
         self.metrics.rewind(self.step)
+        return saved
 
     def save(self) -> Path:
         """Checkpoint the state as it stands, after what was measured: so no row is lost of a step that will not run again."""
+        self.holds()
         with self.recorder.span("checkpoint"):
             self.recorder.so_far()
             self.metrics.flush()

@@ -24,37 +24,40 @@ from alpha.train import rundir
 from alpha.train.assemble import Dataset
 from alpha.train.engine import Executor
 from alpha.train.peak import Peak
-from alpha.train.rundir import UNGATED, RunDir
+from alpha.train.rundir import RunDir
+from alpha.train.seal import Seal
 
 
 def describe(
     held: RunDir, metrics: Store, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, evidence: Mapping[str, Any],
-    ungated: bool, began: datetime, step: int, threads: int, peak: Peak, executor: Executor, catalogue: Catalogue,
+    seal: Seal, admitted: bool, began: datetime, step: int, threads: int, peak: Peak, executor: Executor, catalogue: Catalogue,
 ) -> None:  # fmt: skip
-    """Write the manifest and the metadata of the metrics. `evidence`: component -> gate -> hash of the record that satisfies it."""
+    """Write the manifest and the metadata of the metrics. `evidence`: component -> gate -> hash of the record that satisfies it;
+    `admitted`: whether the registry let this session in."""
     machine, here, source, hardware = machine_class(), environment(), rundir.source_state(), executor.hardware()
-    sessions = rundir.read_manifest(held.path).get("sessions", [])
+    before = rundir.read_manifest(held.path)
     session = {
         "started": began.isoformat(timespec="seconds"), "from_step": step, "threads": threads, "machine": machine.key,
-        "hardware": hardware["hardware"], "environment": here, "source": source, "program": program.hash(), "gated": bool(evidence),
+        "hardware": hardware["hardware"], "environment": here, "source": source, "program": program.hash(), "gated": admitted,
+        "evidence": seal.evidence,
     }  # fmt: skip
-    status = UNGATED if ungated else "GATED"
     components = {**{c: {} for c in program.components()}, **evidence}
     held.write_manifest(
         {
-            "status": status, "config": cfg.identity(), "program": program.hash(), "components": components, "machine": hardware["machine"],
+            "run": seal.run, "status": seal.status, "config": cfg.identity(), "program": program.hash(), "components": components,
+            "machine": hardware["machine"],
             "flops": {"version": VERSION, "convention": CONVENTION, "per_token": flops.per_token, "peak": peak.flops,
                       "peak_source": peak.source},
             "tokenizer": data.tokenizer.hash, "corpus": data.corpus.hash,
             "split": {"train": data.split.train.hash, "validation": data.split.validation.hash},
             "streams": {"train": data.train.hash, "validation": data.validation.hash},
-            "sessions": [*sessions, session],
+            "sessions": [*(before["sessions"] if rundir.is_sound(before) else []), session],
         }
     )  # fmt: skip
     executed = sum(program.plans[s.plan].flops() for s in program.schedule)
     metrics.describe(
         {
-            "status": status, "name": held.path.name, "program": program.hash(), "machine": hardware["machine"],
+            "status": seal.status, "name": held.path.name, "program": program.hash(), "machine": hardware["machine"],
             "hardware": hardware["hardware"], "devices": 1, "commit": source["commit"], "dirty": source["dirty"],
             "version": source["version"], "backend": cfg.machine.backend, "backend_version": hardware["version"],
             "binaries": sha256_hex(repr(sorted((k, sorted(v.items())) for k, v in components.items())).encode()),

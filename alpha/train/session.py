@@ -6,6 +6,7 @@ exactly the Program that will run, before the run directory is made, and raises 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,8 +32,9 @@ from alpha.train.evaluate import Evaluation
 from alpha.train.loop import Loop, Watch
 from alpha.train.peak import peak_of_run, readings
 from alpha.train.provenance import describe, moved, tell_plan
-from alpha.train.rundir import UNGATED, RunDir
+from alpha.train.rundir import GATED, UNGATED, RunDir
 from alpha.train.sample import generate, printable
+from alpha.train.seal import Seal, broken, evidence_hash
 
 Admit = Callable[[Sequence[str], Sequence[tuple[str, Any, Any]]], Mapping[str, Any]]
 """(component ids, calls) -> evidence by component, for the manifest; raises UngatedError."""
@@ -77,24 +79,28 @@ def train(
         if admit is not None:
             forbidden.check_kernels()
         if held is None:
-            held = stack.enter_context(rundir.create(cfg, data.tokenizer))
+            held = stack.enter_context(rundir.create(cfg, data.tokenizer, UNGATED if admit is None else GATED))
+        manifest = rundir.read_manifest(held.path)
         metrics = stack.enter_context(Store(held.metrics))
         loop = Loop(cfg, executor, sampler_for(cfg, data), data.validation, data.tokenizer, held.checkpoints, metrics)
+        saved, loop.holds = None, held.check
         if resume is not None and (at is not None or simple.steps(held.checkpoints)):
-            loop.resume(at)
+            saved = loop.resume(at)
         else:
             loop.start()
             metrics.rewind(0)
-        ungated = admit is None or rundir.read_manifest(held.path).get("status") == UNGATED
-        talk.stamp = UNGATED if ungated else ""
+        why = "ungated components were allowed" if admit is None else broken(manifest, saved)
+        loop.seal = _seal(manifest, UNGATED if why else GATED, evidence)
+        talk.stamp = UNGATED if why else ""
         metrics.begin(loop.step, began_ns, time.perf_counter_ns(), time.time_ns())
         stack.push(partial(_ended, metrics, loop))
         peak, note_speed = peak_of_run(executor, metrics), readings(executor, metrics)
         note_speed()
         elsewhere = moved(metrics, executor, threads)
-        describe(held, metrics, cfg, data, program, flops, evidence, ungated, began, loop.step, threads, peak, executor, catalogue)
+        describe(held, metrics, cfg, data, program, flops, evidence, loop.seal, admit is not None, began, loop.step, threads, peak,
+                 executor, catalogue)  # fmt: skip
         tell_plan(metrics, program, flops, cfg.train.batch * cfg.data.sequence)
-        _introduce(talk, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
+        _introduce(talk, why, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
         if elsewhere:
             talk.say(elsewhere, "yellow")
         metrics.mark(loop_ns=time.perf_counter_ns())
@@ -153,10 +159,18 @@ def parameters(program: Program) -> int:
     return sum(t.size for t in program.states["param"].tensors)
 
 
-def _introduce(talk: Talk, path: Path, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, step: int, mark: str) -> None:
+def _seal(manifest: Mapping[str, Any], status: str, evidence: Mapping[str, Any]) -> Seal:
+    """What this session's checkpoints say; a run whose manifest is not sound gets another identity."""
+    run = manifest["run"] if rundir.is_sound(manifest) else os.urandom(16).hex()
+    return Seal(run, status, evidence_hash(evidence))
+
+
+def _introduce(
+    talk: Talk, why: str, path: Path, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, step: int, mark: str
+) -> None:  # fmt: skip
     m, d = cfg.model, data
     if talk.stamp:
-        talk.say(f"{UNGATED}: a development run. No figure of it may be quoted.", "bold red")
+        talk.say(f"{UNGATED}: a development run ({why}). No figure of it may be quoted.", "bold red")
     talk.say(f"run {path}" + (f", from step {step}" if step else ""), "bold")
     talk.say(f"model     {m.family}, {m.layers} layers, width {m.width}, {m.heads} heads: {parameters(program):,} parameters")
     talk.say(

@@ -2,7 +2,7 @@
 
 Everything follows from `seed` and the arguments, so two calls with the same ones give the same rows. Times are drawn around BASE with 1 %
 of noise; `slow` multiplies a phase ('backward'), an op ('op:gelu') or a rank ('rank:1'). Nothing here imports the code under test but the
-schema and the run file's reader.
+schema, the run file's reader and what seals a manifest.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from alpha import config
 from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.profile.schema import TABLES, VERSION, VIEWS
+from alpha.train import rundir
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny.toml"
 UNIX = 1_700_000_000 * 10**9
@@ -88,7 +89,7 @@ def make(
     cfg = config.load(CONFIG, [f"run.name={path.name}", f"train.steps={max(10, steps)}"])
     (path / "config.toml").write_text(cfg.resolved())
     facts = _facts(path.name, status, devices, threads, backend) | {k: str(v) for k, v in (metadata or {}).items()}
-    (path / "manifest.json").write_text(json.dumps(_manifest(facts, status), indent=2, sort_keys=True))
+    (path / "manifest.json").write_text(json.dumps(rundir.sealed(_manifest(facts, status)), indent=2, sort_keys=True))
     (path / "metrics.sqlite").unlink(missing_ok=True)
     db = sqlite3.connect(path / "metrics.sqlite", isolation_level=None)
     try:
@@ -166,7 +167,7 @@ def _manifest(facts: Mapping[str, str], status: str) -> dict[str, Any]:
     used = sorted({component_of(o.op) for o in ops()} | {"train.loop", "tokenizer.bytes"})
     gates = ("determinism", "faults", "gradient", "parity", "perf")
     return {
-        "format": 1, "status": status, "program": facts["program"], "machine": facts["machine"],
+        "run": facts["name"], "status": status, "program": facts["program"], "machine": facts["machine"],
         "components": {c: ({g: f"{i:016x}" for i, g in enumerate(gates)} if status == "GATED" else {}) for c in used},
         "flops": {"version": facts["flops_version"], "convention": facts["flops_convention"], "per_token": FLOPS_PER_TOKEN,
                   "peak": PEAK_FLOPS, "peak_source": facts["peak_source"]},
