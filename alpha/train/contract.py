@@ -444,7 +444,7 @@ def sealed(rng: np.random.Generator) -> Measured:
     edited makes it UNGATED."""
     checks = []
     with _run(rng) as run:
-        for name, seal in (("gated", Seal("one", "GATED", "e1")), ("lab", Seal("two", "UNGATED", "")), ("unset", None)):
+        for name, seal in (("gated", Seal("one", "GATED", "e1")), ("lab", Seal("one", "UNGATED", "e1")), ("unset", None)):
             with run.loop(name) as loop:
                 loop.seal = seal or loop.seal
                 loop.start()
