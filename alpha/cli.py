@@ -219,8 +219,9 @@ def _next(talk: Talk, outcome: Outcome, command: str) -> None:
 
 
 @contextmanager
-def graceful_stop(talk: Talk) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C or SIGTERM finishes the step and saves; the second ends the process at once (the last checkpoint stands)."""
+def graceful_stop(talk: Talk) -> Iterator[Callable[[], int]]:
+    """A function that gives the number of the signal that came, or 0. The first Ctrl-C or SIGTERM finishes the step and saves; the second
+    ends the process at once (the last checkpoint stands)."""
     asked: list[int] = []
 
     def handler(number: int, frame: object) -> None:
@@ -230,7 +231,7 @@ def graceful_stop(talk: Talk) -> Iterator[Callable[[], bool]]:
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: asked[0] if asked else 0
     finally:
         for number, old in before.items():
             signal.signal(number, old)

@@ -112,6 +112,12 @@ class Board:
         stamp = f"{self.talk.stamp} " if self.talk.stamp else ""
         self.talk.say(f"{stamp}step {step}: validation {found.bits_per_byte:.4f} bits per byte ({found.windows} windows)")
 
+    def sampled(self, step: int, text: str) -> None:
+        """Text was sampled."""
+        stamp = f"{self.talk.stamp} " if self.talk.stamp else ""
+        self.talk.say(f"{stamp}step {step}: sample", "bold")
+        self.talk.say(text, "dim")
+
     def saved(self, step: int, path: Path) -> None:
         """A checkpoint stands."""
         if not self.talk.console.is_terminal:

@@ -581,6 +581,34 @@ def same_bits(rng: np.random.Generator) -> Measured:
     return _measured(checks, found[0])
 
 
+def sampled(rng: np.random.Generator) -> Measured:
+    """Text sampled on the way changes no bit and no row of a run, on a device beside the host too, and is the same text in every run of the
+    configuration, also in one that was stopped and resumed."""
+    checks = []
+    with _run(rng) as run:
+        plain, often = run.config(2), run.config(2, "train.sample_every=1")
+        with run.loop("plain", plain) as loop:
+            loop.start()
+            loop.run()
+            expected = _bits(loop)
+        seen: dict[str, list[tuple[object, ...]]] = {}
+        for name, kind in (("waits", CpuExecutor), ("behind", _Behind), ("stopped", CpuExecutor)):
+            with run.loop(name, often, kind=kind) as loop:
+                loop.sample_tokens = 4
+                loop.start()
+                if name == "stopped":
+                    loop.run(Watch(stop=lambda loop=loop: loop.step == 3))  # type: ignore[misc]
+                    loop.resume(2)
+                loop.run()
+                checks.append((f"{name}: other bits", _bits(loop) == expected))
+            checks.append((f"{name}: other rows", run.rows(name) == run.rows("plain")))
+            seen[name] = read(run.root / name / "m.sqlite", "samples")
+        checks.append(("not after every step but the last", [r[0] for r in seen["waits"]] == [1, 2, 3, 4]))
+        checks.append(("other text", seen["waits"] == seen["behind"] == seen["stopped"]))
+        checks.append(("the same text at every step", len({r[2] for r in seen["waits"]}) > 1))
+    return _measured(checks, expected)
+
+
 CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measured]]]]] = {
     "train.loop": {
         "parity": [
@@ -590,7 +618,7 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("ahead", ahead),
             ("validation", validation),
         ],
-        "determinism": [("same bits", same_bits)],
+        "determinism": [("same bits", same_bits), ("sampled", sampled)],
         "faults": [("bad step", bad_step), ("bad step ahead", bad_step_ahead), ("not this run", not_this_run), ("full disk", full_disk),
                    ("sealed", sealed), ("run directory", run_directory)],
     }

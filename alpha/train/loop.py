@@ -30,8 +30,10 @@ from alpha.optim.init import fill_initial
 from alpha.profile.recorder import Recorder, sampled
 from alpha.profile.store import Store
 from alpha.train import forbidden
+from alpha.train import sample as sampling
 from alpha.train.engine import Executor, refresh
 from alpha.train.evaluate import Evaluation, evaluate, model_inputs
+from alpha.train.sample import generate, printable
 from alpha.train.seal import Seal
 
 
@@ -55,13 +57,14 @@ class Watch:
 
     step: Callable[[StepResult], None] = field(default=lambda result: None)
     evaluated: Callable[[int, Evaluation], None] = field(default=lambda step, result: None)
+    sampled: Callable[[int, str], None] = field(default=lambda step, text: None)
     saved: Callable[[int, Path], None] = field(default=lambda step, path: None)
     stop: Callable[[], bool] = field(default=lambda: False)
 
 
 class Loop:
-    """A run's state and what moves it. `step`: optimizer steps done; `seal`: what checkpoints say of how they came to be; `holds`: asked
-    before anything is saved, raises where the run directory is no longer this process's."""
+    """A run's state and what moves it. `step`: optimizer steps done; `sample_tokens`: most tokens of a sample; `seal`: what checkpoints say
+    of how they came to be; `holds`: asked before anything is saved, raises where the run directory is no longer this process's."""
 
     def __init__(
         self, cfg: Config, executor: Executor, sampler: PermutedSampler, validation: TokenStream, tokenizer: Tokenizer,
@@ -75,7 +78,7 @@ class Loop:
         self.program = executor.program
         self.replays = self.program.replays()
         self.recorder = executor.recorder = Recorder(metrics)
-        self.step = 0
+        self.step, self.sample_tokens = 0, sampling.TOKENS
         self._staged: int | None = None
         self._handed: int | None = None
 
@@ -213,7 +216,7 @@ class Loop:
     def unbroken(self) -> bool:
         """Whether the next step may be handed over ahead: nothing but it follows this one, and neither is looked at launch by launch."""
         t, following = self.cfg.train, self.step + 1
-        pause = any(every and following % every == 0 for every in (t.eval_every, t.checkpoint_every))
+        pause = any(every and following % every == 0 for every in (t.eval_every, t.sample_every, t.checkpoint_every))
         return self.executor.behind and following < t.steps and not (pause or self.profiled(self.step) or self.profiled(following))
 
     def enqueue(self, calls: Sequence[Step], step: int) -> None:
@@ -279,6 +282,8 @@ class Loop:
             if t.eval_every and self.step % t.eval_every == 0 and not last:
                 with self.recorder.span("eval"):  # the watcher measures the machine's peak again: part of looking at the run
                     watch.evaluated(self.step, self.evaluate(t.eval_windows))
+            if t.sample_every and self.step % t.sample_every == 0 and not last:
+                watch.sampled(self.step, self.sample())
             if last or stopping or (t.checkpoint_every and self.step % t.checkpoint_every == 0):
                 watch.saved(self.step, self.save())
             if stopping and not last:
@@ -292,6 +297,16 @@ class Loop:
             found = evaluate(self.executor, self.validation, self.tokenizer, windows)
         self.metrics.add("evaluations", {"step": self.step, **asdict(found), "bits_per_byte": found.bits_per_byte})
         return found
+
+
+    def sample(self) -> str:
+        """Text from the weights as they stand, prompt included; noted. The same weights give the same text, and nothing moves by it."""
+        with self.recorder.span("sample_gen"):
+            made = generate(self.executor, self.tokenizer, sampling.PROMPT, tokens=self.sample_tokens, seed=sampling.SEED)
+            prompt, text = printable(sampling.PROMPT), printable(b"".join(made))
+        self.metrics.add("samples", {"step": self.step, "prompt": prompt, "text": text, "tokens": self.sample_tokens,
+                                     "temperature": sampling.TEMPERATURE, "top_k": sampling.TOP_K, "seed": sampling.SEED})
+        return prompt + text
 
 
 def _agree(path: Path, what: str, came: object, expected: object, do: str) -> None:

@@ -1,5 +1,6 @@
 """The run directory: one folder a run, one process at a time in it. Floor 6.
 
+logs/            one JSON line an event, a file a rank
 config.toml      the resolved configuration       tokenizer.json   the tokenizer, so that sampling needs no corpus
 manifest.json    what ran, and on what            metrics.sqlite   one row a step
 checkpoints/     see alpha/checkpoint             .lock            held, like the folder itself, while a process trains in it
@@ -106,6 +107,10 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
 
     @property
     def metrics(self) -> Path:

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from alpha import cli
-from alpha.errors import CorruptError
+from alpha import cli, config
+from alpha.errors import CorruptError, MachineError, NonFiniteError
 from alpha.profile.phases import PHASES
 from alpha.profile.store import read
 from alpha.report import runs as reading
 from alpha.report import views
+from alpha.report.build import build
+from alpha.report.document import Table
+from alpha.train import log, provenance, rundir
 from alpha.train import peak as peaks
-from alpha.train import provenance, rundir
+from alpha.train.console import Talk
 from alpha.train.house import house
+from alpha.train.loop import Loop, StepResult
+from alpha.train.session import train
 
 RUN = """
 [run]
@@ -210,3 +220,112 @@ def test_another_kernel_has_another_hash(monkeypatch: pytest.MonkeyPatch) -> Non
     read_bytes = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda self: read_bytes(self) + b" ")
     assert before != provenance.kernel_hashes(program, {component.id: component})  # type: ignore[arg-type]
+
+
+# Samples on the way, and the log of a rank -------------------------------------------------------------------------------------------
+
+
+def test_samples_on_the_way_are_kept_and_shown_and_move_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ends = {}
+    for name, every in (("silent", 0), ("talking", 4)):
+        assert cli.main(["lab", str(root / "run.toml"), "--set", f"run.name={name}", "--set", f"train.sample_every={every}"]) == 0
+        out = capsys.readouterr().out
+        path = root / "runs" / name
+        assert [r[0] for r in read(path / "metrics.sqlite", "samples")] == ([4, 8, 12] if every else [12])
+        assert ("step 4: sample" in out) == bool(every)
+        ends[name] = ({f.name: f.read_bytes() for f in sorted((path / "checkpoints" / "step-00000012").iterdir()) if f.suffix == ".npy"},
+                      read(path / "metrics.sqlite", "step_metrics", "step, loss, norm"))  # fmt: skip
+    assert ends["silent"] == ends["talking"] and len(ends["silent"][0])
+    made = build([reading.load(root / "runs" / "talking")])
+    table = next(b for s in made.sections if s.title == "Samples" for b in s.blocks if isinstance(b, Table))
+    texts = [r[2] for r in read(root / "runs" / "talking" / "metrics.sqlite", "samples")]
+    assert [row[1] for row in table.rows] == ["def " + t.replace("\n", " ⏎ ") for t in texts] and len(set(texts)) == 3
+
+
+def test_a_resumed_run_samples_again_what_it_forgot(root: Path) -> None:
+    assert cli.main(["lab", str(root / "run.toml"), "--set", "run.name=again", "--set", "train.sample_every=4"]) == 0
+    path = root / "runs" / "again"
+    first = read(path / "metrics.sqlite", "samples")
+    assert cli.main(["lab", str(path), "--resume", "--at", "6"]) == 0
+    assert read(path / "metrics.sqlite", "samples") == first
+
+
+def test_the_log_says_what_happened(root: Path) -> None:
+    assert cli.main(["lab", str(root / "run.toml"), "--set", "run.name=logged", "--set", "train.sample_every=8"]) == 0
+    path = root / "runs" / "logged"
+    assert cli.main(["lab", str(path), "--resume", "--at", "6"]) == 0
+    lines = log.read(path / "logs" / "rank0.jsonl")
+    assert all(set(x) == {"time", "level", "event", "step", "fields"} for x in lines)
+    assert [x["time"] for x in lines] == sorted(x["time"] for x in lines)
+    assert [(x["event"], x["step"]) for x in lines] == [
+        ("start", 0), ("evaluation", 4), ("checkpoint", 6), ("evaluation", 8), ("sample", 8), ("checkpoint", 12), ("evaluation", 12),
+        ("end", 12), ("resume", 6), ("evaluation", 8), ("sample", 8), ("checkpoint", 12), ("evaluation", 12), ("end", 12)]  # fmt: skip
+    assert lines[7]["fields"]["reason"] == "finished" and lines[0]["fields"]["status"] == "UNGATED"
+
+
+def test_signals_warnings_and_refused_steps_are_logged(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = config.load(root / "run.toml", ["run.name=stops", "train.profile=0"])
+    steps = iter([0, 0, int(signal.SIGTERM)])
+    stopped = train(cfg, house(), Talk(), admit=None, stop=lambda: next(steps))
+    assert not stopped.finished
+    events = [(x["event"], x["level"], x["step"], x["fields"]) for x in log.read(stopped.path / "logs" / "rank0.jsonl")]
+    assert events[1] == ("signal", "warning", 3, {"name": "SIGTERM"}) and events[-1][0] == "end" and events[-1][3] == {"reason": "stopped"}
+
+    advance = Loop.advance
+
+    def spoilt(self: Loop, *, ahead: bool = False) -> StepResult:
+        if self.step == 5:
+            warnings.warn("planted", UserWarning, stacklevel=1)
+            self.executor.state("param")[...] = float("nan")
+        return advance(self, ahead=ahead)
+
+    monkeypatch.setattr(Loop, "advance", spoilt)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", lambda *args: None)  # as a terminal would show it
+        with pytest.raises(NonFiniteError):
+            train(cfg, house(), Talk(), admit=None, resume=stopped.path)
+    found = [x for x in log.read(stopped.path / "logs" / "rank0.jsonl") if x["step"] == 5]
+    assert [(x["event"], x["level"]) for x in found] == [("warning", "warning"), ("non-finite", "error"), ("end", "error")]
+    assert "planted" in found[0]["fields"]["text"] and "refused" in found[1]["fields"]["what"]
+    assert found[2]["fields"]["reason"].startswith("failed: NonFiniteError")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from alpha.train.log import RankLog
+log = RankLog(Path(sys.argv[1]))
+for step in range(1000):
+    log.say("checkpoint", step, path="x" * 50, loss=float("nan"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_log_survives_a_kill_and_a_torn_line(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "logs")], capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    path = tmp_path / "logs" / "rank0.jsonl"
+    lines = log.read(path)
+    assert [x["step"] for x in lines] == list(range(1000)) and lines[0]["fields"]["loss"] is None
+    path.write_bytes(path.read_bytes()[:-20])  # planted: the disk cut the last line
+    with log.RankLog(tmp_path / "logs") as again:
+        again.say("resume", 999)
+    assert [x["step"] for x in log.read(path)] == [*range(999), 999]
+
+
+def test_a_log_that_is_not_written_at_once_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: lines wait in a buffer, as those of a file object do."""
+    waiting: list[bytes] = []
+    monkeypatch.setattr(log.os, "write", lambda file, data: waiting.append(data) or len(data))
+    with log.RankLog(tmp_path) as held:
+        held.say("start", 0)
+        assert not log.read(held.path) and len(waiting) == 1
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    with log.RankLog(tmp_path) as held:
+        os.close(held._file)
+        held._file = os.open("/dev/full", os.O_WRONLY)
+        with pytest.raises(MachineError, match="disk is full"):
+            held.say("start", 0)
