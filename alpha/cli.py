@@ -28,6 +28,7 @@ from alpha.bench import command as bench
 from alpha.config import Config
 from alpha.dashboard import command as dashboard
 from alpha.errors import InputError, MachineError, UngatedError, exit_code
+from alpha.files import path_argument
 from alpha.flops.v1 import CONVENTION, VERSION
 from alpha.gates import commands, kernels_command, mutants, sanitize_command
 from alpha.gates import run as gate_runs
@@ -43,7 +44,6 @@ from alpha.train.console import Talk, duration
 from alpha.train.house import house
 from alpha.train.planned import plan_run
 from alpha.train.sample import generate, open_run, printable
-from alpha.train.seal import standing
 from alpha.train.session import Outcome, train
 
 
@@ -69,18 +69,18 @@ def parser() -> argparse.ArgumentParser:
         ("lab", "the same, ungated components allowed; stamped UNGATED everywhere"),
     ):
         p = command(name, cmd_train, text)
-        p.add_argument("source", metavar="RUN.toml", help="a run file, or with --resume a run directory")
+        p.add_argument("source", type=path_argument, metavar="RUN.toml", help="a run file, or with --resume a run directory")
         _settings(p)
         p.add_argument("--resume", action="store_true", help="go on with the newest run of this name, or with the directory given")
         p.add_argument("--at", type=int, metavar="STEP", help="resume from this checkpoint instead of the latest")
 
     p = command("plan", cmd_plan, "parameters, FLOPs, memory and components of a run, without running it")
-    p.add_argument("source", metavar="RUN.toml", help="a run file or a run directory")
+    p.add_argument("source", type=path_argument, metavar="RUN.toml", help="a run file or a run directory")
     _settings(p)
     p.add_argument("--table", metavar="SEGMENT", help="print one Segment launch by launch, e.g. update or micro_first@0")
 
     p = command("sample", cmd_sample, "text from a trained model")
-    p.add_argument("source", metavar="RUN", help="a run directory")
+    p.add_argument("source", type=path_argument, metavar="RUN", help="a run directory")
     p.add_argument("--prompt", required=True, metavar="TEXT", help="what the text begins with")
     p.add_argument("--tokens", type=int, default=200, help="most tokens to add (default %(default)s)")
     p.add_argument("--temperature", type=float, default=0.8, help="0 = always the most likely token (default %(default)s)")
@@ -89,8 +89,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--at", type=int, metavar="STEP", help="from this checkpoint instead of the latest")
 
     p = command("trace", cmd_trace, "the profiled steps of a run as a trace, for ui.perfetto.dev or chrome://tracing")
-    p.add_argument("source", metavar="RUN", help="a run directory")
-    p.add_argument("--out", metavar="FILE", help="default: traces/profiled.json.gz in the run directory")
+    p.add_argument("source", type=path_argument, metavar="RUN", help="a run directory")
+    p.add_argument("--out", type=path_argument, metavar="FILE", help="default: traces/profiled.json.gz in the run directory")
     p.add_argument("--step", type=int, action="append", metavar="STEP", help="only this profiled step; may be repeated")
     p.add_argument("--rank", type=int, action="append", metavar="RANK", help="only this rank; may be repeated")
 
@@ -116,7 +116,7 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
     action("list", lambda a: commands.cmd_list(), "every component, its kind and the gates that it owes")
     p = action("run", cmd_gate_run, "run gates and keep the evidence; resumable")
     p.add_argument("ids", nargs="*", metavar="ID", help="components; none = all")
-    p.add_argument("--for", dest="run_file", metavar="RUN.toml", help="the components that this run uses")
+    p.add_argument("--for", dest="run_file", type=path_argument, metavar="RUN.toml", help="the components that this run uses")
     _settings(p)
     p.add_argument("--gate", metavar="GATE", help="only this gate")
     p.add_argument("--stale", action="store_true", help="only what lacks current, passing evidence")
@@ -219,9 +219,8 @@ def _next(talk: Talk, outcome: Outcome, command: str) -> None:
 
 
 @contextmanager
-def graceful_stop(talk: Talk) -> Iterator[Callable[[], int]]:
-    """A function that gives the number of the signal that came, or 0. The first Ctrl-C or SIGTERM finishes the step and saves; the second
-    ends the process at once (the last checkpoint stands)."""
+def graceful_stop(talk: Talk) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C or SIGTERM finishes the step and saves; the second ends the process at once (the last checkpoint stands)."""
     asked: list[int] = []
 
     def handler(number: int, frame: object) -> None:
@@ -231,7 +230,7 @@ def graceful_stop(talk: Talk) -> Iterator[Callable[[], int]]:
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked[0] if asked else 0
+        yield lambda: bool(asked)
     finally:
         for number, old in before.items():
             signal.signal(number, old)
@@ -364,18 +363,16 @@ def cmd_plan(args: argparse.Namespace) -> int:
     talk.say(f"program      {program.name}  {program.hash()[:16]}; vocabulary {plan.vocabulary:,} ({plan.vocabulary_source})")
     talk.say(f"parameters   {plan.parameters:,}")
     talk.say(f"tokens       {plan.tokens_per_step:,} a step, {plan.tokens_per_step * plan.steps:,} in all")
+    executed = sum(plan.executed.values())
     talk.say(f"model FLOPs  {flops.per_token / 1e6:,.3f} MFLOP a token, {plan.model_flops_per_step / 1e12:,.4f} TFLOP a step by {VERSION} "
              f"({CONVENTION})")  # fmt: skip
     talk.say(
         f"             {flops.per_token_full_attention / 1e6:,.3f} a token with full attention, {flops.per_token_6n / 1e6:,.3f} by 6N, "
-        f"{plan.executed / plan.tokens_per_step / 1e6:,.3f} executed"
+        f"{executed / plan.tokens_per_step / 1e6:,.3f} executed"
     )
-    talk.say(f"FLOPs        {'MFLOP a token by the model':>26} {'executed':>14} {'share':>7}  part, direction")
-    for (part, direction), (useful, done) in plan.parts.items():
-        each = [n / plan.tokens_per_step / 1e6 for n in (useful, done)]
-        talk.say(f"             {each[0]:26,.3f} {each[1]:14,.3f} {done / plan.executed:7.2%}  {part}, {direction}")
-    each = [n / plan.tokens_per_step / 1e6 for n in (plan.model_flops_per_step, plan.executed)]
-    talk.say(f"             {each[0]:26,.3f} {each[1]:14,.3f} {1:7.2%}  together")
+    for part, n in plan.executed.items():
+        each = n / plan.tokens_per_step
+        talk.say(f"executed     {each / 1e6:14,.3f} MFLOP a token {n / 1e12:12,.4f} TFLOP a step {n / executed:7.2%}  {part}")
     for kind, n in plan.state_bytes.items():
         talk.say(f"state        {n:20,} bytes {n / 2**30:10.3f} GiB  {kind}")
     for name, n in plan.activations.items():
@@ -400,9 +397,9 @@ def cmd_sample(args: argparse.Namespace) -> int:
     """Write a sample to standard output as it is made."""
     executor, tokenizer, step = open_run(Path(args.source), house(), args.at)
     with executor:
-        why = standing(Path(args.source))
-        if why:
-            print(f"{rundir.UNGATED}: sampled from a development run ({why})", file=sys.stderr)
+        mark = rundir.read_manifest(Path(args.source)).get("status", "")
+        if mark == rundir.UNGATED:
+            print(f"{mark}: sampled from a development run", file=sys.stderr)
         print(f"step {step}, temperature {args.temperature}, top-k {args.top_k}, seed {args.seed}", file=sys.stderr)
         prompt = args.prompt.encode()
         parts = generate(executor, tokenizer, prompt, tokens=args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
@@ -417,7 +414,7 @@ def cmd_trace(args: argparse.Namespace) -> int:
     out = Path(args.out) if args.out else path / "traces" / "profiled.json.gz"
     if not args.out:
         out.parent.mkdir(exist_ok=True)
-    found = trace.write(path / "metrics.sqlite", out, args.step, args.rank, ungated=bool(standing(path)))
+    found = trace.write(path / "metrics.sqlite", out, args.step, args.rank)
     steps = f"{len(found.steps)} steps ({found.steps[0]} to {found.steps[-1]})"
     print(f"{out}: {found.events:,} events of {steps}, {found.arrows:,} arrows")
     print("open it at https://ui.perfetto.dev (the file stays on this machine) or in chrome://tracing")

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from alpha.errors import ConfigError, InputError
-from alpha.tomlfile import tomllib
+from alpha.files import path_problem, read_regular
+from alpha.tomlfile import parse_toml
 
 FAMILIES = ("gpt", "llama")
 LLAMA_ONLY = ("kv_heads", "hidden", "rope_base")
@@ -26,6 +27,21 @@ GPT_ONLY = ("dropout",)
 COMPUTES = {"cpu": "f32", "cuda": "bf16"}
 """Back end -> the precision that it has kernels for."""
 PRECISIONS = tuple(COMPUTES.values())
+
+MOST_TOKENS = 1 << 22
+"""Tokens of one microbatch. A plan makes tables of this length (positions, rows), so it stays small whatever a run file says."""
+
+MOST_INTEGER = 2**63 - 1
+"""What SQLite and NumPy hold."""
+
+LEAST_FLOAT, MOST_FLOAT = 1.1754943508222875e-38, 3.4028234663852886e38
+"""The normal numbers of float32, in which every one of these is used (IEEE 754)."""
+
+MOST_RUN_FILE = 1 << 20
+"""Bytes of a run file."""
+
+MOST_NAME = 100
+"""Bytes of run.name: a folder's name has at most 255, and numbers and reports put theirs behind it."""
 
 
 def key(
@@ -56,15 +72,17 @@ class Model:
     """The model and its sizes."""
 
     family: str = key(doc="architecture", choices=FAMILIES)
-    layers: int = key(doc="blocks", least=1)
-    width: int = key(doc="size of the residual stream", unit="channels", least=1)
-    heads: int = key(doc="query heads; divide the width", least=1)
-    positions: int = key(0, doc="longest sequence the model has positions for; 0 = data.sequence", unit="tokens", least=0)
+    layers: int = key(doc="blocks", least=1, most=4096)
+    width: int = key(doc="size of the residual stream", unit="channels", least=1, most=1 << 20)
+    heads: int = key(doc="query heads; divide the width", least=1, most=4096)
+    positions: int = key(0, doc="longest sequence the model has positions for; 0 = data.sequence", unit="tokens", least=0,
+                         most=1 << 24)
     tied: bool = key(True, doc="the head shares the embedding's weights")
-    kv_heads: int = key(0, doc="key and value heads; divide `heads`; 0 = heads (llama only)", least=0)
-    hidden: int = key(0, doc="inner width of SwiGLU; 0 = 8/3 width rounded up to a multiple of 32 (llama only)", unit="channels", least=0)
+    kv_heads: int = key(0, doc="key and value heads; divide `heads`; 0 = heads (llama only)", least=0, most=4096)
+    hidden: int = key(0, doc="inner width of SwiGLU; 0 = 8/3 width rounded up to a multiple of 32 (llama only)", unit="channels", least=0,
+                      most=1 << 22)
     rope_base: float = key(500000.0, doc="base of the rotary frequencies (llama only)", above=1.0)
-    window: int = key(0, doc="keys that a query sees, itself included; 0 = all before it", unit="tokens", least=0)
+    window: int = key(0, doc="keys that a query sees, itself included; 0 = all before it", unit="tokens", least=0, most=1 << 24)
     z_loss: float = key(0.0, doc="weight of the squared log-normaliser added to the loss", least=0.0)
     dropout: float = key(0.0, doc="share of activations dropped while training (gpt only)", least=0.0, most=0.9)
 
@@ -78,7 +96,7 @@ class Data:
     vocab: int = key(512, doc="ids of the BPE tokenizer; `bytes` always has 257", unit="ids", least=258, most=1 << 16)
     sample: int = key(4_000_000, doc="most text that the BPE tokenizer is trained on", unit="bytes", least=1)
     validation: float = key(0.05, doc="share of files held out for validation", above=0.0, most=0.5)
-    sequence: int = key(128, doc="tokens of one training sequence", unit="tokens", least=2)
+    sequence: int = key(128, doc="tokens of one training sequence", unit="tokens", least=2, most=1 << 20)
     documents: bool = key(False, doc="attention does not cross from one document into the next")
     cache: str = key(".alpha/data", doc="folder of tokenizers and token shards; safe to delete")
 
@@ -87,9 +105,9 @@ class Data:
 class Train:
     """The steps."""
 
-    steps: int = key(doc="optimizer steps", unit="steps", least=1)
-    batch: int = key(doc="sequences of one step, all shards together", unit="sequences", least=1)
-    shards: int = key(1, doc="logical shards S, a power of two; part of the numerics, not of the machine", least=1)
+    steps: int = key(doc="optimizer steps", unit="steps", least=1, most=2**31 - 1)
+    batch: int = key(doc="sequences of one step, all shards together", unit="sequences", least=1, most=1 << 20)
+    shards: int = key(1, doc="logical shards S, a power of two; part of the numerics, not of the machine", least=1, most=1024)
     precision: str = key(
         "f32",
         doc="compute type: f32, or bf16 with f32 weights, moments, gradients and sums (docs/numerics.md)",
@@ -102,7 +120,6 @@ class Train:
     eval_every: int = key(100, doc="steps between validations; 0 = only at the end", unit="steps", least=0)
     eval_windows: int = key(64, doc="validation sequences of each validation on the way", unit="sequences", least=1)
     final_windows: int = key(0, doc="validation sequences of the figure at the end; 0 = the whole split", unit="sequences", least=0)
-    sample_every: int = key(0, doc="steps between samples of text; 0 = only at the end", unit="steps", least=0)
     checkpoint_every: int = key(200, doc="steps between checkpoints; 0 = only at the end", unit="steps", least=0)
     keep: int = key(2, doc="checkpoints kept", least=1)
     profile: int = key(20, doc="steps of the run that are profiled launch by launch, spread evenly; 0 = none", unit="steps", least=0)
@@ -211,6 +228,13 @@ class Config:
             "change train.micro_batch or train.batch",
         )
         _rule(
+            self.micro_batch * d.sequence <= MOST_TOKENS,
+            "a microbatch has too many tokens",
+            f"{self.micro_batch} sequences of {d.sequence} tokens = {self.micro_batch * d.sequence:,}",
+            f"at most {MOST_TOKENS:,}",
+            "lower train.micro_batch: the gradients of a step do not depend on it",
+        )
+        _rule(
             t.recompute in ("none", "block") or (t.recompute.startswith("ops:") and all(t.recompute[4:].split(","))),
             "train.recompute is not a policy",
             t.recompute,
@@ -252,13 +276,14 @@ class Config:
             f"at most {t.steps} together",
             "shorten one",
         )
-        _rule(
-            bool(self.run.name) and not set(self.run.name) & set("/\\\0") and self.run.name not in (".", ".."),
-            "run.name is no folder name",
-            repr(self.run.name),
-            "letters, digits, dots and dashes",
-            "change run.name",
-        )
+        problem = name_problem(self.run.name)
+        _rule(not problem, "run.name is no folder name", f"{self.run.name!r}, which {problem}", "letters, digits, dots and dashes",
+              "change run.name")
+        for where in ("run.out", "data.corpus", "data.cache"):
+            section, _, name = where.partition(".")
+            problem = path_problem(getattr(getattr(self, section), name), text_only=True)
+            _rule(not problem, f"{where} is no path", f"{getattr(getattr(self, section), name)!r}, which {problem}",
+                  "a path that a file system can hold", f"change {where}")
 
     # -- derived sizes ---------------------------------------------------------------------------------------------------------
 
@@ -319,7 +344,6 @@ class Config:
             "train.eval_every",
             "train.eval_windows",
             "train.final_windows",
-            "train.sample_every",
             "train.checkpoint_every",
             "train.keep",
             "train.profile",
@@ -338,7 +362,7 @@ class Config:
 def load(path: Path | str, overrides: Iterable[str] = ()) -> Config:
     """Read a run file and apply `section.key=value` overrides. ConfigError for what is wrong in it, InputError if missing."""
     try:
-        raw = Path(path).read_bytes()
+        raw = read_regular(path, MOST_RUN_FILE)
     except OSError as error:
         raise InputError(
             "the run file cannot be read",
@@ -352,8 +376,8 @@ def load(path: Path | str, overrides: Iterable[str] = ()) -> Config:
 def parse(text: str | bytes, overrides: Iterable[str] = (), where: str = "the run file") -> Config:
     """A Config from TOML text. ConfigError naming `where`, the key, what came and what was expected."""
     try:
-        tables: dict[str, Any] = tomllib.loads(text if isinstance(text, str) else text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tables = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(
             f"{where} is not TOML",
             came=str(error),
@@ -422,7 +446,10 @@ def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
         if isinstance(value, list):
             return tuple(_typed(f"{name}[{i}]", x, inner, where) for i, x in enumerate(value))
     elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # an integer of hundreds of digits
+            return math.inf if value > 0 else -math.inf
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     what = (
@@ -452,13 +479,37 @@ def _check_range(name: str, value: Any, f: Field[Any]) -> None:
             do=_nearest(str(value), meta["choices"]),
         )
     if isinstance(value, (int, float)) and not isinstance(value, bool):
+        held = abs(value) <= MOST_INTEGER if isinstance(value, int) else value == 0 or LEAST_FLOAT <= abs(value) <= MOST_FLOAT
         inside = (
-            math.isfinite(value)
+            held
             and (meta["least"] is None or value >= meta["least"])
             and (meta["above"] is None or value > meta["above"])
             and (meta["most"] is None or value <= meta["most"])
         )
-        _rule(inside, f"`{name}` is out of range", value, _range(meta), f"{name}: {meta['doc']}")
+        kind = "" if held else "; an integer of 64 bits" if isinstance(value, int) else "; a normal number of float32"
+        _rule(inside, f"`{name}` is out of range", _came(value), _range(meta) + kind, f"{name}: {meta['doc']}")
+
+
+def _came(value: float) -> str:
+    """A number as text; one too long for Python to print by its length."""
+    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > MOST_INTEGER else str(value)
+
+
+def name_problem(name: str) -> str:
+    """Why `name` cannot be that of a run, to stand behind 'which'; '' when it can. It goes into paths, pages, tables and SQL."""
+    problem = path_problem(name, text_only=True)
+    if problem:
+        return problem
+    if len(name.encode()) > MOST_NAME:
+        return f"is too long: {len(name.encode())} bytes, at most {MOST_NAME}"
+    if not all(c.isprintable() for c in name):
+        return "holds a character that cannot be printed"
+    refused = sorted({c for c in name if c in "/\\\"'`<>|*?$&;"})
+    if refused:
+        return f"holds {' '.join(refused)}"
+    if name[0] in ".-~ " or name[-1] == " ":
+        return f"begins or ends with {name[0] if name[0] in '.-~ ' else name[-1]!r}"
+    return ""
 
 
 def _range(meta: Mapping[str, Any]) -> str:
@@ -473,7 +524,8 @@ def _rule(holds: bool, what: str, came: object, expected: object, do: str) -> No
 
 
 def _divisors(n: int) -> str:
-    found = [str(d) for d in range(1, n + 1) if n % d == 0]
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    found = [str(d) for d in sorted({*small, *(n // d for d in small)})]
     return ", ".join(found if len(found) <= 12 else [*found[:11], "..."])
 
 
@@ -503,8 +555,8 @@ def _apply(tables: dict[str, Any], override: str) -> None:
             do="write `--set section.key=value`",
         )
     try:
-        value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"x = {text}")["x"]
+    except ValueError:
         value = text.strip()
     tables.setdefault(section, {})[k] = value
 

@@ -12,6 +12,9 @@ import sys
 import traceback
 from collections.abc import Callable
 
+MOST_SHOWN = 400
+"""Characters of a line of an error that are shown; of a longer one the beginning and the end."""
+
 
 class AlphaError(Exception):
     """Base of everything raised on purpose.
@@ -30,7 +33,18 @@ class AlphaError(Exception):
             lines.append(f"  expected: {expected}")
         if do is not None:
             lines.append(f"  do:       {do}")
-        super().__init__("\n".join(lines))
+        super().__init__(shown("\n".join(lines)))
+
+
+def shown(text: str) -> str:
+    """Text that is fit for a terminal, whatever came: long lines shortened, control characters and lone surrogates as escapes."""
+    return "\n".join(_shortened(line) for line in text.split("\n"))
+
+
+def _shortened(line: str) -> str:
+    if len(line) > MOST_SHOWN:
+        line = f"{line[: MOST_SHOWN - 100]} ... ({len(line):,} characters) ... {line[-60:]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 class VerdictError(AlphaError):

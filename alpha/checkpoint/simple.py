@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -25,13 +26,15 @@ from numpy.lib.stride_tricks import as_strided
 
 from alpha.checkpoint.disk import Disk, refused
 from alpha.errors import CorruptError, GraphError, InputError
+from alpha.files import MOST_TEXT, json_of, open_regular, read_regular
 from alpha.graph.state import Copy, Layout, Piece, StateLayout, reshard, row_major, whole
 from alpha.types import NUMPY
 
-FORMAT, VERSION, READABLE = "alpha.checkpoint", 2, (1, 2)
-"""Version 1 was the same, but what its caller stored held no seal."""
-
+FORMAT, VERSION = "alpha.checkpoint", 1
 MANIFEST = "manifest.json"
+
+_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*\.npy")
+_DTYPES = tuple(d.newbyteorder("<").str for d in NUMPY.values())
 
 States = Mapping[str, tuple[StateLayout, np.ndarray]]
 """Kind of state -> its layout and its flat array [layout.size]."""
@@ -58,9 +61,6 @@ def save(folder: Path, step: int, states: States, facts: Mapping[str, Any], *, k
     temporary = folder / f".tmp-{_name(step)}-{os.getpid()}"
     try:
         clean(folder, disk)
-        if not folder.is_dir():
-            disk.make(folder)
-            disk.sync_folder(folder.parent)
         disk.make(temporary)
         kinds = {}
         for kind, (layout, flat) in sorted(states.items()):
@@ -124,24 +124,27 @@ def load(path: Path, into: States, *, rename: Mapping[str, str] | None = None) -
 def inspect(path: Path, *, verify: bool = True) -> Saved:
     """Read a checkpoint's manifest and, with `verify`, hash every file. CorruptError or InputError as `load`."""
     try:
-        raw = (path / MANIFEST).read_bytes()
+        raw = read_regular(path / MANIFEST, MOST_TEXT)
     except OSError as error:
         raise _corrupt(path, "it has no readable manifest", f"{MANIFEST} ({error.strerror})", "a manifest.json") from error
     try:
-        content = json.loads(raw)
+        content = json_of(raw)
         stated = content.pop("sha256")
         form, version = content["format"], content["version"]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise _corrupt(path, "its manifest is not complete", f"{len(raw)} bytes ({error})", "JSON with a content hash") from error
     if stated != _digest(content):
         raise _corrupt(path, "its manifest was edited or torn", f"sha256 {_digest(content)[:16]}", f"sha256 {str(stated)[:16]}")
-    if form != FORMAT or version not in READABLE:
+    if form != FORMAT or version != VERSION:
         raise InputError(
             "the checkpoint has an unknown format",
             came=f"{path}: {form} version {version}",
-            expected=f"{FORMAT} version {' or '.join(map(str, READABLE))}",
+            expected=f"{FORMAT} version {VERSION}",
             do="load it with the release that wrote it",
         )
+    problem = _unlike_a_manifest(content)
+    if problem:
+        raise _corrupt(path, "its manifest is not one that a save writes", problem, "step, facts, and kinds with their files in the folder")
     saved = Saved(path, content["step"], content["facts"], content["kinds"])
     if _name(saved.step) != path.name:
         raise _corrupt(path, "its folder is not the step that it holds", path.name, _name(saved.step))
@@ -149,6 +152,24 @@ def inspect(path: Path, *, verify: bool = True) -> Saved:
         for facts in saved.kinds.values():
             _verify(path, facts)
     return saved
+
+
+def _unlike_a_manifest(content: Mapping[str, Any]) -> str:
+    """What of a manifest is not as a save writes it; '' when nothing. A kind's file lies in the folder itself."""
+    step, facts, kinds = (content.get(name) for name in ("step", "facts", "kinds"))
+    if type(step) is not int or step < 0 or not isinstance(facts, dict) or not isinstance(kinds, dict):
+        return "step, facts or kinds of another type"
+    for kind, of in kinds.items():
+        file = of.get("file") if isinstance(of, dict) else None
+        if not isinstance(of, dict) or not isinstance(file, str) or not _FILE.fullmatch(file):
+            return f"kind {kind!r} in the file {file!r}"
+        if of.get("dtype") not in _DTYPES or type(of.get("size")) is not int or not isinstance(of.get("sha256"), str):
+            return f"kind {kind!r} without dtype, size or hash"
+        for t in of["tensors"] if isinstance(of.get("tensors"), list) else [None]:
+            if not (isinstance(t, list) and len(t) == 4 and isinstance(t[0], str) and isinstance(t[1], list)
+                    and all(type(n) is int and n >= 0 for n in t[1]) and type(t[3]) is int):
+                return f"kind {kind!r} with tensor {t!r}"
+    return ""
 
 
 def steps(folder: Path) -> list[int]:
@@ -273,11 +294,11 @@ def _verify(path: Path, facts: Mapping[str, Any]) -> None:
     """Hash one file of a checkpoint."""
     digest = hashlib.sha256()
     try:
-        with open(path / facts["file"], "rb") as file:
+        with open_regular(path / facts["file"]) as file:
             while block := file.read(1 << 22):
                 digest.update(block)
     except OSError as error:
-        raise _corrupt(path, "a file is missing", f"{facts['file']} ({error.strerror})", "every file of the manifest") from error
+        raise _corrupt(path, "a file cannot be read", f"{facts['file']} ({error.strerror})", "every file of the manifest") from error
     if digest.hexdigest() != facts["sha256"]:
         came, expected = (f"sha256 {x[:16]}" for x in (digest.hexdigest(), facts["sha256"]))
         raise _corrupt(path, f"{facts['file']} is not what its hash says", came, expected)
@@ -285,7 +306,10 @@ def _verify(path: Path, facts: Mapping[str, Any]) -> None:
 
 def _open(path: Path, facts: Mapping[str, Any]) -> np.ndarray:
     """The flat array of one verified file, memory-mapped."""
-    flat: np.ndarray = np.load(path / facts["file"], mmap_mode="r", allow_pickle=False)
+    try:
+        flat: np.ndarray = np.load(path / facts["file"], mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise _corrupt(path, f"{facts['file']} is no array", error, "an .npy file") from error
     if flat.shape != (facts["size"],) or flat.dtype != np.dtype(facts["dtype"]):
         raise _corrupt(path, f"{facts['file']} has another size", f"{flat.dtype}{list(flat.shape)}", f"{facts['dtype']}[{facts['size']}]")
     return flat

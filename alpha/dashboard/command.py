@@ -13,6 +13,7 @@ from typing import Any
 
 from alpha.dashboard.folder import Folder
 from alpha.errors import InputError, MachineError
+from alpha.files import path_argument
 
 HOST, PORT = "127.0.0.1", 8765
 PACKAGES = ("starlette", "uvicorn", "plotly", "pandas")
@@ -20,7 +21,8 @@ PACKAGES = ("starlette", "uvicorn", "plotly", "pandas")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("runs", metavar="RUNS_DIR", nargs="?", default="runs", help="folder of run directories, or one run (default: runs)")
+    parser.add_argument("runs", type=path_argument, metavar="RUNS_DIR", nargs="?", default="runs",
+                        help="folder of run directories, or one run (default: runs)")
     parser.add_argument("--host", default=HOST, help=f"address to listen on (default: {HOST}, this machine only)")
     parser.add_argument("--port", type=int, default=PORT, help=f"port to listen on, 0 for any free one (default: {PORT})")
 

@@ -148,8 +148,12 @@ def folder_corpus(root: Path, pattern: str = "**/*.txt") -> Corpus:
     if not root.is_dir():
         raise InputError("the corpus has no such path", came=root, expected="a folder of text files, or one file",
                          do="check the path")
-    return corpus_of_files(f"{root.name}/{pattern}", root,
-                           [path.relative_to(root).as_posix() for path in root.glob(pattern) if path.is_file()])
+    try:
+        found = [path.relative_to(root).as_posix() for path in root.glob(pattern) if path.is_file()]
+    except (ValueError, NotImplementedError) as error:
+        raise InputError("the corpus has an impossible pattern", came=f"{pattern}: {error}", expected="such as texts/**/*.md",
+                         do="mend the pattern") from error
+    return corpus_of_files(f"{root.name}/{pattern}", root, found)
 
 
 def open_corpus(source: str) -> Corpus:

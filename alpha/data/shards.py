@@ -24,13 +24,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from alpha.data.corpus import Corpus
-from alpha.data.files import MAKING, disk_error, hold, sha256_hex
+from alpha.data.files import disk_error, sha256_hex
 from alpha.data.tokenizer import Tokenizer
 from alpha.errors import CorruptError, InputError
+from alpha.files import json_of, open_regular
 
 MAGIC, VERSION = b"ALPHATOK", 1
 _PREFIX = struct.Struct("<8sQ32s")
 _ALIGN = 64
+_MOST_HEADER = 1 << 16
+"""Bytes of a header; one is about 500."""
+_FACTS = {"version": int, "tokens": int, "documents": int, "payload": int, "sha256": str, "index": int, "last": bool, "corpus": str,
+          "tokenizer": str, "vocab_size": int, "text_bytes": int}
 SHARD_TOKENS = 1 << 26
 """A shard is closed before it would exceed this many tokens (128 MiB)."""
 
@@ -79,12 +84,14 @@ def open_shard(path: Path, *, verify: bool = True) -> Shard:
                             do=f"remove {path.parent} and run again; it is made from the corpus")
 
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             prefix = file.read(_PREFIX.size)
             if len(prefix) < _PREFIX.size or prefix[:8] != MAGIC:
                 raise corrupt("no shard header", f"{size} bytes, first {prefix[:8]!r}", f"a file starting with {MAGIC!r}")
             _, length, digest = _PREFIX.unpack(prefix)
+            if length > _MOST_HEADER:
+                raise corrupt("its header is too long", f"{length} bytes", f"at most {_MOST_HEADER}")
             begin = _padded(_PREFIX.size + length, _ALIGN)
             head = file.read(min(begin, size) - _PREFIX.size)
     except OSError as error:
@@ -93,16 +100,27 @@ def open_shard(path: Path, *, verify: bool = True) -> Shard:
     text = head[:length]
     if sha256_hex(text) != digest.hex() or head[length:].strip(b"\0"):
         raise corrupt("its header is not what its hash says", sha256_hex(text)[:16], digest.hex()[:16])
-    header = json.loads(text)
-    if header["version"] != VERSION:
-        raise InputError("a token shard has an unknown version", came=f"{path}: version {header['version']}",
+    try:
+        header = json_of(text)
+        if not isinstance(header, dict):
+            raise ValueError("no object")
+    except ValueError as error:
+        raise corrupt("its header is no JSON object", error, "a JSON object") from error
+    if header.get("version") != VERSION:
+        raise InputError("a token shard has an unknown version", came=f"{path}: version {header.get('version')}",
                          expected=f"version {VERSION}", do=f"remove {path.parent} and run again")
+    wrong = [k for k, kind in _FACTS.items() if type(header.get(k)) is not kind or (kind is int and header[k] < 0)]
+    if wrong:
+        raise corrupt("its header lacks a fact", f"{wrong[0]} = {header.get(wrong[0])!r}", ", ".join(_FACTS))
+    n = header["tokens"]
+    if header["payload"] != _padded(2 * n, 8) + 8 * (header["documents"] + 1):
+        raise corrupt("its sizes contradict each other", f"{header['payload']} bytes for {n} tokens of {header['documents']} documents",
+                      f"{_padded(2 * n, 8) + 8 * (header['documents'] + 1)} bytes")
     if size != begin + header["payload"]:
         raise corrupt("its size is wrong", f"{size} bytes", f"{begin + header['payload']} bytes")
     payload = np.memmap(path, dtype=np.uint8, mode="r", offset=begin)
     if verify and sha256_hex(payload.data) != header["sha256"]:
         raise corrupt("its tokens are not what their hash says", sha256_hex(payload.data)[:16], header["sha256"][:16])
-    n = header["tokens"]
     return Shard(path, header, payload[: 2 * n].view("<u2"), np.array(payload[_padded(2 * n, 8) :].view("<i8"), dtype=np.int64))
 
 
@@ -219,12 +237,10 @@ def token_stream(corpus: Corpus, tokenizer: Tokenizer, cache: Path, *, shard_tok
     """
     folder = stream_folder(cache, corpus.hash, tokenizer.hash)
     if not folder.is_dir():
-        temporary, handle = None, -1
+        temporary = None
         try:
             cache.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(prefix=MAKING, dir=cache))
-            handle = os.open(temporary, os.O_RDONLY)
-            hold(handle)  # so that nobody sweeps it
+            temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=cache))
             _write_stream(temporary, corpus, tokenizer, shard_tokens)
             try:
                 os.rename(temporary, folder)
@@ -236,8 +252,6 @@ def token_stream(corpus: Corpus, tokenizer: Tokenizer, cache: Path, *, shard_tok
         finally:
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
-            if handle >= 0:
-                os.close(handle)
     stream = open_stream(folder, verify=verify)
     if (stream.corpus_hash, stream.tokenizer_hash) != (corpus.hash, tokenizer.hash):
         raise CorruptError("the token stream belongs to another corpus or tokenizer",

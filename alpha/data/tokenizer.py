@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from alpha.data.files import read_file, sha256_hex, write_atomic
 from alpha.errors import CorruptError, InputError
+from alpha.files import MOST_TEXT, json_of
 
 Merge = tuple[int, int]
 
@@ -197,6 +198,10 @@ class BPETokenizer(Tokenizer):
             if not possible or (left, right) in self._rank:
                 raise InputError(f"merge {rank} of a tokenizer is impossible", came=(left, right),
                                  expected=f"a new pair of ids below {known}, none of them {END_OF_DOCUMENT}")
+            if len(tokens[left]) + len(tokens[right]) > MAX_WORD:  # else merges that double would fill the memory
+                raise InputError(f"merge {rank} of a tokenizer is longer than any word",
+                                 came=f"{len(tokens[left]) + len(tokens[right])} bytes", expected=f"at most {MAX_WORD}",
+                                 do="train the tokenizer again")
             self._rank[left, right] = rank
             tokens.append(tokens[left] + tokens[right])
         self._tokens = tuple(tokens)
@@ -319,7 +324,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
     InputError: no such file, or a version that this program does not know. CorruptError: torn, edited or not a tokenizer file.
     """
-    raw = read_file(path, "the tokenizer file")
+    raw = read_file(path, "the tokenizer file", MOST_TEXT)
 
     def corrupt(why: str, came: object) -> CorruptError:
         return CorruptError(f"the tokenizer file is damaged: {why}", came=f"{path}: {came}",
@@ -327,7 +332,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
                             do="restore it, or train the tokenizer again (the same corpus gives the same tokenizer)")
 
     try:
-        content = json.loads(raw)
+        content = json_of(raw)
         stated = content.pop("sha256")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise corrupt("it is not complete JSON with a content hash", f"{len(raw)} bytes ({error})") from error

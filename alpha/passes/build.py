@@ -174,6 +174,7 @@ def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepS
     def plan(graph: Graph, *, recomputed: bool = False) -> Plan:
         return lower(graph, catalogue, backend, threads, states, policy=policy if recomputed else ("none", ()), fused=fused)
 
+    update = plan(_update(optimizer, params, grads, levels, precision))  # first: it is small, and refuses a state that is too large
     plans: dict[str, Plan] = {}
     slots = sorted({trailing_ones(s) for s in range(shape.shards)})
     for slot in slots:
@@ -183,7 +184,7 @@ def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepS
     for slot in slots:
         for level in range(slot):
             plans[f"tree@{level}>{slot}"] = plan(_tree(level, slot, grads))
-    plans["update"] = plan(_update(optimizer, params, grads, levels, precision))
+    plans["update"] = update
     plans["eval"] = plan(trace_training(model, params, "eval", None, False, precision)[1])
     if model.decode is not None:
         t = Tracer("decode", params, precision=precision)

@@ -5,19 +5,19 @@ The merge gate judges these records again: a recorded fault that would now pass 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alpha.component import Component
 from alpha.errors import CorruptError
+from alpha.files import json_of, read_regular
 from alpha.registry.digest import Package, component_digests
 from alpha.registry.evidence import write_atomic
 from alpha.registry.faults import Fault
 from alpha.registry.gpu import class_of_key
 from alpha.registry.judge import FAIL, judge
-from alpha.registry.record import FORMAT, Record, canonical, content_hash
+from alpha.registry.record import FORMAT, Record, canonical, content_hash, shaped
 
 NAME = "_catches.jsonl"
 MAX_BYTES = 12288
@@ -66,7 +66,10 @@ def load_catches(root: Path, machine: str) -> dict[str, Catch]:
     path = path_of(root, machine)
     if not path.is_file():
         return {}
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = read_regular(path).decode("ascii")
+    except (OSError, ValueError) as error:
+        raise _corrupt("the file of catches cannot be read", f"{machine}/{NAME}: {error}") from error
     if text and not text.endswith("\n"):
         raise _corrupt("the file of catches is torn: its last line has no end", path.name)
     catches = [_parse(line, f"{machine}/{NAME}:{i}", machine) for i, line in enumerate(text.splitlines(), 1)]
@@ -80,12 +83,17 @@ def _parse(line: str, where: str, machine: str) -> Catch:
     if not len(line) <= MAX_BYTES:
         raise _corrupt("a line of catches is too long", f"{where}: {len(line)} bytes, at most {MAX_BYTES}")
     try:
-        body = json.loads(line)
+        body = json_of(line)
         claimed, form = body.pop("content"), body.pop("format")
         expected = content_hash({**body, "format": form})
         record = None if body["record"] is None else Record(**body.pop("record"))
         catch = Catch(**{**body, "record": record})
-    except (ValueError, KeyError, TypeError) as error:
+        if record is not None:
+            shaped(record)
+        texts = (catch.fault, catch.component, catch.gate, catch.machine, catch.error, *catch.digests.values())
+        if not all(isinstance(x, str) for x in texts):
+            raise ValueError("a text is none")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt("a line of catches cannot be read", f"{where}: {error}") from error
     if form != FORMAT or claimed != expected or catch.line() != line:
         raise _corrupt("a catch was edited by hand or is of another format", where)

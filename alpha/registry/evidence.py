@@ -16,6 +16,7 @@ from pathlib import Path
 import alpha
 from alpha.component import GATES
 from alpha.errors import CorruptError, InputError, MachineError
+from alpha.files import read_regular
 from alpha.registry.gpu import AnyClass, class_of_key, family_of
 from alpha.registry.record import MAX_BYTES, Record, parse
 
@@ -57,7 +58,7 @@ def reference_classes(root: Path) -> dict[str, str]:
     """family -> key, from the REFERENCE file of a root; {} when there is no such file. InputError where a family has two."""
     path = root / REFERENCE
     found: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8").split() if path.is_file() else ():
+    for line in _text(path, "REFERENCE").split() if path.is_file() else ():
         key = class_of_key(line).key
         if family_of(key) in found:
             raise InputError("a family has two reference classes", came=f"{found[family_of(key)]}, {key}", expected="one line each")
@@ -78,10 +79,7 @@ def write_reference(root: Path, machine: AnyClass) -> None:
 
 def lines_of(path: Path) -> list[str]:
     """The lines of an evidence file without newlines; CorruptError if it is torn, not ASCII or over-long."""
-    try:
-        text = path.read_bytes().decode("ascii")
-    except UnicodeDecodeError as error:
-        raise _corrupt("an evidence file holds bytes that are not text", f"{path.name}: {error}", "ASCII JSON lines") from error
+    text = _text(path, "an evidence file")
     if text and not text.endswith("\n"):
         raise _corrupt("an evidence file is torn: its last line has no end", path.name, "complete lines")
     lines = text.splitlines()
@@ -89,6 +87,15 @@ def lines_of(path: Path) -> list[str]:
         if not len(line) <= MAX_BYTES:
             raise _corrupt("an evidence line is too long", f"{path.name}:{i} with {len(line)} bytes", f"at most {MAX_BYTES}")
     return lines
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return read_regular(path).decode("ascii")
+    except OSError as error:
+        raise _corrupt(f"{what} cannot be read", f"{path.name}: {error.strerror}", "a readable file") from error
+    except UnicodeDecodeError as error:
+        raise _corrupt(f"{what} holds bytes that are not text", f"{path.name}: {error}", "ASCII text") from error
 
 
 def load_file(path: Path) -> dict[str, Record]:

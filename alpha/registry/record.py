@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from alpha.errors import CorruptError
+from alpha.files import json_of
 
 FORMAT = 1
 MAX_BYTES = 8192
@@ -72,10 +73,11 @@ def content_hash(body: Mapping[str, Any]) -> str:
 def parse(line: str, where: str) -> Record:
     """A record from its line; CorruptError naming `where` if it is torn, edited (content hash) or of another format."""
     try:
-        body = json.loads(line)
+        body = json_of(line)
         claimed = body.pop("content")
         record = Record(**body)
-    except (ValueError, KeyError, TypeError) as error:
+        shaped(record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError("an evidence line cannot be read", came=f"{where}: {error}", expected="one canonical JSON record per line",
                            do="restore the file from version control or rerun the gate") from error
     if record.format != FORMAT:
@@ -84,6 +86,23 @@ def parse(line: str, where: str) -> Record:
         raise CorruptError("evidence was edited by hand: its content hash does not match", came=where, expected=claimed,
                            do="restore the file from version control or rerun the gate")
     return record
+
+
+def shaped(record: Record) -> None:
+    """ValueError unless every field is of its type: whoever reads a record may lean on that."""
+    for name in ("component", "gate", "machine", "nonce"):
+        if not isinstance(getattr(record, name), str):
+            raise ValueError(f"{name} is no text")
+    for name in ("digests", "environment"):
+        table = getattr(record, name)
+        if not isinstance(table, dict) or not all(isinstance(x, str) for x in table.values()):
+            raise ValueError(f"{name} is no table of texts")
+    if type(record.declared) is not int or type(record.format) is not int:
+        raise ValueError("declared or format is no integer")
+    if not isinstance(record.cases, list) or not all(isinstance(c, dict) for c in record.cases):
+        raise ValueError("cases is no list of tables")
+    if not isinstance(record.probes, list) or not all(isinstance(p, list) for p in record.probes):
+        raise ValueError("probes is no list of lists")
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alpha.errors import InputError, exit_code
+from alpha.files import path_argument
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Every option."""
     p = argparse.ArgumentParser(prog="alpha-report", description="Where each millisecond and byte of a run's steps went.")
-    p.add_argument("runs", nargs="*", metavar="RUN", help="run directories (default: the newest under runs/)")
-    p.add_argument("--out", metavar="FOLDER", help="where to write (default: reports/ and the name of the run)")
+    p.add_argument("runs", nargs="*", type=path_argument, metavar="RUN", help="run directories (default: the newest under runs/)")
+    p.add_argument("--out", type=path_argument, metavar="FOLDER", help="where to write (default: reports/ and the name of the run)")
     p.add_argument("--compare", action="store_true", help="is the second of two runs slower or faster than the first, and where")
     p.add_argument("--anyway", action="store_true", help="compare runs of different programs or machines; the report says how they differ")
     p.add_argument("--mixed-flops", action="store_true", help="put runs of different FLOPS models on one axis; the report says so")

@@ -19,7 +19,6 @@ from alpha.backends.cuda.staging import staging_bytes
 from alpha.config import Config
 from alpha.cudart.launch import LOADED
 from alpha.cudart.memory import aligned
-from alpha.errors import InputError
 from alpha.graph.plan import Program
 from alpha.profile.noise import WARM_UP
 from alpha.profile.phases import PHASES
@@ -131,11 +130,8 @@ def test_a_live_process_holds_what_it_may(made: Made) -> None:
     try:
         deadline = time.monotonic() + 180
         while process.poll() is None and time.monotonic() < deadline:
-            try:
-                if read(run / "metrics.sqlite", "step_metrics", "count(*)")[0][0] >= 2:
-                    break
-            except InputError:
-                pass  # it is just beginning
+            if (run / "manifest.json").is_file() and read(run / "metrics.sqlite", "step_metrics", "count(*)")[0][0] >= 2:
+                break
             time.sleep(0.1)
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         process.send_signal(signal.SIGINT)

@@ -35,7 +35,7 @@ def test_shipped_run_files_load(path: Path) -> None:
 
 
 def test_resolved_text_is_the_whole_configuration() -> None:
-    cfg = config.parse(SMALLEST, ['run.out=ü \\" #\n', "optim.eps=1e-10", "optim.betas=[0.5, 0.25]", "model.tied=false"])
+    cfg = config.parse(SMALLEST, ['run.out=ü \\" #', "optim.eps=1e-10", "optim.betas=[0.5, 0.25]", "model.tied=false"])
     again = config.parse(cfg.resolved())
     assert again == cfg and again.identity() == cfg.identity()
     for name, section in cfg.sections():

@@ -14,6 +14,7 @@ import numpy as np
 import alpha.backends.cpu.kernels as kernels
 from alpha.backends.cpu.lib import ALIGN, Cpu, Workers
 from alpha.component import Catalogue, Component
+from alpha.errors import MachineError, ShapeError
 from alpha.graph.ir import attrs_text
 from alpha.ops.table import row
 from alpha.types import NUMPY, Attrs, TensorType
@@ -37,6 +38,10 @@ def scratch_bytes(component: Component, types: Sequence[TensorType], attrs: Attr
     return _KNOWN[key]
 
 
+MOST_BYTES = 512 << 30
+"""Bytes of an operand that a kernel is bound to. A binder cuts it into blocks and lists them, so a bind takes time and memory in
+proportion: seconds for this, minutes and tens of GiB for a hundred times as much."""
+
 _KNOWN: dict[tuple[Callable, tuple[TensorType, ...], str, int], int] = {}
 
 
@@ -46,6 +51,10 @@ def _dry_bind(component: Component, types: Sequence[TensorType], attrs: Attrs, t
     at, places = 0, []
     for t in (*types, *outs):
         nbytes = t.size * NUMPY[t.dtype].itemsize  # bf16 is held as float32 here
+        if nbytes > MOST_BYTES:
+            raise ShapeError("a tensor is too large for a kernel of the CPU", came=f"{t} of {component.id}: {nbytes / 2**30:,.0f} GiB",
+                             expected=f"at most {MOST_BYTES >> 30} GiB",
+                             do='make the model or the microbatch smaller, or plan it for machine.backend = "cuda"')
         places.append((at, at + nbytes, t))
         at += -(-nbytes // ALIGN) * ALIGN
     space = _addresses(at)
@@ -58,7 +67,12 @@ def _addresses(nbytes: int) -> np.ndarray:
     """Bytes of address space that no memory stands behind until it is written, however many: a plan for 70B parameters needs no 300 GB."""
     if not nbytes:
         return np.empty(0, np.uint8)
-    return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE), np.uint8)
+    try:
+        space = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    except OSError as error:
+        raise MachineError("this process gets no address space to plan in", came=f"{nbytes / 2**30:,.1f} GiB ({error.strerror})",
+                           expected="addresses alone; no memory stands behind them", do="raise `ulimit -v`") from error
+    return np.frombuffer(space, np.uint8)
 
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)

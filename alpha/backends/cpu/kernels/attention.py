@@ -26,7 +26,7 @@ from math import prod
 import numpy as np
 
 from alpha.backends.cpu.lib import Cpu
-from alpha.component import Component, Envelope
+from alpha.component import Component, Envelope, Limit
 from alpha.types import Attrs
 
 QUERIES = 64
@@ -37,7 +37,11 @@ SAFE = 16.0
 LEAST = 2.0**-24
 """A row whose sum is at least LEAST lost only terms below exp(-87) of 1, which is less than 2^-100 of its sum."""
 
-_ENVELOPE = Envelope(dtypes=("f32", "f64"))
+LONGEST = 32768
+"""Queries, and keys, of a call: the masks of all blocks are made in one pass over queries times keys, when a plan is bound."""
+
+_ENVELOPE = Envelope(dtypes=("f32", "f64"), limits=(
+    Limit(text=f"sequences of at most {LONGEST} tokens", holds=lambda types, attrs: all(t.shape[1] <= LONGEST for t in types)),))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,236 @@
+"""What a run file or an option may say: whatever it is, the command answers with one message, quickly and in little memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from alpha import cli, config
+from alpha.errors import AlphaError, ConfigError, InputError, MachineError, ShapeError, shown
+from alpha.files import json_of, open_regular, read_regular
+from alpha.tomlfile import parse_toml, read_toml
+from alpha.train.house import house
+from alpha.train.planned import plan_run
+
+TINY = Path(__file__).parents[2] / "configs" / "tiny.toml"
+TEXT = TINY.read_text()
+Command = Callable[..., tuple[int, str, str]]
+
+
+@contextmanager
+def bounded(seconds: float = 60.0, megabytes: float = 400.0) -> Iterator[None]:
+    """The block ends in time, and the process has not grown beyond what it had at its largest."""
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    took, grown = time.monotonic() - began, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
+    assert took < seconds and grown < megabytes, f"{took:.1f} s, {grown:.0f} MB"
+
+
+@pytest.fixture
+def alpha(capsys: pytest.CaptureFixture[str]) -> Command:
+    """One command in this process: (exit code, standard output, standard error). An exception fails the test."""
+
+    def run(*args: object) -> tuple[int, str, str]:
+        try:
+            code = cli.main([str(a) for a in args])
+        except SystemExit as end:  # argparse
+            code = int(str(end.code))
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def sets(*overrides: str) -> list[str]:
+    return [x for one in overrides for x in ("--set", one)]
+
+
+HUGE = [
+    ("model.width=65536", "model.heads=1024", "model.layers=100"),
+    ("train.batch=2147483648",),
+    ("train.batch=2147483648", "train.micro_batch=1"),
+    ("model.positions=9007199254740992",),
+    ("data.sequence=9007199254740992",),
+    ("model.layers=2147483648",),
+    ("model.width=4611686018427387904",),
+    ("train.shards=1073741824", "train.batch=1073741824"),
+    ("train.steps=9223372036854775807",),
+    ("train.eval_windows=9223372036854775808",),
+    ("optim.lr=1" + "0" * 400,),
+    ("optim.lr=1e300",),
+    ("optim.eps=1e-300",),
+    ("model.layers=" + "9" * 5000,),
+    ("model.rope_base=" + "9" * 5000, "model.family=llama"),
+]
+
+
+@pytest.mark.parametrize("overrides", HUGE, ids=lambda o: o[0][:32])
+def test_impossible_sizes_are_refused_at_once(alpha: Command, overrides: tuple[str, ...]) -> None:
+    with bounded():
+        code, _, err = alpha("plan", TINY, *sets(*overrides))
+    assert code == 2 and "came:" in err and "expected:" in err and len(err) < 3000, err
+    assert all(len(line) < 500 for line in err.splitlines())
+
+
+@pytest.mark.parametrize("overrides", [
+    ("train.batch=1048576", "train.micro_batch=1", "train.shards=1024"),
+    ("train.steps=2147483647", "train.profile=9223372036854775807", "train.keep=9223372036854775807"),
+    ("data.sequence=16384", "train.micro_batch=1"),
+], ids=lambda o: o[0])  # fmt: skip
+def test_the_largest_that_is_allowed_is_planned(overrides: tuple[str, ...]) -> None:
+    with bounded(120, 800):
+        assert plan_run(config.load(TINY, overrides), house()).peak_bytes > 0
+
+
+def test_operands_of_the_cpu_are_bounded() -> None:
+    """Planted: without the bound a bind lists 79 million blocks, tens of GiB."""
+    wide = ["model.width=65536", "model.heads=1024", "model.layers=4"]
+    with bounded(120), pytest.raises(ShapeError, match="too large for a kernel of the CPU"):
+        plan_run(config.load(TINY, wide), house())
+    with bounded(), pytest.raises(InputError, match="no cpu kernel covers attention"):
+        plan_run(config.load(TINY, ["data.sequence=65536", "train.micro_batch=1"]), house())
+
+
+def test_no_address_space_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from alpha.backends.cpu import catalogue
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(catalogue.mmap, "mmap", refused)
+    with pytest.raises(MachineError, match="address space"):
+        catalogue._addresses(1 << 20)
+
+
+NAMES = ["", ".", "..", "a/b", "a\\b", "a\nb", "a\x1b[2Jb", "a\x00b", "a'b", 'a"b', "a`b", "a<b", "a>b", "<script>", "-rf", "~", ".hidden",
+         " a", "a ", "a|b", "a*b", "$HOME", "a;b", "a&b", "a\u202eb", "a\x7fb", "a\udce9b", "x" * 101, "9" * 5000, "ü" * 60]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda n: ascii(n)[:20])
+def test_names_that_break_something_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.name") as caught:
+        config.parse(TEXT.replace('"tiny"', config._toml(name)) if not name.isprintable() and "\udce9" not in name else TEXT,
+                     [] if not name.isprintable() and "\udce9" not in name else [f"run.name={config._toml(name)}"])
+    said = str(caught.value)
+    assert all(c.isprintable() or c == "\n" for c in said) and len(said) < 2000
+
+
+@pytest.mark.parametrize("name", ["demo", "gpt2-124m", "v1.2_b", "Läufe 3", "a" * 100, "実験", "run+3=x,y@z#1"])
+def test_names_that_break_nothing_are_taken(name: str) -> None:
+    cfg = config.parse(TEXT, [f'run.name="{name}"'])
+    assert cfg.run.name == name and config.parse(cfg.resolved()) == cfg
+
+
+@pytest.mark.parametrize("key", ["run.out", "data.corpus", "data.cache"])
+@pytest.mark.parametrize("path", ["", "a\nb", "x" * 256, "x/" * 3000, "caf\udce9", "a\x1bb"], ids=lambda p: ascii(p)[:12])
+def test_paths_that_no_file_system_takes_are_refused(key: str, path: str) -> None:
+    tables = parse_toml(TEXT)
+    section, _, name = key.partition(".")
+    tables.setdefault(section, {})[name] = path
+    with pytest.raises(ConfigError, match=f"{key} is no path"):
+        config.from_tables(tables)
+
+
+def test_nested_brackets_and_torn_text() -> None:
+    for text in ("x = " + "[" * 3000 + "]" * 3000, "x = " + "{a=" * 3000, "[a" + ".a" * 5000 + "]", "x = 1" + "0" * 5000, "x = 1979-99-99"):
+        with bounded(), pytest.raises(ConfigError):
+            config.parse(text)
+        with bounded(), pytest.raises(ConfigError):
+            config.parse(TEXT, [f"model.layers={text[4:]}"])
+    with pytest.raises(ValueError, match="nested too deeply"):
+        json_of("[" * 100_000)
+    for text in ("NaN", "[Infinity]", "{", "", "\ud800", "1" + "0" * 5000):
+        with pytest.raises(ValueError):
+            json_of(text)
+
+
+def special(folder: Path) -> dict[str, Path]:
+    """Paths that are no regular files, and one that is too large."""
+    os.mkfifo(folder / "fifo")
+    (folder / "loop").symlink_to("loop")
+    (folder / "gone").symlink_to("nowhere")
+    (folder / "folder").mkdir()
+    with open(folder / "large", "wb") as file:
+        file.truncate(1 << 33)
+    return {**{name: folder / name for name in ("fifo", "loop", "gone", "folder", "large")},
+            "zero": Path("/dev/zero"), "null": Path("/dev/null"), "long": folder / ("x" * 300), "memory": Path("/proc/self/mem")}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "loop", "gone", "folder", "large", "zero", "null", "long"])
+def test_special_files_as_run_file(alpha: Command, tmp_path: Path, kind: str) -> None:
+    path = special(tmp_path)[kind]
+    for command in ("plan", "train", "lab", "sample", "trace"):
+        with bounded():
+            code, _, err = alpha(command, path, *(["--prompt", "x"] if command == "sample" else []))
+        assert code == 2 and ("came:" in err or "error:" in err), (command, err)
+
+
+def test_special_files_are_not_read(tmp_path: Path) -> None:
+    """Planted: `Path.read_bytes` in place of `read_regular` waits for ever on the FIFO."""
+    for kind, path in special(tmp_path).items():
+        if kind == "memory":
+            continue
+        with bounded(), pytest.raises(OSError):
+            read_regular(path)
+        with bounded(), pytest.raises(AlphaError):
+            read_toml(path)
+    waiting = threading.Thread(target=lambda: (tmp_path / "fifo").read_bytes(), daemon=True)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    (tmp_path / "fifo").write_bytes(b"")  # lets it end
+    waiting.join(5)
+    with open_regular(TINY) as file:
+        assert file.read() == TINY.read_bytes()
+
+
+def test_errors_are_fit_for_a_terminal() -> None:
+    error = InputError("what\x1b[31m", came="x" * 100_000 + "\udcff", expected="a\tb\u202e", do="\r")
+    said = str(error)
+    assert len(said) < 2000 and "100,0" in said and all(c.isprintable() or c == "\n" for c in said)
+    assert shown("plain ü\n  two") == "plain ü\n  two"
+    said.encode()
+
+
+KEYS = [(name, f.name) for name, cls in config._sections().items() for f in config.fields(cls)]
+VALUES = st.one_of(
+    st.integers(), st.integers(-2, 70), st.sampled_from([2**31, 2**53, 2**63, 10**400, -1]), st.floats(), st.booleans(),
+    st.text(max_size=40), st.lists(st.floats(), max_size=3), st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.sampled_from(["none", "block", "ops:gelu", "ops:nothing", "cuda", "bf16", "llama", "wsd", "sgd", "bytes", "bpe"]),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), min_size=1, max_size=4))
+def test_any_run_file_is_planned_or_refused(changes: list[tuple[tuple[str, str], object]]) -> None:
+    """The outcome is a plan or an AlphaError, for whatever values."""
+    tables = parse_toml(TEXT)
+    for (section, name), value in changes:
+        tables.setdefault(section, {})[name] = value
+    began = time.monotonic()
+    try:
+        cfg = config.from_tables(tables)
+        assert config.parse(cfg.resolved()) == cfg
+        if cfg.model.layers <= 4 and cfg.train.shards <= 8:  # the others are as sound, and slower
+            plan_run(cfg, house())
+    except AlphaError as error:
+        assert error.exit_code in (1, 2, 3) and len(str(error)) < 4000
+    assert time.monotonic() - began < 60
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, len(TEXT)))
+def test_any_bytes_in_a_run_file_are_read_or_refused(junk: bytes, at: int) -> None:
+    raw = TEXT.encode()
+    try:
+        config.parse(raw[:at] + junk + raw[at:])
+    except AlphaError as error:
+        assert error.exit_code == 2
