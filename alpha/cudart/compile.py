@@ -13,8 +13,9 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from alpha.errors import InputError, MachineError
 REPOSITORY = Path(__file__).resolve().parents[2]
 KERNELS = REPOSITORY / "kernels"
 CACHE = REPOSITORY / ".alpha" / "cubins"
-FLAGS = (
+FLAGS: tuple[str, ...] = (
     "-cubin",
     "-gencode=arch=compute_90a,code=sm_90a",
     "-O3",
@@ -34,6 +35,19 @@ FLAGS = (
     "-Xptxas",
     "-v,--warning-as-error",
 )
+
+
+@contextmanager
+def compiling(*, kernels: Path | None = None, cache: Path | None = None, more: tuple[str, ...] = ()) -> Iterator[None]:
+    """Within it this process compiles from another folder than kernels/, into another cache, or with `more` flags. The cache goes by
+    content, so nothing is mixed up. Not for threads that want different ones."""
+    global KERNELS, CACHE, FLAGS
+    kept = KERNELS, CACHE, FLAGS
+    KERNELS, CACHE, FLAGS = kernels or KERNELS, cache or CACHE, (*FLAGS, *more)
+    try:
+        yield
+    finally:
+        KERNELS, CACHE, FLAGS = kept
 
 
 class CompileError(InputError):

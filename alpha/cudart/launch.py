@@ -1,4 +1,6 @@
-"""Loads cubins and launches their kernels. Arguments are built once; a prepared launch is then one driver call."""
+"""Loads cubins, each held against the manifest, and launches their kernels.
+
+Arguments are built once; a prepared launch is then one driver call."""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from alpha.cudart import _bindings
+from alpha.cudart import _bindings, manifest
 from alpha.cudart.compile import Cubin, Source
 from alpha.cudart.device import Device, stream_handle
 from alpha.cudart.memory import Span
 from alpha.cudart.tensormap import TensorMap
-from alpha.errors import GraphError, ShapeError
+from alpha.errors import GraphError, ShapeError, VerdictError
 
 Dim3 = tuple[int, int, int]
 
@@ -128,10 +130,19 @@ LOADED: dict[Source, str] = {}
 
 @functools.cache
 def _loaded(source: Source, path: str, binary_digest: str) -> Any:
+    """The one place where machine code is handed to the driver. VerdictError where its bytes are not those that evidence binds to."""
     with open(path, "rb") as file:
         code = file.read()
+    given, known = hashlib.sha256(code).hexdigest(), manifest.binary_digest(source)
+    if given != known:
+        raise VerdictError(
+            f"the machine code of {source} is not that of the evidence",
+            came=f"{path}: {given[:16]}",
+            expected=f"{known[:16]}, from baselines/cubins.json or, for sources that it does not know, from compiling them",
+            do="delete .alpha/cubins and build again with the pinned compiler (`alpha kernels check`)",
+        )
     module = _bindings.check("cuModuleLoadData", _bindings.driver().cuModuleLoadData(code))
-    LOADED[source] = hashlib.sha256(code).hexdigest()
+    LOADED[source] = given
     return module
 
 

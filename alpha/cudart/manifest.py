@@ -56,7 +56,7 @@ def without_comments(text: str) -> str:
 def key_of(source: Source) -> str:
     """Digest (32 hex digits) of what decides the machine code of `source`; needs no compiler. CompileError if a file is missing. Files are
     taken as they were when this process first looked."""
-    return _key(source, nvcc.KERNELS)
+    return _key(source, nvcc.KERNELS, nvcc.FLAGS)
 
 
 @functools.cache
@@ -67,11 +67,11 @@ def _files(path: Path) -> tuple[str, ...]:
 
 
 @functools.cache
-def _key(source: Source, kernels: Path) -> str:
+def _key(source: Source, kernels: Path, flags: tuple[str, ...]) -> str:
     path = kernels / source.path
     if not path.is_file():
         raise nvcc.CompileError("no such kernel source", came=source.path, expected="a .cu file, path relative to kernels/")
-    parts = [COMPILER, *nvcc.FLAGS, *(f"{name}={value}" for name, value in source.defines)]
+    parts = [COMPILER, *flags, *(f"{name}={value}" for name, value in source.defines)]
     return hashlib.sha256("\0".join((*parts, *_files(path))).encode()).hexdigest()[:32]
 
 

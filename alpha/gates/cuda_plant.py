@@ -76,23 +76,12 @@ def _bound(path: Path) -> None:
     path.write_text(text.replace(ENDLESS, BOUNDED), encoding="utf-8")
 
 
-@contextmanager
-def compiled_from(kernels: Path) -> Iterator[None]:
-    """Within it this process compiles from another folder than kernels/. The cache goes by content, so nothing is mixed up."""
-    sound = nvcc.KERNELS
-    nvcc.KERNELS = kernels
-    try:
-        yield
-    finally:
-        nvcc.KERNELS = sound
-
-
 def prepare(faults: Sequence[Fault], component: Callable[[str], Component]) -> int:
     """Compile what each fault's component may load from its broken copy, and from the sound one that is its control; returns how many
     files. A fault that does not compile raises."""
     count = 0
     for fault, planted in [*((f, True) for f in faults), *((f, False) for f in controls(faults))]:
-        with overlay(fault, planted=planted) as kernels, compiled_from(kernels):
+        with overlay(fault, planted=planted) as folder, nvcc.compiling(kernels=folder):
             count += len(nvcc.compile_all(sources_of([component(fault.component)])))
     return count
 
@@ -106,7 +95,7 @@ def child(component_id: str, gate: str, kernels: str, answer: str) -> None:
         return {"implementation": "planted"}  # a catch has digests of its own: the sound ones
 
     subjects.component_digests = planted
-    with compiled_from(Path(kernels)):
+    with nvcc.compiling(kernels=Path(kernels)):
         component = house()[component_id]
         record = run.measure(component, gate)
         judgement = run.judged(record, component)

@@ -22,7 +22,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -43,7 +43,7 @@ from alpha.cudart.compile import Source
 from alpha.cudart.device import Device
 from alpha.cudart.memory import Arena, Span, aligned, fill
 from alpha.errors import CorruptError, InputError
-from alpha.gates.cuda_plant import compiled_from, overlay
+from alpha.gates.cuda_plant import overlay
 from alpha.gates.processes import threads
 from alpha.gates.sanitize_tool import TOOLS, Seen, run, version
 from alpha.gates.subjects import Case, cases, fresh_nonce, generator, spec_of
@@ -58,6 +58,9 @@ from alpha.tomlfile import tomllib
 from alpha.types import Attrs, TensorType
 
 PACKAGE = Path(alpha.__file__).parent
+
+LINE_NUMBERS = ("-lineinfo",)
+"""Flag of the compiler for sound code: the tools print file and line."""
 PLANTS = Path(__file__).with_name("sanitize.toml")
 FORMAT = 1
 TIMEOUT, PLANTED_TIMEOUT = 120.0, 60.0
@@ -167,17 +170,6 @@ def chosen(component: Component, nonce: str) -> tuple[list[str], list[tuple[Sour
 # One process ------------------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _line_numbers() -> Iterator[None]:
-    """Within it this process compiles with line numbers, which the tools print."""
-    sound = nvcc.FLAGS
-    setattr(nvcc, "FLAGS", (*sound, "-lineinfo"))  # noqa: B010, a longer tuple than its type says
-    try:
-        yield
-    finally:
-        nvcc.FLAGS = sound
-
-
 def call_once(component: Component, case: Case, planted: str = "") -> None:
     """One call over buffers of its own, each an allocation that ends where the operand ends. `planted`: SHORT, UNSET or none."""
     device = Device.open()
@@ -258,7 +250,7 @@ def child(component_id: str, planted: str, kernels: str, lines: str, nonce: str,
     every = candidates(component, nonce)
     if scratch:
         component = _with_scratch_set(component)
-    with compiled_from(Path(kernels)), _line_numbers() if lines else nullcontext():
+    with nvcc.compiling(kernels=Path(kernels), more=LINE_NUMBERS if lines else ()):
         for i, name in enumerate(json.loads(names), 1):
             call_once(component, every[name], planted)
             Path(finished).write_text(str(i), encoding="utf-8")
@@ -307,12 +299,12 @@ def prepare(component: Component, launched: Sequence[tuple[Source, str]], plant:
         return {c.source: c.binary_digest for c in nvcc.compile_all(sources)}
 
     if plant is None:
-        with _line_numbers():
+        with nvcc.compiling(more=LINE_NUMBERS):
             compiled()
     sound = compiled()
     if plant is None or plant.fault is None:
         return sorted({name for _, name in launched})
-    with overlay(plant.fault) as kernels, compiled_from(kernels):
+    with overlay(plant.fault) as folder, nvcc.compiling(kernels=folder):
         now = compiled()
     names = sorted({name for source, name in launched if now[source] != sound[source] and name.startswith(plant.kernels)})
     if not names:

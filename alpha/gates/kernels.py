@@ -62,13 +62,8 @@ def sample(sources: Sequence[Source], n: int, seed: int | str) -> list[Source]:
 @contextmanager
 def fresh_cache() -> Iterator[None]:
     """Within it nothing that was compiled before is taken."""
-    kept = nvcc.CACHE
-    with tempfile.TemporaryDirectory(prefix="alpha-cubins-") as folder:
-        nvcc.CACHE = Path(folder)
-        try:
-            yield
-        finally:
-            nvcc.CACHE = kept
+    with tempfile.TemporaryDirectory(prefix="alpha-cubins-") as folder, nvcc.compiling(cache=Path(folder)):
+        yield
 
 
 Done = Callable[[Source, AlphaError | None], None]

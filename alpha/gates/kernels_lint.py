@@ -79,7 +79,7 @@ def run(catalogue: Catalogue, faults: Sequence[Unseen]) -> list[Seen]:
     for unseen in faults:
         source = source_of(catalogue, unseen)
         sound = opcodes(nvcc.compile_kernel(source))
-        with cuda_plant.overlay(unseen.fault) as copy, cuda_plant.compiled_from(copy):
+        with cuda_plant.overlay(unseen.fault) as copy, nvcc.compiling(kernels=copy):
             broken = opcodes(nvcc.compile_kernel(source))
         results.append(Seen(unseen.fault, tuple(fewer(broken, sound))))
     return results

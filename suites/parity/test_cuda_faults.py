@@ -106,7 +106,7 @@ def test_faults_compile_to_other_machine_code(pytestconfig: pytest.Config) -> No
         with cuda_plant.overlay(fault) as kernels:
             for source in list(sound)[:: max(1, len(sound) // 6)]:
                 before = nvcc.compile_kernel(source).binary_digest
-                with cuda_plant.compiled_from(kernels):
+                with nvcc.compiling(kernels=kernels):
                     after = nvcc.compile_kernel(source).binary_digest
                 if before != after:
                     break

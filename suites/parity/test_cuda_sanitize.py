@@ -360,7 +360,7 @@ def test_line_numbers_change_no_instruction() -> None:
     _, launched = cuda_sanitize.chosen(house()[KERNEL], "00" * 16)
     source = next(s for s, name in launched if name == "norm_backward")
     plain = nvcc.compile_kernel(source)
-    with cuda_sanitize._line_numbers():
+    with nvcc.compiling(more=cuda_sanitize.LINE_NUMBERS):
         numbered = nvcc.compile_kernel(source)
     assert numbered.path != plain.path and numbered.resources == plain.resources
     assert code(numbered.path) == code(plain.path) != []
