@@ -38,7 +38,7 @@ from alpha.registry.gpu import why_not_here
 from alpha.registry.judge import Judgement
 from alpha.registry.record import Record, content_hash
 from alpha.registry.status import Registry
-from alpha.train import doctor, rundir
+from alpha.train import doctor, forbidden, rundir
 from alpha.train.assemble import calls_of, host_components, open_data, program_for, threads_for
 from alpha.train.console import Talk, duration
 from alpha.train.house import house
@@ -50,7 +50,19 @@ from alpha.train.session import Outcome, train
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     args = parser().parse_args(argv)
-    return exit_code(f"alpha {args.command}", lambda: int(args.run(args)), debug=args.debug)
+    return exit_code(f"alpha {args.command}", lambda: _watched(args) if args.command in WATCHED else int(args.run(args)), debug=args.debug)
+
+
+WATCHED = ("train", "lab", "sample", "bench", "gate")
+"""Commands that run our code for a result: what their process holds is looked at from its start to its end."""
+
+
+def _watched(args: argparse.Namespace) -> int:
+    forbidden.watch()
+    forbidden.check("at the start")
+    code = int(args.run(args))
+    forbidden.check("at the end")
+    return code
 
 
 def parser() -> argparse.ArgumentParser:

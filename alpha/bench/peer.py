@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from alpha.profile.served import Served, ServedError
+from alpha.train import forbidden
 
 ROOT = Path(__file__).resolve().parents[2]
 _SERVER = "import sys; sys.path.insert(0, sys.argv[1]); from alpha.bench.peer_process import main; main()"
@@ -29,8 +30,10 @@ class Peer:
     def start(self) -> None:
         """Start the process, a fresh one if there is one: after a failure that one may have lost its device."""
         self.close()
+        forbidden.starts_peer()
         try:
             self.served = Served(f"torch in {self.python}", self._command, {**os.environ})
+            forbidden.starts_peer(self.served.pid)
             found = self.served.ask("open", device=self._device, threads=self._threads)
             self.version, self.on = str(found["version"]), str(found["on"])
         except ServedError as error:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from types import TracebackType
 from typing import Any
 
@@ -44,6 +45,11 @@ class Served:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
         self._rest = b""
+
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self._process.pid
 
     def ask(self, do: str, *, patience: float = PATIENCE, meanwhile: Callable[[], object] | None = None, **arguments: Any) -> Any:
         """The result of one request. ServedError otherwise; after silence of `patience` seconds the process is ended. `meanwhile` is called
@@ -107,12 +113,12 @@ def serve(handlers: Mapping[str, Callable[..., Any]]) -> None:
     """The server's side: answer requests until the caller closes. What a library prints goes to the error stream, not between answers."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = {"ok": handlers[request.pop("do")](**request)}
-        except Exception as error:  # the caller decides what a failure means
-            answer = {"error": f"{type(error).__name__}: {error}".strip()[:2000]}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    with redirect_stdout(sys.stderr):
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                answer = {"ok": handlers[request.pop("do")](**request)}
+            except Exception as error:  # the caller decides what a failure means
+                answer = {"error": f"{type(error).__name__}: {error}".strip()[:2000]}
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()

@@ -135,6 +135,7 @@ class Loop:
     def save(self) -> Path:
         """Checkpoint the state as it stands, after what was measured: so no row is lost of a step that will not run again."""
         with self.recorder.span("checkpoint"):
+            forbidden.check(f"at the checkpoint of step {self.step}")
             self.recorder.so_far()
             self.metrics.flush()
             return simple.save(self.checkpoints, self.step, self.snapshot(), self.facts(), keep=self.cfg.train.keep)
@@ -265,8 +266,6 @@ class Loop:
         watch, t = watch or Watch(), self.cfg.train
         while self.step < t.steps:
             watch.step(self.advance(ahead=self.unbroken()))
-            if self.step == 1:
-                forbidden.check()
             last, stopping = self.step == t.steps, watch.stop()
             if t.eval_every and self.step % t.eval_every == 0 and not last:
                 with self.recorder.span("eval"):  # the watcher measures the machine's peak again: part of looking at the run

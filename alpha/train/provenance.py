@@ -14,7 +14,7 @@ from alpha.graph.plan import Program
 from alpha.profile.live import live_bytes
 from alpha.profile.store import Store
 from alpha.registry.machine import environment, machine_class
-from alpha.train import rundir
+from alpha.train import forbidden, rundir
 from alpha.train.assemble import Dataset
 from alpha.train.engine import Executor
 from alpha.train.peak import Peak
@@ -31,6 +31,7 @@ def describe(
     session = {
         "started": began.isoformat(timespec="seconds"), "from_step": step, "threads": threads, "machine": machine.key,
         "environment": here, "source": source, "program": program.hash(), "gated": bool(evidence),
+        "libraries": forbidden.libraries(), "not_looked_at": forbidden.blind(),
     }  # fmt: skip
     status = UNGATED if ungated else "GATED"
     components = {**{c: {} for c in program.components()}, **evidence}
@@ -61,6 +62,15 @@ def describe(
     )  # fmt: skip
     if step == 0:
         metrics.describe({"started": began.isoformat(timespec="seconds")})
+
+
+def note_libraries(held: RunDir) -> None:
+    """Add to the manifest what this session has mapped since it began, if anything."""
+    manifest, found = rundir.read_manifest(held.path), forbidden.libraries()
+    session = manifest["sessions"][-1]
+    if session["libraries"] != found:
+        session["libraries"] = found
+        held.write_manifest({k: v for k, v in manifest.items() if k != "format"})
 
 
 def tell_plan(metrics: Store, program: Program) -> None:

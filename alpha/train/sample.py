@@ -16,7 +16,7 @@ from alpha.checkpoint import simple
 from alpha.component import Catalogue
 from alpha.data.tokenizer import Tokenizer
 from alpha.errors import InputError, NonFiniteError
-from alpha.train import rundir
+from alpha.train import forbidden, rundir
 from alpha.train.assemble import program_for, threads_for
 from alpha.train.engine import Executor, open_executor, refresh
 
@@ -54,6 +54,7 @@ def generate(
     if not 0.0 <= temperature <= 100.0 or top_k < 0 or tokens < 1 or not 0 <= seed < 1 << 63:
         raise InputError("impossible sampling", came=f"temperature {temperature}, top-k {top_k}, tokens {tokens}, seed {seed}",
                          expected="temperature 0 to 100, top-k >= 0, tokens >= 1, seed >= 0")  # fmt: skip
+    forbidden.check("before sampling")
     wanted = executor.program.plans["decode"].inputs
     length = wanted["tokens"].type.shape[1]
     ids = [tokenizer.eod, *tokenizer.encode(prompt).tolist()]
@@ -82,6 +83,7 @@ def open_run(path: Path, catalogue: Catalogue, step: int | None = None) -> tuple
 
     InputError if it is no run or has no checkpoint, CorruptError if a file is damaged. The caller closes the executor.
     """
+    forbidden.watch()
     cfg = rundir.read_config(path)
     tokenizer = rundir.read_tokenizer(path)
     checkpoint = simple.at(path / "checkpoints", step)

@@ -30,7 +30,7 @@ from alpha.train.engine import Executor, open_executor
 from alpha.train.evaluate import Evaluation
 from alpha.train.loop import Loop, Watch
 from alpha.train.peak import peak_of
-from alpha.train.provenance import describe, tell_plan
+from alpha.train.provenance import describe, note_libraries, tell_plan
 from alpha.train.rundir import UNGATED, RunDir
 from alpha.train.sample import generate, printable
 
@@ -60,6 +60,7 @@ def train(
 
     `admit` None: an ungated run, stamped everywhere. `stop`: asked after each step; True saves and ends the session.
     """
+    forbidden.watch()
     began, began_ns = datetime.now(timezone.utc), time.perf_counter_ns()
     with ExitStack() as stack:
         held = None
@@ -73,9 +74,9 @@ def train(
             program = program_for(cfg, data.tokenizer.vocab_size, catalogue, threads)
             flops = flops_for(cfg, data.tokenizer.vocab_size)
         evidence = admit(host_components(cfg, catalogue), calls_of(program)) if admit is not None else {}
+        stack.enter_context(forbidden.training())  # the gates that `admit` may have run started processes of their own
         executor = stack.enter_context(open_executor(program, catalogue))
-        if admit is not None:
-            forbidden.check_kernels()
+        forbidden.check("before the first step")
         if held is None:
             held = stack.enter_context(rundir.create(cfg, data.tokenizer))
         metrics = stack.enter_context(Store(held.metrics))
@@ -97,6 +98,7 @@ def train(
         if loop.step < cfg.train.steps:
             with Board(talk, loop.step, cfg.train.steps, flops, peak) as board:
                 finished = loop.run(Watch(board.step, board.evaluated, board.saved, stop))
+            note_libraries(held)
             with loop.recorder.span("eval"):
                 peak.measure()
             metrics.describe({"peak_flops": peak.flops, "peak_bandwidth": peak.bandwidth})
@@ -111,6 +113,8 @@ def train(
             metrics.describe({"order2_bits_per_byte": yardstick})
         with loop.recorder.span("sample_gen"):
             _conclude(talk, executor, data, found, yardstick)
+        forbidden.check("at the end")
+        note_libraries(held)
         metrics.mark(ended="finished")
         return Outcome(held.path, loop.step, True, found, yardstick)
 

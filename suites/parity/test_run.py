@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import signal
 import sqlite3
@@ -11,16 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from alpha import cli
-from alpha.cudart import launch, manifest
-from alpha.cudart.compile import Cubin, Source
-from alpha.errors import InputError, NonFiniteError, UngatedError, VerdictError
+from alpha.errors import InputError, NonFiniteError, UngatedError
 from alpha.profile.store import Store, connect, read
 from alpha.registry.gpu import gpu_class
 from alpha.registry.machine import machine_class
@@ -252,56 +248,6 @@ def test_a_live_training_process_holds_no_forbidden_library_and_stops_when_asked
     assert process.returncode == 0, out
     assert "stopped after step" in out and "--resume" in out
     assert rundir.is_run(root / "runs" / "live") and list((root / "runs" / "live" / "checkpoints").iterdir())
-
-
-FORBIDDEN = ["/usr/lib/libcublas.so.12", "/x/libcublasLt.so", "/x/libcudnn_ops_infer.so.8", "/usr/lib/libnccl.so.2",
-             "/usr/lib/libmpi.so.40", "/usr/lib/libmpi_cxx.so", "/usr/lib/libmpich.so.12",
-             "/a/site-packages/torch/lib/libc10.so", "/a/libtorch_cpu.so",
-             "/a/jaxlib/xla.so", "/a/libtensorflow_framework.so.2", "/a/_pywrap_tensorflow_internal.so"]  # fmt: skip
-HARMLESS = ["/usr/lib/libmpfr.so.6", "/x/libscipy_openblas64_.so", "/usr/lib/libm.so.6", "/x/libmpdec.so.3", "/a/torchlight/x.so",
-            "/x/_multiarray_umath.cpython-310-x86_64-linux-gnu.so", "/usr/lib/libcuda.so.1", "[heap]", "/data/mpi.txt"]  # fmt: skip
-
-
-@pytest.mark.parametrize("path", FORBIDDEN)
-def test_forbidden_libraries_are_seen(path: str) -> None:
-    assert forbidden.mapped(f"7f00-7f01 r-xp 00000000 08:01 1 {path}\n") == [path]
-
-
-def test_the_folder_that_python_lives_in_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    inside = "/opt/torch/.venv/lib/python3.12/site-packages"
-    text = "".join(f"7f00-7f01 r-xp 00000000 08:01 1 {inside}/{x}\n" for x in ("numpy/_core/_multiarray_umath.so", "torch/lib/libc10.so"))
-    monkeypatch.setattr(forbidden.sys, "prefix", "/opt/torch/.venv")
-    assert forbidden.mapped(text) == [f"{inside}/torch/lib/libc10.so"]
-
-
-def test_harmless_libraries_are_not() -> None:
-    assert forbidden.mapped("".join(f"7f00-7f01 r-xp 00000000 08:01 1 {p}\n" for p in HARMLESS)) == []
-    assert forbidden.imported(["torch.nn", "numpy", "jax"]) == ["jax", "torch"] and forbidden.imported() == []
-
-
-def test_a_kernel_that_is_not_the_evidences_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What counts is what the driver was given: a cached file whose record agrees with it, but which is other machine code."""
-    source = Source.of("profile/mark.cu")
-    code = tmp_path / "other.cubin"
-    code.write_bytes(b"other machine code")
-    given: list[bytes] = []
-    monkeypatch.setattr(launch._bindings, "driver", lambda: SimpleNamespace(cuModuleLoadData=lambda code: (0, given.append(code))))
-    monkeypatch.setattr(launch, "LOADED", {})
-    monkeypatch.setattr(forbidden, "LOADED", launch.LOADED)
-    forbidden.check_kernels()
-    launch._module(Cubin(source=source, path=code, digest="", binary_digest=hashlib.sha256(code.read_bytes()).hexdigest(), resources={}))
-    assert given == [b"other machine code"]
-    with pytest.raises(VerdictError, match="not those of the evidence") as caught:
-        forbidden.check_kernels()
-    assert str(source) in str(caught.value)
-    assert forbidden.strangers({source: manifest.load()[manifest.key_of(source)]["binary"]}) == []
-
-
-def test_a_forbidden_import_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", sys)
-    with pytest.raises(VerdictError, match="forbidden library") as caught:
-        forbidden.check()
-    assert "imported: torch" in str(caught.value)
 
 
 def test_metrics_of_another_schema_are_refused(tmp_path: Path) -> None:
