@@ -1,6 +1,7 @@
 """The subcommands of `alpha gate` as functions: each prints and returns an exit code. Floor 7.
 
-0 done, 1 a verdict said no, 2 bad input, 3 the machine lacks what was asked (the last two are raised and mapped by the command line).
+0 done, 1 a verdict said no, 2 bad input, 3 the machine lacks what was asked or nothing that was asked for could run here (2, and most of 3,
+are raised and mapped by the command line).
 """
 
 from __future__ import annotations
@@ -61,23 +62,25 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
 
     `stale`: only those without current, satisfying evidence; `budget`: seconds; `ship`: write to the evidence that belongs to the
     repository instead of the local one, which then counts for nothing; `pin`: make the measured shares of the ceiling the baseline of the
-    perf gate. 1 if a gate is not satisfied or left over, 3 if some of the components that were named cannot run on this machine.
+    perf gate. 1 if a gate is not satisfied or left over; 3 if nothing that is to run can run on this machine, or some of the components
+    that were named cannot. Nothing to run is 0.
     """
     out = _console(console)
     if gate is not None and gate not in GATES:
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
     ids = _matching(ids)
-    todo = run.tasks(house(), ids, (gate,) if gate else (), stale=stale, roots=[shipped_root()] if ship else None)
-    absent = run.not_here(house(), ids)
+    gates, roots = (gate,) if gate else (), [shipped_root()] if ship else None
+    todo = run.tasks(house(), ids, gates, stale=stale, roots=roots)
+    absent = run.not_here(house(), ids, gates, stale=stale, roots=roots)
     for why in sorted(set(absent.values())):
         named = [i for i, w in absent.items() if w == why]
         out.print(f"{_said(NOT_RUN)} {len(named)} component{'s' if len(named) != 1 else ''} ({', '.join(named[:4])}"
                   f"{' ...' if len(named) > 4 else ''}): {why}")
-    lacking = 3 if ids and absent else 0
-    if ids and len(absent) == len(set(ids)):
-        return 3
+    lacking = 3 if absent and (ids or not todo) else 0
     if not todo:
-        out.print("nothing to run: every gate asked for has current, passing evidence" if stale else "nothing to run: the gate is not owed")
+        if not absent:
+            out.print("nothing to run: every gate asked for has current, passing evidence" if stale else
+                      "nothing to run: the gate is not owed")
         return lacking
     here = dict.fromkeys(c.describe() for t in todo if (c := class_here(t.component)) is not None)
     out.print(f"{len(todo)} gates on {'; '.join(here)}, about {sum(t.seconds for t in todo):.0f} s")
@@ -97,6 +100,8 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
         out.print(f"no gate fits into the budget: {done.left[0].component.id} {done.left[0].gate} takes about {done.left[0].seconds:.0f} s")
     elif done.left:
         out.print("the budget is used up; run the same command again to go on")
+    if done.judgements and all(j.verdict == NOT_RUN for j in done.judgements):
+        return 3
     return lacking if done.ok else 1
 
 
@@ -182,7 +187,8 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
     """Planted faults (those whose catch is stale, or all) and freshly seeded mutants: the score per gate, survivors by name.
 
     `prefixes`: only faults whose id or component begins so (none = all). 1 if a planted fault survives. A surviving mutant is named and
-    lowers the score; it fails nothing by itself. `prepare`: only compile what those in device code load, which needs no GPU.
+    lowers the score; it fails nothing by itself. 3 if nothing of what was asked for can run on this machine. `prepare`: only compile what
+    those in device code load, which needs no GPU.
     """
     out = _console(console)
     every = load_faults(catalogue=house())
@@ -211,7 +217,10 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
     out.print(table)
     survivors = [r for r in results if not r.caught]
     out.print(f"{len(results) - len(survivors)} of {len(results)} planted faults caught, {sum(r.fresh for r in results)} of them run now")
-    lint_passed = _lint(out, prefixes)
+    linted = _lint(out, prefixes)
+    if not results and not linted.planted and not seeded:
+        out.print(f"{_said(NOT_RUN)} none of these faults can run on this machine")
+        return 3
     if seeded:
         drawn = mutants.draw(house(), seeded, seed)
         fates = mutants.run(drawn, workers=workers)
@@ -225,30 +234,30 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
         for fate in fates:
             if not fate.caught_by and not fate.excuse:
                 out.print(f"survived: {fate.mutant.name}", markup=False)
-    return 0 if lint_passed and not survivors else 1
+    return 0 if not linted.survivors and not survivors else 1
 
 
-def _lint(out: Console, prefixes: Sequence[str]) -> bool:
-    """Print how the lint does on faults that no run need show; False when it misses one."""
+def _lint(out: Console, prefixes: Sequence[str]) -> catches.Score:
+    """Print how the lint does on faults that no run need show; a score of none where there is no compiler."""
     try:
         score = catches.lint(house(), prefixes)
     except MachineError as error:
         out.print(f"{_said(NOT_RUN)} the lint of device code: {error.what}")
-        return True
+        return catches.Score("lint", 0, 0, ())
     if score.planted:
         low, high = score.interval
         out.print(f"apart from these: {score.caught} of {score.planted} faults that no run need show are seen by the lint "
                   f"({low:.0%} to {high:.0%})" + (f"; unseen: {' '.join(score.survivors)}" if score.survivors else ""))
-    return not score.survivors
+    return score
 
 
 def cmd_audit(n: int = 5, *, seed: int | None = None, console: Console | None = None) -> int:
-    """Rerun a random sample of the shipped records of this machine class and compare; 1 if one does not repeat."""
+    """Rerun a random sample of the shipped records of this machine class and compare; 1 if one does not repeat, 3 if there is none."""
     out = _console(console)
     results = audit.run(house(), shipped_root(), n, seed)
     if not results:
-        out.print(f"no shipped evidence of {machine_class().key} to audit")
-        return 1
+        out.print(f"{_said(NOT_RUN)} no shipped evidence of {machine_class().key} to audit")
+        return 3
     for r in results:
         out.print(f"{'[green]repeats[/]' if not r.problems else '[bold red]DIFFERS[/]'} {r.component} {r.gate}")
         for problem in r.problems[:5]:

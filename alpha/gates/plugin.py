@@ -6,13 +6,15 @@ is stale only. Records go to the local evidence (`--evidence local`), to that of
 
 On a GPU, `sampled` reruns one gate of every component of the GPU, drawn from the seed, and holds it against the evidence.
 
-Executed cases are counted against declared ones. A suite that was expected to run and ran nothing is red. Tests marked h100 on a machine
-without a Hopper GPU are NOT_RUN, with the reason, and never count as passed.
+Executed cases are counted against those asked for: what `-m`, `-k` and paths leave. A gate that was asked for and of which nothing ran is
+red. Tests marked h100 on a machine without a Hopper GPU are NOT_RUN, with the reason, and never count as passed. Where no test that was
+asked for could run, the exit code is 3.
 """
 
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,7 +24,7 @@ import pytest
 
 from alpha.backends.cuda.binaries import sources_of
 from alpha.component import Component
-from alpha.cudart.compile import compile_all
+from alpha.cudart.compile import REPOSITORY, compile_all
 from alpha.gates import audit, run
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, save, shipped_root
@@ -30,9 +32,13 @@ from alpha.registry.gpu import family, gpu_class, why_not_here
 from alpha.registry.judge import BASELINE, NOT_RUN, Judgement
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
+from alpha.train import forbidden
 from alpha.train.house import house
 
 TENTH = 10
+NOTHING_RAN = 3
+"""Exit code of a session in which nothing that was asked for could run, as everywhere in Alpha. pytest's own use of 3 is an internal error,
+which it prints."""
 _PLAN = pytest.StashKey["Plan"]()
 
 
@@ -51,6 +57,9 @@ class Plan:
         self.executed: dict[str, int] = {}
         self.first: dict[str, int] = {}
         self.not_run: dict[str, str] = {}
+        self.selected: set[str] = set()
+        self.needs_gpu: set[str] = set()
+        self.ran: set[str] = set()
         self.drawn = False
 
     def components(self, gate: str) -> list[Component]:
@@ -95,16 +104,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gate(name): runs one gate once per component that owes it")
     config.stash[_PLAN] = Plan(config)
+    forbidden.watch_tests([Path(tempfile.gettempdir()), REPOSITORY / ".alpha" / "emulated"])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("gate")
     if marker is None or "measured" not in metafunc.fixturenames:
         return
-    plan, gate = metafunc.config.stash[_PLAN], str(marker.args[0])
-    chosen = plan.components(gate)
-    plan.declared[gate] = len(chosen)
+    chosen = metafunc.config.stash[_PLAN].components(str(marker.args[0]))
     metafunc.parametrize("measured", chosen, ids=[c.id for c in chosen], indirect=True)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Count what was asked for: what is left after `-m`, `-k` and the rest have chosen."""
+    plan = session.config.stash[_PLAN]
+    for item in session.items:
+        marker, call = item.get_closest_marker("gate"), getattr(item, "callspec", None)
+        component = call.params.get("measured") if marker is not None and call is not None else None
+        if marker is not None and component is not None:
+            gate = str(marker.args[0])
+            plan.declared[gate] = plan.declared.get(gate, 0) + isinstance(component, Component)
+            if not isinstance(component, Component):
+                continue  # pytest's stand-in where no component owes the gate: nothing to do
+        plan.selected.add(item.nodeid)
+        if item.get_closest_marker("h100") is not None:
+            plan.needs_gpu.add(item.nodeid)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A test has run when its own text did, or when what it stands on failed; a skipped one has not."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    if (report.when == "call" and not report.skipped) or report.failed or hasattr(report, "wasxfail"):
+        item.config.stash[_PLAN].ran.add(item.nodeid)
 
 
 @pytest.fixture
@@ -168,7 +201,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     plan = config.stash[_PLAN]
-    if plan.declared or plan.not_run or plan.drawn:
+    if any(plan.declared.values()) or plan.needs_gpu or plan.drawn:
         terminalreporter.section("gates")
     for gate, declared in sorted(plan.declared.items()):
         owing = sum(gate in policy.owed(c) and not why_not_here(c) for c in house())
@@ -177,22 +210,29 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.write_line(f"{gate}: {plan.first[gate]} of them had no baseline on this kind of machine to be judged against")
     if plan.declared or plan.drawn:
         terminalreporter.write_line(f"seed of what is drawn at random: {plan.seed}")
+    if plan.needs_gpu:
+        terminalreporter.write_line(f"h100: {len(plan.needs_gpu & plan.ran)} executed of {len(plan.needs_gpu)} selected")
     for why in sorted(set(plan.not_run.values())):
         count = sum(w == why for w in plan.not_run.values())
         terminalreporter.write_line(f"NOT_RUN: {count} tests: {why}")
+    if _nothing_ran(config):
+        terminalreporter.write_line(f"NOT_RUN: none of the {len(plan.selected)} tests asked for could run; exit code {NOTHING_RAN}")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A session in which a gate was declared and nothing of it ran is red, unless it was only collected or narrowed by hand."""
+    """A session in which nothing that was asked for could run ends with 3. One in which nothing of a gate that was asked for ran is red."""
     plan = session.config.stash.get(_PLAN, None)
-    if plan is None or exitstatus != 0 or session.config.getoption("collectonly") or _narrowed(session.config):
+    if plan is None or exitstatus != 0 or session.config.getoption("collectonly"):
         return
-    if any(n > 0 and plan.executed.get(g, 0) == 0 for g, n in plan.declared.items()) or any(_owed_nothing(plan)):
+    if _nothing_ran(session.config):
+        session.exitstatus = NOTHING_RAN
+    elif any(n > 0 and plan.executed.get(g, 0) == 0 for g, n in plan.declared.items()) or any(_owed_nothing(plan)):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _narrowed(config: pytest.Config) -> bool:
-    return bool(config.getoption("keyword") or config.getoption("markexpr"))
+def _nothing_ran(config: pytest.Config) -> bool:
+    plan = config.stash[_PLAN]
+    return bool(plan.selected) and not plan.ran and not config.getoption("collectonly")
 
 
 def _owed_nothing(plan: Plan) -> Iterator[bool]:

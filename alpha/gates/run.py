@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from alpha.registry.gpu import class_here, why_not_here
 from alpha.registry.judge import Judgement, impossible, judge
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
+from alpha.train import forbidden
 
 ENGINES: dict[str, Callable[[Component, str | None], Record]] = {
     "parity": parity.measure, "gradient": gradient.measure, "determinism": determinism.measure, "faults": faults.measure,
@@ -68,6 +69,7 @@ def measure(component: Component, gate: str, nonce: str | None = None) -> Record
     """
     if gate not in ENGINES:
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
+    forbidden.watch()
     start = time.perf_counter()
     nonce, tries = nonce or fresh_nonce(), 1
     try:
@@ -80,6 +82,7 @@ def measure(component: Component, gate: str, nonce: str | None = None) -> Record
             "name": "measure", "kind": "exact" if gate == "parity" else "absolute", "error": float("inf"), "bound": 0.0, "directions": 1,
             "runs": 0, "distinct": 0, "share": 0.0, "times_ns": [], "note": crash(error)}
         record = make_record(component, gate, nonce, 1, [failed])
+    forbidden.check(f"after {gate} of {component.id}")
     again = {"tries": str(tries)} if tries > 1 else {}
     return replace(record, environment={**record.environment, **again, "seconds": f"{time.perf_counter() - start:.2f}"})
 
@@ -94,14 +97,17 @@ def tasks(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str] = 
     """Gates to run, cheapest first: those without current, satisfying evidence (`stale`), or every one that is owed. Components that
     cannot run on this machine are left out: `not_here` names them."""
     registry = Registry(catalogue, roots)
-    chosen = [catalogue[i] for i in dict.fromkeys(ids)] or list(catalogue)
-    found = []
-    for component in (c for c in chosen if not why_not_here(c)):
-        due = registry.status(component.id).missing if stale else policy.owed(component)
-        for gate in due:
-            if not gates or gate in gates:
-                found.append(Task(component, gate, _seconds(registry, component, gate)))
+    found = [Task(component, gate, _seconds(registry, component, gate))
+             for component, due in _due(registry, ids, gates, stale) if not why_not_here(component) for gate in due]
     return sorted(found, key=lambda t: (t.seconds, t.component.id, t.gate))
+
+
+def _due(registry: Registry, ids: Iterable[str], gates: Sequence[str], stale: bool) -> Iterator[tuple[Component, list[str]]]:
+    """(component, gates that are to run) of those that have any, whether they can run here or not."""
+    for component in [registry.catalogue[i] for i in dict.fromkeys(ids)] or list(registry.catalogue):
+        due = registry.status(component.id).missing if stale else policy.owed(component)
+        if asked := [g for g in due if not gates or g in gates]:
+            yield component, asked
 
 
 def needed(catalogue: Catalogue, ids: Iterable[str]) -> list[str]:
@@ -112,10 +118,10 @@ def needed(catalogue: Catalogue, ids: Iterable[str]) -> list[str]:
     return wanted
 
 
-def not_here(catalogue: Catalogue, ids: Iterable[str] = ()) -> dict[str, str]:
-    """Components (of those named, or all) that cannot run on this machine, with the reason: their gates are NOT_RUN."""
-    chosen = [catalogue[i] for i in dict.fromkeys(ids)] or list(catalogue)
-    return {c.id: why for c in chosen if (why := why_not_here(c))}
+def not_here(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str] = (), *, stale: bool = False,
+             roots: Sequence[Path] | None = None) -> dict[str, str]:
+    """Components (of those named, or all) with gates to run that cannot run on this machine, with the reason: these gates are NOT_RUN."""
+    return {c.id: why for c, _ in _due(Registry(catalogue, roots), ids, gates, stale) if (why := why_not_here(c))}
 
 
 def _seconds(registry: Registry, component: Component, gate: str) -> float:

@@ -56,7 +56,7 @@ def cmd_sanitize(ids: Sequence[str] = (), *, tools: Sequence[str] | None = None,
     todo = cuda_sanitize.jobs({c: t for c, t in wanted.items() if t}, said=lambda text: out.print(text, markup=False))
     if not todo:
         out.print("nothing to run: every tool has a finding about the code as it is; `alpha gate status` shows the verdicts")
-        return 0
+        return 0  # done before: nothing is left to do
     planted = sum(len(j.plants) for j in todo)
     out.print(f"{len(todo)} pairs of component and tool, {planted} planted errors, compiled")
     sanitizer = sanitize_tool.find()
