@@ -44,6 +44,7 @@ from alpha.train.console import Talk, duration
 from alpha.train.house import house
 from alpha.train.planned import plan_run
 from alpha.train.sample import generate, open_run, printable
+from alpha.train.seal import standing
 from alpha.train.session import Outcome, train
 
 
@@ -231,8 +232,9 @@ def _next(talk: Talk, outcome: Outcome, command: str) -> None:
 
 
 @contextmanager
-def graceful_stop(talk: Talk) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C or SIGTERM finishes the step and saves; the second ends the process at once (the last checkpoint stands)."""
+def graceful_stop(talk: Talk) -> Iterator[Callable[[], int]]:
+    """A function that gives the number of the signal that came, or 0. The first Ctrl-C or SIGTERM finishes the step and saves; the second
+    ends the process at once (the last checkpoint stands)."""
     asked: list[int] = []
 
     def handler(number: int, frame: object) -> None:
@@ -242,7 +244,7 @@ def graceful_stop(talk: Talk) -> Iterator[Callable[[], bool]]:
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: asked[0] if asked else 0
     finally:
         for number, old in before.items():
             signal.signal(number, old)
@@ -375,16 +377,18 @@ def cmd_plan(args: argparse.Namespace) -> int:
     talk.say(f"program      {program.name}  {program.hash()[:16]}; vocabulary {plan.vocabulary:,} ({plan.vocabulary_source})")
     talk.say(f"parameters   {plan.parameters:,}")
     talk.say(f"tokens       {plan.tokens_per_step:,} a step, {plan.tokens_per_step * plan.steps:,} in all")
-    executed = sum(plan.executed.values())
     talk.say(f"model FLOPs  {flops.per_token / 1e6:,.3f} MFLOP a token, {plan.model_flops_per_step / 1e12:,.4f} TFLOP a step by {VERSION} "
              f"({CONVENTION})")  # fmt: skip
     talk.say(
         f"             {flops.per_token_full_attention / 1e6:,.3f} a token with full attention, {flops.per_token_6n / 1e6:,.3f} by 6N, "
-        f"{executed / plan.tokens_per_step / 1e6:,.3f} executed"
+        f"{plan.executed / plan.tokens_per_step / 1e6:,.3f} executed"
     )
-    for part, n in plan.executed.items():
-        each = n / plan.tokens_per_step
-        talk.say(f"executed     {each / 1e6:14,.3f} MFLOP a token {n / 1e12:12,.4f} TFLOP a step {n / executed:7.2%}  {part}")
+    talk.say(f"FLOPs        {'MFLOP a token by the model':>26} {'executed':>14} {'share':>7}  part, direction")
+    for (part, direction), (useful, done) in plan.parts.items():
+        each = [n / plan.tokens_per_step / 1e6 for n in (useful, done)]
+        talk.say(f"             {each[0]:26,.3f} {each[1]:14,.3f} {done / plan.executed:7.2%}  {part}, {direction}")
+    each = [n / plan.tokens_per_step / 1e6 for n in (plan.model_flops_per_step, plan.executed)]
+    talk.say(f"             {each[0]:26,.3f} {each[1]:14,.3f} {1:7.2%}  together")
     for kind, n in plan.state_bytes.items():
         talk.say(f"state        {n:20,} bytes {n / 2**30:10.3f} GiB  {kind}")
     for name, n in plan.activations.items():
@@ -409,9 +413,9 @@ def cmd_sample(args: argparse.Namespace) -> int:
     """Write a sample to standard output as it is made."""
     executor, tokenizer, step = open_run(Path(args.source), house(), args.at)
     with executor:
-        mark = rundir.read_manifest(Path(args.source)).get("status", "")
-        if mark == rundir.UNGATED:
-            print(f"{mark}: sampled from a development run", file=sys.stderr)
+        why = standing(Path(args.source))
+        if why:
+            print(f"{rundir.UNGATED}: sampled from a development run ({why})", file=sys.stderr)
         print(f"step {step}, temperature {args.temperature}, top-k {args.top_k}, seed {args.seed}", file=sys.stderr)
         prompt = args.prompt.encode()
         parts = generate(executor, tokenizer, prompt, tokens=args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
@@ -426,7 +430,7 @@ def cmd_trace(args: argparse.Namespace) -> int:
     out = Path(args.out) if args.out else path / "traces" / "profiled.json.gz"
     if not args.out:
         out.parent.mkdir(exist_ok=True)
-    found = trace.write(path / "metrics.sqlite", out, args.step, args.rank)
+    found = trace.write(path / "metrics.sqlite", out, args.step, args.rank, ungated=bool(standing(path)))
     steps = f"{len(found.steps)} steps ({found.steps[0]} to {found.steps[-1]})"
     print(f"{out}: {found.events:,} events of {steps}, {found.arrows:,} arrows")
     print("open it at https://ui.perfetto.dev (the file stays on this machine) or in chrome://tracing")

@@ -120,6 +120,7 @@ class Train:
     eval_every: int = key(100, doc="steps between validations; 0 = only at the end", unit="steps", least=0)
     eval_windows: int = key(64, doc="validation sequences of each validation on the way", unit="sequences", least=1)
     final_windows: int = key(0, doc="validation sequences of the figure at the end; 0 = the whole split", unit="sequences", least=0)
+    sample_every: int = key(0, doc="steps between samples of text; 0 = only at the end", unit="steps", least=0)
     checkpoint_every: int = key(200, doc="steps between checkpoints; 0 = only at the end", unit="steps", least=0)
     keep: int = key(2, doc="checkpoints kept", least=1)
     profile: int = key(20, doc="steps of the run that are profiled launch by launch, spread evenly; 0 = none", unit="steps", least=0)
@@ -344,6 +345,7 @@ class Config:
             "train.eval_every",
             "train.eval_windows",
             "train.final_windows",
+            "train.sample_every",
             "train.checkpoint_every",
             "train.keep",
             "train.profile",

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -37,9 +38,11 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("source", nargs="?", type=path_argument, metavar="RUN.toml", help="with `step`: the run file")
     p.add_argument("--peers", action="store_true", help="PyTorch beside it, in a process of its own; one that is missing or fails says why")
     p.add_argument("--peer-python", metavar="PYTHON", default=sys.executable, help="the Python that has PyTorch (default: this one)")
+    p.add_argument("--variant", default="*", metavar="PATTERN", help="with `step`: only PyTorch's variants of this name (default: all)")
     p.add_argument("--rounds", type=int, metavar="N", help=f"rounds of blocks (default: {kernel.ROUNDS}; step: {step.ROUNDS})")
+    p.add_argument("--budget", type=float, metavar="SECONDS", help="begin nothing more after this time, and list what was not measured")
     p.add_argument("--case", default="*", metavar="PATTERN", help="only calls of this name, such as 'fwd-*' (default: all)")
-    p.add_argument("--steps", type=int, default=step.STEPS, metavar="N", help="with `step`: steps of a block (default %(default)s)")
+    p.add_argument("--steps", type=int, metavar="N", help=f"with `step`: steps of a block (default: those of {step.SECONDS} s)")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="with `step`: override one key; may be repeated")
     p.add_argument("--against", metavar="TREE", help="today's kernel against that of another source tree or git revision: a verdict")
     p.add_argument("--json", type=path_argument, metavar="FILE", help="write the figures as JSON too")
@@ -47,8 +50,8 @@ def arguments(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The command."""
-    for name in ("rounds", "steps"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
+    for name in ("rounds", "steps", "budget"):
+        if getattr(args, name) is not None and not getattr(args, name) >= 1:
             raise InputError(f"--{name} is too small", came=getattr(args, name), expected="1 or more")
     if args.json and not Path(args.json).resolve().parent.is_dir():
         raise InputError("there is no folder for the JSON file", came=args.json, expected="a path in a folder that exists")
@@ -114,7 +117,8 @@ def _step(args: argparse.Namespace, console: Console) -> int:
         raise MachineError("NOT_RUN: this run cannot run on this machine", came=f"backend {cfg.machine.backend} {why}",
                            expected="an H100 or H200 with its driver", do="take such a machine, or a run file for the CPU")
     with Talk().doing("building, checking and timing"):
-        result = step.bench(cfg, house(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps)
+        result = step.bench(cfg, house(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps,
+                            budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant))
     show_step(result, console)
     if args.json:
         _write(args.json, {"step": result})
@@ -146,7 +150,7 @@ def _ratio(ratio: Sequence[float]) -> str:
     low, middle, high = ratio
     if not math.isfinite(middle):
         return "-"
-    return f"{middle:.3f}" + (f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) and low != high else "")
+    return f"{middle:.3f}" + (f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) and math.isfinite(high) and low != high else "")
 
 
 def _why(row: kernel.Row | step.Row) -> str:
@@ -171,20 +175,27 @@ def show(result: kernel.Result, console: Console) -> None:
 
 def show_step(result: step.Result, console: Console) -> None:
     """A run file."""
-    console.print(f"[bold]{result.run}[/]  {result.shape}; {result.hardware}")
+    console.print(f"[bold]{result.run}[/]  {result.shape}; {result.hardware}{'; ' if result.peer else ''}{result.peer}")
     console.print(f"MFU {result.mark}", style="dim")
     if result.why:
         console.print(f"NOT MEASURED: {result.why}")
-        return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "ms a step", "tokens/s", "MFU", "memory GiB", "its time over ours", ""):
+    for name in ("", "ms a step", "tokens/s", "MFU", "memory GiB", "MHz, W, C", "blocks", "its time over ours", ""):
         table.add_column(name, justify="left" if not name else "right")
     for r in result.rows:
         table.add_row(r.name, _number(r.ns, lambda x: f"{x / 1e6:,.2f}"), _number(r.tokens_per_second, lambda x: f"{x:,.0f}"),
-                      _number(r.mfu, lambda x: f"{x:.3f}"), f"{r.memory / 2**30:.2f}" if r.memory else "-", _ratio(r.ratio), _why(r))
+                      _number(r.mfu, lambda x: f"{x:.3f}"), f"{r.memory / 2**30:.2f}" if r.memory else "-", _state(r.blocks),
+                      f"{len(r.blocks) - r.discarded} of {len(r.blocks)}", _ratio(r.ratio) + ("" if r.together else ", in turn"), _why(r))
     console.print(table)
-    how = "blocks in alternation" if result.together else "one after the other, because a peer did not fit beside ours: no intervals"
-    console.print(f"{how}; {result.rounds} rounds, {result.discarded} throttled and discarded; random tokens", style="dim")
+    console.print(f"quoted: {result.quoted or 'no peer'}; fresh random tokens; {result.seconds:.0f} s", style="dim")
+
+
+def _state(blocks: Sequence[Sequence[float]]) -> str:
+    """Middle clock, middle power and highest temperature."""
+    if not blocks or len(blocks[0]) < 4:
+        return "-"
+    mhz, watts, celsius = zip(*(b[1:4] for b in blocks))
+    return f"{median(mhz):.0f}, {median(watts):.0f}, {max(celsius):.0f}"
 
 
 def _write(path: str, body: object) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alpha.bench import peers_torch
-from alpha.bench.peer_model import PeerModel
+from alpha.bench.variants import Variant
 from alpha.profile import noise
 from alpha.profile.served import serve
+
+if TYPE_CHECKING:
+    from alpha.bench.peer_model import PeerModel
 
 FLUSH_BYTES = 256 << 20
 LEAD = 8
@@ -43,10 +46,6 @@ class Process:
         else:
             torch.set_num_threads(threads)
             where = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
-        with suppress(ImportError):  # a PyTorch without this switch keeps the buffers of a forward, as timing its backward again needs
-            import torch._functorch.config as functorch
-
-            functorch.donated_buffer = False  # type: ignore[attr-defined]
         self.t = peers_torch.Torch(torch, device == "cuda")
         return {"version": str(torch.__version__), "on": where}
 
@@ -62,6 +61,10 @@ class Process:
     def make(self, op: str, attrs: dict[str, Any], operands: Sequence[Sequence[str]]) -> dict[str, str]:
         """Name of each way -> '' or why there is none."""
         self.ways = {}
+        with suppress(ImportError):  # a PyTorch without this switch keeps the buffers of a forward, as timing its backward again needs
+            import torch._functorch.config as functorch
+
+            functorch.donated_buffer = False  # type: ignore[attr-defined]
         if self.t.on_gpu:
             self.t.torch.cuda.empty_cache()  # of the call before
         xs = [self.tensor(path, dtype) for path, dtype in operands]
@@ -113,24 +116,26 @@ class Process:
         torch.cuda.synchronize()
         return float(np.median([begin.elapsed_time(end) * 1e6 for begin, end in events]))
 
-    def make_model(self, sizes: dict[str, Any], parameters: dict[str, str], compiled: bool) -> int:
+    def make_model(self, sizes: dict[str, Any], parameters: dict[str, str], variant: dict[str, str]) -> int:
         """Take a model with these parameters (files of float32); returns how many parameters it has."""
-        self.model = PeerModel(self.t, sizes, {name: self.tensor(path, "f32") for name, path in parameters.items()}, compiled)
+        from alpha.bench.peer_model import PeerModel  # the one module that imports torch as it is read
+
+        self.model = PeerModel(self.t.on_gpu, sizes, {name: self.tensor(path, "f32") for name, path in parameters.items()},
+                               Variant(**variant))
         return self.model.size
 
     def step(self, tokens: str, lr: float) -> dict[str, float]:
         """One step on a file of tokens i32[batch, sequence + 1]: loss in nats a token before it, norm of the mean gradient."""
         assert self.model is not None
-        return self.model.step(self.t.torch.from_numpy(np.load(tokens)), lr)
+        loss, norm = self.model.step(self.t.torch.from_numpy(np.load(tokens)).long().to(self.model.device), lr)
+        return {"loss": float(loss), "norm": float(norm)}
 
-    def steps(self, tokens: str, lr: float, count: int) -> float:
-        """Nanoseconds of `count` steps, the loss read after each, as a loop that reports does."""
+    def steps(self, rows: int, tokens: int, vocab: int, lr: float, count: int) -> float:
+        """Nanoseconds of `count` steps on fresh random tokens, which nothing waits for but the end."""
         assert self.model is not None
-        rows = self.t.torch.from_numpy(np.load(tokens))
         self.model.wait()
         start = time.perf_counter_ns()
-        for _ in range(count):
-            self.model.step(rows, lr)
+        self.model.steps(rows, tokens, vocab, lr, count)
         self.model.wait()
         return float(time.perf_counter_ns() - start)
 

@@ -1,8 +1,11 @@
 """`alpha bench step RUN.toml`: a whole training step of a run file, ours beside the same model in PyTorch. Floor 8.
 
-Ours is the loop and the executor of `alpha train`, measuring included, on random tokens; so is the peer, a model of the same parameters and
-the same microbatches (peer_model.py), eager and compiled. First both take three steps from the same weights: loss and gradient norm must
-agree. Then blocks of steps alternate, or, where a peer does not fit beside the others, each is measured alone and the result says so.
+Ours is the loop and the executor of `alpha train`, measuring included; a peer is a model of the same parameters and the same microbatches
+(peer_model.py) in each of the ways of variants.py. First both take three steps from the same weights on the same random tokens: loss and
+gradient norm must agree. Then, on fresh random tokens at every step, long blocks of both alternate: all rounds for the first variant and
+for each that a short trial shows faster than those before it. A cool GPU flatters, so ours runs until the temperature stands still before
+each; clock, power and temperature are kept for each block. A variant without room beside ours is measured in whole processes in turn,
+without an interval. The fastest variant is the one that is quoted; all are listed.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +26,7 @@ from alpha.backends.cuda.executor import CudaExecutor
 from alpha.bench import agreement, clocks
 from alpha.bench.clocks import Blocks, merged
 from alpha.bench.peer import Peer
+from alpha.bench.variants import Variant, variants
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cudart.nvml import Clocks, Reading
@@ -31,72 +35,102 @@ from alpha.flops.v1 import ModelFlops, mfu, stamp
 from alpha.graph.plan import Program
 from alpha.profile import noise
 from alpha.profile.noise import CLOCK
-from alpha.profile.served import ServedError
+from alpha.profile.served import PATIENCE, ServedError
 from alpha.profile.store import Store
 from alpha.train.assemble import flops_for, program_for, threads_for
 from alpha.train.engine import open_executor
 from alpha.train.loop import Loop, StepResult
-from alpha.train.peak import peak_of
+from alpha.train.peak import Peak, peak_of
 
-ROUNDS, STEPS = 7, 4
+ROUNDS, SECONDS = 7, 2.5
+"""Blocks of each arm, and how long one lasts, about."""
+
+TRIALS, TRIAL_SECONDS = 3, 1.0
+"""The same of the trial that decides whether a variant is the fastest so far."""
+
+APART = 3
+"""Turns of whole processes, where two do not fit the device."""
+
 CHECKED = 3
 """Steps that are compared: the second shows that the first updated alike, the third that the moments were carried on."""
+
+STILL, WARM_SECONDS, WARM_BLOCK = 1.0, 20.0, 2.0
+"""The GPU is warm when a block of WARM_BLOCK seconds raised its temperature by STILL degrees at most; no longer than WARM_SECONDS."""
+
+ENDLESS = 10_000_000
+"""Steps of the run that is timed: it never comes to its end."""
 
 PROBE, PROBES = 448, 20
 """Side and number of the products that are the CPU's reference probe of a round."""
 
 OURS, UNCAPTURED, REFERENCE = "ours", "ours, launch by launch", "reference probe"
-PEERS = {"torch eager": False, "torch.compile": True}
-"""Name -> whether it is compiled."""
+
+NAN = float("nan")
+_Arm = Callable[[int], "tuple[float, Reading | None]"]
+_Taken = tuple[dict[str, Blocks], dict[str, noise.Kept]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line. ns: median time of a step; memory: bytes of the device (CPU: ours alone, its arenas; 0 = not counted); ratio: its time over
-    ours with its interval (NaN bounds where they were not measured in alternation). `difference` of loss and norm from ours."""
+    """One line. ns: median time of a step over the blocks that count; memory: bytes of the device (CPU: ours alone, its arenas; 0 = not
+    counted); ratio: its time over ours with its interval (NaN bounds: too few rounds, or not in alternation). `difference` of loss and norm
+    from ours. `together`: in alternation with ours, whose median in the same rounds is `ours`. `blocks`: [ns a step, SM MHz, watts, degrees
+    Celsius] of each in order, `beside` the same of ours in the same rounds; `discarded` rounds were throttled."""
 
     name: str
-    ns: float = float("nan")
-    tokens_per_second: float = float("nan")
-    mfu: float = float("nan")
+    ns: float = NAN
+    tokens_per_second: float = NAN
+    mfu: float = NAN
     memory: int = 0
-    ratio: tuple[float, float, float] = (float("nan"),) * 3
-    difference: float = float("nan")
-    allowed: float = float("nan")
+    ratio: tuple[float, float, float] = (NAN, NAN, NAN)
+    difference: float = NAN
+    allowed: float = NAN
     why: str = ""
+    together: bool = True
+    ours: float = NAN
+    discarded: int = 0
+    blocks: list[list[float]] = field(default_factory=list)
+    beside: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run file. `together`: all in alternation; `discarded` of `rounds` were throttled."""
+    """One run file. `mark`: FLOPS model and peak; `quoted`: the fastest peer; `peer`: its library; `seconds`: all that it took."""
 
     run: str
     shape: str
     mark: str
     hardware: str
-    together: bool = True
-    rounds: int = 0
-    discarded: int = 0
+    peer: str = ""
+    quoted: str = ""
+    seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
     why: str = ""
 
 
 class RandomTokens(PermutedSampler):
-    """The same random rows i32[batch, sequence + 1] at every step, cut as the run cuts its text."""
+    """Fresh random rows i32[batch, sequence + 1] at each step, cut as the run cuts its text."""
 
     def __init__(self, cfg: Config, vocab: int) -> None:
-        self.rows = np.random.default_rng(cfg.run.seed).integers(0, vocab, (cfg.train.batch, cfg.data.sequence + 1)).astype(np.int32)
+        self._seed, self._vocab, self._shape = cfg.run.seed, vocab, (cfg.train.batch, cfg.data.sequence + 1)
+        self._last: tuple[int, np.ndarray] | None = None
 
     @property
     def hash(self) -> str:
         """Of no text."""
         return "random tokens"
 
+    def rows(self, step: int) -> np.ndarray:
+        """All of a step."""
+        if self._last is None or self._last[0] != step:
+            self._last = step, np.random.default_rng([self._seed, step]).integers(0, self._vocab, self._shape, np.int32)
+        return self._last[1]
+
     def batch(self, step: int, shard: int = 0, n_shards: int = 1, *, micro: int = 0, n_micro: int = 1, documents: bool = False) -> Batch:
         """As PermutedSampler's."""
-        size = len(self.rows) // (n_shards * n_micro)
+        size = self._shape[0] // (n_shards * n_micro)
         first = (shard * n_micro + micro) * size
-        rows = self.rows[first : first + size]
+        rows = self.rows(step)[first : first + size]
         return Batch(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]), np.arange(first, first + size, dtype=np.int64),
                      np.zeros((size, rows.shape[1] - 1), np.int32) if documents else None)
 
@@ -160,16 +194,17 @@ class Theirs:
     """The peer's model in a process of its own, after its checked steps; `difference` of their losses and norms from ours. ServedError or
     DoesNotFit; use as a context manager."""
 
-    def __init__(self, python: str, compiled: bool, job: Job) -> None:
+    def __init__(self, python: str, variant: Variant, job: Job, patience: float = PATIENCE) -> None:
         self.peer, self.job = Peer(python, job.device, job.threads, command=job.command), job
         if self.peer.served is None:
             raise ServedError("PyTorch is not there", came=self.peer.why)
+        self.version = f"PyTorch {self.peer.version} on {self.peer.on}"
         try:
-            self.peer.served.ask("make_model", sizes=job.sizes, parameters=job.parameters, compiled=compiled)
-            found = [self.peer.served.ask("step", tokens=job.tokens, lr=r.lr) for r in job.first]
+            self.peer.served.ask("make_model", sizes=job.sizes, parameters=job.parameters, variant=asdict(variant))
+            found = [self.peer.served.ask("step", patience=patience, tokens=x, lr=r.lr) for x, r in zip(job.tokens, job.first, strict=True)]
         except ServedError as error:
             self.peer.close()
-            if "OutOfMemory" in str(error.came) or "out of memory" in str(error.came):
+            if _no_room(error):
                 raise DoesNotFit(str(error.came)) from error
             raise
         pairs = [(x[name], mine) for x, r in zip(found, job.first) for name, mine in (("loss", r.loss), ("norm", r.norm))]
@@ -178,7 +213,9 @@ class Theirs:
     def block(self, steps: int) -> tuple[float, Reading | None]:
         """Nanoseconds a step over a block."""
         assert self.peer.served is not None
-        ns, reading = clocks.ask(self.peer.served, "steps", self.job.read, tokens=self.job.tokens, lr=self.job.first[-1].lr, count=steps)
+        job = self.job
+        ns, reading = clocks.ask(self.peer.served, "steps", job.gpu.read if job.gpu is not None else None, rows=job.batch[0],
+                                 tokens=job.batch[1], vocab=job.sizes["vocab"], lr=job.first[-1].lr, count=steps)
         return ns / steps, reading
 
     @property
@@ -193,18 +230,24 @@ class Theirs:
         self.peer.close()
 
 
+def _no_room(error: ServedError) -> bool:
+    return "OutOfMemory" in str(error.came) or "out of memory" in str(error.came)
+
+
 @dataclass(frozen=True)
 class Job:
-    """What a peer is told: files of tokens and parameters, the sizes, the steps that ours took first, and what they may differ by."""
+    """What a peer is told: the sizes, files of parameters and of the tokens of each checked step, (rows, tokens a row) of a batch, the
+    steps that ours took first, and what they may differ by. `gpu`: its clocks."""
 
     device: str
     threads: int
     sizes: Mapping[str, Any]
     parameters: Mapping[str, str]
-    tokens: str
+    tokens: Sequence[str]
+    batch: tuple[int, int]
     first: Sequence[StepResult]
     allowed: float
-    read: Callable[[], Reading] | None
+    gpu: Clocks | None
     command: list[str] | None
 
 
@@ -217,51 +260,75 @@ def unsupported(cfg: Config) -> str:
 
 def sizes_of(cfg: Config, program: Program) -> dict[str, Any]:
     """What PeerModel is made from."""
-    m, o = cfg.model, cfg.optim
-    return {"family": m.family, "layers": m.layers, "heads": m.heads, "kv_heads": m.kv_heads or m.heads, "tied": m.tied,
-            "rope_base": m.rope_base, "micros": cfg.train.shards * cfg.micros, "precision": cfg.train.precision, "clip": o.clip,
-            "betas": list(o.betas), "eps": o.eps, "weight_decay": o.weight_decay,
-            "decayed": [t.name for t in program.states["param"].tensors if t.decay]}
+    m, o, layout = cfg.model, cfg.optim, program.states["param"]
+    shapes = {t.name: t.shape for t in layout.tensors}
+    vocab, width = shapes["embedding.token.weight"]
+    return {"family": m.family, "layers": m.layers, "width": width, "heads": m.heads, "kv_heads": m.kv_heads or m.heads,
+            "hidden": shapes["block.0.mlp.up.weight"][0], "vocab": vocab,
+            "positions": shapes.get("embedding.position.weight", (cfg.data.sequence,))[0], "tied": "head.weight" not in shapes,
+            "rope_base": m.rope_base, "micros": cfg.train.shards * cfg.micros, "clip": o.clip, "betas": list(o.betas), "eps": o.eps,
+            "weight_decay": o.weight_decay, "decayed": [t.name for t in layout.tensors if t.decay]}
 
 
-def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int = ROUNDS, steps: int = STEPS,
-          command: list[str] | None = None) -> Result:
-    """Measure a step of `cfg`. `python`: a Python with PyTorch for the peers, None for no peers; `command`: what serves instead of it."""
-    longest = CHECKED + 2 * (rounds + 1) * steps + 1  # the loop stages no batch behind the last step
-    cfg = replace(cfg, train=replace(cfg.train, profile=0, steps=max(cfg.train.steps, longest)))
+def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int = ROUNDS, steps: int | None = None,
+          budget: float | None = None, chosen: Callable[[str], bool] = lambda name: True, command: list[str] | None = None,
+          said: Callable[[str], None] = lambda text: None) -> Result:
+    """Measure a step of `cfg`. `python`: a Python with PyTorch for the peers, None for no peers; `chosen`: which variants, by name;
+    `steps` of a block instead of its seconds; `budget` in seconds: variants that it leaves no time for are listed as such; `command`: what
+    serves instead of PyTorch; `said` is told what is going on."""
+    began = time.monotonic()
+    cfg = replace(cfg, train=replace(cfg.train, profile=0, steps=ENDLESS))
     vocab = 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab
-    threads, flops = threads_for(cfg), flops_for(cfg, vocab)
-    program, on_gpu = program_for(cfg, vocab, catalogue, threads), cfg.machine.backend == "cuda"
+    flops, on_gpu = flops_for(cfg, vocab), cfg.machine.backend == "cuda"
+    program = program_for(cfg, vocab, catalogue, threads_for(cfg))
     sampler, gpu = RandomTokens(cfg, vocab), Clocks.open() if on_gpu else None
-    tokens = cfg.train.batch * cfg.data.sequence
+    wanted = [v for v in variants(on_gpu, cfg.train.precision) if chosen(v.name)] if python is not None else []
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="alpha-bench-") as folder, ExitStack() as stack:
-        ours = stack.enter_context(Ours(cfg, program, catalogue, sampler, gpu))
-        wanted = dict(PEERS) if python is not None else {}
-        if wanted and (why := unsupported(cfg)):
-            rows, wanted = [Row("torch", why=f"no peer: the model in PyTorch does not do {why}")], {}
-        files = _written(folder, ours.parameters() if wanted else {})
-        np.save(f"{folder}/tokens.npy", sampler.rows)
-        job = Job(cfg.machine.backend, threads, sizes_of(cfg, program), files, f"{folder}/tokens.npy", ours.take(CHECKED),
-                  agreement.bound({cfg.train.precision}, tokens), gpu.read if gpu is not None else None, command)
-        held = ours.memory  # before a peer takes some of the device
-        peak = peak_of(ours.executor)
+    if wanted and (why := unsupported(cfg)):
+        rows, wanted = [Row("torch", why=f"no peer: the model in PyTorch does not do {why}")], []
+    with tempfile.TemporaryDirectory(prefix="alpha-bench-") as folder, Place(lambda: Ours(cfg, program, catalogue, sampler, gpu)) as place:
+        ours = place.ours()
+        parameters = _written(folder, ours.parameters() if wanted else {})
+        tokens = [f"{folder}/tokens{i}.npy" for i in range(CHECKED)]
+        for i, path in enumerate(tokens):
+            np.save(path, sampler.rows(i))
+        job = Job(cfg.machine.backend, threads_for(cfg), sizes_of(cfg, program), parameters, tokens,
+                  (cfg.train.batch, cfg.data.sequence), ours.take(CHECKED),
+                  agreement.bound({cfg.train.precision}, cfg.train.batch * cfg.data.sequence), gpu, command)
+        held, peak = ours.memory, peak_of(ours.executor)  # before a peer takes some of the device
         result = Result(cfg.run.name, f"{cfg.train.batch} x {cfg.data.sequence} tokens, vocabulary {vocab}",
-                        stamp(peak.flops, peak.source), ours.executor.hardware()["hardware"], rounds=rounds)
-        session = Session(rounds, steps, not on_gpu, tokens, flops, peak.flops)
-        try:
-            theirs: dict[str, Theirs] = {}
-            for name, compiled in wanted.items():
-                row, model = _admitted(python or "", name, compiled, job)
-                rows.append(row)
-                if model is not None:
-                    theirs[name] = stack.enter_context(model)
-            mine = {OURS: ours.block, **({UNCAPTURED: lambda n: ours.block(n, captured=False)} if on_gpu else {})}
-            taken, kept = session.measure({**mine, **{name: model.block for name, model in theirs.items()}})
-        except DoesNotFit:
-            return _apart(result, cfg, program, catalogue, sampler, gpu, python or "", wanted, job, session, stack)
-        memory = {OURS: held, **{name: model.memory for name, model in theirs.items()}}
-        return session.result(result, taken, kept, rows, memory, together=True)
+                        stamp(peak.flops, peak.source), ours.executor.hardware()["hardware"])
+        session = Session(rounds, steps, gpu, cfg.train.batch * cfg.data.sequence, flops, peak, place, job, python or "",
+                          began + budget if budget is not None else None, said)
+        found = [session.one(v, len(wanted) - i) for i, v in enumerate(wanted)]
+        if all(r.why for r in found):
+            found += session.alone()
+        return session.result(replace(result, seconds=time.monotonic() - began), [*rows, *found], held)
+
+
+class Place:
+    """Where ours is, while it has the device. Use as a context manager."""
+
+    def __init__(self, make: Callable[[], Ours]) -> None:
+        self._make, self._here = make, cast("Ours | None", None)
+
+    def ours(self) -> Ours:
+        """Ours, opened anew if it had to leave."""
+        if self._here is None:
+            self._here = self._make().__enter__()
+        return self._here
+
+    def leave(self) -> None:
+        """Give the device back."""
+        if self._here is not None:
+            here, self._here = self._here, None
+            here.__exit__(None, None, None)
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
 
 
 def _written(folder: str, parameters: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -272,57 +339,125 @@ def _written(folder: str, parameters: Mapping[str, np.ndarray]) -> dict[str, str
     return found
 
 
-def _admitted(python: str, name: str, compiled: bool, job: Job) -> tuple[Row, Theirs | None]:
-    """A peer's line, and the peer if it agrees with ours."""
-    try:
-        model = Theirs(python, compiled, job)
-    except ServedError as error:
-        return Row(name, why=str(error.came)), None
-    row = Row(name, difference=model.difference, allowed=job.allowed)
-    if model.difference <= job.allowed:
-        return row, model
-    model.peer.close()
-    return replace(row, why="its loss or gradient norm is not ours, so no time of it is given"), None
-
-
-def _apart(result: Result, cfg: Config, program: Program, catalogue: Catalogue, sampler: RandomTokens, gpu: Clocks | None, python: str,
-           wanted: Mapping[str, bool], job: Job, session: Session, stack: ExitStack) -> Result:
-    """Each alone, one after the other. The files of `job` still stand: this runs inside their folder's block."""
-    stack.close()
-    taken: dict[str, Blocks] = {}
-    kept: dict[str, noise.Kept] = {}
-    memory, rows = {}, []
-    with Ours(cfg, program, catalogue, sampler, gpu) as ours:
-        first = session.measure({OURS: ours.block})
-        memory[OURS] = ours.memory
-    taken, kept = {**first[0]}, {**first[1]}
-    for name, compiled in wanted.items():
-        try:
-            row, model = _admitted(python, name, compiled, job)
-        except DoesNotFit as error:
-            row, model = Row(name, why=f"does not fit, even alone: {error}"), None
-        rows.append(row)
-        if model is not None:
-            with model:
-                found = session.measure({name: model.block})
-                memory[name] = model.memory
-            taken, kept = {**taken, **found[0]}, {**kept, **found[1]}
-    return session.result(result, taken, kept, rows, memory, together=False)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Session:
-    """How blocks are taken, and what is made of them."""
+    """How blocks are taken, and what is made of them. `fastest`: the least ratio of a variant so far; `peer`: the library that answered."""
 
     rounds: int
-    steps: int
-    on_cpu: bool
+    steps: int | None
+    gpu: Clocks | None
     tokens: int
     flops: ModelFlops
-    peak: float
+    peak: Peak
+    place: Place
+    job: Job
+    python: str
+    deadline: float | None
+    said: Callable[[str], None]
+    fastest: float = float("inf")
+    peer: str = ""
 
-    def measure(self, arms: Mapping[str, Callable[[int], tuple[float, Reading | None]]]) -> tuple[dict[str, Blocks],
-                                                                                                 dict[str, noise.Kept]]:
+    def left(self) -> float:
+        """Seconds of the budget."""
+        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+
+    def alone(self) -> list[Row]:
+        """Ours without a peer; on a GPU beside itself, launch by launch."""
+        ours = self.place.ours()
+        arms: dict[str, _Arm] = {OURS: ours.block}
+        if self.gpu is not None:
+            arms[UNCAPTURED] = lambda n: ours.block(n, captured=False)
+        self.warm(ours)
+        taken = self.measure(arms, self.rounds, SECONDS)
+        return [self.figures(Row(name), taken) for name in arms]
+
+    def one(self, variant: Variant, coming: int) -> Row:
+        """A variant's line; `coming` variants, this one included, share what is left of the budget."""
+        need = 2 * (TRIALS + 1) * TRIAL_SECONDS if self.steps is None else 0.0
+        if self.left() <= need:
+            return Row(variant.name, why="not measured: the budget was spent")
+        self.said(f"{variant.name}: building and checking")
+        try:
+            try:
+                return self._beside(variant, self.left() / coming)
+            except DoesNotFit:
+                return self._apart(variant)
+        except DoesNotFit as error:
+            return Row(variant.name, why=f"does not fit, even alone: {error}")
+        except ServedError as error:
+            return Row(variant.name, why=str(error.came))
+
+    def _admitted(self, variant: Variant) -> tuple[Row, Theirs | None]:
+        """The peer, if it agrees with ours."""
+        model = Theirs(self.python, variant, self.job, min(PATIENCE, max(30.0, self.left())))
+        self.peer = self.peer or model.version
+        row = Row(variant.name, difference=model.difference, allowed=self.job.allowed)
+        if model.difference <= self.job.allowed:
+            return row, model
+        model.peer.close()
+        return replace(row, why="its loss or gradient norm is not ours, so no time of it is given"), None
+
+    def _beside(self, variant: Variant, share: float) -> Row:
+        row, model = self._admitted(variant)
+        if model is None:
+            return row
+        with model:
+            ours = self.place.ours()
+            self.said(f"{variant.name}: timing")
+            self.warm(ours)
+            arms: dict[str, _Arm] = {OURS: ours.block, variant.name: model.block}
+            if self.rounds > TRIALS and self.fastest < float("inf"):
+                tried = self.figures(row, self.measure(arms, TRIALS, TRIAL_SECONDS))
+                if not tried.ratio[1] < self.fastest or self.left() <= 0:
+                    self.fastest = min(self.fastest, *(x for x in tried.ratio[1:2] if x == x))
+                    return replace(tried, memory=model.memory)
+            seconds = SECONDS if self.deadline is None else min(SECONDS, max(TRIAL_SECONDS, share / (2 * self.rounds + 2)))
+            found = self.figures(row, self.measure(arms, self.rounds, seconds))
+            if found.ratio[1] < self.fastest:
+                self.fastest = found.ratio[1]
+            return replace(found, memory=model.memory)
+
+    def _apart(self, variant: Variant) -> Row:
+        """Whole processes in turn, APART times each."""
+        taken: dict[str, list[tuple[float, Reading | None]]] = {OURS: [], variant.name: []}
+        row, memory = Row(variant.name), 0
+        seconds = SECONDS * self.rounds / APART
+        for _ in range(APART):
+            ours = self.place.ours()
+            self.warm(ours)
+            taken[OURS].append(self._block(ours.block, self._count(ours.block, seconds)))
+            self.place.leave()
+            row, model = self._admitted(variant)
+            if model is None:
+                return row
+            with model:
+                self.said(f"{variant.name}: timing, in turn with ours")
+                taken[variant.name].append(self._block(model.block, self._count(model.block, seconds)))
+                memory = model.memory
+        kept = clocks.kept(taken, None) if self.gpu is not None else {name: noise.keep(np.zeros(APART, bool)) for name in taken}
+        return replace(self.figures(replace(row, together=False), (dict(taken), kept)), memory=memory)
+
+    def warm(self, ours: Ours) -> None:
+        """Run until the temperature of the GPU stands still."""
+        if self.gpu is None or self.steps is not None:
+            return
+        last, end = -float("inf"), time.monotonic() + min(WARM_SECONDS, self.left() / 4)
+        count = self._count(ours.block, WARM_BLOCK)
+        while time.monotonic() < end:
+            _, reading = self._block(ours.block, count)
+            if reading is None or not reading.celsius > last + STILL:
+                return
+            last = reading.celsius
+
+    def _count(self, arm: _Arm, seconds: float) -> int:
+        """Steps of a block; finding out warms up."""
+        return self.steps or max(1, round(seconds * 1e9 / arm(2)[0]))
+
+    def _block(self, arm: _Arm, count: int) -> tuple[float, Reading | None]:
+        ns, reading = arm(count)
+        return ns, self.gpu.sense(reading) if self.gpu is not None and reading is not None else reading
+
+    def measure(self, arms: Mapping[str, _Arm], rounds: int, seconds: float) -> _Taken:
         """Blocks of all arms in random order, and which count. An arm that fails has none; one without room is DoesNotFit."""
         square = np.ones((PROBE, PROBE), np.float32)
 
@@ -330,42 +465,57 @@ class Session:
             return float(noise.block(lambda: np.matmul(square, square), PROBES)), None
 
         def lost(name: str, error: ServedError) -> None:
-            if "OutOfMemory" in str(error.came):
+            if _no_room(error):
                 raise DoesNotFit(str(error.came)) from error
 
-        every: dict[str, Callable[[], tuple[float, Reading | None]]] = {name: partial(arm, self.steps) for name, arm in arms.items()}
-        taken: dict[str, Blocks] = {**clocks.alternate({**every, **({REFERENCE: probe} if self.on_cpu else {})}, self.rounds,
+        on_cpu, every = self.gpu is None, {}
+        for name, arm in arms.items():
+            try:
+                every[name] = partial(self._block, arm, self._count(arm, seconds))
+            except ServedError as error:
+                lost(name, error)
+        taken: dict[str, Blocks] = {**clocks.alternate({**every, **({REFERENCE: probe} if on_cpu else {})}, rounds,
                                                        np.random.default_rng(), lost)}
-        probes = [ns for ns, _ in taken.pop(REFERENCE)] if self.on_cpu else None
+        probes = [ns for ns, _ in taken.pop(REFERENCE)] if on_cpu else None
         return taken, clocks.kept(taken, probes)
 
-    def result(self, result: Result, taken: Mapping[str, Blocks], kept: Mapping[str, noise.Kept], rows: Sequence[Row],
-               memory: Mapping[str, int], *, together: bool) -> Result:
-        """The lines, from the blocks that count."""
-        ours = kept[OURS]
-        result = replace(result, together=together, discarded=ours.discarded)
-        if not ours.believed:
-            return replace(result, why=f"throttled: {ours.discarded} of {self.rounds} blocks of ours discarded")
-        lines = [Row(OURS)] + ([Row(UNCAPTURED)] if UNCAPTURED in taken else []) + list(rows)
-        return replace(result, rows=[self._figures(r, taken, kept, memory, max(1, len(lines) - 1), together) for r in lines])
-
-    def _figures(self, row: Row, taken: Mapping[str, Blocks], kept: Mapping[str, noise.Kept], memory: Mapping[str, int], family: int,
-                 together: bool) -> Row:
-        if row.why:
-            return row
+    def figures(self, row: Row, found: _Taken) -> Row:
+        """The line, from the blocks that count."""
+        taken, kept = found
         if row.name not in taken:
             return replace(row, why="it failed while it was timed")
-        mine, own = (np.array([ns for ns, _ in taken[name]]) for name in (OURS, row.name))
-        both = noise.keep(~(kept[OURS].mask & kept[row.name].mask)) if together else kept[row.name]
+        both = noise.keep(~(kept[OURS].mask & kept[row.name].mask))
+        row = replace(row, discarded=both.discarded, blocks=_plain(taken[row.name]), beside=_plain(taken[OURS]))
         if not both.believed:
-            return replace(row, why=f"throttled: {both.discarded} rounds discarded")
-        ns = float(np.median(own[both.mask]))
+            return replace(row, why=f"throttled: {both.discarded} of {both.mask.size} rounds discarded")
+        mine, own = (np.array([ns for ns, _ in taken[name]])[both.mask] for name in (OURS, row.name))
+        row = self.rated(replace(row, ours=float(np.median(mine))), float(np.median(own)))
         if row.name == OURS:
-            ratio = (1.0, 1.0, 1.0)
-        elif together:
-            ratio = clocks.ratio(own[both.mask], mine[both.mask], family)
-        else:
-            ratio = (float("nan"), ns / float(np.median(mine[kept[OURS].mask])), float("nan"))
+            return replace(row, ratio=(1.0, 1.0, 1.0))
+        if row.together:
+            return replace(row, ratio=clocks.ratio(own, mine, 1))
+        return replace(row, ratio=(NAN, float(np.median(own / mine)), NAN))
+
+    def rated(self, row: Row, ns: float) -> Row:
+        """With a step's time and what follows from it."""
         rate = self.tokens / ns * 1e9
-        return replace(row, ns=ns, tokens_per_second=rate, mfu=mfu(rate, self.flops, self.peak), memory=memory.get(row.name, 0),
-                       ratio=ratio)
+        return replace(row, ns=ns, tokens_per_second=rate, mfu=mfu(rate, self.flops, self.peak.flops))
+
+    def result(self, result: Result, rows: Sequence[Row], memory: int) -> Result:
+        """The table: ours as it was beside the fastest, then the others, fastest first."""
+        result = replace(result, peer=self.peer)
+        timed = sorted((r for r in rows if r.ratio[1] == r.ratio[1]), key=lambda r: r.ratio[1])
+        others = [r for r in rows if r.why and r.name != OURS]
+        ours = next((r for r in rows if r.name == OURS and not r.why), None)
+        if ours is None:
+            if not timed:
+                return replace(result, rows=others, why=next(r.why for r in rows if r.name == OURS))
+            best = timed[0]
+            result = replace(result, quoted=best.name)
+            ours = self.rated(Row(OURS, ratio=(1.0, 1.0, 1.0), together=best.together, blocks=best.beside), best.ours)
+        rest = [r for r in timed if r.name != OURS]
+        return replace(result, rows=[replace(ours, memory=memory), *rest, *others])
+
+
+def _plain(blocks: Blocks) -> list[list[float]]:
+    return [[ns] if r is None else [ns, r.sm_mhz, r.watts, r.celsius] for ns, r in blocks]

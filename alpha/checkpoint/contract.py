@@ -354,7 +354,7 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
         edits: list[tuple[str, Callable[[dict], object], type[Exception] | None]] = [
             ("step", lambda c: c.update(step=6), CorruptError),
             ("facts", lambda c: c["facts"].update(x=2), None),
-            ("version", lambda c: c.update(version=2), InputError),
+            ("version", lambda c: c.update(version=3), InputError),
             ("format", lambda c: c.update(format="other"), InputError),
             ("a kind gone", lambda c: c["kinds"].pop("m"), InputError),
             ("a kind more", lambda c: c["kinds"].update(w=c["kinds"]["m"]), InputError),
@@ -477,7 +477,7 @@ def synced(rng: np.random.Generator) -> Measured:
         for file in path.iterdir():
             info = file.stat()
             count.check(seen.get(info.st_ino) == info.st_size, f"{file.name} was not forced to the medium whole")
-        for place in (path, at):
+        for place in (path, at, at.parent):
             count.check(place.stat().st_ino in seen, f"the entries of {place.name} were not forced to the medium")
     return count.measured()
 

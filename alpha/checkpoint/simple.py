@@ -30,7 +30,9 @@ from alpha.files import MOST_TEXT, json_of, open_regular, read_regular
 from alpha.graph.state import Copy, Layout, Piece, StateLayout, reshard, row_major, whole
 from alpha.types import NUMPY
 
-FORMAT, VERSION = "alpha.checkpoint", 1
+FORMAT, VERSION, READABLE = "alpha.checkpoint", 2, (1, 2)
+"""Version 1 was the same, but what its caller stored held no seal."""
+
 MANIFEST = "manifest.json"
 
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*\.npy")
@@ -61,6 +63,9 @@ def save(folder: Path, step: int, states: States, facts: Mapping[str, Any], *, k
     temporary = folder / f".tmp-{_name(step)}-{os.getpid()}"
     try:
         clean(folder, disk)
+        if not folder.is_dir():
+            disk.make(folder)
+            disk.sync_folder(folder.parent)
         disk.make(temporary)
         kinds = {}
         for kind, (layout, flat) in sorted(states.items()):
@@ -135,11 +140,11 @@ def inspect(path: Path, *, verify: bool = True) -> Saved:
         raise _corrupt(path, "its manifest is not complete", f"{len(raw)} bytes ({error})", "JSON with a content hash") from error
     if stated != _digest(content):
         raise _corrupt(path, "its manifest was edited or torn", f"sha256 {_digest(content)[:16]}", f"sha256 {str(stated)[:16]}")
-    if form != FORMAT or version != VERSION:
+    if form != FORMAT or version not in READABLE:
         raise InputError(
             "the checkpoint has an unknown format",
             came=f"{path}: {form} version {version}",
-            expected=f"{FORMAT} version {VERSION}",
+            expected=f"{FORMAT} version {' or '.join(map(str, READABLE))}",
             do="load it with the release that wrote it",
         )
     problem = _unlike_a_manifest(content)

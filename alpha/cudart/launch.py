@@ -7,7 +7,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,27 @@ class Kernel:
         return Launch(self, grid, block, arguments, cluster, overlap_previous)
 
 
+_journal: list[str] | None = None
+
+
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """Within it the name of each kernel that is launched, or recorded into a graph, is appended to the list. Blocks do not nest."""
+    global _journal
+    found: list[str] = []
+    _journal = found
+    try:
+        yield found
+    finally:
+        _journal = None
+
+
+def note(name: str) -> None:
+    """A kernel of this name is launched."""
+    if _journal is not None:
+        _journal.append(name)
+
+
 class Launch:
     """A kernel with grid, block and arguments; call it with a stream to run it. Reusable, and safe to record into a graph."""
 
@@ -97,6 +119,7 @@ class Launch:
 
     def __call__(self, stream: Any = None) -> None:
         """Launches on `stream` (None: the default stream). CudaError if the driver refuses."""
+        note(self.kernel.name)
         self._config.hStream = stream_handle(stream)
         result = self._driver.cuLaunchKernelEx(self._config, self.kernel.function, self._address, 0)
         if int(result[0]) != 0:

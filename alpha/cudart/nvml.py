@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from alpha.cudart import _bindings
@@ -13,10 +13,13 @@ from alpha.errors import MachineError
 
 @dataclass(frozen=True)
 class Reading:
-    """`sm_mhz`: NaN where the clock could not be read. `reasons`: NVML's bit mask of throttle reasons (profile/noise.py judges both)."""
+    """`sm_mhz`: NaN where the clock could not be read. `reasons`: NVML's bit mask of throttle reasons (profile/noise.py judges both).
+    `watts`, mean of the last second, and degrees `celsius`: NaN where nobody asked (`Clocks.sense`)."""
 
     sm_mhz: float
     reasons: int
+    watts: float = float("nan")
+    celsius: float = float("nan")
 
 
 class Clocks:
@@ -47,6 +50,17 @@ class Clocks:
                            int(library.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)))
         except library.NVMLError:
             return Reading(float("nan"), 0)
+
+    def sense(self, reading: Reading) -> Reading:
+        """The same with power and temperature now; NaN where they cannot be read."""
+        library, found = self._library, {}
+        for name, read, scale in (("watts", lambda: library.nvmlDeviceGetPowerUsage(self._handle), 1e-3),
+                                  ("celsius", lambda: library.nvmlDeviceGetTemperature(self._handle, library.NVML_TEMPERATURE_GPU), 1.0)):
+            try:
+                found[name] = read() * scale
+            except library.NVMLError:
+                found[name] = float("nan")
+        return replace(reading, **found)
 
 
 @functools.cache

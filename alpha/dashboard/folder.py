@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alpha.errors import AlphaError, CorruptError, InputError, MachineError
-from alpha.train.rundir import is_run, read_manifest
+from alpha.train.rundir import GATED, UNGATED, is_run, read_manifest
+from alpha.train.seal import standing
 
 MARKS = ("config.toml", "manifest.json", "metrics.sqlite")
 """A folder with one of these is shown as a run, whole or not."""
@@ -15,7 +16,8 @@ MARKS = ("config.toml", "manifest.json", "metrics.sqlite")
 
 @dataclass(frozen=True)
 class Entry:
-    """A run as the picker lists it. `status`: GATED, UNGATED or '' (unknown); `error`: why its manifest cannot be read, or None;
+    """A run as the picker lists it. `status`: GATED, or UNGATED where its files do not show that; `error`: why its manifest cannot
+    be read, or None;
     `changed`: Unix seconds of its latest metrics."""
 
     name: str
@@ -65,11 +67,12 @@ class Folder:
         return sorted(found, key=lambda e: (-e.changed, e.name))
 
     def _entry(self, name: str) -> Entry:
-        path, status, wrong = self.root / name, "", None
+        path, wrong = self.root / name, None
         try:
-            status = str(read_manifest(path).get("status", ""))
+            read_manifest(path)
         except (CorruptError, InputError, MachineError) as error:
             wrong = error
+        status = UNGATED if wrong or standing(path) else GATED
         metrics = path / "metrics.sqlite"
         return Entry(name, status, max(stamp(metrics), stamp(Path(f"{metrics}-wal"))), metrics.is_file(), wrong)
 

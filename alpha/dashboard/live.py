@@ -21,6 +21,8 @@ from alpha.report import views
 from alpha.report.extra import pandas as pd
 from alpha.report.runs import Run, checked, load
 from alpha.report.tables import KEYS, Reader, frame
+from alpha.train.rundir import UNGATED
+from alpha.train.seal import standing
 
 KEPT = 6
 """Runs in memory; about 30 MB for 100,000 steps each."""
@@ -110,7 +112,7 @@ def grown(run: Run) -> Run | None:
     with Reader(run.path / "metrics.sqlite", 5.0) as db:
         sessions = frame(db, "sessions")
         same = ["session", "rank", "pid", "first_step", "began_ns"]
-        if int(db.rows("PRAGMA user_version")[0][0]) != run.version or not sessions[same].equals(run.tables["sessions"][same]):
+        if db.version != run.version or not sessions[same].equals(run.tables["sessions"][same]):
             return None
         ends = [int(run.tables["step_metrics"].step.max()), *map(int, run.tables["step_timing"].groupby("rank").step.max())]
         last = min(ends) - 2
@@ -121,7 +123,10 @@ def grown(run: Run) -> Run | None:
                 tables[name] = _joined(run.tables[name], frame(db, name, last), last, KEYS[name])
             elif name != "sessions":
                 tables[name] = frame(db, name)
-    return checked(replace(run, metadata=metadata, tables=tables, cache={}))
+    unsealed = standing(run.path)
+    if unsealed:
+        metadata["status"] = UNGATED
+    return checked(replace(run, metadata=metadata, unsealed=unsealed, tables=tables, cache={}))
 
 
 def _joined(old: pd.DataFrame, new: pd.DataFrame, last: int, order: str) -> pd.DataFrame:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from alpha.data.corpus import Corpus
-from alpha.data.files import disk_error, sha256_hex
+from alpha.data.files import MAKING, disk_error, hold, sha256_hex
 from alpha.data.tokenizer import Tokenizer
 from alpha.errors import CorruptError, InputError
 from alpha.files import json_of, open_regular
@@ -237,10 +237,12 @@ def token_stream(corpus: Corpus, tokenizer: Tokenizer, cache: Path, *, shard_tok
     """
     folder = stream_folder(cache, corpus.hash, tokenizer.hash)
     if not folder.is_dir():
-        temporary = None
+        temporary, handle = None, -1
         try:
             cache.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=cache))
+            temporary = Path(tempfile.mkdtemp(prefix=MAKING, dir=cache))
+            handle = os.open(temporary, os.O_RDONLY)
+            hold(handle)  # so that nobody sweeps it
             _write_stream(temporary, corpus, tokenizer, shard_tokens)
             try:
                 os.rename(temporary, folder)
@@ -252,6 +254,8 @@ def token_stream(corpus: Corpus, tokenizer: Tokenizer, cache: Path, *, shard_tok
         finally:
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
+            if handle >= 0:
+                os.close(handle)
     stream = open_stream(folder, verify=verify)
     if (stream.corpus_hash, stream.tokenizer_hash) != (corpus.hash, tokenizer.hash):
         raise CorruptError("the token stream belongs to another corpus or tokenizer",

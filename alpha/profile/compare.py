@@ -182,7 +182,7 @@ def compare(a: Measured, b: Measured, *, anyway: bool = False, by: str = "op", i
     if not ranks:
         raise InputError("there is no timed step to compare", came=f"{a.name}: ranks {one.ranks}, {b.name}: ranks {two.ranks}")
     for m in (a, b):
-        if m.metadata.get("status") == "UNGATED":
+        if m.metadata.get("status") != "GATED":
             notes.append(f"{m.name} is UNGATED")
     enough = min(one.steps, two.steps) >= LEAST_STEPS
     ops = _op_rows(a, b, ranks, by)

@@ -2,7 +2,8 @@
 
 The device comes first: what it was busy with counts as that phase, whatever the host did meanwhile. What the host did while the device
 was idle is *exposed* and counts as the host's phase; what it did while the device was busy is *overlapped*. The device's remaining gaps
-between its first and last launch are idle; the rest of the interval is left unexplained. So nothing counts twice.
+between its first and last launch are idle, those in which the host did nothing but wait for the device among them; the rest of the
+interval is left unexplained. So nothing counts twice.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ Piece = tuple[int, int, int]
 
 
 def partition(began: int, ended: int, host: Sequence[Piece], device: Sequence[Piece], phases: int,
-              idle: int) -> tuple[list[int], list[int]]:
-    """(exclusive ns, overlapped ns) of each of `phases` phases in the interval from `began` to `ended`. `idle`: index of that phase.
+              idle: int, waiting: int = -1) -> tuple[list[int], list[int]]:
+    """(exclusive ns, overlapped ns) of each of `phases` phases in the interval from `began` to `ended`. `idle`: index of that phase;
+    `waiting`: of the one in which the host waits for the device.
 
     Host pieces do not overlap one another; device pieces are in order, and where the aligned clocks let one begin before the last
     has ended, it begins at that end. Pieces are cut at the interval's ends.
@@ -49,6 +51,10 @@ def partition(began: int, ended: int, host: Sequence[Piece], device: Sequence[Pi
         exclusive[phase] += stop - start - covered
         if len(begin):  # the part of it that lies in a gap of the device is no idle time
             a, b = max(start, int(begin[0])), min(stop, int(end[-1]))
-            gaps -= max(0, b - a - (busy(b) - busy(a))) if b > a else 0
+            inside = max(0, b - a - (busy(b) - busy(a))) if b > a else 0
+            if phase == waiting:
+                exclusive[phase] -= inside
+            else:
+                gaps -= inside
     exclusive[idle] += gaps
     return exclusive, overlapped

@@ -10,11 +10,12 @@ from __future__ import annotations
 from alpha.graph.plan import Launch
 
 PHASES: dict[str, str] = {
-    "forward": "launches of the forward graph, recomputed ones not counted",
-    "backward": "launches of the backward graph: activation and weight gradients, recompute, sums over logical shards",
-    "grad_norm": "the global norm of the gradient",
-    "grad_clip": "clip coefficient and the finite flag",
-    "optimizer": "learning rate, parameter and moment update, step counter",
+    "forward": "launches of the forward graph, recomputed ones not counted; of the chunked head logits, loss and the logits' gradient",
+    "backward": "launches of the backward graph: activation and weight gradients, recompute, sums over logical shards; of the chunked head "
+                "the products that make its gradients",
+    "grad_norm": "the global norm of the gradient (GPU: its sums of squares)",
+    "grad_clip": "clip coefficient and the finite flag (GPU: one kernel with the norm's root, learning rate and step counter)",
+    "optimizer": "parameter and moment update (CPU: with learning rate and step counter)",
     "data_load": "making the next batch: sampling, reading tokens",
     "host_to_device": "copying a batch to where the kernels read it",
     "device_to_host": "reading loss, norm and flags back",
@@ -22,7 +23,8 @@ PHASES: dict[str, str] = {
     "checkpoint": "writing the state, the part that the compute stream waits for",
     "eval": "validation between steps",
     "sample_gen": "text generated between or after steps",
-    "idle": "the compute stream has nothing enqueued: gaps between launches and between calls, measured",
+    "idle": "the compute stream has nothing to do: gaps between launches and calls (GPU: between runs of launches of one phase, or between "
+            "kernels where each was timed)",
 }
 """Name -> what it counts, in the order in which figures show them."""
 
@@ -39,7 +41,7 @@ _UPDATE = {"global_norm": "grad_norm", "square_sum": "grad_norm", "clip_coeffici
 
 
 def phase_of(launch: Launch) -> str:
-    """The step phase that a launch counts in."""
+    """The step phase that a launch counts in, as far as its kernels have no phases of their own."""
     if launch.phase == "update":
         return _UPDATE.get(launch.op, "optimizer")
     return _BY_LAUNCH[launch.phase]

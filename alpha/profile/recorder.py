@@ -12,7 +12,7 @@ the host does from then on, it does beside the next one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from alpha.graph.plan import Launch, Plan
+from alpha.profile.kernels import Activity, Kernel
 from alpha.profile.noise import WARM_UP
 from alpha.profile.partition import Piece, partition
 from alpha.profile.phases import OVERLAPPING, PHASES, phase_of
@@ -73,13 +74,16 @@ class _Interval:
     host: list[Piece] = field(default_factory=list)
     device: list[Piece] = field(default_factory=list)
     profile: dict[tuple[str, int], tuple[Launch, LaunchTime]] = field(default_factory=dict)
+    kernels: dict[str, int] = field(default_factory=dict)
+    each: dict[tuple[str, int, int], tuple[Kernel, int, int]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
 
     def timing(self, now: int, rank: int, session: int) -> dict[str, Any]:
         """The row of step_timing of the interval from `began` to `now`."""
         spent, overlapped = list(self.spent), dict(self.overlapped)
         if self.device:
-            spent, over = partition(self.began, now, self.host, self.device, len(PHASES), _INDEX["idle"])
+            spent, over = partition(self.began, now, self.host, self.device, len(PHASES), _INDEX["idle"],
+                                    _INDEX["device_to_host"])
             for name in OVERLAPPING:
                 overlapped[name] += over[_INDEX[name]]
         wall = now - self.began
@@ -98,6 +102,11 @@ class _Interval:
                 "phase": phase_of(launch), "shape": shape_text(launch), "dtype": launch.outs[0].type.dtype, "count": t.count,
                 "enqueue_ns": t.enqueue, "device_ns": t.device, "wait_ns": t.wait, "flops": launch.flops * t.count,
                 "nbytes": launch.nbytes * t.count, "dispatches": t.dispatches}  # fmt: skip
+        if self.kernels:
+            yield "kernel_times", {**key, **self.kernels}
+        for (plan, index, place), (kernel, n, ns) in self.each.items():
+            yield "kernel_profile", {**key, "plan": plan, "launch": index, "place": place, "op": kernel.op, "kernel": kernel.name,
+                                     "phase": kernel.phase, "count": n, "device_ns": ns}
         for track, name, phase, start, stop, flow in self.events:
             yield "gpu_timeline", {**key, "track": track, "name": name, "category": phase, "start_ns": start, "stop_ns": stop, "flow": flow}
 
@@ -112,12 +121,14 @@ class Recorder:
         self._mark = 0
         self._phases: dict[str, np.ndarray] = {}
         self._done, self._owed, self._ahead = 0, 0, False
+        self._afterwards: list[Callable[[], None]] = []
 
     # -- the loop --------------------------------------------------------------------------------------------------------------
 
     def begin(self, step: int, *, profiled: bool = False, ahead: bool = False) -> None:
         """A step begins, and with it a step interval; the one before is closed at this very moment, or where the step was handed over ahead
         when that one was done."""
+        self._settle()
         began = self._done if ahead else self.clock()
         host = [piece for piece in self._at.host if piece[2] > began]  # it is cut there
         self._close(began)
@@ -129,7 +140,17 @@ class Recorder:
         ahead, when the device's last launch was. Returns its ns."""
         self._done = self._at.device[-1][2] if ahead and self._at.device else self.clock()
         self._at.step_ns = self._done - self._at.began
+        self._settle()
         return self._at.step_ns
+
+    def afterwards(self, read: Callable[[], None]) -> None:
+        """Call `read` when the step is done, outside of its time: for an instrument whose records are slow to read."""
+        self._afterwards.append(read)
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Set rows of run_metadata."""
+        if self.store is not None:
+            self.store.describe(facts)
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
@@ -148,10 +169,12 @@ class Recorder:
 
     def finish(self) -> None:
         """The session ends: close the last interval."""
+        self._settle()
         self._close(self.clock())
 
     def abandon(self) -> None:
         """The step does not count (it was refused or failed): forget its interval."""
+        self._settle()
         self._at = _Interval()
 
     @contextmanager
@@ -205,15 +228,36 @@ class Recorder:
         self._at.spent[_INDEX["idle"]] += int((times[2::2] - times[1:-1:2]).sum())
         self._at.launches += len(phases)
 
-    def ran_on_device(self, plan: Plan, launches: Sequence[tuple[int, int]], times: Sequence[tuple[int, int]]) -> None:
-        """A Segment ran on a device beside the host: `launches[k]` = (first, last + 1) of a run of launches of one phase, `times[k]` its
-        start and stop in ns of the recorder's clock. The step is then shared out as alpha/profile/partition.py says. What ended before
-        this interval began belonged to a step that was handed over ahead and then forgotten."""
+    def ran_on_device(self, pieces: Sequence[tuple[str, int]], times: Sequence[tuple[int, int]]) -> None:
+        """A Segment ran on a device beside the host: `pieces[k]` = (phase, launches that begin in it), `times[k]` its start and stop, ns of
+        the recorder's clock. The step is then shared out as alpha/profile/partition.py says. What ended before this interval began belonged
+        to a step that was handed over ahead and then forgotten."""
         if times and times[-1][1] <= self._at.began:
             return
-        for (first, stop), (start_ns, stop_ns) in zip(launches, times, strict=True):
-            self._at.device.append((_INDEX[phase_of(plan.launches[first])], start_ns, stop_ns))
-            self._at.launches += stop - first
+        for (phase, launches), (start_ns, stop_ns) in zip(pieces, times, strict=True):
+            self._at.device.append((_INDEX[phase], start_ns, stop_ns))
+            self._at.launches += launches
+
+    def ran_kernels(self, plans: Mapping[str, Plan], activity: Activity) -> None:
+        """Every kernel of a profiled step of a device was timed; `plans` by name. They take the place of what `ran_on_device` said of its
+        phases, whose pieces hold gaps."""
+        at, own, gaps = self._at, activity.own, activity.gaps()
+        at.kernels = activity.row(at.began, at.began + at.step_ns if at.step_ns else self.clock())
+        at.device = [(_INDEX[k.phase], k.start, k.stop) for k in own]
+        for k in own:
+            _, n, ns = at.each.get((k.plan, k.launch, k.place), (k, 0, 0))
+            at.each[k.plan, k.launch, k.place] = k, n + 1, ns + k.stop - k.start
+            _, entry = at.profile.setdefault((k.plan, k.launch), (plans[k.plan].launches[k.launch], LaunchTime()))
+            entry.device += k.stop - k.start
+            entry.dispatches += 1
+            entry.count += k.place == 0
+        for start, stop in gaps:
+            self.event("gaps", "gap", "idle", start, stop)
+        for c in activity.copies:
+            phase = "device_to_host" if c.name == "DtoH" else "host_to_device"
+            self.event("fills" if c.fill else "copies", f"{c.name} {c.nbytes:,} bytes", phase, c.start, c.stop)
+        for w in activity.waits:
+            self.event("sync waits", w.name, "device_to_host", w.start, w.stop)
 
     def enqueued(self, ns: int) -> None:
         """The host spent `ns` on handing work to a device."""
@@ -237,6 +281,11 @@ class Recorder:
         self._at.events.append((track, name, phase, start, stop, flow))
 
     # -- rows ------------------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Read what was put off to the end of the step."""
+        while self._afterwards:
+            self._afterwards.pop(0)()
 
     def _switch(self) -> int:
         now = self.clock()

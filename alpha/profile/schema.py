@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from alpha.profile.phases import OVERLAPPING, PHASES
 
-VERSION = 2
-"""`PRAGMA user_version`. Readers refuse a newer one; version 1 had neither timing nor profile."""
+VERSION = 3
+"""`PRAGMA user_version`. Readers refuse a newer one; version 1 had neither timing nor profile, version 2 had no views and no tables
+`run_peak`, `flops_parts`, `samples`, `kernel_times` and `kernel_profile`."""
 
 _EXCLUSIVE = "\n".join(f"    {name}_ns INTEGER NOT NULL DEFAULT 0," for name in PHASES)
 _OVERLAPPED = "\n".join(f"    {name}_overlapped_ns INTEGER NOT NULL DEFAULT 0," for name in OVERLAPPING)
@@ -70,12 +71,44 @@ CREATE TABLE IF NOT EXISTS op_profile (
     wait_ns INTEGER NOT NULL,          -- time in which the compute stream waited for a worker or a stream
     flops INTEGER NOT NULL,            -- executed
     nbytes INTEGER NOT NULL,           -- fewest that must move
-    dispatches INTEGER NOT NULL,       -- hand-overs: worker wake-ups on a CPU, kernel launches on a GPU
+    dispatches INTEGER NOT NULL,       -- hand-overs: worker wake-ups on a CPU, kernels on a GPU
     PRIMARY KEY (step, rank, plan, launch)
+);
+CREATE TABLE IF NOT EXISTS kernel_times (  -- a profiled step in which each kernel of the device was timed; no row: they were not measured
+    step INTEGER NOT NULL, rank INTEGER NOT NULL,
+    kernels INTEGER NOT NULL,          -- kernels that ran; our own time stamps are told apart in every column
+    busy_ns INTEGER NOT NULL,          -- time in which a kernel ran
+    stamp_ns INTEGER NOT NULL,         -- time in which time stamps were taken and nothing else ran
+    idle_ns INTEGER NOT NULL,          -- time of the step in which neither kernel, stamp, copy nor fill ran
+    gap_ns INTEGER NOT NULL,           -- time between the first kernel and the last in which neither kernel nor stamp ran, and of it ...
+    gap_sync_ns INTEGER NOT NULL,      -- ... in gaps in which the host ended a wait that began before them, less the next column
+    gap_copy_ns INTEGER NOT NULL,      -- ... while a copy or fill ran: no kernel ran beside it
+    longest_gap_ns INTEGER NOT NULL,
+    copies INTEGER NOT NULL,           -- copies and fills
+    copy_ns INTEGER NOT NULL,          -- time in which one ran
+    copy_overlapped_ns INTEGER NOT NULL,              -- of it beside a kernel
+    syncs INTEGER NOT NULL,            -- waits of the host for the device: stream, event or context
+    sync_ns INTEGER NOT NULL,          -- time in them
+    stamps INTEGER NOT NULL,           -- time stamps held against the instrument
+    stamp_offset_ns INTEGER NOT NULL,  -- median of (our stamp - middle of its kernel by the instrument)
+    stamp_spread_ns INTEGER NOT NULL,  -- largest distance of one from that median
+    switch_ns INTEGER NOT NULL,        -- host time that turning the instrument on and off and reading it took
+    PRIMARY KEY (step, rank)
+);
+CREATE TABLE IF NOT EXISTS kernel_profile (
+    step INTEGER NOT NULL, rank INTEGER NOT NULL,
+    plan TEXT NOT NULL, launch INTEGER NOT NULL,      -- Segment and position in it, as in op_profile
+    place INTEGER NOT NULL,            -- position of the kernel in its launch
+    op TEXT NOT NULL, kernel TEXT NOT NULL,
+    phase TEXT NOT NULL,               -- step phase of this kernel: a launch may have several
+    count INTEGER NOT NULL,            -- times that it ran in the step
+    device_ns INTEGER NOT NULL,        -- sum over them of start to end
+    PRIMARY KEY (step, rank, plan, launch, place)
 );
 CREATE TABLE IF NOT EXISTS gpu_timeline (
     step INTEGER NOT NULL, rank INTEGER NOT NULL,
-    track TEXT NOT NULL,               -- 'host enqueue', 'stream 0' (CPU: 'worker 0', ...), 'comm', 'data loading', 'checkpoint writer'
+    track TEXT NOT NULL,               -- 'host enqueue', 'stream 0' (CPU: 'worker 0', ...), 'gaps', 'copies', 'fills', 'sync waits',
+                                       -- 'comm', 'data loading', 'checkpoint writer'
     name TEXT NOT NULL,                -- op or activity
     category TEXT NOT NULL,            -- step phase
     start_ns INTEGER NOT NULL, stop_ns INTEGER NOT NULL,
@@ -99,23 +132,66 @@ CREATE TABLE IF NOT EXISTS schedule (
     plan TEXT PRIMARY KEY, count INTEGER NOT NULL,    -- runs of this Segment in one step
     launches INTEGER NOT NULL, flops INTEGER NOT NULL, nbytes INTEGER NOT NULL   -- of one run; executed, fewest bytes
 );
-CREATE TABLE IF NOT EXISTS peaks (
+CREATE TABLE IF NOT EXISTS peaks (     -- readings of the machine's speed, for comparisons; no utilisation stands against them
     clock_ns INTEGER NOT NULL, rank INTEGER NOT NULL,
     flops REAL NOT NULL,               -- FLOP/s that a large product reached at this moment
     bandwidth REAL NOT NULL            -- bytes/s (read + written) that a large copy reached at this moment
 );
+CREATE TABLE IF NOT EXISTS run_peak (  -- one row: the peak that every utilisation of the run stands against, resumed sessions included
+    session INTEGER PRIMARY KEY,       -- session that it was taken in
+    flops REAL NOT NULL,               -- FLOP/s of one device
+    bandwidth REAL NOT NULL,           -- bytes/s of one device
+    source TEXT NOT NULL               -- where both come from
+);
+CREATE TABLE IF NOT EXISTS flops_parts (
+    part TEXT NOT NULL,                -- part of the model, or 'optimizer'
+    direction TEXT NOT NULL,           -- 'forward', 'backward', 'recompute' or 'update'
+    model INTEGER NOT NULL,            -- FLOPs of one step by the FLOPS model; they add up to flops_per_token x tokens_per_step
+    executed INTEGER NOT NULL,         -- FLOPs of one step that its launches execute; they add up to executed_flops
+    PRIMARY KEY (part, direction)
+);
+CREATE TABLE IF NOT EXISTS samples (
+    step INTEGER PRIMARY KEY,          -- steps done before it
+    prompt TEXT NOT NULL, text TEXT NOT NULL,         -- as printed: control characters as dots; text without the prompt
+    tokens INTEGER NOT NULL,           -- most tokens that were asked for
+    temperature REAL NOT NULL, top_k INTEGER NOT NULL, seed INTEGER NOT NULL
+);
 """
+
+_TIMES = ("wall", "step", *PHASES, *(f"{p}_overlapped" for p in OVERLAPPING), "unexplained")
+_MS = ",\n    ".join(f"{name}_ns / 1e6 AS {name}_ms" for name in _TIMES)
+
+VIEWS = f"""
+DROP VIEW IF EXISTS step_timing_ms;
+CREATE VIEW step_timing_ms AS          -- step_timing in milliseconds
+SELECT step, rank, session, profiled, launches,
+    {_MS}
+FROM step_timing;
+DROP VIEW IF EXISTS op_profile_per_step;
+CREATE VIEW op_profile_per_step AS     -- an op in a profiled step: mean device time of a launch, how often it ran, fewest bytes of all runs
+SELECT step, rank, op AS op_name, sum(device_ns) / 1e6 / sum(count) AS avg_ms, sum(count) AS count, sum(nbytes) AS bytes_moved
+FROM op_profile GROUP BY step, rank, op;
+DROP VIEW IF EXISTS memory_pool_per_step;
+CREATE VIEW memory_pool_per_step AS    -- live bytes of the activation arena in a profiled step: the most, and the mean over device time
+SELECT p.step, p.rank, max(m.live) AS peak_bytes, sum(1.0 * m.live * p.device_ns) / sum(p.device_ns) AS average_bytes,
+    (SELECT max(a.planned) FROM memory a WHERE a.step = p.step AND a.rank = p.rank AND a.arena = 'act') AS planned_bytes
+FROM op_profile p JOIN memory_plan m ON m.plan = p.plan AND m.launch = p.launch GROUP BY p.step, p.rank;
+"""
+"""What any SQLite client may read; made anew whenever the file is opened for writing."""
 
 METADATA = {
     "status": "GATED or UNGATED", "name": "run directory's name", "program": "Program hash", "machine": "machine class",
     "hardware": "CPU or GPU model", "devices": "number of devices", "commit": "commit that ran", "dirty": "sha256 of the diff, '' if none",
     "version": "Alpha's version", "backend": "cpu or cuda", "backend_version": "NumPy and BLAS, or CUDA driver and compiler",
-    "binaries": "sha256 over the kernels' digests", "tokenizer": "hash", "corpus": "hash", "train_stream": "hash",
+    "binaries": "sha256 over the kernels' digests",
+    "kernels": "JSON: kernel component -> sha256 of its code (source digest, and the compiled files that it may load)",
+    "driver": "CUDA driver; 'none' on a CPU", "tokenizer": "hash", "corpus": "hash", "train_stream": "hash",
     "validation_stream": "hash",
     "flops_version": "FLOPS model", "flops_convention": "in words", "flops_per_token": "useful model FLOPs a token",
     "executed_flops": "executed FLOPs a step, recompute included", "peak_flops": "FLOP/s that MFU is measured against",
     "peak_bandwidth": "bytes/s that bandwidth is measured against", "peak_source": "where both come from", "threads": "CPU worker threads",
     "shards": "logical shards", "tokens_per_step": "tokens", "order2_bits_per_byte": "yardstick on the validation text",
     "started": "UTC time of the first session",
+    "kernel_times": "what timed each kernel of the profiled steps, or 'not measured: ' and why",
 }
 """Keys of run_metadata and what they hold (all as text)."""

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from alpha.errors import AlphaError, BusyError, CorruptError, GraphError, InputError, MachineError
-from alpha.profile.schema import TABLES, VERSION
+from alpha.profile.schema import TABLES, VERSION, VIEWS
 
 EVERY = 0.2
 """Seconds between batches."""
@@ -27,7 +27,7 @@ EVERY = 0.2
 PATIENCE = 60.0
 """Seconds that a writer waits for another one's lock before it says so."""
 
-STEPPED = ("step_metrics", "step_timing", "op_profile", "gpu_timeline", "memory")
+STEPPED = ("step_metrics", "step_timing", "op_profile", "kernel_times", "kernel_profile", "gpu_timeline", "memory")
 """Tables that lose the rows of a step that runs again."""
 
 
@@ -88,7 +88,7 @@ class Store:
         db.execute("BEGIN IMMEDIATE")
         try:
             _check(self.path, db.execute("PRAGMA user_version").fetchone()[0], least=0)
-            for statement in TABLES.split(";\n"):
+            for statement in (TABLES + VIEWS).split(";\n"):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version={VERSION}")  # tables are only ever added, so an older file becomes a newer one
         except BaseException:
@@ -123,7 +123,8 @@ class Store:
         for table in STEPPED:
             mine = "" if table == "step_metrics" else f" AND rank = {int(self.rank)}"
             self._say(f"DELETE FROM {table} WHERE step >= ?{mine}", (step,))
-        self._say("DELETE FROM evaluations WHERE step > ?", (step,))
+        for table in ("evaluations", "samples"):
+            self._say(f"DELETE FROM {table} WHERE step > ?", (step,))
 
     def begin(self, first_step: int, began_ns: int, clock_ns: int, unix_ns: int) -> None:
         """A session of this rank begins; the times are those of the table `sessions`."""

@@ -87,17 +87,19 @@ class _Lane:
         self.open.append(stop)
 
 
-def write(run_db_path: Path, out_path: Path, steps: Collection[int] | None = None, ranks: Collection[int] | None = None) -> Written:
+def write(
+    run_db_path: Path, out_path: Path, steps: Collection[int] | None = None, ranks: Collection[int] | None = None, *, ungated: bool = False
+) -> Written:  # fmt: skip
     """Write the timeline of a run's metrics.sqlite; gzipped where `out_path` ends with .gz.
 
-    steps, ranks: which ones, default all that have a timeline. InputError: no such run, nothing was profiled, a step or rank without a
-    timeline. CorruptError: an event without an end, a clock that stepped backwards, crossing events of one stream, an arrow without a
-    start. MachineError: no room or permission to write.
+    steps, ranks: which ones, default all that have a timeline. ungated: marked so, whatever the metrics say.
+    InputError: no such run, nothing was profiled, a step or rank without a timeline. CorruptError: an event without an end, a clock that
+    stepped backwards, crossing events of one stream, an arrow without a start. MachineError: no room or permission to write.
     """
     with timed(run_db_path) as db:
         chosen = _Chosen(db, run_db_path, steps, ranks)
         with _opened(out_path) as put:
-            return _Writer(db, chosen, put).all(out_path)
+            return _Writer(db, chosen, put, ungated).all(out_path)
 
 
 @contextmanager
@@ -183,9 +185,11 @@ def _picked(what: str, asked: Collection[int] | None, have: Sequence[int]) -> li
 class _Writer:
     """Writes events one by one; knows the lanes of each rank and the zero of time."""
 
-    def __init__(self, db: sqlite3.Connection, chosen: _Chosen, put: Callable[[str], object]) -> None:
+    def __init__(self, db: sqlite3.Connection, chosen: _Chosen, put: Callable[[str], object], ungated: bool) -> None:
         self.db, self.chosen, self.put = db, chosen, put
         self.meta = {str(k): str(v) for k, v in db.execute("SELECT key, value FROM run_metadata")}
+        if ungated:
+            self.meta["status"] = "UNGATED"
         marks = ",".join("?" * len(chosen.ranks))
         tracks = [t for (t,) in db.execute(f"SELECT DISTINCT track FROM gpu_timeline WHERE rank IN ({marks})", chosen.ranks)]
         self.index = {t: i for i, t in enumerate(sorted({"steps", *tracks}, key=_place))}

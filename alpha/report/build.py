@@ -37,7 +37,9 @@ def build(
         sections += [Section(head + title, blocks(run, tail), 3 if len(runs) > 1 else 2) for title, blocks in (
             ("Step waterfall", lambda r, t: _waterfall(r, t, points)),
             ("Slowest ops", lambda r, t: _top(r, t, top)),
+            ("FLOPs by part", _flops),
             ("Memory", lambda r, t: _memory(r, t, points)),
+            ("Samples", _samples),
             ("Gates", lambda r, t: _gates(r, registry, t)),
         )]  # fmt: skip
     names = ", ".join(r.shown for r in runs)
@@ -127,6 +129,19 @@ def _top(run: Run, tail: str, top: int) -> list[Block]:
     said = (f"A step's mean over {view['steps']} profiled steps; device time {tables_of.ms(view['device_ns'])}.{more} Distance: device "
             "time over the least time that the roofline allows, max(FLOPs / peak, fewest bytes / peak bandwidth).")  # fmt: skip
     return [Text(said), *plot, tables_of.ops(view, tail)]
+
+
+def _flops(run: Run, tail: str) -> list[Block]:
+    view = views.flops(run)
+    if view["why"]:
+        return [Text(f"FLOPs by part: not shown. {view['why']}.")]
+    return [Text(f"GFLOP of one step by {view['version']} ({view['convention']}), and as its launches execute them."),
+            tables_of.flops(view, tail)]  # fmt: skip
+
+
+def _samples(run: Run, tail: str) -> list[Block]:
+    view = views.samples(run)
+    return [Text(f"Samples: not shown. {view['why']}.")] if view["why"] else [tables_of.samples(view, tail)]
 
 
 def _memory(run: Run, tail: str, points: int) -> list[Block]:

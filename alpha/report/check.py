@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,33 @@ def check(path: Path, version: int, tables: Frames, notes: list[str]) -> None:
         _sessions(path, tables, notes)
         _timing(path, tables)
         _profile(path, tables)
+
+
+def check_sums(path: Path, metadata: Mapping[str, str], manifest: Mapping[str, Any], tables: Frames) -> None:
+    """What is stated in more than one place is stated alike: one peak, and FLOPs whose parts add up to their totals."""
+    peak = tables["run_peak"]
+    if len(peak) > 1:
+        raise wrong("the run has more than one peak", path, f"{len(peak)} rows in run_peak: "
+                    + ", ".join(f"{x / 1e9:.1f} GFLOP/s" for x in peak.flops), "one, which every utilisation stands against")  # fmt: skip
+    for name, stated in (("flops", metadata.get("peak_flops")), ("bandwidth", metadata.get("peak_bandwidth")),
+                         ("flops", dict(manifest.get("flops", {})).get("peak"))):  # fmt: skip
+        if len(peak) and stated not in (None, "") and not float(stated) == peak[name].iloc[0]:  # type: ignore[arg-type]
+            raise wrong("the run states two peaks", path, f"{stated} beside {peak[name].iloc[0]} ({name}) in run_peak", "one number")
+    parts = tables["flops_parts"]
+    if not len(parts):
+        return
+    totals = {"model": _product(metadata, "flops_per_token", "tokens_per_step"), "executed": _product(metadata, "executed_flops")}
+    for name, total in totals.items():
+        if total is not None and not abs(int(parts[name].sum()) - total) <= 1e-12 * total:
+            raise wrong(f"the parts of the {name} FLOPs do not add up to their total", path, f"{int(parts[name].sum())} in flops_parts",
+                        f"{total:.0f} a step, as run_metadata says")  # fmt: skip
+
+
+def _product(metadata: Mapping[str, str], *keys: str) -> float | None:
+    try:
+        return float(np.prod([float(metadata[k]) for k in keys]))
+    except (KeyError, ValueError):
+        return None  # not stated; what is no number is refused where it is read
 
 
 def wrong(what: str, path: Path, came: str, expected: str) -> CorruptError:

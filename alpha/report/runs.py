@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from alpha.errors import CorruptError, InputError
-from alpha.report.check import check, clock_error
+from alpha.report.check import check, check_sums, clock_error
 from alpha.report.extra import pandas as pd
 from alpha.report.tables import KEYS, VERSION_1, Reader, frame
 from alpha.tomlfile import read_toml
 from alpha.train import rundir
+from alpha.train.seal import standing
 
 NO_TIMING_V1 = "metrics of schema 1 hold neither timing nor profile: loss curves only"
 NO_STEPS = "the run holds no finished step yet"
@@ -36,6 +37,8 @@ class Run:
     manifest: dict[str, Any]
     metadata: dict[str, str]
     tables: dict[str, pd.DataFrame]
+    unsealed: str = ""
+    """Why its files do not show it to be GATED; see alpha.train.seal."""
     notes: list[str] = field(default_factory=list)
     alias: str = ""
     """What pages call it where two runs have one name; see `distinct`."""
@@ -49,9 +52,8 @@ class Run:
 
     @property
     def ungated(self) -> bool:
-        """Whether the run is not known to be gated: a development run, or one that does not say."""
-        said = {self.metadata.get("status"), self.manifest.get("status")} - {None}
-        return said != {"GATED"}
+        """Whether the run is not soundly gated: a development run, or one whose manifest, checkpoints and metrics do not all say so."""
+        return bool(self.unsealed) or self.metadata.get("status") != rundir.GATED
 
     @property
     def mark(self) -> str:
@@ -155,18 +157,23 @@ def load(path: Path, *, timeout: float = 5.0, thorough: bool = False) -> Run:
         raise InputError("the run holds no metrics", came=f"{path}: no metrics.sqlite ({begun})", expected="metrics.sqlite with its steps",
                          do="wait until the run has begun, or start it again with `alpha train`")  # fmt: skip
     with Reader(metrics, timeout) as db:
-        version = int(db.rows("PRAGMA user_version")[0][0])
+        version = db.version
         if thorough:
             db.check()
         metadata = dict(db.rows("SELECT key, value FROM run_metadata"))
         tables = {t: frame(db, t) if version > 1 or t in VERSION_1 else pd.DataFrame() for t in KEYS}
-    return checked(Run(path, version, config, manifest, metadata, tables))
+    unsealed = standing(path)
+    if unsealed:
+        metadata["status"] = rundir.UNGATED  # readers of the metadata alone must not say otherwise
+    return checked(Run(path, version, config, manifest, metadata, tables, unsealed))
 
 
 def checked(run: Run) -> Run:
     """The run after its rows were looked at, its notes made new. CorruptError if they contradict each other."""
     run.notes = [NO_TIMING_V1] if run.version < 2 else []
     check(run.path, run.version, run.tables, run.notes)
+    check_sums(run.path, run.metadata, run.manifest, run.tables)
+    run.notes += _moved(run.manifest)
     run.notes += _endings(run.tables["sessions"]) if run.version > 1 else []
     return run
 
@@ -206,6 +213,14 @@ def same_axis(runs: Sequence[Run], *, mixed: bool = False) -> str:
         raise InputError("these runs count FLOPs by different models, so their MFUs are no points of one axis", came=said,
                          expected="one FLOPS model", do="report on them one by one, or add --mixed-flops")
     return f"MIXED FLOPS MODELS, the MFUs are not comparable: {said}"
+
+
+def _moved(manifest: Mapping[str, Any]) -> list[str]:
+    """Whether sessions ran on different hardware or threads: the run has one peak, its first session's."""
+    places = [f"{s['hardware']} with {s.get('threads')} threads" for s in manifest.get("sessions", []) if "hardware" in s]
+    if len(set(places)) < 2:
+        return []
+    return [f"sessions ran on {'; '.join(dict.fromkeys(places))}: every utilisation stands against the peak of the first"]
 
 
 def _endings(sessions: pd.DataFrame) -> list[str]:

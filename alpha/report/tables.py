@@ -18,12 +18,16 @@ EXCLUSIVE = [f"{name}_ns" for name in PHASES]
 OVERLAPPED = [f"{name}_overlapped_ns" for name in OVERLAPPING]
 KEYS = {"step_metrics": "step", "evaluations": "step", "sessions": "rank, session", "step_timing": "rank, step",
         "op_profile": "step, rank, plan, launch", "memory": "step, rank, arena", "memory_plan": "plan, launch", "schedule": "plan",
-        "peaks": "rank, clock_ns"}
+        "peaks": "rank, clock_ns", "run_peak": "session", "flops_parts": "part, direction", "samples": "step",
+        "kernel_times": "step, rank", "kernel_profile": "step, rank, plan, launch, place"}
 """Table -> order of its frame."""
+SINCE = {"run_peak": 3, "flops_parts": 3, "samples": 3, "kernel_times": 3, "kernel_profile": 3}
+"""Tables of KEYS that older schemas lack."""
 VERSION_1 = ("step_metrics", "evaluations")
 """Those of KEYS that schema 1 has."""
-REALS = {"loss", "norm", "lr", "coefficient", "seconds", "nats", "bits_per_byte", "flops", "bandwidth", "planned", "loop_ns"}
-TEXT = {"host", "ended", "plan", "op", "component", "layer", "phase", "shape", "dtype", "arena"}
+REALS = {"loss", "norm", "lr", "coefficient", "seconds", "nats", "bits_per_byte", "flops", "bandwidth", "planned", "loop_ns", "temperature"}
+TEXT = {"host", "ended", "plan", "op", "kernel", "component", "layer", "phase", "shape", "dtype", "arena", "source", "part", "direction",
+        "prompt", "text"}
 INTEGER_FLOPS = ("op_profile", "schedule")
 """Tables whose column `flops` counts; elsewhere it is a rate."""
 
@@ -38,6 +42,7 @@ class Reader:
         self.db = connect(self.path, self.timeout)
         self.db.isolation_level = None
         self.db.execute("BEGIN")
+        self.version = int(self.rows("PRAGMA user_version")[0][0])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,7 +79,9 @@ class Reader:
 
 
 def frame(db: Reader, table: str, after: int | None = None) -> pd.DataFrame:
-    """A whole table; with `after` its rows of later steps only."""
+    """A whole table; with `after` its rows of later steps only. Empty where the schema is older than the table."""
+    if db.version < SINCE.get(table, 1):
+        return pd.DataFrame()
     later = "" if after is None else f" WHERE step > {int(after)}"
     names, rows = db.cursor(f"SELECT * FROM {table}{later} ORDER BY {KEYS[table]}")
     missing = [c for c in ((*EXCLUSIVE, *OVERLAPPED) if table == "step_timing" else ()) if c not in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from alpha.flops.parts import DIRECTIONS
 from alpha.profile.figures import shown
 from alpha.report import charts
 from alpha.report.data import comparison as comparison_data
@@ -117,6 +118,26 @@ def ops(view: View, tail: str) -> Table:
     return _table(f"ops-rows{tail}", "Slowest ops", view, columns, rows, pd.DataFrame(view["ops"]), numeric, (1,))
 
 
+def flops(view: View, tail: str) -> Table:
+    """A row a part of the model, the last one their sums; FLOPs of one step."""
+    columns = [(f"{to}, {kind}", f"{to}_{kind}") for kind in ("model", "executed") for to in DIRECTIONS
+               if any(p[f"{to}_{kind}"] for p in view["parts"])]  # fmt: skip
+    columns.insert(sum(key.endswith("_model") for _, key in columns), ("model", "model"))
+    columns.append(("executed", "executed"))
+    rows = [[p["part"], *(gflop(p[key]) for _, key in columns), p["about"]] for p in view["parts"]]
+    title, names = f"FLOPs of a step by part, {view['version']}", ("part", *(c for c, _ in columns), "what it counts")
+    return _table(f"flops-rows{tail}", title, view, names, rows, pd.DataFrame(view["parts"]), range(1, 1 + len(columns)),
+                  (1 + len(columns),))  # fmt: skip
+
+
+def samples(view: View, tail: str) -> Table:
+    """A row a sample: the text as it was printed."""
+    rows = [[f"{s['step']:,}", (s["prompt"] + s["text"]).replace("\n", " ⏎ "), f"{s['temperature']:g}", str(s["top_k"]), str(s["seed"])]
+            for s in view["samples"]]  # fmt: skip
+    return _table(f"samples-rows{tail}", "Samples", view, ("step", "text", "temperature", "top-k", "seed"), rows,
+                  pd.DataFrame(view["samples"]), (0, 2, 3, 4), (1,))  # fmt: skip
+
+
 def memory(view: View, tail: str) -> Table:
     """A row an arena."""
     rows = [[a["arena"], mib(a["planned"]), mib(a["most"]), mib(a["last"]),
@@ -147,6 +168,11 @@ def gates(view: View, tail: str) -> Table:
 def ms(ns: float | None) -> str:
     """Nanoseconds as milliseconds."""
     return NONE if ns is None else f"{ns / 1e6:,.3f} ms"
+
+
+def gflop(n: int) -> str:
+    """FLOPs as GFLOP."""
+    return f"{n / 1e9:,.4f}" if n else NONE
 
 
 def mib(nbytes: int | None) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from alpha.flops.parts import DIRECTIONS, PARTS
 from alpha.profile.figures import Target, bandwidth_bound, ceiling_ns, judge
 from alpha.profile.figures import targets as make_targets
 from alpha.profile.phases import OVERLAPPING, PHASES
@@ -131,6 +132,31 @@ def top_ops(run: Run, n: int = 15, by: str = "op") -> View:
                  peak_flops=peak, peak_bandwidth=width)
 
 
+def flops(run: Run) -> View:
+    """`parts`: [{part, about, <direction>_model, <direction>_executed ...}] in order: FLOPs of one step by the FLOPS model (MFU counts
+    them) and executed (HFU), last the sums; `version` and `convention`."""
+    rows = run.tables["flops_parts"]
+    version, convention = run.flops_model
+    if not len(rows):
+        return view([run], "the run does not tell its FLOPs apart", parts=[], version=version, convention=convention)
+    entries: list[View] = []
+    for part, about in (*PARTS.items(), ("together", "what MFU and HFU count")):
+        own = rows if part == "together" else rows[rows.part == part]
+        entry: View = {"part": part, "about": about}
+        for kind in ("model", "executed"):
+            entry |= {f"{to}_{kind}": int(own[kind][own.direction == to].sum()) for to in DIRECTIONS}
+            entry[kind] = int(own[kind].sum())
+        entries.append(entry)
+    return view([run], None, parts=entries, version=version, convention=convention)
+
+
+def samples(run: Run) -> View:
+    """`samples`: [{step, prompt, text, tokens, temperature, top_k, seed}], the earliest first."""
+    rows = run.tables["samples"]
+    why = None if len(rows) else "no text was sampled"
+    return view([run], why, samples=rows.to_dict("records") if len(rows) else [])
+
+
 def launches(runs: Sequence[Run], points: int = POINTS) -> View:
     """`runs`: launches a step over all steps of rank 0 (bucketed), and `dispatches` a profiled step: {x, value}."""
     made: list[View] = []
@@ -234,5 +260,5 @@ def gates(run: Run, registry: Registry | None = None) -> View:
     return view([run], None, components=made, machine=machine, then=run.metadata.get("machine", run.manifest.get("machine")))
 
 
-__all__ = ["bandwidth", "comparison", "figures", "gates", "launches", "loss", "memory", "memory_launches", "own_targets",
-           "phases_over_time", "scaling", "top_ops", "utilisation", "waterfall"]
+__all__ = ["bandwidth", "comparison", "figures", "flops", "gates", "launches", "loss", "memory", "memory_launches", "own_targets",
+           "phases_over_time", "samples", "scaling", "top_ops", "utilisation", "waterfall"]

@@ -53,7 +53,7 @@ class Board:
     """Progress of one run; give its methods to loop.Watch. Use as a context manager."""
 
     def __init__(self, talk: Talk, first: int, steps: int, flops: ModelFlops, peak: Peak) -> None:
-        """`first`: steps already done; `peak`: what MFU is measured against; looked at again after each validation."""
+        """`first`: steps already done; `peak`: the run's one peak, which MFU stands against."""
         self.talk, self.first, self.steps, self.flops, self.peak = talk, first, steps, flops, peak
         self.recent: deque[StepResult] = deque(maxlen=RECENT)
         self.began = time.perf_counter()
@@ -109,9 +109,14 @@ class Board:
 
     def evaluated(self, step: int, found: Evaluation) -> None:
         """A validation is done."""
-        self.peak.measure()
         stamp = f"{self.talk.stamp} " if self.talk.stamp else ""
         self.talk.say(f"{stamp}step {step}: validation {found.bits_per_byte:.4f} bits per byte ({found.windows} windows)")
+
+    def sampled(self, step: int, text: str) -> None:
+        """Text was sampled."""
+        stamp = f"{self.talk.stamp} " if self.talk.stamp else ""
+        self.talk.say(f"{stamp}step {step}: sample", "bold")
+        self.talk.say(text, "dim")
 
     def saved(self, step: int, path: Path) -> None:
         """A checkpoint stands."""

@@ -6,11 +6,15 @@ Small runs on made-up text in a temporary folder, with the kernels of the house.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import math
+import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,13 +26,14 @@ from alpha.checkpoint import simple
 from alpha.checkpoint.disk import Disk
 from alpha.component import Catalogue, Measured
 from alpha.config import Config
-from alpha.errors import CorruptError, InputError, MachineError, NonFiniteError
+from alpha.errors import AlphaError, BusyError, CorruptError, InputError, MachineError, NonFiniteError
 from alpha.graph.plan import Program
 from alpha.profile.store import Store, read
-from alpha.train import assemble, evaluate
+from alpha.train import assemble, evaluate, rundir
 from alpha.train.assemble import Dataset
 from alpha.train.house import house
 from alpha.train.loop import Loop, Watch
+from alpha.train.seal import Seal, broken, standing
 
 RUN = """
 [run]
@@ -434,6 +439,131 @@ def bad_step_ahead(rng: np.random.Generator) -> Measured:
     return _measured(checks)
 
 
+def sealed(rng: np.random.Generator) -> Measured:
+    """A run is GATED only where its manifest and the checkpoint that it goes on from are sound and agree; anything lost, mixed up or
+    edited makes it UNGATED."""
+    checks = []
+    with _run(rng) as run:
+        for name, seal in (("gated", Seal("one", "GATED", "e1")), ("lab", Seal("one", "UNGATED", "e1")), ("unset", None)):
+            with run.loop(name) as loop:
+                loop.seal = seal or loop.seal
+                loop.start()
+                loop.run(Watch(stop=lambda loop=loop: loop.step == 2))  # type: ignore[misc]
+                program = loop.program.hash()
+        folder = run.root / "gated"
+        session: dict[str, object] = {"gated": True, "evidence": "e1", "program": program, "from_step": 0}
+        good = {"run": "one", "status": "GATED", "sessions": [session]}
+        saved, lab, unset = (simple.inspect(simple.at(run.root / n / "checkpoints")) for n in ("gated", "lab", "unset"))
+        checks.append(("a gated run is not", broken(rundir.sealed(good), saved) == "" == broken(rundir.sealed(good))))
+
+        def threat(what: str, manifest: Mapping[str, object], found: simple.Saved | None = saved) -> None:
+            checks.append((f"{what}: GATED", bool(broken(manifest, found))))
+
+        def seal_of(**changed: str) -> simple.Saved:
+            return replace(saved, facts={**saved.facts, "seal": {**saved.facts["seal"], **changed}})
+
+        threat("no manifest", {})
+        threat("no manifest and no checkpoint", {}, None)
+        threat("an edited word", {**rundir.sealed({**good, "status": "UNGATED"}), "status": "GATED"})
+        threat("a manifest without a hash", {"format": rundir.MANIFEST_FORMAT, **good})
+        threat("an older manifest", {**rundir.sealed(good), "format": 1})
+        threat("a run marked UNGATED", rundir.sealed({**good, "status": "UNGATED"}))
+        threat("an ungated session", rundir.sealed({**good, "sessions": [session, {**session, "gated": False}]}))
+        threat("a lab run's checkpoint", rundir.sealed(good), lab)
+        threat("a checkpoint that nobody sealed", rundir.sealed(good), unset)
+        threat("a checkpoint without a seal", rundir.sealed(good), replace(saved, facts={"program": program}))
+        threat("the word alone in another checkpoint", rundir.sealed(good), seal_of(status="UNGATED"))
+        threat("another run's checkpoint", rundir.sealed(good), seal_of(run="three"))
+        threat("other evidence", rundir.sealed(good), seal_of(evidence="e2"))
+        threat("another Program", rundir.sealed(good), replace(saved, facts={**saved.facts, "program": "other"}))
+        threat("a session that began later", rundir.sealed({**good, "sessions": [{**session, "from_step": 3}]}))
+        (folder / "config.toml").write_text(run.cfg.resolved())
+        held = rundir.RunDir(folder)
+        held.write_manifest(good)
+        held.close()
+        checks.append((f"the folder is not GATED: {standing(folder)}", standing(folder) == ""))
+        last = simple.at(folder / "checkpoints")
+        (last / simple.MANIFEST).write_text((last / simple.MANIFEST).read_text().replace("GATED", "gated"))
+        checks.append(("an edited checkpoint is GATED", bool(standing(folder))))
+    return _measured(checks)
+
+
+def run_directory(rng: np.random.Generator) -> Measured:
+    """Made whole and forced to the medium, held by one process whatever becomes of `.lock`, left alone by one that lost it."""
+    checks = []
+    with _run(rng) as run:
+        cfg = replace(run.cfg, run=replace(run.cfg.run, out=str(run.root / "runs")))
+        forced: dict[int, int] = {}
+        real = os.fsync
+
+        def spy(handle: int) -> None:
+            info = os.fstat(handle)
+            forced[info.st_ino] = info.st_size
+            real(handle)
+
+        os.fsync = spy  # type: ignore[assignment]
+        try:
+            first = rundir.create(cfg, run.data.tokenizer, "GATED")
+        finally:
+            os.fsync = real
+        for name in ("manifest.json", "config.toml", "tokenizer.json"):
+            info = (first.path / name).stat()
+            checks.append((f"{name} was not forced to the medium", forced.get(info.st_ino) == info.st_size))
+        for place in (first.path, first.path.parent):
+            checks.append((f"the entries of {place.name} were not forced", place.stat().st_ino in forced))
+        checks.append(("not GATED when made", standing(first.path) == ""))
+        checks.append(("another name", [p.name for p in first.path.parent.iterdir()] == ["contract"]))
+        checks.append(("held twice", _busy(lambda: rundir.RunDir(first.path))))
+        (first.path / ".lock").unlink()
+        checks.append(("held twice without .lock", _busy(lambda: rundir.RunDir(first.path))))
+        first.check()
+        checks.append((".lock is not back", (first.path / ".lock").read_text() == f"{os.getpid()}\n"))
+        lock, files = fcntl.flock, []
+
+        def of_files_alone(handle: int, how: int) -> None:
+            if stat.S_ISDIR(os.fstat(handle).st_mode):
+                raise OSError(errno.EBADF, "Bad file descriptor")
+            files.append(handle)
+            lock(handle, how)
+
+        fcntl.flock = of_files_alone  # type: ignore[assignment]
+        try:
+            one = rundir.create(cfg, run.data.tokenizer)
+            checks.append(("held twice where folders cannot be locked", _busy(lambda: rundir.RunDir(one.path))))
+            (one.path / ".lock").unlink()
+            two = rundir.RunDir(one.path)
+            with run.loop("a") as loop:
+                loop.start()
+                loop.holds = one.check
+                checks.append(("saved after it lost the folder", _busy(loop.save) and simple.steps(loop.checkpoints) == []))
+            two.check()
+            two.close()
+        finally:
+            fcntl.flock = lock
+        checks.append(("files were not locked", len(files) > 2))
+        os.rename(first.path, run.root / "moved")
+        first.path.mkdir()
+        checks.append(("saved into another folder of the same name", _busy(first.check)))
+        half = run.root / "runs" / f"{rundir.MAKING}x-1"
+        for age, there in ((0.0, True), (3600.0, False)):
+            half.mkdir(exist_ok=True)
+            (half / "tokenizer.json").write_text("{}")
+            then = half.stat().st_mtime - age
+            os.utime(half, (then, then))
+            rundir.create(cfg, run.data.tokenizer).close()
+            checks.append((f"a half-made folder of {age} s: there {not there}", half.exists() == there))
+    return _measured(checks)
+
+
+def _busy(action: Callable[[], object]) -> bool:
+    """Whether `action` ends in a BusyError."""
+    try:
+        action()
+    except AlphaError as error:
+        return type(error) is BusyError
+    return False
+
+
 # -- determinism ---------------------------------------------------------------------------------------------------------------
 
 
@@ -451,6 +581,34 @@ def same_bits(rng: np.random.Generator) -> Measured:
     return _measured(checks, found[0])
 
 
+def sampled(rng: np.random.Generator) -> Measured:
+    """Text sampled on the way changes no bit and no row of a run, on a device beside the host too, and is the same text in every run of the
+    configuration, also in one that was stopped and resumed."""
+    checks = []
+    with _run(rng) as run:
+        plain, often = run.config(2), run.config(2, "train.sample_every=1")
+        with run.loop("plain", plain) as loop:
+            loop.start()
+            loop.run()
+            expected = _bits(loop)
+        seen: dict[str, list[tuple[object, ...]]] = {}
+        for name, kind in (("waits", CpuExecutor), ("behind", _Behind), ("stopped", CpuExecutor)):
+            with run.loop(name, often, kind=kind) as loop:
+                loop.sample_tokens = 4
+                loop.start()
+                if name == "stopped":
+                    loop.run(Watch(stop=lambda loop=loop: loop.step == 3))  # type: ignore[misc]
+                    loop.resume(2)
+                loop.run()
+                checks.append((f"{name}: other bits", _bits(loop) == expected))
+            checks.append((f"{name}: other rows", run.rows(name) == run.rows("plain")))
+            seen[name] = read(run.root / name / "m.sqlite", "samples")
+        checks.append(("not after every step but the last", [r[0] for r in seen["waits"]] == [1, 2, 3, 4]))
+        checks.append(("other text", seen["waits"] == seen["behind"] == seen["stopped"]))
+        checks.append(("the same text at every step", len({r[2] for r in seen["waits"]}) > 1))
+    return _measured(checks, expected)
+
+
 CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measured]]]]] = {
     "train.loop": {
         "parity": [
@@ -460,7 +618,8 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("ahead", ahead),
             ("validation", validation),
         ],
-        "determinism": [("same bits", same_bits)],
-        "faults": [("bad step", bad_step), ("bad step ahead", bad_step_ahead), ("not this run", not_this_run), ("full disk", full_disk)],
+        "determinism": [("same bits", same_bits), ("sampled", sampled)],
+        "faults": [("bad step", bad_step), ("bad step ahead", bad_step_ahead), ("not this run", not_this_run), ("full disk", full_disk),
+                   ("sealed", sealed), ("run directory", run_directory)],
     }
 }

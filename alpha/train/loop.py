@@ -30,8 +30,11 @@ from alpha.optim.init import fill_initial
 from alpha.profile.recorder import Recorder, sampled
 from alpha.profile.store import Store
 from alpha.train import forbidden
+from alpha.train import sample as sampling
 from alpha.train.engine import Executor, refresh
 from alpha.train.evaluate import Evaluation, evaluate, model_inputs
+from alpha.train.sample import generate, printable
+from alpha.train.seal import Seal
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,14 @@ class Watch:
 
     step: Callable[[StepResult], None] = field(default=lambda result: None)
     evaluated: Callable[[int, Evaluation], None] = field(default=lambda step, result: None)
+    sampled: Callable[[int, str], None] = field(default=lambda step, text: None)
     saved: Callable[[int, Path], None] = field(default=lambda step, path: None)
     stop: Callable[[], bool] = field(default=lambda: False)
 
 
 class Loop:
-    """A run's state and what moves it. `step`: optimizer steps done."""
+    """A run's state and what moves it. `step`: optimizer steps done; `sample_tokens`: most tokens of a sample; `seal`: what checkpoints say
+    of how they came to be; `holds`: asked before anything is saved, raises where the run directory is no longer this process's."""
 
     def __init__(
         self, cfg: Config, executor: Executor, sampler: PermutedSampler, validation: TokenStream, tokenizer: Tokenizer,
@@ -68,10 +73,12 @@ class Loop:
         self.cfg, self.executor, self.sampler = cfg, executor, sampler
         self.validation, self.tokenizer = validation, tokenizer
         self.checkpoints, self.metrics = checkpoints, metrics
+        self.seal = Seal()
+        self.holds: Callable[[], None] = lambda: None
         self.program = executor.program
         self.replays = self.program.replays()
         self.recorder = executor.recorder = Recorder(metrics)
-        self.step = 0
+        self.step, self.sample_tokens = 0, sampling.TOKENS
         self._staged: int | None = None
         self._handed: int | None = None
 
@@ -86,8 +93,9 @@ class Loop:
         return {kind: (self.program.states[kind], self.executor.look(kind)) for kind in self.program.plans["snapshot"].outputs}
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint must agree on with the run that loads it."""
+        """What a checkpoint must agree on with the run that loads it, and its seal."""
         return {
+            "seal": asdict(self.seal),
             "config": self.cfg.identity(),
             "tokenizer": self.tokenizer.hash,
             "sampler": {"hash": self.sampler.hash, "next_step": self.step},
@@ -103,8 +111,9 @@ class Loop:
         refresh(self.executor)
         self.step, self._handed = 0, None
 
-    def resume(self, step: int | None = None) -> None:
-        """The state of a checkpoint (default: the latest). InputError if it belongs to another run, CorruptError if it is damaged."""
+    def resume(self, step: int | None = None) -> simple.Saved:
+        """The state of a checkpoint (default: the latest); returns its manifest. InputError if its configuration, tokenizer or text is
+        another, CorruptError if it is damaged."""
         simple.clean(self.checkpoints)
         path = simple.at(self.checkpoints, step)
         saved = simple.inspect(path)
@@ -131,9 +140,11 @@ class Loop:
         self._handed = None
         simple.set_aside(self.checkpoints, self.step)
         self.metrics.rewind(self.step)
+        return saved
 
     def save(self) -> Path:
         """Checkpoint the state as it stands, after what was measured: so no row is lost of a step that will not run again."""
+        self.holds()
         with self.recorder.span("checkpoint"):
             forbidden.check(f"at the checkpoint of step {self.step}")
             self.recorder.so_far()
@@ -206,7 +217,7 @@ class Loop:
     def unbroken(self) -> bool:
         """Whether the next step may be handed over ahead: nothing but it follows this one, and neither is looked at launch by launch."""
         t, following = self.cfg.train, self.step + 1
-        pause = any(every and following % every == 0 for every in (t.eval_every, t.checkpoint_every))
+        pause = any(every and following % every == 0 for every in (t.eval_every, t.sample_every, t.checkpoint_every))
         return self.executor.behind and following < t.steps and not (pause or self.profiled(self.step) or self.profiled(following))
 
     def enqueue(self, calls: Sequence[Step], step: int) -> None:
@@ -270,6 +281,8 @@ class Loop:
             if t.eval_every and self.step % t.eval_every == 0 and not last:
                 with self.recorder.span("eval"):  # the watcher measures the machine's peak again: part of looking at the run
                     watch.evaluated(self.step, self.evaluate(t.eval_windows))
+            if t.sample_every and self.step % t.sample_every == 0 and not last:
+                watch.sampled(self.step, self.sample())
             if last or stopping or (t.checkpoint_every and self.step % t.checkpoint_every == 0):
                 watch.saved(self.step, self.save())
             if stopping and not last:
@@ -283,6 +296,16 @@ class Loop:
             found = evaluate(self.executor, self.validation, self.tokenizer, windows)
         self.metrics.add("evaluations", {"step": self.step, **asdict(found), "bits_per_byte": found.bits_per_byte})
         return found
+
+
+    def sample(self) -> str:
+        """Text from the weights as they stand, prompt included; noted. The same weights give the same text, and nothing moves by it."""
+        with self.recorder.span("sample_gen"):
+            made = generate(self.executor, self.tokenizer, sampling.PROMPT, tokens=self.sample_tokens, seed=sampling.SEED)
+            prompt, text = printable(sampling.PROMPT), printable(b"".join(made))
+        self.metrics.add("samples", {"step": self.step, "prompt": prompt, "text": text, "tokens": self.sample_tokens,
+                                     "temperature": sampling.TEMPERATURE, "top_k": sampling.TOP_K, "seed": sampling.SEED})
+        return prompt + text
 
 
 def _agree(path: Path, what: str, came: object, expected: object, do: str) -> None:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from alpha.component import Catalogue
 from alpha.config import Config
+from alpha.flops.executed import by_part
 from alpha.flops.v1 import ModelFlops
-from alpha.graph.plan import Launch, Program
-from alpha.graph.state import StateLayout
+from alpha.graph.plan import Program
 from alpha.train.assemble import flops_for, program_for, threads_for
-from alpha.types import ITEMSIZE
-
-Places = Mapping[tuple[str, int], str]
-
-PARTS = ("attention projections", "attention scores", "feed-forward", "head", "embedding", "norms and others", "recompute", "optimizer")
-"""What executed FLOPs are told apart by. Recompute is everything that is computed a second time, whatever it belongs to."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One planned run. `executed`: part -> FLOPs of one step; bytes are exact, padding and alignment included.
+    """One planned run. `parts`: (part, direction) -> FLOPs of one step, by the FLOPS model and executed; bytes are exact, padding and
+    alignment included.
 
     `state_bytes`: 'parameters', 'gradients', 'moments', 'other' -> bytes; `activations`: Segment -> bytes; `arenas` as allocated.
     """
@@ -34,7 +28,7 @@ class Planned:
     tokens_per_step: int
     steps: int
     flops: ModelFlops
-    executed: dict[str, int]
+    parts: dict[tuple[str, str], tuple[int, int]]
     state_bytes: dict[str, int]
     activations: dict[str, int]
     arenas: dict[str, int]
@@ -45,9 +39,14 @@ class Planned:
         return sum(self.arenas.values())
 
     @property
-    def model_flops_per_step(self) -> float:
+    def model_flops_per_step(self) -> int:
         """Useful FLOPs (flops/v1) of one step."""
-        return self.flops.per_token * self.tokens_per_step
+        return sum(model for model, _ in self.parts.values())
+
+    @property
+    def executed(self) -> int:
+        """FLOPs that one step executes, recompute and optimizer included."""
+        return sum(done for _, done in self.parts.values())
 
 
 def plan_run(cfg: Config, catalogue: Catalogue, vocabulary: int | None = None) -> Planned:
@@ -55,39 +54,13 @@ def plan_run(cfg: Config, catalogue: Catalogue, vocabulary: int | None = None) -
     vocab = vocabulary or (257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab)
     source = "of the run's tokenizer" if vocabulary else "as configured; a small corpus may give fewer"
     program = program_for(cfg, vocab, catalogue, threads_for(cfg))
-    executed, places = Counter(dict.fromkeys(PARTS, 0)), tensors_by_place(program.states)
-    for name, times in Counter(call.plan for call in program.schedule).items():
-        for launch in program.plans[name].launches:
-            executed[part_of(launch, places)] += times * launch.flops
-    arenas = program.arenas()
+    flops, tokens, arenas = flops_for(cfg, vocab), cfg.train.batch * cfg.data.sequence, program.arenas()
     return Planned(
         program=program, vocabulary=vocab, vocabulary_source=source,
         parameters=sum(t.size for t in program.states["param"].tensors),
-        tokens_per_step=cfg.train.batch * cfg.data.sequence, steps=cfg.train.steps, flops=flops_for(cfg, vocab), executed=dict(executed),
+        tokens_per_step=tokens, steps=cfg.train.steps, flops=flops, parts=by_part(flops, program, tokens),
         state_bytes=_state_bytes(arenas), activations={name: plan.memory.peak for name, plan in program.plans.items() if plan.launches},
         arenas=arenas)  # fmt: skip
-
-
-def part_of(launch: Launch, places: Places) -> str:
-    """Which of PARTS a launch belongs to. A product is told by the tensor that it reads, or whose gradient it writes."""
-    if launch.phase == "recompute":
-        return "recompute"
-    if launch.phase in ("update", "reduce"):
-        return "optimizer"
-    if launch.layer in ("head", "embedding"):
-        return launch.layer
-    if launch.op.startswith("attention"):
-        return "attention scores"
-    for ref in (*launch.ins, *launch.outs):
-        if len(ref.type.shape) > 1 and (name := places.get((ref.arena, ref.offset))):
-            return "attention projections" if ".attention." in name else "feed-forward"
-    return "norms and others"
-
-
-def tensors_by_place(states: Mapping[str, StateLayout]) -> Places:
-    """(arena, byte offset) -> name of the tensor that begins there."""
-    return {(f"state.{kind}", layout.offsets[t.name] * ITEMSIZE[layout.dtype]): t.name for kind, layout in states.items()
-            for t in layout.tensors}
 
 
 def _state_bytes(arenas: Mapping[str, int]) -> dict[str, int]:

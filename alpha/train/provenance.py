@@ -2,57 +2,66 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.data.files import sha256_hex
+from alpha.flops.executed import by_part
 from alpha.flops.v1 import CONVENTION, VERSION, ModelFlops
 from alpha.graph.plan import Program
 from alpha.profile.live import live_bytes
-from alpha.profile.store import Store
+from alpha.profile.store import Store, read
 from alpha.registry.machine import environment, machine_class
 from alpha.train import forbidden, rundir
 from alpha.train.assemble import Dataset
 from alpha.train.engine import Executor
 from alpha.train.peak import Peak
-from alpha.train.rundir import UNGATED, RunDir
+from alpha.train.rundir import RunDir
+from alpha.train.seal import Seal
 
 
 def describe(
     held: RunDir, metrics: Store, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, evidence: Mapping[str, Any],
-    ungated: bool, began: datetime, step: int, threads: int, peak: Peak, executor: Executor,
+    seal: Seal, admitted: bool, began: datetime, step: int, threads: int, peak: Peak, executor: Executor, catalogue: Catalogue,
 ) -> None:  # fmt: skip
-    """Write the manifest and the metadata of the metrics. `evidence`: component -> gate -> hash of the record that satisfies it."""
+    """Write the manifest and the metadata of the metrics. `evidence`: component -> gate -> hash of the record that satisfies it;
+    `admitted`: whether the registry let this session in."""
     machine, here, source, hardware = machine_class(), environment(), rundir.source_state(), executor.hardware()
-    sessions = rundir.read_manifest(held.path).get("sessions", [])
+    before = rundir.read_manifest(held.path)
     session = {
         "started": began.isoformat(timespec="seconds"), "from_step": step, "threads": threads, "machine": machine.key,
-        "environment": here, "source": source, "program": program.hash(), "gated": bool(evidence),
-        "libraries": forbidden.libraries(), "not_looked_at": forbidden.blind(),
+        "hardware": hardware["hardware"], "environment": here, "source": source, "program": program.hash(), "gated": admitted,
+        "evidence": seal.evidence, "libraries": forbidden.libraries(), "not_looked_at": forbidden.blind(),
     }  # fmt: skip
-    status = UNGATED if ungated else "GATED"
     components = {**{c: {} for c in program.components()}, **evidence}
     held.write_manifest(
         {
-            "status": status, "config": cfg.identity(), "program": program.hash(), "components": components, "machine": hardware["machine"],
+            "run": seal.run, "status": seal.status, "config": cfg.identity(), "program": program.hash(), "components": components,
+            "machine": hardware["machine"],
             "flops": {"version": VERSION, "convention": CONVENTION, "per_token": flops.per_token, "peak": peak.flops,
                       "peak_source": peak.source},
             "tokenizer": data.tokenizer.hash, "corpus": data.corpus.hash,
             "split": {"train": data.split.train.hash, "validation": data.split.validation.hash},
             "streams": {"train": data.train.hash, "validation": data.validation.hash},
-            "sessions": [*sessions, session],
+            "sessions": [*(before["sessions"] if rundir.is_sound(before) else []), session],
         }
     )  # fmt: skip
     executed = sum(program.plans[s.plan].flops() for s in program.schedule)
     metrics.describe(
         {
-            "status": status, "name": held.path.name, "program": program.hash(), "machine": hardware["machine"],
+            "status": seal.status, "name": held.path.name, "program": program.hash(), "machine": hardware["machine"],
             "hardware": hardware["hardware"], "devices": 1, "commit": source["commit"], "dirty": source["dirty"],
             "version": source["version"], "backend": cfg.machine.backend, "backend_version": hardware["version"],
             "binaries": sha256_hex(repr(sorted((k, sorted(v.items())) for k, v in components.items())).encode()),
+            "kernels": json.dumps(kernel_hashes(program, catalogue)), "driver": driver_of(executor),
             "tokenizer": data.tokenizer.hash, "corpus": data.corpus.hash, "train_stream": data.train.hash,
             "validation_stream": data.validation.hash, "flops_version": VERSION, "flops_convention": CONVENTION,
             "flops_per_token": flops.per_token, "executed_flops": executed, "peak_flops": peak.flops,
@@ -73,8 +82,45 @@ def note_libraries(held: RunDir) -> None:
         held.write_manifest({k: v for k, v in manifest.items() if k != "format"})
 
 
-def tell_plan(metrics: Store, program: Program) -> None:
-    """The tables `schedule` and `memory_plan`: what a step runs, and how many activation bytes are live at each launch."""
+def moved(metrics: Store, executor: Executor, threads: int) -> str:
+    """What a session must say that goes on where the run's peak was not taken; '' where it was. Ask before `describe`."""
+    metrics.flush()
+    before = dict(read(metrics.path, "run_metadata"))
+    stated = [f"{before.get('hardware')} with {before.get('threads')} threads", f"{executor.hardware()['hardware']} with {threads} threads"]
+    return "" if "hardware" not in before or stated[0] == stated[1] else (
+        f"this session runs on {stated[1]}; MFU stands against the run's one peak, which was taken on {stated[0]}")  # fmt: skip
+
+
+def kernel_hashes(program: Program, catalogue: Catalogue) -> dict[str, str]:
+    """Component -> sha256 of the file that holds its binder and, on a GPU, of the digests of all compiled files that it may load."""
+    found = {}
+    for name in program.components():
+        component = catalogue[name]
+        source = Path(inspect.getsourcefile(component.implementation) or "").read_bytes()
+        compiled = sorted(component.binaries().items()) if component.binaries is not None else []
+        found[name] = sha256_hex(source + repr(compiled).encode())
+    return found
+
+
+RELEASE = Path("/proc/driver/nvidia/version")
+
+
+def driver_of(executor: Executor, release: Path = RELEASE) -> str:
+    """The NVIDIA driver's release, such as 580.95.05, where the system tells it; else the version of its API; 'none' on a CPU."""
+    if executor.program.facts["backend"] != "cuda":
+        return "none"
+    try:
+        found = re.search(r"\b\d+\.\d+(\.\d+)?\b", release.read_text())
+    except OSError:
+        found = None
+    return found.group() if found else executor.hardware()["version"]
+
+
+def tell_plan(metrics: Store, program: Program, flops: ModelFlops, tokens: int) -> None:
+    """The tables `flops_parts`, `schedule` and `memory_plan`: FLOPs of a step of `tokens` tokens by part, what it runs, and how many
+    activation bytes are live at each launch."""
+    for (part, direction), (useful, done) in by_part(flops, program, tokens).items():
+        metrics.add("flops_parts", {"part": part, "direction": direction, "model": useful, "executed": done})
     for name, count in Counter(s.plan for s in program.schedule).items():
         plan = program.plans[name]
         metrics.add("schedule", {"plan": name, "count": count, "launches": len(plan.launches), "flops": plan.flops(),

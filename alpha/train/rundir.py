@@ -1,16 +1,20 @@
 """The run directory: one folder a run, one process at a time in it. Floor 6.
 
+logs/            one JSON line an event, a file a rank
 config.toml      the resolved configuration       tokenizer.json   the tokenizer, so that sampling needs no corpus
 manifest.json    what ran, and on what            metrics.sqlite   one row a step
-checkpoints/     see alpha/checkpoint             .lock            held while a process trains in the folder
+checkpoints/     see alpha/checkpoint             .lock            held, like the folder itself, while a process trains in it
+
+The folder is made under another name and renamed when it is whole, so that one with config.toml has a tokenizer and a manifest too.
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,38 +24,72 @@ from typing import Any
 import alpha
 from alpha import config
 from alpha.config import Config
-from alpha.data.files import disk_error, read_file, write_atomic
+from alpha.data.files import MAKING, disk_error, hold, read_file, sha256_hex, sweep, sync_folder, write_atomic
 from alpha.data.tokenizer import Tokenizer, load_tokenizer
 from alpha.errors import BusyError, CorruptError, InputError
 
-MANIFEST_FORMAT = 1
-UNGATED = "UNGATED"
+MANIFEST_FORMAT = 2
+"""Format 1 had neither identity nor hash; what it says is shown, and not taken for GATED."""
+
+GATED, UNGATED = "GATED", "UNGATED"
 
 
 class RunDir:
     """A run directory that this process holds. Use as a context manager; the lock goes with the process, however it ends."""
 
     def __init__(self, path: Path) -> None:
-        """Take the lock of an existing folder. BusyError if another process holds it."""
-        self.path = path
+        """Lock an existing folder, and `.lock` in it, which names the holder and is all that some file systems can lock.
+
+        BusyError if another process holds either.
+        """
+        self.path, self._folder, self._file = path, -1, -1
         try:
-            self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            hold(self._folder)
+            self._lock()
+        except BlockingIOError:
+            raise self._busy() from None
         except OSError as error:
+            self.close()
             raise disk_error(path / ".lock", error) from error
+        sweep(path)
+
+    def _lock(self) -> None:
+        self._file = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        hold(self._file)
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    def _busy(self) -> BusyError:
+        """The error that names who holds the folder; this process lets go of it."""
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            holder = (self.path / ".lock").read_text(errors="replace")[:64].strip()
         except OSError:
-            holder = os.pread(self._lock, 64, 0).decode(errors="replace").strip()
-            os.close(self._lock)
-            self._lock = -1
-            raise BusyError(
-                "another process trains in this run directory",
-                came=f"{path} (process {holder or 'unknown'})",
-                expected="one process at a time",
-                do="wait for it, stop it, or give this run another name with --set run.name=...",
-            ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+            holder = ""
+        self.close()
+        return BusyError(
+            "another process trains in this run directory",
+            came=f"{self.path} (process {holder or 'unknown'})",
+            expected="one process at a time",
+            do="wait for it, stop it, or give this run another name with --set run.name=...",
+        )
+
+    def check(self) -> None:
+        """Before anything is saved: BusyError unless this process still holds the folder. A `.lock` that was deleted is taken again."""
+        try:
+            if not os.path.samestat(os.fstat(self._folder), os.stat(self.path)):
+                raise self._busy()
+            try:
+                mine = os.path.samestat(os.fstat(self._file), os.stat(self.path / ".lock"))
+            except FileNotFoundError:
+                mine = False
+            if not mine:
+                os.close(self._file)
+                self._lock()
+        except BlockingIOError:
+            raise self._busy() from None
+        except OSError as error:
+            raise disk_error(self.path / ".lock", error) from error
 
     def __enter__(self) -> RunDir:
         return self
@@ -61,44 +99,88 @@ class RunDir:
 
     def close(self) -> None:
         """Let go of the folder."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        for handle in (self._file, self._folder):
+            if handle >= 0:
+                os.close(handle)
+        self._file = self._folder = -1
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.sqlite"
 
     def write_manifest(self, content: Mapping[str, Any]) -> None:
-        """Replace the manifest, whole or not at all."""
-        write_atomic(
-            self.path / "manifest.json", json.dumps({"format": MANIFEST_FORMAT, **content}, indent=2, sort_keys=True).encode() + b"\n"
-        )
+        """Replace the manifest, whole or not at all, with the hash of its content."""
+        write_atomic(self.path / "manifest.json", json.dumps(sealed(content), indent=2, sort_keys=True).encode() + b"\n")
 
 
-def create(cfg: Config, tokenizer: Tokenizer) -> RunDir:
-    """Make `<run.out>/<run.name>`, or with -2, -3 ... behind it if that is taken, and hold it. MachineError if the disk refuses."""
+def create(cfg: Config, tokenizer: Tokenizer, status: str = UNGATED) -> RunDir:
+    """Make `<run.out>/<run.name>`, or with -2, -3 ... behind it if that is taken, and hold it. MachineError if the disk refuses.
+
+    `status`: what the first session is, for the manifest.
+    """
     out = Path(cfg.run.out)
-    for number in range(1, 1_000_000):
-        path = out / (cfg.run.name if number == 1 else f"{cfg.run.name}-{number}")
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
-        except FileExistsError:
-            if not out.is_dir():
-                raise InputError("run.out is not a folder", came=out, expected="a folder", do="change run.out") from None
-            continue
-        except OSError as error:
-            raise disk_error(path, error) from error
-        held = RunDir(path)
-        write_atomic(path / "config.toml", cfg.resolved().encode())
-        tokenizer.save(path / "tokenizer.json")
+    part, held = out / f"{MAKING}{cfg.run.name}-{os.getpid()}", None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        sweep(out)
+        part.mkdir()
+        held = RunDir(part)
+        tokenizer.save(part / "tokenizer.json")
+        held.write_manifest({"run": os.urandom(16).hex(), "status": status, "sessions": []})
+        write_atomic(part / "config.toml", cfg.resolved().encode())
+        held.path = _named(part, out, cfg.run.name)
+        sync_folder(out)
         return held
-    raise InputError("too many runs of this name", came=out / cfg.run.name, do="choose another run.name")
+    except BaseException as error:
+        if held is not None:
+            held.close()
+        shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, FileExistsError) and not out.is_dir():
+            raise InputError("run.out is not a folder", came=out, expected="a folder", do="change run.out") from None
+        if isinstance(error, OSError):
+            raise disk_error(part, error) from error
+        raise
+
+
+def _named(part: Path, out: Path, name: str) -> Path:
+    """Give a whole run directory the first name that is free."""
+    for number in range(1, 1_000_000):
+        path = out / (name if number == 1 else f"{name}-{number}")
+        if os.path.lexists(path):
+            continue
+        try:
+            os.rename(part, path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                continue  # taken meanwhile
+            raise
+        return path
+    raise InputError("too many runs of this name", came=out / name, do="choose another run.name")
+
+
+def _content_hash(content: Mapping[str, Any]) -> str:
+    return sha256_hex(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest of a run with its format and the hash of its content."""
+    whole = {"format": MANIFEST_FORMAT, **content}
+    return {**whole, "sha256": _content_hash(whole)}
+
+
+def is_sound(manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest is as it was written, in a format that carries its hash."""
+    content = dict(manifest)
+    stated = content.pop("sha256", None)
+    return content.get("format") == MANIFEST_FORMAT and stated == _content_hash(content)
 
 
 def find(cfg: Config) -> Path:

@@ -20,6 +20,9 @@ from alpha.train import forbidden, rundir
 from alpha.train.assemble import program_for, threads_for
 from alpha.train.engine import Executor, open_executor, refresh
 
+PROMPT, TOKENS, TEMPERATURE, TOP_K, SEED = b"def ", 120, 0.8, 50, 1
+"""What a run samples from itself while it trains and at its end."""
+
 
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on seed and position only."""
@@ -45,7 +48,8 @@ def pick(logits_V: NDArray[np.floating], temperature: float, top_k: int, u: floa
 
 
 def generate(
-    executor: Executor, tokenizer: Tokenizer, prompt: bytes, *, tokens: int, temperature: float = 0.8, top_k: int = 50, seed: int = 1
+    executor: Executor, tokenizer: Tokenizer, prompt: bytes, *, tokens: int, temperature: float = TEMPERATURE, top_k: int = TOP_K,
+    seed: int = SEED,
 ) -> Iterator[bytes]:
     """Up to `tokens` tokens after `prompt`, each as its bytes; ends early at the end of a document.
 

@@ -6,6 +6,8 @@ exactly the Program that will run, before the run directory is made, and raises 
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,26 +21,24 @@ from alpha.checkpoint import simple
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.data.ngram import Order2Model
-from alpha.errors import AlphaError, InputError
+from alpha.errors import AlphaError, InputError, NonFiniteError
 from alpha.flops.v1 import ModelFlops, stamp
 from alpha.graph.plan import Program
 from alpha.profile.store import Store
 from alpha.train import forbidden, rundir
 from alpha.train.assemble import Dataset, calls_of, flops_for, host_components, open_data, program_for, sampler_for, threads_for
 from alpha.train.console import Board, Talk
-from alpha.train.engine import Executor, open_executor
+from alpha.train.engine import open_executor
 from alpha.train.evaluate import Evaluation
+from alpha.train.log import RankLog
 from alpha.train.loop import Loop, Watch
-from alpha.train.peak import peak_of
-from alpha.train.provenance import describe, note_libraries, tell_plan
-from alpha.train.rundir import UNGATED, RunDir
-from alpha.train.sample import generate, printable
+from alpha.train.peak import peak_of_run, readings
+from alpha.train.provenance import describe, moved, note_libraries, tell_plan
+from alpha.train.rundir import GATED, UNGATED, RunDir
+from alpha.train.seal import Seal, broken, evidence_hash
 
 Admit = Callable[[Sequence[str], Sequence[tuple[str, Any, Any]]], Mapping[str, Any]]
 """(component ids, calls) -> evidence by component, for the manifest; raises UngatedError."""
-
-SAMPLE_TOKENS = 120
-SAMPLE_PROMPT = b"def "
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,12 @@ class Outcome:
 
 def train(
     cfg: Config, catalogue: Catalogue, talk: Talk, *, admit: Admit | None, resume: Path | None = None, at: int | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], int] = lambda: 0,
 ) -> Outcome:  # fmt: skip
     """Train `cfg` to its last step in a new run directory, or go on in `resume` (from checkpoint `at`, default the latest).
 
-    `admit` None: an ungated run, stamped everywhere. `stop`: asked after each step; True saves and ends the session.
+    `admit` None: an ungated run, stamped everywhere. `stop`: asked after each step; not 0, such as the number of a signal, saves and ends
+    the session.
     """
     forbidden.watch()
     began, began_ns = datetime.now(timezone.utc), time.perf_counter_ns()
@@ -78,30 +79,42 @@ def train(
         executor = stack.enter_context(open_executor(program, catalogue))
         forbidden.check("before the first step")
         if held is None:
-            held = stack.enter_context(rundir.create(cfg, data.tokenizer))
+            held = stack.enter_context(rundir.create(cfg, data.tokenizer, UNGATED if admit is None else GATED))
+        manifest = rundir.read_manifest(held.path)
         metrics = stack.enter_context(Store(held.metrics))
         loop = Loop(cfg, executor, sampler_for(cfg, data), data.validation, data.tokenizer, held.checkpoints, metrics)
+        saved, loop.holds = None, held.check
         if resume is not None and (at is not None or simple.steps(held.checkpoints)):
-            loop.resume(at)
+            saved = loop.resume(at)
         else:
             loop.start()
             metrics.rewind(0)
-        ungated = admit is None or rundir.read_manifest(held.path).get("status") == UNGATED
-        talk.stamp = UNGATED if ungated else ""
+        why = "ungated components were allowed" if admit is None else broken(manifest, saved)
+        loop.seal = _seal(manifest, UNGATED if why else GATED, evidence)
+        talk.stamp = UNGATED if why else ""
         metrics.begin(loop.step, began_ns, time.perf_counter_ns(), time.time_ns())
-        stack.push(partial(_ended, metrics, loop))
-        peak = peak_of(executor, metrics)
-        describe(held, metrics, cfg, data, program, flops, evidence, ungated, began, loop.step, threads, peak, executor)
-        tell_plan(metrics, program)
-        _introduce(talk, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
+        log = stack.enter_context(RankLog(held.logs, metrics.rank))
+        stack.push(partial(_ended, metrics, loop, log))
+        stack.enter_context(log.warnings(lambda: loop.step))
+        peak, note_speed = peak_of_run(executor, metrics), readings(executor, metrics)
+        note_speed()
+        elsewhere = moved(metrics, executor, threads)
+        describe(held, metrics, cfg, data, program, flops, evidence, loop.seal, admit is not None, began, loop.step, threads, peak,
+                 executor, catalogue)  # fmt: skip
+        tell_plan(metrics, program, flops, cfg.train.batch * cfg.data.sequence)
+        _introduce(talk, why, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
+        if elsewhere:
+            talk.say(elsewhere, "yellow")
+            log.say("warning", loop.step, level="warning", text=elsewhere)
+        log.say("start" if resume is None else "resume", loop.step, session=metrics.session, pid=os.getpid(), program=program.hash(),
+                steps=cfg.train.steps, config=cfg.identity(), status=loop.seal.status)  # fmt: skip
         metrics.mark(loop_ns=time.perf_counter_ns())
         if loop.step < cfg.train.steps:
             with Board(talk, loop.step, cfg.train.steps, flops, peak) as board:
-                finished = loop.run(Watch(board.step, board.evaluated, board.saved, stop))
+                finished = loop.run(_watch(board, log, note_speed, loop, stop))
             note_libraries(held)
             with loop.recorder.span("eval"):
-                peak.measure()
-            metrics.describe({"peak_flops": peak.flops, "peak_bandwidth": peak.bandwidth})
+                note_speed()
             if not finished:
                 metrics.mark(ended="stopped")
                 return Outcome(held.path, loop.step, False)
@@ -112,16 +125,54 @@ def train(
                 yardstick = Order2Model(data.split.train.texts()).bits_per_byte(data.split.validation.texts())
             metrics.describe({"order2_bits_per_byte": yardstick})
         with loop.recorder.span("sample_gen"):
-            _conclude(talk, executor, data, found, yardstick)
+            _conclude(talk, loop, found, yardstick)
+            log.say("evaluation", loop.step, bits_per_byte=found.bits_per_byte, windows=found.windows, order2=yardstick)
         forbidden.check("at the end")
         note_libraries(held)
         metrics.mark(ended="finished")
         return Outcome(held.path, loop.step, True, found, yardstick)
 
 
-def _ended(metrics: Store, loop: Loop, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+def _watch(board: Board, log: RankLog, note_speed: Callable[[], None], loop: Loop, stop: Callable[[], int]) -> Watch:
+    """What looks on while the loop runs: the console, the log, and the machine's speed."""
+    heard: list[int] = []
+
+    def evaluated(step: int, found: Evaluation) -> None:
+        note_speed()
+        log.say("evaluation", step, bits_per_byte=found.bits_per_byte, windows=found.windows)
+        board.evaluated(step, found)
+
+    def sampled(step: int, text: str) -> None:
+        log.say("sample", step, text=text)
+        board.sampled(step, text)
+
+    def saved(step: int, path: Path) -> None:
+        log.say("checkpoint", step, path=path)
+        board.saved(step, path)
+
+    def stopping() -> bool:
+        asked = stop()
+        if asked and not heard:
+            heard.append(asked)
+            log.say("signal", loop.step, level="warning", name=signal.Signals(asked).name if asked > 1 else "asked to stop")
+        return bool(asked)
+
+    return Watch(board.step, evaluated, sampled, saved, stopping)
+
+
+def _ended(metrics: Store, loop: Loop, log: RankLog, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
     """Close the last step interval and say how the session ended, if it failed."""
     loop.recorder.finish()
+    reason = "finished" if loop.step >= loop.cfg.train.steps else "stopped"
+    if error is not None:
+        reason = f"failed: {type(error).__name__}: {error}"
+    try:
+        if isinstance(error, NonFiniteError):
+            log.say("non-finite", loop.step, level="error", what=error.what, came=error.came)
+        log.say("end", loop.step, level="info" if error is None else "error", reason=reason)
+    except AlphaError:
+        if error is None:
+            raise  # else that error is the one under way
     if error is not None:
         try:
             metrics.mark(ended=f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200])
@@ -149,10 +200,18 @@ def parameters(program: Program) -> int:
     return sum(t.size for t in program.states["param"].tensors)
 
 
-def _introduce(talk: Talk, path: Path, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, step: int, mark: str) -> None:
+def _seal(manifest: Mapping[str, Any], status: str, evidence: Mapping[str, Any]) -> Seal:
+    """What this session's checkpoints say; a run whose manifest is not sound gets another identity."""
+    run = manifest["run"] if rundir.is_sound(manifest) else os.urandom(16).hex()
+    return Seal(run, status, evidence_hash(evidence))
+
+
+def _introduce(
+    talk: Talk, why: str, path: Path, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, step: int, mark: str
+) -> None:  # fmt: skip
     m, d = cfg.model, data
     if talk.stamp:
-        talk.say(f"{UNGATED}: a development run. No figure of it may be quoted.", "bold red")
+        talk.say(f"{UNGATED}: a development run ({why}). No figure of it may be quoted.", "bold red")
     talk.say(f"run {path}" + (f", from step {step}" if step else ""), "bold")
     talk.say(f"model     {m.family}, {m.layers} layers, width {m.width}, {m.heads} heads: {parameters(program):,} parameters")
     talk.say(
@@ -166,11 +225,10 @@ def _introduce(talk: Talk, path: Path, cfg: Config, data: Dataset, program: Prog
     talk.say(f"MFU       {mark}")
 
 
-def _conclude(talk: Talk, executor: Executor, data: Dataset, found: Evaluation, yardstick: float) -> None:
+def _conclude(talk: Talk, loop: Loop, found: Evaluation, yardstick: float) -> None:
     ours, mark = found.bits_per_byte, f"{talk.stamp} " if talk.stamp else ""
     talk.say(f"{mark}validation    {ours:.4f} bits per byte ({found.tokens:,} tokens, {found.bytes:,} bytes)", "bold")
     better = f"{1 - ours / yardstick:.1%} below" if ours < yardstick else f"{ours / yardstick - 1:.1%} ABOVE"
     talk.say(f"order-2 model {yardstick:.4f} bits per byte on the same split; ours is {better} it")
-    text = b"".join(generate(executor, data.tokenizer, SAMPLE_PROMPT, tokens=SAMPLE_TOKENS))
     talk.say("sample", "bold")
-    talk.say(printable(SAMPLE_PROMPT + text), "dim")
+    talk.say(loop.sample(), "dim")

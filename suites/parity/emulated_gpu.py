@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from alpha.backends.cuda.lib import Gpu, Operand
+from alpha.backends.cuda.lib import Gpu, Operand, Parts
 from alpha.backends.cuda.values import device_bytes, from_device
 from alpha.component import Catalogue, Component
-from alpha.cudart import _bindings, device, mark
+from alpha.cudart import _bindings, cupti, device, launch, mark
 from alpha.gates import cuda_replay
 from alpha.ops.numerics import round_to
 from alpha.ops.table import row, table
@@ -33,6 +33,8 @@ from alpha.passes.build import MULTIPROCESSORS
 from alpha.types import NUMPY, Attrs
 
 NAME = "NVIDIA H200, emulated"
+PARTS: dict[str, tuple[str | None, ...]] = {"linear_cross_entropy_grad": (None, "backward"), "update_scalars": ("grad_norm", "grad_clip")}
+"""Ops whose kernels belong to several phases; here the last does everything."""
 KINDS = {f"CU_GRAPH_NODE_TYPE_{kind}": kind for kind in ("KERNEL", "MEMSET", "MEMCPY", "EMPTY", "HOST")}
 """What a node of a graph is; work with an attribute `kernel`, its name, is a kernel's."""
 
@@ -62,12 +64,13 @@ class Stream:
 
     def synchronize(self) -> None:
         assert self.capturing is None, "a capturing stream was waited for"
-        while self.queue:
-            self.queue.popleft()()
+        with EmulatedCupti.waiting("wait for a stream"):
+            while self.queue:
+                EmulatedCupti.run(self.queue.popleft())
 
     def until(self, record: Record) -> None:
         while not record.done:
-            self.queue.popleft()()
+            EmulatedCupti.run(self.queue.popleft())
 
     def wait_for_event(self, event: Event) -> None:
         record = event.last
@@ -91,7 +94,44 @@ class Event:
 
     def synchronize(self) -> None:
         if self.last is not None:
-            self.last.stream.until(self.last)
+            with EmulatedCupti.waiting("wait for an event"):
+                self.last.stream.until(self.last)
+
+
+class EmulatedCupti:
+    """What stands for CUPTI: while it is on, everything that runs with an attribute `kernel` or `copied`, and every wait. What was
+    enqueued before it was turned on is not seen, as on a device."""
+
+    text = "emulated"
+    on: ClassVar[EmulatedCupti | None] = None
+
+    def __init__(self) -> None:
+        self.records: list[cupti.Record] = []
+
+    def start(self) -> None:
+        self.records.clear()
+        EmulatedCupti.on = self
+
+    def stop(self) -> list[cupti.Record]:
+        EmulatedCupti.on = None
+        return sorted(self.records, key=lambda r: (r.start, r.stop))
+
+    @staticmethod
+    def run(work: Callable[[], None]) -> None:
+        start = time.perf_counter_ns()
+        work()
+        name, copied = getattr(work, "kernel", None), getattr(work, "copied", None)
+        if EmulatedCupti.on is not None and (name or copied):
+            kind = "kernel" if name else "copy"
+            EmulatedCupti.on.records.append(cupti.Record(kind, name or copied[0], start, time.perf_counter_ns(), 0 if name else copied[1]))
+
+    @staticmethod
+    @contextmanager
+    def waiting(name: str) -> Iterator[None]:
+        start = time.perf_counter_ns()
+        yield
+        if EmulatedCupti.on is not None:
+            EmulatedCupti.on.records.append(cupti.Record("wait", name, start, time.perf_counter_ns()))
 
 
 class Allocation:
@@ -130,11 +170,11 @@ class EmulatedGpu:
 
     def htod_async(self, target: int, x: np.ndarray, stream: Stream) -> None:
         source = x if self.is_pinned(x) else x.copy()  # the driver stages pageable memory before it returns
-        stream.push(partial(_move, target, source))
+        stream.push(_copied(partial(_move, target, source), "HtoD", x.nbytes))
 
     def dtoh_async(self, x: np.ndarray, source: int, stream: Stream) -> None:
         assert self.is_pinned(x), "an asynchronous download into pageable memory"
-        stream.push(lambda: ctypes.memmove(x.ctypes.data, source, x.nbytes) and None)
+        stream.push(_copied(lambda: ctypes.memmove(x.ctypes.data, source, x.nbytes) and None, "DtoH", x.nbytes))
 
     def pycuda(self) -> Any:
         """What stands for pycuda.driver."""
@@ -182,8 +222,14 @@ class EmulatedGpu:
             cuGraphDestroy=lambda graph: (0,), cuGraphExecDestroy=lambda graph: (0,),
             cuGraphLaunch=lambda graph, handle: ([Stream.by_handle[handle].push(x) for x in graph], (0,))[1],
             cuMemsetD8Async=lambda at, byte, n, handle: (on(handle, lambda: ctypes.memset(at, byte, n)), (0,))[1],
-            cuMemcpyDtoDAsync=lambda to, source, n, handle: (on(handle, lambda: ctypes.memmove(to, source, n)), (0,))[1],
+            cuMemcpyDtoDAsync=lambda to, source, n, handle: (
+                on(handle, _copied(lambda: ctypes.memmove(to, source, n), "DtoD", n)), (0,))[1],
         )
+
+
+def _copied(work: Callable[[], Any], name: str, nbytes: int) -> Callable[[], Any]:
+    work.copied = name, nbytes  # type: ignore[attr-defined]
+    return work
 
 
 def on(handle: int, work: Callable[[], Any]) -> None:
@@ -236,7 +282,21 @@ def _binder(component: Component, gpu: Gpu, ins: list[Operand], outs: list[Opera
             _write(x, y)
 
     compute.kernel = component.id  # type: ignore[attr-defined]
-    return lambda handle: on(handle, compute)
+
+    def nothing() -> None:
+        pass
+
+    nothing.kernel = component.id  # type: ignore[attr-defined]
+
+    def enqueue(work: Callable[[], None]) -> Callable[[int], None]:
+        def call(handle: int) -> None:
+            launch.note(component.id)
+            on(handle, work)
+
+        return call
+
+    *before, last = PARTS.get(component.op, (None,))
+    return Parts(*((phase, enqueue(nothing)) for phase in before), (last, enqueue(compute)))
 
 
 def emulated(catalogue: Catalogue) -> Catalogue:
@@ -261,18 +321,25 @@ class _Mark:
             (ctypes.c_uint64).from_address(stamps.address + 8 * (at.value % places.value)).value = time.perf_counter_ns()
             at.value += 1
 
-        return lambda stream: on(device.stream_handle(stream), stamp)
+        stamp.kernel = "mark"  # type: ignore[attr-defined]
+
+        def call(stream: Any) -> None:
+            launch.note("mark")
+            on(device.stream_handle(stream), stamp)
+
+        return call
 
 
 @contextmanager
-def emulated_gpu(total: int = 2 << 30) -> Iterator[EmulatedGpu]:
-    """Within it this process has such a GPU and no other."""
+def emulated_gpu(total: int = 2 << 30, *, instrument: bool = False) -> Iterator[EmulatedGpu]:
+    """Within it this process has such a GPU and no other; with an `instrument` that times kernels or without."""
     gpu = EmulatedGpu(total)
     assert NUMPY["i32"] == np.int32
     with pytest.MonkeyPatch.context() as patch, threadpool_limits(1, "blas"):  # its kernels are oracles on small operands
         patch.setattr(_bindings, "pycuda_driver", gpu.pycuda)
         patch.setattr(_bindings, "driver", gpu.driver)
         patch.setattr(cuda_replay, "kernels_of", lambda component: frozenset({component.id}))
+        patch.setattr(cupti, "opened", lambda: EmulatedCupti() if instrument else "no CUPTI: a GPU of host memory")
         patch.setattr(mark, "Kernel", _Mark)
         patch.setattr(mark, "compile_kernel", lambda source: None)
         device._open.cache_clear()

@@ -1,6 +1,6 @@
 """Peers of known behaviour for the benchmark's tests: a process that answers like alpha.bench.peer_process, without PyTorch.
 
-    python made_peer.py ROOT [JSON]     JSON: {"loss": [...], "norm": [...], "flag": PATH} for steps of a training run
+    python made_peer.py ROOT [JSON]     JSON: {"loss": [...], "norm": [...], "flag": PATH, "ns": {mode: ns}} for steps of a training run
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ def block(way: str, repeats: int) -> float:
     return 5e5
 
 
-def make_model(sizes: dict[str, Any], parameters: dict[str, str], compiled: bool) -> int:
+def make_model(sizes: dict[str, Any], parameters: dict[str, str], variant: dict[str, str]) -> int:
     flag = STEPS.get("flag")
     if flag and not Path(flag).exists():  # beside ours there is no room, alone there is
         Path(flag).touch()
         raise MemoryError("torch.OutOfMemoryError: made up")
     assert all(Path(f).is_file() for f in parameters.values())
+    state["variant"] = variant["compiled"]
     return sum(np.load(f).size for f in parameters.values())
 
 
@@ -71,6 +72,12 @@ def step(tokens: str, lr: float) -> dict[str, float]:
     return {"loss": STEPS["loss"][at], "norm": STEPS["norm"][at]}
 
 
+def steps(rows: int, tokens: int, vocab: int, lr: float, count: int) -> float:
+    if count < 1 or rows * tokens < 1 or vocab < 2:
+        raise ValueError("no such block")
+    return STEPS.get("ns", {}).get(state["variant"], 1e6) * count
+
+
 serve({"open": opened, "make": make, "outputs": outputs, "repeats": lambda way, ns: 3, "block": block, "make_model": make_model,
-       "step": step, "steps": lambda tokens, lr, count: 1e6 * count, "memory": lambda: 123,
+       "step": step, "steps": steps, "memory": lambda: 123,
        "sleep": lambda seconds: time.sleep(seconds)})

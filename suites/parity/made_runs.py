@@ -2,7 +2,7 @@
 
 Everything follows from `seed` and the arguments, so two calls with the same ones give the same rows. Times are drawn around BASE with 1 %
 of noise; `slow` multiplies a phase ('backward'), an op ('op:gelu') or a rank ('rank:1'). Nothing here imports the code under test but the
-schema and the run file's reader.
+schema, the run file's reader and what seals a manifest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 
 from alpha import config
 from alpha.profile.phases import OVERLAPPING, PHASES
-from alpha.profile.schema import TABLES, VERSION
+from alpha.profile.schema import TABLES, VERSION, VIEWS
+from alpha.train import rundir
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny.toml"
 UNIX = 1_700_000_000 * 10**9
@@ -88,7 +89,7 @@ def make(
     cfg = config.load(CONFIG, [f"run.name={path.name}", f"train.steps={max(10, steps)}"])
     (path / "config.toml").write_text(cfg.resolved())
     facts = _facts(path.name, status, devices, threads, backend) | {k: str(v) for k, v in (metadata or {}).items()}
-    (path / "manifest.json").write_text(json.dumps(_manifest(facts, status), indent=2, sort_keys=True))
+    (path / "manifest.json").write_text(json.dumps(rundir.sealed(_manifest(facts, status)), indent=2, sort_keys=True))
     (path / "metrics.sqlite").unlink(missing_ok=True)
     db = sqlite3.connect(path / "metrics.sqlite", isolation_level=None)
     try:
@@ -104,6 +105,7 @@ def make(
         if version > 1:
             _memory(db, steps, ranks)
             _plans(db)
+            _stated(db, facts)
             insert(db, "peaks", [(SET_UP + i, 0, PEAK_FLOPS * f, PEAK_BANDWIDTH * f) for i, f in enumerate((0.97, 1.0, 0.99))])
         db.execute("COMMIT")
     finally:
@@ -129,9 +131,21 @@ def edit(path: Path, statement: str, values: Sequence[Any] = ()) -> None:
         db.close()
 
 
+def _stated(db: sqlite3.Connection, facts: Mapping[str, str]) -> None:
+    """The one peak, and FLOPs by part, as the metadata states them; nothing where it does not."""
+    try:
+        insert(db, "run_peak", [(0, float(facts["peak_flops"]), float(facts["peak_bandwidth"]), facts["peak_source"])])
+        model, executed = int(float(facts["flops_per_token"]) * int(facts["tokens_per_step"])), int(facts["executed_flops"])
+    except (KeyError, ValueError):
+        return
+    insert(db, "flops_parts", [("feed-forward", "forward", model // 3, executed // 4),
+                               ("feed-forward", "backward", model - model // 3, executed // 4),
+                               ("feed-forward", "recompute", 0, executed - 2 * (executed // 4))])
+
+
 def _tables(version: int) -> str:
     if version > 1:
-        return TABLES
+        return TABLES + (VIEWS if version > 2 else "")
     return ";\n".join(t for t in TABLES.split(";\n") if any(f"EXISTS {name} " in t for name in VERSION_1)) + ";"
 
 
@@ -153,7 +167,7 @@ def _manifest(facts: Mapping[str, str], status: str) -> dict[str, Any]:
     used = sorted({component_of(o.op) for o in ops()} | {"train.loop", "tokenizer.bytes"})
     gates = ("determinism", "faults", "gradient", "parity", "perf")
     return {
-        "format": 1, "status": status, "program": facts["program"], "machine": facts["machine"],
+        "run": facts["name"], "status": status, "program": facts["program"], "machine": facts["machine"],
         "components": {c: ({g: f"{i:016x}" for i, g in enumerate(gates)} if status == "GATED" else {}) for c in used},
         "flops": {"version": facts["flops_version"], "convention": facts["flops_convention"], "per_token": FLOPS_PER_TOKEN,
                   "peak": PEAK_FLOPS, "peak_source": facts["peak_source"]},

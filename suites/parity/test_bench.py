@@ -20,10 +20,12 @@ from emulated_gpu import Event, Stream, emulated, emulated_gpu
 from alpha import config
 from alpha.bench import agreement, command, contents, kernel, ours, peers_torch, shapes, step
 from alpha.bench.peer import ROOT, Peer
+from alpha.bench.variants import AUTOCAST, MASTER, Variant, variants
 from alpha.cli import main
 from alpha.cudart import nvml
 from alpha.cudart.nvml import Reading
 from alpha.errors import InputError, MachineError
+from alpha.flops.v1 import VERSION
 from alpha.gates import ab, against, cuda_perf, cuda_subjects
 from alpha.gates.cuda_sizes import Call
 from alpha.ops.table import row
@@ -190,6 +192,9 @@ class MadeClocks:
     def __init__(self, slow: object = lambda i: False) -> None:
         self.slow, self.taken = slow, 0
 
+    def sense(self, reading: Reading) -> Reading:
+        return replace(reading, watts=690.0, celsius=60.0)
+
     def read(self) -> Reading:
         self.taken += 1
         return Reading(1980.0, 0x40 if self.slow(self.taken) else 0x04)  # type: ignore[operator]
@@ -230,6 +235,7 @@ class MadeNvml:
     """What stands for pynvml; `lost`: readings fail from then on."""
 
     NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
 
     class NVMLError(Exception):
         pass
@@ -254,6 +260,14 @@ class MadeNvml:
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
         return 0x24
 
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        if self.lost:
+            raise self.NVMLError("GPU is lost")
+        return 690_500
+
+    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
+        return {0: 61}[kind]
+
 
 def test_clocks_are_read_by_the_address_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = ["0000:1B:00.0", "0000:99:00.0"]
@@ -269,7 +283,10 @@ def test_clocks_are_read_by_the_address_of_the_gpu(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "pynvml", library)
     nvml._library.cache_clear()
     clocks = nvml.Clocks.open()
-    assert clocks.read() == Reading(1755.0, 0x24)
+    first = clocks.read()
+    assert (first.sm_mhz, first.reasons) == (1755.0, 0x24) and math.isnan(first.watts)
+    sensed = clocks.sense(Reading(1755.0, 0x24))
+    assert sensed == Reading(1755.0, 0x24, 690.5, 61.0)
     library.lost = True  # a reading that fails proves nothing: it counts as throttled
     failed = clocks.read()
     assert math.isnan(failed.sm_mhz) and noise.throttled_gpu([1755.0, 1755.0, failed.sm_mhz], [0, 0, failed.reasons]).tolist()[2]
@@ -381,33 +398,78 @@ def tiny(tmp_path: Path, backend: str = "cpu", family: str = "gpt", more: str = 
 
 def first_steps(cfg: config.Config) -> dict[str, list[float]]:
     """Loss and norm of the steps that are compared."""
-    cfg = replace(cfg, train=replace(cfg.train, profile=0, steps=step.CHECKED + 2 * 4 + 1))
+    cfg = replace(cfg, train=replace(cfg.train, profile=0, steps=step.ENDLESS))
     with step.Ours(cfg, program_for(cfg, 264, house(), 1), house(), step.RandomTokens(cfg, 264), None) as mine:
         taken = mine.take(step.CHECKED)
     return {"loss": [r.loss for r in taken], "norm": [r.norm for r in taken]}
+
+
+NAMES = [v.name for v in variants(False, "f32")]
 
 
 def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _calm(monkeypatch)
     cfg = tiny(tmp_path)
     known = first_steps(cfg)
-    result = step.bench(cfg, house(), "made", rounds=3, steps=1, command=made(**known))
+    result = step.bench(cfg, house(), "made", rounds=3, steps=1, command=made(**known, ns={"default": 2e6, "": 1e6}))
     rows = {r.name: r for r in result.rows}
-    assert set(rows) == {"ours", *step.PEERS} and result.together and not result.why
-    for name in step.PEERS:
-        assert rows[name].ns == 1e6 and rows[name].tokens_per_second == pytest.approx(4 * 32 * 1e3) and rows[name].memory == 123
-        assert rows[name].difference == 0 and rows[name].ratio[1] == pytest.approx(1e6 / rows["ours"].ns, rel=0.8)
-    assert rows["ours"].memory > 0 and 0 < rows["ours"].mfu < 1 and "flops/v1" in result.mark
+    assert [r.name for r in result.rows] == ["ours", *reversed(NAMES)] and not result.why  # the fastest first
+    assert result.quoted == NAMES[1] and "made" in result.peer
+    for name, ns in zip(NAMES, (2e6, 1e6)):
+        assert rows[name].ns == ns and rows[name].tokens_per_second == pytest.approx(4 * 32 * 1e9 / ns) and rows[name].memory == 123
+        assert rows[name].difference == 0 and rows[name].ratio[1] == pytest.approx(ns / rows[name].ours, rel=0.8) and rows[name].together
+        assert [b[0] for b in rows[name].blocks] == [ns] * 3 and len(rows[name].beside) == 3
+    assert rows["ours"].ns == rows[NAMES[1]].ours and rows["ours"].blocks == rows[NAMES[1]].beside  # as it was beside the one quoted
+    assert rows["ours"].memory > 0 and 0 < rows["ours"].mfu < 1 and VERSION in result.mark
 
     for bad in ({"loss": [x * 1.001 for x in known["loss"]]}, {"norm": [x * 1.001 for x in known["norm"]]},
                 {"loss": [*known["loss"][:2], math.nan]}, {"norm": [known["norm"][0], known["norm"][1] * 0.999, known["norm"][2]]}):
         refused = step.bench(cfg, house(), "made", rounds=1, steps=1, command=made(**{**known, **bad}))
-        assert all("not ours" in r.why and math.isnan(r.ns) for r in refused.rows if r.name in step.PEERS), bad
+        assert not refused.quoted and {r.name for r in refused.rows} == {"ours", *NAMES}
+        assert all("not ours" in r.why and math.isnan(r.ns) for r in refused.rows if r.name in NAMES), bad
 
     alone = step.bench(cfg, house(), "made", rounds=3, steps=1, command=made(**known, flag=str(tmp_path / "flag")))
-    assert not alone.together and {r.name for r in alone.rows} == set(rows)
+    assert {r.name: r.together for r in alone.rows if r.name != "ours"} == {NAMES[0]: False, NAMES[1]: True}
     for r in alone.rows:
-        assert not r.why and (r.name == "ours" or (r.ns == 1e6 and math.isnan(r.ratio[0]) and r.ratio[1] > 0))
+        assert not r.why and (r.name == "ours" or (r.ns == 1e6 and r.ratio[1] > 0 and len(r.blocks) == 3))
+    assert next(r for r in alone.rows if not r.together and r.name != "ours").ratio[::2] == pytest.approx((math.nan, math.nan), nan_ok=True)
+
+
+def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not measured is a line that says so; a trial decides whether a variant is worth all rounds."""
+    _calm(monkeypatch)
+    cfg = tiny(tmp_path)
+    known = first_steps(cfg)
+    spent = step.bench(cfg, house(), "made", rounds=3, steps=1, budget=1e-9, command=made(**known))
+    assert {r.name: r.why for r in spent.rows if r.name != "ours"} == dict.fromkeys(NAMES, "not measured: the budget was spent")
+    assert not spent.quoted and spent.rows[0].name == "ours" and spent.rows[0].ns > 0
+    for ns, rounds in (({"default": 1e6, "": 9e6}, (5, step.TRIALS)), ({"default": 9e6, "": 1e6}, (5, 5))):
+        found = step.bench(cfg, house(), "made", rounds=5, steps=1, command=made(**known, ns=ns))
+        assert tuple(len(next(r for r in found.rows if r.name == name).blocks) for name in NAMES) == rounds
+
+
+class MadeModel:
+    """A GPU that warms up: 10 degrees a block, until 60."""
+
+    def __init__(self) -> None:
+        self.celsius, self.blocks = 30.0, 0
+
+    def block(self, steps: int) -> tuple[float, Reading]:
+        self.blocks += 1
+        self.celsius = min(60.0, self.celsius + 10)
+        return 1e9, Reading(1500.0, 0)
+
+    def sense(self, reading: Reading) -> Reading:
+        return replace(reading, watts=690.0, celsius=self.celsius)
+
+
+def test_a_cool_gpu_is_warmed_up_first() -> None:
+    gpu = MadeModel()
+    session = step.Session(3, None, gpu, 1, None, None, None, None, "", None, print)  # type: ignore[arg-type]
+    session.warm(gpu)  # type: ignore[arg-type]
+    assert gpu.celsius == 60 and 4 <= gpu.blocks <= 6
+    session.warm(gpu)  # type: ignore[arg-type]
+    assert gpu.blocks <= 10  # warm already: two blocks say so, and what finds out how long one is
 
 
 def test_what_the_peer_does_not_do_is_said(tmp_path: Path) -> None:
@@ -422,6 +484,7 @@ def test_a_step_on_the_gpu_is_timed_captured_and_not(tmp_path: Path, gpu: pytest
     result = step.bench(tiny(tmp_path, "cuda"), emulated(house()), None, rounds=3, steps=1)
     assert [r.name for r in result.rows] == [step.OURS, step.UNCAPTURED] and clocks.taken == 2 * 4
     assert all(r.ns > 0 and r.mfu > 0 for r in result.rows) and "data sheet" in result.mark
+    assert all(b[1:] == [1980.0, 690.0, 60.0] for r in result.rows for b in r.blocks)
 
 
 # -- PyTorch itself ------------------------------------------------------------------------------------------------------------
@@ -478,18 +541,22 @@ def test_pytorch_trains_the_same_model(torch: Peer, tmp_path: Path) -> None:
     python = torch.python
     for family, more in (("gpt", ""), ("llama", "kv_heads = 1\ntied = false")):
         cfg = tiny(tmp_path, family=family, more=more)
-        known = first_steps(cfg)
+        tokens = [str(tmp_path / f"tokens{i}.npy") for i in range(step.CHECKED)]
         with step.Ours(cfg, program_for(cfg, 264, house(), 1), house(), step.RandomTokens(cfg, 264), None) as mine:
             files = step._written(str(tmp_path), mine.parameters())
-            np.save(tmp_path / "tokens.npy", step.RandomTokens(cfg, 264).rows)
-            job = step.Job("cpu", 1, step.sizes_of(cfg, mine.loop.program), files, str(tmp_path / "tokens.npy"), mine.take(step.CHECKED),
+            for i, path in enumerate(tokens):
+                np.save(path, step.RandomTokens(cfg, 264).rows(i))
+            job = step.Job("cpu", 1, step.sizes_of(cfg, mine.loop.program), files, tokens, (4, 32), mine.take(step.CHECKED),
                            agreement.bound({"f32"}, 4 * 32), None, None)
-        assert job.first[0].loss == known["loss"][0]
-        with step.Theirs(python, False, job) as theirs:
+        with step.Theirs(python, Variant(), job) as theirs:
             assert theirs.difference <= job.allowed
+            assert theirs.block(2)[0] > 0
+        for weights in (AUTOCAST, MASTER):  # in bf16 as near as bf16 is
+            with step.Theirs(python, Variant("", weights), job) as theirs:
+                assert job.allowed < theirs.difference <= agreement.bound({"bf16"}, 4 * 32), weights
         for wrong in ({"weight_decay": 50.0}, {"decayed": []}, {"betas": [0.5, 0.95]},
                       {"heads": 1, "kv_heads": 1} if family == "gpt" else {"rope_base": 100.0}):
-            with step.Theirs(python, False, replace(job, sizes={**job.sizes, **wrong})) as theirs:
+            with step.Theirs(python, Variant(), replace(job, sizes={**job.sizes, **wrong})) as theirs:
                 assert theirs.difference > job.allowed, wrong
 
 

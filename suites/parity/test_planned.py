@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from alpha import cli, config
+from alpha.flops import executed as flops
+from alpha.flops.parts import DIRECTIONS, PARTS
 from alpha.graph.plan import Plan
 from alpha.train.house import house
-from alpha.train.planned import PARTS, Planned, plan_run
+from alpha.train.planned import Planned, plan_run
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo.toml"
+CONFIGS = Path(__file__).parents[2] / "configs"
+DEMO, GPT2 = CONFIGS / "demo.toml", CONFIGS / "gpt2-124m.toml"
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +30,35 @@ def executed(plans: dict[str, Plan], p: Planned) -> int:
 
 
 def test_parts_add_up_to_what_the_program_executes(planned: Planned) -> None:
-    assert tuple(planned.executed) == PARTS and sum(planned.executed.values()) == executed(planned.program.plans, planned)
-    assert all(n > 0 for n in planned.executed.values())
-    m, cfg = planned.executed, config.load(DEMO)
-    width, layers, tokens = cfg.model.width, cfg.model.layers, planned.tokens_per_step
-    # by hand: forward and both gradients of the products with the 4 d^2 weights of attention and the 8 d^2 of the feed-forward
-    assert m["attention projections"] == pytest.approx(3 * 2 * tokens * layers * 4 * width**2, rel=0.01)
-    assert m["feed-forward"] == pytest.approx(3 * 2 * tokens * layers * 8 * width**2, rel=0.05)
-    assert m["head"] == pytest.approx(3 * 2 * tokens * width * 1000, rel=0.05)
+    assert planned.executed == executed(planned.program.plans, planned)
+    assert planned.model_flops_per_step == planned.flops.per_token * planned.tokens_per_step
+    assert {part for part, _ in planned.parts} == set(PARTS) and {to for _, to in planned.parts} == set(DIRECTIONS)
+    cfg, p = config.load(DEMO), planned.parts
+    width, layers, tokens, seq = cfg.model.width, cfg.model.layers, planned.tokens_per_step, cfg.data.sequence
+    # by hand: the products with the 4 d^2 weights of attention and the 8 d^2 of the feed-forward, once forward and twice back
+    by_hand = {"attention projections": layers * 4 * width**2, "attention scores": layers * seq * width,
+               "feed-forward": layers * 8 * width**2, "head": width * 1000}
+    for part, forward in by_hand.items():
+        assert p[part, "forward"][0] == 2 * tokens * forward and p[part, "backward"][0] == 4 * tokens * forward, part
+        assert p[part, "forward"][1] == pytest.approx(2 * tokens * forward, rel=0.05), part
+        assert p[part, "backward"][1] == pytest.approx((5 if part == "attention scores" else 4) * tokens * forward, rel=0.05), part
+    for part in ("attention projections", "attention scores", "feed-forward"):  # a block is computed twice
+        assert p[part, "recompute"][0] == 0 and 0.4 * p[part, "forward"][1] < p[part, "recompute"][1] <= p[part, "forward"][1]
+    assert all(useful == 0 for (part, _), (useful, _) in p.items() if part in ("embedding", "norms and others", "optimizer"))
+
+
+def test_a_part_that_goes_missing_is_seen(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: recompute is left out, the head's gradient counts as forward, one run of a Segment is forgotten."""
+    monkeypatch.setitem(flops._DIRECTION, "recompute", "backward")
+    assert not any(to == "recompute" for _, to in flops.executed(planned.program))
+    monkeypatch.undo()
+    fused = plan_run(config.load(GPT2), house(), 50304)
+    assert fused.parts["head", "backward"][1] == pytest.approx(2 * fused.parts["head", "forward"][1], rel=0.01)
+    monkeypatch.setattr(flops, "_WITH_GRADIENT", {})
+    assert ("head", "backward") not in {k for k, n in flops.executed(fused.program).items() if n > fused.parts["head", "forward"][1]}
+    monkeypatch.undo()
+    fewer = replace(planned.program, schedule=planned.program.schedule[1:])
+    assert sum(flops.executed(fewer).values()) < planned.executed
 
 
 def test_bytes_are_those_of_the_arenas(planned: Planned) -> None:

@@ -122,7 +122,7 @@ def test_phases_partition_a_step_interval_exactly(tmp_path: Path, program: Progr
 def test_an_interval_of_a_loop_that_runs_ahead_ends_with_the_device(tmp_path: Path, program: Program) -> None:
     """Known times: the next step is handed over before this one has ended, and runs while the host still writes down what this one gave."""
     clock, plan = Clock(), program.plans["update"]
-    whole = [(0, len(plan.launches))]
+    whole = [(phase_of(plan.launches[0]), len(plan.launches))]
     with Store(tmp_path / "m.sqlite") as store:
         store.begin(0, 0, 0, 0)
         r = Recorder(store, clock=clock)
@@ -132,15 +132,15 @@ def test_an_interval_of_a_loop_that_runs_ahead_ends_with_the_device(tmp_path: Pa
             r.enqueued(11)
         with r.span("device_to_host"):
             clock.pass_(150)  # the device has ended 30 before
-        r.ran_on_device(plan, whole, [(1010, 1120)])
+        r.ran_on_device(whole, [(1010, 1120)])
         assert r.end_step(ahead=True) == 120
         with r.span("data_load"):
             clock.pass_(20)
         clock.pass_(5)
         r.begin(1, ahead=True)
         clock.pass_(100)
-        r.ran_on_device(plan, whole, [(900, 1000)])  # of a step that was forgotten
-        r.ran_on_device(plan, whole, [(1125, 1260)])
+        r.ran_on_device(whole, [(900, 1000)])  # of a step that was forgotten
+        r.ran_on_device(whole, [(1125, 1260)])
         assert r.end_step() == 155
         r.finish()
     first, second = rows(tmp_path / "m.sqlite", "step_timing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -36,7 +37,18 @@ def spoil(path: Path, how: str) -> None:
         case "damaged": spoil_bytes(metrics)
         case "no database": metrics.write_text("this is no database " * 100)
         case "table gone": made_runs.edit(path, "DROP TABLE op_profile")
-        case "column gone": made_runs.edit(path, "ALTER TABLE step_timing DROP COLUMN comm_ns")
+        case "column gone":
+            made_runs.edit(path, "DROP VIEW step_timing_ms")
+            made_runs.edit(path, "ALTER TABLE step_timing DROP COLUMN comm_ns")
+        case "second peak": made_runs.edit(path, "INSERT INTO run_peak VALUES (1, 2e12, 4e10, 'measured again')")
+        case "other peak": made_runs.edit(path, "UPDATE run_metadata SET value = '1.1e12' WHERE key = 'peak_flops'")
+        case "other bandwidth": made_runs.edit(path, "UPDATE run_peak SET bandwidth = 5e10")
+        case "peak of the manifest":
+            manifest = json.loads((path / "manifest.json").read_text())
+            manifest["flops"]["peak"] *= 2
+            (path / "manifest.json").write_text(json.dumps(manifest))
+        case "part": made_runs.edit(path, "UPDATE flops_parts SET model = model + 1 WHERE direction = 'forward'")
+        case "part executed": made_runs.edit(path, "DELETE FROM flops_parts WHERE direction = 'recompute'")
         case "text": made_runs.edit(path, f"UPDATE step_timing SET forward_ns = 'fast' {row}")
         case "real": made_runs.edit(path, f"UPDATE step_timing SET forward_ns = 1.5 {row}")
         case "negative": made_runs.edit(path, f"UPDATE step_timing SET idle_ns = -5, unexplained_ns = unexplained_ns + idle_ns + 5 {row}")
@@ -78,6 +90,9 @@ BAD = [
     ("session clock", CorruptError, "last seen 1 ns before it began"), ("session short", CorruptError, "outside of the session"),
     ("no session", CorruptError, "never began"), ("profile", CorruptError, "device_ns = -1"), ("phase", CorruptError, "lunch"),
     ("tokens", CorruptError, "tokens = -1"), ("manifest", CorruptError, "manifest of a run is damaged"),
+    ("second peak", CorruptError, "more than one peak"), ("other peak", CorruptError, "states two peaks"),
+    ("other bandwidth", CorruptError, "states two peaks"), ("peak of the manifest", CorruptError, "states two peaks"),
+    ("part", CorruptError, "parts of the model FLOPs"), ("part executed", CorruptError, "parts of the executed FLOPs"),
     ("config", CorruptError, "configuration of a run is damaged"), ("metadata", CorruptError, "devices = 'many'"),
 ]  # fmt: skip
 

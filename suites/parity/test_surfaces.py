@@ -1,4 +1,4 @@
-"""Public surfaces are frozen: commands and their options, config keys, op rows and their operands, file formats, exit codes.
+"""Public surfaces are frozen: commands and their options, config keys, op rows and their operands, formats, views, exit codes.
 
 `baselines/surfaces.txt` is the list as promised to users; it is edited by hand, on purpose, in the commit that changes a surface. To see
 what stands: `python suites/parity/test_surfaces.py`.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from alpha import cli, config, errors
@@ -49,6 +51,10 @@ def surfaces() -> list[str]:
     lines += [f"format evidence {record.FORMAT}", f"format checkpoint {simple.VERSION}", f"format tokenizer {tokenizer.VERSION}",
               f"format shards {shards.VERSION}", f"format metrics {schema.VERSION}", f"format manifest {rundir.MANIFEST_FORMAT}",
               f"format flops {v1.VERSION}"]
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(schema.TABLES + schema.VIEWS)
+        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall():
+            lines.append(f"view {name}: {' '.join(column for _, column, *_ in db.execute(f'PRAGMA table_info({name})'))}")
     lines += [f"exit {e.exit_code} {e.__name__}" for e in vars(errors).values()
               if isinstance(e, type) and issubclass(e, errors.AlphaError)]
     return sorted(lines)

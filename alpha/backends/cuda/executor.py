@@ -9,7 +9,7 @@ import numpy as np
 
 from alpha.backends.checks import check_finite
 from alpha.backends.cuda.lib import Gpu, Operand
-from alpha.backends.cuda.observe import Watch, stamps_of
+from alpha.backends.cuda.observe import Ran, Watch, stamps_of
 from alpha.backends.cuda.room import check_room
 from alpha.backends.cuda.staging import Results, Staging
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
@@ -49,11 +49,11 @@ class CudaExecutor:
         self._lent: dict[str, np.ndarray] = {}
         self._constants: dict[Hashable, Arena] = {}
         self._bound = {name: self._bind(plan, catalogue) for name, plan in program.plans.items()}
-        self._graphs: dict[tuple[tuple[str, ...], bool], Graph] = {}
+        self._graphs: dict[tuple[tuple[str, ...], bool], tuple[Graph, list[list[Ran]]]] = {}
         self._staging = Staging(self.device, program)
         self._places = {name: {k: self.span(r) for k, r in plan.inputs.items()} for name, plan in program.plans.items()}
         self._results = {name: Results.of(self.device, plan) for name, plan in program.plans.items()}
-        self._stamps = stamps_of(program.plans[call.plan] for call in program.schedule)
+        self._stamps = stamps_of(self._bound[call.plan] for call in program.schedule)
         self.stream.synchronize()
 
     def _bind(self, plan: Plan, catalogue: Catalogue) -> list[tuple[Launch, Callable[[int], None]]]:
@@ -151,29 +151,42 @@ class CudaExecutor:
         return read
 
     def _launch(self, plans: Sequence[Plan]) -> None:
-        """Enqueue the plans' launches: one graph, or on a profiled step each by itself."""
+        """Enqueue the plans' launches: one graph, or on a profiled step without an instrument each by itself."""
         recorder, stream = self.recorder, int(self.stream.handle)
         began, watched = recorder.clock(), recorder.watching
         if watched and self._watch is None:
-            self._watch = Watch(self.stream, recorder.clock)
-        if watched and recorder.profiling:
+            self._watch = Watch(self.stream, recorder)
+        profiled = watched and recorder.profiling
+        if profiled and self.watch.instrument is None:
             for index, plan in enumerate(plans):
-                self.watch.make_room([plan], recorder)
+                self.watch.make_room([self._bound[plan.name]], recorder)
                 self._lay(plans, index)
                 self.watch.launch_each(plan, self._bound[plan.name], stream)
             return
         if watched:
-            self.watch.make_room(plans, recorder)
+            self.watch.make_room([self._bound[plan.name] for plan in plans], recorder)
+        if profiled:
+            self.watch.observe(recorder)
+        called = recorder.clock()
         if self.captured:
-            key = tuple(plan.name for plan in plans), watched
-            if key not in self._graphs:
-                self._graphs[key] = capture(lambda _: self._launch_all(plans, watched), self.stream)
-            self._graphs[key].launch(self.stream)
+            graph, ran = self._captured(plans, watched)
+            graph.launch(self.stream)
         else:
-            self._launch_all(plans, watched)
+            ran = self._launch_all(plans, watched)
+        returned = recorder.clock()
         if watched:
-            self.watch.enqueued(plans)
-            recorder.enqueued(recorder.clock() - began)
+            self.watch.enqueued(plans, ran)
+            recorder.enqueued(returned - began)
+        if profiled:
+            self.watch.handed_over(plans, called, returned)
+
+    def _captured(self, plans: Sequence[Plan], watched: bool) -> tuple[Graph, list[list[Ran]]]:
+        """The graph of these plans, and its kernels; captured when it is first asked for."""
+        key = tuple(plan.name for plan in plans), watched
+        if key not in self._graphs:
+            ran: list[list[Ran]] = []
+            self._graphs[key] = capture(lambda _: ran.extend(self._launch_all(plans, watched)), self.stream), ran
+        return self._graphs[key]
 
     @property
     def watch(self) -> Watch:
@@ -181,15 +194,17 @@ class CudaExecutor:
         assert self._watch is not None, "a watched step makes it before the first launch"
         return self._watch
 
-    def _launch_all(self, plans: Sequence[Plan], watched: bool) -> None:
-        stream = int(self.stream.handle)
+    def _launch_all(self, plans: Sequence[Plan], watched: bool) -> list[list[Ran]]:
+        """Enqueue the plans' launches one by one; the kernels of each plan, where they are watched."""
+        stream, ran = int(self.stream.handle), []
         for index, plan in enumerate(plans):
             self._lay(plans, index)
             if watched:
-                self.watch.launch_all(plan, self._bound[plan.name], stream)
+                ran.append(self.watch.launch_all(plan, self._bound[plan.name], stream))
                 continue
             for _, run in self._bound[plan.name]:
                 run(stream)
+        return ran
 
     def _lay(self, plans: Sequence[Plan], index: int) -> None:
         self._staging.lay(plans, index, self._places[plans[index].name], int(self.stream.handle))
@@ -222,7 +237,7 @@ class CudaExecutor:
     def close(self) -> None:
         """Free graphs and arenas once the stream is idle."""
         self.stream.synchronize()
-        for graph in self._graphs.values():
+        for graph, _ in self._graphs.values():
             graph.destroy()
         if self._watch is not None:
             self._watch.free()

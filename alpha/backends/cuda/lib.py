@@ -44,6 +44,28 @@ class Operand:
         return Span(self.address, self.type.nbytes)
 
 
+class Parts:
+    """What a binder returns whose kernels belong to several phases of a step: (phase, what enqueues them) in order. `None` stands for the
+    phase of the launch; the others are those of alpha.profile.phases. Called like any other closure it enqueues all of them."""
+
+    def __init__(self, *parts: tuple[str | None, Callable[[int], None]]) -> None:
+        self.parts = parts
+
+    def __call__(self, stream: int) -> None:
+        for _, run in self.parts:
+            run(stream)
+
+
+def in_order(runs: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
+    """A closure that enqueues these one after the other."""
+
+    def call(stream: int) -> None:
+        for run in runs:
+            run(stream)
+
+    return call
+
+
 class Gpu:
     """Handed to every binder.
 

@@ -13,6 +13,7 @@ import numpy as np
 from alpha.component import Measured
 from alpha.errors import ConfigError
 from alpha.flops import v1
+from alpha.flops.parts import ATTENTION, FEED_FORWARD, LOGITS, PARTS, PROJECTIONS
 from alpha.gates.cases.mixed import merged
 from alpha.gates.cases.reference import elsewhere, hash_of, references, refuses, yes
 from alpha.graph.evaluate import evaluate
@@ -41,8 +42,14 @@ PUBLISHED = {"gpt2-124m": 124_439_808, "gpt2-1.5b": 1_557_611_200, "llama3.2-1b"
 """Parameters of the released checkpoints (the tied head counted once)."""
 
 
+OURS: dict[str, tuple[Any, Any, int]] = {
+    "llama-1.1b": (llama, llama.LlamaConfig(vocab=32768, positions=4096, layers=16, width=2048, heads=32, kv_heads=8, hidden=8192), 4096),
+}
+"""Sizes of configs/llama-1b.toml: no released checkpoint has them."""
+
+
 def _trace(name: str) -> tuple[Tracer, int]:
-    module, config, seq = SIZES[name]
+    module, config, seq = {**SIZES, **OURS}[name]
     t = Tracer(name)
     module.loss(t, config, 1, seq)
     return t, seq
@@ -298,21 +305,37 @@ def _golden(rng: np.random.Generator) -> Measured:
     return Measured(error=float(len(wrong) + len(set(golden) ^ set(SIZES))), bound=0.0, cases=len(SIZES), note=str(wrong))
 
 
+def _golden_parts(rng: np.random.Generator) -> Measured:
+    """Parts of a token's forward equal baselines/flops/v1.toml; three times their sum is the total; no other part has any."""
+    golden = read_toml(Path(__file__).parents[3] / "baselines" / "flops" / "v1.toml")["forward"]
+    wrong = []
+    for name, parts in golden.items():
+        t, seq = _trace(name)
+        f = v1.count(t.graph, seq)
+        apart = {part: n for part, n in f.forward.items() if n}
+        if apart != {part: n * seq for part, n in parts.items() if part != "total"} or f.step != parts["total"] * seq:
+            wrong.append(name)
+    return Measured(error=float(len(wrong)), bound=0.0, cases=len(golden), note=str(wrong))
+
+
 def _formula(rng: np.random.Generator) -> Measured:
-    """The closed form of the docs, 6 N + 6 L H D T (causal half), from the sizes alone; and twice the attention when full."""
+    """The closed form of the docs, 6 N + 6 L H D T (causal half), from the sizes alone, part by part; and twice the attention when full."""
     worst = 0.0
-    for name, (_, c, seq) in SIZES.items():
+    for name, (_, c, seq) in {**SIZES, **OURS}.items():
         t, _ = _trace(name)
         f = v1.count(t.graph, seq)
         d = c.width // c.heads
         if isinstance(c, gpt.GPTConfig):
-            block = 12 * c.width * c.width
+            projections, mlp = 4 * c.width * c.width, 8 * c.width * c.width
         else:
-            block = c.width * (c.width + 2 * c.kv_heads * d) + c.width * c.width + 3 * c.width * c.hidden
-        n = c.layers * block + c.vocab * c.width
+            projections, mlp = c.width * (c.width + 2 * c.kv_heads * d) + c.width * c.width, 3 * c.width * c.hidden
+        n = c.layers * (projections + mlp) + c.vocab * c.width
         attention = 6 * c.layers * c.width * seq
         worst = max(worst, abs(f.per_token - (6 * n + attention)), abs(f.per_token_full_attention - (6 * n + 2 * attention)))
-    return Measured(error=worst, bound=0.0, cases=len(SIZES))
+        apart = {PROJECTIONS: 2 * c.layers * projections, FEED_FORWARD: 2 * c.layers * mlp, LOGITS: 2 * c.vocab * c.width,
+                 ATTENTION: attention // 3}
+        worst = max([worst, *(abs(f.forward[part] - seq * apart.get(part, 0)) for part in PARTS)])
+    return Measured(error=float(worst), bound=0.0, cases=len(SIZES) + len(OURS))
 
 
 def _mfu(rng: np.random.Generator) -> Measured:
@@ -333,5 +356,5 @@ def _family(family: str, published: str) -> dict[str, list[tuple[str, Case]]]:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "model.gpt": {**_family("gpt", "gpt2"), "parity": [*_family("gpt", "gpt2")["parity"], ("dropout", _dropout)]},
     "model.llama": _family("llama", "llama"),
-    "flops.v1": {"parity": [("golden", _golden), ("closed-form", _formula), ("mfu", _mfu)]},
+    "flops.v1": {"parity": [("golden", _golden), ("golden-parts", _golden_parts), ("closed-form", _formula), ("mfu", _mfu)]},
 })

@@ -10,7 +10,7 @@ import numpy as np
 
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.families import Call, sources_over
-from alpha.backends.cuda.lib import SM90A, Gpu, Operand, copy
+from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, copy, in_order
 from alpha.component import Component, Envelope, Limit
 from alpha.cudart.compile import Source
 from alpha.cudart.gemm import GemmConfig, GemmProblem, choose, compiled, prepare
@@ -65,27 +65,25 @@ def _head(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attr
     logits, loss, lse, sums, work = (gpu.scratch(n).address for n in _scratch_parts(parts))
     one = gpu.constant("one", lambda: np.ones(1, np.float32)).address
     width = 2 * x.type.shape[1]
-    steps: list[Callable[[int], None]] = []
+    found: list[tuple[str | None, Callable[[int], None]]] = []
     for p in parts:
         rows, ids = x.address + p.start * width, targets.address + 4 * p.start
 
         def product(problem: GemmProblem, a: int, b: int, c: int) -> Callable[[int], None]:
             return prepare(problem, _config(gpu, problem), a=a, b=b, c=c, workspace=work)
 
-        steps.append(product(p.gemms[0], rows, weight.address, logits))
-        steps.append(cross_entropy(p.loss, "fused" if gradients else "loss", logits=logits, targets=ids, loss=loss, lse=lse, dloss=one,
-                                   blocks=gpu.blocks))
-        steps.append(total(p.rows, loss=loss, targets=ids, out=sums, ignore=p.loss.ignore, add=p.start > 0))
+        forward: list[Callable[[int], None]] = [
+            product(p.gemms[0], rows, weight.address, logits),
+            cross_entropy(p.loss, "fused" if gradients else "loss", logits=logits, targets=ids, loss=loss, lse=lse, dloss=one,
+                          blocks=gpu.blocks),
+            total(p.rows, loss=loss, targets=ids, out=sums, ignore=p.loss.ignore, add=p.start > 0)]
+        if p is parts[-1]:
+            forward.append(lambda stream: copy(outs[0].address, sums, 4, stream))
+        found.append((None, in_order(forward)))
         if gradients:
-            steps.append(product(p.gemms[1], logits, weight.address, outs[1].address + p.start * width))
-            steps.append(product(p.gemms[2], logits, rows, outs[2].address))
-
-    def call(stream: int) -> None:
-        for step in steps:
-            step(stream)
-        copy(outs[0].address, sums, 4, stream)
-
-    return call
+            found.append(("backward", in_order([product(p.gemms[1], logits, weight.address, outs[1].address + p.start * width),
+                                                product(p.gemms[2], logits, rows, outs[2].address)])))
+    return Parts(*found)
 
 
 def linear_cross_entropy(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
@@ -94,7 +92,8 @@ def linear_cross_entropy(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operan
 
 
 def linear_cross_entropy_grad(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
-    """The sum of the losses, dx, and dweight in fp32; chunks are added to dweight in order."""
+    """The sum of the losses, dx, and dweight in fp32; chunks are added to dweight in order. The two products that make the gradients belong
+    to the backward pass; the gradient of the logits is made by the kernel that makes the loss, and counts where that does."""
     return _head(gpu, ins, outs, attrs, True)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.families import sources_over
-from alpha.backends.cuda.lib import SM90A, Gpu, Operand, in_place
+from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, in_place
 from alpha.component import Component, Envelope, Limit
 from alpha.cudart.memory import aligned
 from alpha.cudart.update import MOST_BLOCKS, PARTS, AdamwProblem, StepRule, adamw_table, global_norm, norm_table, step
@@ -32,15 +32,9 @@ def update_scalars(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], at
     scalars = step(blocks, _rule(attrs), parts=parts, loss=loss, count=count, step=old, norm=norm, mean_norm=mean_norm,
                    coefficient=coefficient, finite=finite, lr=lr, used=used, next=following)
     if not blocks:
-        return scalars
+        return Parts(("grad_clip", scalars))
     table = gpu.constant(("norm table", attrs["segments"]), lambda: norm_table(attrs["segments"])).address  # type: ignore[arg-type]
-    squares = global_norm(blocks, grads=grad, table=table, parts=parts)
-
-    def call(stream: int) -> None:
-        squares(stream)
-        scalars(stream)
-
-    return call
+    return Parts(("grad_norm", global_norm(blocks, grads=grad, table=table, parts=parts)), ("grad_clip", scalars))
 
 
 def adamw(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
