@@ -79,7 +79,7 @@ def note_libraries(held: RunDir) -> None:
     session = manifest["sessions"][-1]
     if session["libraries"] != found:
         session["libraries"] = found
-        held.write_manifest({k: v for k, v in manifest.items() if k != "format"})
+        held.write_manifest({k: v for k, v in manifest.items() if k not in ("format", "sha256")})
 
 
 def moved(metrics: Store, executor: Executor, threads: int) -> str:
