@@ -1,6 +1,7 @@
 """The command line: `alpha train`, `lab`, `gate`, `plan`, `kernels`, `bench`, `sample`, `trace`, `dashboard`, `doctor`. Floor 9.
 
-Exit codes: 0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked. An error is one message, no traceback
+Exit codes: 0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked, or nothing that was asked
+for could run. An error is one message, no traceback
 (`--debug` shows it).
 """
 

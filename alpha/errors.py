@@ -2,7 +2,7 @@
 
 Every error says which invariant broke (`what`), what came, what would be right (`expected`) and what to do next (`do`).
 The exit code of the command line is a property of the error's class, so that no caller has to map it:
-0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked.
+0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked, or nothing that was asked for could run.
 """
 
 from __future__ import annotations

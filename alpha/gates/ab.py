@@ -89,10 +89,13 @@ def once_more(a: Component, b: Component, case_name: str, slowdown: float) -> In
 _AGAIN = """
 import sys
 from alpha.gates.ab import once_more
+from alpha.train import forbidden
 from alpha.train.house import house
+forbidden.watch()
 a, b, case, slowdown = sys.argv[1:]
 i = once_more(house()[a], house()[b], case, float(slowdown))
 print(i.low, i.estimate, i.high, i.n)
+forbidden.check("at the end of a fresh process")
 """
 
 

@@ -141,8 +141,11 @@ def neighbour(seed: int) -> Iterator[None]:
 _FRESH = """
 import sys
 from alpha.gates import determinism
+from alpha.train import forbidden
 from alpha.train.house import house
+forbidden.watch()
 print("\\n".join(determinism.digests_of(house()[sys.argv[1]], sys.argv[2])))
+forbidden.check("at the end of a fresh process")
 """
 
 

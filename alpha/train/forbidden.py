@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -143,10 +143,9 @@ class Watch:
             if maps.anonymous > CALLBACKS and not driven and not self.origins.tests:
                 found.append(f"executable memory without a file: {maps.anonymous} bytes")
             found += self.unloaded({f.path for f in maps.files}, driven)
-            for pid in children():
-                if pid not in self.peers:
-                    below = _maps(str(pid))
-                    found += [f"child {pid} {x}" for x in self.mapped(below)] if below is not None else []
+            for pid in children(self.peers):
+                below = _maps(str(pid))
+                found += [f"child {pid} {x}" for x in self.mapped(below)] if below is not None else []
         return list(dict.fromkeys([*self.refused, *found]))
 
     def mapped(self, maps: Maps) -> list[str]:
@@ -274,8 +273,8 @@ def _maps(pid: str) -> Maps | None:
         return None
 
 
-def children() -> list[int]:
-    """Living descendants of this process; those of a tool are not followed. [] without /proc."""
+def children(peers: Container[int] = ()) -> list[int]:
+    """Living descendants of this process without tools, `peers` and what these have started. [] without /proc."""
     found: list[int] = []
     todo = [os.getpid()]
     while todo:
@@ -284,7 +283,7 @@ def children() -> list[int]:
                 tool = os.path.basename(os.readlink(f"/proc/{pid}/exe")) in TOOLS
             except OSError:
                 continue  # it has ended
-            if not tool:
+            if not tool and pid not in peers:
                 found.append(pid)
                 todo.append(pid)
     return found

@@ -25,11 +25,12 @@ from alpha.graph.plan import Program
 from alpha.profile.noise import WARM_UP
 from alpha.profile.phases import PHASES
 from alpha.profile.store import read
-from alpha.train import forbidden
+from alpha.train import forbidden, rundir
 from alpha.train.assemble import program_for
 from alpha.train.console import Talk
 from alpha.train.engine import open_executor
 from alpha.train.house import house
+from alpha.train.rundir import UNGATED
 from alpha.train.sample import generate, open_run
 from alpha.train.session import Outcome, train
 
@@ -146,6 +147,25 @@ def test_a_live_process_holds_what_it_may(made: Made) -> None:
     assert process.returncode == 0, out
     assert "libcuda.so" in maps and forbidden.mapped(maps) == []
     assert LOADED and all(digest == manifest.binary_digest(source) for source, digest in LOADED.items())
+
+
+def test_a_run_through_the_gate(tmp_path: Path) -> None:
+    """`alpha train`, as a user types it: the registry admits each component, the manifest says what was mapped, all of allowed origin."""
+    cfg = short(tmp_path, "run.name=gated", "train.steps=12", "train.eval_every=0", "train.checkpoint_every=6", "train.profile=1",
+                "train.final_windows=4", "optim.warmup=2")  # fmt: skip
+    (tmp_path / "run.toml").write_text(cfg.resolved())
+    done = subprocess.run([sys.executable, "-m", "alpha.cli", "train", str(tmp_path / "run.toml")], capture_output=True, text=True,
+                          timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "components usable" in done.stdout and UNGATED not in done.stdout
+    path = tmp_path / "runs" / "gated"
+    found = rundir.read_manifest(path)
+    (session,) = found["sessions"]
+    assert found["status"] == "GATED" and session["gated"] and session["not_looked_at"] == []
+    assert all(found["components"].values()), "each with the evidence that admitted it"
+    origins = {entry["origin"].partition(" ")[0] for entry in session["libraries"]}
+    assert {"python", "numpy", "system", "driver", "pycuda", "cuda-bindings"} <= origins
+    assert len(bits(path, 12)) > 0 and len(read(path / "metrics.sqlite", "step_metrics", "step")) == 12
 
 
 def test_text_is_the_same_twice(made: Made) -> None:

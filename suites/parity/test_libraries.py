@@ -21,6 +21,7 @@ from alpha.bench.peer import Peer
 from alpha.cudart import launch, manifest
 from alpha.cudart.compile import Cubin, Source
 from alpha.errors import VerdictError
+from alpha.gates.cases import reference
 from alpha.train import forbidden, origins
 from alpha.train.forbidden import Mapped, Watch, parse
 
@@ -44,6 +45,7 @@ forbidden.check('at the start')
 
 CHILD = """
 code = 'import ctypes, sys, time; ctypes.CDLL(sys.argv[1]); print(1, flush=True); time.sleep(60)'
+nested = 'import subprocess, sys; subprocess.run([sys.executable, "-c", sys.argv[2], sys.argv[1]])'
 c = subprocess.Popen([sys.executable, '-c', code, fake], stdout=subprocess.PIPE)
 c.stdout.readline()
 """
@@ -150,7 +152,8 @@ def test_training_starts_tools_alone(start: str, refused: bool) -> None:
 def test_a_peer_is_refused_in_training_and_exempt_elsewhere(fake: Path) -> None:
     with forbidden.training(), pytest.raises(VerdictError, match="training starts no peer"):
         Peer(sys.executable, "cpu", 1)
-    status, said = run(CHILD + "forbidden.starts_peer(c.pid)\ntry:\n    forbidden.check('now')\nfinally:\n    c.kill()", fake)
+    code = CHILD.replace("code, fake]", "nested, fake, code]") + "forbidden.starts_peer(c.pid)\ntry:\n    forbidden.check('now')\n"
+    status, said = run(code + "finally:\n    c.kill()", fake)
     assert status == 0, said
 
 
@@ -302,6 +305,36 @@ sys.exit(code)
     assert status == 0 and "saved 1" in said, said
     status, said = run(code, fake, "load")
     assert status == 1 and f"mapped: {fake}" in said and "after parity of gelu.f32.cpu" in said and "saved 0" in said, said
+
+
+@linux
+@pytest.mark.parametrize("script", ["determinism._FRESH", "ab._AGAIN"])
+def test_the_fresh_processes_of_gates_are_looked_at(fake: Path, script: str) -> None:
+    code = f"""
+from types import SimpleNamespace
+from alpha.gates import ab, determinism
+what = sys.argv[2]
+
+def planted(*args):
+    if what == 'load':
+        load(fake)
+    return SimpleNamespace(low=0, estimate=0, high=0, n=0) if len(args) == 4 else ['digest']
+
+ab.once_more = determinism.digests_of = planted
+sys.argv[1:] = ['gelu.f32.cpu', 'nonce'] if '{script}' == 'determinism._FRESH' else ['gelu.f32.cpu', 'gelu.f32.cpu', 'case', '1.0']
+exec({script})
+"""
+    status, said = run(code, fake, "nothing")
+    assert status == 0, said
+    status, said = run(code, fake, "load")
+    assert status == 1 and f"mapped: {fake}" in said and "fresh process" in said, said
+
+
+@linux
+def test_a_fresh_process_of_a_contract_has_the_door(fake: Path) -> None:
+    assert reference.elsewhere("1 + 1", "alpha.gates.cases.reference") == "2"
+    planted = reference.elsewhere(f"__import__('ctypes').CDLL({str(fake)!r})", "alpha.gates.cases.reference")
+    assert planted.startswith("failed") and str(fake) in planted
 
 
 # -- origins -------------------------------------------------------------------------------------------------------------------

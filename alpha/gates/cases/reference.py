@@ -178,7 +178,8 @@ def hash_of(*arrays: np.ndarray) -> str:
 
 def elsewhere(expression: str, module: str) -> str:
     """`expression` (a string) evaluated with the names of `module` in a fresh process under another hash seed."""
-    code = f"import {module} as m; print(eval({expression!r}, vars(m)), end='')"
+    code = (f"from alpha.train import forbidden; forbidden.watch(); import {module} as m; print(eval({expression!r}, vars(m)), end=''); "
+            "forbidden.check('at the end of a fresh process')")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
                           env={"PYTHONHASHSEED": "12345", "PYTHONPATH": ":".join(p for p in sys.path if p), "PATH": "/usr/bin:/bin"})
     return done.stdout if done.returncode == 0 else f"failed: {done.stderr[-300:]}"
