@@ -31,7 +31,7 @@ from alpha.dashboard import command as dashboard
 from alpha.errors import InputError, MachineError, UngatedError, exit_code
 from alpha.files import path_argument
 from alpha.flops.v1 import CONVENTION, VERSION
-from alpha.gates import commands, kernels_command, mutants, sanitize_command
+from alpha.gates import commands, kernels_command, mutants, pin, sanitize_command
 from alpha.gates import run as gate_runs
 from alpha.profile import trace
 from alpha.registry.evidence import classes, local_root, shipped_root
@@ -136,7 +136,6 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
     p.add_argument("--stale", action="store_true", help="only what lacks current, passing evidence")
     p.add_argument("--budget", type=float, metavar="SECONDS", help="start nothing after this time; run again to go on")
     p.add_argument("--ship", action="store_true", help="write into the repository's evidence instead of the local one")
-    p.add_argument("--pin", action="store_true", help="make the measured shares the baseline of the perf gate")
     p = action("status", lambda a: commands.cmd_status(as_json=a.json), "what is usable on this machine class")
     p.add_argument("--json", action="store_true", help="for programs")
     p = action("explain", lambda a: commands.cmd_explain(a.id), "what is missing before a component is usable")
@@ -156,8 +155,16 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
     p = action("audit", lambda a: commands.cmd_audit(a.n, seed=a.seed), "rerun a random sample of the shipped evidence and compare")
     p.add_argument("-n", type=int, default=5, help="records (default %(default)s)")
     p.add_argument("--seed", type=int, help="draw this sample")
-    p = action("operating", lambda a: commands.cmd_operating(a.id, seconds=a.seconds), "false-alarm rate and power of the perf gate")
+    p = action("pin", lambda a: commands.cmd_pin(a.ids, measurements=a.measurements, add=a.add),
+               "measure the shares that the perf gate judges by on this kind of machine")
+    p.add_argument("ids", nargs="*", metavar="ID", help="components, wildcards allowed, such as '*.sm90'; none = all that run here")
+    p.add_argument("--measurements", type=int, metavar="N",
+                   help=f"of each case, in fresh processes (default: CPU {pin.MEASUREMENTS['cpu']}, GPU {pin.MEASUREMENTS['cuda']})")
+    p.add_argument("--add", action="store_true", help="to what is pinned already of the same code, from this or another day")
+    p = action("operating", lambda a: commands.cmd_operating(a.id, case=a.case, seconds=a.seconds),
+               "false-alarm rate and power of the perf gate")
     p.add_argument("id", nargs="?", default="gelu.f32.cpu", metavar="ID")
+    p.add_argument("--case", default="", metavar="NAME", help="which of its timed calls (default: the first)")
     p.add_argument("--seconds", type=float, default=60.0, help="time to spend (default %(default)s)")
 
 
@@ -345,7 +352,7 @@ def cmd_gate_run(args: argparse.Namespace) -> int:
         ids += gate_runs.needed(house(), [*host_components(cfg, house()), *program.components()])
     elif args.set:
         raise InputError("--set changes a run file, and none is given", came=" ".join(args.set), expected="--for RUN.toml")
-    return commands.cmd_run(sorted(set(ids)), gate=args.gate, stale=args.stale, budget=args.budget, ship=args.ship, pin=args.pin)
+    return commands.cmd_run(sorted(set(ids)), gate=args.gate, stale=args.stale, budget=args.budget, ship=args.ship)
 
 
 def cmd_gate_check(args: argparse.Namespace) -> int:

@@ -5,6 +5,8 @@ that holds one, or a git revision, which is unpacked. Each side runs in a proces
 call with the same contents and answers blocks (against_server.py); blocks alternate in pairs of random order. Decision and line are those
 of ab.py; the second look is two fresh processes. A tree whose gates lack what the server calls cannot be compared, and the error says so.
 
+A comparison may be kept (`record`): it then binds the pinned code to today's, and today's stays claimable (registry/claims.py).
+
 On the GPU the SM clock is read beside each block; a pair goes when either block was throttled, and where too many go the comparison is an
 error, not a verdict. On the CPU both sides take turns on one core, so what slows one pair slows both of its blocks.
 """
@@ -15,18 +17,25 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
+from alpha.component import Component
 from alpha.errors import InputError, MachineError
+from alpha.flops.v1 import VERSION as FLOPS
 from alpha.gates import ab
-from alpha.gates.subjects import fresh_nonce
+from alpha.gates.subjects import fresh_nonce, make_record
 from alpha.profile import noise
 from alpha.profile.noise import ALPHA, ROUNDS, Interval, Verdict
 from alpha.profile.served import Served
+from alpha.registry.evidence import shipped_root
+from alpha.registry.pins import Pins, binding, folder_of
+from alpha.registry.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 TREES = ROOT / ".alpha" / "trees"
@@ -68,10 +77,16 @@ def _sides(tree: Path) -> Iterator[tuple[Served, Served]]:
         yield a, b
 
 
+class Side(Protocol):
+    """What answers for one side: a process (profile/served.py), or this one (operating.py)."""
+
+    def ask(self, do: str, **more: Any) -> Any: ...
+
+
 class Pairs:
     """Pairs of blocks of one call. `discarded`: those in which a side was throttled."""
 
-    def __init__(self, sides: tuple[Served, Served], component: str, case: str, nonce: str) -> None:
+    def __init__(self, sides: tuple[Side, Side] | tuple[Served, Served], component: str, case: str, nonce: str) -> None:
         """Bind the call on both sides. InputError where their calls differ."""
         self.sides, self.discarded, self._rng = sides, 0, np.random.default_rng(int(nonce[:8], 16))
         types = [side.ask("bind", component=component, case=case, nonce=nonce) for side in sides]
@@ -114,6 +129,23 @@ def compare(component: str, tree: Path) -> Iterator[tuple[str, Verdict, int]]:
             pairs = Pairs(sides, component, case, nonce)
             verdict = ab.decide(pairs.draw, lambda case=case: _again(component, tree, case), family=len(cases))  # type: ignore[misc]
             yield case, verdict, pairs.discarded
+
+
+def record(component: Component, tree: Path, found: Sequence[tuple[str, Verdict]], pins: Pins | None = None) -> Record:
+    """Keep a comparison beside the pins: from then on it binds the pinned code to today's. InputError where the tree is not what is
+    pinned, or nothing is."""
+    pins = pins or Pins(folder_of(shipped_root()))
+    with _sides(tree) as sides:
+        code = sides[0].ask("code", component=component.id)
+    made = make_record(component, "perf", fresh_nonce(), len(found), [ab.case_of(verdict, case) for case, verdict in found], flops=FLOPS)
+    pin = pins.of(made)
+    if pin is None or dict(pin.code) != dict(code):
+        raise InputError("the tree is not the pinned code", came=f"{component.id} of {tree.name}",
+                         expected="the tree that was there when the kernel was pinned" if pin is not None else "a pinned kernel",
+                         do=f"name that tree, or pin today's code: `alpha gate pin {component.id}`")
+    made = replace(made, digests=binding(pin.code, made.digests))
+    pins.save_relative(made)
+    return made
 
 
 def _again(component: str, tree: Path, case: str) -> Interval:

@@ -47,6 +47,14 @@ class Side:
 
         return list(perf.representative(c, nonce))
 
+    def code(self, component: str) -> dict[str, str]:
+        """Digests of the tree's own code of a component, as its own registry takes them."""
+        from alpha.registry.digest import component_digests
+        from alpha.train.house import house
+
+        digests = component_digests(house()[component], "perf")
+        return {k: digests[k] for k in ("implementation", "binaries") if k in digests}
+
     def bind(self, component: str, case: str, nonce: str) -> str:
         """Bind one call and run it; the types of its operands, which must be those of the other side."""
         from alpha.gates import subjects
@@ -105,7 +113,8 @@ def main() -> None:
     if Path(str(alpha.__file__)).resolve().parents[1] != tree:
         raise ImportError(f"alpha was imported from {alpha.__file__}, not from {tree}")
     side = Side()
-    today("profile/served.py").serve({"cases": side.cases, "bind": side.bind, "repeats": side.repeats, "block": side.block})
+    today("profile/served.py").serve({"cases": side.cases, "code": side.code, "bind": side.bind, "repeats": side.repeats,
+                                      "block": side.block})
 
 
 if __name__ == "__main__":

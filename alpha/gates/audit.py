@@ -18,7 +18,7 @@ from alpha.component import Catalogue, Component
 from alpha.gates import run as runner
 from alpha.registry.evidence import current
 from alpha.registry.gpu import class_here
-from alpha.registry.judge import TRIPWIRE
+from alpha.registry.pins import GROSS
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 
@@ -68,7 +68,7 @@ def differences(old: Record, new: Record) -> list[str]:
         if old.gate == "gradient" and other_host:
             continue
         if old.gate == "perf":
-            if not TRIPWIRE * _number(a.get("share")) <= _number(b.get("share")):
+            if not GROSS * _number(a.get("share")) <= _number(b.get("share")):
                 found.append(f"{a['name']}: {b.get('share')!r} of the ceiling, recorded {a.get('share')!r}")
             continue
         keys = {"determinism": ("digest", "distinct")}.get(old.gate, ("error", "ratio", "floor", "bound"))

@@ -17,11 +17,12 @@ from alpha.gates import cuda_plant, kernels_lint, plant
 from alpha.profile.noise import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
 from alpha.registry.digest import Package
-from alpha.registry.evidence import default_roots, local_root
+from alpha.registry.evidence import default_roots, local_root, shipped_root
 from alpha.registry.faults import Fault, broken
 from alpha.registry.gpu import class_here, gpu_class, why_not_here
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.machine import machine_class
+from alpha.registry.pins import Pins, folder_of
 from alpha.registry.record import FORMAT, Record
 
 KEPT = 3
@@ -78,7 +79,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     `root`: where catches are looked up and kept (default: looked up everywhere, kept in the local root). `keep`: ids of all faults that
     exist; saved catches of others are dropped (None drops nothing). Faults of components that cannot run on this machine are left out.
     """
-    package = Package()
+    package, pins = Package(), Pins(folder_of(shipped_root()))
     faults = [f for f in faults if not why_not_here(catalogue[f.component])]
     gpu = gpu_class()
     roots = None if root is None else [root]
@@ -90,7 +91,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     today = {f.id: catch_digests(f, catalogue[f.component], package) for f in faults}
     for fault in faults:
         catch = old.get(fault.id)
-        if catch is not None and dict(catch.digests) == today[fault.id] and catch.rejected:
+        if catch is not None and dict(catch.digests) == today[fault.id] and catch.rejected(pins):
             results[fault.id] = Result(fault, catch, True, "", False)
         elif fault.source:
             device.append(fault)
@@ -100,7 +101,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     def finished(outcome: plant.Outcome) -> None:
         fault = by_name[outcome.job.name]
         catch = catch_of(fault, outcome, today[fault.id], catalogue[fault.component])
-        result = Result(fault, catch, catch.rejected, _why(outcome), True)
+        result = Result(fault, catch, catch.rejected(pins), _why(outcome), True)
         results[fault.id] = result
         if said is not None:
             said(result)
@@ -166,7 +167,8 @@ def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str], comp
 
 def trimmed(record: Record) -> Record:
     """The record with its first failing entries only: a judge that is not looser than today's says FAIL to it as well."""
-    failing = [c for c in record.cases if judge(replace(record, cases=[c], declared=1), runs=0).verdict == FAIL][:KEPT]
+    pin = Pins(folder_of(shipped_root())).of(record) if record.gate == "perf" else None
+    failing = [c for c in record.cases if judge(replace(record, cases=[c], declared=1), runs=0, pin=pin).verdict == FAIL][:KEPT]
     return replace(record, probes=[], cases=failing, declared=len(failing)) if failing else replace(record, probes=[])
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from alpha import config
 from alpha.component import GATES
 from alpha.errors import InputError, MachineError
-from alpha.gates import audit, catches, cuda_plant, mutants, operating, perf, run, sanitize_command
+from alpha.gates import audit, catches, cuda_plant, mutants, operating, pin, run, sanitize_command
 from alpha.gates.processes import termination_raises
 from alpha.gates.recompute import recompute
 from alpha.registry import check as registry_check
@@ -29,7 +30,11 @@ from alpha.registry.judge import NOT_RUN, PASS, Judgement
 from alpha.registry.machine import machine_class
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
+from alpha.train.assemble import program_for
 from alpha.train.house import house
+
+HEADLINES = ("gpt2-124m", "llama-1b")
+"""Run files whose speed README quotes."""
 
 _COLOUR = {"PASS": "green", "BASELINE": "cyan", "AMBIGUOUS": "yellow", "FAIL": "bold red", "NOT_RUN": "dim"}
 
@@ -57,13 +62,12 @@ def cmd_list(*, console: Console | None = None) -> int:
 
 
 def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = False, budget: float | None = None, ship: bool = False,
-            pin: bool = False, console: Console | None = None) -> int:
+            console: Console | None = None) -> int:
     """Run the gates of some components (all of them when none is named; '*' in an id stands for anything).
 
     `stale`: only those without current, satisfying evidence; `budget`: seconds; `ship`: write to the evidence that belongs to the
-    repository instead of the local one, which then counts for nothing; `pin`: make the measured shares of the ceiling the baseline of the
-    perf gate. 1 if a gate is not satisfied or left over; 3 if nothing that is to run can run on this machine, or some of the components
-    that were named cannot. Nothing to run is 0.
+    repository instead of the local one, which then counts for nothing. 1 if a gate is not satisfied or left over; 3 if nothing that is to
+    run can run on this machine, or some of the components that were named cannot. Nothing to run is 0.
     """
     out = _console(console)
     if gate is not None and gate not in GATES:
@@ -90,8 +94,6 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
                   f"{record.environment.get('seconds', '?'):>6} s")
         for reason in judgement.reasons[:3]:
             out.print(f"    {reason}", style="red" if not judgement.satisfied else "yellow", markup=False)
-        if pin and record.gate == "perf" and judgement.satisfied:
-            perf.pin(record)
 
     done = run.run(todo, budget=budget, root=shipped_root() if ship else None, said=said)
     failed = sum(not j.satisfied for j in done.judgements)
@@ -174,12 +176,39 @@ def cmd_explain(component_id: str, *, console: Console | None = None) -> int:
 
 def cmd_check(*, root: Path | None = None, annotate: bool = False, reference: str | None = None, console: Console | None = None) -> int:
     """The merge gate over the committed evidence. `annotate`: as workflow commands, shown beside the lines of a pull request."""
-    checked = registry_check.check(house(), root or shipped_root(), recompute, faults=load_faults(catalogue=house()), reference=reference)
+    checked = registry_check.check(house(), root or shipped_root(), recompute, faults=load_faults(catalogue=house()), reference=reference,
+                                   headlines=headlines())
     out = _console(console)
     if annotate and checked.findings:
         out.print(registry_check.github(checked), markup=False, highlight=False, soft_wrap=True)  # one command a line, whole
     out.print(registry_check.plain(checked), markup=False, highlight=False, soft_wrap=True)
     return 0 if checked.ok else 1
+
+
+def headlines() -> set[str]:
+    """Components that the speed figures of README rest on: what the runs behind them use."""
+    found: set[str] = set()
+    for name in HEADLINES:
+        cfg = config.load(shipped_root().parents[1] / "configs" / f"{name}.toml")
+        found |= set(program_for(cfg, cfg.data.vocab, house(), 1).components())
+    return {i for i in found if "perf" in policy.owed(house()[i])}
+
+
+def cmd_pin(ids: Sequence[str] = (), *, measurements: int | None = None, add: bool = False, console: Console | None = None) -> int:
+    """Measure the shares that the perf gate judges by, each time in a fresh process, and write them to baselines/perf. `add`: to what is
+    pinned already of the same code. 1 if a component could not be pinned."""
+    out = _console(console)
+    chosen = pin.timed(house(), _matching(ids))
+    made = pin.run(chosen, measurements=measurements, add=add, said=lambda text: out.print(text, markup=False), catalogue=house())
+    noisy = [(p.component, case, line) for p in made for case in p.shares if (line := p.line(case)) is not None and not line.judged]
+    for component, case, line in noisy:
+        out.print(f"{_said(NOT_RUN)} {component} {case}: too noisy to judge, spread {line.spread:.1%}")
+    cases = sum(len(p.shares) for p in made)
+    alarms, trials = pin.false_alarms(made)
+    out.print(f"{len(made)} of {len(chosen)} components pinned; {cases - len(noisy)} of {cases} cases can be judged")
+    if trials:
+        out.print(f"each share held against the line of the others: {alarms} of {trials} below it")
+    return 0 if len(made) == len(chosen) else 1
 
 
 def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int = mutants.NUMBER, seed: str | None = None,
@@ -265,18 +294,18 @@ def cmd_audit(n: int = 5, *, seed: int | None = None, console: Console | None = 
     return 1 if any(r.problems for r in results) else 0
 
 
-def cmd_operating(component_id: str = "gelu.f32.cpu", *, seconds: float = 60.0, console: Console | None = None) -> int:
+def cmd_operating(component_id: str = "gelu.f32.cpu", *, case: str = "", seconds: float = 60.0, console: Console | None = None) -> int:
     """Measure and publish the perf gate's false-alarm rate and power."""
     out = _console(console)
-    table = operating.characteristic(house()[component_id], seconds=seconds)
+    table = operating.characteristic(house()[component_id], case_name=case, seconds=seconds)
     path = operating.publish(table)
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("source", "slowdown", "trials", "FAIL", "AMBIGUOUS", "PASS", "95 % interval of the FAIL rate"):
+    for column in ("source", "slowdown", "planted", "trials", "FAIL", "AMBIGUOUS", "PASS", "95 % interval of the FAIL rate"):
         shown.add_column(column)
     for r in table["table"]:
         low, high = r["fail_interval"]
-        shown.add_row(r["source"], f"{r['slowdown']:.0%}", str(r["trials"]), str(r["fail"]), str(r["ambiguous"]), str(r["pass"]),
-                      f"{low:.1%} to {high:.1%}")
+        shown.add_row(r["source"], f"{r['slowdown']:.0%}", f"{r['planted']:.1%}", str(r["trials"]), str(r["fail"]), str(r["ambiguous"]),
+                      str(r["pass"]), f"{low:.1%} to {high:.1%}")
     out.print(shown)
     out.print(f"written to {path.name}; local evidence lies under {local_root().name}")
     return 0

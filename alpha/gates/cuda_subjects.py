@@ -118,6 +118,18 @@ class CudaBound:
             if span.nbytes:
                 upload(span, x, self.stream)
 
+    def fill_blocks(self, blocks: Iterable[np.ndarray]) -> None:
+        """Write 1-D blocks in device form into the input buffers, each again and again until its operand is full: one small upload, and
+        copies on the device."""
+        for span, block in zip(self._ins, blocks):
+            done = min(block.nbytes, span.nbytes)
+            if done:
+                upload(Span(span.address, done), block[: done // block.itemsize], self.stream)
+            while done < span.nbytes:
+                more = min(done, span.nbytes - done)
+                copy(span.address + done, span.address, more, int(self.stream.handle))
+                done += more
+
     def take(self, other: CudaBound) -> None:
         """The contents of another's inputs, in the order of the stream."""
         for span, source in zip(self._ins, other._ins):

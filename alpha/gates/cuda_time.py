@@ -16,18 +16,25 @@ from alpha.types import NUMPY, TensorType
 LAUNCHES = 6
 """Calls of a block."""
 
+BLOCK = 1 << 20
+"""Normal numbers that a tensor's contents repeat."""
+
 FLUSH_BYTES = 256 << 20
 """More than L2 holds."""
 
 
 def contents(t: TensorType, rng: np.random.Generator, least: int, below: int) -> np.ndarray:
-    """A tensor's device form: a block of a million normal numbers, again and again (zeros would draw less power and run faster), or
+    """A tensor's device form: a block of normal numbers, again and again (zeros would draw less power and run faster), or
     integers from `least` to `below` - 1."""
+    return np.resize(block_of(t, rng, least, below), t.shape)
+
+
+def block_of(t: TensorType, rng: np.random.Generator, least: int, below: int) -> np.ndarray:
+    """What a tensor's contents repeat: at most BLOCK normal numbers in device form, or all of its integers. 1-D."""
     if not t.is_float:
-        return rng.integers(least, below, t.shape).astype(NUMPY[t.dtype])
-    block = rng.standard_normal(1 << 20, np.float32)
-    bits = (block.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if t.dtype == "bf16" else block
-    return np.resize(bits, t.shape)
+        return rng.integers(least, below, t.size).astype(NUMPY[t.dtype])
+    block = rng.standard_normal(BLOCK, np.float32)[: max(1, t.size)]
+    return (block.view(np.uint32) >> np.uint32(16)).astype(np.uint16) if t.dtype == "bf16" else block
 
 
 Since = Callable[[Any, Any], float]

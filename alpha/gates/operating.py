@@ -1,27 +1,35 @@
-"""The perf gate's operating characteristic, measured: how often it cries wolf, and what it can see. Floor 7.
+"""The perf gate's operating characteristic, measured: how often the relative half cries wolf, and what it can see. Floor 7.
 
 Two sources. Resampled: one long series of real pairs of blocks (A against A) is recorded, and the procedure of ab.py is run on stretches
 of it (contiguous ones, so that drift and neighbours stay in), with B's times multiplied by the injected slowdown; the fresh process is
-another stretch. Live: the procedure as it runs, with a busy wait of that fraction inside B's blocks. Rates come with Wilson intervals. The
-table is written to baselines/perf/operating.json.
+another stretch. Live: the procedure as it runs, with a slowdown planted in B's blocks, on the CPU a busy wait of that fraction, on the GPU
+a fill of device memory behind each launch, as large as takes that fraction of the kernel's time (it is measured first). Rates come with
+Wilson intervals. The table is written to baselines/perf/operating.json.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from alpha.component import Component
-from alpha.gates import ab
-from alpha.gates.subjects import fresh_nonce
+from alpha.cudart.memory import Arena, Span, fill
+from alpha.cudart.nvml import Clocks, Reading
+from alpha.errors import InputError
+from alpha.gates import ab, against
+from alpha.gates.cuda_sizes import timed_calls
+from alpha.gates.cuda_subjects import CudaBound
+from alpha.gates.cuda_time import FLUSH_BYTES, LAUNCHES, block_of, timed_block
+from alpha.gates.subjects import fresh_nonce, generator, settle, spec_of
 from alpha.profile import noise
-from alpha.profile.noise import AMBIGUOUS, FAIL, PASS
+from alpha.profile.noise import AMBIGUOUS, FAIL, PASS, Verdict
 from alpha.registry.evidence import shipped_root, write_atomic
+from alpha.registry.gpu import class_here, family, gpu_environment
 from alpha.registry.machine import environment, machine_class
 
 SLOWDOWNS = (0.0, 0.01, 0.02, 0.05)
@@ -31,23 +39,116 @@ TRIALS = 400
 SERIES = 3000
 """Pairs in the recorded series, fewer when the time runs out."""
 
+LIVE = 25
+"""Live trials per slowdown, fewer when the time runs out."""
 
-def record_series(component: Component, case_name: str, seconds: float) -> list[float]:
-    """Log ratios of A against itself."""
-    nonce = fresh_nonce()
-    rng = np.random.default_rng(int(nonce[:8], 16))
-    first, second = ab.arms(component, component, case_name, nonce)
-    logs: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(logs) < SERIES and time.perf_counter() < end:
-        logs += noise.pairs_of(first, second, 50, rng)
-    return logs
+
+class OnCpu:
+    """The procedure between a kernel of the CPU and itself."""
+
+    def __init__(self, component: Component, case_name: str) -> None:
+        self._component, self._case = component, case_name
+
+    def series(self) -> Callable[[int], list[float]]:
+        """Draws log ratios of A against A, from buffers bound once."""
+        nonce = fresh_nonce()
+        rng = np.random.default_rng(int(nonce[:8], 16))
+        first, second = ab.arms(self._component, self._component, self._case, nonce)
+        return lambda n: noise.pairs_of(first, second, n, rng)
+
+    def planted(self, slowdown: float) -> float:
+        """What a slowdown of this size comes to."""
+        return slowdown
+
+    def trial(self, slowdown: float) -> Verdict:
+        """The procedure once, from fresh buffers; the second look binds others."""
+        nonce = fresh_nonce()
+        rng = np.random.default_rng(int(nonce[:8], 16))
+        first, second = ab.arms(self._component, self._component, self._case, nonce, slowdown)
+        return ab.decide(lambda n: noise.pairs_of(first, second, n, rng),
+                         lambda: ab.once_more(self._component, self._component, self._case, slowdown))
+
+
+class OnGpu:
+    """The same for a kernel of the GPU: blocks, clocks and discarded pairs are those of against.py, in one process."""
+
+    def __init__(self, component: Component, case_name: str) -> None:
+        settle(component)
+        calls = {c.name: c for c in timed_calls(component)}
+        if case_name not in calls:
+            raise InputError("no such timed call", came=f"{component.id} {case_name}", expected=", ".join(calls) or "none")
+        self._component, self._call, self._clocks = component, calls[case_name], Clocks.open()
+        self._flush = Arena(FLUSH_BYTES, name="flush")
+        self._extra: dict[float, int] = {0.0: 0}
+
+    def _side(self, extra: int) -> _Here:
+        nonce = fresh_nonce()
+        rng = generator(nonce, self._component.id, "operating")
+        bound = CudaBound(self._component, self._call.types, spec_of(self._component).infer(self._call.types, self._call.attrs),
+                          self._call.attrs)
+        bound.fill_blocks(block_of(t, rng, self._call.least, self._call.below) for t in self._call.types)
+        bound.call()
+        return _Here(bound, self._clocks, Span(self._flush.address, FLUSH_BYTES), extra)
+
+    def _pairs(self, extra: int) -> against.Pairs:
+        return against.Pairs((self._side(0), self._side(extra)), self._component.id, self._call.name, fresh_nonce())
+
+    def series(self) -> Callable[[int], list[float]]:
+        """See OnCpu."""
+        return self._pairs(0).draw
+
+    def planted(self, slowdown: float) -> float:
+        """The slowdown that a fill behind each launch comes to, as near to the one asked for as four corrections bring it."""
+        if slowdown == 0:
+            return 0.0
+        sides = self._side(0), self._side(1 << 20)
+        size, found = 1 << 20, 0.0
+        for _ in range(4):
+            sides[1].extra = size
+            pairs = against.Pairs(sides, self._component.id, self._call.name, fresh_nonce())
+            found = float(np.expm1(np.median(pairs.draw(30))))
+            self._extra[slowdown] = size
+            if abs(found - slowdown) < 0.05 * slowdown:
+                break
+            size = int(min(FLUSH_BYTES, max(4096, size * slowdown / max(found, slowdown / 8))))
+        return found
+
+    def trial(self, slowdown: float) -> Verdict:
+        """See OnCpu."""
+        level = noise.share(noise.ALPHA, rounds=noise.ROUNDS)
+        return ab.decide(self._pairs(self._extra[slowdown]).draw,
+                         lambda: noise.interval(self._pairs(self._extra[slowdown]).draw(ab.MOST), level))
+
+
+class _Here:
+    """One side of a comparison in this process. `extra`: bytes that are filled behind each launch."""
+
+    def __init__(self, bound: CudaBound, clocks: Clocks, flush: Span, extra: int) -> None:
+        self._bound, self._clocks, self._flush, self.extra = bound, clocks, flush, extra
+
+    def ask(self, do: str, **more: Any) -> Any:
+        """As a process would answer (against_server.py)."""
+        return {"bind": lambda: "", "repeats": lambda: LAUNCHES, "block": self._block}[do]()
+
+    def _block(self) -> tuple[float, float, int]:
+        ns, reading = self._timed()
+        return ns, reading.sm_mhz, reading.reasons
+
+    def _timed(self) -> tuple[float, Reading]:
+        def launch() -> None:
+            self._bound.enqueue()
+            if self.extra:
+                fill(Span(self._flush.address, self.extra), 0, self._bound.stream)
+
+        return timed_block(self._bound.stream, [launch] * LAUNCHES, self._clocks, self._flush)
 
 
 def resampled(series: Sequence[float], slowdown: float, rng: np.random.Generator, trials: int = TRIALS) -> dict[str, int]:
     """How often each verdict falls."""
     values = np.asarray(series)
     most, level = ab.MOST, noise.share(noise.ALPHA, rounds=noise.ROUNDS)
+    if len(values) <= most:
+        raise InputError("too few pairs to resample", came=len(values), expected=f"more than {most}", do="give it more seconds")
     counts = {PASS: 0, AMBIGUOUS: 0, FAIL: 0}
     for _ in range(trials):
         start, again = rng.integers(0, len(values) - most, 2)
@@ -61,42 +162,46 @@ def resampled(series: Sequence[float], slowdown: float, rng: np.random.Generator
     return counts
 
 
-def live(component: Component, case_name: str, slowdown: float, trials: int, end: float) -> dict[str, int]:
-    """The same with the procedure as it runs, until the trials or the time are used up; the second look binds fresh buffers."""
+def live(procedure: OnCpu | OnGpu, slowdown: float, trials: int, end: float) -> dict[str, int]:
+    """The same with the procedure as it runs, until the trials or the time are used up."""
     counts = {PASS: 0, AMBIGUOUS: 0, FAIL: 0}
     for _ in range(trials):
         if time.perf_counter() > end:
             break
-        nonce = fresh_nonce()
-        rng = np.random.default_rng(int(nonce[:8], 16))
-        first, second = ab.arms(component, component, case_name, nonce, slowdown)
-        verdict = ab.decide(lambda n, f=first, s=second, r=rng: noise.pairs_of(f, s, n, r),  # type: ignore[misc]
-                            lambda: ab.once_more(component, component, case_name, slowdown))
-        counts[verdict.verdict] += 1
+        counts[procedure.trial(slowdown).verdict] += 1
     return counts
 
 
-def characteristic(component: Component, *, case_name: str = "cache", seconds: float = 60.0) -> dict[str, Any]:
-    """Measure the table: about half the time for the series, half for live trials."""
+def characteristic(component: Component, *, case_name: str = "", seconds: float = 60.0) -> dict[str, Any]:
+    """Measure the table: about a third of the time for the series, the rest for live trials. `case_name`: by default the first call."""
     start = time.perf_counter()
-    series = record_series(component, case_name, seconds / 2)
+    on_gpu = family(component) == "cuda"
+    case_name = case_name or (timed_calls(component)[0].name if on_gpu else "cache")
+    procedure = OnGpu(component, case_name) if on_gpu else OnCpu(component, case_name)
+    draw, series = procedure.series(), list[float]()
+    while len(series) < SERIES and (time.perf_counter() < start + seconds / 3 or len(series) <= ab.MOST):
+        series += draw(50)
     rng = np.random.default_rng(int(fresh_nonce()[:8], 16))
     rows: list[dict[str, object]] = []
     for i, slowdown in enumerate(SLOWDOWNS):
-        rows.append(_row("resampled", slowdown, resampled(series, slowdown, rng)))
-        end = start + seconds / 2 + seconds / 2 * (i + 1) / len(SLOWDOWNS)
-        rows.append(_row("live", slowdown, live(component, case_name, slowdown, 25, end)))
+        rows.append(_row("resampled", slowdown, slowdown, resampled(series, slowdown, rng)))
+        end = start + seconds / 3 + seconds * 2 / 3 * (i + 1) / len(SLOWDOWNS)
+        planted = procedure.planted(slowdown)
+        rows.append(_row("live", slowdown, planted, live(procedure, slowdown, LIVE, end)))
     spread = np.asarray(series)
-    return {"machine": machine_class().key, "cpu": environment().get("cpu", ""), "component": component.id, "case": case_name,
+    here = class_here(component) or machine_class()
+    on: Mapping[str, object] = {"driver": gpu_environment().get("driver", "")} if on_gpu else {
+        "cpu": environment().get("cpu", ""), "block_ns": ab.BLOCK_NS}
+    return {"machine": here.key, **on, "component": component.id, "case": case_name,
             "pairs": len(series), "pair_spread": round(float(np.subtract(*np.percentile(spread, [75, 25])) / 1.349), 5),
-            "block_ns": ab.BLOCK_NS, "rounds": noise.ROUNDS, "first_round_pairs": noise.PAIRS, "alpha": noise.ALPHA, "table": rows}
+            "rounds": noise.ROUNDS, "first_round_pairs": noise.PAIRS, "alpha": noise.ALPHA, "table": rows}
 
 
-def _row(source: str, slowdown: float, counts: dict[str, int]) -> dict[str, object]:
+def _row(source: str, slowdown: float, planted: float, counts: dict[str, int]) -> dict[str, object]:
     trials = sum(counts.values())
     low, high = noise.wilson(counts[FAIL], trials)
-    return {"source": source, "slowdown": slowdown, "trials": trials, "fail": counts[FAIL], "ambiguous": counts[AMBIGUOUS],
-            "pass": counts[PASS], "fail_rate": round(counts[FAIL] / trials, 4) if trials else None,
+    return {"source": source, "slowdown": slowdown, "planted": round(planted, 4), "trials": trials, "fail": counts[FAIL],
+            "ambiguous": counts[AMBIGUOUS], "pass": counts[PASS], "fail_rate": round(counts[FAIL] / trials, 4) if trials else None,
             "fail_interval": [round(low, 4), round(high, 4)]}
 
 

@@ -4,8 +4,8 @@ The ceiling of a call is the larger of two times: its executed FLOPs at the rate
 bytes at the rate of a copy, a read or a fill (the fastest of the three) over half as many bytes, so that it lives in the same level of
 cache or a nearer one. Blocks of kernel and probes alternate in random order (profile/noise.py), so drift of the clock hits both; each
 counts with its fastest block, because what else a shared machine does only ever adds time, and adds it unevenly. For the same reason a
-case under the line is measured again on fresh buffers, TRIES times in all, and its best counts; `tries` is kept. One worker, BLAS on one
-thread: the share says what a core does. Baselines belong to a machine class and a generation of processor (registry/machine.py).
+case counts with the best of several tries on fresh buffers: of PINNED when it is pinned (pin.py), of at most TRIES, the first over the
+line ending them, when it is judged. One worker, BLAS on one thread: the share says what a core does.
 
 Each case is a sample of the row, grown to a size that fits a core's cache and to one that does not. Inputs are rewritten with fresh
 contents between blocks and changed in one place before every call, outputs are poisoned, and after some blocks, chosen at random, and
@@ -15,16 +15,15 @@ loop, is found out. The relative half is ab.py.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from alpha.component import Component
 from alpha.errors import GraphError
+from alpha.flops.v1 import VERSION as FLOPS
 from alpha.gates.subjects import (
     Bound,
     Case,
@@ -45,20 +44,27 @@ from alpha.gates.subjects import (
 )
 from alpha.gates.tolerance import allowance, weighed
 from alpha.profile.noise import CLOCK, block, orders, repeats_for
-from alpha.registry.evidence import shipped_root, write_atomic
-from alpha.registry.judge import RATIO, TRIPWIRE
-from alpha.registry.machine import machine_class, processor
+from alpha.registry.evidence import shipped_root
+from alpha.registry.gpu import class_here
+from alpha.registry.judge import RATIO
+from alpha.registry.machine import processor
+from alpha.registry.pins import Line, Pins, folder_of, key_of
 from alpha.registry.record import Record
 
 SIZES = {"cache": (60_000, 8_000_000), "memory": (1_200_000, 150_000_000)}
 """Case name -> (elements in and out together, FLOPs): whichever is reached first."""
 
-BLOCKS = 11
-BLOCK_NS = 1_200_000
-"""A block repeats the call until it lasts about this long: the clock's resolution and a call's overhead are then under 1 %."""
+BLOCKS = 22
+BLOCK_NS = 600_000
+"""A block repeats the call until it lasts about this long: the clock's resolution and a call's overhead are then under 1 %. Many short
+blocks: what else the machine does misses one of them sooner."""
 
-TRIES = 3
-"""Measurements of a case that stays under the line, before it is believed."""
+TRIES = 4
+"""Tries of a case that stays under the line, before it is believed."""
+
+PINNED = 2
+"""Tries of a case that is pinned, the best of which counts. Fewer than TRIES: unchanged code is then over the line more often, never less,
+than the pinned shares say."""
 
 PRODUCT = 448
 """Side of the square product whose rate is the arithmetic ceiling."""
@@ -73,46 +79,40 @@ class Ceiling:
     call: Callable[[], object]
 
 
-def baseline_path(key: str) -> Path:
-    """Shares of the ceiling that a kind of machine has reached before, by component and case."""
-    return shipped_root().parent / "perf" / f"{key}.json"
+def lines(component: Component) -> dict[str, Line]:
+    """case -> the line by which it is judged on this machine; {} where nothing is pinned."""
+    here = class_here(component)
+    pin = Pins(folder_of(shipped_root())).load(key_of(here.key, processor())).get(component.id) if here is not None else None
+    return {case: line for case in pin.shares if (line := pin.line(case)) is not None} if pin is not None else {}
 
 
-def baseline_key(machine: str, generation: str) -> str:
-    """Which baselines a machine class goes by: a GPU's class says all, a CPU's needs its generation of processor."""
-    return f"{machine}_{generation}" if machine.startswith("cpu_") else machine
+def best_of(line: Line | None, tries: int | None, once: Callable[[], dict[str, object]]) -> dict[str, object]:
+    """The best of several tries of a case. `tries`: so many (what a pin holds); None: at most TRIES, the first that is over the line, or
+    wrong, ends it, and one where there is no line."""
+    taken: list[dict[str, object]] = []
+    while len(taken) < (tries or TRIES):
+        taken.append(once())
+        if "note" in taken[-1] or (tries is None and (line is None or float(str(taken[-1]["share"])) >= line.least)):
+            break
+    best = taken[-1] if "note" in taken[-1] else max(taken, key=lambda c: float(str(c["share"])))
+    return {**best, "tries": len(taken)}
 
 
-def baselines(key: str | None = None) -> dict[str, dict[str, float]]:
-    """component id -> case -> share, of `baseline_key` (this machine's CPU's by default); {} where none is pinned."""
-    path = baseline_path(key or baseline_key(machine_class().key, processor()))
-    found: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
-
-
-def pin(record: Record) -> None:
-    """Make a record's shares the baseline of its component on the kind of machine that it was measured on."""
-    key = baseline_key(record.machine, record.environment.get("processor", "unknown"))
-    table = baselines(key)
-    table[record.component] = {str(c["name"]): c["share"] for c in record.cases if c.get("kind") != "relative"}
-    write_atomic(baseline_path(key), json.dumps(table, indent=1, sort_keys=True) + "\n")
-
-
-def measure(component: Component, nonce: str | None = None) -> Record:
-    """Run the absolute half; the verdict is the judge's."""
+def measure(component: Component, nonce: str | None = None, *, tries: int | None = None) -> Record:
+    """Run the absolute half; the verdict is the judge's. `tries`: see `best_of`."""
     nonce = nonce or fresh_nonce()
     if component.kind != "kernel":
         raise GraphError("only kernels have a ceiling to be measured against", came=component.id, do="take perf off its kind's gates")
     pin_blas()
-    before = baselines().get(component.id, {})
+    line = lines(component)
     todo = representative(component, nonce)
     found = []
     for name, case in todo.items():
         try:
-            found.append(_best(component, name, case, before.get(name), nonce))
+            found.append(best_of(line.get(name), tries, lambda name=name, case=case: _case(component, name, case, nonce)))  # type: ignore[misc]
         except Exception as error:  # a kernel that raises has no speed
-            found.append({"name": name, "share": 0.0, "baseline": before.get(name), "times_ns": [], "note": crash(error)})
-    return make_record(component, "perf", nonce, len(todo), found)
+            found.append({"name": name, "share": 0.0, "times_ns": [], "note": crash(error)})
+    return make_record(component, "perf", nonce, len(todo), found, flops=FLOPS)
 
 
 def representative(component: Component, nonce: str) -> dict[str, Case]:
@@ -143,18 +143,7 @@ def ceilings(case: Case, component: Component) -> list[Ceiling]:
             Ceiling("fill", 4 * n, lambda: a.fill(1.0)), Ceiling("product", 2 * PRODUCT**3, lambda: np.matmul(x, y, out=z))]
 
 
-def _best(component: Component, name: str, case: Case, baseline: float | None, nonce: str) -> dict[str, object]:
-    """The best of at most TRIES measurements; the first that is over the line, or wrong, ends it."""
-    tries = []
-    for _ in range(TRIES):
-        tries.append(_case(component, name, case, baseline, nonce))
-        if baseline is None or "note" in tries[-1] or float(str(tries[-1]["share"])) >= TRIPWIRE * baseline:
-            break
-    best = tries[-1] if "note" in tries[-1] else max(tries, key=lambda c: float(str(c["share"])))
-    return {**best, "tries": len(tries)}
-
-
-def _case(component: Component, name: str, case: Case, baseline: float | None, nonce: str) -> dict[str, object]:
+def _case(component: Component, name: str, case: Case, nonce: str) -> dict[str, object]:
     rng = generator(nonce, component.id, "perf", name)
     bound = bind(component, case)
     contents = case.arrays()
@@ -173,14 +162,14 @@ def _case(component: Component, name: str, case: Case, baseline: float | None, n
             times[arm].append(block(call, repeats, _touch(bound, rng) if arm == "kernel" else None))
             right = right and (arm != "kernel" or rng.random() > 0.3 or _still_right(component, case, bound))
     if time.perf_counter_ns is not CLOCK:
-        return {"name": name, "share": 0.0, "baseline": baseline, "times_ns": times["kernel"], "note": "the clock was patched"}
+        return {"name": name, "share": 0.0, "times_ns": times["kernel"], "note": "the clock was patched"}
     if not (right and _still_right(component, case, bound, nonce if name == "cache" else "")):
-        return {"name": name, "share": 0.0, "baseline": baseline, "times_ns": times["kernel"], "note": "timed calls gave wrong outputs"}
+        return {"name": name, "share": 0.0, "times_ns": times["kernel"], "note": "timed calls gave wrong outputs"}
     spec = spec_of(component)
     rates = {p.name: p.work / min(times[p.name]) for p in probes}
     bytes_ns = spec.min_bytes(list(case.types), case.attrs) / max(rates["copy"], rates["read"], rates["fill"])
     flops_ns = spec.flops(list(case.types), case.attrs) / rates["product"]
-    return {"name": name, "share": short(max(bytes_ns, flops_ns) / min(times["kernel"]), 4), "baseline": baseline,
+    return {"name": name, "share": short(max(bytes_ns, flops_ns) / min(times["kernel"]), 4),
             "times_ns": sorted(times["kernel"]), "ceiling_ns": round(max(bytes_ns, flops_ns)),
             "limit": "bytes" if bytes_ns >= flops_ns else "flops", "shape": " ".join(map(str, case.types))[:120]}
 

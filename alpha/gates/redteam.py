@@ -27,7 +27,9 @@ from alpha.ops.table import row
 from alpha.registry import evidence
 from alpha.registry import judge as judges
 from alpha.registry.catches import Catch
+from alpha.registry.evidence import shipped_root
 from alpha.registry.judge import FAIL, NOT_RUN, judge
+from alpha.registry.pins import Pins, folder_of
 from alpha.registry.record import Record, parse
 from alpha.registry.status import Registry
 from alpha.train.house import house
@@ -307,7 +309,7 @@ def _record(gate: str, case: dict[str, object], **more: object) -> Record:
 
 
 def _impossible_speed() -> str:
-    judgement = judge(_record("perf", {"name": "cache", "share": 1.31, "baseline": 0.5, "times_ns": [10, 11, 12]}))
+    judgement = judge(_record("perf", {"name": "cache", "share": 1.31, "times_ns": [10, 11, 12]}))
     return judgement.reasons[0] if judgement.verdict == FAIL else ""
 
 
@@ -371,8 +373,8 @@ def _loosened_tolerance() -> str:
     catch = Catch(fault="x", component="gelu.f32.cpu", gate="parity", machine=record.machine, digests={},
                   record=replace(record, cases=relative, declared=len(relative), probes=[]))
     with mock.patch.object(judges, "RATIO", 1000.0):
-        loosened = catch.rejected
-    return "the recorded fault would pass now" if catch.rejected and not loosened else ""
+        loosened = catch.rejected(Pins(folder_of(shipped_root())))
+    return "the recorded fault would pass now" if catch.rejected(Pins(folder_of(shipped_root()))) and not loosened else ""
 
 
 def _skipped_test() -> str:

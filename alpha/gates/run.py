@@ -12,9 +12,10 @@ from alpha.errors import InputError
 from alpha.gates import cuda_determinism, cuda_faults, cuda_gradient, cuda_parity, cuda_perf, determinism, faults, gradient, parity, perf
 from alpha.gates.subjects import crash, fresh_nonce, make_record
 from alpha.registry import policy
-from alpha.registry.evidence import local_root, save
+from alpha.registry.evidence import local_root, save, shipped_root
 from alpha.registry.gpu import class_here, why_not_here
 from alpha.registry.judge import Judgement, impossible, judge
+from alpha.registry.pins import Pins, folder_of
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.train import forbidden
@@ -32,6 +33,9 @@ CUDA_ENGINES: dict[str, Callable[[Component, str | None], Record]] = {
 
 _GUESS = {"faults": 0.1, "gradient": 0.2, "determinism": 0.5, "parity": 0.6, "perf": 0.6}
 """Seconds, until a record says how long its gate took here."""
+
+IMPOSSIBLE = 3
+"""Measurements of a share above 1, before it is believed that work was skipped."""
 
 _WHOLE_MODELS = 40.0
 """The same for a gate of the GPU's executor, which holds whole models against the oracle and walks eight training runs."""
@@ -65,7 +69,7 @@ def measure(component: Component, gate: str, nonce: str | None = None) -> Record
     of the run.
 
     A share that no machine can reach says that the ceiling was measured while something else ran: perf is then measured again, at most
-    perf.TRIES times, and the last counts, so that a kernel that skips work is still found out. `tries` of the environment says how often.
+    IMPOSSIBLE times, and the last counts, so that a kernel that skips work is still found out. `tries` of the environment says how often.
     """
     if gate not in ENGINES:
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
@@ -75,7 +79,7 @@ def measure(component: Component, gate: str, nonce: str | None = None) -> Record
     try:
         engines = CUDA_ENGINES if component.backend == "cuda" and component.kind == "kernel" else ENGINES
         record = engines[gate](component, nonce)
-        while gate == "perf" and tries < perf.TRIES and impossible(record):
+        while gate == "perf" and tries < IMPOSSIBLE and impossible(record):
             record, tries = engines[gate](component, nonce), tries + 1
     except Exception as error:
         failed: dict[str, object] = {
@@ -89,7 +93,8 @@ def measure(component: Component, gate: str, nonce: str | None = None) -> Record
 
 def judged(record: Record, component: Component) -> Judgement:
     """The judge with what the component's kind asks for."""
-    return judge(record, runs=policy.required_runs(component))
+    pin = Pins(folder_of(shipped_root())).of(record) if record.gate == "perf" else None
+    return judge(record, runs=policy.required_runs(component), pin=pin)
 
 
 def tasks(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str] = (), *, stale: bool = True,

@@ -17,6 +17,7 @@ from alpha.registry.evidence import write_atomic
 from alpha.registry.faults import Fault
 from alpha.registry.gpu import class_of_key
 from alpha.registry.judge import FAIL, judge
+from alpha.registry.pins import Pins
 from alpha.registry.record import FORMAT, Record, canonical, content_hash, shaped
 
 NAME = "_catches.jsonl"
@@ -44,11 +45,12 @@ class Catch:
         body = {**asdict(self), "record": None if self.record is None else asdict(self.record), "format": FORMAT}
         return canonical({**body, "content": content_hash(body)})
 
-    @property
-    def rejected(self) -> bool:
+    def rejected(self, pins: Pins) -> bool:
         """Whether the judges of today say FAIL to the recorded run: one that did not run has caught nothing, and one that repeated
-        too little to pass would be rejected for that alone, so the number of repeats is not asked for."""
-        return bool(self.error) if self.record is None else judge(self.record, runs=0).verdict == FAIL
+        too little to pass would be rejected for that alone, so the number of repeats is not asked for. `pins`: what perf is held to."""
+        if self.record is None:
+            return bool(self.error)
+        return judge(self.record, runs=0, pin=pins.of(self.record) if self.gate == "perf" else None).verdict == FAIL
 
 
 def catch_digests(fault: Fault, component: Component, package: Package | None = None) -> dict[str, str]:

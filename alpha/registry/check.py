@@ -16,11 +16,13 @@ from pathlib import Path
 from alpha.component import Catalogue, Component
 from alpha.errors import AlphaError
 from alpha.registry import catches, policy
+from alpha.registry.claims import why_no_claim
 from alpha.registry.digest import Package, component_digests
 from alpha.registry.evidence import REFERENCE, classes, load_file, path_of, reference_classes, stale
 from alpha.registry.faults import Fault
 from alpha.registry.gpu import family, family_of
-from alpha.registry.judge import judge
+from alpha.registry.judge import Judgement, judge
+from alpha.registry.pins import Pins, folder_of, key_of_record
 from alpha.registry.record import Record
 
 ERROR, WARNING = "error", "warning"
@@ -58,6 +60,9 @@ class Checked:
 class _Check:
     def __init__(self, catalogue: Catalogue, root: Path, recompute: Recompute, faults: Sequence[Fault], package: Package) -> None:
         self.catalogue, self.root, self.recompute, self.package = catalogue, root, recompute, package
+        self.pins = Pins(folder_of(root))
+        self.headlines: frozenset[str] = frozenset()
+        self.damaged: set[str] = set()
         self.faults = {f.id: f for f in faults}
         self.findings: list[Finding] = []
         self.records = self.probes = self.catches = 0
@@ -102,10 +107,13 @@ class _Check:
         if record.gate not in policy.owed(component):
             self.say(ERROR, path, number, about, "evidence of a gate that the component does not owe", "remove the line")
             return
-        judgement = judge(record, runs=policy.required_runs(component))
+        pin = self.pins.of(record) if record.gate == "perf" else None
+        judgement = judge(record, runs=policy.required_runs(component), pin=pin)
         if not judgement.satisfied:
             self.say(ERROR, path, number, about, f"{judgement.verdict}: {'; '.join(judgement.reasons[:5])}",
                      _rerun(component.id, record.gate))
+        elif record.gate == "perf" and reference:
+            self.speed(path, number, component, record, judgement)
         changed = stale(record, self.digests(component, record.gate))
         if changed:
             level = ERROR if reference else WARNING
@@ -118,6 +126,40 @@ class _Check:
             for mismatch in self.recompute(record):
                 self.say(ERROR, path, number, about, f"the oracle disagrees: {mismatch}",
                          "the line was forged, or the oracle is not portable")
+
+    def speed(self, path: Path, number: int, component: Component, record: Record, judgement: Judgement) -> None:
+        """A satisfied record of the perf gate on a reference class: a pin is owed, it must explain the shares, and what headlines rest
+        on must be claimable."""
+        about, key = f"{component.id} perf", key_of_record(record)
+        if key in self.damaged:
+            return  # said once, of the file
+        if judgement.unpinned:
+            self.say(ERROR, path, number, about, f"no pinned share of {', '.join(judgement.unpinned)} on {key}", _pin(component.id))
+        for what in judgement.outgrown:
+            self.say(ERROR, path, number, about, f"faster than its pin explains, so a slowdown would pass: {what}", _pin(component.id))
+        if not record.environment.get("flops"):
+            self.say(ERROR, path, number, about, "the record does not say by which FLOPs model it counts", _rerun(component.id, "perf"))
+        digests = self.digests(component, "perf")
+        no_claim = why_no_claim(judgement, self.pins.of(record), digests, self.pins, record)
+        if no_claim and not judgement.unpinned and not judgement.outgrown:
+            headline = component.id in self.headlines
+            self.say(ERROR if headline else WARNING, path, number, about,
+                     f"not claimable{', and headlines rest on it' if headline else ''}: {no_claim}",
+                     f"run `alpha bench {component.id} --against TREE --record` with the pinned tree, or {_pin(component.id)}")
+
+    def pinned(self) -> None:
+        """Every file of pins: whole, and about components that exist."""
+        for key in self.pins.keys():
+            path = self.pins.path(key)
+            try:
+                self.pins.relative(key)
+                for component in sorted(self.pins.load(key).keys() - {c.id for c in self.catalogue}):
+                    self.say(ERROR, path, 0, component, "a pin of a component that does not exist",
+                             "run `alpha gate pin` on such a machine")
+            except AlphaError as error:
+                self.say(ERROR, path, 0, "pins", f"{error.what}; came {error.came}", error.do or "")
+                self.damaged.add(key)
+                self.pins.forget(key)
 
     def catches_of(self, machine: str, *, reference: bool) -> None:
         """Recorded catches of one class; on the reference class every fault needs a current one."""
@@ -134,7 +176,7 @@ class _Check:
                 self.say(ERROR, path, number, fault_id, "catch of a fault that does not exist", "remove the line, or restore the fault")
                 continue
             component = self.catalogue[catch.component]
-            if not catch.rejected:
+            if not catch.rejected(self.pins):
                 self.say(ERROR, path, number, fault_id,
                          f"the {catch.gate} gate would now pass this fault: a judge or a tolerance was loosened", "restore the judge")
             if (fault.component, fault.gate) != (catch.component, catch.gate):
@@ -167,17 +209,23 @@ def _rerun(component: str, gate: str) -> str:
     return f"run `alpha gate run {component} --gate {gate}` and commit the line"
 
 
+def _pin(component: str) -> str:
+    return f"run `alpha gate pin {component}` and commit the file"
+
+
 def _catch(fault: str) -> str:
     return f"run `alpha gate catches` and commit the line of {fault}"
 
 
 def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Sequence[Fault] = (), reference: str | None = None,
-          package: Package | None = None) -> Checked:
+          package: Package | None = None, headlines: Iterable[str] = ()) -> Checked:
     """Look at all committed evidence under `root`.
 
-    `reference`: class on which everything must be current (default: the key in the root's REFERENCE file); `recompute`: see above.
+    `reference`: class on which everything must be current (default: the key in the root's REFERENCE file); `recompute`: see above;
+    `headlines`: components that published speed figures rest on, which must be claimable.
     """
     work = _Check(catalogue, root, recompute, faults, package or Package())
+    work.headlines = frozenset(headlines)
     try:
         references = reference_classes(root)
         owing = {**references, "cpu": reference or references.get("cpu")}
@@ -191,6 +239,7 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Seq
                      "run `alpha gate run` on a machine of that class and commit what it writes")
     for problem in policy.problems():
         work.say(ERROR, root, 0, "policy", problem, "mend EXEMPT in alpha/registry/policy.py")
+    work.pinned()
     for machine in found:
         work.files(machine, reference=machine in owing.values())
         work.catches_of(machine, reference=machine in owing.values())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from alpha.registry.pins import Line, Pin
 from alpha.registry.record import Record
 
 PASS, FAIL, AMBIGUOUS, NOT_RUN, BASELINE = "PASS", "FAIL", "AMBIGUOUS", "NOT_RUN", "BASELINE"
@@ -21,39 +22,46 @@ RATIO = 2.0
 GRADIENT_BOUND = 0.05
 """A derived gradient bound above this could not tell a wrong gradient from a right one, so it is refused."""
 
-TRIPWIRE = 0.5
-"""Perf, absolute half: a share of the ceiling below this part of the baseline's share is a defect, not noise."""
-
 PHYSICAL = 1.0
 """Perf: the ceiling is measured in the same run on the same work; a larger share is impossible, so it was measured wrongly."""
 
 SLOWDOWN = 0.02
 """Perf, relative half: the slowdown that must be excluded for PASS and reached for FAIL."""
 
-_ORDER = (PASS, BASELINE, AMBIGUOUS, FAIL, NOT_RUN)
+_ORDER = (PASS, BASELINE, AMBIGUOUS, NOT_RUN, FAIL)
+"""Of the cases of a perf record the worst verdict counts; one that is slow is FAIL, whatever could not be judged beside it."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict with the reasons for anything but PASS. `relative`: perf only, the verdict of the relative half."""
+    """A verdict with the reasons for anything but PASS.
+
+    Perf only. relative: the verdict of the relative half; noisy: NOT_RUN for the one reason that shares repeat too badly to be judged;
+    unpinned: cases without a pin; outgrown: cases faster than their pin explains, so that it is of slower code, or was lowered.
+    """
 
     verdict: str
     reasons: tuple[str, ...] = ()
     relative: str = NOT_RUN
+    noisy: bool = False
+    unpinned: tuple[str, ...] = ()
+    outgrown: tuple[str, ...] = ()
 
     @property
     def satisfied(self) -> bool:
-        """Whether the gate counts as passed for *usable*: PASS, or the first perf record."""
-        return self.verdict in (PASS, BASELINE)
+        """Whether the gate counts as passed for *usable*: PASS, a kind of machine without pins, or shares too noisy to judge that are no
+        gross slowdown."""
+        return self.verdict in (PASS, BASELINE) or (self.verdict == NOT_RUN and self.noisy)
 
 
-def judge(record: Record, *, runs: int = 2) -> Judgement:
-    """The verdict of one record. `runs`: determinism runs that the component's kind needs, all cases together (policy.required_runs)."""
+def judge(record: Record, *, runs: int = 2, pin: Pin | None = None) -> Judgement:
+    """The verdict of one record. `runs`: determinism runs that the component's kind needs, all cases together (policy.required_runs);
+    `pin`: what a record of the perf gate is held against (pins.py), never anything that the record says itself."""
     unexecuted = _unexecuted(record)
     if unexecuted:
         return Judgement(NOT_RUN, (unexecuted,))
     if record.gate == "perf":
-        return _perf(record)
+        return _perf(record, pin)
     if record.gate not in _CASE:
         return Judgement(FAIL, (f"no judge for the gate {record.gate!r}",))
     reasons = [f"{case['name']}: {why}" for case in record.cases if (why := _case(record.gate, case))]
@@ -148,19 +156,36 @@ _CASE: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def _perf(record: Record) -> Judgement:
-    """Absolute half: every case that is not of kind 'relative'. Relative half: those that are."""
-    verdicts: list[str] = []
+def _perf(record: Record, pin: Pin | None) -> Judgement:
+    """Absolute half: every case that is not of kind 'relative', and every one that is pinned. Relative half: those of that kind."""
     relative: list[str] = []
+    verdicts: list[str] = []
     reasons: list[str] = []
+    unpinned: list[str] = []
+    outgrown: list[str] = []
+    noisy = False
     for case in record.cases:
-        verdict, why = _relative(case) if case.get("kind") == "relative" else _absolute(case)
-        (relative if case.get("kind") == "relative" else verdicts).append(verdict)
+        if case.get("kind") == "relative":
+            verdict, why = _relative(case)
+            relative.append(verdict)
+        else:
+            line = pin.line(case["name"]) if pin is not None else None
+            verdict, why = _absolute(case, line)
+            verdicts.append(verdict)
+            noisy |= verdict == NOT_RUN
+            if line is None:
+                unpinned.append(case["name"])
+            elif verdict in (PASS, NOT_RUN) and not _number(case.get("share")) <= line.most:
+                outgrown.append(f"{case['name']}: {case['share']:.3g} of the ceiling, pinned {line.middle:.3g}")
         if why:
             reasons.append(f"{case['name']}: {why}")
     if not verdicts:
         return Judgement(NOT_RUN, ("the absolute half did not run",), _worst(relative))
-    return Judgement(_worst(verdicts), tuple(reasons), _worst(relative))
+    gone = sorted(set(pin.shares) - {c["name"] for c in record.cases}) if pin is not None else []
+    if gone:
+        verdicts.append(NOT_RUN)
+        reasons.append(f"pinned, but not measured: {', '.join(gone)}")
+    return Judgement(_worst(verdicts), tuple(reasons), _worst(relative), noisy and not gone, tuple(unpinned), tuple(outgrown))
 
 
 def impossible(record: Record) -> bool:
@@ -172,7 +197,7 @@ def _worst(verdicts: list[str]) -> str:
     return max(verdicts, key=_ORDER.index, default=NOT_RUN)
 
 
-def _absolute(case: Mapping[str, Any]) -> tuple[str, str]:
+def _absolute(case: Mapping[str, Any], line: Line | None) -> tuple[str, str]:
     share, times = _number(case.get("share")), case.get("times_ns")
     if not isinstance(times, list) or not times or not all(_number(t) > 0 for t in times):
         return FAIL, "no times, or times that are not positive"
@@ -180,18 +205,17 @@ def _absolute(case: Mapping[str, Any]) -> tuple[str, str]:
         return FAIL, f"the share of the ceiling is {case.get('share')!r}"
     if not share <= PHYSICAL:
         return FAIL, f"{share:.3g} of the ceiling is faster than the machine can be: it was measured wrongly"
-    if case.get("baseline") is None:
+    if line is None:
         return BASELINE, ""
-    baseline = _number(case["baseline"])
-    if not 0 < baseline <= PHYSICAL:
-        return FAIL, f"the baseline {case['baseline']!r} is no share of the ceiling"
-    if not share >= TRIPWIRE * baseline:
-        return FAIL, f"{share:.3g} of the ceiling, the baseline is {baseline:.3g} and {TRIPWIRE:g} of it is the least"
+    if not share >= line.least:
+        return FAIL, f"{share:.3g} of the ceiling, pinned {line.middle:.3g} and at least {line.least:.3g} needed"
+    if not line.judged:
+        return NOT_RUN, f"too noisy to judge: pinned shares spread by {line.spread:.1%}, which asks for a line {line.allowance:.0%} below"
     return PASS, ""
 
 
 def _relative(case: Mapping[str, Any]) -> tuple[str, str]:
-    """`low`, `estimate`, `high`: slowdown against the pinned best binary with its confidence interval; `reproduced`: in a fresh process."""
+    """`low`, `estimate`, `high`: slowdown against the pinned code with its confidence interval; `reproduced`: in a fresh process."""
     low, estimate, high = (_number(case.get(k)) for k in ("low", "estimate", "high"))
     if not low <= estimate <= high:
         return FAIL, "the interval of the slowdown is not one"

@@ -34,7 +34,7 @@ class Record:
                      gradient    error (worst relative to the finite difference's own scale), bound (derived), directions
                      determinism runs, distinct (number of distinct output hashes), digest
                      faults      error 0 or 1, bound 0
-                     perf        share (of the ceiling measured in the same run), baseline, times_ns (medians of blocks)
+                     perf        share (of the ceiling measured in the same run), times_ns (medians of blocks)
     probes           parity of kernels: [case, output index, flat index, hex bits] at nonce-chosen places; CI recomputes them
     environment      library versions, thread count, clock source; informative
     """

@@ -9,11 +9,13 @@ from pathlib import Path
 from alpha.component import Catalogue, Component
 from alpha.errors import GraphError, UngatedError
 from alpha.registry import policy
+from alpha.registry.claims import why_no_claim
 from alpha.registry.digest import Package, calls_blas, component_digests
 from alpha.registry.evidence import Evidence, Found, classes, current, default_roots, reference_classes, stale
 from alpha.registry.gpu import AnyClass, class_of_key, family, family_of, gpu_class, why_not_here
-from alpha.registry.judge import NOT_RUN, PASS, judge
+from alpha.registry.judge import NOT_RUN, judge
 from alpha.registry.machine import MachineClass, machine_class
+from alpha.registry.pins import Pins, folder_of
 from alpha.types import Attrs, TensorType
 
 Call = tuple[str, Sequence[TensorType], Attrs]
@@ -24,7 +26,8 @@ Call = tuple[str, Sequence[TensorType], Attrs]
 class GateStatus:
     """One owed gate. `verdict` is what the best evidence says; `why` is empty iff the gate is satisfied.
 
-    `stale`: names of the digests that changed since; `machine`: class of the evidence (another one when it was carried over).
+    `stale`: names of the digests that changed since; `machine`: class of the evidence (another one when it was carried over);
+    `no_claim`: perf only, why no speed figure may rest on it; empty when one may.
     """
 
     gate: str
@@ -33,7 +36,7 @@ class GateStatus:
     stale: tuple[str, ...] = ()
     machine: str = ""
     root: Path | None = None
-    relative: str = NOT_RUN
+    no_claim: str = "not the perf gate"
 
     @property
     def satisfied(self) -> bool:
@@ -56,7 +59,14 @@ class Status:
 
     @property
     def claimable(self) -> bool:
-        return self.usable and "perf" in self.gates and self.gates["perf"].relative == PASS
+        return self.usable and "perf" in self.gates and not self.gates["perf"].no_claim
+
+    @property
+    def no_claim(self) -> str:
+        """Why no speed figure of it may be quoted; empty when it is claimable."""
+        if "perf" not in self.gates:
+            return "it owes no perf gate"
+        return self.gates["perf"].no_claim or ("" if self.usable else "it is not usable")
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -68,7 +78,7 @@ class Registry:
     """The status of every component of a catalogue on one machine class. A snapshot: make a new one after files changed.
 
     `machine`: the CPU's class, `gpu`: the GPU's (default: this machine's). Where there is no GPU, kernels of the GPU are judged by the
-    evidence of the roots' reference class; `why_not_here` says that they cannot run.
+    evidence of the roots' reference class; `why_not_here` says that they cannot run. Pins lie beside the first root.
     """
 
     def __init__(self, catalogue: Catalogue, roots: Sequence[Path] | None = None, machine: MachineClass | None = None,
@@ -77,6 +87,7 @@ class Registry:
         self.machine = machine or machine_class()
         self._gpu = gpu
         self.evidence = Evidence(default_roots() if roots is None else roots)
+        self.pins = Pins(folder_of(self.evidence.roots[0]))
         self._package = package or Package()
         self._status: dict[str, Status] = {}
         self._blas: dict[str, bool] = {}
@@ -121,7 +132,8 @@ class Registry:
         found = self._best(component, gate, digests, machine)
         if found is None:
             return GateStatus(gate, NOT_RUN, f"no evidence on {machine.key}")
-        judgement = judge(found.record, runs=policy.required_runs(component))
+        pin = self.pins.of(found.record) if gate == "perf" else None
+        judgement = judge(found.record, runs=policy.required_runs(component), pin=pin)
         changed = tuple(stale(found.record, digests))
         if changed:
             why = f"evidence is older than the code: {', '.join(changed)} changed"
@@ -129,7 +141,8 @@ class Registry:
             why = "; ".join([judgement.verdict, *judgement.reasons[:3]])
         else:
             why = ""
-        return GateStatus(gate, judgement.verdict, why, changed, found.record.machine, found.root, judgement.relative)
+        no_claim = why_no_claim(judgement, pin, digests, self.pins, found.record) if gate == "perf" else "not the perf gate"
+        return GateStatus(gate, judgement.verdict, why, changed, found.record.machine, found.root, why or no_claim)
 
     def _best(self, component: Component, gate: str, digests: Mapping[str, str], machine: AnyClass) -> Found | None:
         """Evidence of this class; where that is missing or stale, current evidence that the policy lets carry over."""

@@ -23,14 +23,16 @@ from alpha.bench.peer import ROOT, Peer
 from alpha.bench.variants import AUTOCAST, MASTER, Variant, variants
 from alpha.cli import main
 from alpha.cudart import nvml
+from alpha.cudart.memory import download
 from alpha.cudart.nvml import Reading
 from alpha.errors import InputError, MachineError
 from alpha.flops.v1 import VERSION
-from alpha.gates import ab, against, cuda_perf, cuda_subjects
+from alpha.gates import ab, against, cuda_perf, cuda_subjects, cuda_time, operating, perf
 from alpha.gates.cuda_sizes import Call
 from alpha.ops.table import row
 from alpha.profile import noise
 from alpha.profile.served import Served, ServedError
+from alpha.registry.pins import line_of
 from alpha.train.assemble import program_for
 from alpha.train.house import house
 from alpha.types import TensorType
@@ -316,6 +318,51 @@ def test_the_perf_gate_discards_throttled_blocks_and_counts_them(gpu: pytest.Mon
     else:
         assert record.cases == [] and record.declared == 1 and judged.verdict == "NOT_RUN"
         assert "ran throttled" in record.environment["not_measured"]
+
+
+@pytest.mark.parametrize("shares, tries, taken", [([0.5, 0.6, 0.4, 0.3], None, 4), ([0.5, 0.95], None, 2), ([0.5, 0.6], 2, 2)])
+def test_a_call_on_the_gpu_under_its_line_is_timed_again(gpu: pytest.MonkeyPatch, shares: list[float], tries: int | None,
+                                                         taken: int) -> None:
+    """Bound once, timed again; a pin takes the better of two."""
+    left = list(shares)
+    gpu.setattr(cuda_perf.Clocks, "open", staticmethod(lambda index=0: MadeClocks(lambda i: False)))
+    gpu.setattr(cuda_perf, "_timed", lambda *args: {"name": SMALL[0].name, "share": left.pop(0), "times_ns": [1]})
+    gpu.setattr(perf, "lines", lambda component: {SMALL[0].name: line_of((0.9,) * 5, 0.05)})
+    record = cuda_perf.measure(emulated(house())["rmsnorm.bf16.sm90"], tries=tries)
+    (case,) = record.cases
+    assert case["share"] == max(shares) and case["tries"] == taken and not left and "note" not in case
+    assert record.environment["flops"] == perf.FLOPS
+
+
+def test_blocks_on_the_device_are_the_contents_that_the_host_would_make(gpu: pytest.MonkeyPatch) -> None:
+    types = (TensorType((3, 1 << 19), "bf16"), TensorType((5,), "f32"), TensorType((7, 3), "i32"))
+    gpu.setattr(cuda_time, "BLOCK", 1 << 10)
+    component = replace(emulated(house())["rmsnorm.bf16.sm90"], implementation=lambda *args: lambda stream: None, scratch=None)
+    bound = cuda_subjects.CudaBound(component, types, (TensorType((2,), "bf16"),), {})
+    made = [np.random.default_rng(3), np.random.default_rng(3)]
+    bound.fill_blocks(cuda_time.block_of(t, made[0], 2, 9) for t in types)
+    bound.stream.synchronize()
+    for t, span in zip(types, bound._ins):
+        wanted = cuda_time.contents(t, made[1], 2, 9)
+        assert (download(span, t.shape, wanted.dtype) == wanted).all()
+
+
+def test_the_operating_characteristic_on_the_gpu(gpu: pytest.MonkeyPatch) -> None:
+    """A planted slowdown is measured before it is called one, and a large one is seen; without one nothing is."""
+    gpu.setattr(operating, "timed_calls", lambda c: SMALL)
+    gpu.setattr(operating.Clocks, "open", staticmethod(lambda index=0: MadeClocks(lambda i: False)))
+    gpu.setattr(operating, "FLUSH_BYTES", 1 << 22)
+    gpu.setattr(operating, "SLOWDOWNS", (0.0, 0.5))
+    gpu.setattr(operating, "SERIES", 200)
+    gpu.setattr(operating, "LIVE", 2)
+    table = operating.characteristic(emulated(house())["rmsnorm.bf16.sm90"], seconds=40.0)
+    rows = {(r["source"], r["slowdown"]): r for r in table["table"]}
+    assert table["pairs"] >= 200 and rows["resampled", 0.0]["trials"] == operating.TRIALS and rows["live", 0.0]["fail"] == 0
+    assert rows["live", 0.5]["planted"] > 0.1 and rows["live", 0.5]["trials"] == rows["live", 0.5]["fail"] > 0
+    with pytest.raises(InputError, match="no such timed call"):
+        operating.OnGpu(emulated(house())["rmsnorm.bf16.sm90"], "nothing")
+    with pytest.raises(InputError, match="too few pairs"):
+        operating.resampled([0.0] * 10, 0.0, np.random.default_rng(1))
 
 
 def cuda_perf_judge(record: object) -> object:

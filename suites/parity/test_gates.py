@@ -12,14 +12,17 @@ from rich.console import Console
 import alpha
 from alpha.component import Component
 from alpha.errors import GraphError, ShapeError
+from alpha.flops import v1 as flops
 from alpha.gates import ab, catches, commands, evaluate, gradient, mutants, parity, perf, plant, run, subjects
 from alpha.gates.condense import condense
 from alpha.gates.subjects import make_record
 from alpha.ops.table import row
 from alpha.profile.noise import Interval, interval, rank, wilson
-from alpha.registry import machine, policy, status
+from alpha.registry import machine, pins, policy, status
+from alpha.registry.contracts.common import pin_of
 from alpha.registry.faults import load_faults
 from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, PASS, judge
+from alpha.registry.pins import line_of
 from alpha.registry.record import Record
 from alpha.train.house import house
 
@@ -66,9 +69,10 @@ def test_a_share_that_is_impossible_is_measured_again(
 
     def engine(component: Component, nonce: str | None) -> Record:
         nonces.append(nonce)
-        return make_record(component, "perf", str(nonce), 1, [{"name": "memory", "share": left.pop(0), "baseline": None, "times_ns": [1]}])
+        return make_record(component, "perf", str(nonce), 1, [{"name": "memory", "share": left.pop(0), "times_ns": [1]}])
 
     monkeypatch.setitem(run.ENGINES, "perf", engine)
+    monkeypatch.setattr(run, "shipped_root", lambda: Path("/nothing/pinned"))
     record = run.measure(component, "perf")
     assert run.judged(record, component).verdict == verdict
     assert len(nonces) == measured and set(nonces) == {record.nonce}
@@ -134,48 +138,54 @@ def test_cases_of_few_elements_borrow_power_but_do_not_make_it() -> None:
     assert floors(one=None) == [None]
 
 
-def _perf_with(monkeypatch: pytest.MonkeyPatch, shares: list[float], baseline: float, note: str = "") -> tuple[dict[str, object], int]:
+def _perf_with(monkeypatch: pytest.MonkeyPatch, shares: list[float], pinned: float, note: str = "",
+               tries: int | None = None) -> tuple[dict[str, object], int]:
     """The entry that measurements with these shares end in, and how many were taken."""
     taken: list[float] = []
 
-    def case(component: object, name: str, case: object, baseline: float, nonce: str) -> dict[str, object]:
+    def case(component: object, name: str, case: object, nonce: str) -> dict[str, object]:
         taken.append(shares[len(taken)])
-        return {"name": name, "share": taken[-1], "baseline": baseline, "times_ns": [1], **({"note": note} if note else {})}
+        return {"name": name, "share": taken[-1], "times_ns": [1], **({"note": note} if note else {})}
 
     monkeypatch.setattr(perf, "_case", case)
-    monkeypatch.setattr(perf, "baselines", lambda: {"silu.f32.cpu": {"cache": baseline}} if baseline else {})
+    monkeypatch.setattr(perf, "lines", lambda component: {"cache": line_of((pinned,) * 5, 0.1)} if pinned else {})
     monkeypatch.setattr(perf, "representative", lambda component, nonce: {"cache": None})
-    return dict(perf.measure(house()["silu.f32.cpu"], NONCE).cases[0]), len(taken)
+    record = perf.measure(house()["silu.f32.cpu"], NONCE, tries=tries)
+    assert record.environment["flops"] == flops.VERSION
+    return dict(record.cases[0]), len(taken)
 
 
 def test_a_case_under_the_line_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is slow thrice is slow; one that was disturbed once is not; wrong outputs end it at once."""
-    entry, taken = _perf_with(monkeypatch, [0.1, 0.12, 0.11], 0.5)
-    assert taken == 3 and entry["share"] == 0.12 and entry["tries"] == 3
-    assert judge(subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 1, [entry])).verdict == FAIL
-    entry, taken = _perf_with(monkeypatch, [0.1, 0.4], 0.5)
-    assert taken == 2 and entry["share"] == 0.4
-    assert judge(subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 1, [entry])).verdict == PASS
-    entry, taken = _perf_with(monkeypatch, [0.4], 0.5)
+    """Slow each time is slow, disturbed once is not; wrong outputs end it at once; a pin takes the better of two."""
+    pin = pin_of("silu.f32.cpu", 0.5, spread=0.0, cases=("cache",))
+    entry, taken = _perf_with(monkeypatch, [0.4, 0.42, 0.41, 0.4], 0.5)
+    assert taken == perf.TRIES == 4 and entry["share"] == 0.42 and entry["tries"] == 4
+    assert judge(subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 1, [entry]), pin=pin).verdict == FAIL
+    entry, taken = _perf_with(monkeypatch, [0.4, 0.46], 0.5)
+    assert taken == 2 and entry["share"] == 0.46
+    assert judge(subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 1, [entry]), pin=pin).verdict == PASS
+    entry, taken = _perf_with(monkeypatch, [0.46], 0.5)
     assert taken == 1
     entry, taken = _perf_with(monkeypatch, [0.0], 0.5, note="timed calls gave wrong outputs")
     assert taken == 1 and entry["share"] == 0.0
     entry, taken = _perf_with(monkeypatch, [0.1], 0.0)
-    assert taken == 1 and entry["baseline"] is None
+    assert taken == 1 and "baseline" not in entry
+    entry, taken = _perf_with(monkeypatch, [0.5, 0.6, 0.7], 0.5, tries=perf.PINNED)
+    assert taken == perf.PINNED == 2 < perf.TRIES and entry["share"] == 0.6
 
 
-def test_baselines_belong_to_a_generation_of_processor() -> None:
+def test_pins_belong_to_a_generation_of_processor() -> None:
     zen5 = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n"
     both = zen5 + "\nprocessor\t: 1\nvendor_id\t: Other\ncpu family\t: 1\nmodel\t\t: 1\n"
     assert machine.processor_of(zen5) == machine.processor_of(both) == "AuthenticAMD-26-2"
     assert machine.processor_of("processor : 0\nCPU implementer : 0x41\nCPU part\t: 0xd4f\n") == "0x41-0xd4f"
     assert machine.processor_of("") == machine.processor_of("vendor_id: X\n") == "unknown"
     key = machine.machine_class().key
-    assert perf.baseline_key(key, "AuthenticAMD-26-2") != perf.baseline_key(key, "AuthenticAMD-25-1")
-    assert perf.baseline_key("cuda_sm90_H200", "AuthenticAMD-26-2") == perf.baseline_key("cuda_sm90_H200", "AuthenticAMD-25-1")
+    assert pins.key_of(key, "AuthenticAMD-26-2") != pins.key_of(key, "AuthenticAMD-25-1")
+    assert pins.key_of("cuda_sm90_H200", "AuthenticAMD-26-2") == pins.key_of("cuda_sm90_H200", "AuthenticAMD-25-1")
     assert machine.environment()["processor"] == machine.processor()
     record = subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 0, [])
-    assert record.environment["processor"] == machine.processor(), "what `pin` files the shares under"
+    assert record.environment["processor"] == machine.processor(), "what a record is judged by"
 
 
 def test_probes_recompute_and_a_flipped_bit_shows() -> None:

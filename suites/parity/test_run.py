@@ -290,7 +290,7 @@ def test_a_run_for_a_gpu_says_so_where_there_is_none(alpha: Run) -> None:
 
 
 COMMANDS = {"train", "lab", "gate", "plan", "sample", "doctor", "trace", "dashboard", "kernels", "bench"}
-GATE_ACTIONS = {"list", "run", "status", "explain", "check", "catches", "audit", "operating", "sanitize"}
+GATE_ACTIONS = {"list", "run", "status", "explain", "check", "catches", "audit", "pin", "operating", "sanitize"}
 
 
 def test_the_commands_are_a_public_surface() -> None:

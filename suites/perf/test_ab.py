@@ -10,7 +10,7 @@ from alpha.train.house import house
 
 
 def _record(verdict: Verdict) -> Record:
-    absolute: dict[str, object] = {"name": "cache", "share": 0.5, "baseline": None, "times_ns": [1]}
+    absolute: dict[str, object] = {"name": "cache", "share": 0.5, "times_ns": [1]}
     return Record(component="gelu.f32.cpu", gate="perf", machine="cpu_x_np2.2_y_t1", digests={}, nonce="00", declared=2,
                   cases=[absolute, ab.case_of(verdict, "against itself")])
 

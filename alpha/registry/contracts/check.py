@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -16,11 +17,12 @@ from alpha.registry import judge as judges
 from alpha.registry import policy
 from alpha.registry.catches import NAME, Catch, catch_digests, load_catches, save_catches
 from alpha.registry.check import ERROR, WARNING, Checked, Finding, check, github, plain
-from alpha.registry.contracts.common import HERE, OTHER, Case, Checks, folder, make, parity_case
+from alpha.registry.contracts.common import HERE, OTHER, PROCESSOR, Case, Checks, folder, make, parity_case, pin_of
 from alpha.registry.contracts.status import BASE, KERNEL, TOP, catalogue, passing
 from alpha.registry.digest import Package, component_digests
 from alpha.registry.evidence import path_of, save, write_reference
 from alpha.registry.faults import Fault
+from alpha.registry.pins import Pins, binding, folder_of, key_of_record
 from alpha.registry.record import Record, canonical, content_hash
 
 FAULT = Fault(id="made.fault", component=KERNEL.id, gate="parity", mirrors=0, why="made up", file="types.py", find="a", replace="b")
@@ -40,8 +42,20 @@ class _Committed:
         records = passing((BASE, TOP, KERNEL), self.package)
         self.records = [replace(r, probes=[PROBE]) if (r.component, r.gate) == (KERNEL.id, "parity") else r for r in records]
         save(self.records, self.root)
+        self.pins = Pins(folder_of(self.root))
+        self.pin()
         write_reference(self.root, HERE)
         self.catch([parity_case(ratio=9.0)])
+
+    def pin(self, share: float = 0.6, **more: Any) -> None:
+        """Pin the kernel's share."""
+        digests = more.pop("digests", self.record("perf").digests)
+        pin = pin_of(KERNEL.id, share, digests=digests, **more)
+        self.pins.save(key_of_record(self.record("perf")), {pin.component: pin})
+
+    def perf(self, share: float, **more: object) -> None:
+        """A record of the perf gate with this share, and a content hash of its own."""
+        self.write(replace(self.record("perf"), cases=[{"name": "a", "share": share, "times_ns": [1000], **more}]))
 
     def catch(self, cases: Sequence[dict[str, object]], fault: Fault = FAULT, **changes: object) -> None:
         record = make("parity", cases, component=KERNEL.id, digests={"implementation": "broken"})
@@ -49,8 +63,9 @@ class _Committed:
                      digests=catch_digests(fault, KERNEL, self.package))
         save_catches([replace(made, **changes)], self.root)  # type: ignore[arg-type]
 
-    def check(self, recompute: Callable[[Record], list[str]] = _agree, faults: Sequence[Fault] = (FAULT,)) -> Checked:
-        return check(HOUSE, self.root, recompute, faults=faults, package=self.package)
+    def check(self, recompute: Callable[[Record], list[str]] = _agree, faults: Sequence[Fault] = (FAULT,),
+              headlines: Sequence[str] = (KERNEL.id,)) -> Checked:
+        return check(HOUSE, self.root, recompute, faults=faults, package=self.package, headlines=headlines)
 
     def path(self, component: str = KERNEL.id) -> Path:
         return path_of(self.root, HERE.key, component)
@@ -147,6 +162,68 @@ def _foreign(rng: np.random.Generator) -> Measured:
     _red(checks, "a component without evidence", lambda c: c.path(TOP.id).unlink(), "no evidence on the reference class")
     _red(checks, "a folder that is no class", lambda c: (c.root / "laptop").mkdir(), "not the key of a machine class")
     return checks.measured()
+
+
+def _speed(rng: np.random.Generator) -> Measured:
+    """A slow record, however its hash was made; a pin that is missing, lowered, raised, noisy, edited or of other code."""
+    checks = Checks()
+    for what, share, more in (("1000 times slower", 0.0006, {}), ("50 times slower, its own baseline lowered", 0.012, {"baseline": 0.012}),
+                              ("49 % slower", 0.306, {}), ("11 % slower", 0.534, {})):
+        _red(checks, what, lambda c, share=share, more=more: c.perf(share, **more), "pinned 0.6")  # type: ignore[misc]
+    path = "no pinned share of a"
+    _red(checks, "no pin", lambda c: c.pins.path(key_of_record(c.record("perf"))).unlink(), path)
+    _red(checks, "a case without a pin", lambda c: c.pin(cases=("b",)), "")
+    _red(checks, "a generation of processor without pins",
+         lambda c: c.write(replace(c.record("perf"), environment={"processor": "Made-6-2", "flops": "flops/made"})), path)
+    _red(checks, "a lowered pin", lambda c: c.pin(0.3), "faster than its pin explains")
+    _red(checks, "a pin above what records show", lambda c: c.pin(0.9), "pinned 0.9")
+    _red(checks, "a noisy pin below headlines", lambda c: c.pin(spread=0.2), "too noisy to judge")
+    _red(checks, "a spread that was widened", lambda c: c.pin(spread=0.05), "too noisy to judge")
+    _red(checks, "no FLOPs model", lambda c: c.write(replace(c.record("perf"), environment={"processor": PROCESSOR})), "FLOPs model")
+    _red(checks, "headlines that rest on code that was never compared", lambda c: c.pin(digests={"implementation": "older"}),
+         "no comparison of the two")
+    _red(checks, "a pin of nothing", lambda c: c.pins.save(key_of_record(c.record("perf")), {"made.gone": pin_of("made.gone")}),
+         "does not exist")
+
+    def edited(old: str, new: str) -> Callable[[_Committed], None]:
+        def spoil(c: _Committed) -> None:
+            at = c.pins.path(key_of_record(c.record("perf")))
+            text = at.read_text()
+            checks.that(old in text, f"{old} is not in the pins")
+            at.write_text(text.replace(old, new, 1))
+        return spoil
+
+    first = repr(pin_of().shares["a"][0])
+    for new in ("0.3", "1.5", "-0.1", "NaN", "true", "null", '"0.6"', "[]", "1e999"):
+        _red(checks, f"a pinned share edited to {new}", edited(first, new), "")
+    _red(checks, "a torn file of pins", edited("components", "comp"), "cannot be read")
+    _red(checks, "another format of pins", edited('"format": 2', '"format": 1'), "another format")
+    with folder() as at:
+        committed = _Committed(at)
+        committed.pin(digests={"implementation": "older"})
+        found = committed.check(headlines=())
+        checks.that(found.ok and [f.level for f in found.findings] == [WARNING], f"other code below no headline: {plain(found)}")
+        compared = relative(committed.record("perf"), {"implementation": "older"}, high=0.01)
+        committed.pins.save_relative(compared)
+        found = committed.check()
+        checks.that(found.ok and not found.findings, f"compared and as fast: {plain(found)}")
+    for what, spoil in (("slower", lambda r: relative(r, {"implementation": "older"}, low=0.03, high=0.05)),
+                        ("another pinned state", lambda r: relative(r, {"implementation": "another"}, high=0.01)),
+                        ("another state of today", lambda r: relative(replace(r, digests={"implementation": "x"}),
+                                                                      {"implementation": "older"}, high=0.01)),
+                        ("another case", lambda r: relative(r, {"implementation": "older"}, high=0.01, name="b"))):
+        def compare(c: _Committed, spoil: Callable[[Record], Record] = spoil) -> None:
+            c.pin(digests={"implementation": "older"})
+            c.pins.save_relative(spoil(c.record("perf")))
+
+        _red(checks, f"a comparison with the pinned code: {what}", compare, "headlines rest on it")
+    return checks.measured()
+
+
+def relative(record: Record, pinned: dict[str, str], *, low: float = -0.01, high: float, name: str = "a") -> Record:
+    """A comparison of a record's code with pinned code."""
+    case = {"name": name, "kind": "relative", "low": low, "estimate": (low + high) / 2, "high": high, "reproduced": True}
+    return replace(record, cases=[case], digests=binding(pinned, record.digests))
 
 
 def _loosened(rng: np.random.Generator) -> Measured:
@@ -252,6 +329,6 @@ CASES: dict[str, dict[str, list[Case]]] = {
         "parity": [("sound evidence is green", _green), ("digests twice", _current)],
         "determinism": [("printed", _printed)],
         "faults": [("edited metric or verdict", _edited), ("evidence of other code or class", _foreign),
-                   ("loosened tolerance", _loosened), ("skipped or renamed case", _skipped)],
+                   ("loosened tolerance", _loosened), ("slow or unpinned", _speed), ("skipped or renamed case", _skipped)],
     },
 }

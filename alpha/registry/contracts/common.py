@@ -13,7 +13,11 @@ import numpy as np
 from alpha.component import Measured
 from alpha.errors import AlphaError
 from alpha.registry.machine import MachineClass
+from alpha.registry.pins import FEWEST, Pin, code_of
 from alpha.registry.record import Record
+
+PROCESSOR = "Made-6-1"
+"""Generation of the made-up processor."""
 
 Case = tuple[str, Callable[[np.random.Generator], Measured]]
 
@@ -81,7 +85,7 @@ GOOD: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "gradient": ({"name": "a", "error": 1e-6, "bound": 1e-4, "directions": 8},),
     "determinism": ({"name": "a", "runs": 300, "distinct": 1, "digest": "ab12"},),
     "faults": ({"name": "a", "error": 0.0, "bound": 0.0},),
-    "perf": ({"name": "a", "share": 0.6, "baseline": 0.55, "times_ns": [1000, 1010]},),
+    "perf": ({"name": "a", "share": 0.6, "times_ns": [1000, 1010]},),
 }
 """Raw numbers that pass, by gate."""
 
@@ -91,4 +95,13 @@ def make(gate: str, cases: Sequence[Mapping[str, Any]] | None = None, *, compone
     """A record with passing cases unless others are given."""
     cases = GOOD[gate] if cases is None else cases
     return Record(component=component, gate=gate, machine=machine.key, digests=digests or {"implementation": "00"}, nonce="00ff",
-                  declared=len(cases) if declared is None else declared, cases=list(cases), probes=list(probes))
+                  declared=len(cases) if declared is None else declared, cases=list(cases), probes=list(probes),
+                  environment={"processor": PROCESSOR, "flops": "flops/made"} if gate == "perf" else {})
+
+
+def pin_of(component: str = "made.up", share: float = 0.6, *, spread: float = 0.01, cases: Sequence[str] = ("a",), family: str = "cpu",
+           digests: Mapping[str, str] | None = None) -> Pin:
+    """A pin whose shares have about this middle and relative spread."""
+    steps = [(k - (FEWEST - 1) / 2) * spread / 1.58 for k in range(FEWEST)]  # 1.58: standard deviation of -2, -1, 0, 1, 2
+    return Pin(component, family, code_of(digests or {"implementation": "00"}), {c: tuple(share * (1 + x) for x in steps) for c in cases},
+               tuple(f"2000-01-0{k + 1}T00:00:00Z" for k in range(FEWEST)), "flops/made")

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from alpha.component import GATES, Measured
-from alpha.registry.contracts.common import GOOD, Case, Checks, make, parity_case
-from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, NOT_RUN, PASS, RATIO, TRIPWIRE, judge
+from alpha.registry.contracts.common import GOOD, Case, Checks, make, parity_case, pin_of
+from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, NOT_RUN, PASS, RATIO, judge
+from alpha.registry.pins import FEWEST, FLOOR, WIDEST, Pin, line_of
 from alpha.registry.record import parse
 
 NOT_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, "nan", "inf", "-inf", "0", None, True, False, [], {})
@@ -32,7 +33,7 @@ def _verdicts(rng: np.random.Generator) -> Measured:
     """The verdict of sound records, on both sides of every tolerance."""
     checks = Checks()
     for gate in GATES:
-        _expect(checks, PASS, gate, GOOD[gate], "sound")
+        _expect(checks, PASS, gate, GOOD[gate], "sound", pin=pin_of() if gate == "perf" else None)
     up = float(rng.uniform(1.01, 9.0))
     table: Sequence[tuple[str, str, list[dict[str, Any]], str]] = (
         (PASS, "parity", [parity_case(ratio=RATIO)], "at the tolerance"),
@@ -66,31 +67,57 @@ def _verdicts(rng: np.random.Generator) -> Measured:
 
 
 def _perf(rng: np.random.Generator) -> Measured:
-    """Both halves of the perf gate; impossible speed is no success."""
+    """Both halves of the perf gate; impossible speed is no success; what a record says of a baseline counts for nothing."""
     checks = Checks()
-    share = float(rng.uniform(0.2, 0.9))
-    for verdict, what, changes in (
-        (PASS, "at the baseline", {"share": share, "baseline": share}),
-        (PASS, "at the tripwire", {"share": TRIPWIRE * share, "baseline": share}),
-        (FAIL, "below the tripwire", {"share": 0.99 * TRIPWIRE * share, "baseline": share}),
-        (PASS, "at the ceiling", {"share": 1.0, "baseline": share}),
-        (FAIL, "above the ceiling", {"share": 1.0 + share, "baseline": share}),
-        (FAIL, "just above the ceiling", {"share": math.nextafter(1.0, 2.0), "baseline": 1.0}),
-        (FAIL, "above the ceiling, first record", {"share": 1.0 + share, "baseline": None}),
-        (BASELINE, "first record", {"share": share, "baseline": None}),
-        (FAIL, "no speed", {"share": 0.0, "baseline": None}),
-        (FAIL, "an impossible baseline", {"share": share, "baseline": 0.0}),
-        (FAIL, "no times", {"times_ns": []}),
-        (FAIL, "times of zero", {"times_ns": [0, 1000]}),
+    share = float(rng.uniform(0.2, 0.6))
+    sound, noisy, wide = pin_of(share=share), pin_of(share=share, spread=0.2), pin_of(share=share, spread=0.0345)
+    gpu = pin_of(share=share, spread=0.001, family="cuda")
+    times = {"times_ns": [1000]}
+    for verdict, what, pin, case in (
+        (PASS, "at the pin", sound, {"share": share}),
+        (PASS, "9 % slower", sound, {"share": 0.91 * share}),
+        (FAIL, "11 % slower", sound, {"share": 0.89 * share}),
+        (FAIL, "49 % slower", sound, {"share": 0.51 * share}),
+        (FAIL, "1000 times slower", sound, {"share": share / 1000}),
+        (FAIL, "50 times slower beside a baseline of its own", sound, {"share": share / 50, "baseline": share / 50}),
+        (PASS, "14 % slower, a wide spread", wide, {"share": 0.86 * share}),
+        (FAIL, "16 % slower, a wide spread", wide, {"share": 0.84 * share}),
+        (PASS, "4 % slower, GPU", gpu, {"share": 0.96 * share}),
+        (FAIL, "6 % slower, GPU", gpu, {"share": 0.94 * share}),
+        (NOT_RUN, "a noisy pin", noisy, {"share": share}),
+        (NOT_RUN, "a noisy pin, 49 % slower", noisy, {"share": 0.51 * share}),
+        (FAIL, "a noisy pin, gross", noisy, {"share": 0.49 * share}),
+        (PASS, "at the ceiling", sound, {"share": 1.0}),
+        (FAIL, "above the ceiling", sound, {"share": 1.0 + share}),
+        (FAIL, "just above the ceiling", sound, {"share": math.nextafter(1.0, 2.0)}),
+        (FAIL, "above the ceiling, nothing pinned", None, {"share": 1.0 + share}),
+        (BASELINE, "nothing pinned", None, {"share": share}),
+        (BASELINE, "nothing pinned, a baseline of its own", None, {"share": share, "baseline": share}),
+        (FAIL, "no speed", None, {"share": 0.0}),
+        (FAIL, "no times", sound, {"times_ns": []}),
+        (FAIL, "times of zero", sound, {"times_ns": [0, 1000]}),
     ):
-        _expect(checks, verdict, "perf", _one("perf", **changes), what)
+        _expect(checks, verdict, "perf", _one("perf", **{"share": share, **times, **case}), what, pin=pin)
+    two = [*_one("perf", share=share), *_one("perf", name="b", share=share)]
+    came = judge(make("perf", two), pin=sound)
+    checks.that(came.verdict == BASELINE and came.unpinned == ("b",), f"a case that is not pinned: {came}")
+    came = judge(make("perf", _one("perf", share=share)), pin=pin_of(share=share, cases=("a", "b")))
+    checks.that(came.verdict == NOT_RUN and not came.satisfied, f"a pinned case that was not measured: {came}")
+    came = judge(make("perf", _one("perf", share=share)), pin=noisy)
+    checks.that(came.satisfied and came.noisy, f"noise is taken for a slowdown: {came}")
+    both = Pin("made.up", "cpu", {}, {"a": noisy.shares["a"], "b": sound.shares["a"]}, sound.times, "flops/made")
+    came = judge(make("perf", [*_one("perf", share=share), *_one("perf", name="b", share=0.6 * share)]), pin=both)
+    checks.that(came.verdict == FAIL and not came.satisfied, f"a slow case beside a noisy one: {came}")
+    for factor, out in ((0.95, False), (1.09, False), (1.11, True), (1.6, True)):
+        came = judge(make("perf", _one("perf", share=factor * share)), pin=sound)
+        checks.that(bool(came.outgrown) == out and came.verdict == PASS, f"{factor} times the pinned share: {came}")
     for verdict, what, low, estimate, high, again in (
         (PASS, "no slowdown", -0.01, 0.0, 0.019, False), (FAIL, "slower", 0.01, 0.03, 0.05, True),
         (AMBIGUOUS, "slower, not reproduced", 0.01, 0.03, 0.05, False), (AMBIGUOUS, "wide", -0.01, 0.01, 0.03, True),
         (FAIL, "an interval upside down", 0.05, 0.03, 0.01, False),
     ):
         ab = {"name": "ab", "kind": "relative", "low": low, "estimate": estimate, "high": high, "reproduced": again}
-        came = judge(make("perf", [*GOOD["perf"], ab]))
+        came = judge(make("perf", [*GOOD["perf"], ab]), pin=pin_of())
         checks.that(came.relative == verdict and came.verdict == PASS, f"relative half {what}: {came.relative}, not {verdict}")
     checks.that(judge(make("perf")).relative == NOT_RUN, "a relative half that did not run has a verdict")
     checks.that(judge(make("perf", [{"name": "ab", "kind": "relative", "low": 0, "estimate": 0, "high": 0}])).verdict == NOT_RUN,
@@ -98,20 +125,44 @@ def _perf(rng: np.random.Generator) -> Measured:
     return checks.measured()
 
 
+def _lines(rng: np.random.Generator) -> Measured:
+    """A line follows the measured spread: at least the floor, never more than the widest allowance, tighter with more measurements."""
+    checks = Checks()
+    middle = float(rng.uniform(0.2, 0.9))
+    for n, k in ((5, 4.29), (8, 3.28), (24, 2.58)):
+        spread = 0.03
+        shares = tuple(middle * (1 + spread * x / (np.std(range(n), ddof=1))) for x in np.arange(n) - (n - 1) / 2)
+        line = line_of(shares, 0.01)
+        checks.that(abs(line.spread - spread) < 1e-9 and abs(line.middle - middle) < 1e-9, f"{n} measurements: {line}")
+        checks.that(abs(line.allowance - k * spread) < 0.0005, f"allowance from {n} measurements: {line.allowance}, not {k * spread}")
+        checks.that(abs(line.least - middle * (1 - line.allowance)) < 1e-9, f"least {line.least}")
+    for family, floor in FLOOR.items():
+        line = line_of((middle,) * FEWEST, floor)
+        checks.that(line.allowance == floor <= WIDEST and line.judged, f"{family}: shares without spread: {line}")
+    draws = 1000
+    alarms = 0
+    for _ in range(draws):
+        x = 0.5 * (1 + 0.03 * rng.standard_normal(9))
+        line = line_of(tuple(x[:8]), 0.0)
+        alarms += not float(x[8]) >= line.middle * (1 - line.allowance)
+    checks.that(alarms <= 25, f"{alarms} alarms in {draws} draws of unchanged code, 10 expected")
+    return checks.measured()
+
+
 def _not_numbers(rng: np.random.Generator) -> Measured:
     """NaN, infinity, text, nothing: each fails in each place where a number decides."""
     checks = Checks()
     places = {"parity": ("ratio", "floor"), "gradient": ("error", "bound", "directions"), "determinism": ("runs", "distinct"),
-              "faults": ("error", "bound"), "perf": ("share", "baseline")}
+              "faults": ("error", "bound"), "perf": ("share",)}
     for gate, keys in places.items():
         for key in keys:
             for value in NOT_NUMBERS:
-                fine = (value is None and key in ("floor", "baseline")) or (key == "floor" and value in ("inf", math.inf))
+                fine = key == "floor" and value in (None, "inf", math.inf)
                 came = judge(make(gate, _one(gate, **{key: value}))).verdict
                 checks.that((came in (PASS, BASELINE)) == fine, f"{gate} with {key} = {value!r}: {came}")
             missing = {k: v for k, v in GOOD[gate][0].items() if k != key}
             came = judge(make(gate, [missing])).verdict
-            checks.that(came == (BASELINE if key == "baseline" else FAIL), f"{gate} without {key}: {came}")
+            checks.that(came == FAIL, f"{gate} without {key}: {came}")
     for value in NOT_NUMBERS:
         checks.that(judge(make("parity", [{"name": "e", "kind": "exact", "error": value}])).verdict == FAIL, f"exact error {value!r}")
         for key in ("error", "bound", "cases"):
@@ -160,7 +211,7 @@ def _table(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.judge": {
-        "parity": [("verdicts", _verdicts), ("perf", _perf)],
+        "parity": [("verdicts", _verdicts), ("perf", _perf), ("lines", _lines)],
         "determinism": [("same verdicts", _table)],
         "faults": [("not numbers", _not_numbers), ("skipped or renamed cases", _skipped), ("a tolerance without power", _powerless)],
     },

@@ -12,11 +12,12 @@ import numpy as np
 from alpha.component import KINDS, Catalogue, Component, Envelope, Limit, Measured
 from alpha.errors import GraphError, InputError, UngatedError
 from alpha.registry import policy
-from alpha.registry.contracts.common import HERE, OTHER, SAME_ISA, Case, Checks, folder, make, parity_case
+from alpha.registry.contracts.common import HERE, OTHER, SAME_ISA, Case, Checks, folder, make, parity_case, pin_of
 from alpha.registry.digest import Package, component_digests
 from alpha.registry.evidence import save
 from alpha.registry.judge import FAIL, NOT_RUN
 from alpha.registry.machine import MachineClass
+from alpha.registry.pins import Pins, binding, folder_of, key_of_record
 from alpha.registry.record import Record, canonical
 from alpha.registry.status import Registry
 from alpha.types import TensorType
@@ -62,7 +63,7 @@ def _usable(rng: np.random.Generator) -> Measured:
         for c in everything:
             checks.that(r.status(c.id).usable and r.why_not(c.id) == [], f"{c.id} is not usable: {r.why_not(c.id)}")
             checks.that(set(r.status(c.id).gates) == set(policy.owed(c)), f"{c.id}: other gates than the policy's")
-        checks.that(not r.status(KERNEL.id).claimable, "claimable without a relative half")
+        checks.that(not r.status(KERNEL.id).claimable and "no pinned share" in r.status(KERNEL.id).no_claim, "claimable without a pin")
         r.require(c.id for c in everything)
     for gone in records:
         if gone.component != KERNEL.id:
@@ -72,10 +73,28 @@ def _usable(rng: np.random.Generator) -> Measured:
             r = _registry(root, package, *everything)
             checks.that(r.status(KERNEL.id).missing == (gone.gate,) and not r.status(KERNEL.id).usable, f"usable without {gone.gate}")
             checks.that(any(f"alpha gate run {KERNEL.id} --gate {gone.gate}" in line for line in r.why_not(KERNEL.id)), "no command")
-    ab = {"name": "ab", "kind": "relative", "low": -0.01, "estimate": 0.0, "high": 0.01}
-    with folder() as root:
-        save([replace(x, cases=[*x.cases, ab], declared=2) if x.gate == "perf" else x for x in records], root)
-        checks.that(_registry(root, package, KERNEL).status(KERNEL.id).claimable, "not claimable with both halves")
+    (perf,) = [x for x in records if (x.component, x.gate) == (KERNEL.id, "perf")]
+    older = {"implementation": "older"}
+    case = {"name": "a", "kind": "relative", "low": -0.01, "estimate": 0.0}
+    good = replace(perf, cases=[{**case, "high": 0.01}], digests=binding(older, perf.digests))
+    for what, pin, compared, claimable in (
+        ("the pinned code", pin_of(KERNEL.id, digests=perf.digests), None, True),
+        ("other code, never compared", pin_of(KERNEL.id, digests=older), None, False),
+        ("other code, compared", pin_of(KERNEL.id, digests=older), good, True),
+        ("other code, compared, wide", pin_of(KERNEL.id, digests=older), replace(good, cases=[{**case, "high": 0.03}]), False),
+        ("a noisy pin", pin_of(KERNEL.id, spread=0.2, digests=perf.digests), None, False),
+        ("a lowered pin", pin_of(KERNEL.id, 0.4, digests=perf.digests), None, False),
+        ("a slower record", pin_of(KERNEL.id, 0.9, digests=perf.digests), None, False),
+    ):
+        with folder() as at:
+            save(records, at / "evidence")
+            pins = Pins(folder_of(at / "evidence"))
+            pins.save(key_of_record(perf), {KERNEL.id: pin})
+            if compared is not None:
+                pins.save_relative(compared)
+            status = _registry(at / "evidence", package, KERNEL).status(KERNEL.id)
+            checks.that(status.claimable == claimable, f"{what}: {status.no_claim or 'claimable'}")
+            checks.that(status.usable == (what != "a slower record"), f"{what}: usable is {status.usable}")
     with folder() as root:
         r = _registry(root, package, *everything)
         checks.that(r.status(KERNEL.id).gates["parity"].verdict == NOT_RUN, "no evidence is not NOT_RUN")
