@@ -80,6 +80,7 @@ class OnGpu:
         self._component, self._call, self._clocks = component, calls[case_name], Clocks.open()
         self._flush = Arena(FLUSH_BYTES, name="flush")
         self._extra: dict[float, int] = {0.0: 0}
+        self._sides = self._side(0), self._side(0)
 
     def _side(self, extra: int) -> _Here:
         nonce = fresh_nonce()
@@ -90,8 +91,10 @@ class OnGpu:
         bound.call()
         return _Here(bound, self._clocks, Span(self._flush.address, FLUSH_BYTES), extra)
 
-    def _pairs(self, extra: int) -> against.Pairs:
-        return against.Pairs((self._side(0), self._side(extra)), self._component.id, self._call.name, fresh_nonce())
+    def _pairs(self, extra: int, sides: tuple[_Here, _Here] | None = None) -> against.Pairs:
+        sides = sides or self._sides
+        sides[1].extra = extra
+        return against.Pairs(sides, self._component.id, self._call.name, fresh_nonce())
 
     def series(self) -> Callable[[int], list[float]]:
         """See OnCpu."""
@@ -101,12 +104,9 @@ class OnGpu:
         """The slowdown that a fill behind each launch comes to, as near to the one asked for as four corrections bring it."""
         if slowdown == 0:
             return 0.0
-        sides = self._side(0), self._side(1 << 20)
         size, found = 1 << 20, 0.0
         for _ in range(4):
-            sides[1].extra = size
-            pairs = against.Pairs(sides, self._component.id, self._call.name, fresh_nonce())
-            found = float(np.expm1(np.median(pairs.draw(30))))
+            found = float(np.expm1(np.median(self._pairs(size).draw(30))))
             self._extra[slowdown] = size
             if abs(found - slowdown) < 0.05 * slowdown:
                 break
@@ -114,10 +114,10 @@ class OnGpu:
         return found
 
     def trial(self, slowdown: float) -> Verdict:
-        """See OnCpu."""
-        level = noise.share(noise.ALPHA, rounds=noise.ROUNDS)
-        return ab.decide(self._pairs(self._extra[slowdown]).draw,
-                         lambda: noise.interval(self._pairs(self._extra[slowdown]).draw(ab.MOST), level))
+        """The procedure once, over the same buffers each time (binding them takes longer than it); the second look binds others."""
+        extra, level = self._extra[slowdown], noise.share(noise.ALPHA, rounds=noise.ROUNDS)
+        return ab.decide(self._pairs(extra).draw,
+                         lambda: noise.interval(self._pairs(extra, (self._side(0), self._side(0))).draw(ab.MOST), level))
 
 
 class _Here:
