@@ -45,6 +45,8 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--steps", type=int, metavar="N", help=f"with `step`: steps of a block (default: those of {step.SECONDS} s)")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="with `step`: override one key; may be repeated")
     p.add_argument("--against", metavar="TREE", help="today's kernel against that of another source tree or git revision: a verdict")
+    p.add_argument("--record", action="store_true", help="with --against the pinned tree: keep the verdict, so that today's code may be "
+                   "claimed")
     p.add_argument("--json", type=path_argument, metavar="FILE", help="write the figures as JSON too")
 
 
@@ -56,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json and not Path(args.json).resolve().parent.is_dir():
         raise InputError("there is no folder for the JSON file", came=args.json, expected="a path in a folder that exists")
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    if args.record and not args.against:
+        raise InputError("--record keeps a comparison", came="no --against", expected="--against TREE, the pinned tree")
     if args.what == "step":
         return _step(args, console)
     if args.source is not None:
@@ -128,12 +132,17 @@ def _step(args: argparse.Namespace, console: Console) -> int:
 def _against(args: argparse.Namespace, chosen: Sequence[Component], console: Console) -> int:
     tree, found = against.tree_of(args.against), []
     for c in chosen:
+        verdicts: list[tuple[str, noise.Verdict]] = []
         for case, verdict, discarded in against.compare(c.id, tree):
             i = verdict.interval
             console.print(f"{c.id} {case}: {verdict.verdict}, slower by {i.estimate:+.2%} [{i.low:+.2%}, {i.high:+.2%}] than "
                           f"{args.against}; {i.n} pairs, {discarded} discarded; the line is {SLOWDOWN:.0%}")
             found.append({"component": c.id, "against": args.against, "discarded": discarded, **ab.case_of(verdict, case),
                           "verdict": verdict.verdict})
+            verdicts.append((case, verdict))
+        if args.record:
+            against.record(c, tree, verdicts)
+            console.print(f"{c.id}: kept beside the pins")
     if args.json:
         _write(args.json, {"against": found})
     return int(any(x["verdict"] == noise.FAIL for x in found))

@@ -29,10 +29,16 @@ from alpha.errors import InputError, MachineError
 from alpha.flops.v1 import VERSION
 from alpha.gates import ab, against, cuda_perf, cuda_subjects, cuda_time, operating, perf
 from alpha.gates.cuda_sizes import Call
+from alpha.gates.subjects import make_record
 from alpha.ops.table import row
 from alpha.profile import noise
 from alpha.profile.served import Served, ServedError
-from alpha.registry.pins import line_of
+from alpha.registry.claims import why_no_claim
+from alpha.registry.contracts.common import pin_of
+from alpha.registry.digest import component_digests
+from alpha.registry.judge import judge
+from alpha.registry.machine import machine_class, processor
+from alpha.registry.pins import Pins, code_of, key_of, line_of
 from alpha.train.assemble import program_for
 from alpha.train.house import house
 from alpha.types import TensorType
@@ -633,6 +639,36 @@ def test_a_kernel_that_became_slower_fails_against_its_older_state(slowed: Path,
     case, verdict, discarded = next(iter(against.compare("gelu.f32.cpu", pinned)))
     assert verdict.verdict == noise.FAIL and verdict.reproduced and discarded == 0
     assert ab.case_of(verdict, case)["estimate"] > 0.1
+
+
+def test_a_comparison_with_the_pinned_tree_is_kept_and_makes_claimable(slowed: Path, tmp_path: Path) -> None:
+    """Only of the tree that is pinned: its own registry says which code it holds."""
+    component, pins = house()["gelu.f32.cpu"], Pins(tmp_path)
+    today = component_digests(component, "perf")
+    verdict = noise.Verdict(noise.PASS, noise.Interval(-0.01, 0.0, 0.01, 40), 1, False)
+    found = [("cache", verdict), ("memory", verdict)]
+    with pytest.raises(InputError, match="a pinned kernel"):
+        against.record(component, slowed, found, pins)
+    made = pin_of(component.id, 0.5, cases=("cache", "memory"), digests=today)
+    pins.save(key_of(machine_class().key, processor()), {component.id: made})
+    with pytest.raises(InputError, match="not the pinned code"):
+        against.record(component, slowed, found, pins)
+    with against._sides(slowed) as sides:
+        code = sides[0].ask("code", component=component.id)
+        assert sides[1].ask("code", component=component.id) == code_of(today) != code
+    pinned = replace(made, code=code)
+    pins.save(key_of(machine_class().key, processor()), {component.id: pinned})
+    entries = [{"name": name, "share": 0.5, "times_ns": [1]} for name in pinned.shares]
+    record = make_record(component, "perf", "00", 2, entries)
+    judgement = judge(record, pin=pinned)
+    assert "no comparison" in why_no_claim(judgement, pinned, today, pins, record)
+    against.record(component, slowed, found, pins)
+    assert why_no_claim(judgement, pinned, today, pins, record) == ""
+    against.record(component, slowed, found[:1], pins)
+    assert "lacks memory" in why_no_claim(judgement, pinned, today, pins, record)
+    slow = noise.Verdict(noise.FAIL, noise.Interval(0.03, 0.04, 0.05, 40), 1, True)
+    against.record(component, slowed, [found[0], ("memory", slow)], pins)
+    assert "against the pinned code: FAIL" in why_no_claim(judgement, pinned, today, pins, record)
 
 
 def test_trees_that_cannot_be_compared(slowed: Path, tmp_path: Path) -> None:
