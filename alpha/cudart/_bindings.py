@@ -6,8 +6,10 @@ value, tensor maps, graphs. `driver()` and `pycuda_driver()` raise MachineError 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +30,11 @@ def _load(module: str, package: str) -> ModuleType:
             expected=f"`import {module}` to work (it needs the NVIDIA driver library libcuda.so.1)",
             do=f"on a machine with an NVIDIA driver run `python3 -m pip install {package}`; elsewhere use the CPU backend",
         ) from error
+
+
+def library(path: Path | None) -> Any:
+    """A shared library, or what this process has loaded already (None). The one place in Alpha that opens one; OSError if it cannot be."""
+    return ctypes.CDLL(None if path is None else str(path))
 
 
 def pycuda_driver() -> Any:

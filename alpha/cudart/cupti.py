@@ -7,7 +7,6 @@ clocks, one when it is turned on and one when it is turned off.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import importlib.util
@@ -16,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from alpha.cudart import _bindings
 
 PROBES = 20
 EXTRA = "install the extra: pip install 'alpha[cupti]'"
@@ -137,7 +138,7 @@ def _preload() -> None:
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         for path in sorted(Path(folder).glob("cu*/lib/libcupti.so.*")):
-            ctypes.CDLL(str(path))
+            _bindings.library(path)
             return
 
 

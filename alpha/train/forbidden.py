@@ -23,6 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from alpha.cudart import _bindings
 from alpha.errors import VerdictError
 from alpha.train.origins import Origins, stem_of
 
@@ -334,7 +335,7 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_size_
 
 @cache
 def _iterate() -> Any:
-    function = getattr(ctypes.CDLL(None), "dl_iterate_phdr", None)
+    function = getattr(_bindings.library(None), "dl_iterate_phdr", None)
     if function is not None and sys.platform == "linux":
         function.argtypes, function.restype = [_CALLBACK, ctypes.c_void_p], ctypes.c_int
         return function
