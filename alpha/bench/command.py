@@ -9,7 +9,9 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
@@ -19,23 +21,28 @@ from rich.console import Console
 from rich.table import Table
 
 from alpha import config
-from alpha.bench import kernel, step
+from alpha.bench import docs, kernel, record, step
 from alpha.bench.peer import Peer
 from alpha.component import Component
+from alpha.cudart.launch import LOADED
 from alpha.errors import InputError, MachineError
 from alpha.files import path_argument
+from alpha.flops.v1 import CONVENTION, VERSION
 from alpha.gates import ab, against
 from alpha.profile import noise
-from alpha.registry.gpu import class_here, why_not_here
+from alpha.registry.gpu import class_here, gpu_environment, why_not_here
 from alpha.registry.judge import SLOWDOWN
+from alpha.registry.machine import environment
 from alpha.train.console import Talk
 from alpha.train.house import house
 
 
 def arguments(p: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    p.add_argument("what", metavar="ID | step", help="a kernel of `alpha gate list`, wildcards allowed; or `step`: a whole training step")
-    p.add_argument("source", nargs="?", type=path_argument, metavar="RUN.toml", help="with `step`: the run file")
+    p.add_argument("what", metavar="ID | products | attention | bandwidth | step | run | docs",
+                   help="a kernel of `alpha gate list`, wildcards allowed; a group of them; `step`: a whole training step; `run`: the "
+                        "figures of a run; `docs`: fill README and docs from the records")
+    p.add_argument("source", nargs="?", type=path_argument, metavar="RUN", help="with `step`: the run file; with `run`: the run directory")
     p.add_argument("--peers", action="store_true", help="PyTorch beside it, in a process of its own; one that is missing or fails says why")
     p.add_argument("--peer-python", metavar="PYTHON", default=sys.executable, help="the Python that has PyTorch (default: this one)")
     p.add_argument("--variant", default="*", metavar="PATTERN", help="with `step`: only PyTorch's variants of this name (default: all)")
@@ -45,9 +52,10 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--steps", type=int, metavar="N", help=f"with `step`: steps of a block (default: those of {step.SECONDS} s)")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="with `step`: override one key; may be repeated")
     p.add_argument("--against", metavar="TREE", help="today's kernel against that of another source tree or git revision: a verdict")
-    p.add_argument("--record", action="store_true", help="with --against the pinned tree: keep the verdict, so that today's code may be "
-                   "claimed")
     p.add_argument("--json", type=path_argument, metavar="FILE", help="write the figures as JSON too")
+    p.add_argument("--record", action="store_true", help="keep the figures under baselines/bench, from a clean commit, for docs to quote; "
+                   "with --against the pinned tree: keep the verdict, so that today's code may be claimed")
+    p.add_argument("--check", action="store_true", help="with `docs`: change nothing, exit 1 where a page differs from the records")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,8 +66,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json and not Path(args.json).resolve().parent.is_dir():
         raise InputError("there is no folder for the JSON file", came=args.json, expected="a path in a folder that exists")
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-    if args.record and not args.against:
-        raise InputError("--record keeps a comparison", came="no --against", expected="--against TREE, the pinned tree")
+    if args.check and args.what != "docs":
+        raise InputError("--check is for `alpha bench docs`", came=args.what, expected="docs")
+    if args.record and args.what == "docs":
+        raise InputError("nothing of this can be recorded", came="docs", expected="a measurement", do="leave out --record")
+    if args.what == "docs":
+        return _docs(args, console)
+    if args.what == "run":
+        return _run(args, console)
     if args.what == "step":
         return _step(args, console)
     if args.source is not None:
@@ -68,11 +82,18 @@ def run(args: argparse.Namespace) -> int:
     return _against(args, chosen, console) if args.against else _kernels(args, chosen, console)
 
 
+GROUPS = {"products": ("matmul.bf16.sm90",), "attention": ("attention*.bf16.sm90",),
+          "bandwidth": ("*norm*.bf16.sm90", "embedding*.sm90", "adamw.*.sm90", "rope*.sm90", "swiglu*.sm90", "gelu*.sm90", "sum*.sm90",
+                        "cast.*.sm90", "add.*.sm90", "dropout.*.sm90", "scale.*.sm90", "accumulate.*.sm90")}
+"""Kernels that one record holds."""
+
+
 def components(pattern: str) -> list[Component]:
-    """Kernels whose id is, or matches, `pattern`. InputError if there are none, MachineError if none of them runs here."""
-    found = [c for c in house() if fnmatchcase(c.id, pattern) and (c.kind == "kernel" or c.id == pattern)]
+    """Kernels whose id is, or matches, `pattern`, or that of a group. InputError if there are none, MachineError if none runs here."""
+    wanted = GROUPS.get(pattern, (pattern,))
+    found = [c for c in house() if any(fnmatchcase(c.id, w) and (c.kind == "kernel" or c.id == w) for w in wanted)]
     if not found:
-        raise InputError("no such kernel", came=pattern, expected="an id of `alpha gate list`, wildcards allowed, or `step`")
+        raise InputError("no such kernel", came=pattern, expected="an id of `alpha gate list`, wildcards allowed, a group, or `step`")
     why = {c.id: why_not_here(c) for c in found}
     if all(why.values()):
         raise MachineError("NOT_RUN: this cannot be measured on this machine", came=next(f"{i} {w}" for i, w in why.items()),
@@ -81,6 +102,10 @@ def components(pattern: str) -> list[Component]:
 
 
 def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Console) -> int:
+    commit = record.clean_commit() if args.record else ""
+    if args.record and args.what not in GROUPS:
+        raise InputError("a record is of a group of kernels", came=args.what, expected=", ".join(GROUPS))
+    deadline = time.monotonic() + args.budget if args.budget is not None else math.inf
     results: list[kernel.Result] = []
     device = "cuda" if chosen[0].backend == "cuda" else "cpu"
     for c in chosen:
@@ -91,10 +116,10 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
     def all_with(peer: Peer | None) -> None:
         for c in chosen:
             results.extend(kernel.bench(c, house(), peer, rounds=args.rounds or kernel.ROUNDS, pattern=args.case,
-                                        said=lambda r: show(r, console)))
+                                        deadline=deadline, said=lambda r: show(r, console)))
 
     here = class_here(chosen[0])
-    facts = {"machine": here.describe() if here is not None else ""}
+    facts = {"machine": here.describe() if here is not None else "", "flops": VERSION}
     console.print(facts["machine"])
     if args.peers:
         with Peer(args.peer_python, device, 1) as peer:
@@ -107,6 +132,10 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
         raise InputError("no call of that name", came=args.case, expected=f"a name of a timed call of {args.what}")
     if args.json:
         _write(args.json, {**facts, "kernels": results})
+    if args.record:
+        assert here is not None
+        _keep(here.key, args.what, console, commit, {"peer": facts.get("peer", ""), "flops": {"version": VERSION, "convention": CONVENTION},
+                                                     "kernels": _plain(results)})
     return 1 if any(r.why for r in results) else 0
 
 
@@ -115,6 +144,9 @@ def _step(args: argparse.Namespace, console: Console) -> int:
         raise InputError("`alpha bench step` times a run file", came="none", expected="alpha bench step RUN.toml")
     if args.against:
         raise InputError("--against compares kernels", came="step", expected="a component id", do="leave out --against")
+    commit = record.clean_commit() if args.record else ""
+    if args.record and args.set:
+        raise InputError("a run file is recorded as it is", came=f"--set {args.set[0]}", expected="no --set", do="record without it")
     cfg = config.load(Path(args.source), args.set)
     why = why_not_here(house()[f"executor.{cfg.machine.backend}"])
     if why:
@@ -125,8 +157,46 @@ def _step(args: argparse.Namespace, console: Console) -> int:
                             budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant))
     show_step(result, console)
     if args.json:
-        _write(args.json, {"step": result})
+        _write(args.json, {"flops": VERSION, "step": result})
+    if args.record and not result.why:
+        _keep(result.machine, f"step-{result.run}", console, commit, {
+            "hardware": result.hardware, "config": cfg.resolved().splitlines(),
+            "flops": {"version": VERSION, "convention": CONVENTION, **result.flops}, "step": _plain(result)})
     return 1 if result.why else 0
+
+
+def _keep(machine: str, subject: str, console: Console, commit: str, body: Mapping[str, Any]) -> None:
+    """A record, with what every one holds."""
+    path = record.write(machine, subject, {
+        "commit": commit, "taken": datetime.now(timezone.utc).date().isoformat(), "environment": {**environment(), **gpu_environment()},
+        "kernel_hashes": {str(source): digest[:16] for source, digest in sorted(LOADED.items(), key=str)}, **body})
+    console.print(f"recorded: {path}; `alpha bench docs` fills the pages from it")
+
+
+def _run(args: argparse.Namespace, console: Console) -> int:
+    from alpha.bench import whole  # it needs pandas
+
+    if args.source is None:
+        raise InputError("`alpha bench run` reads a run", came="none", expected="alpha bench run RUN")
+    found = whole.figures(Path(args.source))
+    for f in found.figures:
+        console.print(f"{f.title}: {f.text}")
+    console.print(f"{found.name}, {found.status}, {found.steps} steps, commit {found.commit[:12] or 'unknown'}; {found.flops['version']}",
+                  style="dim")
+    if args.record:
+        path = record.write(found.machine, f"run-{found.name}", found.body())
+        console.print(f"recorded: {path}; `alpha bench docs` fills the pages from it")
+    return 0
+
+
+def _docs(args: argparse.Namespace, console: Console) -> int:
+    if not args.check:
+        for place in docs.fill(record.records(), write=True):
+            console.print(f"filled {place}")
+    found = docs.problems()
+    for line in found:
+        console.print(line)
+    return 1 if found else 0
 
 
 def _against(args: argparse.Namespace, chosen: Sequence[Component], console: Console) -> int:
@@ -179,7 +249,8 @@ def show(result: kernel.Result, console: Console) -> None:
     for r in result.rows:
         table.add_row(r.name, _number(r.ns, lambda x: f"{x / 1e3:,.1f}"), _number(r.share, lambda x: f"{x:.3f}"), _ratio(r.ratio), _why(r))
     console.print(table)
-    console.print(f"ceiling: {result.limit}; {result.rounds} rounds, {result.discarded} throttled and discarded", style="dim")
+    console.print(f"ceiling: {result.limit} ({result.flops}); {result.rounds} rounds, {result.discarded} throttled and discarded",
+                  style="dim")
 
 
 def show_step(result: step.Result, console: Console) -> None:

@@ -8,6 +8,7 @@ throttled are discarded (profile/noise.py); a call of which too many go has no f
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +19,7 @@ from alpha.bench import agreement, clocks
 from alpha.bench.ours import BLOCK_NS, Block, Timed, timed_cases
 from alpha.bench.peer import Peer
 from alpha.component import Catalogue, Component
+from alpha.flops.v1 import VERSION
 from alpha.gates.cuda_time import LAUNCHES
 from alpha.gates.subjects import fresh_nonce, generator
 from alpha.profile import noise
@@ -33,7 +35,7 @@ UNSUPPORTED = "Unsupported: "
 class Row:
     """One line. ns: median time of a call; share: of the ceiling; ratio: its time over ours with its interval (above 1: ours is faster).
     `difference` from our outputs and the largest that is allowed. `why`: why there are no figures; then they are NaN. `failed`: because
-    the peer ended in an error."""
+    the peer ended in an error. `blocks`: [ns a call, SM MHz] of each round; `discarded` were throttled, in it or in ours."""
 
     name: str
     ns: float = float("nan")
@@ -43,15 +45,21 @@ class Row:
     allowed: float = float("nan")
     why: str = ""
     failed: bool = False
+    discarded: int = 0
+    blocks: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One call. `limit`: bytes or flops. `discarded` of `rounds` blocks of ours were throttled. `why`: why it was not measured."""
+    """One call. `limit`: bytes or flops; `work`: FLOPs by the row's count, `flops` the version of that model, `bytes`: the fewest.
+    `discarded` of `rounds` blocks of ours were throttled. `why`: why it was not measured."""
 
     component: str
     case: str
     shape: str
+    flops: str = VERSION
+    work: int = 0
+    bytes: int = 0
     limit: str = ""
     rounds: int = 0
     discarded: int = 0
@@ -60,11 +68,16 @@ class Result:
 
 
 def bench(component: Component, catalogue: Catalogue, peer: Peer | None, *, rounds: int = ROUNDS, pattern: str = "*",
-          said: Callable[[Result], None] = lambda result: None) -> list[Result]:
-    """Measure every timed call of a component whose name matches `pattern`. `said` is told each as it is there."""
+          deadline: float = float("inf"), said: Callable[[Result], None] = lambda result: None) -> list[Result]:
+    """Measure every timed call of a component whose name matches `pattern`. `said` is told each as it is there. Behind `deadline`
+    (time.monotonic) none is begun, and one line says so."""
     nonce, found = fresh_nonce(), []
     with timed_cases(component, catalogue, nonce, pattern) as cases:
         for timed in cases:
+            if time.monotonic() > deadline:
+                found.append(Result(component.id, "the rest", "", why="the budget was spent"))
+                said(found[-1])
+                break
             found.append(_case(component, timed, peer, rounds, generator(nonce, component.id, "bench order", timed.name)))
             said(found[-1])
             if peer is not None and any(r.failed for r in found[-1].rows):
@@ -73,7 +86,7 @@ def bench(component: Component, catalogue: Catalogue, peer: Peer | None, *, roun
 
 
 def _case(component: Component, timed: Timed, peer: Peer | None, rounds: int, rng: np.random.Generator) -> Result:
-    result = Result(component.id, timed.name, timed.shape)
+    result = Result(component.id, timed.name, timed.shape, work=timed.work, bytes=timed.bytes)
     rows: list[Row] = []
     ways: dict[str, Block] = {}
     if peer is not None and peer.served is None:
@@ -94,19 +107,25 @@ def _case(component: Component, timed: Timed, peer: Peer | None, rounds: int, rn
     ceiling, limit = timed.ceiling_ns(fastest)
     ours = float(np.median(times[OURS][kept[OURS].mask]))
     family = max(1, len(rows))
-    done = [_figures(row, times, kept, ceiling, family) if not row.why and row.name in times else row for row in rows]
-    lines = [Row(OURS, ours, ceiling / ours, (1.0, 1.0, 1.0)), Row(CEILING, ceiling, 1.0, (ceiling / ours,) * 3), *done]
+    done = [_figures(row, taken, kept, ceiling, family) if not row.why and row.name in times else row for row in rows]
+    lines = [Row(OURS, ours, ceiling / ours, (1.0, 1.0, 1.0), discarded=kept[OURS].discarded, blocks=_plain(taken[OURS])),
+             Row(CEILING, ceiling, 1.0, (ceiling / ours,) * 3), *done]
     return replace(result, limit=limit, rounds=rounds, discarded=kept[OURS].discarded, rows=lines)
 
 
-def _figures(row: Row, times: Mapping[str, np.ndarray], kept: Mapping[str, noise.Kept], ceiling: float, family: int) -> Row:
+def _plain(blocks: clocks.Blocks) -> list[list[float]]:
+    return [[ns] if r is None else [ns, r.sm_mhz] for ns, r in blocks]
+
+
+def _figures(row: Row, taken: Mapping[str, clocks.Blocks], kept: Mapping[str, noise.Kept], ceiling: float, family: int) -> Row:
     """A peer's line from the rounds in which neither it nor ours was throttled."""
     both = noise.keep(~(kept[OURS].mask & kept[row.name].mask))
     if not both.believed:
         return replace(row, why=f"throttled: {both.discarded} rounds discarded")
-    theirs = times[row.name][both.mask]
+    theirs, ours = (np.array([ns for ns, _ in taken[name]])[both.mask] for name in (row.name, OURS))
     ns = float(np.median(theirs))
-    return replace(row, ns=ns, share=ceiling / ns, ratio=clocks.ratio(theirs, times[OURS][both.mask], family))
+    return replace(row, ns=ns, share=ceiling / ns, ratio=clocks.ratio(theirs, ours, family), discarded=both.discarded,
+                   blocks=_plain(taken[row.name]))
 
 
 # -- peers ---------------------------------------------------------------------------------------------------------------------

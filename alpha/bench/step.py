@@ -95,12 +95,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """One run file. `mark`: FLOPS model and peak; `quoted`: the fastest peer; `peer`: its library; `seconds`: all that it took."""
+    """One run file. `mark`: FLOPS model and peak, `flops` the same as numbers; `machine`: its class; `tokens` of a step; `backend`: what
+    ours is built on; `quoted`: the fastest peer; `peer`: its library; `seconds`: all that it took."""
 
     run: str
     shape: str
     mark: str
+    flops: Mapping[str, Any]
     hardware: str
+    machine: str
+    backend: str
+    tokens: int
     peer: str = ""
     quoted: str = ""
     seconds: float = 0.0
@@ -295,9 +300,11 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
         job = Job(cfg.machine.backend, threads_for(cfg), sizes_of(cfg, program), parameters, tokens,
                   (cfg.train.batch, cfg.data.sequence), ours.take(CHECKED),
                   agreement.bound({cfg.train.precision}, cfg.train.batch * cfg.data.sequence), gpu, command)
+        here = ours.executor.hardware()
         held, peak = ours.memory, peak_of(ours.executor)  # before a peer takes some of the device
         result = Result(cfg.run.name, f"{cfg.train.batch} x {cfg.data.sequence} tokens, vocabulary {vocab}",
-                        stamp(peak.flops, peak.source), ours.executor.hardware()["hardware"])
+                        stamp(peak.flops, peak.source), {"per_token": flops.per_token, "peak": peak.flops, "peak_source": peak.source},
+                        here["hardware"], here["machine"], here["version"], job.batch[0] * job.batch[1])
         session = Session(rounds, steps, gpu, cfg.train.batch * cfg.data.sequence, flops, peak, place, job, python or "",
                           began + budget if budget is not None else None, said)
         found = [session.one(v, len(wanted) - i) for i, v in enumerate(wanted)]
@@ -512,7 +519,7 @@ class Session:
                 return replace(result, rows=others, why=next(r.why for r in rows if r.name == OURS))
             best = timed[0]
             result = replace(result, quoted=best.name)
-            ours = self.rated(Row(OURS, ratio=(1.0, 1.0, 1.0), together=best.together, blocks=best.beside), best.ours)
+            ours = self.rated(replace(best, name=OURS, ratio=(1.0, 1.0, 1.0), difference=NAN, allowed=NAN, blocks=best.beside), best.ours)
         rest = [r for r in timed if r.name != OURS]
         return replace(result, rows=[replace(ours, memory=memory), *rest, *others])
 

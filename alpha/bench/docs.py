@@ -1,0 +1,223 @@
+"""Regions of README and docs that are filled from benchmark records, and nothing else: `<!-- bench:NAME -->` to `<!-- /bench -->`. Floor 8.
+
+`alpha bench docs` writes them; `--check` says which differ. README states no speed outside such a region (`claims`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from alpha.bench import record, shapes
+from alpha.bench.peer import ROOT
+from alpha.bench.step import OURS
+from alpha.errors import InputError
+from alpha.registry.gpu import class_of_key
+
+REGION = re.compile(r"(<!-- bench:(\S+) -->\n)(.*?)(<!-- /bench -->)", re.S)
+OPENING = re.compile(r"^<!-- bench:", re.M)
+SPEED = re.compile(r"\d[\d,.]*\s*k?\s*(?:tokens/s|tok/s|[TG]FLOP/s|[TGM]B/s)|\bMFU(?: of| is)?:? \d|\btimes (?:the|its|their) speed"
+                   r"|\btimes (?:as fast|faster)|\d\s*(?:us|µs|ms)\b|\d\s*(?:%|times|x) (?:faster|slower)", re.I)
+CEILING = "ceiling"
+Record = Mapping[str, Any]
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """README and the docs."""
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def fill(records: Sequence[Record], root: Path = ROOT, *, write: bool) -> list[str]:
+    """Where a region is not what the records say: 'file: region'. `write`: it is made so."""
+    found = []
+    for path in pages(root):
+        text = path.read_text(encoding="utf-8")
+        if len(OPENING.findall(text)) != len(REGION.findall(text)):
+            raise InputError("a region has no end", came=path.name, expected="<!-- bench:NAME --> and a line end, then <!-- /bench -->")
+
+        def made(match: re.Match[str], path: Path = path) -> str:
+            if match[2] not in REGIONS:
+                raise InputError("no such region", came=f"{path.name}: bench:{match[2]}", expected=", ".join(sorted(REGIONS)))
+            new = REGIONS[match[2]](records)
+            if new != match[3]:
+                found.append(f"{path.name}: {match[2]}")
+            return match[1] + new + match[4]
+
+        new = REGION.sub(made, text)
+        if write and new != text:
+            path.write_text(new, encoding="utf-8")
+    return found
+
+
+def claims(text: str) -> list[str]:
+    """Lines with a speed figure outside every region and every fenced block."""
+    bare = re.sub(r"```.*?```", "", REGION.sub("", text), flags=re.S)
+    return [line.strip() for line in bare.splitlines() if SPEED.search(line)]
+
+
+def problems(root: Path = ROOT) -> list[str]:
+    """Everything that is wrong: commits that are none, regions that differ from the records, claims of README outside them. CorruptError
+    for a record that was edited; MachineError where the history is not here."""
+    records = record.records(root / "baselines" / "bench")
+    found = [f"{r['machine']}/{r['subject']}: {why}" for r in records if (why := record.unknown_commit(r["commit"], root))]
+    found += [f"{place} is not what the records say" for place in fill(records, root, write=False)]
+    text = (root / "README.md").read_text(encoding="utf-8")
+    return found + [f"README.md claims a speed outside a filled region: {line}" for line in claims(text)]
+
+
+# -- what the regions say ------------------------------------------------------------------------------------------------------
+
+
+def _named(records: Sequence[Record], start: str) -> list[Record]:
+    return [r for r in records if r["subject"].startswith(start)]
+
+
+def _absent(command: str) -> str:
+    return f"Not recorded. `{command}`, from a clean commit, writes the record that fills this place.\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def _ratio(ratio: Sequence[float | None]) -> str:
+    low, middle, high = ratio
+    return "-" if middle is None else f"{middle:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else "")
+
+
+def _hardware(r: Record) -> str:
+    return str(r.get("hardware") or class_of_key(r["machine"]).describe())
+
+
+def _under(r: Record) -> str:
+    """What every table says of where its figures come from."""
+    driver = r["environment"].get("driver")
+    return f"{_hardware(r)}, commit {r['commit'][:12]}{f', driver {driver}' if driver else ''}, {r['flops']['version']}"
+
+
+def _row(r: Record, name: str) -> Mapping[str, Any] | None:
+    return next((x for x in r["step"]["rows"] if x["name"] == name), None)
+
+
+def training(records: Sequence[Record]) -> str:
+    """README's figures: a step beside the fastest PyTorch, and whole runs beside steady state."""
+    taken, runs = _named(records, "step-"), _named(records, "run-")
+    lines = []
+    for r in taken:
+        ours, best = _row(r, OURS), _row(r, r["step"]["quoted"])
+        if ours is None:
+            continue
+        beside = "not measured" if best is None else f"{_ratio(best['ratio'])} ({best['name']}: {best['tokens_per_second']:,.0f} tokens/s)"
+        lines.append((r["step"]["run"], _hardware(r), f"{ours['tokens_per_second']:,.0f}", f"{100 * ours['mfu']:.1f} %", beside))
+    head = ("a training step", "on", "tokens/s", "MFU", "times the speed of PyTorch's fastest variant")
+    text = _table(head, lines) if lines else _absent("alpha bench step configs/gpt2-124m.toml --peers --record")
+    text += "\n" + (_runs(runs) if runs else _absent("alpha bench run RUN --record"))
+    under = sorted({f"{r['flops']['version']}: {r['flops']['convention']}; peak {r['flops']['peak'] / 1e12:.1f} TFLOP/s "
+                    f"({r['flops']['peak_source']})" for r in (*taken, *runs)})
+    return text + "".join(f"\nMFU by {line}.\n" for line in under)
+
+
+def _runs(runs: Sequence[Record]) -> str:
+    def of(r: Record, key: str, scale: float = 1.0, form: str = ",.0f", unit: str = "") -> str:
+        value = r["figures"].get(key)
+        return "-" if value is None else f"{scale * value:{form}}{unit}"
+
+    return _table(("a whole run", "on", "steps", "tokens/s, steady", "MFU, steady", "tokens/s, whole workflow", "goodput"), (
+        (r["run"], _hardware(r), f"{r['steps']:,}", of(r, "tokens_per_second"), of(r, "mfu", 100, ".1f", " %"),
+         of(r, "workflow_tokens_per_second"), of(r, "goodput", 100, ".1f", " %")) for r in runs))
+
+
+def steps(records: Sequence[Record]) -> str:
+    """The log's tables: every variant, with clock, power and temperature."""
+    texts = []
+    for r in _named(records, "step-"):
+        s = r["step"]
+        head = f"{s['run']}, {s['shape']} ({_under(r)}; {s['peer'] or 'no peer'}; {r['taken']}):\n\n"
+        texts.append(head + _table(("", "step", "tokens/s", "MFU", "memory", "MHz, W, C", "blocks", "its time over ours", "remark"), (
+            (x["name"], *_cells(x), _remark(x)) for x in s["rows"])))
+    return "\n".join(texts) if texts else _absent("alpha bench step configs/gpt2-124m.toml --peers --record")
+
+
+def _cells(x: Mapping[str, Any]) -> tuple[str, ...]:
+    if x["ns"] is None:
+        return ("-",) * 7
+    blocks = [b for b in x["blocks"] if len(b) > 3 and None not in b]
+    state = f"{median(b[1] for b in blocks):.0f}, {median(b[2] for b in blocks):.0f}, {max(b[3] for b in blocks):.0f}" if blocks else "-"
+    memory = f"{x['memory'] / 2**30:.1f} GiB" if x["memory"] else "-"
+    return (f"{x['ns'] / 1e6:.2f} ms", f"{x['tokens_per_second']:,.0f}", f"{x['mfu']:.3f}", memory, state,
+            f"{len(x['blocks']) - x['discarded']} of {len(x['blocks'])}", _ratio(x["ratio"]))
+
+
+def _remark(x: Mapping[str, Any]) -> str:
+    if x["why"]:
+        return str(x["why"])
+    return "" if x["together"] else "whole processes in turn"
+
+
+def runs(records: Sequence[Record]) -> str:
+    """The log's table of whole runs."""
+    found = _named(records, "run-")
+    if not found:
+        return _absent("alpha bench run RUN --record")
+    return _runs(found) + "\n" + "".join(f"{r['run']}: {_under(r)}.\n" for r in found)
+
+
+def _call(r: Record, component: str, case: str) -> Mapping[str, Any] | None:
+    return next((k for k in r["kernels"] if (k["component"], k["case"]) == (component, case) and not k["why"]), None)
+
+
+def _best(k: Mapping[str, Any]) -> float | None:
+    """The least time of a peer over ours: what the fastest of them gives."""
+    ratios = [x["ratio"][1] for x in k["rows"] if x["name"] not in (OURS, CEILING) and x["ratio"][1] is not None]
+    return min(ratios) if ratios else None
+
+
+def _rate(r: Record, component: str, case: str, flops: float) -> str:
+    """TFLOP/s, and in brackets our speed over the fastest peer's."""
+    k = _call(r, component, case)
+    if k is None:
+        return "-"
+    ours, best = next(x for x in k["rows"] if x["name"] == OURS), _best(k)
+    return f"{flops / ours['ns'] / 1e3:.0f} ({'-' if best is None else f'{best:.2f}'})"
+
+
+def products(records: Sequence[Record]) -> str:
+    """Products by shape: TFLOP/s, and our speed over the fastest peer's."""
+    texts = [f"{_under(r)}:\n\n" + _table(("M x N x K", "forward", "input gradient", "weight gradient", "weight gradient, fp32"), (
+        (f"{m} x {n} x {k}", *(_rate(r, "matmul.bf16.sm90", f"{kind}-{m}x{n}x{k}", 2.0 * m * n * k)
+                               for kind in ("fwd", "dgrad", "wgrad", "wgrad-f32"))) for m, n, k in shapes.PRODUCTS))
+        for r in _named(records, "products")]
+    return "\n".join(texts) if texts else _absent("alpha bench products --peers --record")
+
+
+def attention(records: Sequence[Record]) -> str:
+    """Attention by shape, useful TFLOP/s: causal counted half, backward 2.5 times forward."""
+    def cells(r: Record, b: int, h: int, t: int, d: int) -> list[str]:
+        return [_rate(r, f"attention{way}.bf16.sm90", f"{mask}-{b}x{h}x{t}x{d}", 4.0 * b * h * t * t * d * times * half)
+                for way, times in (("", 1.0), ("_bwd", 2.5)) for mask, half in (("causal", 0.5), ("full", 1.0))]
+
+    texts = [f"{_under(r)}:\n\n" + _table(("B x H x T x D", "forward, causal", "forward, full", "backward, causal", "backward, full"), (
+        (f"{b} x {h} x {t} x {d}", *cells(r, b, h, t, d)) for b, h, t, d in shapes.ATTENTIONS)) for r in _named(records, "attention")]
+    return "\n".join(texts) if texts else _absent("alpha bench attention --peers --record")
+
+
+def bandwidth(records: Sequence[Record]) -> str:
+    """Kernels that memory bounds, call by call."""
+    texts = []
+    for r in _named(records, "bandwidth"):
+        rows = []
+        for k in r["kernels"]:
+            ours = next((x for x in k["rows"] if x["name"] == OURS), None)
+            best = _best(k)
+            figures = (k["why"], "-") if ours is None else (f"{ours['ns'] / 1e3:.1f}", f"{100 * ours['share']:.0f} %")
+            rows.append((k["component"], k["case"], *figures, "-" if best is None else f"{best:.2f}"))
+        texts.append(f"{_under(r)}:\n\n" + _table(("kernel", "call", "us", "of the ceiling", "fastest peer's time over ours"), rows))
+    return "\n".join(texts) if texts else _absent("alpha bench bandwidth --peers --record")
+
+
+REGIONS: dict[str, Callable[[Sequence[Record]], str]] = {
+    "training": training, "steps": steps, "runs": runs, "products": products, "attention": attention, "bandwidth": bandwidth}

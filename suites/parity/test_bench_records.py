@@ -1,0 +1,296 @@
+"""Records of benchmarks and the pages that are filled from them: what is committed agrees, and every way to lie is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import made_runs
+import numpy as np
+import pytest
+from test_bench import MADE, _calm, first_steps, made, tiny
+
+from alpha.bench import command, docs, kernel, record, step, whole
+from alpha.bench.peer import ROOT, Peer
+from alpha.cli import main
+from alpha.errors import CorruptError, InputError, MachineError
+from alpha.flops.v1 import VERSION
+from alpha.train.house import house
+
+WRITE = record.write
+NAMES = ("ours", "torch.compile, bf16 weights, cuDNN", "torch eager, autocast")
+
+
+def blocks(ns: float, seed: int, n: int = 7) -> list[list[float]]:
+    """Raw blocks around a time."""
+    return [[ns * x, 1420.0, 690.0, 61.0] for x in np.random.default_rng(seed).normal(1, 1e-3, n)]
+
+
+def body(commit: str, ns: float = 1e8) -> dict[str, Any]:
+    """What a recorded step holds: ours at 1e8 ns, a peer 10 % slower, one that was not measured."""
+    ours, theirs, tokens, per_token, peak = blocks(ns, 0), blocks(1.1 * ns, 1), 65536, 8e8, 989.4e12
+
+    def row(name: str, own: list[list[float]]) -> step.Row:
+        middle = float(np.median([b[0] for b in own]))
+        rate = tokens / middle * 1e9
+        ratio = float(np.exp(np.median([np.log(a[0] / b[0]) for a, b in zip(own, ours)])))
+        return step.Row(name, middle, rate, rate * per_token / peak, 2**34, (ratio - 0.01, ratio, ratio + 0.01), blocks=own, beside=ours)
+
+    flops = {"per_token": per_token, "peak": peak, "peak_source": "a data sheet"}
+    rows = [row(NAMES[0], ours), row(NAMES[1], theirs), step.Row(NAMES[2], why="not measured: the budget was spent")]
+    result = step.Result("gpt2-124m", "64 x 1024 tokens", "", flops, "NVIDIA H200", "cuda_sm90_H200", "nvcc", tokens, "PyTorch 2",
+                         NAMES[1], 9.0, rows)
+    return {"commit": commit, "taken": "2026-11-23", "environment": {"driver": "580"}, "hardware": "NVIDIA H200", "kernel_hashes": {},
+            "flops": {"version": VERSION, "convention": "c", **flops}, "step": command._plain(result)}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A repository with pages, one record and its regions filled."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("# It\n\n<!-- bench:training -->\n<!-- /bench -->\n\nMore.\n")
+    (tmp_path / "docs" / "log.md").write_text("Then: 5 ms.\n\n<!-- bench:steps -->\n<!-- /bench -->\n")
+    git(tmp_path, "init", "-q")
+    commit(tmp_path)
+    record.write("cuda_sm90_H200", "step-gpt2-124m", body(git(tmp_path, "rev-parse", "HEAD")), tmp_path / "baselines" / "bench")
+    assert docs.fill(record.records(tmp_path / "baselines" / "bench"), tmp_path, write=True) == ["README.md: training", "log.md: steps"]
+    commit(tmp_path)
+    assert docs.problems(tmp_path) == []
+    return tmp_path
+
+
+def git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(root), "-c", "user.name=n", "-c", "user.email=e", *words], check=True, capture_output=True,
+                          text=True).stdout.strip()
+
+
+def commit(root: Path) -> None:
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "state")
+
+
+def of(place: Path) -> Path:
+    return place / "baselines" / "bench" / "cuda_sm90_H200" / "step-gpt2-124m.json"
+
+
+def test_pages_are_what_the_committed_records_say() -> None:
+    assert docs.problems() == [], "run `alpha bench docs` and look at what it changed"
+
+
+def test_the_log_says_that_other_figures_are_history() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    assert "All other figures, here and in the\nkernels' logs, are history" in text
+
+
+def test_regions_show_the_record(place: Path) -> None:
+    readme, log = (place / "README.md").read_text(), (place / "docs" / "log.md").read_text()
+    taken = record.load(of(place))
+    ours = taken["step"]["rows"][0]
+    for text in (f"{ours['tokens_per_second']:,.0f}", f"{100 * ours['mfu']:.1f} %", "1.100 [1.090, 1.110]", NAMES[1], VERSION):
+        assert text in readme, text
+    for text in (*NAMES, "1420, 690, 61", "7 of 7", "budget was spent", taken["commit"][:12], "driver 580", VERSION):
+        assert text in log, text
+    assert readme.startswith("# It\n") and readme.endswith("More.\n") and "Not recorded" in readme  # the whole run is not
+
+
+LIES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "ns": lambda b: b["step"]["rows"][0].update(ns=9e7),
+    "tokens_per_second": lambda b: b["step"]["rows"][0].update(tokens_per_second=7e5),
+    "mfu": lambda b: b["step"]["rows"][0].update(mfu=0.6),
+    "ratio": lambda b: b["step"]["rows"][1].update(ratio=[1.1, 1.2, 1.3]),
+    "discarded": lambda b: b["step"]["rows"][1].update(ratio=[1.1, 1.2, 1.3], discarded=1),
+    "tokens": lambda b: b["step"].update(tokens=70000),
+    "peak": lambda b: b["flops"].update(peak=9e14),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_edited_record_is_refused(place: Path, lie: str) -> None:
+    """With its hash as it was, and with the hash made anew: then the raw blocks contradict it."""
+    edited = record.load(of(place))
+    LIES[lie](edited)
+    of(place).write_text(json.dumps(edited))
+    with pytest.raises(CorruptError, match="not what was recorded"):
+        docs.problems(place)
+    edited["hash"] = record.hash_of(edited)
+    of(place).write_text(json.dumps(edited))
+    with pytest.raises(CorruptError, match="not what its raw blocks give"):
+        docs.problems(place)
+
+
+def test_a_record_in_another_place_or_torn_is_refused(place: Path) -> None:
+    path = of(place)
+    moved = path.with_name("step-llama-1b.json")
+    moved.write_bytes(path.read_bytes())
+    with pytest.raises(CorruptError, match="not what was recorded"):
+        docs.problems(place)
+    moved.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(CorruptError, match="cannot be read"):
+        docs.problems(place)
+
+
+def test_a_figure_edited_by_hand_or_out_of_date_is_seen(place: Path) -> None:
+    readme = place / "README.md"
+    sound = readme.read_text()
+    rate = f"{record.load(of(place))['step']['rows'][0]['tokens_per_second']:,.0f}"
+    readme.write_text(sound.replace(rate, "999,999"))
+    assert docs.problems(place) == ["README.md: training is not what the records say"]
+    readme.write_text(sound)
+    record.write("cuda_sm90_H200", "step-gpt2-124m", body(git(place, "rev-parse", "HEAD"), 0.99e8), place / "baselines" / "bench")
+    assert {p.split(" is not")[0] for p in docs.problems(place)} == {"README.md: training", "log.md: steps"}
+
+
+@pytest.mark.parametrize("claim", ["GPT-2 124M 598k tokens/s", "it is 1.13 times the speed of PyTorch", "MFU 48.3 %", "at 720 TFLOP/s",
+                                   "moves 4.1 TB/s", "takes 107 ms", "2 times faster", "in 35 us", "12 % faster"])
+def test_a_speed_outside_a_region_is_seen(place: Path, claim: str) -> None:
+    readme = place / "README.md"
+    readme.write_text(readme.read_text() + f"\nSo: {claim}.\n")
+    assert docs.problems(place) == [f"README.md claims a speed outside a filled region: So: {claim}."]
+
+
+def test_words_that_claim_no_speed_pass() -> None:
+    assert docs.claims("memory, MFU; 42 components, a minute, 1.1 billion parameters, Python 3.10, 124M; arXiv:2109.08668\n") == []
+
+
+def test_a_commit_that_is_none_is_seen(place: Path) -> None:
+    record.write("cuda_sm90_H200", "step-gpt2-124m", body("0" * 40), place / "baselines" / "bench")
+    docs.fill(record.records(place / "baselines" / "bench"), place, write=True)
+    assert docs.problems(place) == ["cuda_sm90_H200/step-gpt2-124m: commit 000000000000 is not in the history"]
+    subprocess.run(["rm", "-rf", str(place / ".git")], check=True)
+    with pytest.raises(MachineError, match="the history is not here"):
+        docs.problems(place)
+
+
+def test_regions_must_be_known_and_closed(place: Path) -> None:
+    for text, words in (("<!-- bench:speed -->\n<!-- /bench -->\n", "no such region"), ("<!-- bench:steps -->\n", "no end")):
+        (place / "docs" / "log.md").write_text(text)
+        with pytest.raises(InputError, match=words):
+            docs.problems(place)
+
+
+# -- recording -----------------------------------------------------------------------------------------------------------------
+
+
+def test_only_a_clean_commit_is_recorded(place: Path) -> None:
+    assert record.clean_commit(place) == git(place, "rev-parse", "HEAD")
+    (place / "new.py").write_text("")  # code is found by looking, so a file that git does not know counts
+    with pytest.raises(InputError, match="only a clean commit"):
+        record.clean_commit(place)
+    (place / "new.py").unlink()
+    (place / "README.md").write_text("changed")
+    with pytest.raises(InputError, match="only a clean commit"):
+        record.clean_commit(place)
+    with pytest.raises(InputError, match="has none"):
+        record.clean_commit(place / "docs")
+
+
+def test_a_dirty_tree_is_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                            capsys: pytest.CaptureFixture[str]) -> None:
+    def dirty() -> str:
+        raise InputError("only a clean commit is recorded")
+
+    tiny(tmp_path)
+    monkeypatch.setattr(command.record, "clean_commit", dirty)
+    monkeypatch.setattr(step, "bench", lambda *a, **k: pytest.fail("measured"))
+    monkeypatch.setattr(kernel, "bench", lambda *a, **k: pytest.fail("measured"))
+    monkeypatch.setattr(command, "why_not_here", lambda c: "")
+    for words in (["step", str(tmp_path / "gpt.toml")], ["products"]):
+        assert main(["bench", *words, "--record"]) == 2 and "only a clean commit" in capsys.readouterr().err
+
+
+def test_what_cannot_be_recorded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny(tmp_path)
+    monkeypatch.setattr(command.record, "clean_commit", lambda: "0" * 40)
+    for arguments, word in ((["step", str(tmp_path / "gpt.toml"), "--set", "train.batch=8", "--record"], "as it is"),
+                            (["silu.f32.cpu", "--record"], "a group of kernels"), (["docs", "--record"], "nothing of this"),
+                            (["silu.f32.cpu", "--check"], "for `alpha bench docs`"),
+                            (["run", "--record"], "reads a run")):
+        assert main(["bench", *arguments]) == 2 and word in capsys.readouterr().err, arguments
+
+
+def test_a_step_is_recorded(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _calm(monkeypatch)
+    cfg = tiny(place)
+    measured, known = step.bench, first_steps(cfg)
+    head = git(place, "rev-parse", "HEAD")
+    monkeypatch.setattr(command.record, "clean_commit", lambda: head)
+    monkeypatch.setattr(command.record, "write", lambda *a: WRITE(*a, place / "baselines" / "bench"))
+    monkeypatch.setattr(step, "bench", lambda cfg, catalogue, python, **more: measured(
+        cfg, catalogue, python, **{**more, "rounds": 3, "steps": 1, "command": made(**known)}))
+    assert main(["bench", "step", str(place / "gpt.toml"), "--peers", "--record"]) == 0 and "recorded:" in capsys.readouterr().out
+    (path,) = (place / "baselines" / "bench").glob("*/step-t.json")
+    found = record.load(path)
+    assert found["commit"] == head and found["flops"]["version"] == VERSION and found["environment"]["cpu"]
+    assert 'family = "gpt"' in found["config"] and found["step"]["quoted"].startswith("torch")
+    for row in found["step"]["rows"]:
+        assert len(row["blocks"]) == len(row["beside"]) == 3
+    assert path.read_text().count("\n") < 150  # numbers of a line stand on one
+    docs.fill(record.records(place / "baselines" / "bench"), place, write=True)
+    assert "t, 4 x 32 tokens" in (place / "docs" / "log.md").read_text()
+
+
+def test_kernels_are_recorded_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _calm(monkeypatch)
+    with Peer("made", "cpu", 1, command=MADE) as peer:
+        results = kernel.bench(house()["gelu.f32.cpu"], house(), peer, rounds=3, pattern="cache")
+        results += kernel.bench(house()["gelu.f32.cpu"], house(), None, rounds=3, deadline=0.0)
+    assert [r.case for r in results] == ["cache", "the rest"] and results[1].why == "the budget was spent"
+    assert results[0].flops == VERSION and results[0].work > 0 and results[0].bytes > 0
+    taken = {"commit": "0" * 40, "environment": {}, "flops": {"version": VERSION}, "kernels": command._plain(results)}
+    path = record.write("cuda_sm90_H200", "bandwidth", taken, tmp_path)
+    text = docs.bandwidth(record.records(tmp_path))
+    ours = record.load(path)["kernels"][0]["rows"][0]
+    assert f"| gelu.f32.cpu | cache | {ours['ns'] / 1e3:.1f} |" in text and "the budget was spent" in text and VERSION in text
+    edited = json.loads(path.read_text())
+    edited["kernels"][0]["rows"][0]["ns"] *= 0.9
+    with pytest.raises(CorruptError, match="raw blocks"):
+        record.verify(edited, "edited")
+
+
+def test_products_and_attention_are_shown_by_shape() -> None:
+    def call(component: str, case: str, ns: float, peer: float) -> dict[str, Any]:
+        return {"component": component, "case": case, "why": "", "rows": [
+            {"name": "ours", "ns": ns, "ratio": [1, 1, 1]}, {"name": "ceiling", "ratio": [0.5, 0.5, 0.5]},
+            {"name": "a", "ratio": [None, peer, None]}, {"name": "b", "ratio": [None, None, None]}]}
+
+    held = {"machine": "cuda_sm90_H200", "commit": "0" * 40, "environment": {}, "flops": {"version": VERSION}}
+    text = docs.products([{**held, "subject": "products", "kernels": [
+        call("matmul.bf16.sm90", "dgrad-8192x8192x8192", 2 * 8192**3 / 700e3, 0.97)]}])
+    assert "| 8192 x 8192 x 8192 | - | 700 (0.97) | - | - |" in text
+    text = docs.attention([{**held, "subject": "attention", "kernels": [
+        call("attention_bwd.bf16.sm90", "causal-1x32x16384x128", 4 * 32 * 16384**2 * 128 * 2.5 * 0.5 / 500e3, 1.1)]}])
+    assert "| 1 x 32 x 16384 x 128 | - | - | 500 (1.10) | - |" in text
+
+
+# -- whole runs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_run_is_recorded(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_runs.make(tmp_path / "it", steps=300)
+    found = whole.figures(run)
+    figures = {f.key: f.value for f in found.figures}
+    assert figures["workflow_tokens_per_second"] < figures["tokens_per_second"] and 0 < figures["goodput"] < 1  # type: ignore[operator]
+    assert found.steps == 300 and found.status == "GATED"
+    monkeypatch.setattr(command.record, "write", lambda *a: WRITE(*a, place / "baselines" / "bench"))
+    assert main(["bench", "run", str(run), "--record"]) == 0
+    shown = capsys.readouterr().out
+    assert "Throughput, whole workflow" in shown and "Goodput" in shown and VERSION in shown
+    docs.fill(record.records(place / "baselines" / "bench"), place, write=True)
+    readme = (place / "README.md").read_text()
+    for text in (f"{figures['workflow_tokens_per_second']:,.0f}", f"{100 * figures['goodput']:.1f} %", "| it |"):  # type: ignore[operator]
+        assert text in readme, text
+
+
+@pytest.mark.parametrize("change, word", [(("dirty", "ab"), "clean commit"), (("commit", "unknown"), "clean commit"),
+                                          (("status", "UNGATED"), "gated run")])
+def test_a_run_of_changed_code_is_not_recorded(tmp_path: Path, change: tuple[str, str], word: str) -> None:
+    found = whole.figures(made_runs.make(tmp_path / "it", steps=100))
+    if change[0] == "status":
+        found = whole.Whole(**{**vars(found), "status": change[1]})
+    else:
+        found = whole.Whole(**{**vars(found), "commit": whole.commit_of([{"source": {"commit": "c", "dirty": "", change[0]: change[1]}}])})
+    with pytest.raises(InputError, match=word):
+        found.body()
