@@ -127,7 +127,7 @@ def cmd_status(*, as_json: bool = False, console: Console | None = None) -> int:
     sanitized = sanitize_command.standings(registry, [s.component for s in statuses])
     if as_json:
         body = {"machine": registry.machine.key, "components": {
-            s.component: {"usable": s.usable, "claimable": s.claimable, "presupposed": list(s.presupposed), "exempt": dict(s.exempt),
+            s.component: {"usable": s.usable, "claimable": s.claimable, "no_claim": s.no_claim, "presupposed": list(s.presupposed), "exempt": dict(s.exempt),
                           "gates": {g.gate: {"verdict": g.verdict, "satisfied": g.satisfied, "why": g.why, "machine": g.machine}
                                     for g in s.gates.values()},
                           "sanitizer": {tool: verdict for tool, (verdict, _) in sanitized.get(s.component, {}).items()}}
@@ -135,13 +135,14 @@ def cmd_status(*, as_json: bool = False, console: Console | None = None) -> int:
         out.print(json.dumps(body, indent=1, sort_keys=True), markup=False, highlight=False)
         return 0 if all(s.usable for s in statuses if s.component not in absent) else 1
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("component", "usable", *GATES, "sanitizer"):
+    for column in ("component", "usable", *GATES, "claimable", "sanitizer"):
         table.add_column(column, no_wrap=True)
     for s in statuses:
         cells = []
         for name in GATES:
             g = s.gates.get(name)
             cells.append("" if g is None else _said(g.verdict) if g.satisfied or g.verdict != PASS else "[yellow]stale[/]")
+        cells.append("" if "perf" not in s.gates else "[green]yes[/]" if s.claimable else "[yellow]no[/]")
         cells.append(sanitize_command.cell(sanitized.get(s.component, {})))
         table.add_row(s.component, "[green]yes[/]" if s.usable else "[red]no[/]", *cells)
     out.print(f"on {registry.machine.describe()}")
@@ -166,6 +167,8 @@ def cmd_explain(component_id: str, *, console: Console | None = None) -> int:
         out.print(f"  {g.gate:12} {_said(g.verdict)}  {'' if g.satisfied else g.why}{f'  (evidence of {g.machine})' if g.machine else ''}")
     for gate, why in status.exempt.items():
         out.print(f"  {gate:12} exempt: {why}")
+    if "perf" in status.gates:
+        out.print(f"  {'claimable':12} {'yes' if status.claimable else f'no: {status.no_claim}'}", markup=False)
     for tool, (verdict, why) in sanitize_command.standings(registry, [component_id]).get(component_id, {}).items():
         out.print(f"  {tool:12} {_said(verdict)}", end="  ")
         out.print(why, markup=False)

@@ -56,6 +56,7 @@ class Plan:
         self.declared: dict[str, int] = {}
         self.executed: dict[str, int] = {}
         self.first: dict[str, int] = {}
+        self.noisy: dict[str, int] = {}
         self.not_run: dict[str, str] = {}
         self.selected: set[str] = set()
         self.needs_gpu: set[str] = set()
@@ -88,7 +89,8 @@ class Measured:
         judgement = run.judged(record, self.component)
         if self._plan.root is not None:
             save([record], self._plan.root)
-        self._plan.executed[self.gate] = self._plan.executed.get(self.gate, 0) + (judgement.verdict != NOT_RUN)
+        self._plan.executed[self.gate] = self._plan.executed.get(self.gate, 0) + (judgement.verdict != NOT_RUN or judgement.noisy)
+        self._plan.noisy[self.gate] = self._plan.noisy.get(self.gate, 0) + judgement.noisy
         self._plan.first[self.gate] = self._plan.first.get(self.gate, 0) + (judgement.verdict == BASELINE)
         return record, judgement
 
@@ -207,7 +209,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         owing = sum(gate in policy.owed(c) and not why_not_here(c) for c in house())
         terminalreporter.write_line(f"{gate}: {plan.executed.get(gate, 0)} executed of {declared} declared, {owing} components owe it")
         if plan.first.get(gate):
-            terminalreporter.write_line(f"{gate}: {plan.first[gate]} of them had no baseline on this kind of machine to be judged against")
+            terminalreporter.write_line(f"{gate}: {plan.first[gate]} of them have no pin on this kind of machine to be judged by")
+        if plan.noisy.get(gate):
+            terminalreporter.write_line(f"{gate}: {plan.noisy[gate]} of them have cases that are too noisy to judge: NOT_RUN")
     if plan.declared or plan.drawn:
         terminalreporter.write_line(f"seed of what is drawn at random: {plan.seed}")
     if plan.needs_gpu:
