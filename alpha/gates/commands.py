@@ -127,7 +127,8 @@ def cmd_status(*, as_json: bool = False, console: Console | None = None) -> int:
     sanitized = sanitize_command.standings(registry, [s.component for s in statuses])
     if as_json:
         body = {"machine": registry.machine.key, "components": {
-            s.component: {"usable": s.usable, "claimable": s.claimable, "no_claim": s.no_claim, "presupposed": list(s.presupposed), "exempt": dict(s.exempt),
+            s.component: {"usable": s.usable, "claimable": s.claimable, "no_claim": s.no_claim,
+                          "presupposed": list(s.presupposed), "exempt": dict(s.exempt),
                           "gates": {g.gate: {"verdict": g.verdict, "satisfied": g.satisfied, "why": g.why, "machine": g.machine}
                                     for g in s.gates.values()},
                           "sanitizer": {tool: verdict for tool, (verdict, _) in sanitized.get(s.component, {}).items()}}
