@@ -21,7 +21,7 @@ LIMIT = 1500
 ARROWS = 400
 """Most arrows of one answer; beyond that none is drawn and the answer says so."""
 
-_ORDER = ("host enqueue", "stream", "worker", "comm", "data loading", "checkpoint writer")
+_ORDER = ("host enqueue", "sync waits", "stream", "gaps", "copies", "fills", "worker", "comm", "data loading", "checkpoint writer")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from alpha.errors import InputError
+from alpha.profile.kernels import PERTURBED
 from alpha.profile.phases import PHASES
 
 PASS, FAIL = "PASS", "FAIL"
@@ -21,6 +22,7 @@ KERNELS = ("forward", "backward", "grad_norm", "grad_clip", "optimizer")
 
 NOT_STEADY = "no steady step yet: unprofiled and after the warm-up of its session"
 NO_PROFILE = "no profiled step"
+NO_KERNELS = "not measured: no profiled step in which each kernel was timed"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Definition:
     most: float = math.inf
     above_one: str = ""
     """What a share above 1 means, where it can be true."""
+    unjudged: Callable[[Facts], str] = lambda facts: ""
+    """Why a value that can be computed is not held against the target; '' where it is."""
     higher_is_better: bool = True
 
 
@@ -136,6 +140,14 @@ class Facts:
     """Host enqueue time with no stream busy, from the timeline; None when the timeline holds no such step."""
     timeline_ns: int = 0
     """Sum of step_ns of the (step, rank) pairs in the timeline."""
+    kernel_step_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """step_ns of the rows of kernel_times; `kernel_busy_ns`, `kernel_idle_ns` alike, and `kernel_slowdown`, a share of the neighbours'
+    time, NaN where it has none."""
+    kernel_busy_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    kernel_idle_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    kernel_slowdown: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    kernel_why: str = ""
+    """Why no kernel was timed, as the run says it."""
 
 
 def shown(value: float, unit: str) -> str:
@@ -158,21 +170,6 @@ def bandwidth_bound(flops: np.ndarray, nbytes: np.ndarray, peak_flops: float, pe
 def ceiling_ns(flops: np.ndarray, nbytes: np.ndarray, peak_flops: float, peak_bandwidth: float) -> np.ndarray:
     """The roofline: no device is faster than max(flops / peak, bytes / bandwidth); ns, float."""
     return np.maximum(flops / peak_flops, nbytes / peak_bandwidth) * 1e9
-
-
-def uncovered_ns(start: np.ndarray, stop: np.ndarray, cover_start: np.ndarray, cover_stop: np.ndarray) -> int:
-    """Time inside the union of [start, stop) that no [cover_start, cover_stop) covers; ns."""
-    return _union(np.concatenate((start, cover_start)), np.concatenate((stop, cover_stop))) - _union(cover_start, cover_stop)
-
-
-def _union(start: np.ndarray, stop: np.ndarray) -> int:
-    if not len(start):
-        return 0
-    order = np.argsort(start, kind="stable")
-    start, stop = start[order], stop[order]
-    reach = np.maximum.accumulate(stop)
-    before = np.concatenate(([start[0]], reach[:-1]))
-    return int(np.maximum(0, reach - np.maximum(start, before)).sum())
 
 
 # -- the metrics ---------------------------------------------------------------------------------------------------------------
@@ -254,6 +251,42 @@ def _share(*names: str) -> Callable[[Facts], float | str]:
     return compute
 
 
+def _of_kernels(column: str, phases: tuple[str, ...]) -> Callable[[Facts], float | str]:
+    """On a device from the times of its kernels; elsewhere from these phases, in which launches are what runs."""
+    shares = _share(*phases)
+
+    def compute(f: Facts) -> float | str:
+        if f.backend == "cpu":
+            return shares(f)
+        if not len(f.kernel_step_ns):
+            return f.kernel_why or NO_KERNELS
+        sound = _sound(f)
+        chosen = sound if sound.any() else np.ones(len(sound), bool)
+        whole = int(f.kernel_step_ns[chosen].sum())
+        return int(getattr(f, column)[chosen].sum()) / whole if whole > 0 else "the profiled steps took no time"
+
+    return compute
+
+
+def _sound(f: Facts) -> np.ndarray:
+    """Which profiled steps the instrument hardly slowed down (bool)."""
+    return np.asarray(f.kernel_slowdown <= PERTURBED)
+
+
+def _perturbed(f: Facts) -> str:
+    if f.backend == "cpu" or not len(f.kernel_slowdown) or _sound(f).any():
+        return ""
+    known = f.kernel_slowdown[~np.isnan(f.kernel_slowdown)]
+    if not len(known):
+        return "not judged: the profiled steps have too few steady neighbours to say how much the instrument slowed them down"
+    return (f"perturbed, not judged: the instrument slowed the profiled steps down by {shown(float(known.min()), 'share')} or more, "
+            f"above {shown(PERTURBED, 'share')}")
+
+
+def _communicates(compute: Callable[[Facts], float | str]) -> Callable[[Facts], float | str]:
+    return lambda f: "not measured: one device has nothing to communicate with" if f.devices == 1 else compute(f)
+
+
 def _comm_total(f: Facts) -> float | str:
     whole = int(f.step_ns.sum())
     return (int(f.phases["comm"].sum()) + int(f.overlapped["comm"].sum())) / whole if whole > 0 else "no unprofiled step"
@@ -277,6 +310,8 @@ def _slowdown(f: Facts) -> float | str:
 _CACHED = "more than the peak that copies reach: operands stayed in a cache"
 _STEADY = "steady steps (unprofiled, without the first 3 of each session)"
 _UNPROFILED = "unprofiled steps"
+_TIMED = (f"profiled steps in which each kernel was timed and that took at most {PERTURBED * 100:g} % longer than the median of their "
+          "steady neighbours; where there are none, all of them, not judged")
 DEFINITIONS: tuple[Definition, ...] = (
     Definition("tokens_per_second", "Throughput, steady state", "tokens/s", f"tokens / slowest rank's step_ns, summed over {_STEADY}",
                _tokens_per_second),
@@ -290,14 +325,16 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition("hfu", "HFU", "share", f"FLOPs executed by a step / step_ns / (peak FLOP/s of a device x devices), {_STEADY}", _hfu,
                most=1.0),
     Definition("kernel_active", "Kernel-active share", "share",
-               f"(forward + backward + grad_norm + grad_clip + optimizer) / step_ns, {_UNPROFILED}", _share(*KERNELS), Target(0.90, True),
-               most=1.0),
-    Definition("bubble", "Bubble ratio", "share", f"idle / step_ns, {_UNPROFILED}", _share("idle"), Target(0.10, False),
-               higher_is_better=False),
-    Definition("comm_exposed", "Communication, exposed", "share", f"comm on the compute stream / step_ns, {_UNPROFILED}", _share("comm"),
+               f"CPU: (forward + backward + grad_norm + grad_clip + optimizer) / step_ns, {_UNPROFILED}; GPU: time in which a kernel "
+               f"runs / step_ns, {_TIMED}", _of_kernels("kernel_busy_ns", KERNELS), Target(0.90, True), most=1.0, unjudged=_perturbed),
+    Definition("bubble", "Bubble ratio", "share",
+               f"CPU: idle / step_ns, {_UNPROFILED}; GPU: time in which neither kernel, copy nor time stamp runs / step_ns, {_TIMED}",
+               _of_kernels("kernel_idle_ns", ("idle",)), Target(0.10, False), higher_is_better=False, unjudged=_perturbed),
+    Definition("comm_exposed", "Communication, exposed", "share", f"comm on the compute stream / step_ns, {_UNPROFILED}",
+               _communicates(_share("comm")),
                Target(0.15, False), higher_is_better=False),
-    Definition("comm_total", "Communication, total", "share", f"(exposed + overlapped comm) / step_ns, {_UNPROFILED}", _comm_total,
-               higher_is_better=False),
+    Definition("comm_total", "Communication, total", "share", f"(exposed + overlapped comm) / step_ns, {_UNPROFILED}",
+               _communicates(_comm_total), higher_is_better=False),
     Definition("bandwidth_bound", "Bandwidth utilisation where bandwidth-bound", "share",
                "fewest bytes / device time / peak bandwidth, over profiled launches with bytes / peak bandwidth > FLOPs / peak FLOP/s",
                lambda f: _bandwidth(f, True), Target(0.60, True), above_one=_CACHED),
@@ -306,7 +343,7 @@ DEFINITIONS: tuple[Definition, ...] = (
                above_one=_CACHED),
     Definition("launch_overhead", "Launch-overhead share", "share",
                "CPU: (enqueue + wait of all launches) / step_ns of profiled steps; GPU: host enqueue while no stream is busy / step_ns",
-               _launch_overhead, higher_is_better=False),
+               _launch_overhead, higher_is_better=False, unjudged=_perturbed),
     Definition("goodput", "Goodput", "share", "step_ns of all stored steps / wall time of all sessions", _goodput, most=1.0),
     Definition("unexplained", "Unexplained time", "share", f"(wall_ns - all phases) / wall_ns, {_UNPROFILED}", _unexplained,
                Target(0.01, False, touch=True), higher_is_better=False),
@@ -345,6 +382,8 @@ def _figure(d: Definition, facts: Facts, target: Target | None) -> Figure:
     remark = d.above_one if came > 1.0 else ""
     if target is None:
         return Figure(d.key, d.title, float(came), d.unit, d.formula, None, None, remark or "no target")
+    if why := d.unjudged(facts):
+        return Figure(d.key, d.title, float(came), d.unit, d.formula, target, None, why)
     return Figure(d.key, d.title, float(came), d.unit, d.formula, target, PASS if target.holds(came) else FAIL, remark)
 
 

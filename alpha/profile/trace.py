@@ -1,10 +1,11 @@
 """Timeline of a run as trace-event JSON, which Perfetto and chrome://tracing open. Floor 3.
 
-One process a rank, one thread a track, in a fixed order: steps, host enqueue, device streams or workers, communication, data loading,
-checkpoint writer. What runs is a complete event (`X`); an arrow (`s` to `f`) leads from the enqueue of a launch to each of its
-executions; memory is a counter. Ranks are aligned at the barrier that every session begins with: the moment `clock_ns` of each rank is
-one and the same, and its Unix time is taken from the lowest rank. Times are microseconds after the first event with three decimals, so
-no nanosecond is lost.
+One process a rank, one thread a track, in a fixed order: steps, host enqueue, the host's waits for the device, device streams with their
+gaps, copies and fills, workers, communication, data loading, checkpoint writer. A step says how much slower than its steady neighbours it
+was, and whether its gaps may be judged (alpha/profile/kernels.py). What runs is a complete event (`X`); an arrow (`s` to `f`) leads from
+the enqueue of a launch to each of its executions, or from that of a graph to its first kernel; memory is a counter. Ranks are aligned at
+the barrier that every session begins with: the moment `clock_ns` of each rank is one and the same, and its Unix time is taken from the
+lowest rank. Times are microseconds after the first event with three decimals, so no nanosecond is lost.
 
 The file is written step by step into a temporary one beside it, which takes its name at the end: there is a whole trace or none.
 Format: "Trace Event Format", Duca and Sinclair.
@@ -22,21 +23,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from alpha.errors import CorruptError, InputError, MachineError
+from alpha.profile.kernels import PERTURBED, slowdowns
+from alpha.profile.noise import WARM_UP
 from alpha.profile.timed import timed
 
-ORDER = ("steps", "host enqueue", "stream", "worker", "comm", "data loading", "checkpoint writer")
+ORDER = ("steps", "host enqueue", "sync waits", "stream", "gaps", "copies", "fills", "worker", "comm", "data loading", "checkpoint writer")
 """Tracks from top to bottom (streams and workers by number); others follow by name."""
 
 _Event = tuple[str, str, str, int, int, int | None]
 """Track, name, category, start and stop in ns, flow."""
 
-SERIAL = ("steps", "host enqueue", "stream", "worker")
+SERIAL = ("steps", "host enqueue", "gaps", "worker")
 """Tracks on which one thing runs at a time: events may nest or follow each other, and crossing ones are an error. On the others an event
-that crosses goes to another lane of the track."""
+that crosses goes to another lane of the track: a kernel may begin before the one ahead of it on its stream has ended."""
 
 PROVENANCE = ("name", "status", "program", "commit", "dirty", "version", "hardware", "devices", "machine", "backend", "backend_version",
-              "binaries", "flops_version", "flops_convention", "peak_flops", "peak_source", "threads", "shards", "started")
+              "binaries", "kernel_times", "flops_version", "flops_convention", "peak_flops", "peak_source", "threads", "shards", "started")
 """Keys of run_metadata that travel with a trace."""
 
 
@@ -132,6 +137,7 @@ class _Chosen:
         self.cells = [(s, r) for s, r in have if s in set(self.steps) and r in set(self.ranks)]
         self.sessions = self._sessions(db)
         self.session_of = {(s, r): n for s, r, n in db.execute("SELECT step, rank, session FROM step_timing")}
+        self.slowdown = _slowdowns(db)
         for cell in self.cells:
             if (self.session_of.get(cell), cell[1]) not in self.sessions:
                 raise CorruptError("a step has a timeline but no session, so its clock is unknown",
@@ -285,8 +291,9 @@ class _Writer:
         ends: dict[int, list[tuple[str, int, int, int]]] = {}
         for track, name, category, start, stop, flow in rows:
             tid = self._lane(rank, track, session.at(start), session.at(stop), f"step {step}, rank {rank}, {track}: {name}")
-            self._event({"ph": "X", "name": name, "cat": category, "pid": rank + 1, "tid": tid, "args": {"step": step}},
-                        session.at(start), stop - start)
+            args = {"step": step, **(self._slower(step, rank) if track == "steps" else {})}
+            self._event({"ph": "X", "name": name, "cat": category, "pid": rank + 1, "tid": tid, "args": args}, session.at(start),
+                        stop - start)
             if flow is not None:
                 ends.setdefault(flow, []).append((track, tid, session.at(start), stop - start))
         for flow, found in ends.items():
@@ -294,6 +301,13 @@ class _Writer:
         memory = self.db.execute("SELECT arena, actual FROM memory WHERE step = ? AND rank = ? ORDER BY arena", (step, rank)).fetchall()
         if memory:
             self._event({"ph": "C", "name": "memory, bytes", "pid": rank + 1, "tid": 0, "args": dict(memory)}, session.at(began + length))
+
+    def _slower(self, step: int, rank: int) -> dict[str, str]:
+        """What a step says of itself: its slowdown, and whether gaps in it may be judged."""
+        slower = self.chosen.slowdown.get((step, rank))
+        if slower is None:
+            return {"slowdown": "not known: too few steady neighbours", "gaps": "not judged"}
+        return {"slowdown": f"{slower * 100:+.2f} %", "gaps": "judged" if slower <= PERTURBED else "perturbed, not judged"}
 
     def _sound(self, step: int, rank: int, track: str, name: str, start: Any, stop: Any, session: _Session) -> None:
         what = f"step {step}, rank {rank}, {track}: {name}"
@@ -325,6 +339,17 @@ class _Writer:
             both = {"name": "launch", "cat": "launch", "pid": rank + 1, "id": self.arrows}
             self._event({"ph": "s", **both, "tid": tid}, at)
             self._event({"ph": "f", "bp": "e", **both, "tid": there}, start)
+
+
+def _slowdowns(db: sqlite3.Connection) -> dict[tuple[int, int], float]:
+    """(step, rank) of a profiled step -> by how much it was slower than its steady neighbours, where that is known."""
+    rows = db.execute("SELECT t.step, t.rank, t.session, t.step_ns, t.profiled, t.step >= s.first_step + ? FROM step_timing t "
+                      "JOIN sessions s ON s.session = t.session AND s.rank = t.rank", (WARM_UP,)).fetchall()
+    if not rows:
+        return {}
+    step, rank, session, ns, profiled, late = np.array(rows, np.int64).T
+    found = slowdowns(step, rank + session * (rank.max() + 1), ns, (profiled == 0) & (late == 1), profiled == 1)
+    return {(int(s), int(r)): float(x) for s, r, x in zip(step, rank, found) if not np.isnan(x)}
 
 
 def _handed_over(rows: list[_Event]) -> list[_Event]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from alpha.profile.kernels import PERTURBED
 from alpha.registry.status import Registry
 from alpha.report import charts, data, tables_of, views
 from alpha.report.document import Block, Document, Plot, Section, Text, provenance_lines
@@ -36,6 +37,7 @@ def build(
         sections += [Section(run.label)] if len(runs) > 1 else []
         sections += [Section(head + title, blocks(run, tail), 3 if len(runs) > 1 else 2) for title, blocks in (
             ("Step waterfall", lambda r, t: _waterfall(r, t, points)),
+            ("Profiled steps", _profiled),
             ("Slowest ops", lambda r, t: _top(r, t, top)),
             ("FLOPs by part", _flops),
             ("Memory", lambda r, t: _memory(r, t, points)),
@@ -129,6 +131,14 @@ def _top(run: Run, tail: str, top: int) -> list[Block]:
     said = (f"A step's mean over {view['steps']} profiled steps; device time {tables_of.ms(view['device_ns'])}.{more} Distance: device "
             "time over the least time that the roofline allows, max(FLOPs / peak, fewest bytes / peak bandwidth).")  # fmt: skip
     return [Text(said), *plot, tables_of.ops(view, tail)]
+
+
+def _profiled(run: Run, tail: str) -> list[Block]:
+    view = views.profiled(run)
+    if view["why"]:
+        return [Text(f"Profiled steps: not shown. {view['why']}.")]
+    return [Text(f"Times of kernels: {view['measured']}. A step is slower by what its time is above the median of its steady neighbours; "
+                 f"above {tables_of.percent(PERTURBED, 0)} its gaps are not judged."), tables_of.profiled(view, tail)]  # fmt: skip
 
 
 def _flops(run: Run, tail: str) -> list[Block]:

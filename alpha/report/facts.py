@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from alpha.profile.figures import Facts, uncovered_ns
+from alpha.profile.figures import Facts
+from alpha.profile.intervals import uncovered_ns
+from alpha.profile.kernels import slowdowns
 from alpha.profile.phases import OVERLAPPING, PHASES, STEP_PHASES
 from alpha.profile.recorder import WARM_UP
 from alpha.report.extra import pandas as pd
@@ -39,6 +41,23 @@ def steps_of(run: Run) -> pd.DataFrame:
     return one[one.steady]
 
 
+def profiled_steps(run: Run) -> pd.DataFrame:
+    """One row a profiled (step, rank): `step_ns`, `slowdown` against its steady neighbours (a share, NaN where there are too few), and the
+    columns of kernel_times, NaN where its kernels were not timed."""
+    rows = timing(run)
+    group = rows.groupby(["rank", "session"], sort=False).ngroup().to_numpy()
+    slow = slowdowns(rows.step.to_numpy(), group, rows.step_ns.to_numpy(), rows.steady.to_numpy(), rows.profiled.to_numpy() == 1)
+    chosen = rows.assign(slowdown=slow)[rows.profiled == 1][["step", "rank", "step_ns", "slowdown"]]
+    times = run.tables["kernel_times"]
+    return chosen.merge(times, on=["step", "rank"], how="left") if len(times) else chosen.assign(kernels=np.nan)
+
+
+def why_no_kernels(run: Run) -> str:
+    """Why no kernel was timed, as the run says it; '' where it says none."""
+    said = run.metadata.get("kernel_times", "")
+    return said if said.startswith("not measured") else ""
+
+
 def facts(run: Run) -> Facts:
     """The facts of a run. With `why` set when it holds no timing."""
     if run.why_untimed:
@@ -50,6 +69,7 @@ def facts(run: Run) -> Facts:
     have = pd.MultiIndex.from_frame(ops[["step", "rank"]].drop_duplicates())
     devices = run.number("devices")
     enqueue, timeline_ns = _exposed_enqueue(run, profiled) if run.metadata.get("backend", "cpu") != "cpu" else (None, 0)
+    timed = profiled_steps(run).dropna(subset="kernels")
     one_step = rows.drop_duplicates("step")
     return Facts(
         backend=run.metadata.get("backend", "cpu"), devices=None if devices is None else int(devices),
@@ -65,6 +85,8 @@ def facts(run: Run) -> Facts:
         steady_mean_ns=float(rows.step_ns[rows.steady].mean()) if rows.steady.any() else None,
         op_device_ns=ops.device_ns.to_numpy(), op_flops=ops.flops.to_numpy(), op_nbytes=ops.nbytes.to_numpy(),
         op_enqueue_ns=ops.enqueue_ns.to_numpy(), op_wait_ns=ops.wait_ns.to_numpy(), exposed_enqueue_ns=enqueue, timeline_ns=timeline_ns,
+        kernel_step_ns=timed.step_ns.to_numpy(), kernel_slowdown=timed.slowdown.to_numpy(), kernel_why=why_no_kernels(run),
+        **{f"kernel_{x}_ns": timed[f"{x}_ns"].to_numpy(np.int64) for x in ("busy", "idle") if len(timed)},
     )  # fmt: skip
 
 

@@ -106,6 +106,25 @@ def waterfall(view: View, tail: str) -> Table:
     return _table(f"waterfall-rows{tail}", "Phases", view, columns, rows, pd.DataFrame(view["phases"]), (1, 2, 3), (4,))
 
 
+def profiled(view: View, tail: str) -> Table:
+    """A row a profiled step: how much slower it was, what its kernels did, and our stamps against the instrument's."""
+    rows = []
+    for r in view["rows"]:
+        slower = NONE if r["slowdown"] is None else percent(r["slowdown"], 2, sign=True)
+        cells = [f"{r['step']}" + (f", rank {r['rank']}" if r["rank"] else ""), slower, "yes" if r["judged"] else "no: perturbed"]
+        if r["kernels"] is None:
+            rows.append(cells + [NONE] * 10)
+            continue
+        rows.append([*cells, f"{r['kernels']:,}", *(percent(r[k], 2) for k in ("busy", "idle", "gap")), ms(r["longest_gap_ns"]),
+                     percent(r["gap_sync"], 3), percent(r["gap_copy"], 3),
+                     f"{r['copies']}: {ms(r['copy_ns'])}, {percent(r['copy_overlapped'], 1)} beside kernels",
+                     f"{r['syncs']}: {ms(r['sync_ns'])}",
+                     f"{r['stamps']}: {r['stamp_offset_ns']:+,} ± {r['stamp_spread_ns']:,} ns"])  # fmt: skip
+    columns = ("step", "slower", "gaps judged", "kernels", "busy", "idle", "gaps", "longest", "gaps by waits", "gaps by copies", "copies",
+               "waits of the host", "our stamps less the instrument's")
+    return _table(f"profiled{tail}", "Profiled steps", view, columns, rows, pd.DataFrame(view["rows"]), range(13), ())
+
+
 def ops(view: View, tail: str) -> Table:
     """The slowest ops."""
     rows = [[o["op"], o["shape"], o["phase"], f"{o['runs']:g}", ms(o["device_ns"]), percent(o["share"], 1),

@@ -18,10 +18,11 @@ import numpy as np
 from alpha.flops.parts import DIRECTIONS, PARTS
 from alpha.profile.figures import Target, bandwidth_bound, ceiling_ns, judge
 from alpha.profile.figures import targets as make_targets
+from alpha.profile.kernels import PERTURBED
 from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.registry.status import Registry
 from alpha.report.across import comparison, scaling
-from alpha.report.facts import facts, steps_of, timing
+from alpha.report.facts import facts, profiled_steps, steps_of, timing
 from alpha.report.runs import Run, same_axis
 from alpha.report.series import POINTS, View, all_why, buckets, plain, view
 
@@ -130,6 +131,29 @@ def top_ops(run: Run, n: int = 15, by: str = "op") -> View:
     rest = {"ops": len(left), "device_ns": int(left.device_ns.sum()) / pairs, "share": int(left.device_ns.sum()) / whole if whole else None}
     return view([run], None, ops=made, rest=rest, steps=int(ops.step.nunique()), device_ns=whole / pairs,
                  peak_flops=peak, peak_bandwidth=width)
+
+
+def profiled(run: Run) -> View:
+    """`rows`: [{step, rank, slowdown, judged, kernels, busy, idle, gap, gap_sync, gap_copy, longest_gap_ns, copies, copy_ns,
+    copy_overlapped, syncs, sync_ns, stamps, stamp_offset_ns, stamp_spread_ns}], one a profiled step. slowdown: against its steady
+    neighbours, as a share; judged: its gaps may be held against a target. Shares are of the step, copy_overlapped of copy_ns; None where
+    not measured. `measured`: what timed the kernels, or why nothing did."""
+    if run.why_untimed:
+        return view([run], run.why_untimed, rows=[], measured="")
+    rows: list[View] = []
+    for r in profiled_steps(run).to_dict("records"):
+        of = {"step": int(r["step"]), "rank": int(r["rank"]), "slowdown": plain(np.array([r["slowdown"]]))[0],
+              "judged": bool(r["slowdown"] <= PERTURBED)}
+        timed = r["kernels"] == r["kernels"]
+        whole = {k: int(r[k]) if timed else None for k in ("kernels", "longest_gap_ns", "copies", "copy_ns", "syncs", "sync_ns", "stamps",
+                                                           "stamp_offset_ns", "stamp_spread_ns")}
+        shares = {k: r[f"{k}_ns"] / r["step_ns"] if timed else None for k in ("busy", "idle", "gap", "gap_sync", "gap_copy")}
+        beside = r["copy_overlapped_ns"] / r["copy_ns"] if timed and r["copy_ns"] else None
+        rows.append({**of, **whole, **shares, "copy_overlapped": beside})
+    on_device = run.metadata.get("backend", "cpu") != "cpu"
+    measured = run.metadata.get("kernel_times") or "not measured: the run says of no instrument" if on_device else (
+        "launches by the host's clock, on every step")
+    return view([run], None if rows else "no step was profiled", rows=rows, measured=measured)
 
 
 def flops(run: Run) -> View:

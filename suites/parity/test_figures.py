@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from alpha.errors import InputError
-from alpha.profile.figures import FAIL, PASS, Facts, Figure, ceiling_ns, judge, shown, targets, uncovered_ns
+from alpha.profile.figures import FAIL, PASS, Facts, Figure, ceiling_ns, judge, shown, targets
+from alpha.profile.intervals import uncovered_ns
 from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.report import runs as reading
 from alpha.report import views
@@ -87,6 +88,39 @@ def test_a_figure_that_cannot_be_computed_says_why(changed: dict, key: str, said
     assert said in figure.reason
 
 
+def on_device(*, slowdown: tuple[float, ...] = (0.01, 0.03), **changed: object) -> Facts:
+    """Two profiled steps of 10 and 20 ms whose kernels were timed: 9.5 and 10 ms busy, 0.25 and 8 ms idle."""
+    given = {"backend": "cuda", "kernel_step_ns": np.array([10, 20]) * MS, "kernel_busy_ns": np.array([9.5 * MS, 10 * MS]).astype(np.int64),
+             "kernel_idle_ns": np.array([MS // 4, 8 * MS]), "kernel_slowdown": np.array(slowdown)}
+    return hand_facts(**{**given, **changed})
+
+
+def test_gaps_of_a_device_come_from_its_kernels() -> None:
+    """The steps that the instrument slowed down stay out; where it slowed down all of them the figures are shown and not judged."""
+    found = by_key(judge(on_device()))
+    assert (found["kernel_active"].value, found["bubble"].value) == (0.95, 0.025)
+    assert (found["kernel_active"].verdict, found["bubble"].verdict) == (PASS, PASS)
+    for slowdown, said in (((0.021, 0.5), "perturbed, not judged"), ((np.nan, np.nan), "too few steady neighbours")):
+        found = by_key(judge(on_device(slowdown=slowdown)))
+        for key, value in (("kernel_active", 19.5 / 30), ("bubble", 8.25 / 30)):
+            assert found[key].value == pytest.approx(value) and found[key].verdict is None and said in found[key].reason
+    wide = by_key(judge(on_device(kernel_idle_ns=np.array([2 * MS, 8 * MS]))))
+    assert wide["bubble"].verdict == FAIL, "a fifth of the step idle"
+
+
+def test_what_was_not_measured_says_so_and_is_not_judged() -> None:
+    nothing = np.zeros(0, np.int64)
+    none = {"kernel_step_ns": nothing, "kernel_busy_ns": nothing, "kernel_idle_ns": nothing, "kernel_slowdown": np.zeros(0)}
+    for more, said in (({}, "no profiled step in which each kernel was timed"), ({"kernel_why": "not measured: no CUPTI"}, "no CUPTI")):
+        found = by_key(judge(on_device(**{**none, **more})))
+        for key in ("kernel_active", "bubble"):
+            assert found[key].value is None and found[key].verdict is None
+            assert "not measured" in found[key].reason and said in found[key].reason
+    found = by_key(judge(hand_facts(devices=1), targets({"comm_total": 0.5}, "asked for")))
+    for key in ("comm_exposed", "comm_total"):
+        assert found[key].value is None and found[key].verdict is None and found[key].reason.startswith("not measured: one device")
+
+
 def test_targets() -> None:
     own = targets({"mfu": 0.5, "bubble": 0.02, "unexplained": 0.01}, "asked for")
     found = by_key(judge(hand_facts(), own))
@@ -119,6 +153,30 @@ def test_launch_overhead_of_a_device_counts_only_uncovered_enqueue(tmp_path: Pat
         made_runs.edit(run, "INSERT INTO gpu_timeline VALUES (?, 0, ?, 'x', ?, ?, ?, NULL)", (at, track, phase, start, stop))
     figure = next(f for f in judge(facts(reading.load(run))) if f.key == "launch_overhead")
     assert figure.value == (4 + 3) / length
+
+
+def test_a_run_of_a_device_says_what_timed_its_kernels(tmp_path: Path) -> None:
+    """From rows to figures: two profiled steps of three are timed, one of them 1.5 % slower than its neighbours; without any the run's own
+    reason stands in the figure."""
+    path = made_runs.make(tmp_path / "gpu", steps=40, samples=3, noise=0.0, backend="cuda",
+                          metadata={"devices": 1, "kernel_times": "CUPTI"})  # fmt: skip
+    run = reading.load(path)
+    steady = int(np.median(timing(run).step_ns[timing(run).steady]))
+    first, second, _ = sorted(set(run.step_timing.step[run.step_timing.profiled == 1]))
+    made_runs.edit(path, "UPDATE step_timing SET step_ns = ? WHERE step = ?", (round(1.015 * steady), first))
+    for step in (first, second):
+        made_runs.edit(path, "INSERT INTO kernel_times VALUES (?, 0, 40, ?, 7, ?, 9, 3, 2, 5, 2, 10, 5, 1, 100, 4, -50, 30, 900)",
+                       (step, round(0.96 * steady), round(0.05 * steady)))
+    run = reading.load(path)
+    found, view = by_key(judge(facts(run))), views.profiled(run)
+    assert found["kernel_active"].value == pytest.approx(0.96 / 1.015, rel=1e-6) and found["kernel_active"].verdict == PASS
+    assert found["bubble"].value == pytest.approx(0.05 / 1.015, rel=1e-6) and found["bubble"].verdict == PASS
+    assert [r["judged"] for r in view["rows"]] == [True, False, False] and [r["kernels"] for r in view["rows"]] == [40, 40, None]
+    assert view["rows"][0]["slowdown"] == pytest.approx(0.015, rel=1e-4) and view["measured"] == "CUPTI"
+    assert view["rows"][0]["copy_overlapped"] == 0.5
+    none = made_runs.make(tmp_path / "none", steps=20, samples=2, backend="cuda", metadata={"kernel_times": "not measured: no CUPTI"})
+    figure = by_key(judge(facts(reading.load(none))))["bubble"]
+    assert figure.value is None and figure.verdict is None and figure.reason == "not measured: no CUPTI"
 
 
 def test_rates_leave_out_warm_up_and_profiled_steps(tmp_path: Path) -> None:
