@@ -1,7 +1,8 @@
 """What the times of all kernels, copies and waits of a profiled step say: busy and idle time, gaps and their causes, copies. Floor 3.
 
 A *gap* lies between two kernels. The part of it in which a copy or fill ran is put down to that: it was not overlapped. The rest is put
-down to a wait of the host where one began before it and ended in it: the host let the device run dry. Of other gaps no cause is known.
+down to a wait of the host that began before it and ended in it, where what comes next was handed over after that wait: the host let the
+device run dry. Of other gaps no cause is known.
 
 A profiled step is slower than it would be, and its gaps are longer. `slowdowns` says by how much; above PERTURBED gaps and what is exposed
 in them are shown and not judged.
@@ -26,7 +27,7 @@ NEIGHBOURS, FEWEST = 5, 3
 @dataclass(frozen=True)
 class Kernel:
     """One that ran, ns of the recorder's clock. `launch`, `place`: position of its launch in the Segment `plan`, and its own there; a time
-    stamp has launch -1."""
+    stamp has launch -1. `handed`: when the host began to hand it over, with all of its graph."""
 
     plan: str
     launch: int
@@ -36,6 +37,7 @@ class Kernel:
     phase: str
     start: int
     stop: int
+    handed: int = 0
 
     @property
     def is_stamp(self) -> bool:
@@ -112,10 +114,11 @@ class Activity:
         all_of = [np.concatenate(x) for x in zip(kernels, stamps, copies)]
         clipped = [np.clip(x, began, ended) for x in all_of]
         gaps, in_copy, in_sync = self.gaps(), 0, 0
+        handed = {k.start: k.handed for k in self.kernels}
         for start, stop in gaps:
             copied = union_ns(np.clip(copies[0], start, stop), np.clip(copies[1], start, stop))
             in_copy += copied
-            if any(w.start < start <= w.stop <= stop for w in self.waits):
+            if any(w.start < start <= w.stop <= min(stop, handed[stop]) for w in self.waits):
                 in_sync += stop - start - copied
         copy_ns = union_ns(*copies)
         return {

@@ -81,7 +81,7 @@ CREATE TABLE IF NOT EXISTS kernel_times (  -- a profiled step in which each kern
     stamp_ns INTEGER NOT NULL,         -- time in which time stamps were taken and nothing else ran
     idle_ns INTEGER NOT NULL,          -- time of the step in which neither kernel, stamp, copy nor fill ran
     gap_ns INTEGER NOT NULL,           -- time between the first kernel and the last in which neither kernel nor stamp ran, and of it ...
-    gap_sync_ns INTEGER NOT NULL,      -- ... in gaps in which the host ended a wait that began before them, less the next column
+    gap_sync_ns INTEGER NOT NULL,      -- ... in gaps before which the host waited, less the next column (alpha/profile/kernels.py)
     gap_copy_ns INTEGER NOT NULL,      -- ... while a copy or fill ran: no kernel ran beside it
     longest_gap_ns INTEGER NOT NULL,
     copies INTEGER NOT NULL,           -- copies and fills

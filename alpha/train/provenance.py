@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,10 @@ def kernel_hashes(program: Program, catalogue: Catalogue) -> dict[str, str]:
     found = {}
     for name in program.components():
         component = catalogue[name]
-        source = Path(inspect.getsourcefile(component.implementation) or "").read_bytes()
+        binder = component.implementation
+        while isinstance(binder, partial):
+            binder = binder.func
+        source = Path(inspect.getsourcefile(binder) or "").read_bytes()
         compiled = sorted(component.binaries().items()) if component.binaries is not None else []
         found[name] = sha256_hex(source + repr(compiled).encode())
     return found

@@ -79,11 +79,15 @@ def test_a_planted_sync_is_seen() -> None:
     """The host waits until the first kernel is over and hands over the rest then; the wait at the end of a step is none of these."""
     end = Wait("wait for an event", 0, 450 * US)
     sound = Activity(BACK_TO_BACK, waits=[end]).row(0, 500 * US)
-    found = Activity(moved(BACK_TO_BACK, 1, 30), waits=[Wait("wait for a stream", 20 * US, 104 * US), end]).row(0, 500 * US)
+    late = [replace(k, handed=(0 if i < 1 else 110) * US) for i, k in enumerate(moved(BACK_TO_BACK, 1, 30))]
+    wait = Wait("wait for a stream", 20 * US, 104 * US)
+    found = Activity(late, waits=[wait, end]).row(0, 500 * US)
     assert (sound["syncs"], sound["gap_sync_ns"]) == (1, 0)
     assert (found["syncs"], found["gap_sync_ns"], found["gap_ns"]) == (2, 30 * US, 30 * US)
     short = Wait("wait for an event", 101 * US, 102 * US)  # for what was long over: it is not why there is a gap
-    assert Activity(moved(BACK_TO_BACK, 1, 30), waits=[short, end]).row(0, 500 * US)["gap_sync_ns"] == 0
+    assert Activity(late, waits=[short, end]).row(0, 500 * US)["gap_sync_ns"] == 0
+    whole = [replace(k, handed=0) for k in late]  # all was handed over before the wait ended: it held nothing up
+    assert Activity(whole, waits=[wait, end]).row(0, 500 * US)["gap_sync_ns"] == 0
 
 
 def test_a_planted_serial_copy_is_seen() -> None:

@@ -4,7 +4,8 @@ there is none each launch, by a stamp before and after. Floor 4."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, groupby, pairwise
@@ -164,6 +165,18 @@ class Watch:
         self._on, self._seen, self._switch = True, [], self._clock() - start
         recorder.afterwards(partial(self._read, recorder))
 
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Within it graphs are made for the instrument to look into: those that it finds later cost it nearly twice as much."""
+        if self.instrument is None or self._on:
+            yield
+            return
+        self.instrument.start()
+        try:
+            yield
+        finally:
+            self.instrument.stop()
+
     def handed_over(self, plans: Sequence[Plan], called: int, returned: int) -> None:
         """The host handed over these Segments, the last that were enqueued, from `called` to `returned`."""
         self._pending[-len(plans)].host.append((called, returned))
@@ -177,23 +190,25 @@ class Watch:
         self._on = False
         switch, seen = self._switch + self._clock() - start, self._seen
         self._seen = []
-        wanted = [(s, r, name, i) for s, _ in seen for r in s.ran for i, name in enumerate(r.kernels)]
+        wanted = [(s, r, name) for s, _ in seen for r in s.ran for name in r.kernels]
         found = [r for r in records if r.kind == "kernel"]
         if not seen:
             return
-        if [name for _, _, name, _ in wanted] != [r.name for r in found]:
+        if [name for _, _, name in wanted] != [r.name for r in found]:
             at = next((i for i, (w, f) in enumerate(zip(wanted, found)) if w[2] != f.name), min(len(wanted), len(found)))
             recorder.describe({"kernel_times": f"not measured: {len(wanted)} kernels were enqueued and {len(found)} seen, other ones from "
                                                f"number {at} on"})
             return
         kernels: list[Kernel] = []
+        handed = 0
         places: dict[tuple[int, int], int] = {}
-        for (segment, ran, name, _), record in zip(wanted, found):
+        for (segment, ran, name), record in zip(wanted, found):
+            handed = segment.host[0][0] if segment.host else handed  # Segments of one graph are handed over with the first
             launch = segment.plan.launches[ran.launch] if ran.launch >= 0 else None
             key = id(segment), ran.launch
             place = places[key] = places.get(key, -1) + 1
             kernels.append(Kernel(segment.plan.name, ran.launch, place if launch else 0, launch.op if launch else "time stamp", name,
-                                  ran.phase or "idle", record.start, record.stop))
+                                  ran.phase or "idle", record.start, record.stop, handed))
         told = [t for _, times in seen for t in times]
         activity = Activity(
             kernels, [Copy(r.name, r.nbytes, r.start, r.stop, r.kind == "fill") for r in records if r.kind in ("copy", "fill")],
