@@ -14,6 +14,7 @@ import emulated_gpu as emulated_gpu_module
 import numpy as np
 import pytest
 from emulated_gpu import EmulatedCupti, Stream, emulated, emulated_gpu
+from trace_format import breaches, load
 
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.families import ANYWHERE, Nowhere
@@ -25,12 +26,15 @@ from alpha.cudart import cupti, mark
 from alpha.cudart.bandwidth import recording
 from alpha.gates.cases import cuda_run, reference
 from alpha.gates.cases.reference import batches_of, text_of
+from alpha.gates.contracts import contract_cases
 from alpha.ops.table import row
+from alpha.profile import trace
 from alpha.profile.figures import KERNELS
 from alpha.profile.kernels import Activity, Copy, Kernel, Stamps, Wait, slowdowns
 from alpha.profile.phases import phase_of
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
+from alpha.train.house import house
 from alpha.types import TensorType
 
 US = 1000
@@ -266,6 +270,34 @@ def test_every_kernel_is_seen_and_told_by_its_launch_and_phase(tmp_path: Path) -
     assert tracks["stream 0"] == found["kernels"] + found["stamps"] and tracks["gaps"] > 0 and tracks["copies"] == found["copies"] > 0
     assert tracks["sync waits"] == found["syncs"] > 0 and found["gap_sync_ns"] == 0
     assert found["stamps"] > 0 and found["stamp_spread_ns"] <= 2 * US and found["switch_ns"] > 0
+
+
+def test_the_trace_shows_kernels_gaps_copies_and_waits(tmp_path: Path) -> None:
+    with profiled(tmp_path / "m.sqlite") as db:
+        kernels = db.execute("SELECT sum(count) FROM kernel_profile").fetchone()[0]
+        (found,) = db.execute("SELECT * FROM kernel_times").fetchall()
+    written = trace.write(tmp_path / "m.sqlite", tmp_path / "t.json")
+    document = load(tmp_path / "t.json")
+    assert breaches(document) == []
+    threads = {e["tid"]: e["args"]["name"] for e in document["traceEvents"] if e["ph"] == "M" and e["name"] == "thread_name"}
+    shown: dict[str, list[str]] = {}
+    for e in document["traceEvents"]:
+        if e["ph"] == "X":
+            shown.setdefault(threads[e["tid"]], []).append(e["name"])
+    assert sum(": " in name for name in shown["stream 0"]) == kernels and "matmul: matmul.bf16.sm90" in shown["stream 0"]
+    assert shown["stream 0"].count("time stamp") == found["stamps"] and set(shown["gaps"]) == {"gap"}
+    assert len(shown["copies"]) == found["copies"] and any(name.startswith("DtoD ") for name in shown["copies"])
+    assert len(shown["sync waits"]) == found["syncs"] and written.arrows == shown["host enqueue"].count("graph") == 3
+
+
+def test_an_instrument_moves_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ways of running the same steps, those of profiled steps with every kernel timed among them."""
+    kernels = emulated(cuda_run.kernels())
+    monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
+    with emulated_gpu(instrument=True) as gpu:
+        found = dict(contract_cases(house()["executor.cuda"], "determinism"))["ways-llama"](np.random.default_rng(3))
+        assert found.error <= found.bound, found.note
+        assert gpu.allocated == 0
 
 
 def test_without_an_instrument_nothing_is_said_of_kernels(tmp_path: Path) -> None:

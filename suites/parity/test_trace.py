@@ -76,6 +76,18 @@ def of(document: Any, ph: str) -> list[dict[str, Any]]:
     return [e for e in document["traceEvents"] if e["ph"] == ph]
 
 
+def test_a_step_says_its_slowdown_and_whether_its_gaps_are_judged(run: Path, tmp_path: Path) -> None:
+    """Steps of 9 ms; the neighbours of step 4 are 3, 5, 6, 7, 8 and 10, those of step 9 alike. Alone in its session a step says nothing."""
+    for step, ns in ((4, 9_100_000), (9, 9_270_000)):
+        change(run, f"UPDATE step_timing SET step_ns = {ns} WHERE step = {step} AND rank = 0")
+    change(run, "UPDATE step_timing SET profiled = 1 WHERE rank = 1")
+    trace.write(run, tmp_path / "t.json")
+    said = {(e["pid"], e["name"]): e["args"] for e in of(load(tmp_path / "t.json"), "X") if e["cat"] == "step"}
+    assert said[1, "step 4"] == {"step": 4, "slowdown": "+1.11 %", "gaps": "judged"}
+    assert said[1, "step 9"] == {"step": 9, "slowdown": "+3.00 %", "gaps": "perturbed, not judged"}
+    assert said[2, "step 4"] == {"step": 4, "slowdown": "not known: too few steady neighbours", "gaps": "not judged"}
+
+
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_a_trace_keeps_the_format_and_every_nanosecond(run: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from types import TracebackType
 
 import numpy as np
@@ -186,8 +185,7 @@ class CudaExecutor:
         key = tuple(plan.name for plan in plans), watched
         if key not in self._graphs:
             ran: list[list[Ran]] = []
-            with self.watch.attached() if watched else nullcontext():
-                self._graphs[key] = capture(lambda _: ran.extend(self._launch_all(plans, watched)), self.stream), ran
+            self._graphs[key] = capture(lambda _: ran.extend(self._launch_all(plans, watched)), self.stream), ran
         return self._graphs[key]
 
     @property

@@ -4,8 +4,7 @@ there is none each launch, by a stamp before and after. Floor 4."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, groupby, pairwise
@@ -164,18 +163,6 @@ class Watch:
         self.instrument.start()
         self._on, self._seen, self._switch = True, [], self._clock() - start
         recorder.afterwards(partial(self._read, recorder))
-
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Within it graphs are made for the instrument to look into: those that it finds later cost it nearly twice as much."""
-        if self.instrument is None or self._on:
-            yield
-            return
-        self.instrument.start()
-        try:
-            yield
-        finally:
-            self.instrument.stop()
 
     def handed_over(self, plans: Sequence[Plan], called: int, returned: int) -> None:
         """The host handed over these Segments, the last that were enqueued, from `called` to `returned`."""
