@@ -1,8 +1,7 @@
 """The command line: `alpha train`, `lab`, `gate`, `plan`, `kernels`, `bench`, `sample`, `trace`, `dashboard`, `doctor`. Floor 9.
 
-Exit codes: 0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked, or nothing that was asked
-for could run. An error is one message, no traceback
-(`--debug` shows it).
+Exit codes: 0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked, or nothing that was asked for could run;
+129, 130, 143 a training run that SIGHUP, SIGINT or SIGTERM ended, saved. An error is one message, no traceback (`--debug` shows it).
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,6 +40,7 @@ from alpha.train import doctor, forbidden, rundir
 from alpha.train.assemble import calls_of, host_components, open_data, program_for, threads_for
 from alpha.train.console import Talk, duration
 from alpha.train.house import house
+from alpha.train.interrupt import EXIT, Interrupt
 from alpha.train.planned import plan_run
 from alpha.train.sample import generate, open_run, printable
 from alpha.train.seal import standing
@@ -214,20 +212,20 @@ def cmd_train(args: argparse.Namespace) -> int:
         )
     talk = Talk()
     gated = args.command == "train"
-    with graceful_stop(talk) as stop:
-        outcome = train(
-            cfg,
-            house(),
-            talk,
-            admit=(lambda ids, calls: admit(talk, shlex.join([args.source, *(f"--set={x}" for x in args.set)]), ids, calls))
-            if gated
-            else None,
-            resume=resume,
-            at=args.at,
-            stop=stop,
-        )
+    interrupt = Interrupt()
+    outcome = train(
+        cfg,
+        house(),
+        talk,
+        admit=(lambda ids, calls: admit(talk, shlex.join([args.source, *(f"--set={x}" for x in args.set)]), ids, calls))
+        if gated
+        else None,
+        resume=resume,
+        at=args.at,
+        interrupt=interrupt,
+    )
     _next(talk, outcome, args.command)
-    return 0
+    return 0 if outcome.finished else EXIT + interrupt.number
 
 
 def _next(talk: Talk, outcome: Outcome, command: str) -> None:
@@ -237,25 +235,6 @@ def _next(talk: Talk, outcome: Outcome, command: str) -> None:
         return
     talk.say(f"run directory {outcome.path}")
     talk.say(f"try next:     {me} sample {outcome.path} --prompt 'import '", "bold")
-
-
-@contextmanager
-def graceful_stop(talk: Talk) -> Iterator[Callable[[], int]]:
-    """A function that gives the number of the signal that came, or 0. The first Ctrl-C or SIGTERM finishes the step and saves; the second
-    ends the process at once (the last checkpoint stands)."""
-    asked: list[int] = []
-
-    def handler(number: int, frame: object) -> None:
-        asked.append(number)
-        signal.signal(number, before[signal.Signals(number)])
-        talk.say("finishing this step, then saving; once more to end at once", "yellow")
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked[0] if asked else 0
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 REFUSED_LINES = 10

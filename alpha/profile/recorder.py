@@ -162,10 +162,12 @@ class Recorder:
             self._ahead = False
 
     def so_far(self) -> None:
-        """Enqueue the row of the step interval as it stands; it is replaced when the interval closes. For a checkpoint: what a kill right
-        after it would lose would not run again."""
+        """Enqueue the rows of the step interval as it stands, those of a profiled step too; they are replaced when the interval closes.
+        For a checkpoint: what a kill right after it would lose would not run again."""
         if self._at.step is not None and self.store is not None:
-            self.store.add("step_timing", self._at.timing(self.clock(), self.store.rank, self.store.session))
+            rows = list(self._at.rows(self.clock(), self.store.rank, self.store.session))
+            self._at.events = []  # told once: a timeline has no key that would replace them
+            self.store.later(lambda: rows)
 
     def finish(self) -> None:
         """The session ends: close the last interval."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -13,12 +14,12 @@ from typing import Any
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.data.corpus import Corpus, open_corpus
-from alpha.data.files import sha256_hex
+from alpha.data.files import sha256_hex, sweep
 from alpha.data.sampler import PermutedSampler, window_count
 from alpha.data.shards import TokenStream, token_stream
 from alpha.data.split import Split, split_by_file
 from alpha.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
-from alpha.errors import ConfigError, MachineError
+from alpha.errors import ConfigError, CorruptError, MachineError
 from alpha.flops.v1 import ModelFlops, count
 from alpha.graph.ir import Value
 from alpha.graph.plan import Program
@@ -54,8 +55,9 @@ def open_data(cfg: Config) -> Dataset:
     """
     corpus = open_corpus(cfg.data.corpus)
     split = split_by_file(corpus, fraction=cfg.data.validation, seed=SPLIT_SEED)
-    tokenizer = tokenizer_for(cfg, split.train)
     cache = Path(cfg.data.cache)
+    tokenizer = tokenizer_for(cfg, split.train)
+    sweep(cache)
     streams = [token_stream(side, tokenizer, cache) for side in (split.train, split.validation)]
     for stream in streams:
         window_count(stream, cfg.data.sequence)  # refuses here what would otherwise be refused after a long build
@@ -63,15 +65,22 @@ def open_data(cfg: Config) -> Dataset:
 
 
 def tokenizer_for(cfg: Config, train: Corpus) -> Tokenizer:
-    """The tokenizer of a run: fixed for bytes; BPE is trained on the train split alone and kept in the cache by what decides it."""
+    """The tokenizer of a run: fixed for bytes; BPE is trained on the train split alone and kept in the cache by what decides it.
+
+    The file says what it was trained for: CorruptError where that is not what is asked for now.
+    """
     if cfg.data.tokenizer == "bytes":
         return ByteTokenizer()
-    name = sha256_hex(f"{train.hash} {cfg.data.vocab} {cfg.data.sample}".encode())[:20]
-    path = Path(cfg.data.cache) / f"bpe-{cfg.data.vocab}-{name}.json"
+    asked = {"corpus": train.hash, "vocab": cfg.data.vocab, "sample_bytes": cfg.data.sample}
+    path = Path(cfg.data.cache) / f"bpe-{cfg.data.vocab}-{sha256_hex(json.dumps(asked, sort_keys=True).encode())[:20]}.json"
     if path.is_file():
-        return load_tokenizer(path)
+        found = load_tokenizer(path)
+        if found.record.get("asked") != asked or found.vocab_size != cfg.data.vocab:
+            raise CorruptError("a cached tokenizer is not the one that is asked for", came=f"{path}: {found.record.get('asked')}",
+                               expected=asked, do="remove the file; it is trained again")
+        return found
     text = train.sample(cfg.data.sample)
-    tokenizer = BPETokenizer.train(text.texts(), cfg.data.vocab, record={"corpus": train.hash, "sample": text.hash})
+    tokenizer = BPETokenizer.train(text.texts(), cfg.data.vocab, record={"asked": asked, "sample": text.hash})
     tokenizer.save(path)
     return tokenizer
 

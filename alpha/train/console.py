@@ -1,11 +1,17 @@
-"""What a person sees while a run goes on: a progress bar on a terminal, a line now and then elsewhere. Floor 6."""
+"""What a person sees while a run goes on: a progress bar on a terminal, a line now and then elsewhere. Floor 6.
+
+A console that goes away (`alpha train ... | head`, a closed terminal, a log on a full disk) takes nothing with it: the run goes on.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -30,11 +36,49 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
 
 
+class Screen:
+    """A text stream that may go away: from its first error on, what is written is dropped. All else is the stream's own."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream, self.lost = stream, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write or drop `text`."""
+        if not self.lost:
+            try:
+                self._stream.write(text)
+            except OSError as error:
+                self._lose(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass on or drop what was written."""
+        if not self.lost:
+            try:
+                self._stream.flush()
+            except OSError as error:
+                self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        if isinstance(error, BlockingIOError):
+            return  # full for the moment: this text alone is dropped
+        self.lost = True
+        try:  # what is left in the stream's buffer goes nowhere when the interpreter ends
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+        except OSError:
+            pass  # no file is behind it
+
+
 class Talk:
     """Prints. `stamp` stands before every figure of an ungated run."""
 
     def __init__(self, console: Console | None = None, stamp: str = "") -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
         self.stamp = stamp
 
     def say(self, text: str, style: str = "") -> None:

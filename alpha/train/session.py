@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -30,6 +30,7 @@ from alpha.train.assemble import Dataset, calls_of, flops_for, host_components, 
 from alpha.train.console import Board, Talk
 from alpha.train.engine import open_executor
 from alpha.train.evaluate import Evaluation
+from alpha.train.interrupt import Interrupt
 from alpha.train.log import RankLog
 from alpha.train.loop import Loop, Watch
 from alpha.train.peak import peak_of_run, readings
@@ -54,12 +55,12 @@ class Outcome:
 
 def train(
     cfg: Config, catalogue: Catalogue, talk: Talk, *, admit: Admit | None, resume: Path | None = None, at: int | None = None,
-    stop: Callable[[], int] = lambda: 0,
+    stop: Callable[[], int] = lambda: 0, interrupt: Interrupt | None = None,
 ) -> Outcome:  # fmt: skip
     """Train `cfg` to its last step in a new run directory, or go on in `resume` (from checkpoint `at`, default the latest).
 
-    `admit` None: an ungated run, stamped everywhere. `stop`: asked after each step; not 0, such as the number of a signal, saves and ends
-    the session.
+    `admit` None: an ungated run, stamped everywhere. `stop`: asked after each step; not 0 saves and ends the session. `interrupt`: listens
+    to signals while steps run, with the same effect.
     """
     forbidden.watch()
     began, began_ns = datetime.now(timezone.utc), time.perf_counter_ns()
@@ -110,8 +111,8 @@ def train(
                 steps=cfg.train.steps, config=cfg.identity(), status=loop.seal.status)  # fmt: skip
         metrics.mark(loop_ns=time.perf_counter_ns())
         if loop.step < cfg.train.steps:
-            with Board(talk, loop.step, cfg.train.steps, flops, peak) as board:
-                finished = loop.run(_watch(board, log, note_speed, loop, stop))
+            with Board(talk, loop.step, cfg.train.steps, flops, peak) as board, interrupt or nullcontext():
+                finished = loop.run(_watch(board, log, note_speed, loop, lambda: stop() or (interrupt() if interrupt else 0)))
             note_libraries(held)
             with loop.recorder.span("eval"):
                 note_speed()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from unittest import mock
@@ -290,7 +291,8 @@ def _damaged(rng: np.random.Generator) -> Measured:
 
 
 def full_disk(rng: np.random.Generator, made: tokenizer.Tokenizer) -> Measured:
-    """Saving to a full disk: MachineError, the file that was there still stands, nothing is left beside it."""
+    """Saving to a full disk: MachineError, the file that was there still stands, nothing is left beside it. What is saved is forced to the
+    medium; what a killed process left is swept, and nothing else."""
     count = Count()
     with folder() as root:
         path = root / "t.json"
@@ -304,6 +306,28 @@ def full_disk(rng: np.random.Generator, made: tokenizer.Tokenizer) -> Measured:
         count.refuses(MachineError, save, "full disk")
         count.check(path.read_bytes() == before, "the old file is gone")
         count.check([p.name for p in Path(root).iterdir()] == ["t.json"], "a temporary file is left")
+        forced: dict[int, int] = {}
+        real = os.fsync
+
+        def spy(handle: int) -> None:
+            forced[os.fstat(handle).st_ino] = os.fstat(handle).st_size
+            real(handle)
+
+        with mock.patch.object(files.os, "fsync", spy):
+            made.save(path)
+        count.check(forced.get(path.stat().st_ino) == path.stat().st_size, "the file was not forced to the medium whole")
+        count.check(root.stat().st_ino in forced, "its new name was not forced to the medium")
+        held, left, younger = root / ".held.tmp", root / ".left.tmp", root / ".younger.tmp"
+        for file in (held, left, younger):
+            file.write_bytes(b"half")
+        for file in (held, left):
+            os.utime(file, (1.0, 1.0))
+        with open(held, "rb") as maker:
+            files.hold(maker.fileno())
+            files.sweep(root)
+        count.check(not left.exists(), "what a killed process left is not swept")
+        count.check(held.exists(), "what is being written is swept")
+        count.check(younger.exists(), "what was just made is swept before its maker can hold it")
     return count.measured()
 
 
