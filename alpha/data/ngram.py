@@ -20,6 +20,9 @@ from alpha.errors import InputError
 # The context before the first two bytes of a document: line ends, which most texts start after.
 _BEFORE = b"\n\n"
 
+_BATCH = 1 << 22
+"""Bytes of text that are counted at once: what a corpus needs in memory does not grow with it."""
+
 
 def nats_to_bits_per_byte(total_nats: float, total_bytes: int) -> float:
     """Bits per byte of a text of `total_bytes` bytes on which a model loses `total_nats`: total_nats / ln 2 / total_bytes.
@@ -44,11 +47,16 @@ class Order2Model:
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         """Fit on `texts`, one item per document. InputError if there is not one byte."""
-        joined = list(_codes(texts))
-        codes = np.concatenate(joined) if joined else np.empty(0, dtype=np.int64)
-        if not codes.size:
+        self._c2, waiting, size = np.zeros((1 << 16, 256), dtype=np.int32), list[NDArray[np.int64]](), 0
+        for codes in _codes(texts):
+            waiting.append(codes)
+            size += len(codes)
+            if size >= _BATCH:
+                self._count(waiting)
+                waiting, size = [], 0
+        self._count(waiting)
+        if not self._c2.any():
             raise InputError("the order-2 model has no text to be fitted on", came="0 bytes", expected="at least 1 byte")
-        self._c2 = np.bincount(codes, minlength=1 << 24).astype(np.int32).reshape(1 << 16, 256)
         self._c1 = self._c2.reshape(256, 256, 256).sum(axis=0, dtype=np.int64)
         c0 = self._c1.sum(axis=0)
         self._n2, self._d2 = self._c2.sum(axis=1, dtype=np.int64), np.count_nonzero(self._c2, axis=1)
@@ -57,6 +65,10 @@ class Order2Model:
         p0 = (c0 + d0 / 256.0) / (n0 + d0)
         # A context that never came has n = d = 0: all its weight goes to the shorter context.
         self._p1 = np.where(n1[:, None] > 0, (self._c1 + d1[:, None] * p0) / np.maximum(n1 + d1, 1)[:, None], p0)
+
+    def _count(self, codes: list[NDArray[np.int64]]) -> None:
+        if codes:
+            self._c2 += np.bincount(np.concatenate(codes), minlength=1 << 24).astype(np.int32).reshape(1 << 16, 256)
 
     def probabilities(self, codes: NDArray[np.int64]) -> NDArray[np.float64]:
         """P(byte | two bytes before it) for codes (older << 16 | last << 8 | byte): int64 [n] -> float64 [n]."""

@@ -14,6 +14,7 @@ from alpha.component import Catalogue
 from alpha.errors import InputError
 from alpha.graph.plan import Program
 from alpha.profile.recorder import Recorder
+from alpha.train import room
 
 
 class Executor(Protocol):
@@ -47,10 +48,12 @@ _EXECUTORS: dict[str, Callable[[Program, Catalogue], Executor]] = {"cpu": CpuExe
 
 
 def open_executor(program: Program, catalogue: Catalogue) -> Executor:
-    """The executor of the back end that `program` was built for. MachineError if this machine lacks it; the caller closes it."""
+    """The executor of the back end that `program` was built for; the caller closes it. MachineError if this machine lacks the back end or
+    the memory."""
     backend = str(program.facts["backend"])
     if backend not in _EXECUTORS:
         raise InputError("no such back end", came=backend, expected=", ".join(_EXECUTORS))
+    room.require(program)
     return _EXECUTORS[backend](program, catalogue)
 
 
