@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from alpha.cudart import _bindings
+from alpha.errors import MachineError
 
 PROBES = 20
 EXTRA = "install the extra: pip install 'alpha[cupti]'"
@@ -41,10 +42,10 @@ class Instrument(Protocol):
     text: str
 
     def start(self) -> None:
-        """Records are kept from now on."""
+        """Records are kept from now on. MachineError where it refuses."""
 
     def stop(self) -> list[Record]:
-        """No more; all that were complete, by their start. The device must have ended what is to be seen."""
+        """No more; all that were complete, by their start. The device must have ended what is to be seen. MachineError where it refuses."""
 
 
 _NAMES = {"HTOD": "HtoD", "DTOH": "DtoH", "DTOD": "DtoD", "HTOH": "HtoH", "PTOP": "PtoP"}
@@ -68,19 +69,26 @@ class Cupti:
     def start(self) -> None:
         self._records.clear()
         for kind in self._on:
-            self._cupti.activity_enable(kind)
+            self._ask("activity_enable", kind)
         self._from = self._moment()
 
     def stop(self) -> list[Record]:
-        self._cupti.activity_flush_all(1)  # forced: a copy for the next step may still run, and must not hold back the rest
+        self._ask("activity_flush_all", 1)  # forced: a copy for the next step may still run, and must not hold back the rest
         for kind in self._on:
-            self._cupti.activity_disable(kind)
+            self._ask("activity_disable", kind)
         (host, device), (host_now, device_now) = self._from, self._moment()
         rate = (host_now - host) / max(1, device_now - device)
         found = [Record(k, name, host + round((start - device) * rate), host + round((stop - device) * rate), n)
                  for k, name, start, stop, n in self._records if stop > start]
         self._records.clear()
         return sorted((r for r in found if r.start >= host), key=lambda r: (r.start, r.stop))
+
+    def _ask(self, call: str, argument: Any) -> None:
+        try:
+            getattr(self._cupti, call)(argument)
+        except Exception as error:  # cuptiError, a class of the package
+            raise MachineError("CUPTI refuses", came=f"{call}({argument}): {type(error).__name__}: {error}",
+                               expected="a process without another profiler", do="run without it, or without the extra") from error
 
     def _moment(self) -> tuple[int, int]:
         """The host's clock and CUPTI's at one moment: the shortest of PROBES tries."""

@@ -349,3 +349,4 @@ def emulated_gpu(total: int = 2 << 30, *, instrument: bool = False) -> Iterator[
         finally:
             device._open.cache_clear()
             Stream.by_handle.clear()
+            EmulatedCupti.on = None

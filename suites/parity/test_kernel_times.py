@@ -24,6 +24,7 @@ from alpha.backends.cuda.lib import Operand, Parts
 from alpha.backends.cuda.observe import Work, pieces_of
 from alpha.cudart import cupti, mark
 from alpha.cudart.bandwidth import recording
+from alpha.errors import MachineError
 from alpha.gates.cases import cuda_run, reference
 from alpha.gates.cases.reference import batches_of, text_of
 from alpha.gates.contracts import contract_cases
@@ -346,7 +347,20 @@ def test_kernels_that_were_not_seen_are_said(tmp_path: Path, monkeypatch: pytest
     with profiled(tmp_path / "m.sqlite") as db:
         assert db.execute("SELECT count(*) FROM kernel_times").fetchone()[0] == 0
         said = dict(db.execute("SELECT * FROM run_metadata").fetchall())["kernel_times"]
-    assert said.startswith("not measured: ") and "were enqueued" in said
+    assert said.startswith("not measured in a step: ") and "were enqueued" in said
+
+
+@pytest.mark.parametrize("call", ["start", "stop"])
+def test_an_instrument_that_refuses_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def refuse(self: EmulatedCupti) -> None:
+        raise MachineError("CUPTI refuses", came="activity_enable(10): another profiler")
+
+    monkeypatch.setattr(EmulatedCupti, call, refuse)
+    with profiled(tmp_path / "m.sqlite") as db:
+        assert db.execute("SELECT count(*) FROM kernel_times").fetchone()[0] == 0
+        assert db.execute("SELECT count(*) FROM step_timing").fetchone()[0] == 2
+        assert dict(db.execute("SELECT * FROM run_metadata").fetchall())["kernel_times"] == (
+            "not measured any more: CUPTI refuses: activity_enable(10): another profiler")
 
 
 # -- CUPTI -------------------------------------------------------------------------------------------------------------------------------
@@ -414,6 +428,14 @@ def test_records_of_cupti_are_times_of_the_host() -> None:
     instrument.start()
     library.waiting = []
     assert instrument.stop() == []
+
+
+def test_cupti_that_refuses_is_an_error_of_the_machine() -> None:
+    clock = Ticks()
+    instrument = cupti.Cupti(Library(clock), clock.perf_counter_ns)
+    instrument._cupti.activity_enable = lambda kind: 1 // 0
+    with pytest.raises(MachineError, match="CUPTI refuses"):
+        instrument.start()
 
 
 def test_why_there_is_no_cupti(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, groupby, pairwise
@@ -14,7 +15,7 @@ from alpha.backends.cuda.lib import Parts
 from alpha.cudart import cupti
 from alpha.cudart.launch import noted
 from alpha.cudart.mark import PLACES, Marks
-from alpha.errors import GraphError
+from alpha.errors import GraphError, MachineError
 from alpha.graph.plan import Launch, Plan
 from alpha.profile.kernels import Activity, Copy, Kernel, Stamps, Wait
 from alpha.profile.phases import phase_of
@@ -160,7 +161,11 @@ class Watch:
         if self._on:
             return
         start = self._clock()
-        self.instrument.start()
+        try:
+            self.instrument.start()
+        except MachineError as error:
+            self._give_up(recorder, error)
+            return
         self._on, self._seen, self._switch = True, [], self._clock() - start
         recorder.afterwards(partial(self._read, recorder))
 
@@ -173,8 +178,12 @@ class Watch:
         enqueued, nothing is told, and the run says so."""
         assert self.instrument is not None
         start = self._clock()
-        records = self.instrument.stop()
         self._on = False
+        try:
+            records = self.instrument.stop()
+        except MachineError as error:
+            self._give_up(recorder, error)
+            return
         switch, seen = self._switch + self._clock() - start, self._seen
         self._seen = []
         wanted = [(s, r, name) for s, _ in seen for r in s.ran for name in r.kernels]
@@ -183,8 +192,8 @@ class Watch:
             return
         if [name for _, _, name in wanted] != [r.name for r in found]:
             at = next((i for i, (w, f) in enumerate(zip(wanted, found)) if w[2] != f.name), min(len(wanted), len(found)))
-            recorder.describe({"kernel_times": f"not measured: {len(wanted)} kernels were enqueued and {len(found)} seen, other ones from "
-                                               f"number {at} on"})
+            recorder.describe({"kernel_times": f"not measured in a step: {len(wanted)} kernels were enqueued and {len(found)} seen, other "
+                                               f"ones from number {at} on ({self.instrument.text})"})
             return
         kernels: list[Kernel] = []
         handed = 0
@@ -203,6 +212,11 @@ class Watch:
             Stamps.against(told, [k for k in kernels if k.is_stamp]), switch)
         recorder.ran_kernels({s.plan.name: s.plan for s, _ in seen}, activity)
         self._arrows(recorder, seen, kernels)
+
+    def _give_up(self, recorder: Recorder, error: MachineError) -> None:
+        """The instrument refuses: the run goes on without, and says so."""
+        self.instrument = None
+        recorder.describe({"kernel_times": f"not measured any more: {error.what}: {error.came}"})
 
     def _arrows(self, recorder: Recorder, seen: Sequence[tuple[_Segment, list[int]]], kernels: Sequence[Kernel]) -> None:
         """The timeline: each graph on the host's track with an arrow to its first kernel, and every kernel on the stream's."""
@@ -280,6 +294,7 @@ class Watch:
     def free(self) -> None:
         """Give the ring back, and turn the instrument off."""
         if self._on and self.instrument is not None:
-            self.instrument.stop()
             self._on = False
+            with suppress(MachineError):  # nothing is left to be told of
+                self.instrument.stop()
         self.marks.free()
