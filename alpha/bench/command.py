@@ -214,7 +214,7 @@ def _against(args: argparse.Namespace, chosen: Sequence[Component], console: Con
             against.record(c, tree, verdicts)
             console.print(f"{c.id}: kept beside the pins")
     if args.json:
-        _write(args.json, {"against": found})
+        _write(args.json, {"flops": VERSION, "against": found})
     return int(any(x["verdict"] == noise.FAIL for x in found))
 
 

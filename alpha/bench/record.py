@@ -20,6 +20,8 @@ from alpha.bench.peer import ROOT
 from alpha.errors import CorruptError, InputError, MachineError
 
 FORMAT = 1
+OUTPUTS = ("baselines/bench", "reports")
+"""What recording writes; a change of it is no change of the code that runs."""
 FOLDER = ROOT / "baselines" / "bench"
 DIGITS = 6
 """Significant digits that a record keeps."""
@@ -38,7 +40,7 @@ def _git(*words: str, root: Path) -> str | None:
 def clean_commit(root: Path = ROOT) -> str:
     """The commit of the code that runs. InputError where a file differs from it, or it cannot be known."""
     commit = _git("rev-parse", "HEAD", root=root) if (root / ".git").exists() else None
-    changed = _git("status", "--porcelain", root=root) if commit else None
+    changed = _git("status", "--porcelain", "--", ".", *(f":(exclude){x}" for x in OUTPUTS), root=root) if commit else None
     if commit is None or changed is None:
         raise InputError("a record names its commit, and this source tree has none", came=root, expected="a git checkout",
                          do="clone the repository and record there")

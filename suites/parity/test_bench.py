@@ -743,7 +743,7 @@ def test_a_machine_without_a_gpu_says_so(capsys: pytest.CaptureFixture[str], mon
 
 def test_no_library_of_a_peer_is_loaded_here() -> None:
     code = ("import sys; from alpha.cli import main; main(['bench', 'silu.f32.cpu', '--peers', '--rounds', '1', '--case', 'cache']); "
-            "from alpha.train import forbidden; forbidden.check(); sys.exit(9)")
+            "from alpha.train import forbidden; forbidden.check('at the end'); sys.exit(9)")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False, timeout=120).returncode == 9
 
 

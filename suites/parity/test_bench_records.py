@@ -176,6 +176,8 @@ def test_regions_must_be_known_and_closed(place: Path) -> None:
 
 def test_only_a_clean_commit_is_recorded(place: Path) -> None:
     assert record.clean_commit(place) == git(place, "rev-parse", "HEAD")
+    record.write("cuda_sm90_H200", "step-other", body("0" * 40), place / "baselines" / "bench")
+    assert record.clean_commit(place)  # the next record is of the same commit
     (place / "new.py").write_text("")  # code is found by looking, so a file that git does not know counts
     with pytest.raises(InputError, match="only a clean commit"):
         record.clean_commit(place)
@@ -263,6 +265,15 @@ def test_products_and_attention_are_shown_by_shape() -> None:
     text = docs.attention([{**held, "subject": "attention", "kernels": [
         call("attention_bwd.bf16.sm90", "causal-1x32x16384x128", 4 * 32 * 16384**2 * 128 * 2.5 * 0.5 / 500e3, 1.1)]}])
     assert "| 1 x 32 x 16384 x 128 | - | - | 500 (1.10) | - |" in text
+
+
+STILL_DIRTY = {"gpt2-124m-h200", "gpt2-124m-h200-pair", "llama-1b-h200"}
+"""Reports that were made before, from changed code. A new one leaves the set; none enters it."""
+
+
+def test_reports_come_from_clean_commits() -> None:
+    dirty = {p.parent.name for p in (ROOT / "reports").glob("*/report.md") if "+changes" in p.read_text()}
+    assert dirty <= STILL_DIRTY, f"made from changed code: {sorted(dirty - STILL_DIRTY)}"
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------------------------
