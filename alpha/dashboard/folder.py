@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from alpha.data.files import MAKING
 from alpha.errors import AlphaError, CorruptError, InputError, MachineError
 from alpha.train.rundir import GATED, UNGATED, is_run, read_manifest
 from alpha.train.seal import standing
@@ -50,7 +51,8 @@ class Folder:
 
     def _is_here(self, path: Path) -> bool:
         try:
-            return path.resolve().parent == self.root and path.is_dir() and any((path / mark).exists() for mark in MARKS)
+            here = path.resolve().parent == self.root and path.is_dir() and not path.name.startswith(MAKING)
+            return here and any((path / mark).exists() for mark in MARKS)
         except OSError:
             return False
 

@@ -200,7 +200,7 @@ def find(cfg: Config) -> Path:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory."""
-    return (path / "config.toml").is_file()
+    return not path.name.startswith(MAKING) and (path / "config.toml").is_file()
 
 
 def read_config(path: Path) -> Config:
