@@ -6,7 +6,7 @@ a learning-rate schedule, a sampler, a tokenizer, an executor, a checkpoint form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alpha.errors import GraphError, InputError
@@ -15,6 +15,9 @@ from alpha.types import Attrs, TensorType
 KINDS = ("kernel", "pass", "schedule", "sampler", "tokenizer", "corpus", "split", "shards", "executor", "checkpoint", "model", "program",
          "optimizer", "evidence", "flops", "yardstick")
 """Closed list of kinds; alpha/registry/policy.py says which gates each owes."""
+
+SHAPE = 1
+"""Version of the fields of the data classes here, raised by hand: evidence binds to it in their place (alpha/registry/digest.py)."""
 
 GATES = ("parity", "gradient", "determinism", "faults", "perf")
 
@@ -69,6 +72,7 @@ class Component:
     `op`: the op row that a kernel implements. `presupposes`: ids that must be usable before this one is.
     `requires`: what a machine must have to run it, such as `sm_90a`; elsewhere its gates are NOT_RUN, with the reason.
     `binaries`: name -> digest of every compiled file that it may load (kernels of the GPU); part of what evidence binds to.
+    `launches`: of what runs whole Programs, the kernels among which they choose; evidence binds to those that they may launch.
     `inplace`: (output index, input index) pairs that may share memory when the planner proves that the input dies here.
     `scratch`: bytes of scratch the kernel needs, from (input types, attrs, threads); the planner reserves exactly that.
     `contract`: dotted module whose `CASES[id][gate]` lists the cases of a component that has no op row:
@@ -87,6 +91,7 @@ class Component:
     scratch: Callable[[Sequence[TensorType], Attrs, int], int] | None = None
     contract: str = ""
     binaries: Callable[[], Mapping[str, str]] | None = None
+    launches: Callable[[], Iterable[Component]] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -10,7 +10,7 @@ bf16, and `growth(K)` of u of fp32 times the mean size of the terms for sums in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
@@ -26,14 +26,13 @@ U16, U32 = UNIT_ROUNDOFF["bf16"], UNIT_ROUNDOFF["f32"]
 VECTORS = 4
 ROWS = 24
 
+
 def entries(component: Component, nonce: str) -> list[dict[str, object]]:
     """Run every large case; one entry each."""
-    makes: dict[str, Callable[[Component, str, np.random.Generator], tuple[float, int]]] = {
-        "matmul": _gemm, "attention": _attention, "attention_bwd": _attention_bwd}
     found: list[dict[str, object]] = []
     for name in large_names(component):
         try:
-            error, cases = makes[component.op or ""](component, name.removeprefix("large:"), generator(nonce, component.id, name))
+            error, cases = MAKES[component.op or ""](component, name.removeprefix("large:"), generator(nonce, component.id, name))
             found.append({"name": name, "kind": "contract", "error": short(error, 3), "bound": 1.0, "cases": cases})
         except Exception as problem:  # a kernel that raises inside its envelope
             found.append({"name": name, "kind": "contract", "error": float("inf"), "bound": 1.0, "cases": 1, "note": crash(problem)})
@@ -162,3 +161,11 @@ def _attention_bwd(component: Component, name: str, rng: np.random.Generator) ->
             exact, allowed = want[x].transpose(1, 0, 2), want[f"{x} allowed"].transpose(1, 0, 2)
             worst = max(worst, _worst(np.abs(got[b] - exact), U16 * 1.01 * np.abs(exact) + allowed + 1e-5))
     return worst, sum(prod(x.shape) for x in (dq, dk, dv))
+
+
+MAKES: Mapping[str, Callable[[Component, str, np.random.Generator], tuple[float, int]]] = {
+    "matmul": _gemm,
+    "attention": _attention,
+    "attention_bwd": _attention_bwd,
+}
+"""Row -> (component, case, generator) -> (worst error over its tolerance, elements looked at); names in cuda_sizes.LARGE."""

@@ -7,7 +7,7 @@ the rows' do; what is judged exactly is judged so in every output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -217,25 +217,32 @@ def _gelu(rng: np.random.Generator, back: bool, exact: bool) -> Iterable[Sample]
             yield Sample(name=f"gpu-{form}-{name}", inputs=(dy, x) if back else (x,), attrs={"approximate": form})
 
 
-MAKES: dict[tuple[str, str], Make] = {
-    **{(op, which): partial(_gelu, back=op != "gelu", exact=which == "exact")
-       for op in ("gelu", "gelu_bwd") for which in ("samples", "exact")},
-    ("matmul", "samples"): _matmul,
-    ("matmul", "exact"): _matmul_exact,
-    ("matmul_accumulate", "samples"): _accumulate,
-    ("matmul_accumulate", "exact"): _accumulate_exact,
-    ("attention", "samples"): _attention,
-    ("attention_packed", "samples"): _packed,
-    ("attention_packed_bwd", "samples"): _packed_bwd,
-    ("take_row", "samples"): _take_row,
-    ("rope_packed", "samples"): _rope,
-    ("attention", "exact"): _attention_exact,
-    ("attention_bwd", "samples"): _attention_bwd,
-    ("attention_bwd", "exact"): _attention_bwd_exact,
+SAMPLES: Mapping[str, Make] = {
+    "gelu": partial(_gelu, back=False, exact=False),
+    "gelu_bwd": partial(_gelu, back=True, exact=False),
+    "matmul": _matmul,
+    "matmul_accumulate": _accumulate,
+    "attention": _attention,
+    "attention_bwd": _attention_bwd,
+    "attention_packed": _packed,
+    "attention_packed_bwd": _packed_bwd,
+    "take_row": _take_row,
+    "rope_packed": _rope,
 }
+"""Row -> its further samples. Evidence binds to a component's own entry (registry/digest.py, BY_OP)."""
+
+EXACT: Mapping[str, Make] = {
+    "gelu": partial(_gelu, back=False, exact=True),
+    "gelu_bwd": partial(_gelu, back=True, exact=True),
+    "matmul": _matmul_exact,
+    "matmul_accumulate": _accumulate_exact,
+    "attention": _attention_exact,
+    "attention_bwd": _attention_bwd_exact,
+}
+"""Row -> its further exact samples."""
 
 
 def of(op: str, rng: np.random.Generator, which: str) -> list[Sample]:
     """The further 'samples' or 'exact' samples of a row; none for a row that is not listed."""
-    make = MAKES.get((op, which))
+    make = (EXACT if which == "exact" else SAMPLES).get(op)
     return list(make(rng)) if make is not None else []

@@ -5,8 +5,8 @@ Between them and the row's samples every compiled file that a component may load
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,10 +39,17 @@ DOCUMENTS: Mapping[str, tuple[int, ...]] = {"documents-64": (1, 127, 192, 1000, 
 """Lengths of the documents of each row of the batch."""
 
 
+LARGE: Mapping[str, Mapping[str, object]] = {
+    "matmul": GEMMS,
+    "attention": ATTENTIONS,
+    "attention_bwd": ATTENTIONS,
+}
+"""Row -> its large cases of parity. Of this and the tables below evidence binds to a component's own entry (registry/digest.py, BY_OP)."""
+
+
 def large_names(component: Component) -> list[str]:
     """Names of the large cases of a component, in order."""
-    table: Mapping[str, object] = {"matmul": GEMMS, "attention": ATTENTIONS, "attention_bwd": ATTENTIONS}.get(component.op or "", {})
-    return [f"large:{name}" for name in table]
+    return [f"large:{name}" for name in LARGE.get(component.op or "", ())]
 
 
 REPEATED_GEMM = (1032, 1096, 4104)
@@ -52,25 +59,45 @@ REPEATED_ATTENTION = (2, 1100, 8, 2, 128)
 """B, T, H, G, D."""
 
 
-def large_inputs(op: str, rng: np.random.Generator) -> tuple[list[tuple[np.ndarray, str]], dict[str, object]] | None:
-    """(operands with their types, attributes) of one call of a model's size; None for an op that is not listed."""
+Drawn = tuple[list[tuple[np.ndarray, str]], dict[str, object]]
+"""(operands with their types, attributes)."""
 
-    def draw(*shape: int) -> tuple[np.ndarray, str]:
-        return round_to(rng.standard_normal(shape), "bf16"), "bf16"
 
-    if op == "matmul":
-        m, n, k = REPEATED_GEMM
-        return [draw(m, k), draw(n, k)], {"trans_a": False, "trans_b": True}
+def _draw(rng: np.random.Generator, *shape: int) -> tuple[np.ndarray, str]:
+    return round_to(rng.standard_normal(shape), "bf16"), "bf16"
+
+
+def _repeated_gemm(rng: np.random.Generator) -> Drawn:
+    m, n, k = REPEATED_GEMM
+    return [_draw(rng, m, k), _draw(rng, n, k)], {"trans_a": False, "trans_b": True}
+
+
+def _repeated_attention(rng: np.random.Generator) -> Drawn:
     b, t, h, g, d = REPEATED_ATTENTION
-    q, k_, v = draw(b, t, h, d), draw(b, t, g, d), draw(b, t, g, d)
-    attrs: dict[str, object] = {"causal": True, "window": 0, "scale": float(d**-0.5)}
-    if op == "attention":
-        return [q, k_, v], attrs
-    if op == "attention_bwd":
-        lse = np.log(np.arange(1.0, t + 1)) + 0.5
-        seen = np.broadcast_to(lse.astype(np.float32), (b, h, t)).astype(float)
-        return [draw(b, t, h, d), q, k_, v, draw(b, t, h, d), (seen, "f32")], attrs
-    return None
+    inputs = [_draw(rng, b, t, h, d), _draw(rng, b, t, g, d), _draw(rng, b, t, g, d)]
+    return inputs, {"causal": True, "window": 0, "scale": float(d**-0.5)}
+
+
+def _repeated_attention_bwd(rng: np.random.Generator) -> Drawn:
+    b, t, h, _, d = REPEATED_ATTENTION
+    (q, k, v), attrs = _repeated_attention(rng)
+    lse = np.log(np.arange(1.0, t + 1)) + 0.5
+    seen = np.broadcast_to(lse.astype(np.float32), (b, h, t)).astype(float)
+    return [_draw(rng, b, t, h, d), q, k, v, _draw(rng, b, t, h, d), (seen, "f32")], attrs
+
+
+REPEATED: Mapping[str, Callable[[np.random.Generator], Drawn]] = {
+    "matmul": _repeated_gemm,
+    "attention": _repeated_attention,
+    "attention_bwd": _repeated_attention_bwd,
+}
+"""Row -> the call of a model's size that determinism repeats."""
+
+
+def large_inputs(op: str, rng: np.random.Generator) -> Drawn | None:
+    """(operands with their types, attributes) of one call of a model's size; None for an op that is not listed."""
+    make = REPEATED.get(op)
+    return make(rng) if make is not None else None
 
 
 @dataclass(frozen=True)
@@ -88,82 +115,103 @@ class Call:
 
 def timed_calls(component: Component) -> list[Call]:
     """Calls of the sizes of GPT-2 124M and a Llama of 1.1 billion parameters, those inside the component's envelope."""
-    return [c for c in _calls(component.op or "") if component.envelope.why_outside(c.types, c.attrs) is None]
+    found = [c if c.name else replace(c, name=f"model-{i}") for i, c in enumerate(TIMED.get(component.op or "", ()))]
+    return [c for c in found if component.envelope.why_outside(c.types, c.attrs) is None]
 
 
-def _calls(op: str) -> list[Call]:
-
-    def bf16(*shape: int) -> TensorType:
-        return TensorType(shape, "bf16")
-
-    if op == "matmul":
-        return [
-            Call("forward-gpt", (bf16(16384, 768), bf16(3072, 768)), {"trans_b": True}),
-            Call("input-gradient-llama", (bf16(8192, 8192), bf16(8192, 2048)), {}),
-            Call("weight-gradient-gpt", (bf16(16384, 3072), bf16(16384, 768)), {"trans_a": True, "wide": True}),
-        ]
-    if op in ("attention", "attention_bwd"):
-        found = []
-        for name, b, t, h, g, d in (("gpt", 16, 1024, 12, 12, 64), ("llama", 2, 4096, 32, 8, 64), ("wide-heads", 2, 4096, 16, 16, 128)):
-            q, k = bf16(b, t, h, d), bf16(b, t, g, d)
-            types = (q, k, k) if op == "attention" else (q, q, k, k, q, TensorType((b, h, t), "f32"))
-            found.append(Call(name, types, {"causal": True, "window": 0, "scale": float(d**-0.5)}))
-        return found
-    return _other_calls(op)
+def _bf16(*shape: int) -> TensorType:
+    return TensorType(shape, "bf16")
 
 
-def _other_calls(op: str) -> list[Call]:
-    """Calls of the other rows, in a table by op."""
+def _f32(*shape: int) -> TensorType:
+    return TensorType(shape, "f32")
 
-    def of(dtype: str, *shape: int) -> TensorType:
-        return TensorType(shape, dtype)
 
-    x, wide = of("bf16", 32768, 1024), of("bf16", 16384, 16384)
-    vector, stat = of("bf16", 1024), of("f32", 32768)
-    ids, table, grad = of("i32", 65536), of("bf16", 50304, 768), of("f32", 50304, 768)
-    flat, scalar, number = of("f32", 1 << 27), of("f32"), of("i32")
-    gpt, llama = of("bf16", 16, 1024, 36 * 64), of("bf16", 2, 4096, 48 * 64)
-    heads = {"heads": 12, "kv_heads": 12, "causal": True, "window": 0, "scale": 0.125}
-    groups = {**heads, "heads": 32, "kv_heads": 8}
-    turn = {"base": 5e5, "layout": "half", "inverse": False}
-    head = ((of("bf16", 8192, 768), of("bf16", 50304, 768), of("i32", 8192)), {"ignore_index": -1, "z_loss": 0.0, "chunk": 4096})
-    segments = ((0, 1 << 27),)
-    rule = {"max_norm": 1.0, "schedule": "cosine", "peak": 1e-3, "floor": 0.1, "warmup": 10, "total": 100, "decay": 0}
-    adamw = {"segments": ((0, 1 << 27, 1.0, 1.0),), "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
-    columns = {"axis": (0,), "keepdims": False, "wide": True}
-    eps = {"eps": 1e-5}
-    packed = [(12, gpt, heads), (32, llama, groups)]
-    tokens, tanh = of("bf16", 16384, 768), {"approximate": "tanh"}
-    calls: dict[str, list[tuple[tuple[TensorType, ...], Any, bool, int]]] = {
-        "layernorm": [((x, vector, vector), eps, False, 1)], "rmsnorm": [((x, vector), eps, False, 1)],
-        "add_layernorm": [((x, x, vector, vector), eps, False, 1)], "add_rmsnorm": [((x, x, vector), eps, False, 1)],
-        "layernorm_bwd": [((x, x, vector, stat, stat), {}, False, 1)], "rmsnorm_bwd": [((x, x, vector, stat), {}, False, 1)],
-        "layernorm_bwd_add": [((x, x, x, vector, stat, stat), {}, False, 1)],
-        "rmsnorm_bwd_add": [((x, x, x, vector, stat), {}, False, 1)],
-        "add": [((x, x), {}, False, 1)], "scale": [((x,), {"factor": 0.5}, False, 1)],
-        "cast": [((flat,), {"dtype": "bf16"}, False, 1), ((of("bf16", 1 << 27),), {"dtype": "f32"}, False, 1)],
-        "accumulate": [((flat, flat), {}, False, 1), ((flat, of("bf16", 1 << 27)), {}, False, 1)],
-        "gelu": [((x,), tanh, False, 1)], "gelu_bwd": [((x, x), tanh, False, 1)],
-        "swiglu_packed": [((wide,), {}, False, 1)], "swiglu_packed_bwd": [((of("bf16", 16384, 8192), wide), {}, False, 1)],
-        "dropout": [((of("bf16", 16, 2048, 1024), number, of("i32", 16)), {"rate": 0.1, "seed": 1, "purpose": 2}, False, 9)],
-        "sum": [((x,), columns, False, 1)], "sum_accumulate": [((of("f32", 1024), x), columns, False, 1)],
-        "embedding": [((table, ids), {}, False, 50304)],
-        "embedding_add": [((table, ids, table, ids), {}, False, 50304)],
-        "embedding_bwd": [((of("bf16", 65536, 768), ids), {"vocab": 50304}, False, 50304)],
-        "embedding_bwd_accumulate": [((grad, of("bf16", 65536, 768), ids), {"vocab": 50304}, False, 50304)],
-        "take_row": [((of("bf16", 1, 1024, 2048), of("i32", 1)), {}, False, 1024)],
-        "rope_packed": [((llama, of("i32", 2, 4096)), {**turn, "heads": 32, "kv_heads": 8}, False, 4096)],
-        "linear_gelu": [((tokens, of("bf16", 3072, 768), of("bf16", 3072)), {"trans_b": True, **tanh}, True, 1)],
-        "linear_swiglu": [((of("bf16", 8192, 2048), of("bf16", 16384, 2048)), {"trans_b": True}, True, 1)],
-        "matmul_gelu_bwd": [((tokens, of("bf16", 768, 3072), of("bf16", 16384, 3072)), tanh, True, 1)],
-        "matmul_accumulate": [((of("f32", 3072, 768), of("bf16", 16384, 3072), tokens), {"trans_a": True, "wide": True}, True, 1)],
-        "linear_cross_entropy": [(*head, True, 50304)], "linear_cross_entropy_grad": [(*head, True, 50304)],
-        "count_valid": [((of("i32", 1 << 20),), {"ignore_index": -1}, False, 50304)],
-        "update_scalars": [((flat, scalar, scalar, number), {**rule, "segments": segments}, False, 9)],
-        "adamw": [((flat, flat, flat, flat, scalar, scalar, number, number, of("bf16", 1 << 27)), adamw, False, 2)],
-        "attention_packed": [((qkv,), attrs, True, 1) for _, qkv, attrs in packed],
-        "attention_packed_bwd": [((of("bf16", *qkv.shape[:2], h * 64), qkv, of("bf16", *qkv.shape[:2], h * 64),
-                                   of("f32", qkv.shape[0], h, qkv.shape[1])), attrs, True, 1) for h, qkv, attrs in packed],
-    }
-    least = 1 if op == "adamw" else 0  # its flag: a step that is not finite has nothing to do
-    return [Call(f"model-{i}", *entry, least=least) for i, entry in enumerate(calls.get(op, ()))]
+def _i32(*shape: int) -> TensorType:
+    return TensorType(shape, "i32")
+
+
+def _plain(*types: TensorType, below: int = 1, least: int = 0, **attrs: Any) -> Call:
+    """A call bound by memory; a name comes with its place."""
+    return Call("", types, attrs, False, below, least)
+
+
+def _product(*types: TensorType, below: int = 1, **attrs: Any) -> Call:
+    return Call("", types, attrs, True, below)
+
+
+def _attentions(back: bool) -> list[Call]:
+    found = []
+    for name, b, t, h, g, d in (("gpt", 16, 1024, 12, 12, 64), ("llama", 2, 4096, 32, 8, 64), ("wide-heads", 2, 4096, 16, 16, 128)):
+        q, k = _bf16(b, t, h, d), _bf16(b, t, g, d)
+        types = (q, q, k, k, q, _f32(b, h, t)) if back else (q, k, k)
+        found.append(Call(name, types, {"causal": True, "window": 0, "scale": float(d**-0.5)}))
+    return found
+
+
+def _packed_attentions(back: bool) -> list[Call]:
+    found = []
+    for h, g, qkv in ((12, 12, _bf16(16, 1024, 36 * 64)), (32, 8, _bf16(2, 4096, 48 * 64))):
+        b, t, _ = qkv.shape
+        o = _bf16(b, t, h * 64)
+        types = (o, qkv, o, _f32(b, h, t)) if back else (qkv,)
+        found.append(_product(*types, heads=h, kv_heads=g, causal=True, window=0, scale=0.125))
+    return found
+
+
+_ROWS, _WIDE, _VECTOR, _STATISTIC = _bf16(32768, 1024), _bf16(16384, 16384), _bf16(1024), _f32(32768)
+_IDS, _TABLE, _TABLE_GRADIENT, _TOKEN_GRADIENT = _i32(65536), _bf16(50304, 768), _f32(50304, 768), _bf16(65536, 768)
+_FLAT, _SCALAR, _INTEGER = _f32(1 << 27), _f32(), _i32()
+_TOKENS = _bf16(16384, 768)
+_HEAD: dict[str, Any] = {"ignore_index": -1, "z_loss": 0.0, "chunk": 4096}
+_UPDATE: dict[str, Any] = {"max_norm": 1.0, "schedule": "cosine", "peak": 1e-3, "floor": 0.1, "warmup": 10, "total": 100, "decay": 0,
+                           "segments": ((0, 1 << 27),)}
+_ADAMW: dict[str, Any] = {"segments": ((0, 1 << 27, 1.0, 1.0),), "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+_COLUMNS: dict[str, Any] = {"axis": (0,), "keepdims": False, "wide": True}
+
+TIMED: Mapping[str, Sequence[Call]] = {
+    "matmul": [
+        Call("forward-gpt", (_bf16(16384, 768), _bf16(3072, 768)), {"trans_b": True}),
+        Call("input-gradient-llama", (_bf16(8192, 8192), _bf16(8192, 2048)), {}),
+        Call("weight-gradient-gpt", (_bf16(16384, 3072), _bf16(16384, 768)), {"trans_a": True, "wide": True}),
+    ],
+    "attention": _attentions(False),
+    "attention_bwd": _attentions(True),
+    "attention_packed": _packed_attentions(False),
+    "attention_packed_bwd": _packed_attentions(True),
+    "layernorm": [_plain(_ROWS, _VECTOR, _VECTOR, eps=1e-5)],
+    "rmsnorm": [_plain(_ROWS, _VECTOR, eps=1e-5)],
+    "add_layernorm": [_plain(_ROWS, _ROWS, _VECTOR, _VECTOR, eps=1e-5)],
+    "add_rmsnorm": [_plain(_ROWS, _ROWS, _VECTOR, eps=1e-5)],
+    "layernorm_bwd": [_plain(_ROWS, _ROWS, _VECTOR, _STATISTIC, _STATISTIC)],
+    "rmsnorm_bwd": [_plain(_ROWS, _ROWS, _VECTOR, _STATISTIC)],
+    "layernorm_bwd_add": [_plain(_ROWS, _ROWS, _ROWS, _VECTOR, _STATISTIC, _STATISTIC)],
+    "rmsnorm_bwd_add": [_plain(_ROWS, _ROWS, _ROWS, _VECTOR, _STATISTIC)],
+    "add": [_plain(_ROWS, _ROWS)],
+    "scale": [_plain(_ROWS, factor=0.5)],
+    "cast": [_plain(_FLAT, dtype="bf16"), _plain(_bf16(1 << 27), dtype="f32")],
+    "accumulate": [_plain(_FLAT, _FLAT), _plain(_FLAT, _bf16(1 << 27))],
+    "gelu": [_plain(_ROWS, approximate="tanh")],
+    "gelu_bwd": [_plain(_ROWS, _ROWS, approximate="tanh")],
+    "swiglu_packed": [_plain(_WIDE)],
+    "swiglu_packed_bwd": [_plain(_bf16(16384, 8192), _WIDE)],
+    "dropout": [_plain(_bf16(16, 2048, 1024), _INTEGER, _i32(16), below=9, rate=0.1, seed=1, purpose=2)],
+    "sum": [_plain(_ROWS, **_COLUMNS)],
+    "sum_accumulate": [_plain(_f32(1024), _ROWS, **_COLUMNS)],
+    "embedding": [_plain(_TABLE, _IDS, below=50304)],
+    "embedding_add": [_plain(_TABLE, _IDS, _TABLE, _IDS, below=50304)],
+    "embedding_bwd": [_plain(_TOKEN_GRADIENT, _IDS, below=50304, vocab=50304)],
+    "embedding_bwd_accumulate": [_plain(_TABLE_GRADIENT, _TOKEN_GRADIENT, _IDS, below=50304, vocab=50304)],
+    "take_row": [_plain(_bf16(1, 1024, 2048), _i32(1), below=1024)],
+    "rope_packed": [_plain(_bf16(2, 4096, 48 * 64), _i32(2, 4096), below=4096, base=5e5, layout="half", inverse=False, heads=32, kv_heads=8)],
+    "linear_gelu": [_product(_TOKENS, _bf16(3072, 768), _bf16(3072), trans_b=True, approximate="tanh")],
+    "linear_swiglu": [_product(_bf16(8192, 2048), _bf16(16384, 2048), trans_b=True)],
+    "matmul_gelu_bwd": [_product(_TOKENS, _bf16(768, 3072), _bf16(16384, 3072), approximate="tanh")],
+    "matmul_accumulate": [_product(_f32(3072, 768), _bf16(16384, 3072), _TOKENS, trans_a=True, wide=True)],
+    "linear_cross_entropy": [_product(_bf16(8192, 768), _TABLE, _i32(8192), below=50304, **_HEAD)],
+    "linear_cross_entropy_grad": [_product(_bf16(8192, 768), _TABLE, _i32(8192), below=50304, **_HEAD)],
+    "count_valid": [_plain(_i32(1 << 20), below=50304, ignore_index=-1)],
+    "update_scalars": [_plain(_FLAT, _SCALAR, _SCALAR, _INTEGER, below=9, **_UPDATE)],
+    "adamw": [_plain(_FLAT, _FLAT, _FLAT, _FLAT, _SCALAR, _SCALAR, _INTEGER, _INTEGER, _bf16(1 << 27), below=2, least=1, **_ADAMW)],
+}
+"""Row -> the calls that perf times. AdamW's flag is 1: a step that is not finite has nothing to do."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from alpha.component import Component
 from alpha.gates import contracts
+from alpha.gates.cpu_subjects import pool
 from alpha.gates.subjects import (
     Bound,
     Case,
@@ -29,7 +30,6 @@ from alpha.gates.subjects import (
     generator,
     make_record,
     pin_blas,
-    pool,
     same_bits,
     spec_of,
 )

@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from alpha.backends.cpu.catalogue import scratch_bytes
-from alpha.backends.cpu.lib import Cpu, Workers
 from alpha.component import Component
 from alpha.errors import AlphaError, GraphError, ShapeError
 from alpha.gates.condense import condense
@@ -59,13 +57,6 @@ def generator(nonce: str, *purpose: str) -> np.random.Generator:
 def pin_blas() -> None:
     """BLAS on one thread for the rest of this process: the workers of the CPU back end are what makes kernels parallel."""
     threadpool_limits(limits=1, user_api="blas")
-
-
-@cache
-def pool(n: int) -> Workers:
-    """The process-wide pool of n workers."""
-    pin_blas()
-    return Workers(n)
 
 
 @dataclass(frozen=True)
@@ -113,9 +104,7 @@ def case_of(sample: Sample, dtype: str, *, spec: OpSpec | None = None, exact: bo
 def settle(component: Component) -> None:
     """Start what a component needs once per process (BLAS pinned, worker threads, the GPU's driver), so that nothing starts later."""
     pin_blas()
-    pool(1)
-    if elsewhere(component):
-        subjects_of(component).settle()
+    subjects_of(component).settle()
 
 
 def elsewhere(component: Component) -> bool:
@@ -124,11 +113,11 @@ def elsewhere(component: Component) -> bool:
 
 
 def subjects_of(component: Component) -> Any:
-    """The module alpha.gates.<backend>_subjects of a kernel of another back end than the CPU's: `settle`, `samples`, `bind`.
+    """The module alpha.gates.<backend>_subjects: `settle`, `samples`, `bind`.
 
-    Found by name, so that evidence of CPU kernels does not bind to it; the engines of that back end name it (policy.MEASURE_CUDA).
+    Found by name, so that evidence of one back end's kernels does not bind to another's; policy.SUBJECTS names it for digests.
     """
-    return importlib.import_module(f"alpha.gates.{component.backend}_subjects")
+    return importlib.import_module(f"alpha.gates.{component.backend if elsewhere(component) else 'cpu'}_subjects")
 
 
 def spec_of(component: Component) -> OpSpec:
@@ -139,8 +128,7 @@ def samples(component: Component, nonce: str, which: str) -> list[Sample]:
     """The row's samples ('samples' or 'exact') for this nonce; two of one name are a GraphError."""
     make = getattr(spec_of(component), which)
     found = [] if isinstance(make, str) else list(make(generator(nonce, component.id, which)))
-    if elsewhere(component):
-        found += subjects_of(component).samples(component.op, generator(nonce, component.id, which, component.backend), which)
+    found += subjects_of(component).samples(component.op, generator(nonce, component.id, which, component.backend), which)
     if len({s.name for s in found}) != len(found):
         raise GraphError("two samples of a row share a name", came=sorted(s.name for s in found), do=f"rename one in row {component.op}")
     return found
@@ -225,34 +213,19 @@ def _content(x: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) ->
     return y * (1 + 0.05 * rng.standard_normal(y.shape)) if y.dtype.kind == "f" else y.copy()
 
 
-def place(like: np.ndarray, offset: int) -> np.ndarray:
-    """Uninitialised memory for an array, `offset` bytes past a 256-byte boundary."""
-    raw = np.empty(like.nbytes + 512 + offset, np.uint8)
-    start = -raw.ctypes.data % 256 + offset
-    return raw[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
-
-
-@dataclass
-class Bound:
+class Bound(Protocol):
     """A kernel bound to buffers of its own, ready to be called again and again with other contents."""
 
-    ins: list[np.ndarray]
-    outs: list[np.ndarray]
-    scratch: np.ndarray
-    call: Callable[[], None]
-
+    @property
+    def ins(self) -> list[np.ndarray]: ...
+    @property
+    def outs(self) -> list[np.ndarray]: ...
     def fill(self, contents: Iterable[np.ndarray]) -> None:
         """Write contents into the input buffers."""
-        for buffer, x in zip(self.ins, contents):
-            buffer[...] = x
-
     def run(self, garbage: int = 0xFF, *, keep: int | None = None) -> None:
         """Poison outputs (but number `keep`) and scratch (0xFF: NaN in every float type), then call once."""
-        for i, out in enumerate(self.outs):
-            if i != keep:
-                poison(out, garbage)
-        self.scratch[...] = garbage
-        self.call()
+    def call(self) -> None:
+        """Call once."""
 
 
 def poison(x: np.ndarray, garbage: int = 0xFF) -> None:
@@ -262,32 +235,14 @@ def poison(x: np.ndarray, garbage: int = 0xFF) -> None:
 
 def bind(component: Component, case: Case, *, workers: int = 1, offset: int = 0,
          share: tuple[int, int] | None = None) -> Any:
-    """Bind a kernel to fresh buffers that hold NaN (integers: zero) while it binds: a binder that reads data reads rubbish. A `Bound`,
-    or what serves like one for another back end.
+    """Bind a kernel to fresh buffers that hold NaN (integers: zero) while it binds: a binder that reads data reads rubbish. A `Bound`.
 
     `offset`: elements (GPU: 16 bytes) past a 256-byte boundary of every buffer. `share`: (output, input) that get the same memory.
+    `workers`: of the CPU.
     """
-    if elsewhere(component):
-        made = case.out_types(spec_of(component))
-        return subjects_of(component).bind(component, case.types, made, case.attrs, offset=offset, share=share)
-    like = case.arrays()
-    ins = [place(x, offset * x.dtype.itemsize) for x in like]
-    for x in ins:
-        x[...] = np.nan if x.dtype.kind == "f" else 0
-    outs = []
-    for i, t in enumerate(case.out_types(spec_of(component))):
-        shared = share is not None and share[0] == i
-        outs.append(ins[share[1]].reshape(t.shape) if shared and share else place(np.empty(t.shape, NUMPY[t.dtype]), offset * 4 + 64 * i))
-    scratch = place(np.empty(scratch_bytes(component, case.types, case.attrs, workers), np.uint8), 0)
-    scratch[...] = 0xFF
-    with np.errstate(all="ignore"):
-        call = component.implementation(Cpu(pool(workers), scratch), list(ins), outs, case.attrs)
-
-    def quiet() -> None:
-        with np.errstate(all="ignore"):
-            call()
-
-    return Bound(ins, outs, scratch, quiet)
+    more = {"workers": workers} if not elsewhere(component) else {}
+    outs = case.out_types(spec_of(component))
+    return subjects_of(component).bind(component, case.types, outs, case.attrs, offset=offset, share=share, **more)
 
 
 def once(component: Component, case: Case, *, workers: int = 1, offset: int = 0, garbage: int = 0xFF) -> list[np.ndarray]:

@@ -12,6 +12,9 @@ from alpha.errors import ShapeError
 from alpha.ops.numerics import ACCUMULATE
 from alpha.types import Attrs, TensorType
 
+SHAPE = 1
+"""Version of the fields of the data classes here, raised by hand: evidence binds to it in their place (alpha/registry/digest.py)."""
+
 Arrays = tuple[np.ndarray, ...]
 
 

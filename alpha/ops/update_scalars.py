@@ -18,10 +18,10 @@ from alpha.types import Attrs
 
 
 def _rate(attrs: Any) -> tuple[str, dict[str, Any]]:
-    """The row of the schedule and its attributes."""
+    """The row of the schedule, its name written out so that evidence binds to it, and its attributes."""
     expect(attrs["schedule"] in ("cosine", "wsd"), "update_scalars", "schedule is known", attrs["schedule"], "'cosine' or 'wsd'")
     names = ("peak", "warmup", "total", "floor") + (("decay",) if attrs["schedule"] == "wsd" else ())
-    return f"lr_{attrs['schedule']}", {n: attrs[n] for n in names}
+    return {"cosine": "lr_cosine", "wsd": "lr_wsd"}[attrs["schedule"]], {n: attrs[n] for n in names}
 
 
 def _compose(emit: Any, grad: Any, count: Any, loss_sum: Any, step: Any, *, segments: Any, max_norm: Any, **rate: Any) -> Any:

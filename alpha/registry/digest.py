@@ -1,16 +1,21 @@
-"""Digests: evidence binds to what was measured, not to every character of the repository. Floor 3.
+"""Digests: evidence binds to what can change the result, and to nothing else. Floor 3.
 
 The digest of a symbol is the sha256 of its stable syntax tree (syntax.py) and of that of everything inside the package that it refers
 to, transitively: functions, classes, constants, base classes, decorators, defaults, annotations (so that `cpu: Cpu` brings the class
 whose methods are called), re-exports, function-level imports. The definitions form a rooted graph; they are numbered in order of
 discovery and hashed with their edges, so neither file names nor the place in a file enter, and a cycle needs no special care.
 
+Members count by name. A method or a field of a class, or an entry of a table of names (TABLES), is part of a digest only if the code
+that the evidence binds to, all of it together, says its name: as an attribute or as a text. So a new field of `Component`, a new kind,
+a new element type, or a method that only the CPU calls changes nothing elsewhere. A class that is itself asked for, or that has a base
+from outside the package (which may call methods by names of its own), counts whole.
+
 Files are read as text. Nothing is imported or executed, so a digest can be taken of code on a higher floor or of a broken copy.
 
-Out of reach, because only running the program would tell: op rows and kernels looked up by a string, modules found by listing a
+Out of reach, because only running the program would tell: kernels looked up by a string, modules found by listing a
 folder, `getattr` with a computed name, methods of an object whose class is named nowhere on the way, module state that another
-function changes, data files, environment. Whoever depends on one of these names it beside the symbol (as `component_digests` does with
-the op row of a kernel).
+function changes, data files, environment. Whoever depends on one of these names it beside the symbol: `component_digests` binds the op
+rows whose names the code says, and for a whole program the kernels of these rows.
 """
 
 from __future__ import annotations
@@ -19,8 +24,9 @@ import difflib
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -30,6 +36,7 @@ import numpy as np
 import alpha
 from alpha.component import Component
 from alpha.errors import InputError
+from alpha.ops.compose import FusedSpec
 from alpha.ops.spec import OpSpec
 from alpha.ops.table import row, table
 from alpha.registry import policy
@@ -40,16 +47,84 @@ OPAQUE = ("registry.judge", "registry.policy", "cudart.compile", "cudart.manifes
 finds and calls the compiler is not, because the compiled files have digests of their own (`binaries`).
 Edges from elsewhere into the registry are not followed either: it writes down what was measured and is gated by its own components."""
 
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "component": ("KINDS",),
+    "types": ("ITEMSIZE", "FLOATS", "NUMPY"),
+    "ops.numerics": ("UNIT_ROUNDOFF", "LOWER", "ACCUMULATE", "_MACHINE", "_SIGNIFICAND", "_MIN_EXPONENT"),
+}
+"""Module -> tables of names in it: each entry counts only where its key is said. Code that walks over such a table meets a new entry when
+its evidence is next renewed."""
+
+BY_OP: Mapping[str, tuple[str, ...]] = {
+    "gates.cuda_samples": ("SAMPLES", "EXACT"),
+    "gates.cuda_widths": ("SAMPLES",),
+    "gates.cuda_sizes": ("LARGE", "REPEATED", "TIMED"),
+    "gates.cuda_large": ("MAKES",),
+}
+"""Module -> tables by op row in it: no edge enters them; the entry of a component's own row is one of its cases."""
+
+SHAPES: Mapping[str, tuple[str, ...]] = {
+    "component": ("Component", "Envelope", "Limit", "Measured"),
+    "types": ("TensorType",),
+    "ops.spec": ("OpSpec", "Sample"),
+}
+"""Module -> data classes in it whose fields are versioned by hand: the module's SHAPE counts in place of them, and of their objects the
+fields that are not at their default. So a field with a default may be added; who changes a default, or what a field means, raises SHAPE
+(suites/parity/test_stale.py holds what each SHAPE stands for). Methods count like all others."""
+
+BARE = ("errors",)
+"""Modules whose classes count by name and bases alone: what errors say changes no result."""
+
 _BLAS_CALLS = frozenset({"@", "matmul", "dot", "vdot", "inner", "einsum", "tensordot", "linalg"})
+
+_BASES = frozenset({"object", "Protocol", "Generic", "ABC", "Exception", "ValueError", "RuntimeError"})
+"""Classes from outside the package that call no method by a name of their own."""
 
 Key = tuple[str, str]
 """(module, name), to stop at imports that go in a circle."""
 
 Target = tuple[str, ...]
-"""('def', module, name) | ('lambda', module, line) | ('entry', module, name, *keys) | ('all', module) | ('text', hashed as it stands)."""
+"""('def', module, name) | ('whole', module, name) | ('lambda', module, line) | ('entry', module, name, *keys) | ('all', module)
+| ('text', hashed as it stands). 'whole': a class with all its members."""
 
 Edges = tuple[tuple[Target, ...], ...]
 """For each reference of a definition, in order, what it may mean (none for builtins; several where a name is bound twice)."""
+
+Words = frozenset[str]
+"""Names that code says: '.x' for an attribute, "'x" for a text that could be a name."""
+
+_NAME = re.compile(r"[A-Za-z_][\w.-]{0,60}")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Something of a target that counts together: its text, its edges, the words that it says."""
+
+    text: str
+    edges: Edges
+    words: Words
+
+    @functools.cached_property
+    def targets(self) -> frozenset[Target]:
+        """All that the edges lead to."""
+        return frozenset(itertools.chain.from_iterable(self.edges))
+
+
+@dataclass(frozen=True)
+class Node:
+    """A target: what always counts, and members by name."""
+
+    core: Piece
+    members: tuple[tuple[str, Piece], ...] = ()
+
+    def active(self, words: Words | set[str]) -> list[Piece]:
+        """The pieces that count where these words are said."""
+        return [self.core, *(p for name, p in self.members if said(name, words))]
+
+
+def said(name: str, words: Words | set[str]) -> bool:
+    """Whether a member's name is among words."""
+    return f".{name}" in words or f"'{name}" in words
 
 
 class Package:
@@ -63,8 +138,14 @@ class Package:
         self.name = name
         self._sources: dict[str, Source | None] = {}
         self._files: dict[str, Path] = {}
-        self._hashes: dict[tuple[Target, ...], str] = {}
-        self._edges: dict[Target, tuple[str, Edges]] = {}
+        self._hashes: dict[tuple[tuple[Target, ...], Words], str] = {}
+        self._nodes: dict[Target, Node] = {}
+        self._slots: dict[tuple[Target, ...], Words] = {}
+        self.calls: dict[tuple[str, frozenset[str]], frozenset[str]] = {}
+        self.held: dict[tuple[Any, ...], tuple[Held, _Description, Words]] = {}
+        self.texts: dict[tuple[Any, ...], str] = {}
+        self._binaries: dict[int, tuple[Component, str]] = {}
+        self._closures: dict[tuple[frozenset[Target], Words], tuple[frozenset[Target], Words]] = {}
         if not self.root.is_dir():
             raise InputError("no such package folder", came=self.root, do="give the folder that holds the package's __init__.py")
 
@@ -99,6 +180,13 @@ class Package:
                              expected=f"a symbol of the package {self.name}, or a function written in a file")
         self._files[str(path)] = path
         return str(path)
+
+    def binaries(self, component: Component) -> str:
+        """Digest of the compiled files that a component may load."""
+        if id(component) not in self._binaries:
+            listed = sorted(component.binaries().items()) if component.binaries is not None else []
+            self._binaries[id(component)] = component, hashlib.sha256(repr(listed).encode()).hexdigest()
+        return self._binaries[id(component)][1]
 
     # Resolution
 
@@ -158,29 +246,65 @@ class Package:
 
     # The graph
 
-    def _node(self, target: Target) -> tuple[str, Edges]:
-        """(own text, edges) of a target."""
-        if target not in self._edges:
-            self._edges[target] = self._expand(target)
-        return self._edges[target]
+    def _node(self, target: Target) -> Node:
+        if target not in self._nodes:
+            self._nodes[target] = self._expand(target)
+        return self._nodes[target]
 
-    def _expand(self, target: Target) -> tuple[str, Edges]:
+    def _expand(self, target: Target) -> Node:
         kind = target[0]
         if kind == "text":
-            return target[1], ()
+            return Node(Piece(target[1], (), frozenset()))
         module = target[1]
         source = self.source(module)
         if source is None:
             raise InputError("no such module to digest", came=module, expected=f"a file under {self.root.name}/")
         if kind == "all":
             names = sorted({*source.statements, *(source.imports if self._is_init(module) else ())} - {"__all__"})
-            return "all", tuple(self.resolve(module, (n,)) for n in names)
+            return Node(Piece("all", tuple(self.resolve(module, (n,)) for n in names), frozenset()))
+        short = module.removeprefix(f"{self.name}.")
+        if kind == "def" and target[2] in BY_OP.get(short, ()):
+            return Node(Piece(f"by op {short}.{target[2]}", (), frozenset()))
+        if kind == "def" and target[2] in TABLES.get(short, ()) and (table := source.table(target[2])) is not None:
+            return Node(self._piece(module, [table]), tuple((n, self._piece(module, [d])) for n, d in table.members))
+        if kind == "def" and short in BARE:
+            return Node(self._piece(module, source.header(target[2])))
         found = self.definitions(target)
-        return " ".join(d.text for d in found), tuple(self._follow(module, r) for d in found for r in d.references)
+        if kind == "def" and all(self._sliced(module, d, frozenset()) for d in found if d.whole is not None):
+            members = tuple((n, self._piece(module, [m])) for d in found for n, m in d.members)
+            core = self._piece(module, found)
+            if target[2] in SHAPES.get(short, ()):
+                own = {n for d in found for n in d.fields}
+                members = tuple((n, p) for n, p in members if n not in own)
+                core = replace(core, edges=(*core.edges, self.resolve(module, ("SHAPE",))))
+            return Node(core, members)
+        return Node(self._piece(module, [d.whole or d for d in found]))
+
+    def _piece(self, module: str, found: Sequence[Definition]) -> Piece:
+        words = {f".{n}" for d in found for n in d.names} | {f"'{s}" for d in found for s in d.strings if _NAME.fullmatch(s)}
+        edges = tuple(self._follow(module, r) for d in found for r in d.references)
+        return Piece(" ".join(d.text for d in found), edges, frozenset(words))
+
+    def _sliced(self, module: str, definition: Definition, seen: frozenset[Target]) -> bool:
+        """Whether members of a class are reached by their names alone: no base from outside may call them."""
+        if definition.bases is None:
+            return False
+        for base in definition.bases:
+            targets = self._follow(module, base)
+            if not targets and base.chain[-1] not in _BASES:
+                return False
+            for target in targets:
+                if target[0] == "text" and target[1].rpartition(".")[2] in _BASES:
+                    continue
+                if target[0] != "def" or target in seen:
+                    return False
+                if not all(self._sliced(target[1], d, seen | {target}) for d in self.definitions(target)):
+                    return False
+        return True
 
     def definitions(self, target: Target) -> tuple[Definition, ...]:
         """What is written at a target; nothing for whole modules and text."""
-        source = self.source(target[1]) if target[0] in ("def", "lambda", "entry") else None
+        source = self.source(target[1]) if target[0] in ("def", "whole", "lambda", "entry") else None
         if source is None:
             return ()
         if target[0] == "lambda":
@@ -194,35 +318,86 @@ class Package:
         path = self._path(module)
         return path is not None and path.name == "__init__.py"
 
-    def reach(self, roots: Iterable[Target]) -> list[Target]:
-        """Every target that can be reached, in order of discovery."""
+    def closure(self, roots: Iterable[Target], words: Words = frozenset()) -> tuple[frozenset[Target], Words]:
+        """(every target that the roots reach, every word that is said there). `words`: what is said besides."""
+        key = frozenset(roots), words
+        if key not in self._closures:
+            self._closures[key] = self._closure(*key)
+        return self._closures[key]
+
+    def _closure(self, roots: frozenset[Target], words: Words) -> tuple[frozenset[Target], Words]:
+        seen, heard, pieces = set(roots), set(words), list[Piece]()
+        queue, waiting = list(roots), dict[str, list[Piece]]()
+        awaited = set[str]()
+        while queue:
+            node = self._node(queue.pop())
+            pieces.append(node.core)
+            for name, piece in node.members:
+                if said(name, heard):
+                    pieces.append(piece)
+                else:
+                    for word in (f".{name}", f"'{name}"):
+                        waiting.setdefault(word, []).append(piece)
+                        awaited.add(word)
+            while pieces:
+                piece = pieces.pop()
+                heard |= piece.words
+                for word in piece.words & awaited:
+                    awaited.discard(word)
+                    pieces += waiting[word]
+                new = piece.targets - seen
+                seen |= new
+                queue += new
+        return frozenset(seen), frozenset(heard)
+
+    def hash(self, roots: Iterable[Target], words: Words | None = None) -> str:
+        """sha256 of the graph that the roots reach where these words are said (default: those that are said there)."""
+        roots = tuple(roots)
+        if words is None:
+            words = self.closure(roots)[1]
+        key = roots, words & self.members(roots)
+        if key not in self._hashes:
+            self._hashes[key] = self._hash(roots, words)
+        return self._hashes[key]
+
+    def members(self, roots: Iterable[Target]) -> Words:
+        """Words on which the graph of the roots may depend."""
+        roots = tuple(roots)
+        if roots not in self._slots:
+            seen, found = dict.fromkeys(roots), set[str]()
+            queue = list(seen)
+            for target in queue:  # grows while it is walked
+                node = self._node(target)
+                found.update(word for name, _ in node.members for word in (f".{name}", f"'{name}"))
+                for piece in (node.core, *(p for _, p in node.members)):
+                    new = piece.targets - seen.keys()
+                    seen.update(dict.fromkeys(new))
+                    queue += new
+            self._slots[roots] = frozenset(found)
+        return self._slots[roots]
+
+    def _hash(self, roots: tuple[Target, ...], words: Words) -> str:
         order = dict.fromkeys(roots)
         queue = list(order)
+        held: list[list[Piece]] = []
         for target in queue:  # grows while it is walked
-            for edge in itertools.chain.from_iterable(self._node(target)[1]):
+            held.append(self._node(target).active(words))
+            for edge in itertools.chain.from_iterable(itertools.chain.from_iterable(p.edges for p in held[-1])):
                 if edge not in order:
                     order[edge] = None
                     queue.append(edge)
-        return queue
-
-    def hash(self, roots: Iterable[Target]) -> str:
-        """sha256 of the graph that the roots reach."""
-        roots = tuple(roots)
-        if roots not in self._hashes:
-            self._hashes[roots] = self._hash(roots)
-        return self._hashes[roots]
-
-    def _hash(self, roots: tuple[Target, ...]) -> str:
-        order = {target: i for i, target in enumerate(self.reach(roots))}
+        number = {target: i for i, target in enumerate(queue)}
         h = hashlib.sha256()
-        h.update(repr([order[r] for r in roots]).encode())
-        for target in order:
-            text, edges = self._node(target)
-            h.update(f"\n{text}:{[[order[e] for e in group] for group in edges]}".encode())
+        h.update(repr([number[r] for r in roots]).encode())
+        for pieces in held:
+            for piece in pieces:
+                h.update(f"\n{piece.text}:{[[number[e] for e in group] for group in piece.edges]}".encode())
+            h.update(b"\n")
         return h.hexdigest()
 
     def roots(self, symbol: str) -> tuple[Target, ...]:
-        """Targets of 'module:qualname'. A method or inner function stands for the class or function that holds it."""
+        """Targets of 'module:qualname', a class with all its members. A method or inner function stands for the class or function that
+        holds it."""
         module, colon, qualname = symbol.partition(":")
         if not colon or not qualname:
             raise InputError("not a symbol", came=symbol, expected="package.module:name")
@@ -234,7 +409,7 @@ class Package:
             near = difflib.get_close_matches(qualname, [*source.statements, *source.imports], n=3)
             raise InputError("no such symbol to digest", came=symbol,
                              expected=f"one of {', '.join(near)}" if near else "a name of the module")
-        return found
+        return tuple(("whole", *t[1:]) if any(d.whole is not None for d in self.definitions(t)) else t for t in found)
 
 
 def symbol_digest(symbol: str, root: Path | str | None = None, *, package: Package | None = None) -> str:
@@ -257,13 +432,9 @@ def calls_blas(value: Any, package: Package) -> bool:
 
     Names are all that is looked at, so a function of ours called `dot` counts too, which only asks for more evidence.
     """
-    return any(_mentions_blas(package, target) for target in package.reach(_targets(value, package)))
-
-
-def _mentions_blas(package: Package, target: Target) -> bool:
-    if target[0] == "text":
-        return target[1].split(".")[-1] in _BLAS_CALLS
-    return any(not _BLAS_CALLS.isdisjoint(d.names) for d in package.definitions(target))
+    targets, words = package.closure(_targets(value, package))
+    return any(f".{name}" in words for name in _BLAS_CALLS) or any(
+        t[0] == "text" and t[1].split(".")[-1] in _BLAS_CALLS for t in targets)
 
 
 # Values that are held, not named: functions of an op row, limits of an envelope ----------------------------------------------------
@@ -274,7 +445,33 @@ def value_digest(value: Any, package: Package) -> str:
 
     An object of a class outside the package counts as its class's name and nothing more.
     """
-    return hashlib.sha256(_describe(value, package, ()).encode()).hexdigest()
+    targets, words = _mentioned(value, package)
+    return _digest(value, package, package.closure(targets, words)[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A value that many digests hold: it is looked through once for a package. `key`: its name there."""
+
+    key: tuple[Any, ...]
+    value: Any
+    of: Any = None
+    """What the key's id belongs to: it lives as long as the key is known."""
+
+
+class Fields(dict[str, Any]):
+    """Fields by name, of which those count that are said."""
+
+
+def _digest(value: Any, package: Package, words: Words) -> str:
+    return hashlib.sha256(_Description(package, words).of(value).encode()).hexdigest()
+
+
+def _mentioned(value: Any, package: Package) -> tuple[frozenset[Target], Words]:
+    """What a value's functions and classes are, and the texts that it holds."""
+    description = _Description(package, None)
+    description.of(value)
+    return frozenset(description.targets), frozenset(description.texts)
 
 
 def _targets(value: Any, package: Package) -> tuple[Target, ...]:
@@ -290,40 +487,98 @@ def _targets(value: Any, package: Package) -> tuple[Target, ...]:
     return package.roots(f"{module}:{qualname.split('.<locals>')[0]}")
 
 
-def _describe(value: Any, package: Package, held: tuple[int, ...]) -> str:
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return repr(value)
-    if id(value) in held:
-        return f"again {held.index(id(value))}"
-    held = (*held, id(value))
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_describe(k, package, held)}:{_describe(v, package, held)}" for k, v in value.items()) + "}"
-    if isinstance(value, (tuple, list)):
-        return "[" + ",".join(_describe(v, package, held) for v in value) + "]"
-    if isinstance(value, (set, frozenset)):
-        return "{" + ",".join(sorted(_describe(v, package, held) for v in value)) + "}"
-    if isinstance(value, np.ndarray):
-        return f"array {value.dtype.str} {value.shape} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}"
-    if isinstance(value, functools.partial):
-        return "partial " + _describe([value.func, value.args, value.keywords], package, held)
-    if isinstance(value, MethodType):
-        return "method " + _describe([value.__func__.__name__, value.__self__], package, held)
-    if isinstance(value, ModuleType):
-        return package.hash([("all", value.__name__)]) if value.__name__.split(".")[0] == package.name else f"module {value.__name__}"
-    if isinstance(value, FunctionType):
-        cells = {n: c.cell_contents for n, c in zip(value.__code__.co_freevars, value.__closure__ or ()) if _filled(c)}
-        inner = value.__name__ == "<lambda>" or "<locals>" in value.__qualname__
-        bound = [cells, value.__defaults__, value.__kwdefaults__] if inner else [cells]
-        own = "" if value.__name__ == "<lambda>" else value.__qualname__.rpartition("<locals>.")[2]
-        return f"function {own} {package.hash(_targets(value, package))} {_describe(bound, package, held)}"
-    if hasattr(value, "__qualname__"):  # classes, cached functions, builtins, ufuncs of newer NumPy
-        inside = (getattr(value, "__module__", "") or "").split(".")[0] == package.name
-        return f"symbol {package.hash(_targets(value, package)) if inside else _foreign(value)}"
-    cls = type(value)
-    if cls.__module__.split(".")[0] != package.name:
-        return f"object {_foreign(cls)} {getattr(value, '__name__', '')}"
-    state = {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else dict(vars(value))
-    return f"instance {package.hash(_targets(cls, package))} {_describe(state, package, held)}"
+class _Description:
+    """Writes a value down where these words are said; None: only notes `targets` and `texts`."""
+
+    def __init__(self, package: Package, words: Words | None) -> None:
+        self.package, self.words = package, words
+        self.targets: dict[Target, None] = {}
+        self.texts: set[str] = set()
+        self.slots: set[str] = set()
+
+    def _held(self, value: Held) -> str:
+        package = self.package
+        if value.key not in package.held:
+            inside = _Description(package, None)
+            inside.of(value.value)
+            package.held[value.key] = value, inside, package.members(inside.targets) | inside.slots
+        _, inside, slots = package.held[value.key]
+        if self.words is None:
+            self.targets.update(inside.targets)
+            self.texts |= inside.texts
+            self.slots |= inside.slots
+            return ""
+        key = *value.key, self.words & slots
+        if key not in package.texts:
+            package.texts[key] = _digest(value.value, package, self.words)
+        return package.texts[key]
+
+    def _fields(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that are said."""
+        self.slots |= {word for name in state for word in (f".{name}", f"'{name}")}
+        return {n: v for n, v in state.items() if self.words is None or said(n, self.words)}
+
+    def _symbol(self, targets: tuple[Target, ...]) -> str:
+        self.targets.update(dict.fromkeys(targets))
+        return "" if self.words is None else self.package.hash(targets, self.words)
+
+    def of(self, value: Any, held: tuple[int, ...] = ()) -> str:
+        """The text of a value. `held`: what it lies in."""
+        if isinstance(value, str) and _NAME.fullmatch(value):
+            self.texts.add(f"'{value}")
+        if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+            return repr(value)
+        if id(value) in held:
+            return f"again {held.index(id(value))}"
+        if isinstance(value, Held):
+            return self._held(value)
+        held = (*held, id(value))
+        if isinstance(value, Fields):
+            value = self._fields(value)
+        if isinstance(value, Mapping):
+            return "{" + ",".join(f"{self.of(k, held)}:{self.of(v, held)}" for k, v in value.items()) + "}"
+        if isinstance(value, (tuple, list)):
+            return "[" + ",".join(self.of(v, held) for v in value) + "]"
+        if isinstance(value, (set, frozenset)):
+            return "{" + ",".join(sorted(self.of(v, held) for v in value)) + "}"
+        if isinstance(value, np.ndarray):
+            return f"array {value.dtype.str} {value.shape} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}"
+        if isinstance(value, functools.partial):
+            return "partial " + self.of([value.func, value.args, value.keywords], held)
+        if isinstance(value, MethodType):
+            return "method " + self.of([value.__func__.__name__, type(value.__self__), value.__self__], held)
+        if isinstance(value, ModuleType):
+            inside = value.__name__.split(".")[0] == self.package.name
+            return self._symbol((("all", value.__name__),)) if inside else f"module {value.__name__}"
+        if isinstance(value, FunctionType):
+            cells = {n: c.cell_contents for n, c in zip(value.__code__.co_freevars, value.__closure__ or ()) if _filled(c)}
+            inner = value.__name__ == "<lambda>" or "<locals>" in value.__qualname__
+            bound = [cells, value.__defaults__, value.__kwdefaults__] if inner else [cells]
+            own = "" if value.__name__ == "<lambda>" else value.__qualname__.rpartition("<locals>.")[2]
+            return f"function {own} {self._symbol(_targets(value, self.package))} {self.of(bound, held)}"
+        if hasattr(value, "__qualname__"):  # classes, cached functions, builtins, ufuncs of newer NumPy
+            inside = (getattr(value, "__module__", "") or "").split(".")[0] == self.package.name
+            return f"symbol {self._symbol(_targets(value, self.package)) if inside else _foreign(value)}"
+        cls = type(value)
+        if cls.__module__.split(".")[0] != self.package.name:
+            return f"object {_foreign(cls)} {getattr(value, '__name__', '')}"
+        state = self._fields(_state(value)) if is_dataclass(value) else dict(vars(value))
+        return f"instance {self._symbol(_sliced(_targets(cls, self.package)))} {self.of(state, held)}"
+
+
+def _sliced(targets: tuple[Target, ...]) -> tuple[Target, ...]:
+    return tuple(("def", *t[1:]) if t[0] == "whole" else t for t in targets)
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """Fields of a data class's object that are not at their default."""
+    found = {}
+    for f in fields(value):
+        held = getattr(value, f.name)
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        if default is MISSING or not (held is default or (type(held) is type(default) and repr(held) == repr(default))):
+            found[f.name] = held
+    return found
 
 
 def _filled(cell: Any) -> bool:
@@ -340,40 +595,62 @@ def _foreign(value: Any) -> str:
 
 # What one gate's evidence of one component binds to ---------------------------------------------------------------------------------
 
-_NOT_ROW = {"samples", "exact", "why_no_vjp"}
-"""Fields of a row that are cases or prose; FLOPs and bytes count for perf alone."""
+_NOT_ROW = {"samples", "exact", "why_no_vjp", "vjp", "flops", "nbytes"}
+"""Fields of a row that are cases or prose, or that count for some gates alone."""
 
 
 def component_digests(component: Component, gate: str, *, package: Package | None = None,
                       extra: Mapping[str, Callable[[], str]] | None = None) -> dict[str, str]:
     """name -> hex of everything that evidence of `gate` on `component` binds to.
 
-    implementation  the callable with its callees, and the declared envelope and in-place pairs (wider promises need new evidence)
-    row             kernels: all that the row says but its cases (FLOPs and bytes: for perf only); gradient of a row without a vjp: the
-                    forward rows whose vjps emit it too
-    cases           kernels: samples and exact samples; others: their entry of the contract module's CASES
-    measure         the gate's engine
+    implementation  the callable with its callees, and the declared envelope, in-place pairs and scratch (wider promises need new evidence)
+    row             kernels: what the row and the rows that it calls by name (the parts of a composition) say, but their cases. FLOPs and
+                    bytes: for perf alone. vjps: for gradient alone, with the rows that they emit; of a row without a vjp: those of the
+                    forward rows that emit it
+    rows, kernels   whole programs: every row that they name, and what their Programs may launch of these
+    cases           kernels: samples and exact samples, of kernels of the GPU their own further ones; others: their entry of CASES
+    measure         the gate's engine, and how it calls a kernel of this back end
     binaries        kernels of the GPU: digests of the compiled files (pinned compiler, no line information)
     `extra`         further names, such as the plan hashes of reference configs for a pass
     """
     package = package or Package()
-    promises = [component.envelope.dtypes, [(x.text, x.holds) for x in component.envelope.limits], component.inplace]
-    digests = {
-        "implementation": value_digest([component.implementation, promises], package),
-        "measure": symbol_digest(policy.measure_symbol(gate, component), package=package),
-    }
+    held: dict[str, Any] = {"implementation": _promised(component)}
+    roots: dict[str, tuple[Target, ...]] = {
+        "measure": tuple(t for symbol in policy.measure_symbols(gate, component) for t in package.roots(symbol))}
     if component.op is not None:
-        spec = row(component.op)
-        rows = [spec, *(_emitting(spec, package) if gate == "gradient" and spec.vjp is None else ())]
-        digests["row"] = value_digest([_row_parts(r, gate) for r in rows], package)
-        digests["cases"] = value_digest([spec.samples, spec.exact], package)
+        own = _by_op(component.op, package.closure(roots["measure"])[0], package)
+        held["cases"] = [row(component.op).samples, row(component.op).exact]
+        held["row"] = _rows_of_kernel(row(component.op), gate, own, package)
+        if own:
+            roots["further cases"] = own
     if component.contract:
-        digests["cases"] = package.hash(contract_targets(component, gate, package))
+        roots["cases"] = contract_targets(component, gate, package)
+        held |= _program(component, roots["cases"], package)
     if component.binaries is not None:
-        digests["binaries"] = value_digest(dict(sorted(component.binaries().items())), package)
+        held["binaries"] = package.binaries(component)
+    words = _words(component, gate, held, roots, package)
+    digests = {name: _digest(value, package, words) for name, value in held.items()}
+    digests |= {name: package.hash(targets, words) for name, targets in roots.items()}
     for name, digest in (extra or {}).items():
         digests[name] = digest()
     return digests
+
+
+def _words(component: Component, gate: str, held: Mapping[str, Any], roots: Mapping[str, tuple[Target, ...]], package: Package) -> Words:
+    """Every word that is said by what the evidence binds to, all of it together."""
+    targets = {t for found in roots.values() for t in found}
+    words = {f"'{w}" for w in (component.op or "", component.kind, component.backend, gate)}
+    for value in held.values():
+        more, texts = _mentioned(value, package)
+        targets |= more
+        words |= texts
+    return package.closure(frozenset(targets), frozenset(words))[1]
+
+
+def _promised(component: Component) -> Held:
+    limits = [x.holds for x in component.envelope.limits]
+    promises = [component.envelope.dtypes, limits, component.inplace, component.scratch]
+    return Held(("component", id(component)), [component.implementation, promises], component)
 
 
 def contract_targets(component: Component, gate: str, package: Package) -> tuple[Target, ...]:
@@ -384,12 +661,86 @@ def contract_targets(component: Component, gate: str, package: Package) -> tuple
     return (("all", component.contract),)
 
 
+def _by_op(op: str, reached: frozenset[Target], package: Package) -> tuple[Target, ...]:
+    """The entries of a row in the tables by op that the measuring code reads."""
+    found = []
+    for module, names in BY_OP.items():
+        source = package.source(f"{package.name}.{module}")
+        found += [("entry", f"{package.name}.{module}", name, op) for name in names
+                  if ("def", f"{package.name}.{module}", name) in reached and source is not None and source.entry(name, op) is not None]
+    return tuple(found)
+
+
+# Rows that are called by name --------------------------------------------------------------------------------------------------------
+
+
+def _fields_of(spec: OpSpec, more: frozenset[str]) -> Held:
+    return Held(("row", spec.name, more), Fields({n: v for n, v in _state(spec).items() if n not in _NOT_ROW - more}))
+
+
+_EXECUTED = frozenset[str]()
+_GRADIENT, _COUNTED = frozenset({"vjp"}), frozenset({"flops", "nbytes"})
+
+
+def _named(targets: frozenset[Target], words: Words, package: Package) -> set[str]:
+    """Rows whose names the code in reach says as texts."""
+    spoken = package.closure(targets, words)[1]
+    return {name for name in table() if f"'{name}" in spoken}
+
+
+def _called(spec: OpSpec, more: frozenset[str], package: Package) -> frozenset[str]:
+    """Rows that these fields of a row call by name."""
+    key = spec.name, more
+    if key not in package.calls:
+        functions = [v for n, v in _state(spec).items() if callable(v) and n not in _NOT_ROW - more]
+        package.calls[key] = frozenset(_named(*_mentioned(functions, package), package))
+    return package.calls[key]
+
+
+def _all_called(names: Iterable[str], more: frozenset[str], package: Package) -> list[str]:
+    """Rows of these names and all that these fields of them call, sorted."""
+    found = set(names)
+    queue = list(found)
+    for name in queue:  # grows while it is walked
+        new = _called(row(name), more, package) - found
+        found |= new
+        queue += new
+    return sorted(found)
+
+
+def _rows_of_kernel(spec: OpSpec, gate: str, cases: tuple[Target, ...], package: Package) -> list[Any]:
+    """The row of a kernel first, then what it calls, what its samples call, and for the gradient what the vjps in question emit."""
+    targets, words = _mentioned([spec.samples, spec.exact], package)
+    names = {spec.name, *_named(targets | set(cases), words, package)}
+    differentiated: list[OpSpec] = []
+    if gate == "gradient":
+        differentiated = [spec] if spec.vjp is not None else _emitting(spec, package)
+        names |= {name for r in differentiated for name in (r.name, *_called(r, _GRADIENT, package))}
+    more = _COUNTED if gate == "perf" else _EXECUTED
+    others = [_fields_of(row(name), _EXECUTED) for name in _all_called(names, _EXECUTED, package) if name != spec.name]
+    return [_fields_of(spec, more), others, [r.vjp for r in differentiated]]
+
+
 def _emitting(spec: OpSpec, package: Package) -> list[OpSpec]:
     """Rows whose vjp may emit this one: its name is a text constant in reach of the vjp. The gradient gate goes through them."""
-    return [r for _, r in sorted(table().items()) if r.vjp is not None
-            and any(spec.name in d.strings for t in package.reach(_targets(r.vjp, package)) for d in package.definitions(t))]
+    return [r for _, r in sorted(table().items()) if r.vjp is not None and spec.name in _called(r, _GRADIENT, package)]
 
 
-def _row_parts(spec: OpSpec, gate: str) -> dict[str, Any]:
-    skipped = _NOT_ROW if gate == "perf" else _NOT_ROW | {"flops", "nbytes"}
-    return {f.name: getattr(spec, f.name) for f in fields(spec) if f.name not in skipped}
+def _program(component: Component, cases: tuple[Target, ...], package: Package) -> dict[str, Any]:
+    """Rows and kernels of a component that runs whole graphs or Programs: every row whose name its code says, those that these rows call
+    or emit, fused rows made of them, and of its kernels those of these rows."""
+    if component.kind == "evidence":  # it speaks of rows and runs none
+        return {}
+    targets, words = _mentioned(component.implementation, package)
+    reached, spoken = package.closure(targets | set(cases), words)
+    if not any(("def", f"{package.name}.ops.table", name) in reached for name in ("row", "table")):
+        return {}
+    more = _GRADIENT | _COUNTED
+    names = set(_all_called((n for n in table() if said(n, spoken)), more, package))  # a tracer's rows are attributes
+    names |= {n for n, r in table().items() if isinstance(r, FusedSpec) and all(p.op in names for p in r.parts)}
+    rows = _all_called(names, more, package)
+    found: dict[str, Any] = {"rows": [_fields_of(row(name), more) for name in rows]}
+    launched = [c for c in (component.launches() if component.launches is not None else ()) if c.op in rows]
+    if launched:
+        found["kernels"] = [[_promised(c), package.binaries(c)] for c in launched]
+    return found

@@ -66,6 +66,9 @@ MEASURE_CUDA: Mapping[str, str] = {
 }
 """The engines of kernels that run on the GPU."""
 
+SUBJECTS: Mapping[str, str] = {"cpu": "alpha.gates.cpu_subjects", "cuda": "alpha.gates.cuda_subjects"}
+"""How the engines call kernels of each back end: modules with `settle`, `samples` and `bind`, which subjects.py finds by name."""
+
 RUNS: Mapping[tuple[str, str], int] = {("kernel", "cpu"): 100, ("kernel", "cuda"): 300}
 """Fewest runs in total that the determinism gate of (kind, backend) needs: 300 find a 1 % flake with 95 % probability, 100 a 3 % one.
 Every case of every other component runs at least twice."""
@@ -136,3 +139,9 @@ def measure_symbol(gate: str, component: Component) -> str:
     if gate not in MEASURE:
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
     return MEASURE_CUDA[gate] if component.backend == "cuda" and component.kind == "kernel" else MEASURE[gate]
+
+
+def measure_symbols(gate: str, component: Component) -> list[str]:
+    """Dotted names of all that measures `gate` on this component: the engine, and how it calls a kernel of this back end."""
+    called = [f"{SUBJECTS.get(component.backend, SUBJECTS['cpu'])}:{name}" for name in ("settle", "samples", "bind")] if component.kind == "kernel" else []
+    return [measure_symbol(gate, component), *called]

@@ -1,8 +1,11 @@
 """One source file as a set of module-level definitions: a stable text of each, and the names that it refers to. Floor 3.
 
-The text of a definition is its syntax tree without docstrings, comments, line numbers, `pass` and imports from the package itself, so
-that none of these enters a digest. It is written field by field here and not by `ast.dump`, whose output changes between Python
-versions: evidence made under one version must be current under another.
+The text of a definition is its syntax tree without docstrings, comments, line numbers, `pass`, imports from the package itself and
+what errors say, so that none of these enters a digest. It is written field by field here and not by `ast.dump`, whose output changes
+between Python versions: evidence made under one version must be current under another.
+
+Methods and fields of a class, and entries of a table of names, are *members*: each has a text of its own, which counts only where the
+code that is digested says its name.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ import ast
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 from alpha.errors import InputError
@@ -20,6 +23,19 @@ from alpha.errors import InputError
 _SKIPPED_FIELDS = frozenset({"ctx", "type_comment", "kind", "type_ignores"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+REFUSALS = frozenset({"expect"})
+"""Functions that raise unless their first argument holds; texts among the others are what the error says."""
+
+_PLAIN_CALLS = frozenset({"len", "str", "repr", "sorted", "type", "min", "max", "sum", "round", "hex", "list", "tuple", "set", "dict", "map",
+                          "int", "float", "abs"})
+"""Builtins that may stand in a text: they do nothing."""
+
+_PLAIN_METHODS = frozenset({"join", "strip", "upper", "lower", "items", "keys", "values", "hex", "get", "format", "replace", "partition"})
+
+_PLAIN_DECORATORS = frozenset({"property", "staticmethod", "classmethod", "cached_property", "cache", "lru_cache", "abstractmethod",
+                               "contextmanager", "overload", "setter"})
+"""Decorators under which a method is found by its name alone."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +61,20 @@ class Reference:
 @dataclass(frozen=True)
 class Definition:
     """`text`: sha256 of the stable text. `references`: names that are not local, in order of appearance, each once.
-    `names`: every attribute, and '@' where a matrix product is written. `strings`: every text constant."""
+    `names`: every attribute, and '@' where a matrix product is written. `strings`: every text constant.
+
+    `members`: methods and fields of a class, entries of a table; `text` and the rest are then without them, `whole` is with them.
+    `bases`: of a class, None where one is no plain name; `fields`: those among its members.
+    """
 
     text: str
     references: tuple[Reference, ...]
     names: frozenset[str]
     strings: frozenset[str]
+    members: tuple[tuple[str, Definition], ...] = ()
+    whole: Definition | None = None
+    bases: tuple[Reference, ...] | None = ()
+    fields: tuple[str, ...] = ()
 
 
 class Source:
@@ -64,6 +88,7 @@ class Source:
         self.stars: list[Import] = []
         self._definitions: dict[str, tuple[Definition, ...]] = {}
         self._lambdas: dict[int, tuple[Definition, ...]] = {}
+        self._said = _said(self.tree)
         late: list[ast.stmt] = []
         for statement in self.tree.body:
             if _is_main_guard(statement):
@@ -90,13 +115,17 @@ class Source:
             self._definitions[name] = tuple(self._define(s, ()) for s in self.statements.get(name, ()))
         return self._definitions[name]
 
+    def _assigned(self, name: str) -> ast.AST | None:
+        """What is assigned to a name that is bound once and filled nowhere."""
+        bound = self.statements.get(name, [])
+        return getattr(bound[0], "value", None) if len(bound) == 1 and isinstance(bound[0], (ast.Assign, ast.AnnAssign)) else None
+
     def entry(self, name: str, *keys: str) -> Definition | None:
         """The value under these keys of a table that is written as one (nested) dict of constant keys; as deep as it is written so.
 
         None when the name is bound otherwise, filled later, or lacks the first key.
         """
-        bound = self.statements.get(name, [])
-        node = getattr(bound[0], "value", None) if len(bound) == 1 and isinstance(bound[0], (ast.Assign, ast.AnnAssign)) else None
+        node = self._assigned(name)
         depth = 0
         for key in keys:
             if not isinstance(node, ast.Dict) or not all(isinstance(k, ast.Constant) for k in node.keys):
@@ -111,16 +140,70 @@ class Source:
         """Every lambda that begins on `line` (one cannot tell several of one line apart); all of the file when none does, which
         happens if the file was edited after it was imported."""
         if line not in self._lambdas:
-            found = list(_lambdas_with_scopes(self.tree, ()))
-            here = [x for x in found if x[0].lineno == line]
-            self._lambdas[line] = tuple(self._define(node, scopes) for node, scopes in here or found)
+            here = [x for x in self._every_lambda if x[0].lineno == line]
+            self._lambdas[line] = tuple(self._define(node, scopes) for node, scopes in here or self._every_lambda)
         return self._lambdas[line]
 
+    @cached_property
+    def _every_lambda(self) -> list[tuple[ast.Lambda, tuple[ast.AST, ...]]]:
+        return list(_lambdas_with_scopes(self.tree, ()))
+
     def _define(self, node: ast.AST, scopes: tuple[ast.AST, ...]) -> Definition:
-        writer, collector = _Writer(self.package), _References(scopes)
+        if isinstance(node, ast.ClassDef):
+            return self._define_class(node, scopes)
+        return self._written(node, scopes, self._said)
+
+    def _written(self, node: ast.AST, scopes: tuple[ast.AST, ...], without: frozenset[ast.AST]) -> Definition:
+        writer, collector = _Writer(self.package, without), _References(scopes, without)
         writer.write(node)
         collector.visit(node)
         return Definition(writer.hash(), tuple(collector.found), frozenset(writer.names), frozenset(writer.strings))
+
+    def _define_class(self, node: ast.ClassDef, scopes: tuple[ast.AST, ...]) -> Definition:
+        members: dict[ast.stmt, tuple[str, str]] = {}
+        record = next((d for d in node.decorator_list if _called(d) == "dataclass"), None)
+        ordered = isinstance(record, ast.Call) and any(k.arg == "kw_only" for k in record.keywords)
+        mentioned = {n.id for s in node.body if isinstance(s, (ast.Assign, ast.Expr)) for n in ast.walk(s) if isinstance(n, ast.Name)}
+        fields: list[str] = []
+        for s in node.body:
+            if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                known = all(_called(d) in _PLAIN_DECORATORS for d in s.decorator_list)
+                if known and s.name not in mentioned and not (s.name.startswith("__") and s.name.endswith("__")):
+                    members[s] = s.name, ""
+            elif record is not None and isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name):
+                fields.append(s.target.id)
+                members[s] = s.target.id, "" if ordered else str(len(fields))  # at another place it is another argument
+        inner = (*scopes, node)
+        found = []
+        for s, (name, place) in members.items():
+            made = self._written(s, inner, self._said)
+            found.append((name, replace(made, text=place + made.text)))
+        bases = [_chain(b.value if isinstance(b, ast.Subscript) else b) for b in node.bases]
+        plain = not node.keywords and all(bases)
+        return replace(self._written(node, scopes, self._said | members.keys()), members=tuple(found), fields=tuple(fields),
+                       whole=self._written(node, scopes, self._said), bases=tuple(Reference(b) for b in bases if b) if plain else None)
+
+    def header(self, name: str) -> tuple[Definition, ...]:
+        """Classes by name and bases alone, all else as it stands."""
+        found = []
+        for s in self.statements.get(name, ()):
+            body: frozenset[ast.AST] = self._said | frozenset(s.body) if isinstance(s, ast.ClassDef) else self._said
+            found.append(self._written(s, (), body))
+        return tuple(found)
+
+    def table(self, name: str) -> Definition | None:
+        """A table of names (a dict, tuple, list or set whose keys are text constants) with its entries as members; None if it is none."""
+        node = self._assigned(name)
+        pairs: list[tuple[ast.expr | None, ast.expr]] = []
+        if isinstance(node, ast.Dict):
+            pairs = list(zip(node.keys, node.values))
+        elif isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            pairs = [(e, e) for e in node.elts]
+        keys = [k.value for k, _ in pairs if isinstance(k, ast.Constant) and isinstance(k.value, str)]
+        if not pairs or len(keys) != len(pairs):
+            return None
+        members = [(k, self._define(v, ())) for k, (_, v) in zip(keys, pairs)]
+        return Definition(f"table {type(node).__name__}", (), frozenset(), frozenset(), tuple(members))
 
 
 @lru_cache(maxsize=2048)
@@ -170,10 +253,12 @@ def _line_starts(text: str) -> tuple[int, ...]:
 
 
 class _Writer:
-    """Writes a tree as text, `package` imports left out (unless it is empty), and notes attributes, products and text constants."""
+    """Writes a tree as text, `package` imports (unless it is empty) and the nodes of `without` left out, and notes attributes, products
+    and text constants."""
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package: str, without: frozenset[ast.AST] = frozenset()) -> None:
         self.package = package
+        self.without = without
         self.out: list[str] = []
         self.names: set[str] = set()
         self.strings: set[str] = set()
@@ -183,7 +268,9 @@ class _Writer:
 
     def write(self, node: object) -> None:
         out = self.out
-        if isinstance(node, ast.Constant):
+        if isinstance(node, ast.AST) and node in self.without:
+            out.append("-")
+        elif isinstance(node, ast.Constant):
             if isinstance(node.value, str):
                 self.strings.add(node.value)
             out.append(f"({type(node.value).__name__} {node.value!r})")
@@ -201,7 +288,10 @@ class _Writer:
                     continue
                 part: Any = getattr(node, field, None)
                 if isinstance(part, list) and part and isinstance(part[0], ast.stmt):
-                    part = [kept for s in part if not _is_noise(s) and (kept := _without_package(s, self.package)) is not None]
+                    part = [kept for s in part if s not in self.without and not _is_noise(s)
+                            and (kept := _without_package(s, self.package)) is not None]
+                elif isinstance(part, list) and part and isinstance(part[0], ast.keyword):
+                    part = [k for k in part if k not in self.without]
                 if part is None or part == []:
                     continue
                 out.append(" " + field + "=")
@@ -214,6 +304,59 @@ class _Writer:
             out.append("]")
         else:
             out.append("~" if node is None else repr(node))
+
+
+def _called(node: ast.expr) -> str:
+    """The last name of what is called or used as a decorator, '' for anything but a name."""
+    node = node.func if isinstance(node, ast.Call) else node
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _chain(node: ast.expr) -> tuple[str, ...]:
+    """`a.b.c` as its names; empty for anything else."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
+
+
+def _said(tree: ast.AST) -> frozenset[ast.AST]:
+    """What errors say and no result can depend on: arguments of what is called ...Error, texts among those of whatever else is raised and of a
+    refusal. Only such as do nothing but read."""
+    found: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        made = node.exc if isinstance(node, ast.Raise) else node
+        if not isinstance(made, ast.Call):
+            continue
+        name = _called(made)
+        error = name.endswith("Error")
+        if not error and not isinstance(node, ast.Raise) and name not in REFUSALS:
+            continue
+        for x in made.args[name in REFUSALS :]:
+            if _is_plain(x) and (error or _is_text(x)):
+                found.add(x)
+        for k in made.keywords:
+            if k.arg is not None and _is_plain(k.value) and (error or _is_text(k.value)):
+                found.add(k)
+    return frozenset(found)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _is_plain(node: ast.AST | None) -> bool:
+    """Whether evaluating an expression does nothing but read."""
+    if node is None or isinstance(node, (ast.Constant, ast.Name, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)):
+        return True
+    if isinstance(node, ast.Call):
+        method = isinstance(node.func, ast.Attribute) and node.func.attr in _PLAIN_METHODS and _is_plain(node.func.value)
+        named = isinstance(node.func, ast.Name) and node.func.id in _PLAIN_CALLS
+        return (method or named) and all(_is_plain(x) for x in (*node.args, *(k.value for k in node.keywords)))
+    if isinstance(node, (ast.NamedExpr, ast.Lambda, ast.Await, ast.Yield, ast.YieldFrom)):
+        return False
+    return isinstance(node, (ast.expr, ast.comprehension, ast.keyword)) and all(_is_plain(x) for x in ast.iter_child_nodes(node))
 
 
 def _is_noise(statement: ast.stmt) -> bool:
@@ -333,11 +476,18 @@ class _Scope:
 
 
 class _References(ast.NodeVisitor):
-    """Collects names that are not local. `scopes`: enclosing functions of the node that is visited."""
+    """Collects names that are not local, those of the nodes `without` left out. `scopes`: enclosing functions of the node that is
+    visited."""
 
-    def __init__(self, scopes: Sequence[ast.AST]) -> None:
+    def __init__(self, scopes: Sequence[ast.AST], without: frozenset[ast.AST] = frozenset()) -> None:
         self.found: dict[Reference, None] = {}
+        self._without = without
         self._scopes = [_Scope(s) for s in scopes]
+
+    def visit(self, node: ast.AST) -> None:
+        """Each node that is not left out."""
+        if node not in self._without:
+            super().visit(node)
 
     def _use(self, chain: tuple[str, ...]) -> None:
         for depth, scope in enumerate(reversed(self._scopes)):

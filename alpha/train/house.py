@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 
 from alpha.backends.cpu.catalogue import fill as fill_cpu
 from alpha.backends.cpu.executor import CpuExecutor
@@ -33,13 +34,21 @@ OWN = (
     Component(id="flops.v1", kind="flops", implementation=count, contract=_MODELS),
 )
 
+RUN_PROGRAMS = ("pass", "executor", "program", "optimizer")
+"""Kinds whose gates run whole Programs, by the kernels of their back end: evidence binds to those that their Programs may launch."""
+
 
 @cache
 def house() -> Catalogue:
     """Every component, once per process."""
-    catalogue = Catalogue()
-    for fill in (fill_cpu, fill_cuda, fill_passes, fill_data, fill_checkpoint, fill_registry, fill_train):
+    catalogue, others = Catalogue(), Catalogue()
+    for fill in (fill_cpu, fill_cuda):
         fill(catalogue)
-    for component in OWN:
-        catalogue.add(component)
+    kernels = tuple(catalogue)
+    for fill in (fill_passes, fill_data, fill_checkpoint, fill_registry, fill_train):
+        fill(others)
+    for component in (*others, *OWN):
+        where = "cuda" if component.backend == "cuda" else "cpu"
+        own = tuple(k for k in kernels if k.backend == where)
+        catalogue.add(replace(component, launches=partial(tuple, own)) if component.kind in RUN_PROGRAMS else component)
     return catalogue

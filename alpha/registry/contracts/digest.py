@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 from alpha.component import Component, Envelope, Limit, Measured
 from alpha.errors import InputError
+from alpha.ops.table import row, table
 from alpha.registry.contracts.common import Case, Checks, folder, write_package
 from alpha.registry.digest import Package, calls_blas, component_digests, contract_targets, module_digest, symbol_digest, value_digest
 
@@ -51,7 +53,7 @@ def root(x, cpu: shapes.Shape, k=default()):
     from mini.late import late_function as late
     y = renamed(x) * SCALE * consts.PI + late() + starred() + mini.deep.far.away() + hidden.inside()
     helper = sqrt(m.pi)  # a local of the name of nothing else
-    return Derived().method() + helper + _TABLE["a"] + even(3)
+    return Derived().method() + helper + _TABLE["a"] + even(3) + cpu.area()
 
 
 class Derived(Base):
@@ -109,6 +111,7 @@ def _unmoved(rng: np.random.Generator) -> Measured:
         "an unused constant": _with("constants.py", "OTHER = 4.0", "OTHER = 5.0"),
         "an unused callee": _with("helpers.py", "def spare():\n    return 0", "def spare():\n    return 9"),
         "an added function": {**BASE, "helpers.py": BASE["helpers.py"] + "\n\ndef added():\n    return 3\n"},
+        "a method that nobody calls": _with("shapes.py", "def area(self)", "def unsaid(self):\n        return 0\n\n    def area(self)"),
         "layout of an expression": _with("helpers.py", "return inner() + x", "return (inner()\n            + x)"),
     }
     tail = BASE["helpers.py"].split("\n\n\n")
@@ -199,6 +202,77 @@ def _opaque(rng: np.random.Generator) -> Measured:
     return checks.measured()
 
 
+MEMBERS: Mapping[str, str] = {
+    "component.py": "from dataclasses import dataclass\n\nSHAPE = 1\nKINDS = ('kernel', 'pass')\n\n\n@dataclass(frozen=True, kw_only=True)\n"
+                    "class Component:\n    id: str\n    op: str = ''\n\n    def known(self):\n        return self.op in KINDS\n\n"
+                    "    def spare(self):\n        return 1\n",
+    "errors.py": "class Base(Exception):\n    def __init__(self, what, **more):\n        super().__init__(what)\n\n\n"
+                 "class ShapeError(Base):\n    code = 2\n",
+    "gates/cuda_samples.py": "SAMPLES = {'a': lambda rng: [1], 'b': lambda rng: [2]}\nEXACT = {}\n\n\ndef of(op):\n    return SAMPLES[op]\n",
+    "pool.py": "import threading\n\n\nclass Pool:\n    size: int = 1\n\n    def run(self):\n        return helper()\n\n"
+               "    def other(self):\n        return 5\n\n    def __len__(self):\n        return self.size\n\n\n"
+               "class Helper(threading.Thread):\n    def run(self):\n        return 1\n\n    def called_by_name(self):\n        return 1\n\n\n"
+               "def helper():\n    return 9\n",
+    "rows.py": "from dataclasses import dataclass\n\n\n@dataclass\nclass Row:\n    first: int = 1\n    second: int = 2\n",
+    "main.py": "from mini.component import Component\nfrom mini.errors import ShapeError\nfrom mini.gates.cuda_samples import of\n"
+               "from mini.pool import Helper, Pool\nfrom mini.rows import Row\n\n\ndef expect(good, what, came):\n    if not good:\n"
+               "        raise ShapeError(f'{what}, not {came}', do='mend it')\n\n\ndef root(c: Component, pool: Pool, name='pass'):\n"
+               "    expect(c.known(), 'a kind that is known', c.op)\n    Helper().start()\n    return of(name), pool.run(), Row().second\n",
+}
+
+
+def _altered(file: str, old: str, new: str) -> dict[str, str]:
+    assert MEMBERS[file].count(old) == 1, (file, old)
+    return {**MEMBERS, file: MEMBERS[file].replace(old, new)}
+
+
+def _members(rng: np.random.Generator) -> Measured:
+    """Methods, fields and entries of tables count where their names are said; what errors say never does."""
+    checks, n = Checks(), int(rng.integers(10, 1 << 20))
+    was = _of(MEMBERS)
+    same = {
+        "a method that is not said": _altered("pool.py", "return 5", f"return {n}"),
+        "a new method": _altered("pool.py", "    def other", f"    def more(self):\n        return {n}\n\n    def other"),
+        "a method of a plain class": _altered("component.py", "return 1\n", f"return {n}\n"),
+        "a field with a default": _altered("component.py", "    op: str = ''\n", f"    op: str = ''\n    run: int = {n}\n"),
+        "a field at the end that is not said": _altered("rows.py", "second: int = 2\n", f"second: int = 2\n    third: int = {n}\n"),
+        "a kind": _altered("component.py", "'pass')", "'pass', 'collective')"),
+        "cases of another row": _altered("gates/cuda_samples.py", "[2]", f"[{n}]"),
+        "cases of a new row": _altered("gates/cuda_samples.py", "'b':", f"'c': lambda rng: [{n}], 'b':"),
+        "what an error says": _altered("main.py", "do='mend it'", f"do='mend {n} of it', came=c"),
+        "what a refusal says": _altered("main.py", "'a kind that is known'", f"'one of {n} kinds'"),
+        "how errors are written": _altered("errors.py", "super().__init__(what)", f"super().__init__(what, {n})"),
+    }
+    for what, files in same.items():
+        checks.that(_of(files) == was, what)
+    other = {
+        "a method that is said": _altered("pool.py", "return helper()", "return helper() + 1"),
+        "a callee of a method": _altered("pool.py", "return 9", f"return {n}"),
+        "a method with underscores": _altered("pool.py", "return self.size", "return self.size + 1"),
+        "a method of a class with a base from outside": _altered("pool.py", "def called_by_name(self):\n        return 1",
+                                                                 f"def called_by_name(self):\n        return {n}"),
+        "a method of a data class": _altered("component.py", "self.op in KINDS", "self.op not in KINDS"),
+        "the shape": _altered("component.py", "SHAPE = 1", f"SHAPE = {n}"),
+        "a kind that is said": _altered("component.py", "'pass')", "'passes')"),
+        "the default of a field that is said": _altered("rows.py", "second: int = 2", f"second: int = {n}"),
+        "a field before one that is said": _altered("rows.py", "    first", f"    zeroth: int = {n}\n    first"),
+        "the condition of a refusal": _altered("main.py", "expect(c.known(),", "expect(not c.known(),"),
+        "the class of an error": _altered("main.py", "raise ShapeError(", "raise ValueError("),
+        "the base of an error": _altered("errors.py", "class ShapeError(Base)", "class ShapeError(ValueError)"),
+        "what an error does": _altered("main.py", "do='mend it'", "do=of('a').pop()"),
+    }
+    for what, files in other.items():
+        checks.that(_of(files) != was, what)
+    with folder() as at:
+        package = Package(write_package(at / "p", MEMBERS), "mini")
+        pool = package.hash(package.roots("mini.pool:Pool"))
+        more = Package(write_package(at / "q", _altered("pool.py", "return 5", f"return {n}")), "mini")
+        checks.that(pool != more.hash(more.roots("mini.pool:Pool")), "a class that is asked for leaves out a method")
+        entries = [("entry", "mini.gates.cuda_samples", "SAMPLES", op) for op in "ab"]
+        checks.that(len({package.hash([e]) for e in entries}) == 2, "cases of two rows share a digest")
+    return checks.measured()
+
+
 def _closure(n: int) -> Callable[[int], int]:
     def add(x: int) -> int:
         return x + n
@@ -230,11 +304,31 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a @ b
 
 
+def _another_oracle(x: np.ndarray, *, approximate: str) -> tuple[np.ndarray, ...]:
+    return (x,)
+
+
+def _program() -> None:
+    """Stands for what runs a Program: it names a row."""
+    row("gelu")
+
+
 def _component(rng: np.random.Generator) -> Measured:
     """What the evidence of one gate of one component binds to."""
     checks, package = Checks(), Package()
     kernel = Component(id="gelu.f32.made-up", kind="kernel", op="gelu", implementation=_product)
     backward = replace(kernel, id="gelu_bwd.f32.made-up", op="gelu_bwd")
+    fused = component_digests(replace(kernel, op="linear_gelu"), "parity", package=package)["row"]
+    with mock.patch.dict(table(), gelu=replace(row("gelu"), oracle=_another_oracle)):
+        parts = component_digests(replace(kernel, op="linear_gelu"), "parity", package=Package())["row"]
+    checks.that(fused != parts, "the parts of a fused row are left out")
+    whole = Component(id="made.program", kind="program", implementation=_program, contract="alpha.registry.contracts.common",
+                      launches=lambda: [kernel])
+    run = component_digests(whole, "parity", package=package)
+    checks.that(set(run) == {"implementation", "cases", "measure", "rows", "kernels"}, "a whole program's digests are not complete")
+    for changed in (replace(kernel, implementation=_closure), replace(kernel, binaries=lambda: {"a.cu": "1"})):
+        other_run = component_digests(replace(whole, launches=partial(list, [changed])), "parity", package=package)
+        checks.that(other_run["kernels"] != run["kernels"], "kernels of a whole program are left out")
     host = Component(id="made.up", kind="flops", implementation=_closure, contract="alpha.registry.contracts.common")
     digests = {g: component_digests(kernel, g, package=package) for g in ("parity", "gradient", "perf")}
     checks.that(set(digests["parity"]) == {"implementation", "row", "cases", "measure"}, "a kernel's digests are not complete")
@@ -246,6 +340,7 @@ def _component(rng: np.random.Generator) -> Measured:
     for what, other in {
         "another implementation": replace(kernel, implementation=_closure),
         "a wider dtype envelope": replace(kernel, envelope=Envelope(dtypes=("f32", "bf16"))),
+        "scratch": replace(kernel, scratch=lambda types, attrs, threads: 4),
         "a limit taken off": replace(kernel, envelope=Envelope(limits=(Limit(text="one input", holds=lambda t, a: len(t) == 1),))),
         "an in-place pair": replace(kernel, inplace=((0, 0),)),
     }.items():
@@ -274,7 +369,7 @@ def _contract_of(at: Path, cases: str, component: Component) -> str:
     return package.hash(contract_targets(component, "parity", package))
 
 
-GOLDEN = "9961ae01ea05bd655063b636701e94431db69f87aeb87524058f54af679d4e4e"
+GOLDEN = "cf3f4495c8387e18bc64025abb5449add7a6d8d9b8b98fc5f78a7e4e48a49429"
 """Digest of the made-up package: the same under every Python version that the package supports."""
 
 
@@ -308,7 +403,7 @@ def _bad_input(rng: np.random.Generator) -> Measured:
 
 PARITY: tuple[Case, ...] = (
     ("harmless edits change nothing", _unmoved), ("everything reached changes it", _reached), ("names do not collide", _collisions),
-    ("judges are not digested", _opaque), ("held values", _values), ("component digests", _component),
+    ("judges are not digested", _opaque), ("members by name", _members), ("held values", _values), ("component digests", _component),
 )
 
 CASES: dict[str, dict[str, list[Case]]] = {
