@@ -143,5 +143,6 @@ def measure_symbol(gate: str, component: Component) -> str:
 
 def measure_symbols(gate: str, component: Component) -> list[str]:
     """Dotted names of all that measures `gate` on this component: the engine, and how it calls a kernel of this back end."""
-    called = [f"{SUBJECTS.get(component.backend, SUBJECTS['cpu'])}:{name}" for name in ("settle", "samples", "bind")] if component.kind == "kernel" else []
-    return [measure_symbol(gate, component), *called]
+    module = SUBJECTS.get(component.backend, SUBJECTS["cpu"])
+    called = ("settle", "samples", "bind") if component.kind == "kernel" else ()
+    return [measure_symbol(gate, component), *(f"{module}:{name}" for name in called)]

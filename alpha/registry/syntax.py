@@ -27,8 +27,8 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 REFUSALS = frozenset({"expect"})
 """Functions that raise unless their first argument holds; texts among the others are what the error says."""
 
-_PLAIN_CALLS = frozenset({"len", "str", "repr", "sorted", "type", "min", "max", "sum", "round", "hex", "list", "tuple", "set", "dict", "map",
-                          "int", "float", "abs"})
+_PLAIN_CALLS = frozenset({"len", "str", "repr", "sorted", "type", "min", "max", "sum", "round", "hex", "list", "tuple", "set", "dict",
+                          "map", "int", "float", "abs"})
 """Builtins that may stand in a text: they do nothing."""
 
 _PLAIN_METHODS = frozenset({"join", "strip", "upper", "lower", "items", "keys", "values", "hex", "get", "format", "replace", "partition"})
@@ -322,8 +322,8 @@ def _chain(node: ast.expr) -> tuple[str, ...]:
 
 
 def _said(tree: ast.AST) -> frozenset[ast.AST]:
-    """What errors say and no result can depend on: arguments of what is called ...Error, texts among those of whatever else is raised and of a
-    refusal. Only such as do nothing but read."""
+    """What errors say and no result can depend on: arguments of what is called ...Error, texts among those of whatever else is raised and
+    of a refusal. Only such as do nothing but read."""
     found: set[ast.AST] = set()
     for node in ast.walk(tree):
         made = node.exc if isinstance(node, ast.Raise) else node

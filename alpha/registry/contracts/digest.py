@@ -203,15 +203,16 @@ def _opaque(rng: np.random.Generator) -> Measured:
 
 
 MEMBERS: Mapping[str, str] = {
-    "component.py": "from dataclasses import dataclass\n\nSHAPE = 1\nKINDS = ('kernel', 'pass')\n\n\n@dataclass(frozen=True, kw_only=True)\n"
-                    "class Component:\n    id: str\n    op: str = ''\n\n    def known(self):\n        return self.op in KINDS\n\n"
-                    "    def spare(self):\n        return 1\n",
+    "component.py": "from dataclasses import dataclass\n\nSHAPE = 1\nKINDS = ('kernel', 'pass')\n\n\n"
+                    "@dataclass(frozen=True, kw_only=True)\nclass Component:\n    id: str\n    op: str = ''\n\n"
+                    "    def known(self):\n        return self.op in KINDS\n\n    def spare(self):\n        return 1\n",
     "errors.py": "class Base(Exception):\n    def __init__(self, what, **more):\n        super().__init__(what)\n\n\n"
                  "class ShapeError(Base):\n    code = 2\n",
-    "gates/cuda_samples.py": "SAMPLES = {'a': lambda rng: [1], 'b': lambda rng: [2]}\nEXACT = {}\n\n\ndef of(op):\n    return SAMPLES[op]\n",
+    "gates/cuda_samples.py": "SAMPLES = {'a': lambda rng: [1], 'b': lambda rng: [2]}\n\n\ndef of(op):\n    return SAMPLES[op]\n",
     "pool.py": "import threading\n\n\nclass Pool:\n    size: int = 1\n\n    def run(self):\n        return helper()\n\n"
                "    def other(self):\n        return 5\n\n    def __len__(self):\n        return self.size\n\n\n"
-               "class Helper(threading.Thread):\n    def run(self):\n        return 1\n\n    def called_by_name(self):\n        return 1\n\n\n"
+               "class Helper(threading.Thread):\n    def run(self):\n        return 1\n\n"
+               "    def called_by_name(self):\n        return 1\n\n\n"
                "def helper():\n    return 9\n",
     "rows.py": "from dataclasses import dataclass\n\n\n@dataclass\nclass Row:\n    first: int = 1\n    second: int = 2\n",
     "main.py": "from mini.component import Component\nfrom mini.errors import ShapeError\nfrom mini.gates.cuda_samples import of\n"
