@@ -622,7 +622,7 @@ def component_digests(component: Component, gate: str, *, package: Package | Non
         held["cases"] = [row(component.op).samples, row(component.op).exact]
         held["row"] = _rows_of_kernel(row(component.op), gate, own, package)
         if own:
-            roots["further cases"] = own
+            roots["cases"] = own
     if component.contract:
         roots["cases"] = contract_targets(component, gate, package)
         held |= _program(component, roots["cases"], package)
@@ -630,7 +630,8 @@ def component_digests(component: Component, gate: str, *, package: Package | Non
         held["binaries"] = package.binaries(component)
     words = _words(component, gate, held, roots, package)
     digests = {name: _digest(value, package, words) for name, value in held.items()}
-    digests |= {name: package.hash(targets, words) for name, targets in roots.items()}
+    for name, targets in roots.items():
+        digests[name] = hashlib.sha256(f"{digests.get(name, '')}{package.hash(targets, words)}".encode()).hexdigest()
     for name, digest in (extra or {}).items():
         digests[name] = digest()
     return digests
