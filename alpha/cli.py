@@ -50,11 +50,15 @@ from alpha.train.session import Outcome, train
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     args = parser().parse_args(argv)
-    return exit_code(f"alpha {args.command}", lambda: _watched(args) if args.command in WATCHED else int(args.run(args)), debug=args.debug)
+    return exit_code(f"alpha {args.command}", lambda: _watched(args) if _computes(args) else int(args.run(args)), debug=args.debug)
 
 
 WATCHED = ("train", "lab", "sample", "bench", "gate")
 """Commands that run our code for a result: what their process holds is looked at from its start to its end."""
+
+
+def _computes(args: argparse.Namespace) -> bool:
+    return args.command in WATCHED and not (args.command == "bench" and args.what in bench.READERS)
 
 
 def _watched(args: argparse.Namespace) -> int:

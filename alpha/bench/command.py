@@ -36,6 +36,9 @@ from alpha.registry.machine import environment
 from alpha.train.console import Talk
 from alpha.train.house import house
 
+READERS = ("run", "docs")
+"""What only reads what was measured, with libraries for tables."""
+
 
 def arguments(p: argparse.ArgumentParser) -> None:
     """The command's arguments."""

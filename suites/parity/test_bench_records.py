@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,6 +295,12 @@ def test_a_whole_run_is_recorded(tmp_path: Path, place: Path, monkeypatch: pytes
     readme = (place / "README.md").read_text()
     for text in (f"{figures['workflow_tokens_per_second']:,.0f}", f"{100 * figures['goodput']:.1f} %", "| it |"):  # type: ignore[operator]
         assert text in readme, text
+
+
+def test_a_run_is_read_with_libraries_that_a_measuring_process_may_not_hold(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "alpha.cli", "bench", "run", str(made_runs.make(tmp_path / "it", steps=100))], cwd=ROOT,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0 and "Goodput" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("change, word", [(("dirty", "ab"), "clean commit"), (("commit", "unknown"), "clean commit"),
