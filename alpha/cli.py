@@ -23,7 +23,9 @@ from rich.text import Text
 
 from alpha import config
 from alpha.bench import command as bench
+from alpha.component import Catalogue
 from alpha.config import Config
+from alpha.cudart import manifest
 from alpha.dashboard import command as dashboard
 from alpha.errors import InputError, MachineError, UngatedError, exit_code
 from alpha.files import path_argument
@@ -39,16 +41,16 @@ from alpha.registry.status import Registry
 from alpha.train import doctor, forbidden, rundir
 from alpha.train.assemble import calls_of, host_components, open_data, program_for, threads_for
 from alpha.train.console import Talk, duration
-from alpha.train.house import house
+from alpha.train.house import house, what_loads
 from alpha.train.interrupt import EXIT, Interrupt
-from alpha.train.planned import plan_run
+from alpha.train.planned import Planned, plan_run
 from alpha.train.sample import generate, open_run, printable
 from alpha.train.seal import standing
 from alpha.train.session import Outcome, train
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command; returns its exit code. The console script begins in alpha/__main__.py, before this is imported."""
     args = parser().parse_args(argv)
     return exit_code(f"alpha {args.command}", lambda: _watched(args) if _computes(args) else int(args.run(args)), debug=args.debug)
 
@@ -188,8 +190,8 @@ def this_command() -> str:
     """How the user calls this program: `alpha` if that is what the shell would run, else the path it was called by."""
     called = Path(sys.argv[0])
     found = shutil.which("alpha")
-    if called.name == "cli.py" or not called.exists():
-        return "python -m alpha.cli"
+    if called.name in ("cli.py", "__main__.py") or not called.exists():
+        return "python -m alpha"
     if found is not None and os.path.samefile(found, called):
         return "alpha"
     relative = os.path.relpath(called)
@@ -358,7 +360,8 @@ def cmd_plan(args: argparse.Namespace) -> int:
     cfg, path = load_source(args.source, args.set), Path(args.source)
     talk = Talk()
     with talk.doing("building the program"):
-        plan = plan_run(cfg, house(), rundir.read_tokenizer(path).vocab_size if path.is_dir() else None)
+        catalogue = what_loads()
+        plan = _planned(cfg, catalogue, rundir.read_tokenizer(path).vocab_size if path.is_dir() else None)
     program, flops = plan.program, plan.flops
     if args.table is not None:
         if args.table not in program.plans:
@@ -389,15 +392,29 @@ def cmd_plan(args: argparse.Namespace) -> int:
     for arena, n in plan.arenas.items():
         talk.say(f"arena        {n:20,} bytes {n / 2**30:10.3f} GiB  {arena}")
     talk.say(f"peak         {plan.peak_bytes:20,} bytes {plan.peak_bytes / 2**30:10.3f} GiB  on the one device")
-    registry = Registry(house())
-    wanted = sorted({*host_components(cfg, house()), *(c[0] for c in calls_of(program))})
-    missing = [i for i in wanted if not registry.status(i).usable]
+    registry = Registry(catalogue)
+    wanted = sorted({*host_components(cfg, catalogue), *(c[0] for c in calls_of(program))})
+    with manifest.only_looking():
+        missing = [i for i in wanted if not registry.status(i).usable]
     talk.say(f"components   {len(wanted)}, of which {len(wanted) - len(missing)} usable on {registry.machine.key}")
     for i in wanted:
         status = registry.status(i)
         talk.say(f"             {'usable    ' if status.usable else 'NOT USABLE'} {i}" + ("" if status.usable else
                  f" ({', '.join(status.missing) or 'presupposes what is not'})"))  # fmt: skip
+    for module, why in catalogue.broken.items():
+        talk.say(f"broken       {module}: {why}; nothing runs before it is mended", "red")
     return 0
+
+
+def _planned(cfg: Config, catalogue: Catalogue, vocabulary: int | None) -> Planned:
+    """The plan from the kernels that load; where one is missing whose file does not, the error says so."""
+    try:
+        return plan_run(cfg, catalogue, vocabulary)
+    except InputError as error:
+        if not catalogue.broken:
+            raise
+        broken = "; ".join(f"{m}: {why}" for m, why in catalogue.broken.items())
+        raise type(error)(error.what, came=error.came, expected=error.expected, do=f"mend what cannot be loaded: {broken}") from error
 
 
 def cmd_sample(args: argparse.Namespace) -> int:
@@ -408,7 +425,7 @@ def cmd_sample(args: argparse.Namespace) -> int:
         if why:
             print(f"{rundir.UNGATED}: sampled from a development run ({why})", file=sys.stderr)
         print(f"step {step}, temperature {args.temperature}, top-k {args.top_k}, seed {args.seed}", file=sys.stderr)
-        prompt = args.prompt.encode()
+        prompt = os.fsencode(args.prompt)
         parts = generate(executor, tokenizer, prompt, tokens=args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
         print(printable(prompt + b"".join(parts)), flush=True)
     return 0
@@ -420,7 +437,11 @@ def cmd_trace(args: argparse.Namespace) -> int:
     rundir.read_config(path)
     out = Path(args.out) if args.out else path / "traces" / "profiled.json.gz"
     if not args.out:
-        out.parent.mkdir(exist_ok=True)
+        try:
+            out.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise MachineError("the trace cannot be written into the run directory", came=f"{out.parent} ({error.strerror})",
+                               expected="permission to write there", do="name another file: --out FILE") from error
     found = trace.write(path / "metrics.sqlite", out, args.step, args.rank, ungated=bool(standing(path)))
     steps = f"{len(found.steps)} steps ({found.steps[0]} to {found.steps[-1]})"
     print(f"{out}: {found.events:,} events of {steps}, {found.arrows:,} arrows")
@@ -430,7 +451,8 @@ def cmd_trace(args: argparse.Namespace) -> int:
 
 def cmd_doctor(args: argparse.Namespace) -> int:
     """Look at the machine; exit code 3 if nothing can be trained here."""
-    findings = doctor.examine(house())
+    with manifest.only_looking():
+        findings = doctor.examine(what_loads())
     if args.json:
         print(json.dumps([asdict(f) for f in findings], indent=2))
     else:

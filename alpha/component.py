@@ -6,6 +6,7 @@ a learning-rate schedule, a sampler, a tokenizer, an executor, a checkpoint form
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -107,6 +108,18 @@ class Catalogue:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Component] = {}
+        self.broken: dict[str, str] = {}
+        """Modules that could not be loaded -> why. Whoever runs components refuses such a catalogue; who only tells about them goes on."""
+
+    def load(self, module: str, change: Callable[[Component], Component] = lambda c: c) -> None:
+        """Add every component of a module's `KERNELS`, each through `change`. A module that cannot be imported goes to `broken`."""
+        try:
+            found = getattr(importlib.import_module(module), "KERNELS", ())
+        except Exception as error:  # a syntax error, a name that is gone: code that is being written
+            self.broken[module] = f"{type(error).__name__}: {error}"
+            return
+        for c in found:
+            self.add(change(c))
 
     def add(self, component: Component) -> None:
         """Add one; a second component of the same id is a GraphError."""

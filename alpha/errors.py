@@ -107,6 +107,10 @@ def exit_code(name: str, command: Callable[[], int], *, debug: bool = False) -> 
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains once more at exit
         return 0
+    except MemoryError as error:
+        told = MachineError("memory ran out", came=str(error) or None, do="take smaller sizes; `alpha plan` says what a run needs")
+        print(f"{name}: {told}", file=sys.stderr)
+        return told.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from alpha.cudart.toolchain import find_nvcc
 from alpha.errors import InputError, MachineError
+from alpha.files import json_of, read_regular
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KERNELS = REPOSITORY / "kernels"
@@ -138,10 +139,13 @@ def compile_kernel(source: Source) -> Cubin:
     stem = f"{Path(source.path).stem}-{digest}"
     cubin, record = CACHE / f"{stem}.cubin", CACHE / f"{stem}.json"
     if cubin.is_file() and record.is_file():
-        data = json.loads(record.read_text(encoding="utf-8"))
-        if data["binary_digest"] == _sha(cubin):
+        try:
+            data = json_of(read_regular(record))
             resources = {name: Resources(**fields) for name, fields in data["resources"].items()}
-            return Cubin(source=source, path=cubin, digest=digest, binary_digest=data["binary_digest"], resources=resources)
+            if data["binary_digest"] == _sha(cubin):
+                return Cubin(source=source, path=cubin, digest=digest, binary_digest=data["binary_digest"], resources=resources)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass  # a damaged entry of the cache is made again
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         output = Path(folder) / "out.cubin"

@@ -12,7 +12,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from alpha.cudart import compile as nvcc
 from alpha.cudart.compile import Cubin, Source, compile_all, compile_kernel
 from alpha.cudart.toolchain import INSTALL, find_nvcc
 from alpha.errors import CorruptError, MachineError
+from alpha.files import json_of, read_regular
 
 PATH = nvcc.REPOSITORY / "baselines" / "cubins.json"
 COMPILER = "V13.0.88"
@@ -80,9 +83,14 @@ def load(path: Path = PATH) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-        return dict(body["cubins"]) if body["compiler"] == COMPILER else {}
-    except (ValueError, KeyError, TypeError) as error:
+        body = json_of(read_regular(path))
+        if body["compiler"] != COMPILER:
+            return {}
+        for entry in body["cubins"].values():
+            if not (isinstance(entry["source"], str) and isinstance(entry["binary"], str) and isinstance(entry["resources"], dict)):
+                raise ValueError("an entry without source, binary or resources")
+        return dict(body["cubins"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError("the manifest of compiled kernels cannot be read", came=f"{path.name}: {error}", expected="what `build` wrote",
                            do="restore it from version control, or build the kernels again") from error
 
@@ -92,12 +100,27 @@ def _known(path: Path, changed: int) -> Mapping[str, dict[str, Any]]:
     return load(path)
 
 
+_LOOKING: ContextVar[bool] = ContextVar("looking", default=False)
+
+
+@contextmanager
+def only_looking() -> Iterator[None]:
+    """In the block nothing is compiled: a source that the manifest does not know counts as not built. For commands that only tell."""
+    before = _LOOKING.set(True)
+    try:
+        yield
+    finally:
+        _LOOKING.reset(before)
+
+
 def binary_digest(source: Source) -> str:
     """sha256 of the cubin of `source`: from the manifest, else by compiling it; where neither is possible a text that no evidence has."""
     key = key_of(source)
     entry = _known(PATH, PATH.stat().st_mtime_ns if PATH.is_file() else 0).get(key)
     if entry is not None:
         return str(entry["binary"])
+    if _LOOKING.get():
+        return f"not built: {key}"
     try:
         return compile_kernel(source).binary_digest
     except MachineError:
@@ -110,7 +133,7 @@ def binary_digests(sources: Iterable[Source]) -> dict[str, str]:
     known = _known(PATH, PATH.stat().st_mtime_ns if PATH.is_file() else 0)
     missing = [s for s in wanted if key_of(s) not in known]
     try:
-        compile_all(missing)
+        compile_all([] if _LOOKING.get() else missing)
     except MachineError:
         pass  # binary_digest says for each what it is without a compiler
     return {str(s): binary_digest(s) for s in wanted}

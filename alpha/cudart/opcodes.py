@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from alpha.cudart.compile import Cubin
 from alpha.cudart.toolchain import find_nvdisasm
 from alpha.errors import CorruptError
+from alpha.files import json_of, read_regular
 
 Opcodes = Mapping[str, Mapping[str, int]]
 """kernel (or device function that was not inlined) -> opcode with its modifiers, such as `HGMMA.64x128x16.F32.BF16` -> how often."""
@@ -38,9 +39,12 @@ def opcodes(cubin: Cubin) -> Opcodes:
     kept = cubin.path.with_suffix(".opcodes")
     stamp = {"binary": cubin.binary_digest, "tool": version}
     if kept.is_file():
-        body = json.loads(kept.read_text(encoding="utf-8"))
-        if body["stamp"] == stamp:
-            return dict(body["opcodes"])
+        try:
+            body = json_of(read_regular(kept))
+            if body["stamp"] == stamp:
+                return {name: dict(counts) for name, counts in body["opcodes"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass  # a damaged entry of the cache is made again
     done = subprocess.run([str(tool), "--no-dataflow", "--print-code", str(cubin.path)], capture_output=True, text=True, timeout=300)
     found = parse(done.stdout)
     unseen = [name for name in cubin.resources if not sum(found.get(name, {}).values())]

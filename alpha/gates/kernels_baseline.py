@@ -15,6 +15,7 @@ from typing import Any
 
 from alpha.cudart.compile import REPOSITORY, Source
 from alpha.errors import CorruptError
+from alpha.files import json_of, read_regular
 from alpha.gates.kernels_audit import SYNCHRONISATION
 
 PATH = REPOSITORY / "baselines" / "kernels.json"
@@ -51,10 +52,10 @@ def load(path: Path = PATH) -> Limits:
     if not path.is_file():
         return {}
     try:
-        body: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        body: dict[str, Any] = json_of(read_regular(path))
         return {key: {name: int(line[name]) for name in (*MOST, "products", *(n for n in SYNCHRONISATION if n in line))}
                 for key, line in body.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError("the baseline of the kernels cannot be read", came=f"{path.name}: {error}", expected="what --pin wrote",
                            do="restore it from version control, or run: alpha kernels build --pin") from error
 

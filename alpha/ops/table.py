@@ -20,7 +20,12 @@ def table() -> dict[str, OpSpec]:
     for info in sorted(pkgutil.iter_modules(alpha.ops.__path__), key=lambda m: m.name):
         if info.name in _NOT_OPS:
             continue
-        for spec in importlib.import_module(f"alpha.ops.{info.name}").ROWS:
+        try:
+            found = importlib.import_module(f"alpha.ops.{info.name}").ROWS
+        except (SyntaxError, ImportError, AttributeError, NameError) as error:
+            raise GraphError("a file of op rows cannot be loaded", came=f"alpha/ops/{info.name}.py: {type(error).__name__}: {error}",
+                             expected="Python with ROWS", do="mend the file") from error
+        for spec in found:
             if spec.name in rows:
                 raise GraphError("two op rows share a name", came=spec.name)
             rows[spec.name] = spec

@@ -8,8 +8,10 @@ Several ranks may write into one file: a writer that finds it locked waits, it d
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sqlite3
+import tempfile
 import threading
 import time
 from collections import deque
@@ -219,7 +221,7 @@ def connect(path: Path, timeout: float = 5.0) -> sqlite3.Connection:
     if not path.is_file():
         raise InputError("there are no metrics", came=path, expected="metrics.sqlite of a run")
     try:
-        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=timeout)
+        db = _readable(path, timeout)
         try:
             _check(path, db.execute("PRAGMA user_version").fetchone()[0], least=1)
             db.execute("SELECT count(*) FROM run_metadata").fetchone()
@@ -229,6 +231,33 @@ def connect(path: Path, timeout: float = 5.0) -> sqlite3.Connection:
     except sqlite3.DatabaseError as error:
         raise refused(path, error) from error
     return db
+
+
+def _readable(path: Path, timeout: float) -> sqlite3.Connection:
+    """A connection to read. A reader of a file in WAL mode needs `-shm` beside it; where that is not there and cannot be made, nobody
+    writes either. Then the file alone is read if it holds everything, else a copy that has taken in its `-wal`."""
+    uri = path.resolve().as_uri()
+    db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=timeout)
+    try:
+        db.execute("PRAGMA user_version").fetchone()
+        return db
+    except sqlite3.OperationalError as error:
+        db.close()
+        wal = path.with_name(f"{path.name}-wal")
+        if "unable to open" not in str(error) or os.access(path.parent, os.W_OK):
+            raise
+        if not wal.exists() or not wal.stat().st_size:
+            return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, timeout=timeout)
+    with tempfile.TemporaryDirectory(prefix="alpha-metrics-") as folder:
+        for part in (path, wal):
+            shutil.copyfile(part, Path(folder) / part.name)
+        whole, copy = sqlite3.connect(":memory:"), sqlite3.connect(Path(folder) / path.name)
+        try:
+            copy.backup(whole)
+        finally:
+            copy.close()
+    whole.execute("PRAGMA query_only=1")
+    return whole
 
 
 def read(path: Path, table: str, columns: str = "*") -> list[tuple[Any, ...]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alpha.component import Catalogue, Component
-from alpha.errors import GraphError, UngatedError
+from alpha.errors import GraphError, InputError, UngatedError
 from alpha.registry import policy
 from alpha.registry.claims import why_no_claim
 from alpha.registry.digest import Package, calls_blas, component_digests
@@ -128,7 +128,10 @@ class Registry:
         machine = self.machine_of(component)
         if machine is None:
             return GateStatus(gate, NOT_RUN, why_not_here(component) or "no reference class of the GPU")
-        digests = self.digests(component, gate)
+        try:
+            digests = self.digests(component, gate)
+        except InputError as error:  # code that is being written: a source that does not parse or compile has no digest
+            return GateStatus(gate, NOT_RUN, f"{error.what}: {error.came}", machine=machine.key)
         found = self._best(component, gate, digests, machine)
         if found is None:
             return GateStatus(gate, NOT_RUN, f"no evidence on {machine.key}")

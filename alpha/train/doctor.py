@@ -40,7 +40,8 @@ def examine(catalogue: Catalogue) -> list[Finding]:
 
 def can_train(findings: Iterable[Finding]) -> bool:
     """Whether `alpha train` can run on the CPU of this machine (missing gates it runs itself)."""
-    return not any(f.state == MISSING and f.topic in ("python", "numpy", "corpus", "disk", "clean process") for f in findings)
+    needed = ("python", "numpy", "corpus", "disk", "clean process", "kernel files")
+    return not any(f.state == MISSING and f.topic in needed for f in findings)
 
 
 def _host() -> list[Finding]:
@@ -77,7 +78,9 @@ def _memory() -> int:
 
 def _evidence(catalogue: Catalogue) -> list[Finding]:
     key = machine_class().key
-    out = [Finding(OK, "machine class", f"{machine_class().describe()}  ({key})")]
+    broken = [Finding(MISSING, "kernel files", f"{module} cannot be loaded: {why}", "mend the file; until then nothing runs")
+              for module, why in catalogue.broken.items()]
+    out = [*broken, Finding(OK, "machine class", f"{machine_class().describe()}  ({key})")]
     try:
         shipped = key in classes(shipped_root())
         registry = Registry(catalogue)

@@ -13,6 +13,7 @@ from alpha.backends.cuda.lib import SM90A
 from alpha.checkpoint.components import fill as fill_checkpoint
 from alpha.component import Catalogue, Component
 from alpha.data.catalogue import fill as fill_data
+from alpha.errors import CorruptError
 from alpha.flops.v1 import count
 from alpha.models import gpt, llama
 from alpha.optim.update import adamw, sgd
@@ -38,9 +39,18 @@ RUN_PROGRAMS = ("pass", "executor", "program", "optimizer")
 """Kinds whose gates run whole Programs, by the kernels of their back end: evidence binds to those that their Programs may launch."""
 
 
-@cache
 def house() -> Catalogue:
-    """Every component, once per process."""
+    """Every component. CorruptError naming the file where one cannot be loaded: nothing runs beside a file that is broken."""
+    catalogue = what_loads()
+    if catalogue.broken:
+        raise CorruptError("a file of kernels cannot be loaded", came="; ".join(f"{m}: {why}" for m, why in catalogue.broken.items()),
+                           expected="Python that can be imported", do="mend the file; `alpha doctor` lists what else is missing")
+    return catalogue
+
+
+@cache
+def what_loads() -> Catalogue:
+    """The components of the files that can be loaded, once per process; the others are in its `broken`. For commands that only tell."""
     catalogue, others = Catalogue(), Catalogue()
     for fill in (fill_cpu, fill_cuda):
         fill(catalogue)

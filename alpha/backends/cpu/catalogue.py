@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import mmap
 import pkgutil
 import sys
@@ -82,8 +81,8 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" el
 def fill(catalogue: Catalogue) -> None:
     """Add every CPU kernel to the catalogue."""
     for info in sorted(pkgutil.iter_modules(kernels.__path__), key=lambda m: m.name):
-        for c in getattr(importlib.import_module(f"{kernels.__name__}.{info.name}"), "KERNELS", ()):
-            catalogue.add(replace(c, scratch=lambda types, attrs, threads, c=c: scratch_bytes(c, types, attrs, threads)))
+        catalogue.load(f"{kernels.__name__}.{info.name}",
+                       lambda c: replace(c, scratch=lambda types, attrs, threads: scratch_bytes(c, types, attrs, threads)))
 
 
 def run(component: Component, ins: Sequence[np.ndarray], types: Sequence[TensorType], attrs: Attrs, *, workers: Workers,

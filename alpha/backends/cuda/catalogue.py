@@ -5,7 +5,6 @@ Importing this needs neither a GPU nor its bindings.
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
 
 import alpha.backends.cuda.kernels as kernels
@@ -15,5 +14,4 @@ from alpha.component import Catalogue
 def fill(catalogue: Catalogue) -> None:
     """Add every GPU kernel to the catalogue."""
     for info in sorted(pkgutil.iter_modules(kernels.__path__), key=lambda m: m.name):
-        for c in getattr(importlib.import_module(f"{kernels.__name__}.{info.name}"), "KERNELS", ()):
-            catalogue.add(c)
+        catalogue.load(f"{kernels.__name__}.{info.name}")

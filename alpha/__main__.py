@@ -1,0 +1,64 @@
+"""Where the console scripts begin, and `python -m alpha`. Floor 10: imports nothing before Ctrl-C has an answer.
+
+Importing what a command needs takes most of a second. Nothing has begun by then, so an interrupt ends the process on the spot, with 130 and
+one word; later `exit_code` answers it. Where SIGINT is ignored (a script's background job), it stays so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+INTERRUPTED = 130
+"""128 and the number of SIGINT, as shells have it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script `alpha`; returns its exit code."""
+
+    def load() -> Callable[[Sequence[str] | None], int]:
+        from alpha.cli import main as run
+
+        return run
+
+    return begin(load, argv)
+
+
+def report(argv: Sequence[str] | None = None) -> int:
+    """The console script `alpha-report`; returns its exit code."""
+
+    def load() -> Callable[[Sequence[str] | None], int]:
+        from alpha.report.command import main as run
+
+        return run
+
+    return begin(load, argv)
+
+
+def begin(load: Callable[[], Callable[[Sequence[str] | None], int]], argv: Sequence[str] | None) -> int:
+    """Run the command that `load` imports. Standard output takes any text: what it cannot encode is written as an escape."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        run = load()
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
+        return run(argv)
+    except KeyboardInterrupt:
+        _leave()
+    return INTERRUPTED
+
+
+def _leave(*_: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Where the process boundary matters: an interrupt while it starts, sources that do not parse, folders that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alpha import __main__ as entry
+
+ROOT = Path(__file__).parents[2]
+
+AT = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from alpha.__main__ import {script}
+sys.exit({script}(["--help"]))
+"""
+
+
+def run(*words: str, env: dict[str, str] | None = None, cwd: Path | None = None, **more: object) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, *words], capture_output=True, timeout=120, check=False, cwd=cwd or ROOT,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, **more)  # type: ignore[call-overload,no-any-return]
+
+
+def wakes() -> None:
+    """In the child: Ctrl-C is heard, whatever the parent does with it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize(("script", "module"), [
+    ("main", "alpha.cli"), ("main", "numpy"), ("main", "rich"), ("main", "alpha.backends.cpu.executor"), ("main", "alpha.train.session"),
+    ("main", "sqlite3"), ("report", "alpha.report.command"),
+])  # fmt: skip
+def test_ctrl_c_while_it_imports(script: str, module: str) -> None:
+    """Planted: with `from alpha.cli import main` as the script's first line, this ends in a traceback and with 1."""
+    done = run("-c", AT.format(module=module, script=script), preexec_fn=wakes)
+    assert done.returncode == 130 and done.stderr == b"interrupted\n" and not done.stdout, done.stderr.decode()
+
+
+def test_ctrl_c_at_any_moment_of_the_start() -> None:
+    for delay in (0.0, 0.1, 0.2, 0.35, 0.5):
+        text = "import sys; print(flush=True); from alpha.__main__ import main; sys.exit(main(['doctor']))"
+        process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, preexec_fn=wakes,
+                                   env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert process.stdout is not None and process.stdout.read(1) == b"\n"  # the interpreter itself has started
+        time.sleep(0.05 + delay)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130 and b"Traceback" not in err, (delay, process.returncode, err.decode())
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    """As a script's background job has it."""
+    def ignores() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    done = run("-c", AT.format(module="numpy", script="main"), preexec_fn=ignores)
+    assert done.returncode == 0 and b"COMMAND" in done.stdout
+
+
+def test_the_scripts_are_those_of_the_package() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert 'alpha = "alpha.__main__:main"' in text and 'alpha-report = "alpha.__main__:report"' in text
+    assert callable(entry.main) and callable(entry.report)
+    assert run("-m", "alpha", "--help").returncode == 0
+
+
+def test_arguments_that_are_no_utf8() -> None:
+    for words in (["plan", b"\xff\xfe.toml"], ["plan", "configs/tiny.toml", "--set", b"run.name=caf\xe9"],
+                  ["sample", b"runs/\xe9", "--prompt", b"\xff"]):
+        done = subprocess.run([sys.executable, "-m", "alpha", *words], capture_output=True, timeout=60, check=False, cwd=ROOT,
+                              env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+        assert done.returncode == 2 and b"Traceback" not in done.stderr and b"came:" in done.stderr, done.stderr.decode()
+
+
+# -- sources that do not parse -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the source tree."""
+    root = tmp_path_factory.mktemp("tree")
+    for name in ("alpha", "kernels", "configs", "baselines"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+@pytest.fixture
+def broken(copy: Path) -> Callable[[str, str], None]:
+    kept: dict[Path, bytes] = {}
+
+    def plant(file: str, text: str) -> None:
+        path = copy / file
+        kept[path] = path.read_bytes()
+        path.write_bytes(kept[path] + text.encode())
+
+    yield plant  # type: ignore[misc]
+    for path, raw in kept.items():
+        path.write_bytes(raw)
+
+
+def told(copy: Path, *words: str) -> tuple[int, str]:
+    done = run("-m", "alpha", *words, env={"PYTHONPATH": str(copy)}, cwd=copy)
+    said = (done.stdout + done.stderr).decode()
+    assert "Traceback" not in said, said
+    return done.returncode, " ".join(said.split())
+
+
+PLANTS = [
+    ("alpha/backends/cpu/kernels/gelu.py", "\ndef (:\n", "SyntaxError"),
+    ("alpha/backends/cpu/kernels/silu.py", "\nfrom alpha.ops import nothing_of_this_name\n", "ImportError"),
+    ("alpha/backends/cuda/kernels/norm.py", "\n  x = = 1\n", "Error"),
+]
+
+
+@pytest.mark.parametrize(("file", "text", "says"), PLANTS, ids=[p[0].split("/")[-1] + p[0].split("/")[2] for p in PLANTS])
+def test_a_broken_kernel_file_is_named_and_doctor_and_plan_live(
+    copy: Path, broken: Callable[[str, str], None], file: str, text: str, says: str
+) -> None:
+    module = file.removesuffix(".py").replace("/", ".")
+    broken(file, text)
+    code, said = told(copy, "doctor")
+    assert code == 3 and module in said and says in said and "python" in said
+    code, said = told(copy, "plan", "configs/tiny.toml")
+    if "gelu" in file:  # the run needs it
+        assert code == 2 and "no cpu kernel covers" in said and module in said
+    else:
+        assert code == 0 and "peak" in said and module in said
+    code, said = told(copy, "lab", "configs/tiny.toml")
+    assert code == 2 and "cannot be loaded" in said and module in said
+
+
+def test_a_broken_device_source_or_op_row(copy: Path, broken: Callable[[str, str], None]) -> None:
+    """Planted: where doctor and plan compile what the manifest does not know, they take minutes, or end with the compiler's words."""
+    broken("kernels/norm/forward.cu", "\nthis is no C++;\n")
+    assert told(copy, "doctor")[0] == 0
+    code, said = told(copy, "plan", "configs/gpt2-124m.toml")
+    assert code == 0 and "NOT USABLE" in said and "peak" in said
+    broken("alpha/ops/gelu.py", "\ndef (:\n")
+    code, said = told(copy, "doctor")
+    assert "gelu.py" in said and "python" in said
+    code, said = told(copy, "plan", "configs/tiny.toml")
+    assert code in (1, 2) and "gelu.py" in said
