@@ -14,7 +14,7 @@ from importlib import metadata
 
 from alpha.component import Catalogue
 from alpha.data.corpus import stdlib_corpus
-from alpha.errors import AlphaError
+from alpha.errors import AlphaError, shown
 from alpha.registry.evidence import classes, shipped_root
 from alpha.registry.machine import environment, machine_class
 from alpha.registry.status import Registry
@@ -40,7 +40,7 @@ def examine(catalogue: Catalogue) -> list[Finding]:
 
 def can_train(findings: Iterable[Finding]) -> bool:
     """Whether `alpha train` can run on the CPU of this machine (missing gates it runs itself)."""
-    needed = ("python", "numpy", "corpus", "disk", "clean process", "kernel files")
+    needed = ("python", "numpy", "corpus", "disk", "clean process", "kernel files", "evidence")
     return not any(f.state == MISSING and f.topic in needed for f in findings)
 
 
@@ -86,7 +86,7 @@ def _evidence(catalogue: Catalogue) -> list[Finding]:
         registry = Registry(catalogue)
         usable = [c.id for c in catalogue if registry.status(c.id).usable]
     except AlphaError as error:
-        return [*out, Finding(MISSING, "evidence", error.what, error.do or "")]
+        return [*out, Finding(MISSING, "evidence", f"{error.what}: {shown(str(error.came))}", error.do or "")]
     total = len(catalogue)
     out.append(
         Finding(OK, "evidence", "ships with this checkout for this machine class")
