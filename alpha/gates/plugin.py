@@ -201,7 +201,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     compiled()
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     plan = config.stash[_PLAN]
     if any(plan.declared.values()) or plan.needs_gpu or plan.drawn:
         terminalreporter.section("gates")
@@ -219,7 +219,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for why in sorted(set(plan.not_run.values())):
         count = sum(w == why for w in plan.not_run.values())
         terminalreporter.write_line(f"NOT_RUN: {count} tests: {why}")
-    if _nothing_ran(config):
+    if exitstatus == 0 and _nothing_ran(config):
         terminalreporter.write_line(f"NOT_RUN: none of the {len(plan.selected)} tests asked for could run; exit code {NOTHING_RAN}")
 
 
