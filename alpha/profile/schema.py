@@ -66,7 +66,7 @@ CREATE TABLE IF NOT EXISTS op_profile (
     phase TEXT NOT NULL,               -- step phase
     shape TEXT NOT NULL, dtype TEXT NOT NULL,         -- operands and results: 'f32[8,9] f32[9] -> f32[8,9]'; of the first result
     count INTEGER NOT NULL,            -- times that this launch ran in the step; every figure below is the sum over them
-    enqueue_ns INTEGER NOT NULL,       -- host time to hand the work over
+    enqueue_ns INTEGER NOT NULL,       -- host time to hand the work over; 0 where it went with a whole graph (step_timing has that)
     device_ns INTEGER NOT NULL,        -- time in which the work ran (CPU: from hand-over to the last worker's end)
     wait_ns INTEGER NOT NULL,          -- time in which the compute stream waited for a worker or a stream
     flops INTEGER NOT NULL,            -- executed

@@ -184,6 +184,14 @@ def test_a_device_beside_the_host_counts_nothing_twice() -> None:
         assert overlapped == [int((over == i).sum()) for i in range(5)]
 
 
+def test_a_gap_in_which_the_host_only_waits_is_idle() -> None:
+    """The wait for the results covers the whole step: its gaps are the device's, what lies before and behind is the host's."""
+    compute, load, idle, wait = 0, 1, 2, 3
+    device = [(compute, 100, 200), (compute, 250, 300)]
+    assert partition(0, 400, [(wait, 50, 350)], device, 4, idle, wait) == ([150, 0, 50, 100], [0, 0, 0, 150])
+    assert partition(0, 400, [(load, 50, 350)], device, 4, idle, wait) == ([150, 150, 0, 0], [0, 150, 0, 0])
+
+
 def test_every_launch_of_every_segment_has_a_phase(program: Program) -> None:
     found = {phase_of(x) for plan in program.plans.values() for x in plan.launches}
     assert found == {"forward", "backward", "grad_norm", "grad_clip", "optimizer"}
