@@ -199,7 +199,14 @@ def _docs(args: argparse.Namespace, console: Console) -> int:
     found = docs.problems()
     for line in found:
         console.print(line)
-    return 1 if found else 0
+    return 1 if found or _strangers(console) else 0
+
+
+def _strangers(console: Console) -> bool:
+    found = docs.strangers()
+    for line in found:
+        console.print(line)
+    return bool(found)
 
 
 def _against(args: argparse.Namespace, chosen: Sequence[Component], console: Console) -> int:

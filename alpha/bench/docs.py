@@ -59,13 +59,18 @@ def claims(text: str) -> list[str]:
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    """Everything that is wrong: commits that are none, regions that differ from the records, claims of README outside them. CorruptError
-    for a record that was edited; MachineError where the history is not here."""
+    """What is wrong with the pages: regions that differ from the records, claims of README outside them. CorruptError for a record that was
+    edited."""
     records = record.records(root / "baselines" / "bench")
-    found = [f"{r['machine']}/{r['subject']}: {why}" for r in records if (why := record.unknown_commit(r["commit"], root))]
-    found += [f"{place} is not what the records say" for place in fill(records, root, write=False)]
+    found = [f"{place} is not what the records say" for place in fill(records, root, write=False)]
     text = (root / "README.md").read_text(encoding="utf-8")
     return found + [f"README.md claims a speed outside a filled region: {line}" for line in claims(text)]
+
+
+def strangers(root: Path = ROOT) -> list[str]:
+    """Records whose commit is none of this history. MachineError where there are records and the history is not here."""
+    return [f"{r['machine']}/{r['subject']}: {why}" for r in record.records(root / "baselines" / "bench")
+            if (why := record.unknown_commit(r["commit"], root))]
 
 
 # -- what the regions say ------------------------------------------------------------------------------------------------------

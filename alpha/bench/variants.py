@@ -39,5 +39,5 @@ def variants(on_gpu: bool, precision: str) -> list[Variant]:
         return [Variant(DEFAULT), Variant()]
     if not on_gpu:
         return [Variant(DEFAULT, MASTER), Variant(DEFAULT, AUTOCAST), Variant("", AUTOCAST)]
-    return [Variant(DEFAULT, MASTER, CUDNN), Variant(DEFAULT, MASTER, FLASH), Variant(DEFAULT, AUTOCAST, CUDNN),
+    return [Variant(DEFAULT, MASTER, CUDNN), Variant(DEFAULT, AUTOCAST, CUDNN), Variant(DEFAULT, MASTER, FLASH),
             Variant(SEARCHED, MASTER, CUDNN), Variant("", AUTOCAST)]
