@@ -8,6 +8,7 @@ schema, the run file's reader and what seals a manifest.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +87,8 @@ def make(
     """
     path.mkdir(parents=True, exist_ok=True)
     rng, slow, devices = np.random.default_rng(seed), dict(slow or {}), devices or ranks
-    cfg = config.load(CONFIG, [f"run.name={path.name}", f"train.steps={max(10, steps)}"])
+    plain = re.sub("[^A-Za-z0-9.-]", "-", path.name).strip("-")  # a folder may be renamed to what no run may be called
+    cfg = config.load(CONFIG, [f"run.name={plain}", f"train.steps={max(10, steps)}"])
     (path / "config.toml").write_text(cfg.resolved())
     facts = _facts(path.name, status, devices, threads, backend) | {k: str(v) for k, v in (metadata or {}).items()}
     (path / "manifest.json").write_text(json.dumps(rundir.sealed(_manifest(facts, status)), indent=2, sort_keys=True))
