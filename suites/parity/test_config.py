@@ -144,7 +144,7 @@ FROZEN = {
     "model": "family layers width heads positions tied kv_heads hidden rope_base window z_loss dropout",
     "data": "corpus tokenizer vocab sample validation sequence documents cache",
     "train": "steps batch shards precision micro_batch replay recompute fuse eval_every eval_windows final_windows checkpoint_every keep "
-    "profile",
+    "profile sample_every",
     "optim": "name lr betas eps momentum weight_decay clip schedule warmup decay floor",
     "machine": "backend threads",
 }
