@@ -113,7 +113,7 @@ def train(
         metrics.mark(loop_ns=time.perf_counter_ns())
         if loop.step < cfg.train.steps:
             with Board(talk, loop.step, cfg.train.steps, flops, peak) as board, interrupt or nullcontext():
-                finished = loop.run(_watch(board, log, note_speed, loop, lambda: stop() or (interrupt() if interrupt else 0)))
+                finished = loop.run(_watch(held, board, log, note_speed, loop, lambda: stop() or (interrupt() if interrupt else 0)))
             note_libraries(held)
             with loop.recorder.span("eval"):
                 note_speed()
@@ -135,8 +135,8 @@ def train(
         return Outcome(held.path, loop.step, True, found, yardstick)
 
 
-def _watch(board: Board, log: RankLog, note_speed: Callable[[], None], loop: Loop, stop: Callable[[], int]) -> Watch:
-    """What looks on while the loop runs: the console, the log, and the machine's speed."""
+def _watch(held: RunDir, board: Board, log: RankLog, note_speed: Callable[[], None], loop: Loop, stop: Callable[[], int]) -> Watch:
+    """What looks on while the loop runs: the console, the log, the manifest's libraries, and the machine's speed."""
     heard: list[int] = []
 
     def evaluated(step: int, found: Evaluation) -> None:
@@ -149,6 +149,8 @@ def _watch(board: Board, log: RankLog, note_speed: Callable[[], None], loop: Loo
         board.sampled(step, text)
 
     def saved(step: int, path: Path) -> None:
+        with loop.recorder.span("checkpoint"):
+            note_libraries(held)
         log.say("checkpoint", step, path=path)
         board.saved(step, path)
 

@@ -196,6 +196,11 @@ def planted(self, **more):
         os._exit(0)
     if self.step == at and what == 'fork':
         time.sleep(0.5)
+    if self.step == at and what == 'extension':
+        new = [n for n in ('cmath', 'syslog', 'resource', '_lsprof') if n not in sys.modules and n not in sys.builtin_module_names]
+        __import__(new[0])
+    if self.step == at + 2 and what == 'extension':
+        os._exit(7)
     return advance(self, **more)
 
 Loop.advance = planted
@@ -230,6 +235,15 @@ def test_a_session_is_looked_at_at_each_checkpoint_and_when_resumed(fake: Path, 
     for entry in sessions[-1]["libraries"]:
         assert len(entry["sha256"]) == 64 and entry["origin"] and "/" not in entry["file"]
     assert any(e["origin"].startswith("numpy ") for e in sessions[-1]["libraries"])
+
+
+@linux
+def test_what_is_loaded_later_stands_in_the_manifest_of_a_run_that_is_killed(fake: Path, root: Path) -> None:
+    status, said = run(AT_STEP, fake, root / "run.toml", 3, "extension")
+    assert status == 7, said
+    (session,) = json.loads((root / "runs" / "r" / "manifest.json").read_text())["sessions"]
+    names = {e["file"].partition(".")[0]: e["origin"] for e in session["libraries"]}
+    assert {"cmath", "syslog", "resource", "_lsprof"} & set(names), names
 
 
 @linux
