@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import unicodedata
 from collections.abc import Callable
 
 MOST_SHOWN = 400
@@ -44,7 +45,15 @@ def shown(text: str) -> str:
 def _shortened(line: str) -> str:
     if len(line) > MOST_SHOWN:
         line = f"{line[: MOST_SHOWN - 100]} ... ({len(line):,} characters) ... {line[-60:]}"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return visible(line)
+
+
+def visible(text: str) -> str:
+    """`text` with control characters, marks that turn the direction of writing and lone surrogates as escapes; line ends and tabs stay."""
+    if text.isprintable():
+        return text
+    kept = {c: c.isprintable() or c in "\n\t" or unicodedata.category(c) == "Zs" for c in set(text)}
+    return "".join(c if kept[c] else c.encode("unicode_escape").decode() for c in text)
 
 
 class VerdictError(AlphaError):

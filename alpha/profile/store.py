@@ -244,7 +244,7 @@ def _readable(path: Path, timeout: float) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         db.close()
         wal = path.with_name(f"{path.name}-wal")
-        if "unable to open" not in str(error) or os.access(path.parent, os.W_OK):
+        if not any(x in str(error) for x in ("unable to open", "readonly")) or os.access(path.parent, os.W_OK):
             raise
         if not wal.exists() or not wal.stat().st_size:
             return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, timeout=timeout)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+from html import escape as escaped
 
+from alpha.errors import visible
 from alpha.report.document import Block, Document, Plot, Table, Text
+
+
+def escape(text: str) -> str:
+    """Text that a page shows as it is, whatever it holds."""
+    return escaped(visible(text))
+
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1f2328;--soft:#59636e;--line:#d1d9e0;--ground:#ffffff;--panel:#f6f8fa;

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from alpha.errors import visible
 from alpha.report.document import Block, Document, Plot, Table, Text
 
 
 def render(document: Document) -> str:
     """The page; plots are the files plots/NAME.svg beside it, numbers the files csv/NAME.csv."""
-    out = [f"# {_mark(document.marks)}{document.title}", ""]
+    out = [f"# {_mark(document.marks)}{_plain(document.title)}", ""]
     out += [line for note in document.intro for line in (f"> {_plain(note)}", "")]
     for section in document.sections:
         out += [f"{'#' * section.level} {_plain(section.title)}", ""]
@@ -20,7 +22,7 @@ def render(document: Document) -> str:
 
 def _block(block: Block) -> list[str]:
     if isinstance(block, Text):
-        return [f"**{_plain(block.text)}**" if block.strong else _plain(block.text)]
+        return [f"**{_plain(block.text)}**" if block.strong else _paragraph(block.text)]
     title = f"{_mark(block.marks)}{_plain(block.title)}"
     if isinstance(block, Plot):
         return [f"![{title}](plots/{block.name}.svg)", "", f"*{title}* · [CSV](csv/{block.name}.csv)", "", *_caption(block.caption)]
@@ -41,11 +43,16 @@ def _caption(lines: Sequence[str]) -> list[str]:
 
 
 def _mark(marks: Sequence[str]) -> str:
-    return f"UNGATED ({', '.join(marks)}): " if marks else ""
+    return f"UNGATED ({', '.join(map(_plain, marks))}): " if marks else ""
+
+
+def _paragraph(text: str) -> str:
+    """The same at the beginning of a line, where more signs have a meaning."""
+    return re.sub(r"^(\d+)([.)])|^([#+=>-])", lambda m: f"{m[1]}\\{m[2]}" if m[1] else f"\\{m[3]}", _plain(text))
 
 
 def _plain(text: str) -> str:
     """Text that Markdown shows as it is."""
-    for sign in ("\\", "|", "*", "_", "<", "`", "["):
+    for sign in ("\\", "|", "*", "_", "<", "`", "[", "~", "&"):
         text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
+    return visible(" ".join(text.split()))

@@ -27,6 +27,7 @@ from alpha.config import Config
 from alpha.data.files import MAKING, disk_error, hold, read_file, sha256_hex, sweep, sync_folder, write_atomic
 from alpha.data.tokenizer import Tokenizer, load_tokenizer
 from alpha.errors import BusyError, CorruptError, InputError
+from alpha.files import MOST_TEXT, json_of
 
 MANIFEST_FORMAT = 2
 """Format 1 had neither identity nor hash; what it says is shown, and not taken for GATED."""
@@ -221,14 +222,30 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not (path / "manifest.json").exists():
         return {}
     try:
-        content = json.loads(read_file(path / "manifest.json", "the manifest of a run"))
+        content = json_of(read_file(path / "manifest.json", "the manifest of a run", MOST_TEXT))
     except ValueError as error:
         raise CorruptError(
             "the manifest of a run is damaged", came=f"{path / 'manifest.json'}: {error}", expected="a JSON object", do="restore it"
         ) from error
     if not isinstance(content, dict):
         raise CorruptError("the manifest of a run is no JSON object", came=path / "manifest.json", do="restore it")
+    wrong = _wrong_in(content)
+    if wrong:
+        raise CorruptError("the manifest of a run is not one that a run writes", came=f"{path / 'manifest.json'}: {wrong}",
+                           expected="tables where a run writes tables", do="restore it")
     return content
+
+
+def _wrong_in(content: Mapping[str, Any]) -> str:
+    """What of a manifest is of another type than readers lean on; '' when nothing."""
+    sessions = content.get("sessions", [])
+    if not isinstance(sessions, list) or not all(isinstance(s, dict) and isinstance(s.get("source", {}), dict) for s in sessions):
+        return f"sessions = {sessions!r}"
+    if not isinstance(content.get("flops", {}), dict):
+        return f"flops = {content['flops']!r}"
+    if not isinstance(content.get("status", ""), str):
+        return f"status = {content['status']!r}"
+    return ""
 
 
 def source_state() -> dict[str, str]:
