@@ -54,7 +54,7 @@ from alpha.registry.faults import Fault, broken, text_of
 from alpha.registry.gpu import class_of_key
 from alpha.registry.judge import FAIL, NOT_RUN, PASS
 from alpha.registry.record import canonical, content_hash
-from alpha.tomlfile import tomllib
+from alpha.tomlfile import read_toml
 from alpha.types import Attrs, TensorType
 
 PACKAGE = Path(alpha.__file__).parent
@@ -210,7 +210,7 @@ KEYS = {"plant": {"id", "components", "source", "kernels", "why", "find", "racec
 @cache
 def _tables(kind: str) -> tuple[dict[str, Any], ...]:
     """The tables of one kind in sanitize.toml. InputError for one that is not as the file's head says."""
-    found = tomllib.loads(PLANTS.read_text(encoding="utf-8"))[kind]
+    found = read_toml(PLANTS)[kind]
     for table in found:
         if set(table) != KEYS[kind]:
             raise InputError(f"a table of {PLANTS.name} has an unknown or a missing key",

@@ -24,7 +24,7 @@ from alpha.gates.subjects import fresh_nonce
 from alpha.ops.table import row
 from alpha.profile.noise import wilson
 from alpha.registry import policy
-from alpha.tomlfile import tomllib
+from alpha.tomlfile import read_toml
 
 NUMBER = 36
 """Mutants of a full run: half of kernels, a sixth of vjps, a third of everything else."""
@@ -306,7 +306,7 @@ def draw(catalogue: Catalogue, number: int = NUMBER, seed: str | None = None) ->
 def excuses() -> dict[tuple[str, str, str], str]:
     """(file, was, now) -> why it changes nothing that a gate promises; '*' stands for any statement."""
     path = Path(__file__).with_name("equivalents.toml")
-    document = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    document = read_toml(path) if path.is_file() else {}
     return {(e["file"], e["was"], e["now"]): e["why"] for e in document.get("equivalent", ())}
 
 
