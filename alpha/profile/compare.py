@@ -20,16 +20,17 @@ it is the *common* shift. A shift too small to name a row (under 3/4 of the line
 of the computing rows share it, or when the table `peaks`, the machine's own clock, says that the machine was to blame; when `peaks` says
 that the machine was as fast as before, the shift is the program's and stays in.
 
+Two ranks have only each other. The one that moved less says how the machine moved; the other is named only where it moved CLEARLY further.
+
 What it does not see: a typical step is compared, so rare stalls are only counted (`stalls`); what differs between two processes by
-chance (where memory came to lie) is a difference like any other; and of two ranks that drift apart while the machine moves as well,
-the one that stood still may be named FASTER beside the one that is named SLOWER.
+chance (where memory came to lie) is a difference like any other. Every row carries its measured false-alarm rate and power (`known`).
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log1p, pi
 from pathlib import Path
 
@@ -37,11 +38,16 @@ import numpy as np
 
 from alpha.errors import InputError
 from alpha.profile import noise
+from alpha.profile.known import Known, known
 from alpha.profile.noise import Interval
 from alpha.profile.phases import PHASES
 from alpha.profile.timed import timed
 
 SAME, SLOWER, FASTER, UNDECIDED = "SAME", "SLOWER", "FASTER", "UNDECIDED"
+
+VERSION = 2
+"""Of the way rows are judged; raised by hand when it changes, so that rates of another way are not printed. 2: the closest majority says
+what is common, two ranks are judged against the one that moved less, and a row must also have moved as measured."""
 
 LEAST_SHARE = 0.02
 """Share of the step below which a row is judged as if it had this much."""
@@ -50,11 +56,21 @@ LEAST_PART = 0.75
 """A shift under this part of the line names no row, right or wrong, so it may always be taken out; a row that moved by this part of the
 common shift shares it."""
 
+LEAST_RAW = 0.5
+"""Part of the line that a row must have moved as measured, in the direction of its verdict: a row that only moved because a shift was
+taken out of it is not named. Not asked where the machine's own clock explains the shift."""
+
+CLEARLY = 1.5
+"""Of two ranks that drifted apart the one that moved so many times as far as the other is named, or none."""
+
 LEAST_STEPS = 64
 """Fewer settled steps than this make no blocks worth the name: every row is then UNDECIDED."""
 
 LEAST_SAMPLES, RARE = 4, "too few samples"
 """Block values in either run below which no interval means anything, and what such a row says: a run writes one last checkpoint."""
+
+TAKEN = "it moved apart from the others, but hardly as measured: either it or they moved"
+"""What a row says that would be named only because of what was taken out of it."""
 
 LEAST_PEAKS = 4
 """Readings of the machine's speed in either run that it takes to say how far they can be trusted."""
@@ -103,6 +119,8 @@ class Row:
     line: float
     verdict: str
     reason: str = ""
+    known: Known | None = None
+    """How often such a verdict is wrong, and what it sees, as measured."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +162,8 @@ class Comparison:
             i = r.own
             between = f"({i.low:+.2%} to {i.high:+.2%})" if np.isfinite(i.high) else "(no interval)"
             lines.append(f"{r.verdict:9s} {r.kind:5s} {r.name:40s} {r.a_ns / 1e6:10.3f} ms {r.b_ns / 1e6:10.3f} ms  {i.estimate:+7.2%} "
-                         f"{between}  line {r.line:.1%}{'  ' + r.reason if r.reason else ''}")
+                         f"{between}  line {r.line:.1%}{'  ' + r.reason if r.reason else ''}"
+                         + (f"  [false alarms {r.known.alarms_text()}; power {r.known.power_text()}]" if r.known else ""))
         return "\n".join(lines)
 
 
@@ -190,16 +209,28 @@ def compare(a: Measured, b: Measured, *, anyway: bool = False, by: str = "op", i
     peaks = _peaks(a, b)
     kinds = [(_phase_rows(one, two, ranks), _references(one, two, ranks, "phase"), peaks, enough),
              # a rank stands out from the other ranks, whatever made all of them slower; two ranks have nobody to ask but the phases
-             (by_rank, by_rank if len(ranks) > 2 else _references(one, two, ranks, "rank"), None, enough),
+             (by_rank, by_rank if len(ranks) != 2 else _references(one, two, ranks, "rank"), None, enough),
              (ops, [t for t in ops if t.share >= LEAST_SHARE], peaks, True)]  # each profiled step is a sample, few as they are
     kinds = [k for k in kinds if k[0]]
     rows: list[Row] = []
     for todo, references, clock, believed in kinds:
         alpha = noise.share(noise.ALPHA, family=len(todo) * len(kinds))
-        common = _common(references, clock, interest)
-        rows += [_judge(t, alpha, common, interest, believed) for t in todo]
+        common = _common(references, clock, interest) if todo is not by_rank or len(ranks) != 2 else _of_two(references, interest)
+        rows += [_with_rates(_judge(t, alpha, common, interest, believed), len(ranks)) for t in todo]
     told = _common(kinds[0][1], peaks, interest).told
     return Comparison(a.name, b.name, told, tuple(rows), (one.steps, two.steps), (one.stalls(), two.stalls()), tuple(notes))
+
+
+def procedure() -> dict[str, object]:
+    """What the measured rates hold for: they are void when one of these changes."""
+    return {"version": VERSION, "alpha": noise.ALPHA, "interest": noise.INTEREST, "blocks": noise.BLOCKS, "trim": noise.TRIM,
+            "warm_up": noise.WARM_UP, "least_share": LEAST_SHARE, "least_part": LEAST_PART, "least_raw": LEAST_RAW, "clearly": CLEARLY,
+            "least_steps": LEAST_STEPS}  # fmt: skip
+
+
+def _with_rates(row: Row, ranks: int) -> Row:
+    half = (row.own.high - row.own.low) / 2 * min(1.0, row.share / LEAST_SHARE if row.share > 0 else 1.0)
+    return replace(row, known=known("rank of 2" if row.kind == "rank" and ranks == 2 else row.kind, half, procedure()))
 
 
 def _agree(a: Measured, b: Measured, anyway: bool) -> list[str]:
@@ -341,13 +372,15 @@ def _ops(m: Measured, ranks: Sequence[int], by: str) -> dict[str, np.ndarray]:
 class _Shift:
     """What to take out of logarithms of block values. now, then: name -> float64[blocks] of run a and b, how much slower than usual the
     machine was in each block, as all computing rows but the named one say ('' for a row that is none of them; rows with other blocks go
-    without). log: the level between the runs, square: its squared error."""
+    without). log: the level between the runs, square: its squared error. least: logarithm by which a row must have moved as measured,
+    nothing taken out, to be named."""
 
     now: dict[str, np.ndarray]
     then: dict[str, np.ndarray]
     log: float
     square: float
     told: Common
+    least: float = 0.0
 
     def without(self, name: str, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logarithms of a row's blocks after the machine's ups and downs are taken out."""
@@ -376,7 +409,7 @@ def _common(references: list[_Todo], peaks: Interval | None, interest: float) ->
     now, then = _wobble(first, names), _wobble(second, names)
     levels = [(noise.level(x - now[n]), noise.level(y - then[n])) for n, x, y in zip(names, first, second)]
     moved = np.sort([y.mean - x.mean for x, y in levels])
-    most = float(np.median(moved))
+    most = _shorth(moved)
     quarter = len(moved) // 4
     shared = bool(moved[quarter] >= LEAST_PART * most if most > 0 else moved[-1 - quarter] <= LEAST_PART * most)
     verdict = SAME if abs(exp(most) - 1) < interest else SLOWER if most > 0 else FASTER
@@ -387,6 +420,33 @@ def _common(references: list[_Todo], peaks: Interval | None, interest: float) ->
         return _Shift(now, then, most, square, Common(exp(most) - 1, verdict, cause, exp(most) - 1, peaks, why))
     rest = 0.0 if cause == "program" else float(np.clip(most, -small, small))
     return _Shift({}, {}, rest, 0.0, Common(exp(most) - 1, verdict, cause, exp(rest) - 1, peaks, why))
+
+
+def _of_two(references: list[_Todo], interest: float) -> _Shift:
+    """Two ranks have only each other: the one that moved less says how the machine moved, and the other is named for what it moved beyond
+    that only where it moved clearly more, for else either may be the one that did."""
+    found = _common(references, None, interest)
+    usable = [t for t in references if not t.reason and (t.a > 0).all() and (t.b > 0).all()]
+    by_rank: dict[str, list[float]] = {}
+    errors = []
+    for t in usable:
+        x, y = noise.level(np.log(t.a)), noise.level(np.log(t.b))
+        by_rank.setdefault(t.name, []).append(y.mean - x.mean)
+        errors.append(x.square + y.square)
+    if len(by_rank) != 2:
+        return found
+    quiet = min((float(np.median(moved)) for moved in by_rank.values()), key=abs)
+    square = pi / 2 * float(np.median(errors)) * len(by_rank) / len(usable)
+    told = Common(exp(quiet) - 1, SAME, "none", exp(quiet) - 1, None, "of two ranks, what the one that moved less moved")
+    return _Shift(found.now, found.then, quiet, square, told, CLEARLY * abs(quiet))
+
+
+def _shorth(ordered: np.ndarray) -> float:
+    """The mean of the closest majority of sorted values (Andrews et al. 1972). A median of three of which one moved is the larger of the
+    other two, so it would push these apart; the closest two do not see the one."""
+    n = ordered.size // 2 + 1
+    at = int(np.argmin(ordered[n - 1 :] - ordered[: ordered.size - n + 1]))
+    return float(ordered[at : at + n].mean())
 
 
 def _cause(shift: float, peaks: Interval | None, verdict: str) -> tuple[str, str]:
@@ -432,15 +492,18 @@ def _judge(t: _Todo, alpha: float, common: _Shift, interest: float, enough: bool
     if not enough:
         return Row(t.kind, t.name, a_ns, b_ns, t.share, raw, own, line, UNDECIDED, f"fewer than {LEAST_STEPS} settled steps")
     near = noise.shift(a, b, 2 * noise.ALPHA, taken=common.log, square=common.square)  # 5 % on either side
-    if noise.slower(own, line):
-        verdict = SLOWER
-    elif noise.slower(_back(own), line):
-        verdict = FASTER
+    least = 0.0 if common.told.cause == "machine" else max(log1p(LEAST_RAW * line), common.least)
+    away = log1p(max(raw.estimate, -0.999999))
+    wrong_way = False
+    if noise.slower(own, line) or noise.slower(_back(own), line):
+        up = own.estimate > 0
+        wrong_way = least > 0 and (away if up else -away) < least
+        verdict = UNDECIDED if wrong_way else SLOWER if up else FASTER
     elif near.high < line and _back(near).high < line:
         verdict = SAME
     else:
         verdict = UNDECIDED
-    reason = "" if verdict != UNDECIDED else RARE if min(t.a.size, t.b.size) < LEAST_SAMPLES else "too noisy"
+    reason = "" if verdict != UNDECIDED else RARE if min(t.a.size, t.b.size) < LEAST_SAMPLES else TAKEN if wrong_way else "too noisy"
     return Row(t.kind, t.name, a_ns, b_ns, t.share, raw, own, line, verdict, reason)
 
 

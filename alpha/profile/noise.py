@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import atan, comb, cos, exp, pi, sin, sqrt
 
 import numpy as np
@@ -231,7 +232,13 @@ TRIM = 0.2
 def blocks(values: _Floats, n: int = BLOCKS) -> np.ndarray:
     """float64[min(n, size)]: medians of contiguous stretches of equal length. A median, because single steps are hit by spikes."""
     series = np.asarray(values, np.float64)
-    return np.array([np.median(part) for part in np.array_split(series, max(1, min(n, series.size))) if part.size])
+    n = min(n, series.size)
+    if not n:
+        return np.zeros(0)
+    length, longer = divmod(series.size, n)  # as np.array_split: the first `longer` stretches are one step longer
+    cut = longer * (length + 1)
+    parts = [x.reshape(-1, w) for x, w in ((series[:cut], length + 1), (series[cut:], length)) if x.size]
+    return np.concatenate([np.median(x, axis=1) for x in parts])
 
 
 @dataclass(frozen=True)
@@ -281,6 +288,7 @@ def shift(a: _Floats, b: _Floats, alpha: float, *, taken: float = 0.0, square: f
     return Interval(_fraction(estimate - half), _fraction(estimate), _fraction(estimate + half), n)
 
 
+@cache
 def quantile(p: float, df: int) -> float:
     """Student's t: the point that p > 1/2 of the mass lies below, for `df` degrees of freedom."""
     low, high = 0.0, 10.0

@@ -77,7 +77,8 @@ def _interval(i: Interval | None) -> dict[str, float | None] | None:
 def _row(r: Row) -> View:
     return {"kind": r.kind, "name": r.name, "a_ns": r.a_ns, "b_ns": r.b_ns, "share": r.share if math.isfinite(r.share) else None,
             **(_interval(r.own) or {}), "raw": _interval(r.raw), "line": r.line if math.isfinite(r.line) else None, "verdict": r.verdict,
-            "reason": r.reason}  # fmt: skip
+            "reason": r.reason, "false_alarms": r.known.alarms_text() if r.known else "", "power": r.known.power_text() if r.known else "",
+            "trials": r.known.trials if r.known else 0}  # fmt: skip
 
 
 def _common(c: Common) -> View:

@@ -73,9 +73,10 @@ def definitions(made: Sequence[View]) -> Table:
 def comparison(a: Run, b: Run, view: View) -> Table:
     """Run b against run a, row by row."""
     rows = [[r["kind"], r["name"], ms(r["a_ns"]), ms(r["b_ns"]), percent(r["share"], 1), percent(r.get("estimate"), 2, sign=True),
-             _interval(r), percent(r["line"], 1), r["verdict"],
+             _interval(r), percent(r["line"], 1), r["verdict"], r["false_alarms"], r["power"],
              r["reason"]] for r in view["rows"]]  # fmt: skip
-    columns = ("kind", "row", a.label, b.label, "share", "slower by", "interval", "line", "verdict", "remark")
+    columns = ("kind", "row", a.label, b.label, "share", "slower by", "interval", "line", "verdict", "false alarms, measured",
+               "power, measured", "remark")  # fmt: skip
     return _table("comparison-rows", "Row by row", view, columns, rows, comparison_data(view), range(2, 8), (1,))
 
 

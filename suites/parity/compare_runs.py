@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,11 @@ def ar(n: int, rho: float, sd: float, rng: np.random.Generator) -> np.ndarray:
     """AR(1) with the given stationary spread; rho per step."""
     e = rng.standard_normal(n) * sd * np.sqrt(1 - rho**2)
     x, last = np.empty(n), float(rng.standard_normal() * sd)
-    for i, value in enumerate(e.tolist()):
-        last = x[i] = rho * last + value
+    for at in range(0, n, 500):  # x_t = rho^t (x_0 + sum of e_s / rho^s), in pieces that do not overflow
+        part = e[at : at + 500]
+        powers = rho ** np.arange(1, len(part) + 1)
+        x[at : at + 500] = powers * (last + np.cumsum(part / powers))
+        last = float(x[min(at + 500, n) - 1])
     return x
 
 
@@ -66,7 +70,7 @@ def made(seed: int | np.random.Generator, *, steps: int = 500, ranks: int = 1, s
         own = ar(steps, q["own_rho"], q["own_ar"], rng) + walk(steps, q["own_walk"], rng)
         own += spikes(steps, rng, q["spikes"] / 2, q["spike_size"])
         own += rng.standard_t(3, steps) / np.sqrt(3) * (q["own_t3"] if base >= 0.02 * total else q["small_t3"])
-        return base * every * np.exp(common + together + own)
+        return np.minimum(base * every * np.exp(common + together + own), 1e15)  # Student's t has no bound, integers have one
 
     columns: dict[str, list[np.ndarray]] = {}
     for r in range(ranks):
@@ -101,11 +105,13 @@ def made(seed: int | np.random.Generator, *, steps: int = 500, ranks: int = 1, s
 
 
 def tally(trials: int, seed: int, *, slow: Mapping[str, float] | None = None, kind: str = "phase", target: str = "",
-          shared: float = 1.0, **how: object) -> dict[str, int]:
+          shared: float = 1.0, **how: object) -> dict[str, float]:
     """Of `trials` comparisons of fresh runs, how many: name a row of `kind` other than the target, SLOWER or FASTER (alarms) or FASTER only
-    (opposite); call the target SLOWER (named); call every row SAME (all_same). undecided: rows, of `rows` in all."""
+    (opposite); call the target SLOWER (named); call every row SAME (all_same). undecided: rows, of `rows` in all; half_width: median of the
+    intervals of rows that are not small."""
     rng = np.random.default_rng(seed)
-    counts = dict.fromkeys(("trials", "alarms", "opposite", "named", "all_same", "undecided", "rows"), 0)
+    counts: dict[str, float] = dict.fromkeys(("trials", "alarms", "opposite", "named", "all_same", "undecided", "rows"), 0)
+    halves: list[float] = []
     for _ in range(trials):
         c = compare.compare(made(rng, **how), made(rng, slow=slow, every=shared, **how))  # type: ignore[arg-type]
         rows = [r for r in c.rows if r.kind == kind or (kind == "phase" and r.kind == "step" and not slow and shared == 1)]
@@ -117,6 +123,8 @@ def tally(trials: int, seed: int, *, slow: Mapping[str, float] | None = None, ki
         counts["all_same"] += all(r.verdict == compare.SAME for r in rows)
         counts["undecided"] += sum(r.verdict == compare.UNDECIDED for r in rows)
         counts["rows"] += len(rows)
+        halves += [(r.own.high - r.own.low) / 2 for r in rows if r.share >= compare.LEAST_SHARE and np.isfinite(r.own.high)]
+    counts["half_width"] = float(np.median(halves))
     return counts
 
 
@@ -133,6 +141,8 @@ NULL: dict[str, dict[str, object]] = {
     "phases, the machine 10 % slower": {"kind": "phase", "shared": 1.10},
     "phases, the machine 10 % slower, its clock read": {"kind": "phase", "shared": 1.10, "peaks": 8},
     "ops": {"kind": "op"},
+    "step": {"kind": "step"},
+    "ranks, 2": {"kind": "rank", "ranks": 2},
     "ranks, 4": {"kind": "rank", "ranks": 4},
 }
 """Nothing stands out: every SLOWER and FASTER is a false alarm."""
@@ -143,6 +153,13 @@ SLOWED: dict[str, dict[str, object]] = {
     "optimizer 5 %": {"kind": "phase", "target": "optimizer", "slow": {"optimizer": 1.05}},
     "forward 2 %": {"kind": "phase", "target": "forward", "slow": {"forward": 1.02}},
     "forward 5 %, twice the noise": {"kind": "phase", "target": "forward", "slow": {"forward": 1.05}, "level": 2.0},
+    "forward 2 %, twice the noise": {"kind": "phase", "target": "forward", "slow": {"forward": 1.02}, "level": 2.0},
+    "forward 2 %, 5,000 steps": {"kind": "phase", "target": "forward", "slow": {"forward": 1.02}, "steps": 5000},
+    "step 2 %": {"kind": "step", "target": "step", "shared": 1.02, "machine": (1.0, 1.0), "peaks": 8},
+    "step 5 %": {"kind": "step", "target": "step", "shared": 1.05, "machine": (1.0, 1.0), "peaks": 8},
+    "op of half the time 2 %": {"kind": "op", "target": _op("op0"), "slow": {"op0": 1.02}},
+    "rank 1 of 2 2 %": {"kind": "rank", "target": "rank 1", "slow": {"rank 1": 1.02}, "ranks": 2},
+    "rank 3 of 4 2 %": {"kind": "rank", "target": "rank 3", "slow": {"rank 3": 1.02}, "ranks": 4},
     "op of half the time 5 %": {"kind": "op", "target": _op("op0"), "slow": {"op0": 1.05}},
     "op of 3 % of the time 5 %": {"kind": "op", "target": _op("op4"), "slow": {"op4": 1.05}},
     "op of 3 % of the time 10 %": {"kind": "op", "target": _op("op4"), "slow": {"op4": 1.10}},
@@ -154,23 +171,28 @@ SLOWED: dict[str, dict[str, object]] = {
 
 def procedure() -> dict[str, object]:
     """What the published table holds for: it is stale when one of these changes."""
-    return {"alpha": noise.ALPHA, "interest": noise.INTEREST, "blocks": noise.BLOCKS, "trim": noise.TRIM, "warm_up": noise.WARM_UP,
-            "least_share": compare.LEAST_SHARE, "least_part": compare.LEAST_PART, "least_steps": compare.LEAST_STEPS, "noise": NOISE}
+    return {**compare.procedure(), "noise": NOISE}
+
+
+def _rates(name: str, trials: int, n: dict[str, float]) -> dict[str, object]:
+    row: dict[str, object] = {**n, "half_width": round(n["half_width"], 5), "alarm_rate": round(n["alarms"] / trials, 4),
+                              "alarm_interval": [round(x, 4) for x in noise.wilson(int(n["alarms"]), trials)]}  # fmt: skip
+    if name in SLOWED:
+        row |= {"power": round(n["named"] / trials, 4), "power_interval": [round(x, 4) for x in noise.wilson(int(n["named"]), trials)]}
+    else:
+        del row["named"]
+    return row
 
 
 def characteristic(trials: int, seed: int) -> dict[str, object]:
     """The table: rates with Wilson intervals."""
     table: dict[str, object] = {}
-    for i, (name, how) in enumerate({**NULL, **SLOWED}.items()):
-        n = tally(trials, seed + i, **how)  # type: ignore[arg-type]
-        row: dict[str, object] = {**n, "alarm_rate": round(n["alarms"] / trials, 4),
-                                  "alarm_interval": [round(x, 4) for x in noise.wilson(n["alarms"], trials)]}
-        if name in SLOWED:
-            row |= {"power": round(n["named"] / trials, 4), "power_interval": [round(x, 4) for x in noise.wilson(n["named"], trials)]}
-        else:
-            del row["named"]
-        table[name] = row
-        print(name, row, flush=True)
+    with ProcessPoolExecutor() as pool:
+        asked = {name: pool.submit(tally, trials, seed + i, **how)  # type: ignore[arg-type]
+                 for i, (name, how) in enumerate({**NULL, **SLOWED}.items())}  # fmt: skip
+        for name, job in asked.items():
+            table[name] = _rates(name, trials, job.result())
+            print(name, table[name], flush=True)
     return {"procedure": procedure(), "seed": seed, "source": "simulated", "null": {k: table[k] for k in NULL},
             "slowed": {k: table[k] for k in SLOWED}}
 

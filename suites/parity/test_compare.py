@@ -13,6 +13,7 @@ from compare_runs import NULL, PUBLISHED, SLOWED, made, tally
 from alpha.errors import CorruptError, InputError
 from alpha.profile import compare, noise
 from alpha.profile.compare import FASTER, SAME, SLOWER, UNDECIDED, Comparison
+from alpha.profile.known import known
 
 FRESH = int(np.random.SeedSequence().generate_state(1)[0])
 """Another seed on every run: the published rates must hold for noise that nobody has seen."""
@@ -39,8 +40,78 @@ def test_the_published_table_is_of_this_procedure(published: dict) -> None:
 def test_false_alarms_and_power_as_promised(published: dict) -> None:
     for name, row in published["null"].items():
         assert row["alarm_rate"] <= noise.ALPHA, name
-    for name in ("forward 5 %", "backward 5 %", "optimizer 5 %", "rank 3 of 4 5 %", "rank 1 of 2 5 %", "op of half the time 5 %"):
+    for name in ("forward 5 %", "backward 5 %", "optimizer 5 %", "rank 3 of 4 5 %", "op of half the time 5 %", "step 5 %"):
         assert published["slowed"][name]["power"] >= 0.9, name
+    assert published["slowed"]["rank 1 of 2 5 %"]["power"] >= 0.8
+    for name, row in published["slowed"].items():  # a row that is slower accuses no innocent one; noisier runs do it more often
+        assert row["alarm_rate"] <= (0.15 if "twice the noise" in name else 0.06), name
+    assert published["slowed"]["forward 2 %, 5,000 steps"]["power"] > published["slowed"]["forward 2 %"]["power"] >= 0.3
+
+
+def test_an_innocent_rank_of_two_is_hardly_ever_accused() -> None:
+    n = tally(60, FRESH, **SLOWED["rank 1 of 2 5 %"])  # type: ignore[arg-type]
+    assert noise.wilson(int(n["alarms"]), 60)[0] <= 0.06 and noise.wilson(int(n["named"]), 60)[1] >= 0.8, (n, FRESH)
+
+
+def test_two_ranks_judged_by_their_phases_accuse_the_innocent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the common shift of two ranks is taken between them, and what is named need not have moved as measured."""
+    monkeypatch.setattr(compare, "_of_two", lambda references, interest: compare._common(references, None, interest))
+    monkeypatch.setattr(compare, "LEAST_RAW", 0.0)
+    monkeypatch.setattr(compare, "_shorth", lambda ordered: float(np.median(ordered)))
+    n = tally(60, 5, **SLOWED["rank 1 of 2 5 %"])  # type: ignore[arg-type]
+    assert n["alarms"] >= 12  # a fifth and more
+
+
+def test_the_closest_majority_does_not_see_the_one_that_moved() -> None:
+    assert compare._shorth(np.array([0.0, 0.01, 0.05])) == pytest.approx(0.005)
+    assert compare._shorth(np.array([-0.08, 0.0, 0.01])) == pytest.approx(0.005)
+    assert compare._shorth(np.array([0.0, 0.0, 0.0, 0.0, 0.05, 0.05])) == 0.0
+
+
+def test_what_moved_only_because_of_what_was_taken_out_is_not_named() -> None:
+    """A row that stood still beside others that went 3 % slower: nobody knows whether the machine did, unless its own clock says so."""
+    still = [1e6 * (1 + 1e-3 * np.random.default_rng(i).standard_normal(16)) for i in range(2)]
+    row = compare._Todo("phase", "x", still[0], still[1], 0.3)
+    for cause, verdict, reason in (("unknown", UNDECIDED, compare.TAKEN), ("machine", FASTER, "")):
+        common = compare._Shift({}, {}, np.log1p(0.03), 0.0, compare.Common(0.03, SLOWER, cause, 0.03, None, ""))
+        found = compare._judge(row, 0.01, common, noise.INTEREST, True)
+        assert (found.verdict, found.reason) == (verdict, reason)
+
+
+# Every verdict with its rates ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_row_prints_its_measured_rates(published: dict) -> None:
+    c = compare.compare(made(1, ranks=2), made(2, ranks=2))
+    assert {r.kind for r in c.rows} == {"step", "phase", "rank", "op"}
+    for r in c.rows:
+        assert r.known is not None and r.known.alarms_text() and r.known.power_text()
+        if r.kind == "rank":
+            null, slowed = published["null"]["ranks, 2"], published["slowed"]
+            assert r.known.false_alarm == null["alarm_rate"] and r.known.beside == slowed["rank 1 of 2 5 %"]["alarm_rate"]
+            assert r.known.power == {"2%": slowed["rank 1 of 2 2 %"]["power"], "5%": slowed["rank 1 of 2 5 %"]["power"]}
+    lines = c.text().splitlines()
+    assert sum("false alarms" in line and "power" in line for line in lines) == len(c.rows)
+
+
+def test_rates_of_another_procedure_or_of_quieter_runs_are_not_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Planted: a constant is changed without measuring again; a run noisier than all that were measured; no table, or a damaged one."""
+    quiet = known("phase", 0.01, compare.procedure())
+    twice = known("phase", 0.03, compare.procedure())
+    assert quiet.false_alarm is not None and twice.false_alarm is not None and twice.power["5%"] < quiet.power["5%"]
+    assert known("phase", 0.2, compare.procedure()).alarms_text() == "not measured: noisier than the measured runs"
+    assert known("phase", float("inf"), compare.procedure()).false_alarm is None
+    monkeypatch.setattr(compare, "CLEARLY", 3.0)
+    assert known("phase", 0.01, compare.procedure()).power_text() == "not measured since the procedure changed"
+    monkeypatch.undo()
+    assert known("phase", 0.01, compare.procedure(), tmp_path / "none.json").alarms_text().startswith("not measured")
+    table = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    del table["null"]["phases"]
+    (tmp_path / "half.json").write_text(json.dumps(table))
+    (tmp_path / "torn.json").write_bytes(PUBLISHED.read_bytes()[:-40])
+    for name in ("half.json", "torn.json"):
+        with pytest.raises(CorruptError, match="damaged"):
+            known("phase", 0.01, compare.procedure(), tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["phases", "phases, the machine 10 % slower", "ops", "ranks, 4"])

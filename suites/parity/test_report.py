@@ -237,7 +237,8 @@ def test_views_are_json(tmp_path: Path, run_a: Path) -> None:
             made_runs.make(tmp_path / "ranks", steps=30, ranks=3)]  # fmt: skip
     for path in made:
         run = reading.load(path)
-        of_one = (views.figures, views.waterfall, views.phases_over_time, views.top_ops, views.memory, views.memory_launches, views.gates)
+        of_one = (views.figures, views.waterfall, views.phases_over_time, views.top_ops, views.memory, views.memory_launches, views.gates,
+                  views.flops, views.samples)
         of_many = (views.utilisation, views.launches, views.bandwidth, views.loss, views.scaling)
         for view in (*(f(run) for f in of_one), *(f([run]) for f in of_many), views.top_ops(run, by="launch"),
                      views.comparison(run, reading.load(path))):  # fmt: skip
