@@ -43,9 +43,9 @@ def test_false_alarms_and_power_as_promised(published: dict) -> None:
     for name in ("forward 5 %", "backward 5 %", "optimizer 5 %", "rank 3 of 4 5 %", "op of half the time 5 %", "step 5 %"):
         assert published["slowed"][name]["power"] >= 0.9, name
     assert published["slowed"]["rank 1 of 2 5 %"]["power"] >= 0.8
-    for name, row in published["slowed"].items():  # a row that is slower accuses no innocent one; noisier runs do it more often
-        assert row["alarm_rate"] <= (0.15 if "twice the noise" in name else 0.06), name
-    assert published["slowed"]["forward 2 %, 5,000 steps"]["power"] > published["slowed"]["forward 2 %"]["power"] >= 0.3
+    for name, row in published["slowed"].items():  # a row that is slower accuses no innocent one; the weak conditions do it more often
+        assert row["alarm_rate"] <= (0.12 if "twice the noise" in name or name == "rank 1 of 2 2 %" else 0.05), name
+    assert published["slowed"]["forward 2 %"]["power"] >= 0.3  # a verdict needs an estimate of 2 % too: half would be the most
 
 
 def test_an_innocent_rank_of_two_is_hardly_ever_accused() -> None:
@@ -88,7 +88,8 @@ def test_every_row_prints_its_measured_rates(published: dict) -> None:
         assert r.known is not None and r.known.alarms_text() and r.known.power_text()
         if r.kind == "rank":
             null, slowed = published["null"]["ranks, 2"], published["slowed"]
-            assert r.known.false_alarm == null["alarm_rate"] and r.known.beside == slowed["rank 1 of 2 5 %"]["alarm_rate"]
+            assert r.known.false_alarm == null["alarm_rate"]
+            assert r.known.beside == max(slowed[f"rank 1 of 2 {x} %"]["alarm_rate"] for x in (2, 5))
             assert r.known.power == {"2%": slowed["rank 1 of 2 2 %"]["power"], "5%": slowed["rank 1 of 2 5 %"]["power"]}
     lines = c.text().splitlines()
     assert sum("false alarms" in line and "power" in line for line in lines) == len(c.rows)
