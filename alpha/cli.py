@@ -347,7 +347,7 @@ def cmd_gate_check(args: argparse.Namespace) -> int:
 
 def cmd_gate_catches(args: argparse.Namespace) -> int:
     """Planted faults and mutants."""
-    default = 0 if args.prefixes else mutants.NUMBER
+    default = 0 if args.prefixes and "mutants" not in args.prefixes else mutants.NUMBER
     return commands.cmd_catches(args.prefixes, stale=not args.all, seeded=default if args.seeded is None else args.seeded, seed=args.seed,
                                 ship=args.ship, workers=args.workers, prepare=args.prepare)
 

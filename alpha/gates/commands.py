@@ -22,6 +22,7 @@ from alpha.gates import audit, catches, cuda_plant, mutants, operating, pin, run
 from alpha.gates.processes import termination_raises
 from alpha.gates.recompute import recompute
 from alpha.registry import check as registry_check
+from alpha.registry import mutants as registry_mutants
 from alpha.registry import policy
 from alpha.registry.evidence import default_roots, local_root, shipped_root
 from alpha.registry.faults import load_faults
@@ -220,14 +221,14 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
     """Planted faults (those whose catch is stale, or all) and freshly seeded mutants: the score per gate, survivors by name.
 
     `prefixes`: only faults whose id or component begins so (none = all). 1 if a planted fault survives. A surviving mutant is named and
-    lowers the score; it fails nothing by itself. 3 if nothing of what was asked for can run on this machine. `prepare`: only compile what
-    those in device code load, which needs no GPU.
+    lowers the score: with `ship` 1 where it is below the pinned one. The prefix `mutants`: these alone. 3 if nothing of what was asked for
+    can run on this machine. `prepare`: only compile what those in device code load, which needs no GPU.
     """
     out = _console(console)
     every = load_faults(catalogue=house())
     faults = [f for f in every if not prefixes or f.id.startswith(tuple(prefixes)) or
               f.component.startswith(tuple(prefixes))]
-    if not faults and not any(p.startswith("lint") for p in prefixes):
+    if not faults and not any(p.startswith(("lint", "mutants")) for p in prefixes):
         raise InputError("no planted fault of that name", came=", ".join(prefixes), expected="a prefix of a fault's or a component's id",
                          do="faults stand in the *.faults.toml beside each component, those of the lint in alpha/gates/kernels_lint.toml")
     if prepare:
@@ -254,7 +255,9 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
     if not results and not linted.planted and not seeded:
         out.print(f"{_said(NOT_RUN)} none of these faults can run on this machine")
         return 3
+    fell = False
     if seeded:
+        seed = seed or mutants.seed_of(shipped_root() if ship else None)
         drawn = mutants.draw(house(), seeded, seed)
         fates = mutants.run(drawn, workers=workers)
         table = Table(box=None, pad_edge=False, header_style="bold", title="seeded mutants", title_justify="left")
@@ -267,7 +270,12 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
         for fate in fates:
             if not fate.caught_by and not fate.excuse:
                 out.print(f"survived: {fate.mutant.name}", markup=False)
-    return 0 if not linted.survivors and not survivors else 1
+        out.print(f"drawn from seed {seed}")
+        if ship:
+            pinned, latest = registry_mutants.save(mutants.record(fates, seed, seeded), shipped_root())
+            fell = not latest.share >= pinned.share
+            out.print(f"[bold red]a fall[/]: {pinned.share:.0%} are pinned" if fell else f"kept; pinned: {pinned.share:.0%}")
+    return 0 if not linted.survivors and not survivors and not fell else 1
 
 
 def _lint(out: Console, prefixes: Sequence[str]) -> catches.Score:

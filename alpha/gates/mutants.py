@@ -23,7 +23,9 @@ from alpha.gates import plant
 from alpha.gates.subjects import fresh_nonce
 from alpha.ops.table import row
 from alpha.profile.noise import wilson
+from alpha.registry import mutants as kept
 from alpha.registry import policy
+from alpha.registry.digest import Package
 from alpha.tomlfile import read_toml
 
 NUMBER = 36
@@ -352,3 +354,16 @@ def scores(fates: Sequence[Fate]) -> list[Score]:
         found.append(Score(area, sum(bool(f.caught_by) for f in counted), len(counted),
                            tuple(f.mutant.name for f in counted if not f.caught_by), len(mine) - len(counted)))
     return found
+
+
+def seed_of(root: Path | None) -> str:
+    """The seed of the scores that are pinned in an evidence root, a fresh one where there are none or no root is given."""
+    found = kept.load(root) if root is not None else None
+    return found[0].seed if found is not None else fresh_nonce()
+
+
+def record(fates: Sequence[Fate], seed: str, number: int) -> kept.Scores:
+    """The scores of a run as they are committed."""
+    found = scores(fates)
+    areas = {s.area: (s.caught, s.counted, s.excused) for s in found}
+    return kept.Scores(seed=seed, number=number, areas=areas, survivors=found[-1].survivors, measure=kept.measured_by(Package()))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from alpha.component import Catalogue, Component
 from alpha.errors import AlphaError
-from alpha.registry import catches, policy
+from alpha.registry import catches, mutants, policy
 from alpha.registry.claims import why_no_claim
 from alpha.registry.digest import Package, component_digests
 from alpha.registry.evidence import REFERENCE, classes, load_file, path_of, reference_classes, stale
@@ -193,6 +193,17 @@ class _Check:
                 self.say(ERROR, path, 0, fault_id, "no gate is recorded to have rejected this planted fault", _catch(fault_id))
 
 
+    def mutants(self) -> None:
+        """The committed scores of seeded mutants: there, whole, current, no lower than the pinned one."""
+        path = mutants.path_of(self.root)
+        try:
+            found = mutants.problems(self.root, self.package)
+        except AlphaError as error:
+            found = [f"{error.what}; came {error.came}"]
+        for problem in found:
+            self.say(ERROR, path, 0, "seeded mutants", problem,
+                     "run `alpha gate catches mutants --ship`; kill each survivor or explain it in alpha/gates/equivalents.toml")
+
     def _owed_by(self, fault_id: str, machine: str) -> bool:
         """Whether a class must have a catch of this fault: its component's gates are owed on classes of that family."""
         component_id = self.faults[fault_id].component
@@ -240,6 +251,7 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Seq
     for problem in policy.problems():
         work.say(ERROR, root, 0, "policy", problem, "mend EXEMPT in alpha/registry/policy.py")
     work.pinned()
+    work.mutants()
     for machine in found:
         work.files(machine, reference=machine in owing.values())
         work.catches_of(machine, reference=machine in owing.values())

@@ -103,8 +103,12 @@ def counted(edits: Sequence[Edit], root: Path = ROOT) -> Mapping[str, tuple[int,
         was = digests_of(at)
     found = {}
     for edit in edits:
-        with copied(edit.before if edit.before and root != ROOT else edit.changes, root) as at:
-            stale = moved(was, digests_of(at))
+        try:
+            with copied(edit.before if edit.before and root != ROOT else edit.changes, root) as at:
+                stale = moved(was, digests_of(at))
+        except ValueError:  # another tree may lack what is edited
+            print(f"| {edit.name} | | |", flush=True)
+            continue
         found[edit.name] = sum(not is_gpu(p) for p in stale), sum(map(is_gpu, stale))
         print(f"| {edit.name} | {found[edit.name][0]} | {found[edit.name][1]} |", flush=True)
     return found

@@ -161,10 +161,12 @@ def test_the_loss_alone_has_the_bits_of_the_fused_one(vocabulary: int, lanes: in
 
 @pytest.mark.parametrize("module", ["cuda_samples", "cuda_widths"])
 def test_evidence_binds_to_the_samples_made_for_the_gpu(module: str, tmp_path: Path) -> None:
-    """91: the engines reach them by the name of the back end, which no digest follows."""
+    """91: the engines reach them by the name of the back end, which no digest follows: policy.SUBJECTS does."""
     copy = tmp_path / "alpha"
     shutil.copytree(Path(alpha.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    engines = [policy.MEASURE_CUDA[g] for g in ("parity", "gradient", "determinism", "faults")]
+    engines = {s for g in ("parity", "gradient", "determinism", "faults") for s in policy.measure_symbols(g, house()["gelu.bf16.sm90"])}
+    engines = {s for s in engines if s.endswith(":samples")}
+    assert engines
     before = [symbol_digest(e, copy) for e in engines]
     path = copy / "gates" / f"{module}.py"
     path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")

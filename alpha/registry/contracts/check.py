@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +15,7 @@ import numpy as np
 from alpha.component import Measured
 from alpha.errors import CorruptError
 from alpha.registry import judge as judges
-from alpha.registry import policy
+from alpha.registry import mutants, policy
 from alpha.registry.catches import NAME, Catch, catch_digests, load_catches, save_catches
 from alpha.registry.check import ERROR, WARNING, Checked, Finding, check, github, plain
 from alpha.registry.contracts.common import HERE, OTHER, PROCESSOR, Case, Checks, folder, make, parity_case, pin_of
@@ -34,11 +35,17 @@ def _agree(record: Record) -> list[str]:
     return []
 
 
+@cache
+def _package() -> Package:
+    """One snapshot for all cases: none of them edits a source."""
+    return Package()
+
+
 class _Committed:
     """A folder of sound evidence that a case then spoils."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.package = root / "baselines" / "evidence", Package()
+        self.root, self.package = root / "baselines" / "evidence", _package()
         records = passing((BASE, TOP, KERNEL), self.package)
         self.records = [replace(r, probes=[PROBE]) if (r.component, r.gate) == (KERNEL.id, "parity") else r for r in records]
         save(self.records, self.root)
@@ -46,6 +53,7 @@ class _Committed:
         self.pin()
         write_reference(self.root, HERE)
         self.catch([parity_case(ratio=9.0)])
+        self.score(9)
 
     def pin(self, share: float = 0.6, **more: Any) -> None:
         """Pin the kernel's share."""
@@ -62,6 +70,12 @@ class _Committed:
         made = Catch(fault=fault.id, component=KERNEL.id, gate="parity", machine=HERE.key, record=record,
                      digests=catch_digests(fault, KERNEL, self.package))
         save_catches([replace(made, **changes)], self.root)  # type: ignore[arg-type]
+
+    def score(self, caught: int, **changes: Any) -> None:
+        """A score of 10 seeded mutants."""
+        made = mutants.Scores(seed="5eed", number=12, areas={mutants.ALL: (caught, 10, 2)}, survivors=("a.py:f: x -> y",),
+                              measure=mutants.measured_by(self.package))
+        mutants.save(replace(made, **changes), self.root)
 
     def check(self, recompute: Callable[[Record], list[str]] = _agree, faults: Sequence[Fault] = (FAULT,),
               headlines: Sequence[str] = (KERNEL.id,)) -> Checked:
@@ -325,11 +339,29 @@ def _current(rng: np.random.Generator) -> Measured:
     return checks.measured()
 
 
+def _mutants(rng: np.random.Generator) -> Measured:
+    """A score that falls, was edited, is missing or of older engines turns the check red; a rise is the next line to hold."""
+    checks = Checks()
+    _red(checks, "a lower score", lambda c: c.score(8), "fell from 90% to 80%")
+    _red(checks, "nothing counted", lambda c: c.score(0, areas={mutants.ALL: (0, 0, 10)}), "fell")
+    _red(checks, "no score", lambda c: mutants.path_of(c.root).unlink(), "no score")
+    _red(checks, "older engines", lambda c: c.score(10, measure="00"), "stale")
+    _red(checks, "an edited score", lambda c: mutants.path_of(c.root).write_text(
+        mutants.path_of(c.root).read_text().replace("[9,10,2]", "[10,10,2]")), "edited by hand")
+
+    def risen(c: _Committed) -> None:
+        c.score(10)
+        c.score(9)
+
+    _red(checks, "a fall after a rise", risen, "fell from 100% to 90%")
+    return checks.measured()
+
+
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.check": {
         "parity": [("sound evidence is green", _green), ("digests twice", _current)],
         "determinism": [("printed", _printed)],
-        "faults": [("edited metric or verdict", _edited), ("evidence of other code or class", _foreign),
+        "faults": [("seeded mutants", _mutants), ("edited metric or verdict", _edited), ("evidence of other code or class", _foreign),
                    ("loosened tolerance", _loosened), ("slow or unpinned", _speed), ("skipped or renamed case", _skipped)],
     },
 }
