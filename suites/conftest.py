@@ -1,12 +1,31 @@
 """All suites run under the gates' plugin: it finds the components, keeps evidence and counts what was executed."""
 
+import os
 import random
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["alpha.gates.plugin"]
+
+INHERITED = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_NUMERIC", "LC_TIME", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR",
+             "PYTHONIOENCODING", "PYTHONUTF8")  # fmt: skip
+
+
+def pytest_configure() -> None:
+    """Whatever starts the suites, tests and the processes that they start find the same signals, umask, locale, width and time zone."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:  # nohup, or a script's background job
+            signal.signal(number, usual)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    os.umask(0o022)
+    for name in INHERITED:
+        os.environ.pop(name, None)
+    os.environ["LC_ALL"], os.environ["TZ"], os.environ["TERM"] = "C.UTF-8", "UTC", "dumb"
+    time.tzset()
 
 
 @pytest.fixture(scope="session")

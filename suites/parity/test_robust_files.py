@@ -9,6 +9,7 @@ import random
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -360,8 +361,17 @@ def test_pages_escape_what_runs_are_called() -> None:
     assert "<script" not in shown and "\x1b" not in shown and "\u202e" not in shown
 
 
-def test_prompts_of_any_bytes() -> None:
-    tokenizer = ByteTokenizer()
-    for raw in (b"\xff\xfe", b"caf\xe9", b"\x00", "é".encode()):
-        said = os.fsdecode(raw)
-        assert tokenizer.decode(tokenizer.encode(os.fsencode(said))) == raw
+def test_prompts_of_any_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Planted: `args.prompt.encode()` raises for bytes that are no UTF-8."""
+    seen: list[bytes] = []
+
+    def generate(executor: object, tokenizer: object, prompt: bytes, **_: object) -> list[bytes]:
+        seen.append(prompt)
+        return [b"!"]
+
+    monkeypatch.setattr(cli, "open_run", lambda *_: (nullcontext(), ByteTokenizer(), 3))
+    monkeypatch.setattr(cli, "generate", generate)
+    monkeypatch.setattr(cli, "standing", lambda _: "")
+    for raw in (b"\xff\xfe", b"caf\xe9", b"\x1b[2J", "é".encode(), b""):
+        assert cli.main(["sample", "run", "--prompt", os.fsdecode(raw)]) == 0
+        assert seen.pop() == raw and "\x1b" not in capsys.readouterr().out
