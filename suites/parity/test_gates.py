@@ -143,7 +143,8 @@ def _perf_with(monkeypatch: pytest.MonkeyPatch, shares: list[float], pinned: flo
     """The entry that measurements with these shares end in, and how many were taken."""
     taken: list[float] = []
 
-    def case(component: object, name: str, case: object, nonce: str) -> dict[str, object]:
+    def case(component: object, name: str, case: object, nonce: str, checked: bool) -> dict[str, object]:
+        assert checked == (tries is None)
         taken.append(shares[len(taken)])
         return {"name": name, "share": taken[-1], "times_ns": [1], **({"note": note} if note else {})}
 
