@@ -18,6 +18,7 @@ import pytest
 
 from alpha import cli, config
 from alpha.checkpoint import simple
+from alpha.dashboard.folder import Folder
 from alpha.data.tokenizer import ByteTokenizer
 from alpha.errors import CorruptError, InputError
 from alpha.profile.recorder import Recorder
@@ -110,6 +111,8 @@ def status_of(path: Path) -> str:
     manifest, metadata = rundir.read_manifest(path).get("status"), dict(read(path / "metrics.sqlite", "run_metadata"))["status"]
     shown = report.load(path)
     assert shown.ungated == bool(standing(path)) == (shown.provenance()["status"] == "UNGATED")
+    listed = {e.name: e.status for e in Folder(path.parent).entries()}
+    assert listed[path.name] == ("UNGATED" if standing(path) else "GATED")
     assert standing(path) or (manifest, metadata) == ("GATED", "GATED")
     return "UNGATED" if standing(path) else "GATED"
 
