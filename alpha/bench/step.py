@@ -348,7 +348,8 @@ def _written(folder: str, parameters: Mapping[str, np.ndarray]) -> dict[str, str
 
 @dataclass
 class Session:
-    """How blocks are taken, and what is made of them. `fastest`: the least ratio of a variant so far; `peer`: the library that answered."""
+    """How blocks are taken, and what is made of them. `fastest`: the least ratio of a variant so far; `peer`: the library that answered;
+    `built`: seconds that the last variant took to build and check, as the next one may."""
 
     rounds: int
     steps: int | None
@@ -363,6 +364,7 @@ class Session:
     said: Callable[[str], None]
     fastest: float = float("inf")
     peer: str = ""
+    built: float = 0.0
 
     def left(self) -> float:
         """Seconds of the budget."""
@@ -380,7 +382,7 @@ class Session:
 
     def one(self, variant: Variant, coming: int) -> Row:
         """A variant's line; `coming` variants, this one included, share what is left of the budget."""
-        need = 2 * (TRIALS + 1) * TRIAL_SECONDS if self.steps is None else 0.0
+        need = self.built + (2 * (TRIALS + 1) * TRIAL_SECONDS if self.steps is None else 0.0)
         if self.left() <= need:
             return Row(variant.name, why="not measured: the budget was spent")
         self.said(f"{variant.name}: building and checking")
@@ -396,7 +398,9 @@ class Session:
 
     def _admitted(self, variant: Variant) -> tuple[Row, Theirs | None]:
         """The peer, if it agrees with ours."""
+        began = time.monotonic()
         model = Theirs(self.python, variant, self.job, min(PATIENCE, max(30.0, self.left())))
+        self.built = time.monotonic() - began
         self.peer = self.peer or model.version
         row = Row(variant.name, difference=model.difference, allowed=self.job.allowed)
         if model.difference <= self.job.allowed:

@@ -501,6 +501,11 @@ def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
         assert tuple(len(next(r for r in found.rows if r.name == name).blocks) for name in NAMES) == rounds
 
 
+def test_a_variant_that_would_outlast_the_budget_is_not_begun() -> None:
+    session = step.Session(3, 1, None, 1, None, None, None, None, "", time.monotonic() + 60, print, built=90.0)  # type: ignore[arg-type]
+    assert session.one(Variant(), 1).why == "not measured: the budget was spent"
+
+
 class MadeModel:
     """A GPU that warms up: 10 degrees a block, until 60."""
 
