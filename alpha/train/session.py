@@ -127,8 +127,8 @@ def train(
                 yardstick = Order2Model(data.split.train.texts()).bits_per_byte(data.split.validation.texts())
             metrics.describe({"order2_bits_per_byte": yardstick})
         with loop.recorder.span("sample_gen"):
-            _conclude(talk, loop, found, yardstick)
             log.say("evaluation", loop.step, bits_per_byte=found.bits_per_byte, windows=found.windows, order2=yardstick)
+            log.say("sample", loop.step, text=_conclude(talk, loop, found, yardstick))
         forbidden.check("at the end")
         note_libraries(held)
         metrics.mark(ended="finished")
@@ -229,10 +229,13 @@ def _introduce(
     talk.say(f"MFU       {mark}")
 
 
-def _conclude(talk: Talk, loop: Loop, found: Evaluation, yardstick: float) -> None:
+def _conclude(talk: Talk, loop: Loop, found: Evaluation, yardstick: float) -> str:
+    """What the run came to, and a sample, which is returned."""
     ours, mark = found.bits_per_byte, f"{talk.stamp} " if talk.stamp else ""
     talk.say(f"{mark}validation    {ours:.4f} bits per byte ({found.tokens:,} tokens, {found.bytes:,} bytes)", "bold")
     better = f"{1 - ours / yardstick:.1%} below" if ours < yardstick else f"{ours / yardstick - 1:.1%} ABOVE"
     talk.say(f"order-2 model {yardstick:.4f} bits per byte on the same split; ours is {better} it")
     talk.say("sample", "bold")
-    talk.say(loop.sample(), "dim")
+    text = loop.sample()
+    talk.say(text, "dim")
+    return text

@@ -21,7 +21,7 @@ from alpha.errors import InputError, MachineError
 from alpha.profile import compare
 from alpha.profile.figures import shown
 from alpha.report import runs as reading
-from alpha.report import views
+from alpha.report import tables_of, views
 from alpha.report.across import _verdict
 from alpha.report.build import build
 from alpha.report.command import main
@@ -330,3 +330,16 @@ def test_what_occurs_too_rarely_and_too_few_computing_rows_leave_a_verdict() -> 
     assert _verdict(replace(same, common=told, rows=(*same.rows, noisy))) == "UNDECIDED"
     moved = replace(same.rows[0], verdict=compare.SLOWER)
     assert _verdict(replace(same, common=told, rows=(moved, *same.rows[1:]))) == "DIFFERENT"
+
+
+def test_flops_by_part_stand_beside_their_totals(tmp_path: Path) -> None:
+    run = reading.load(made_runs.make(tmp_path / "r", steps=20))
+    view, total = views.flops(run), run.number("flops_per_token")
+    assert total is not None and view["version"] == "flops/v1"
+    last = view["parts"][-1]
+    assert last["part"] == "together" and last["model"] == total * made_runs.TOKENS and last["executed"] == run.number("executed_flops")
+    for key in ("model", "executed", "backward_model", "recompute_executed"):
+        assert last[key] == sum(p[key] for p in view["parts"][:-1]), key
+    table = tables_of.flops(view, "")
+    assert "flops/v1" in table.title and table.rows[-1][0] == "together" and len({len(r) for r in (table.columns, *table.rows)}) == 1
+    assert views.samples(run)["why"] == "no text was sampled"

@@ -259,8 +259,9 @@ def test_the_log_says_what_happened(root: Path) -> None:
     assert [x["time"] for x in lines] == sorted(x["time"] for x in lines)
     assert [(x["event"], x["step"]) for x in lines] == [
         ("start", 0), ("evaluation", 4), ("checkpoint", 6), ("evaluation", 8), ("sample", 8), ("checkpoint", 12), ("evaluation", 12),
-        ("end", 12), ("resume", 6), ("evaluation", 8), ("sample", 8), ("checkpoint", 12), ("evaluation", 12), ("end", 12)]  # fmt: skip
-    assert lines[7]["fields"]["reason"] == "finished" and lines[0]["fields"]["status"] == "UNGATED"
+        ("sample", 12), ("end", 12), ("resume", 6), ("evaluation", 8), ("sample", 8), ("checkpoint", 12), ("evaluation", 12),
+        ("sample", 12), ("end", 12)]  # fmt: skip
+    assert lines[8]["fields"]["reason"] == "finished" and lines[0]["fields"]["status"] == "UNGATED"
 
 
 def test_signals_warnings_and_refused_steps_are_logged(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
