@@ -24,9 +24,10 @@ def pool(n: int) -> Workers:
     return Workers(n)
 
 
-def settle() -> None:
-    """Start the pool of one, so that nothing starts later."""
-    pool(1)
+def settle(*workers: int) -> None:
+    """Start the pools of so many workers (default: of one), so that nothing starts later."""
+    for n in workers or (1,):
+        pool(n)
 
 
 def samples(op: str, rng: np.random.Generator, which: str) -> list[Sample]:

@@ -28,7 +28,7 @@ from alpha.cudart.compile import Source, compile_kernel
 from alpha.cudart.launch import Kernel
 from alpha.cudart.memory import Arena, Span, fill
 from alpha.cudart.nvml import Clocks, Reading
-from alpha.gates import cuda_replay, cuda_subjects, perf
+from alpha.gates import cuda_replay, perf
 from alpha.gates.cuda_sizes import Call, timed_calls
 from alpha.gates.cuda_subjects import CudaBound, opened
 from alpha.gates.cuda_time import FLUSH_BYTES, LAUNCHES, Since, block_of, kept, own_clock, timed_block
@@ -39,8 +39,6 @@ from alpha.registry.record import Record
 BLOCKS = 9
 PROBE_BYTES = 1 << 30
 PEAK_ROUNDS = 4096
-
-SUBJECTS = cuda_subjects.bind, cuda_subjects.samples
 
 
 @dataclass

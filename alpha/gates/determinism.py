@@ -18,7 +18,6 @@ import numpy as np
 
 from alpha.component import Component
 from alpha.gates import contracts
-from alpha.gates.cpu_subjects import pool
 from alpha.gates.subjects import (
     Bound,
     Case,
@@ -32,6 +31,7 @@ from alpha.gates.subjects import (
     pin_blas,
     same_bits,
     spec_of,
+    subjects_of,
 )
 from alpha.registry.policy import required_runs
 from alpha.registry.record import Record
@@ -50,8 +50,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     if component.kind != "kernel":
         return _contract(component, nonce)
     pin_blas()
-    for n in WORKERS:
-        pool(n)
+    subjects_of(component).settle(*WORKERS)
     todo = chosen(component, nonce)
     least = -(-required_runs(component) // max(1, len(todo)))
     rng = generator(nonce, component.id, "determinism")

@@ -144,5 +144,5 @@ def measure_symbol(gate: str, component: Component) -> str:
 def measure_symbols(gate: str, component: Component) -> list[str]:
     """Dotted names of all that measures `gate` on this component: the engine, and how it calls a kernel of this back end."""
     module = SUBJECTS.get(component.backend, SUBJECTS["cpu"])
-    called = ("settle", "samples", "bind") if component.kind == "kernel" else ()
-    return [measure_symbol(gate, component), *(f"{module}:{name}" for name in called)]
+    called = ("settle", "bind") if gate == "perf" else ("settle", "samples", "bind")  # perf's calls are not drawn from samples
+    return [measure_symbol(gate, component), *(f"{module}:{name}" for name in called if component.kind == "kernel")]
