@@ -13,7 +13,7 @@ from typing import Any
 
 from alpha.bench import record, shapes
 from alpha.bench.peer import ROOT
-from alpha.bench.step import OURS
+from alpha.bench.step import OURS, REFERENCE, UNCAPTURED
 from alpha.errors import InputError
 from alpha.registry.gpu import class_of_key
 
@@ -116,7 +116,8 @@ def training(records: Sequence[Record]) -> str:
         ours, best = _row(r, OURS), _row(r, r["step"]["quoted"])
         if ours is None:
             continue
-        beside = "not measured" if best is None else f"{_ratio(best['ratio'])} ({best['name']}: {best['tokens_per_second']:,.0f} tokens/s)"
+        beside = "not measured" if best is None else (
+            f"{_ratio(best['ratio'])} ({best['name']}: {best['tokens_per_second']:,.0f} tokens/s; {_measured(r)})")
         lines.append((r["step"]["run"], _hardware(r), f"{ours['tokens_per_second']:,.0f}", f"{100 * ours['mfu']:.1f} %", beside))
     head = ("a training step", "on", "tokens/s", "MFU", "times the speed of PyTorch's fastest variant")
     text = _table(head, lines) if lines else _absent("alpha bench step configs/gpt2-124m.toml --peers --record")
@@ -124,6 +125,12 @@ def training(records: Sequence[Record]) -> str:
     under = sorted({f"{r['flops']['version']}: {r['flops']['convention']}; peak {r['flops']['peak'] / 1e12:.1f} TFLOP/s "
                     f"({r['flops']['peak_source']})" for r in (*taken, *runs)})
     return text + "".join(f"\nMFU by {line}.\n" for line in under)
+
+
+def _measured(r: Record) -> str:
+    """How many of PyTorch's variants the fastest was found among."""
+    peers = [row for row in r["step"]["rows"] if row["name"] not in (OURS, UNCAPTURED, REFERENCE)]
+    return f"{sum(bool(row['blocks']) for row in peers)} of {len(peers)} variants measured"
 
 
 def _runs(runs: Sequence[Record]) -> str:

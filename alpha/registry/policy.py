@@ -80,6 +80,17 @@ CARRIED = ("parity", "gradient")
 """Gates whose evidence may come from another machine class; the others are always run on the class itself."""
 
 
+_RENEW = "the executor's code moved (kernel times, phases); its catch on the GPU awaits the next renewal"
+
+UNRENEWED: Mapping[str, str] = {f"executor.cuda.{name}": _RENEW for name in (
+    "arena-not-whole", "first-inputs-again", "graph-of-another-plan", "inputs-not-delivered", "inputs-stale", "launch-dropped",
+    "outputs-not-fetched", "profiled-launch-twice", "replay-cut-short", "results-not-waited-for", "results-of-what-is-behind",
+    "staged-batch-kept", "state-forgotten", "state-not-returned", "state-returned-again", "watched-launch-dropped")}
+"""Planted faults whose catch on the GPU is older than the code, with the reason: NOT_RUN there, told as such by the merge gate. Closed, and
+only for faults in the host code of the GPU's back end: suites/parity/test_cuda_host.py rejects each on an emulated GPU in every run of the
+tests. An entry whose catch is current again is an error, so the list empties with the next renewal."""
+
+
 def is_backward(spec: OpSpec) -> bool:
     """Whether a row is the backward of another row: it is named after that row, with `_bwd` behind."""
     base, found, more = spec.name.partition("_bwd")

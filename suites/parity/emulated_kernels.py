@@ -138,5 +138,9 @@ def judged(component_id: str, gate: str, kernels: Path, nonce: str | None = None
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    repository = Path(__file__).resolve().parents[2]
+    sys.path.insert(0, str(repository))
+    from alpha.train import forbidden
+
+    forbidden.watch_tests([repository / ".alpha" / "emulated"])  # what g++ makes of the device code
     print(json.dumps(judged(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])), flush=True)

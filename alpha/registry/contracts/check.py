@@ -260,6 +260,9 @@ def _loosened(rng: np.random.Generator) -> Measured:
     _red(checks, "a catch of a fault that does not exist", lambda c: None, "does not exist", faults=())
     _red(checks, "a catch of another text of the fault", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
     _red(checks, "a catch by another gate", lambda c: None, "another gate", faults=(replace(FAULT, gate="faults"),))
+    with mock.patch.object(policy, "UNRENEWED", {FAULT.id: "later"}):
+        _red(checks, "an excuse for a fault that is none of the GPU's host code", lambda c: None, "stale catch: fault",
+             faults=(replace(FAULT, replace="c"),))
     _red(checks, "an error without text", lambda c: c.catch([], record=None, error=""), "would now pass")
 
     def edited(c: _Committed) -> None:
@@ -305,6 +308,7 @@ def _skipped(rng: np.random.Generator) -> Measured:
         (at / HERE.key).mkdir()
         empty = check(catalogue(), at, _agree, reference=HERE.key, package=Package())
         checks.that(not empty.ok and "nothing was there" in plain(empty), "an empty folder passes")
+        checks.that(not replace(empty, findings=()).ok, "nothing looked at passes where nothing was found either")
     return checks.measured()
 
 
