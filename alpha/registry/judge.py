@@ -188,11 +188,6 @@ def _perf(record: Record, pin: Pin | None) -> Judgement:
     return Judgement(_worst(verdicts), tuple(reasons), _worst(relative), noisy and not gone, tuple(unpinned), tuple(outgrown))
 
 
-def impossible(record: Record) -> bool:
-    """Whether a share in a record of the perf gate is larger than the machine's ceiling."""
-    return any(_number(case.get("share", 0.0)) > PHYSICAL for case in record.cases if case.get("kind") != "relative")
-
-
 def _worst(verdicts: list[str]) -> str:
     return max(verdicts, key=_ORDER.index, default=NOT_RUN)
 

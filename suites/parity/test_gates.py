@@ -73,10 +73,31 @@ def test_a_share_that_is_impossible_is_measured_again(
 
     monkeypatch.setitem(run.ENGINES, "perf", engine)
     monkeypatch.setattr(run, "shipped_root", lambda: Path("/nothing/pinned"))
+    monkeypatch.setattr(run, "PAUSE", 0.0)
     record = run.measure(component, "perf")
     assert run.judged(record, component).verdict == verdict
     assert len(nonces) == measured and set(nonces) == {record.nonce}
     assert record.environment.get("tries", "1") == str(measured)
+
+
+@pytest.mark.parametrize(("shares", "note", "verdict", "measured"), [
+    ((0.60,), "", PASS, 1), ((0.50, 0.59), "", PASS, 2), ((0.50, 0.51, 0.49, 0.60), "", FAIL, 3), ((0.50, 0.60), "wrong", FAIL, 1)])
+def test_a_share_below_its_line_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], note: str, verdict: str, measured: int
+) -> None:
+    """A neighbour goes away, a slower kernel stays; outputs that were wrong once are wrong."""
+    component, left = house()["mul.f32.cpu"], list(shares)
+    pin = pins.Pin(component.id, "cpu", {}, {"memory": (0.60,) * 5}, ("",) * 5, "")
+
+    def engine(component: Component, nonce: str | None) -> Record:
+        case = {"name": "memory", "share": left.pop(0), "times_ns": [1], **({"note": note} if note else {})}
+        return make_record(component, "perf", str(nonce), 1, [case], flops=flops.VERSION)
+
+    monkeypatch.setitem(run.ENGINES, "perf", engine)
+    monkeypatch.setattr(run, "PAUSE", 0.0)
+    monkeypatch.setattr(pins.Pins, "of", lambda self, record: pin)
+    record = run.measure(component, "perf")
+    assert run.judged(record, component).verdict == verdict and record.environment.get("tries", "1") == str(measured)
 
 
 def test_wilson() -> None:
