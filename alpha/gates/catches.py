@@ -110,8 +110,10 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
         save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
 
     controls([by_name[j.name] for j in jobs], catalogue, workers)
-    _run_all(jobs, catalogue, workers, finished)
-    save()
+    try:
+        _run_all(jobs, catalogue, workers, finished)
+    finally:  # who ends the run keeps what was caught
+        save()
     if device:
         cuda_plant.prepare(device, catalogue.__getitem__)  # a gate that compiled would run out of its time, and that would pass for a catch
         sound = cuda_plant.controls(device)

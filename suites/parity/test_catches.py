@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,18 @@ def test_what_looks_at_the_whole_device_has_it_to_itself(monkeypatch: pytest.Mon
     monkeypatch.setattr(plant, "run_all", lambda some, *, workers, said=None: ran.append(([j.name for j in some], workers)) or [])
     assert catches._run_all(jobs, house(), 5) == []
     assert ran == [(["gelu.f32.cpu faults", "executor.cuda parity"], 5), (["executor.cuda faults"], 1)]
+
+
+def test_who_ends_the_run_keeps_what_was_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second of two faults is cut off; the record of the first is there."""
+    faults = [f for f in load_faults() if f.component == "registry.judge" and f.gate == "faults"][:2]
+
+    def cut(jobs: list[plant.Job], catalogue: object, workers: int, said: Callable[[plant.Outcome], None]) -> list[plant.Outcome]:
+        said(plant.Outcome(jobs[0], error="ValueError: planted"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(catches, "controls", lambda *a: None)
+    monkeypatch.setattr(catches, "_run_all", cut)
+    with pytest.raises(KeyboardInterrupt):
+        catches.run(house(), faults, stale=False, root=tmp_path)
+    assert set(catches.known([tmp_path])) == {faults[0].id}
