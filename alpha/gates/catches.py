@@ -14,6 +14,7 @@ import alpha
 from alpha.component import Catalogue, Component
 from alpha.errors import AlphaError, GraphError
 from alpha.gates import cuda_plant, kernels_lint, plant
+from alpha.gates.run import pin_of
 from alpha.profile.noise import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
 from alpha.registry.digest import Package
@@ -169,7 +170,7 @@ def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str], comp
 
 def trimmed(record: Record) -> Record:
     """The record with its first failing entries only: a judge that is not looser than today's says FAIL to it as well."""
-    pin = Pins(folder_of(shipped_root())).of(record) if record.gate == "perf" else None
+    pin = pin_of(record)
     failing = [c for c in record.cases if judge(replace(record, cases=[c], declared=1), runs=0, pin=pin).verdict == FAIL][:KEPT]
     return replace(record, probes=[], cases=failing, declared=len(failing)) if failing else replace(record, probes=[])
 

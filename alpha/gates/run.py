@@ -15,7 +15,7 @@ from alpha.registry import policy
 from alpha.registry.evidence import local_root, save, shipped_root
 from alpha.registry.gpu import class_here, why_not_here
 from alpha.registry.judge import FAIL, Judgement, judge
-from alpha.registry.pins import Pins, folder_of
+from alpha.registry.pins import Pin, Pins, folder_of
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.train import forbidden
@@ -100,8 +100,12 @@ def _by_chance(record: Record, component: Component) -> bool:
 
 def judged(record: Record, component: Component) -> Judgement:
     """The judge with what the component's kind asks for."""
-    pin = Pins(folder_of(shipped_root())).of(record) if record.gate == "perf" else None
-    return judge(record, runs=policy.required_runs(component), pin=pin)
+    return judge(record, runs=policy.required_runs(component), pin=pin_of(record))
+
+
+def pin_of(record: Record) -> Pin | None:
+    """The pin by which a record of the perf gate is judged; None for other gates, and where its kind of machine has none."""
+    return Pins(folder_of(shipped_root())).of(record) if record.gate == "perf" else None
 
 
 def tasks(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str] = (), *, stale: bool = True,
