@@ -25,13 +25,17 @@ from alpha import config
 from alpha.bench import command as bench
 from alpha.component import Catalogue
 from alpha.config import Config
-from alpha.cudart import manifest
+from alpha.cuda_runtime import manifest
 from alpha.dashboard import command as dashboard
 from alpha.errors import InputError, MachineError, UngatedError, exit_code
 from alpha.files import path_argument
 from alpha.flops.v1 import CONVENTION, VERSION
-from alpha.gates import commands, kernels_command, mutants, pin, sanitize_command
+from alpha.gates import commands
 from alpha.gates import run as gate_runs
+from alpha.gates.adversarial import mutants
+from alpha.gates.device_code import command as kernels_command
+from alpha.gates.sanitize import command as sanitize_command
+from alpha.gates.timing import pin
 from alpha.profile import trace
 from alpha.registry.evidence import classes, local_root, shipped_root
 from alpha.registry.gpu import why_not_here

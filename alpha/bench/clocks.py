@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from alpha.cudart.nvml import Reading
-from alpha.gates import cuda_time
+from alpha.cuda_runtime.nvml import Reading
+from alpha.gates.cuda import time as cuda_time
 from alpha.profile import noise
 from alpha.profile.served import Served, ServedError
 

@@ -24,11 +24,11 @@ from alpha import config
 from alpha.bench import docs, kernel, record, step
 from alpha.bench.peer import Peer
 from alpha.component import Component
-from alpha.cudart.launch import LOADED
+from alpha.cuda_runtime.launch import LOADED
 from alpha.errors import InputError, MachineError
 from alpha.files import path_argument
 from alpha.flops.v1 import CONVENTION, VERSION
-from alpha.gates import ab, against
+from alpha.gates.timing import ab, against
 from alpha.profile import noise
 from alpha.registry.gpu import class_here, gpu_environment, why_not_here
 from alpha.registry.judge import SLOWDOWN

@@ -20,7 +20,7 @@ from alpha.bench.ours import BLOCK_NS, Block, Timed, timed_cases
 from alpha.bench.peer import Peer
 from alpha.component import Catalogue, Component
 from alpha.flops.v1 import VERSION
-from alpha.gates.cuda_time import LAUNCHES
+from alpha.gates.cuda.time import LAUNCHES
 from alpha.gates.subjects import fresh_nonce, generator
 from alpha.profile import noise
 from alpha.profile.served import Served, ServedError

@@ -1,7 +1,7 @@
 """Our side of a kernel's benchmark: its timed calls, bound once and called in blocks, and the ceilings beside them. Floor 8.
 
 The calls are those that the perf gate times: grown samples on the CPU (gates/perf.py), the sizes of models on the GPU
-(gates/cuda_sizes.py), with more shapes of shapes.py. On the GPU an output shares the memory of its input wherever the component may work in
+(gates/cuda/sizes.py), with more shapes of shapes.py. On the GPU an output shares the memory of its input wherever the component may work in
 place, as the planner has it.
 """
 
@@ -21,12 +21,13 @@ from alpha.bench.contents import fitted, follows
 from alpha.bench.peer_process import LEAD
 from alpha.bench.shapes import calls
 from alpha.component import Catalogue, Component
-from alpha.cudart.memory import Arena, Span, aligned, download, fill, upload
-from alpha.cudart.nvml import Clocks, Reading
+from alpha.cuda_runtime.memory import Arena, Span, aligned, download, fill, upload
+from alpha.cuda_runtime.nvml import Clocks, Reading
 from alpha.errors import InputError
-from alpha.gates import cuda_perf, perf
-from alpha.gates.cuda_subjects import opened
-from alpha.gates.cuda_time import FLUSH_BYTES, LAUNCHES, contents, timed_block
+from alpha.gates import perf
+from alpha.gates.cuda import perf as cuda_perf
+from alpha.gates.cuda.subjects import opened
+from alpha.gates.cuda.time import FLUSH_BYTES, LAUNCHES, contents, timed_block
 from alpha.gates.subjects import Case, bind, generator, once, pin_blas, spec_of
 from alpha.ops.numerics import round_to
 from alpha.profile import noise

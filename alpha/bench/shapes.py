@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from alpha.component import Component
-from alpha.gates.cuda_sizes import Call, timed_calls
+from alpha.gates.cuda.sizes import Call, timed_calls
 from alpha.types import TensorType
 
 PRODUCTS = ((16384, 768, 768), (16384, 3072, 768), (16384, 768, 3072), (16384, 2304, 768), (16384, 50304, 768), (16384, 2048, 2048),

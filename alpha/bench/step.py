@@ -29,7 +29,7 @@ from alpha.bench.peer import Peer
 from alpha.bench.variants import Variant, variants
 from alpha.component import Catalogue
 from alpha.config import Config
-from alpha.cudart.nvml import Clocks, Reading
+from alpha.cuda_runtime.nvml import Clocks, Reading
 from alpha.data.sampler import Batch, PermutedSampler
 from alpha.flops.v1 import ModelFlops, mfu, stamp
 from alpha.graph.plan import Program

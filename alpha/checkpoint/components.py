@@ -16,7 +16,9 @@ class SimpleCheckpoint:
     set_aside = staticmethod(simple.set_aside)
 
 
-COMPONENTS = (Component(id="checkpoint.simple", kind="checkpoint", implementation=SimpleCheckpoint, contract="alpha.checkpoint.contract"),)
+COMPONENTS = (
+    Component(id="checkpoint.simple", kind="checkpoint", implementation=SimpleCheckpoint, contract="alpha.gates.contracts.checkpoint"),
+)
 
 
 def fill(catalogue: Catalogue) -> None:

@@ -10,7 +10,7 @@ from alpha.data.shards import token_stream
 from alpha.data.split import split_by_file
 from alpha.data.tokenizer import BPETokenizer, ByteTokenizer
 
-_CONTRACT = "alpha.data.contract"
+_CONTRACT = "alpha.gates.contracts.data"
 COMPONENTS = (
     Component(id="corpus.folder", kind="corpus", implementation=open_corpus, contract=_CONTRACT),
     Component(id="corpus.stdlib", kind="corpus", implementation=stdlib_corpus, contract=_CONTRACT),

@@ -18,9 +18,12 @@ from rich.table import Table
 from alpha import config
 from alpha.component import GATES
 from alpha.errors import InputError, MachineError
-from alpha.gates import audit, catches, cuda_plant, mutants, operating, pin, run, sanitize_command
+from alpha.gates import audit, run
+from alpha.gates.adversarial import catches, cuda_plant, mutants
 from alpha.gates.processes import termination_raises
 from alpha.gates.recompute import recompute
+from alpha.gates.sanitize import command as sanitize_command
+from alpha.gates.timing import operating, pin
 from alpha.registry import check as registry_check
 from alpha.registry import mutants as registry_mutants
 from alpha.registry import policy
@@ -230,7 +233,7 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
               f.component.startswith(tuple(prefixes))]
     if not faults and not any(p.startswith(("lint", "mutants")) for p in prefixes):
         raise InputError("no planted fault of that name", came=", ".join(prefixes), expected="a prefix of a fault's or a component's id",
-                         do="faults stand in the *.faults.toml beside each component, those of the lint in alpha/gates/kernels_lint.toml")
+                         do="faults stand in the *.faults.toml beside each component, those of the lint in gates/device_code/lint.toml")
     if prepare:
         out.print(f"{cuda_plant.prepare([f for f in faults if f.source], house().__getitem__)} files compiled")
         return 0

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from alpha.component import Component
-from alpha.gates import contracts
+from alpha.gates.contracts import engine as contracts
 from alpha.gates.subjects import (
     Bound,
     Case,

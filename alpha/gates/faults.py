@@ -20,7 +20,7 @@ import numpy as np
 
 from alpha.component import Component
 from alpha.errors import ShapeError
-from alpha.gates import contracts
+from alpha.gates.contracts import engine as contracts
 from alpha.gates.subjects import Case, bind, cases, checksum, crash, fresh_nonce, generator, make_record, once, settle, spec_of
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import OpSpec

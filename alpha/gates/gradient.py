@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from alpha.component import Component
-from alpha.gates import contracts, evaluate
+from alpha.gates import evaluate
+from alpha.gates.contracts import engine as contracts
 from alpha.gates.subjects import (
     Case,
     case_of,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from alpha.component import Component
-from alpha.gates import contracts
 from alpha.gates.condense import condense
+from alpha.gates.contracts import engine as contracts
 from alpha.gates.subjects import (
     Bound,
     Case,

@@ -24,7 +24,7 @@ import pytest
 
 from alpha.backends.cuda.binaries import sources_of
 from alpha.component import Component
-from alpha.cudart.compile import REPOSITORY, compile_all
+from alpha.cuda_runtime.compile import REPOSITORY, compile_all
 from alpha.gates import audit, run
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, save, shipped_root

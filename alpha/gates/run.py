@@ -9,7 +9,12 @@ from pathlib import Path
 
 from alpha.component import GATES, Catalogue, Component
 from alpha.errors import InputError
-from alpha.gates import cuda_determinism, cuda_faults, cuda_gradient, cuda_parity, cuda_perf, determinism, faults, gradient, parity, perf
+from alpha.gates import determinism, faults, gradient, parity, perf
+from alpha.gates.cuda import determinism as cuda_determinism
+from alpha.gates.cuda import faults as cuda_faults
+from alpha.gates.cuda import gradient as cuda_gradient
+from alpha.gates.cuda import parity as cuda_parity
+from alpha.gates.cuda import perf as cuda_perf
 from alpha.gates.subjects import crash, fresh_nonce, make_record
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, save, shipped_root

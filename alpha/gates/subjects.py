@@ -113,11 +113,11 @@ def elsewhere(component: Component) -> bool:
 
 
 def subjects_of(component: Component) -> Any:
-    """The module alpha.gates.<backend>_subjects: `settle`, `samples`, `bind`.
+    """The module alpha.gates.<backend>.subjects: `settle`, `samples`, `bind`.
 
     Found by name, so that evidence of one back end's kernels does not bind to another's; policy.SUBJECTS names it for digests.
     """
-    return importlib.import_module(f"alpha.gates.{component.backend if elsewhere(component) else 'cpu'}_subjects")
+    return importlib.import_module(f"alpha.gates.{component.backend if elsewhere(component) else 'cpu'}.subjects")
 
 
 def spec_of(component: Component) -> OpSpec:

@@ -12,7 +12,7 @@ from alpha.passes.recompute import recompute
 from alpha.passes.schedule import schedule
 from alpha.passes.select import select
 
-_CONTRACT = "alpha.gates.cases.passes"
+_CONTRACT = "alpha.gates.contracts.passes"
 
 
 def fill(catalogue: Catalogue) -> None:

@@ -1,6 +1,6 @@
 """What is known of a comparison's verdicts: how often they accuse an innocent row, and what they see, as measured. Floor 3.
 
-suites/parity/compare_runs.py measures both on made-up runs whose truth is known and writes baselines/perf/compare.json. Here the figures
+suites/support/compare_runs.py measures both on made-up runs whose truth is known and writes baselines/perf/compare.json. Here the figures
 that belong to a row are looked up, so that no verdict stands without them. Where a row is noisier than the runs they were measured on, or
 the procedure was changed since, they are said to be unknown.
 """
@@ -103,4 +103,4 @@ def _load(path: Path) -> dict[str, Any] | None:
 
 def _damaged(path: Path, error: Exception) -> CorruptError:
     return CorruptError("the measured rates of comparisons are damaged", came=f"{path}: {type(error).__name__}: {error}",
-                        expected="a table of all conditions", do="restore it, or run suites/parity/compare_runs.py")  # fmt: skip
+                        expected="a table of all conditions", do="restore it, or run suites/support/compare_runs.py")  # fmt: skip

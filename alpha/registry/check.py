@@ -210,7 +210,7 @@ class _Check:
             found = [f"{error.what}; came {error.came}"]
         for problem in found:
             self.say(ERROR, path, 0, "seeded mutants", problem,
-                     "run `alpha gate catches mutants --ship`; kill each survivor or explain it in alpha/gates/equivalents.toml")
+                     "run `alpha gate catches mutants --ship`; kill each survivor or explain it in gates/adversarial/equivalents.toml")
 
     def _owed_by(self, fault_id: str, machine: str) -> bool:
         """Whether a class must have a catch of this fault: its component's gates are owed on classes of that family."""

@@ -11,13 +11,13 @@ from alpha.registry.judge import judge
 from alpha.registry.status import Registry
 
 COMPONENTS = (
-    Component(id="registry.digest", kind="evidence", implementation=component_digests, contract="alpha.registry.contracts.digest"),
-    Component(id="registry.evidence", kind="evidence", implementation=Evidence, contract="alpha.registry.contracts.evidence"),
-    Component(id="registry.judge", kind="evidence", implementation=judge, contract="alpha.registry.contracts.judge"),
-    Component(id="registry.faults", kind="evidence", implementation=load_faults, contract="alpha.registry.contracts.faults"),
-    Component(id="registry.status", kind="evidence", implementation=Registry, contract="alpha.registry.contracts.status",
+    Component(id="registry.digest", kind="evidence", implementation=component_digests, contract="alpha.gates.contracts.registry.digest"),
+    Component(id="registry.evidence", kind="evidence", implementation=Evidence, contract="alpha.gates.contracts.registry.evidence"),
+    Component(id="registry.judge", kind="evidence", implementation=judge, contract="alpha.gates.contracts.registry.judge"),
+    Component(id="registry.faults", kind="evidence", implementation=load_faults, contract="alpha.gates.contracts.registry.faults"),
+    Component(id="registry.status", kind="evidence", implementation=Registry, contract="alpha.gates.contracts.registry.status",
               presupposes=("registry.digest", "registry.evidence", "registry.judge")),
-    Component(id="registry.check", kind="evidence", implementation=check, contract="alpha.registry.contracts.check",
+    Component(id="registry.check", kind="evidence", implementation=check, contract="alpha.gates.contracts.registry.check",
               presupposes=("registry.faults", "registry.status")),
 )
 

@@ -42,7 +42,7 @@ from alpha.ops.table import row, table
 from alpha.registry import policy
 from alpha.registry.syntax import Definition, Import, Reference, Source, read
 
-OPAQUE = ("registry.judge", "registry.policy", "cudart.compile", "cudart.manifest")
+OPAQUE = ("registry.judge", "registry.policy", "cuda_runtime.compile", "cuda_runtime.manifest")
 """Modules of the package that no edge enters: judges and tolerances are not digested, CI runs them over every raw record instead; what
 finds and calls the compiler is not, because the compiled files have digests of their own (`binaries`).
 Edges from elsewhere into the registry are not followed either: it writes down what was measured and is gated by its own components."""
@@ -70,7 +70,7 @@ SHAPES: Mapping[str, tuple[str, ...]] = {
 }
 """Module -> data classes in it whose fields are versioned by hand: the module's SHAPE counts in place of them, and of their objects the
 fields that are not at their default. So a field with a default may be added; who changes a default, or what a field means, raises SHAPE
-(suites/parity/test_stale.py holds what each SHAPE stands for). Methods count like all others."""
+(suites/unit/test_stale.py holds what each SHAPE stands for). Methods count like all others."""
 
 BARE = ("errors",)
 """Modules whose classes count by name and bases alone: what errors say changes no result."""

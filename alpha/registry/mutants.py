@@ -1,7 +1,7 @@
 """Scores of seeded mutants, committed: `baselines/mutants.json`, the pinned score and the latest one. Floor 3.
 
 A score that is lower than the pinned one is a fall: the gates see less than they did. A survivor is then killed by a better case or
-explained in alpha/gates/equivalents.toml; the pin rises by itself and is never lowered by a tool.
+explained in alpha/gates/adversarial/equivalents.toml; the pin rises by itself and is never lowered by a tool.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `baselines/perf/<key>.json` holds raw shares of one kind of machine. The key is the machine class; for a CPU it names the generation of
 processor too (`key_of`). No verdict and no line is stored: both follow from the shares whenever a record is judged (`line_of`). Beside it
-`<key>.relative.jsonl` holds comparisons of today's code with the pinned code (A/B, gates/against.py). A file that is torn, edited or holds
-what cannot be a share is a CorruptError, never ignored.
+`<key>.relative.jsonl` holds comparisons of today's code with the pinned code (A/B, gates/timing/against.py). A file that is torn, edited or
+holds what cannot be a share is a CorruptError, never ignored.
 """
 
 from __future__ import annotations

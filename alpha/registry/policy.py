@@ -58,15 +58,15 @@ MEASURE: Mapping[str, str] = {
 """The engine of each gate by dotted name: read as text for its digest, never imported from here."""
 
 MEASURE_CUDA: Mapping[str, str] = {
-    "parity": "alpha.gates.cuda_parity:measure",
-    "gradient": "alpha.gates.cuda_gradient:measure",
-    "determinism": "alpha.gates.cuda_determinism:measure",
-    "faults": "alpha.gates.cuda_faults:measure",
-    "perf": "alpha.gates.cuda_perf:measure",
+    "parity": "alpha.gates.cuda.parity:measure",
+    "gradient": "alpha.gates.cuda.gradient:measure",
+    "determinism": "alpha.gates.cuda.determinism:measure",
+    "faults": "alpha.gates.cuda.faults:measure",
+    "perf": "alpha.gates.cuda.perf:measure",
 }
 """The engines of kernels that run on the GPU."""
 
-SUBJECTS: Mapping[str, str] = {"cpu": "alpha.gates.cpu_subjects", "cuda": "alpha.gates.cuda_subjects"}
+SUBJECTS: Mapping[str, str] = {"cpu": "alpha.gates.cpu.subjects", "cuda": "alpha.gates.cuda.subjects"}
 """How the engines call kernels of each back end: modules with `settle`, `samples` and `bind`, which subjects.py finds by name."""
 
 RUNS: Mapping[tuple[str, str], int] = {("kernel", "cpu"): 100, ("kernel", "cuda"): 300}
@@ -87,7 +87,7 @@ UNRENEWED: Mapping[str, str] = {f"executor.cuda.{name}": _RENEW for name in (
     "outputs-not-fetched", "profiled-launch-twice", "replay-cut-short", "results-not-waited-for", "results-of-what-is-behind",
     "staged-batch-kept", "state-forgotten", "state-not-returned", "state-returned-again", "watched-launch-dropped")}
 """Planted faults whose catch on the GPU is older than the code, with the reason: NOT_RUN there, told as such by the merge gate. Closed, and
-only for faults in the host code of the GPU's back end: suites/parity/test_cuda_host.py rejects each on an emulated GPU in every run of the
+only for faults in the host code of the GPU's back end: suites/unit/test_cuda_host.py rejects each on an emulated GPU in every run of the
 tests. An entry whose catch is current again is an error, so the list empties with the next renewal."""
 
 

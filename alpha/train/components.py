@@ -11,7 +11,7 @@ COMPONENTS = (
         kind="program",
         implementation=Loop,
         presupposes=("checkpoint.simple", "sampler.permuted"),
-        contract="alpha.train.contract",
+        contract="alpha.gates.contracts.train",
     ),
 )
 

@@ -23,7 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from alpha.cudart import _bindings
+from alpha.cuda_runtime import _bindings
 from alpha.errors import VerdictError
 from alpha.train.origins import Origins, stem_of
 

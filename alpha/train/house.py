@@ -22,11 +22,11 @@ from alpha.passes.components import fill as fill_passes
 from alpha.registry.components import fill as fill_registry
 from alpha.train.components import fill as fill_train
 
-_RUN, _MODELS = "alpha.gates.cases.run", "alpha.gates.cases.models"
+_RUN, _MODELS = "alpha.gates.contracts.run", "alpha.gates.contracts.models"
 OWN = (
     Component(id="executor.cpu", kind="executor", backend="cpu", implementation=CpuExecutor, contract=_RUN),
     Component(id="executor.cuda", kind="executor", backend="cuda", implementation=CudaExecutor, requires=SM90A,
-              contract="alpha.gates.cases.cuda_run"),
+              contract="alpha.gates.contracts.cuda_run"),
     Component(id="program.step", kind="program", implementation=build_program, contract=_RUN),
     Component(id="optimizer.adamw", kind="optimizer", implementation=adamw, contract=_RUN),
     Component(id="optimizer.sgd", kind="optimizer", implementation=sgd, contract=_RUN),

@@ -1,5 +1,5 @@
 // Which query sees which key, which blocks a tile of rows walks, and masks. Nothing of the machine, so that the host can compile it too
-// and walk the same tiles (suites/parity/test_attention_tiles.py).
+// and walk the same tiles (suites/unit/test_attention_tiles.py).
 //
 // Both ends of a row's span must not fall from row to row. Causal, window and lengths give that; the bounds of documents give it where
 // ids do not fall (documents.cu). It bounds a tile by its first and last row, and keeps a consumer's blocks among those that its CTA loads:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from alpha.backends.cuda.executor import CudaExecutor
-from alpha.cudart import _bindings, cupti
-from alpha.cudart.memory import Arena, pinned
-from alpha.gates.cases import cuda_run
-from alpha.gates.cases.reference import batches_of, text_of
+from alpha.cuda_runtime import _bindings, cupti
+from alpha.cuda_runtime.memory import Arena, pinned
+from alpha.gates.contracts import cuda_run
+from alpha.gates.contracts.reference import batches_of, text_of
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
 

@@ -17,9 +17,9 @@ import pytest
 from alpha import config
 from alpha.backends.cuda.staging import staging_bytes
 from alpha.config import Config
-from alpha.cudart import manifest
-from alpha.cudart.launch import LOADED
-from alpha.cudart.memory import aligned
+from alpha.cuda_runtime import manifest
+from alpha.cuda_runtime.launch import LOADED
+from alpha.cuda_runtime.memory import aligned
 from alpha.errors import InputError
 from alpha.graph.plan import Program
 from alpha.profile.noise import WARM_UP

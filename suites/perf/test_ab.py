@@ -2,7 +2,7 @@
 
 import pytest
 
-from alpha.gates import ab
+from alpha.gates.timing import ab
 from alpha.profile.noise import Verdict
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.record import Record

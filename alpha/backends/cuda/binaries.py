@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from alpha.component import Component
-from alpha.cudart.compile import Source
-from alpha.cudart.manifest import binary_digests
+from alpha.cuda_runtime.compile import Source
+from alpha.cuda_runtime.manifest import binary_digests
 
 
 class Binaries:

@@ -14,11 +14,11 @@ from alpha.backends.cuda.room import check_room
 from alpha.backends.cuda.staging import Results, Staging
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
 from alpha.component import Catalogue
-from alpha.cudart.device import Device
-from alpha.cudart.graph import Graph, capture
-from alpha.cudart.manifest import COMPILER
-from alpha.cudart.mark import PLACES
-from alpha.cudart.memory import Arena, Span, download, fetch, fill, upload
+from alpha.cuda_runtime.device import Device
+from alpha.cuda_runtime.graph import Graph, capture
+from alpha.cuda_runtime.manifest import COMPILER
+from alpha.cuda_runtime.mark import PLACES
+from alpha.cuda_runtime.memory import Arena, Span, download, fetch, fill, upload
 from alpha.errors import GraphError
 from alpha.graph.plan import Launch, Plan, Program, Ref
 from alpha.profile.recorder import Recorder

@@ -12,9 +12,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import numpy as np
 
 from alpha.backends.cuda.lib import Gpu, Kernel, Operand
-from alpha.cudart.bandwidth import recording
-from alpha.cudart.compile import Source
-from alpha.cudart.memory import Span
+from alpha.cuda_runtime.bandwidth import recording
+from alpha.cuda_runtime.compile import Source
+from alpha.cuda_runtime.memory import Span
 from alpha.ops.table import row
 from alpha.types import Attrs, TensorType
 

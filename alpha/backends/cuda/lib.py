@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from alpha.cudart import _bindings
-from alpha.cudart.device import stream_handle
-from alpha.cudart.memory import Arena, Span, aligned, upload
+from alpha.cuda_runtime import _bindings
+from alpha.cuda_runtime.device import stream_handle
+from alpha.cuda_runtime.memory import Arena, Span, aligned, upload
 from alpha.errors import GraphError
 from alpha.types import TensorType
 

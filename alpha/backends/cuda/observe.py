@@ -12,9 +12,9 @@ from itertools import count, groupby, pairwise
 from typing import Any
 
 from alpha.backends.cuda.lib import Parts
-from alpha.cudart import cupti
-from alpha.cudart.launch import noted
-from alpha.cudart.mark import PLACES, Marks
+from alpha.cuda_runtime import cupti
+from alpha.cuda_runtime.launch import noted
+from alpha.cuda_runtime.mark import PLACES, Marks
 from alpha.errors import GraphError, MachineError
 from alpha.graph.plan import Launch, Plan
 from alpha.profile.kernels import Activity, Copy, Kernel, Stamps, Wait

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alpha.backends.cuda.staging import staging_bytes
-from alpha.cudart.memory import aligned
+from alpha.cuda_runtime.memory import aligned
 from alpha.errors import MachineError
 from alpha.graph.plan import Program
 

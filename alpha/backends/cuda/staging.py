@@ -11,8 +11,8 @@ import numpy as np
 from alpha.backends.checks import check_inputs
 from alpha.backends.cuda.lib import copy
 from alpha.backends.cuda.values import device_bytes, to_device
-from alpha.cudart.device import Device
-from alpha.cudart.memory import Arena, Span, aligned, pinned, upload
+from alpha.cuda_runtime.device import Device
+from alpha.cuda_runtime.memory import Arena, Span, aligned, pinned, upload
 from alpha.graph.plan import Plan, Program, Ref
 
 SLOTS = 4

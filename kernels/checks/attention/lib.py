@@ -1,9 +1,9 @@
 import os, sys, math, time, torch
 
 sys.path.insert(0, os.getcwd())
-from alpha.cudart import attention as A
-from alpha.cudart.device import Device
-from alpha.cudart.memory import Span
+from alpha.cuda_runtime import attention as A
+from alpha.cuda_runtime.device import Device
+from alpha.cuda_runtime.memory import Span
 
 torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
 dev = "cuda"

@@ -21,9 +21,9 @@ from timing import (
     spilled, theirs, within,
 )  # fmt: skip
 
-from alpha.cudart import elementwise as ew
-from alpha.cudart import embedding, loss, norm, rope, update
-from alpha.cudart.memory import Span
+from alpha.cuda_runtime import elementwise as ew
+from alpha.cuda_runtime import embedding, loss, norm, rope, update
+from alpha.cuda_runtime.memory import Span
 
 
 def at(tensor):

@@ -3,8 +3,8 @@ import sys, os, ctypes
 sys.path.insert(0, os.path.dirname(__file__))
 import emu
 from emu import *
-from alpha.cudart import norm, loss, update, embedding, rope, elementwise as ew
-from alpha.cudart.memory import Span
+from alpha.cuda_runtime import norm, loss, update, embedding, rope, elementwise as ew
+from alpha.cuda_runtime.memory import Span
 from alpha.ops import (
     layernorm,
     rmsnorm,

@@ -6,8 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 import numpy as np
-from alpha.cudart import bandwidth, compile as C
-from alpha.cudart.launch import _value
+from alpha.cuda_runtime import bandwidth, compile as C
+from alpha.cuda_runtime.launch import _value
 
 BODY = {
     "load16": "memcpy(&r,p,16);",

@@ -1,4 +1,4 @@
-"""Norm backward on emulated threads in three orders, as it stands and without each barrier that alpha/gates/sanitize.toml takes away: the
+"""Norm backward on emulated threads in three orders, as it stands and without each barrier that alpha/gates/sanitize/sanitize.toml takes away: the
 same bits in all orders, and other bits in one of them once such a barrier is gone. Needs g++. 0 if so, else 1.
 
     PYTHONPATH=. python3 kernels/checks/bandwidth/orders.py
@@ -10,9 +10,9 @@ import emu
 import numpy as np
 from emu_tools import P, put
 
-from alpha.cudart import norm
-from alpha.gates.cuda_plant import compiled_from, overlay
-from alpha.gates.cuda_sanitize import plants_of
+from alpha.cuda_runtime import norm
+from alpha.gates.adversarial.cuda_plant import compiled_from, overlay
+from alpha.gates.sanitize.engine import plants_of
 from alpha.train.house import house
 
 SHAPES = ((37, 256), (24, 264), (37, 264), (37, 1032))  # as cuda_sanitize._further

@@ -3,7 +3,7 @@
 import os
 from contextlib import contextmanager
 
-from alpha.cudart import elementwise, embedding, loss, norm, rope, update
+from alpha.cuda_runtime import elementwise, embedding, loss, norm, rope, update
 
 WIDE = bool(os.environ.get("WIDE"))  # all candidates of a search, not the chosen ones alone
 

@@ -7,9 +7,9 @@ import time
 import torch
 import torch._functorch.config
 
-from alpha.cudart import capture
-from alpha.cudart.device import Device
-from alpha.cudart.elementwise import elementwise
+from alpha.cuda_runtime import capture
+from alpha.cuda_runtime.device import Device
+from alpha.cuda_runtime.elementwise import elementwise
 
 DEVICE = "cuda"
 bf16, f32 = torch.bfloat16, torch.float32

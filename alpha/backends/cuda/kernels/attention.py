@@ -1,4 +1,4 @@
-"""Attention on the GPU, forward and backward: kernels/attention by alpha/cudart/attention.py. bf16, head width 64, 96 or 128.
+"""Attention on the GPU, forward and backward: kernels/attention by alpha/cuda_runtime/attention.py. bf16, head width 64, 96 or 128.
 
 q, o, do, dq [B,T,H,D]; k, v, dk, dv [B,S,G,D], bf16; lse [B,H,T] fp32. The probabilities, and in the backward pass their gradients, are
 rounded to bf16 before they enter the tensor cores; everything else is fp32 until it is stored. Ids of packed documents i32 [B,T], [B,S]
@@ -14,7 +14,7 @@ from dataclasses import replace
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand
 from alpha.component import Component, Envelope, Limit
-from alpha.cudart.attention import (
+from alpha.cuda_runtime.attention import (
     BACKWARD,
     DOCUMENTS,
     FORWARD,
@@ -28,8 +28,8 @@ from alpha.cudart.attention import (
     Tensor4,
     choose,
 )
-from alpha.cudart.compile import Source
-from alpha.cudart.memory import Span, aligned, fill
+from alpha.cuda_runtime.compile import Source
+from alpha.cuda_runtime.memory import Span, aligned, fill
 from alpha.errors import ShapeError
 from alpha.types import Attrs, TensorType
 

@@ -10,8 +10,8 @@ from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.families import Call, sources_over
 from alpha.backends.cuda.lib import SM90A, Gpu, Kernel, Operand, copy, in_place
 from alpha.component import Component, Envelope, Limit
-from alpha.cudart.elementwise import activation, column_bytes, column_sums, dropout, elementwise
-from alpha.cudart.memory import aligned
+from alpha.cuda_runtime.elementwise import activation, column_bytes, column_sums, dropout, elementwise
+from alpha.cuda_runtime.memory import aligned
 from alpha.ops.random import key_of
 from alpha.types import Attrs, TensorType
 

@@ -9,7 +9,7 @@ from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.families import Call, sources_over
 from alpha.backends.cuda.lib import SM90A, Gpu, Kernel, Operand, in_place
 from alpha.component import Component, Envelope, Limit
-from alpha.cudart.embedding import EmbeddingProblem, backward, forward
+from alpha.cuda_runtime.embedding import EmbeddingProblem, backward, forward
 from alpha.types import Attrs, TensorType
 
 WIDEST = 8192

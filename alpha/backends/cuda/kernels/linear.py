@@ -9,8 +9,8 @@ from math import prod
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.lib import SM90A, Gpu, Kernel, Operand
 from alpha.component import Component, Envelope, Limit
-from alpha.cudart.compile import Source
-from alpha.cudart.gemm import GemmProblem, choose, compiled, prepare
+from alpha.cuda_runtime.compile import Source
+from alpha.cuda_runtime.gemm import GemmProblem, choose, compiled, prepare
 from alpha.types import Attrs, TensorType
 
 GELU = GemmProblem(m=1, n=8, k=8, bias=True, activation="gelu", save_pre=True)

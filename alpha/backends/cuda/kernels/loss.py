@@ -12,10 +12,10 @@ from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.families import Call, sources_over
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, copy, in_order
 from alpha.component import Component, Envelope, Limit
-from alpha.cudart.compile import Source
-from alpha.cudart.gemm import GemmConfig, GemmProblem, choose, compiled, prepare
-from alpha.cudart.loss import LossProblem, cross_entropy, total
-from alpha.cudart.memory import aligned
+from alpha.cuda_runtime.compile import Source
+from alpha.cuda_runtime.gemm import GemmConfig, GemmProblem, choose, compiled, prepare
+from alpha.cuda_runtime.loss import LossProblem, cross_entropy, total
+from alpha.cuda_runtime.memory import aligned
 from alpha.types import Attrs, TensorType
 
 LARGEST_VOCABULARY = 131_072

@@ -1,4 +1,4 @@
-"""Matrix products on the GPU: kernels/gemm by alpha/cudart/gemm.py. bf16 operands, fp32 accumulation, bf16 or fp32 result.
+"""Matrix products on the GPU: kernels/gemm by alpha/cuda_runtime/gemm.py. bf16 operands, fp32 accumulation, bf16 or fp32 result.
 
 y = op(a) @ op(b) + bias, in every transposition; b may be batched like a; leading axes of a fold into its rows where b has two axes.
 Every row of an operand or a result begins at a multiple of 16 bytes, which dense tensors do when their last axis is a multiple of 8
@@ -14,8 +14,8 @@ from math import prod
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, in_place
 from alpha.component import Component, Envelope, Limit
-from alpha.cudart.compile import Source
-from alpha.cudart.gemm import GemmProblem, Output, choose, compiled, prepare
+from alpha.cuda_runtime.compile import Source
+from alpha.cuda_runtime.gemm import GemmProblem, Output, choose, compiled, prepare
 from alpha.ops.table import row
 from alpha.types import Attrs, TensorType
 

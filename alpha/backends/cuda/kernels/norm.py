@@ -11,8 +11,8 @@ from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.families import Call, sources_over
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand
 from alpha.component import Component, Envelope, Limit
-from alpha.cudart.memory import aligned
-from alpha.cudart.norm import NormProblem, backward, forward
+from alpha.cuda_runtime.memory import aligned
+from alpha.cuda_runtime.norm import NormProblem, backward, forward
 from alpha.ops.table import row
 from alpha.types import Attrs, TensorType
 

@@ -9,7 +9,7 @@ from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.families import Call, sources_over
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, in_place
 from alpha.component import Component, Envelope, Limit
-from alpha.cudart.rope import RopeProblem, rope, table, table_bytes
+from alpha.cuda_runtime.rope import RopeProblem, rope, table, table_bytes
 from alpha.types import Attrs, TensorType
 
 TURNS = 8192

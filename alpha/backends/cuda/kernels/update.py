@@ -8,9 +8,9 @@ from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.families import sources_over
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, in_place
 from alpha.component import Component, Envelope, Limit
-from alpha.cudart.memory import aligned
-from alpha.cudart.update import MOST_BLOCKS, PARTS, AdamwProblem, StepRule, adamw_table, global_norm, norm_table, step
-from alpha.cudart.update import adamw as adamw_step
+from alpha.cuda_runtime.memory import aligned
+from alpha.cuda_runtime.update import MOST_BLOCKS, PARTS, AdamwProblem, StepRule, adamw_table, global_norm, norm_table, step
+from alpha.cuda_runtime.update import adamw as adamw_step
 from alpha.types import Attrs, TensorType
 
 

@@ -1,0 +1,198 @@
+"""Planted faults: each must be rejected by the gate that it names. Floor 7.
+
+A catch is evidence: the raw record by which the gate said FAIL is kept (only its failing entries, so that the file stays readable),
+bound to the digests of the sound component and of the fault, and run again when either changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import alpha
+from alpha.component import Catalogue, Component
+from alpha.errors import AlphaError, GraphError
+from alpha.gates.adversarial import cuda_plant, plant
+from alpha.gates.device_code import lint as kernels_lint
+from alpha.gates.run import pin_of
+from alpha.profile.noise import wilson
+from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
+from alpha.registry.digest import Package
+from alpha.registry.evidence import default_roots, local_root, shipped_root
+from alpha.registry.faults import Fault, broken
+from alpha.registry.gpu import class_here, gpu_class, why_not_here
+from alpha.registry.judge import FAIL, judge
+from alpha.registry.machine import machine_class
+from alpha.registry.pins import Pins, folder_of
+from alpha.registry.record import FORMAT, Record
+
+KEPT = 3
+"""Failing entries of a record that a catch keeps."""
+
+
+WHOLE = 200.0
+"""Seconds that a gate over whole models on the GPU may take on a broken copy, beside others: three times what it takes alone."""
+
+SAVED = 24
+"""Faults in device code after which what was caught is saved: a GPU's time may end."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many of `planted` faults of one gate were caught, with the 95 % Wilson interval of the rate."""
+
+    gate: str
+    caught: int
+    planted: int
+    survivors: tuple[str, ...]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.caught, self.planted)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One fault: its catch, why it was or was not rejected, and whether it was run now or taken from evidence."""
+
+    fault: Fault
+    catch: Catch
+    caught: bool
+    why: str
+    fresh: bool
+
+
+def known(roots: Sequence[Path] | None = None, machine: str | None = None) -> dict[str, Catch]:
+    """Recorded catches of a machine class (this CPU's), the local root stronger; unreadable files count as nothing."""
+    found: dict[str, Catch] = {}
+    for root in default_roots() if roots is None else roots:
+        try:
+            found.update(load_catches(root, machine or machine_class().key))
+        except AlphaError:
+            continue  # every fault of that file is then run again
+    return found
+
+
+def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, root: Path | None = None, workers: int = 2,
+        said: Callable[[Result], None] | None = None, keep: Sequence[str] | None = None) -> list[Result]:
+    """Run the faults whose catch is missing or stale (or all), keep the catches, and give one result per fault.
+
+    `root`: where catches are looked up and kept (default: looked up everywhere, kept in the local root). `keep`: ids of all faults that
+    exist; saved catches of others are dropped (None drops nothing). Faults of components that cannot run on this machine are left out.
+    """
+    package, pins = Package(), Pins(folder_of(shipped_root()))
+    faults = [f for f in faults if not why_not_here(catalogue[f.component])]
+    gpu = gpu_class()
+    roots = None if root is None else [root]
+    old = {**known(roots), **(known(roots, gpu.key) if gpu is not None else {})} if stale else {}
+    results: dict[str, Result] = {}
+    jobs: list[plant.Job] = []
+    device: list[Fault] = []
+    by_name = {f.id: f for f in faults}
+    today = {f.id: catch_digests(f, catalogue[f.component], package) for f in faults}
+    for fault in faults:
+        catch = old.get(fault.id)
+        if catch is not None and dict(catch.digests) == today[fault.id] and catch.rejected(pins):
+            results[fault.id] = Result(fault, catch, True, "", False)
+        elif fault.source:
+            device.append(fault)
+        else:
+            jobs.append(job_of(fault, catalogue[fault.component]))
+
+    def finished(outcome: plant.Outcome) -> None:
+        fault = by_name[outcome.job.name]
+        catch = catch_of(fault, outcome, today[fault.id], catalogue[fault.component])
+        result = Result(fault, catch, catch.rejected(pins), _why(outcome), True)
+        results[fault.id] = result
+        if said is not None:
+            said(result)
+
+    def save() -> None:  # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
+        save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
+
+    controls([by_name[j.name] for j in jobs], catalogue, workers)
+    try:
+        _run_all(jobs, catalogue, workers, finished)
+    finally:  # who ends the run keeps what was caught
+        save()
+    if device:
+        cuda_plant.prepare(device, catalogue.__getitem__)  # a gate that compiled would run out of its time, and that would pass for a catch
+        sound = cuda_plant.controls(device)
+        _sound(cuda_plant.run_all(sound, [cuda_plant.job_of(f.component, f.gate, f"sound {f.id}") for f in sound], workers=workers,
+                                  planted=False))
+        for at in range(0, len(device), SAVED):
+            few = device[at : at + SAVED]
+            cuda_plant.run_all(few, [cuda_plant.job_of(f.component, f.gate, f.id) for f in few], workers=workers, said=finished)
+            save()
+    return [results[f.id] for f in faults]
+
+
+def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: int = 6) -> None:
+    """A few of the same gates on the unbroken copy must pass, or a catch would mean nothing: GraphError naming the gate that does not."""
+    different = list({(f.component, f.gate): f for f in among}.values())
+    step = max(1, -(-len(different) // most))
+    jobs = [replace(job_of(f, catalogue[f.component]), text=(Path(alpha.__file__).parent / f.file).read_text(encoding="utf-8"))
+            for f in different[::step]]
+    _sound(_run_all(jobs, catalogue, workers))
+
+
+def _run_all(jobs: Sequence[plant.Job], catalogue: Catalogue, workers: int,
+             said: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
+    """All of them; those of the GPU's fault gate one at a time, because it looks at the memory of the whole device."""
+    alone = [j for j in jobs if any(catalogue[component].backend == "cuda" and gate == "faults" for component, gate in j.attempts)]
+    return [*plant.run_all([j for j in jobs if j not in alone], workers=workers, said=said), *plant.run_all(alone, workers=1, said=said)]
+
+
+def _sound(outcomes: Sequence[plant.Outcome]) -> None:
+    for outcome in outcomes:
+        if outcome.caught_by or not outcome.records:
+            component, gate = outcome.job.attempts[0]
+            raise GraphError("a gate rejects the unbroken component on a copy of the package, so its catches mean nothing", expected="PASS",
+                             came=f"{gate} of {component}: {_why(outcome)}", do=f"run `alpha gate run {component} --gate {gate}`")
+
+
+def job_of(fault: Fault, component: Component) -> plant.Job:
+    """The fault applied to its file's text. `component`: the one that must be rejected."""
+    source = Path(alpha.__file__).parent / fault.file
+    limit = WHOLE if component.backend == "cuda" else plant.TIMEOUT
+    return plant.Job(fault.id, ((fault.component, fault.gate),), fault.file, broken(fault, source.read_text(encoding="utf-8")), limit)
+
+
+def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str], component: Component) -> Catch:
+    """The evidence of one outcome. What a record says of itself is set right: a fault in the code that writes records may have bent it."""
+    machine = (class_here(component) or machine_class()).key
+    record = None
+    if outcome.records:
+        record = replace(trimmed(outcome.records[0][0]), component=fault.component, gate=fault.gate, machine=machine, format=FORMAT)
+    return Catch(fault=fault.id, component=fault.component, gate=fault.gate, machine=machine, digests=digests, record=record,
+                 error=outcome.error)
+
+
+def trimmed(record: Record) -> Record:
+    """The record with its first failing entries only: a judge that is not looser than today's says FAIL to it as well."""
+    pin = pin_of(record)
+    failing = [c for c in record.cases if judge(replace(record, cases=[c], declared=1), runs=0, pin=pin).verdict == FAIL][:KEPT]
+    return replace(record, probes=[], cases=failing, declared=len(failing)) if failing else replace(record, probes=[])
+
+
+def _why(outcome: plant.Outcome) -> str:
+    if outcome.error:
+        return outcome.error
+    _, verdict, reasons = outcome.records[0]
+    return f"{verdict}: {'; '.join(reasons)}" if reasons else verdict
+
+
+def lint(catalogue: Catalogue, prefixes: Sequence[str] = ()) -> Score:
+    """Faults of synchronisation that no run need show: a score of their own. MachineError without the pinned compiler."""
+    seen = kernels_lint.run(catalogue, [u for u in kernels_lint.load() if not prefixes or u.fault.id.startswith(tuple(prefixes))])
+    return Score("lint", sum(bool(s.fewer) for s in seen), len(seen), tuple(s.fault.id for s in seen if not s.fewer))
+
+
+def scores(results: Sequence[Result]) -> list[Score]:
+    """One score per gate that has faults."""
+    found = []
+    for gate in sorted({r.fault.gate for r in results}):
+        mine = [r for r in results if r.fault.gate == gate]
+        found.append(Score(gate, sum(r.caught for r in mine), len(mine), tuple(r.fault.id for r in mine if not r.caught)))
+    return found

@@ -1,0 +1,145 @@
+"""Planted faults in device code: a gate of one component over kernels compiled from a broken copy of kernels/. Floor 7.
+
+`prepare` makes a copy of kernels/ per fault and compiles what the component may load from it, so that a GPU machine only runs it: the
+compiled files lie in the cache that every machine with this checkout reads. `run_all` then measures the gate in a process of its own per
+fault, a few at a time; one that hangs or takes its context down harms no other, and counts as caught, with the error that ended it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import alpha
+from alpha.backends.cuda.binaries import sources_of
+from alpha.component import GATES, Component
+from alpha.cuda_runtime import compile as nvcc
+from alpha.errors import InputError
+from alpha.gates.adversarial import plant
+from alpha.gates.processes import finish, threads
+from alpha.registry.faults import Fault, broken, text_of
+from alpha.registry.record import Record, canonical
+
+TIMEOUT = 90.0
+"""Seconds: start of the process, driver and gate together."""
+
+WAITING = range(36, 44)
+"""Numbers of the faults of concurrency (docs/gates.md): they may leave a kernel waiting for an arrival that never comes."""
+
+WAIT = "common/mbarrier.cuh"
+ENDLESS = "    while (!mbarrier_try_wait(barrier, parity)) {\n    }\n"
+BOUNDED = """    for (const uint32_t began = clock(); !mbarrier_try_wait(barrier, parity);) {
+        const int32_t late = int32_t(uint32_t(clock()) - began) >> 31;
+        const uint32_t address = (smem_address(barrier) | late) & ~15u;
+        asm volatile("{\\n .reg .b32 nothing;\\n ld.volatile.shared.b32 nothing, [%0];\\n}" ::"r"(address) : "memory");
+    }
+"""
+"""In a copy with a fault of concurrency a wait of 2^31 cycles, some 1 s, ends the kernel in an error, where it would otherwise hold the
+device until TIMEOUT: until then the barrier is read once more, from then on the address -16, outside of shared memory. A trap would do
+that too, but is a way out of the function, and ptxas then serialises the WGMMA around it (C7512). No launch of a gate takes so long, and
+kernels of other faults are what is shipped but for the fault."""
+
+PACKAGE = Path(alpha.__file__).parent
+
+
+@contextmanager
+def overlay(fault: Fault | None, *, planted: bool = True) -> Iterator[Path]:
+    """A temporary copy of kernels/ with the fault in it. None, or not `planted`: the sound text, its waits bounded as they are for the
+    fault."""
+    with tempfile.TemporaryDirectory(prefix="alpha-kernels-") as folder:
+        copy = Path(folder) / "kernels"
+        shutil.copytree(PACKAGE.parent / "kernels", copy, ignore=shutil.ignore_patterns("checks"))
+        if fault is not None and planted:
+            (copy / fault.source).write_text(broken(fault, text_of(fault, PACKAGE)), encoding="utf-8")
+        if bounded(fault):
+            _bound(copy / WAIT)
+        yield copy.resolve()
+
+
+def bounded(fault: Fault | None) -> bool:
+    """Whether the copy for a fault gives up waits that do not end."""
+    return fault is not None and fault.mirrors in WAITING and fault.gate in GATES
+
+
+def _bound(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if text.count(ENDLESS) != 1:
+        raise InputError("the wait that copies with a fault of concurrency bound is written in another way", expected="1 match",
+                         came=f"{text.count(ENDLESS)} matches in {WAIT}", do="mend ENDLESS in alpha/gates/adversarial/cuda_plant.py")
+    path.write_text(text.replace(ENDLESS, BOUNDED), encoding="utf-8")
+
+
+def prepare(faults: Sequence[Fault], component: Callable[[str], Component]) -> int:
+    """Compile what each fault's component may load from its broken copy, and from the sound one that is its control; returns how many
+    files. A fault that does not compile raises."""
+    count = 0
+    for fault, planted in [*((f, True) for f in faults), *((f, False) for f in controls(faults))]:
+        with overlay(fault, planted=planted) as folder, nvcc.compiling(kernels=folder):
+            count += len(nvcc.compile_all(sources_of([component(fault.component)])))
+    return count
+
+
+def child(component_id: str, gate: str, kernels: str, answer: str) -> None:
+    """What the process of one fault does: measure, judge, write the answer as JSON."""
+    from alpha.gates import run, subjects
+    from alpha.train.house import house
+
+    def planted(*args: object, **more: object) -> dict[str, str]:
+        return {"implementation": "planted"}  # a catch has digests of its own: the sound ones
+
+    subjects.component_digests = planted
+    with nvcc.compiling(kernels=Path(kernels)):
+        component = house()[component_id]
+        record = run.measure(component, gate)
+        judgement = run.judged(record, component)
+    body = {"record": asdict(record), "verdict": judgement.verdict, "reasons": list(judgement.reasons)[:3]}
+    Path(answer).write_text(canonical(body), encoding="utf-8")
+    os._exit(0)  # a broken context may not come down in order
+
+
+def run_one(job: plant.Job, fault: Fault, *, planted: bool = True) -> plant.Outcome:
+    """One fault (not `planted`: its control, on sound code) in a process of its own."""
+    component_id, gate = job.attempts[0]
+    with overlay(fault, planted=planted) as kernels, tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        text = "import sys; from alpha.gates.adversarial.cuda_plant import child; child(*sys.argv[1:])"
+        command = [sys.executable, "-c", text, component_id, gate, str(kernels), str(answer)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(PACKAGE.parent), *sys.path) if p)}
+        code, printed = finish(command, timeout=job.timeout, environment=environment)
+        if code is None:
+            return plant.Outcome(job, error=f"Timeout: the gate did not end within {job.timeout:g} s")
+        if not answer.is_file():
+            words = (printed.strip().splitlines() or ["no words"])[-1]
+            return plant.Outcome(job, error=f"Crash: exit code {code}: {words}"[:300])
+        body = json.loads(answer.read_text(encoding="utf-8"))
+    return plant.Outcome(job, ((Record(**body["record"]), body["verdict"], tuple(body["reasons"])),))
+
+
+def job_of(component: str, gate: str, name: str) -> plant.Job:
+    """The job of one gate on one component."""
+    return plant.Job(name, ((component, gate),), "", "", timeout=TIMEOUT)
+
+
+def controls(faults: Sequence[Fault]) -> list[Fault]:
+    """One fault for each gate and way of waiting among them, whose copy unplanted must pass."""
+    return list({(f.component, f.gate, bounded(f)): f for f in faults}.values())
+
+
+def run_all(faults: Sequence[Fault], jobs: Sequence[plant.Job], *, workers: int = 6, planted: bool = True,
+            said: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
+    """Outcomes in the order of the jobs."""
+    def one(pair: tuple[plant.Job, Fault]) -> plant.Outcome:
+        outcome = run_one(*pair, planted=planted)
+        if said is not None:
+            said(outcome)
+        return outcome
+
+    with threads(workers) as pool:
+        return list(pool.map(one, zip(jobs, faults)))

@@ -1,0 +1,233 @@
+"""Cases of `corpus.stdlib` and `corpus.folder`: against a listing by hand, on made-up trees and the standard library."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from alpha.component import Measured
+from alpha.data import corpus
+from alpha.errors import CorruptError, InputError
+from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, same_everywhere, write_texts
+
+
+def reference_listing(root: Path, inside: tuple[str, ...] = ()) -> list[tuple[bytes, bytes]]:
+    """(relative path, text) of every document of the rule, by hand."""
+    found = []
+    for name in os.listdir(root.joinpath(*inside)):
+        path = root.joinpath(*inside, name)
+        if path.is_dir() and not path.is_symlink():
+            if name not in ("test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"):
+                found += reference_listing(root, (*inside, name))
+        elif name[-3:] == ".py" and not name.startswith("_sysconfigdata"):
+            text = path.read_bytes()
+            if text != b"":
+                found.append(("/".join((*inside, name)).encode("utf-8", "surrogateescape"), text))
+    return found
+
+
+def reference_hash(listing: list[tuple[bytes, bytes]]) -> str:
+    """The hash of the corpus by its definition."""
+    digest = hashlib.sha256(b"alpha.corpus.v1\n")
+    for name, text in sorted(listing):
+        digest.update(name + b"\0" + hashlib.sha256(text).hexdigest().encode() + b"\n")
+    return digest.hexdigest()
+
+
+def made_up_tree(rng: np.random.Generator) -> dict[str, bytes]:
+    """A small standard library with everything that the rule leaves out."""
+    texts = {f"m{i}.py": any_bytes(rng, int(rng.integers(1, 200))) for i in rng.permutation(12)}
+    texts |= {f"pkg{i}/a{j}.py": any_bytes(rng, 50 + j) for i in range(3) for j in rng.permutation(4)}
+    texts |= {
+        "empty.py": b"",
+        "test.py": b"kept",
+        "pkg0/testing/x.py": b"kept",
+        "pkg0.py": b"sorts between",
+        "pkg-0/z.py": b"z",
+        "\udcff.py": b"odd name",
+        "same1.py": b"same",
+        "same2.py": b"same",
+    }
+    texts |= {
+        "test/t.py": b"out",
+        "pkg1/tests/t.py": b"out",
+        "pkg1/idle_test/t.py": b"out",
+        "site-packages/p/p.py": b"out",
+        "dist-packages/p.py": b"out",
+        "__pycache__/c.py": b"out",
+        "_sysconfigdata__linux.py": b"out",
+        "notes.txt": b"out",
+    }
+    return texts
+
+
+def _made_up_as_listed(rng: np.random.Generator) -> Measured:
+    count = Count()
+    for _ in range(3):
+        with folder() as root:
+            write_texts(root, made_up_tree(rng))
+            made, expected = corpus.stdlib_corpus(root), reference_listing(root)
+            count.check([corpus.path_bytes(d.relpath) for d in made.documents] == sorted(name for name, _ in expected), "documents")
+            count.check(made.hash == reference_hash(expected), "hash")
+            count.check(made.size == sum(len(text) for _, text in expected), "size")
+            count.check(list(made.texts()) == [text for _, text in sorted(expected)], "texts")
+    return count.measured()
+
+
+def _stdlib_as_listed(rng: np.random.Generator) -> Measured:
+    count = Count()
+    made, expected = corpus.stdlib_corpus(), reference_listing(corpus.stdlib_folder())
+    count.check(len(made.documents) == len(expected), f"{len(made.documents)} documents instead of {len(expected)}")
+    count.check(made.hash == reference_hash(expected), "hash")
+    count.check(1 << 20 < made.size < 64 << 20, f"{made.size} bytes is no corpus of a few tens of MB")
+    return count.measured()
+
+
+def _hash_tells_apart(rng: np.random.Generator) -> Measured:
+    """Another text, a renamed file, one file more: another hash; the same files in another folder: the same."""
+    count = Count()
+    texts = made_up_tree(rng)
+    variants = [
+        texts,
+        {**texts, "m3.py": texts["m3.py"] + b"!"},
+        {**texts, "m3.py": bytes([texts["m3.py"][0] ^ 1]) + texts["m3.py"][1:]},  # another text of the same size
+        {**texts, "new.py": b"x"},
+        {("m99.py" if name == "m9.py" else name): text for name, text in texts.items()},  # renamed, in the same place
+        {("renamed.py" if name == "m4.py" else name): text for name, text in texts.items()},
+        {**texts, "m1.py": texts["m2.py"], "m2.py": texts["m1.py"]},
+    ]
+    hashes = []
+    for variant in variants:
+        with folder() as root:
+            write_texts(root, variant)
+            hashes.append(corpus.stdlib_corpus(root).hash)
+    count.check(len(set(hashes)) == len(hashes), "two corpora share a hash")
+    count.add(" ".join(hashes).encode())
+    for _ in range(3):
+        with folder() as root:
+            names = list(texts)
+            write_texts(root / "deeper", {names[i]: texts[names[i]] for i in rng.permutation(len(names))})
+            count.check(corpus.stdlib_corpus(root / "deeper").hash == hashes[0], "the order of creation or the folder changed the hash")
+    return count.measured()
+
+
+def _folders_and_globs(rng: np.random.Generator) -> Measured:
+    count = Count()
+    with folder() as root:
+        write_texts(root, {"a.txt": b"1", "b/c.txt": b"22", "b/d.md": b"333", "e/.keep": b""})
+        for source, expected in (
+            (root, ["a.txt", "b/c.txt"]),
+            (root / "**" / "*.md", ["b/d.md"]),
+            (root / "b" / "*", ["c.txt", "d.md"]),
+            (root / "b" / "d.md", ["d.md"]),
+        ):
+            made = corpus.open_corpus(str(source))
+            count.check([d.relpath for d in made.documents] == expected, f"{source}: {made.documents}")
+        made = corpus.corpus_of_files("twice", root, ["a.txt", "a.txt"])
+        count.check(len(made.documents) == 1, "a path twice")
+    return count.measured()
+
+
+def _samples(rng: np.random.Generator) -> Measured:
+    """A sample fits, is the largest prefix of the hash order, grows without losing files."""
+    count = Count()
+    documents = tuple(
+        sorted(
+            (corpus.Document(f"f{i}.py", f"{i:064x}", int(rng.integers(1, 1000))) for i in range(60)),
+            key=lambda d: d.relpath.encode(),
+        )
+    )
+    whole = corpus.Corpus("made up", Path("nowhere"), documents)
+    order = sorted(documents, key=lambda d: hashlib.sha256(d.relpath.encode()).hexdigest())
+    last: set[str] = set()
+    for limit in sorted(rng.integers(order[0].size, whole.size, 12).tolist()):
+        came = {d.relpath for d in whole.sample(limit).documents}
+        total, expected = 0, set()
+        for d in order:
+            total += d.size
+            if total > limit:
+                break
+            expected.add(d.relpath)
+        count.check(came == expected and last <= came, f"sample of {limit} bytes")
+        last = came
+    count.check(whole.sample(whole.size).documents == whole.documents, "a sample of all is not all")
+    return count.measured()
+
+
+def stdlib_hash(_: bytes) -> str:
+    """Hash of the standard library's corpus (also called in a fresh process)."""
+    return corpus.stdlib_corpus().hash
+
+
+def _same_everywhere(rng: np.random.Generator) -> Measured:
+    return same_everywhere(stdlib_hash, b"", rng)
+
+
+def _bad_input(rng: np.random.Generator) -> Measured:
+    count = Count()
+    with folder() as root:
+        write_texts(root, {"empty.py": b"", "notes.md": b"text", "test/t.py": b"x"})
+        count.refuses(InputError, lambda: corpus.stdlib_corpus(root), "only an empty file")
+        count.refuses(InputError, lambda: corpus.stdlib_corpus(root / "none"), "no folder")
+        count.refuses(InputError, lambda: corpus.corpus_of_files("x", root, ["gone.py"]), "a file that is not there")
+        count.refuses(InputError, lambda: corpus.corpus_of_files("x", root, []), "no files")
+        count.refuses(InputError, lambda: corpus.corpus_of_files("x", root, ["notes.md"]).sample(3), "a sample too small")
+    return count.measured()
+
+
+def _changed_files(rng: np.random.Generator) -> Measured:
+    """A file that changes, shrinks or goes after the corpus was hashed is noticed when it is read."""
+    count = Count()
+    with folder() as root:
+        text = any_bytes(rng, 300)
+        for changed in (text[:-1], text + b"x", bytes([text[0] ^ int(rng.integers(1, 256))]) + text[1:], b""):
+            write_texts(root, {"a.py": text, "b.py": b"b"})
+            made = corpus.stdlib_corpus(root)
+            (root / "a.py").write_bytes(changed)
+            count.refuses(CorruptError, lambda corpus_: list(corpus_.texts()), "changed file", made)
+        (root / "a.py").unlink()
+        count.refuses(InputError, lambda: list(made.texts()), "file gone")
+    return count.measured()
+
+
+def folder_hash(data: bytes) -> str:
+    """Hash of a corpus of files made from `data` (also called in a fresh process)."""
+    with folder() as root:
+        write_texts(root, {f"{i}/{byte}.txt": bytes([byte]) * (i + 1) for i, byte in enumerate(data)})
+        return corpus.open_corpus(str(root)).hash
+
+
+def _folder_same_everywhere(rng: np.random.Generator) -> Measured:
+    return same_everywhere(folder_hash, rng.bytes(20), rng)
+
+
+def _bad_folders(rng: np.random.Generator) -> Measured:
+    count = Count()
+    with folder() as root:
+        write_texts(root, {"empty.txt": b"", "notes.md": b"text"})
+        for source in (root, root / "none", root / "none" / "*.txt", root / "*.rst", root / "empty.txt"):
+            count.refuses(InputError, corpus.open_corpus, str(source.relative_to(root)), str(source))
+    return count.measured()
+
+
+FOLDER_CASES: Cases = {
+    "parity": [("folders, files and globs", _folders_and_globs)],
+    "determinism": [("the hash is the same in a fresh process", _folder_same_everywhere)],
+    "faults": [("empty and missing input is refused", _bad_folders)],
+}
+
+CASES: Cases = {
+    "parity": [
+        ("made-up trees as listed by hand", _made_up_as_listed),
+        ("the standard library as listed by hand", _stdlib_as_listed),
+        ("samples by hash order", _samples),
+    ],
+    "determinism": [
+        ("the hash is the same in a fresh process", _same_everywhere),
+        ("the hash tells corpora apart, not folders", _hash_tells_apart),
+    ],
+    "faults": [("empty and missing input is refused", _bad_input), ("changed files are noticed", _changed_files)],
+}

@@ -1,0 +1,205 @@
+"""Cases of `shards.v1`."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+import struct
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from alpha.component import Measured
+from alpha.data import corpus, shards, tokenizer
+from alpha.errors import CorruptError, InputError, MachineError
+from alpha.gates.contracts.data.support import Cases, Count, any_bytes, flipped, folder, same_everywhere, text_like, write_texts
+
+
+def made_up(rng: np.random.Generator, root: Path, files: int = 9) -> corpus.Corpus:
+    """A corpus of small files below `root`, one of them a single byte, one not text."""
+    texts = {f"f{i}.txt": text_like(rng, int(rng.integers(3, 300))) for i in range(files)}
+    write_texts(root, {**texts, "one.txt": b"x", "raw.txt": any_bytes(rng, 77)})
+    return corpus.folder_corpus(root)
+
+
+def reference_stream(made: corpus.Corpus, with_tokenizer: tokenizer.Tokenizer) -> tuple[list[int], list[int]]:
+    """Tokens and, for each, the number of its document."""
+    tokens: list[int] = []
+    owners: list[int] = []
+    for number, document in enumerate(made.documents):
+        ids = [*with_tokenizer.encode((made.root / document.relpath).read_bytes()).tolist(), 256]
+        tokens += ids
+        owners += [number] * len(ids)
+    return tokens, owners
+
+
+def _bpe() -> tokenizer.BPETokenizer:
+    return tokenizer.BPETokenizer([(115, 101), (32, 32), (257, 108), (10, 258)])
+
+
+def _stream_as_reference(rng: np.random.Generator) -> Measured:
+    count = Count()
+    with folder() as root:
+        made = made_up(rng, root / "texts")
+        for k, kind in enumerate((tokenizer.ByteTokenizer(), _bpe())):
+            tokens, owners = reference_stream(made, kind)
+            for cut in (1, int(rng.integers(50, 400)), 1 << 20):
+                stream = shards.token_stream(made, kind, root / f"{k}-{cut}", shard_tokens=cut)
+                count.check(len(stream) == len(tokens), f"{len(stream)} tokens instead of {len(tokens)}")
+                count.check(stream.windows([0], len(stream))[0].tolist() == tokens, f"tokens, shards of {cut}")
+                count.check(stream.document_ids([0], len(stream))[0].tolist() == owners, f"documents, shards of {cut}")
+                count.check((stream.documents, stream.text_bytes) == (len(made.documents), made.size), "documents or bytes of text")
+                length = int(rng.integers(2, 60))
+                starts = [0, len(tokens) - length, *rng.integers(0, len(tokens) - length, 30).tolist()]
+                windows, documents = stream.windows(starts, length), stream.document_ids(starts, length)
+                count.check(windows.dtype == np.int32 and documents.dtype == np.int32, "dtype")
+                for row, start in enumerate(starts):
+                    count.check(windows[row].tolist() == tokens[start : start + length], f"window at {start}")
+                    count.check(documents[row].tolist() == owners[start : start + length], f"documents at {start}")
+    return count.measured()
+
+
+class _Silent(tokenizer.ByteTokenizer):
+    """A tokenizer that must not be asked again."""
+
+    def encode(self, data: bytes) -> np.ndarray:
+        raise AssertionError("tokenized although the stream is cached")
+
+
+def _cache_as_asked(rng: np.random.Generator) -> Measured:
+    """The second time nothing is tokenized; another tokenizer or another corpus gets its own stream."""
+    count = Count()
+    with folder() as root:
+        made, cache = made_up(rng, root / "texts"), root / "cache"
+        expected = reference_stream(made, tokenizer.ByteTokenizer())[0]
+        for kind in (tokenizer.ByteTokenizer(), _Silent()):
+            stream = shards.token_stream(made, kind, cache)
+            count.check(stream.windows([0], len(stream))[0].tolist() == expected, "cached tokens")
+        other = shards.token_stream(made, _bpe(), cache)
+        count.check(other.windows([0], len(other))[0].tolist() == reference_stream(made, _bpe())[0], "the stream of another tokenizer")
+        fewer = made.subset("fewer", made.documents[1:])
+        rest = shards.token_stream(fewer, tokenizer.ByteTokenizer(), cache)
+        count.check(rest.windows([0], len(rest))[0].tolist() == reference_stream(fewer, tokenizer.ByteTokenizer())[0], "another corpus")
+        count.check(len({stream.hash, other.hash, rest.hash}) == 3, "two streams share a hash")
+    return count.measured()
+
+
+def stream_digest(data: bytes) -> str:
+    """Hash of every file of a stream over `data` in four documents (also called in a fresh process)."""
+    with folder() as root:
+        write_texts(root / "texts", {f"{i}.txt": data[i::4] for i in range(4)})
+        made = corpus.folder_corpus(root / "texts")
+        stream = shards.token_stream(made, _bpe(), root / "cache", shard_tokens=len(data) // 3)
+        return " ".join([stream.hash, *(hashlib.sha256(shard.path.read_bytes()).hexdigest() for shard in stream.shards)])
+
+
+def _same_everywhere(rng: np.random.Generator) -> Measured:
+    return same_everywhere(stream_digest, text_like(rng, 3000), rng)
+
+
+def _cut_does_not_matter(rng: np.random.Generator) -> Measured:
+    count = Count()
+    with folder() as root:
+        made = made_up(rng, root / "texts")
+        streams = [shards.token_stream(made, _bpe(), root / f"c{cut}", shard_tokens=cut) for cut in (1, 100, 1000, 1 << 20)]
+        whole = streams[-1].windows([0], len(streams[-1]))
+        for stream in streams:
+            count.check(stream.hash == streams[-1].hash and np.array_equal(stream.windows([0], len(stream)), whole), "cut matters")
+        count.add(whole.tobytes())
+        count.check(len(streams[0].shards) > len(streams[-1].shards) == 1, "nothing was cut")
+    return count.measured()
+
+
+def _damaged_shards(rng: np.random.Generator) -> Measured:
+    """Torn, grown, or one byte changed anywhere in the file: CorruptError when it is opened."""
+    count = Count()
+    with folder() as root:
+        stream = shards.token_stream(made_up(rng, root / "texts"), _bpe(), root / "cache", shard_tokens=300)
+        path = stream.shards[0].path
+        whole, parent = path.read_bytes(), path.parent
+        torn = [whole[: int(n)] for n in (0, 7, 48, len(whole) - 1, *rng.integers(1, len(whole), 10))] + [whole + b"\0"]
+        for data in torn:  # the length is noticed without reading the tokens
+            path.write_bytes(data)
+            count.refuses(CorruptError, shards.open_stream, f"torn shard of {len(data)} bytes", parent, verify=False)
+        damaged = [*torn, *(flipped(rng, whole) for _ in range(80))]
+        damaged += [flipped(rng, whole[:600]) + whole[600:] for _ in range(40)]
+        damaged += [whole[:-8] + flipped(rng, whole[-8:]) for _ in range(4)]
+        for data in damaged:
+            path.write_bytes(data)
+            count.refuses(CorruptError, lambda: shards.open_stream(parent), f"damaged shard of {len(data)} bytes")
+        path.write_bytes(whole)
+        count.check(len(shards.open_stream(parent)) == len(stream), "the whole file is refused")
+    return count.measured()
+
+
+def _incomplete_streams(rng: np.random.Generator) -> Measured:
+    count = Count()
+    with folder() as root:
+        made = made_up(rng, root / "texts")
+        stream = shards.token_stream(made, _bpe(), root / "cache", shard_tokens=300)
+        place = stream.shards[0].path.parent
+        for index in (0, len(stream.shards) // 2, len(stream.shards) - 1):
+            shutil.copytree(place, root / "copy")
+            (root / "copy" / stream.shards[index].path.name).unlink()
+            count.refuses(CorruptError, lambda: shards.open_stream(root / "copy"), f"without shard {index}")
+            shutil.rmtree(root / "copy")
+        count.refuses(InputError, lambda: shards.open_stream(root / "none"), "no folder")
+        count.refuses(InputError, lambda: shards.open_shard(root / "none.tokens"), "no file")
+        other = shards.token_stream(made, tokenizer.ByteTokenizer(), root / "cache")
+        shutil.rmtree(place)
+        shutil.copytree(other.shards[0].path.parent, place)
+        count.refuses(CorruptError, lambda: shards.token_stream(made, _bpe(), root / "cache"), "the stream of another tokenizer")
+        path = root / "v2.tokens"
+        path.write_bytes(_of_version_2(other.shards[0].path.read_bytes()))
+        count.refuses(InputError, lambda: shards.open_shard(path), "version 2")
+        count.refuses(InputError, lambda: other.windows([len(other)], 1), "a window behind the end")
+        count.refuses(InputError, lambda: other.windows([-1], 1), "a window before the start")
+    return count.measured()
+
+
+def _of_version_2(whole: bytes) -> bytes:
+    _, length, _ = struct.unpack("<8sQ32s", whole[:48])
+    text = json.dumps({**json.loads(whole[48 : 48 + length]), "version": 2}, sort_keys=True).encode()
+    return struct.pack("<8sQ32s", b"ALPHATOK", len(text), hashlib.sha256(text).digest()) + text + whole[48 + length :]
+
+
+def _interrupted_writes(rng: np.random.Generator) -> Measured:
+    """A full disk or a file that changes halfway leaves no stream and no leftovers; the next run makes it whole."""
+    count = Count()
+    with folder() as root:
+        made, cache = made_up(rng, root / "texts"), root / "cache"
+
+        def on_full_disk() -> None:
+            with mock.patch.object(shards.os, "fsync", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+                shards.token_stream(made, _bpe(), cache)
+
+        count.refuses(MachineError, on_full_disk, "full disk")
+        count.check(not list(cache.iterdir()), "leftovers of a full disk")
+        last = made.root / made.documents[-1].relpath
+        kept = last.read_bytes()
+        last.write_bytes(kept + b"!")
+        count.refuses(CorruptError, lambda: shards.token_stream(made, _bpe(), cache, shard_tokens=100), "a file that changed")
+        count.check(not list(cache.iterdir()), "leftovers of an interrupted run")
+        last.write_bytes(kept)
+        count.check(len(shards.token_stream(made, _bpe(), cache)) == len(reference_stream(made, _bpe())[0]), "the next run")
+    return count.measured()
+
+
+CASES: Cases = {
+    "parity": [
+        ("stream, windows and documents as the reference", _stream_as_reference),
+        ("the cache gives what was asked", _cache_as_asked),
+    ],
+    "determinism": [
+        ("files are the same in a fresh process", _same_everywhere),
+        ("where the stream is cut does not matter", _cut_does_not_matter),
+    ],
+    "faults": [
+        ("damaged shards are refused", _damaged_shards),
+        ("incomplete and foreign streams are refused", _incomplete_streams),
+        ("interrupted writes leave nothing", _interrupted_writes),
+    ],
+}

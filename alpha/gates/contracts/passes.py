@@ -1,0 +1,552 @@
+"""Cases of the graph passes: what goes in and what comes out compute the same, under the oracles, to the bit where it is promised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from alpha.backends.cpu.catalogue import run as run_kernel
+from alpha.backends.cpu.executor import CpuExecutor
+from alpha.backends.cpu.lib import Workers
+from alpha.component import Catalogue, Measured
+from alpha.errors import GraphError, InputError, ShapeError
+from alpha.gates.contracts.mixed import merged
+from alpha.gates.contracts.reference import (
+    VOCAB,
+    Reference,
+    batch,
+    both,
+    elsewhere,
+    evaluate,
+    graph_hashes,
+    hash_of,
+    kernels,
+    layout_of,
+    program,
+    random_state,
+    references,
+    refuses,
+    same_updates,
+    training_graph,
+    yes,
+)
+from alpha.graph.ir import Graph, Node, Value, prune
+from alpha.graph.plan import Plan, Ref
+from alpha.graph.state import Init, StateLayout, TensorSpec
+from alpha.graph.trace import Tracer
+from alpha.graph.verify import verify
+from alpha.ops.compose import FusedSpec
+from alpha.ops.table import table
+from alpha.passes.build import lower
+from alpha.passes.fuse import fuse
+from alpha.passes.memory import layout as lay_out
+from alpha.passes.recompute import recompute
+from alpha.passes.schedule import schedule
+from alpha.passes.select import select
+
+Case = Callable[[np.random.Generator], Measured]
+GPT, LLAMA = "gpt", "llama"
+
+
+def _both(check: Callable[[Reference, np.random.Generator], Measured]) -> list[tuple[str, Case]]:
+    return both(check)
+
+
+def _plan_hash_elsewhere(ref: Reference, rng: np.random.Generator) -> Measured:
+    here = graph_hashes(ref.name)
+    there = elsewhere(f"graph_hashes({ref.name!r})", "alpha.gates.contracts.reference")
+    digest = hash_of(np.frombuffer(here.encode(), np.uint8))
+    return Measured(error=float(here != there), bound=0.0, digest=digest, note="graph and plan hashes")
+
+
+# -- differentiate -------------------------------------------------------------------------------------------------------------------
+
+
+def _finite_difference(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Whole model: the gradient against central differences in float64 through the oracles, along each tensor and 4 mixed directions.
+
+    h = 3e-6: truncation ~ h^2 and cancellation ~ 1e-16 * loss / h are both below 1e-9 of a directional derivative of order 1.
+    """
+    graph, layout, inputs, state = training_graph(ref), layout_of(ref), batch(ref, rng), random_state(ref, rng)
+    _, updates = evaluate(graph, inputs, state)
+    grad = np.zeros(layout.size)
+    for (_kind, offset), x in updates.items():
+        if offset < layout.size:
+            grad[offset : offset + x.size] = x.ravel()
+    forward = prune(Graph("loss", graph.inputs, graph.states, graph.nodes, {"loss": _stat(graph, layout)}, {}))
+
+    def loss(flat: np.ndarray) -> float:
+        return float(evaluate(forward, inputs, {**state, "param": flat})[0]["loss"])
+
+    directions = []
+    for offset, n in layout.ranges():
+        d = np.zeros(layout.size)
+        d[offset : offset + n] = rng.standard_normal(n)
+        directions.append(d)
+    directions = [directions[i] for i in rng.permutation(len(directions))[:12]] + [sum(directions), *(np.sign(d) for d in directions[:1])]
+    worst, h = 0.0, 3e-6
+    for d in directions:
+        numeric = (loss(state["param"] + h * d) - loss(state["param"] - h * d)) / (2 * h)
+        scale = max(float(np.abs(grad * d).sum()), 1e-3)
+        worst = max(worst, abs(numeric - float(grad @ d)) / scale)
+    return Measured(error=worst, bound=1e-7, cases=len(directions), note="relative to sum |g_i d_i|")
+
+
+def _stat(graph: Graph, layout: StateLayout) -> Value:
+    from alpha.passes.build import STATS, stats_layout
+
+    return graph.updates[("grad0", stats_layout(layout).offsets[f"{STATS}.loss_sum"])]
+
+
+def _shared_value(rng: np.random.Generator) -> Measured:
+    """x is read three times (a residual and a product with itself): d/dx (x + x*x) = 1 + 2x, exactly on small integers."""
+    from alpha.graph.differentiate import differentiate
+
+    t = Tracer("shared")
+    x = t.input("x", (5,), "f32")
+    loss = t.sum(t.add(x, t.mul(x, x)), axis=(0,), keepdims=False)
+    t.output("g", differentiate(t, loss, [x])[0])
+    value = rng.integers(-9, 9, 5).astype(float)
+    got = evaluate(t.graph, {"x": value}, {})[0]["g"]
+    return Measured(error=float(np.abs(got - (1 + 2 * value)).max()), bound=0.0)
+
+
+def _refuse_no_vjp(rng: np.random.Generator) -> Measured:
+    from alpha.graph.differentiate import differentiate
+
+    t = Tracer("no vjp")
+    x = t.input("x", (4, VOCAB), "f32")
+    y = t.gelu_bwd(x, x, approximate="tanh")
+    return refuses(GraphError, lambda: differentiate(t, t.sum(y, axis=(0, 1), keepdims=False), [x]))
+
+
+def _refuse_unused(rng: np.random.Generator) -> Measured:
+    from alpha.graph.differentiate import differentiate
+
+    t = Tracer("unused")
+    x, unused = t.input("x", (4,), "f32"), t.param("unused", (3,), Init("zeros"))
+    return refuses(GraphError, lambda: differentiate(t, t.sum(x, axis=(0,), keepdims=False), [x, unused]))
+
+
+# -- recompute, schedule, fuse -------------------------------------------------------------------------------------------------------
+
+
+def _recompute(policy: str, ops: tuple[str, ...]) -> Callable[[Reference, np.random.Generator], Measured]:
+    def check(ref: Reference, rng: np.random.Generator) -> Measured:
+        graph = training_graph(ref)
+        there = {n.op for n in graph.nodes}
+        after = verify(prune(recompute(graph, policy, tuple(op for op in ops if op in there))), "recompute")
+        copies = [n for n in after.nodes if n.phase == "recompute"]
+        error = same_updates(graph, after, batch(ref, rng), random_state(ref, rng))
+        return Measured(error=error if copies else float("inf"), bound=0.0, cases=len(copies), note="bitwise; cases = recomputed nodes")
+    return check
+
+
+def _recompute_saves(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Per-block recompute must shorten lifetimes: the live lower bound falls."""
+    peaks = [program(ref.name, policy=p, fused=False).plans["micro_first@0"].memory.lower for p in ("none", "block")]
+    return yes(peaks[1] < peaks[0], f"live bytes {peaks[0]} -> {peaks[1]}")
+
+
+def _schedule(ref: Reference, rng: np.random.Generator) -> Measured:
+    graph = prune(recompute(training_graph(ref), "block"))
+    after = verify(schedule(graph), "schedule")
+    if sorted(map(id, after.nodes)) != sorted(map(id, graph.nodes)):
+        return yes(False, "nodes lost or doubled")
+    return Measured(error=same_updates(graph, after, batch(ref, rng), random_state(ref, rng)), bound=0.0, note="bitwise")
+
+
+def _schedule_prompt(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Recomputed nodes stand behind the forward; a gradient reaches its buffer before any other backward work is begun."""
+    nodes = schedule(prune(recompute(training_graph(ref, accumulate=True), "block"))).nodes
+    at = {n: i for i, n in enumerate(nodes)}
+    last_forward = max(i for i, n in enumerate(nodes) if n.phase == "forward")
+    early = sum(at[n] < last_forward for n in nodes if n.phase == "recompute")
+    late = 0
+    for n in nodes:
+        if n.phase == "wgrad":
+            made = max(at[v.producer] for v in n.inputs if v.producer is not None)
+            late += any(x.phase != "wgrad" for x in nodes[made + 1 : at[n]]) and nodes[made].phase == "backward"
+    return Measured(error=float(early + late), bound=0.0, cases=len(nodes), note="nodes out of place")
+
+
+def _refuse_cycle(rng: np.random.Generator) -> Measured:
+    graph = training_graph(references()[LLAMA])
+    first = next(n for n in graph.nodes if n.inputs and n.inputs[0].producer is None)
+    late = graph.nodes[-1].outputs[0]
+    broken = Node(first.op, (late, *first.inputs[1:]), first.attrs, first.outputs, first.layer, first.phase)
+    for v in first.outputs:
+        v.producer = broken
+    nodes = [broken if n is first else n for n in graph.nodes]
+    return refuses(GraphError, lambda: schedule(Graph("cycle", graph.inputs, graph.states, nodes, graph.outputs, graph.updates)))
+
+
+def _fuse(ref: Reference, rng: np.random.Generator) -> Measured:
+    graph = training_graph(ref, accumulate=True)
+    after = verify(prune(fuse(graph, kernels(), "cpu")), "fuse")
+    made = [n for n in after.nodes if isinstance(table()[n.op], FusedSpec)]
+    error = same_updates(graph, after, batch(ref, rng), random_state(ref, rng))
+    return Measured(error=error if made else float("inf"), bound=0.0, cases=len(made), note="bitwise; cases = fused nodes")
+
+
+def _fuse_finds(rng: np.random.Generator) -> Measured:
+    """Every fused row that the CPU has a kernel for occurs in one of the reference models."""
+    rows = {s.name for s in table().values() if isinstance(s, FusedSpec) and kernels().for_op(s.name, "cpu")}
+    found = {n.op for ref in references().values() for n in fuse(training_graph(ref, accumulate=True), kernels(), "cpu").nodes}
+    return yes(bool(rows) and rows <= found, f"missing {sorted(rows - found)}", max(1, len(rows)))
+
+
+def _fuse_keeps_outside_readers(rng: np.random.Generator) -> Measured:
+    """A value made inside a match and read outside must stay: accumulate(into, matmul) is not fused when the product is read again."""
+    t = Tracer("outside")
+    into, a, b = t.input("into", (8, 8), "f32"), t.input("a", (8, 8), "f32"), t.input("b", (8, 8), "f32")
+    product = t.matmul(a, b)
+    t.output("y", t.accumulate(into, product))
+    t.output("z", t.scale(product, factor=2.0))
+    after = verify(fuse(t.graph, kernels(), "cpu"), "fuse")
+    data = {k: rng.integers(-5, 5, (8, 8)).astype(float) for k in ("into", "a", "b")}
+    return Measured(error=same_updates(t.graph, after, data, {}), bound=0.0)
+
+
+# -- select, memory ------------------------------------------------------------------------------------------------------------------
+
+
+def _select(ref: Reference, rng: np.random.Generator) -> Measured:
+    graph = training_graph(ref)
+    chosen = select(graph, kernels(), "cpu")
+    good = all(chosen[n].op == n.op and chosen[n].envelope.why_outside([v.type for v in n.inputs], n.attrs) is None
+               for n in graph.nodes if not table()[n.op].view)
+    return yes(good and len(chosen) == sum(not table()[n.op].view for n in graph.nodes), cases=max(1, len(chosen)))
+
+
+def _refuse_dtype(rng: np.random.Generator) -> Measured:
+    t = Tracer("bf16")
+    t.output("y", t.gelu(t.input("x", (4,), "bf16"), approximate="tanh"))
+    return refuses(InputError, lambda: select(t.graph, kernels(), "cpu"))
+
+
+def _refuse_no_kernel(rng: np.random.Generator) -> Measured:
+    return refuses(InputError, lambda: select(training_graph(references()[GPT]), Catalogue(), "cpu"))
+
+
+def _plan(ref: Reference, policy: str) -> tuple[Graph, Plan]:
+    states = program(ref.name).states
+    graph = schedule(prune(fuse(prune(recompute(training_graph(ref, accumulate=True), policy)), kernels(), "cpu")))
+    chosen = select(graph, kernels(), "cpu")
+    return graph, lay_out(graph, chosen, 2, {k: s.size * 4 for k, s in states.items()})
+
+
+def _ownership(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Walk the plan with a map of which launch last wrote each 4-byte word: every read must find the words of the value it names.
+
+    Shares no code with the packer: it knows only the graph's edges and the plan's addresses.
+    """
+    bad = reads = 0
+    for policy in ("none", "block"):
+        graph, plan = _plan(ref, policy)
+        owner = {name: np.full((n + 3) // 4, -1, np.int64) for name, n in plan.arenas.items()}
+        tags: dict[Value, int] = {}
+        leaves = {**{v: plan.inputs[k] for k, v in graph.inputs.items()},
+                  **{v: Ref(f"state.{v.state[0]}", v.state[1] * 4, v.type) for v in graph.states.values() if v.state}}
+        for tag, (v, ref_) in enumerate(leaves.items()):
+            owner[ref_.arena][ref_.offset // 4 : (ref_.stop + 3) // 4] = tags[v] = 10**6 + tag
+        launched = iter(plan.launches)
+        for i, node in enumerate(graph.nodes):
+            if table()[node.op].view:
+                tags[node.outputs[0]] = tags[node.inputs[0]]
+                continue
+            launch = next(launched)
+            for v, r in zip(node.inputs, launch.ins, strict=True):
+                words = owner[r.arena][r.offset // 4 : (r.stop + 3) // 4]
+                reads += 1
+                bad += int((words != tags[v]).any())
+            places = [(v, r) for v, r in zip(node.outputs, launch.outs, strict=True)]
+            spans = sorted((r.arena, r.offset, r.stop) for _, r in places)
+            spans += [(launch.scratch.arena, launch.scratch.offset, launch.scratch.stop)] if launch.scratch else []
+            spans.sort()
+            bad += sum(a[0] == b[0] and b[1] < a[2] for a, b in pairwise(spans))
+            if launch.scratch:
+                owner[launch.scratch.arena][launch.scratch.offset // 4 : (launch.scratch.stop + 3) // 4] = -2
+            for k, (v, r) in enumerate(places):
+                tags[v] = i * 8 + k
+                owner[r.arena][r.offset // 4 : (r.stop + 3) // 4] = tags[v]
+        for key, v in graph.updates.items():
+            words = owner[f"state.{key[0]}"][key[1] : key[1] + v.type.size]
+            bad += int((words != tags[v]).any())
+    return Measured(error=float(bad), bound=0.0, cases=reads, note="reads that found another value's words")
+
+
+def _planned_equals_fresh(ref: Reference, rng: np.random.Generator) -> Measured:
+    """The plan in its shared arenas gives the bits of the same kernels on fresh, separate, poisoned memory."""
+    graph, plan = _plan(ref, "none")
+    inputs, state = batch(ref, rng), random_state(ref, rng)
+    p = program(ref.name)
+    alone = type(p)(p.name, {plan.name: plan}, (), p.states, p.facts)
+    with CpuExecutor(alone, kernels()) as executor:
+        for arena in executor.arenas.values():
+            arena[...] = 0xFF
+        for kind in ("param", "grad0", "counter"):
+            executor.state(kind)[...] = state[kind]
+        old = {k: executor.state(k).copy() for k in ("param", "grad0", "counter")}
+        executor.run(plan.name, inputs)
+        got = executor.state("grad0").copy()
+    want = _fresh(graph, inputs, old)
+    differ = sum(int(got[o : o + x.size].tobytes() != np.ascontiguousarray(x).tobytes()) for (_, o), x in want.items())
+    return Measured(error=float(differ), bound=0.0, cases=len(want), note="tensors whose bits differ")
+
+
+def _fresh(graph: Graph, inputs: dict[str, np.ndarray], state: dict[str, np.ndarray]) -> dict[tuple[str, int], np.ndarray]:
+    env: dict[Value, Any] = {v: inputs[k] for k, v in graph.inputs.items()}
+    for (kind, offset, shape), v in graph.states.items():
+        env[v] = state[kind][offset : offset + v.type.size].reshape(shape).copy()
+    chosen, workers = select(graph, kernels(), "cpu"), Workers(2)
+    for node in graph.nodes:
+        if node in chosen:
+            outs = run_kernel(chosen[node], [env[v] for v in node.inputs], [v.type for v in node.inputs], node.attrs, workers=workers)
+        else:
+            outs = (env[node.inputs[0]].reshape(node.outputs[0].type.shape),)
+        env.update(zip(node.outputs, outs, strict=True))
+    workers.close()
+    return {k: env[v] for k, v in graph.updates.items()}
+
+
+def _arenas_exact(ref: Reference, rng: np.random.Generator) -> Measured:
+    """peak is the last byte used, not below the lower bound, not above the sum; the executor's arenas have exactly the planned bytes."""
+    p = program(ref.name)
+    good = all(q.memory.lower <= q.memory.peak <= q.memory.total for q in p.plans.values())
+    for q in p.plans.values():
+        used = [r.stop for x in q.launches for r in (*x.ins, *x.outs, *((x.scratch,) if x.scratch else ())) if r.arena == "act"]
+        good &= q.arenas["act"] == q.memory.peak == max(used, default=0)
+    with CpuExecutor(p, kernels()) as executor:
+        good &= {k: a.size for k, a in executor.arenas.items()} == p.arenas()
+    return yes(good, cases=len(p.plans))
+
+
+def _shares(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Sharing works: the peak of the training plan is well under the sum of all tensors, and within 1.25 of the lower bound."""
+    m = program(ref.name).plans["micro_first@0"].memory
+    return Measured(error=m.peak / m.lower, bound=1.25, note=f"peak/lower; sum/peak = {m.total / m.peak:.2f}")
+
+
+def _refuse_copy(rng: np.random.Generator) -> Measured:
+    """An update that takes a leaf as its value would need a hidden copy: refused."""
+    t = Tracer("copy")
+    x = t.input("x", (4,), "f32")
+    t.update(t.state("param", 0, (4,), "f32"), x)
+    return refuses(GraphError, lambda: lay_out(t.graph, {}, 1, {"param": 16}))
+
+
+def _refuse_late_read(rng: np.random.Generator) -> Measured:
+    """A state box read after its update was written in place must be refused, never silently reordered."""
+    t = Tracer("late read")
+    p = t.state("param", 0, (4,), "f32")
+    new = t.scale(t.input("x", (4,), "f32"), factor=2.0)
+    t.update(p, new)
+    t.output("y", t.add(p, new))
+    return refuses(GraphError, lambda: lay_out(t.graph, select(t.graph, kernels(), "cpu"), 1, {"param": 16}))
+
+
+# -- verify --------------------------------------------------------------------------------------------------------------------------
+
+
+def _verify_accepts(ref: Reference, rng: np.random.Generator) -> Measured:
+    return yes(verify(training_graph(ref), "trace") is not None)
+
+
+def _broken(change: Callable[[Graph], Graph]) -> Case:
+    return lambda rng: refuses(GraphError, lambda: verify(change(training_graph(references()[LLAMA])), "a broken pass"))
+
+
+def _swap(g: Graph) -> Graph:
+    reader = next(i for i, n in enumerate(g.nodes) if n.inputs and n.inputs[0].producer is g.nodes[i - 1])
+    g.nodes[reader - 1], g.nodes[reader] = g.nodes[reader], g.nodes[reader - 1]
+    return g
+
+
+def _drop(g: Graph) -> Graph:
+    del g.nodes[len(g.nodes) // 2]
+    return g
+
+
+def _retype(g: Graph) -> Graph:
+    v = g.nodes[-1].outputs[0]
+    v.type = type(v.type)((*v.type.shape, 1), v.type.dtype)
+    return g
+
+
+def _twice(g: Graph) -> Graph:
+    g.nodes.append(g.nodes[-1])
+    return g
+
+
+def _overlap(g: Graph) -> Graph:
+    (kind, offset), v = next((k, v) for k, v in g.updates.items() if v.type.size > 4)
+    g.updates[(kind, offset + 1)] = v
+    return g
+
+
+def _phase(g: Graph) -> Graph:
+    g.nodes[3].phase = "sideways"
+    return g
+
+
+# -- state layout --------------------------------------------------------------------------------------------------------------------
+
+
+def _random_layout(rng: np.random.Generator) -> StateLayout:
+    tensors = []
+    for unit in range(int(rng.integers(11, 14))):  # more than ten, so that block.10 must come after block.2
+        for k in range(int(rng.integers(1, 4))):
+            shape = tuple(int(n) for n in rng.integers(1, 24, int(rng.integers(0, 4))))
+            tensors.append(TensorSpec(f"block.{unit}.t{k}", shape, f"block.{unit}"))
+    return StateLayout([tensors[i] for i in rng.permutation(len(tensors))])
+
+
+def _move(copies: Any, source: list[np.ndarray], target: list[np.ndarray]) -> None:
+    for c in copies:
+        shape = [hi - lo for lo, hi in c.box]
+
+        def view(a: np.ndarray, offset: int, strides: tuple[int, ...], shape: list[int] = shape) -> np.ndarray:
+            return np.lib.stride_tricks.as_strided(a[offset:], shape, [s * a.itemsize for s in strides])
+        view(target[c.target], c.target_offset, c.target_strides)[...] = view(source[c.source], c.source_offset, c.source_strides)
+
+
+def _reshard_round_trip(rng: np.random.Generator) -> Measured:
+    """whole -> flat shards -> tensor shards -> flat shards of another number -> whole: every element comes back, padding stays zero."""
+    from alpha.graph.state import flat_shards, reshard, tensor_shards, whole
+
+    wrong = 0
+    for _ in range(6):
+        layout = _random_layout(rng)
+        flat = np.zeros(layout.size)
+        for o, n in layout.ranges():
+            flat[o : o + n] = rng.standard_normal(n)
+        ranks = int(rng.choice([1, 2, 3]))
+        axis = {t.name: int(rng.integers(len(t.shape))) for t in layout.tensors if t.shape}
+        axis = {k: d for k, d in axis.items() if layout.by_name[k].shape[d] % ranks == 0}
+        stages = [whole(layout), flat_shards(layout, int(rng.choice([2, 4, 8]))), tensor_shards(layout, axis, ranks),
+                  flat_shards(layout, 16), whole(layout)]
+        for stage in stages:
+            stage.covers()
+        held = [flat]
+        for a, b in pairwise(stages):
+            new = [np.zeros(layout.size) for _ in b.ranks]
+            _move(reshard(a, b), held, new)
+            held = new
+        wrong += int((held[0] != flat).any())
+    return Measured(error=float(wrong), bound=0.0, cases=6)
+
+
+def _shard_is_cut(rng: np.random.Generator) -> Measured:
+    """Rank r of R holds elements [r, r+1) * len / R of every unit, at the same place in its local array."""
+    from alpha.graph.state import flat_shards, reshard, whole
+
+    layout = _random_layout(rng)
+    flat = np.zeros(layout.size)
+    for o, n in layout.ranges():
+        flat[o : o + n] = rng.standard_normal(n)
+    ranks = 4
+    local = [np.zeros(layout.size // ranks) for _ in range(ranks)]
+    _move(reshard(whole(layout), flat_shards(layout, ranks)), [flat], local)
+    units = [np.split(flat[u.start : u.stop], ranks) for u in layout.units]
+    want = [np.concatenate([u[r] for u in units]) for r in range(ranks)]
+    return yes(all((a == b).all() for a, b in zip(local, want)), cases=ranks)
+
+
+def _layout_rules(rng: np.random.Generator) -> Measured:
+    """256-byte alignment, canonical order whatever the declaration order, units padded to 4096, no overlap."""
+    layout = _random_layout(rng)
+    again = StateLayout([layout.tensors[i] for i in rng.permutation(len(layout.tensors))])
+    spans = sorted((o, o + n) for o, n in layout.ranges())
+    good = again.offsets == layout.offsets and all(b[0] >= a[1] for a, b in pairwise(spans))
+    good &= all(o * 4 % 256 == 0 for o, _ in layout.ranges()) and all((u.stop - u.start) % 4096 == 0 for u in layout.units)
+    order = [t.unit for t in layout.tensors]
+    good &= [int(u.split(".")[1]) for u in dict.fromkeys(order)] == sorted({int(u.split(".")[1]) for u in order})
+    return yes(good)
+
+
+def _refuse_gap(rng: np.random.Generator) -> Measured:
+    from alpha.graph.state import Layout, Piece
+
+    shapes: dict[str, tuple[int, ...]] = {"w": (4, 6)}
+    half = Piece("w", ((0, 2), (0, 6)), 0, (6, 1))  # twice the same half: as many elements as the whole
+    return refuses(GraphError, Layout(shapes, ((half,), (half,))).covers)
+
+
+def _refuse_missing(rng: np.random.Generator) -> Measured:
+    from alpha.graph.state import Layout, Piece, reshard
+
+    whole_ = Layout({"w": (4, 6)}, ((Piece("w", ((0, 4), (0, 6)), 0, (6, 1)),),))
+    part = Layout({"w": (4, 6)}, ((Piece("w", ((0, 3), (0, 6)), 0, (6, 1)),),))
+    return refuses(GraphError, lambda: reshard(part, whole_))
+
+
+def _layout_hash(rng: np.random.Generator) -> Measured:
+    layout = _random_layout(rng)
+    text = repr(sorted(layout.offsets.items()))
+    return Measured(error=0.0, bound=0.0, digest=hash_of(np.frombuffer(text.encode(), np.uint8)))
+
+
+def _unknown_policy(rng: np.random.Generator) -> Measured:
+    return refuses(InputError, lambda: recompute(training_graph(references()[GPT]), "sometimes"))
+
+
+def _absent_op(rng: np.random.Generator) -> Measured:
+    return refuses(InputError, lambda: recompute(training_graph(references()[GPT]), "ops", ("gelu", "swiglu")))
+
+
+def _fuse_faults(rng: np.random.Generator) -> Measured:
+    """Without a kernel for it no fused row may appear."""
+    after = fuse(training_graph(references()[GPT], accumulate=True), Catalogue(), "cpu")
+    return yes(not any(isinstance(table()[n.op], FusedSpec) for n in after.nodes))
+
+
+def _fuse_envelope(rng: np.random.Generator) -> Measured:
+    """In bf16, which no CPU kernel's envelope covers, no fused row may appear either."""
+    t = Tracer("bf16")
+    into, a, b = (t.input(name, (8, 8), dtype) for name, dtype in (("into", "f32"), ("a", "bf16"), ("b", "bf16")))
+    t.output("y", t.accumulate(into, t.matmul(a, b)))
+    return yes([n.op for n in fuse(t.graph, kernels(), "cpu").nodes] == ["matmul", "accumulate"])
+
+
+def _lower_verifies(rng: np.random.Generator) -> Measured:
+    """The pipeline verifies between passes: a broken graph does not come out as a plan."""
+    states = program(GPT).states
+    return refuses(GraphError, lambda: lower(_swap(training_graph(references()[GPT])), kernels(), "cpu", 2, states))
+
+
+def _refuse_shape(rng: np.random.Generator) -> Measured:
+    t = Tracer("shape")
+    return refuses(ShapeError, lambda: t.matmul(t.input("a", (2, 3), "f32"), t.input("b", (4, 5), "f32")))
+
+
+_HASHES = _both(_plan_hash_elsewhere)[:1]
+_HASHES_LLAMA = _both(_plan_hash_elsewhere)[1:]
+
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
+    "differentiate.pass": {"parity": [*_both(_finite_difference), ("shared-value", _shared_value)], "determinism": _HASHES,
+                           "faults": [("no-vjp", _refuse_no_vjp), ("unused-parameter", _refuse_unused), ("shape", _refuse_shape)]},
+    "recompute.pass": {"parity": [*[(f"block-{n}", c) for n, c in _both(_recompute("block", ()))],
+                                  *[(f"ops-{n}", c) for n, c in _both(_recompute("ops", ("gelu", "swiglu", "layernorm", "rmsnorm")))],
+                                  *[(f"saves-{n}", c) for n, c in _both(_recompute_saves)]],
+                       "determinism": _HASHES, "faults": [("unknown-policy", _unknown_policy), ("absent-op", _absent_op)]},
+    "fuse.pass": {"parity": [*_both(_fuse), ("every-row", _fuse_finds), ("outside-reader", _fuse_keeps_outside_readers)],
+                  "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
+    "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)]],
+                      "determinism": _HASHES_LLAMA, "faults": [("cycle", _refuse_cycle)]},
+    "select.pass": {"parity": _both(_select), "determinism": _HASHES_LLAMA,
+                    "faults": [("dtype", _refuse_dtype), ("no-kernel", _refuse_no_kernel)]},
+    "memory.pass": {"parity": [*[(f"ownership-{n}", c) for n, c in _both(_ownership)],
+                               *[(f"bits-{n}", c) for n, c in _both(_planned_equals_fresh)],
+                               *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)]],
+                    "determinism": _HASHES_LLAMA, "faults": [("copy", _refuse_copy), ("late-read", _refuse_late_read)]},
+    "verify.pass": {"parity": _both(_verify_accepts), "determinism": _HASHES,
+                    "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
+                               ("twice", _broken(_twice)), ("overlap", _broken(_overlap)), ("phase", _broken(_phase)),
+                               ("pipeline", _lower_verifies)]},
+    "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules)],
+                    "determinism": [("offsets", _layout_hash)], "faults": [("gap", _refuse_gap), ("missing", _refuse_missing)]},
+})

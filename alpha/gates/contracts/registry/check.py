@@ -1,0 +1,371 @@
+"""What the merge gate promises: sound evidence is green; each way of fooling it with committed files is red, and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from alpha.component import Measured
+from alpha.errors import CorruptError
+from alpha.gates.contracts.registry.common import HERE, OTHER, PROCESSOR, Case, Checks, folder, make, parity_case, pin_of
+from alpha.gates.contracts.registry.status import BASE, KERNEL, TOP, catalogue, passing
+from alpha.registry import judge as judges
+from alpha.registry import mutants, policy
+from alpha.registry.catches import NAME, Catch, catch_digests, load_catches, save_catches
+from alpha.registry.check import ERROR, WARNING, Checked, Finding, check, github, plain
+from alpha.registry.digest import Package, component_digests
+from alpha.registry.evidence import path_of, save, write_reference
+from alpha.registry.faults import Fault
+from alpha.registry.pins import Pins, binding, folder_of, key_of_record
+from alpha.registry.record import Record, canonical, content_hash
+
+FAULT = Fault(id="made.fault", component=KERNEL.id, gate="parity", mirrors=0, why="made up", file="types.py", find="a", replace="b")
+HOUSE = catalogue(BASE, TOP, KERNEL)
+PROBE = ["a", 0, 3, "0000803f"]
+
+
+def _agree(record: Record) -> list[str]:
+    return []
+
+
+@cache
+def _package() -> Package:
+    """One snapshot for all cases: none of them edits a source."""
+    return Package()
+
+
+class _Committed:
+    """A folder of sound evidence that a case then spoils."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.package = root / "baselines" / "evidence", _package()
+        records = passing((BASE, TOP, KERNEL), self.package)
+        self.records = [replace(r, probes=[PROBE]) if (r.component, r.gate) == (KERNEL.id, "parity") else r for r in records]
+        save(self.records, self.root)
+        self.pins = Pins(folder_of(self.root))
+        self.pin()
+        write_reference(self.root, HERE)
+        self.catch([parity_case(ratio=9.0)])
+        self.score(9)
+
+    def pin(self, share: float = 0.6, **more: Any) -> None:
+        """Pin the kernel's share."""
+        digests = more.pop("digests", self.record("perf").digests)
+        pin = pin_of(KERNEL.id, share, digests=digests, **more)
+        self.pins.save(key_of_record(self.record("perf")), {pin.component: pin})
+
+    def perf(self, share: float, **more: object) -> None:
+        """A record of the perf gate with this share, and a content hash of its own."""
+        self.write(replace(self.record("perf"), cases=[{"name": "a", "share": share, "times_ns": [1000], **more}]))
+
+    def catch(self, cases: Sequence[dict[str, object]], fault: Fault = FAULT, **changes: object) -> None:
+        record = make("parity", cases, component=KERNEL.id, digests={"implementation": "broken"})
+        made = Catch(fault=fault.id, component=KERNEL.id, gate="parity", machine=HERE.key, record=record,
+                     digests=catch_digests(fault, KERNEL, self.package))
+        save_catches([replace(made, **changes)], self.root)  # type: ignore[arg-type]
+
+    def score(self, caught: int, **changes: Any) -> None:
+        """A score of 10 seeded mutants."""
+        made = mutants.Scores(seed="5eed", number=12, areas={mutants.ALL: (caught, 10, 2)}, survivors=("a.py:f: x -> y",),
+                              measure=mutants.measured_by(self.package))
+        mutants.save(replace(made, **changes), self.root)
+
+    def check(self, recompute: Callable[[Record], list[str]] = _agree, faults: Sequence[Fault] = (FAULT,),
+              headlines: Sequence[str] = (KERNEL.id,)) -> Checked:
+        return check(HOUSE, self.root, recompute, faults=faults, package=self.package, headlines=headlines)
+
+    def path(self, component: str = KERNEL.id) -> Path:
+        return path_of(self.root, HERE.key, component)
+
+    def record(self, gate: str) -> Record:
+        (found,) = [r for r in self.records if (r.component, r.gate) == (KERNEL.id, gate)]
+        return found
+
+    def write(self, *records: Record) -> None:
+        save(records, self.root)
+
+
+def _red(checks: Checks, what: str, spoil: Callable[[_Committed], object], naming: str, *, faults: Sequence[Fault] = (FAULT,),
+         recompute: Callable[[Record], list[str]] = _agree) -> None:
+    with folder() as at:
+        committed = _Committed(at)
+        spoil(committed)
+        found = committed.check(recompute, faults)
+        errors = [f for f in found.findings if f.level == ERROR]
+        checks.that(not found.ok and any(naming in f.what + f.about for f in errors), f"{what}: {plain(found)[:150]}")
+
+
+def _green(rng: np.random.Generator) -> Measured:
+    """Sound evidence passes; a stale line of another class is a warning; counts are true."""
+    checks = Checks()
+    with folder() as at:
+        committed = _Committed(at)
+        found = committed.check()
+        checks.that(found.ok and not found.findings, plain(found))
+        checks.that((found.records, found.probes, found.catches) == (len(committed.records), 1, 1), f"counts {found}")
+        save([replace(committed.record("faults"), machine=OTHER.key, digests={"implementation": "older"})], committed.root)
+        found = committed.check()
+        checks.that(found.ok and [f.level for f in found.findings] == [WARNING], f"another class: {plain(found)}")
+    return checks.measured()
+
+
+def _edited(rng: np.random.Generator) -> Measured:
+    """Cheat 19: a metric or verdict edited, with and without a new content hash."""
+    checks = Checks()
+    ratio = float(rng.uniform(2.5, 90.0))
+
+    def by_hand(c: _Committed) -> None:
+        path = c.path()
+        path.write_text(path.read_text().replace('"ratio":1.5', '"ratio":1.25'))
+
+    def forged(c: _Committed) -> None:
+        c.write(replace(c.record("parity"), probes=[[*PROBE[:3], "00008040"]]))
+
+    def without_probes(c: _Committed) -> None:
+        c.write(replace(c.record("parity"), probes=[]))
+
+    def verdict(c: _Committed) -> None:
+        lines = [json.loads(x) for x in c.path().read_text().splitlines()]
+        made = [{**{k: v for k, v in b.items() if k != "content"}, "verdict": "PASS"} for b in lines]
+        c.path().write_text("".join(canonical({**b, "content": content_hash(b)}) + "\n" for b in made))
+
+    def oracle(record: Record) -> list[str]:
+        return [f"probe {p}" for p in record.probes if p != PROBE]
+
+    _red(checks, "edited by hand", by_hand, "edited by hand")
+    _red(checks, "probes forged with a fresh content hash", forged, "the oracle disagrees", recompute=oracle)
+    _red(checks, "probes left out", without_probes, "without probes")
+    _red(checks, "a verdict written into the line", verdict, "cannot be read")
+    _red(checks, "a failing record", lambda c: c.write(replace(c.record("parity"), cases=[parity_case(ratio=ratio)], declared=1)), "FAIL")
+    nan = parity_case(ratio=float("nan"))
+    _red(checks, "a record of NaN", lambda c: c.write(replace(c.record("parity"), cases=[nan], declared=1)), "FAIL")
+    return checks.measured()
+
+
+def _foreign(rng: np.random.Generator) -> Measured:
+    """Cheat 20: evidence of other code, of another class, of a component that does not exist or owes no such gate."""
+    checks = Checks()
+    other = f"{rng.integers(1 << 40):010x}"
+
+    def stale(name: str) -> Callable[[_Committed], None]:
+        return lambda c: c.write(replace(c.record("faults"), digests={**c.record("faults").digests, name: other}))
+
+    def another_class(c: _Committed) -> None:
+        (path,) = save([replace(c.record("parity"), machine=OTHER.key)], c.root)
+        c.path().write_text(path.read_text())
+
+    def orphan(c: _Committed) -> None:
+        c.write(make("parity", component="made.gone"))
+
+    def gone_reference(c: _Committed) -> None:
+        write_reference(c.root, OTHER)
+
+    for name in ("implementation", "row", "cases", "measure"):
+        _red(checks, f"evidence of another {name}", stale(name), f"stale: {name}")
+    _red(checks, "evidence of another class", another_class, "another machine class")
+    _red(checks, "evidence of nothing", orphan, "does not exist")
+    _red(checks, "a gate that is not owed", lambda c: c.write(make("perf", component=BASE.id)), "does not owe")
+    _red(checks, "no evidence on the reference class", gone_reference, "reference class")
+    _red(checks, "a component without evidence", lambda c: c.path(TOP.id).unlink(), "no evidence on the reference class")
+    _red(checks, "a folder that is no class", lambda c: (c.root / "laptop").mkdir(), "not the key of a machine class")
+    return checks.measured()
+
+
+def _speed(rng: np.random.Generator) -> Measured:
+    """A slow record, however its hash was made; a pin that is missing, lowered, raised, noisy, edited or of other code."""
+    checks = Checks()
+    for what, share, more in (("1000 times slower", 0.0006, {}), ("50 times slower, its own baseline lowered", 0.012, {"baseline": 0.012}),
+                              ("49 % slower", 0.306, {}), ("11 % slower", 0.534, {})):
+        _red(checks, what, lambda c, share=share, more=more: c.perf(share, **more), "pinned 0.6")  # type: ignore[misc]
+    path = "no pinned share of a"
+    _red(checks, "no pin", lambda c: c.pins.path(key_of_record(c.record("perf"))).unlink(), path)
+    _red(checks, "a case without a pin", lambda c: c.pin(cases=("b",)), "")
+    _red(checks, "a generation of processor without pins",
+         lambda c: c.write(replace(c.record("perf"), environment={"processor": "Made-6-2", "flops": "flops/made"})), path)
+    _red(checks, "a lowered pin", lambda c: c.pin(0.3), "faster than its pin explains")
+    _red(checks, "a pin above what records show", lambda c: c.pin(0.9), "pinned 0.9")
+    _red(checks, "a noisy pin below headlines", lambda c: c.pin(spread=0.2), "too noisy to judge")
+    _red(checks, "a spread that was widened", lambda c: c.pin(spread=0.05), "too noisy to judge")
+    _red(checks, "no FLOPs model", lambda c: c.write(replace(c.record("perf"), environment={"processor": PROCESSOR})), "FLOPs model")
+    _red(checks, "headlines that rest on code that was never compared", lambda c: c.pin(digests={"implementation": "older"}),
+         "no comparison of the two")
+    _red(checks, "a pin of nothing", lambda c: c.pins.save(key_of_record(c.record("perf")), {"made.gone": pin_of("made.gone")}),
+         "does not exist")
+
+    def edited(old: str, new: str) -> Callable[[_Committed], None]:
+        def spoil(c: _Committed) -> None:
+            at = c.pins.path(key_of_record(c.record("perf")))
+            text = at.read_text()
+            checks.that(old in text, f"{old} is not in the pins")
+            at.write_text(text.replace(old, new, 1))
+        return spoil
+
+    first = repr(pin_of().shares["a"][0])
+    for new in ("0.3", "1.5", "-0.1", "NaN", "true", "null", '"0.6"', "[]"):
+        _red(checks, f"a pinned share edited to {new}", edited(first, new),
+             "cannot be read" if new == "NaN" else "edited by hand")
+    _red(checks, "a torn file of pins", edited("components", "comp"), "cannot be read")
+    _red(checks, "another format of pins", edited('"format": 2', '"format": 1'), "another format")
+    with folder() as at:
+        committed = _Committed(at)
+        committed.pin(digests={"implementation": "older"})
+        found = committed.check(headlines=())
+        checks.that(found.ok and [f.level for f in found.findings] == [WARNING], f"other code below no headline: {plain(found)}")
+        compared = relative(committed.record("perf"), {"implementation": "older"}, high=0.01)
+        committed.pins.save_relative(compared)
+        found = committed.check()
+        checks.that(found.ok and not found.findings, f"compared and as fast: {plain(found)}")
+    for what, spoil in (("slower", lambda r: relative(r, {"implementation": "older"}, low=0.03, high=0.05)),
+                        ("another pinned state", lambda r: relative(r, {"implementation": "another"}, high=0.01)),
+                        ("another state of today", lambda r: relative(replace(r, digests={"implementation": "x"}),
+                                                                      {"implementation": "older"}, high=0.01)),
+                        ("another case", lambda r: relative(r, {"implementation": "older"}, high=0.01, name="b"))):
+        def compare(c: _Committed, spoil: Callable[[Record], Record] = spoil) -> None:
+            c.pin(digests={"implementation": "older"})
+            c.pins.save_relative(spoil(c.record("perf")))
+
+        _red(checks, f"a comparison with the pinned code: {what}", compare, "headlines rest on it")
+    return checks.measured()
+
+
+def relative(record: Record, pinned: dict[str, str], *, low: float = -0.01, high: float, name: str = "a") -> Record:
+    """A comparison of a record's code with pinned code."""
+    case = {"name": name, "kind": "relative", "low": low, "estimate": (low + high) / 2, "high": high, "reproduced": True}
+    return replace(record, cases=[case], digests=binding(pinned, record.digests))
+
+
+def _loosened(rng: np.random.Generator) -> Measured:
+    """Cheat 21: tolerances loosened until a recorded fault passes; catches that are missing, stale, edited or about nothing."""
+    checks = Checks()
+    planted = float(rng.uniform(2.1, 50.0))
+    with folder() as at:
+        committed = _Committed(at)
+        committed.catch([parity_case(ratio=planted)])
+        checks.that(committed.check().ok, "a sound catch is red")
+        with mock.patch.object(judges, "RATIO", planted * 2), mock.patch.object(judges, "_parity", judges._parity):
+            committed.write(replace(committed.record("parity"), cases=[parity_case(floor=planted * 9)], declared=1))
+            committed.catch([parity_case(ratio=planted, floor=planted * 9)])
+            found = committed.check()
+            checks.that(not found.ok and any("loosened" in f.what for f in found.findings), f"a loosened tolerance: {plain(found)[:150]}")
+    _red(checks, "a recorded fault that passes", lambda c: c.catch([parity_case(ratio=0.5)]), "would now pass")
+    two = (FAULT, replace(FAULT, id="made.other"))
+    _red(checks, "a fault that no gate is recorded to reject", lambda c: None, "no gate is recorded", faults=two)
+    _red(checks, "a catch of a fault that does not exist", lambda c: None, "does not exist", faults=())
+    _red(checks, "a catch of another text of the fault", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
+    _red(checks, "a catch by another gate", lambda c: None, "another gate", faults=(replace(FAULT, gate="faults"),))
+    with mock.patch.object(policy, "UNRENEWED", {FAULT.id: "later"}):
+        _red(checks, "an excuse for a fault that is none of the GPU's host code", lambda c: None, "stale catch: fault",
+             faults=(replace(FAULT, replace="c"),))
+    _red(checks, "an error without text", lambda c: c.catch([], record=None, error=""), "would now pass")
+
+    def edited(c: _Committed) -> None:
+        path = c.root / HERE.key / NAME
+        path.write_text(path.read_text().replace('"ratio":9.0', '"ratio":3.0'))
+
+    _red(checks, "an edited catch", edited, "edited by hand")
+    with folder() as at:
+        committed = _Committed(at)
+        committed.catch([], record=None, error="the kernel crashed")
+        checks.that(committed.check().ok, "a gate that ended in an error did not reject")
+        path = committed.root / HERE.key / NAME
+        checks.that(load_catches(committed.root, HERE.key)["made.fault"].error == "the kernel crashed", "a catch changed on its way")
+        path.write_text(path.read_text()[:-1])
+        checks.raises(CorruptError, "a torn file of catches", lambda: load_catches(committed.root, HERE.key))
+        save_catches([], committed.root)
+    return checks.measured()
+
+
+def _skipped(rng: np.random.Generator) -> Measured:
+    """Cheat 22: cases skipped, renamed, or declared away; exemptions without a reason; nothing there at all."""
+    checks = Checks()
+    many = [parity_case(n) for n in "abc"]
+
+    def written(cases: list[dict[str, object]], declared: int) -> Callable[[_Committed], None]:
+        return lambda c: c.write(replace(c.record("parity"), cases=cases, declared=declared))
+
+    _red(checks, "a case skipped", written(many[:2], 3), "2 cases ran of 3")
+    _red(checks, "a case renamed onto another", written([*many[:2], many[0]], 3), "one name")
+    _red(checks, "nothing declared", written([], 0), "NOT_RUN")
+    _red(checks, "too few repeats", lambda c: c.write(
+        replace(c.record("determinism"), cases=[{"name": "a", "runs": 3, "distinct": 1, "digest": "00"}])), "runs in total")
+
+    def renamed(record: Record) -> list[str]:
+        return [] if [c["name"] for c in record.cases] == ["a", "e"] else ["the record's cases are not those that its nonce gives"]
+
+    _red(checks, "a case under a new name", written([parity_case("z"), parity_case("e")], 2), "not those", recompute=renamed)
+    with folder() as at:
+        committed = _Committed(at)
+        with mock.patch.object(policy, "EXEMPT", {("silu", "perf"): ""}):
+            checks.that(not committed.check().ok, "an exemption without a reason")
+    with folder() as at:
+        (at / HERE.key).mkdir()
+        empty = check(catalogue(), at, _agree, reference=HERE.key, package=Package())
+        checks.that(not empty.ok and "nothing was there" in plain(empty), "an empty folder passes")
+        checks.that(not replace(empty, findings=()).ok, "nothing looked at passes where nothing was found either")
+    return checks.measured()
+
+
+def _printed(rng: np.random.Generator) -> Measured:
+    """The same text in every process; annotations that a pull request shows, one per line, with special characters escaped."""
+    checks = Checks()
+    with folder() as at:
+        committed = _Committed(at)
+        c = committed.record("parity")
+        committed.write(replace(c, cases=[parity_case("50%, a\nb", ratio=9.0)], declared=1))
+        found = committed.check()
+        text, marks = plain(found), github(found)
+        checks.that("FAIL: 1 error" in text and "alpha gate run" in text, f"plain text: {text}")
+        checks.that(marks.startswith("::error file=baselines/evidence/"), f"annotation: {marks}")
+        checks.that(len(marks.splitlines()) == len(found.findings) and "%0A" in marks and "50%25" in marks, f"escapes: {marks}")
+        checks.that("line=4,title=gelu.f32.made parity::" in marks, f"line and title: {marks}")
+        checks.that(str(at) not in text + marks, "a folder of this machine is printed")
+        many = [Finding(WARNING, f"made/{i}.jsonl", 1, "made", "stale") for i in range(8)]
+        brief = plain(replace(found, findings=(*found.findings, *many)))
+        checks.that(brief.count("WARNING made/") == 5 and "WARNING made: 3 more" in brief, f"many warnings: {brief}")
+        checks.that(all(line in brief for line in text.splitlines()[:-1]), "an error is left out")
+    return checks.measured(content_hash({"plain": text, "github": marks}))
+
+
+def _current(rng: np.random.Generator) -> Measured:
+    """Today's digests are taken once per component and gate, and are those of the registry."""
+    checks, package = Checks(), Package()
+    for c in HOUSE:
+        for gate in policy.owed(c):
+            again = component_digests(c, gate, package=Package())
+            checks.that(component_digests(c, gate, package=package) == again, f"{c.id} {gate} digests twice")
+    return checks.measured()
+
+
+def _mutants(rng: np.random.Generator) -> Measured:
+    """A score that falls, was edited, is missing or of older engines turns the check red; a rise is the next line to hold."""
+    checks = Checks()
+    _red(checks, "a lower score", lambda c: c.score(8), "fell from 90% to 80%")
+    _red(checks, "nothing counted", lambda c: c.score(0, areas={mutants.ALL: (0, 0, 10)}), "fell")
+    _red(checks, "no score", lambda c: mutants.path_of(c.root).unlink(), "no score")
+    _red(checks, "older engines", lambda c: c.score(10, measure="00"), "stale")
+    _red(checks, "an edited score", lambda c: mutants.path_of(c.root).write_text(
+        mutants.path_of(c.root).read_text().replace("[9,10,2]", "[10,10,2]")), "edited by hand")
+
+    def risen(c: _Committed) -> None:
+        c.score(10)
+        c.score(9)
+
+    _red(checks, "a fall after a rise", risen, "fell from 100% to 90%")
+    return checks.measured()
+
+
+CASES: dict[str, dict[str, list[Case]]] = {
+    "registry.check": {
+        "parity": [("sound evidence is green", _green), ("digests twice", _current)],
+        "determinism": [("printed", _printed)],
+        "faults": [("seeded mutants", _mutants), ("edited metric or verdict", _edited), ("evidence of other code or class", _foreign),
+                   ("loosened tolerance", _loosened), ("slow or unpinned", _speed), ("skipped or renamed case", _skipped)],
+    },
+}

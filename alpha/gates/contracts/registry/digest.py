@@ -1,0 +1,412 @@
+"""What digests promise: they change with everything that a symbol uses inside the package, and with nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from alpha.component import Component, Envelope, Limit, Measured
+from alpha.errors import InputError
+from alpha.gates.contracts.registry.common import Case, Checks, folder, write_package
+from alpha.ops.table import row, table
+from alpha.registry.digest import Package, calls_blas, component_digests, contract_targets, module_digest, symbol_digest, value_digest
+
+BASE: Mapping[str, str] = {
+    "main.py": '''"""Doc."""
+import math as m
+from math import sqrt
+import mini.deep.far
+import mini.constants as consts
+from mini import helpers, shapes
+from mini.helpers import outer as renamed
+from mini.reexport import *
+from mini.deep import hidden
+
+SCALE = 3.0
+_TABLE = {"a": 1}
+_TABLE["b"] = 2
+
+
+def decorate(f):
+    return f
+
+
+def default():
+    return 5
+
+
+class Base:
+    factor = 2
+
+    def method(self):
+        return helpers.only_by_class()
+
+
+@decorate
+def root(x, cpu: shapes.Shape, k=default()):
+    """Doc of root."""
+    from mini.late import late_function as late
+    y = renamed(x) * SCALE * consts.PI + late() + starred() + mini.deep.far.away() + hidden.inside()
+    helper = sqrt(m.pi)  # a local of the name of nothing else
+    return Derived().method() + helper + _TABLE["a"] + even(3) + cpu.area()
+
+
+class Derived(Base):
+    pass
+
+
+def even(n):
+    return n == 0 or odd(n - 1)
+
+
+def odd(n):
+    return n != 0 and even(n - 1)
+
+
+def shadows(unrelated):
+    return [consts for consts in unrelated]
+
+
+def unrelated():
+    return 1
+''',
+    "helpers.py": "def inner():\n    return 1\n\n\ndef outer(x):\n    return inner() + x\n\n\n"
+                  "def only_by_class():\n    return 7\n\n\ndef spare():\n    return 0\n",
+    "constants.py": "PI = 3.0\nOTHER = 4.0\n",
+    "shapes.py": "class Shape:\n    def area(self):\n        return _side() ** 2\n\n\ndef _side():\n    return 2\n",
+    "reexport.py": "from mini.stars import starred\n",
+    "stars.py": "def starred():\n    return 11\n",
+    "late.py": "def late_function():\n    return 13\n",
+    "deep/far.py": "def away():\n    return 17\n",
+    "deep/hidden.py": "def inside():\n    return 19\n",
+}
+
+
+def _of(files: Mapping[str, str], symbol: str = "mini.main:root") -> str:
+    with folder() as at:
+        return symbol_digest(symbol, package=Package(write_package(at / "anything", files), "mini"))
+
+
+def _with(file: str, old: str, new: str) -> dict[str, str]:
+    assert BASE[file].count(old) >= 1, (file, old)
+    return {**BASE, file: BASE[file].replace(old, new)}
+
+
+def _unmoved(rng: np.random.Generator) -> Measured:
+    """Edits that do not change what the program does."""
+    checks, was = Checks(), _of(BASE)
+    same = {
+        "a comment": _with("main.py", "SCALE = 3.0", f"# note {rng.integers(1 << 30)}\nSCALE = 3.0  # here"),
+        "a docstring": _with("main.py", '"""Doc of root."""', '"""Another text."""'),
+        "a docstring removed": _with("main.py", '    """Doc of root."""\n', ""),
+        "a module docstring": _with("main.py", '"""Doc."""', '"""Longer."""'),
+        "a docstring in a callee": _with("helpers.py", "def inner():\n", 'def inner():\n    """Doc."""\n'),
+        "blank lines": _with("main.py", "\n\ndef odd(n):", "\n\n\n\n\ndef odd(n):"),
+        "an unrelated function": _with("main.py", "def unrelated():\n    return 1", f"def unrelated():\n    return {rng.integers(2, 99)}"),
+        "an unused constant": _with("constants.py", "OTHER = 4.0", "OTHER = 5.0"),
+        "an unused callee": _with("helpers.py", "def spare():\n    return 0", "def spare():\n    return 9"),
+        "an added function": {**BASE, "helpers.py": BASE["helpers.py"] + "\n\ndef added():\n    return 3\n"},
+        "a method that nobody calls": _with("shapes.py", "def area(self)", "def unsaid(self):\n        return 0\n\n    def area(self)"),
+        "layout of an expression": _with("helpers.py", "return inner() + x", "return (inner()\n            + x)"),
+    }
+    tail = BASE["helpers.py"].split("\n\n\n")
+    same["functions in another order"] = {**BASE, "helpers.py": "\n\n\n".join(reversed([t.strip("\n") for t in tail])) + "\n"}
+    moved = {k: v.replace("mini.late", "mini.deep.later") for k, v in BASE.items() if k != "late.py"}
+    same["a file that moved"] = {**moved, "deep/later.py": BASE["late.py"]}
+    for what, files in same.items():
+        checks.that(_of(files) == was, what)
+    return checks.measured()
+
+
+def _reached(rng: np.random.Generator) -> Measured:
+    """Edits of everything that is used, near and far."""
+    checks, was = Checks(), _of(BASE)
+    n = str(int(rng.integers(100, 1 << 20)))
+    different = {
+        "the function itself": _with("main.py", "even(3)", "even(4)"),
+        "a callee": _with("helpers.py", "return inner() + x", "return inner() - x"),
+        "a callee of a callee": _with("helpers.py", "def inner():\n    return 1", f"def inner():\n    return {n}"),
+        "a constant": _with("main.py", "SCALE = 3.0", f"SCALE = {n}"),
+        "a constant of another module, through an alias": _with("constants.py", "PI = 3.0", f"PI = {n}"),
+        "a base class": _with("main.py", "factor = 2", f"factor = {n}"),
+        "a method's callee": _with("helpers.py", "return 7", f"return {n}"),
+        "a decorator": _with("main.py", "def decorate(f):\n    return f", "def decorate(f):\n    return lambda *a: f(*a)"),
+        "a default argument": _with("main.py", "return 5", f"return {n}"),
+        "a class named by an annotation": _with("shapes.py", "return _side() ** 2", "return _side() ** 3"),
+        "a callee of that class": _with("shapes.py", "return 2", f"return {n}"),
+        "a function-level import": _with("late.py", "return 13", f"return {n}"),
+        "a star import": _with("stars.py", "return 11", f"return {n}"),
+        "an attribute of a dotted import": _with("deep/far.py", "return 17", f"return {n}"),
+        "an attribute of an imported submodule": _with("deep/hidden.py", "return 19", f"return {n}"),
+        "a table filled by assignment": _with("main.py", '_TABLE["b"] = 2', f'_TABLE["b"] = {n}'),
+        "the other half of a recursion": _with("main.py", "return n != 0 and even(n - 1)", "return n != 1 and even(n - 1)"),
+        "a function from outside the package": _with("main.py", "from math import sqrt", "from cmath import sqrt"),
+        "the type of a constant": _with("main.py", "SCALE = 3.0", "SCALE = 3"),
+        "the order of two operands": _with("helpers.py", "inner() + x", "x + inner()"),
+    }
+    seen = {was}
+    for what, files in different.items():
+        now = _of(files)
+        checks.that(now not in seen, what)
+        seen.add(now)
+    return checks.measured()
+
+
+def _collisions(rng: np.random.Generator) -> Measured:
+    """Two symbols of one name, names that are locals, names that are one letter apart."""
+    checks = Checks()
+    n = int(rng.integers(10, 1 << 20))
+    two = {"a.py": f"def f():\n    return {n}\n", "b.py": f"def f():\n    return {n + 1}\n",
+           "main.py": "from mini.a import f as g\nfrom mini.b import f as h\n\n\ndef both():\n    return g() + h()\n"}
+    checks.that(_of(two, "mini.a:f") != _of(two, "mini.b:f"), "two functions of one name share a digest")
+    checks.that(_of(two, "mini.main:both") != _of({**two, "b.py": two["a.py"]}, "mini.main:both"), "one of two callees of one name is lost")
+    swapped = {**two, "a.py": two["b.py"], "b.py": two["a.py"]}
+    checks.that(_of(two, "mini.main:both") != _of(swapped, "mini.main:both"), "callees of one name can be swapped")
+    checks.that(_of(BASE, "mini.main:shadows") == _of(_with("constants.py", "PI = 3.0", "PI = 9.0"), "mini.main:shadows"),
+                "a local name is followed as if it were the module's")
+    thrice = {**two, "main.py": two["main.py"].replace("+ h()", "+ h() + k()") + "\n\nfrom mini.a import f as k\n"}
+    other = {**thrice, "main.py": thrice["main.py"].replace("from mini.a import f as k", "from mini.b import f as k")}
+    checks.that(_of(thrice, "mini.main:both") != _of(other, "mini.main:both"), "a third name may mean either of two callees")
+    method = _of(BASE, "mini.shapes:Shape.area")
+    checks.that(method != _of(_with("shapes.py", "return 2", "return 8"), "mini.shapes:Shape.area"), "a method leaves out its callees")
+    with folder() as at:
+        package = Package(write_package(at / "p", BASE), "mini")
+        checks.that(module_digest("mini.shapes", package=package) != module_digest("mini.helpers", package=package), "modules collide")
+    with folder() as at:
+        changed = Package(write_package(at / "p", _with("helpers.py", "return 0", "return 2")), "mini")
+        checks.that(module_digest("mini.helpers", package=package) != module_digest("mini.helpers", package=changed),
+                    "a module's digest leaves out a function")
+    return checks.measured()
+
+
+def _opaque(rng: np.random.Generator) -> Measured:
+    """Judges and tolerances are not digested: a looser one makes no evidence stale, it is judged again instead."""
+    files = {"gates/parity.py": "from mini.registry.judge import LIMIT\nfrom mini.registry.record import write\n\n\n"
+                                "def measure(x):\n    return write(x), LIMIT, count()\n\n\ndef count():\n    return 1\n",
+             "registry/judge.py": "LIMIT = 2\n", "registry/status.py": "from mini.registry import judge\n\n\n"
+                                                                         "def status():\n    return judge.LIMIT\n",
+             "registry/record.py": "def write(x):\n    return x\n"}
+    checks, was = Checks(), _of(files, "mini.gates.parity:measure")
+    looser = {**files, "registry/judge.py": f"LIMIT = {int(rng.integers(3, 99))}\n"}
+    checks.that(_of(looser, "mini.gates.parity:measure") == was, "a tolerance is part of the measuring code's digest")
+    checks.that(_of(looser, "mini.registry.status:status") == _of(files, "mini.registry.status:status"),
+                "a tolerance is part of the status")
+    fewer = {**files, "gates/parity.py": files["gates/parity.py"].replace("return 1", "return 0")}
+    checks.that(_of(fewer, "mini.gates.parity:measure") != was, "measuring code is not digested")
+    checks.that(_of(files, "mini.registry.judge:LIMIT") != _of(looser, "mini.registry.judge:LIMIT"), "the judge itself cannot be digested")
+    return checks.measured()
+
+
+MEMBERS: Mapping[str, str] = {
+    "component.py": "from dataclasses import dataclass\n\nSHAPE = 1\nKINDS = ('kernel', 'pass')\n\n\n"
+                    "@dataclass(frozen=True, kw_only=True)\nclass Component:\n    id: str\n    op: str = ''\n\n"
+                    "    def known(self):\n        return self.op in KINDS\n\n    def spare(self):\n        return 1\n",
+    "errors.py": "class Base(Exception):\n    def __init__(self, what, **more):\n        super().__init__(what)\n\n\n"
+                 "class ShapeError(Base):\n    code = 2\n",
+    "gates/cuda/samples.py": "SAMPLES = {'a': lambda rng: [1], 'b': lambda rng: [2]}\n\n\ndef of(op):\n    return SAMPLES[op]\n",
+    "pool.py": "import threading\n\n\nclass Pool:\n    size: int = 1\n\n    def run(self):\n        return helper()\n\n"
+               "    def other(self):\n        return 5\n\n    def __len__(self):\n        return self.size\n\n\n"
+               "class Helper(threading.Thread):\n    def run(self):\n        return 1\n\n"
+               "    def called_by_name(self):\n        return 1\n\n\n"
+               "def helper():\n    return 9\n",
+    "rows.py": "from dataclasses import dataclass\n\n\n@dataclass\nclass Row:\n    first: int = 1\n    second: int = 2\n",
+    "main.py": "from mini.component import Component\nfrom mini.errors import ShapeError\nfrom mini.gates.cuda_samples import of\n"
+               "from mini.pool import Helper, Pool\nfrom mini.rows import Row\n\n\ndef expect(good, what, came):\n    if not good:\n"
+               "        raise ShapeError(f'{what}, not {came}', do='mend it')\n\n\ndef root(c: Component, pool: Pool, name='pass'):\n"
+               "    expect(c.known(), 'a kind that is known', c.op)\n    Helper().start()\n    return of(name), pool.run(), Row().second\n",
+}
+
+
+def _altered(file: str, old: str, new: str) -> dict[str, str]:
+    assert MEMBERS[file].count(old) == 1, (file, old)
+    return {**MEMBERS, file: MEMBERS[file].replace(old, new)}
+
+
+def _members(rng: np.random.Generator) -> Measured:
+    """Methods, fields and entries of tables count where their names are said; what errors say never does."""
+    checks, n = Checks(), int(rng.integers(10, 1 << 20))
+    was = _of(MEMBERS)
+    same = {
+        "a method that is not said": _altered("pool.py", "return 5", f"return {n}"),
+        "a new method": _altered("pool.py", "    def other", f"    def more(self):\n        return {n}\n\n    def other"),
+        "a method of a plain class": _altered("component.py", "return 1\n", f"return {n}\n"),
+        "a field with a default": _altered("component.py", "    op: str = ''\n", f"    op: str = ''\n    run: int = {n}\n"),
+        "a field at the end that is not said": _altered("rows.py", "second: int = 2\n", f"second: int = 2\n    third: int = {n}\n"),
+        "a kind": _altered("component.py", "'pass')", "'pass', 'collective')"),
+        "cases of another row": _altered("gates/cuda/samples.py", "[2]", f"[{n}]"),
+        "cases of a new row": _altered("gates/cuda/samples.py", "'b':", f"'c': lambda rng: [{n}], 'b':"),
+        "what an error says": _altered("main.py", "do='mend it'", f"do='mend {n} of it', came=c"),
+        "what a refusal says": _altered("main.py", "'a kind that is known'", f"'one of {n} kinds'"),
+        "how errors are written": _altered("errors.py", "super().__init__(what)", f"super().__init__(what, {n})"),
+    }
+    for what, files in same.items():
+        checks.that(_of(files) == was, what)
+    other = {
+        "a method that is said": _altered("pool.py", "return helper()", "return helper() + 1"),
+        "a callee of a method": _altered("pool.py", "return 9", f"return {n}"),
+        "a method with underscores": _altered("pool.py", "return self.size", "return self.size + 1"),
+        "a method of a class with a base from outside": _altered("pool.py", "def called_by_name(self):\n        return 1",
+                                                                 f"def called_by_name(self):\n        return {n}"),
+        "a method of a data class": _altered("component.py", "self.op in KINDS", "self.op not in KINDS"),
+        "the shape": _altered("component.py", "SHAPE = 1", f"SHAPE = {n}"),
+        "a kind that is said": _altered("component.py", "'pass')", "'passes')"),
+        "the default of a field that is said": _altered("rows.py", "second: int = 2", f"second: int = {n}"),
+        "a field before one that is said": _altered("rows.py", "    first", f"    zeroth: int = {n}\n    first"),
+        "the condition of a refusal": _altered("main.py", "expect(c.known(),", "expect(not c.known(),"),
+        "the class of an error": _altered("main.py", "raise ShapeError(", "raise ValueError("),
+        "the base of an error": _altered("errors.py", "class ShapeError(Base)", "class ShapeError(ValueError)"),
+        "what an error does": _altered("main.py", "do='mend it'", "do=of('a').pop()"),
+    }
+    for what, files in other.items():
+        checks.that(_of(files) != was, what)
+    with folder() as at:
+        package = Package(write_package(at / "p", MEMBERS), "mini")
+        pool = package.hash(package.roots("mini.pool:Pool"))
+        more = Package(write_package(at / "q", _altered("pool.py", "return 5", f"return {n}")), "mini")
+        checks.that(pool != more.hash(more.roots("mini.pool:Pool")), "a class that is asked for leaves out a method")
+        entries = [("entry", "mini.gates.cuda_samples", "SAMPLES", op) for op in "ab"]
+        checks.that(len({package.hash([e]) for e in entries}) == 2, "cases of two rows share a digest")
+    return checks.measured()
+
+
+def _closure(n: int) -> Callable[[int], int]:
+    def add(x: int) -> int:
+        return x + n
+    return add
+
+
+def _values(rng: np.random.Generator) -> Measured:
+    """Functions and data that are held by a row or an envelope, not named by a module."""
+    checks, package = Checks(), Package()
+    n = int(rng.integers(1, 1 << 20))
+
+    def of(value: object) -> str:
+        return value_digest(value, package)
+
+    checks.that(of(_closure(n)) == of(_closure(n)), "equal closures differ")
+    checks.that(of(_closure(n)) != of(_closure(n + 1)), "what a closure holds is left out")
+    checks.that(of(_closure(n)) != of(_values), "two functions collide")
+    checks.that(of(partial(_closure, n)) != of(partial(_closure, n + 1)), "arguments of a partial are left out")
+    checks.that(of(lambda x: x + 1)
+                != of(lambda x: x + 2), "lambdas collide")
+    checks.that(of(np.array([n, 1.0])) != of(np.array([n, 2.0])), "contents of an array are left out")
+    checks.that(of({"a": (1, 2)}) != of({"a": (2, 1)}), "order of a tuple is left out")
+    checks.that(of(1) != of(1.0) and of("1") != of(1) and of(True) != of(1), "types of constants are left out")
+    checks.that(calls_blas(_product, package) and not calls_blas(_closure, package), "a matrix product is not seen")
+    return checks.measured()
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a @ b
+
+
+def _another_oracle(x: np.ndarray, *, approximate: str) -> tuple[np.ndarray, ...]:
+    return (x,)
+
+
+def _program() -> None:
+    """Stands for what runs a Program: it names a row."""
+    row("gelu")
+
+
+def _component(rng: np.random.Generator) -> Measured:
+    """What the evidence of one gate of one component binds to."""
+    checks, package = Checks(), Package()
+    kernel = Component(id="gelu.f32.made-up", kind="kernel", op="gelu", implementation=_product)
+    backward = replace(kernel, id="gelu_bwd.f32.made-up", op="gelu_bwd")
+    fused = component_digests(replace(kernel, op="linear_gelu"), "parity", package=package)["row"]
+    with mock.patch.dict(table(), gelu=replace(row("gelu"), oracle=_another_oracle)):
+        parts = component_digests(replace(kernel, op="linear_gelu"), "parity", package=Package())["row"]
+    checks.that(fused != parts, "the parts of a fused row are left out")
+    whole = Component(id="made.program", kind="program", implementation=_program, contract="alpha.gates.contracts.registry.common",
+                      launches=lambda: [kernel])
+    run = component_digests(whole, "parity", package=package)
+    checks.that(set(run) == {"implementation", "cases", "measure", "rows", "kernels"}, "a whole program's digests are not complete")
+    for changed in (replace(kernel, implementation=_closure), replace(kernel, binaries=lambda: {"a.cu": "1"})):
+        other_run = component_digests(replace(whole, launches=partial(list, [changed])), "parity", package=package)
+        checks.that(other_run["kernels"] != run["kernels"], "kernels of a whole program are left out")
+    host = Component(id="made.up", kind="flops", implementation=_closure, contract="alpha.gates.contracts.registry.common")
+    digests = {g: component_digests(kernel, g, package=package) for g in ("parity", "gradient", "perf")}
+    checks.that(set(digests["parity"]) == {"implementation", "row", "cases", "measure"}, "a kernel's digests are not complete")
+    checks.that(set(component_digests(host, "parity", package=package)) == {"implementation", "cases", "measure"}, "another kind's are not")
+    checks.that(len({d["measure"] for d in digests.values()}) == 3, "engines of different gates share a digest")
+    checks.that(digests["parity"]["row"] != digests["perf"]["row"], "FLOPs of the row are left out of perf")
+    checks.that(component_digests(backward, "gradient", package=package)["row"]
+                != component_digests(backward, "parity", package=package)["row"], "the forward row is left out of the backward's gradient")
+    for what, other in {
+        "another implementation": replace(kernel, implementation=_closure),
+        "a wider dtype envelope": replace(kernel, envelope=Envelope(dtypes=("f32", "bf16"))),
+        "scratch": replace(kernel, scratch=lambda types, attrs, threads: 4),
+        "a limit taken off": replace(kernel, envelope=Envelope(limits=(Limit(text="one input", holds=lambda t, a: len(t) == 1),))),
+        "an in-place pair": replace(kernel, inplace=((0, 0),)),
+    }.items():
+        checks.that(component_digests(other, "parity", package=package)["implementation"] != digests["parity"]["implementation"], what)
+    other_row = component_digests(replace(kernel, op="silu"), "parity", package=package)
+    checks.that(other_row["row"] != digests["parity"]["row"] and other_row["cases"] != digests["parity"]["cases"], "rows collide")
+    held = replace(host, id="made.held", contract="mini.contract")
+    with folder() as at:
+        cases = "def a():\n    return 1\n\n\ndef b():\n    return 2\n\n\n" \
+                "CASES = {'made.held': {'parity': [('a', a)]}, 'other': {'parity': [('b', b)]}}\n"
+        was = _contract_of(at / "a", cases, held)
+        checks.that(was == _contract_of(at / "b", cases.replace("return 2", "return 3"), held), "another component's case is digested")
+        checks.that(was != _contract_of(at / "c", cases.replace("return 1", "return 3"), held), "a component's own case is not digested")
+        checks.that(was != _contract_of(at / "d", cases.replace("[('a', a)]", "[]"), held), "a case can be left out")
+        late = cases + "CASES['made.held']['parity'] = []\n"
+        checks.that(_contract_of(at / "e", cases, held) != _contract_of(at / "f", late, held), "cases can be emptied later")
+    text = f"{rng.integers(1 << 30):08x}"
+    extra = component_digests(host, "parity", package=package, extra={"plans": lambda: text})
+    checks.that(extra["plans"] == text, "an extra digest is dropped")
+    return checks.measured()
+
+
+def _contract_of(at: Path, cases: str, component: Component) -> str:
+    """Digest of the cases of a component whose contract module is this text."""
+    package = Package(write_package(at, {"contract.py": cases}), "mini")
+    return package.hash(contract_targets(component, "parity", package))
+
+
+GOLDEN = "cf3f4495c8387e18bc64025abb5449add7a6d8d9b8b98fc5f78a7e4e48a49429"
+"""Digest of the made-up package: the same under every Python version that the package supports."""
+
+
+def _stable(rng: np.random.Generator) -> Measured:
+    """The same in every process and under every supported Python."""
+    checks = Checks()
+    fixture = {"main.py": "class A:\n    x: int = -1\n\n\ndef f(a, /, b=(1, 2.5, None, ...), *c, d=b'\\x00', **e):\n"
+                          "    match a:\n        case {'k': [1, *rest], **more}:\n            return f'{a!r:>{b}} {A.x=} {{}}' f'{rest}'\n"
+                          "    with open(a) as g, g:\n        return {**e, 'x': [*c], 1j: not more}\n"}
+    digest = _of(fixture, "mini.main:f")
+    checks.that(digest == GOLDEN, f"the digest of the fixture is {digest}")
+    return checks.measured(symbol_digest("alpha.registry.record:Record"))
+
+
+def _bad_input(rng: np.random.Generator) -> Measured:
+    """Each wrong question gets one error that names it."""
+    checks = Checks()
+    with folder() as at:
+        package = Package(write_package(at / "p", {"main.py": "def f():\n    return 1\n", "torn.py": "def f(:\n"}), "mini")
+        checks.raises(InputError, "no such module", lambda: symbol_digest("mini.nowhere:f", package=package), naming="mini.nowhere")
+        checks.raises(InputError, "no such symbol", lambda: symbol_digest("mini.main:ff", package=package), naming="f")
+        checks.raises(InputError, "no symbol at all", lambda: symbol_digest("mini.main", package=package), naming="mini.main")
+        checks.raises(InputError, "a file that does not parse", lambda: symbol_digest("mini.torn:f", package=package),
+                      naming="mini.torn: line 1")
+        checks.raises(InputError, "no such package", lambda: Package(Path(at) / "nothing"), naming="nothing")
+        checks.raises(InputError, "a function without a file", lambda: value_digest(eval("lambda: 1", {"__name__": "x"}), package))
+        checks.raises(InputError, "an unknown gate", lambda: component_digests(
+            Component(id="made.up", kind="flops", implementation=_closure, contract="alpha.types"), "speed"), naming="speed")
+    return checks.measured()
+
+
+PARITY: tuple[Case, ...] = (
+    ("harmless edits change nothing", _unmoved), ("everything reached changes it", _reached), ("names do not collide", _collisions),
+    ("judges are not digested", _opaque), ("members by name", _members), ("held values", _values), ("component digests", _component),
+)
+
+CASES: dict[str, dict[str, list[Case]]] = {
+    "registry.digest": {"parity": list(PARITY), "determinism": [("stable", _stable)], "faults": [("bad input", _bad_input)]},
+}

@@ -1,0 +1,235 @@
+"""What the registry promises: usable means current, passing evidence of this class for every gate owed, and nothing less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from alpha.component import KINDS, Catalogue, Component, Envelope, Limit, Measured
+from alpha.errors import GraphError, InputError, UngatedError
+from alpha.gates.contracts.registry.common import HERE, OTHER, SAME_ISA, Case, Checks, folder, make, parity_case, pin_of
+from alpha.registry import policy
+from alpha.registry.digest import Package, component_digests
+from alpha.registry.evidence import save
+from alpha.registry.judge import FAIL, NOT_RUN
+from alpha.registry.machine import MachineClass
+from alpha.registry.pins import Pins, binding, folder_of, key_of_record
+from alpha.registry.record import Record, canonical
+from alpha.registry.status import Registry
+from alpha.types import TensorType
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a @ b
+
+
+BASE = Component(id="made.base", kind="flops", implementation=canonical, contract="alpha.types")
+TOP = Component(id="made.top", kind="tokenizer", implementation=canonical, contract="alpha.types", presupposes=("made.base",))
+KERNEL = Component(id="gelu.f32.made", kind="kernel", backend="cpu", op="gelu", implementation=canonical,
+                   envelope=Envelope(limits=(Limit(text="at most 4 rows", holds=lambda t, a: t[0].shape[0] <= 4),)))
+BLAS = replace(KERNEL, id="gelu.f32.blas", implementation=_product)
+
+
+def catalogue(*components: Component) -> Catalogue:
+    """A catalogue of these."""
+    filled = Catalogue()
+    for c in components:
+        filled.add(c)
+    return filled
+
+
+def passing(components: Iterable[Component], package: Package, machine: MachineClass = HERE) -> list[Record]:
+    """Current, passing records of every gate that these owe."""
+    return [make(g, component=c.id, machine=machine, digests=component_digests(c, g, package=package))
+            for c in components for g in policy.owed(c)]
+
+
+def _registry(root: Path, package: Package, *components: Component, machine: MachineClass = HERE) -> Registry:
+    return Registry(catalogue(*components), (root,), machine, package)
+
+
+def _usable(rng: np.random.Generator) -> Measured:
+    """All gates: usable. One gate fewer, in turn: not, and the missing command is named."""
+    checks, package = Checks(), Package()
+    everything = (BASE, TOP, KERNEL)
+    records = passing(everything, package)
+    with folder() as root:
+        save(records, root)
+        r = _registry(root, package, *everything)
+        for c in everything:
+            checks.that(r.status(c.id).usable and r.why_not(c.id) == [], f"{c.id} is not usable: {r.why_not(c.id)}")
+            checks.that(set(r.status(c.id).gates) == set(policy.owed(c)), f"{c.id}: other gates than the policy's")
+        checks.that(not r.status(KERNEL.id).claimable and "no pinned share" in r.status(KERNEL.id).no_claim, "claimable without a pin")
+        r.require(c.id for c in everything)
+    for gone in records:
+        if gone.component != KERNEL.id:
+            continue
+        with folder() as root:
+            save([x for x in records if x is not gone], root)
+            r = _registry(root, package, *everything)
+            checks.that(r.status(KERNEL.id).missing == (gone.gate,) and not r.status(KERNEL.id).usable, f"usable without {gone.gate}")
+            checks.that(any(f"alpha gate run {KERNEL.id} --gate {gone.gate}" in line for line in r.why_not(KERNEL.id)), "no command")
+    (perf,) = [x for x in records if (x.component, x.gate) == (KERNEL.id, "perf")]
+    older = {"implementation": "older"}
+    case = {"name": "a", "kind": "relative", "low": -0.01, "estimate": 0.0}
+    good = replace(perf, cases=[{**case, "high": 0.01}], digests=binding(older, perf.digests))
+    for what, pin, compared, claimable in (
+        ("the pinned code", pin_of(KERNEL.id, digests=perf.digests), None, True),
+        ("other code, never compared", pin_of(KERNEL.id, digests=older), None, False),
+        ("other code, compared", pin_of(KERNEL.id, digests=older), good, True),
+        ("other code, compared, wide", pin_of(KERNEL.id, digests=older), replace(good, cases=[{**case, "high": 0.03}]), False),
+        ("a noisy pin", pin_of(KERNEL.id, spread=0.2, digests=perf.digests), None, False),
+        ("a lowered pin", pin_of(KERNEL.id, 0.4, digests=perf.digests), None, False),
+        ("a slower record", pin_of(KERNEL.id, 0.9, digests=perf.digests), None, False),
+    ):
+        with folder() as at:
+            save(records, at / "evidence")
+            pins = Pins(folder_of(at / "evidence"))
+            pins.save(key_of_record(perf), {KERNEL.id: pin})
+            if compared is not None:
+                pins.save_relative(compared)
+            status = _registry(at / "evidence", package, KERNEL).status(KERNEL.id)
+            checks.that(status.claimable == claimable, f"{what}: {status.no_claim or 'claimable'}")
+            checks.that(status.usable == (what != "a slower record"), f"{what}: usable is {status.usable}")
+    with folder() as root:
+        r = _registry(root, package, *everything)
+        checks.that(r.status(KERNEL.id).gates["parity"].verdict == NOT_RUN, "no evidence is not NOT_RUN")
+    return checks.measured()
+
+
+def _refused(rng: np.random.Generator) -> Measured:
+    """Stale evidence, failing evidence, evidence of another class: not usable."""
+    checks, package = Checks(), Package()
+    records = passing((KERNEL,), package)
+    for gate in policy.owed(KERNEL):
+        (sound,) = [x for x in records if x.gate == gate]
+        for name in sound.digests:
+            stale = replace(sound, digests={**sound.digests, name: f"{rng.integers(1 << 40):010x}"})
+            with folder() as root:
+                save([*(x for x in records if x is not sound), stale], root)
+                r = _registry(root, package, KERNEL)
+                checks.that(not r.status(KERNEL.id).usable, f"usable with {gate} evidence of another {name}")
+                checks.that(any(name in line for line in r.why_not(KERNEL.id)), f"{name} is not named")
+    for bad in (make("parity", [parity_case(ratio=9.0)]), make("parity", [parity_case(ratio=float("nan"))]),
+                make("parity", declared=5), make("determinism", [{"name": "a", "runs": 2, "distinct": 1, "digest": "ab"}])):
+        (sound,) = [x for x in records if x.gate == bad.gate]
+        with folder() as root:
+            save([*(x for x in records if x is not sound), replace(bad, component=KERNEL.id, digests=sound.digests)], root)
+            r = _registry(root, package, KERNEL)
+            checks.that(not r.status(KERNEL.id).usable, f"usable with {bad}")
+            checks.that(r.status(KERNEL.id).gates[bad.gate].verdict in (FAIL, NOT_RUN), "a failing record has another verdict")
+    with folder() as root:
+        save(passing((KERNEL,), package, OTHER), root)
+        r = _registry(root, package, KERNEL)
+        checks.that(r.status(KERNEL.id).missing == policy.owed(KERNEL), "evidence of another instruction set is accepted")
+        checks.raises(UngatedError, "require", lambda: r.require([KERNEL.id]), naming=f"alpha gate run {KERNEL.id} --gate parity")
+        checks.raises(InputError, "an unknown component", lambda: r.require(["made.nothing"]), naming="made.nothing")
+    return checks.measured()
+
+
+def _carried(rng: np.random.Generator) -> Measured:
+    """What carries over between classes: parity and gradient, where the numbers cannot differ; determinism, faults and perf never."""
+    checks, package = Checks(), Package()
+    everything = (KERNEL, BLAS, TOP, BASE)
+    rerun = {"determinism", "faults", "perf"}
+    with folder() as root:
+        save(passing(everything, package, SAME_ISA), root)
+        r = _registry(root, package, *everything)
+        checks.that(set(r.status(KERNEL.id).missing) == rerun, f"same instruction set, no BLAS: {r.status(KERNEL.id).missing}")
+        checks.that(r.status(KERNEL.id).gates["parity"].machine == SAME_ISA.key, "where it was measured is not said")
+        checks.that(set(r.status(BLAS.id).missing) == rerun | {"parity", "gradient"}, "another BLAS's products are accepted")
+        checks.that(r.status(TOP.id).missing == ("determinism", "faults"), f"host component: {r.status(TOP.id).missing}")
+        checks.that(r.status(BASE.id).usable, "host arithmetic does not carry over")
+    newer = replace(SAME_ISA, numpy="9.9")
+    with folder() as root:
+        save(passing(everything, package, newer), root)
+        r = _registry(root, package, *everything)
+        checks.that(all(r.status(c.id).missing == policy.owed(c) for c in everything), "another NumPy's evidence is accepted")
+    with folder() as root:
+        save([replace(x, digests={**x.digests, "implementation": "other"}) for x in passing((KERNEL,), package, SAME_ISA)], root)
+        checks.that(_registry(root, package, KERNEL).status(KERNEL.id).missing == policy.owed(KERNEL), "stale evidence carries over")
+    return checks.measured()
+
+
+def _presupposed(rng: np.random.Generator) -> Measured:
+    """What a component presupposes must be usable, to any depth; a circle is an error."""
+    checks, package = Checks(), Package()
+    third = replace(TOP, id="made.third", presupposes=("made.top",))
+    with folder() as root:
+        save(passing((TOP, third), package), root)
+        r = _registry(root, package, BASE, TOP, third)
+        checks.that(not r.status(TOP.id).usable and not r.status(third.id).usable, "usable though what it presupposes is not")
+        checks.that(any(f"alpha gate run {BASE.id}" in line for line in r.why_not(third.id)), "the missing gate far below is not named")
+        save(passing((BASE,), package), root)
+        checks.that(_registry(root, package, BASE, TOP, third).status(third.id).usable, "not usable though everything below is")
+        looped = replace(BASE, presupposes=("made.third",))
+        checks.raises(GraphError, "a circle", lambda: _registry(root, package, looped, TOP, third).status(TOP.id), naming="made.top -> ")
+        checks.raises(InputError, "something that does not exist", lambda: _registry(root, package, TOP).status(TOP.id), naming=BASE.id)
+    return checks.measured()
+
+
+def _calls(rng: np.random.Generator) -> Measured:
+    """Calls outside the envelope that the evidence covers are refused, with the limit named."""
+    checks, package = Checks(), Package()
+    rows = int(rng.integers(5, 99))
+    with folder() as root:
+        save(passing((KERNEL,), package), root)
+        r = _registry(root, package, KERNEL)
+
+        def asked(shape: tuple[int, ...], dtype: str = "f32") -> Callable[[], None]:
+            return lambda: r.require((), [(KERNEL.id, [TensorType(shape, dtype)], {})])
+
+        asked((4, rows))()
+        checks.raises(UngatedError, "too many rows", asked((rows, 4)), naming="at most 4 rows")
+        checks.raises(UngatedError, "another dtype", asked((4, 4), "bf16"), naming="bf16")
+        checks.raises(UngatedError, "one bad call among good ones",
+                      lambda: r.require((), [(KERNEL.id, [TensorType((n, 2), "f32")], {}) for n in (1, 2, rows, 3)]),
+                      naming="at most 4 rows")
+    with folder() as root:
+        r = _registry(root, package, KERNEL)
+        checks.raises(UngatedError, "a call of a component without evidence",
+                      lambda: r.require((), [(KERNEL.id, [TensorType((1, 1), "f32")], {})]), naming="alpha gate run")
+    return checks.measured()
+
+
+def _policy(rng: np.random.Generator) -> Measured:
+    """Exemptions are a closed list: each exists, is needed and has a reason; what stands on it is owed no more, all else is."""
+    checks = Checks()
+    checks.that(policy.problems() == [], f"the list as it stands: {policy.problems()}")
+    checks.that(set(policy.OWED) == set(KINDS), "a kind without a policy, or a policy without a kind")
+    checks.that(set(policy.owed(KERNEL)) == {"parity", "gradient", "determinism", "faults", "perf"}, "a kernel owes fewer than five gates")
+    checks.that(all(policy.OWED[k] for k in policy.OWED), "a kind owes nothing")
+    wrong: Sequence[tuple[tuple[str, str], str]] = (
+        (("no_such_op", "gradient"), "a good reason"), (("gelu", "speed"), "a good reason"), (("gelu", "perf"), "  "),
+        (("gelu", "gradient"), "a row with a vjp"), (("gelu_bwd", "gradient"), "a backward row"),
+    )
+    for pair, reason in wrong:
+        with mock.patch.object(policy, "EXEMPT", {pair: reason}):
+            checks.that(len(policy.problems()) == 1, f"the exemption {pair} stands")
+    with mock.patch.object(policy, "EXEMPT", {("gelu", "perf"): "a good reason"}):
+        checks.that(policy.problems() == [] and "perf" not in policy.owed(KERNEL), "an exemption has no effect")
+        checks.that(policy.exemption(KERNEL, "perf") == "a good reason" and policy.exemption(TOP, "faults") is None, "reasons are lost")
+    return checks.measured()
+
+
+def _order(rng: np.random.Generator) -> Measured:
+    """What is missing is listed in the same order in every process."""
+    checks, package = Checks(), Package()
+    with folder() as root:
+        r = _registry(root, package, BASE, TOP, KERNEL)
+        lines = [line for c in r.catalogue for line in r.why_not(c.id)]
+    checks.that(len(lines) == 11, f"{len(lines)} lines")
+    return checks.measured(canonical(lines).encode().hex()[:64])
+
+
+CASES: dict[str, dict[str, list[Case]]] = {
+    "registry.status": {
+        "parity": [("usable", _usable), ("carried over", _carried), ("presupposed", _presupposed), ("policy", _policy)],
+        "determinism": [("order", _order)],
+        "faults": [("refused", _refused), ("calls outside the envelope", _calls)],
+    },
+}

@@ -1,0 +1,497 @@
+"""Cases of the executor, of the Program (microbatches, shards, the fixed tree) and of the optimizers' update graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import cos, pi, sqrt
+
+import numpy as np
+
+from alpha.backends.cpu.executor import CpuExecutor
+from alpha.component import Measured
+from alpha.errors import InputError, NonFiniteError, ShapeError
+from alpha.gates.contracts.mixed import merged
+from alpha.gates.contracts.reference import (
+    SCHEDULE,
+    Batches,
+    Reference,
+    batch,
+    batches_of,
+    both,
+    elsewhere,
+    graph_hashes,
+    hash_of,
+    kernels,
+    layout_of,
+    program,
+    references,
+    refuses,
+    text_of,
+    training_graph,
+    yes,
+)
+from alpha.graph.evaluate import evaluate
+from alpha.graph.ir import Graph, Value
+from alpha.graph.plan import Program
+from alpha.graph.state import Init
+from alpha.graph.trace import Tracer
+from alpha.ops.numerics import walk
+from alpha.ops.table import row
+from alpha.optim.init import fill_initial
+from alpha.optim.update import sgd
+from alpha.passes.build import STATS, Model, StepShape, build_program, stats_layout, trailing_ones
+
+Case = Callable[[np.random.Generator], Measured]
+
+DRAWS = 12
+"""Draws of the naive error, of which the largest counts."""
+
+
+def _start(executor: CpuExecutor, ref: Reference, seed: int) -> None:
+    layout = layout_of(ref)
+    fill_initial(executor.state("param"), layout, seed)
+    for o, n in layout.ranges():
+        executor.state("param")[o : o + n] += np.float32(0.02) * np.cos(np.arange(n, dtype=np.float32))
+
+
+def _step(executor: CpuExecutor, p: Program, batches: Batches) -> dict[str, np.ndarray]:
+    out: dict[str, np.ndarray] = {}
+    for s in p.schedule:
+        out = executor.run(s.plan, text_of(batches, s))
+    return {k: v.copy() for k, v in out.items()}
+
+
+def _both(check: Callable[[Reference, np.random.Generator], Measured]) -> list[tuple[str, Case]]:
+    return both(check)
+
+
+# -- executor ------------------------------------------------------------------------------------------------------------------------
+
+
+def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
+    """One microbatch's gradients in float32 against the oracles: at most twice the error of the naive float32 walk of the same graph.
+
+    Per tensor, in root mean square, the largest of DRAWS draws of parameters within 2^-8 of these: a vector of 16 elements has an error of
+    half or twice its usual size by luck, so one draw of the naive walk's error refused one sound run in 15. Tensors on which the naive walk
+    happens to be exact may be off by 8 u of their own root mean square.
+    """
+    graph, layout, inputs = training_graph(ref), layout_of(ref), batch(ref, rng)
+    p = program(ref.name)
+    with CpuExecutor(p, kernels()) as executor:
+        _start(executor, ref, int(rng.integers(1 << 30)))
+        state = {"param": executor.state("param").copy(), "counter": executor.state("counter").copy()}
+        executor.run("micro_first@0", inputs)
+        got = executor.state("grad0").astype(np.float64)
+    _, want = evaluate(graph, inputs, state)
+    naive = _naive_errors(graph, inputs, state, want)
+    for _ in range(DRAWS - 1):
+        nudged = state["param"] * (1 + 2.0**-8 * rng.uniform(-1, 1, state["param"].size))
+        moved = {**state, "param": nudged.astype(np.float32)}
+        again = _naive_errors(graph, inputs, moved, evaluate(graph, inputs, moved)[1])
+        naive = {key: max(naive[key], again[key]) for key in naive}
+    worst = 0.0
+    for key, w in want.items():
+        error = _rms(got[key[1] : key[1] + w.size].reshape(w.shape) - w)
+        ratio = error / max(2 * naive[key], 8 * 2.0**-24 * _rms(w), 1e-30)
+        worst = max(worst, ratio if np.isfinite(ratio) else np.inf)
+    assert layout.size
+    return Measured(error=worst, bound=1.0, cases=len(graph.updates), note="error over max(2 x naive, 8 u)")
+
+
+def _rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(x))))
+
+
+def _naive_errors(graph: Graph, inputs: dict[str, np.ndarray], state: dict[str, np.ndarray],
+                  want: dict[tuple[str, int], np.ndarray]) -> dict[tuple[str, int], float]:
+    """By what is updated, root mean square of what the float32 walk of the graph, oracle by oracle, is off `want`."""
+    env = {**{v: inputs[k] for k, v in graph.inputs.items()},
+           **{v: state[k][o : o + v.type.size].reshape(s) for (k, o, s), v in graph.states.items()}}
+    for node in graph.nodes:
+        outs = walk(row(node.op).oracle, "f32", tuple(env[v] for v in node.inputs), node.attrs)
+        env.update({v: x.reshape(v.type.shape) for v, x in zip(node.outputs, outs, strict=True)})
+    return {key: _rms(np.asarray(env[value], dtype=np.float64) - want[key]) for key, value in graph.updates.items()}
+
+
+def _replay_names(ref: Reference, rng: np.random.Generator) -> Measured:
+    """An infinite weight: replay names the first op that reads it, with layer and model line."""
+    p = program(ref.name)
+    layout = layout_of(ref)
+    with CpuExecutor(p, kernels()) as executor:
+        _start(executor, ref, 1)
+        executor.state("param")[layout.offsets["block.1.attention.qkv.weight"]] = np.inf
+        try:
+            executor.replay("micro_first@0", batch(ref, rng))
+        except NonFiniteError as error:
+            text = str(error)
+            return yes("matmul" in text and "block.1" in text and "parts.py:" in text, text[:120])
+    return yes(False, "no error")
+
+
+def _bad_inputs(ref: Reference, rng: np.random.Generator) -> Measured:
+    with CpuExecutor(program(ref.name), kernels()) as executor:
+        good = batch(ref, rng)
+        tokens = good["tokens"]
+        wrong = [{}, {**good, "tokens": tokens[:, :-1]}, {**good, "tokens": tokens.astype(np.int64)}, {**good, "more": tokens}]
+        held = [refuses(InputError, partial(executor.run, "micro_first@0", w)).error == 0 for w in wrong]
+    return yes(all(held), cases=len(held))
+
+
+def _bad_step_harmless(ref: Reference, rng: np.random.Generator) -> Measured:
+    """A non-finite gradient: parameters, moments and step keep their bits, finite is 0; the next good step goes on."""
+    p = program(ref.name)
+    with CpuExecutor(p, kernels()) as executor:
+        _start(executor, ref, 2)
+        _step(executor, p, batches_of(ref, rng, 1, 1))
+        kept = [k for k in p.states if not k.startswith("grad")]
+        before = {k: executor.state(k).copy() for k in kept}
+        executor.run("micro_first@0", batch(ref, rng))
+        executor.state("grad0")[layout_of(ref).ranges()[3][0]] = rng.choice([np.inf, -np.inf, np.nan])
+        out = executor.run("update")
+        same = all(before[k].tobytes() == executor.state(k).tobytes() for k in kept) and int(out["finite"]) == 0
+        out = _step(executor, p, batches_of(ref, rng, 1, 1))
+        moved = int(out["finite"]) == 1 and int(executor.state("counter")[0]) == 2
+    return yes(same and moved)
+
+
+def _bits(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Two steps of two shards of two microbatches on 1, 2 and 3 workers: the same parameter bits."""
+    batches = batches_of(ref, rng, 2, 2)
+    digests = set()
+    for threads in (2, 1, 3):
+        p = program(ref.name, shards=2, micros=2, threads=threads)
+        with CpuExecutor(p, kernels()) as executor:
+            _start(executor, ref, 3)
+            for _ in range(2):
+                _step(executor, p, batches)
+            digests.add(hash_of(executor.state("param"), executor.state("m"), executor.state("v")))
+    return Measured(error=float(len(digests) - 1), bound=0.0, cases=3, digest=sorted(digests)[0], note="workers 1, 2, 3")
+
+
+def _watched(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Two steps unwatched, with every launch timed, and with the workers observed: the same parameter bits."""
+    p, batches = program(ref.name, shards=2, micros=2), batches_of(ref, rng, 2, 2)
+    digests = []
+    for mode in ("unwatched", "timed", "observed"):
+        with CpuExecutor(p, kernels()) as executor:
+            _start(executor, ref, 3)
+            for step in range(2):
+                if mode != "unwatched":
+                    executor.recorder.begin(step, profiled=mode == "observed")
+                _step(executor, p, batches)
+            digests.append(hash_of(executor.state("param"), executor.state("m"), executor.state("v")))
+    return Measured(error=float(len(set(digests)) - 1), bound=0.0, cases=3, digest=digests[0], note="unwatched, timed, observed")
+
+
+def _eval_reads_only(ref: Reference, rng: np.random.Generator) -> Measured:
+    """eval and decode leave every state array alone, and eval's loss is the training loss where there is no dropout."""
+    p = program(ref.name)
+    with CpuExecutor(p, kernels()) as executor:
+        _start(executor, ref, 4)
+        before = {k: executor.state(k).copy() for k in p.states}
+        full = batch(ref, rng)
+        executor.run("eval", {k: v for k, v in full.items() if k in p.plans["eval"].inputs})
+        decode = {k: full[k][:1] for k in p.plans["decode"].inputs if k in full} | {"index": np.array([3], np.int32)}
+        executor.run("decode", decode)
+        executor.run("snapshot")
+        same = all(before[k].tobytes() == executor.state(k).tobytes() for k in p.states)
+    return yes(same)
+
+
+def _snapshot_is_state(ref: Reference, rng: np.random.Generator) -> Measured:
+    """The snapshot's outputs are the state arrays themselves, whole, at their own addresses; gradients are not among them."""
+    p = program(ref.name)
+    with CpuExecutor(p, kernels()) as executor:
+        out = executor.run("snapshot")
+        same = set(out) == {k for k in p.states if not k.startswith("grad")}
+        for kind, x in out.items():
+            state = executor.state(kind)
+            same &= x.shape == state.shape and x.ctypes.data == state.ctypes.data
+    return yes(same, cases=len(out))
+
+
+def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
+    """replay computes what run computes, from its own inputs, also where another batch was staged; so does run; a staged batch is used."""
+    p = program(ref.name)
+    with CpuExecutor(p, kernels()) as executor:
+        _start(executor, ref, 11)
+        first, second = batch(ref, rng), batch(ref, rng)
+        executor.run("micro_first@0", second)
+        want = executor.state("grad0").copy()
+        held = []
+        for again in (executor.replay, executor.run):
+            executor.run("micro_first@0", first)
+            held.append(want.tobytes() != executor.state("grad0").tobytes())  # or the comparison means nothing
+            executor.stage(("micro_first@0",), [first])
+            again("micro_first@0", second)
+            held.append(want.tobytes() == executor.state("grad0").tobytes())
+        executor.run("micro_first@0", first)
+        executor.stage(("micro_first@0",), [second])
+        executor.enqueue(("micro_first@0",))
+        held.append(want.tobytes() == executor.state("grad0").tobytes())
+        return yes(all(held), cases=len(held))
+
+
+# -- program -------------------------------------------------------------------------------------------------------------------------
+
+
+def _tree(shards: int, micros: int) -> Callable[[Reference, np.random.Generator], Measured]:
+    def check(ref: Reference, rng: np.random.Generator) -> Measured:
+        """Gradients of S shards x M microbatches are, bit for bit, the left folds of the shards added in a balanced binary tree."""
+        batches = batches_of(ref, rng, shards, micros)
+        p = program(ref.name, shards=shards, micros=micros, fused=False)
+        last = f"grad{shards.bit_length() - 1}"
+        with CpuExecutor(p, kernels()) as executor:
+            _start(executor, ref, 5)
+            for call in p.schedule[:-1]:
+                executor.run(call.plan, text_of(batches, call))
+            got = executor.state(last).copy()
+            single = {}
+            for key, x in batches.items():
+                executor.run("micro_first@0", x)
+                single[key] = executor.state("grad0").copy()
+        level = []
+        for s in range(shards):
+            fold = single[s, 0]
+            for m in range(1, micros):
+                fold = fold + single[s, m]
+            level.append(fold)
+        while len(level) > 1:
+            level = [a + b for a, b in zip(level[0::2], level[1::2])]
+        differ = sum(int((got[o : o + n] != level[0][o : o + n]).any()) for o, n in stats_layout(layout_of(ref)).ranges())
+        return Measured(error=float(differ), bound=0.0, cases=len(layout_of(ref).tensors) + 2, note="tensors that differ")
+    return check
+
+
+def _sum_of_all(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Loss and token count of a step are the sums over all its microbatches, each counted once; both through the oracle."""
+    shards, micros = 4, 2
+    batches = batches_of(ref, rng, shards, micros)
+    p = program(ref.name, shards=shards, micros=micros)
+    layout = stats_layout(layout_of(ref))
+    with CpuExecutor(p, kernels()) as executor:
+        _start(executor, ref, 6)
+        state = {"param": executor.state("param").copy(), "counter": executor.state("counter").copy()}
+        out = _step(executor, p, batches)
+    loss = count = 0.0
+    graph = training_graph(ref)
+    for x in batches.values():
+        _, updates = evaluate(graph, x, state)
+        loss += float(updates["grad0", layout.offsets[f"{STATS}.loss_sum"]])
+        count += float(updates["grad0", layout.offsets[f"{STATS}.count"]])
+    error = abs(float(out["loss_sum"]) / loss - 1) + abs(float(out["count"]) - count)
+    # eight float32 losses of about 40 nats, each right to a few ulp: 2^-24 * 64 covers them
+    return Measured(error=error, bound=64 * 2.0**-24, cases=len(batches), note="relative loss error + count error")
+
+
+def _replays(ref: Reference, rng: np.random.Generator) -> Measured:
+    """However many microbatches are handed over at once, each call of the schedule is, once and in order, and the state is the same to the
+    bit; so where the first of them were staged."""
+    batches, good, digests = batches_of(ref, rng, 2, 2), True, set()
+    p = program(ref.name, shards=2, micros=2)
+    for replay, most in ((1, 1), (2, 2), (3, 3), (0, 4), (9, 4)):
+        cut = replace(p, replay=replay)
+        good &= tuple(call for calls in cut.replays() for call in calls) == p.schedule and cut.hash() == p.hash()
+        held = [sum(call.shard is not None for call in calls) for calls in cut.replays()[:-1]]
+        good &= cut.replays()[-1] == p.schedule[-1:]
+        good &= held[:-1] == [most] * (len(held) - 1) and 0 < held[-1] <= most
+        for staged in (False, True):
+            with CpuExecutor(cut, kernels()) as executor:
+                _start(executor, ref, 8)
+                for index, calls in enumerate(cut.replays()):
+                    plans = tuple(call.plan for call in calls)
+                    inputs = [text_of(batches, call) for call in calls]
+                    if staged and index == 0:
+                        executor.stage(plans, inputs)
+                    executor.enqueue(plans, None if staged and index == 0 else inputs)
+                digests.add(hash_of(executor.state("param"), executor.state("counter")))
+    with CpuExecutor(p, kernels()) as executor:
+        _start(executor, ref, 8)
+        _step(executor, p, batches)
+        digests.add(hash_of(executor.state("param"), executor.state("counter")))
+    return yes(good and len(digests) == 1, cases=11)
+
+
+def _schedule_shape(rng: np.random.Generator) -> Measured:
+    """Every (shard, microbatch) exactly once, in order; slots by trailing ones; log2 S + 1 gradient buffers; update last and once."""
+    good, cases = True, 0
+    for shards in (1, 2, 4, 8):
+        for micros in (1, 3):
+            p = program("llama", shards=shards, micros=micros)
+            seen = [(s.shard, s.micro) for s in p.schedule if s.shard is not None]
+            good &= seen == [(s, m) for s in range(shards) for m in range(micros)]
+            good &= [s.plan for s in p.schedule].count("update") == 1 and p.schedule[-1].plan == "update"
+            good &= sum(k.startswith("grad") for k in p.states) == shards.bit_length()
+            good &= sum(s.plan.startswith("tree@") for s in p.schedule) == shards - 1
+            cases += 1
+    good &= [trailing_ones(s) for s in range(8)] == [0, 1, 0, 2, 0, 1, 0, 3]
+    good &= StepShape(micro_batch=2, seq=3, shards=4, micros=5).tokens == 2 * 3 * 4 * 5
+    return yes(good, cases=cases)
+
+
+def _shared_gradient(rng: np.random.Generator) -> Measured:
+    """Two parameters with one and the same gradient, and one that is read by the loss twice: each buffer gets its own, exactly."""
+    def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
+        a, b = (t.param(name, (6,), Init("ones")) for name in ("a", "b"))
+        x = t.add(t.add(a, b), a)
+        targets = t.input("targets", (6,), "i32")
+        return t.sum(x, axis=(0,), keepdims=False), t.count_valid(targets, ignore_index=-1)
+
+    p = build_program(name="shared", model=Model(name="shared", loss=loss), optimizer=sgd(SCHEDULE), catalogue=kernels(),
+                      shape=StepShape(micro_batch=1, seq=6))
+    with CpuExecutor(p, kernels()) as executor:
+        executor.run("micro_first@0", {"targets": np.zeros(6, np.int32)})
+        got = [executor.state("grad0")[o : o + n] for o, n in p.states["param"].ranges()]
+    return Measured(error=float(np.abs(got[0] - 2).max() + np.abs(got[1] - 1).max()), bound=0.0, cases=2)
+
+
+def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Three steps with and without per-block recompute: the same parameter bits (dropout included)."""
+    batches = [batches_of(ref, rng, 1, 1) for _ in range(3)]
+    digests = set()
+    for policy in ("none", "block"):
+        p = program(ref.name, policy=policy, fused=False)
+        with CpuExecutor(p, kernels()) as executor:
+            _start(executor, ref, 7)
+            for b in batches:
+                _step(executor, p, b)
+            digests.add(hash_of(executor.state("param")))
+    return Measured(error=float(len(digests) - 1), bound=0.0, cases=2)
+
+
+def _program_hash(ref: Reference, rng: np.random.Generator) -> Measured:
+    here = graph_hashes(ref.name)
+    return Measured(error=float(here != elsewhere(f"graph_hashes({ref.name!r})", "alpha.gates.contracts.reference")), bound=0.0,
+                    digest=hash_of(np.frombuffer(here.encode(), np.uint8)))
+
+
+def _bad_shards(rng: np.random.Generator) -> Measured:
+    held = [refuses(ShapeError, partial(StepShape, micro_batch=1, seq=1, shards=s)).error == 0 for s in (0, 3, 6, -4)]
+    return yes(all(held), cases=4)
+
+
+# -- optimizers ----------------------------------------------------------------------------------------------------------------------
+
+
+def _rate(step: int) -> float:
+    """Cosine with linear warmup, written from its definition (Loshchilov and Hutter, arXiv:1608.03983, section 3)."""
+    s = SCHEDULE
+    if step < s.warmup:
+        return s.peak * (step + 1) / s.warmup
+    share = min(1.0, (step - s.warmup) / (s.total - s.warmup))
+    return s.peak * (s.floor + (1 - s.floor) * 0.5 * (1 + cos(pi * share)))
+
+
+def _textbook(name: str, layout_tensors: list, p: dict, g: list[dict], counts: list[float]) -> dict:
+    """float64, tensor by tensor, from the papers' algorithm boxes; decay on matrices only; clipping of the mean gradient at 1."""
+    m = {k: np.zeros_like(x) for k, x in p.items()}
+    v = {k: np.zeros_like(x) for k, x in p.items()}
+    for t, (grads, count) in enumerate(zip(g, counts)):
+        norm = sqrt(sum(float((x / count) ** 2 @ np.ones(x.size)) for x in (y.ravel() for y in grads.values())))
+        clip, lr = min(1.0, 1.0 / norm), _rate(t)
+        for spec in layout_tensors:
+            k, x = spec.name, grads[spec.name] / count * clip
+            matrix = len(spec.shape) == 2
+            if name == "adamw":
+                m[k] = 0.9 * m[k] + 0.1 * x
+                v[k] = 0.95 * v[k] + 0.05 * x * x
+                step = (m[k] / (1 - 0.9 ** (t + 1))) / (np.sqrt(v[k] / (1 - 0.95 ** (t + 1))) + 1e-8)
+                p[k] = p[k] - lr * (step + (0.1 * p[k] if matrix else 0.0))
+            else:
+                m[k] = 0.9 * m[k] + x
+                p[k] = p[k] - lr * m[k]
+    return p
+
+
+def _optimizer(name: str) -> Case:
+    def check(rng: np.random.Generator) -> Measured:
+        """Six updates with random gradients (one of them large enough to be clipped) against the textbook in float64.
+
+        Each update rounds a handful of float32 operations on p and on the step: 32 u (|p| + lr * 3) per update covers them.
+        """
+        ref = references()["gpt"]
+        layout = layout_of(ref)
+        with_stats = stats_layout(layout)
+        p = program("gpt", optimizer=name)
+        steps = 6
+        with CpuExecutor(p, kernels()) as executor:
+            _start(executor, ref, 8)
+            params = {t.name: executor.state("param")[layout.offsets[t.name] :][: t.size].astype(np.float64).reshape(t.shape)
+                      for t in layout.tensors}
+            grads, counts, worst_lr = [], [], 0.0
+            for i in range(steps):
+                flat = (rng.standard_normal(with_stats.size) * (50.0 if i == 3 else 0.01)).astype(np.float32)
+                count = float(rng.integers(10, 30))
+                flat[with_stats.offsets[f"{STATS}.count"]] = count
+                executor.state("grad0")[...] = flat
+                counts.append(count)
+                grads.append({t.name: flat[layout.offsets[t.name] :][: t.size].astype(np.float64).reshape(t.shape) for t in layout.tensors})
+                out = executor.run("update")
+                worst_lr = max(worst_lr, abs(float(out["lr"]) / _rate(i) - 1))
+            got = executor.state("param").astype(np.float64)
+        want = _textbook(name, list(layout.tensors), params, grads, counts)
+        worst = 0.0
+        for t in layout.tensors:
+            w = want[t.name].ravel()
+            error = np.abs(got[layout.offsets[t.name] :][: t.size] - w)
+            ratio = float((error / (steps * 32 * 2.0**-24 * (np.abs(w) + 3 * SCHEDULE.peak))).max())
+            worst = max(worst, ratio if np.isfinite(ratio) else np.inf)
+        covered = np.zeros(layout.size, bool)
+        for o, n in layout.ranges():
+            covered[o : o + n] = True
+        padding = float(np.abs(got[~covered]).max(initial=0.0))
+        return Measured(error=worst + padding + (np.inf if not worst_lr < 1e-5 else 0.0), bound=1.0, cases=steps,
+                        note="error over 32 u (|p| + 3 lr) per step; padding must stay 0")
+    return check
+
+
+def _optimizer_digest(name: str) -> Case:
+    def check(rng: np.random.Generator) -> Measured:
+        p = program("llama", optimizer=name)
+        with CpuExecutor(p, kernels()) as executor:
+            _start(executor, references()["llama"], 9)
+            b = batches_of(references()["llama"], rng, 1, 1)
+            for _ in range(2):
+                _step(executor, p, b)
+            return Measured(error=0.0, bound=0.0, digest=hash_of(executor.state("param")))
+    return check
+
+
+def _learns(name: str) -> Case:
+    def check(rng: np.random.Generator) -> Measured:
+        """Twenty steps on one batch lower its loss."""
+        ref = references()["llama"]
+        p = program("llama", optimizer=name)
+        b = batches_of(ref, rng, 1, 1)
+        with CpuExecutor(p, kernels()) as executor:
+            _start(executor, ref, 10)
+            losses = [float(_step(executor, p, b)["loss_sum"]) for _ in range(20)]
+        return Measured(error=losses[-1] / losses[0], bound=0.9, cases=20, note="last loss over first")
+    return check
+
+
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
+    "executor.cpu": {
+        "parity": [*_both(_against_oracle), *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
+                   *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)]],
+        "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
+        "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
+                   *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)]],
+    },
+    "program.step": {
+        "parity": [*[(f"tree-{s}x{m}-{n}", c) for s, m in ((1, 2), (2, 1), (4, 2)) for n, c in _both(_tree(s, m))],
+                   *[(f"sum-{n}", c) for n, c in _both(_sum_of_all)], ("schedule", _schedule_shape), ("shared-gradient", _shared_gradient),
+                   *[(f"recompute-{n}", c) for n, c in _both(_recompute_same_bits)],
+                   *[(f"snapshot-{n}", c) for n, c in _both(_snapshot_is_state)]],
+        "determinism": _both(_program_hash)[1:],
+        "faults": [("shards", _bad_shards)],
+    },
+    "optimizer.adamw": {"parity": [("textbook", _optimizer("adamw")), ("learns", _learns("adamw"))],
+                        "determinism": [("bits", _optimizer_digest("adamw"))],
+                        "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["llama"], rng))]},
+    "optimizer.sgd": {"parity": [("textbook", _optimizer("sgd")), ("learns", _learns("sgd"))],
+                      "determinism": [("bits", _optimizer_digest("sgd"))],
+                      "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["gpt"], rng))]},
+})

@@ -1,0 +1,1 @@
+"""How the engines call kernels of the CPU. Floor 7."""

@@ -1,0 +1,1 @@
+"""How the engines call, time and disturb kernels of the GPU. Floor 7."""

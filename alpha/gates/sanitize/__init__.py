@@ -1,0 +1,1 @@
+"""Kernels of the GPU under compute-sanitizer, sound and with planted errors. Floor 7."""

@@ -1,0 +1,153 @@
+"""Pinning: what the perf gate judges by on this kind of machine, measured several times, each time in a fresh process. Floor 7.
+
+One measurement times every case of the components asked for, in random order, with the gate's own engine (best of perf.PINNED tries).
+The next begins when it is done, so that two of one case lie as far apart as the time allows. Those of another day may be added, for the
+same code. Shares that no machine can reach are not pinned.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from alpha.component import Catalogue, Component
+from alpha.errors import InputError, MachineError
+from alpha.gates import perf
+from alpha.gates.cuda import perf as cuda_perf
+from alpha.registry import policy
+from alpha.registry.digest import Package, component_digests
+from alpha.registry.evidence import shipped_root
+from alpha.registry.gpu import class_here, family, gpu_environment, why_not_here
+from alpha.registry.judge import judge
+from alpha.registry.machine import environment, processor
+from alpha.registry.pins import FEWEST, FLOOR, MOST, Pin, Pins, code_of, folder_of, key_of, line_of
+
+MEASUREMENTS = {"cpu": 8, "cuda": 8}
+"""Of one call, by family: what fits into four minutes on a CPU's core and into two and a half on a GPU."""
+
+_CHILD = """
+import sys
+from alpha.gates import pin
+pin.child(sys.argv[1:])
+"""
+
+
+def timed(catalogue: Catalogue, ids: Iterable[str] = ()) -> list[Component]:
+    """Components that owe the perf gate and run here, all or those named; InputError when none does."""
+    chosen = [catalogue[i] for i in dict.fromkeys(ids)] or list(catalogue)
+    found = [c for c in chosen if "perf" in policy.owed(c) and not why_not_here(c)]
+    if not found:
+        raise InputError("nothing to pin", came=", ".join(c.id for c in chosen[:4]), expected="kernels that owe the perf gate and run here",
+                         do="list them with `alpha gate list`")
+    return found
+
+
+def one(component: Component) -> dict[str, float]:
+    """case -> share, measured once; MachineError where a case was not measured, or was measured wrongly."""
+    engine = cuda_perf.measure if family(component) == "cuda" else perf.measure
+    for _ in range(3):
+        record = engine(component, tries=perf.PINNED)
+        judgement = judge(record)
+        if judgement.satisfied:
+            return {str(c["name"]): float(c["share"]) for c in record.cases}
+    raise MachineError("a kernel cannot be pinned", came=f"{component.id}: {judgement.verdict}: {'; '.join(judgement.reasons[:2])}"
+                       f"{record.environment.get('not_measured', '')}", expected="every case measured, no share above 1",
+                       do=f"`alpha gate run {component.id} --gate perf` says more")
+
+
+def child(ids: Sequence[str]) -> None:
+    """One measurement of every component named: a JSON line each on standard output."""
+    from alpha.train.house import house
+
+    order = list(ids)
+    random.SystemRandom().shuffle(order)
+    for i in order:
+        start = time.perf_counter()
+        try:
+            found: dict[str, Any] = {"component": i, "shares": one(house()[i])}
+        except MachineError as error:
+            found = {"component": i, "why": f"{error.what}: {error.came}"}
+        print(json.dumps({**found, "seconds": round(time.perf_counter() - start, 2)}), flush=True)
+
+
+def _fresh(ids: Sequence[str], said: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """One measurement in a fresh process: component -> case -> share."""
+    from alpha.gates.contracts.engine import child_environment
+
+    done = subprocess.run([sys.executable, "-c", _CHILD, *ids], capture_output=True, text=True, env=child_environment(), check=False)
+    if done.returncode != 0:
+        raise MachineError("a measurement ended in an error", came=done.stderr.strip().rsplit("\n", 1)[-1] or f"exit {done.returncode}",
+                           do="run `alpha gate run --gate perf` to see it")
+    found = {}
+    for line in map(json.loads, done.stdout.splitlines()):
+        if "why" in line:
+            said(f"not pinned: {line['why']}")
+        else:
+            found[line["component"]] = line["shares"]
+    return found
+
+
+def run(components: Sequence[Component], *, measurements: int | None = None, add: bool = False, root: Pins | None = None,
+        said: Callable[[str], None] = lambda text: None, catalogue: Catalogue | None = None,
+        fresh: Callable[[Sequence[str], Callable[[str], None]], dict[str, dict[str, float]]] = _fresh) -> list[Pin]:
+    """Measure and pin; the pins as they are now. `add`: to the present measurements of the same code, which are replaced otherwise;
+    `root`: the folder of pins (default: the repository's); `catalogue`: pins of components that are not in it are dropped."""
+    pins = root or Pins(folder_of(shipped_root()))
+    if measurements is not None and not (1 if add else FEWEST) <= measurements <= MOST:
+        raise InputError("not a number of measurements", came=measurements, expected=f"{1 if add else FEWEST} to {MOST}")
+    made: list[Pin] = []
+    package, start = Package(), time.perf_counter()
+    for key in sorted({_key(c) for c in components}):
+        mine = {c.id: c for c in components if _key(c) == key}
+        taken: dict[str, list[tuple[str, Mapping[str, float]]]] = {i: [] for i in mine}
+        wanted = measurements or MEASUREMENTS[family(next(iter(mine.values())))]
+        for k in range(wanted):
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            for i, shares in fresh(list(mine), said).items():
+                taken[i].append((at, shares))
+            said(f"measurement {k + 1} of {wanted}, {time.perf_counter() - start:.0f} s")
+        found = {i: merged(c, taken[i], pins.load(key).get(i) if add else None, package) for i, c in mine.items()}
+        for i in (i for i, pin in found.items() if pin is None):
+            said(f"not pinned: {i} has fewer than {FEWEST} whole measurements")
+        made += (whole := [pin for pin in found.values() if pin is not None])
+        pins.save(key, {p.component: p for p in whole}, keep=None if catalogue is None else frozenset(c.id for c in catalogue))
+    return made
+
+
+def _key(component: Component) -> str:
+    here = class_here(component)
+    assert here is not None, "only what runs here is pinned"
+    return key_of(here.key, processor())
+
+
+def merged(component: Component, taken: Sequence[tuple[str, Mapping[str, float]]], old: Pin | None, package: Package) -> Pin | None:
+    """The pin of a component with these measurements, added to those of `old` if that is of the same code and cases; None while too few."""
+    code = code_of(component_digests(component, "perf", package=package))
+    times, rows = [t for t, _ in taken], [dict(s) for _, s in taken]
+    if old is not None and dict(old.code) == code and (not rows or set(old.shares) == set(rows[0])) and old.flops == perf.FLOPS:
+        times = [*old.times, *times]
+        rows = [*({case: old.shares[case][k] for case in old.shares} for k in range(len(old.times))), *rows]
+    rows, times = rows[-MOST:], times[-MOST:]
+    if len(rows) < FEWEST or any(set(r) != set(rows[0]) for r in rows):
+        return None
+    here = {k: v for k, v in environment().items() if k in ("numpy", "blas", "cpu", "processor")}
+    here |= gpu_environment() if family(component) == "cuda" else {}
+    return Pin(component.id, family(component), code, {case: tuple(r[case] for r in rows) for case in rows[0]}, tuple(times),
+               perf.FLOPS, here)
+
+
+def false_alarms(pins: Iterable[Pin]) -> tuple[int, int]:
+    """(alarms, trials), cross-validated: each measurement in turn is held against the line that the others draw. Judged cases only."""
+    alarms = trials = 0
+    for pin in pins:
+        for shares in pin.shares.values():
+            for k in range(len(shares) if len(shares) > FEWEST else 0):
+                line = line_of((*shares[:k], *shares[k + 1 :]), FLOOR[pin.family])
+                if line.judged:
+                    trials, alarms = trials + 1, alarms + (not shares[k] >= line.least)
+    return alarms, trials

@@ -1,0 +1,352 @@
+"""A GPU made of host memory, for the host side of the GPU back end: executor, staging, capture, loop and session.
+
+It is as late as the driver may be: what is enqueued on a stream runs only when somebody waits for it, an asynchronous copy reads
+page-locked memory only then, and what waits for nothing sees memory as it was. A captured launch is recorded and does not run. Fresh
+memory is full of NaN. Kernels are their rows' oracles, each result rounded once to its type; so numbers are those of a GPU in kind, and
+bits can be compared. It says nothing about kernels and nothing about speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from alpha.backends.cuda.lib import Gpu, Operand, Parts
+from alpha.backends.cuda.values import device_bytes, from_device
+from alpha.component import Catalogue, Component
+from alpha.cuda_runtime import _bindings, cupti, device, launch, mark
+from alpha.gates.cuda import replay as cuda_replay
+from alpha.ops.numerics import round_to
+from alpha.ops.table import row, table
+from alpha.passes.build import MULTIPROCESSORS
+from alpha.types import NUMPY, Attrs
+
+NAME = "NVIDIA H200, emulated"
+PARTS: dict[str, tuple[str | None, ...]] = {"linear_cross_entropy_grad": (None, "backward"), "update_scalars": ("grad_norm", "grad_clip")}
+"""Ops whose kernels belong to several phases; here the last does everything."""
+KINDS = {f"CU_GRAPH_NODE_TYPE_{kind}": kind for kind in ("KERNEL", "MEMSET", "MEMCPY", "EMPTY", "HOST")}
+"""What a node of a graph is; work with an attribute `kernel`, its name, is a kernel's."""
+
+
+@dataclass
+class Record:
+    """One recording of an event."""
+
+    stream: Stream
+    done: bool = False
+
+
+class Stream:
+    """A queue that runs when somebody waits. `capturing`: what goes into a graph instead."""
+
+    by_handle: ClassVar[dict[int, Stream]] = {}
+
+    def __init__(self, flags: int = 0) -> None:
+        assert flags == 1, "streams of this package do not wait for the default one"
+        self.queue: deque[Callable[[], None]] = deque()
+        self.capturing: list[Callable[[], None]] | None = None
+        self.handle = 1000 + len(Stream.by_handle)
+        Stream.by_handle[self.handle] = self
+
+    def push(self, work: Callable[[], None]) -> None:
+        (self.queue if self.capturing is None else self.capturing).append(work)
+
+    def synchronize(self) -> None:
+        assert self.capturing is None, "a capturing stream was waited for"
+        with EmulatedCupti.waiting("wait for a stream"):
+            while self.queue:
+                EmulatedCupti.run(self.queue.popleft())
+
+    def until(self, record: Record) -> None:
+        while not record.done:
+            EmulatedCupti.run(self.queue.popleft())
+
+    def wait_for_event(self, event: Event) -> None:
+        record = event.last
+        if record is not None:
+            self.push(lambda: record.stream.until(record))
+
+
+class Event:
+    """An event; one that was never recorded counts as done."""
+
+    def __init__(self, *flags: int) -> None:
+        self.last: Record | None = None
+
+    def record(self, stream: Stream) -> None:
+        self.last = found = Record(stream)
+
+        def done() -> None:
+            found.done = True
+
+        stream.push(done)
+
+    def synchronize(self) -> None:
+        if self.last is not None:
+            with EmulatedCupti.waiting("wait for an event"):
+                self.last.stream.until(self.last)
+
+
+class EmulatedCupti:
+    """What stands for CUPTI: while it is on, everything that runs with an attribute `kernel` or `copied`, and every wait. What was
+    enqueued before it was turned on is not seen, as on a device."""
+
+    text = "emulated"
+    on: ClassVar[EmulatedCupti | None] = None
+
+    def __init__(self) -> None:
+        self.records: list[cupti.Record] = []
+
+    def start(self) -> None:
+        self.records.clear()
+        EmulatedCupti.on = self
+
+    def stop(self) -> list[cupti.Record]:
+        EmulatedCupti.on = None
+        return sorted(self.records, key=lambda r: (r.start, r.stop))
+
+    @staticmethod
+    def run(work: Callable[[], None]) -> None:
+        start = time.perf_counter_ns()
+        work()
+        name, copied = getattr(work, "kernel", None), getattr(work, "copied", None)
+        if EmulatedCupti.on is not None and (name or copied):
+            kind = "kernel" if name else "copy"
+            EmulatedCupti.on.records.append(cupti.Record(kind, name or copied[0], start, time.perf_counter_ns(), 0 if name else copied[1]))
+
+    @staticmethod
+    @contextmanager
+    def waiting(name: str) -> Iterator[None]:
+        start = time.perf_counter_ns()
+        yield
+        if EmulatedCupti.on is not None:
+            EmulatedCupti.on.records.append(cupti.Record("wait", name, start, time.perf_counter_ns()))
+
+
+class Allocation:
+    """Device memory, full of NaN."""
+
+    def __init__(self, gpu: EmulatedGpu, nbytes: int) -> None:
+        if gpu.allocated + nbytes > gpu.total:
+            raise MemoryError
+        self.gpu, raw = gpu, np.full(nbytes + 256, 0xFF, np.uint8)
+        self.raw, self.nbytes, self.address = raw, nbytes, raw.ctypes.data + -raw.ctypes.data % 256
+        gpu.allocated += nbytes
+
+    def __int__(self) -> int:
+        return self.address
+
+    def free(self) -> None:
+        self.raw[...] = 0xFF
+        self.gpu.allocated -= self.nbytes
+
+
+@dataclass
+class EmulatedGpu:
+    """State of the machine: bytes allocated, and where page-locked memory lies."""
+
+    total: int = 2 << 30
+    allocated: int = 0
+    pinned: list[np.ndarray] = field(default_factory=list)
+    limits: dict[str, int] = field(default_factory=dict)
+
+    def is_pinned(self, x: np.ndarray) -> bool:
+        return any(p.ctypes.data <= x.ctypes.data and x.ctypes.data + x.nbytes <= p.ctypes.data + p.nbytes for p in self.pinned)
+
+    def pagelocked_empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        self.pinned.append(np.zeros(shape, dtype))
+        return self.pinned[-1]
+
+    def htod_async(self, target: int, x: np.ndarray, stream: Stream) -> None:
+        source = x if self.is_pinned(x) else x.copy()  # the driver stages pageable memory before it returns
+        stream.push(_copied(partial(_move, target, source), "HtoD", x.nbytes))
+
+    def dtoh_async(self, x: np.ndarray, source: int, stream: Stream) -> None:
+        assert self.is_pinned(x), "an asynchronous download into pageable memory"
+        stream.push(_copied(lambda: ctypes.memmove(x.ctypes.data, source, x.nbytes) and None, "DtoH", x.nbytes))
+
+    def pycuda(self) -> Any:
+        """What stands for pycuda.driver."""
+        handle = SimpleNamespace(handle=1, push=lambda: None, pop=lambda: None)
+        attributes = SimpleNamespace(MULTIPROCESSOR_COUNT=132, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=232448, L2_CACHE_SIZE=60 << 20,
+                                     CLOCK_RATE=1)
+        gpu = SimpleNamespace(name=lambda: NAME, compute_capability=lambda: (9, 0), get_attribute=lambda x: x,
+                              total_memory=lambda: self.total, retain_primary_context=lambda: handle)
+
+        class Devices:
+            count = staticmethod(lambda: 1)
+
+            def __new__(cls, index: int) -> Any:
+                return gpu
+
+        return SimpleNamespace(
+            init=lambda: None, Device=Devices, get_driver_version=lambda: 13000, device_attribute=attributes,
+            Context=SimpleNamespace(get_current=lambda: handle, synchronize=lambda: [s.synchronize() for s in Stream.by_handle.values()]),
+            Stream=Stream, Event=Event, MemoryError=MemoryError, mem_alloc=partial(Allocation, self),
+            mem_get_info=lambda: (self.total - self.allocated, self.total), pagelocked_empty=self.pagelocked_empty,
+            memcpy_htod=_move, memcpy_htod_async=self.htod_async, memcpy_dtoh_async=self.dtoh_async,
+            memcpy_dtoh=lambda x, source: ctypes.memmove(x.ctypes.data, source, x.nbytes),
+        )
+
+    def driver(self) -> Any:
+        """What stands for cuda.bindings.driver."""
+        def begin(handle: int, mode: int) -> tuple[int]:
+            Stream.by_handle[handle].capturing = []
+            return (0,)
+
+        def end(handle: int) -> tuple[int, Any]:
+            stream = Stream.by_handle[handle]
+            found, stream.capturing = stream.capturing, None
+            return 0, found
+
+        return SimpleNamespace(
+            CUstreamCaptureMode=SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1), cuStreamBeginCapture=begin, cuStreamEndCapture=end,
+            cuStreamIsCapturing=lambda handle: (0, Stream.by_handle[handle].capturing is not None),
+            cuGraphGetNodes=lambda graph, n: (0, list(graph), len(graph)), CUgraphNodeType=SimpleNamespace(**KINDS),
+            cuGraphNodeGetType=lambda node: (0, "KERNEL" if hasattr(node, "kernel") else "MEMCPY"),
+            cuGraphKernelNodeGetParams=lambda node: (0, SimpleNamespace(func=node)), cuFuncGetName=lambda node: (0, node.kernel.encode()),
+            CUlimit=SimpleNamespace(CU_LIMIT_PERSISTING_L2_CACHE_SIZE="persisting"), cuCtxGetLimit=lambda limit: (0, self.limits[limit]),
+            cuCtxSetLimit=lambda limit, nbytes: (self.limits.update({limit: nbytes}), (0,))[1],
+            cuGraphInstantiate=lambda graph, flags: (0, list(graph)),
+            cuGraphDestroy=lambda graph: (0,), cuGraphExecDestroy=lambda graph: (0,),
+            cuGraphLaunch=lambda graph, handle: ([Stream.by_handle[handle].push(x) for x in graph], (0,))[1],
+            cuMemsetD8Async=lambda at, byte, n, handle: (on(handle, lambda: ctypes.memset(at, byte, n)), (0,))[1],
+            cuMemcpyDtoDAsync=lambda to, source, n, handle: (
+                on(handle, _copied(lambda: ctypes.memmove(to, source, n), "DtoD", n)), (0,))[1],
+        )
+
+
+def _copied(work: Callable[[], Any], name: str, nbytes: int) -> Callable[[], Any]:
+    work.copied = name, nbytes  # type: ignore[attr-defined]
+    return work
+
+
+def on(handle: int, work: Callable[[], Any]) -> None:
+    """Enqueue on a stream; on the default stream at once."""
+    Stream.by_handle[handle].push(work) if handle else work()
+
+
+def _move(target: int, x: np.ndarray) -> None:
+    ctypes.memmove(target, x.ctypes.data, x.nbytes)
+
+
+def _flat(x: Operand) -> np.ndarray:
+    """The device memory of an operand in its device form, flat."""
+    _, dtype = device_bytes(x.type)
+    raw = (ctypes.c_uint8 * x.type.nbytes).from_address(x.address)
+    return np.frombuffer(raw, dtype)
+
+
+def _read(x: Operand) -> np.ndarray:
+    found = from_device(_flat(x).copy(), x.type).reshape(x.type.shape)
+    return found.astype(np.float64) if found.dtype.kind == "f" else found
+
+
+def _write(x: Operand, value: np.ndarray) -> None:
+    value = np.asarray(value).reshape(-1)
+    if x.type.is_float:
+        value = round_to(value, x.type.dtype).astype(np.float32)
+        if x.type.dtype == "bf16":
+            value = value.view(np.uint32) >> np.uint32(16)
+    _flat(x)[...] = value.astype(_flat(x).dtype)
+
+
+def _binder(component: Component, gpu: Gpu, ins: list[Operand], outs: list[Operand], attrs: Attrs) -> Callable[[int], None]:
+    need = component.scratch([x.type for x in ins], attrs, MULTIPROCESSORS) if component.scratch is not None else 0
+    if need:
+        gpu.scratch(need)
+    assert component.op is not None
+    oracle = row(component.op).oracle
+    base = component.op.removeprefix("add_")
+    if base != component.op and base in table():  # a norm of a sum that is stored: of what was stored
+
+        def oracle(a: np.ndarray, b: np.ndarray, *more: np.ndarray, **kept: Any) -> tuple[np.ndarray, ...]:
+            total = round_to(a + b, outs[0].type.dtype)
+            return total, *row(base).oracle(total, *more, **kept)
+
+    def compute() -> None:
+        with np.errstate(all="ignore"):
+            results = oracle(*[_read(x) for x in ins], **attrs)
+        for x, y in zip(outs, results, strict=True):
+            _write(x, y)
+
+    compute.kernel = component.id  # type: ignore[attr-defined]
+
+    def nothing() -> None:
+        pass
+
+    nothing.kernel = component.id  # type: ignore[attr-defined]
+
+    def enqueue(work: Callable[[], None]) -> Callable[[int], None]:
+        def call(handle: int) -> None:
+            launch.note(component.id)
+            on(handle, work)
+
+        return call
+
+    *before, last = PARTS.get(component.op, (None,))
+    return Parts(*((phase, enqueue(nothing)) for phase in before), (last, enqueue(compute)))
+
+
+def emulated(catalogue: Catalogue) -> Catalogue:
+    """The same components with the kernels of the GPU replaced by their oracles."""
+    found = Catalogue()
+    for c in catalogue:
+        found.add(replace(c, implementation=partial(_binder, c)) if c.kind == "kernel" and c.backend == "cuda" else c)
+    return found
+
+
+class _Mark:
+    """The kernel that writes a time stamp."""
+
+    def __init__(self, cubin: Any, name: str) -> None:
+        pass
+
+    def prepare(self, grid: Any, block: Any, arguments: Any) -> Callable[[Any], None]:
+        stamps, cursor, places = arguments
+
+        def stamp() -> None:
+            at = (ctypes.c_uint32).from_address(cursor.address)
+            (ctypes.c_uint64).from_address(stamps.address + 8 * (at.value % places.value)).value = time.perf_counter_ns()
+            at.value += 1
+
+        stamp.kernel = "mark"  # type: ignore[attr-defined]
+
+        def call(stream: Any) -> None:
+            launch.note("mark")
+            on(device.stream_handle(stream), stamp)
+
+        return call
+
+
+@contextmanager
+def emulated_gpu(total: int = 2 << 30, *, instrument: bool = False) -> Iterator[EmulatedGpu]:
+    """Within it this process has such a GPU and no other; with an `instrument` that times kernels or without."""
+    gpu = EmulatedGpu(total)
+    assert NUMPY["i32"] == np.int32
+    with pytest.MonkeyPatch.context() as patch, threadpool_limits(1, "blas"):  # its kernels are oracles on small operands
+        patch.setattr(_bindings, "pycuda_driver", gpu.pycuda)
+        patch.setattr(_bindings, "driver", gpu.driver)
+        patch.setattr(cuda_replay, "kernels_of", lambda component: frozenset({component.id}))
+        patch.setattr(cupti, "opened", lambda: EmulatedCupti() if instrument else "no CUPTI: a GPU of host memory")
+        patch.setattr(mark, "Kernel", _Mark)
+        patch.setattr(mark, "compile_kernel", lambda source: None)
+        device._open.cache_clear()
+        Stream.by_handle.clear()
+        try:
+            yield gpu
+        finally:
+            device._open.cache_clear()
+            Stream.by_handle.clear()
+            EmulatedCupti.on = None

@@ -1,0 +1,149 @@
+"""Gates of the GPU over device code that runs on the CPU: kernels/checks/bandwidth/emu.py on the memory of emulated_gpu.py.
+
+What can be emulated is every kernel without tensor cores; the products inside the loss are NumPy's. Threads are fibers, blocks come one
+after the other, and half of the launches run blocks and warps backwards; copies land at once. So what a fault computes shows as on a
+GPU, and a missing barrier does; what hangs on the time that something takes does not.
+
+Run as a program (component, gate, folder of kernels, nonce or none): one line of JSON with the verdict. A fault may end the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+CHECKS = Path(__file__).resolve().parents[2] / "kernels" / "checks" / "bandwidth"
+
+
+def _elements(address: int, rows: int, stride: int, dtype: type) -> np.ndarray:
+    """[rows, stride] of memory at an address."""
+    raw = (ctypes.c_uint8 * (rows * stride * np.dtype(dtype).itemsize)).from_address(address)
+    return np.frombuffer(raw, dtype).reshape(rows, stride)
+
+
+def _bf16(address: int, rows: int, columns: int, stride: int) -> np.ndarray:
+    bits = _elements(address, rows, stride, np.uint16)[:, :columns].astype(np.uint32) << np.uint32(16)
+    return bits.view(np.float32).astype(np.float64)
+
+
+def product(problem: Any, config: Any, *, a: int, b: int, c: int, **more: int) -> Callable[[Any], None]:
+    """What stands for alpha.cuda_runtime.gemm.prepare where the loss calls it: a plain product, in float64, rounded once."""
+    from emulated_gpu import on
+
+    from alpha.cuda_runtime.device import stream_handle
+    from alpha.ops.numerics import round_to
+
+    p = problem.dense()
+    assert p.batch == 1 and not p.bias and p.activation == "none" and p.aux_input == "none"
+
+    def compute() -> None:
+        left = _bf16(a, p.m, p.k, p.lda) if p.a_major == "k" else _bf16(a, p.k, p.m, p.lda).T
+        right = _bf16(b, p.n, p.k, p.ldb).T if p.b_major == "k" else _bf16(b, p.k, p.n, p.ldb)
+        with np.errstate(all="ignore"):
+            made = left @ right
+        if p.out == "bf16":
+            _elements(c, p.m, p.ldc, np.uint16)[:, : p.n] = round_to(made, "bf16").astype(np.float32).view(np.uint32) >> np.uint32(16)
+        else:
+            to = _elements(c, p.m, p.ldc, np.float32)[:, : p.n]
+            to[...] = made + (to if p.out == "f32+=" else 0.0)
+
+    compute.kernel = "product"  # type: ignore[attr-defined]
+    return lambda stream: on(stream_handle(stream), compute)
+
+
+def kernels_in(component: Any) -> frozenset[str]:
+    """Names of the kernels in the sources of a component, by their text."""
+    from alpha.backends.cuda.binaries import sources_of
+    from alpha.cuda_runtime import compile as nvcc
+
+    paths = {s.path for s in sources_of([component])}
+    heads = [h for p in paths for h in (nvcc.KERNELS / p).read_text(encoding="utf-8").split('extern "C" __global__')[1:]]
+    return frozenset(re.findall(r"(\w+)\(", h.split("{")[0].replace("__launch_bounds__(", "")) [0] for h in heads) | {"product"}
+
+
+@contextmanager
+def emulated_kernels(kernels: Path) -> Iterator[None]:
+    """Within it the wrappers of bandwidth-bound kernels launch what g++ made of the sources in this folder; inside `emulated_gpu`."""
+    from emulated_gpu import on
+
+    from alpha.backends.cuda.kernels import loss
+    from alpha.cuda_runtime import bandwidth
+    from alpha.cuda_runtime import compile as nvcc
+    from alpha.cuda_runtime.device import stream_handle
+    from alpha.gates.cuda import replay as cuda_replay
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("compile_kernel", "Kernel"):
+            patch.setattr(bandwidth, name, getattr(bandwidth, name))  # put back what emu replaces when it is imported
+        patch.syspath_prepend(str(CHECKS))
+        import emu
+
+        patch.undo()
+        patch.setattr(bandwidth, "compile_kernel", lambda source: source)
+        patch.setattr(nvcc, "KERNELS", kernels.resolve())
+        patch.setattr(emu, "CACHE", {})
+        turns = random.Random(7)
+
+        class Launch(emu.Launch):  # type: ignore[misc, name-defined]
+            def __call__(self, stream: Any = None) -> None:
+                def late() -> None:
+                    emu.ORDER = turns.randrange(2)
+                    super(Launch, self).__call__()
+
+                late.kernel = self.fn.__name__.removeprefix("emu_")  # type: ignore[attr-defined]
+                on(stream_handle(stream), late)
+
+        class Kernel(emu.Kernel):  # type: ignore[misc, name-defined]
+            def prepare(self, grid: Any, block: Any, arguments: Any, **more: Any) -> Launch:
+                return Launch(self.lib, self.name, grid, block, arguments, self.shared)
+
+        patch.setattr(bandwidth, "Kernel", Kernel)
+        patch.setattr(loss, "prepare", product)
+        patch.setattr(cuda_replay, "kernels_of", kernels_in)
+        yield
+
+
+def judged(component_id: str, gate: str, kernels: Path, nonce: str | None = None) -> dict[str, Any]:
+    """The verdict of a gate over these sources, and its first reasons."""
+    from emulated_gpu import emulated_gpu
+
+    from alpha.cuda_runtime import embedding
+    from alpha.gates import run, subjects
+    from alpha.gates.cuda import determinism as cuda_determinism
+    from alpha.gates.cuda import subjects as cuda_subjects
+    from alpha.gates.cuda import widths as cuda_widths
+    from alpha.train.house import house
+
+    component = house()[component_id]
+    cuda_subjects.opened.cache_clear()
+    with pytest.MonkeyPatch.context() as patch, emulated_gpu(), emulated_kernels(kernels):
+        patch.setattr(subjects, "component_digests", lambda *a, **k: {"implementation": "emulated"})
+        patch.setattr(cuda_determinism, "RUNS", 60)
+        patch.setattr(cuda_determinism, "NOISE_BYTES", 1 << 20)
+        if gate == "parity":  # a warp takes several groups of ids, as it does of a large table
+            patch.setattr(embedding, "WARPS", 4)
+        patch.setattr(cuda_widths, "NORMS", (256, 512, 1016, 2304))  # a thousand fibers take their time over the others
+        patch.setattr(cuda_widths, "VOCABULARIES", (53, 9001, 25003, 53251))
+        record = run.measure(component, gate, nonce)
+    found = run.judge(record, runs=0)
+    return {"verdict": found.verdict, "reasons": [str(r)[:300] for r in found.reasons[:3]], "notes": [
+        c["note"] for c in record.cases if "note" in c][:2]}
+
+
+if __name__ == "__main__":
+    repository = Path(__file__).resolve().parents[2]
+    sys.path.insert(0, str(repository))
+    from alpha.train import forbidden
+
+    forbidden.watch_tests([repository / ".alpha" / "emulated"])  # what g++ makes of the device code
+    print(json.dumps(judged(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])), flush=True)

@@ -1,0 +1,175 @@
+"""A module's names are its own: nothing in alpha/ assigns into another module's, and libraries are opened and cubins loaded in one place.
+
+What patches a name elsewhere can replace a judge, a tolerance or a clock without a trace in the file that it stands in. A module that has
+something to set offers a function for it (alpha/cuda_runtime/compile.py: compiling).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "alpha"
+
+EXCUSED = {
+    ("bench/peer_process.py", "functorch.donated_buffer"): "an option of PyTorch, set in the process that PyTorch is alone in",
+    ("gates/contracts/checkpoint.py", "os.fsync"): "a contract looks whether files are forced to the medium",
+    ("gates/contracts/data/shards.py", "patch.object(shards)"): "a planted full disk",
+    ("gates/contracts/data/tokenizer_bpe.py", "patch.object(files)"): "a planted full disk",
+    ("gates/contracts/data/tokenizer_bpe.py", "patch.object(tokenizer)"): "a contract that makes blocks small, for many cuts",
+    ("gates/timing/against_server.py", "sys.path[]"): "alpha is imported from the tree that is compared with",
+    ("gates/timing/against_server.py", "sys.modules"): "today's clock and pipe stand for those of the tree that is compared with",
+    ("gates/adversarial/cuda_plant.py", "subjects.component_digests"): "a planted fault has digests of its own, in a process of its own",
+    ("gates/sanitize/engine.py", "setattr(module)"): "wrappers only note what they would load",
+    ("gates/adversarial/redteam.py", "time.perf_counter_ns"): "the cheat that patches the clock",
+    ("gates/adversarial/redteam.py", "patch.object(subjects)"): "cheats go in the clothes of an honest component",
+    ("gates/adversarial/redteam.py", "patch.object(judges)"): "the cheat that loosens a tolerance",
+    ("gates/contracts/registry/check.py", "patch.object(judges)"): "a planted tolerance that the check must see",
+    ("gates/contracts/registry/check.py", "patch.object(policy)"): "a planted exemption that the check must see",
+    ("gates/contracts/registry/digest.py", "patch.dict()"): "another oracle of an op, which the digest of a fused row must see",
+    ("gates/contracts/registry/evidence.py", "patch()"): "a planted full disk",
+    ("gates/contracts/registry/status.py", "patch.object(policy)"): "a planted exemption that the status must see",
+    ("gates/contracts/train.py", "Disk.write"): "a planted full disk",
+    ("gates/contracts/train.py", "fcntl.flock"): "a contract locks files alone, as some file systems do",
+    ("gates/contracts/train.py", "os.fsync"): "a contract looks whether files are forced to the medium",
+    ("train/log.py", "warnings.showwarning"): "the standard library's own way to hear of warnings",
+}
+"""(file, what is assigned) -> why it may. Each is a fault planted on purpose or a switch of another program."""
+
+OPENS = {"CDLL", "PyDLL", "LoadLibrary", "dlopen", "cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary",
+         "cuLibraryLoadData", "cuLibraryLoadFromFile", "module_from_file", "module_from_buffer"}
+ONE_PLACE = {("cuda_runtime/launch.py", "cuModuleLoadData"): "alpha/cuda_runtime/launch.py: compared with the manifest before it is loaded",
+             ("cuda_runtime/_bindings.py", "CDLL"): "alpha/cuda_runtime/_bindings.py: library"}
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Names that an import binds, anywhere in the file."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {a.asname or a.name.partition(".")[0] for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {a.asname or a.name for a in node.names}
+    return names
+
+
+def aliases(tree: ast.Module, names: set[str]) -> set[str]:
+    """Names bound to what looks like a module got by name: sys.modules[...], import_module(...), or to an imported one."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            value = node.value
+            by_name = ast.unparse(value).startswith(("sys.modules[", "importlib.import_module(", "import_module("))
+            if by_name or (isinstance(value, ast.Name) and value.id in names):
+                found.add(node.targets[0].id)
+    return found
+
+
+def base(node: ast.expr) -> str:
+    """The first name of a chain of attributes and subscripts; '' for anything else."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def assignments(text: str) -> Iterator[tuple[int, str]]:
+    """(line, what) of each assignment into a name of another module, or to an attribute of what was imported from one."""
+    tree = ast.parse(text)
+    names = imported(tree)
+    names |= aliases(tree, names)
+    loops = {t.id for node in ast.walk(tree) if isinstance(node, (ast.For, ast.comprehension))
+             for t in ast.walk(node.target) if isinstance(t, ast.Name) and t.id in ("module", "mod", "m")}  # a loop over modules
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)) and base(node) in names:
+            yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            whole = ast.unparse(node.value)
+            if whole == "sys.modules" or (whole.endswith(".__dict__") and base(node) in names):
+                yield node.lineno, whole
+            elif base(node.value) in names:
+                yield node.lineno, f"{whole}[]"
+            elif whole.startswith("vars(") and isinstance(node.value, ast.Call) and base(node.value.args[0]) in names:
+                yield node.lineno, whole
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            first = base(node.args[0]) if node.args else ""
+            if called.rpartition(".")[2] in ("setattr", "delattr", "__setattr__", "__delattr__") and first in names | loops:
+                yield node.lineno, f"setattr({first})"
+            elif called.endswith(("patch.object", "patch.dict", "patch.multiple")):
+                yield node.lineno, f"{called.removeprefix('mock.')}({first})"
+            elif called in ("mock.patch", "patch", "unittest.mock.patch") and "mock" in text:
+                yield node.lineno, "patch()"
+
+
+def files() -> Iterator[tuple[str, str]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def test_nothing_assigns_into_another_modules_names() -> None:
+    found = {(file, what): line for file, text in files() for line, what in assignments(text)}
+    wrong = [f"alpha/{file}:{line}: {what}" for (file, what), line in sorted(found.items()) if (file, what) not in EXCUSED]
+    assert not wrong, "let the module offer a function that sets it:\n" + "\n".join(wrong)
+    assert not set(EXCUSED) - set(found), "excuses that nothing needs"
+
+
+def opened(text: str) -> Iterator[tuple[int, str]]:
+    """(line, name) of each call that opens a library or loads machine code, also where the function is only taken."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in OPENS:
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, a.name) for a in node.names if a.name in OPENS)
+
+
+def test_libraries_are_opened_and_cubins_loaded_in_one_place() -> None:
+    found = [(file, name, line) for file, text in files() for line, name in opened(text)]
+    wrong = [f"alpha/{file}:{line}: {name}" for file, name, line in found if (file, name) not in ONE_PLACE]
+    assert not wrong, "\n".join(wrong)
+    assert {(file, name) for file, name, _ in found} == set(ONE_PLACE)
+    assert all(sum(f == file and n == name for f, n, _ in found) == 1 for file, name in ONE_PLACE)
+
+
+@pytest.mark.parametrize("text", [
+    "from alpha.registry import judge\njudge.RATIO = 1000.0",
+    "import alpha.registry.judge as j\nj.RATIO += 1",
+    "import time\ntime.perf_counter_ns = lambda: 0",
+    "from alpha.registry import policy\ndef f():\n    policy.OWED: dict = {}",
+    "from alpha.registry import policy\npolicy.EXEMPT['x'] = ''",
+    "from alpha.registry.policy import EXEMPT\nEXEMPT['x'] = ''",
+    "from alpha.registry import policy\ndel policy.EXEMPT",
+    "from alpha.registry import judge\nsetattr(judge, 'RATIO', 2)",
+    "from alpha.registry import judge\nobject.__setattr__(judge, 'RATIO', 2)",
+    "from alpha.registry import judge\nvars(judge)['RATIO'] = 2",
+    "from alpha.registry import judge\njudge.__dict__['RATIO'] = 2",
+    "import sys\nsys.modules['alpha.registry.judge'] = None",
+    "import sys\nm = sys.modules['alpha.registry.judge']\nm.RATIO = 2",
+    "import importlib\nm = importlib.import_module('alpha.registry.judge')\nm.RATIO = 2",
+    "from alpha.registry import judge\nother = judge\nother.RATIO = 2",
+    "from unittest import mock\nfrom alpha.registry import judge\nwith mock.patch.object(judge, 'RATIO', 2): pass",
+    "from unittest import mock\nwith mock.patch('alpha.registry.judge.RATIO', 2): pass",
+    "from alpha.train.disk import Disk\nDisk.write = None",
+    "from alpha.registry import judge\nfor judge.RATIO in (1, 2): pass",
+    "import alpha.registry.judge\nwith open('x') as alpha.registry.judge.RATIO: pass",
+])  # fmt: skip
+def test_planted_assignments_are_seen(text: str) -> None:
+    assert list(assignments(text))
+
+
+@pytest.mark.parametrize("text", [
+    "from alpha.registry import judge\nratio = judge.RATIO\nratio += 1",
+    "class A:\n    def f(self):\n        self.x = 1\nsetattr(A(), 'x', 2)",
+    "RATIO = 2\ndef f():\n    global RATIO\n    RATIO = 3",
+    "import numpy as np\nx = np.zeros(3)\nx[0] = 1\nx.shape = (3, 1)",
+])  # fmt: skip
+def test_ordinary_assignments_are_not(text: str) -> None:
+    assert not list(assignments(text))
+
+
+@pytest.mark.parametrize("text", ["import ctypes\nctypes.CDLL('libx.so')", "from ctypes import CDLL", "import _ctypes\nf = _ctypes.dlopen",
+                                  "d.cuModuleLoadData(code)", "d.cuLibraryLoadData(code)"])
+def test_planted_openings_are_seen(text: str) -> None:
+    assert list(opened(text))

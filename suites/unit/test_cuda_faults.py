@@ -1,0 +1,177 @@
+"""Planted faults in device code, as far as a machine without a GPU can see: each compiles to another cubin, and those of kernels without
+tensor cores are rejected by the gate that they name, run over device code that is emulated (emulated_kernels.py).
+
+A few are drawn afresh each time; `--all`: every one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulated_gpu import emulated_gpu
+from emulated_kernels import emulated_kernels
+
+import alpha
+from alpha.backends.cuda.binaries import sources_of
+from alpha.cuda_runtime import bandwidth, toolchain
+from alpha.cuda_runtime import compile as nvcc
+from alpha.cuda_runtime.compile import Source
+from alpha.errors import MachineError
+from alpha.gates import run, subjects
+from alpha.gates.adversarial import cuda_plant
+from alpha.gates.cuda import subjects as cuda_subjects
+from alpha.registry import policy
+from alpha.registry.digest import symbol_digest
+from alpha.registry.faults import Fault, load_faults
+from alpha.registry.judge import FAIL, PASS
+from alpha.train.house import house
+
+HERE = Path(__file__).parent
+FAULTS = [f for f in load_faults() if f.source]
+ON_TENSOR_CORES = ("attention", "matmul", "linear_gelu", "linear_swiglu")
+SOUND = "5a" * 16
+"""The nonce of the unbroken runs. With others a sample of one element now and then has no power by itself, and parity says so."""
+
+TIMED = {
+    "cuda.columns.second-pass-early": "launches follow one another here",
+    "cuda.embedding-bwd.slot-by-store": "threads take turns here",
+}
+"""Faults that show by the time that something takes, which a GPU alone has."""
+
+EMULATED = [f for f in FAULTS if not f.component.startswith(ON_TENSOR_CORES) and f.gate != "perf" and f.id not in TIMED]
+WIDE = ["rmsnorm.bf16.sm90", "add_layernorm.bf16.sm90", "rope_packed.bf16.sm90", "embedding.bf16.sm90", "embedding_add.bf16.sm90",
+        "take_row.bf16.sm90", "dropout.bf16.sm90", "cast.f32.sm90", "cast.bf16.sm90"]
+SLOW = ["rmsnorm_bwd.bf16.sm90", "layernorm_bwd_add.bf16.sm90", "embedding_bwd.bf16.sm90", "linear_cross_entropy.bf16.sm90",
+        "linear_cross_entropy_grad.bf16.sm90"]
+"""With --all only: a minute each."""
+
+
+def drawn(config: pytest.Config, among: list[Any], n: int, purpose: str) -> list[Any]:
+    """`n` of them by the seed that the run prints; all with --all."""
+    given = config.getoption("--seed")
+    seed = given if given is not None else random.SystemRandom().randrange(2**32)
+    print(f"drawn with --seed {seed}")
+    return among if config.getoption("--all") else random.Random(f"{seed} {purpose}").sample(among, n)
+
+
+def test_the_list_of_faults_is_spread_over_the_families() -> None:
+    assert len({f.id for f in FAULTS}) == len(FAULTS) >= 90
+    assert {f.source.split("/")[0] for f in FAULTS} == {"attention", "common", "elementwise", "embedding", "gemm", "loss", "norm",
+                                                       "optimizer", "rope"}
+    one_gpu = {*range(1, 22), *range(23, 33), 35, *range(36, 43), 54, 62, 65, *range(69, 75), 80, 83, 85}
+    assert one_gpu - {39} <= {f.mirrors for f in FAULTS}, "39 shows at no run: cuda_lint.toml"
+    assert set(TIMED) <= {f.id for f in FAULTS}
+
+
+def _judged(component: str, gate: str, kernels: Path, *nonce: str) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / "emulated_kernels.py"), component, gate, str(kernels), *nonce]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    lines = done.stdout.strip().splitlines()
+    if lines and lines[-1].startswith("{"):
+        return dict(json.loads(lines[-1]))
+    return {"verdict": f"ended with {done.returncode}", "reasons": [done.stderr[-300:]], "notes": []}
+
+
+def test_faults_are_rejected_over_emulated_device_code(pytestconfig: pytest.Config) -> None:
+    """Beside each its unbroken kernels, which pass, or its rejection would mean nothing. A fault may end the process."""
+    todo: list[Fault] = drawn(pytestconfig, EMULATED, 2, "emulated")
+    for component, gate in sorted({(f.component, f.gate) for f in todo}):
+        found = _judged(component, gate, nvcc.KERNELS, SOUND)
+        assert found["verdict"] == PASS, f"{gate} of the unbroken {component}: {found}"
+    survived = []
+    for fault in todo:
+        with cuda_plant.overlay(fault) as kernels:
+            found = _judged(fault.component, fault.gate, kernels)
+        if not found["verdict"].startswith((FAIL, "ended with -")):
+            survived.append(f"{fault.id}: {found}")
+    assert not survived, "\n".join(survived)
+
+
+def test_faults_compile_to_other_machine_code(pytestconfig: pytest.Config) -> None:
+    """The first of a few compiled files whose text holds the broken one; one fault is compiled into some of them only."""
+    try:
+        toolchain.find_nvcc()
+    except MachineError as error:
+        pytest.skip(f"NOT_RUN: {error}")
+    same = []
+    for fault in drawn(pytestconfig, FAULTS, 2, "compiled"):
+        sound = {s: None for s in sources_of([house()[fault.component]])
+                 if nvcc.KERNELS / fault.source in nvcc.included_files(nvcc.KERNELS / s.path)}
+        assert sound, f"{fault.id}: no compiled file of {fault.component} holds {fault.source}"
+        with cuda_plant.overlay(fault) as kernels:
+            for source in list(sound)[:: max(1, len(sound) // 6)]:
+                before = nvcc.compile_kernel(source).binary_digest
+                with nvcc.compiling(kernels=kernels):
+                    after = nvcc.compile_kernel(source).binary_digest
+                if before != after:
+                    break
+            else:
+                same.append(fault.id)
+    assert not same, f"no machine code differs: {same}"
+
+
+def test_parity_launches_every_compiled_file(pytestconfig: pytest.Config) -> None:
+    """A file that no sample launches could hold anything."""
+    for component in (house()[name] for name in drawn(pytestconfig, WIDE, 1, "launched") + SLOW * pytestconfig.getoption("--all")):
+        launched: set[Source] = set()
+        with pytest.MonkeyPatch.context() as patch, emulated_gpu(), emulated_kernels(nvcc.KERNELS):
+            patch.setattr(subjects, "component_digests", lambda *a, **k: {"implementation": "emulated"})
+            patch.setattr(bandwidth, "compile_kernel", lambda source, launched=launched: (launched.add(source), source)[1])
+            cuda_subjects.opened.cache_clear()
+            record = run.measure(component, "parity")
+            cuda_subjects.opened.cache_clear()
+        assert run.judged(record, component).verdict == PASS
+        compiled = [s for s in sources_of([component]) if not s.path.startswith("gemm/")]
+        missing = [str(s) for s in compiled if s not in launched]
+        assert not missing, f"{component.id}: no sample launches {missing}"
+
+
+MODES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import emu
+import numpy as np
+from alpha.cuda_runtime import loss
+ROWS, vocabulary = 200, int(sys.argv[2])  # sums that differ have the same logarithm most often
+problem = loss.LossProblem(rows=ROWS, vocabulary=vocabulary, stride=-(-vocabulary // 8) * 8)
+logits = np.random.default_rng().standard_normal((ROWS, problem.stride)).astype(np.float32).view(np.uint32) >> 16  # bf16
+told = []
+for mode in ("loss", "fused"):
+    work, targets, out = emu.aligned(logits.shape, np.uint16), emu.aligned((ROWS,), np.int32), emu.aligned((3, ROWS), np.float32)
+    work[:], targets[:], out[:] = logits, np.arange(ROWS) - 1, 1
+    at = lambda x: x.ctypes.data
+    loss.cross_entropy(problem, mode, logits=at(work), targets=at(targets), lse=at(out[0]), loss=at(out[1]), dloss=at(out[2]))()
+    told.append(out[:2].tobytes())
+print(loss.choose(problem, "fused").threads // loss.choose(problem, "loss").threads, told[0] == told[1])
+"""
+
+
+@pytest.mark.parametrize(("vocabulary", "lanes"), [(8203, 2), (24600, 4)])
+def test_the_loss_alone_has_the_bits_of_the_fused_one(vocabulary: int, lanes: int) -> None:
+    """Each of its threads takes the part of `lanes` threads of the other (kernels/loss/cross_entropy.cu)."""
+    checks = nvcc.KERNELS / "checks" / "bandwidth"
+    done = subprocess.run([sys.executable, "-c", MODES, str(checks), str(vocabulary)], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [str(lanes), "True"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", ["cuda_samples", "cuda_widths"])
+def test_evidence_binds_to_the_samples_made_for_the_gpu(module: str, tmp_path: Path) -> None:
+    """91: the engines reach them by the name of the back end, which no digest follows: policy.SUBJECTS does."""
+    copy = tmp_path / "alpha"
+    shutil.copytree(Path(alpha.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    engines = {s for g in ("parity", "gradient", "determinism", "faults") for s in policy.measure_symbols(g, house()["gelu.bf16.sm90"])}
+    engines = {s for s in engines if s.endswith(":samples")}
+    assert engines
+    before = [symbol_digest(e, copy) for e in engines]
+    path = copy / "gates" / f"{module}.py"
+    path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert [symbol_digest(e, copy) for e in engines] == before, "a blank line is not another sample"
+    path.write_text(path.read_text(encoding="utf-8").replace("list(make(", "sorted(make(", 1), encoding="utf-8")
+    assert all(a != b for a, b in zip(before, [symbol_digest(e, copy) for e in engines], strict=True))

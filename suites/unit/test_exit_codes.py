@@ -1,0 +1,143 @@
+"""Exit code 3: the machine lacks what was asked, and nothing that was asked for could run. A session that says 0 has run something."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from alpha.backends.cuda.catalogue import fill
+from alpha.component import Catalogue
+from alpha.gates import audit, commands, run
+from alpha.gates.adversarial import catches
+from alpha.gates.run import Done, Task
+from alpha.registry.judge import NOT_RUN, Judgement
+from alpha.registry.status import Registry
+from alpha.train.house import house
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = """
+import pytest
+
+@pytest.mark.h100
+def test_on_a_gpu():
+    pass
+
+@pytest.mark.h100
+@pytest.mark.parametrize("n", [1, 2])
+def test_more(n):
+    pass
+
+def test_anywhere():
+    pass
+
+def test_skipped():
+    pytest.skip("NOT RUN: no browser")
+
+@pytest.mark.xfail(strict=True)
+def test_known_to_fail():
+    assert False
+
+@pytest.mark.gate("parity")
+def test_parity(measured):
+    pass
+
+def test_broken():
+    assert False
+"""
+
+
+def session(folder: Path, *arguments: str, gpu: bool = False) -> tuple[int, str]:
+    """(exit code, output) of pytest under the gates' plugin, on a machine without a GPU or one made up."""
+    (folder / "test_made.py").write_text(TESTS)
+    here = "plugin.hopper, plugin.compiled = (lambda: ''), (lambda: None)" if gpu else "plugin.hopper = lambda: 'no Hopper GPU'"
+    (folder / "conftest.py").write_text(f"from alpha.gates import plugin\n{here}\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "alpha.gates.plugin", "--evidence", "none",
+               "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), str(folder / "test_made.py"), *arguments]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])})
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_h100_suite_without_a_gpu_is_3(tmp_path: Path) -> None:
+    code, said = session(tmp_path, "-m", "h100")
+    assert code == 3 and "h100: 0 executed of 3 selected" in said and "none of the 3 tests asked for could run" in said, said
+    assert "declared" not in said, "no gate was asked for"
+
+
+def test_the_h100_suite_counts_what_ran(tmp_path: Path) -> None:
+    code, said = session(tmp_path, "-m", "h100", gpu=True)
+    assert code == 0 and "h100: 3 executed of 3 selected" in said and "NOT_RUN" not in said, said
+
+
+@pytest.mark.parametrize(("arguments", "code"), [
+    (["-k", "anywhere or gpu"], 0),  # one of two ran
+    (["-k", "skipped"], 3),
+    (["-k", "known_to_fail"], 0),
+    (["-k", "broken or gpu"], 1),  # a failure comes first
+    (["-k", "skipped", "--collect-only"], 0),
+    (["-k", "parity", "--stale"], None),  # decided by what is stale; see below
+])  # fmt: skip
+def test_sessions(tmp_path: Path, arguments: list[str], code: int | None) -> None:
+    found, said = session(tmp_path, *arguments)
+    if code is None:  # a test that asks for the gate and measures nothing is red; where nothing is stale there is nothing to do
+        stale = any("parity" in Registry(house()).status(c.id).missing for c in house() if c.backend != "cuda")
+        code = 1 if stale else 0
+    assert found == code, said
+
+
+def _out() -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, width=200), text
+
+
+@pytest.fixture
+def gpu_alone(monkeypatch: pytest.MonkeyPatch) -> Catalogue:
+    """A catalogue of nothing but kernels of the GPU, on a machine without one."""
+    catalogue = Catalogue()
+    fill(catalogue)
+    monkeypatch.setattr(commands, "house", lambda: catalogue)
+    monkeypatch.setattr(run, "why_not_here", lambda c: "needs sm_90a: none here")
+    return catalogue
+
+
+def test_a_gate_run_of_nothing_that_can_run_here(gpu_alone: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, text = _out()
+    assert commands.cmd_run(console=out) == 3 and f"NOT_RUN {len(gpu_alone)} components" in text.getvalue()
+    monkeypatch.setattr(run, "_due", lambda registry, ids, gates, stale: ((c, ["parity"]) for c in list(gpu_alone)[:2]))
+    out, text = _out()
+    assert commands.cmd_run(stale=True, console=out) == 3 and "NOT_RUN 2 components" in text.getvalue()
+    monkeypatch.setattr(run, "_due", lambda registry, ids, gates, stale: iter(()))
+    out, text = _out()
+    assert commands.cmd_run(stale=True, console=out) == 0 and "nothing to run" in text.getvalue()
+    assert commands.cmd_run([next(iter(gpu_alone)).id], stale=True, console=out) == 0, "named, but nothing of it is stale"
+
+
+def test_a_gate_run_whose_verdicts_are_all_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = [Judgement(NOT_RUN, ("no clock",))]
+    monkeypatch.setattr(run, "tasks", lambda *a, **k: [Task(house()["gelu.f32.cpu"], "perf", 1.0)])
+    monkeypatch.setattr(run, "run", lambda *a, **k: Done(records=[object()], judgements=verdicts))  # type: ignore[list-item]
+    assert commands.cmd_run(["gelu.f32.cpu"], console=_out()[0]) == 3
+    verdicts.append(Judgement("FAIL", ("wrong",)))
+    assert commands.cmd_run(["gelu.f32.cpu"], console=_out()[0]) == 1
+
+
+def test_catches_and_audits_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catches, "run", lambda *a, **k: [])
+    out, text = _out()
+    assert commands.cmd_catches(["cuda."], seeded=0, console=out) == 3 and "none of these faults can run" in text.getvalue()
+    monkeypatch.setattr(audit, "run", lambda *a, **k: [])
+    out, text = _out()
+    assert commands.cmd_audit(console=out) == 3 and "NOT_RUN" in text.getvalue()
+
+
+def test_gitlab_runs_what_every_ci_runs() -> None:
+    """The kernels are compiled there too: the job is .ci/run, and that compiles them."""
+    job, steps = (ROOT / ".ci" / "gitlab.yml").read_text(), (ROOT / ".ci" / "run").read_text()
+    assert "- .ci/run\n" in job and "g++" in job and "make kernels" in steps and "make test" in steps
+    assert "make kernels" in "".join(p.read_text() for p in (ROOT / ".github" / "workflows").glob("*.yml"))

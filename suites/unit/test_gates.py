@@ -1,0 +1,297 @@
+"""The gates' own parts: intervals and verdicts of the A/B procedure, shared entries, cases from nonces, mutants, broken copies."""
+
+import ast
+from io import StringIO
+from math import comb
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import alpha
+from alpha.component import Component
+from alpha.errors import GraphError, ShapeError
+from alpha.flops import v1 as flops
+from alpha.gates import commands, evaluate, gradient, parity, perf, run, subjects
+from alpha.gates.adversarial import catches, mutants, plant
+from alpha.gates.condense import condense
+from alpha.gates.contracts.registry.common import pin_of
+from alpha.gates.subjects import make_record
+from alpha.gates.timing import ab
+from alpha.ops.table import row
+from alpha.profile.noise import Interval, interval, rank, wilson
+from alpha.registry import machine, pins, policy, status
+from alpha.registry.faults import load_faults
+from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, PASS, judge
+from alpha.registry.pins import line_of
+from alpha.registry.record import Record
+from alpha.train.house import house
+
+NONCE = "5eed" * 8
+
+
+@pytest.mark.parametrize("pairs", [3, 6, 20, 40, 160])
+@pytest.mark.parametrize("alpha_", [0.05, 0.0166, 0.001])
+def test_order_statistics_cover(pairs: int, alpha_: float) -> None:
+    """P(k-th smallest <= median <= k-th largest) = 1 - 2 P(Binomial < k) is at least 1 - alpha, and would not be with k + 1."""
+    def outside(k: int) -> float:
+        return 2 * sum(comb(pairs, i) for i in range(k)) / 2.0**pairs
+
+    k = rank(pairs, alpha_)
+    assert outside(k) <= alpha_
+    assert k == pairs // 2 or outside(k + 1) > alpha_
+
+
+def _verdict(slowdown: float, noise: float, again: float) -> str:
+    rng = np.random.default_rng(3)
+
+    def reproduce() -> Interval:
+        return interval((np.log1p(again) + noise * rng.standard_normal(160)).tolist(), 0.01)
+
+    return ab.decide(lambda n: (np.log1p(slowdown) + noise * rng.standard_normal(n)).tolist(), reproduce).verdict
+
+
+def test_verdicts() -> None:
+    assert _verdict(0.0, 0.01, 0.0) == PASS
+    assert _verdict(-0.3, 0.01, -0.3) == PASS
+    assert _verdict(0.05, 0.01, 0.05) == FAIL
+    assert _verdict(0.05, 0.01, 0.0) == AMBIGUOUS  # a fresh process does not see it
+    assert _verdict(0.0, 0.5, 0.0) == AMBIGUOUS  # too noisy to say
+    assert ab.decide(lambda n: [float("nan")] * n, lambda: Interval(1, 1, 1, 1)).verdict == AMBIGUOUS
+
+
+@pytest.mark.parametrize(("shares", "verdict", "measured"), [
+    ((0.9,), BASELINE, 1), ((1.02, 0.9), BASELINE, 2), ((1.02, 1.1, 0.9), BASELINE, 3), ((1.02, 1.1, 3.0, 0.9), FAIL, 3)])
+def test_a_share_that_is_impossible_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], verdict: str, measured: int
+) -> None:
+    """Chance goes away, a kernel that skips work stays."""
+    component, left, nonces = house()["mul.f32.cpu"], list(shares), []
+
+    def engine(component: Component, nonce: str | None) -> Record:
+        nonces.append(nonce)
+        return make_record(component, "perf", str(nonce), 1, [{"name": "memory", "share": left.pop(0), "times_ns": [1]}])
+
+    monkeypatch.setitem(run.ENGINES, "perf", engine)
+    monkeypatch.setattr(run, "shipped_root", lambda: Path("/nothing/pinned"))
+    monkeypatch.setattr(run, "PAUSE", 0.0)
+    record = run.measure(component, "perf")
+    assert run.judged(record, component).verdict == verdict
+    assert len(nonces) == measured and set(nonces) == {record.nonce}
+    assert record.environment.get("tries", "1") == str(measured)
+
+
+@pytest.mark.parametrize(("shares", "note", "verdict", "measured"), [
+    ((0.60,), "", PASS, 1), ((0.50, 0.59), "", PASS, 2), ((0.50, 0.51, 0.49, 0.60), "", FAIL, 3), ((0.50, 0.60), "wrong", FAIL, 1)])
+def test_a_share_below_its_line_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], note: str, verdict: str, measured: int
+) -> None:
+    """A neighbour goes away, a slower kernel stays; outputs that were wrong once are wrong."""
+    component, left = house()["mul.f32.cpu"], list(shares)
+    pin = pins.Pin(component.id, "cpu", {}, {"memory": (0.60,) * 5}, ("",) * 5, "")
+
+    def engine(component: Component, nonce: str | None) -> Record:
+        case = {"name": "memory", "share": left.pop(0), "times_ns": [1], **({"note": note} if note else {})}
+        return make_record(component, "perf", str(nonce), 1, [case], flops=flops.VERSION)
+
+    monkeypatch.setitem(run.ENGINES, "perf", engine)
+    monkeypatch.setattr(run, "PAUSE", 0.0)
+    monkeypatch.setattr(pins.Pins, "of", lambda self, record: pin)
+    record = run.measure(component, "perf")
+    assert run.judged(record, component).verdict == verdict and record.environment.get("tries", "1") == str(measured)
+
+
+def test_wilson() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    low, high = wilson(10, 10)
+    assert 0.7 < low < 0.73 and high == pytest.approx(1.0)
+
+
+def test_entries_are_shared_by_order_and_keep_the_worst() -> None:
+    entries: list[dict[str, object]] = [{"name": f"c{i}", "kind": "relative", "ratio": float(i == 77) * 5, "floor": 100.0 + i}
+                                        for i in range(123)]
+    shared = condense(entries)
+    assert len(shared) <= 41 and sum(int(str(e.get("n", 1))) for e in shared) == 123
+    assert [e["name"] for e in shared] == [e["name"] for e in condense([{**e, "ratio": 0.0} for e in entries])]
+    assert max(float(str(e["ratio"])) for e in shared) == 5.0 and min(float(str(e["floor"])) for e in shared) == 100.0
+    assert any(e.get("worst") == "c77" for e in shared)
+    worse = condense([{**e, "ratio": float("nan") if i == 3 else 0.0} for i, e in enumerate(entries)])
+    assert any(e["ratio"] != e["ratio"] for e in worse)
+
+
+def test_cases_derive_from_the_nonce() -> None:
+    kernel = house()["gelu.f32.cpu"]
+    first, same, other = (subjects.cases(kernel, n) for n in (NONCE, NONCE, "00"))
+    assert [c.name for c in first] == [c.name for c in same]
+    assert all(np.array_equal(a.inputs[0], b.inputs[0]) for a, b in zip(first, same))
+    assert not any(np.array_equal(a.inputs[0], b.inputs[0]) for a, b in zip(first, other) if a.name.endswith("ragged"))
+
+
+def test_kernels_have_a_case_of_several_blocks() -> None:
+    """Grown or the row's own; only kernels of scalars have none."""
+    for c in house():
+        if c.kind == "kernel":
+            spec = subjects.spec_of(c)
+            sizes = [subjects.size(x.types) + subjects.size(x.out_types(spec)) for x in subjects.cases(c, NONCE)]
+            flops = [spec.flops(x.types, x.attrs) for x in subjects.cases(c, NONCE)]
+            assert max(sizes) >= 16_384 or max(flops) >= 1_000_000 or max(sizes) < 16, c.id
+
+
+def test_places_in_a_buffer_grow_with_it() -> None:
+    """A grown update covers as much of its buffers as the sample did, in segments that its row accepts."""
+    for name in ("adamw.f32.cpu", "sgd.f32.cpu", "global_norm.f32.cpu"):
+        component = house()[name]
+        for case in perf.representative(component, NONCE).values():
+            covered = sum(length for _, length, *_ in case.attrs["segments"])  # type: ignore[attr-defined]
+            assert covered >= 0.4 * case.types[0].size, (name, case.name)
+            row(component.op).infer(case.types, case.attrs)
+
+
+def test_cases_of_few_elements_borrow_power_but_do_not_make_it() -> None:
+    def floors(**given: float | None) -> list[object]:
+        found: list[dict[str, object]] = [{"name": n, "kind": "relative", "ratio": 0.5, "floor": f} for n, f in given.items()]
+        parity._lend_power(found, {"one", "two"})
+        return [c["floor"] for c in found]
+
+    assert floors(one=0.2, large=7.0, exact=None) == [7.0, 7.0, None]
+    assert floors(one=0.2, large=0.3) == [0.3, 0.3]  # nothing has power: both cases fail
+    assert floors(one=0.2, two=9.0) == [9.0, 9.0]
+    assert floors(large=0.3, one=9.0) == [0.3, 9.0]  # a large case owes its own
+    assert floors(one=None) == [None]
+
+
+def _perf_with(monkeypatch: pytest.MonkeyPatch, shares: list[float], pinned: float, note: str = "",
+               tries: int | None = None) -> tuple[dict[str, object], int]:
+    """The entry that measurements with these shares end in, and how many were taken."""
+    taken: list[float] = []
+
+    def case(component: object, name: str, case: object, nonce: str, checked: bool) -> dict[str, object]:
+        assert checked == (tries is None)
+        taken.append(shares[len(taken)])
+        return {"name": name, "share": taken[-1], "times_ns": [1], **({"note": note} if note else {})}
+
+    monkeypatch.setattr(perf, "_case", case)
+    monkeypatch.setattr(perf, "lines", lambda component: {"cache": line_of((pinned,) * 5, 0.1)} if pinned else {})
+    monkeypatch.setattr(perf, "representative", lambda component, nonce: {"cache": None})
+    record = perf.measure(house()["silu.f32.cpu"], NONCE, tries=tries)
+    assert record.environment["flops"] == flops.VERSION
+    return dict(record.cases[0]), len(taken)
+
+
+def test_a_case_under_the_line_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow each time is slow, disturbed once is not; wrong outputs end it at once; a pin takes the better of two."""
+    pin = pin_of("silu.f32.cpu", 0.5, spread=0.0, cases=("cache",))
+    entry, taken = _perf_with(monkeypatch, [0.4, 0.42, 0.41, 0.4], 0.5)
+    assert taken == perf.TRIES == 4 and entry["share"] == 0.42 and entry["tries"] == 4
+    assert judge(subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 1, [entry]), pin=pin).verdict == FAIL
+    entry, taken = _perf_with(monkeypatch, [0.4, 0.46], 0.5)
+    assert taken == 2 and entry["share"] == 0.46
+    assert judge(subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 1, [entry]), pin=pin).verdict == PASS
+    entry, taken = _perf_with(monkeypatch, [0.46], 0.5)
+    assert taken == 1
+    entry, taken = _perf_with(monkeypatch, [0.0], 0.5, note="timed calls gave wrong outputs")
+    assert taken == 1 and entry["share"] == 0.0
+    entry, taken = _perf_with(monkeypatch, [0.1], 0.0)
+    assert taken == 1 and "baseline" not in entry
+    entry, taken = _perf_with(monkeypatch, [0.5, 0.6, 0.7], 0.5, tries=perf.PINNED)
+    assert taken == perf.PINNED == 2 < perf.TRIES and entry["share"] == 0.6
+
+
+def test_pins_belong_to_a_generation_of_processor() -> None:
+    zen5 = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n"
+    both = zen5 + "\nprocessor\t: 1\nvendor_id\t: Other\ncpu family\t: 1\nmodel\t\t: 1\n"
+    assert machine.processor_of(zen5) == machine.processor_of(both) == "AuthenticAMD-26-2"
+    assert machine.processor_of("processor : 0\nCPU implementer : 0x41\nCPU part\t: 0xd4f\n") == "0x41-0xd4f"
+    assert machine.processor_of("") == machine.processor_of("vendor_id: X\n") == "unknown"
+    key = machine.machine_class().key
+    assert pins.key_of(key, "AuthenticAMD-26-2") != pins.key_of(key, "AuthenticAMD-25-1")
+    assert pins.key_of("cuda_sm90_H200", "AuthenticAMD-26-2") == pins.key_of("cuda_sm90_H200", "AuthenticAMD-25-1")
+    assert machine.environment()["processor"] == machine.processor()
+    record = subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 0, [])
+    assert record.environment["processor"] == machine.processor(), "what a record is judged by"
+
+
+def test_probes_recompute_and_a_flipped_bit_shows() -> None:
+    kernel = house()["silu.f32.cpu"]
+    record = parity.measure(kernel, NONCE)
+    assert parity.recompute(kernel, record) == []
+    i, output, at, bits = record.probes[0]
+    flipped = f"{int(bits, 16) ^ 0x10000000:0{len(bits)}x}"
+    assert parity.recompute(kernel, type(record)(**{**record.__dict__, "probes": [[i, output, at, flipped], *record.probes[1:]]}))
+    assert parity.recompute(kernel, type(record)(**{**record.__dict__, "probes": record.probes[1:]}))
+
+
+def test_every_backward_kernel_is_reached_through_a_forward_row() -> None:
+    for c in house():
+        if c.kind == "kernel" and "gradient" in policy.owed(c):
+            assert gradient.rows_for(c), c.id
+
+
+def test_a_vjp_of_the_wrong_shape_is_refused() -> None:
+    spec = row("gelu")
+    x = np.zeros((3, 4))
+    case = subjects.Case("x", "f64", False, (x,), (subjects.TensorType((3, 4), "f64"),), {"approximate": "tanh"})
+    at = evaluate.node(spec, case.inputs, case.types, case.attrs)
+    broken = type(spec)(**{**spec.__dict__, "vjp": lambda emit, node, dy: (emit("sum", dy[0], axis=0, keepdims=False),)})
+    with pytest.raises(GraphError, match="shape of its input"):
+        evaluate.vjp(broken, at, [np.ones((3, 4))], evaluate.oracles)
+    with pytest.raises(ShapeError):
+        evaluate.Eager(evaluate.oracles)("add", at.inputs[0], evaluate.Value(subjects.TensorType((5,), "f64"), np.zeros(5)))
+
+
+def test_mutants_differ_and_parse() -> None:
+    drawn = mutants.draw(house(), 40, "1234")
+    assert len(drawn) == 40 and len({m.key for m in drawn}) == 40
+    for m in drawn:
+        assert m.was != m.now and m.attempts
+        ast.parse(m.text)
+    assert [m.key for m in mutants.draw(house(), 40, "1234")] == [m.key for m in drawn]
+
+
+def test_a_broken_copy_fails_and_an_unbroken_one_passes() -> None:
+    """Faults, hangs and deaths are seen; the sound kernel passes on the copy; the package itself stays as it is."""
+    file = "backends/cpu/kernels/gelu.py"
+    path = Path(alpha.__file__).parent / file
+    text = path.read_text(encoding="utf-8")
+    head = "def gelu(cpu: Cpu"
+    assert text.count(head) == 1
+
+    def with_first_line(line: str) -> str:
+        at = text.index(":\n", text.index(head)) + 2
+        return text[:at] + f"    {line}\n" + text[at:]
+
+    attempts = (("gelu.f32.cpu", "faults"),)
+    jobs = [plant.Job("sound", attempts, file, text), plant.Job("raises", attempts, file, with_first_line("raise RuntimeError('x')")),
+            plant.Job("hangs", attempts, file, with_first_line("while True: pass"), timeout=4.0),
+            plant.Job("dies", attempts, file, with_first_line("import os; os._exit(9)")), plant.Job("sound again", attempts, file, text)]
+    outcomes = plant.run_all(jobs, workers=1)
+    assert [bool(o.caught_by) for o in outcomes] == [False, True, True, True, False]
+    assert outcomes[0].records[0][1] == outcomes[4].records[0][1] == PASS
+    assert "Timeout" in outcomes[2].error and "Crash" in outcomes[3].error
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_what_ships_is_measured_whatever_lies_in_the_local_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped, local = tmp_path / "shipped", tmp_path / "local"
+    monkeypatch.setattr(commands, "shipped_root", lambda: shipped)
+    monkeypatch.setattr(status, "default_roots", lambda: (shipped, local))
+    monkeypatch.setattr(run, "local_root", lambda: local)
+    split = {"ids": ["split.f32.cpu"], "gate": "faults", "stale": True, "console": Console(file=StringIO())}
+    for ship, root, others in ((False, local, shipped), (True, shipped, local)):
+        before = sorted(others.rglob("*.jsonl"))
+        assert commands.cmd_run(**split, ship=ship) == 0
+        found = next(root.rglob("split.f32.cpu.jsonl")).read_bytes()
+        assert sorted(others.rglob("*.jsonl")) == before
+        assert commands.cmd_run(**split, ship=ship) == 0
+        assert next(root.rglob("split.f32.cpu.jsonl")).read_bytes() == found, "it was current there, and yet measured again"
+
+
+def test_a_catch_elsewhere_does_not_count_where_it_is_to_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = next(f for f in load_faults(catalogue=house()) if f.component == "split.f32.cpu")
+    elsewhere, kept = tmp_path / "elsewhere", tmp_path / "kept"
+    monkeypatch.setattr(catches, "default_roots", lambda: (elsewhere,))
+    assert [r.fresh for r in catches.run(house(), [fault], root=elsewhere)] == [True]
+    assert [r.fresh for r in catches.run(house(), [fault])] == [False]
+    assert [r.fresh for r in catches.run(house(), [fault], root=kept)] == [True]
+    assert [r.fresh for r in catches.run(house(), [fault], root=kept)] == [False]
