@@ -56,10 +56,10 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 its evidence is next renewed."""
 
 BY_OP: Mapping[str, tuple[str, ...]] = {
-    "gates.cuda_samples": ("SAMPLES", "EXACT"),
-    "gates.cuda_widths": ("SAMPLES",),
-    "gates.cuda_sizes": ("LARGE", "REPEATED", "TIMED"),
-    "gates.cuda_large": ("MAKES",),
+    "gates.cuda.samples": ("SAMPLES", "EXACT"),
+    "gates.cuda.widths": ("SAMPLES",),
+    "gates.cuda.sizes": ("LARGE", "REPEATED", "TIMED"),
+    "gates.cuda.large": ("MAKES",),
 }
 """Module -> tables by op row in it: no edge enters them; the entry of a component's own row is one of its cases."""
 

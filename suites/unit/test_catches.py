@@ -46,7 +46,7 @@ def test_planted_faults_are_rejected(pytestconfig: pytest.Config) -> None:
 def test_what_a_gate_does_on_a_broken_copy_ends_with_who_asked_for_it(end: str) -> None:
     """A gate that hangs would go on for its own time limit otherwise: on a GPU beside whatever is measured next."""
     code = (
-        "import sys; from alpha.gates import plant; from alpha.gates.processes import termination_raises\n"
+        "import sys; from alpha.gates.adversarial import plant; from alpha.gates.processes import termination_raises\n"
         "job = plant.Job('hangs', (('gelu.f32.cpu', 'parity'),), 'ops/gelu.py', 'import time; time.sleep(600)', 300.0)\n"
         "with termination_raises(): plant.run_all([job, job], workers=2)"
     )

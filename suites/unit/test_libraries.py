@@ -326,7 +326,8 @@ sys.exit(code)
 def test_the_fresh_processes_of_gates_are_looked_at(fake: Path, script: str) -> None:
     code = f"""
 from types import SimpleNamespace
-from alpha.gates import ab, determinism
+from alpha.gates import determinism
+from alpha.gates.timing import ab
 what = sys.argv[2]
 
 def planted(*args):

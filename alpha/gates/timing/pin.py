@@ -32,7 +32,7 @@ MEASUREMENTS = {"cpu": 8, "cuda": 8}
 
 _CHILD = """
 import sys
-from alpha.gates import pin
+from alpha.gates.timing import pin
 pin.child(sys.argv[1:])
 """
 

@@ -215,7 +215,7 @@ MEMBERS: Mapping[str, str] = {
                "    def called_by_name(self):\n        return 1\n\n\n"
                "def helper():\n    return 9\n",
     "rows.py": "from dataclasses import dataclass\n\n\n@dataclass\nclass Row:\n    first: int = 1\n    second: int = 2\n",
-    "main.py": "from mini.component import Component\nfrom mini.errors import ShapeError\nfrom mini.gates.cuda_samples import of\n"
+    "main.py": "from mini.component import Component\nfrom mini.errors import ShapeError\nfrom mini.gates.cuda.samples import of\n"
                "from mini.pool import Helper, Pool\nfrom mini.rows import Row\n\n\ndef expect(good, what, came):\n    if not good:\n"
                "        raise ShapeError(f'{what}, not {came}', do='mend it')\n\n\ndef root(c: Component, pool: Pool, name='pass'):\n"
                "    expect(c.known(), 'a kind that is known', c.op)\n    Helper().start()\n    return of(name), pool.run(), Row().second\n",
@@ -269,7 +269,7 @@ def _members(rng: np.random.Generator) -> Measured:
         pool = package.hash(package.roots("mini.pool:Pool"))
         more = Package(write_package(at / "q", _altered("pool.py", "return 5", f"return {n}")), "mini")
         checks.that(pool != more.hash(more.roots("mini.pool:Pool")), "a class that is asked for leaves out a method")
-        entries = [("entry", "mini.gates.cuda_samples", "SAMPLES", op) for op in "ab"]
+        entries = [("entry", "mini.gates.cuda.samples", "SAMPLES", op) for op in "ab"]
         checks.that(len({package.hash([e]) for e in entries}) == 2, "cases of two rows share a digest")
     return checks.measured()
 
