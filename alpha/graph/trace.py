@@ -6,6 +6,7 @@ declares parameters (`t.param(...)`) inside units (`with t.unit("block.0"):`), a
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,13 +46,20 @@ class Tracer:
     # -- nodes -----------------------------------------------------------------------------------------------------------------
 
     def __call__(self, op: str, *inputs: Any, **attrs: Any) -> Any:
-        """Append one node; returns its output, or the tuple of outputs if there are several. ShapeError from the row's shape rule."""
+        """Append one node; returns its output, or the tuple of outputs if there are several. ShapeError from the row's shape rule, and
+        for an attribute that the row does not know: nothing would read it."""
         spec = row(op)
         where = self.source or _model_line()
         for v in inputs:
             if not isinstance(v, Value):
                 raise ShapeError(f"{op} at {where}: operands are values of this trace", came=repr(v)[:80],
                                  expected="a value that the tracer returned", do="pass numbers as attributes")
+        unknown = sorted(set(attrs) - set(spec.known_attributes))
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], spec.known_attributes, n=1)
+            raise ShapeError(f"{op} at {where}: unknown attribute", came=", ".join(f"{k}={attrs[k]!r}" for k in unknown),
+                             expected=", ".join(spec.known_attributes) or f"no attributes: {op} has none",
+                             do=f"did you mean `{close[0]}`?" if close else f"leave out {unknown[0]}, or add it to the row of {op}")
         try:
             types = spec.infer([v.type for v in inputs], attrs)
         except KeyError as missing:

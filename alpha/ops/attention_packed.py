@@ -25,17 +25,18 @@ def _unpack(emit: Any, qkv: Any, heads: int, kv_heads: int) -> tuple[Any, Any, A
             emit("reshape", v, shape=(b, n, kv_heads, d)))
 
 
-def _compose(emit: Any, qkv: Any, *documents: Any, heads: int, kv_heads: int, **attrs: Any) -> Any:
+def _compose(emit: Any, qkv: Any, *documents: Any, heads: int, kv_heads: int, causal: bool, window: int, scale: float) -> Any:
     q, k, v = _unpack(emit, qkv, heads, kv_heads)
-    o, lse = emit("attention", q, k, v, *documents, **attrs)
+    o, lse = emit("attention", q, k, v, *documents, causal=causal, window=window, scale=scale)
     b, n, h, d = q.shape
     return emit("reshape", o, shape=(b, n, h * d)), lse
 
 
-def _compose_bwd(emit: Any, do: Any, qkv: Any, o: Any, lse: Any, *documents: Any, heads: int, kv_heads: int, **attrs: Any) -> Any:
+def _compose_bwd(emit: Any, do: Any, qkv: Any, o: Any, lse: Any, *documents: Any, heads: int, kv_heads: int, causal: bool, window: int,
+                 scale: float) -> Any:
     q, k, v = _unpack(emit, qkv, heads, kv_heads)
     do_BTHD, o_BTHD = emit("reshape", do, shape=tuple(q.shape)), emit("reshape", o, shape=tuple(q.shape))
-    grads = emit("attention_bwd", do_BTHD, q, k, v, o_BTHD, lse, *documents, **attrs)
+    grads = emit("attention_bwd", do_BTHD, q, k, v, o_BTHD, lse, *documents, causal=causal, window=window, scale=scale)
     b, n, _ = qkv.shape
     return (emit("concat", *(emit("reshape", g, shape=(b, n, g.shape[2] * g.shape[3])) for g in grads), axis=2),)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from alpha.ops import table as op_table
 from alpha.ops.numerics import Walked, stored
-from alpha.ops.spec import OpSpec, Samples
+from alpha.ops.spec import OpSpec, Samples, keywords
 from alpha.types import Attrs, TensorType
 
 
@@ -128,7 +128,7 @@ class FusedSpec(OpSpec):
 
 
 def derived(compose: Callable[..., Any]) -> dict[str, Any]:
-    """Shape rule, oracle and FLOPs of a composition, for a row that is traced by its own name."""
+    """Shape rule, oracle, FLOPs and attributes of a composition, for a row that is traced by its own name."""
 
     def infer(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
         return tuple(compose(_Infer(), *types, **attrs))
@@ -141,7 +141,7 @@ def derived(compose: Callable[..., Any]) -> dict[str, Any]:
         compose(counter, *types, **attrs)
         return counter.flops
 
-    return {"infer": infer, "oracle": oracle, "flops": flops}
+    return {"infer": infer, "oracle": oracle, "flops": flops, "attributes": keywords(compose)}
 
 
 def fused(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], compose: Callable[..., Any], *, samples: Samples,

@@ -48,17 +48,18 @@ def _infer_grad(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, 
 
 def _losses(x: np.ndarray, weight: np.ndarray, targets: np.ndarray, attrs: Attrs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     logits = stored(np.matmul(x, weight.swapaxes(-1, -2)))
-    loss, lse = row("cross_entropy").oracle(logits, targets, **_loss_attrs(attrs))
+    loss, lse = row("cross_entropy").oracle(logits, targets, **attrs)
     return logits, loss, lse
 
 
-def _oracle(x: np.ndarray, weight: np.ndarray, targets: np.ndarray, **attrs: Any) -> Arrays:
-    return (_losses(x, weight, targets, attrs)[1].sum(-1),)
+def _oracle(x: np.ndarray, weight: np.ndarray, targets: np.ndarray, *, ignore_index: int, z_loss: float, chunk: int) -> Arrays:
+    return (_losses(x, weight, targets, {"ignore_index": ignore_index, "z_loss": z_loss})[1].sum(-1),)
 
 
-def _oracle_grad(x: np.ndarray, weight: np.ndarray, targets: np.ndarray, **attrs: Any) -> Arrays:
+def _oracle_grad(x: np.ndarray, weight: np.ndarray, targets: np.ndarray, *, ignore_index: int, z_loss: float, chunk: int) -> Arrays:
+    attrs: dict[str, Any] = {"ignore_index": ignore_index, "z_loss": z_loss}
     logits, loss, lse = _losses(x, weight, targets, attrs)
-    dlogits = stored(row("cross_entropy_bwd").oracle(np.ones(len(targets)), logits, targets, lse, **_loss_attrs(attrs))[0])
+    dlogits = stored(row("cross_entropy_bwd").oracle(np.ones(len(targets)), logits, targets, lse, **attrs)[0])
     return loss.sum(-1), np.matmul(dlogits, weight), np.matmul(dlogits.swapaxes(-1, -2), x)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import Parameter, signature
 from typing import Protocol
 
 import numpy as np
@@ -86,6 +88,7 @@ class OpSpec:
     undifferentiable names of inputs without a gradient (ids, masks, positions) and of outputs that take no cotangent (mean, rstd, lse)
     view            true when the output is the input's memory under another shape (reshape): no kernel runs
     stretch         (attrs, k) -> attrs for operands k times as long, where attributes name places in them; default: the same attrs
+    attributes      names of the attributes, where the oracle takes any (`**attrs`); default: the oracle's keyword-only parameters
     """
 
     name: str
@@ -104,10 +107,16 @@ class OpSpec:
     undifferentiable: tuple[str, ...] = ()
     view: bool = False
     stretch: Callable[[Attrs, int], Attrs] | None = None
+    attributes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.vjp is None) == (not self.why_no_vjp):
             raise ShapeError("a row has either a vjp or a reason why not", came=self.name)
+
+    @cached_property
+    def known_attributes(self) -> tuple[str, ...]:
+        """Names of every attribute that a call may give, sorted."""
+        return tuple(sorted(self.attributes or keywords(self.oracle)))
 
     def operand_dtype(self, index: int, compute: str) -> str:
         """Element type of float operand number `index` when the row computes in `compute`."""
@@ -128,6 +137,11 @@ class OpSpec:
         if self.nbytes is not None:
             return self.nbytes(types, attrs)
         return sum(t.nbytes for t in types) + sum(t.nbytes for t in self.infer(types, attrs))
+
+
+def keywords(function: Callable[..., object]) -> tuple[str, ...]:
+    """Names of the keyword-only parameters of an oracle or a composition, in order."""
+    return tuple(p.name for p in signature(function).parameters.values() if p.kind is Parameter.KEYWORD_ONLY)
 
 
 def stretched(attrs: Attrs, k: int) -> Attrs:

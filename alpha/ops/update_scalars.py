@@ -24,11 +24,12 @@ def _rate(attrs: Any) -> tuple[str, dict[str, Any]]:
     return {"cosine": "lr_cosine", "wsd": "lr_wsd"}[attrs["schedule"]], {n: attrs[n] for n in names}
 
 
-def _compose(emit: Any, grad: Any, count: Any, loss_sum: Any, step: Any, *, segments: Any, max_norm: Any, **rate: Any) -> Any:
+def _compose(emit: Any, grad: Any, count: Any, loss_sum: Any, step: Any, *, segments: Any, max_norm: Any, schedule: Any,
+             peak: Any, warmup: Any, total: Any, decay: Any, floor: Any) -> Any:
     norm = emit("global_norm", grad, segments=segments)
     coefficient, mean_norm = emit("clip_coefficient", norm, count, max_norm=max_norm)
     finite = emit("finite_flag", norm, loss_sum)
-    op, attrs = _rate(rate)
+    op, attrs = _rate({"schedule": schedule, "peak": peak, "warmup": warmup, "total": total, "decay": decay, "floor": floor})
     return norm, mean_norm, coefficient, finite, emit(op, step, **attrs), step, emit("next_step", step, finite)
 
 
