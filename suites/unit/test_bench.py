@@ -50,7 +50,7 @@ from alpha.types import TensorType
 PYTHONS = (sys.executable, shutil.which("python3") or "")
 """Where PyTorch is looked for."""
 
-MADE = [sys.executable, str(Path(__file__).with_name("made_peer.py")), str(ROOT)]
+MADE = [sys.executable, str(ROOT / "suites" / "support" / "made_peer.py"), str(ROOT)]
 
 
 def made(**steps: object) -> list[str]:

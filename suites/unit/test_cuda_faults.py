@@ -33,7 +33,7 @@ from alpha.registry.faults import Fault, load_faults
 from alpha.registry.judge import FAIL, PASS
 from alpha.train.house import house
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 FAULTS = [f for f in load_faults() if f.source]
 ON_TENSOR_CORES = ("attention", "matmul", "linear_gelu", "linear_swiglu")
 SOUND = "5a" * 16
@@ -71,7 +71,7 @@ def test_the_list_of_faults_is_spread_over_the_families() -> None:
 
 
 def _judged(component: str, gate: str, kernels: Path, *nonce: str) -> dict[str, Any]:
-    command = [sys.executable, str(HERE / "emulated_kernels.py"), component, gate, str(kernels), *nonce]
+    command = [sys.executable, str(SUPPORT / "emulated_kernels.py"), component, gate, str(kernels), *nonce]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     lines = done.stdout.strip().splitlines()
     if lines and lines[-1].startswith("{"):
