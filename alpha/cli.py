@@ -44,8 +44,8 @@ from alpha.registry.record import Record, content_hash
 from alpha.registry.status import Registry
 from alpha.train import doctor, forbidden, rundir
 from alpha.train.assemble import calls_of, host_components, open_data, program_for, threads_for
+from alpha.train.catalogue import catalogue, what_loads
 from alpha.train.console import Talk, duration
-from alpha.train.house import house, what_loads
 from alpha.train.interrupt import EXIT, Interrupt
 from alpha.train.planned import Planned, plan_run
 from alpha.train.sample import generate, open_run, printable
@@ -208,7 +208,7 @@ def this_command() -> str:
 def cmd_train(args: argparse.Namespace) -> int:
     """Train, gated or (lab) ungated."""
     cfg = load_source(args.source, args.set)
-    why = why_not_here(house()[f"executor.{cfg.machine.backend}"])
+    why = why_not_here(catalogue()[f"executor.{cfg.machine.backend}"])
     if why:
         raise MachineError("this run cannot run on this machine", came=f"backend {cfg.machine.backend} {why}",
                            expected="an H100 or H200 with its driver", do="take such a machine, or a run file for the CPU such as "
@@ -225,7 +225,7 @@ def cmd_train(args: argparse.Namespace) -> int:
     interrupt = Interrupt()
     outcome = train(
         cfg,
-        house(),
+        catalogue(),
         talk,
         admit=(lambda ids, calls: admit(talk, shlex.join([args.source, *(f"--set={x}" for x in args.set)]), ids, calls))
         if gated
@@ -256,7 +256,7 @@ def admit(talk: Talk, source: str, ids: Sequence[str], calls: Sequence[tuple[str
     On a machine class that no evidence ships for, gates that were never run here are run first and kept locally. A component whose
     evidence is stale or says no is never rerun silently: the error names the command.
     """
-    registry = Registry(house())
+    registry = Registry(catalogue())
     wanted = sorted({*ids, *(c[0] for c in calls)})
     if registry.machine.key not in classes(shipped_root()):
         todo = _never_run(registry, wanted)
@@ -265,7 +265,7 @@ def admit(talk: Talk, source: str, ids: Sequence[str], calls: Sequence[tuple[str
             talk.say(f"no evidence ships for this machine class: {registry.machine.describe()}", "yellow")
             talk.say(f"running {len(todo)} gates first, about {duration(seconds)}; kept in {_shown(local_root())}")
             _run_gates(talk, todo)
-            registry = Registry(house())
+            registry = Registry(catalogue())
     with talk.doing(f"asking the registry about {len(wanted)} components"):
         try:
             registry.require(wanted, calls)
@@ -337,8 +337,8 @@ def cmd_gate_run(args: argparse.Namespace) -> int:
     ids = list(args.ids)
     if args.run_file is not None:
         cfg = load_source(args.run_file, args.set)
-        program = program_for(cfg, open_data(cfg).tokenizer.vocab_size, house(), threads_for(cfg))
-        ids += gate_runs.needed(house(), [*host_components(cfg, house()), *program.components()])
+        program = program_for(cfg, open_data(cfg).tokenizer.vocab_size, catalogue(), threads_for(cfg))
+        ids += gate_runs.needed(catalogue(), [*host_components(cfg, catalogue()), *program.components()])
     elif args.set:
         raise InputError("--set changes a run file, and none is given", came=" ".join(args.set), expected="--for RUN.toml")
     return commands.cmd_run(sorted(set(ids)), gate=args.gate, stale=args.stale, budget=args.budget, ship=args.ship)
@@ -423,7 +423,7 @@ def _planned(cfg: Config, catalogue: Catalogue, vocabulary: int | None) -> Plann
 
 def cmd_sample(args: argparse.Namespace) -> int:
     """Write a sample to standard output as it is made."""
-    executor, tokenizer, step = open_run(Path(args.source), house(), args.at)
+    executor, tokenizer, step = open_run(Path(args.source), catalogue(), args.at)
     with executor:
         why = standing(Path(args.source))
         if why:

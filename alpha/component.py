@@ -104,7 +104,7 @@ class Component:
 
 
 class Catalogue:
-    """The components of one backend or of the whole house, by id; filled by the code that is handed it."""
+    """The components of one backend or of the whole catalogue, by id; filled by the code that is handed it."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Component] = {}

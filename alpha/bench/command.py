@@ -33,8 +33,8 @@ from alpha.profile import noise
 from alpha.registry.gpu import class_here, gpu_environment, why_not_here
 from alpha.registry.judge import SLOWDOWN
 from alpha.registry.machine import environment
+from alpha.train.catalogue import catalogue
 from alpha.train.console import Talk
-from alpha.train.house import house
 
 READERS = ("run", "docs")
 """What only reads what was measured, with libraries for tables."""
@@ -94,7 +94,7 @@ GROUPS = {"products": ("matmul.bf16.sm90",), "attention": ("attention*.bf16.sm90
 def components(pattern: str) -> list[Component]:
     """Kernels whose id is, or matches, `pattern`, or that of a group. InputError if there are none, MachineError if none runs here."""
     wanted = GROUPS.get(pattern, (pattern,))
-    found = [c for c in house() if any(fnmatchcase(c.id, w) and (c.kind == "kernel" or c.id == w) for w in wanted)]
+    found = [c for c in catalogue() if any(fnmatchcase(c.id, w) and (c.kind == "kernel" or c.id == w) for w in wanted)]
     if not found:
         raise InputError("no such kernel", came=pattern, expected="an id of `alpha gate list`, wildcards allowed, a group, or `step`")
     why = {c.id: why_not_here(c) for c in found}
@@ -118,7 +118,7 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
 
     def all_with(peer: Peer | None) -> None:
         for c in chosen:
-            results.extend(kernel.bench(c, house(), peer, rounds=args.rounds or kernel.ROUNDS, pattern=args.case,
+            results.extend(kernel.bench(c, catalogue(), peer, rounds=args.rounds or kernel.ROUNDS, pattern=args.case,
                                         deadline=deadline, said=lambda r: show(r, console)))
 
     here = class_here(chosen[0])
@@ -151,12 +151,12 @@ def _step(args: argparse.Namespace, console: Console) -> int:
     if args.record and args.set:
         raise InputError("a run file is recorded as it is", came=f"--set {args.set[0]}", expected="no --set", do="record without it")
     cfg = config.load(Path(args.source), args.set)
-    why = why_not_here(house()[f"executor.{cfg.machine.backend}"])
+    why = why_not_here(catalogue()[f"executor.{cfg.machine.backend}"])
     if why:
         raise MachineError("NOT_RUN: this run cannot run on this machine", came=f"backend {cfg.machine.backend} {why}",
                            expected="an H100 or H200 with its driver", do="take such a machine, or a run file for the CPU")
     with Talk().doing("building, checking and timing"):
-        result = step.bench(cfg, house(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps,
+        result = step.bench(cfg, catalogue(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps,
                             budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant))
     show_step(result, console)
     if args.json:

@@ -73,10 +73,10 @@ def application(runs: Path, host: str) -> Any:
     """The ASGI application for `host`."""
     needs()
     from alpha.dashboard.app import build
-    from alpha.train.house import house
+    from alpha.train.catalogue import catalogue
 
     hosts = frozenset({"127.0.0.1", "localhost", "[::1]", host.lower(), f"[{host.lower()}]"}) if is_loopback(host) else None
-    return build(Folder(runs), house, hosts=hosts)
+    return build(Folder(runs), catalogue, hosts=hosts)
 
 
 def serve(runs: Path, host: str = HOST, port: int = PORT) -> int:

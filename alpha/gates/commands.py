@@ -35,7 +35,7 @@ from alpha.registry.machine import machine_class
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.train.assemble import program_for
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 HEADLINES = ("gpt2-124m", "llama-1b")
 """Run files whose speed README quotes."""
@@ -57,11 +57,11 @@ def cmd_list(*, console: Console | None = None) -> int:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("component", "kind", "backend", "owes"):
         table.add_column(column, no_wrap=True)
-    for c in house():
+    for c in catalogue():
         exempt = [g for g in policy.OWED[c.kind] if policy.exemption(c, g)]
         table.add_row(c.id, c.kind, c.backend, " ".join(policy.owed(c)) + (f"  [dim](exempt: {' '.join(exempt)})[/]" if exempt else ""))
     out.print(table)
-    out.print(f"{len(house())} components")
+    out.print(f"{len(catalogue())} components")
     return 0
 
 
@@ -78,8 +78,8 @@ def cmd_run(ids: Sequence[str] = (), *, gate: str | None = None, stale: bool = F
         raise InputError("no such gate", came=gate, expected=", ".join(GATES))
     ids = _matching(ids)
     gates, roots = (gate,) if gate else (), [shipped_root()] if ship else None
-    todo = run.tasks(house(), ids, gates, stale=stale, roots=roots)
-    absent = run.not_here(house(), ids, gates, stale=stale, roots=roots)
+    todo = run.tasks(catalogue(), ids, gates, stale=stale, roots=roots)
+    absent = run.not_here(catalogue(), ids, gates, stale=stale, roots=roots)
     for why in sorted(set(absent.values())):
         named = [i for i, w in absent.items() if w == why]
         out.print(f"{_said(NOT_RUN)} {len(named)} component{'s' if len(named) != 1 else ''} ({', '.join(named[:4])}"
@@ -115,7 +115,7 @@ def _matching(ids: Sequence[str]) -> list[str]:
     """Ids with patterns replaced by what they match; InputError for a pattern that matches nothing."""
     found: dict[str, None] = {}
     for pattern in ids:
-        names = [c.id for c in house() if fnmatchcase(c.id, pattern)] if "*" in pattern else [pattern]
+        names = [c.id for c in catalogue() if fnmatchcase(c.id, pattern)] if "*" in pattern else [pattern]
         if not names:
             raise InputError("no component matches", came=pattern, do="list them with `alpha gate list`")
         found.update(dict.fromkeys(names))
@@ -125,9 +125,9 @@ def _matching(ids: Sequence[str]) -> list[str]:
 def cmd_status(*, as_json: bool = False, console: Console | None = None) -> int:
     """Every component's gates on this machine class; 1 if any is not usable."""
     out = _console(console)
-    registry = Registry(house(), default_roots())
-    statuses = [registry.status(c.id) for c in house()]
-    absent = run.not_here(house())
+    registry = Registry(catalogue(), default_roots())
+    statuses = [registry.status(c.id) for c in catalogue()]
+    absent = run.not_here(catalogue())
     sanitized = sanitize_command.standings(registry, [s.component for s in statuses])
     if as_json:
         body = {"machine": registry.machine.key, "components": {
@@ -165,7 +165,7 @@ def cmd_status(*, as_json: bool = False, console: Console | None = None) -> int:
 def cmd_explain(component_id: str, *, console: Console | None = None) -> int:
     """What is missing before a component is usable, and the command that supplies it."""
     out = _console(console)
-    registry = Registry(house(), default_roots())
+    registry = Registry(catalogue(), default_roots())
     status = registry.status(component_id)
     out.print(f"{component_id}: {'usable' if status.usable else 'not usable'} on {registry.machine.describe()}")
     for g in status.gates.values():
@@ -184,8 +184,8 @@ def cmd_explain(component_id: str, *, console: Console | None = None) -> int:
 
 def cmd_check(*, root: Path | None = None, annotate: bool = False, reference: str | None = None, console: Console | None = None) -> int:
     """The merge gate over the committed evidence. `annotate`: as workflow commands, shown beside the lines of a pull request."""
-    checked = registry_check.check(house(), root or shipped_root(), recompute, faults=load_faults(catalogue=house()), reference=reference,
-                                   headlines=headlines())
+    checked = registry_check.check(catalogue(), root or shipped_root(), recompute, faults=load_faults(catalogue=catalogue()),
+                                   reference=reference, headlines=headlines())
     out = _console(console)
     if annotate and checked.findings:
         out.print(registry_check.github(checked), markup=False, highlight=False, soft_wrap=True)  # one command a line, whole
@@ -198,16 +198,16 @@ def headlines() -> set[str]:
     found: set[str] = set()
     for name in HEADLINES:
         cfg = config.load(shipped_root().parents[1] / "configs" / f"{name}.toml")
-        found |= set(program_for(cfg, cfg.data.vocab, house(), 1).components())
-    return {i for i in found if "perf" in policy.owed(house()[i])}
+        found |= set(program_for(cfg, cfg.data.vocab, catalogue(), 1).components())
+    return {i for i in found if "perf" in policy.owed(catalogue()[i])}
 
 
 def cmd_pin(ids: Sequence[str] = (), *, measurements: int | None = None, add: bool = False, console: Console | None = None) -> int:
     """Measure the shares that the perf gate judges by, each time in a fresh process, and write them to baselines/perf. `add`: to what is
     pinned already of the same code. 1 if a component could not be pinned."""
     out = _console(console)
-    chosen = pin.timed(house(), _matching(ids))
-    made = pin.run(chosen, measurements=measurements, add=add, said=lambda text: out.print(text, markup=False), catalogue=house())
+    chosen = pin.timed(catalogue(), _matching(ids))
+    made = pin.run(chosen, measurements=measurements, add=add, said=lambda text: out.print(text, markup=False), catalogue=catalogue())
     noisy = [(p.component, case, line) for p in made for case in p.shares if (line := p.line(case)) is not None and not line.judged]
     for component, case, line in noisy:
         out.print(f"{_said(NOT_RUN)} {component} {case}: too noisy to judge, spread {line.spread:.1%}")
@@ -228,14 +228,14 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
     can run on this machine. `prepare`: only compile what those in device code load, which needs no GPU.
     """
     out = _console(console)
-    every = load_faults(catalogue=house())
+    every = load_faults(catalogue=catalogue())
     faults = [f for f in every if not prefixes or f.id.startswith(tuple(prefixes)) or
               f.component.startswith(tuple(prefixes))]
     if not faults and not any(p.startswith(("lint", "mutants")) for p in prefixes):
         raise InputError("no planted fault of that name", came=", ".join(prefixes), expected="a prefix of a fault's or a component's id",
                          do="faults stand in the *.faults.toml beside each component, those of the lint in gates/device_code/lint.toml")
     if prepare:
-        out.print(f"{cuda_plant.prepare([f for f in faults if f.source], house().__getitem__)} files compiled")
+        out.print(f"{cuda_plant.prepare([f for f in faults if f.source], catalogue().__getitem__)} files compiled")
         return 0
 
     def planted(result: catches.Result) -> None:
@@ -243,7 +243,7 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
             out.print(f"[bold red]SURVIVED[/] {result.fault.id} ({result.fault.gate} of {result.fault.component}): {result.fault.why}")
 
     with termination_raises():
-        results = catches.run(house(), faults, stale=stale, root=shipped_root() if ship else None, workers=workers, said=planted,
+        results = catches.run(catalogue(), faults, stale=stale, root=shipped_root() if ship else None, workers=workers, said=planted,
                               keep=[f.id for f in every])
     table = Table(box=None, pad_edge=False, header_style="bold", title="planted faults", title_justify="left")
     for column in ("gate", "caught", "of", "95 % interval", "survivors"):
@@ -261,7 +261,7 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
     fell = False
     if seeded:
         seed = seed or mutants.seed_of(shipped_root() if ship else None)
-        drawn = mutants.draw(house(), seeded, seed)
+        drawn = mutants.draw(catalogue(), seeded, seed)
         fates = mutants.run(drawn, workers=workers)
         table = Table(box=None, pad_edge=False, header_style="bold", title="seeded mutants", title_justify="left")
         for column in ("area", "caught", "of", "excused", "95 % interval"):
@@ -284,7 +284,7 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
 def _lint(out: Console, prefixes: Sequence[str]) -> catches.Score:
     """Print how the lint does on faults that no run need show; a score of none where there is no compiler."""
     try:
-        score = catches.lint(house(), prefixes)
+        score = catches.lint(catalogue(), prefixes)
     except MachineError as error:
         out.print(f"{_said(NOT_RUN)} the lint of device code: {error.what}")
         return catches.Score("lint", 0, 0, ())
@@ -298,7 +298,7 @@ def _lint(out: Console, prefixes: Sequence[str]) -> catches.Score:
 def cmd_audit(n: int = 5, *, seed: int | None = None, console: Console | None = None) -> int:
     """Rerun a random sample of the shipped records of this machine class and compare; 1 if one does not repeat, 3 if there is none."""
     out = _console(console)
-    results = audit.run(house(), shipped_root(), n, seed)
+    results = audit.run(catalogue(), shipped_root(), n, seed)
     if not results:
         out.print(f"{_said(NOT_RUN)} no shipped evidence of {machine_class().key} to audit")
         return 3
@@ -312,7 +312,7 @@ def cmd_audit(n: int = 5, *, seed: int | None = None, console: Console | None = 
 def cmd_operating(component_id: str = "gelu.f32.cpu", *, case: str = "", seconds: float = 60.0, console: Console | None = None) -> int:
     """Measure and publish the perf gate's false-alarm rate and power."""
     out = _console(console)
-    table = operating.characteristic(house()[component_id], case_name=case, seconds=seconds)
+    table = operating.characteristic(catalogue()[component_id], case_name=case, seconds=seconds)
     path = operating.publish(table)
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("source", "slowdown", "planted", "trials", "FAIL", "AMBIGUOUS", "PASS", "95 % interval of the FAIL rate"):

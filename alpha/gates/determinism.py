@@ -50,7 +50,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     if component.kind != "kernel":
         return _contract(component, nonce)
     pin_blas()
-    subjects_of(component).settle(*WORKERS)
+    subjects_of(component).warm_up(*WORKERS)
     todo = chosen(component, nonce)
     least = -(-required_runs(component) // max(1, len(todo)))
     rng = generator(nonce, component.id, "determinism")
@@ -141,9 +141,9 @@ _FRESH = """
 import sys
 from alpha.gates import determinism
 from alpha.train import forbidden
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 forbidden.watch()
-print("\\n".join(determinism.digests_of(house()[sys.argv[1]], sys.argv[2])))
+print("\\n".join(determinism.digests_of(catalogue()[sys.argv[1]], sys.argv[2])))
 forbidden.check("at the end of a fresh process")
 """
 

@@ -21,7 +21,7 @@ import numpy as np
 from alpha.component import Component
 from alpha.errors import ShapeError
 from alpha.gates.contracts import engine as contracts
-from alpha.gates.subjects import Case, bind, cases, checksum, crash, fresh_nonce, generator, make_record, once, settle, spec_of
+from alpha.gates.subjects import Case, bind, cases, checksum, crash, fresh_nonce, generator, make_record, once, spec_of, warm_up
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import OpSpec
 from alpha.registry.record import Record
@@ -35,7 +35,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     nonce = nonce or fresh_nonce()
     if component.kind != "kernel":
         return contracts.measure(component, "faults", nonce)
-    settle(component)
+    warm_up(component)
     todo = _chosen(component, nonce)
     found: list[dict[str, object]] = []
     for name, problems in (("dtype refused", _dtypes(component, todo)), ("shape refused", _shapes(component, todo)),

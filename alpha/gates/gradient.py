@@ -30,16 +30,16 @@ from alpha.gates.subjects import (
     Case,
     case_of,
     crash,
-    elsewhere,
     fresh_nonce,
     generator,
+    is_gpu,
     make_record,
     once,
-    settle,
     short,
     size,
     spec_of,
     subjects_of,
+    warm_up,
 )
 from alpha.ops.numerics import ACCUMULATE, UNIT_ROUNDOFF, round_to, ulp, walk
 from alpha.ops.spec import OpSpec, Sample
@@ -109,7 +109,7 @@ def chosen(spec: OpSpec, nonce: str, component: Component | None = None) -> list
         return bool(differentiable(spec, s)) and size(types) + size(spec.infer(types, s.attrs)) <= (LARGEST if not own else LARGEST_OWN)
 
     own = []
-    if component is not None and elsewhere(component):
+    if component is not None and is_gpu(component):
         own = subjects_of(component).samples(spec.name, generator(nonce, spec.name, "gradient", component.backend), "samples")
     found = [s for s in own or spec.samples(generator(nonce, spec.name, "gradient")) if fits(s)]
     if len(found) > CASES_PER_ROW:
@@ -123,7 +123,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     nonce = nonce or fresh_nonce()
     if component.kind != "kernel":
         return contracts.measure(component, "gradient", nonce)
-    settle(component)
+    warm_up(component)
     found: list[dict[str, object]] = []
     declared = 0
     kinds = ["oracle"] + (["kernel"] if "f64" in component.envelope.dtypes else [])
@@ -198,7 +198,7 @@ def _native(component: Component, spec: OpSpec, todo: Sequence[Sample], nonce: s
         except Exception as problem:  # a kernel that raises has no gradient to offer
             return {"name": name, "error": float("inf"), "bound": BOUND_CAP, "directions": 1, "note": f"{sample.name}: {crash(problem)}"}
         emits = component.op in evaluate.emitted()[spec.name]
-        if bound <= TELLING[component.envelope.dtypes[0]] and (ran or not emits or not elsewhere(component)):
+        if bound <= TELLING[component.envelope.dtypes[0]] and (ran or not emits or not is_gpu(component)):
             # outside the envelope the oracle stood in for the kernel
             told += 1
             worse = not (error * worst.bound <= worst.error * bound)

@@ -24,17 +24,17 @@ from alpha.gates.subjects import (
     cases,
     checksum,
     crash,
-    elsewhere,
     fresh_nonce,
     generator,
+    is_gpu,
     make_record,
     once,
     same_bits,
-    settle,
     short,
     spec_of,
     subjects_of,
     tasks,
+    warm_up,
 )
 from alpha.gates.tolerance import ALL, FIRST, Allowance, allowance, exact_below, exact_error, lower, weighed
 from alpha.ops.numerics import round_to
@@ -73,7 +73,7 @@ def measure(component: Component, nonce: str | None = None,
     nonce = nonce or fresh_nonce()
     if component.kind != "kernel":
         return contracts.measure(component, "parity", nonce)
-    settle(component)
+    warm_up(component)
     spec = spec_of(component)
     todo = cases(component, nonce)
     counts = dict.fromkeys(BEHAVIOURS, 0)
@@ -227,7 +227,7 @@ def recompute(component: Component, record: Record) -> list[str]:
     spec = spec_of(component)
     todo = cases(component, record.nonce)
     entries: list[dict[str, object]] = [{"name": c.name, "kind": "exact" if c.exact else "relative", "error": 0.0} for c in todo]
-    large = subjects_of(component).large_names(component) if elsewhere(component) else []
+    large = subjects_of(component).large_names(component) if is_gpu(component) else []
     skeleton = condense([*entries, *({"name": b, "kind": "exact", "error": 0.0} for b in BEHAVIOURS),
                          *({"name": name, "kind": "contract", "error": 0.0} for name in large)])
     wrong = []

@@ -33,7 +33,7 @@ from alpha.registry.judge import BASELINE, NOT_RUN, Judgement
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.train import forbidden
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 TENTH = 10
 NOTHING_RAN = 3
@@ -51,7 +51,7 @@ class Plan:
         given = config.getoption("--seed")
         self.seed = int(given) if given is not None else random.SystemRandom().randrange(2**32)
         self.evidence: str = config.getoption("--evidence")
-        self.registry = Registry(house())
+        self.registry = Registry(catalogue())
         self.chosen: dict[str, list[Component]] = {}
         self.declared: dict[str, int] = {}
         self.executed: dict[str, int] = {}
@@ -66,7 +66,7 @@ class Plan:
     def components(self, gate: str) -> list[Component]:
         """Components whose gate runs in this session."""
         if gate not in self.chosen:
-            owing = [c for c in house() if gate in policy.owed(c) and not why_not_here(c)]
+            owing = [c for c in catalogue() if gate in policy.owed(c) and not why_not_here(c)]
             due = {c.id for c in owing if gate in self.registry.status(c.id).missing}
             rest = [c for c in owing if c.id not in due]
             tenth = set() if self.only_stale else {c.id for c in random.Random(f"{self.seed} {gate}").sample(rest, -(-len(rest) // TENTH))}
@@ -187,7 +187,7 @@ def hopper() -> str:
 @cache
 def compiled() -> None:
     """Every kernel of the GPU, many at a time, once a session: a test would compile those that it needs one by one."""
-    compile_all(sources_of(c for c in house() if family(c) == "cuda"))
+    compile_all(sources_of(c for c in catalogue() if family(c) == "cuda"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -206,7 +206,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if any(plan.declared.values()) or plan.needs_gpu or plan.drawn:
         terminalreporter.section("gates")
     for gate, declared in sorted(plan.declared.items()):
-        owing = sum(gate in policy.owed(c) and not why_not_here(c) for c in house())
+        owing = sum(gate in policy.owed(c) and not why_not_here(c) for c in catalogue())
         terminalreporter.write_line(f"{gate}: {plan.executed.get(gate, 0)} executed of {declared} declared, {owing} components owe it")
         if plan.first.get(gate):
             terminalreporter.write_line(f"{gate}: {plan.first[gate]} of them have no pin on this kind of machine to be judged by")
@@ -242,4 +242,4 @@ def _nothing_ran(config: pytest.Config) -> bool:
 def _owed_nothing(plan: Plan) -> Iterator[bool]:
     """Whether a gate was asked of no component at all, though some owe it and everything was to run."""
     for gate, declared in plan.declared.items():
-        yield plan.everything and declared == 0 and any(gate in policy.owed(c) for c in house())
+        yield plan.everything and declared == 0 and any(gate in policy.owed(c) for c in catalogue())

@@ -101,23 +101,23 @@ def case_of(sample: Sample, dtype: str, *, spec: OpSpec | None = None, exact: bo
     return Case(name or sample.name, dtype, exact, tuple(inputs), tuple(types), sample.attrs, sample.wrt)
 
 
-def settle(component: Component) -> None:
+def warm_up(component: Component) -> None:
     """Start what a component needs once per process (BLAS pinned, worker threads, the GPU's driver), so that nothing starts later."""
     pin_blas()
-    subjects_of(component).settle()
+    subjects_of(component).warm_up()
 
 
-def elsewhere(component: Component) -> bool:
+def is_gpu(component: Component) -> bool:
     """Whether a component's kernels run on another back end than the CPU's."""
     return component.backend not in ("cpu", "host")
 
 
 def subjects_of(component: Component) -> Any:
-    """The module alpha.gates.<backend>.subjects: `settle`, `samples`, `bind`.
+    """The module alpha.gates.<backend>.subjects: `warm_up`, `samples`, `bind`.
 
     Found by name, so that evidence of one back end's kernels does not bind to another's; policy.SUBJECTS names it for digests.
     """
-    return importlib.import_module(f"alpha.gates.{component.backend if elsewhere(component) else 'cpu'}.subjects")
+    return importlib.import_module(f"alpha.gates.{component.backend if is_gpu(component) else 'cpu'}.subjects")
 
 
 def spec_of(component: Component) -> OpSpec:
@@ -240,7 +240,7 @@ def bind(component: Component, case: Case, *, workers: int = 1, offset: int = 0,
     `offset`: elements (GPU: 16 bytes) past a 256-byte boundary of every buffer. `share`: (output, input) that get the same memory.
     `workers`: of the CPU.
     """
-    more = {"workers": workers} if not elsewhere(component) else {}
+    more = {"workers": workers} if not is_gpu(component) else {}
     outs = case.out_types(spec_of(component))
     return subjects_of(component).bind(component, case.types, outs, case.attrs, offset=offset, share=share, **more)
 

@@ -67,7 +67,7 @@ MEASURE_CUDA: Mapping[str, str] = {
 """The engines of kernels that run on the GPU."""
 
 SUBJECTS: Mapping[str, str] = {"cpu": "alpha.gates.cpu.subjects", "cuda": "alpha.gates.cuda.subjects"}
-"""How the engines call kernels of each back end: modules with `settle`, `samples` and `bind`, which subjects.py finds by name."""
+"""How the engines call kernels of each back end: modules with `warm_up`, `samples` and `bind`, which subjects.py finds by name."""
 
 RUNS: Mapping[tuple[str, str], int] = {("kernel", "cpu"): 100, ("kernel", "cuda"): 300}
 """Fewest runs in total that the determinism gate of (kind, backend) needs: 300 find a 1 % flake with 95 % probability, 100 a 3 % one.
@@ -155,5 +155,5 @@ def measure_symbol(gate: str, component: Component) -> str:
 def measure_symbols(gate: str, component: Component) -> list[str]:
     """Dotted names of all that measures `gate` on this component: the engine, and how it calls a kernel of this back end."""
     module = SUBJECTS.get(component.backend, SUBJECTS["cpu"])
-    called = ("settle", "bind") if gate == "perf" else ("settle", "samples", "bind")  # perf's calls are not drawn from samples
+    called = ("warm_up", "bind") if gate == "perf" else ("warm_up", "samples", "bind")  # perf's calls are not drawn from samples
     return [measure_symbol(gate, component), *(f"{module}:{name}" for name in called if component.kind == "kernel")]

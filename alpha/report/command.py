@@ -46,14 +46,14 @@ def run(args: argparse.Namespace) -> int:
     from alpha.report.extra import matplotlib  # noqa: F401, asked for first, so that a missing one is one clear error
     from alpha.report.build import build  # isort: skip
     from alpha.report.write import MARKDOWN, write
-    from alpha.train.house import house
+    from alpha.train.catalogue import catalogue
 
     paths = [Path(p) for p in args.runs] or [reading.newest()]
     if args.compare and len(paths) != 2:
         raise InputError("a comparison is of two runs", came=f"{len(paths)} runs", expected="alpha-report A B --compare", do="name two")
     found = [reading.load(p, thorough=True) for p in paths]
     reading.distinct(found)
-    document = build(found, registry=Registry(house()), compare=args.compare, anyway=args.anyway, mixed=args.mixed_flops,
+    document = build(found, registry=Registry(catalogue()), compare=args.compare, anyway=args.anyway, mixed=args.mixed_flops,
                      targets=targets, top=args.top, points=args.points)  # fmt: skip
     page = write(document, Path(args.out) if args.out else Path("reports") / default_name([r.name for r in found]))
     print(f"{page}\n{page.with_name(MARKDOWN)}")

@@ -14,7 +14,7 @@ from alpha.component import Catalogue
 from alpha.errors import InputError
 from alpha.graph.plan import Program
 from alpha.profile.recorder import Recorder
-from alpha.train import room
+from alpha.train import memory_check
 
 
 class Executor(Protocol):
@@ -53,7 +53,7 @@ def open_executor(program: Program, catalogue: Catalogue) -> Executor:
     backend = str(program.facts["backend"])
     if backend not in _EXECUTORS:
         raise InputError("no such back end", came=backend, expected=", ".join(_EXECUTORS))
-    room.require(program)
+    memory_check.require(program)
     return _EXECUTORS[backend](program, catalogue)
 
 

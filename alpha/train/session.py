@@ -25,7 +25,7 @@ from alpha.errors import AlphaError, InputError, NonFiniteError
 from alpha.flops.v1 import ModelFlops, stamp
 from alpha.graph.plan import Program
 from alpha.profile.store import Store
-from alpha.train import forbidden, room, rundir
+from alpha.train import forbidden, memory_check, rundir
 from alpha.train.assemble import Dataset, calls_of, flops_for, host_components, open_data, program_for, sampler_for, threads_for
 from alpha.train.console import Board, Talk
 from alpha.train.engine import open_executor
@@ -75,7 +75,7 @@ def train(
             threads = threads_for(cfg)
             program = program_for(cfg, data.tokenizer.vocab_size, catalogue, threads)
             flops = flops_for(cfg, data.tokenizer.vocab_size)
-        room.require(program)
+        memory_check.require(program)
         evidence = admit(host_components(cfg, catalogue), calls_of(program)) if admit is not None else {}
         stack.enter_context(forbidden.training())  # the gates that `admit` may have run started processes of their own
         executor = stack.enter_context(open_executor(program, catalogue))

@@ -27,9 +27,9 @@ from alpha.profile.phases import PHASES
 from alpha.profile.store import read
 from alpha.train import forbidden, rundir
 from alpha.train.assemble import program_for
+from alpha.train.catalogue import catalogue
 from alpha.train.console import Talk
 from alpha.train.engine import open_executor
-from alpha.train.house import house
 from alpha.train.rundir import UNGATED
 from alpha.train.sample import generate, open_run
 from alpha.train.session import Outcome, train
@@ -71,7 +71,7 @@ class Made:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("h100")
     cfg = short(root)
-    return Made(root, cfg, train(cfg, house(), Talk(), admit=None))
+    return Made(root, cfg, train(cfg, catalogue(), Talk(), admit=None))
 
 
 def test_it_learns(made: Made) -> None:
@@ -82,9 +82,9 @@ def test_it_learns(made: Made) -> None:
 
 def test_stopped_and_resumed_ends_in_the_same_bits(made: Made) -> None:
     asked = iter([False] * 41 + [True])
-    halted = train(made.cfg, house(), Talk(), admit=None, stop=lambda: next(asked))
+    halted = train(made.cfg, catalogue(), Talk(), admit=None, stop=lambda: next(asked))
     assert (halted.step, halted.finished) == (42, False)
-    resumed = train(made.cfg, house(), Talk(), admit=None, resume=halted.path)
+    resumed = train(made.cfg, catalogue(), Talk(), admit=None, resume=halted.path)
     assert bits(resumed.path, 60) and bits(resumed.path, 60) == bits(made.outcome.path, 60)
     assert resumed.validation == made.outcome.validation
 
@@ -93,7 +93,7 @@ def test_phases_add_up_and_little_is_unexplained(tmp_path: Path) -> None:
     """Twelve layers at 65,536 tokens: a step as long as those that the target, 1 %, is about."""
     cfg = short(tmp_path, "model.layers=12", "data.sequence=1024", "train.batch=64", "train.shards=1", "train.steps=20", "train.profile=1",
                 "train.eval_every=0", "train.checkpoint_every=0", "optim.warmup=2")  # fmt: skip
-    path = train(cfg, house(), Talk(), admit=None).path
+    path = train(cfg, catalogue(), Talk(), admit=None).path
     columns = " + ".join(f"{p}_ns" for p in PHASES)
     rows = read(path / "metrics.sqlite", "step_timing", f"step, wall_ns, {columns}, unexplained_ns, profiled")
     plain = [(wall, unexplained) for _, wall, _, unexplained, profiled in rows[WARM_UP:-1] if not profiled]
@@ -112,10 +112,10 @@ def test_the_device_total_of_the_full_model(recompute: str) -> None:
     """What the device gave is what was planned within 2 %, once the context's overhead is taken off: loaded kernels and the driver's own
     memory, which a first executor leaves behind."""
     cfg = config.load(CONFIG, [f"train.recompute={recompute}"])
-    program: Program = program_for(cfg, cfg.data.vocab, house(), 2)
+    program: Program = program_for(cfg, cfg.data.vocab, catalogue(), 2)
     planned = sum(aligned(n) for n in program.arenas().values()) + staging_bytes(program)
     for _ in range(2):
-        with open_executor(program, house()) as executor:
+        with open_executor(program, catalogue()) as executor:
             for call in program.schedule:  # graphs are captured when they are first needed
                 executor.run(call.plan, {k: np.zeros(r.type.shape, np.int32) for k, r in program.plans[call.plan].inputs.items()})
             found = executor.resident()
@@ -171,7 +171,7 @@ def test_a_run_through_the_gate(tmp_path: Path) -> None:
 def test_text_is_the_same_twice(made: Made) -> None:
     texts = []
     for _ in range(2):
-        executor, tokenizer, step = open_run(made.outcome.path, house())
+        executor, tokenizer, step = open_run(made.outcome.path, catalogue())
         with executor:
             assert step == 60
             texts.append(b"".join(generate(executor, tokenizer, b"def ", tokens=24)))

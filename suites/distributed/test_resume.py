@@ -27,7 +27,7 @@ from alpha.graph.plan import Program
 from alpha.profile.store import Store, read
 from alpha.train import assemble, rundir
 from alpha.train.assemble import Dataset
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.train.loop import Loop, Watch
 
 RUN = """
@@ -77,7 +77,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, small_corpus: Callable[[Path]
 @cache
 def program_of(text: str, vocab: int) -> Program:
     cfg = config.parse(text)
-    return assemble.program_for(cfg, vocab, house(), assemble.threads_for(cfg))
+    return assemble.program_for(cfg, vocab, catalogue(), assemble.threads_for(cfg))
 
 
 class Session:
@@ -85,7 +85,7 @@ class Session:
 
     def __init__(self, cfg: Config, data: Dataset, path: Path | None = None) -> None:
         self.program = program_of(cfg.resolved(), data.tokenizer.vocab_size)
-        self.executor = CpuExecutor(self.program, house())
+        self.executor = CpuExecutor(self.program, catalogue())
         self.held = rundir.create(cfg, data.tokenizer) if path is None else rundir.RunDir(path)
         self.metrics = Store(self.held.metrics)
         sampler = assemble.sampler_for(cfg, data)

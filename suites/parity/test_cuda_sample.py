@@ -21,25 +21,25 @@ from alpha.registry.evidence import default_roots, save
 from alpha.registry.gpu import family
 from alpha.registry.machine import machine_class
 from alpha.registry.status import Registry
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.types import Attrs
 
 
 @cache
 def registry() -> Registry:
     """What the session found when it began."""
-    return Registry(house(), default_roots())
+    return Registry(catalogue(), default_roots())
 
 
 @pytest.mark.h100
-@pytest.mark.parametrize("component", [c.id for c in house() if family(c) == "cuda"])
+@pytest.mark.parametrize("component", [c.id for c in catalogue() if family(c) == "cuda"])
 def test_a_sample_agrees_with_the_evidence(component: str, seed: int) -> None:
-    assert plugin.sampled(house()[component], registry(), seed) == []
+    assert plugin.sampled(catalogue()[component], registry(), seed) == []
 
 
 # -- what the sample itself sees, on a kernel of the CPU ---------------------------------------------------------------------------------
 
-HONEST = house()["gelu.f32.cpu"]
+HONEST = catalogue()["gelu.f32.cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ class SameDigests(Registry):
 
 def sampled(root: Path, gate: str, component: Component = HONEST) -> str:
     with mock.patch.object(subjects, "component_digests", lambda c, g, **_: component_digests(HONEST, g)):
-        return "; ".join(plugin.sampled(component, SameDigests(house(), [root]), seed_of(gate)))
+        return "; ".join(plugin.sampled(component, SameDigests(catalogue(), [root]), seed_of(gate)))
 
 
 def test_every_gate_that_is_owed_is_drawn() -> None:
@@ -93,7 +93,7 @@ def test_a_kernel_that_is_wrong_now_disagrees(root: Path) -> None:
 def test_a_record_that_does_not_repeat_disagrees(root: Path, tmp_path: Path) -> None:
     """Its verdict is PASS, whoever looks at it; the run that it tells of never was."""
     shutil.copytree(root, tmp_path, dirs_exist_ok=True)
-    record = Registry(house(), [root]).evidence.load(HONEST.id, machine_class().key)["determinism"][0].record
+    record = Registry(catalogue(), [root]).evidence.load(HONEST.id, machine_class().key)["determinism"][0].record
     save([replace(record, cases=[{**c, "digest": "0" * 16} for c in record.cases])], tmp_path)
     said = sampled(tmp_path, "determinism")
     assert "from the record's nonce" in said and "fresh nonce" not in said
@@ -104,7 +104,7 @@ def test_without_evidence_there_is_nothing_to_agree_with(tmp_path: Path) -> None
 
 
 def test_a_finite_difference_is_not_compared_between_processors(root: Path) -> None:
-    old = Registry(house(), [root]).evidence.load(HONEST.id, machine_class().key)["gradient"][0].record
+    old = Registry(catalogue(), [root]).evidence.load(HONEST.id, machine_class().key)["gradient"][0].record
     new = replace(old, cases=[{**c, "error": 7.0} for c in old.cases])
     assert audit.differences(old, new)
     assert audit.differences(old, replace(new, environment={**new.environment, "cpu": "another"})) == []

@@ -6,7 +6,7 @@ from alpha.gates.timing import ab
 from alpha.profile.noise import Verdict
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.record import Record
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 
 def _record(verdict: Verdict) -> Record:
@@ -17,7 +17,7 @@ def _record(verdict: Verdict) -> Record:
 
 @pytest.mark.parametrize("slowdown", [0.25])
 def test_a_slower_kernel_fails_in_a_fresh_process_too(slowdown: float) -> None:
-    kernel = house()["gelu.f32.cpu"]
+    kernel = catalogue()["gelu.f32.cpu"]
     verdict = ab.ab(kernel, kernel, slowdown=slowdown)
     assert verdict.verdict == FAIL and verdict.reproduced
     assert 0.15 < verdict.interval.estimate < 0.4
@@ -25,7 +25,7 @@ def test_a_slower_kernel_fails_in_a_fresh_process_too(slowdown: float) -> None:
 
 
 def test_a_kernel_against_itself_does_not_fail() -> None:
-    kernel = house()["gelu.f32.cpu"]
+    kernel = catalogue()["gelu.f32.cpu"]
     verdict = ab.ab(kernel, kernel)
     assert verdict.verdict != FAIL
     assert judge(_record(verdict)).relative == verdict.verdict

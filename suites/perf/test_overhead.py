@@ -16,7 +16,7 @@ from alpha.profile.noise import interval
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
 from alpha.train.assemble import program_for
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.toml"
 LIMIT = 0.005
@@ -27,8 +27,8 @@ class Bench:
 
     def __init__(self, path: Path) -> None:
         cfg = config.load(DEMO)
-        self.program = program_for(cfg, cfg.data.vocab, house(), 2)
-        self.executor = CpuExecutor(self.program, house())
+        self.program = program_for(cfg, cfg.data.vocab, catalogue(), 2)
+        self.executor = CpuExecutor(self.program, catalogue())
         fill_initial(self.executor.state("param"), self.program.states["param"], 1)
         rng = np.random.default_rng(0)
         self.inputs = {}

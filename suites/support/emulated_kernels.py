@@ -122,9 +122,9 @@ def judged(component_id: str, gate: str, kernels: Path, nonce: str | None = None
     from alpha.gates.cuda import determinism as cuda_determinism
     from alpha.gates.cuda import subjects as cuda_subjects
     from alpha.gates.cuda import widths as cuda_widths
-    from alpha.train.house import house
+    from alpha.train.catalogue import catalogue
 
-    component = house()[component_id]
+    component = catalogue()[component_id]
     cuda_subjects.opened.cache_clear()
     with pytest.MonkeyPatch.context() as patch, emulated_gpu(), emulated_kernels(kernels):
         patch.setattr(subjects, "component_digests", lambda *a, **k: {"implementation": "emulated"})

@@ -31,9 +31,9 @@ COUNT = """
 import json, sys
 from alpha.registry import policy
 from alpha.registry.digest import Package, component_digests
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 package = Package()
-json.dump({f"{c.id} {g}": component_digests(c, g, package=package) for c in house() for g in policy.owed(c)}, sys.stdout)
+json.dump({f"{c.id} {g}": component_digests(c, g, package=package) for c in catalogue() for g in policy.owed(c)}, sys.stdout)
 """
 
 

@@ -31,7 +31,7 @@ from alpha.gates.cuda import samples as cuda_samples
 from alpha.gates.cuda import subjects as cuda_subjects
 from alpha.ops.table import row
 from alpha.registry.faults import Fault, broken, load_faults
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
 
 PARTS = ("attention/spans.cuh", "attention/documents.cu")
@@ -314,7 +314,7 @@ def recorder(lib: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Recorder:
 def bound(component_id: str, layout: Layout, d: int, heads: int = 2, groups: int = 1, *, poison: int = 0x7B) -> dict[str, np.ndarray]:
     """Binds a component to host memory and calls it once; the arrays by operand name, with 'scratch'. What it took of scratch must be
     what it declares."""
-    component = house()[component_id]
+    component = catalogue()[component_id]
     b, t, s = 1 if layout.ids is None else layout.ids[0].shape[0], layout.t, layout.s
     types = {"q": (b, t, heads, d), "k": (b, s, groups, d), "v": (b, s, groups, d), "o": (b, t, heads, d), "do": (b, t, heads, d)}
     if "packed" in component_id:
@@ -498,7 +498,7 @@ def test_the_gate_has_no_case_whose_ids_fall() -> None:
     for component_id in COMPONENTS:
         with_ids = 0
         for nonce in ("a", "b", "c"):
-            for case in subjects.cases(house()[component_id], nonce):
+            for case in subjects.cases(catalogue()[component_id], nonce):
                 ids = [x for x, t in zip(case.inputs, case.types) if t.dtype == "i32"]
                 with_ids += bool(ids)
                 assert not any((np.diff(x) < 0).any() for x in ids), f"{component_id} {case.name}"
@@ -514,7 +514,7 @@ def test_the_cases_of_parity_reject_a_leak(monkeypatch: pytest.MonkeyPatch) -> N
     for name, change in wrong.items():
         with emulated_gpu():
             cuda_subjects.opened.cache_clear()
-            component = emulated(house())["attention.bf16.sm90"]
+            component = emulated(catalogue())["attention.bf16.sm90"]
             oracle = row(component.op or "").oracle
 
             def compute(*inputs: np.ndarray, change: Any = change, oracle: Any = oracle, **attrs: Any) -> Any:
@@ -530,7 +530,7 @@ def test_the_cases_of_parity_reject_a_leak(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_envelope_and_what_it_refuses() -> None:
     q, ids = TensorType((1, 64, 2, 256), "bf16"), TensorType((1, 64), "i32")
     attrs = {"causal": True, "window": 0, "scale": 0.0625}
-    kernel = house()["attention.bf16.sm90"]
+    kernel = catalogue()["attention.bf16.sm90"]
     assert "head width 64, 96 or 128" in str(kernel.envelope.why_outside([q, q, q, ids, ids], attrs))
     with pytest.raises(ShapeError, match="256"):
         wrapper.AttentionProblem(batch=1, queries=8, keys=8, heads=2, kv_heads=1, head_dim=256)

@@ -44,7 +44,7 @@ from alpha.registry.judge import judge
 from alpha.registry.machine import machine_class, processor
 from alpha.registry.pins import Pins, code_of, key_of, line_of
 from alpha.train.assemble import program_for
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
 
 PYTHONS = (sys.executable, shutil.which("python3") or "")
@@ -127,14 +127,14 @@ def test_operands_of_a_backward_row_are_made_to_fit(op: str) -> None:
 
 
 def test_shapes_lie_inside_the_envelopes() -> None:
-    products = shapes.calls(house()["matmul.bf16.sm90"])
+    products = shapes.calls(catalogue()["matmul.bf16.sm90"])
     assert len(products) == 3 + 4 * len(shapes.PRODUCTS) and len({c.name for c in products}) == len(products)
-    for c in house():
+    for c in catalogue():
         if c.kind == "kernel" and c.backend == "cuda":
             for call in shapes.calls(c):
                 row(c.op or "").infer(call.types, call.attrs)
                 assert c.envelope.why_outside(call.types, call.attrs) is None
-    assert len(shapes.calls(house()["attention_bwd.bf16.sm90"])) >= 2 * len(shapes.ATTENTIONS)
+    assert len(shapes.calls(catalogue()["attention_bwd.bf16.sm90"])) >= 2 * len(shapes.ATTENTIONS)
 
 
 # -- kernels -------------------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_right_peers_are_timed_and_others_say_why(monkeypatch: pytest.MonkeyPatc
     dying: list[str] = []
     with Peer("made", "cpu", 1, command=MADE) as peer:
         first = peer.served
-        results = kernel.bench(house()["gelu.f32.cpu"], house(), peer, rounds=9, said=lambda r: dying.append(r.case))
+        results = kernel.bench(catalogue()["gelu.f32.cpu"], catalogue(), peer, rounds=9, said=lambda r: dying.append(r.case))
         assert peer.served is not None and peer.served is not first  # one died, so the next case has a fresh one
     assert dying == [r.case for r in results] == ["cache", "memory"]
     for r in results:
@@ -182,14 +182,14 @@ def test_a_peer_that_lives_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(kernel, "_admitted", without_dying)
     with Peer("made", "cpu", 1, command=MADE) as peer:
-        (result,) = kernel.bench(house()["gelu.f32.cpu"], house(), peer, rounds=25, pattern="cache")
+        (result,) = kernel.bench(catalogue()["gelu.f32.cpu"], catalogue(), peer, rounds=25, pattern="cache")
     _check({r.name: r for r in result.rows})
 
 
 def test_throttled_rounds_are_discarded_or_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for slow, believed in ((0.2, True), (0.7, False)):
         monkeypatch.setattr(noise, "throttled_cpu", lambda probes, slow=slow: np.arange(len(probes)) < slow * len(probes))
-        (result,) = kernel.bench(house()["gelu.f32.cpu"], house(), None, rounds=10, pattern="cache")
+        (result,) = kernel.bench(catalogue()["gelu.f32.cpu"], catalogue(), None, rounds=10, pattern="cache")
         assert result.discarded == 10 * slow and bool(result.why) != believed and bool(result.rows) == believed
 
 
@@ -317,7 +317,7 @@ def test_the_perf_gate_discards_throttled_blocks_and_counts_them(gpu: pytest.Mon
     rng = np.random.default_rng(1)
     clocks = MadeClocks(lambda i: rng.random() < part)
     gpu.setattr(cuda_perf.Clocks, "open", staticmethod(lambda index=0: clocks))
-    component = emulated(house())["rmsnorm.bf16.sm90"]
+    component = emulated(catalogue())["rmsnorm.bf16.sm90"]
     record = cuda_perf.measure(component)
     judged = cuda_perf_judge(record)
     assert clocks.taken == 4 * (cuda_perf.BLOCKS + 1)
@@ -338,7 +338,7 @@ def test_a_call_on_the_gpu_under_its_line_is_timed_again(gpu: pytest.MonkeyPatch
     gpu.setattr(cuda_perf.Clocks, "open", staticmethod(lambda index=0: MadeClocks(lambda i: False)))
     gpu.setattr(cuda_perf, "_timed", lambda *args: {"name": SMALL[0].name, "share": left.pop(0), "times_ns": [1]})
     gpu.setattr(perf, "lines", lambda component: {SMALL[0].name: line_of((0.9,) * 5, 0.05)})
-    record = cuda_perf.measure(emulated(house())["rmsnorm.bf16.sm90"], tries=tries)
+    record = cuda_perf.measure(emulated(catalogue())["rmsnorm.bf16.sm90"], tries=tries)
     (case,) = record.cases
     assert case["share"] == max(shares) and case["tries"] == taken and not left and "note" not in case
     assert record.environment["flops"] == perf.FLOPS
@@ -347,7 +347,7 @@ def test_a_call_on_the_gpu_under_its_line_is_timed_again(gpu: pytest.MonkeyPatch
 def test_blocks_on_the_device_are_the_contents_that_the_host_would_make(gpu: pytest.MonkeyPatch) -> None:
     types = (TensorType((3, 1 << 19), "bf16"), TensorType((5,), "f32"), TensorType((7, 3), "i32"))
     gpu.setattr(cuda_time, "BLOCK", 1 << 10)
-    component = replace(emulated(house())["rmsnorm.bf16.sm90"], implementation=lambda *args: lambda stream: None, scratch=None)
+    component = replace(emulated(catalogue())["rmsnorm.bf16.sm90"], implementation=lambda *args: lambda stream: None, scratch=None)
     bound = cuda_subjects.CudaBound(component, types, (TensorType((2,), "bf16"),), {})
     made = [np.random.default_rng(3), np.random.default_rng(3)]
     bound.fill_blocks(cuda_time.block_of(t, made[0], 2, 9) for t in types)
@@ -365,12 +365,12 @@ def test_the_operating_characteristic_on_the_gpu(gpu: pytest.MonkeyPatch) -> Non
     gpu.setattr(operating, "SLOWDOWNS", (0.0, 0.5))
     gpu.setattr(operating, "SERIES", 200)
     gpu.setattr(operating, "LIVE", 2)
-    table = operating.characteristic(emulated(house())["rmsnorm.bf16.sm90"], seconds=40.0)
+    table = operating.characteristic(emulated(catalogue())["rmsnorm.bf16.sm90"], seconds=40.0)
     rows = {(r["source"], r["slowdown"]): r for r in table["table"]}
     assert table["pairs"] >= 200 and rows["resampled", 0.0]["trials"] == operating.TRIALS and rows["live", 0.0]["fail"] == 0
     assert rows["live", 0.5]["planted"] > 0.1 and rows["live", 0.5]["trials"] == rows["live", 0.5]["fail"] > 0
     with pytest.raises(InputError, match="no such timed call"):
-        operating.OnGpu(emulated(house())["rmsnorm.bf16.sm90"], "nothing")
+        operating.OnGpu(emulated(catalogue())["rmsnorm.bf16.sm90"], "nothing")
     with pytest.raises(InputError, match="too few pairs"):
         operating.resampled([0.0] * 10, 0.0, np.random.default_rng(1))
 
@@ -396,13 +396,13 @@ def test_a_kernel_of_the_gpu_is_benchmarked(gpu: pytest.MonkeyPatch) -> None:
     """gelu has no kernel of its own there, so rmsnorm beside a peer that computes something else: refused, and ours has its figures."""
     clocks = MadeClocks(lambda i: i % 10 == 0)
     gpu.setattr(ours.Clocks, "open", staticmethod(lambda index=0: clocks))
-    catalogue = emulated(house())
+    kernels = emulated(catalogue())
     with Peer("made", "cuda", 1, command=MADE) as peer:
-        (result,) = kernel.bench(catalogue["rmsnorm.bf16.sm90"], catalogue, None, rounds=9)
+        (result,) = kernel.bench(kernels["rmsnorm.bf16.sm90"], kernels, None, rounds=9)
         assert peer.served is not None
     assert [r.name for r in result.rows] == ["ours", "ceiling"] and result.limit == "bytes" and not result.why
     oracle = row("rmsnorm").oracle
-    with ours.timed_cases(catalogue["rmsnorm.bf16.sm90"], catalogue, "00" * 16) as cases:
+    with ours.timed_cases(kernels["rmsnorm.bf16.sm90"], kernels, "00" * 16) as cases:
         timed = next(cases)
         x, gamma = ((b.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(float) for b in timed.operands)
         assert agreement.difference(timed.outputs[0].astype(float), oracle(x, gamma, **timed.attrs)[0]) < agreement.bound({"bf16"}, 1)
@@ -410,9 +410,9 @@ def test_a_kernel_of_the_gpu_is_benchmarked(gpu: pytest.MonkeyPatch) -> None:
 
 
 def test_outputs_share_the_memory_that_the_planner_would_share(gpu: pytest.MonkeyPatch) -> None:
-    catalogue = emulated(house())
+    kernels = emulated(catalogue())
     t = TensorType((64,), "f32")
-    call = ours.GpuCall(catalogue["accumulate.f32.sm90"], (t, t), (t,), {}, [np.full(64, 2, np.float32), np.full(64, 3, np.float32)])
+    call = ours.GpuCall(kernels["accumulate.f32.sm90"], (t, t), (t,), {}, [np.full(64, 2, np.float32), np.full(64, 3, np.float32)])
     for expected in (5.0, 8.0):  # in place: the second call finds what the first left
         call.enqueue()
         assert (call.outputs()[0] == expected).all()
@@ -456,7 +456,7 @@ def tiny(tmp_path: Path, backend: str = "cpu", family: str = "gpt", more: str = 
 def first_steps(cfg: config.Config) -> dict[str, list[float]]:
     """Loss and norm of the steps that are compared."""
     cfg = replace(cfg, train=replace(cfg.train, profile=0, steps=step.ENDLESS))
-    with step.Ours(cfg, program_for(cfg, 264, house(), 1), house(), step.RandomTokens(cfg, 264), None) as mine:
+    with step.Ours(cfg, program_for(cfg, 264, catalogue(), 1), catalogue(), step.RandomTokens(cfg, 264), None) as mine:
         taken = mine.take(step.CHECKED)
     return {"loss": [r.loss for r in taken], "norm": [r.norm for r in taken]}
 
@@ -468,7 +468,7 @@ def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     _calm(monkeypatch)
     cfg = tiny(tmp_path)
     known = first_steps(cfg)
-    result = step.bench(cfg, house(), "made", rounds=3, steps=1, command=made(**known, ns={"default": 2e6, "": 1e6}))
+    result = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, command=made(**known, ns={"default": 2e6, "": 1e6}))
     rows = {r.name: r for r in result.rows}
     assert [r.name for r in result.rows] == ["ours", *reversed(NAMES)] and not result.why  # the fastest first
     assert result.quoted == NAMES[1] and "made" in result.peer
@@ -481,11 +481,11 @@ def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     for bad in ({"loss": [x * 1.001 for x in known["loss"]]}, {"norm": [x * 1.001 for x in known["norm"]]},
                 {"loss": [*known["loss"][:2], math.nan]}, {"norm": [known["norm"][0], known["norm"][1] * 0.999, known["norm"][2]]}):
-        refused = step.bench(cfg, house(), "made", rounds=1, steps=1, command=made(**{**known, **bad}))
+        refused = step.bench(cfg, catalogue(), "made", rounds=1, steps=1, command=made(**{**known, **bad}))
         assert not refused.quoted and {r.name for r in refused.rows} == {"ours", *NAMES}
         assert all("not ours" in r.why and math.isnan(r.ns) for r in refused.rows if r.name in NAMES), bad
 
-    alone = step.bench(cfg, house(), "made", rounds=3, steps=1, command=made(**known, flag=str(tmp_path / "flag")))
+    alone = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, command=made(**known, flag=str(tmp_path / "flag")))
     assert {r.name: r.together for r in alone.rows if r.name != "ours"} == {NAMES[0]: False, NAMES[1]: True}
     for r in alone.rows:
         assert not r.why and (r.name == "ours" or (r.ns == 1e6 and r.ratio[1] > 0 and len(r.blocks) == 3))
@@ -497,11 +497,11 @@ def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     _calm(monkeypatch)
     cfg = tiny(tmp_path)
     known = first_steps(cfg)
-    spent = step.bench(cfg, house(), "made", rounds=3, steps=1, budget=1e-9, command=made(**known))
+    spent = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, budget=1e-9, command=made(**known))
     assert {r.name: r.why for r in spent.rows if r.name != "ours"} == dict.fromkeys(NAMES, "not measured: the budget was spent")
     assert not spent.quoted and spent.rows[0].name == "ours" and spent.rows[0].ns > 0
     for ns, rounds in (({"default": 1e6, "": 9e6}, (5, step.TRIALS)), ({"default": 9e6, "": 1e6}, (5, 5))):
-        found = step.bench(cfg, house(), "made", rounds=5, steps=1, command=made(**known, ns=ns))
+        found = step.bench(cfg, catalogue(), "made", rounds=5, steps=1, command=made(**known, ns=ns))
         assert tuple(len(next(r for r in found.rows if r.name == name).blocks) for name in NAMES) == rounds
 
 
@@ -536,14 +536,14 @@ def test_a_cool_gpu_is_warmed_up_first() -> None:
 
 def test_what_the_peer_does_not_do_is_said(tmp_path: Path) -> None:
     for more, word in (("dropout = 0.1", "model.dropout = 0.1"), ("z_loss = 0.001", "model.z_loss"), ("window = 8", "model.window")):
-        result = step.bench(tiny(tmp_path, more=more), house(), "made", rounds=1, steps=1, command=MADE)
+        result = step.bench(tiny(tmp_path, more=more), catalogue(), "made", rounds=1, steps=1, command=MADE)
         assert any(word in r.why for r in result.rows) or result.why
 
 
 def test_a_step_on_the_gpu_is_timed_captured_and_not(tmp_path: Path, gpu: pytest.MonkeyPatch) -> None:
     clocks = MadeClocks()
     gpu.setattr(step.Clocks, "open", staticmethod(lambda index=0: clocks))
-    result = step.bench(tiny(tmp_path, "cuda"), emulated(house()), None, rounds=3, steps=1)
+    result = step.bench(tiny(tmp_path, "cuda"), emulated(catalogue()), None, rounds=3, steps=1)
     assert [r.name for r in result.rows] == [step.OURS, step.UNCAPTURED] and clocks.taken == 2 * 4
     assert all(r.ns > 0 and r.mfu > 0 for r in result.rows) and "data sheet" in result.mark
     assert all(b[1:] == [1980.0, 690.0, 60.0] for r in result.rows for b in r.blocks)
@@ -604,7 +604,7 @@ def test_pytorch_trains_the_same_model(torch: Peer, tmp_path: Path) -> None:
     for family, more in (("gpt", ""), ("llama", "kv_heads = 1\ntied = false")):
         cfg = tiny(tmp_path, family=family, more=more)
         tokens = [str(tmp_path / f"tokens{i}.npy") for i in range(step.CHECKED)]
-        with step.Ours(cfg, program_for(cfg, 264, house(), 1), house(), step.RandomTokens(cfg, 264), None) as mine:
+        with step.Ours(cfg, program_for(cfg, 264, catalogue(), 1), catalogue(), step.RandomTokens(cfg, 264), None) as mine:
             files = step._written(str(tmp_path), mine.parameters())
             for i, path in enumerate(tokens):
                 np.save(path, step.RandomTokens(cfg, 264).rows(i))
@@ -652,7 +652,7 @@ def test_a_kernel_that_became_slower_fails_against_its_older_state(slowed: Path,
 
 def test_a_comparison_with_the_pinned_tree_is_kept_and_makes_claimable(slowed: Path, tmp_path: Path) -> None:
     """Only of the tree that is pinned: its own registry says which code it holds."""
-    component, pins = house()["gelu.f32.cpu"], Pins(tmp_path)
+    component, pins = catalogue()["gelu.f32.cpu"], Pins(tmp_path)
     today = component_digests(component, "perf")
     verdict = noise.Verdict(noise.PASS, noise.Interval(-0.01, 0.0, 0.01, 40), 1, False)
     found = [("cache", verdict), ("memory", verdict)]

@@ -20,7 +20,7 @@ from alpha.bench.peer import ROOT, Peer
 from alpha.cli import main
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.flops.v1 import VERSION
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 WRITE = record.write
 NAMES = ("ours", "torch.compile, bf16 weights, cuDNN", "torch eager, autocast")
@@ -246,8 +246,8 @@ def test_a_step_is_recorded(place: Path, monkeypatch: pytest.MonkeyPatch, capsys
 def test_kernels_are_recorded_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _calm(monkeypatch)
     with Peer("made", "cpu", 1, command=MADE) as peer:
-        results = kernel.bench(house()["gelu.f32.cpu"], house(), peer, rounds=3, pattern="cache")
-        results += kernel.bench(house()["gelu.f32.cpu"], house(), None, rounds=3, deadline=0.0)
+        results = kernel.bench(catalogue()["gelu.f32.cpu"], catalogue(), peer, rounds=3, pattern="cache")
+        results += kernel.bench(catalogue()["gelu.f32.cpu"], catalogue(), None, rounds=3, deadline=0.0)
     assert [r.case for r in results] == ["cache", "the rest"] and results[1].why == "the budget was spent"
     assert results[0].flops == VERSION and results[0].work > 0 and results[0].bytes > 0
     taken = {"commit": "0" * 40, "environment": {}, "flops": {"version": VERSION}, "kernels": command._plain(results)}

@@ -15,15 +15,15 @@ import pytest
 from alpha.gates.adversarial import catches, mutants, plant
 from alpha.registry.faults import load_faults
 from alpha.registry.gpu import why_not_here
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 TENTH = 10
 
 
 def test_planted_faults_are_rejected(pytestconfig: pytest.Config) -> None:
     """On a machine class without any recorded catch a tenth is run, not all: which gate sees what is settled on the reference class."""
-    every = load_faults(catalogue=house())
-    faults = [f for f in every if not why_not_here(house()[f.component])]
+    every = load_faults(catalogue=catalogue())
+    faults = [f for f in every if not why_not_here(catalogue()[f.component])]
     assert len(faults) >= 60
     if len(faults) < len(every):
         print(f"NOT_RUN: {len(every) - len(faults)} faults of components that cannot run on this machine")
@@ -31,11 +31,11 @@ def test_planted_faults_are_rejected(pytestconfig: pytest.Config) -> None:
     seed = int(given) if given is not None else random.SystemRandom().randrange(2**32)
     tenth = random.Random(f"{seed} catches").sample(faults, -(-len(faults) // TENTH))
     again = faults if pytestconfig.getoption("--all") else tenth
-    results = catches.run(house(), again, stale=False, keep=[f.id for f in faults])
+    results = catches.run(catalogue(), again, stale=False, keep=[f.id for f in faults])
     rest = [f for f in faults if f not in again]
     recorded = catches.known()
     if rest and len(recorded) > len(faults) // 2:
-        results += catches.run(house(), rest, stale=True, keep=[f.id for f in faults])
+        results += catches.run(catalogue(), rest, stale=True, keep=[f.id for f in faults])
     fresh = sum(r.fresh for r in results)
     assert fresh >= len(again), "fewer faults were run than were drawn"
     survivors = [f"{r.fault.id} ({r.fault.gate} of {r.fault.component}): {r.why}" for r in results if not r.caught]
@@ -84,7 +84,7 @@ def test_seeded_mutants_are_mostly_rejected(pytestconfig: pytest.Config) -> None
     """Thirty fresh operator mutants on a full run, six otherwise. Some mutants change nothing that a user could see, so the bar is the
     share below which the published score (docs/performance.md, over 80 %) would be wrong at 99.9 %."""
     number = 30 if pytestconfig.getoption("--all") else 6
-    fates = mutants.run(mutants.draw(house(), number, None))
+    fates = mutants.run(mutants.draw(catalogue(), number, None))
     counted = [f for f in fates if not f.excuse]
     caught = sum(bool(f.caught_by) for f in counted)
     assert len(fates) == number
@@ -98,7 +98,7 @@ def test_what_looks_at_the_whole_device_has_it_to_itself(monkeypatch: pytest.Mon
     jobs = [plant.Job(" ".join(pair), (pair,), "", "") for pair in gates]
     ran: list[tuple[list[str], int]] = []
     monkeypatch.setattr(plant, "run_all", lambda some, *, workers, said=None: ran.append(([j.name for j in some], workers)) or [])
-    assert catches._run_all(jobs, house(), 5) == []
+    assert catches._run_all(jobs, catalogue(), 5) == []
     assert ran == [(["gelu.f32.cpu faults", "executor.cuda parity"], 5), (["executor.cuda faults"], 1)]
 
 
@@ -113,5 +113,5 @@ def test_who_ends_the_run_keeps_what_was_caught(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(catches, "controls", lambda *a: None)
     monkeypatch.setattr(catches, "_run_all", cut)
     with pytest.raises(KeyboardInterrupt):
-        catches.run(house(), faults, stale=False, root=tmp_path)
+        catches.run(catalogue(), faults, stale=False, root=tmp_path)
     assert set(catches.known([tmp_path])) == {faults[0].id}

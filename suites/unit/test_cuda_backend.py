@@ -31,7 +31,7 @@ from alpha.registry.gpu import GpuClass, class_here, class_of_key, family, gpu_c
 from alpha.registry.machine import machine_class
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
 
 H200 = GpuClass(capability="sm90", model="H200")
@@ -39,7 +39,7 @@ H100 = GpuClass(capability="sm90", model="H100-80GB-HBM3")
 
 
 def kernels() -> Iterator[Component]:
-    return (c for c in house() if c.backend == "cuda" and c.kind == "kernel")
+    return (c for c in catalogue() if c.backend == "cuda" and c.kind == "kernel")
 
 
 def test_every_kernel_says_what_it_needs_and_what_it_loads() -> None:
@@ -85,7 +85,7 @@ def test_comments_do_not_reach_the_key(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_every_choice_is_among_the_declared_files() -> None:
     rng = np.random.default_rng(5)
-    declared = {p: set(sources_of([house()[p]])) for p in ("matmul.bf16.sm90", "matmul_accumulate.bf16.sm90")}
+    declared = {p: set(sources_of([catalogue()[p]])) for p in ("matmul.bf16.sm90", "matmul_accumulate.bf16.sm90")}
     for _ in range(3000):
         m, n, k = (int(8 * 2 ** rng.uniform(0, 13)) // 8 * 8 for _ in range(3))
         a, b = rng.choice(["k", "m"]), rng.choice(["k", "n"])
@@ -126,7 +126,7 @@ def test_classes_and_what_carries_over() -> None:
     assert class_of_key(machine_class().key) == machine_class()
     with pytest.raises(InputError):
         GpuClass.from_key("cuda_90_H200")
-    kernel = house()["matmul.bf16.sm90"]
+    kernel = catalogue()["matmul.bf16.sm90"]
     carried = {g: policy.carries(kernel, g, H100, H200, blas=False) for g in ("parity", "gradient", "determinism", "faults", "perf")}
     assert carried == {"parity": True, "gradient": True, "determinism": False, "faults": False, "perf": False}
     assert not policy.carries(kernel, "parity", machine_class(), H200, blas=False)
@@ -143,17 +143,17 @@ def test_each_family_has_its_reference_class(tmp_path: Path) -> None:
 
 
 def test_the_digest_of_a_kernel_holds_its_binaries() -> None:
-    digests = component_digests(house()["attention.bf16.sm90"], "parity")
+    digests = component_digests(catalogue()["attention.bf16.sm90"], "parity")
     assert set(digests) == {"implementation", "row", "cases", "measure", "binaries"}
-    assert "binaries" not in component_digests(house()["matmul.f32.cpu"], "parity")
+    assert "binaries" not in component_digests(catalogue()["matmul.f32.cpu"], "parity")
 
 
 @pytest.mark.skipif(gpu_class() is not None, reason="this machine has a GPU")
 def test_without_a_gpu_gates_are_not_run_and_say_why() -> None:
-    kernel = house()["matmul.bf16.sm90"]
+    kernel = catalogue()["matmul.bf16.sm90"]
     assert "sm_90a" in why_not_here(kernel) and class_here(kernel) is None
-    assert run.tasks(house(), [kernel.id], stale=False) == []
-    assert "sm_90a" in run.not_here(house(), [kernel.id])[kernel.id]
+    assert run.tasks(catalogue(), [kernel.id], stale=False) == []
+    assert "sm_90a" in run.not_here(catalogue(), [kernel.id])[kernel.id]
 
 
 def test_every_kernel_has_cases_and_timed_calls_inside_its_envelope() -> None:
@@ -165,11 +165,11 @@ def test_every_kernel_has_cases_and_timed_calls_inside_its_envelope() -> None:
         assert calls, c.id
         for call in calls:
             assert c.envelope.why_outside(call.types, call.attrs) is None, c.id
-    assert len(large_names(house()["matmul.bf16.sm90"])) > 20
+    assert len(large_names(catalogue()["matmul.bf16.sm90"])) > 20
 
 
 def test_operands_of_other_types_are_outside() -> None:
-    kernel = house()["attention_bwd.bf16.sm90"]
+    kernel = catalogue()["attention_bwd.bf16.sm90"]
     bf16, f32 = TensorType((1, 64, 2, 64), "bf16"), TensorType((1, 2, 64), "f32")
     attrs = {"causal": True, "window": 0, "scale": 0.125}
     assert kernel.envelope.why_outside([bf16] * 5 + [f32], attrs) is None
@@ -224,7 +224,7 @@ def test_gate_run_for_a_gpu_run_takes_what_that_run_asks_for(h200: None, tmp_pat
         assert cli.main(["gate", "run", *words[:-1]]) == 0
         named = {t.component.id for t in ran}
         assert {t.gate for t in ran if t.component.id == "executor.cuda"} == {"parity", "determinism", "faults"}
-        assert named == set(run.needed(house(), asked[0])) and any(i.endswith(".sm90") for i in named)
+        assert named == set(run.needed(catalogue(), asked[0])) and any(i.endswith(".sm90") for i in named)
         assert ("attention_packed.bf16.sm90" in named) and ("rmsnorm.bf16.sm90" in named) == bool(more)
 
 
@@ -259,6 +259,6 @@ def test_a_budget_stops_and_the_same_command_goes_on(tmp_path: Path, monkeypatch
     monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
     left = []
     for _ in range(3):
-        todo = run.tasks(house(), ["split.f32.cpu"], gates, roots=[tmp_path])
+        todo = run.tasks(catalogue(), ["split.f32.cpu"], gates, roots=[tmp_path])
         left.append(len(run.run(todo, budget=2.5, root=tmp_path).left))
     assert left == [2, 0, 0] and sorted(ran) == sorted(gates)

@@ -31,7 +31,7 @@ from alpha.registry import policy
 from alpha.registry.digest import symbol_digest
 from alpha.registry.faults import Fault, load_faults
 from alpha.registry.judge import FAIL, PASS
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 SUPPORT = Path(__file__).parents[1] / "support"
 FAULTS = [f for f in load_faults() if f.source]
@@ -102,7 +102,7 @@ def test_faults_compile_to_other_machine_code(pytestconfig: pytest.Config) -> No
         pytest.skip(f"NOT_RUN: {error}")
     same = []
     for fault in drawn(pytestconfig, FAULTS, 2, "compiled"):
-        sound = {s: None for s in sources_of([house()[fault.component]])
+        sound = {s: None for s in sources_of([catalogue()[fault.component]])
                  if nvcc.KERNELS / fault.source in nvcc.included_files(nvcc.KERNELS / s.path)}
         assert sound, f"{fault.id}: no compiled file of {fault.component} holds {fault.source}"
         with cuda_plant.overlay(fault) as kernels:
@@ -119,7 +119,7 @@ def test_faults_compile_to_other_machine_code(pytestconfig: pytest.Config) -> No
 
 def test_parity_launches_every_compiled_file(pytestconfig: pytest.Config) -> None:
     """A file that no sample launches could hold anything."""
-    for component in (house()[name] for name in drawn(pytestconfig, WIDE, 1, "launched") + SLOW * pytestconfig.getoption("--all")):
+    for component in (catalogue()[name] for name in drawn(pytestconfig, WIDE, 1, "launched") + SLOW * pytestconfig.getoption("--all")):
         launched: set[Source] = set()
         with pytest.MonkeyPatch.context() as patch, emulated_gpu(), emulated_kernels(nvcc.KERNELS):
             patch.setattr(subjects, "component_digests", lambda *a, **k: {"implementation": "emulated"})
@@ -166,7 +166,7 @@ def test_evidence_binds_to_the_samples_made_for_the_gpu(module: str, tmp_path: P
     """91: the engines reach them by the name of the back end, which no digest follows: policy.SUBJECTS does."""
     copy = tmp_path / "alpha"
     shutil.copytree(Path(alpha.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    engines = {s for g in ("parity", "gradient", "determinism", "faults") for s in policy.measure_symbols(g, house()["gelu.bf16.sm90"])}
+    engines = {s for g in ("parity", "gradient", "determinism", "faults") for s in policy.measure_symbols(g, catalogue()["gelu.bf16.sm90"])}
     engines = {s for s in engines if s.endswith(":samples")}
     assert engines
     before = [symbol_digest(e, copy) for e in engines]

@@ -15,7 +15,7 @@ from emulated_gpu import EmulatedGpu, emulated, emulated_gpu, on
 
 import alpha
 from alpha.backends import checks
-from alpha.backends.cuda import executor, observe, room, staging
+from alpha.backends.cuda import executor, memory_check, observe, staging
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import mark
@@ -26,13 +26,13 @@ from alpha.gates.contracts.engine import contract_cases
 from alpha.gates.subjects import generator
 from alpha.profile.noise import quantile
 from alpha.registry.faults import Fault, broken, load_faults
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.types import Attrs
 
 COMPONENT = "executor.cuda"
 FAULTS = {f.id: f for f in load_faults() if f.component == COMPONENT}
 GATES = ("parity", "determinism", "faults")
-CASES = [(gate, name) for gate in GATES for name, _ in contract_cases(house()[COMPONENT], gate)]
+CASES = [(gate, name) for gate in GATES for name, _ in contract_cases(catalogue()[COMPONENT], gate)]
 
 LATE = {
     "delivered before it was sent": ("staging", "        stream.wait_for_event(slot.sent)\n", ""),
@@ -53,7 +53,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
 
 def failing(gate: str) -> list[str]:
     """Cases of a gate that are not held, up to the first; of the two models the smaller one."""
-    for name, case in contract_cases(house()[COMPONENT], gate):
+    for name, case in contract_cases(catalogue()[COMPONENT], gate):
         if name.endswith("gpt"):
             continue
         try:
@@ -67,7 +67,7 @@ def failing(gate: str) -> list[str]:
 
 @pytest.mark.parametrize(("gate", "name"), CASES)
 def test_the_contract_is_kept(gpu: EmulatedGpu, gate: str, name: str) -> None:
-    case = dict(contract_cases(house()[COMPONENT], gate))[name]
+    case = dict(contract_cases(catalogue()[COMPONENT], gate))[name]
     found = case(generator("host", COMPONENT, gate, name))
     assert found.error <= found.bound, found.note
     assert gpu.allocated == 0, "an executor that was closed keeps device memory"
@@ -112,7 +112,7 @@ def test_a_run_that_goes_wrong_leaves_the_band(gpu: EmulatedGpu, monkeypatch: py
     for c in sound:
         wrong.add(spoil(c))
     monkeypatch.setattr(cuda_run, "kernels", lambda: wrong)
-    found = dict(contract_cases(house()[COMPONENT], "parity"))["band-llama"](generator("host", COMPONENT, "parity", "band-llama"))
+    found = dict(contract_cases(catalogue()[COMPONENT], "parity"))["band-llama"](generator("host", COMPONENT, "parity", "band-llama"))
     assert found.error > found.bound, found
 
 
@@ -144,7 +144,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, text: str) 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_planted_faults_are_caught(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
-    modules = {m.__name__: m for m in (checks, executor, observe, room, staging)}
+    modules = {m.__name__: m for m in (checks, executor, memory_check, observe, staging)}
     module = modules["alpha." + fault.file.removesuffix(".py").replace("/", ".")]
     plant(monkeypatch, module, broken(fault, (Path(alpha.__file__).parent / fault.file).read_text(encoding="utf-8")))
     assert failing(fault.gate), f"{fault.gate} accepts: {fault.why}"

@@ -17,7 +17,7 @@ from alpha.gates.device_code import audit as kernels_audit
 from alpha.gates.device_code import baseline as kernels_baseline
 from alpha.gates.device_code import lint as kernels_lint
 from alpha.registry.faults import Fault
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 SOUND = {"k": {"SYNCS.PHASECHK.TRANS64.TRYWAIT": 4, "SYNCS.ARRIVE.TRANS64.A1T0": 2, "BAR.SYNC.DEFER_BLOCKING": 2, "BAR.ARV": 1,
                "UCGABAR_WAIT": 1, "FENCE.VIEW.ASYNC.S": 1, "MEMBAR.SC.GPU": 1, "UTMACMDFLUSH": 1, "DEPBAR.LE": 3, "ACQBULK": 1,
@@ -48,7 +48,7 @@ def test_a_damaged_list_says_so(tmp_path: Path) -> None:
             kernels_lint.load(tmp_path / "list.toml")
     (tmp_path / "list.toml").write_text(good)
     with pytest.raises(InputError, match="compiled file"):
-        kernels_lint.run(house(), kernels_lint.load(tmp_path / "list.toml"))
+        kernels_lint.run(catalogue(), kernels_lint.load(tmp_path / "list.toml"))
 
 
 def test_faults_that_no_run_need_show_are_seen(pytestconfig: pytest.Config) -> None:
@@ -62,14 +62,14 @@ def test_faults_that_no_run_need_show_are_seen(pytestconfig: pytest.Config) -> N
     seed = given if given is not None else random.SystemRandom().randrange(2**32)
     print(f"drawn with --seed {seed}")
     todo = every if pytestconfig.getoption("--all") else random.Random(f"{seed} lint").sample(every, 2)
-    assert [r.fault.id for r in kernels_lint.run(house(), todo) if not r.fewer] == []
+    assert [r.fault.id for r in kernels_lint.run(catalogue(), todo) if not r.fewer] == []
 
 
 def test_the_score_stands_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     (one, two, *_) = kernels_lint.load()
     monkeypatch.setattr(kernels_lint, "run", lambda catalogue, todo: [kernels_lint.Seen(u.fault, ("less",) * (u is one)) for u in todo])
     monkeypatch.setattr(kernels_lint, "load", lambda: (one, two))
-    assert catches.lint(house()) == catches.Score("lint", 1, 2, (two.fault.id,))
+    assert catches.lint(catalogue()) == catches.Score("lint", 1, 2, (two.fault.id,))
     said = io.StringIO()
     assert commands.cmd_catches(["lint."], seeded=0, console=Console(file=said, width=200)) == 1
     assert f"1 of 2 faults that no run need show are seen by the lint (9% to 91%); unseen: {two.fault.id}" in said.getvalue()

@@ -14,7 +14,7 @@ from alpha.graph.plan import Program
 from alpha.models import gpt, llama
 from alpha.optim.update import adamw
 from alpha.passes.build import MULTIPROCESSORS, Model, StepShape, build_program
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 T, B, V, STEPS = 128, 2, 520, 3
 GPT = gpt.GPTConfig(vocab=V, positions=T, layers=2, width=128, heads=2)
@@ -28,7 +28,7 @@ MODELS = {
 @cache
 def program(name: str, backend: str) -> Program:
     """Two shards of two microbatches; bf16 on the GPU."""
-    build = partial(build_program, name=name, model=MODELS[name], optimizer=adamw(SCHEDULE), catalogue=house(), backend=backend,
+    build = partial(build_program, name=name, model=MODELS[name], optimizer=adamw(SCHEDULE), catalogue=catalogue(), backend=backend,
                     shape=StepShape(micro_batch=B, seq=T, shards=2, micros=2))
     return build(threads=MULTIPROCESSORS, precision="bf16") if backend == "cuda" else build(threads=2)
 
@@ -63,7 +63,7 @@ def steps(executor: Any, p: Program) -> tuple[list[dict[str, float]], dict[str, 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_house_covers_a_bf16_program(name: str) -> None:
+def test_the_catalogue_covers_a_bf16_program(name: str) -> None:
     """Every launch of every Segment has a kernel whose envelope holds it; planning needs no GPU."""
     p = program(name, "cuda")
     assert all(c.endswith(".sm90") for c in p.components())
@@ -76,13 +76,13 @@ def test_training_on_the_gpu(name: str) -> None:
     from alpha.backends.cuda.executor import CudaExecutor
 
     p, q = program(name, "cuda"), program(name, "cpu")
-    with CudaExecutor(p, house()) as executor:
+    with CudaExecutor(p, catalogue()) as executor:
         first, state = steps(executor, p)
-    with CudaExecutor(p, house()) as executor:
+    with CudaExecutor(p, catalogue()) as executor:
         assert steps(executor, p) == (first, state), "two runs differ"
-    with CudaExecutor(p, house(), captured=False) as executor:
+    with CudaExecutor(p, catalogue(), captured=False) as executor:
         assert steps(executor, p) == (first, state), "captured and launched one by one differ"
-    with CpuExecutor(q, house()) as executor:
+    with CpuExecutor(q, catalogue()) as executor:
         want, _ = steps(executor, q)
     assert all(f["finite"] == 1.0 for f in first)
     assert first[0]["loss_sum"] == pytest.approx(want[0]["loss_sum"], rel=1e-4)

@@ -35,7 +35,7 @@ from alpha.gates.cuda.sizes import Call
 from alpha.gates.cuda.subjects import REPLAYS
 from alpha.registry.judge import FAIL, PASS, judge
 from alpha.registry.record import Record
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.types import Attrs, TensorType
 
 Kernels = Callable[[str], Component]
@@ -350,7 +350,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cuda_subjects, "Arena", lambda *a, **k: alive.append(Arena(*a, **k)) or alive[-1])
     cuda_subjects.opened.cache_clear()
     if request.param == "device":
-        yield lambda name: house()[name]
+        yield lambda name: catalogue()[name]
         settled()
     else:
         plain = Event.record
@@ -368,7 +368,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(Clocks, "open", staticmethod(lambda index=0: Still()))
         monkeypatch.setattr(cuda_determinism, "NOISE_BYTES", 1 << 20)
         with emulated_gpu():
-            every = emulated(house())
+            every = emulated(catalogue())
             yield lambda name: every[name]
             settled()
     cuda_subjects.opened.cache_clear()
@@ -418,5 +418,5 @@ def test_what_is_faster_than_the_machine_is_rejected(monkeypatch: pytest.MonkeyP
     """18: a share of the ceiling above 1, here because the ceiling is measured on less work than it says."""
     real = cuda_perf.probes
     monkeypatch.setattr(cuda_perf, "probes", lambda: replace(p := real(), calls={n: (w / 8, f) for n, (w, f) in p.calls.items()}))
-    judgement = judge(cuda_perf.measure(house()["scale.bf16.sm90"]), runs=0)
+    judgement = judge(cuda_perf.measure(catalogue()["scale.bf16.sm90"]), runs=0)
     assert judgement.verdict == FAIL and "faster than the machine" in judgement.reasons[0]

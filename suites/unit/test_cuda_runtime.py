@@ -1,4 +1,4 @@
-"""What of the CUDA side can be held to account without a GPU: imports, refusals, sources, and the rules of the house for device code."""
+"""What of the CUDA side can be held to account without a GPU: imports, refusals, sources, and the rules for device code."""
 
 from __future__ import annotations
 

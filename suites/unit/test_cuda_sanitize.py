@@ -35,11 +35,11 @@ from alpha.gates.sanitize import tool as sanitize_tool
 from alpha.gates.sanitize.engine import SHORT, UNSET, Finding, Job, Plant
 from alpha.gates.sanitize.tool import TOOLS, Seen
 from alpha.registry.judge import FAIL, NOT_RUN, PASS
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 H200 = "cuda_sm90_H200"
 KERNEL = "rmsnorm_bwd.bf16.sm90"
-GPU_KERNELS = [c for c in house() if c.kind == "kernel" and c.backend == "cuda"]
+GPU_KERNELS = [c for c in catalogue() if c.kind == "kernel" and c.backend == "cuda"]
 
 # Reports as the user guide of the tool prints them.
 NOTHING = {"memcheck": "ERROR SUMMARY: 0 errors", "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"}
@@ -106,7 +106,7 @@ def stand_in(tmp_path: Path) -> tuple[Path, Path]:
 
 def job(tool: str, component: Component | None = None) -> Job:
     """A job whose files need no compiler: the kernels that the errors are in are given."""
-    component = component or house()[KERNEL]
+    component = component or catalogue()[KERNEL]
     plants = cuda_sanitize.plants_of(component, tool)
     return Job(component=component, tool=tool, nonce="00", names=("one", "two"), plants=tuple((p, ("norm_backward",)) for p in plants),
                digests={"implementation": "0"})
@@ -273,7 +273,7 @@ def test_exit_codes(stand_in: tuple[Path, Path], tmp_path: Path, monkeypatch: py
     stand_in[1].write_text(json.dumps({"racecheck": {"sound": sound("racecheck"), "planted": planted("racecheck")}}))  # type: ignore[operator]
     came, text = said([KERNEL], tools=["racecheck"])
     assert came == code, text
-    standing = cuda_sanitize.standing(house()[KERNEL], H200, roots=[tmp_path / "kept"])
+    standing = cuda_sanitize.standing(catalogue()[KERNEL], H200, roots=[tmp_path / "kept"])
     assert standing["racecheck"][0] == {0: PASS, 1: FAIL, 3: NOT_RUN}[code]
     assert all(standing[t][0] == NOT_RUN for t in TOOLS if t != "racecheck")
     told = {0: "3 [dim]NOT_RUN[/], 1 [green]PASS[/]", 1: "1 [bold red]FAIL[/], 3 [dim]NOT_RUN[/]", 3: "4 [dim]NOT_RUN[/]"}
@@ -281,7 +281,7 @@ def test_exit_codes(stand_in: tuple[Path, Path], tmp_path: Path, monkeypatch: py
     stand_in[1].unlink()  # nothing may run again
     assert said([KERNEL], tools=["racecheck"], stale=True) == (0, (
         "nothing to run: every tool has a finding about the code as it is; `alpha gate status` shows the verdicts\n"))
-    assert cuda_sanitize.missing(house()[KERNEL], H200, TOOLS) == [t for t in TOOLS if t != "racecheck"]
+    assert cuda_sanitize.missing(catalogue()[KERNEL], H200, TOOLS) == [t for t in TOOLS if t != "racecheck"]
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_findings_are_kept_whole_and_edited_ones_are_refused(stand_in: tuple[Pat
         with pytest.raises(CorruptError, match="cannot be read"):
             cuda_sanitize.load(tmp_path, H200)
     path.write_text(text)
-    component = house()[KERNEL]
+    component = catalogue()[KERNEL]
     assert cuda_sanitize.standing(component, H200, roots=[tmp_path])["memcheck"] == (
         NOT_RUN, f"the finding is older than the code; run `alpha gate sanitize {KERNEL} --tool memcheck`")
     today = replace(one, digests=cuda_sanitize.digests_of(component, "memcheck"))
@@ -334,7 +334,7 @@ def function(source: nvcc.Source, name: str) -> str:
 def test_planted_errors_change_kernels_that_are_launched(component_id: str) -> None:
     """`alpha gate sanitize --prepare` shows the same of all components."""
     compiler()
-    component = house()[component_id]
+    component = catalogue()[component_id]
     _, launched = cuda_sanitize.chosen(component, "00" * 16)
     for tool in ("racecheck", "synccheck"):
         for plant in cuda_sanitize.plants_of(component, tool):
@@ -361,7 +361,7 @@ def test_scratch_memory_is_set_where_the_tool_does_not_see_what_writes_it(monkey
 
 def test_line_numbers_change_no_instruction() -> None:
     compiler()
-    _, launched = cuda_sanitize.chosen(house()[KERNEL], "00" * 16)
+    _, launched = cuda_sanitize.chosen(catalogue()[KERNEL], "00" * 16)
     source = next(s for s, name in launched if name == "norm_backward")
     plain = nvcc.compile_kernel(source)
     with nvcc.compiling(more=cuda_sanitize.LINE_NUMBERS):
@@ -392,7 +392,7 @@ def test_calls_reach_every_operand_in_an_allocation_that_ends_with_it(component_
     asked: list[int] = []
     written: list[int] = []
     with emulated_gpu() as gpu:
-        component = emulated(house())[component_id]
+        component = emulated(catalogue())[component_id]
         sound = Allocation.__init__
 
         def noted(self: Allocation, owner: object, nbytes: int) -> None:

@@ -17,8 +17,8 @@ from alpha.config import Config
 from alpha.errors import MachineError, NonFiniteError
 from alpha.profile.phases import PHASES
 from alpha.profile.store import read
+from alpha.train.catalogue import catalogue
 from alpha.train.console import Talk
-from alpha.train.house import house
 from alpha.train.sample import generate, open_run
 from alpha.train.session import Outcome, train
 
@@ -67,7 +67,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, small_corpus: Callable[[Path]
 
 @pytest.fixture(scope="module")
 def kernels() -> Catalogue:
-    return emulated(house())
+    return emulated(catalogue())
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ import pytest
 
 from alpha.errors import InputError, MachineError
 from alpha.profile.phases import PHASES
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 pytest.importorskip("uvicorn", reason="NOT RUN: the extra `dashboard` is not installed")
 import uvicorn
@@ -215,7 +215,7 @@ def test_the_comparison_names_what_is_slower(server: Server) -> None:
 def test_the_gates_page_shows_every_component(server: Server) -> None:
     answer = server.get("/api/gates")
     found = {c["id"]: c for c in answer["components"]}
-    assert set(found) == {c.id for c in house()}
+    assert set(found) == {c.id for c in catalogue()}
     for c in found.values():
         assert c["usable"] == (not c["presupposed"] and all(g["satisfied"] for g in c["gates"].values()))
         for g in c["gates"].values():

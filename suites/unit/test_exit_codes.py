@@ -18,7 +18,7 @@ from alpha.gates.adversarial import catches
 from alpha.gates.run import Done, Task
 from alpha.registry.judge import NOT_RUN, Judgement
 from alpha.registry.status import Registry
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
@@ -86,7 +86,7 @@ def test_the_h100_suite_counts_what_ran(tmp_path: Path) -> None:
 def test_sessions(tmp_path: Path, arguments: list[str], code: int | None) -> None:
     found, said = session(tmp_path, *arguments)
     if code is None:  # a test that asks for the gate and measures nothing is red; where nothing is stale there is nothing to do
-        stale = any("parity" in Registry(house()).status(c.id).missing for c in house() if c.backend != "cuda")
+        stale = any("parity" in Registry(catalogue()).status(c.id).missing for c in catalogue() if c.backend != "cuda")
         code = 1 if stale else 0
     assert found == code, said
 
@@ -101,7 +101,7 @@ def gpu_alone(monkeypatch: pytest.MonkeyPatch) -> Catalogue:
     """A catalogue of nothing but kernels of the GPU, on a machine without one."""
     catalogue = Catalogue()
     fill(catalogue)
-    monkeypatch.setattr(commands, "house", lambda: catalogue)
+    monkeypatch.setattr(commands, "catalogue", lambda: catalogue)
     monkeypatch.setattr(run, "why_not_here", lambda c: "needs sm_90a: none here")
     return catalogue
 
@@ -120,7 +120,7 @@ def test_a_gate_run_of_nothing_that_can_run_here(gpu_alone: Catalogue, monkeypat
 
 def test_a_gate_run_whose_verdicts_are_all_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = [Judgement(NOT_RUN, ("no clock",))]
-    monkeypatch.setattr(run, "tasks", lambda *a, **k: [Task(house()["gelu.f32.cpu"], "perf", 1.0)])
+    monkeypatch.setattr(run, "tasks", lambda *a, **k: [Task(catalogue()["gelu.f32.cpu"], "perf", 1.0)])
     monkeypatch.setattr(run, "run", lambda *a, **k: Done(records=[object()], judgements=verdicts))  # type: ignore[list-item]
     assert commands.cmd_run(["gelu.f32.cpu"], console=_out()[0]) == 3
     verdicts.append(Judgement("FAIL", ("wrong",)))

@@ -26,7 +26,7 @@ from alpha.registry.faults import load_faults
 from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, PASS, judge
 from alpha.registry.pins import line_of
 from alpha.registry.record import Record
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 NONCE = "5eed" * 8
 
@@ -67,7 +67,7 @@ def test_a_share_that_is_impossible_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], verdict: str, measured: int
 ) -> None:
     """Chance goes away, a kernel that skips work stays."""
-    component, left, nonces = house()["mul.f32.cpu"], list(shares), []
+    component, left, nonces = catalogue()["mul.f32.cpu"], list(shares), []
 
     def engine(component: Component, nonce: str | None) -> Record:
         nonces.append(nonce)
@@ -88,7 +88,7 @@ def test_a_share_below_its_line_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], note: str, verdict: str, measured: int
 ) -> None:
     """A neighbour goes away, a slower kernel stays; outputs that were wrong once are wrong."""
-    component, left = house()["mul.f32.cpu"], list(shares)
+    component, left = catalogue()["mul.f32.cpu"], list(shares)
     pin = pins.Pin(component.id, "cpu", {}, {"memory": (0.60,) * 5}, ("",) * 5, "")
 
     def engine(component: Component, nonce: str | None) -> Record:
@@ -121,7 +121,7 @@ def test_entries_are_shared_by_order_and_keep_the_worst() -> None:
 
 
 def test_cases_derive_from_the_nonce() -> None:
-    kernel = house()["gelu.f32.cpu"]
+    kernel = catalogue()["gelu.f32.cpu"]
     first, same, other = (subjects.cases(kernel, n) for n in (NONCE, NONCE, "00"))
     assert [c.name for c in first] == [c.name for c in same]
     assert all(np.array_equal(a.inputs[0], b.inputs[0]) for a, b in zip(first, same))
@@ -130,7 +130,7 @@ def test_cases_derive_from_the_nonce() -> None:
 
 def test_kernels_have_a_case_of_several_blocks() -> None:
     """Grown or the row's own; only kernels of scalars have none."""
-    for c in house():
+    for c in catalogue():
         if c.kind == "kernel":
             spec = subjects.spec_of(c)
             sizes = [subjects.size(x.types) + subjects.size(x.out_types(spec)) for x in subjects.cases(c, NONCE)]
@@ -141,7 +141,7 @@ def test_kernels_have_a_case_of_several_blocks() -> None:
 def test_places_in_a_buffer_grow_with_it() -> None:
     """A grown update covers as much of its buffers as the sample did, in segments that its row accepts."""
     for name in ("adamw.f32.cpu", "sgd.f32.cpu", "global_norm.f32.cpu"):
-        component = house()[name]
+        component = catalogue()[name]
         for case in perf.representative(component, NONCE).values():
             covered = sum(length for _, length, *_ in case.attrs["segments"])  # type: ignore[attr-defined]
             assert covered >= 0.4 * case.types[0].size, (name, case.name)
@@ -174,7 +174,7 @@ def _perf_with(monkeypatch: pytest.MonkeyPatch, shares: list[float], pinned: flo
     monkeypatch.setattr(perf, "_case", case)
     monkeypatch.setattr(perf, "lines", lambda component: {"cache": line_of((pinned,) * 5, 0.1)} if pinned else {})
     monkeypatch.setattr(perf, "representative", lambda component, nonce: {"cache": None})
-    record = perf.measure(house()["silu.f32.cpu"], NONCE, tries=tries)
+    record = perf.measure(catalogue()["silu.f32.cpu"], NONCE, tries=tries)
     assert record.environment["flops"] == flops.VERSION
     return dict(record.cases[0]), len(taken)
 
@@ -184,10 +184,10 @@ def test_a_case_under_the_line_is_measured_again(monkeypatch: pytest.MonkeyPatch
     pin = pin_of("silu.f32.cpu", 0.5, spread=0.0, cases=("cache",))
     entry, taken = _perf_with(monkeypatch, [0.4, 0.42, 0.41, 0.4], 0.5)
     assert taken == perf.TRIES == 4 and entry["share"] == 0.42 and entry["tries"] == 4
-    assert judge(subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 1, [entry]), pin=pin).verdict == FAIL
+    assert judge(subjects.make_record(catalogue()["silu.f32.cpu"], "perf", NONCE, 1, [entry]), pin=pin).verdict == FAIL
     entry, taken = _perf_with(monkeypatch, [0.4, 0.46], 0.5)
     assert taken == 2 and entry["share"] == 0.46
-    assert judge(subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 1, [entry]), pin=pin).verdict == PASS
+    assert judge(subjects.make_record(catalogue()["silu.f32.cpu"], "perf", NONCE, 1, [entry]), pin=pin).verdict == PASS
     entry, taken = _perf_with(monkeypatch, [0.46], 0.5)
     assert taken == 1
     entry, taken = _perf_with(monkeypatch, [0.0], 0.5, note="timed calls gave wrong outputs")
@@ -208,12 +208,12 @@ def test_pins_belong_to_a_generation_of_processor() -> None:
     assert pins.key_of(key, "AuthenticAMD-26-2") != pins.key_of(key, "AuthenticAMD-25-1")
     assert pins.key_of("cuda_sm90_H200", "AuthenticAMD-26-2") == pins.key_of("cuda_sm90_H200", "AuthenticAMD-25-1")
     assert machine.environment()["processor"] == machine.processor()
-    record = subjects.make_record(house()["silu.f32.cpu"], "perf", NONCE, 0, [])
+    record = subjects.make_record(catalogue()["silu.f32.cpu"], "perf", NONCE, 0, [])
     assert record.environment["processor"] == machine.processor(), "what a record is judged by"
 
 
 def test_probes_recompute_and_a_flipped_bit_shows() -> None:
-    kernel = house()["silu.f32.cpu"]
+    kernel = catalogue()["silu.f32.cpu"]
     record = parity.measure(kernel, NONCE)
     assert parity.recompute(kernel, record) == []
     i, output, at, bits = record.probes[0]
@@ -223,7 +223,7 @@ def test_probes_recompute_and_a_flipped_bit_shows() -> None:
 
 
 def test_every_backward_kernel_is_reached_through_a_forward_row() -> None:
-    for c in house():
+    for c in catalogue():
         if c.kind == "kernel" and "gradient" in policy.owed(c):
             assert gradient.rows_for(c), c.id
 
@@ -241,12 +241,12 @@ def test_a_vjp_of_the_wrong_shape_is_refused() -> None:
 
 
 def test_mutants_differ_and_parse() -> None:
-    drawn = mutants.draw(house(), 40, "1234")
+    drawn = mutants.draw(catalogue(), 40, "1234")
     assert len(drawn) == 40 and len({m.key for m in drawn}) == 40
     for m in drawn:
         assert m.was != m.now and m.attempts
         ast.parse(m.text)
-    assert [m.key for m in mutants.draw(house(), 40, "1234")] == [m.key for m in drawn]
+    assert [m.key for m in mutants.draw(catalogue(), 40, "1234")] == [m.key for m in drawn]
 
 
 def test_a_broken_copy_fails_and_an_unbroken_one_passes() -> None:
@@ -288,10 +288,10 @@ def test_what_ships_is_measured_whatever_lies_in_the_local_evidence(tmp_path: Pa
 
 
 def test_a_catch_elsewhere_does_not_count_where_it_is_to_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = next(f for f in load_faults(catalogue=house()) if f.component == "split.f32.cpu")
+    fault = next(f for f in load_faults(catalogue=catalogue()) if f.component == "split.f32.cpu")
     elsewhere, kept = tmp_path / "elsewhere", tmp_path / "kept"
     monkeypatch.setattr(catches, "default_roots", lambda: (elsewhere,))
-    assert [r.fresh for r in catches.run(house(), [fault], root=elsewhere)] == [True]
-    assert [r.fresh for r in catches.run(house(), [fault])] == [False]
-    assert [r.fresh for r in catches.run(house(), [fault], root=kept)] == [True]
-    assert [r.fresh for r in catches.run(house(), [fault], root=kept)] == [False]
+    assert [r.fresh for r in catches.run(catalogue(), [fault], root=elsewhere)] == [True]
+    assert [r.fresh for r in catches.run(catalogue(), [fault])] == [False]
+    assert [r.fresh for r in catches.run(catalogue(), [fault], root=kept)] == [True]
+    assert [r.fresh for r in catches.run(catalogue(), [fault], root=kept)] == [False]

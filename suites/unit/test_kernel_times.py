@@ -16,8 +16,8 @@ import pytest
 from emulated_gpu import EmulatedCupti, Stream, emulated, emulated_gpu
 from trace_format import breaches, load
 
+from alpha.backends.cuda.cubins_of import ANYWHERE, Nowhere
 from alpha.backends.cuda.executor import CudaExecutor
-from alpha.backends.cuda.families import ANYWHERE, Nowhere
 from alpha.backends.cuda.kernels.loss import linear_cross_entropy, linear_cross_entropy_grad
 from alpha.backends.cuda.kernels.update import update_scalars
 from alpha.backends.cuda.lib import Operand, Parts
@@ -35,7 +35,7 @@ from alpha.profile.kernels import Activity, Copy, Kernel, Stamps, Wait, slowdown
 from alpha.profile.phases import phase_of
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
 
 US = 1000
@@ -296,7 +296,7 @@ def test_an_instrument_moves_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = emulated(cuda_run.kernels())
     monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
     with emulated_gpu(instrument=True) as gpu:
-        found = dict(contract_cases(house()["executor.cuda"], "determinism"))["ways-llama"](np.random.default_rng(3))
+        found = dict(contract_cases(catalogue()["executor.cuda"], "determinism"))["ways-llama"](np.random.default_rng(3))
         assert found.error <= found.bound, found.note
         assert gpu.allocated == 0
 

@@ -26,7 +26,7 @@ from alpha.gates.device_code import baseline as kernels_baseline
 from alpha.gates.device_code import build as kernels
 from alpha.gates.device_code import command as kernels_command
 from alpha.tomlfile import read_toml
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -58,8 +58,8 @@ def look_again() -> None:
 
 
 def source_like(*words: str) -> Source:
-    """The first source of the house whose text holds all the words."""
-    return next(s for s in kernels.needed(house()) if set(words) <= set(str(s).split()))
+    """The first source of the catalogue whose text holds all the words."""
+    return next(s for s in kernels.needed(catalogue()) if set(words) <= set(str(s).split()))
 
 
 def change(file: Path, find: str, put: str) -> None:
@@ -79,7 +79,7 @@ def test_the_extra_installs_what_is_looked_for() -> None:
 
 
 def test_the_short_baseline_agrees_with_the_manifest() -> None:
-    everything = kernels.needed(house())
+    everything = kernels.needed(catalogue())
     now = kernels.usage(everything, kernels.Compiled(), manifest.load())
     assert kernels_baseline.compare(now, kernels_baseline.load()) == ([], []), "do: alpha kernels build --pin"
     assert len(now) > 25 and {s.path for s in everything} == {key.split()[0] for key in now}
@@ -180,7 +180,7 @@ def test_exemptions_are_for_what_they_name() -> None:
 
 
 def test_a_sample_holds_every_file_and_what_is_new(folder: Path) -> None:
-    everything = kernels.needed(house())
+    everything = kernels.needed(catalogue())
     paths = {s.path for s in everything}
     for n in (0, 40, 10_000):
         taken = kernels.sample(everything, n, "seed")
@@ -193,11 +193,11 @@ def test_a_sample_holds_every_file_and_what_is_new(folder: Path) -> None:
 
 
 def test_sources_of_named_components() -> None:
-    some = kernels.needed(house(), ["attention.bf16.sm90"])
-    assert {s.path for s in some} == {"attention/forward.cu", "attention/documents.cu"} < {s.path for s in kernels.needed(house())}
-    assert kernels.users(house(), some) and "attention.bf16.sm90" in kernels.users(house(), some)
+    some = kernels.needed(catalogue(), ["attention.bf16.sm90"])
+    assert {s.path for s in some} == {"attention/forward.cu", "attention/documents.cu"} < {s.path for s in kernels.needed(catalogue())}
+    assert kernels.users(catalogue(), some) and "attention.bf16.sm90" in kernels.users(catalogue(), some)
     with pytest.raises(InputError, match="no compiled files"):
-        kernels.needed(house(), ["matmul.f32.cpu"])
+        kernels.needed(catalogue(), ["matmul.f32.cpu"])
 
 
 def test_the_baseline_compares_both_ways() -> None:
@@ -312,7 +312,7 @@ def small(folder: Path, tmp_path: Path) -> Small:
 
 
 def texts(checked: kernels.Checked) -> list[str]:
-    """Failures but those of exemptions, which belong to the whole house."""
+    """Failures but those of exemptions, which belong to the whole catalogue."""
     return [text for _, text in checked.failures if not text.startswith("exemption")]
 
 
@@ -391,7 +391,7 @@ def test_without_a_disassembler_the_audit_is_not_run(monkeypatch: pytest.MonkeyP
     assert kernels_command.cmd_check(jobs=1, sample=0, seed="1", audit=False, console=Console(file=said, width=200)) == 0
 
 
-def test_a_sample_of_the_house_is_as_committed() -> None:
+def test_a_sample_of_the_catalogue_is_as_committed() -> None:
     """The whole of it is `alpha kernels check`."""
     tools()
     parser = argparse.ArgumentParser()
@@ -439,5 +439,5 @@ def test_without_a_compiler_of_the_host_the_machine_is_to_blame(folder: Path, tm
 
 
 def test_components_are_found_by_their_sources() -> None:
-    first: Component = next(c for c in house() if c.id == "attention_bwd.bf16.sm90")
-    assert first.id in kernels.users(house(), kernels.needed(house(), [first.id]))
+    first: Component = next(c for c in catalogue() if c.id == "attention_bwd.bf16.sm90")
+    assert first.id in kernels.users(catalogue(), kernels.needed(catalogue(), [first.id]))

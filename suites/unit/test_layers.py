@@ -75,7 +75,7 @@ def test_no_cycles() -> None:
 
 
 def test_base_import_is_light() -> None:
-    """`import alpha` and the CPU house need the base packages only: nothing at module level imports pandas, matplotlib or pycuda."""
+    """`import alpha` and the CPU catalogue need the base packages only: nothing at module level imports pandas, matplotlib or pycuda."""
     optional = {"pandas", "matplotlib", "pycuda", "cuda", "torch"}
     for path in ROOT.rglob("*.py"):
         if path.relative_to(ROOT).parts[0] in ("report", "dashboard") or path == ROOT / "bench" / "peer_model.py":

@@ -279,8 +279,8 @@ sys.exit(cli.main(['sample', sys.argv[2], '--prompt', 'def', '--tokens', '4']))
 def test_commands_are_looked_at_from_start_to_end(fake: Path, command: list[str]) -> None:
     code = """
 from alpha import cli
-from alpha.train.house import house
-kernel, what = house()['silu.f32.cpu'], sys.argv[2]
+from alpha.train.catalogue import catalogue
+kernel, what = catalogue()['silu.f32.cpu'], sys.argv[2]
 parser = cli.parser
 
 def planted():
@@ -347,8 +347,8 @@ exec({script})
 
 @linux
 def test_a_fresh_process_of_a_contract_has_the_door(fake: Path) -> None:
-    assert reference.elsewhere("1 + 1", "alpha.gates.contracts.reference") == "2"
-    planted = reference.elsewhere(f"__import__('ctypes').CDLL({str(fake)!r})", "alpha.gates.contracts.reference")
+    assert reference.in_new_process("1 + 1", "alpha.gates.contracts.reference") == "2"
+    planted = reference.in_new_process(f"__import__('ctypes').CDLL({str(fake)!r})", "alpha.gates.contracts.reference")
     assert planted.startswith("failed") and str(fake) in planted
 
 

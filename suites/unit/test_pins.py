@@ -24,7 +24,7 @@ from alpha.registry.evidence import load_file, reference_classes, shipped_root
 from alpha.registry.gpu import family
 from alpha.registry.machine import machine_class, processor
 from alpha.registry.pins import FEWEST, FLOOR, MOST, WIDEST, Pins, code_of, folder_of, key_of, line_of
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = Pins(folder_of(shipped_root()))
@@ -69,7 +69,7 @@ def _made(*shares: float, case: str = "cache") -> Fresh:
 
 def _pinned(tmp_path: Path, fresh: Fresh, **more: int | bool) -> tuple[pinned.Pin | None, list[str]]:
     said: list[str] = []
-    made = pin.run([house()[KERNEL]], root=Pins(tmp_path), fresh=fresh, said=said.append, catalogue=house(), **more)  # type: ignore[arg-type]
+    made = pin.run([catalogue()[KERNEL]], root=Pins(tmp_path), fresh=fresh, said=said.append, catalogue=catalogue(), **more)  # type: ignore[arg-type]
     found = Pins(tmp_path).load(key_of(machine_class().key, processor())).get(KERNEL)
     assert [p.shares for p in made] == ([found.shares] if found is not None else [])
     return found, said
@@ -78,7 +78,7 @@ def _pinned(tmp_path: Path, fresh: Fresh, **more: int | bool) -> tuple[pinned.Pi
 def test_measurements_replace_those_that_are_pinned_unless_they_are_added(tmp_path: Path) -> None:
     found, _ = _pinned(tmp_path, _made(0.5, 0.51, 0.49, 0.5, 0.52), measurements=5)
     assert found is not None and found.shares == {"cache": (0.5, 0.51, 0.49, 0.5, 0.52)} and len(found.times) == 5
-    assert found.flops == perf.FLOPS and dict(found.code) == code_of(component_digests(house()[KERNEL], "perf"))
+    assert found.flops == perf.FLOPS and dict(found.code) == code_of(component_digests(catalogue()[KERNEL], "perf"))
     found, _ = _pinned(tmp_path, _made(0.6, 0.7), measurements=2, add=True)
     assert found is not None and found.shares["cache"][-3:] == (0.52, 0.6, 0.7) and len(found.times) == 7
     found, _ = _pinned(tmp_path, _made(*[0.3] * MOST), measurements=MOST, add=True)
@@ -94,15 +94,15 @@ def test_measurements_of_other_code_or_cases_are_not_mixed(tmp_path: Path) -> No
     package = Package()
     assert found is not None
     taken = [("2000-01-01T00:00:00Z", {"cache": 0.4})] * 5
-    same = pin.merged(house()[KERNEL], taken, found, package)
+    same = pin.merged(catalogue()[KERNEL], taken, found, package)
     assert same is not None and len(same.times) == 10
     other = pinned.Pin(found.component, found.family, {"implementation": "other"}, found.shares, found.times, found.flops)
     older = pinned.Pin(found.component, found.family, found.code, found.shares, found.times, "flops/v0")
     renamed = [(t, {"memory": 0.4}) for t, _ in taken]
     for old, rows in ((other, taken), (older, taken), (found, renamed)):
-        alone = pin.merged(house()[KERNEL], rows, old, package)
+        alone = pin.merged(catalogue()[KERNEL], rows, old, package)
         assert alone is not None and set(alone.shares.values()) == {(0.4,) * 5}
-    assert pin.merged(house()[KERNEL], taken[:2], other, package) is None
+    assert pin.merged(catalogue()[KERNEL], taken[:2], other, package) is None
 
 
 def test_what_fails_once_is_not_pinned_from_too_few(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_pinning_measures_in_fresh_processes(tmp_path: Path, monkeypatch: pytest
     """The command, over one small kernel, as it runs; the record that follows is judged by what it wrote."""
     monkeypatch.setattr(pin, "shipped_root", lambda: tmp_path / "evidence")
     out = Console(file=StringIO(), width=160)
-    assert commands.cmd_pin(["relu.f32.cpu"] if "relu.f32.cpu" in house() else [KERNEL], measurements=5, console=out) == 0
+    assert commands.cmd_pin(["relu.f32.cpu"] if "relu.f32.cpu" in catalogue() else [KERNEL], measurements=5, console=out) == 0
     key = key_of(machine_class().key, processor())
     (found,) = Pins(tmp_path / "perf").load(key).values()
     assert set(found.shares) == {"cache", "memory"} and all(0 < x <= 1 for s in found.shares.values() for x in s)
@@ -132,9 +132,9 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(pin.perf, "measure", broken)
     with pytest.raises(AlphaError, match="cannot be pinned"):
-        pin.one(house()[KERNEL])
+        pin.one(catalogue()[KERNEL])
     with pytest.raises(InputError, match="nothing to pin"):
-        pin.timed(house(), ["tokenizer.bpe"] if "tokenizer.bpe" in house() else ["registry.judge"])
+        pin.timed(catalogue(), ["tokenizer.bpe"] if "tokenizer.bpe" in catalogue() else ["registry.judge"])
 
 
 # -- what is pinned ------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("key", SHIPPED.keys())
 def test_pins_of_the_repository_are_whole(key: str) -> None:
     found = SHIPPED.load(key)
-    owing = {c.id for c in house() if c.kind == "kernel" and family(c) == ("cuda" if key.startswith("cuda") else "cpu")}
+    owing = {c.id for c in catalogue() if c.kind == "kernel" and family(c) == ("cuda" if key.startswith("cuda") else "cpu")}
     assert found.keys() == owing, "do: alpha gate pin"
     SHIPPED.relative(key)
 
@@ -178,7 +178,7 @@ def test_headlines_are_the_runs_whose_speed_the_pages_quote() -> None:
     assert set(commands.HEADLINES) == on_gpu
     asked = commands.headlines()
     assert {"matmul.bf16.sm90", "adamw.f32.sm90", "linear_cross_entropy_grad.bf16.sm90"} <= asked
-    assert all(house()[i].backend == "cuda" for i in asked)
+    assert all(catalogue()[i].backend == "cuda" for i in asked)
 
 
 @pytest.mark.parametrize("spoil", [

@@ -13,7 +13,7 @@ from alpha import cli, config
 from alpha.flops import executed as flops
 from alpha.flops.parts import DIRECTIONS, PARTS
 from alpha.graph.plan import Plan
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.train.planned import Planned, plan_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -22,7 +22,7 @@ DEMO, GPT2 = CONFIGS / "demo.toml", CONFIGS / "gpt2-124m.toml"
 
 @pytest.fixture(scope="module")
 def planned() -> Planned:
-    return plan_run(config.load(DEMO, ["train.recompute='block'", "train.shards=2", "train.micro_batch=4"]), house(), 1000)
+    return plan_run(config.load(DEMO, ["train.recompute='block'", "train.shards=2", "train.micro_batch=4"]), catalogue(), 1000)
 
 
 def executed(plans: dict[str, Plan], p: Planned) -> int:
@@ -52,7 +52,7 @@ def test_a_part_that_goes_missing_is_seen(planned: Planned, monkeypatch: pytest.
     monkeypatch.setitem(flops._DIRECTION, "recompute", "backward")
     assert not any(to == "recompute" for _, to in flops.executed(planned.program))
     monkeypatch.undo()
-    fused = plan_run(config.load(GPT2), house(), 50304)
+    fused = plan_run(config.load(GPT2), catalogue(), 50304)
     assert fused.parts["head", "backward"][1] == pytest.approx(2 * fused.parts["head", "forward"][1], rel=0.01)
     monkeypatch.setattr(flops, "_WITH_GRADIENT", {})
     assert ("head", "backward") not in {k for k, n in flops.executed(fused.program).items() if n > fused.parts["head", "forward"][1]}

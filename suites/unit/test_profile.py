@@ -25,7 +25,7 @@ from alpha.profile.phases import PHASES, phase_of
 from alpha.profile.recorder import Recorder, sampled
 from alpha.profile.store import Store, connect, read
 from alpha.train.assemble import program_for
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 RUN = """
 [run]
@@ -52,7 +52,7 @@ threads = 2
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return program_for(config.parse(RUN), 64, house(), 2)
+    return program_for(config.parse(RUN), 64, catalogue(), 2)
 
 
 class Clock:
@@ -203,7 +203,7 @@ def test_a_profiled_step_changes_no_bit_and_sees_every_launch(tmp_path: Path, pr
     inputs = {name: rng.integers(0, 4, ref.type.shape).astype(np.int32) for name, ref in program.plans["micro_first@0"].inputs.items()}
     found = []
     for mode in ("plain", "timed", "profiled"):
-        with CpuExecutor(program, house()) as executor, Store(tmp_path / f"{mode}.sqlite") as store:
+        with CpuExecutor(program, catalogue()) as executor, Store(tmp_path / f"{mode}.sqlite") as store:
             executor.state("param")[...] = np.random.default_rng(1).standard_normal(executor.state("param").size) * 0.1
             store.begin(0, 0, 0, 0)
             r = executor.recorder = Recorder(store)

@@ -279,9 +279,9 @@ def test_other_programs_are_compared_only_when_asked(tmp_path: Path) -> None:
 
 def test_gate_status_of_the_components_used(run_a: Path) -> None:
     from alpha.registry.status import Registry
-    from alpha.train.house import house
+    from alpha.train.catalogue import catalogue
 
-    run, registry = reading.load(run_a), Registry(house())
+    run, registry = reading.load(run_a), Registry(catalogue())
     view = views.gates(run, registry)
     assert [c["component"] for c in view["components"]] == sorted(run.manifest["components"])
     for c in view["components"]:
@@ -311,7 +311,7 @@ def python(text: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_extra_is_asked_for_only_by_reports(run_a: Path) -> None:
     blocked = "import sys; sys.modules['pandas'] = None; sys.modules['matplotlib'] = None\n"
-    light = python(blocked + "import alpha, alpha.train.house, alpha.profile.figures, alpha.profile.compare, alpha.report.command")
+    light = python(blocked + "import alpha, alpha.train.catalogue, alpha.profile.figures, alpha.profile.compare, alpha.report.command")
     assert light.returncode == 0, light.stderr
     done = python(blocked + f"from alpha.report.command import main; sys.exit(main([{str(run_a)!r}]))")
     assert done.returncode == MachineError.exit_code and "pip install alpha[report]" in done.stderr and "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ from alpha import cli, config
 from alpha.errors import AlphaError, ConfigError, InputError, MachineError, ShapeError, shown
 from alpha.files import json_of, open_regular, read_regular
 from alpha.tomlfile import parse_toml, read_toml
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.train.planned import plan_run
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny.toml"
@@ -87,27 +87,27 @@ def test_impossible_sizes_are_refused_at_once(alpha: Command, overrides: tuple[s
 ], ids=lambda o: o[0])  # fmt: skip
 def test_the_largest_that_is_allowed_is_planned(overrides: tuple[str, ...]) -> None:
     with bounded(120, 800):
-        assert plan_run(config.load(TINY, overrides), house()).peak_bytes > 0
+        assert plan_run(config.load(TINY, overrides), catalogue()).peak_bytes > 0
 
 
 def test_operands_of_the_cpu_are_bounded() -> None:
     """Planted: without the bound a bind lists 79 million blocks, tens of GiB."""
     wide = ["model.width=65536", "model.heads=1024", "model.layers=4"]
     with bounded(120), pytest.raises(ShapeError, match="too large for a kernel of the CPU"):
-        plan_run(config.load(TINY, wide), house())
+        plan_run(config.load(TINY, wide), catalogue())
     with bounded(), pytest.raises(InputError, match="no cpu kernel covers attention"):
-        plan_run(config.load(TINY, ["data.sequence=65536", "train.micro_batch=1"]), house())
+        plan_run(config.load(TINY, ["data.sequence=65536", "train.micro_batch=1"]), catalogue())
 
 
 def test_no_address_space_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from alpha.backends.cpu import catalogue
+    from alpha.backends.cpu import catalogue as cpu_catalogue
 
     def refused(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(catalogue.mmap, "mmap", refused)
+    monkeypatch.setattr(cpu_catalogue.mmap, "mmap", refused)
     with pytest.raises(MachineError, match="address space"):
-        catalogue._addresses(1 << 20)
+        cpu_catalogue._addresses(1 << 20)
 
 
 NAMES = ["", ".", "..", "a/b", "a\\b", "a\nb", "a\x1b[2Jb", "a\x00b", "a'b", 'a"b', "a`b", "a<b", "a>b", "<script>", "-rf", "~", ".hidden",
@@ -220,7 +220,7 @@ def test_any_run_file_is_planned_or_refused(changes: list[tuple[tuple[str, str],
         cfg = config.from_tables(tables)
         assert config.parse(cfg.resolved()) == cfg
         if cfg.model.layers <= 4 and cfg.train.shards <= 8:  # the others are as sound, and slower
-            plan_run(cfg, house())
+            plan_run(cfg, catalogue())
     except AlphaError as error:
         assert error.exit_code in (1, 2, 3) and len(str(error)) < 4000
     assert time.monotonic() - began < 60

@@ -27,8 +27,8 @@ from alpha.report.build import build
 from alpha.report.document import Table
 from alpha.train import log, provenance, rundir
 from alpha.train import peak as peaks
+from alpha.train.catalogue import catalogue
 from alpha.train.console import Talk
-from alpha.train.house import house
 from alpha.train.loop import Loop, StepResult
 from alpha.train.session import train
 
@@ -212,7 +212,7 @@ def test_another_kernel_has_another_hash(monkeypatch: pytest.MonkeyPatch) -> Non
     """Planted: one byte of a compiled file, one byte of a binder's file."""
     from dataclasses import replace
 
-    component = house()["gelu.bf16.sm90"] if "gelu.bf16.sm90" in house() else next(c for c in house() if c.binaries is not None)
+    component = catalogue()["gelu.bf16.sm90"] if "gelu.bf16.sm90" in catalogue() else next(c for c in catalogue() if c.binaries is not None)
     program = type("P", (), {"components": lambda self: (component.id,)})()
     before = provenance.kernel_hashes(program, {component.id: component})  # type: ignore[arg-type]
     other = replace(component, binaries=lambda: {"a.cu": "00"})
@@ -267,7 +267,7 @@ def test_the_log_says_what_happened(root: Path) -> None:
 def test_signals_warnings_and_refused_steps_are_logged(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = config.load(root / "run.toml", ["run.name=stops", "train.profile=0"])
     steps = iter([0, 0, int(signal.SIGTERM)])
-    stopped = train(cfg, house(), Talk(), admit=None, stop=lambda: next(steps))
+    stopped = train(cfg, catalogue(), Talk(), admit=None, stop=lambda: next(steps))
     assert not stopped.finished
     events = [(x["event"], x["level"], x["step"], x["fields"]) for x in log.read(stopped.path / "logs" / "rank0.jsonl")]
     assert events[1] == ("signal", "warning", 3, {"name": "SIGTERM"}) and events[-1][0] == "end" and events[-1][3] == {"reason": "stopped"}
@@ -285,7 +285,7 @@ def test_signals_warnings_and_refused_steps_are_logged(root: Path, monkeypatch: 
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", lambda *args: None)  # as a terminal would show it
         with pytest.raises(NonFiniteError):
-            train(cfg, house(), Talk(), admit=None, resume=stopped.path)
+            train(cfg, catalogue(), Talk(), admit=None, resume=stopped.path)
     found = [x for x in log.read(stopped.path / "logs" / "rank0.jsonl") if x["step"] == 5]
     assert [(x["event"], x["level"]) for x in found] == [("warning", "warning"), ("non-finite", "error"), ("end", "error")]
     assert "planted" in found[0]["fields"]["text"] and "refused" in found[1]["fields"]["what"]

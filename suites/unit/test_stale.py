@@ -16,7 +16,7 @@ from alpha.ops import table as op_table
 from alpha.ops.table import row, table
 from alpha.registry import digest
 from alpha.registry.digest import Package
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from suites.unit.stale_counts import Digests, Edit, copied, digests_of, edits, moved
 
 
@@ -50,7 +50,7 @@ def test_what_can_change_a_result_makes_its_evidence_stale(was: Digests, pytestc
 
 
 def test_another_cubin_makes_its_kernels_and_their_programs_stale() -> None:
-    package, rope, norm, whole = Package(), *(house()[i] for i in ("rope_packed.bf16.sm90", "rmsnorm.bf16.sm90", "executor.cuda"))
+    package, rope, norm, whole = Package(), *(catalogue()[i] for i in ("rope_packed.bf16.sm90", "rmsnorm.bf16.sm90", "executor.cuda"))
     before = [digest.component_digests(c, "parity", package=package) for c in (rope, norm, whole)]
     after = Package()
     real = after.binaries
@@ -140,7 +140,7 @@ def test_kernels_that_reference_programs_launch_are_bound() -> None:
 
     package = Package()
     for name, programs in (("executor.cpu", reference), ("executor.cuda", cuda_run)):
-        c = house()[name]
+        c = catalogue()[name]
         bound = digest._program(c, digest.contract_targets(c, "parity", package), package)
         rows = {held.key[1] for held in bound["rows"]}
         for family in ("gpt", "llama"):

@@ -8,13 +8,13 @@ from alpha.registry.check import ERROR, WARNING
 from alpha.registry.digest import Package
 from alpha.registry.evidence import reference_classes, shipped_root
 from alpha.registry.faults import load_faults
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 
 def _found(monkeypatch: pytest.MonkeyPatch, changed: list[str]) -> dict[str, set[tuple[str, str]]]:
     """Level -> (fault, what is said of it), where this is what changed since every catch."""
     monkeypatch.setattr(check, "stale_names", lambda catch, digests, fault: changed)
-    work = check._Check(house(), shipped_root(), lambda record: [], load_faults(), Package())
+    work = check._Check(catalogue(), shipped_root(), lambda record: [], load_faults(), Package())
     monkeypatch.setattr(work, "digests", lambda component, gate: {})
     work.catches_of(reference_classes(shipped_root())["cuda"], reference=True)
     return {level: {(f.about, f.what) for f in work.findings if f.level == level} for level in (ERROR, WARNING)}
@@ -29,7 +29,7 @@ def test_only_these_may_be_old(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _found(monkeypatch, ["implementation"])
     assert {about for about, _ in found[WARNING]} == policy.UNRENEWED.keys()
     assert all(what.startswith("NOT_RUN on today's code") for _, what in found[WARNING])
-    assert {about for about, _ in found[ERROR]} == {f.id for f in load_faults() if house()[f.component].backend == "cuda"
+    assert {about for about, _ in found[ERROR]} == {f.id for f in load_faults() if catalogue()[f.component].backend == "cuda"
                                                     } - policy.UNRENEWED.keys()
 
 

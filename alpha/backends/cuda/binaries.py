@@ -10,7 +10,7 @@ from alpha.cuda_runtime.manifest import binary_digests
 
 
 class Binaries:
-    """`Component.binaries` from a function that lists sources; the sources of a whole house can be asked for."""
+    """`Component.binaries` from a function that lists sources; the sources of a whole catalogue can be asked for."""
 
     def __init__(self, sources: Callable[[], Iterable[Source]]) -> None:
         self._sources = sources

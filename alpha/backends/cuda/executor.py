@@ -9,8 +9,8 @@ import numpy as np
 
 from alpha.backends.checks import check_finite
 from alpha.backends.cuda.lib import Gpu, Operand
+from alpha.backends.cuda.memory_check import check_memory
 from alpha.backends.cuda.observe import Ran, Watch, stamps_of
-from alpha.backends.cuda.room import check_room
 from alpha.backends.cuda.staging import Results, Staging
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
 from alpha.component import Catalogue
@@ -42,7 +42,7 @@ class CudaExecutor:
         self.stream, self.recorder = self.device.stream(), Recorder()
         self._watch: Watch | None = None
         self._base = self.device.free_memory()
-        check_room(program, self._base)
+        check_memory(program, self._base)
         self.arenas = {name: Arena(n, name=f"arena {name}") for name, n in program.arenas().items()}
         for arena in self.arenas.values():
             fill(Span(arena.address, arena.nbytes), 0, self.stream)

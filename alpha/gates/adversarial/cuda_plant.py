@@ -89,14 +89,14 @@ def prepare(faults: Sequence[Fault], component: Callable[[str], Component]) -> i
 def child(component_id: str, gate: str, kernels: str, answer: str) -> None:
     """What the process of one fault does: measure, judge, write the answer as JSON."""
     from alpha.gates import run, subjects
-    from alpha.train.house import house
+    from alpha.train.catalogue import catalogue
 
     def planted(*args: object, **more: object) -> dict[str, str]:
         return {"implementation": "planted"}  # a catch has digests of its own: the sound ones
 
     subjects.component_digests = planted
     with nvcc.compiling(kernels=Path(kernels)):
-        component = house()[component_id]
+        component = catalogue()[component_id]
         record = run.measure(component, gate)
         judgement = run.judged(record, component)
     body = {"record": asdict(record), "verdict": judgement.verdict, "reasons": list(judgement.reasons)[:3]}

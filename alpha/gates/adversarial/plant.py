@@ -48,12 +48,12 @@ def child(job, out):
     from dataclasses import asdict
     try:
         from alpha.gates import run, subjects
-        from alpha.train.house import house
+        from alpha.train.catalogue import catalogue
         from alpha.registry.record import canonical
         subjects.component_digests = lambda *a, **k: {"implementation": "planted"}  # a catch has digests of its own: the sound ones
         results = []
         for component_id, gate in job["attempts"]:
-            component = house()[component_id]
+            component = catalogue()[component_id]
             record = run.measure(component, gate, job.get("nonce"))
             judgement = run.judged(record, component)
             results.append({"record": asdict(record), "verdict": judgement.verdict, "reasons": list(judgement.reasons)[:3]})

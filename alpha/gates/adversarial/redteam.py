@@ -32,7 +32,7 @@ from alpha.registry.judge import FAIL, NOT_RUN, judge
 from alpha.registry.pins import Pins, folder_of
 from alpha.registry.record import Record, parse
 from alpha.registry.status import Registry
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.types import Attrs
 
 Kernel = Callable[[Cpu, Sequence[np.ndarray], Sequence[np.ndarray], Attrs], Callable[[], None]]
@@ -48,7 +48,7 @@ class Cheat:
 
 
 def _honest() -> Component:
-    return house()["gelu.f32.cpu"]
+    return catalogue()["gelu.f32.cpu"]
 
 
 def _kernel(implementation: Callable[..., Callable[[], None]], like: Component | None = None) -> Component:
@@ -269,10 +269,10 @@ def _uninitialised_scratch() -> str:
 
 
 def _last_output_only() -> str:
-    house_split = house()["split.f32.cpu"]
+    split = catalogue()["split.f32.cpu"]
 
     def lazy(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
-        honest = house_split.implementation(cpu, ins, outs, attrs)
+        honest = split.implementation(cpu, ins, outs, attrs)
 
         def run() -> None:
             honest()
@@ -281,7 +281,7 @@ def _last_output_only() -> str:
 
         return run
 
-    return _verdict(parity.measure, _kernel(lazy, house_split))
+    return _verdict(parity.measure, _kernel(lazy, split))
 
 
 def _patched_clock() -> str:
@@ -339,7 +339,7 @@ def _other_binary() -> str:
     other = replace(record, digests={**record.digests, "implementation": "0" * 64})
     with tempfile.TemporaryDirectory() as folder:
         evidence.save([other], Path(folder))
-        status = Registry(house(), [Path(folder)]).status(component.id).gates["faults"]
+        status = Registry(catalogue(), [Path(folder)]).status(component.id).gates["faults"]
     return status.why if not status.satisfied else ""
 
 

@@ -15,7 +15,7 @@ from alpha.errors import ConfigError
 from alpha.flops import v1
 from alpha.flops.parts import ATTENTION, FEED_FORWARD, LOGITS, PARTS, PROJECTIONS
 from alpha.gates.contracts.mixed import merged
-from alpha.gates.contracts.reference import elsewhere, hash_of, references, refuses, yes
+from alpha.gates.contracts.reference import hash_of, in_new_process, references, refuses, yes
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, prune
 from alpha.graph.state import StateLayout, TensorSpec
@@ -278,7 +278,7 @@ def _same_elsewhere(family: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
         seed = int(rng.integers(1 << 30))
         here = model_hash(family, seed)
-        there = elsewhere(f"model_hash({family!r}, {seed})", "alpha.gates.contracts.models")
+        there = in_new_process(f"model_hash({family!r}, {seed})", "alpha.gates.contracts.models")
         return Measured(error=float(there != here), bound=0.0, digest=here)
     return check
 

@@ -19,10 +19,10 @@ from alpha.gates.contracts.reference import (
     Reference,
     batch,
     both,
-    elsewhere,
     evaluate,
     graph_hashes,
     hash_of,
+    in_new_process,
     kernels,
     layout_of,
     program,
@@ -57,7 +57,7 @@ def _both(check: Callable[[Reference, np.random.Generator], Measured]) -> list[t
 
 def _plan_hash_elsewhere(ref: Reference, rng: np.random.Generator) -> Measured:
     here = graph_hashes(ref.name)
-    there = elsewhere(f"graph_hashes({ref.name!r})", "alpha.gates.contracts.reference")
+    there = in_new_process(f"graph_hashes({ref.name!r})", "alpha.gates.contracts.reference")
     digest = hash_of(np.frombuffer(here.encode(), np.uint8))
     return Measured(error=float(here != there), bound=0.0, digest=digest, note="graph and plan hashes")
 

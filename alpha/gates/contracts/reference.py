@@ -176,7 +176,7 @@ def hash_of(*arrays: np.ndarray) -> str:
     return h.hexdigest()
 
 
-def elsewhere(expression: str, module: str) -> str:
+def in_new_process(expression: str, module: str) -> str:
     """`expression` (a string) evaluated with the names of `module` in a fresh process under another hash seed."""
     code = (f"from alpha.train import forbidden; forbidden.watch(); import {module} as m; print(eval({expression!r}, vars(m)), end=''); "
             "forbidden.check('at the end of a fresh process')")

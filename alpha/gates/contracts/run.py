@@ -20,9 +20,9 @@ from alpha.gates.contracts.reference import (
     batch,
     batches_of,
     both,
-    elsewhere,
     graph_hashes,
     hash_of,
+    in_new_process,
     kernels,
     layout_of,
     program,
@@ -363,7 +363,7 @@ def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
 
 def _program_hash(ref: Reference, rng: np.random.Generator) -> Measured:
     here = graph_hashes(ref.name)
-    return Measured(error=float(here != elsewhere(f"graph_hashes({ref.name!r})", "alpha.gates.contracts.reference")), bound=0.0,
+    return Measured(error=float(here != in_new_process(f"graph_hashes({ref.name!r})", "alpha.gates.contracts.reference")), bound=0.0,
                     digest=hash_of(np.frombuffer(here.encode(), np.uint8)))
 
 

@@ -1,6 +1,6 @@
 """Cases of `train.loop`: which text a step sees, what a resume continues, what validation counts. Floor 6.
 
-Small runs on made-up text in a temporary folder, with the kernels of the house.
+Small runs on made-up text in a temporary folder, with the kernels of the catalogue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from alpha.graph.plan import Program
 from alpha.profile.store import Store, read
 from alpha.train import assemble, evaluate, rundir
 from alpha.train.assemble import Dataset
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 from alpha.train.loop import Loop, Watch
 from alpha.train.seal import Seal, broken, standing
 
@@ -68,7 +68,7 @@ threads = {threads}
 @cache
 def _program(text: str, vocab: int) -> Program:
     cfg = config.parse(text)
-    return assemble.program_for(cfg, vocab, house(), assemble.threads_for(cfg))
+    return assemble.program_for(cfg, vocab, catalogue(), assemble.threads_for(cfg))
 
 
 class _Behind(CpuExecutor):
@@ -131,7 +131,7 @@ class _Run:
         cfg, data, folder = cfg or self.cfg, data or self.data, self.root / name
         folder.mkdir(exist_ok=True)
         with (
-            kind(_program(_without_paths(cfg), data.tokenizer.vocab_size), house()) as executor,
+            kind(_program(_without_paths(cfg), data.tokenizer.vocab_size), catalogue()) as executor,
             Store(folder / "m.sqlite") as metrics,
         ):
             sampler = assemble.sampler_for(cfg, data)

@@ -24,7 +24,7 @@ def pool(n: int) -> Workers:
     return Workers(n)
 
 
-def settle(*workers: int) -> None:
+def warm_up(*workers: int) -> None:
     """Start the pools of so many workers (default: of one), so that nothing starts later."""
     for n in workers or (1,):
         pool(n)

@@ -19,7 +19,7 @@ from alpha.cuda_runtime.memory import Arena, Span, fill
 from alpha.gates import determinism
 from alpha.gates.cuda.sizes import large_inputs
 from alpha.gates.cuda.subjects import CudaBound, opened
-from alpha.gates.subjects import Case, crash, fresh_nonce, generator, make_record, settle, spec_of
+from alpha.gates.subjects import Case, crash, fresh_nonce, generator, make_record, spec_of, warm_up
 from alpha.registry.record import Record
 from alpha.types import TensorType
 
@@ -59,7 +59,7 @@ class Neighbour:
 def measure(component: Component, nonce: str | None = None) -> Record:
     """Run the gate; the verdict is the judge's."""
     nonce = nonce or fresh_nonce()
-    settle(component)
+    warm_up(component)
     todo = chosen(component, nonce)
     rng = generator(nonce, component.id, "determinism")
     found: list[dict[str, object]] = []

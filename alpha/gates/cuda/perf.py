@@ -33,7 +33,7 @@ from alpha.gates.cuda import replay as cuda_replay
 from alpha.gates.cuda.sizes import Call, timed_calls
 from alpha.gates.cuda.subjects import CudaBound, opened
 from alpha.gates.cuda.time import FLUSH_BYTES, LAUNCHES, Since, block_of, kept, own_clock, timed_block
-from alpha.gates.subjects import crash, fresh_nonce, generator, make_record, settle, short, spec_of
+from alpha.gates.subjects import crash, fresh_nonce, generator, make_record, short, spec_of, warm_up
 from alpha.profile import noise
 from alpha.registry.record import Record
 
@@ -71,7 +71,7 @@ def probes() -> Probes:
 def measure(component: Component, nonce: str | None = None, *, tries: int | None = None) -> Record:
     """Run the absolute half; the verdict is the judge's. `tries`: see `perf.best_of`; given, outputs are not held against other calls."""
     nonce = nonce or fresh_nonce()
-    settle(component)
+    warm_up(component)
     line = perf.lines(component)
     todo = timed_calls(component)
     since, clocks, ceiling = own_clock(), Clocks.open(), probes()

@@ -37,7 +37,7 @@ REPLAYS = ("stream:replayed", "stream:kernels", "stream:cache")
 """Names of the entries of cuda_replay.py."""
 
 
-def settle() -> None:
+def warm_up() -> None:
     """Open the device, so that the driver's own threads are there before anything is counted."""
     opened()
 

@@ -20,7 +20,7 @@ from alpha.cuda_runtime.toolchain import find_nvcc, find_nvdisasm
 from alpha.errors import AlphaError, InputError, MachineError
 from alpha.gates.device_code import baseline as kernels_baseline
 from alpha.gates.device_code import build as kernels
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 PIN = "alpha kernels build --pin"
 MOST_SHOWN = 20
@@ -51,7 +51,7 @@ def cmd_build(ids: Sequence[str] = (), *, jobs: int | None = None, pin: bool = F
     if pin and ids:
         raise InputError("--pin writes the baselines of everything", came=" ".join(ids), expected="no component", do=PIN)
     _jobs(jobs)
-    sources = kernels.needed(house(), ids)
+    sources = kernels.needed(catalogue(), ids)
     if pin:
         kernels.exact_compiler()
         find_nvdisasm()
@@ -86,7 +86,7 @@ def cmd_check(*, jobs: int | None = None, sample: int | None = None, seed: str |
             find_nvdisasm()
         except MachineError as error:
             unlooked = str(error)
-    everything = kernels.needed(house())
+    everything = kernels.needed(catalogue())
     chosen = everything
     if sample is not None:
         seed = seed or secrets.token_hex(4)
@@ -102,7 +102,7 @@ def cmd_check(*, jobs: int | None = None, sample: int | None = None, seed: str |
     out.print(f"{result.compiled} files compiled by nvcc {find_nvcc()[1]}, {result.audited} audited, {len(result.failures)} failures, "
               f"{time.monotonic() - began:.1f} s")
     if result.failures:
-        stale = kernels.users(house(), [source for source, _ in result.failures if source is not None])
+        stale = kernels.users(catalogue(), [source for source, _ in result.failures if source is not None])
         out.print(f"do: mend the kernel; where the change is meant: {PIN}, read the difference, commit both files", markup=False)
         if stale:
             out.print(f"    and renew the evidence on a GPU machine: alpha gate run --stale --ship {' '.join(stale)}", markup=False)

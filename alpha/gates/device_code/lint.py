@@ -57,7 +57,7 @@ def load(path: Path = PATH) -> tuple[Unseen, ...]:
 
 
 def source_of(catalogue: Catalogue, unseen: Unseen) -> Source:
-    """The first compiled file of the house whose text holds all the words."""
+    """The first compiled file of the catalogue whose text holds all the words."""
     for source in kernels.needed(catalogue):
         if set(unseen.compiled) <= set(str(source).split()):
             return source

@@ -22,7 +22,7 @@ from alpha.registry.digest import Package
 from alpha.registry.gpu import gpu_class, why_not_here
 from alpha.registry.judge import FAIL, NOT_RUN, PASS
 from alpha.registry.status import Registry
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 _COLOUR = {PASS: "green", FAIL: "bold red", NOT_RUN: "dim"}
 
@@ -42,7 +42,7 @@ def cmd_sanitize(ids: Sequence[str] = (), *, tools: Sequence[str] | None = None,
                  workers: int = 8, ship: bool = False, console: Console | None = None) -> int:
     """See the head of this file."""
     out = console or Console(soft_wrap=True, highlight=False)
-    every = [c for c in house() if c.kind == "kernel" and c.backend == "cuda"]
+    every = [c for c in catalogue() if c.kind == "kernel" and c.backend == "cuda"]
     named = [c for c in every if not ids or any(fnmatchcase(c.id, i) for i in ids)]
     if not named:
         raise InputError("no kernel of the GPU matches", came=" ".join(ids), do="list them with `alpha gate list`")

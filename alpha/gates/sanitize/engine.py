@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 import alpha
-from alpha.backends.cuda.families import ANYWHERE, Nowhere
+from alpha.backends.cuda.cubins_of import ANYWHERE, Nowhere
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.values import to_device
 from alpha.component import Component
@@ -244,9 +244,9 @@ def _with_scratch_set(component: Component) -> Component:
 def child(component_id: str, planted: str, kernels: str, lines: str, nonce: str, names: str, finished: str, scratch: str) -> None:
     """What a process under a tool does: the calls of one component, one after another; how many are done stands in a file. `lines`: of
     which kind the code is, with line numbers or ''; `scratch`: whether it is set before each call, 'set' or ''."""
-    from alpha.train.house import house
+    from alpha.train.catalogue import catalogue
 
-    component = house()[component_id]
+    component = catalogue()[component_id]
     every = candidates(component, nonce)
     if scratch:
         component = _with_scratch_set(component)

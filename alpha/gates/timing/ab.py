@@ -72,7 +72,7 @@ def arms(a: Component, b: Component, case_name: str, nonce: str, slowdown: float
 
 
 def ab(a: Component, b: Component, *, case_name: str = "cache", family: int = 1, slowdown: float = 0.0) -> Verdict:
-    """Compare B with the pinned best A. Both ids must be in the house, so that a fresh process can find them."""
+    """Compare B with the pinned best A. Both ids must be in the catalogue, so that a fresh process can find them."""
     nonce = fresh_nonce()
     rng = np.random.default_rng(int(nonce[:8], 16))
     first, second = arms(a, b, case_name, nonce, slowdown)
@@ -90,10 +90,10 @@ _AGAIN = """
 import sys
 from alpha.gates.timing.ab import once_more
 from alpha.train import forbidden
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 forbidden.watch()
 a, b, case, slowdown = sys.argv[1:]
-i = once_more(house()[a], house()[b], case, float(slowdown))
+i = once_more(catalogue()[a], catalogue()[b], case, float(slowdown))
 print(i.low, i.estimate, i.high, i.n)
 forbidden.check("at the end of a fresh process")
 """

@@ -36,9 +36,9 @@ class Side:
 
     def cases(self, component: str, nonce: str) -> list[str]:
         """Names of the timed calls."""
-        from alpha.train.house import house
+        from alpha.train.catalogue import catalogue
 
-        c = house()[component]
+        c = catalogue()[component]
         if c.backend == "cuda":
             from alpha.gates.cuda.sizes import timed_calls
 
@@ -50,17 +50,17 @@ class Side:
     def code(self, component: str) -> dict[str, str]:
         """Digests of the tree's own code of a component, as its own registry takes them."""
         from alpha.registry.digest import component_digests
-        from alpha.train.house import house
+        from alpha.train.catalogue import catalogue
 
-        digests = component_digests(house()[component], "perf")
+        digests = component_digests(catalogue()[component], "perf")
         return {k: digests[k] for k in ("implementation", "binaries") if k in digests}
 
     def bind(self, component: str, case: str, nonce: str) -> str:
         """Bind one call and run it; the types of its operands, which must be those of the other side."""
         from alpha.gates import subjects
-        from alpha.train.house import house
+        from alpha.train.catalogue import catalogue
 
-        c = house()[component]
+        c = catalogue()[component]
         if c.backend != "cuda":
             from alpha.gates import perf
 

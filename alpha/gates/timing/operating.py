@@ -24,7 +24,7 @@ from alpha.errors import InputError
 from alpha.gates.cuda.sizes import timed_calls
 from alpha.gates.cuda.subjects import CudaBound
 from alpha.gates.cuda.time import FLUSH_BYTES, LAUNCHES, block_of, timed_block
-from alpha.gates.subjects import fresh_nonce, generator, settle, spec_of
+from alpha.gates.subjects import fresh_nonce, generator, spec_of, warm_up
 from alpha.gates.timing import ab, against
 from alpha.profile import noise
 from alpha.profile.noise import AMBIGUOUS, FAIL, PASS, Verdict
@@ -73,7 +73,7 @@ class OnGpu:
     """The same for a kernel of the GPU: blocks, clocks and discarded pairs are those of against.py, in one process."""
 
     def __init__(self, component: Component, case_name: str) -> None:
-        settle(component)
+        warm_up(component)
         calls = {c.name: c for c in timed_calls(component)}
         if case_name not in calls:
             raise InputError("no such timed call", came=f"{component.id} {case_name}", expected=", ".join(calls) or "none")

@@ -62,14 +62,14 @@ def one(component: Component) -> dict[str, float]:
 
 def child(ids: Sequence[str]) -> None:
     """One measurement of every component named: a JSON line each on standard output."""
-    from alpha.train.house import house
+    from alpha.train.catalogue import catalogue
 
     order = list(ids)
     random.SystemRandom().shuffle(order)
     for i in order:
         start = time.perf_counter()
         try:
-            found: dict[str, Any] = {"component": i, "shares": one(house()[i])}
+            found: dict[str, Any] = {"component": i, "shares": one(catalogue()[i])}
         except MachineError as error:
             found = {"component": i, "why": f"{error.what}: {error.came}"}
         print(json.dumps({**found, "seconds": round(time.perf_counter() - start, 2)}), flush=True)

@@ -13,7 +13,7 @@ from emu_tools import P, put
 from alpha.cuda_runtime import norm
 from alpha.gates.adversarial.cuda_plant import compiled_from, overlay
 from alpha.gates.sanitize.engine import plants_of
-from alpha.train.house import house
+from alpha.train.catalogue import catalogue
 
 SHAPES = ((37, 256), (24, 264), (37, 264), (37, 1032))  # as cuda_sanitize._further
 
@@ -33,7 +33,7 @@ def bits(rows: int, width: int, order: int) -> bytes:
 
 
 wrong = 0
-for plant in (None, *plants_of(house()["layernorm_bwd.bf16.sm90"], "racecheck")):
+for plant in (None, *plants_of(catalogue()["layernorm_bwd.bf16.sm90"], "racecheck")):
     emu.CACHE.clear()
     with overlay(plant.fault if plant else None) as kernels, compiled_from(kernels):
         distinct = [len({bits(*shape, order) for order in range(3)}) for shape in SHAPES]

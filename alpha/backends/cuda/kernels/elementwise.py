@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 from alpha.backends.cuda.binaries import Binaries
-from alpha.backends.cuda.families import Call, sources_over
+from alpha.backends.cuda.cubins_of import Call, cubins_of
 from alpha.backends.cuda.lib import SM90A, Gpu, Kernel, Operand, copy, in_place
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.elementwise import activation, column_bytes, column_sums, dropout, elementwise
@@ -112,7 +112,7 @@ def _component(op: str, binder: Kernel, calls: Callable[[], Iterable[Call]], dty
                holds: Callable[[Sequence[TensorType], Attrs], bool], **more: object) -> Component:
     envelope = Envelope(dtypes=dtypes, limits=(Limit(text=text, holds=holds),))
     return Component(id=f"{op}.{dtypes[0]}.sm90", kind="kernel", backend="cuda", op=op, implementation=binder, requires=SM90A,
-                     binaries=Binaries(sources_over(op, binder, calls)), envelope=envelope, **more)  # type: ignore[arg-type]
+                     binaries=Binaries(cubins_of(op, binder, calls)), envelope=envelope, **more)  # type: ignore[arg-type]
 
 
 def _alike(types: Sequence[TensorType], attrs: Attrs) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from alpha.backends.cuda.binaries import Binaries
-from alpha.backends.cuda.families import Call, sources_over
+from alpha.backends.cuda.cubins_of import Call, cubins_of
 from alpha.backends.cuda.lib import SM90A, Gpu, Kernel, Operand, in_place
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.embedding import EmbeddingProblem, backward, forward
@@ -80,7 +80,7 @@ def _component(op: str, binder: Kernel, **more: object) -> Component:
     back = op.startswith("embedding_bwd")
     return Component(
         id=f"{op}.bf16.sm90", kind="kernel", backend="cuda", op=op, implementation=binder, requires=SM90A,
-        binaries=Binaries(sources_over(op, binder, partial(_calls, op))),
+        binaries=Binaries(cubins_of(op, binder, partial(_calls, op))),
         envelope=Envelope(dtypes=("bf16", "f32") if "accumulate" in op else ("bf16",), limits=(
             Limit(text="rows of at most 8192 elements that are multiples of 8, and i32 ids", holds=_fits),
             *([Limit(text="an fp32 buffer and bf16 cotangents", holds=_buffered)] if "accumulate" in op else []),

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from alpha.backends.cuda.binaries import Binaries
-from alpha.backends.cuda.families import Call, sources_over
+from alpha.backends.cuda.cubins_of import Call, cubins_of
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, copy, in_order
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.compile import Source
@@ -123,7 +123,7 @@ def _sources(gradients: bool) -> list[Source]:
             for problem in p.gemms:
                 for config in compiled(problem):
                     found.update(dict.fromkeys(config.sources(problem)))
-    found.update(dict.fromkeys(sources_over("linear_cross_entropy", partial(_loss_only, gradients), _vocabularies)()))
+    found.update(dict.fromkeys(cubins_of("linear_cross_entropy", partial(_loss_only, gradients), _vocabularies)()))
     return list(found)
 
 
@@ -163,7 +163,7 @@ KERNELS = (
     _component("linear_cross_entropy_grad", True),
     Component(id="count_valid.i32.sm90", kind="kernel", backend="cuda", op="count_valid", implementation=count_valid, requires=SM90A,
               scratch=lambda types, attrs, threads: aligned(8),
-              binaries=Binaries(sources_over("count_valid", count_valid, lambda: [([TensorType((64,), "i32")], {"ignore_index": -1})])),
+              binaries=Binaries(cubins_of("count_valid", count_valid, lambda: [([TensorType((64,), "i32")], {"ignore_index": -1})])),
               envelope=Envelope(dtypes=("f32",), limits=(
                   Limit(text="i32 targets", holds=lambda types, attrs: types[0].dtype == "i32" and types[0].size > 0),))),
 )

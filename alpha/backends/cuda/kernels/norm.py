@@ -8,7 +8,7 @@ from functools import partial
 from math import prod
 
 from alpha.backends.cuda.binaries import Binaries
-from alpha.backends.cuda.families import Call, sources_over
+from alpha.backends.cuda.cubins_of import Call, cubins_of
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.memory import aligned
@@ -70,7 +70,7 @@ def _component(op: str, kind: str, add: bool) -> Component:
     binder = partial(_backward if back else _forward, kind, add)
     return Component(
         id=f"{op}.bf16.sm90", kind="kernel", backend="cuda", op=op, implementation=binder, requires=SM90A,
-        scratch=partial(_scratch, kind, add) if back else None, binaries=Binaries(sources_over(op, binder, partial(_calls, op))),
+        scratch=partial(_scratch, kind, add) if back else None, binaries=Binaries(cubins_of(op, binder, partial(_calls, op))),
         inplace=((0, 0),) if back and add else (),
         envelope=Envelope(dtypes=("bf16", "f32") if back else ("bf16",), limits=(
             Limit(text="bf16 as compute type", holds=lambda types, attrs: row(op).compute_dtype(types) == "bf16"),

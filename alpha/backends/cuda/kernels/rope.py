@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 from alpha.backends.cuda.binaries import Binaries
-from alpha.backends.cuda.families import Call, sources_over
+from alpha.backends.cuda.cubins_of import Call, cubins_of
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, in_place
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.rope import RopeProblem, rope, table, table_bytes
@@ -55,7 +55,7 @@ def _fits(types: Sequence[TensorType], attrs: Attrs) -> bool:
 
 KERNELS = (
     Component(id="rope_packed.bf16.sm90", kind="kernel", backend="cuda", op="rope_packed", implementation=rope_packed, requires=SM90A,
-              binaries=Binaries(sources_over("rope_packed", rope_packed, _calls)), inplace=((0, 0),),
+              binaries=Binaries(cubins_of("rope_packed", rope_packed, _calls)), inplace=((0, 0),),
               envelope=Envelope(dtypes=("bf16",), limits=(
                   Limit(text="head widths from 16 to 512 in steps of 16, at most 129 heads in all", holds=_fits),))),
 )

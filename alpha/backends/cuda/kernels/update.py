@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from alpha.backends.cuda.binaries import Binaries
-from alpha.backends.cuda.families import sources_over
+from alpha.backends.cuda.cubins_of import cubins_of
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, in_place
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.memory import aligned
@@ -67,7 +67,7 @@ KERNELS = (
     Component(
         id="update_scalars.f32.sm90", kind="kernel", backend="cuda", op="update_scalars", implementation=update_scalars, requires=SM90A,
         scratch=scratch, inplace=((6, 3),),
-        binaries=Binaries(sources_over("update_scalars", update_scalars, lambda: [
+        binaries=Binaries(cubins_of("update_scalars", update_scalars, lambda: [
             ([_FLAT, _SCALAR, _SCALAR, _INTEGER], {**_RULE, "schedule": schedule}) for schedule in ("cosine", "wsd")])),
         envelope=Envelope(limits=(
             Limit(text="at most 3.8 billion elements", holds=lambda types, attrs: _blocks(attrs) <= MOST_BLOCKS),)),
@@ -75,7 +75,7 @@ KERNELS = (
     Component(
         id="adamw.f32.sm90", kind="kernel", backend="cuda", op="adamw", implementation=adamw, requires=SM90A,
         inplace=((0, 0), (1, 2), (2, 3), (3, 8)),
-        binaries=Binaries(sources_over("adamw", adamw, lambda: [
+        binaries=Binaries(cubins_of("adamw", adamw, lambda: [
             ([_FLAT] * 4 + [_SCALAR] * 2 + [_INTEGER] * 2 + more, _ADAMW) for more in ([], [TensorType((64,), "bf16")])])),
         envelope=Envelope(dtypes=("f32", "bf16"), limits=(
             Limit(text="fp32 state", holds=lambda types, attrs: all(t.dtype == "f32" for t in types[:6])),

@@ -12,8 +12,8 @@ import pytest
 from alpha import cli
 from alpha.config import load
 from alpha.errors import MachineError
-from alpha.train import assemble, room
-from alpha.train.house import house
+from alpha.train import assemble, memory_check
+from alpha.train.catalogue import catalogue
 
 RUN = """
 [run]
@@ -45,7 +45,7 @@ threads = 2
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("room")
+    path = tmp_path_factory.mktemp("memory")
     (path / "text").mkdir()
     for i in range(12):
         (path / "text" / f"{i}.txt").write_text(f"def f{i}(x):\n    return x + {i}\n\n" * 60)
@@ -73,8 +73,8 @@ GIB = 1 << 30
 
 
 def test_free_memory_is_the_limit_where_there_is_no_other(machine: tuple[Path, Path]) -> None:
-    assert [(limit.left, limit.addresses) for limit in room.limits(*machine)] == [(8 * GIB, False)]
-    assert room.limits(machine[0] / "nothing", machine[1]) == []
+    assert [(limit.left, limit.addresses) for limit in memory_check.limits(*machine)] == [(8 * GIB, False)]
+    assert memory_check.limits(machine[0] / "nothing", machine[1]) == []
 
 
 def test_version_2_groups_and_those_around_them(machine: tuple[Path, Path]) -> None:
@@ -84,10 +84,10 @@ def test_version_2_groups_and_those_around_them(machine: tuple[Path, Path]) -> N
         write(groups / name / "memory.max", f"{most}\n")
         write(groups / name / "memory.current", f"{used}\n")
     write(groups / "box" / "memory.stat", f"anon 5\nactive_file {GIB // 4}\ninactive_file {GIB // 4}\nfile {GIB}\n")
-    tightest = room.limits(*machine)[0]
+    tightest = memory_check.limits(*machine)[0]
     assert tightest.left == GIB + GIB // 2 and "/box" in tightest.name and not tightest.addresses
     write(groups / "box" / "job" / "memory.max", f"{GIB + 4096}\n")
-    assert room.limits(*machine)[0].left == 4096 and "/box/job" in room.limits(*machine)[0].name
+    assert memory_check.limits(*machine)[0].left == 4096 and "/box/job" in memory_check.limits(*machine)[0].name
 
 
 def test_version_1_groups_where_the_path_is_that_of_the_host(machine: tuple[Path, Path]) -> None:
@@ -97,9 +97,9 @@ def test_version_1_groups_where_the_path_is_that_of_the_host(machine: tuple[Path
     write(groups / "memory" / "memory.limit_in_bytes", f"{2 * GIB}\n")
     write(groups / "memory" / "memory.usage_in_bytes", f"{GIB}\n")
     write(groups / "memory" / "memory.stat", f"total_inactive_file {GIB // 2}\ntotal_active_file 0\ninactive_file 7\n")
-    assert room.limits(*machine)[0].left == GIB + GIB // 2
+    assert memory_check.limits(*machine)[0].left == GIB + GIB // 2
     write(groups / "memory" / "memory.limit_in_bytes", "9223372036854771712\n")  # as without a limit
-    assert room.limits(*machine)[0].left == 8 * GIB
+    assert memory_check.limits(*machine)[0].left == 8 * GIB
 
 
 def test_a_run_that_does_not_fit_is_refused_with_what_helps(
@@ -107,9 +107,9 @@ def test_a_run_that_does_not_fit_is_refused_with_what_helps(
 ) -> None:
     proc, groups = machine
     write(proc / "meminfo", "MemAvailable:    262144 kB\n")
-    found = room.limits(proc, groups)
+    found = memory_check.limits(proc, groups)
     with monkeypatch.context() as patched:
-        patched.setattr(room, "limits", lambda: found)
+        patched.setattr(memory_check, "limits", lambda: found)
         assert cli.main(["lab", str(root / "run.toml"), "--set", "run.name=refused"]) == 3
     err = capsys.readouterr().err
     for said in ("does not fit in memory", "0.25 GiB", "MemAvailable", "micro_batch", "recompute", "state", "activations"):
@@ -124,14 +124,14 @@ def test_a_model_larger_than_any_machine_is_refused_at_once(root: Path, capsys: 
 
 
 def test_what_a_plan_needs_grows_with_what_it_is_made_of(root: Path) -> None:
-    def need(*more: str) -> room.Need:
+    def need(*more: str) -> memory_check.Need:
         cfg = load(root / "run.toml", list(more))
-        return room.need(assemble.program_for(cfg, 257, house(), assemble.threads_for(cfg)))
+        return memory_check.need(assemble.program_for(cfg, 257, catalogue(), assemble.threads_for(cfg)))
 
     base, wide, many = need(), need("model.width=512"), need("machine.threads=4")
     assert wide.state > 3 * base.state and wide.activations > base.activations
     assert many.beside > base.beside and many.reserved > base.reserved and many.state == base.state
-    program = assemble.program_for(load(root / "run.toml"), 257, house(), 2)
+    program = assemble.program_for(load(root / "run.toml"), 257, catalogue(), 2)
     assert base.state + base.activations == sum(program.arenas().values())
 
 
@@ -139,19 +139,19 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from alpha import cli
-from alpha.train import room
+from alpha.train import memory_check
 what, used, less = getattr(resource, sys.argv[1]), sys.argv[2], int(sys.argv[3])
-real = room.require
+real = memory_check.require
 def limited(program):
     if not resource.getrlimit(what)[0] == resource.RLIM_INFINITY:
         return  # asked again where the executor is opened, with part of it taken
-    status = room._fields(Path("/proc/self/status"))
-    resource.setrlimit(what, (status[used] + room.need(program).mapped - less,) * 2)
+    status = memory_check._fields(Path("/proc/self/status"))
+    resource.setrlimit(what, (status[used] + memory_check.need(program).mapped - less,) * 2)
     if {planted}:
-        resource.setrlimit(what, (status[used] + room.need(program).state,) * 2)
+        resource.setrlimit(what, (status[used] + memory_check.need(program).state,) * 2)
     else:
         real(program)
-room.require = limited
+memory_check.require = limited
 sys.exit(cli.main(sys.argv[4:]))
 """
 
@@ -184,15 +184,15 @@ def test_and_without_the_question_it_ends_badly(root: Path, tmp_path: Path) -> N
 
 def test_limits_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     real = resource.getrlimit
-    monkeypatch.setattr(room.resource, "getrlimit", lambda what: (1 << 40, 1 << 40) if what == resource.RLIMIT_DATA else real(what))
-    data = [limit for limit in room.limits() if "ulimit -d" in limit.name]
+    monkeypatch.setattr(memory_check.resource, "getrlimit", lambda what: (1 << 40, 1 << 40) if what == resource.RLIMIT_DATA else real(what))
+    data = [limit for limit in memory_check.limits() if "ulimit -d" in limit.name]
     assert len(data) == 1 and data[0].addresses and 0 < data[0].left < 1 << 40
 
 
 def test_a_program_for_a_gpu_is_its_executors_business(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = assemble.program_for(load(root / "run.toml"), 257, house(), 2)
-    monkeypatch.setattr(room, "limits", lambda: [room.Limit("none at all", 0)])
+    program = assemble.program_for(load(root / "run.toml"), 257, catalogue(), 2)
+    monkeypatch.setattr(memory_check, "limits", lambda: [memory_check.Limit("none at all", 0)])
     with pytest.raises(MachineError, match="does not fit"):
-        room.require(program)
+        memory_check.require(program)
     monkeypatch.setitem(program.facts, "backend", "cuda")
-    room.require(program)
+    memory_check.require(program)

@@ -39,7 +39,7 @@ RUN_PROGRAMS = ("pass", "executor", "program", "optimizer")
 """Kinds whose gates run whole Programs, by the kernels of their back end: evidence binds to those that their Programs may launch."""
 
 
-def house() -> Catalogue:
+def catalogue() -> Catalogue:
     """Every component. CorruptError naming the file where one cannot be loaded: nothing runs beside a file that is broken."""
     catalogue = what_loads()
     if catalogue.broken:

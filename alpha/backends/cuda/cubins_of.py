@@ -1,4 +1,4 @@
-"""Which compiled files the binders of bandwidth-bound kernels may ask for: found by binding them to nothing over families of shapes.
+"""Which compiled files the binders of bandwidth-bound kernels may ask for: found by binding them to nothing over ranges of shapes.
 Floor 4.
 
 Their wrappers choose a compiled file from the width of a row, the number of heads, the vocabulary. So a component names the calls between
@@ -39,7 +39,7 @@ class Nowhere(Gpu):
         return Span(ANYWHERE, 0)
 
 
-def sources_over(op: str, binder: Kernel, calls: Callable[[], Iterable[Call]]) -> Callable[[], list[Source]]:
+def cubins_of(op: str, binder: Kernel, calls: Callable[[], Iterable[Call]]) -> Callable[[], list[Source]]:
     """The function that lists the compiled files of all `calls` of a binder."""
 
     def sources() -> list[Source]:

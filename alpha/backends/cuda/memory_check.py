@@ -20,7 +20,7 @@ def needed(program: Program) -> tuple[int, int]:
     return state, sum(sizes.values()) - state + staging_bytes(program)
 
 
-def check_room(program: Program, free: int) -> None:
+def check_memory(program: Program, free: int) -> None:
     """MachineError if the Program needs more than `free` bytes, naming the largest microbatch that would fit."""
     state, rest = needed(program)
     if state + rest + RESERVE <= free:
