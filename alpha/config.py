@@ -21,9 +21,21 @@ from alpha.errors import ConfigError, InputError
 from alpha.files import path_problem, read_regular
 from alpha.tomlfile import parse_toml
 
-FAMILIES = ("gpt", "llama")
-LLAMA_ONLY = ("kv_heads", "hidden", "rope_base")
-GPT_ONLY = ("dropout",)
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "gpt": ("dropout",),
+    "llama": ("kv_heads", "hidden", "rope_base"),
+}
+"""Family of models (a file of alpha/models) -> the keys of [model] that not every family has."""
+
+SCHEDULES: Mapping[str, tuple[str, ...]] = {
+    "cosine": (),
+    "wsd": ("decay",),
+}
+"""Schedule of the learning rate (an entry of alpha/optim/schedules.py) -> the keys of [optim] that not every schedule has."""
+
+MOST_STEPS = 1 << 24
+"""Optimizer steps: the learning rate of each lies in memory, 4 bytes a step."""
+
 COMPUTES = {"cpu": "f32", "cuda": "bf16"}
 """Back end -> the precision that it has kernels for."""
 PRECISIONS = tuple(COMPUTES.values())
@@ -71,20 +83,20 @@ class Run:
 class Model:
     """The model and its sizes."""
 
-    family: str = key(doc="architecture", choices=FAMILIES)
+    family: str = key(doc="architecture", choices=tuple(FAMILIES))
     layers: int = key(doc="blocks", least=1, most=4096)
     width: int = key(doc="size of the residual stream", unit="channels", least=1, most=1 << 20)
     heads: int = key(doc="query heads; divide the width", least=1, most=4096)
     positions: int = key(0, doc="longest sequence the model has positions for; 0 = data.sequence", unit="tokens", least=0,
                          most=1 << 24)
     tied: bool = key(True, doc="the head shares the embedding's weights")
-    kv_heads: int = key(0, doc="key and value heads; divide `heads`; 0 = heads (llama only)", least=0, most=4096)
-    hidden: int = key(0, doc="inner width of SwiGLU; 0 = 8/3 width rounded up to a multiple of 32 (llama only)", unit="channels", least=0,
+    kv_heads: int = key(0, doc="key and value heads; divide `heads`; 0 = heads", least=0, most=4096)
+    hidden: int = key(0, doc="inner width of SwiGLU; 0 = 8/3 width rounded up to a multiple of 32", unit="channels", least=0,
                       most=1 << 22)
-    rope_base: float = key(500000.0, doc="base of the rotary frequencies (llama only)", above=1.0)
+    rope_base: float = key(500000.0, doc="base of the rotary frequencies", above=1.0)
     window: int = key(0, doc="keys that a query sees, itself included; 0 = all before it", unit="tokens", least=0, most=1 << 24)
     z_loss: float = key(0.0, doc="weight of the squared log-normaliser added to the loss", least=0.0)
-    dropout: float = key(0.0, doc="share of activations dropped while training (gpt only)", least=0.0, most=0.9)
+    dropout: float = key(0.0, doc="share of activations dropped while training", least=0.0, most=0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +117,7 @@ class Data:
 class Train:
     """The steps."""
 
-    steps: int = key(doc="optimizer steps", unit="steps", least=1, most=2**31 - 1)
+    steps: int = key(doc="optimizer steps", unit="steps", least=1, most=MOST_STEPS)
     batch: int = key(doc="sequences of one step, all shards together", unit="sequences", least=1, most=1 << 20)
     shards: int = key(1, doc="logical shards S, a power of two; part of the numerics, not of the machine", least=1, most=1024)
     precision: str = key(
@@ -137,9 +149,9 @@ class Optim:
     momentum: float = key(0.0, doc="momentum (sgd)", least=0.0, most=0.999)
     weight_decay: float = key(0.1, doc="decoupled decay of matrices; never of norms and biases", least=0.0)
     clip: float = key(1.0, doc="largest global gradient norm; 0 = no clipping", least=0.0)
-    schedule: str = key("cosine", doc="learning rate over the steps", choices=("cosine", "wsd"))
+    schedule: str = key("cosine", doc="learning rate over the steps", choices=tuple(SCHEDULES))
     warmup: int = key(0, doc="steps of linear warm-up", unit="steps", least=0)
-    decay: int = key(0, doc="last steps over which `wsd` decays; 0 = a tenth of all steps", unit="steps", least=0)
+    decay: int = key(0, doc="last steps over which the rate falls; 0 = a tenth of all steps", unit="steps", least=0)
     floor: float = key(0.1, doc="learning rate at the end as a share of `lr`", least=0.0, most=1.0)
 
 
@@ -167,16 +179,7 @@ class Config:
             for f in fields(section):
                 _check_range(f"{name}.{f.name}", getattr(section, f.name), f)
         m, d, t, o = self.model, self.data, self.train, self.optim
-        foreign = LLAMA_ONLY if m.family == "gpt" else GPT_ONLY
-        for name in foreign:
-            default = next(f.default for f in fields(Model) if f.name == name)
-            _rule(
-                getattr(m, name) == default,
-                f"model.{name} does not apply to family {m.family}",
-                f"{name} = {getattr(m, name)}",
-                f"no such key for {m.family}",
-                f"remove model.{name}",
-            )
+        _only("model", m, "family", FAMILIES)
         _rule(
             m.width % m.heads == 0,
             "model.heads does not divide model.width",
@@ -193,7 +196,7 @@ class Config:
             "change model.kv_heads",
         )
         _rule(
-            m.family != "llama" or (m.width // m.heads) % 2 == 0,
+            "rope_base" not in FAMILIES[m.family] or (m.width // m.heads) % 2 == 0,
             "rotary positions need an even head size",
             f"width {m.width} / heads {m.heads} = {m.width // m.heads}",
             "an even number",
@@ -263,17 +266,11 @@ class Config:
             f"below {t.steps}",
             "shorten the warm-up",
         )
+        _only("optim", o, "schedule", SCHEDULES)
         _rule(
-            o.schedule == "wsd" or not o.decay,
-            "optim.decay belongs to the schedule wsd",
-            f"decay {o.decay}, schedule {o.schedule}",
-            "no optim.decay",
-            'remove it or take schedule = "wsd"',
-        )
-        _rule(
-            o.warmup + self.wsd_decay <= t.steps,
+            o.warmup + self.decay <= t.steps,
             "optim.warmup and optim.decay overlap",
-            f"{o.warmup} + {self.wsd_decay} of {t.steps} steps",
+            f"{o.warmup} + {self.decay} of {t.steps} steps",
             f"at most {t.steps} together",
             "shorten one",
         )
@@ -305,15 +302,13 @@ class Config:
 
     @property
     def hidden(self) -> int:
-        """Inner width of the feed-forward block."""
-        if self.model.family == "gpt":
-            return 4 * self.model.width
+        """Inner width of SwiGLU."""
         return self.model.hidden or (8 * self.model.width + 95) // 96 * 32
 
     @property
-    def wsd_decay(self) -> int:
-        """Steps of the final decay of the schedule wsd."""
-        return (self.optim.decay or max(1, self.train.steps // 10)) if self.optim.schedule == "wsd" else 0
+    def decay(self) -> int:
+        """Steps over which the learning rate falls at the end; 0 for a schedule that has no such key."""
+        return (self.optim.decay or max(1, self.train.steps // 10)) if "decay" in SCHEDULES[self.optim.schedule] else 0
 
     @property
     def recompute(self) -> tuple[str, tuple[str, ...]]:
@@ -525,6 +520,21 @@ def _rule(holds: bool, what: str, came: object, expected: object, do: str) -> No
         raise ConfigError(what, came=came, expected=expected, do=do)
 
 
+def _only(section: str, given: Any, choice: str, own: Mapping[str, tuple[str, ...]]) -> None:
+    """ConfigError for a key of `given` that is set although what `choice` names does not have it. `own`: name -> keys that it has."""
+    chosen = getattr(given, choice)
+    for name in sorted({k for keys in own.values() for k in keys} - set(own[chosen])):
+        default = next(f.default for f in fields(given) if f.name == name)
+        having = " or ".join(x for x, keys in own.items() if name in keys)
+        _rule(
+            getattr(given, name) == default,
+            f"{section}.{name} does not apply to {choice} {chosen}",
+            f"{name} = {getattr(given, name)}",
+            f"no such key for {chosen}",
+            f"remove {section}.{name}, or take {choice} = {having}",
+        )
+
+
 def _divisors(n: int) -> str:
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     found = [str(d) for d in sorted({*small, *(n // d for d in small)})]
@@ -575,7 +585,8 @@ def _toml(value: Any) -> str:
 
 def table() -> str:
     """Every key as Markdown, from the dataclasses: the reference in docs/ is this text."""
-    out = []
+    out: list[str] = []
+    own = {"model": FAMILIES, "optim": SCHEDULES}
     for name, cls in _sections().items():
         out += [
             f"### [{name}]",
@@ -589,7 +600,9 @@ def table() -> str:
         for f in fields(cls):
             kind = "list of numbers" if get_origin(hints[f.name]) is tuple else hints[f.name].__name__
             default = "required" if f.default is MISSING else f"`{_toml(f.default)}`"
+            having = [x for x, keys in own.get(name, {}).items() if f.name in keys]
+            doc = f.metadata["doc"] + (f" ({', '.join(having)} only)" if having else "")
             limits = ", ".join(f.metadata["choices"]) or (_range(f.metadata) if kind in ("int", "float") else "")
-            out.append(f"| `{f.name}` | {kind} | {default} | {f.metadata['unit']} | {limits} | {f.metadata['doc']} |")
+            out.append(f"| `{f.name}` | {kind} | {default} | {f.metadata['unit']} | {limits} | {doc} |")
         out.append("")
     return "\n".join(out)

@@ -6,8 +6,9 @@ are exactly representable in bf16; every other dtype is the NumPy dtype of the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -26,7 +27,37 @@ SHAPE = 1
 """Version of the fields of the data classes here, raised by hand: evidence binds to it in their place (alpha/registry/digest.py)."""
 
 Attrs = Mapping[str, object]
-"""Static attributes of a node: int, float, str, bool, None or (nested) tuples of them; nothing else, so that they hash."""
+"""Static attributes of a node: int, float, str, bool, None, Table or (nested) tuples of them; nothing else, so that they hash."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers that are known when a Program is built: float32, 4 bytes each, as one attribute. Two tables are equal if their bytes are.
+
+    Its text (`str`, `repr`) is its length and the sha256 of its bytes, so that plans and hashes stay short however long it is.
+    """
+
+    data: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, numbers: Iterable[float]) -> Table:
+        """Each number rounded once to float32. ShapeError for an empty table or for a number that float32 does not hold."""
+        wide = np.fromiter(numbers, np.float64)
+        with np.errstate(over="ignore"):
+            narrow = wide.astype("<f4")
+        if not wide.size or not np.isfinite(narrow).all():
+            raise ShapeError("a table holds finite numbers, at least one", came=f"{wide.size}, finite: {int(np.isfinite(narrow).sum())}")
+        return cls(narrow.tobytes())
+
+    def __len__(self) -> int:
+        return len(self.data) // 4
+
+    def array(self) -> np.ndarray:
+        """f32[n], read-only."""
+        return np.frombuffer(self.data, "<f4")
+
+    def __repr__(self) -> str:
+        return f"f32[{len(self)}] {hashlib.sha256(self.data).hexdigest()}"
 
 
 @dataclass(frozen=True)

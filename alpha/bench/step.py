@@ -282,10 +282,10 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
     `steps` of a block instead of its seconds; `budget` in seconds: variants that it leaves no time for are listed as such; `command`: what
     serves instead of PyTorch; `said` is told what is going on."""
     began = time.monotonic()
-    cfg = replace(cfg, train=replace(cfg.train, profile=0, steps=ENDLESS))
+    asked, cfg = cfg, replace(cfg, train=replace(cfg.train, profile=0, steps=ENDLESS))
     vocab = 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab
     flops, on_gpu = flops_for(cfg, vocab), cfg.machine.backend == "cuda"
-    program = program_for(cfg, vocab, catalogue, threads_for(cfg))
+    program = program_for(asked, vocab, catalogue, threads_for(cfg))  # with the run's own learning rates; past them the last one
     sampler, gpu = RandomTokens(cfg, vocab), Clocks.open() if on_gpu else None
     wanted = [v for v in variants(on_gpu, cfg.train.precision) if chosen(v.name)] if python is not None else []
     rows: list[Row] = []

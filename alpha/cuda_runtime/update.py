@@ -2,7 +2,7 @@
 
     blocks = norm_table(segments); chunks = adamw_table(parameter_segments)      # NumPy arrays: upload them once
     global_norm(len(blocks), grads=grads, table=blocks_address, parts=parts)(stream)
-    step(len(blocks), StepRule(max_norm=1.0, schedule="cosine", ...), parts=parts, loss=..., ...)(stream)
+    step(len(blocks), max_norm=1.0, rates=rates_address, entries=101, parts=parts, loss=..., ...)(stream)
     adamw(AdamwProblem(chunks=len(chunks), elements=n, ...), table=chunks_address, param=..., ...)(stream)
 
 Segments are (offset, length[, decay, lr scale]) in elements, as in alpha/ops/{global_norm,adamw}.py; what lies between them is
@@ -56,35 +56,22 @@ def global_norm(blocks: int, *, grads: int, table: int, parts: int) -> Operation
     return Operation(f"global norm of {blocks} blocks", (run,), blocks * BLOCK * 4)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepRule:
-    """Constants of a run's update: clip (0: none) and schedule of the learning rate as in alpha/ops/lr_{cosine,wsd}.py ("none"
-    leaves the rate alone)."""
-
-    max_norm: float = 0.0
-    schedule: Literal["none", "cosine", "wsd"] = "none"
-    peak: float = 0.0
-    floor: float = 0.0
-    warmup: int = 0
-    total: int = 1
-    decay: int = 1
-
-
 _Step = structure(
     "_Step",
-    "parts loss count step norm mean_norm coefficient finite lr used next",
+    "parts loss count step rates norm mean_norm coefficient finite lr used next",
     ("blocks", ctypes.c_int32),
+    ("last", ctypes.c_int32),
     ("max_norm", ctypes.c_float),
-    ("peak", ctypes.c_double),
-    ("floor", ctypes.c_double),
-    *((name, ctypes.c_int32) for name in ("warmup", "total", "decay", "padding")),
+    ("padding", ctypes.c_int32),
 )
 
 
 def step(
     blocks: int,
-    rule: StepRule,
     *,
+    max_norm: float,
+    rates: int,
+    entries: int,
     parts: int,
     loss: int,
     count: int,
@@ -97,23 +84,23 @@ def step(
     used: int,
     next: int,
 ) -> Operation:
-    """All scalars of an update in one launch. Reads parts, loss and count (fp32), step (i32). Writes norm, mean_norm, coefficient, lr
-    (fp32), finite (i32), `used` = step (what AdamW takes) and `next` = step + finite; `next` may be `step` itself."""
+    """All scalars of an update in one launch. Reads parts, loss and count (fp32), step (i32), one entry of `rates` (fp32, `entries` of
+    them: the last one for every step past it). Writes norm, mean_norm, coefficient, lr (fp32), finite (i32), `used` = step (what AdamW
+    takes) and `next` = step + finite; `next` may be `step` itself. `max_norm`: of the clip, 0 for none."""
     require(
-        f"the scalars of a step: {rule}",
+        f"the scalars of a step: max_norm {max_norm}, {entries} rates",
         [
             (0 <= blocks <= MOST_BLOCKS, f"{blocks} blocks", f"0 to {MOST_BLOCKS}"),
-            (rule.max_norm >= 0, f"max_norm {rule.max_norm}", "at least 0"),
-            (0 <= rule.warmup < rule.total and rule.decay >= 1, f"{rule.warmup}, {rule.total}, {rule.decay}", "0 <= warmup < total"),
+            (max_norm >= 0, f"max_norm {max_norm}", "at least 0"),
+            (1 <= entries < 2**31, f"{entries} rates", "1 to 2^31 - 1"),
         ],
     )
     addresses("step", parts=parts)
-    words = [loss, count, step, norm, mean_norm, coefficient, finite, lr, used, next]
+    words = [loss, count, step, rates, norm, mean_norm, coefficient, finite, lr, used, next]
     addresses("step", 4, **{f"scalar{i}": word for i, word in enumerate(words)})
-    code = {"none": 0, "cosine": 1, "wsd": 2}[rule.schedule]
-    arguments = _Step(parts, *words, blocks, rule.max_norm, rule.peak, rule.floor, rule.warmup, rule.total, rule.decay, 0)
-    of = kernel("optimizer/step.cu", "step", {"STEP_SCHEDULE": code}, shared_bytes=4 * max(1, blocks))
-    return Operation(f"step scalars of {blocks} blocks", (launch(of, 1, 1024, arguments),), 32 * blocks + 40)
+    arguments = _Step(parts, *words, blocks, entries - 1, max_norm, 0)
+    of = kernel("optimizer/step.cu", "step", {}, shared_bytes=4 * max(1, blocks))
+    return Operation(f"step scalars of {blocks} blocks", (launch(of, 1, 1024, arguments),), 32 * blocks + 44)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from alpha.errors import GraphError
-from alpha.types import Attrs, TensorType
+from alpha.types import Attrs, Table, TensorType
 
 PHASES = ("forward", "recompute", "backward", "wgrad", "reduce", "update")
 
@@ -114,9 +114,11 @@ def _attr(value: object) -> object:
         return [_attr(v) for v in value]
     if isinstance(value, float):
         return float.hex(value)
+    if isinstance(value, Table):
+        return repr(value)
     if value is None or isinstance(value, (bool, int, str)):
         return value
-    raise GraphError("an attribute is not a plain value", came=repr(value), expected="int, float, str, bool, None or tuples of them")
+    raise GraphError("an attribute is not a plain value", came=repr(value), expected="int, float, str, bool, None, Table or tuples of them")
 
 
 def prune(graph: Graph, roots: Iterable[Value] | None = None) -> Graph:

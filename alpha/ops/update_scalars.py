@@ -1,5 +1,5 @@
 """All numbers of one update in one row: the gradient's norm, the clip coefficient, whether the step counts, the learning rate, the next
-step. A composition of global_norm, clip_coefficient, finite_flag, lr_cosine or lr_wsd (attribute `schedule`) and next_step.
+step. A composition of global_norm, clip_coefficient, finite_flag, learning_rate and next_step.
 
 `used` is the step that the bias corrections read; `next` may take the memory of `step`.
 """
@@ -12,59 +12,48 @@ from typing import Any
 import numpy as np
 
 from alpha.ops.compose import derived
-from alpha.ops.spec import Arrays, OpSpec, Sample, expect
+from alpha.ops.spec import Arrays, OpSpec, Sample
 from alpha.ops.table import row
-from alpha.types import Attrs
+from alpha.types import Attrs, Table
 
 
-def _rate(attrs: Any) -> tuple[str, dict[str, Any]]:
-    """The row of the schedule, its name written out so that evidence binds to it, and its attributes."""
-    expect(attrs["schedule"] in ("cosine", "wsd"), "update_scalars", "schedule is known", attrs["schedule"], "'cosine' or 'wsd'")
-    names = ("peak", "warmup", "total", "floor") + (("decay",) if attrs["schedule"] == "wsd" else ())
-    return {"cosine": "lr_cosine", "wsd": "lr_wsd"}[attrs["schedule"]], {n: attrs[n] for n in names}
-
-
-def _compose(emit: Any, grad: Any, count: Any, loss_sum: Any, step: Any, *, segments: Any, max_norm: Any, schedule: Any,
-             peak: Any, warmup: Any, total: Any, decay: Any, floor: Any) -> Any:
+def _compose(emit: Any, grad: Any, count: Any, loss_sum: Any, step: Any, *, segments: Any, max_norm: Any, rates: Any) -> Any:
     norm = emit("global_norm", grad, segments=segments)
     coefficient, mean_norm = emit("clip_coefficient", norm, count, max_norm=max_norm)
     finite = emit("finite_flag", norm, loss_sum)
-    op, attrs = _rate({"schedule": schedule, "peak": peak, "warmup": warmup, "total": total, "decay": decay, "floor": floor})
-    return norm, mean_norm, coefficient, finite, emit(op, step, **attrs), step, emit("next_step", step, finite)
+    return norm, mean_norm, coefficient, finite, emit("learning_rate", step, rates=rates), step, emit("next_step", step, finite)
 
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
-    cosine = {"schedule": "cosine", "peak": 3e-3, "warmup": 10, "total": 100, "decay": 0, "floor": 0.1}
-    wsd = {"schedule": "wsd", "peak": 1e-2, "warmup": 3, "total": 50, "decay": 20, "floor": 0.0}
-    for name, n, segments, size, max_norm, step, rate in (
-        ("one", 1, ((0, 1),), 1.0, 1.0, 0, cosine), ("padding", 200, ((0, 13), (64, 7), (128, 65)), 900.0, 1.0, 5, cosine),
-        ("late", 33, ((0, 33),), 1.0, 0.0, 99, cosine), ("blocks", 200_000, ((0, 70_001), (70_016, 129_000)), 0.1, 0.5, 40, wsd),
-        ("tiny", 64, ((0, 64),), 1e-15, 1.0, 2, wsd),
+    many, few = (Table.of(10.0 ** rng.uniform(-6, -2, n)) for n in (101, 3))
+    for name, n, segments, size, max_norm, step, rates in (
+        ("one", 1, ((0, 1),), 1.0, 1.0, 0, many), ("padding", 200, ((0, 13), (64, 7), (128, 65)), 900.0, 1.0, 5, many),
+        ("late", 33, ((0, 33),), 1.0, 0.0, 100, many), ("blocks", 200_000, ((0, 70_001), (70_016, 129_000)), 0.1, 0.5, 40, many),
+        ("tiny", 64, ((0, 64),), 1e-15, 1.0, 2, few), ("past-the-end", 16, ((0, 16),), 1.0, 1.0, 3, few),
     ):
         yield Sample(name=name, inputs=(rng.standard_normal(n) * size, np.array(2048.0), np.array(7000.25), np.array(step, np.int32)),
-                     attrs={"segments": segments, "max_norm": max_norm, **rate})
+                     attrs={"segments": segments, "max_norm": max_norm, "rates": rates})
 
 
 def _exact(rng: np.random.Generator) -> Iterable[Sample]:
-    rate = {"schedule": "wsd", "peak": 0.5, "warmup": 8, "total": 24, "decay": 8, "floor": 0.25}
+    rates = Table.of(rng.random(24))
     for name, grad, loss, step in (("three-four-five", [3.0, 100.0, 4.0, 0.0], 2.0, 8), ("not-finite", [3.0, 0.0, 4.0, 0.0], np.inf, 3)):
         yield Sample(name=name, inputs=(np.array(grad), np.array(4.0), np.array(loss), np.array(step, np.int32)),
-                     attrs={"segments": ((0, 1), (2, 2)), "max_norm": 0.0, **rate})
+                     attrs={"segments": ((0, 1), (2, 2)), "max_norm": 0.0, "rates": rates})
 
 
 def _bound(x: Arrays, attrs: Attrs) -> Sequence[np.ndarray | float]:
     def of(op: str, inputs: Arrays, **more: Any) -> Sequence[Any]:
         found = row(op).bound
         return found(inputs, more) if found else [0.0] * len(row(op).outputs)
-    grad, count, _, step = x
+    grad, count, _, _ = x
     norm = row("global_norm").oracle(grad, segments=attrs["segments"])[0]
     coefficient, mean_norm = row("clip_coefficient").oracle(norm, count, max_norm=attrs["max_norm"])
     norm_off = of("global_norm", (grad,), segments=attrs["segments"])[0]
     relative = float(norm_off) / float(norm) if norm else 0.0  # both quotients of the norm carry its error
-    op, rate = _rate(attrs)
     clip = of("clip_coefficient", (norm, count), max_norm=attrs["max_norm"])
     mean_off, coefficient_off = (relative + 1) * np.abs(mean_norm), relative * np.abs(coefficient)
-    return norm_off, clip[1] + mean_off, clip[0] + coefficient_off, 0.0, of(op, (step,), **rate)[0], 0.0, 0.0
+    return norm_off, clip[1] + mean_off, clip[0] + coefficient_off, 0.0, 0.0, 0.0, 0.0
 
 
 ROWS = (

@@ -4,36 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alpha.errors import ConfigError
 from alpha.graph.ir import Value
 from alpha.graph.trace import Tracer
+from alpha.optim.schedules import ScheduleConfig, rates
 from alpha.passes.build import FlatState, Optimizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
-    """Learning rate over steps. kind 'cosine' or 'wsd' (warmup, stable, linear decay over the last `decay` steps).
-
-    peak: highest rate; warmup, total, decay: steps; floor: final rate as a share of peak.
-    """
-
-    kind: str
-    peak: float
-    warmup: int
-    total: int
-    decay: int = 0
-    floor: float = 0.1
-
-
-def learning_rate(t: Tracer, step: Value, cfg: ScheduleConfig) -> Value:
-    """f32[] rate at `step` (i32[]), computed in the graph. ConfigError for an unknown kind."""
-    if cfg.kind == "cosine":
-        rate: Value = t.lr_cosine(step, peak=cfg.peak, warmup=cfg.warmup, total=cfg.total, floor=cfg.floor)
-    elif cfg.kind == "wsd":
-        rate = t.lr_wsd(step, peak=cfg.peak, warmup=cfg.warmup, total=cfg.total, decay=cfg.decay, floor=cfg.floor)
-    else:
-        raise ConfigError("unknown schedule", came=cfg.kind, expected="cosine or wsd", do="set [optim] schedule")
-    return rate
 
 
 @dataclass(frozen=True)
@@ -51,14 +25,13 @@ def _scalars(t: Tracer, s: FlatState, schedule: ScheduleConfig, max_norm: float)
     """The numbers, with the outputs that a step reports; in bf16 by the one row that the GPU has one launch for."""
     if t.precision == "bf16":
         _, mean_norm, coefficient, finite, lr, used, following = t.update_scalars(
-            s.grad, s.count, s.loss_sum, s.step, segments=s.layout.ranges(), max_norm=max_norm, schedule=schedule.kind, peak=schedule.peak,
-            warmup=schedule.warmup, total=schedule.total, decay=schedule.decay, floor=schedule.floor)
+            s.grad, s.count, s.loss_sum, s.step, segments=s.layout.ranges(), max_norm=max_norm, rates=rates(schedule))
         found = _Scalars(coefficient, lr, finite, used, following)
     else:
         norm = t.global_norm(s.grad, segments=s.layout.ranges())
         coefficient, mean_norm = t.clip_coefficient(norm, s.count, max_norm=max_norm)
         finite = t.finite_flag(norm, s.loss_sum)
-        lr = learning_rate(t, s.step, schedule)
+        lr = t.learning_rate(s.step, rates=rates(schedule))
         found = _Scalars(coefficient, lr, finite, s.step)
     for name, value in (("norm", mean_norm), ("coefficient", coefficient), ("lr", lr), ("finite", finite),
                         ("loss_sum", s.loss_sum), ("count", s.count)):

@@ -37,7 +37,7 @@ _NO_GRADIENT = (
     ("the update of weights, which no gradient crosses", ("adamw", "sgd", "global_norm", "clip_coefficient", "finite_flag",
                                                              "update_scalars")),
     ("integers or flags come out", ("count_valid", "next_step")),
-    ("the learning rate is a function of an integer", ("lr_cosine", "lr_wsd")),
+    ("the learning rate is a function of an integer", ("learning_rate",)),
     ("has no operands", ("fill",)),
     ("made by fusion after differentiation; parity compares it with the composed oracles of its parts, whose gradients are gated",
      ("linear_gelu", "linear_swiglu", "matmul_gelu_bwd", "matmul_accumulate", "add_layernorm", "add_rmsnorm", "layernorm_bwd_add",

@@ -26,7 +26,8 @@ from alpha.graph.plan import Program
 from alpha.graph.trace import Tracer
 from alpha.models import gpt, llama
 from alpha.ops.table import table
-from alpha.optim.update import ScheduleConfig, adamw, sgd
+from alpha.optim.schedules import ScheduleConfig
+from alpha.optim.update import adamw, sgd
 from alpha.passes.build import MULTIPROCESSORS, Model, Optimizer, StepShape, build_program
 from alpha.types import Attrs, TensorType
 
@@ -119,7 +120,7 @@ def model_for(cfg: Config, vocab: int, batch: int) -> Model:
 def optimizer_for(cfg: Config) -> Optimizer:
     """The update graph's builder. `clip = 0` means no clipping, as the row `clip_coefficient` says."""
     o = cfg.optim
-    schedule = ScheduleConfig(kind=o.schedule, peak=o.lr, warmup=o.warmup, total=cfg.train.steps, decay=cfg.wsd_decay, floor=o.floor)
+    schedule = ScheduleConfig(kind=o.schedule, peak=o.lr, warmup=o.warmup, total=cfg.train.steps, decay=cfg.decay, floor=o.floor)
     if o.name == "adamw":
         return adamw(schedule, beta1=o.betas[0], beta2=o.betas[1], eps=o.eps, weight_decay=o.weight_decay, max_norm=o.clip)
     return sgd(schedule, momentum=o.momentum, weight_decay=o.weight_decay, max_norm=o.clip)

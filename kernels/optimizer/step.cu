@@ -1,12 +1,10 @@
 // Everything scalar of an update in one small launch, so that nothing comes to the host: the tree of global_norm, then norm, mean norm, clip
 // coefficient, finite flag, learning rate, number of finished updates. Semantics of alpha/ops/{global_norm,clip_coefficient,finite_flag,
-// lr_cosine,lr_wsd,next_step}.py.
-//
-// Compile-time parameter STEP_SCHEDULE  0: the rate is left alone;  1: cosine;  2: warm-up, stable, decay
+// learning_rate,next_step}.py.
 //
 // Work. One CTA of 1024 threads. Parts come 8 to a block: a thread adds eight neighbours ((0+1)+(2+3))+((4+5)+(6+7)) into shared memory, then
-//   levels of neighbours, an odd one carried, as the row says. Thread 0 finishes; thread 32 computes the rate in double precision meanwhile.
-// Shared memory: 4 bytes per block. Bytes: 4 per part; the time is latency, some microseconds.
+//   levels of neighbours, an odd one carried, as the row says. Thread 0 finishes; thread 32 copies the rate out of its table meanwhile.
+// Shared memory: 4 bytes per block. Bytes: 4 per part, 4 of the table; the time is latency, some microseconds.
 // Ordering. __syncthreads between levels: level s writes multiples of 2s and reads multiples of s; the next level reads them after it.
 //   `step` may be `next`: the one thread that reads it writes it last. Consumers get the old count from `used`.
 #include "../common/vector.cuh"
@@ -16,6 +14,7 @@ struct Problem {
     const float* loss;   // sum of losses, and after it nothing else is read
     const float* count;  // tokens that count, fp32
     const int* step;     // finished updates
+    const float* rates;  // [last + 1]: the rate after 0, 1, ... finished updates; past the end the last one
     float* norm;
     float* mean_norm;
     float* coefficient;
@@ -24,20 +23,10 @@ struct Problem {
     int* used;  // the count of finished updates that this update starts from
     int* next;  // that count, + 1 if finite
     int blocks;
+    int last;
     float max_norm;
-    double peak, floor;
-    int warmup, total, decay, padding;
+    int padding;
 };
-
-__device__ __forceinline__ float schedule(const Problem& p, int step) {
-    if (step < p.warmup) return static_cast<float>(p.peak * (static_cast<double>(step) + 1.0) / p.warmup);
-    if (STEP_SCHEDULE == 1) {
-        const double x = fmin((static_cast<double>(step) - p.warmup) / (static_cast<double>(p.total) - p.warmup), 1.0);
-        return static_cast<float>(p.peak * (p.floor + (1.0 - p.floor) * 0.5 * (1.0 + cospi(x))));
-    }
-    const double x = fmin(fmax((static_cast<double>(step) - (static_cast<double>(p.total) - p.decay)) / p.decay, 0.0), 1.0);
-    return static_cast<float>(p.peak * (1.0 - (1.0 - p.floor) * x));
-}
 
 extern "C" __global__ void __launch_bounds__(1024, 1) step(const __grid_constant__ Problem p) {
     extern __shared__ float sums[];
@@ -49,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) step(const __grid_constant
         high.load(p.parts + 8 * static_cast<size_t>(b) + 4);
         sums[b] = ((low[0] + low[1]) + (low[2] + low[3])) + ((high[0] + high[1]) + (high[2] + high[3]));
     }
-    if (STEP_SCHEDULE != 0 && thread == 32) *p.lr = schedule(p, step);
+    if (thread == 32) *p.lr = __ldg(p.rates + min(step, p.last));
     __syncthreads();
     for (int s = 1; s < p.blocks; s *= 2) {
         for (int i = thread * 2 * s; i + s < p.blocks; i += 1024 * 2 * s) sums[i] += sums[i + s];

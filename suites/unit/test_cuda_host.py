@@ -27,7 +27,7 @@ from alpha.gates.subjects import generator
 from alpha.profile.noise import quantile
 from alpha.registry.faults import Fault, broken, load_faults
 from alpha.train.catalogue import catalogue
-from alpha.types import Attrs
+from alpha.types import Attrs, Table
 
 COMPONENT = "executor.cuda"
 FAULTS = {f.id: f for f in load_faults() if f.component == COMPONENT}
@@ -82,7 +82,7 @@ def spoiled(change: str) -> Callable[[Component], Component]:
 
         def binder(gpu: Gpu, ins: list[Operand], outs: list[Operand], attrs: Attrs) -> Callable[[int], None]:
             if c.op == "update_scalars" and change == "rate 5 % too high":
-                attrs = {**attrs, "peak": 1.05 * attrs["peak"]}
+                attrs = {**attrs, "rates": Table.of(1.05 * attrs["rates"].array())}
             if c.op == "adamw" and change == "no decay":
                 attrs = {**attrs, "weight_decay": 0.0}
             run = c.implementation(gpu, ins, outs, attrs)

@@ -36,7 +36,7 @@ from alpha.profile.phases import phase_of
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
 from alpha.train.catalogue import catalogue
-from alpha.types import TensorType
+from alpha.types import Table, TensorType
 
 US = 1000
 
@@ -130,7 +130,7 @@ def bound(op: str, binder: Callable[..., Any], types: Sequence[TensorType], attr
 
 def test_the_update_tells_its_phases_apart() -> None:
     flat, scalar, integer = TensorType((64,), "f32"), TensorType((), "f32"), TensorType((), "i32")
-    attrs = {"segments": ((0, 64),), "max_norm": 1.0, "schedule": "cosine", "peak": 1.0, "floor": 0.0, "warmup": 1, "total": 9, "decay": 2}
+    attrs = {"segments": ((0, 64),), "max_norm": 1.0, "rates": Table.of([1.0])}
     found = bound("update_scalars", update_scalars, [flat, scalar, scalar, integer], attrs)
     assert isinstance(found, Parts) and [phase for phase, _ in found.parts] == ["grad_norm", "grad_clip"]
 

@@ -29,7 +29,8 @@ from alpha.models import gpt, llama
 from alpha.ops.numerics import UNIT_ROUNDOFF, round_to, walk
 from alpha.ops.table import row, table
 from alpha.optim.init import fill_initial
-from alpha.optim.update import ScheduleConfig, adamw, sgd
+from alpha.optim.schedules import ScheduleConfig
+from alpha.optim.update import adamw, sgd
 from alpha.passes.build import MULTIPROCESSORS, Model, StepShape, build_program, stats_layout, trace_training
 from alpha.registry.judge import RATIO
 from alpha.train.assemble import program_for

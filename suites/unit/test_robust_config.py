@@ -82,7 +82,7 @@ def test_impossible_sizes_are_refused_at_once(alpha: Command, overrides: tuple[s
 
 @pytest.mark.parametrize("overrides", [
     ("train.batch=1048576", "train.micro_batch=1", "train.shards=1024"),
-    ("train.steps=2147483647", "train.profile=9223372036854775807", "train.keep=9223372036854775807"),
+    ("train.steps=16777216", "train.profile=9223372036854775807", "train.keep=9223372036854775807"),
     ("data.sequence=16384", "train.micro_batch=1"),
 ], ids=lambda o: o[0])  # fmt: skip
 def test_the_largest_that_is_allowed_is_planned(overrides: tuple[str, ...]) -> None:

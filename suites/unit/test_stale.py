@@ -124,7 +124,7 @@ def test_rows_that_are_called_are_bound(looked: _Looked) -> None:
                 if spec_.bound is not None:
                     spec_.bound(sample.inputs, sample.attrs)
         assert looked.seen <= bound, name
-    assert "lr_wsd" in set(digest._all_called(["update_scalars"], digest._EXECUTED, package)) and row("gelu")
+    assert "learning_rate" in set(digest._all_called(["update_scalars"], digest._EXECUTED, package)) and row("gelu")
 
 
 def _by_text(samples: list[Any]) -> list[Any]:

@@ -38,7 +38,8 @@ from alpha.graph.plan import Program, Step
 from alpha.graph.trace import Tracer
 from alpha.models import gpt, llama
 from alpha.ops.numerics import round_to, ulp
-from alpha.optim.update import ScheduleConfig, adamw
+from alpha.optim.schedules import ScheduleConfig
+from alpha.optim.update import adamw
 from alpha.passes.build import MULTIPROCESSORS, STATS, StepShape, build_program, stats_layout
 from alpha.profile.noise import quantile
 

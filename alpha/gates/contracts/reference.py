@@ -20,7 +20,8 @@ from alpha.graph.state import StateLayout
 from alpha.graph.verify import verify
 from alpha.models import gpt, llama
 from alpha.optim.init import fill_initial
-from alpha.optim.update import ScheduleConfig, adamw, sgd
+from alpha.optim.schedules import ScheduleConfig
+from alpha.optim.update import adamw, sgd
 from alpha.passes.build import Model, StepShape, build_program, stats_layout, trace_training
 
 VOCAB, SEQ, BATCH = 13, 9, 2

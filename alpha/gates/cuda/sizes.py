@@ -13,7 +13,7 @@ import numpy as np
 
 from alpha.component import Component
 from alpha.ops.numerics import round_to
-from alpha.types import TensorType
+from alpha.types import Table, TensorType
 
 Shape = tuple[int, int, int, bool, bool, bool]
 GEMMS: Mapping[str, Shape] = {  # M, N, K, a transposed, b transposed, fp32 result
@@ -164,8 +164,7 @@ _IDS, _TABLE, _TABLE_GRADIENT, _TOKEN_GRADIENT = _i32(65536), _bf16(50304, 768),
 _FLAT, _SCALAR, _INTEGER = _f32(1 << 27), _f32(), _i32()
 _TOKENS = _bf16(16384, 768)
 _HEAD: dict[str, Any] = {"ignore_index": -1, "z_loss": 0.0, "chunk": 4096}
-_UPDATE: dict[str, Any] = {"max_norm": 1.0, "schedule": "cosine", "peak": 1e-3, "floor": 0.1, "warmup": 10, "total": 100, "decay": 0,
-                           "segments": ((0, 1 << 27),)}
+_UPDATE: dict[str, Any] = {"max_norm": 1.0, "rates": Table.of([1e-3] * 101), "segments": ((0, 1 << 27),)}
 _ADAMW: dict[str, Any] = {"segments": ((0, 1 << 27, 1.0, 1.0),), "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 _COLUMNS: dict[str, Any] = {"axis": (0,), "keepdims": False, "wide": True}
 

@@ -244,9 +244,11 @@ def updates():
         del parameter, optimizer
     parts = torch.empty(len(norm_table) * 8, device=DEVICE)
     op = update.global_norm(len(norm_table), grads=at(g), table=at(norm_on), parts=at(parts))
-    rule = update.StepRule(max_norm=1.0, schedule="cosine", peak=1e-3, floor=0.1, warmup=10, total=100)
+    rates = torch.full((101,), 1e-3, device=DEVICE)
     scalars = {k: words[k] for k in ("loss", "count", "step", "norm", "mean_norm", "coefficient", "finite", "lr", "used")}
-    end = update.step(len(norm_table), rule, parts=at(parts), next=words["step"], **scalars)
+    end = update.step(
+        len(norm_table), max_norm=1.0, rates=at(rates), entries=101, parts=at(parts), next=words["step"], **scalars
+    )
     report("global norm", elements * 4, ours([op] * 2))
     report("step scalars", end.nbytes, ours([end] * 20))
     op(STREAM)

@@ -13,8 +13,7 @@ from alpha.ops import (
     global_norm,
     clip_coefficient,
     finite_flag,
-    lr_cosine,
-    lr_wsd,
+    learning_rate,
     embedding as emb,
     rope as rp,
     gelu,
@@ -360,47 +359,45 @@ if part("update"):
                 u = B[0].view(np.uint32).astype(np.uint64)
                 e = ((u + (w & 0xFFFF)) >> 16).astype(np.uint16)
                 same("sr", c0, np.where(chg, e, bf(np.full(n, 7.0))))
-    for sch, mod in (("cosine", lr_cosine), ("wsd", lr_wsd)):
-        for s in list(mod.ROWS[0].samples(rng)) + list(mod.ROWS[0].exact(rng)):
-            a = s.attrs
-            nb = int(rng.integers(1, 40))
-            parts = put(rng.random((nb, 8)), "f32")
-            F = lambda q: put(np.array([q]), "f32")
-            lo = F(1.5 if nb % 3 else np.nan)
-            cnt = F(float(rng.integers(0, 9)))
-            stp = aligned((1,), np.int32)
-            stp[0] = s.inputs[0]
-            o = [aligned((1,), np.float32) for _ in range(4)]
-            oi = [aligned((1,), np.int32) for _ in range(2)]
-            mx = float(rng.choice([0.0, 0.1, 1e9]))
-            rule = update.StepRule(
-                max_norm=mx, schedule=sch, peak=a["peak"], floor=a["floor"], warmup=a["warmup"], total=a["total"], decay=a.get("decay", 1)
-            )
-            update.step(
-                nb,
-                rule,
-                parts=P(parts),
-                loss=P(lo),
-                count=P(cnt),
-                step=P(stp),
-                norm=P(o[0]),
-                mean_norm=P(o[1]),
-                coefficient=P(o[2]),
-                finite=P(oi[0]),
-                lr=P(o[3]),
-                used=P(oi[1]),
-                next=P(stp),
-            )()
-            pt = list(get(parts).sum(1))
-            nw = np.sqrt(sum(pt))
-            cc, mm = clip_coefficient._oracle(np.float64(o[0][0]), get(cnt)[0], max_norm=mx)
-            judge("norm", get(o[0])[0], nw, "f32", c=10)
-            judge("mean", get(o[1])[0], mm, "f32", c=2)
-            judge("coef", get(o[2])[0], cc, "f32", c=8)
-            same("fin", oi[0][0], finite_flag._oracle(nw, get(lo)[0])[0])
-            same("used", oi[1][0], np.int32(s.inputs[0]))
-            same("next", stp[0], np.int32(s.inputs[0] + oi[0][0]))
-            judge(f"lr {s.name}", get(o[3])[0], mod._oracle(s.inputs[0], **a)[0], "f32", c=4)
+    for s in list(learning_rate.ROWS[0].samples(rng)):
+        table = put(s.attrs["rates"].array().astype(np.float64), "f32")
+        nb = int(rng.integers(1, 40))
+        parts = put(rng.random((nb, 8)), "f32")
+        F = lambda q: put(np.array([q]), "f32")
+        lo = F(1.5 if nb % 3 else np.nan)
+        cnt = F(float(rng.integers(0, 9)))
+        stp = aligned((1,), np.int32)
+        stp[0] = s.inputs[0]
+        o = [aligned((1,), np.float32) for _ in range(4)]
+        oi = [aligned((1,), np.int32) for _ in range(2)]
+        mx = float(rng.choice([0.0, 0.1, 1e9]))
+        update.step(
+            nb,
+            max_norm=mx,
+            rates=P(table),
+            entries=len(s.attrs["rates"]),
+            parts=P(parts),
+            loss=P(lo),
+            count=P(cnt),
+            step=P(stp),
+            norm=P(o[0]),
+            mean_norm=P(o[1]),
+            coefficient=P(o[2]),
+            finite=P(oi[0]),
+            lr=P(o[3]),
+            used=P(oi[1]),
+            next=P(stp),
+        )()
+        pt = list(get(parts).sum(1))
+        nw = np.sqrt(sum(pt))
+        cc, mm = clip_coefficient._oracle(np.float64(o[0][0]), get(cnt)[0], max_norm=mx)
+        judge("norm", get(o[0])[0], nw, "f32", c=10)
+        judge("mean", get(o[1])[0], mm, "f32", c=2)
+        judge("coef", get(o[2])[0], cc, "f32", c=8)
+        same("fin", oi[0][0], finite_flag._oracle(nw, get(lo)[0])[0])
+        same("used", oi[1][0], np.int32(s.inputs[0]))
+        same("next", stp[0], np.int32(s.inputs[0] + oi[0][0]))
+        same(f"lr {s.name}", o[3][0], np.float32(learning_rate._oracle(s.inputs[0], **s.attrs)[0]))
     for s in list(global_norm.ROWS[0].samples(rng)) + list(global_norm.ROWS[0].exact(rng)):
         tab = update.norm_table(s.attrs["segments"])
         if not len(tab):
@@ -413,7 +410,9 @@ if part("update"):
         update.global_norm(nb, grads=P(g), table=P(T), parts=P(parts))()
         update.step(
             nb,
-            update.StepRule(),
+            max_norm=0.0,
+            rates=P(table),
+            entries=1,
             parts=P(parts),
             loss=P(F(1.0)),
             count=P(F(1.0)),

@@ -129,8 +129,8 @@ def touch_all():
         q = update.AdamwProblem(chunks=9, elements=9, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, copy=copy)
         update.adamw(q, table=a, param=a, grad=a, m=a, v=a, coefficient=a, lr=a, step=a, finite=a, copy=a)
     update.global_norm(9, grads=a, table=a, parts=a)
-    scalars = {k: a for k in "parts loss count step norm mean_norm coefficient finite lr used next".split()}
-    update.step(9, update.StepRule(max_norm=1.0, schedule="cosine", total=100), **scalars)
+    scalars = {k: a for k in "rates parts loss count step norm mean_norm coefficient finite lr used next".split()}
+    update.step(9, max_norm=1.0, entries=101, **scalars)
     for count, vocabulary, width in EMBEDDINGS:
         e = embedding.EmbeddingProblem(count=count, vocabulary=vocabulary, width=width)
         embedding.forward(e, table=a, ids=a, y=a)

@@ -9,14 +9,15 @@ from alpha.backends.cuda.cubins_of import cubins_of
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, in_place
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.memory import aligned
-from alpha.cuda_runtime.update import MOST_BLOCKS, PARTS, AdamwProblem, StepRule, adamw_table, global_norm, norm_table, step
+from alpha.cuda_runtime.update import MOST_BLOCKS, PARTS, AdamwProblem, adamw_table, global_norm, norm_table, step
 from alpha.cuda_runtime.update import adamw as adamw_step
-from alpha.types import Attrs, TensorType
+from alpha.types import Attrs, Table, TensorType
 
 
-def _rule(attrs: Attrs) -> StepRule:
-    names = ("max_norm", "schedule", "peak", "floor", "warmup", "total")
-    return StepRule(**{n: attrs[n] for n in names}, decay=max(1, int(attrs["decay"])))  # type: ignore[arg-type, call-overload]
+def _rates(attrs: Attrs) -> Table:
+    table = attrs["rates"]
+    assert isinstance(table, Table)
+    return table
 
 
 def _blocks(attrs: Attrs) -> int:
@@ -29,8 +30,11 @@ def update_scalars(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], at
     norm, mean_norm, coefficient, finite, lr, used, following = (o.address for o in outs)
     blocks = _blocks(attrs)
     parts = gpu.scratch(4 * PARTS * max(1, blocks)).address
-    scalars = step(blocks, _rule(attrs), parts=parts, loss=loss, count=count, step=old, norm=norm, mean_norm=mean_norm,
-                   coefficient=coefficient, finite=finite, lr=lr, used=used, next=following)
+    rates = _rates(attrs)
+    uploaded = gpu.constant(("learning rates", rates), rates.array).address
+    scalars = step(blocks, max_norm=float(attrs["max_norm"]), rates=uploaded, entries=len(rates), parts=parts,  # type: ignore[arg-type]
+                   loss=loss, count=count, step=old, norm=norm, mean_norm=mean_norm, coefficient=coefficient, finite=finite, lr=lr,
+                   used=used, next=following)
     if not blocks:
         return Parts(("grad_clip", scalars))
     table = gpu.constant(("norm table", attrs["segments"]), lambda: norm_table(attrs["segments"])).address  # type: ignore[arg-type]
@@ -60,15 +64,14 @@ def scratch(types: Sequence[TensorType], attrs: Attrs, threads: int) -> int:
 
 
 _FLAT, _SCALAR, _INTEGER = TensorType((64,), "f32"), TensorType((), "f32"), TensorType((), "i32")
-_RULE = {"segments": ((0, 64),), "max_norm": 1.0, "peak": 1.0, "floor": 0.0, "warmup": 1, "total": 9, "decay": 2}
+_RULE = {"segments": ((0, 64),), "max_norm": 1.0, "rates": Table.of([1.0, 0.5])}
 _ADAMW = {"segments": ((0, 64, 1.0, 1.0),), "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 
 KERNELS = (
     Component(
         id="update_scalars.f32.sm90", kind="kernel", backend="cuda", op="update_scalars", implementation=update_scalars, requires=SM90A,
         scratch=scratch, inplace=((6, 3),),
-        binaries=Binaries(cubins_of("update_scalars", update_scalars, lambda: [
-            ([_FLAT, _SCALAR, _SCALAR, _INTEGER], {**_RULE, "schedule": schedule}) for schedule in ("cosine", "wsd")])),
+        binaries=Binaries(cubins_of("update_scalars", update_scalars, lambda: [([_FLAT, _SCALAR, _SCALAR, _INTEGER], _RULE)])),
         envelope=Envelope(limits=(
             Limit(text="at most 3.8 billion elements", holds=lambda types, attrs: _blocks(attrs) <= MOST_BLOCKS),)),
     ),
