@@ -18,7 +18,7 @@ KINDS = ("kernel", "pass", "schedule", "sampler", "tokenizer", "corpus", "split"
 """Closed list of kinds; alpha/registry/policy.py says which gates each owes."""
 
 SHAPE = 1
-"""Version of the fields of the data classes here, raised by hand: evidence binds to it in their place (alpha/registry/digest.py)."""
+"""Version of the fields of the data classes here, raised by hand: evidence binds to it in their place (alpha/registry/package.py)."""
 
 GATES = ("parity", "gradient", "determinism", "faults", "perf")
 

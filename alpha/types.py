@@ -24,7 +24,7 @@ NUMPY: Mapping[str, np.dtype] = {
 """NumPy dtype in which the CPU holds each element type."""
 
 SHAPE = 1
-"""Version of the fields of the data classes here, raised by hand: evidence binds to it in their place (alpha/registry/digest.py)."""
+"""Version of the fields of the data classes here, raised by hand: evidence binds to it in their place (alpha/registry/package.py)."""
 
 Attrs = Mapping[str, object]
 """Static attributes of a node: int, float, str, bool, None, Table or (nested) tuples of them; nothing else, so that they hash."""

@@ -25,9 +25,10 @@ from alpha.gates.condense import condense
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import Arrays, OpSpec, Sample
 from alpha.ops.table import row
-from alpha.registry.digest import Package, component_digests
+from alpha.registry.digest import component_digests
 from alpha.registry.gpu import class_here, gpu_environment
 from alpha.registry.machine import environment, machine_class
+from alpha.registry.package import Package
 from alpha.registry.record import MAX_BYTES, Record, canonical
 from alpha.types import NUMPY, Attrs, TensorType
 

@@ -15,7 +15,7 @@ from alpha.ops.numerics import ACCUMULATE
 from alpha.types import Attrs, TensorType
 
 SHAPE = 1
-"""Version of the fields of the data classes here, raised by hand: evidence binds to it in their place (alpha/registry/digest.py)."""
+"""Version of the fields of the data classes here, raised by hand: evidence binds to it in their place (alpha/registry/package.py)."""
 
 Arrays = tuple[np.ndarray, ...]
 

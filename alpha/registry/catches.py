@@ -12,11 +12,12 @@ from pathlib import Path
 from alpha.component import Component
 from alpha.errors import CorruptError
 from alpha.files import json_of, read_regular
-from alpha.registry.digest import Package, component_digests
+from alpha.registry.digest import component_digests
 from alpha.registry.evidence import write_atomic
 from alpha.registry.faults import Fault
 from alpha.registry.gpu import class_of_key
 from alpha.registry.judge import FAIL, judge
+from alpha.registry.package import Package
 from alpha.registry.pins import Pins
 from alpha.registry.record import FORMAT, Record, canonical, content_hash, shaped
 

@@ -17,11 +17,12 @@ from alpha.component import Catalogue, Component
 from alpha.errors import AlphaError
 from alpha.registry import catches, mutants, policy
 from alpha.registry.claims import why_no_claim
-from alpha.registry.digest import Package, component_digests
+from alpha.registry.digest import component_digests
 from alpha.registry.evidence import REFERENCE, classes, load_file, path_of, reference_classes, stale
 from alpha.registry.faults import Fault
 from alpha.registry.gpu import family, family_of
 from alpha.registry.judge import Judgement, judge
+from alpha.registry.package import Package
 from alpha.registry.pins import Pins, folder_of, key_of_record
 from alpha.registry.record import Record
 

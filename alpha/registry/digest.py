@@ -1,430 +1,29 @@
-"""Digests: evidence binds to what can change the result, and to nothing else. Floor 3.
+"""Digests of what one gate's evidence of one component binds to: all that can change the result, and nothing else. Floor 3.
 
-The digest of a symbol is the sha256 of its stable syntax tree (syntax.py) and of that of everything inside the package that it refers
-to, transitively: functions, classes, constants, base classes, decorators, defaults, annotations (so that `cpu: Cpu` brings the class
-whose methods are called), re-exports, function-level imports. The definitions form a rooted graph; they are numbered in order of
-discovery and hashed with their edges, so neither file names nor the place in a file enter, and a cycle needs no special care.
-
-Members count by name. A method or a field of a class, or an entry of a table of names (TABLES), is part of a digest only if the code
-that the evidence binds to, all of it together, says its name: as an attribute or as a text. So a new field of `Component`, a new kind,
-a new element type, or a method that only the CPU calls changes nothing elsewhere. A class that is itself asked for, or that has a base
-from outside the package (which may call methods by names of its own), counts whole.
-
-Files are read as text. Nothing is imported or executed, so a digest can be taken of code on a higher floor or of a broken copy.
-
-Out of reach, because only running the program would tell: kernels looked up by a string, modules found by listing a
-folder, `getattr` with a computed name, methods of an object whose class is named nowhere on the way, module state that another
-function changes, data files, environment. Whoever depends on one of these names it beside the symbol: `component_digests` binds the op
-rows whose names the code says, and for a whole program the kernels of these rows.
+Symbols are digested by package.py. Here: values that are held and not named (functions of an op row, limits of an envelope), and which
+symbols and values count for a gate. What no edge of the code leads to is bound by name: the op rows whose names the code says, and for a
+whole program the kernels of these rows.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
-import itertools
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
-import alpha
 from alpha.component import Component
-from alpha.errors import InputError
 from alpha.ops.compose import FusedSpec
 from alpha.ops.spec import OpSpec
 from alpha.ops.table import row, table
 from alpha.registry import policy
-from alpha.registry.syntax import Definition, Import, Reference, Source, read
-
-OPAQUE = ("registry.judge", "registry.policy", "cuda_runtime.compile", "cuda_runtime.manifest")
-"""Modules of the package that no edge enters: judges and tolerances are not digested, CI runs them over every raw record instead; what
-finds and calls the compiler is not, because the compiled files have digests of their own (`binaries`).
-Edges from elsewhere into the registry are not followed either: it writes down what was measured and is gated by its own components."""
-
-TABLES: Mapping[str, tuple[str, ...]] = {
-    "component": ("KINDS",),
-    "types": ("ITEMSIZE", "FLOATS", "NUMPY"),
-    "ops.numerics": ("UNIT_ROUNDOFF", "LOWER", "ACCUMULATE", "_MACHINE", "_SIGNIFICAND", "_MIN_EXPONENT"),
-}
-"""Module -> tables of names in it: each entry counts only where its key is said. Code that walks over such a table meets a new entry when
-its evidence is next renewed."""
-
-BY_OP: Mapping[str, tuple[str, ...]] = {
-    "gates.cuda.samples": ("SAMPLES", "EXACT"),
-    "gates.cuda.widths": ("SAMPLES",),
-    "gates.cuda.sizes": ("LARGE", "REPEATED", "TIMED"),
-    "gates.cuda.large": ("MAKES",),
-}
-"""Module -> tables by op row in it: no edge enters them; the entry of a component's own row is one of its cases."""
-
-SHAPES: Mapping[str, tuple[str, ...]] = {
-    "component": ("Component", "Envelope", "Limit", "Measured"),
-    "types": ("TensorType",),
-    "ops.spec": ("OpSpec", "Sample"),
-}
-"""Module -> data classes in it whose fields are versioned by hand: the module's SHAPE counts in place of them, and of their objects the
-fields that are not at their default. So a field with a default may be added; who changes a default, or what a field means, raises SHAPE
-(suites/unit/test_stale.py holds what each SHAPE stands for). Methods count like all others."""
-
-BARE = ("errors",)
-"""Modules whose classes count by name and bases alone: what errors say changes no result."""
+from alpha.registry.package import BY_OP, NAME, Package, Target, Words, said
 
 _BLAS_CALLS = frozenset({"@", "matmul", "dot", "vdot", "inner", "einsum", "tensordot", "linalg"})
-
-_BASES = frozenset({"object", "Protocol", "Generic", "ABC", "Exception", "ValueError", "RuntimeError"})
-"""Classes from outside the package that call no method by a name of their own."""
-
-Key = tuple[str, str]
-"""(module, name), to stop at imports that go in a circle."""
-
-Target = tuple[str, ...]
-"""('def', module, name) | ('whole', module, name) | ('lambda', module, line) | ('entry', module, name, *keys) | ('all', module)
-| ('text', hashed as it stands). 'whole': a class with all its members."""
-
-Edges = tuple[tuple[Target, ...], ...]
-"""For each reference of a definition, in order, what it may mean (none for builtins; several where a name is bound twice)."""
-
-Words = frozenset[str]
-"""Names that code says: '.x' for an attribute, "'x" for a text that could be a name."""
-
-_NAME = re.compile(r"[A-Za-z_][\w.-]{0,60}")
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Something of a target that counts together: its text, its edges, the words that it says."""
-
-    text: str
-    edges: Edges
-    words: Words
-
-    @functools.cached_property
-    def targets(self) -> frozenset[Target]:
-        """All that the edges lead to."""
-        return frozenset(itertools.chain.from_iterable(self.edges))
-
-
-@dataclass(frozen=True)
-class Node:
-    """A target: what always counts, and members by name."""
-
-    core: Piece
-    members: tuple[tuple[str, Piece], ...] = ()
-
-    def active(self, words: Words | set[str]) -> list[Piece]:
-        """The pieces that count where these words are said."""
-        return [self.core, *(p for name, p in self.members if said(name, words))]
-
-
-def said(name: str, words: Words | set[str]) -> bool:
-    """Whether a member's name is among words."""
-    return f".{name}" in words or f"'{name}" in words
-
-
-class Package:
-    """A snapshot of a package's source files: each is read once, when first needed. Make a new one after files changed.
-
-    `root`: the package's folder (default: that of the running package); `name`: its dotted name, whatever the folder is called.
-    """
-
-    def __init__(self, root: Path | str | None = None, name: str = "alpha") -> None:
-        self.root = Path(root) if root is not None else Path(alpha.__file__).parent
-        self.name = name
-        self._sources: dict[str, Source | None] = {}
-        self._files: dict[str, Path] = {}
-        self._hashes: dict[tuple[tuple[Target, ...], Words], str] = {}
-        self._nodes: dict[Target, Node] = {}
-        self._slots: dict[tuple[Target, ...], Words] = {}
-        self.calls: dict[tuple[str, frozenset[str]], frozenset[str]] = {}
-        self.held: dict[tuple[Any, ...], tuple[Held, _Description, Words]] = {}
-        self.texts: dict[tuple[Any, ...], str] = {}
-        self._binaries: dict[int, tuple[Component, str]] = {}
-        self._closures: dict[tuple[frozenset[Target], Words], tuple[frozenset[Target], Words]] = {}
-        if not self.root.is_dir():
-            raise InputError("no such package folder", came=self.root, do="give the folder that holds the package's __init__.py")
-
-    def source(self, module: str) -> Source | None:
-        """A module of the package (or a file added by `module_of`), None when there is no such file."""
-        if module not in self._sources:
-            path = self._path(module)
-            try:
-                self._sources[module] = None if path is None else read(path.read_text(encoding="utf-8"), self.name)
-            except InputError as error:
-                raise InputError(error.what, came=f"{module}: {error.came}", expected=error.expected, do=error.do) from error
-        return self._sources[module]
-
-    def _path(self, module: str) -> Path | None:
-        if module in self._files:
-            return self._files[module]
-        head, *rest = module.split(".")
-        if head != self.name:
-            return None
-        base = self.root.joinpath(*rest)
-        return next((p for p in (base / "__init__.py", base.with_suffix(".py") if rest else base) if p.is_file()), None)
-
-    def module_of(self, value: Any) -> str:
-        """The dotted module in which a function or class is written; a file outside the package is added under its path."""
-        module = getattr(value, "__module__", "") or ""
-        if module.split(".")[0] == self.name:
-            return module
-        code = getattr(value, "__code__", None)
-        path = Path(code.co_filename) if code is not None else None
-        if path is None or not path.is_file():
-            raise InputError("no source file for a digest", came=f"{module}:{getattr(value, '__qualname__', value)}",
-                             expected=f"a symbol of the package {self.name}, or a function written in a file")
-        self._files[str(path)] = path
-        return str(path)
-
-    def binaries(self, component: Component) -> str:
-        """Digest of the compiled files that a component may load."""
-        if id(component) not in self._binaries:
-            listed = sorted(component.binaries().items()) if component.binaries is not None else []
-            self._binaries[id(component)] = component, hashlib.sha256(repr(listed).encode()).hexdigest()
-        return self._binaries[id(component)][1]
-
-    # Resolution
-
-    def resolve(self, module: str, chain: tuple[str, ...], seen: frozenset[Key] = frozenset()) -> tuple[Target, ...]:
-        """Targets of `chain` (a name with attributes) looked up among a module's names; empty for builtins and the like."""
-        source = self.source(module)
-        if source is None or (module, chain[0]) in seen:
-            return ()
-        seen = seen | {(module, chain[0])}
-        found: list[Target] = [("def", module, chain[0])] if chain[0] in source.statements else []
-        for imported in source.imports.get(chain[0], ()):
-            found += self._through(imported, module, chain[1:], seen)
-        if not found:
-            for star in source.stars:
-                found += self.resolve(self._absolute(star, module), chain, seen)
-        return tuple(found)
-
-    def _absolute(self, imported: Import, module: str) -> str:
-        if not imported.level:
-            return imported.module
-        path = self._path(module)
-        parts = module.split(".")
-        up = imported.level - (1 if path is not None and path.name == "__init__.py" else 0)
-        parts = parts[: len(parts) - up]
-        return ".".join([*parts, imported.module] if imported.module else parts)
-
-    def _through(self, imported: Import, origin: str, rest: tuple[str, ...], seen: frozenset[Key]) -> tuple[Target, ...]:
-        chain = rest if imported.symbol is None else (imported.symbol, *rest)
-        return self._member(self._absolute(imported, origin), chain, origin, seen)
-
-    def _member(self, module: str, chain: tuple[str, ...], origin: str, seen: frozenset[Key]) -> tuple[Target, ...]:
-        """Targets of `module.chain` named in `origin`: submodules are walked through; a module used as a value stands for all of it."""
-        if module.split(".")[0] != self.name and module not in self._files:
-            return (("text", "outside " + ".".join([module, *chain[:1]])),)
-        if self._opaque(module, origin):
-            return (("text", "opaque " + ".".join(chain[:1])),)
-        if self.source(module) is None:
-            return (("text", "absent " + ".".join([module, *chain[:1]])),)
-        if not chain:
-            return (("all", module),)
-        found = self.resolve(module, chain, seen)
-        if found:
-            return found
-        if self._path(f"{module}.{chain[0]}") is not None:
-            return self._member(f"{module}.{chain[0]}", chain[1:], origin, seen)
-        return () if chain[0].startswith("__") else (("all", module),)
-
-    def _opaque(self, module: str, origin: str) -> bool:
-        registry = f"{self.name}.registry."
-        inside = f"{origin}.".startswith(registry)
-        return module != origin and (module in {f"{self.name}.{m}" for m in OPAQUE} or (module.startswith(registry) and not inside))
-
-    def _follow(self, module: str, reference: Reference) -> tuple[Target, ...]:
-        if not reference.through:
-            return self.resolve(module, reference.chain)
-        return tuple(t for imported in reference.through for t in self._through(imported, module, reference.chain[1:], frozenset()))
-
-    # The graph
-
-    def _node(self, target: Target) -> Node:
-        if target not in self._nodes:
-            self._nodes[target] = self._expand(target)
-        return self._nodes[target]
-
-    def _expand(self, target: Target) -> Node:
-        kind = target[0]
-        if kind == "text":
-            return Node(Piece(target[1], (), frozenset()))
-        module = target[1]
-        source = self.source(module)
-        if source is None:
-            raise InputError("no such module to digest", came=module, expected=f"a file under {self.root.name}/")
-        if kind == "all":
-            names = sorted({*source.statements, *(source.imports if self._is_init(module) else ())} - {"__all__"})
-            return Node(Piece("all", tuple(self.resolve(module, (n,)) for n in names), frozenset()))
-        short = module.removeprefix(f"{self.name}.")
-        if kind == "def" and target[2] in BY_OP.get(short, ()):
-            return Node(Piece(f"by op {short}.{target[2]}", (), frozenset()))
-        if kind == "def" and target[2] in TABLES.get(short, ()) and (table := source.table(target[2])) is not None:
-            return Node(self._piece(module, [table]), tuple((n, self._piece(module, [d])) for n, d in table.members))
-        if kind == "def" and short in BARE:
-            return Node(self._piece(module, source.header(target[2])))
-        found = self.definitions(target)
-        if kind == "def" and all(self._sliced(module, d, frozenset()) for d in found if d.whole is not None):
-            members = tuple((n, self._piece(module, [m])) for d in found for n, m in d.members)
-            core = self._piece(module, found)
-            if target[2] in SHAPES.get(short, ()):
-                own = {n for d in found for n in d.fields}
-                members = tuple((n, p) for n, p in members if n not in own)
-                core = replace(core, edges=(*core.edges, self.resolve(module, ("SHAPE",))))
-            return Node(core, members)
-        return Node(self._piece(module, [d.whole or d for d in found]))
-
-    def _piece(self, module: str, found: Sequence[Definition]) -> Piece:
-        words = {f".{n}" for d in found for n in d.names} | {f"'{s}" for d in found for s in d.strings if _NAME.fullmatch(s)}
-        edges = tuple(self._follow(module, r) for d in found for r in d.references)
-        return Piece(" ".join(d.text for d in found), edges, frozenset(words))
-
-    def _sliced(self, module: str, definition: Definition, seen: frozenset[Target]) -> bool:
-        """Whether members of a class are reached by their names alone: no base from outside may call them."""
-        if definition.bases is None:
-            return False
-        for base in definition.bases:
-            targets = self._follow(module, base)
-            if not targets and base.chain[-1] not in _BASES:
-                return False
-            for target in targets:
-                if target[0] == "text" and target[1].rpartition(".")[2] in _BASES:
-                    continue
-                if target[0] != "def" or target in seen:
-                    return False
-                if not all(self._sliced(target[1], d, seen | {target}) for d in self.definitions(target)):
-                    return False
-        return True
-
-    def definitions(self, target: Target) -> tuple[Definition, ...]:
-        """What is written at a target; nothing for whole modules and text."""
-        source = self.source(target[1]) if target[0] in ("def", "whole", "lambda", "entry") else None
-        if source is None:
-            return ()
-        if target[0] == "lambda":
-            return source.lambdas(int(target[2]))
-        if target[0] == "entry":
-            entry = source.entry(*target[2:])
-            return () if entry is None else (entry,)
-        return source.definitions(target[2])
-
-    def _is_init(self, module: str) -> bool:
-        path = self._path(module)
-        return path is not None and path.name == "__init__.py"
-
-    def closure(self, roots: Iterable[Target], words: Words = frozenset()) -> tuple[frozenset[Target], Words]:
-        """(every target that the roots reach, every word that is said there). `words`: what is said besides."""
-        key = frozenset(roots), words
-        if key not in self._closures:
-            self._closures[key] = self._closure(*key)
-        return self._closures[key]
-
-    def _closure(self, roots: frozenset[Target], words: Words) -> tuple[frozenset[Target], Words]:
-        seen, heard, pieces = set(roots), set(words), list[Piece]()
-        queue, waiting = list(roots), dict[str, list[Piece]]()
-        awaited = set[str]()
-        while queue:
-            node = self._node(queue.pop())
-            pieces.append(node.core)
-            for name, piece in node.members:
-                if said(name, heard):
-                    pieces.append(piece)
-                else:
-                    for word in (f".{name}", f"'{name}"):
-                        waiting.setdefault(word, []).append(piece)
-                        awaited.add(word)
-            while pieces:
-                piece = pieces.pop()
-                heard |= piece.words
-                for word in piece.words & awaited:
-                    awaited.discard(word)
-                    pieces += waiting[word]
-                new = piece.targets - seen
-                seen |= new
-                queue += new
-        return frozenset(seen), frozenset(heard)
-
-    def hash(self, roots: Iterable[Target], words: Words | None = None) -> str:
-        """sha256 of the graph that the roots reach where these words are said (default: those that are said there)."""
-        roots = tuple(roots)
-        if words is None:
-            words = self.closure(roots)[1]
-        key = roots, words & self.members(roots)
-        if key not in self._hashes:
-            self._hashes[key] = self._hash(roots, words)
-        return self._hashes[key]
-
-    def members(self, roots: Iterable[Target]) -> Words:
-        """Words on which the graph of the roots may depend."""
-        roots = tuple(roots)
-        if roots not in self._slots:
-            seen, found = dict.fromkeys(roots), set[str]()
-            queue = list(seen)
-            for target in queue:  # grows while it is walked
-                node = self._node(target)
-                found.update(word for name, _ in node.members for word in (f".{name}", f"'{name}"))
-                for piece in (node.core, *(p for _, p in node.members)):
-                    new = piece.targets - seen.keys()
-                    seen.update(dict.fromkeys(new))
-                    queue += new
-            self._slots[roots] = frozenset(found)
-        return self._slots[roots]
-
-    def _hash(self, roots: tuple[Target, ...], words: Words) -> str:
-        order = dict.fromkeys(roots)
-        queue = list(order)
-        held: list[list[Piece]] = []
-        for target in queue:  # grows while it is walked
-            held.append(self._node(target).active(words))
-            for edge in itertools.chain.from_iterable(itertools.chain.from_iterable(p.edges for p in held[-1])):
-                if edge not in order:
-                    order[edge] = None
-                    queue.append(edge)
-        number = {target: i for i, target in enumerate(queue)}
-        h = hashlib.sha256()
-        h.update(repr([number[r] for r in roots]).encode())
-        for pieces in held:
-            for piece in pieces:
-                h.update(f"\n{piece.text}:{[[number[e] for e in group] for group in piece.edges]}".encode())
-            h.update(b"\n")
-        return h.hexdigest()
-
-    def roots(self, symbol: str) -> tuple[Target, ...]:
-        """Targets of 'module:qualname', a class with all its members. A method or inner function stands for the class or function that
-        holds it."""
-        module, colon, qualname = symbol.partition(":")
-        if not colon or not qualname:
-            raise InputError("not a symbol", came=symbol, expected="package.module:name")
-        source = self.source(module)
-        if source is None:
-            raise InputError("no such module to digest", came=module, expected=f"a file under {self.root}", do="check the spelling")
-        found = self.resolve(module, tuple(qualname.split(".")))
-        if not found:
-            near = difflib.get_close_matches(qualname, [*source.statements, *source.imports], n=3)
-            raise InputError("no such symbol to digest", came=symbol,
-                             expected=f"one of {', '.join(near)}" if near else "a name of the module")
-        return tuple(("whole", *t[1:]) if any(d.whole is not None for d in self.definitions(t)) else t for t in found)
-
-
-def symbol_digest(symbol: str, root: Path | str | None = None, *, package: Package | None = None) -> str:
-    """Digest of 'package.module:name' with everything that it refers to inside the package.
-
-    `root`: another copy of the package's folder; `package`: a snapshot to share among many calls (otherwise files are read anew).
-    """
-    package = package or Package(root, symbol.split(".")[0].split(":")[0])
-    return package.hash(package.roots(symbol))
-
-
-def module_digest(module: str, root: Path | str | None = None, *, package: Package | None = None) -> str:
-    """Digest of all that a module defines, with everything that it refers to inside the package."""
-    package = package or Package(root, module.split(".")[0])
-    return package.hash([("all", module)])
 
 
 def calls_blas(value: Any, package: Package) -> bool:
@@ -498,20 +97,21 @@ class _Description:
 
     def _held(self, value: Held) -> str:
         package = self.package
-        if value.key not in package.held:
+        place = "held", *value.key
+        if place not in package.known:
             inside = _Description(package, None)
             inside.of(value.value)
-            package.held[value.key] = value, inside, package.members(inside.targets) | inside.slots
-        _, inside, slots = package.held[value.key]
+            package.known[place] = value, inside, package.members(inside.targets) | inside.slots
+        _, inside, slots = package.known[place]
         if self.words is None:
             self.targets.update(inside.targets)
             self.texts |= inside.texts
             self.slots |= inside.slots
             return ""
-        key = *value.key, self.words & slots
-        if key not in package.texts:
-            package.texts[key] = _digest(value.value, package, self.words)
-        return package.texts[key]
+        key = "text", *value.key, self.words & slots
+        if key not in package.known:
+            package.known[key] = _digest(value.value, package, self.words)
+        return str(package.known[key])
 
     def _fields(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Those that are said."""
@@ -524,7 +124,7 @@ class _Description:
 
     def of(self, value: Any, held: tuple[int, ...] = ()) -> str:
         """The text of a value. `held`: what it lies in."""
-        if isinstance(value, str) and _NAME.fullmatch(value):
+        if isinstance(value, str) and NAME.fullmatch(value):
             self.texts.add(f"'{value}")
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
             return repr(value)
@@ -627,7 +227,7 @@ def component_digests(component: Component, gate: str, *, package: Package | Non
         roots["cases"] = contract_targets(component, gate, package)
         held |= _program(component, roots["cases"], package)
     if component.binaries is not None:
-        held["binaries"] = package.binaries(component)
+        held["binaries"] = _binaries(component, package)
     words = _words(component, gate, held, roots, package)
     digests = {name: _digest(value, package, words) for name, value in held.items()}
     for name, targets in roots.items():
@@ -652,6 +252,15 @@ def _promised(component: Component) -> Held:
     limits = [x.holds for x in component.envelope.limits]
     promises = [component.envelope.dtypes, limits, component.inplace, component.scratch]
     return Held(("component", id(component)), [component.implementation, promises], component)
+
+
+def _binaries(component: Component, package: Package) -> str:
+    """Digest of the compiled files that a component may load."""
+    key = "binaries", id(component)
+    if key not in package.known:
+        listed = sorted(component.binaries().items()) if component.binaries is not None else []
+        package.known[key] = component, hashlib.sha256(repr(listed).encode()).hexdigest()  # held, so that its id stays its own
+    return str(package.known[key][1])
 
 
 def contract_targets(component: Component, gate: str, package: Package) -> tuple[Target, ...]:
@@ -691,11 +300,12 @@ def _named(targets: frozenset[Target], words: Words, package: Package) -> set[st
 
 def _called(spec: OpSpec, more: frozenset[str], package: Package) -> frozenset[str]:
     """Rows that these fields of a row call by name."""
-    key = spec.name, more
-    if key not in package.calls:
+    key = "called", spec.name, more
+    if key not in package.known:
         functions = [v for n, v in _state(spec).items() if callable(v) and n not in _NOT_ROW - more]
-        package.calls[key] = frozenset(_named(*_mentioned(functions, package), package))
-    return package.calls[key]
+        package.known[key] = frozenset(_named(*_mentioned(functions, package), package))
+    found: frozenset[str] = package.known[key]
+    return found
 
 
 def _all_called(names: Iterable[str], more: frozenset[str], package: Package) -> list[str]:
@@ -743,5 +353,5 @@ def _program(component: Component, cases: tuple[Target, ...], package: Package) 
     found: dict[str, Any] = {"rows": [_fields_of(row(name), more) for name in rows]}
     launched = [c for c in (component.launches() if component.launches is not None else ()) if c.op in rows]
     if launched:
-        found["kernels"] = [[_promised(c), package.binaries(c)] for c in launched]
+        found["kernels"] = [[_promised(c), _binaries(c, package)] for c in launched]
     return found

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from alpha.errors import CorruptError
 from alpha.registry import policy
-from alpha.registry.digest import Package
 from alpha.registry.evidence import write_atomic
+from alpha.registry.package import Package
 from alpha.registry.record import FORMAT, canonical, content_hash
 
 ALL = "all"

@@ -10,11 +10,12 @@ from alpha.component import Catalogue, Component
 from alpha.errors import GraphError, InputError, UngatedError
 from alpha.registry import policy
 from alpha.registry.claims import why_no_claim
-from alpha.registry.digest import Package, calls_blas, component_digests
+from alpha.registry.digest import calls_blas, component_digests
 from alpha.registry.evidence import Evidence, Found, classes, current, default_roots, reference_classes, stale
 from alpha.registry.gpu import AnyClass, class_of_key, family, family_of, gpu_class, why_not_here
 from alpha.registry.judge import NOT_RUN, judge
 from alpha.registry.machine import MachineClass, machine_class
+from alpha.registry.package import Package
 from alpha.registry.pins import Pins, folder_of
 from alpha.types import Attrs, TensorType
 

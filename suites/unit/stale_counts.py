@@ -30,7 +30,8 @@ Digests = dict[str, dict[str, str]]
 COUNT = """
 import json, sys
 from alpha.registry import policy
-from alpha.registry.digest import Package, component_digests
+from alpha.registry.digest import component_digests
+from alpha.registry.package import Package
 from alpha.train.catalogue import catalogue
 package = Package()
 json.dump({f"{c.id} {g}": component_digests(c, g, package=package) for c in catalogue() for g in policy.owed(c)}, sys.stdout)

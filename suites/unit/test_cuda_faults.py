@@ -28,9 +28,9 @@ from alpha.gates import run, subjects
 from alpha.gates.adversarial import cuda_plant
 from alpha.gates.cuda import subjects as cuda_subjects
 from alpha.registry import policy
-from alpha.registry.digest import symbol_digest
 from alpha.registry.faults import Fault, load_faults
 from alpha.registry.judge import FAIL, PASS
+from alpha.registry.package import symbol_digest
 from alpha.train.catalogue import catalogue
 
 SUPPORT = Path(__file__).parents[1] / "support"

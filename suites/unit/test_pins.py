@@ -19,10 +19,11 @@ from alpha.gates import commands, perf
 from alpha.gates.timing import pin
 from alpha.profile import noise
 from alpha.registry import pins as pinned
-from alpha.registry.digest import Package, component_digests
+from alpha.registry.digest import component_digests
 from alpha.registry.evidence import load_file, reference_classes, shipped_root
 from alpha.registry.gpu import family
 from alpha.registry.machine import machine_class, processor
+from alpha.registry.package import Package
 from alpha.registry.pins import FEWEST, FLOOR, MOST, WIDEST, Pins, code_of, folder_of, key_of, line_of
 from alpha.train.catalogue import catalogue
 

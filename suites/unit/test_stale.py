@@ -15,7 +15,8 @@ from alpha.ops import spec
 from alpha.ops import table as op_table
 from alpha.ops.table import row, table
 from alpha.registry import digest
-from alpha.registry.digest import Package
+from alpha.registry.package import SHAPES as SHAPES_OF
+from alpha.registry.package import Package
 from alpha.train.catalogue import catalogue
 from suites.unit.stale_counts import Digests, Edit, copied, digests_of, edits, moved
 
@@ -49,12 +50,11 @@ def test_what_can_change_a_result_makes_its_evidence_stale(was: Digests, pytestc
         assert not {p: stale[p] for p in edit.current if p in stale}, edit.name
 
 
-def test_another_cubin_makes_its_kernels_and_their_programs_stale() -> None:
+def test_another_cubin_makes_its_kernels_and_their_programs_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     package, rope, norm, whole = Package(), *(catalogue()[i] for i in ("rope_packed.bf16.sm90", "rmsnorm.bf16.sm90", "executor.cuda"))
     before = [digest.component_digests(c, "parity", package=package) for c in (rope, norm, whole)]
-    after = Package()
-    real = after.binaries
-    after.binaries = lambda c: "another" if c.id == rope.id else real(c)  # type: ignore[method-assign, union-attr, unused-ignore]
+    after, real = Package(), digest._binaries
+    monkeypatch.setattr(digest, "_binaries", lambda c, p: "another" if c.id == rope.id else real(c, p))
     now = [digest.component_digests(c, "parity", package=after) for c in (rope, norm, whole)]
     assert [sorted(n for n in a if a[n] != b[n]) for a, b in zip(before, now, strict=True)] == [["binaries"], [], ["kernels"]]
 
@@ -75,9 +75,9 @@ changed or taken away, or that means something else, raises SHAPE there, and the
 
 def test_shapes_stand_for_the_defaults_that_they_stood_for() -> None:
     modules = {"component": component, "types": types, "ops.spec": spec}
-    assert {m: x.SHAPE for m, x in modules.items()} == dict.fromkeys(digest.SHAPES, 1)
-    assert sorted(SHAPES) == sorted(n for names in digest.SHAPES.values() for n in names)
-    for module, names in digest.SHAPES.items():
+    assert {m: x.SHAPE for m, x in modules.items()} == dict.fromkeys(SHAPES_OF, 1)
+    assert sorted(SHAPES) == sorted(n for names in SHAPES_OF.values() for n in names)
+    for module, names in SHAPES_OF.items():
         for name in names:
             held = {f.name: f.default for f in fields(getattr(modules[module], name)) if f.default is not MISSING}
             assert {n: held.get(n, "gone") for n in SHAPES[name]} == SHAPES[name]

@@ -5,9 +5,9 @@ from test_cuda_host import FAULTS
 
 from alpha.registry import check, policy
 from alpha.registry.check import ERROR, WARNING
-from alpha.registry.digest import Package
 from alpha.registry.evidence import reference_classes, shipped_root
 from alpha.registry.faults import load_faults
+from alpha.registry.package import Package
 from alpha.train.catalogue import catalogue
 
 

@@ -18,12 +18,12 @@ from alpha.gates.device_code import lint as kernels_lint
 from alpha.gates.run import pin_of
 from alpha.profile.noise import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
-from alpha.registry.digest import Package
 from alpha.registry.evidence import default_roots, local_root, shipped_root
 from alpha.registry.faults import Fault, broken
 from alpha.registry.gpu import class_here, gpu_class, why_not_here
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.machine import machine_class
+from alpha.registry.package import Package
 from alpha.registry.pins import Pins, folder_of
 from alpha.registry.record import FORMAT, Record
 

@@ -25,7 +25,7 @@ from alpha.ops.table import row
 from alpha.profile.noise import wilson
 from alpha.registry import mutants as kept
 from alpha.registry import policy
-from alpha.registry.digest import Package
+from alpha.registry.package import Package
 from alpha.tomlfile import read_toml
 
 NUMBER = 36

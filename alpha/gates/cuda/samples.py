@@ -229,7 +229,7 @@ SAMPLES: Mapping[str, Make] = {
     "take_row": _take_row,
     "rope_packed": _rope,
 }
-"""Row -> its further samples. Evidence binds to a component's own entry (registry/digest.py, BY_OP)."""
+"""Row -> its further samples. Evidence binds to a component's own entry (registry/package.py, BY_OP)."""
 
 EXACT: Mapping[str, Make] = {
     "gelu": partial(_gelu, back=False, exact=True),

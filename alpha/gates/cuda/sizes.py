@@ -44,7 +44,7 @@ LARGE: Mapping[str, Mapping[str, object]] = {
     "attention": ATTENTIONS,
     "attention_bwd": ATTENTIONS,
 }
-"""Row -> its large cases of parity. Of this and the tables below evidence binds to a component's own entry (registry/digest.py, BY_OP)."""
+"""Row -> its large cases of parity. Of this and the tables below evidence binds to a component's own entry (registry/package.py, BY_OP)."""
 
 
 def large_names(component: Component) -> list[str]:

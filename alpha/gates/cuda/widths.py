@@ -110,7 +110,7 @@ SAMPLES: Mapping[str, Make] = {
     "rope_packed": _rope,
     "dropout": _dropout,
 }
-"""Row -> its samples, made from its name. Evidence binds to a component's own entry (registry/digest.py, BY_OP)."""
+"""Row -> its samples, made from its name. Evidence binds to a component's own entry (registry/package.py, BY_OP)."""
 
 
 def of(op: str, rng: np.random.Generator, which: str) -> list[Sample]:

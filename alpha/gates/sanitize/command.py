@@ -18,9 +18,9 @@ from alpha.errors import InputError
 from alpha.gates.processes import termination_raises
 from alpha.gates.sanitize import engine as cuda_sanitize
 from alpha.gates.sanitize import tool as sanitize_tool
-from alpha.registry.digest import Package
 from alpha.registry.gpu import gpu_class, why_not_here
 from alpha.registry.judge import FAIL, NOT_RUN, PASS
+from alpha.registry.package import Package
 from alpha.registry.status import Registry
 from alpha.train.catalogue import catalogue
 

@@ -48,11 +48,12 @@ from alpha.gates.processes import threads
 from alpha.gates.sanitize.tool import TOOLS, Seen, run, version
 from alpha.gates.subjects import Case, cases, fresh_nonce, generator, spec_of
 from alpha.ops.numerics import round_to
-from alpha.registry.digest import Package, component_digests, symbol_digest
+from alpha.registry.digest import component_digests
 from alpha.registry.evidence import write_atomic
 from alpha.registry.faults import Fault, broken, text_of
 from alpha.registry.gpu import class_of_key
 from alpha.registry.judge import FAIL, NOT_RUN, PASS
+from alpha.registry.package import Package, symbol_digest
 from alpha.registry.record import canonical, content_hash
 from alpha.tomlfile import read_toml
 from alpha.types import Attrs, TensorType

@@ -20,11 +20,12 @@ from alpha.errors import InputError, MachineError
 from alpha.gates import perf
 from alpha.gates.cuda import perf as cuda_perf
 from alpha.registry import policy
-from alpha.registry.digest import Package, component_digests
+from alpha.registry.digest import component_digests
 from alpha.registry.evidence import shipped_root
 from alpha.registry.gpu import class_here, family, gpu_environment, why_not_here
 from alpha.registry.judge import judge
 from alpha.registry.machine import environment, processor
+from alpha.registry.package import Package
 from alpha.registry.pins import FEWEST, FLOOR, MOST, Pin, Pins, code_of, folder_of, key_of, line_of
 
 MEASUREMENTS = {"cpu": 8, "cuda": 8}

@@ -20,9 +20,10 @@ from alpha.registry import judge as judges
 from alpha.registry import mutants, policy
 from alpha.registry.catches import NAME, Catch, catch_digests, load_catches, save_catches
 from alpha.registry.check import ERROR, WARNING, Checked, Finding, check, github, plain
-from alpha.registry.digest import Package, component_digests
+from alpha.registry.digest import component_digests
 from alpha.registry.evidence import path_of, save, write_reference
 from alpha.registry.faults import Fault
+from alpha.registry.package import Package
 from alpha.registry.pins import Pins, binding, folder_of, key_of_record
 from alpha.registry.record import Record, canonical, content_hash
 

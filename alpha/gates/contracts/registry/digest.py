@@ -14,7 +14,8 @@ from alpha.component import Component, Envelope, Limit, Measured
 from alpha.errors import InputError
 from alpha.gates.contracts.registry.common import Case, Checks, folder, write_package
 from alpha.ops.table import row, table
-from alpha.registry.digest import Package, calls_blas, component_digests, contract_targets, module_digest, symbol_digest, value_digest
+from alpha.registry.digest import calls_blas, component_digests, contract_targets, value_digest
+from alpha.registry.package import Package, module_digest, symbol_digest
 
 BASE: Mapping[str, str] = {
     "main.py": '''"""Doc."""

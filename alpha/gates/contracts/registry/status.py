@@ -13,10 +13,11 @@ from alpha.component import KINDS, Catalogue, Component, Envelope, Limit, Measur
 from alpha.errors import GraphError, InputError, UngatedError
 from alpha.gates.contracts.registry.common import HERE, OTHER, SAME_ISA, Case, Checks, folder, make, parity_case, pin_of
 from alpha.registry import policy
-from alpha.registry.digest import Package, component_digests
+from alpha.registry.digest import component_digests
 from alpha.registry.evidence import save
 from alpha.registry.judge import FAIL, NOT_RUN
 from alpha.registry.machine import MachineClass
+from alpha.registry.package import Package
 from alpha.registry.pins import Pins, binding, folder_of, key_of_record
 from alpha.registry.record import Record, canonical
 from alpha.registry.status import Registry
