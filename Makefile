@@ -5,6 +5,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Two workers: tests that must not be disturbed are marked `alone`, and the other worker waits for them (alpha/gates/plugin.py).
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest suites -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup train test test-all nvcc kernels lint gates clean
 
@@ -21,10 +24,10 @@ train: setup
 	@$(BIN)/alpha train configs/demo.toml
 
 test: setup
-	@$(BIN)/python -m pytest suites
+	@$(PYTEST)
 
 test-all: setup
-	@$(BIN)/python -m pytest suites --all
+	@$(PYTEST) --all
 
 nvcc: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[nvcc]'

@@ -9,13 +9,21 @@ On a GPU, `sampled` reruns one gate of every component of the GPU, drawn from th
 Executed cases are counted against those asked for: what `-m`, `-k` and paths leave. A gate that was asked for and of which nothing ran is
 red. Tests marked h100 on a machine without a Hopper GPU are NOT_RUN, with the reason, and never count as passed. Where no test that was
 asked for could run, the exit code is 3.
+
+Several workers (pytest-xdist, `-n 2`) share one seed and choose the same; what each ran is told to the session that started them, which
+counts. A test marked `alone`, and on a GPU each marked h100, runs while the other workers wait: it times something, or asks for all of
+the machine. Such tests come last. The session ends with its slowest tests.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +33,10 @@ import pytest
 from alpha.backends.cuda.binaries import sources_of
 from alpha.component import Component
 from alpha.cuda_runtime.compile import REPOSITORY, compile_all
+from alpha.errors import AlphaError
 from alpha.gates import audit, run
 from alpha.registry import policy
-from alpha.registry.evidence import local_root, save, shipped_root
+from alpha.registry.evidence import local_root, save, shipped_root, write_atomic
 from alpha.registry.gpu import family, gpu_class, why_not_here
 from alpha.registry.judge import BASELINE, NOT_RUN, Judgement
 from alpha.registry.record import Record
@@ -36,32 +45,60 @@ from alpha.train import forbidden
 from alpha.train.catalogue import catalogue
 
 TENTH = 10
+SLOWEST = 10
+"""How many tests the closing lines name, with their seconds."""
 NOTHING_RAN = 3
 """Exit code of a session in which nothing that was asked for could run, as everywhere in Alpha. pytest's own use of 3 is an internal error,
 which it prints."""
 _PLAN = pytest.StashKey["Plan"]()
+_CLOCK = pytest.StashKey["Clock"]()
 
 
-class Plan:
+@dataclass
+class Tally:
+    """What came of a session, or of one of its workers: gates by name, tests by id."""
+
+    declared: dict[str, int] = field(default_factory=dict)
+    executed: dict[str, int] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
+    noisy: dict[str, int] = field(default_factory=dict)
+    not_run: dict[str, str] = field(default_factory=dict)
+    selected: set[str] = field(default_factory=set)
+    needs_gpu: set[str] = field(default_factory=set)
+    ran: set[str] = field(default_factory=set)
+    drawn: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        """As a worker tells it: sets as lists."""
+        values = {f.name: getattr(self, f.name) for f in fields(Tally)}
+        return {name: sorted(value) if isinstance(value, set) else value for name, value in values.items()}
+
+    def add(self, told: Mapping[str, Any]) -> None:
+        """What another worker tells. All of them collect the same, so that is taken once; what they ran is added."""
+        for gate, count in told["declared"].items():
+            self.declared[gate] = max(count, self.declared.get(gate, 0))
+        for name in ("executed", "first", "noisy"):
+            counts = getattr(self, name)
+            for gate, count in told[name].items():
+                counts[gate] = counts.get(gate, 0) + count
+        for name in ("not_run", "selected", "needs_gpu", "ran"):
+            getattr(self, name).update(told[name])
+        self.drawn |= told["drawn"]
+
+
+class Plan(Tally):
     """What this session runs and what came of it."""
 
     def __init__(self, config: pytest.Config) -> None:
+        super().__init__()
         self.everything = bool(config.getoption("--all"))
         self.only_stale = bool(config.getoption("--stale"))
-        given = config.getoption("--seed")
+        given = getattr(config, "workerinput", {}).get("alpha_seed", config.getoption("--seed"))
         self.seed = int(given) if given is not None else random.SystemRandom().randrange(2**32)
         self.evidence: str = config.getoption("--evidence")
         self.registry = Registry(catalogue())
         self.chosen: dict[str, list[Component]] = {}
-        self.declared: dict[str, int] = {}
-        self.executed: dict[str, int] = {}
-        self.first: dict[str, int] = {}
-        self.noisy: dict[str, int] = {}
-        self.not_run: dict[str, str] = {}
-        self.selected: set[str] = set()
-        self.needs_gpu: set[str] = set()
-        self.ran: set[str] = set()
-        self.drawn = False
+        self.locks: tempfile.TemporaryDirectory[str] | None = None
 
     def components(self, gate: str) -> list[Component]:
         """Components whose gate runs in this session."""
@@ -81,14 +118,15 @@ class Plan:
 class Measured:
     """Runs one gate of one component and keeps its record."""
 
-    def __init__(self, plan: Plan, component: Component, gate: str) -> None:
-        self._plan, self.component, self.gate = plan, component, gate
+    def __init__(self, config: pytest.Config, component: Component, gate: str) -> None:
+        self._config, self._plan, self.component, self.gate = config, config.stash[_PLAN], component, gate
 
     def __call__(self) -> tuple[Record, Judgement]:
         record = run.measure(self.component, self.gate)
         judgement = run.judged(record, self.component)
         if self._plan.root is not None:
-            save([record], self._plan.root)
+            with locked(self._config, "evidence"):  # a file holds all gates of a component, and each worker would write what it read
+                save([record], self._plan.root)
         self._plan.executed[self.gate] = self._plan.executed.get(self.gate, 0) + (judgement.verdict != NOT_RUN or judgement.noisy)
         self._plan.noisy[self.gate] = self._plan.noisy.get(self.gate, 0) + judgement.noisy
         self._plan.first[self.gate] = self._plan.first.get(self.gate, 0) + (judgement.verdict == BASELINE)
@@ -105,7 +143,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gate(name): runs one gate once per component that owes it")
+    config.addinivalue_line("markers", "alone: times something or asks for all of the machine: the other workers wait, and it comes last")
     config.stash[_PLAN] = Plan(config)
+    config.stash[_CLOCK] = Clock()
+    config.pluginmanager.register(config.stash[_CLOCK], "alpha clock")
     forbidden.watch_tests([Path(tempfile.gettempdir()), REPOSITORY / ".alpha" / "emulated"])
 
 
@@ -115,6 +156,48 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     chosen = metafunc.config.stash[_PLAN].components(str(marker.args[0]))
     metafunc.parametrize("measured", chosen, ids=[c.id for c in chosen], indirect=True)
+
+
+def alone(item: pytest.Item) -> bool:
+    """Whether other workers wait while this test runs: it is marked so, measures speed, or runs on the GPU, of which there is one."""
+    gate = item.get_closest_marker("gate")
+    timed = gate is not None and str(gate.args[0]) == "perf"
+    return timed or item.get_closest_marker("alone") is not None or (item.get_closest_marker("h100") is not None and not hopper())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Beside other workers: files that took long when they last ran come first, so that no worker is left alone with one, and files of
+    nothing but tests that run alone come last."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        return
+    seconds, by_file = worker["alpha_seconds"], dict[str, list[pytest.Item]]()
+    for item in items:
+        by_file.setdefault(item.nodeid.split("::")[0], []).append(item)
+    last = {f for f, own in by_file.items() if all(alone(i) for i in own)}
+    items[:] = [i for f in sorted(by_file, key=lambda f: (f in last, -seconds.get(f, 0.0))) for i in by_file[f]]
+
+
+@contextmanager
+def locked(config: pytest.Config, name: str, *, shared: bool = False) -> Iterator[None]:
+    """Holds a lock of this session's workers, `shared` with others that share it; nothing where there are no workers."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        yield
+        return
+    with open(Path(worker["alpha_locks"]) / name, "w") as file:  # closed, hence unlocked, however the process ends
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that runs alone waits until those of the other workers have ended, and they wait for it. Who waits holds the turn, so that
+    nobody else begins."""
+    with ExitStack() as held:
+        with locked(item.config, "turn", shared=not alone(item)):
+            held.enter_context(locked(item.config, "machine", shared=not alone(item)))
+        return (yield)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -142,12 +225,64 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         item.config.stash[_PLAN].ran.add(item.nodeid)
 
 
+class Clock:
+    """Seconds of each test of a session, its fixtures included, wherever it ran; of each file from session to session."""
+
+    PATH = REPOSITORY / ".alpha" / "seconds.json"
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Set-up, call and end of a test."""
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def before(self) -> dict[str, float]:
+        """What each file took when it last ran; {} where that is not known. Only the order of the files depends on it."""
+        try:
+            return {str(file): float(seconds) for file, seconds in json.loads(self.PATH.read_text(encoding="utf-8")).items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+    def keep(self) -> None:
+        """For the next session."""
+        files: dict[str, float] = {}
+        for test, seconds in self.seconds.items():
+            file = test.split("::")[0]
+            files[file] = round(files.get(file, 0.0) + seconds, 1)
+        with suppress(AlphaError):  # a folder that cannot be written costs the next session its order, nothing more
+            write_atomic(self.PATH, json.dumps({**self.before(), **files}, indent=0, sort_keys=True) + "\n")
+
+    def lines(self) -> list[str]:
+        """The seconds of all tests, then the slowest."""
+        slowest = sorted(self.seconds.items(), key=lambda x: -x[1])[:SLOWEST]
+        total = f"{sum(self.seconds.values()):.0f} s in {len(self.seconds)} tests; the slowest {len(slowest)}:"
+        return [total, *(f"{seconds:7.1f} s  {test}" for test, seconds in slowest)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker of pytest-xdist is about to start: it draws what all draw, and knows where their locks lie."""
+    plan = node.config.stash[_PLAN]
+    if plan.locks is None:
+        plan.locks = tempfile.TemporaryDirectory(prefix="alpha-workers-")
+    node.workerinput |= {"alpha_seed": plan.seed, "alpha_locks": plan.locks.name, "alpha_seconds": node.config.stash[_CLOCK].before()}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker has ended; one that broke down tells nothing, and its session is red for that."""
+    told = getattr(node, "workeroutput", {}).get("alpha_tally")
+    if told is not None:
+        node.config.stash[_PLAN].add(told)
+
+
 @pytest.fixture
 def measured(request: pytest.FixtureRequest) -> Measured:
     """Call it to run the gate of this test's marker on this test's component."""
     marker = request.node.get_closest_marker("gate")
     assert marker is not None
-    return Measured(request.config.stash[_PLAN], request.param, str(marker.args[0]))
+    return Measured(request.config, request.param, str(marker.args[0]))
 
 
 @pytest.fixture
@@ -219,6 +354,11 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     for why in sorted(set(plan.not_run.values())):
         count = sum(w == why for w in plan.not_run.values())
         terminalreporter.write_line(f"NOT_RUN: {count} tests: {why}")
+    clock = config.stash[_CLOCK]
+    if len(clock.seconds) > SLOWEST:
+        terminalreporter.section("time")
+        for line in clock.lines():
+            terminalreporter.write_line(line)
     if exitstatus == 0 and _nothing_ran(config):
         terminalreporter.write_line(f"NOT_RUN: none of the {len(plan.selected)} tests asked for could run; exit code {NOTHING_RAN}")
 
@@ -226,6 +366,12 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A session in which nothing that was asked for could run ends with 3. One in which nothing of a gate that was asked for ran is red."""
     plan = session.config.stash.get(_PLAN, None)
+    if plan is not None and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["alpha_tally"] = plan.plain()  # who started this worker decides
+        return
+    if plan is not None and plan.locks is not None:
+        session.config.stash[_CLOCK].keep()
+        plan.locks.cleanup()
     if plan is None or exitstatus != 0 or session.config.getoption("collectonly"):
         return
     if _nothing_ran(session.config):

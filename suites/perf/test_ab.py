@@ -8,6 +8,8 @@ from alpha.registry.judge import FAIL, judge
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
 
+pytestmark = pytest.mark.alone
+
 
 def _record(verdict: Verdict) -> Record:
     absolute: dict[str, object] = {"name": "cache", "share": 0.5, "times_ns": [1]}

@@ -18,6 +18,8 @@ from alpha.profile.store import Store
 from alpha.train.assemble import program_for
 from alpha.train.catalogue import catalogue
 
+pytestmark = pytest.mark.alone
+
 DEMO = Path(__file__).parents[2] / "configs" / "demo.toml"
 LIMIT = 0.005
 
