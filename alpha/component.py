@@ -1,7 +1,7 @@
 """Components and catalogues as plain data. Floor 0.
 
 A component is anything that a production run may use and that a gate must have passed first: a kernel, a graph pass, an optimizer,
-a learning-rate schedule, a sampler, a tokenizer, an executor, a checkpoint format. The registry (floor 3) says whether it is usable.
+a sampler, a tokenizer, an executor, a checkpoint format. The registry (floor 3) says whether it is usable.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from dataclasses import dataclass, field
 from alpha.errors import GraphError, InputError
 from alpha.types import Attrs, TensorType
 
-KINDS = ("kernel", "pass", "schedule", "sampler", "tokenizer", "corpus", "split", "shards", "executor", "checkpoint", "model", "program",
+KINDS = ("kernel", "pass", "sampler", "tokenizer", "corpus", "split", "shards", "executor", "checkpoint", "model", "program",
          "optimizer", "evidence", "flops", "yardstick")
-"""Closed list of kinds; alpha/registry/policy.py says which gates each owes."""
+"""Closed list of kinds: what a component is. Which gates it owes says its profile."""
 
 SHAPE = 1
 """Version of the fields of the data classes here, raised by hand: evidence binds to it in their place (alpha/registry/package.py)."""
-
-GATES = ("parity", "gradient", "determinism", "faults", "perf")
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -70,6 +67,7 @@ class Component:
 
     `id`: `<op or name>.<dtype or variant>.<backend>`, e.g. `matmul.f32.cpu`, `fuse.pass`, `tokenizer.bpe`.
     `implementation`: the callable or class whose syntax tree (with its callees in the package) is the digest.
+    `profile`: whose gates it owes (alpha/registry/gates.py); a kernel's is `kernel`, every other component names its own.
     `op`: the op row that a kernel implements. `presupposes`: ids that must be usable before this one is.
     `requires`: what a machine must have to run it, such as `sm_90a`; elsewhere its gates are NOT_RUN, with the reason.
     `binaries`: name -> digest of every compiled file that it may load (kernels of the GPU); part of what evidence binds to.
@@ -84,6 +82,7 @@ class Component:
     kind: str
     implementation: Callable
     backend: str = "host"
+    profile: str = "kernel"
     op: str | None = None
     presupposes: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
@@ -101,6 +100,9 @@ class Component:
             raise GraphError("a kernel names its op row", came=self.id)
         if self.kind != "kernel" and not self.contract:
             raise GraphError("a component without an op row names its contract module", came=self.id)
+        if (self.kind == "kernel") != (self.profile == "kernel"):
+            raise GraphError("the profile of a component says which gates it owes", came=f"{self.id}: {self.profile}",
+                             expected="`kernel` for a kernel, another one for everything else", do="name one of alpha/registry/gates.py")
 
 
 class Catalogue:

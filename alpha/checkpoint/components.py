@@ -17,7 +17,8 @@ class SimpleCheckpoint:
 
 
 COMPONENTS = (
-    Component(id="checkpoint.simple", kind="checkpoint", implementation=SimpleCheckpoint, contract="alpha.gates.contracts.checkpoint"),
+    Component(id="checkpoint.simple", kind="checkpoint", profile="host", implementation=SimpleCheckpoint,
+              contract="alpha.gates.contracts.checkpoint"),
 )
 
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from alpha.component import GATES, Catalogue
+from alpha.component import Catalogue
 from alpha.registry.evidence import default_roots
+from alpha.registry.gates import GATES
 from alpha.registry.status import Registry, Status
 
 KEPT_S = 60.0

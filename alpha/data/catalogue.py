@@ -12,15 +12,15 @@ from alpha.data.tokenizer import BPETokenizer, ByteTokenizer
 
 _CONTRACT = "alpha.gates.contracts.data"
 COMPONENTS = (
-    Component(id="corpus.folder", kind="corpus", implementation=open_corpus, contract=_CONTRACT),
-    Component(id="corpus.stdlib", kind="corpus", implementation=stdlib_corpus, contract=_CONTRACT),
-    Component(id="ngram.order2", kind="yardstick", implementation=Order2Model, contract=_CONTRACT),
-    Component(id="sampler.ordered", kind="sampler", implementation=ordered_batches, contract=_CONTRACT),
-    Component(id="sampler.permuted", kind="sampler", implementation=PermutedSampler, contract=_CONTRACT),
-    Component(id="shards.v1", kind="shards", implementation=token_stream, contract=_CONTRACT),
-    Component(id="split.by_file", kind="split", implementation=split_by_file, contract=_CONTRACT),
-    Component(id="tokenizer.bpe", kind="tokenizer", implementation=BPETokenizer, contract=_CONTRACT),
-    Component(id="tokenizer.bytes", kind="tokenizer", implementation=ByteTokenizer, contract=_CONTRACT),
+    Component(id="corpus.folder", kind="corpus", profile="host", implementation=open_corpus, contract=_CONTRACT),
+    Component(id="corpus.stdlib", kind="corpus", profile="host", implementation=stdlib_corpus, contract=_CONTRACT),
+    Component(id="ngram.order2", kind="yardstick", profile="host", implementation=Order2Model, contract=_CONTRACT),
+    Component(id="sampler.ordered", kind="sampler", profile="host", implementation=ordered_batches, contract=_CONTRACT),
+    Component(id="sampler.permuted", kind="sampler", profile="host", implementation=PermutedSampler, contract=_CONTRACT),
+    Component(id="shards.v1", kind="shards", profile="host", implementation=token_stream, contract=_CONTRACT),
+    Component(id="split.by_file", kind="split", profile="host", implementation=split_by_file, contract=_CONTRACT),
+    Component(id="tokenizer.bpe", kind="tokenizer", profile="host", implementation=BPETokenizer, contract=_CONTRACT),
+    Component(id="tokenizer.bytes", kind="tokenizer", profile="host", implementation=ByteTokenizer, contract=_CONTRACT),
 )
 
 

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from alpha import config
-from alpha.component import GATES
 from alpha.errors import InputError, MachineError
 from alpha.gates import audit, run
 from alpha.gates.adversarial import catches, cuda_plant, mutants
@@ -29,6 +28,7 @@ from alpha.registry import mutants as registry_mutants
 from alpha.registry import policy
 from alpha.registry.evidence import default_roots, local_root, shipped_root
 from alpha.registry.faults import load_faults
+from alpha.registry.gates import GATES
 from alpha.registry.gpu import class_here
 from alpha.registry.judge import NOT_RUN, PASS, Judgement
 from alpha.registry.machine import machine_class
@@ -58,7 +58,7 @@ def cmd_list(*, console: Console | None = None) -> int:
     for column in ("component", "kind", "backend", "owes"):
         table.add_column(column, no_wrap=True)
     for c in catalogue():
-        exempt = [g for g in policy.OWED[c.kind] if policy.exemption(c, g)]
+        exempt = policy.exempt(c)
         table.add_row(c.id, c.kind, c.backend, " ".join(policy.owed(c)) + (f"  [dim](exempt: {' '.join(exempt)})[/]" if exempt else ""))
     out.print(table)
     out.print(f"{len(catalogue())} components")

@@ -52,7 +52,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     pin_blas()
     subjects_of(component).warm_up(*WORKERS)
     todo = chosen(component, nonce)
-    least = -(-required_runs(component) // max(1, len(todo)))
+    least = -(-required_runs(component, "determinism") // max(1, len(todo)))
     rng = generator(nonce, component.id, "determinism")
     found = []
     with neighbour(int(rng.integers(2**31))):

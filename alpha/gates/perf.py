@@ -44,11 +44,10 @@ from alpha.gates.subjects import (
 )
 from alpha.gates.tolerance import allowance, weighed
 from alpha.profile.noise import CLOCK, block, orders, repeats_for
-from alpha.registry.evidence import shipped_root
 from alpha.registry.gpu import class_here
 from alpha.registry.judge import RATIO
 from alpha.registry.machine import processor
-from alpha.registry.pins import Line, Pins, folder_of, key_of
+from alpha.registry.pins import Line, key_of, shipped_pins
 from alpha.registry.record import Record
 
 SIZES = {"cache": (60_000, 8_000_000), "memory": (1_200_000, 150_000_000)}
@@ -82,7 +81,7 @@ class Ceiling:
 def lines(component: Component) -> dict[str, Line]:
     """case -> the line by which it is judged on this machine; {} where nothing is pinned."""
     here = class_here(component)
-    pin = Pins(folder_of(shipped_root())).load(key_of(here.key, processor())).get(component.id) if here is not None else None
+    pin = shipped_pins().load(key_of(here.key, processor())).get(component.id) if here is not None else None
     return {case: line for case in pin.shares if (line := pin.line(case)) is not None} if pin is not None else {}
 
 
@@ -102,7 +101,8 @@ def measure(component: Component, nonce: str | None = None, *, tries: int | None
     """Run the absolute half; the verdict is the judge's. `tries`: see `best_of`; given, outputs are not held against other calls."""
     nonce = nonce or fresh_nonce()
     if component.kind != "kernel":
-        raise GraphError("only kernels have a ceiling to be measured against", came=component.id, do="take perf off its kind's gates")
+        raise GraphError("only kernels have a ceiling to be measured against", came=component.id,
+                         do="give it a profile that does not owe perf (alpha/registry/gates.py)")
     pin_blas()
     line = lines(component)
     todo = representative(component, nonce)

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from alpha.component import GATES, Catalogue, Component
+from alpha.component import Catalogue, Component
 from alpha.errors import InputError
-from alpha.gates import determinism, faults, gradient, parity, perf
-from alpha.gates.cuda import determinism as cuda_determinism
-from alpha.gates.cuda import faults as cuda_faults
-from alpha.gates.cuda import gradient as cuda_gradient
-from alpha.gates.cuda import parity as cuda_parity
-from alpha.gates.cuda import perf as cuda_perf
 from alpha.gates.subjects import crash, fresh_nonce, make_record
 from alpha.registry import policy
-from alpha.registry.evidence import local_root, save, shipped_root
+from alpha.registry.evidence import local_root, save
+from alpha.registry.gates import engine_of, gate_of, seconds_of
 from alpha.registry.gpu import class_here, why_not_here
 from alpha.registry.judge import FAIL, Judgement, judge
-from alpha.registry.pins import Pin, Pins, folder_of
+from alpha.registry.pins import shipped_pins
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.train import forbidden
 
-ENGINES: dict[str, Callable[[Component, str | None], Record]] = {
-    "parity": parity.measure, "gradient": gradient.measure, "determinism": determinism.measure, "faults": faults.measure,
-    "perf": perf.measure,
-}
-
-CUDA_ENGINES: dict[str, Callable[[Component, str | None], Record]] = {
-    "parity": cuda_parity.measure, "gradient": cuda_gradient.measure, "determinism": cuda_determinism.measure,
-    "faults": cuda_faults.measure, "perf": cuda_perf.measure,
-}
-"""Of kernels of the GPU (policy.MEASURE_CUDA)."""
-
-_GUESS = {"faults": 0.1, "gradient": 0.2, "determinism": 0.5, "parity": 0.6, "perf": 0.6}
-"""Seconds, until a record says how long its gate took here."""
-
 PERF_TRIES, PAUSE = 3, 2.0
 """Measurements of a share above 1 or below its line, before it is believed that work was skipped or became slower; seconds between two."""
-
-_WHOLE_MODELS = 40.0
-"""The same for a gate of the GPU's executor, which holds whole models against the oracle and walks eight training runs."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +48,13 @@ class Done:
         return not self.left and all(j.satisfied for j in self.judgements)
 
 
+def engine_for(gate: str, component: Component) -> Callable[[Component, str | None], Record]:
+    """The function that measures a gate on this component, from the gate table; InputError for an unknown gate."""
+    module, _, name = engine_of(gate, component).partition(":")
+    found: Callable[[Component, str | None], Record] = getattr(importlib.import_module(module), name)
+    return found
+
+
 def measure(component: Component, gate: str, nonce: str | None = None) -> Record:
     """One gate, with the seconds that it took in the record's environment. An engine that ends in an error is a failed case, not the end
     of the run.
@@ -77,17 +63,15 @@ def measure(component: Component, gate: str, nonce: str | None = None) -> Record
     perf is then measured again, at most PERF_TRIES times, and the last counts, so that a kernel that skips work or became slower is still
     found out. What gave wrong outputs is not. `tries` of the environment says how often.
     """
-    if gate not in ENGINES:
-        raise InputError("no such gate", came=gate, expected=", ".join(GATES))
+    engine = engine_for(gate, component)
     forbidden.watch()
     start = time.perf_counter()
     nonce, tries = nonce or fresh_nonce(), 1
     try:
-        engines = CUDA_ENGINES if component.backend == "cuda" and component.kind == "kernel" else ENGINES
-        record = engines[gate](component, nonce)
-        while gate == "perf" and tries < PERF_TRIES and _by_chance(record, component):
+        record = engine(component, nonce)
+        while gate_of(gate).pinned and tries < PERF_TRIES and _by_chance(record, component):
             time.sleep(PAUSE)
-            record, tries = engines[gate](component, nonce), tries + 1
+            record, tries = engine(component, nonce), tries + 1
     except Exception as error:
         failed: dict[str, object] = {
             "name": "measure", "kind": "exact" if gate == "parity" else "absolute", "error": float("inf"), "bound": 0.0, "directions": 1,
@@ -104,13 +88,8 @@ def _by_chance(record: Record, component: Component) -> bool:
 
 
 def judged(record: Record, component: Component) -> Judgement:
-    """The judge with what the component's kind asks for."""
-    return judge(record, runs=policy.required_runs(component), pin=pin_of(record))
-
-
-def pin_of(record: Record) -> Pin | None:
-    """The pin by which a record of the perf gate is judged; None for other gates, and where its kind of machine has none."""
-    return Pins(folder_of(shipped_root())).of(record) if record.gate == "perf" else None
+    """The judge with what the component's profile asks for."""
+    return judge(record, runs=policy.required_runs(component, record.gate), pin=shipped_pins().of(record))
 
 
 def tasks(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str] = (), *, stale: bool = True,
@@ -146,7 +125,7 @@ def not_here(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str]
 
 
 def _seconds(registry: Registry, component: Component, gate: str) -> float:
-    guess = _WHOLE_MODELS if (component.kind, component.backend) == ("executor", "cuda") else _GUESS[gate]
+    guess = seconds_of(gate, component)
     try:
         here = class_here(component) or registry.machine
         having = registry.evidence.load(component.id, here.key).get(gate, [])

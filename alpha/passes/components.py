@@ -19,4 +19,4 @@ def fill(catalogue: Catalogue) -> None:
     """Add every pass; `layout.pass` is the state layout and its resharding arithmetic."""
     for name, implementation in (("differentiate", differentiate), ("recompute", recompute), ("fuse", fuse), ("schedule", schedule),
                                  ("select", select), ("memory", layout), ("verify", verify), ("layout", reshard)):
-        catalogue.add(Component(id=f"{name}.pass", kind="pass", implementation=implementation, contract=_CONTRACT))
+        catalogue.add(Component(id=f"{name}.pass", kind="pass", profile="host", implementation=implementation, contract=_CONTRACT))

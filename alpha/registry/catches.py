@@ -51,7 +51,7 @@ class Catch:
         too little to pass would be rejected for that alone, so the number of repeats is not asked for. `pins`: what perf is held to."""
         if self.record is None:
             return bool(self.error)
-        return judge(self.record, runs=0, pin=pins.of(self.record) if self.gate == "perf" else None).verdict == FAIL
+        return judge(self.record, runs=0, pin=pins.of(self.record)).verdict == FAIL
 
 
 def catch_digests(fault: Fault, component: Component, package: Package | None = None) -> dict[str, str]:

@@ -20,6 +20,7 @@ from alpha.registry.claims import why_no_claim
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import REFERENCE, classes, load_file, path_of, reference_classes, stale
 from alpha.registry.faults import Fault
+from alpha.registry.gates import PINNED
 from alpha.registry.gpu import family, family_of
 from alpha.registry.judge import Judgement, judge
 from alpha.registry.package import Package
@@ -99,6 +100,9 @@ class _Check:
             for number, record in enumerate(records.values(), 1):
                 self.record(path, number, component, record, reference=reference)
             if reference:
+                if not policy.owed(component):
+                    self.say(ERROR, path, 0, component.id, f"it owes no gate: no gate names its profile {component.profile!r}",
+                             "name a profile of alpha/registry/gates.py")
                 for gate in policy.owed(component):
                     if gate not in records:
                         self.say(ERROR, path, 0, f"{component.id} {gate}", "no evidence on the reference class",
@@ -110,12 +114,11 @@ class _Check:
         if record.gate not in policy.owed(component):
             self.say(ERROR, path, number, about, "evidence of a gate that the component does not owe", "remove the line")
             return
-        pin = self.pins.of(record) if record.gate == "perf" else None
-        judgement = judge(record, runs=policy.required_runs(component), pin=pin)
+        judgement = judge(record, runs=policy.required_runs(component, record.gate), pin=self.pins.of(record))
         if not judgement.satisfied:
             self.say(ERROR, path, number, about, f"{judgement.verdict}: {'; '.join(judgement.reasons[:5])}",
                      _rerun(component.id, record.gate))
-        elif record.gate == "perf" and reference:
+        elif record.gate in PINNED and reference:
             self.speed(path, number, component, record, judgement)
         changed = stale(record, self.digests(component, record.gate))
         if changed:

@@ -11,13 +11,19 @@ from alpha.registry.judge import judge
 from alpha.registry.status import Registry
 
 COMPONENTS = (
-    Component(id="registry.digest", kind="evidence", implementation=component_digests, contract="alpha.gates.contracts.registry.digest"),
-    Component(id="registry.evidence", kind="evidence", implementation=Evidence, contract="alpha.gates.contracts.registry.evidence"),
-    Component(id="registry.judge", kind="evidence", implementation=judge, contract="alpha.gates.contracts.registry.judge"),
-    Component(id="registry.faults", kind="evidence", implementation=load_faults, contract="alpha.gates.contracts.registry.faults"),
-    Component(id="registry.status", kind="evidence", implementation=Registry, contract="alpha.gates.contracts.registry.status",
+    Component(id="registry.digest", kind="evidence", profile="host", implementation=component_digests,
+              contract="alpha.gates.contracts.registry.digest"),
+    Component(id="registry.evidence", kind="evidence", profile="host", implementation=Evidence,
+              contract="alpha.gates.contracts.registry.evidence"),
+    Component(id="registry.judge", kind="evidence", profile="host", implementation=judge,
+              contract="alpha.gates.contracts.registry.judge"),
+    Component(id="registry.faults", kind="evidence", profile="host", implementation=load_faults,
+              contract="alpha.gates.contracts.registry.faults"),
+    Component(id="registry.status", kind="evidence", profile="host", implementation=Registry,
+              contract="alpha.gates.contracts.registry.status",
               presupposes=("registry.digest", "registry.evidence", "registry.judge")),
-    Component(id="registry.check", kind="evidence", implementation=check, contract="alpha.gates.contracts.registry.check",
+    Component(id="registry.check", kind="evidence", profile="host", implementation=check,
+              contract="alpha.gates.contracts.registry.check",
               presupposes=("registry.faults", "registry.status")),
 )
 

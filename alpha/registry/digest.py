@@ -20,7 +20,7 @@ from alpha.component import Component
 from alpha.ops.compose import FusedSpec
 from alpha.ops.spec import OpSpec
 from alpha.ops.table import row, table
-from alpha.registry import policy
+from alpha.registry.gates import measured_by
 from alpha.registry.package import BY_OP, NAME, Package, Target, Words, said
 
 _BLAS_CALLS = frozenset({"@", "matmul", "dot", "vdot", "inner", "einsum", "tensordot", "linalg"})
@@ -216,7 +216,7 @@ def component_digests(component: Component, gate: str, *, package: Package | Non
     package = package or Package()
     held: dict[str, Any] = {"implementation": _promised(component)}
     roots: dict[str, tuple[Target, ...]] = {
-        "measure": tuple(t for symbol in policy.measure_symbols(gate, component) for t in package.roots(symbol))}
+        "measure": tuple(t for symbol in measured_by(gate, component) for t in package.roots(symbol))}
     if component.op is not None:
         own = _by_op(component.op, package.closure(roots["measure"])[0], package)
         held["cases"] = [row(component.op).samples, row(component.op).exact]

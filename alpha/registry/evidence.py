@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import alpha
-from alpha.component import GATES
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.files import read_regular
+from alpha.registry.gates import GATES
 from alpha.registry.gpu import AnyClass, class_of_key, family_of
 from alpha.registry.record import MAX_BYTES, Record, parse
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import alpha
-from alpha.component import GATES, Catalogue
+from alpha.component import Catalogue
 from alpha.errors import InputError
 from alpha.registry import policy
+from alpha.registry.gates import GATES
 from alpha.registry.syntax import around, read, same_meaning
 from alpha.tomlfile import tomllib
 

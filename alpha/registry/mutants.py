@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alpha.errors import CorruptError
-from alpha.registry import policy
 from alpha.registry.evidence import write_atomic
+from alpha.registry.gates import TABLE
 from alpha.registry.package import Package
 from alpha.registry.record import FORMAT, canonical, content_hash
 
@@ -45,7 +45,7 @@ def path_of(root: Path) -> Path:
 
 def measured_by(package: Package) -> str:
     """Digest of the engines of the CPU's gates, which judge mutants."""
-    return package.hash([t for symbol in sorted(policy.MEASURE.values()) for t in package.roots(symbol)])
+    return package.hash([t for symbol in sorted({gate.engine for gate in TABLE}) for t in package.roots(symbol)])
 
 
 def load(root: Path) -> tuple[Scores, Scores] | None:

@@ -17,7 +17,8 @@ from statistics import median, stdev
 from typing import Any
 
 from alpha.errors import CorruptError
-from alpha.registry.evidence import lines_of, write_atomic
+from alpha.registry.evidence import lines_of, shipped_root, write_atomic
+from alpha.registry.gates import PINNED
 from alpha.registry.gpu import family_of
 from alpha.registry.record import Record, content_hash, parse
 
@@ -148,8 +149,8 @@ class Pins:
         self._read[key], self._relative[key] = {}, {}
 
     def of(self, record: Record) -> Pin | None:
-        """The pin that a record of the perf gate is judged by; None where its kind of machine has none."""
-        return self.load(key_of_record(record)).get(record.component)
+        """The pin that a record is judged by; None for gates that go by no pins, and where its kind of machine has none."""
+        return self.load(key_of_record(record)).get(record.component) if record.gate in PINNED else None
 
     def save(self, key: str, pins: Mapping[str, Pin], *, keep: frozenset[str] | None = None) -> Path:
         """Merge pins into a file, replaced in one step. `keep`: components that still exist (None keeps all). A file that cannot be read
@@ -185,6 +186,11 @@ class Pins:
         write_atomic(self.relative_path(key), "".join(merged[k].line() + "\n" for k in sorted(merged)))
         self._relative.pop(key, None)
         return self.relative_path(key)
+
+
+def shipped_pins() -> Pins:
+    """The pins that belong to the repository's evidence, read anew."""
+    return Pins(folder_of(shipped_root()))
 
 
 def binding(pinned: Mapping[str, str], today: Mapping[str, str]) -> dict[str, str]:

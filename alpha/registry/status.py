@@ -12,6 +12,7 @@ from alpha.registry import policy
 from alpha.registry.claims import why_no_claim
 from alpha.registry.digest import calls_blas, component_digests
 from alpha.registry.evidence import Evidence, Found, classes, current, default_roots, reference_classes, stale
+from alpha.registry.gates import gate_of
 from alpha.registry.gpu import AnyClass, class_of_key, family, family_of, gpu_class, why_not_here
 from alpha.registry.judge import NOT_RUN, judge
 from alpha.registry.machine import MachineClass, machine_class
@@ -71,7 +72,7 @@ class Status:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Gates that must be run, in the order of the policy."""
+        """Gates that must be run, in the order of the gate table."""
         return tuple(g.gate for g in self.gates.values() if not g.satisfied)
 
 
@@ -121,8 +122,7 @@ class Registry:
         finally:
             self._busy.pop()
         gates = {gate: self._gate(component, gate) for gate in policy.owed(component)}
-        exempt = {g: why for g in policy.OWED[component.kind] if (why := policy.exemption(component, g)) is not None}
-        self._status[component_id] = Status(component_id, gates, exempt, presupposed)
+        self._status[component_id] = Status(component_id, gates, policy.exempt(component), presupposed)
         return self._status[component_id]
 
     def _gate(self, component: Component, gate: str) -> GateStatus:
@@ -136,8 +136,8 @@ class Registry:
         found = self._best(component, gate, digests, machine)
         if found is None:
             return GateStatus(gate, NOT_RUN, f"no evidence on {machine.key}")
-        pin = self.pins.of(found.record) if gate == "perf" else None
-        judgement = judge(found.record, runs=policy.required_runs(component), pin=pin)
+        pin = self.pins.of(found.record)
+        judgement = judge(found.record, runs=policy.required_runs(component, gate), pin=pin)
         changed = tuple(stale(found.record, digests))
         if changed:
             why = f"evidence is older than the code: {', '.join(changed)} changed"
@@ -153,7 +153,7 @@ class Registry:
         here = self.evidence.best(component.id, machine.key, gate, digests)
         if here is not None and current(here.record, digests):
             return here
-        if gate in policy.CARRIED:
+        if gate_of(gate).carried:
             others = sorted({key for root in self.evidence.roots for key in classes(root)} - {machine.key})
             for key in (k for k in others if family_of(k) == family_of(machine.key)):
                 if not policy.carries(component, gate, class_of_key(key), machine, blas=self._calls_blas(component)):
@@ -174,7 +174,7 @@ class Registry:
         lines = [f"{component_id} {g.gate}: {g.why}; run `alpha gate run {component_id} --gate {g.gate}`"
                  for g in status.gates.values() if not g.satisfied]
         if not status.gates:
-            lines.append(f"{component_id}: its kind owes no gate, so nothing can make it usable; mend alpha/registry/policy.py")
+            lines.append(f"{component_id}: its profile owes no gate, so nothing can make it usable; mend it, or alpha/registry/gates.py")
         for p in status.presupposed:
             lines.append(f"{component_id} presupposes {p}, which is not usable")
             lines += [f"  {line}" for line in self.why_not(p)]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from alpha.flops.parts import DIRECTIONS
 from alpha.profile.figures import shown
+from alpha.registry.gates import GATES
 from alpha.report import charts
 from alpha.report.data import comparison as comparison_data
 from alpha.report.document import Table, provenance_lines
@@ -13,7 +14,6 @@ from alpha.report.extra import pandas as pd
 from alpha.report.runs import Run
 from alpha.report.series import View
 
-GATES = ("parity", "gradient", "determinism", "faults", "perf")
 NONE = "—"
 NO_TARGET = "no\u00a0target"
 LONGEST = 160

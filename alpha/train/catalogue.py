@@ -24,15 +24,15 @@ from alpha.train.components import fill as fill_train
 
 _RUN, _MODELS = "alpha.gates.contracts.run", "alpha.gates.contracts.models"
 OWN = (
-    Component(id="executor.cpu", kind="executor", backend="cpu", implementation=CpuExecutor, contract=_RUN),
-    Component(id="executor.cuda", kind="executor", backend="cuda", implementation=CudaExecutor, requires=SM90A,
+    Component(id="executor.cpu", kind="executor", profile="program", backend="cpu", implementation=CpuExecutor, contract=_RUN),
+    Component(id="executor.cuda", kind="executor", profile="program", backend="cuda", implementation=CudaExecutor, requires=SM90A,
               contract="alpha.gates.contracts.cuda_run"),
-    Component(id="program.step", kind="program", implementation=build_program, contract=_RUN),
-    Component(id="optimizer.adamw", kind="optimizer", implementation=adamw, contract=_RUN),
-    Component(id="optimizer.sgd", kind="optimizer", implementation=sgd, contract=_RUN),
-    Component(id="model.gpt", kind="model", implementation=gpt.loss, contract=_MODELS),
-    Component(id="model.llama", kind="model", implementation=llama.loss, contract=_MODELS),
-    Component(id="flops.v1", kind="flops", implementation=count, contract=_MODELS),
+    Component(id="program.step", kind="program", profile="program", implementation=build_program, contract=_RUN),
+    Component(id="optimizer.adamw", kind="optimizer", profile="program", implementation=adamw, contract=_RUN),
+    Component(id="optimizer.sgd", kind="optimizer", profile="program", implementation=sgd, contract=_RUN),
+    Component(id="model.gpt", kind="model", profile="model", implementation=gpt.loss, contract=_MODELS),
+    Component(id="model.llama", kind="model", profile="model", implementation=llama.loss, contract=_MODELS),
+    Component(id="flops.v1", kind="flops", profile="count", implementation=count, contract=_MODELS),
 )
 
 RUN_PROGRAMS = ("pass", "executor", "program", "optimizer")

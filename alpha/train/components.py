@@ -9,6 +9,7 @@ COMPONENTS = (
     Component(
         id="train.loop",
         kind="program",
+        profile="program",
         implementation=Loop,
         presupposes=("checkpoint.simple", "sampler.permuted"),
         contract="alpha.gates.contracts.train",

@@ -137,7 +137,7 @@ def test_libraries_are_opened_and_cubins_loaded_in_one_place() -> None:
     "from alpha.registry import judge\njudge.RATIO = 1000.0",
     "import alpha.registry.judge as j\nj.RATIO += 1",
     "import time\ntime.perf_counter_ns = lambda: 0",
-    "from alpha.registry import policy\ndef f():\n    policy.OWED: dict = {}",
+    "from alpha.registry import policy\ndef f():\n    policy.EXEMPT: dict = {}",
     "from alpha.registry import policy\npolicy.EXEMPT['x'] = ''",
     "from alpha.registry.policy import EXEMPT\nEXEMPT['x'] = ''",
     "from alpha.registry import policy\ndel policy.EXEMPT",

@@ -255,7 +255,7 @@ def test_a_budget_stops_and_the_same_command_goes_on(tmp_path: Path, monkeypatch
 
     gates = ("parity", "gradient", "determinism", "faults")
     monkeypatch.setattr(run, "measure", slow)
-    monkeypatch.setattr(run, "_GUESS", dict.fromkeys((*gates, "perf"), 1.0))
+    monkeypatch.setattr(run, "seconds_of", lambda gate, component: 1.0)
     monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
     left = []
     for _ in range(3):

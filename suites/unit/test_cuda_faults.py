@@ -27,8 +27,8 @@ from alpha.errors import MachineError
 from alpha.gates import run, subjects
 from alpha.gates.adversarial import cuda_plant
 from alpha.gates.cuda import subjects as cuda_subjects
-from alpha.registry import policy
 from alpha.registry.faults import Fault, load_faults
+from alpha.registry.gates import measured_by
 from alpha.registry.judge import FAIL, PASS
 from alpha.registry.package import symbol_digest
 from alpha.train.catalogue import catalogue
@@ -163,10 +163,10 @@ def test_the_loss_alone_has_the_bits_of_the_fused_one(vocabulary: int, lanes: in
 
 @pytest.mark.parametrize("module", ["cuda_samples", "cuda_widths"])
 def test_evidence_binds_to_the_samples_made_for_the_gpu(module: str, tmp_path: Path) -> None:
-    """91: the engines reach them by the name of the back end, which no digest follows: policy.SUBJECTS does."""
+    """91: the engines reach them by the name of the back end, which no digest follows: registry.gates.SUBJECTS does."""
     copy = tmp_path / "alpha"
     shutil.copytree(Path(alpha.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    engines = {s for g in ("parity", "gradient", "determinism", "faults") for s in policy.measure_symbols(g, catalogue()["gelu.bf16.sm90"])}
+    engines = {s for g in ("parity", "gradient", "determinism", "faults") for s in measured_by(g, catalogue()["gelu.bf16.sm90"])}
     engines = {s for s in engines if s.endswith(":samples")}
     assert engines
     before = [symbol_digest(e, copy) for e in engines]

@@ -73,8 +73,8 @@ def test_a_share_that_is_impossible_is_measured_again(
         nonces.append(nonce)
         return make_record(component, "perf", str(nonce), 1, [{"name": "memory", "share": left.pop(0), "times_ns": [1]}])
 
-    monkeypatch.setitem(run.ENGINES, "perf", engine)
-    monkeypatch.setattr(run, "shipped_root", lambda: Path("/nothing/pinned"))
+    monkeypatch.setattr(run, "engine_for", lambda gate, component: engine)
+    monkeypatch.setattr(pins, "shipped_root", lambda: Path("/nothing/pinned"))
     monkeypatch.setattr(run, "PAUSE", 0.0)
     record = run.measure(component, "perf")
     assert run.judged(record, component).verdict == verdict
@@ -95,7 +95,7 @@ def test_a_share_below_its_line_is_measured_again(
         case = {"name": "memory", "share": left.pop(0), "times_ns": [1], **({"note": note} if note else {})}
         return make_record(component, "perf", str(nonce), 1, [case], flops=flops.VERSION)
 
-    monkeypatch.setitem(run.ENGINES, "perf", engine)
+    monkeypatch.setattr(run, "engine_for", lambda gate, component: engine)
     monkeypatch.setattr(run, "PAUSE", 0.0)
     monkeypatch.setattr(pins.Pins, "of", lambda self, record: pin)
     record = run.measure(component, "perf")

@@ -302,14 +302,14 @@ def test_a_gate_run_keeps_no_record_of_a_process_that_holds_more(fake: Path) -> 
     code = """
 from alpha import cli
 from alpha.gates import run
-measure, what, saved = run.ENGINES['parity'], sys.argv[2], []
+engine_for, what, saved = run.engine_for, sys.argv[2], []
 
 def planted(component, nonce):
     if what == 'load':
         load(fake)
-    return measure(component, nonce)
+    return engine_for('parity', component)(component, nonce)
 
-run.ENGINES['parity'] = planted
+run.engine_for = lambda gate, component: planted
 run.save = lambda records, root: saved.extend(records)
 code = cli.main(['gate', 'run', 'gelu.f32.cpu', '--gate', 'parity'])
 print('saved', len(saved))

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from alpha import cli, config, errors
 from alpha.checkpoint import simple
-from alpha.component import GATES, KINDS
+from alpha.component import KINDS
 from alpha.data import shards, tokenizer
 from alpha.flops import v1
 from alpha.ops.table import table
 from alpha.profile import schema
 from alpha.registry import record
+from alpha.registry.gates import GATES
 from alpha.train import rundir
 
 FROZEN = Path(__file__).parents[2] / "baselines" / "surfaces.txt"

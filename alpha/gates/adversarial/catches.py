@@ -15,16 +15,15 @@ from alpha.component import Catalogue, Component
 from alpha.errors import AlphaError, GraphError
 from alpha.gates.adversarial import cuda_plant, plant
 from alpha.gates.device_code import lint as kernels_lint
-from alpha.gates.run import pin_of
 from alpha.profile.noise import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
-from alpha.registry.evidence import default_roots, local_root, shipped_root
+from alpha.registry.evidence import default_roots, local_root
 from alpha.registry.faults import Fault, broken
 from alpha.registry.gpu import class_here, gpu_class, why_not_here
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.machine import machine_class
 from alpha.registry.package import Package
-from alpha.registry.pins import Pins, folder_of
+from alpha.registry.pins import shipped_pins
 from alpha.registry.record import FORMAT, Record
 
 KEPT = 3
@@ -81,7 +80,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     `root`: where catches are looked up and kept (default: looked up everywhere, kept in the local root). `keep`: ids of all faults that
     exist; saved catches of others are dropped (None drops nothing). Faults of components that cannot run on this machine are left out.
     """
-    package, pins = Package(), Pins(folder_of(shipped_root()))
+    package, pins = Package(), shipped_pins()
     faults = [f for f in faults if not why_not_here(catalogue[f.component])]
     gpu = gpu_class()
     roots = None if root is None else [root]
@@ -171,7 +170,7 @@ def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str], comp
 
 def trimmed(record: Record) -> Record:
     """The record with its first failing entries only: a judge that is not looser than today's says FAIL to it as well."""
-    pin = pin_of(record)
+    pin = shipped_pins().of(record)
     failing = [c for c in record.cases if judge(replace(record, cases=[c], declared=1), runs=0, pin=pin).verdict == FAIL][:KEPT]
     return replace(record, probes=[], cases=failing, declared=len(failing)) if failing else replace(record, probes=[])
 

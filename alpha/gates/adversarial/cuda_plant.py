@@ -19,12 +19,13 @@ from pathlib import Path
 
 import alpha
 from alpha.backends.cuda.binaries import sources_of
-from alpha.component import GATES, Component
+from alpha.component import Component
 from alpha.cuda_runtime import compile as nvcc
 from alpha.errors import InputError
 from alpha.gates.adversarial import plant
 from alpha.gates.processes import finish, threads
 from alpha.registry.faults import Fault, broken, text_of
+from alpha.registry.gates import GATES
 from alpha.registry.record import Record, canonical
 
 TIMEOUT = 90.0

@@ -25,13 +25,13 @@ from alpha.ops.table import row
 from alpha.profile.noise import wilson
 from alpha.registry import mutants as kept
 from alpha.registry import policy
+from alpha.registry.gates import PINNED
 from alpha.registry.package import Package
 from alpha.tomlfile import read_toml
 
 NUMBER = 36
 """Mutants of a full run: half of kernels, a sixth of vjps, a third of everything else."""
 
-_ORDER = ("parity", "gradient", "determinism", "faults")
 _BINARY = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
 _COMPARE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 _UFUNC = {"add": "subtract", "subtract": "add", "multiply": "add", "divide": "multiply", "maximum": "minimum", "minimum": "maximum",
@@ -92,7 +92,7 @@ def targets(catalogue: Catalogue) -> list[Target]:
                 found.setdefault((area, file, name), []).extend((component.id, g) for g in gates)
 
     for c in catalogue:
-        owed = tuple(g for g in _ORDER if g in policy.owed(c))
+        owed = tuple(g for g in policy.owed(c) if g not in PINNED)
         if c.kind == "kernel":
             backward = row(c.op or "").vjp is None
             order = tuple(sorted(owed, key=lambda g: (g != "gradient") if backward else (g != "parity")))

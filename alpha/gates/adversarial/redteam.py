@@ -27,9 +27,8 @@ from alpha.ops.table import row
 from alpha.registry import evidence
 from alpha.registry import judge as judges
 from alpha.registry.catches import Catch
-from alpha.registry.evidence import shipped_root
 from alpha.registry.judge import FAIL, NOT_RUN, judge
-from alpha.registry.pins import Pins, folder_of
+from alpha.registry.pins import shipped_pins
 from alpha.registry.record import Record, parse
 from alpha.registry.status import Registry
 from alpha.train.catalogue import catalogue
@@ -373,8 +372,8 @@ def _loosened_tolerance() -> str:
     catch = Catch(fault="x", component="gelu.f32.cpu", gate="parity", machine=record.machine, digests={},
                   record=replace(record, cases=relative, declared=len(relative), probes=[]))
     with mock.patch.object(judges, "RATIO", 1000.0):
-        loosened = catch.rejected(Pins(folder_of(shipped_root())))
-    return "the recorded fault would pass now" if catch.rejected(Pins(folder_of(shipped_root()))) and not loosened else ""
+        loosened = catch.rejected(shipped_pins())
+    return "the recorded fault would pass now" if catch.rejected(shipped_pins()) and not loosened else ""
 
 
 def _skipped_test() -> str:

@@ -33,8 +33,7 @@ from alpha.gates.timing import ab
 from alpha.profile import noise
 from alpha.profile.noise import ALPHA, ROUNDS, Interval, Verdict
 from alpha.profile.served import Served
-from alpha.registry.evidence import shipped_root
-from alpha.registry.pins import Pins, binding, folder_of
+from alpha.registry.pins import Pins, binding, shipped_pins
 from alpha.registry.record import Record
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -134,7 +133,7 @@ def compare(component: str, tree: Path) -> Iterator[tuple[str, Verdict, int]]:
 def record(component: Component, tree: Path, found: Sequence[tuple[str, Verdict]], pins: Pins | None = None) -> Record:
     """Keep a comparison beside the pins: from then on it binds the pinned code to today's. InputError where the tree is not what is
     pinned, or nothing is."""
-    pins = pins or Pins(folder_of(shipped_root()))
+    pins = pins or shipped_pins()
     with _sides(tree) as sides:
         code = sides[0].ask("code", component=component.id)
     made = make_record(component, "perf", fresh_nonce(), len(found), [ab.case_of(verdict, case) for case, verdict in found], flops=FLOPS)

@@ -21,12 +21,11 @@ from alpha.gates import perf
 from alpha.gates.cuda import perf as cuda_perf
 from alpha.registry import policy
 from alpha.registry.digest import component_digests
-from alpha.registry.evidence import shipped_root
 from alpha.registry.gpu import class_here, family, gpu_environment, why_not_here
 from alpha.registry.judge import judge
 from alpha.registry.machine import environment, processor
 from alpha.registry.package import Package
-from alpha.registry.pins import FEWEST, FLOOR, MOST, Pin, Pins, code_of, folder_of, key_of, line_of
+from alpha.registry.pins import FEWEST, FLOOR, MOST, Pin, Pins, code_of, key_of, line_of, shipped_pins
 
 MEASUREMENTS = {"cpu": 8, "cuda": 8}
 """Of one call, by family: what fits into four minutes on a CPU's core and into two and a half on a GPU."""
@@ -98,7 +97,7 @@ def run(components: Sequence[Component], *, measurements: int | None = None, add
         fresh: Callable[[Sequence[str], Callable[[str], None]], dict[str, dict[str, float]]] = _fresh) -> list[Pin]:
     """Measure and pin; the pins as they are now. `add`: to the present measurements of the same code, which are replaced otherwise;
     `root`: the folder of pins (default: the repository's); `catalogue`: pins of components that are not in it are dropped."""
-    pins = root or Pins(folder_of(shipped_root()))
+    pins = root or shipped_pins()
     if measurements is not None and not (1 if add else FEWEST) <= measurements <= MOST:
         raise InputError("not a number of measurements", came=measurements, expected=f"{1 if add else FEWEST} to {MOST}")
     made: list[Pin] = []

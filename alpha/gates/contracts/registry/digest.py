@@ -324,14 +324,16 @@ def _component(rng: np.random.Generator) -> Measured:
     with mock.patch.dict(table(), gelu=replace(row("gelu"), oracle=_another_oracle)):
         parts = component_digests(replace(kernel, op="linear_gelu"), "parity", package=Package())["row"]
     checks.that(fused != parts, "the parts of a fused row are left out")
-    whole = Component(id="made.program", kind="program", implementation=_program, contract="alpha.gates.contracts.registry.common",
+    whole = Component(id="made.program", kind="program", profile="program", implementation=_program,
+                      contract="alpha.gates.contracts.registry.common",
                       launches=lambda: [kernel])
     run = component_digests(whole, "parity", package=package)
     checks.that(set(run) == {"implementation", "cases", "measure", "rows", "kernels"}, "a whole program's digests are not complete")
     for changed in (replace(kernel, implementation=_closure), replace(kernel, binaries=lambda: {"a.cu": "1"})):
         other_run = component_digests(replace(whole, launches=partial(list, [changed])), "parity", package=package)
         checks.that(other_run["kernels"] != run["kernels"], "kernels of a whole program are left out")
-    host = Component(id="made.up", kind="flops", implementation=_closure, contract="alpha.gates.contracts.registry.common")
+    host = Component(id="made.up", kind="flops", profile="count", implementation=_closure,
+                     contract="alpha.gates.contracts.registry.common")
     digests = {g: component_digests(kernel, g, package=package) for g in ("parity", "gradient", "perf")}
     checks.that(set(digests["parity"]) == {"implementation", "row", "cases", "measure"}, "a kernel's digests are not complete")
     checks.that(set(component_digests(host, "parity", package=package)) == {"implementation", "cases", "measure"}, "another kind's are not")
@@ -399,7 +401,8 @@ def _bad_input(rng: np.random.Generator) -> Measured:
         checks.raises(InputError, "no such package", lambda: Package(Path(at) / "nothing"), naming="nothing")
         checks.raises(InputError, "a function without a file", lambda: value_digest(eval("lambda: 1", {"__name__": "x"}), package))
         checks.raises(InputError, "an unknown gate", lambda: component_digests(
-            Component(id="made.up", kind="flops", implementation=_closure, contract="alpha.types"), "speed"), naming="speed")
+            Component(id="made.up", kind="flops", profile="count", implementation=_closure, contract="alpha.types"), "speed"),
+                  naming="speed")
     return checks.measured()
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from alpha.component import GATES, Measured
+from alpha.component import Measured
 from alpha.gates.contracts.registry.common import GOOD, Case, Checks, make, parity_case, pin_of
+from alpha.registry.gates import GATES
 from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, NOT_RUN, PASS, RATIO, judge
 from alpha.registry.pins import FEWEST, FLOOR, WIDEST, Pin, line_of
 from alpha.registry.record import parse

@@ -9,12 +9,13 @@ from unittest import mock
 
 import numpy as np
 
-from alpha.component import KINDS, Catalogue, Component, Envelope, Limit, Measured
+from alpha.component import Catalogue, Component, Envelope, Limit, Measured
 from alpha.errors import GraphError, InputError, UngatedError
 from alpha.gates.contracts.registry.common import HERE, OTHER, SAME_ISA, Case, Checks, folder, make, parity_case, pin_of
 from alpha.registry import policy
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import save
+from alpha.registry.gates import GATES, TABLE
 from alpha.registry.judge import FAIL, NOT_RUN
 from alpha.registry.machine import MachineClass
 from alpha.registry.package import Package
@@ -28,8 +29,9 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a @ b
 
 
-BASE = Component(id="made.base", kind="flops", implementation=canonical, contract="alpha.types")
-TOP = Component(id="made.top", kind="tokenizer", implementation=canonical, contract="alpha.types", presupposes=("made.base",))
+BASE = Component(id="made.base", kind="flops", profile="count", implementation=canonical, contract="alpha.types")
+TOP = Component(id="made.top", kind="tokenizer", profile="host", implementation=canonical, contract="alpha.types",
+                presupposes=("made.base",))
 KERNEL = Component(id="gelu.f32.made", kind="kernel", backend="cpu", op="gelu", implementation=canonical,
                    envelope=Envelope(limits=(Limit(text="at most 4 rows", holds=lambda t, a: t[0].shape[0] <= 4),)))
 BLAS = replace(KERNEL, id="gelu.f32.blas", implementation=_product)
@@ -201,9 +203,10 @@ def _policy(rng: np.random.Generator) -> Measured:
     """Exemptions are a closed list: each exists, is needed and has a reason; what stands on it is owed no more, all else is."""
     checks = Checks()
     checks.that(policy.problems() == [], f"the list as it stands: {policy.problems()}")
-    checks.that(set(policy.OWED) == set(KINDS), "a kind without a policy, or a policy without a kind")
+    checks.that(len(set(GATES)) == len(GATES) == len(TABLE), "two gates share a name")
+    checks.that(all(gate.owed_by and gate.seconds > 0 for gate in TABLE), "a gate that nobody owes, or without a time")
     checks.that(set(policy.owed(KERNEL)) == {"parity", "gradient", "determinism", "faults", "perf"}, "a kernel owes fewer than five gates")
-    checks.that(all(policy.OWED[k] for k in policy.OWED), "a kind owes nothing")
+    checks.that(policy.owed(BASE) == ("parity",) and policy.owed(replace(BASE, profile="nobody's")) == (), "a profile owes other gates")
     wrong: Sequence[tuple[tuple[str, str], str]] = (
         (("no_such_op", "gradient"), "a good reason"), (("gelu", "speed"), "a good reason"), (("gelu", "perf"), "  "),
         (("gelu", "gradient"), "a row with a vjp"), (("gelu_bwd", "gradient"), "a backward row"),
