@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from alpha import config
+from alpha import __version__, config, resources
 from alpha.bench import command as bench
 from alpha.component import Catalogue
 from alpha.config import Config
@@ -56,7 +56,12 @@ from alpha.train.session import Outcome, train
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. The console script begins in alpha/__main__.py, before this is imported."""
     args = parser().parse_args(argv)
-    return exit_code(f"alpha {args.command}", lambda: _watched(args) if _computes(args) else int(args.run(args)), debug=args.debug)
+    return exit_code(f"alpha {args.command}", lambda: _run(args), debug=args.debug)
+
+
+def _run(args: argparse.Namespace) -> int:
+    resources.checkout()
+    return _watched(args) if _computes(args) else int(args.run(args))
 
 
 WATCHED = ("train", "lab", "sample", "bench", "gate")
@@ -78,6 +83,7 @@ def _watched(args: argparse.Namespace) -> int:
 def parser() -> argparse.ArgumentParser:
     """Every command and option."""
     top = argparse.ArgumentParser(prog="alpha", description="Gated training and validation of language models.")
+    top.add_argument("--version", action="version", version=f"alpha {__version__}")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 

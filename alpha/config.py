@@ -243,7 +243,7 @@ class Config:
             "train.recompute is not a policy",
             t.recompute,
             "none, block, or ops:name,name",
-            "for example `ops:gelu,layer_norm`",
+            "for example `ops:gelu,layernorm`",
         )
         _rule(
             t.precision == COMPUTES[self.machine.backend],

@@ -27,7 +27,7 @@ Record = Mapping[str, Any]
 
 def pages(root: Path = ROOT) -> list[Path]:
     """README and the docs."""
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def fill(records: Sequence[Record], root: Path = ROOT, *, write: bool) -> list[str]:
@@ -125,6 +125,17 @@ def training(records: Sequence[Record]) -> str:
     under = sorted({f"{r['flops']['version']}: {r['flops']['convention']}; peak {r['flops']['peak'] / 1e12:.1f} TFLOP/s "
                     f"({r['flops']['peak_source']})" for r in (*taken, *runs)})
     return text + "".join(f"\nMFU by {line}.\n" for line in under)
+
+
+def headline(records: Sequence[Record]) -> str:
+    """One sentence for the top of README: the first recorded step that was held against PyTorch."""
+    for r in _named(records, "step-"):
+        ours, best = _row(r, OURS), _row(r, r["step"]["quoted"])
+        if ours is not None and best is not None and best["ratio"][1] is not None:
+            return (f"**{r['step']['run']} on one {_hardware(r)}: {ours['tokens_per_second']:,.0f} tokens/s, "
+                    f"MFU {100 * ours['mfu']:.1f} %, "
+                    f"{best['ratio'][1]:.2f} times the speed of {best['name']}** ({_measured(r)}).\n")
+    return _absent("alpha bench step configs/gpt2-124m.toml --peers --record")
 
 
 def _measured(r: Record) -> str:
@@ -232,4 +243,5 @@ def bandwidth(records: Sequence[Record]) -> str:
 
 
 REGIONS: dict[str, Callable[[Sequence[Record]], str]] = {
-    "training": training, "steps": steps, "runs": runs, "products": products, "attention": attention, "bandwidth": bandwidth}
+    "headline": headline, "training": training, "steps": steps, "runs": runs,
+    "products": products, "attention": attention, "bandwidth": bandwidth}

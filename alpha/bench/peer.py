@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from alpha.profile.served import Served, ServedError
+from alpha.resources import ROOT
 from alpha.train import forbidden
 
-ROOT = Path(__file__).resolve().parents[2]
 _SERVER = "import sys; sys.path.insert(0, sys.argv[1]); from alpha.bench.peer_process import main; main()"
 
 

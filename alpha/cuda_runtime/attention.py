@@ -59,7 +59,7 @@ class AttentionProblem:
     def __post_init__(self) -> None:
         longest = max(self.queries, self.keys)
         rules = [
-            (self.head_dim in (64, 96, 128), f"head_dim {self.head_dim}", "64, 96 or 128 (256: see docs/kernels-attention.md)"),
+            (self.head_dim in (64, 96, 128), f"head_dim {self.head_dim}", "64, 96 or 128 (256: see docs/log/kernels-attention.md)"),
             (min(self.batch, self.queries, self.keys, self.kv_heads) >= 1, str(self), "sizes of at least 1"),
             (longest <= 1 << 20, f"length {longest}", "at most 2^20"),
             (self.kv_heads > 0 and self.heads % self.kv_heads == 0, f"{self.heads} heads over {self.kv_heads}", "a multiple"),
@@ -138,7 +138,7 @@ WIDTH_96 = (("ATTN_WIDTH", "96"),)  # what compiles the tiles of head_dim 96
 
 
 def choose(problem: AttentionProblem) -> AttentionChoice:
-    """The choice for this problem; measured in docs/kernels-attention.md."""
+    """The choice for this problem; measured in docs/log/kernels-attention.md."""
     bounded = problem.window != (UNBOUNDED, UNBOUNDED) or problem.packed
     if problem.head_dim == 128:
         return AttentionChoice(forward=(2, 128), dq=(2, 128), dkv=(2, 64))

@@ -22,8 +22,9 @@ from pathlib import Path
 from alpha.cuda_runtime.toolchain import find_nvcc
 from alpha.errors import InputError, MachineError
 from alpha.files import json_of, read_regular
+from alpha.resources import ROOT
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = ROOT
 KERNELS = REPOSITORY / "kernels"
 CACHE = REPOSITORY / ".alpha" / "cubins"
 FLAGS: tuple[str, ...] = (

@@ -20,7 +20,7 @@ from alpha.cuda_runtime import _bindings
 from alpha.errors import MachineError
 
 PROBES = 20
-EXTRA = "install the extra: pip install 'alpha[cupti]'"
+EXTRA = "install the extra, in the checkout: python3 -m pip install --editable '.[cupti]'"
 BUFFER = 8 << 20
 """Bytes of one buffer of records: some 40,000."""
 

@@ -232,7 +232,7 @@ SMALL = GemmConfig(bm=128, bn=128, stages=6)
 BUSY = GemmConfig(bm=128, bn=128, stages=5, staging=4, pingpong=True)  # for epilogues with much to compute or to write
 
 # Where another walk or cluster was at least 2 % faster than the rule of `choose`: (M, N, K, a_major, b_major). Measured on an
-# H200 beside cuBLAS; docs/kernels-gemm.md has the figures.
+# H200 beside cuBLAS; docs/log/kernels-gemm.md has the figures.
 TUNED: dict[tuple[int, int, int, str, str], GemmConfig] = {
     (16384, 768, 768, "k", "n"): replace(PINGPONG, cluster=1),
     (16384, 3072, 768, "k", "k"): replace(PINGPONG, group=4),

@@ -37,8 +37,8 @@ def needs() -> None:
     missing = [p for p in PACKAGES if importlib.util.find_spec(p) is None]
     if missing:
         raise MachineError("the dashboard needs packages that are not installed", came=f"without {', '.join(missing)}",
-                           expected="the extra `dashboard`", do=f"{sys.executable} -m pip install 'alpha[dashboard]'"
-                           " (in a checkout: pip install -e '.[dashboard]')")  # fmt: skip
+                           expected="the extra `dashboard`",
+                           do=f"in the checkout: {sys.executable} -m pip install --editable '.[dashboard]'")  # fmt: skip
 
 
 def is_loopback(host: str) -> bool:

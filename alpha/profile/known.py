@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from alpha.errors import CorruptError
+from alpha.resources import ROOT
 
-PATH = Path(__file__).parents[2] / "baselines" / "perf" / "compare.json"
+PATH = ROOT / "baselines" / "perf" / "compare.json"
 
 NOISIER = 1.5
 """A row whose interval is so many times as wide as in the measured runs is noisier than they."""

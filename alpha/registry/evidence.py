@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import alpha
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.files import read_regular
 from alpha.registry.gates import GATES
 from alpha.registry.gpu import AnyClass, class_of_key, family_of
 from alpha.registry.record import MAX_BYTES, Record, parse
+from alpha.resources import ROOT
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REFERENCE = "REFERENCE"
@@ -28,12 +28,12 @@ evidence. The CPU's comes first."""
 
 def shipped_root() -> Path:
     """Evidence that is part of the repository."""
-    return Path(alpha.__file__).parent.parent / "baselines" / "evidence"
+    return ROOT / "baselines" / "evidence"
 
 
 def local_root() -> Path:
     """Evidence that this checkout measured; ignored by version control until someone commits it to the shipped root."""
-    return Path(alpha.__file__).parent.parent / ".alpha" / "evidence"
+    return ROOT / ".alpha" / "evidence"
 
 
 def default_roots() -> tuple[Path, ...]:

@@ -12,7 +12,7 @@ from alpha.errors import MachineError
 
 def _missing(error: ImportError) -> MachineError:
     return MachineError("reports need pandas and matplotlib", came=str(error), expected="the extra `report`",
-                        do="pip install alpha[report]")  # fmt: skip
+                        do="in the checkout: python3 -m pip install --editable '.[report]'")  # fmt: skip
 
 
 try:

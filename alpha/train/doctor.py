@@ -119,7 +119,7 @@ def _gpu() -> list[Finding]:
         release = [line for line in _asked(nvcc, "--version").splitlines() if "release" in line]
         out.append(Finding(OK, "nvcc", f"{release[0].strip() if release else 'found'} ({nvcc})"))
     if importlib.util.find_spec("pycuda") is None:
-        out.append(Finding(MISSING, "pycuda", "not installed", "pip install 'alpha[gpu]'"))
+        out.append(Finding(MISSING, "pycuda", "not installed", "in the checkout: python3 -m pip install --editable '.[gpu]'"))
     else:
         out.append(Finding(OK, "pycuda", metadata.version("pycuda")))
     return out

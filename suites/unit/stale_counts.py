@@ -1,6 +1,6 @@
 """Edits of a copy of the repository, and how many gate pairs and planted faults each makes stale.
 
-    python suites/unit/stale_counts.py [REPOSITORY]      the table of docs/gates.md, of this tree or another
+    python suites/unit/stale_counts.py [REPOSITORY]      the table of docs/log/gates.md, of this tree or another
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def stat(pid: int) -> str:
 
 def test_seeded_mutants_are_mostly_rejected(pytestconfig: pytest.Config) -> None:
     """Thirty fresh operator mutants on a full run, six otherwise. Some mutants change nothing that a user could see, so the bar is the
-    share below which the published score (docs/performance.md, over 80 %) would be wrong at 99.9 %."""
+    share below which the published score (docs/log/performance.md, over 80 %) would be wrong at 99.9 %."""
     number = 30 if pytestconfig.getoption("--all") else 6
     fates = mutants.run(mutants.draw(catalogue(), number, None))
     counted = [f for f in fates if not f.excuse]

@@ -442,6 +442,6 @@ def test_why_there_is_no_cupti(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupti.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(f"No module named {name!r}")))
     cupti.opened.cache_clear()
     try:
-        assert "alpha[cupti]" in str(cupti.opened())
+        assert "--editable '.[cupti]'" in str(cupti.opened())
     finally:
         cupti.opened.cache_clear()
