@@ -31,7 +31,9 @@ from typing import Any
 
 import alpha
 from alpha.errors import InputError
-from alpha.registry.syntax import Definition, Import, Reference, Source, read
+from alpha.registry import digest_cache
+from alpha.registry.digest_cache import Remembered
+from alpha.registry.syntax import Definition, Import, Reference
 
 OPAQUE = ("registry.judge", "registry.policy", "registry.gates", "cuda_runtime.compile", "cuda_runtime.manifest")
 """Modules of the package that no edge enters: judges and tolerances are not digested, CI runs them over every raw record instead; what
@@ -125,7 +127,7 @@ class Package:
     def __init__(self, root: Path | str | None = None, name: str = "alpha") -> None:
         self.root = Path(root) if root is not None else Path(alpha.__file__).parent
         self.name = name
-        self._sources: dict[str, Source | None] = {}
+        self._sources: dict[str, Remembered | None] = {}
         self._files: dict[str, Path] = {}
         self._hashes: dict[tuple[tuple[Target, ...], Words], str] = {}
         self._nodes: dict[Target, Node] = {}
@@ -136,12 +138,12 @@ class Package:
         if not self.root.is_dir():
             raise InputError("no such package folder", came=self.root, do="give the folder that holds the package's __init__.py")
 
-    def source(self, module: str) -> Source | None:
+    def source(self, module: str) -> Remembered | None:
         """A module of the package (or a file added by `module_of`), None when there is no such file."""
         if module not in self._sources:
             path = self._path(module)
             try:
-                self._sources[module] = None if path is None else read(path.read_text(encoding="utf-8"), self.name)
+                self._sources[module] = None if path is None else digest_cache.read(path.read_text(encoding="utf-8"), self.name)
             except InputError as error:
                 raise InputError(error.what, came=f"{module}: {error.came}", expected=error.expected, do=error.do) from error
         return self._sources[module]

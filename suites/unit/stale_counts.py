@@ -68,6 +68,10 @@ def copied(changes: Sequence[Change], root: Path = ROOT) -> Iterator[Path]:
         shutil.copytree(root / "alpha", at / "alpha")
         for name in ("kernels", "baselines"):
             (at / name).symlink_to(root / name)
+        kept, own = root / ".alpha" / "digests", at / ".alpha"  # by content: of a copy only what was edited is read anew
+        kept.mkdir(parents=True, exist_ok=True)
+        own.mkdir()
+        (own / "digests").symlink_to(kept)
         for file, find, put in changes:
             path = at / file
             text = path.read_text(encoding="utf-8")
