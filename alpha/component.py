@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from alpha.errors import GraphError, InputError
 from alpha.types import Attrs, TensorType
@@ -74,6 +75,7 @@ class Component:
     `launches`: of what runs whole Programs, the kernels among which they choose; evidence binds to those that they may launch.
     `inplace`: (output index, input index) pairs that may share memory when the planner proves that the input dies here.
     `scratch`: bytes of scratch the kernel needs, from (input types, attrs, threads); the planner reserves exactly that.
+    `calls`: of a kernel of the GPU, what gates and benchmarks call it on beside its row's samples (backends/cuda/calls.py).
     `contract`: dotted module whose `CASES[id][gate]` lists the cases of a component that has no op row:
     `CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measured]]]]]`.
     """
@@ -90,6 +92,7 @@ class Component:
     inplace: tuple[tuple[int, int], ...] = ()
     scratch: Callable[[Sequence[TensorType], Attrs, int], int] | None = None
     contract: str = ""
+    calls: Any = None
     binaries: Callable[[], Mapping[str, str]] | None = None
     launches: Callable[[], Iterable[Component]] | None = None
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from alpha.bench import record, shapes
+from alpha.backends.cuda.kernels.attention import COMPARED as HEADS
+from alpha.backends.cuda.kernels.matmul import COMPARED as PRODUCTS
+from alpha.bench import record
 from alpha.bench.peer import ROOT
 from alpha.bench.step import OURS, REFERENCE, UNCAPTURED
 from alpha.errors import InputError
@@ -212,7 +214,7 @@ def products(records: Sequence[Record]) -> str:
     """Products by shape: TFLOP/s, and our speed over the fastest peer's."""
     texts = [f"{_under(r)}:\n\n" + _table(("M x N x K", "forward", "input gradient", "weight gradient", "weight gradient, fp32"), (
         (f"{m} x {n} x {k}", *(_rate(r, "matmul.bf16.sm90", f"{kind}-{m}x{n}x{k}", 2.0 * m * n * k)
-                               for kind in ("fwd", "dgrad", "wgrad", "wgrad-f32"))) for m, n, k in shapes.PRODUCTS))
+                               for kind in ("fwd", "dgrad", "wgrad", "wgrad-f32"))) for m, n, k in PRODUCTS))
         for r in _named(records, "products")]
     return "\n".join(texts) if texts else _absent("alpha bench products --peers --record")
 
@@ -224,7 +226,7 @@ def attention(records: Sequence[Record]) -> str:
                 for way, times in (("", 1.0), ("_bwd", 2.5)) for mask, half in (("causal", 0.5), ("full", 1.0))]
 
     texts = [f"{_under(r)}:\n\n" + _table(("B x H x T x D", "forward, causal", "forward, full", "backward, causal", "backward, full"), (
-        (f"{b} x {h} x {t} x {d}", *cells(r, b, h, t, d)) for b, h, t, d in shapes.ATTENTIONS)) for r in _named(records, "attention")]
+        (f"{b} x {h} x {t} x {d}", *cells(r, b, h, t, d)) for b, h, t, d in HEADS)) for r in _named(records, "attention")]
     return "\n".join(texts) if texts else _absent("alpha bench attention --peers --record")
 
 

@@ -1,7 +1,7 @@
 """Our side of a kernel's benchmark: its timed calls, bound once and called in blocks, and the ceilings beside them. Floor 8.
 
-The calls are those that the perf gate times: grown samples on the CPU (gates/perf.py), the sizes of models on the GPU
-(gates/cuda/sizes.py), with more shapes of shapes.py. On the GPU an output shares the memory of its input wherever the component may work in
+The calls are those that the perf gate times: grown samples on the CPU (gates/perf.py), on the GPU those that the kernel carries
+(backends/cuda/calls.py), with more shapes to compare. There an output shares the memory of its input wherever the component may work in
 place, as the planner has it.
 """
 
@@ -19,12 +19,12 @@ from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
 from alpha.bench.contents import fitted, follows
 from alpha.bench.peer_process import LEAD
-from alpha.bench.shapes import calls
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime.memory import Arena, Span, aligned, download, fill, upload
 from alpha.cuda_runtime.nvml import Clocks, Reading
 from alpha.errors import InputError
 from alpha.gates import perf
+from alpha.gates.cuda import calls as cuda_calls
 from alpha.gates.cuda import perf as cuda_perf
 from alpha.gates.cuda.subjects import opened
 from alpha.gates.cuda.time import FLUSH_BYTES, LAUNCHES, contents, timed_block
@@ -197,7 +197,7 @@ def _on_gpu(component: Component, catalogue: Catalogue, nonce: str, pattern: str
         call.free()
         return found
 
-    for timed in (c for c in calls(component) if fnmatchcase(c.name, pattern)):
+    for timed in (c for c in (*cuda_calls.timed(component), *cuda_calls.compared(component)) if fnmatchcase(c.name, pattern)):
         rng = generator(nonce, component.id, "bench", timed.name)
         operands = [contents(t, rng, timed.least, timed.below) for t in timed.types]
         if follows(component.op or "", len(operands)):

@@ -19,19 +19,15 @@ from typing import Any, Literal
 from alpha.cuda_runtime.compile import Source, compile_kernel
 from alpha.cuda_runtime.launch import Kernel, Launch
 from alpha.errors import ShapeError
+from alpha.graph.plan import MULTIPROCESSORS as MULTIPROCESSORS
 
 Dtype = Literal["bf16", "f32"]
-Output = Literal["bf16", "f32", "f32+="]
+Output = Literal["f32", "f32+="]
 
 SIZE = {"bf16": 2, "f32": 4}
-MULTIPROCESSORS = 132  # of every Hopper part of the evidence; part of partitions that fix bits, so never read from the device
-OUTPUT_CODE = {"bf16": 0, "f32": 1, "f32+=": 2}
+PER_VECTOR = 8  # bf16 elements of 16 bytes
+OUTPUT_CODE = {"f32": 1, "f32+=": 2}
 REGISTER_FILE = 65536
-
-
-def per(dtype: Dtype) -> int:
-    """Elements of 16 bytes."""
-    return 16 // SIZE[dtype]
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -110,7 +110,7 @@ def chosen(spec: OpSpec, nonce: str, component: Component | None = None) -> list
 
     own = []
     if component is not None and is_gpu(component):
-        own = subjects_of(component).samples(spec.name, generator(nonce, spec.name, "gradient", component.backend), "samples")
+        own = subjects_of(component).differentiated(component, spec.name, generator(nonce, spec.name, "gradient", component.backend))
     found = [s for s in own or spec.samples(generator(nonce, spec.name, "gradient")) if fits(s)]
     if len(found) > CASES_PER_ROW:
         keep = generator(nonce, spec.name, "chosen").permutation(len(found))[:CASES_PER_ROW]

@@ -129,7 +129,7 @@ def samples(component: Component, nonce: str, which: str) -> list[Sample]:
     """The row's samples ('samples' or 'exact') for this nonce; two of one name are a GraphError."""
     make = getattr(spec_of(component), which)
     found = [] if isinstance(make, str) else list(make(generator(nonce, component.id, which)))
-    found += subjects_of(component).samples(component.op, generator(nonce, component.id, which, component.backend), which)
+    found += subjects_of(component).samples(component, generator(nonce, component.id, which, component.backend), which)
     if len({s.name for s in found}) != len(found):
         raise GraphError("two samples of a row share a name", came=sorted(s.name for s in found), do=f"rename one in row {component.op}")
     return found

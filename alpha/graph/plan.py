@@ -15,6 +15,10 @@ from alpha.graph.ir import attrs_text
 from alpha.graph.state import StateLayout
 from alpha.types import Attrs, TensorType
 
+MULTIPROCESSORS = 132
+"""What plans and kernels of a GPU are made for: those of every Hopper part of the evidence. It decides partitions, hence bits, so it is
+never read from a device, and a plan is the same on every machine."""
+
 
 @dataclass(frozen=True)
 class Ref:

@@ -10,7 +10,7 @@ import alpha.ops
 from alpha.errors import GraphError, InputError
 from alpha.ops.spec import OpSpec
 
-_NOT_OPS = {"spec", "table", "numerics", "random", "special", "compose"}
+_NOT_OPS = {"spec", "table", "numerics", "random", "special", "compose", "large"}
 
 
 @cache

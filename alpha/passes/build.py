@@ -21,6 +21,7 @@ from alpha.component import Catalogue
 from alpha.errors import ShapeError
 from alpha.graph.differentiate import contributions, differentiate
 from alpha.graph.ir import Graph, Value, prune
+from alpha.graph.plan import MULTIPROCESSORS as MULTIPROCESSORS
 from alpha.graph.plan import Plan, Program, Step
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
@@ -33,10 +34,6 @@ from alpha.passes.select import select
 from alpha.types import ITEMSIZE
 
 STATS = "~stats"
-
-MULTIPROCESSORS = 132
-"""What `threads` means to the back end cuda: multiprocessors that scratch is planned for. Fixed, never read from a device, so that a plan
-is the same on every machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from alpha.ops.compose import FusedSpec
 from alpha.ops.spec import OpSpec
 from alpha.ops.table import row, table
 from alpha.registry.gates import measured_by
-from alpha.registry.package import BY_OP, NAME, Package, Target, Words, said
+from alpha.registry.package import NAME, Package, Target, Words, said
 
 _BLAS_CALLS = frozenset({"@", "matmul", "dot", "vdot", "inner", "einsum", "tensordot", "linalg"})
 
@@ -218,11 +218,8 @@ def component_digests(component: Component, gate: str, *, package: Package | Non
     roots: dict[str, tuple[Target, ...]] = {
         "measure": tuple(t for symbol in measured_by(gate, component) for t in package.roots(symbol))}
     if component.op is not None:
-        own = _by_op(component.op, package.closure(roots["measure"])[0], package)
-        held["cases"] = [row(component.op).samples, row(component.op).exact]
-        held["row"] = _rows_of_kernel(row(component.op), gate, own, package)
-        if own:
-            roots["cases"] = own
+        held["cases"] = [row(component.op).samples, row(component.op).exact, *_calls(component, package.closure(roots["measure"])[1])]
+        held["row"] = _rows_of_kernel(row(component.op), gate, held["cases"], package)
     if component.contract:
         roots["cases"] = contract_targets(component, gate, package)
         held |= _program(component, roots["cases"], package)
@@ -271,14 +268,12 @@ def contract_targets(component: Component, gate: str, package: Package) -> tuple
     return (("all", component.contract),)
 
 
-def _by_op(op: str, reached: frozenset[Target], package: Package) -> tuple[Target, ...]:
-    """The entries of a row in the tables by op that the measuring code reads."""
-    found = []
-    for module, names in BY_OP.items():
-        source = package.source(f"{package.name}.{module}")
-        found += [("entry", f"{package.name}.{module}", name, op) for name in names
-                  if ("def", f"{package.name}.{module}", name) in reached and source is not None and source.entry(name, op) is not None]
-    return tuple(found)
+def _calls(component: Component, measured: Words) -> list[Held]:
+    """Of what a kernel is called on, the fields that its measuring code reads."""
+    if component.calls is None:
+        return []
+    return [Held(("calls", id(component), f.name), getattr(component.calls, f.name), component)
+            for f in fields(component.calls) if f".{f.name}" in measured]
 
 
 # Rows that are called by name --------------------------------------------------------------------------------------------------------
@@ -319,10 +314,10 @@ def _all_called(names: Iterable[str], more: frozenset[str], package: Package) ->
     return sorted(found)
 
 
-def _rows_of_kernel(spec: OpSpec, gate: str, cases: tuple[Target, ...], package: Package) -> list[Any]:
-    """The row of a kernel first, then what it calls, what its samples call, and for the gradient what the vjps in question emit."""
-    targets, words = _mentioned([spec.samples, spec.exact], package)
-    names = {spec.name, *_named(targets | set(cases), words, package)}
+def _rows_of_kernel(spec: OpSpec, gate: str, cases: list[Any], package: Package) -> list[Any]:
+    """The row of a kernel first, then what it calls, what its cases call, and for the gradient what the vjps in question emit."""
+    targets, words = _mentioned(cases, package)
+    names = {spec.name, *_named(targets, words, package)}
     differentiated: list[OpSpec] = []
     if gate == "gradient":
         differentiated = [spec] if spec.vjp is not None else _emitting(spec, package)

@@ -47,13 +47,13 @@ _WHOLE_MODELS = {"executor.cuda": 40.0}
 TABLE = (
     Gate(name="parity", engine="alpha.gates.parity:measure", engines={"cuda": "alpha.gates.cuda.parity:measure"},
          owed_by=("kernel", "host", "program", "model", "count"), seconds=0.6, slow=_WHOLE_MODELS, carried=True),
-    Gate(name="gradient", engine="alpha.gates.gradient:measure", engines={"cuda": "alpha.gates.cuda.gradient:measure"},
+    Gate(name="gradient", engine="alpha.gates.gradient:measure",
          owed_by=("kernel", "model"), seconds=0.2, carried=True),
     Gate(name="determinism", engine="alpha.gates.determinism:measure", engines={"cuda": "alpha.gates.cuda.determinism:measure"},
          owed_by=("kernel", "host", "program", "model"), seconds=0.5, slow=_WHOLE_MODELS,
          # 300 runs find a 1 % flake with 95 % probability, 100 a 3 % one
          repeats={("kernel", "cpu"): 100, ("kernel", "cuda"): 300}),
-    Gate(name="faults", engine="alpha.gates.faults:measure", engines={"cuda": "alpha.gates.cuda.faults:measure"},
+    Gate(name="faults", engine="alpha.gates.faults:measure",
          owed_by=("kernel", "host", "program", "model"), seconds=0.1, slow=_WHOLE_MODELS),
     Gate(name="perf", engine="alpha.gates.perf:measure", engines={"cuda": "alpha.gates.cuda.perf:measure"},
          calls=("warm_up", "bind"),  # its calls are not drawn from samples

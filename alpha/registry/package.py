@@ -48,14 +48,6 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 """Module -> tables of names in it: each entry counts only where its key is said. Code that walks over such a table meets a new entry when
 its evidence is next renewed."""
 
-BY_OP: Mapping[str, tuple[str, ...]] = {
-    "gates.cuda.samples": ("SAMPLES", "EXACT"),
-    "gates.cuda.widths": ("SAMPLES",),
-    "gates.cuda.sizes": ("LARGE", "REPEATED", "TIMED"),
-    "gates.cuda.large": ("MAKES",),
-}
-"""Module -> tables by op row in it: no edge enters them; the entry of a component's own row is one of its cases."""
-
 SHAPES: Mapping[str, tuple[str, ...]] = {
     "component": ("Component", "Envelope", "Limit", "Measured"),
     "types": ("TensorType",),
@@ -245,8 +237,6 @@ class Package:
             names = sorted({*source.statements, *(source.imports if self._is_init(module) else ())} - {"__all__"})
             return Node(Piece("all", tuple(self.resolve(module, (n,)) for n in names), frozenset()))
         short = module.removeprefix(f"{self.name}.")
-        if kind == "def" and target[2] in BY_OP.get(short, ()):
-            return Node(Piece(f"by op {short}.{target[2]}", (), frozenset()))
         if kind == "def" and target[2] in TABLES.get(short, ()) and (table := source.table(target[2])) is not None:
             return Node(self._piece(module, [table]), tuple((n, self._piece(module, [d])) for n, d in table.members))
         if kind == "def" and short in BARE:

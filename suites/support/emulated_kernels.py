@@ -37,24 +37,24 @@ def _bf16(address: int, rows: int, columns: int, stride: int) -> np.ndarray:
 
 
 def product(problem: Any, config: Any, *, a: int, b: int, c: int, **more: int) -> Callable[[Any], None]:
-    """What stands for alpha.cuda_runtime.gemm.prepare where the loss calls it: a plain product, in float64, rounded once."""
+    """What stands for kernels.gemm.prepare where the loss calls it: a plain product, in float64, rounded once."""
     from emulated_gpu import on
 
     from alpha.cuda_runtime.device import stream_handle
     from alpha.ops.numerics import round_to
 
-    p = problem.dense()
+    p = problem
     assert p.batch == 1 and not p.bias and p.activation == "none" and p.aux_input == "none"
 
     def compute() -> None:
-        left = _bf16(a, p.m, p.k, p.lda) if p.a_major == "k" else _bf16(a, p.k, p.m, p.lda).T
-        right = _bf16(b, p.n, p.k, p.ldb).T if p.b_major == "k" else _bf16(b, p.k, p.n, p.ldb)
+        left = _bf16(a, p.m, p.k, p.row_a) if p.a_major == "k" else _bf16(a, p.k, p.m, p.row_a).T
+        right = _bf16(b, p.n, p.k, p.row_b).T if p.b_major == "k" else _bf16(b, p.k, p.n, p.row_b)
         with np.errstate(all="ignore"):
             made = left @ right
         if p.out == "bf16":
-            _elements(c, p.m, p.ldc, np.uint16)[:, : p.n] = round_to(made, "bf16").astype(np.float32).view(np.uint32) >> np.uint32(16)
+            _elements(c, p.m, p.row_c, np.uint16)[:, : p.n] = round_to(made, "bf16").astype(np.float32).view(np.uint32) >> np.uint32(16)
         else:
-            to = _elements(c, p.m, p.ldc, np.float32)[:, : p.n]
+            to = _elements(c, p.m, p.row_c, np.float32)[:, : p.n]
             to[...] = made + (to if p.out == "f32+=" else 0.0)
 
     compute.kernel = "product"  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def emulated_kernels(kernels: Path) -> Iterator[None]:
     """Within it the wrappers of bandwidth-bound kernels launch what g++ made of the sources in this folder; inside `emulated_gpu`."""
     from emulated_gpu import on
 
-    from alpha.backends.cuda.kernels import loss
+    from alpha.backends.cuda.kernels import gemm
     from alpha.cuda_runtime import bandwidth
     from alpha.cuda_runtime import compile as nvcc
     from alpha.cuda_runtime.device import stream_handle
@@ -108,7 +108,7 @@ def emulated_kernels(kernels: Path) -> Iterator[None]:
                 return Launch(self.lib, self.name, grid, block, arguments, self.shared)
 
         patch.setattr(bandwidth, "Kernel", Kernel)
-        patch.setattr(loss, "prepare", product)
+        patch.setattr(gemm, "prepare", product)
         patch.setattr(cuda_replay, "kernels_of", kernels_in)
         yield
 
@@ -117,11 +117,10 @@ def judged(component_id: str, gate: str, kernels: Path, nonce: str | None = None
     """The verdict of a gate over these sources, and its first reasons."""
     from emulated_gpu import emulated_gpu
 
-    from alpha.cuda_runtime import embedding
+    from alpha.backends.cuda.kernels import embedding, loss, norm
     from alpha.gates import run, subjects
     from alpha.gates.cuda import determinism as cuda_determinism
     from alpha.gates.cuda import subjects as cuda_subjects
-    from alpha.gates.cuda import widths as cuda_widths
     from alpha.train.catalogue import catalogue
 
     component = catalogue()[component_id]
@@ -132,8 +131,8 @@ def judged(component_id: str, gate: str, kernels: Path, nonce: str | None = None
         patch.setattr(cuda_determinism, "NOISE_BYTES", 1 << 20)
         if gate == "parity":  # a warp takes several groups of ids, as it does of a large table
             patch.setattr(embedding, "WARPS", 4)
-        patch.setattr(cuda_widths, "NORMS", (256, 512, 1016, 2304))  # a thousand fibers take their time over the others
-        patch.setattr(cuda_widths, "VOCABULARIES", (53, 9001, 25003, 53251))
+        patch.setattr(norm, "WIDTHS", (256, 512, 1016, 2304))  # a thousand fibers take their time over the others
+        patch.setattr(loss, "VOCABULARIES", (53, 9001, 25003, 53251))
         record = run.measure(component, gate, nonce)
     found = run.judge(record, runs=0)
     return {"verdict": found.verdict, "reasons": [str(r)[:300] for r in found.reasons[:3]], "notes": [

@@ -20,14 +20,13 @@ import pytest
 from emulated_gpu import emulated, emulated_gpu
 
 from alpha.backends.cuda.kernels import attention as binders
+from alpha.backends.cuda.kernels import flash as wrapper
+from alpha.backends.cuda.kernels.flash import DKV_STAGES, DQ_STAGES, FORWARD_STAGES, UNBOUNDED
 from alpha.backends.cuda.lib import Gpu, Operand
-from alpha.cuda_runtime import attention as wrapper
-from alpha.cuda_runtime.attention import DKV_STAGES, DQ_STAGES, FORWARD_STAGES, UNBOUNDED
 from alpha.cuda_runtime.compile import KERNELS
 from alpha.cuda_runtime.memory import Span
 from alpha.errors import ShapeError
 from alpha.gates import parity, run, subjects
-from alpha.gates.cuda import samples as cuda_samples
 from alpha.gates.cuda import subjects as cuda_subjects
 from alpha.ops.table import row
 from alpha.registry.faults import Fault, broken, load_faults
@@ -510,7 +509,7 @@ def test_the_cases_of_parity_reject_a_leak(monkeypatch: pytest.MonkeyPatch) -> N
     wrong: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "sound": lambda ids: ids, "leaks": np.zeros_like, "starts late": lambda ids: np.concatenate([ids[:, :1], ids[:, :-1]], 1),
     }  # fmt: skip
-    monkeypatch.setattr(cuda_samples, "ATTENTION", ())  # time: the cases without documents say nothing here
+    monkeypatch.setattr(binders, "HEADS", ())  # time: the cases without documents say nothing here
     for name, change in wrong.items():
         with emulated_gpu():
             cuda_subjects.opened.cache_clear()

@@ -32,7 +32,7 @@ from alpha.gates.contracts.registry.common import pin_of
 from alpha.gates.cuda import perf as cuda_perf
 from alpha.gates.cuda import subjects as cuda_subjects
 from alpha.gates.cuda import time as cuda_time
-from alpha.gates.cuda.sizes import Call
+from alpha.gates.cuda.calls import Call
 from alpha.gates.subjects import make_record
 from alpha.gates.timing import ab, against, operating
 from alpha.ops.table import row
@@ -222,7 +222,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     plain = Event.record
     monkeypatch.setattr(Event, "record", record)
     monkeypatch.setattr(Event, "time_since", lambda self, other: 1e3 * (self.at - other.at), raising=False)
-    monkeypatch.setattr(cuda_perf, "timed_calls", lambda c: SMALL)
+    monkeypatch.setattr(cuda_perf, "timed", lambda c: SMALL)
     monkeypatch.setattr(ours, "calls", lambda c: SMALL)
     monkeypatch.setattr(ours, "FLUSH_BYTES", 4096)
     monkeypatch.setattr(cuda_perf, "FLUSH_BYTES", 4096)
@@ -359,7 +359,7 @@ def test_blocks_on_the_device_are_the_contents_that_the_host_would_make(gpu: pyt
 
 def test_the_operating_characteristic_on_the_gpu(gpu: pytest.MonkeyPatch) -> None:
     """A planted slowdown is measured before it is called one, and a large one is seen; without one nothing is."""
-    gpu.setattr(operating, "timed_calls", lambda c: SMALL)
+    gpu.setattr(operating, "timed", lambda c: SMALL)
     gpu.setattr(operating.Clocks, "open", staticmethod(lambda index=0: MadeClocks(lambda i: False)))
     gpu.setattr(operating, "FLUSH_BYTES", 1 << 22)
     gpu.setattr(operating, "SLOWDOWNS", (0.0, 0.5))

@@ -16,14 +16,14 @@ from rich.console import Console
 from alpha import cli
 from alpha.backends.cuda.binaries import Binaries, sources_of
 from alpha.backends.cuda.kernels import loss, matmul
+from alpha.backends.cuda.kernels.gemm import GemmProblem, choose
 from alpha.backends.cuda.values import from_device, to_device
 from alpha.component import Component
 from alpha.cuda_runtime import manifest
 from alpha.cuda_runtime.compile import Source
-from alpha.cuda_runtime.gemm import GemmProblem, choose
 from alpha.errors import InputError, UngatedError
 from alpha.gates import commands, run, subjects
-from alpha.gates.cuda.sizes import large_names, timed_calls
+from alpha.gates.cuda.calls import large, timed
 from alpha.registry import gpu, policy
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import reference_classes, write_reference
@@ -161,11 +161,11 @@ def test_every_kernel_has_cases_and_timed_calls_inside_its_envelope() -> None:
         if c.op != "update_scalars":
             todo = subjects.cases(c, "5eed" * 8)
             assert len(todo) >= 2, f"{c.id}: {len(todo)} cases"
-        calls = timed_calls(c)
+        calls = timed(c)
         assert calls, c.id
         for call in calls:
             assert c.envelope.why_outside(call.types, call.attrs) is None, c.id
-    assert len(large_names(catalogue()["matmul.bf16.sm90"])) > 20
+    assert len(large(catalogue()["matmul.bf16.sm90"])) > 20
 
 
 def test_operands_of_other_types_are_outside() -> None:

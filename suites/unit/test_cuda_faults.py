@@ -138,7 +138,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import emu
 import numpy as np
-from alpha.cuda_runtime import loss
+from alpha.backends.cuda.kernels import loss
 ROWS, vocabulary = 200, int(sys.argv[2])  # sums that differ have the same logarithm most often
 problem = loss.LossProblem(rows=ROWS, vocabulary=vocabulary, stride=-(-vocabulary // 8) * 8)
 logits = np.random.default_rng().standard_normal((ROWS, problem.stride)).astype(np.float32).view(np.uint32) >> 16  # bf16
@@ -161,8 +161,7 @@ def test_the_loss_alone_has_the_bits_of_the_fused_one(vocabulary: int, lanes: in
     assert done.stdout.split() == [str(lanes), "True"], done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("module", ["cuda_samples", "cuda_widths"])
-def test_evidence_binds_to_the_samples_made_for_the_gpu(module: str, tmp_path: Path) -> None:
+def test_evidence_binds_to_the_samples_made_for_the_gpu(tmp_path: Path) -> None:
     """91: the engines reach them by the name of the back end, which no digest follows: registry.gates.SUBJECTS does."""
     copy = tmp_path / "alpha"
     shutil.copytree(Path(alpha.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -170,8 +169,9 @@ def test_evidence_binds_to_the_samples_made_for_the_gpu(module: str, tmp_path: P
     engines = {s for s in engines if s.endswith(":samples")}
     assert engines
     before = [symbol_digest(e, copy) for e in engines]
-    path = copy / "gates" / f"{module}.py"
+    path = copy / "gates" / "cuda" / "calls.py"
     path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     assert [symbol_digest(e, copy) for e in engines] == before, "a blank line is not another sample"
-    path.write_text(path.read_text(encoding="utf-8").replace("list(make(", "sorted(make(", 1), encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("return list(calls.exactly", "return sorted(calls.exactly", 1), encoding="utf-8")
     assert all(a != b for a, b in zip(before, [symbol_digest(e, copy) for e in engines], strict=True))

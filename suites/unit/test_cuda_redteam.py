@@ -31,7 +31,7 @@ from alpha.gates.cuda import determinism as cuda_determinism
 from alpha.gates.cuda import parity as cuda_parity
 from alpha.gates.cuda import perf as cuda_perf
 from alpha.gates.cuda import subjects as cuda_subjects
-from alpha.gates.cuda.sizes import Call
+from alpha.gates.cuda.calls import Call
 from alpha.gates.cuda.subjects import REPLAYS
 from alpha.registry.judge import FAIL, PASS, judge
 from alpha.registry.record import Record
@@ -364,7 +364,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(cuda_perf, "probes", lambda: cuda_perf.Probes(Arena(1 << 16), {
             name: (1e9, lambda stream: stream.push(lambda: time.sleep(1e-6))) for name in ("copy", "fill", "product")}))
         monkeypatch.setattr(cuda_perf, "FLUSH_BYTES", 4096)
-        monkeypatch.setattr(cuda_perf, "timed_calls", lambda c: [Call("small", (TensorType((64, 72), "bf16"),), {"factor": 0.5}, False)])
+        monkeypatch.setattr(cuda_perf, "timed", lambda c: [Call("small", (TensorType((64, 72), "bf16"),), {"factor": 0.5}, False)])
         monkeypatch.setattr(Clocks, "open", staticmethod(lambda index=0: Still()))
         monkeypatch.setattr(cuda_determinism, "NOISE_BYTES", 1 << 20)
         with emulated_gpu():

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import alpha.cuda_runtime
+from alpha.backends.cuda.kernels.flash import AttentionProblem
+from alpha.backends.cuda.kernels.gemm import GemmProblem, choose
 from alpha.cuda_runtime import device
-from alpha.cuda_runtime.attention import AttentionProblem
 from alpha.cuda_runtime.compile import included_files
 from alpha.cuda_runtime.device import Device
-from alpha.cuda_runtime.gemm import GemmProblem, choose
 from alpha.errors import AlphaError, MachineError
 
 KERNELS = Path(__file__).parents[2] / "kernels"

@@ -18,7 +18,7 @@ from alpha.cuda_runtime.memory import Span
 from alpha.ops.table import row
 from alpha.types import Attrs, TensorType
 
-Call = tuple[Sequence[TensorType], Attrs]
+Signature = tuple[Sequence[TensorType], Attrs]
 
 ANYWHERE = 1 << 20
 """An address that satisfies every alignment."""
@@ -39,7 +39,7 @@ class Nowhere(Gpu):
         return Span(ANYWHERE, 0)
 
 
-def cubins_of(op: str, binder: Kernel, calls: Callable[[], Iterable[Call]]) -> Callable[[], list[Source]]:
+def cubins_of(op: str, binder: Kernel, calls: Callable[[], Iterable[Signature]]) -> Callable[[], list[Source]]:
     """The function that lists the compiled files of all `calls` of a binder."""
 
     def sources() -> list[Source]:

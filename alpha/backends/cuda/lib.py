@@ -5,8 +5,8 @@ the compiled file, encodes tensor maps and fixes grids, and returns a closure th
 given, so that it can be captured. It must not read or write the data while binding, must not write its inputs (unless an `inplace` pair
 names them), must write every element of its outputs, and must give bits that depend neither on addresses nor on what else runs.
 
-Every decision that bits depend on is made for 132 multiprocessors, those of every Hopper part of the evidence, whatever the device has;
-`Gpu.blocks` only caps how many thread blocks a launch may use at once.
+Every decision that bits depend on is made for MULTIPROCESSORS (graph/plan.py), whatever the device has; `Gpu.blocks` only caps how many
+thread blocks a launch may use at once.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ Kernel = Callable[..., Callable[[int], None]]
 
 SM90A = ("sm_90a",)
 """What every kernel here requires."""
-
-MULTIPROCESSORS = 132
-"""What plans are made for."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,6 @@ class Gpu:
     `blocks`: most thread blocks of a persistent launch, 0 for one per multiprocessor; bits do not depend on it. `constants`: what
     `constant` has made so far, shared by the calls of one executor; whoever holds it keeps that memory.
     """
-
-    multiprocessors = MULTIPROCESSORS
 
     def __init__(self, device: Any, region: Span | None = None, *, blocks: int = 0,
                  constants: dict[Hashable, Arena] | None = None) -> None:

@@ -30,7 +30,7 @@ def warm_up(*workers: int) -> None:
         pool(n)
 
 
-def samples(op: str, rng: np.random.Generator, which: str) -> list[Sample]:
+def samples(component: Component, rng: np.random.Generator, which: str) -> list[Sample]:
     """None beyond the row's own."""
     return []
 

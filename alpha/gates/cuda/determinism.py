@@ -17,7 +17,7 @@ from alpha.backends.cuda.values import to_device
 from alpha.component import Component
 from alpha.cuda_runtime.memory import Arena, Span, fill
 from alpha.gates import determinism
-from alpha.gates.cuda.sizes import large_inputs
+from alpha.gates.cuda.calls import repeated
 from alpha.gates.cuda.subjects import CudaBound, opened
 from alpha.gates.subjects import Case, crash, fresh_nonce, generator, make_record, spec_of, warm_up
 from alpha.registry.record import Record
@@ -77,7 +77,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
 
 def chosen(component: Component, nonce: str) -> list[Case]:
     """Those that the CPU's gate would choose, and one of a model's size first."""
-    made = large_inputs(component.op or "", generator(nonce, component.id, "large"))
+    made = repeated(component, generator(nonce, component.id, "large"))
     large = [Case("large", component.envelope.dtypes[0], False, tuple(x for x, _ in made[0]),
                   tuple(TensorType(x.shape, d) for x, d in made[0]), made[1])] if made is not None else []
     return large + determinism.chosen(component, nonce)

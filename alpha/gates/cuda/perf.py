@@ -30,7 +30,7 @@ from alpha.cuda_runtime.memory import Arena, Span, fill
 from alpha.cuda_runtime.nvml import Clocks, Reading
 from alpha.gates import perf
 from alpha.gates.cuda import replay as cuda_replay
-from alpha.gates.cuda.sizes import Call, timed_calls
+from alpha.gates.cuda.calls import Call, timed
 from alpha.gates.cuda.subjects import CudaBound, opened
 from alpha.gates.cuda.time import FLUSH_BYTES, LAUNCHES, Since, block_of, kept, own_clock, timed_block
 from alpha.gates.subjects import crash, fresh_nonce, generator, make_record, short, spec_of, warm_up
@@ -73,7 +73,7 @@ def measure(component: Component, nonce: str | None = None, *, tries: int | None
     nonce = nonce or fresh_nonce()
     warm_up(component)
     line = perf.lines(component)
-    todo = timed_calls(component)
+    todo = timed(component)
     since, clocks, ceiling = own_clock(), Clocks.open(), probes()
     found: list[dict[str, object]] = []
     refused: list[str] = []

@@ -20,9 +20,7 @@ from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime.device import Device
 from alpha.cuda_runtime.memory import Arena, Span, aligned, download, fill, upload
 from alpha.errors import GraphError
-from alpha.gates.cuda import samples as cuda_samples
-from alpha.gates.cuda import sizes as cuda_sizes
-from alpha.gates.cuda import widths as cuda_widths
+from alpha.gates.cuda import calls
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import Sample
 from alpha.types import TensorType
@@ -34,7 +32,7 @@ MOVED = 64
 """Bytes that a nudge moves."""
 
 REPLAYS = ("stream:replayed", "stream:kernels", "stream:cache")
-"""Names of the entries of cuda_replay.py."""
+"""Names of the entries of replay.py."""
 
 
 def warm_up() -> None:
@@ -42,14 +40,19 @@ def warm_up() -> None:
     opened()
 
 
-def samples(op: str, rng: np.random.Generator, which: str) -> list[Sample]:
-    """Further samples of a row, inside what kernels of the GPU accept (cuda_samples.py, cuda_widths.py)."""
-    return cuda_samples.of(op, rng, which) + cuda_widths.of(op, rng, which)
+def samples(component: Component, rng: np.random.Generator, which: str) -> list[Sample]:
+    """Samples beyond the row's own, inside what kernels of the GPU accept: 'samples' or 'exact' ones."""
+    return calls.further(component, rng, which)
+
+
+def differentiated(component: Component, row: str, rng: np.random.Generator) -> list[Sample]:
+    """Samples of the forward row through which the kernel is differentiated."""
+    return calls.differentiated(component, row, rng)
 
 
 def large_names(component: Component) -> list[str]:
     """Names of the entries of parity beyond the samples', in order."""
-    return [*cuda_sizes.large_names(component), *REPLAYS]
+    return [*calls.large(component), *REPLAYS]
 
 
 @cache

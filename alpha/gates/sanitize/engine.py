@@ -17,8 +17,10 @@ report names the kernel and not a function that was inlined into it. What comes 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
+import pkgutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,26 +29,29 @@ from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import alpha
+from alpha.backends.cuda import kernels as binders
 from alpha.backends.cuda.cubins_of import ANYWHERE, Nowhere
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.values import to_device
 from alpha.component import Component
-from alpha.cuda_runtime import _bindings, attention, bandwidth, gemm
+from alpha.cuda_runtime import _bindings, bandwidth
 from alpha.cuda_runtime import compile as nvcc
 from alpha.cuda_runtime.compile import Source
 from alpha.cuda_runtime.device import Device
 from alpha.cuda_runtime.memory import Arena, Span, aligned, fill
 from alpha.errors import CorruptError, InputError
 from alpha.gates.adversarial.cuda_plant import overlay
+from alpha.gates.cuda.calls import calls_of
 from alpha.gates.processes import threads
 from alpha.gates.sanitize.tool import TOOLS, Seen, run, version
 from alpha.gates.subjects import Case, cases, fresh_nonce, generator, spec_of
+from alpha.graph.plan import MULTIPROCESSORS
 from alpha.ops.numerics import round_to
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import write_atomic
@@ -70,7 +75,7 @@ TIMEOUT, PLANTED_TIMEOUT = 120.0, 60.0
 CALLS = 4
 ELEMENTS = 300_000
 """A component is called on the largest sample of at most so many elements, then on those that launch something new, CALLS in all, and on
-the calls of `_further`."""
+those that it carries for paths which the samples leave out."""
 
 SHORT, UNSET = "short-output", "unset-input"
 """The errors that are planted around a kernel, not in it."""
@@ -82,37 +87,20 @@ UNSET_BYTES = 16384
 # Calls ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _further(op: str) -> list[tuple[str, list[TensorType], Attrs]]:
-    """Calls on paths that the row's samples leave out: (name, operand types, attributes); integers are 0."""
-    def of(dtype: str, *shape: int) -> TensorType:
-        return TensorType(shape, dtype)
-
-    if "norm" in op and op != "global_norm":
-        layer, add, back = "layernorm" in op, "add" in op, "_bwd" in op
-        found: list[tuple[str, list[TensorType], Attrs]] = []
-        # forward: warps that share a row from width 1032 on. Backward: a warp a row; teams of two warps, with equal and with unequal
-        # numbers of rows; teams of five warps
-        for rows, width in ((37, 256), (24, 264), (37, 264), (37, 1032)):
-            x, vector, stat = of("bf16", rows, width), of("bf16", width), of("f32", rows)
-            ends = [vector, *([stat] if layer else []), stat] if back else [vector, *([vector] if layer else [])]
-            types = [*([x] if add else []), *([x] if back else []), x, *ends]
-            found.append((f"rows-{rows}x{width}", types, {} if back else {"eps": 1e-5}))
-        return found
-    if op.startswith("embedding_bwd"):  # every token the same: long ids, in ten pieces
-        table = [of("f32", 8, 72)] if op.endswith("accumulate") else []
-        return [("one-id", [*table, of("bf16", 600, 72), of("i32", 600)], {"vocab": 8})]
-    return []
-
-
 def candidates(component: Component, nonce: str) -> dict[str, Case]:
     """name -> every call that this gate may make."""
     made = {}
-    for short, types, attrs in _further(component.op or ""):
-        name = f"further:{short}"
+    for call in calls_of(component).paths:
+        name = f"further:{call.name}"
         rng = generator(nonce, component.id, name)
-        inputs = tuple(round_to(rng.standard_normal(t.shape), t.dtype) if t.is_float else np.zeros(t.shape, np.int32) for t in types)
-        made[name] = Case(name, component.envelope.dtypes[0], False, inputs, tuple(types), attrs)
+        inputs = tuple(round_to(rng.standard_normal(t.shape), t.dtype) if t.is_float else np.zeros(t.shape, np.int32) for t in call.types)
+        made[name] = Case(name, component.envelope.dtypes[0], False, inputs, call.types, call.attrs)
     return {**made, **{c.name: c for c in cases(component, nonce)}}
+
+
+def _binders() -> list[ModuleType]:
+    """The files of kernels."""
+    return [importlib.import_module(f"{binders.__name__}.{m.name}") for m in pkgutil.iter_modules(binders.__path__)]
 
 
 @contextmanager
@@ -127,10 +115,10 @@ def _noting() -> Iterator[set[tuple[Source, str]]]:
         def prepare(self, *args: Any, **more: Any) -> Any:
             return lambda stream: None
 
-    device = SimpleNamespace(open=lambda: SimpleNamespace(properties=SimpleNamespace(multiprocessors=Gpu.multiprocessors)))
+    device = SimpleNamespace(open=lambda: SimpleNamespace(properties=SimpleNamespace(multiprocessors=MULTIPROCESSORS)))
     stand_ins = {"Kernel": Noted, "compile_kernel": lambda source: source, "compile_all": list, "TensorMap": lambda *a: None,
                  "Device": device}
-    kept = [(m, n, getattr(m, n)) for m in (bandwidth, gemm, attention) for n in stand_ins if hasattr(m, n)]
+    kept = [(m, n, getattr(m, n)) for m in (bandwidth, *_binders()) for n in stand_ins if hasattr(m, n)]
     try:
         for module, name, _ in kept:
             setattr(module, name, stand_ins[name])

@@ -40,9 +40,9 @@ class Side:
 
         c = catalogue()[component]
         if c.backend == "cuda":
-            from alpha.gates.cuda.sizes import timed_calls
+            from alpha.gates.cuda.calls import timed
 
-            return [call.name for call in timed_calls(c)]
+            return [call.name for call in timed(c)]
         from alpha.gates import perf
 
         return list(perf.representative(c, nonce))
@@ -72,10 +72,10 @@ class Side:
             return f"{found.types} {found.attrs}"
         from alpha.cuda_runtime.memory import Arena, Span
         from alpha.gates.cuda import subjects as cuda_subjects
-        from alpha.gates.cuda.sizes import timed_calls
+        from alpha.gates.cuda.calls import timed
 
         nvml, time = today("cuda_runtime/nvml.py"), today("gates/cuda/time.py")
-        call = next(x for x in timed_calls(c) if x.name == case)
+        call = next(x for x in timed(c) if x.name == case)
         rng = subjects.generator(nonce, c.id, "against", case)
         self._bound = cuda_subjects.CudaBound(c, call.types, subjects.spec_of(c).infer(call.types, call.attrs), call.attrs)
         self._bound.fill_bits([time.contents(t, rng, call.least, call.below) for t in call.types])

@@ -21,7 +21,7 @@ from alpha.component import Component
 from alpha.cuda_runtime.memory import Arena, Span, fill
 from alpha.cuda_runtime.nvml import Clocks, Reading
 from alpha.errors import InputError
-from alpha.gates.cuda.sizes import timed_calls
+from alpha.gates.cuda.calls import timed
 from alpha.gates.cuda.subjects import CudaBound
 from alpha.gates.cuda.time import FLUSH_BYTES, LAUNCHES, block_of, timed_block
 from alpha.gates.subjects import fresh_nonce, generator, spec_of, warm_up
@@ -74,7 +74,7 @@ class OnGpu:
 
     def __init__(self, component: Component, case_name: str) -> None:
         warm_up(component)
-        calls = {c.name: c for c in timed_calls(component)}
+        calls = {c.name: c for c in timed(component)}
         if case_name not in calls:
             raise InputError("no such timed call", came=f"{component.id} {case_name}", expected=", ".join(calls) or "none")
         self._component, self._call, self._clocks = component, calls[case_name], Clocks.open()
@@ -176,7 +176,7 @@ def characteristic(component: Component, *, case_name: str = "", seconds: float 
     """Measure the table: about a third of the time for the series, the rest for live trials. `case_name`: by default the first call."""
     start = time.perf_counter()
     on_gpu = family(component) == "cuda"
-    case_name = case_name or (timed_calls(component)[0].name if on_gpu else "cache")
+    case_name = case_name or (timed(component)[0].name if on_gpu else "cache")
     procedure = OnGpu(component, case_name) if on_gpu else OnCpu(component, case_name)
     draw, series = procedure.series(), list[float]()
     while len(series) < SERIES and (time.perf_counter() < start + seconds / 3 or len(series) <= ab.MOST):

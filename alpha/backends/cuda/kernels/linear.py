@@ -7,10 +7,11 @@ from dataclasses import replace
 from math import prod
 
 from alpha.backends.cuda.binaries import Binaries
+from alpha.backends.cuda.calls import Call, Calls, bf16, product
+from alpha.backends.cuda.kernels.gemm import GemmProblem, choose, compiled, prepare
 from alpha.backends.cuda.lib import SM90A, Gpu, Kernel, Operand
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.compile import Source
-from alpha.cuda_runtime.gemm import GemmProblem, choose, compiled, prepare
 from alpha.types import Attrs, TensorType
 
 GELU = GemmProblem(m=1, n=8, k=8, bias=True, activation="gelu", save_pre=True)
@@ -19,7 +20,7 @@ GELU_GRADIENT = GemmProblem(m=1, n=8, k=8, b_major="n", aux_input="gelu_gradient
 
 
 def _run(gpu: Gpu, problem: GemmProblem, **addresses: int) -> Callable[[int], None]:
-    return prepare(problem, replace(choose(problem, multiprocessors=gpu.multiprocessors), blocks=gpu.blocks), **addresses)
+    return prepare(problem, choose(problem, gpu.blocks), **addresses)
 
 
 def _rows(t: TensorType) -> int:
@@ -54,10 +55,10 @@ def _sources(problem: GemmProblem) -> Callable[[], Iterable[Source]]:
 
 
 def _component(op: str, implementation: Kernel, problem: GemmProblem, text: str,
-               holds: Callable[[Sequence[TensorType], Attrs], bool]) -> Component:
+               holds: Callable[[Sequence[TensorType], Attrs], bool], timed: Call) -> Component:
     return Component(
         id=f"{op}.bf16.sm90", kind="kernel", backend="cuda", op=op, implementation=implementation, requires=SM90A,
-        binaries=Binaries(_sources(problem)),
+        binaries=Binaries(_sources(problem)), calls=Calls(timed=(timed,)),
         envelope=Envelope(dtypes=("bf16",), limits=(
             Limit(text="no empty axis", holds=lambda types, attrs: all(t.size for t in types)),
             Limit(text="last axes that are multiples of 8", holds=lambda types, attrs: all(t.shape[-1] % 8 == 0 for t in types)),
@@ -69,9 +70,12 @@ def _component(op: str, implementation: Kernel, problem: GemmProblem, text: str,
 KERNELS = (
     _component("linear_gelu", linear_gelu, GELU, "a transposed weight of a multiple of 8 rows and the tanh form",
                lambda types, attrs: attrs["trans_b"] is True and not attrs.get("trans_a") and attrs["approximate"] == "tanh"
-               and types[1].shape[0] % 8 == 0),
+               and types[1].shape[0] % 8 == 0,
+               product(bf16(16384, 768), bf16(3072, 768), bf16(3072), trans_b=True, approximate="tanh")),
     _component("linear_swiglu", linear_swiglu, SWIGLU, "a transposed weight of a multiple of 16 rows",
-               lambda types, attrs: attrs["trans_b"] is True and not attrs.get("trans_a") and types[1].shape[0] % 16 == 0),
+               lambda types, attrs: attrs["trans_b"] is True and not attrs.get("trans_a") and types[1].shape[0] % 16 == 0,
+               product(bf16(8192, 2048), bf16(16384, 2048), trans_b=True)),
     _component("matmul_gelu_bwd", matmul_gelu_bwd, GELU_GRADIENT, "no transposition and the tanh form",
-               lambda types, attrs: not attrs.get("trans_a") and not attrs.get("trans_b") and attrs["approximate"] == "tanh"),
+               lambda types, attrs: not attrs.get("trans_a") and not attrs.get("trans_b") and attrs["approximate"] == "tanh",
+               product(bf16(16384, 768), bf16(768, 3072), bf16(16384, 3072), approximate="tanh")),
 )

@@ -1,4 +1,4 @@
-"""Matrix products on the GPU: kernels/gemm by alpha/cuda_runtime/gemm.py. bf16 operands, fp32 accumulation, bf16 or fp32 result.
+"""Matrix products on the GPU: kernels/gemm by gemm.py beside this file. bf16 operands, fp32 accumulation, bf16 or fp32 result.
 
 y = op(a) @ op(b) + bias, in every transposition; b may be batched like a; leading axes of a fold into its rows where b has two axes.
 Every row of an operand or a result begins at a multiple of 16 bytes, which dense tensors do when their last axis is a multiple of 8
@@ -7,15 +7,20 @@ elements (4 in fp32).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 
+import numpy as np
+
 from alpha.backends.cuda.binaries import Binaries
+from alpha.backends.cuda.calls import Call, Calls, Drawn, Large, bf16, drawn, f32, product
+from alpha.backends.cuda.kernels.gemm import GemmProblem, Output, choose, compiled, prepare
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, in_place
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.compile import Source
-from alpha.cuda_runtime.gemm import GemmProblem, Output, choose, compiled, prepare
+from alpha.ops.large import draw_product, product_error
+from alpha.ops.spec import Sample
 from alpha.ops.table import row
 from alpha.types import Attrs, TensorType
 
@@ -37,7 +42,7 @@ def problem_of(op: str, types: Sequence[TensorType], attrs: Attrs) -> GemmProble
 
 def _matmul(gpu: Gpu, op: str, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
     problem = problem_of(op, [x.type for x in ins], attrs)
-    config = replace(choose(problem, multiprocessors=gpu.multiprocessors), blocks=gpu.blocks)
+    config = choose(problem, gpu.blocks)
     work = gpu.scratch(config.workspace_bytes()).address if config.split_units else 0
     a, b, *rest = ins[1:] if op == "matmul_accumulate" else ins
     return prepare(problem, config, a=a.address, b=b.address, c=outs[0].address, workspace=work, bias=rest[0].address if rest else 0)
@@ -48,7 +53,7 @@ def matmul(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Att
     return _matmul(gpu, "matmul", ins, outs, attrs)
 
 
-def scratch(types: Sequence[TensorType], attrs: Attrs, threads: int) -> int:
+def scratch(types: Sequence[TensorType], attrs: Attrs, multiprocessors: int) -> int:
     """Bytes for the partial sums of tiles that are split along K."""
     return choose(problem_of("matmul", types, attrs)).workspace_bytes()
 
@@ -58,7 +63,7 @@ def matmul_accumulate(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand],
     return in_place([(outs[0], ins[0])], _matmul(gpu, "matmul_accumulate", ins, outs, attrs))
 
 
-def scratch_accumulate(types: Sequence[TensorType], attrs: Attrs, threads: int) -> int:
+def scratch_accumulate(types: Sequence[TensorType], attrs: Attrs, multiprocessors: int) -> int:
     """Bytes for the partial sums of tiles that are split along K."""
     return choose(problem_of("matmul_accumulate", types, attrs)).workspace_bytes()
 
@@ -86,10 +91,113 @@ def sources(outs: Sequence[Output] = ("bf16", "f32"), biases: Sequence[bool] = (
                         yield from config.sources(problem)
 
 
+# Calls ----------------------------------------------------------------------------------------------------------------------------------
+
+SHAPES = (  # name, leading axes, M, N, K, b batched
+    ("one-row", (), 1, 8, 8, False),
+    ("tile-1", (), 127, 120, 56, False),
+    ("tile+1", (), 129, 136, 72, False),
+    ("tiles", (), 136, 264, 64, False),
+    ("ring+1", (), 72, 40, 456, False),
+    ("deep", (), 24, 32, 1032, False),
+    ("folded", (3, 5), 24, 16, 40, False),
+    ("batched", (3,), 136, 40, 24, True),
+)
+"""M and N are multiples of 8 wherever a transposition makes them a last axis."""
+
+
+def _products(draw: Callable[..., np.ndarray], accumulate: bool) -> Iterable[Sample]:
+    for name, lead, m, n, k, batched in SHAPES:
+        for ta in (False, True):
+            for tb in (False, True):
+                if (ta and (m % 8 or (lead and not batched))) or (accumulate and lead):
+                    continue
+                a = draw(*lead, *((k, m) if ta else (m, k)))
+                b = draw(*(lead if batched else ()), *((n, k) if tb else (k, n)))
+                attrs: dict[str, object] = {"trans_a": ta, "trans_b": tb, **({"wide": True} if accumulate else {})}
+                inputs = (draw(m, n), a, b) if accumulate else (a, b, draw(n)) if ta == tb and not lead else (a, b)
+                yield Sample(name=f"gpu-{name}-{'T' if ta else 'N'}{'T' if tb else 'N'}", inputs=inputs, attrs=attrs)
+
+
+def _samples(rng: np.random.Generator) -> Iterable[Sample]:
+    yield from _products(lambda *s: rng.standard_normal(s), False)
+    yield Sample(name="gpu-equal", inputs=(np.full((136, 264), 0.7), np.full((264, 72), -1.3), np.full(72, 0.1)), attrs={})
+    yield Sample(name="gpu-large", inputs=(1e15 * rng.standard_normal((40, 72)), 1e15 * rng.standard_normal((72, 24))), attrs={})
+
+
+def _exact(rng: np.random.Generator) -> Iterable[Sample]:
+    """Integers whose sums stay below 256, so that the result is exact in bf16 as well: K of one-hot columns and small entries."""
+    for sample in _products(lambda *s: rng.integers(-2, 3, s).astype(float), False):
+        a, b, *bias = sample.inputs
+        axis = -2 if sample.attrs["trans_a"] else -1  # the reduction: at most 32 terms of at most 4 are not zero
+        kept = np.zeros(a.shape[axis], bool)
+        kept[rng.permutation(kept.size)[:32]] = True
+        kept[-1] = True
+        a = a * (kept[:, None] if axis == -2 else kept)
+        yield Sample(name=sample.name, inputs=(a, b, *bias), attrs=sample.attrs)
+
+
+def _accumulated(rng: np.random.Generator) -> Iterable[Sample]:
+    yield from _products(lambda *s: rng.standard_normal(s), True)
+
+
+def _accumulated_exact(rng: np.random.Generator) -> Iterable[Sample]:
+    yield from _products(lambda *s: rng.integers(-8, 9, s).astype(float), True)
+
+
+LARGE: Mapping[str, tuple[int, int, int, bool, bool, bool]] = {  # M, N, K, a transposed, b transposed, fp32 result
+    f"{kind}-{'T' if ta else 'N'}{'T' if tb else 'N'}{'-wide' if wide else ''}": (m, n, k, ta, tb, wide)
+    for kind, m, n, k in (("split-few", 264, 200, 4136), ("split", 1032, 1096, 4104), ("broad", 72, 65608, 72))
+    for ta in (False, True) for tb in (False, True) for wide in (False, True)
+} | {
+    "forward": (8192, 3072, 768, False, True, False),
+    "input-gradient": (16384, 768, 768, False, False, False),
+    "weight-gradient": (768, 2304, 16384, True, False, True),
+    "input-gradient-wide": (16384, 768, 768, False, False, True),
+}
+"""Between these and the samples every compiled file is launched."""
+
+
+def _repeated(rng: np.random.Generator) -> Drawn:
+    """The last tiles of this product are cut along K."""
+    return [drawn(rng, 1032, 4104), drawn(rng, 1096, 4104)], {"trans_a": False, "trans_b": True}
+
+
+COMPARED = ((16384, 768, 768), (16384, 3072, 768), (16384, 768, 3072), (16384, 2304, 768), (16384, 50304, 768), (16384, 2048, 2048),
+            (16384, 6144, 2048), (16384, 8192, 2048), (16384, 2048, 8192), (8192, 4096, 4096), (8192, 14336, 4096), (8192, 4096, 14336),
+            (8192, 128256, 4096), (8192, 8192, 8192))
+"""M, N, K of x[M,K] weight[N,K]^T: the layers of GPT-2, of Llamas of 1 and 8 billion parameters, and a square one."""
+
+
+def _compared(m: int, n: int, k: int) -> Iterable[Call]:
+    """Forward, both gradients, and the weight gradient into float32."""
+    shape = f"{m}x{n}x{k}"
+    yield product(bf16(m, k), bf16(n, k), name=f"fwd-{shape}", trans_b=True)
+    yield product(bf16(m, n), bf16(n, k), name=f"dgrad-{shape}")
+    yield product(bf16(m, n), bf16(m, k), name=f"wgrad-{shape}", trans_a=True)
+    yield product(bf16(m, n), bf16(m, k), name=f"wgrad-f32-{shape}", trans_a=True, wide=True)
+
+
+CALLS = Calls(
+    further=_samples, exactly=_exact, repeated=_repeated,
+    large={name: Large(partial(draw_product, *shape), product_error) for name, shape in LARGE.items()},
+    timed=(
+        product(bf16(16384, 768), bf16(3072, 768), name="forward-gpt", trans_b=True),
+        product(bf16(8192, 8192), bf16(8192, 2048), name="input-gradient-llama"),
+        product(bf16(16384, 3072), bf16(16384, 768), name="weight-gradient-gpt", trans_a=True, wide=True),
+    ),
+    compared=tuple(call for shape in COMPARED for call in _compared(*shape)),
+)
+CALLS_ACCUMULATE = Calls(further=_accumulated, exactly=_accumulated_exact, timed=(
+    product(f32(3072, 768), bf16(16384, 3072), bf16(16384, 768), trans_a=True, wide=True),))
+
+
+# Components -----------------------------------------------------------------------------------------------------------------------------
+
 KERNELS = (
     Component(
         id="matmul.bf16.sm90", kind="kernel", backend="cuda", op="matmul", implementation=matmul, requires=SM90A, scratch=scratch,
-        binaries=Binaries(sources),
+        binaries=Binaries(sources), calls=CALLS,
         envelope=Envelope(
             dtypes=("bf16",),
             limits=(
@@ -103,6 +211,7 @@ KERNELS = (
     Component(
         id="matmul_accumulate.bf16.sm90", kind="kernel", backend="cuda", op="matmul_accumulate", implementation=matmul_accumulate,
         requires=SM90A, scratch=scratch_accumulate, binaries=Binaries(lambda: sources(("f32+=",), (False,))), inplace=((0, 0),),
+        calls=CALLS_ACCUMULATE,
         envelope=Envelope(
             dtypes=("bf16", "f32"),
             limits=(

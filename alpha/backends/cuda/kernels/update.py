@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from alpha.backends.cuda.binaries import Binaries
+from alpha.backends.cuda.calls import Calls, bf16, f32, i32, plain
 from alpha.backends.cuda.cubins_of import cubins_of
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, in_place
 from alpha.component import Component, Envelope, Limit
@@ -58,7 +59,7 @@ def adamw(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attr
         coefficient=coefficient.address, lr=lr.address, finite=finite.address, copy=outs[3].address if narrow else 0, blocks=gpu.blocks))
 
 
-def scratch(types: Sequence[TensorType], attrs: Attrs, threads: int) -> int:
+def scratch(types: Sequence[TensorType], attrs: Attrs, multiprocessors: int) -> int:
     """Bytes of the sums of squares."""
     return aligned(4 * PARTS * max(1, _blocks(attrs)))
 
@@ -66,18 +67,22 @@ def scratch(types: Sequence[TensorType], attrs: Attrs, threads: int) -> int:
 _FLAT, _SCALAR, _INTEGER = TensorType((64,), "f32"), TensorType((), "f32"), TensorType((), "i32")
 _RULE = {"segments": ((0, 64),), "max_norm": 1.0, "rates": Table.of([1.0, 0.5])}
 _ADAMW = {"segments": ((0, 64, 1.0, 1.0),), "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+_LONG = 1 << 27
+_TIMED_SCALARS = plain(f32(_LONG), f32(), f32(), i32(), below=9, max_norm=1.0, rates=Table.of([1e-3] * 101), segments=((0, _LONG),))
+_TIMED_ADAMW = plain(*[f32(_LONG)] * 4, f32(), f32(), i32(), i32(), bf16(_LONG), below=2, least=1,  # a step that is not finite does nothing
+                     **{**_ADAMW, "segments": ((0, _LONG, 1.0, 1.0),)})
 
 KERNELS = (
     Component(
         id="update_scalars.f32.sm90", kind="kernel", backend="cuda", op="update_scalars", implementation=update_scalars, requires=SM90A,
-        scratch=scratch, inplace=((6, 3),),
+        scratch=scratch, inplace=((6, 3),), calls=Calls(timed=(_TIMED_SCALARS,)),
         binaries=Binaries(cubins_of("update_scalars", update_scalars, lambda: [([_FLAT, _SCALAR, _SCALAR, _INTEGER], _RULE)])),
         envelope=Envelope(limits=(
             Limit(text="at most 3.8 billion elements", holds=lambda types, attrs: _blocks(attrs) <= MOST_BLOCKS),)),
     ),
     Component(
         id="adamw.f32.sm90", kind="kernel", backend="cuda", op="adamw", implementation=adamw, requires=SM90A,
-        inplace=((0, 0), (1, 2), (2, 3), (3, 8)),
+        inplace=((0, 0), (1, 2), (2, 3), (3, 8)), calls=Calls(timed=(_TIMED_ADAMW,)),
         binaries=Binaries(cubins_of("adamw", adamw, lambda: [
             ([_FLAT] * 4 + [_SCALAR] * 2 + [_INTEGER] * 2 + more, _ADAMW) for more in ([], [TensorType((64,), "bf16")])])),
         envelope=Envelope(dtypes=("f32", "bf16"), limits=(

@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 
+from alpha.backends.cuda.calls import Call, Calls
 from alpha.component import Component, Envelope, Limit, Measured
 from alpha.errors import InputError
 from alpha.gates.contracts.registry.common import Case, Checks, folder, write_package
@@ -209,17 +210,16 @@ MEMBERS: Mapping[str, str] = {
                     "    def known(self):\n        return self.op in KINDS\n\n    def spare(self):\n        return 1\n",
     "errors.py": "class Base(Exception):\n    def __init__(self, what, **more):\n        super().__init__(what)\n\n\n"
                  "class ShapeError(Base):\n    code = 2\n",
-    "gates/cuda/samples.py": "SAMPLES = {'a': lambda rng: [1], 'b': lambda rng: [2]}\n\n\ndef of(op):\n    return SAMPLES[op]\n",
     "pool.py": "import threading\n\n\nclass Pool:\n    size: int = 1\n\n    def run(self):\n        return helper()\n\n"
                "    def other(self):\n        return 5\n\n    def __len__(self):\n        return self.size\n\n\n"
                "class Helper(threading.Thread):\n    def run(self):\n        return 1\n\n"
                "    def called_by_name(self):\n        return 1\n\n\n"
                "def helper():\n    return 9\n",
     "rows.py": "from dataclasses import dataclass\n\n\n@dataclass\nclass Row:\n    first: int = 1\n    second: int = 2\n",
-    "main.py": "from mini.component import Component\nfrom mini.errors import ShapeError\nfrom mini.gates.cuda.samples import of\n"
+    "main.py": "from mini.component import Component\nfrom mini.errors import ShapeError\n"
                "from mini.pool import Helper, Pool\nfrom mini.rows import Row\n\n\ndef expect(good, what, came):\n    if not good:\n"
                "        raise ShapeError(f'{what}, not {came}', do='mend it')\n\n\ndef root(c: Component, pool: Pool, name='pass'):\n"
-               "    expect(c.known(), 'a kind that is known', c.op)\n    Helper().start()\n    return of(name), pool.run(), Row().second\n",
+               "    expect(c.known(), 'a kind that is known', c.op)\n    Helper().start()\n    return name, pool.run(), Row().second\n",
 }
 
 
@@ -239,8 +239,6 @@ def _members(rng: np.random.Generator) -> Measured:
         "a field with a default": _altered("component.py", "    op: str = ''\n", f"    op: str = ''\n    run: int = {n}\n"),
         "a field at the end that is not said": _altered("rows.py", "second: int = 2\n", f"second: int = 2\n    third: int = {n}\n"),
         "a kind": _altered("component.py", "'pass')", "'pass', 'collective')"),
-        "cases of another row": _altered("gates/cuda/samples.py", "[2]", f"[{n}]"),
-        "cases of a new row": _altered("gates/cuda/samples.py", "'b':", f"'c': lambda rng: [{n}], 'b':"),
         "what an error says": _altered("main.py", "do='mend it'", f"do='mend {n} of it', came=c"),
         "what a refusal says": _altered("main.py", "'a kind that is known'", f"'one of {n} kinds'"),
         "how errors are written": _altered("errors.py", "super().__init__(what)", f"super().__init__(what, {n})"),
@@ -261,7 +259,7 @@ def _members(rng: np.random.Generator) -> Measured:
         "the condition of a refusal": _altered("main.py", "expect(c.known(),", "expect(not c.known(),"),
         "the class of an error": _altered("main.py", "raise ShapeError(", "raise ValueError("),
         "the base of an error": _altered("errors.py", "class ShapeError(Base)", "class ShapeError(ValueError)"),
-        "what an error does": _altered("main.py", "do='mend it'", "do=of('a').pop()"),
+        "what an error does": _altered("main.py", "do='mend it'", "do=came.pop()"),
     }
     for what, files in other.items():
         checks.that(_of(files) != was, what)
@@ -270,8 +268,6 @@ def _members(rng: np.random.Generator) -> Measured:
         pool = package.hash(package.roots("mini.pool:Pool"))
         more = Package(write_package(at / "q", _altered("pool.py", "return 5", f"return {n}")), "mini")
         checks.that(pool != more.hash(more.roots("mini.pool:Pool")), "a class that is asked for leaves out a method")
-        entries = [("entry", "mini.gates.cuda.samples", "SAMPLES", op) for op in "ab"]
-        checks.that(len({package.hash([e]) for e in entries}) == 2, "cases of two rows share a digest")
     return checks.measured()
 
 
@@ -351,6 +347,13 @@ def _component(rng: np.random.Generator) -> Measured:
         checks.that(component_digests(other, "parity", package=package)["implementation"] != digests["parity"]["implementation"], what)
     other_row = component_digests(replace(kernel, op="silu"), "parity", package=package)
     checks.that(other_row["row"] != digests["parity"]["row"] and other_row["cases"] != digests["parity"]["cases"], "rows collide")
+    gpu, n = replace(kernel, backend="cuda", calls=Calls(timed=(Call("a", (), {}),))), int(rng.integers(2, 99))
+    for gate, other in (("parity", Calls(timed=(Call("a", (), {"k": n}),))), ("perf", Calls(timed=gpu.calls.timed, further=_closure(n)))):
+        checks.that(component_digests(replace(gpu, calls=other), gate, package=package) == component_digests(gpu, gate, package=package),
+                    f"calls that {gate} does not read are part of its digest")
+    for gate, other in (("perf", Calls(timed=(Call("a", (), {"k": n}),))), ("parity", Calls(timed=gpu.calls.timed, further=_closure(n)))):
+        checks.that(component_digests(replace(gpu, calls=other), gate, package=package)["cases"]
+                    != component_digests(gpu, gate, package=package)["cases"], f"calls that {gate} reads are left out")
     held = replace(host, id="made.held", contract="mini.contract")
     with folder() as at:
         cases = "def a():\n    return 1\n\n\ndef b():\n    return 2\n\n\n" \

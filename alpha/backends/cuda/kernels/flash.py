@@ -1,4 +1,4 @@
-"""Flash attention on the GPU: the problem, the choice of kernels for it, and launches prepared once per set of addresses.
+"""Flash attention on the GPU (kernels/attention): the problem, the choice of tiles, and launches prepared once per set of addresses.
 
     problem = AttentionProblem(batch=8, queries=4096, keys=4096, heads=32, kv_heads=8, head_dim=128, causal=True)
     forward = AttentionForward(problem, q, k, v, o, lse, queue)         # q, k, v, o: Tensor4; lse, queue: Span

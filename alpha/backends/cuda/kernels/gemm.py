@@ -6,11 +6,10 @@ Shapes: M rows of C, N columns, K the reduction. Forward y = x W^T: A = x, B = W
 A = dy "k", B = W "n" (its rows are the reduction). Weight gradient dW = dy^T x: A = dy "m", B = x "n", fp32 output,
 accumulated or not.
 
-Envelope: M, N, K, batch >= 1; addresses 16-byte aligned; leading dimensions and batch strides in elements, multiples of 8
-(bf16) or 4 (fp32 output). Ragged M, N and K need nothing else. What lies between a row's end and its leading dimension is
-never read into a result. In C and aux the copy engine writes whole 16 bytes: up to 7 (bf16) or 3 (fp32) elements after a
-ragged row's end receive zeros (are left as they are by "f32+=" and by splits), so C may be a column slice of a wider matrix
-only when N is a multiple of 8 (4).
+Envelope: M, N, K, batch >= 1; addresses 16-byte aligned; leading dimensions in elements, multiples of 8 (bf16) or 4 (fp32
+output); batches lie one behind the other. Ragged M, N and K need nothing else. What lies between a row's end and its leading
+dimension is never read into a result. In C and aux the copy engine writes whole 16 bytes: up to 7 (bf16) or 3 (fp32) elements
+after a ragged row's end receive zeros (are left as they are by "f32+=" and by splits).
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ import ctypes
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from alpha.cuda_runtime.compile import Cubin, Source, compile_all
+from alpha.cuda_runtime.compile import Source, compile_all
 from alpha.cuda_runtime.device import Device
 from alpha.cuda_runtime.launch import Kernel, Launch
 from alpha.cuda_runtime.tensormap import TensorMap
 from alpha.errors import ShapeError
+from alpha.graph.plan import MULTIPROCESSORS
 
 BLOCK_K = 64
 CHUNK_BYTES = 64 * 128
@@ -32,18 +32,18 @@ SHARED_LIMIT = 232_448
 
 Output = Literal["bf16", "f32", "f32+="]
 Activation = Literal["none", "gelu", "swiglu"]
-AuxInput = Literal["none", "residual", "gelu_gradient"]
+AuxInput = Literal["none", "gelu_gradient"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmProblem:
-    """What is computed. Leading dimensions and batch strides in elements; 0 means dense.
+    """What is computed. `lda` and `ldc`: elements from one row of A, and of C, to the next; 0 means dense, as B and aux are.
 
     `a_major` "k": A is [M, K] in memory; "m": [K, M]. `b_major` "k": B is [N, K]; "n": [K, N].
     `out` "f32+=" adds to C. `bias`: bf16 [N], added before the activation. `activation` "swiglu": B holds gate then up,
     [2N, K]; C = silu(A gate^T) * (A up^T). `save_pre`: aux receives what enters the activation, bf16 [M, N] ([M, 2N] for
     swiglu).
-    `aux_input` "residual": adds aux [M, N]; "gelu_gradient": multiplies by GELU'(aux).
+    `aux_input` "gelu_gradient": multiplies by GELU'(aux), aux [M, N].
     """
 
     m: int
@@ -53,13 +53,7 @@ class GemmProblem:
     a_major: Literal["k", "m"] = "k"
     b_major: Literal["k", "n"] = "k"
     lda: int = 0
-    ldb: int = 0
     ldc: int = 0
-    ldaux: int = 0
-    a_stride: int = 0
-    b_stride: int = 0
-    c_stride: int = 0
-    aux_stride: int = 0
     out: Output = "bf16"
     bias: bool = False
     activation: Activation = "none"
@@ -74,52 +68,48 @@ class GemmProblem:
         return " ".join(words)
 
     @property
-    def flops(self) -> int:
-        """Multiplications and additions of the product."""
-        return 2 * self.m * self.n * self.k * self.batch * (2 if self.activation == "swiglu" else 1)
+    def plain(self) -> bool:
+        """Whether nothing is done to the product but to round it: only then can tiles be split along K."""
+        return not self.bias and self.activation == "none" and self.aux_input == "none"
 
-    def dense(self) -> GemmProblem:
-        """The same problem with every stride filled in."""
-        pair = 2 if self.activation == "swiglu" else 1
-        lda = self.lda or (self.k if self.a_major == "k" else self.m)
-        ldb = self.ldb or (self.k if self.b_major == "k" else self.n)
-        ldc = self.ldc or self.n
-        ldaux = self.ldaux or self.n * (pair if self.save_pre else 1)
-        return replace(
-            self,
-            lda=lda,
-            ldb=ldb,
-            ldc=ldc,
-            ldaux=ldaux,
-            a_stride=self.a_stride or lda * (self.m if self.a_major == "k" else self.k),
-            b_stride=self.b_stride or ldb * (self.n * pair if self.b_major == "k" else self.k),
-            c_stride=self.c_stride or ldc * self.m,
-            aux_stride=self.aux_stride or ldaux * self.m,
-        )
+    @property
+    def busy(self) -> bool:
+        """Whether the epilogue has much to compute or to write."""
+        return self.save_pre or self.activation == "gelu" or self.aux_input == "gelu_gradient"
+
+    @property
+    def row_a(self) -> int:
+        """Elements from one row of A in memory to the next."""
+        return self.lda or (self.k if self.a_major == "k" else self.m)
+
+    @property
+    def row_b(self) -> int:
+        """Elements from one row of B in memory to the next."""
+        return self.k if self.b_major == "k" else self.n
+
+    @property
+    def row_c(self) -> int:
+        """Elements from one row of C to the next."""
+        return self.ldc or self.n
+
+    @property
+    def row_aux(self) -> int:
+        """Elements from one row of aux to the next."""
+        return self.n * (2 if self.activation == "swiglu" and self.save_pre else 1)
 
     def check(self) -> None:
         """ShapeError naming the limit of the envelope that this problem breaks."""
-        p = self.dense()
+        p = self
         of_c = 8 if p.out == "bf16" else 4
         swiglu, aux = p.activation == "swiglu", p.save_pre or p.aux_input != "none"
         rules = [
             (min(p.m, p.n, p.k, p.batch) >= 1, f"{p.m}x{p.n}x{p.k}, batch {p.batch}", "sizes of at least 1"),
             (max(p.m, p.n, p.k) < 2**31, f"{p.m}x{p.n}x{p.k}", "sizes below 2^31"),
-            (
-                p.lda % 8 == 0 and p.ldb % 8 == 0,
-                f"lda {p.lda}, ldb {p.ldb}",
-                "leading dimensions that are multiples of 8 elements",
-            ),
-            (p.ldc % of_c == 0, f"ldc {p.ldc}", f"a multiple of {of_c} elements for {p.out} output"),
-            (
-                p.a_stride % 8 == 0 and p.b_stride % 8 == 0 and p.c_stride % of_c == 0,
-                "batch strides",
-                "multiples of 8 elements",
-            ),
-            (p.lda >= (p.k if p.a_major == "k" else p.m), f"lda {p.lda}", "at least the row length of A"),
-            (p.ldb >= (p.k if p.b_major == "k" else p.n), f"ldb {p.ldb}", "at least the row length of B"),
-            (p.ldc >= p.n, f"ldc {p.ldc}", f"at least N = {p.n}"),
-            (not aux or (p.ldaux % 8 == 0 and p.ldaux >= p.n), f"ldaux {p.ldaux}", "a multiple of 8, at least N"),
+            (p.row_a % 8 == 0 and p.row_b % 8 == 0, f"rows of {p.row_a} and {p.row_b}", "rows of A and B that are multiples of 8 elements"),
+            (p.row_c % of_c == 0, f"ldc {p.row_c}", f"a multiple of {of_c} elements for {p.out} output"),
+            (p.row_a >= (p.k if p.a_major == "k" else p.m), f"lda {p.row_a}", "at least the row length of A"),
+            (p.row_c >= p.n, f"ldc {p.row_c}", f"at least N = {p.n}"),
+            (not aux or p.row_aux % 8 == 0, f"rows of {p.row_aux} in aux", "a multiple of 8"),
             (not swiglu or p.batch == 1, f"swiglu with batch {p.batch}", "batch 1"),
             (not swiglu or (p.b_major == "k" and p.out == "bf16"), "swiglu", "K-major weights and bf16 output"),
             (not swiglu or not p.bias, "swiglu with bias", "no bias"),
@@ -193,7 +183,7 @@ class GemmConfig:
                 "GEMM_BIAS": int(problem.bias),
                 "GEMM_ACT": {"none": 0, "gelu": 1, "swiglu": 2}[problem.activation],
                 "GEMM_SAVE_PRE": int(problem.save_pre),
-                "GEMM_AUX_IN": {"none": 0, "residual": 1, "gelu_gradient": 2}[problem.aux_input],
+                "GEMM_AUX_IN": {"none": 0, "gelu_gradient": 2}[problem.aux_input],
                 "GEMM_SPLIT": int(self.split_units > 0),
             },
         )
@@ -207,7 +197,6 @@ class GemmConfig:
         """ShapeError naming what of this config does not fit the problem or the chip."""
         tiles = self.tiles(problem)[2]
         steps = -(-problem.k // BLOCK_K)
-        plain = not problem.bias and problem.activation == "none" and problem.aux_input == "none"
         rules = [
             (self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory", f"at most {SHARED_LIMIT}"),
             (self.cluster in (1, 2), f"cluster {self.cluster}", "1 or 2"),
@@ -218,7 +207,7 @@ class GemmConfig:
                 "at least one per tile",
             ),
             (self.split_units <= max(self.split_tiles, 1) * steps, f"{self.split_units} runs", "at least one k step per run"),
-            (not self.split_units or plain, "split tiles with an epilogue", "a plain output"),
+            (not self.split_units or problem.plain, "split tiles with an epilogue", "a plain output"),
             (tiles + self.split_units < 2**31, f"{tiles} tiles", "fewer than 2^31"),
         ]
         for good, came, expected in rules:
@@ -245,36 +234,35 @@ TUNED: dict[tuple[int, int, int, str, str], GemmConfig] = {
 def compiled(problem: GemmProblem) -> tuple[GemmConfig, ...]:
     """What `choose` picks among for problems of this kind (transposition, output, epilogue), as far as compilation is concerned: walks and
     the number of splits vary."""
-    plain = not problem.bias and problem.activation == "none" and problem.aux_input == "none"
-    busy = problem.save_pre or problem.activation == "gelu" or problem.aux_input == "gelu_gradient"
-    found = [BUSY] if busy else [PINGPONG, COOPERATIVE]
-    if plain:
+    found = [BUSY] if problem.busy else [PINGPONG, COOPERATIVE]
+    if problem.plain:
         found += [replace(c, split_tiles=1, split_units=2) for c in (COOPERATIVE, SMALL)]
         found += [c for (*_, a, b), c in TUNED.items() if (a, b) == (problem.a_major, problem.b_major)]
     return tuple(found)
 
 
-def choose(problem: GemmProblem, *, multiprocessors: int = 132) -> GemmConfig:
+def choose(problem: GemmProblem, blocks: int = 0) -> GemmConfig:
     """The config for a problem: the tuned one, or by rule.
 
     Ping-pong (with more output buffers for busy epilogues) unless (a) K is long or a side is very wide: 128x256 tiles, which
     read less through L2; or (b) the last wave of tiles would leave over a tenth of the chip idle: its tiles are split along
-    K, into runs of at least 8 steps. Only plain epilogues can split.
-    `multiprocessors` is part of the choice (it decides the split, hence the bits), so a run fixes it: it is not the budget of
-    a launch, which is `GemmConfig.blocks`.
+    K, into runs of at least 8 steps. Only plain epilogues can split. MULTIPROCESSORS decides the split, hence the bits; it is not
+    the budget of a launch, which is `blocks`.
     """
+    return replace(_chosen(problem), blocks=blocks)
+
+
+def _chosen(problem: GemmProblem) -> GemmConfig:
     key = (problem.m, problem.n, problem.k, problem.a_major, problem.b_major)
-    plain = not problem.bias and problem.activation == "none" and problem.aux_input == "none"
-    if plain and problem.batch == 1 and key in TUNED:
+    if problem.plain and problem.batch == 1 and key in TUNED:
         return TUNED[key]
     steps = -(-problem.k // BLOCK_K)
-    clusters = multiprocessors // 2
+    clusters = MULTIPROCESSORS // 2
     long = steps > 512 or max(problem.m, problem.n) > 65536
-    busy = problem.save_pre or problem.activation == "gelu" or problem.aux_input == "gelu_gradient"
-    base = BUSY if busy else COOPERATIVE if long else PINGPONG
+    base = BUSY if problem.busy else COOPERATIVE if long else PINGPONG
     tiles = base.tiles(problem)[2]
     fill = tiles / (-(-tiles // clusters) * clusters)
-    if plain and (steps >= 128 if long else steps >= 64 and fill < 0.9):
+    if problem.plain and (steps >= 128 if long else steps >= 64 and fill < 0.9):
         base = SMALL if COOPERATIVE.tiles(problem)[2] * 6 < clusters else COOPERATIVE
         rest = base.tiles(problem)[2] % clusters
         if rest:
@@ -298,7 +286,6 @@ class Gemm:
 
     problem: GemmProblem
     config: GemmConfig
-    cubins: tuple[Cubin, ...]
     launches: tuple[Launch, ...]
 
     def __call__(self, stream: Any = None) -> None:
@@ -326,7 +313,7 @@ def prepare(
     """
     problem.check()
     config.check(problem)
-    p = problem.dense()
+    p = problem
     needed = {"a": a, "b": b, "c": c}
     if p.save_pre or p.aux_input != "none":
         needed["aux"] = aux
@@ -340,22 +327,22 @@ def prepare(
 
     swiglu = p.activation == "swiglu"
     bn_box = config.bn // 2 if swiglu or config.cluster == 2 else config.bn
+    a_bytes, b_bytes = 2 * p.row_a * (p.m if p.a_major == "k" else p.k), 2 * p.row_b * (p.n if p.b_major == "k" else p.k)  # of a batch
     if p.a_major == "k":
-        map_a = TensorMap("bf16", a, (p.k, p.m, p.batch), (p.lda * 2, p.a_stride * 2), (BLOCK_K, config.bm, 1))
+        map_a = TensorMap("bf16", a, (p.k, p.m, p.batch), (2 * p.row_a, a_bytes), (BLOCK_K, config.bm, 1))
     else:
-        map_a = TensorMap("bf16", a, (p.m, p.k, p.batch), (p.lda * 2, p.a_stride * 2), (64, BLOCK_K, 1))
+        map_a = TensorMap("bf16", a, (p.m, p.k, p.batch), (2 * p.row_a, a_bytes), (64, BLOCK_K, 1))
     if p.b_major == "k":
-        outer, stride = (2, p.n * p.ldb) if swiglu else (p.batch, p.b_stride)
-        map_b = TensorMap("bf16", b, (p.k, p.n, outer), (p.ldb * 2, stride * 2), (BLOCK_K, bn_box, 1))
+        map_b = TensorMap("bf16", b, (p.k, p.n, 2 if swiglu else p.batch), (2 * p.row_b, b_bytes), (BLOCK_K, bn_box, 1))
     else:
-        map_b = TensorMap("bf16", b, (p.n, p.k, p.batch), (p.ldb * 2, p.b_stride * 2), (64, BLOCK_K // config.cluster, 1))
+        map_b = TensorMap("bf16", b, (p.n, p.k, p.batch), (2 * p.row_b, b_bytes), (64, BLOCK_K // config.cluster, 1))
     size, chunk = (2, 64) if p.out == "bf16" else (4, 32)
     dtype = "bf16" if p.out == "bf16" else "f32"
-    map_c = TensorMap(dtype, c, (p.n, p.m, p.batch), (p.ldc * size, p.c_stride * size), (chunk, 64, 1))
+    map_c = TensorMap(dtype, c, (p.n, p.m, p.batch), (size * p.row_c, size * p.row_c * p.m), (chunk, 64, 1))
     map_aux = map_c
     if "aux" in needed:
-        outer, stride = (2, p.n) if swiglu else (p.batch, p.aux_stride)
-        map_aux = TensorMap("bf16", aux, (p.n, p.m, outer), (p.ldaux * 2, stride * 2), (64, 64, 1))
+        outer, apart = (2, p.n) if swiglu else (p.batch, p.row_aux * p.m)
+        map_aux = TensorMap("bf16", aux, (p.n, p.m, outer), (2 * p.row_aux, 2 * apart), (64, 64, 1))
 
     tiles_m, tiles_n, tiles = config.tiles(p)
     units = tiles - config.split_tiles + config.split_units
@@ -381,6 +368,6 @@ def prepare(
     if config.split_units:
         reduce = Kernel(cubins[1], "split_reduce")
         grid = (config.bm * config.bn // 1024, config.split_tiles * config.cluster, 1)
-        output = [ctypes.c_uint64(c), ctypes.c_int64(p.ldc), ctypes.c_int64(p.c_stride)]
+        output = [ctypes.c_uint64(c), ctypes.c_int64(p.row_c), ctypes.c_int64(p.row_c * p.m)]
         launches.append(reduce.prepare(grid, (256, 1, 1), [arguments, *output], overlap_previous=True))
-    return Gemm(problem=problem, config=config, cubins=tuple(cubins), launches=tuple(launches))
+    return Gemm(problem=problem, config=config, launches=tuple(launches))
