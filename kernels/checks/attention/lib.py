@@ -1,7 +1,7 @@
 import os, sys, math, time, torch
 
 sys.path.insert(0, os.getcwd())
-from alpha.cuda_runtime import attention as A
+from alpha.backends.cuda.kernels import flash as A
 from alpha.cuda_runtime.device import Device
 from alpha.cuda_runtime.memory import Span
 

@@ -10,12 +10,12 @@ import emu
 import numpy as np
 from emu_tools import P, put
 
-from alpha.cuda_runtime import norm
+from alpha.backends.cuda.kernels import norm
 from alpha.gates.adversarial.cuda_plant import compiled_from, overlay
 from alpha.gates.sanitize.engine import plants_of
 from alpha.train.catalogue import catalogue
 
-SHAPES = ((37, 256), (24, 264), (37, 264), (37, 1032))  # as cuda_sanitize._further
+SHAPES = ((37, 256), (24, 264), (37, 264), (37, 1032))  # norm.PATHS
 
 
 def bits(rows: int, width: int, order: int) -> bytes:

@@ -3,7 +3,8 @@
 import os
 from contextlib import contextmanager
 
-from alpha.cuda_runtime import elementwise, embedding, loss, norm, rope, update
+from alpha.backends.cuda.kernels import elementwise, embedding, loss, norm, rope
+from alpha.cuda_runtime import update
 
 WIDE = bool(os.environ.get("WIDE"))  # all candidates of a search, not the chosen ones alone
 
@@ -20,7 +21,7 @@ NORMS = [
         ("layer", 16384, 4096, False),
     )
 ]
-LOSSES = [(16384, 50257, 50304), (16384, 32768, 0), (8192, 128256, 0)]
+LOSSES = [(16384, 50257, 50304), (16384, 32768, 32768), (8192, 128256, 128256)]
 EMBEDDINGS = [(65536, 50304, 768), (32768, 32768, 2048), (16384, 128256, 4096)]
 ROPES = [(32768, 32, 8, 128, 4096), (65536, 12, 12, 64, 1024)]
 ACTIVATIONS = [
@@ -123,8 +124,7 @@ def touch_all():
         p = loss.LossProblem(rows=rows, vocabulary=vocabulary, stride=stride, z_loss=1e-4)
         for c in loss_candidates(p).values():
             loss.cross_entropy(p, "fused", logits=a, targets=a, lse=a, loss=a, dloss=a, config=c)
-        for mode in ("loss", "gradient"):
-            loss.cross_entropy(p, mode, logits=a, targets=a, lse=a, loss=a, dloss=a)
+        loss.cross_entropy(p, "loss", logits=a, targets=a, lse=a, loss=a)
     for copy in ("none", "nearest", "stochastic"):
         q = update.AdamwProblem(chunks=9, elements=9, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, copy=copy)
         update.adamw(q, table=a, param=a, grad=a, m=a, v=a, coefficient=a, lr=a, step=a, finite=a, copy=a)
@@ -138,13 +138,11 @@ def touch_all():
         for out in ("f32", "f32+="):
             embedding.backward(e, dy=a, ids=a, dtable=a, workspace=embedding.Span(a, e.workspace_bytes()), out=out)
     rope.table(9, 64, base=1e4, out=a)
-    rope.rope(rope.RopeProblem(rows=9, heads=1, head_dim=64, table_rows=9), x=a, y=a, positions=a, turns=a)
+    rope.rope(rope.RopeProblem(rows=9, heads=1, head_dim=64, table_rows=9, stride=64), x=a, y=a, positions=a, turns=a)
     for op, _, _ in ACTIVATIONS:
-        for deep in (0, 1, 2, 4):
-            elementwise.activation(op, 8, 8, a=a, b=a, dy=a, y=a, y2=a, deep=deep)
+        elementwise.activation(op, 8, 8, a=a, b=a, dy=a, y=a, y2=a)
     for op, y, x, b in MAPS:
         elementwise.elementwise(op, 9, y=a, y_dtype=y, a=a, a_dtype=x, b=a, b_dtype=b)
-    elementwise.elementwise("fill", 9, y=a, y_dtype="f32")
     elementwise.dropout(1, 8, x=a, y=a, step=a, sample_ids=a, rate=0.1, key=(1, 2))
     for rows, width in [*COLUMNS, (64, 1024 * 768)]:
         elementwise.column_sums(rows, width, x=a, y=a, partial=a)

@@ -7,9 +7,9 @@ import time
 import torch
 import torch._functorch.config
 
+from alpha.backends.cuda.kernels.elementwise import elementwise
 from alpha.cuda_runtime import capture
 from alpha.cuda_runtime.device import Device
-from alpha.cuda_runtime.elementwise import elementwise
 
 DEVICE = "cuda"
 bf16, f32 = torch.bfloat16, torch.float32
@@ -196,7 +196,7 @@ def copy_ms(nbytes):
         count = int(nbytes) // 4
         n = sets(2 * count)
         a, b = [normal(count) for _ in range(n)], [poison(count) for _ in range(n)]
-        mine = [elementwise("scale", count, y=y.data_ptr(), y_dtype="bf16", a=x.data_ptr(), factor=1.0) for x, y in zip(a, b)]
+        mine = [elementwise("scale", count, y=y.data_ptr(), y_dtype="bf16", a=x.data_ptr(), a_dtype="bf16", factor=1.0) for x, y in zip(a, b)]
         peer = theirs(lambda: [lambda x=x, y=y: torch.mul(x, 1.0, out=y) for x, y in zip(a, b)])
         _copies[nbytes] = min(ours(mine), peer)
     return _copies[nbytes]

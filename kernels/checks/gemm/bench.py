@@ -1,7 +1,7 @@
 import sys, time, math, random, json, os
 import torch
 from alpha.cuda_runtime import *
-from alpha.cuda_runtime import gemm as G
+from alpha.backends.cuda.kernels import gemm as G
 import dataclasses
 
 dev = "cuda"
