@@ -1,7 +1,7 @@
 """Components and catalogues as plain data. Floor 0.
 
 A component is anything that a production run may use and that a gate must have passed first: a kernel, a graph pass, an optimizer,
-a sampler, a tokenizer, an executor, a checkpoint format. The registry (floor 3) says whether it is usable.
+a learning-rate schedule, a sampler, a tokenizer, an executor, a checkpoint format. The registry (floor 3) says whether it is usable.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from alpha.errors import GraphError, InputError
 from alpha.types import Attrs, TensorType
 
 KINDS = ("kernel", "pass", "sampler", "tokenizer", "corpus", "split", "shards", "executor", "checkpoint", "model", "program",
-         "optimizer", "evidence", "flops", "yardstick")
+         "optimizer", "schedule", "evidence", "flops", "yardstick")
 """Closed list of kinds: what a component is. Which gates it owes says its profile."""
 
 SHAPE = 1
 """Version of the fields of the data classes here, raised by hand: evidence binds to it in their place (alpha/registry/package.py)."""
+
 
 @dataclass(frozen=True)
 class Measured:

@@ -9,15 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from alpha.bench.variants import AUTOCAST, CUDNN, FLASH, MASTER, Variant
+from alpha.bench.variants import AUTOCAST, CUDNN, FAMILIES, FLASH, MASTER, Variant
 
 EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Style:
+    """What tells one family from another. `packed`: one projection for q, k and v, and biases; `gated`: SwiGLU in place of GELU's MLP;
+    `learned`: positions that are learned, else rotary."""
+
+    norm: Any
+    packed: bool
+    gated: bool
+    learned: bool
+
+
+STYLES = dict(zip(FAMILIES, (Style(nn.LayerNorm, packed=True, gated=False, learned=True),
+                             Style(nn.RMSNorm, packed=False, gated=True, learned=False)), strict=True))
 
 
 class Attention(nn.Module):
@@ -57,12 +73,11 @@ class Block(nn.Module):
 
     def __init__(self, s: Mapping[str, Any], c: int, hidden: int) -> None:
         super().__init__()
-        gpt = s["family"] == "gpt"
-        norm = nn.LayerNorm if gpt else nn.RMSNorm
-        self.norm1, self.norm2 = norm(c, eps=EPS), norm(c, eps=EPS)
-        self.attention = Attention(c, s["heads"], s["kv_heads"], gpt)
-        self.gate = None if gpt else nn.Linear(c, hidden, bias=False)
-        self.up, self.down = nn.Linear(c, hidden, bias=gpt), nn.Linear(hidden, c, bias=gpt)
+        style = STYLES[s["family"]]
+        self.norm1, self.norm2 = style.norm(c, eps=EPS), style.norm(c, eps=EPS)
+        self.attention = Attention(c, s["heads"], s["kv_heads"], style.packed)
+        self.gate = nn.Linear(c, hidden, bias=False) if style.gated else None
+        self.up, self.down = nn.Linear(c, hidden, bias=style.packed), nn.Linear(hidden, c, bias=style.packed)
 
     def forward(self, x: Any, angles: Any) -> Any:
         """[B, T, C]."""
@@ -79,9 +94,9 @@ class Network(nn.Module):
         super().__init__()
         c = s["width"]
         self.token = nn.Embedding(s["vocab"], c)
-        self.position = nn.Embedding(s["positions"], c) if s["family"] == "gpt" else None
+        self.position = nn.Embedding(s["positions"], c) if STYLES[s["family"]].learned else None
         self.blocks = nn.ModuleList(Block(s, c, s["hidden"]) for _ in range(s["layers"]))
-        self.norm = (nn.LayerNorm if s["family"] == "gpt" else nn.RMSNorm)(c, eps=EPS)
+        self.norm = STYLES[s["family"]].norm(c, eps=EPS)
         self.head = nn.Linear(c, s["vocab"], bias=False)
         self.angles: Any = None
 
@@ -99,7 +114,7 @@ def their_names(name: str, s: Mapping[str, Any]) -> list[tuple[str, slice]]:
     """Our name of a parameter -> theirs and the rows that each takes."""
     for ours, theirs in (("embedding.", ""), ("block.", "blocks."), (".mlp.", "."), ("head.norm.", "norm."), (".gain", ".weight")):
         name = name.replace(ours, theirs)
-    if ".attention.qkv." not in name or s["family"] == "gpt":
+    if ".attention.qkv." not in name or STYLES[s["family"]].packed:
         return [(name, slice(None))]
     d = s["width"] // s["heads"]
     q, k = s["heads"] * d, (s["heads"] + s["kv_heads"]) * d
@@ -125,7 +140,7 @@ class PeerModel:
         network.load_state_dict(state, assign=True)
         if sizes["tied"]:
             network.head.weight = network.token.weight
-        network.angles = self._angles() if sizes["family"] != "gpt" else None
+        network.angles = None if STYLES[sizes["family"]].learned else self._angles()
         self.own = dict(network.named_parameters())
         """What the network computes with."""
         self.kept = {name: nn.Parameter(wide[name]) for name in self.own} if narrow else self.own

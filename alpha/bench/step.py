@@ -26,7 +26,7 @@ from alpha.backends.cuda.executor import CudaExecutor
 from alpha.bench import agreement, clocks
 from alpha.bench.clocks import Blocks, merged
 from alpha.bench.peer import Peer
-from alpha.bench.variants import Variant, variants
+from alpha.bench.variants import FAMILIES, Variant, variants
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cuda_runtime.nvml import Clocks, Reading
@@ -258,7 +258,8 @@ class Job:
 
 def unsupported(cfg: Config) -> str:
     """What of this run the peer's model does not do; '' when it does all."""
-    wants = (("optim.name", cfg.optim.name != "adamw"), ("model.dropout", cfg.model.dropout > 0), ("model.window", cfg.model.window > 0),
+    wants = (("model.family", cfg.model.family not in FAMILIES), ("optim.name", cfg.optim.name != "adamw"),
+             ("model.dropout", cfg.model.dropout > 0), ("model.window", cfg.model.window > 0),
              ("model.z_loss", cfg.model.z_loss > 0), ("data.documents", cfg.data.documents))
     return ", ".join(f"{name} = {getattr(getattr(cfg, name.split('.')[0]), name.split('.')[1])}" for name, yes in wants if yes)
 
@@ -297,7 +298,7 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
         tokens = [f"{folder}/tokens{i}.npy" for i in range(CHECKED)]
         for i, path in enumerate(tokens):
             np.save(path, sampler.rows(i))
-        job = Job(cfg.machine.backend, threads_for(cfg), sizes_of(cfg, program), parameters, tokens,
+        job = Job(cfg.machine.backend, threads_for(cfg), sizes_of(cfg, program) if wanted else {}, parameters, tokens,
                   (cfg.train.batch, cfg.data.sequence), ours.take(CHECKED),
                   agreement.bound({cfg.train.precision}, cfg.train.batch * cfg.data.sequence), gpu, command)
         here = ours.executor.hardware()

@@ -14,6 +14,9 @@ DEFAULT, SEARCHED = "default", "max-autotune-no-cudagraphs"
 AUTOCAST, MASTER = "autocast", "master"
 CUDNN, FLASH = "cudnn", "flash"
 
+FAMILIES = ("gpt", "llama")
+"""Families of models that there is a peer of (STYLES in peer_model.py)."""
+
 
 @dataclass(frozen=True)
 class Variant:

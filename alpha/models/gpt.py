@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
+from alpha.config import Config
 from alpha.errors import ConfigError
 from alpha.graph.ir import Value
 from alpha.graph.state import Init
 from alpha.graph.trace import Tracer
+from alpha.models.family import Family, shared_sizes
 from alpha.models.parts import attention, linear, next_logits, token_loss
 
 
@@ -88,3 +90,11 @@ def decode(t: Tracer, cfg: GPTConfig, batch: int, seq: int) -> Value:
     x, head = _trunk(t, cfg, batch, seq, False)
     t.layer = "head"
     return next_logits(t, x, head, t.input("index", (batch,), "i32"))
+
+
+def sizes(cfg: Config, vocab: int) -> GPTConfig:
+    """Those of a run file."""
+    return GPTConfig(**shared_sizes(cfg, vocab), dropout=cfg.model.dropout, seed=cfg.run.seed)
+
+
+FAMILY = Family(sizes=sizes, loss=loss, decode=decode)

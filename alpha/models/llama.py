@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
+from alpha.config import Config
 from alpha.errors import ConfigError
 from alpha.graph.ir import Value
 from alpha.graph.state import Init
 from alpha.graph.trace import Tracer
+from alpha.models.family import Family, shared_sizes
 from alpha.models.parts import attention, linear, next_logits, swiglu, token_loss
 
 
@@ -78,3 +80,12 @@ def decode(t: Tracer, cfg: LlamaConfig, batch: int, seq: int) -> Value:
     x, head = _trunk(t, cfg, batch, seq)
     t.layer = "head"
     return next_logits(t, x, head, t.input("index", (batch,), "i32"))
+
+
+def sizes(cfg: Config, vocab: int) -> LlamaConfig:
+    """Those of a run file."""
+    m = cfg.model
+    return LlamaConfig(**shared_sizes(cfg, vocab), kv_heads=m.kv_heads or m.heads, hidden=cfg.hidden, rope_base=m.rope_base)
+
+
+FAMILY = Family(sizes=sizes, loss=loss, decode=decode)

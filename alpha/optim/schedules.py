@@ -40,8 +40,8 @@ class ScheduleConfig:
 @dataclass(frozen=True)
 class Schedule:
     """`share(step, config)`: share of the peak at a step from the end of the warm-up to the last one. `points`: (part of the way from the
-    end of the warm-up to the last step, share) as fractions (n, d), with `floor` a quarter and `decay` half of that way: what the gate of
-    the optimizers holds the table against, worked out by hand."""
+    end of the warm-up to the last step, share) as fractions (n, d), with `floor` a quarter and `decay` half of that way: what its gate
+    holds the table against, worked out by hand."""
 
     share: Callable[[int, ScheduleConfig], float]
     points: tuple[tuple[tuple[int, int], tuple[int, int]], ...]

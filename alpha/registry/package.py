@@ -43,6 +43,8 @@ Edges from elsewhere into the registry are not followed either: it writes down w
 TABLES: Mapping[str, tuple[str, ...]] = {
     "component": ("KINDS",),
     "types": ("ITEMSIZE", "FLOATS", "NUMPY"),
+    "gates.contracts.families": ("DULL",),
+    "optim.schedules": ("SCHEDULES",),
     "ops.numerics": ("UNIT_ROUNDOFF", "LOWER", "ACCUMULATE", "_MACHINE", "_SIGNIFICAND", "_MIN_EXPONENT"),
 }
 """Module -> tables of names in it: each entry counts only where its key is said. Code that walks over such a table meets a new entry when

@@ -24,7 +24,7 @@ from alpha.flops.v1 import ModelFlops, count
 from alpha.graph.ir import Value
 from alpha.graph.plan import Program
 from alpha.graph.trace import Tracer
-from alpha.models import gpt, llama
+from alpha.models.family import family
 from alpha.ops.table import table
 from alpha.optim.schedules import ScheduleConfig
 from alpha.optim.update import adamw, sgd
@@ -93,28 +93,16 @@ def sampler_for(cfg: Config, data: Dataset) -> PermutedSampler:
 
 def model_for(cfg: Config, vocab: int, batch: int) -> Model:
     """The model with `batch` sequences a call. Evaluation leaves out the z-loss: it reports nats of the text."""
-    m, seq = cfg.model, cfg.data.sequence
-    shared: dict[str, Any] = {
-        "vocab": vocab, "positions": cfg.positions, "layers": m.layers, "width": m.width, "heads": m.heads, "tied": m.tied,
-        "z_loss": m.z_loss, "window": m.window, "documents": cfg.data.documents,
-    }  # fmt: skip
-    family: Any
-    sizes: Any
-    if m.family == "gpt":
-        family, sizes = gpt, gpt.GPTConfig(**shared, dropout=m.dropout, seed=cfg.run.seed)
-    else:
-        family = llama
-        sizes = llama.LlamaConfig(**shared, kv_heads=m.kv_heads or m.heads, hidden=cfg.hidden, rope_base=m.rope_base)
+    own, seq = family(cfg.model.family), cfg.data.sequence
+    sizes = own.sizes(cfg, vocab)
 
     def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
-        found: tuple[Value, Value] = family.loss(t, sizes if training else replace(sizes, z_loss=0.0), batch, seq, training)
-        return found
+        return own.loss(t, sizes if training else replace(sizes, z_loss=0.0), batch, seq, training)
 
     def decode(t: Tracer) -> Value:
-        logits: Value = family.decode(t, sizes, 1, seq)
-        return logits
+        return own.decode(t, sizes, 1, seq)
 
-    return Model(name=m.family, loss=loss, decode=decode)
+    return Model(name=cfg.model.family, loss=loss, decode=decode)
 
 
 def optimizer_for(cfg: Config) -> Optimizer:

@@ -12,10 +12,12 @@ from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.lib import SM90A
 from alpha.checkpoint.components import fill as fill_checkpoint
 from alpha.component import Catalogue, Component
+from alpha.config import FAMILIES
 from alpha.data.catalogue import fill as fill_data
 from alpha.errors import CorruptError
 from alpha.flops.v1 import count
-from alpha.models import gpt, llama
+from alpha.models.family import family
+from alpha.optim.schedules import SCHEDULES
 from alpha.optim.update import adamw, sgd
 from alpha.passes.build import build_program
 from alpha.passes.components import fill as fill_passes
@@ -30,8 +32,10 @@ OWN = (
     Component(id="program.step", kind="program", profile="program", implementation=build_program, contract=_RUN),
     Component(id="optimizer.adamw", kind="optimizer", profile="program", implementation=adamw, contract=_RUN),
     Component(id="optimizer.sgd", kind="optimizer", profile="program", implementation=sgd, contract=_RUN),
-    Component(id="model.gpt", kind="model", profile="model", implementation=gpt.loss, contract=_MODELS),
-    Component(id="model.llama", kind="model", profile="model", implementation=llama.loss, contract=_MODELS),
+    *(Component(id=f"schedule.{name}", kind="schedule", profile="host", implementation=schedule.share,
+                contract="alpha.gates.contracts.schedules") for name, schedule in SCHEDULES.items()),
+    *(Component(id=f"model.{name}", kind="model", profile="model", implementation=family(name).loss, contract=_MODELS)
+      for name in FAMILIES),
     Component(id="flops.v1", kind="flops", profile="count", implementation=count, contract=_MODELS),
 )
 

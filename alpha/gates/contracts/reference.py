@@ -8,17 +8,20 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from alpha.backends.cpu.catalogue import fill
 from alpha.component import Catalogue, Measured
 from alpha.graph.evaluate import evaluate
-from alpha.graph.ir import Graph, prune
+from alpha.graph.ir import Graph, Value, prune
 from alpha.graph.plan import Program, Step
 from alpha.graph.state import StateLayout
+from alpha.graph.trace import Tracer
 from alpha.graph.verify import verify
 from alpha.models import gpt, llama
+from alpha.models.family import Family
 from alpha.optim.init import fill_initial
 from alpha.optim.schedules import ScheduleConfig
 from alpha.optim.update import adamw, sgd
@@ -45,14 +48,18 @@ class Reference:
 
 def pair(g: gpt.GPTConfig, m: llama.LlamaConfig, rows: int) -> dict[str, Reference]:
     """'gpt' and 'llama' of these sizes, `rows` sequences a microbatch."""
-    gpt_inputs = ("tokens", "targets", "positions", *(("documents",) if g.documents else ()), "sample_ids")
-    return {
-        "gpt": Reference("gpt", Model(name="gpt", loss=lambda t, train: gpt.loss(t, g, rows, g.positions, train),
-                                      decode=lambda t: gpt.decode(t, g, 1, g.positions)), gpt_inputs, g.vocab, g.positions, rows),
-        "llama": Reference("llama", Model(name="llama", loss=lambda t, train: llama.loss(t, m, rows, m.positions, train),
-                                          decode=lambda t: llama.decode(t, m, 1, m.positions)),
-                           ("tokens", "targets", "positions"), m.vocab, m.positions, rows),
-    }
+    return {"gpt": reference_of("gpt", gpt.FAMILY, g, rows), "llama": reference_of("llama", llama.FAMILY, m, rows)}
+
+
+def reference_of(name: str, own: Family, sizes: Any, rows: int) -> Reference:
+    """A model of a family, in its longest sequence; its inputs are those that its trace asks for."""
+    def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
+        return own.loss(t, sizes, rows, sizes.positions, training)
+
+    t = Tracer("inputs")
+    loss(t, True)
+    return Reference(name, Model(name=name, loss=loss, decode=lambda t: own.decode(t, sizes, 1, sizes.positions)), tuple(t.graph.inputs),
+                     sizes.vocab, sizes.positions, rows)
 
 
 @cache

@@ -12,7 +12,6 @@ import numpy as np
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.component import Measured
 from alpha.errors import InputError, NonFiniteError, ShapeError
-from alpha.gates.contracts import schedules
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import (
     SCHEDULE,
@@ -489,10 +488,10 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
         "determinism": _both(_program_hash)[1:],
         "faults": [("shards", _bad_shards)],
     },
-    "optimizer.adamw": {"parity": [("textbook", _optimizer("adamw")), ("learns", _learns("adamw")), *schedules.PARITY],
+    "optimizer.adamw": {"parity": [("textbook", _optimizer("adamw")), ("learns", _learns("adamw"))],
                         "determinism": [("bits", _optimizer_digest("adamw"))],
-                        "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["llama"], rng)), *schedules.FAULTS]},
-    "optimizer.sgd": {"parity": [("textbook", _optimizer("sgd")), ("learns", _learns("sgd")), *schedules.PARITY],
+                        "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["llama"], rng))]},
+    "optimizer.sgd": {"parity": [("textbook", _optimizer("sgd")), ("learns", _learns("sgd"))],
                       "determinism": [("bits", _optimizer_digest("sgd"))],
-                      "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["gpt"], rng)), *schedules.FAULTS]},
+                      "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["gpt"], rng))]},
 })

@@ -1,4 +1,4 @@
-"""Cases of the learning-rate schedules, for the optimizers that read them: every entry of SCHEDULES, found by looking."""
+"""Cases of the learning-rate schedules: every entry of SCHEDULES, found by looking."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import ConfigError
-from alpha.gates.contracts.reference import refuses
+from alpha.gates.contracts.reference import hash_of, in_new_process, refuses, yes
 from alpha.optim.schedules import SCHEDULES, ScheduleConfig, rates
 
 Case = Callable[[np.random.Generator], Measured]
@@ -37,16 +37,40 @@ def _points(kind: str) -> Case:
     return check
 
 
-def _named(rng: np.random.Generator) -> Measured:
-    """A schedule names its first and its last point and one between; else its gate would see too little of it."""
-    thin = [k for k, s in SCHEDULES.items() if len(s.points) < 3 or {(0, 1), (1, 1)} - {at for at, _ in s.points}]
-    return Measured(error=float(len(thin)), bound=0.0, cases=len(SCHEDULES), note=f"points {thin or 'enough'}")
+def _enough(kind: str) -> Case:
+    def check(rng: np.random.Generator) -> Measured:
+        """The entry names the first point, the last one and one between; else its gate would see too little of it."""
+        at = {point for point, _ in SCHEDULES[kind].points}
+        return yes(len(at) >= 3 and {(0, 1), (1, 1)} <= at, f"points at {sorted(at)}")
+    return check
 
 
-PARITY: list[tuple[str, Case]] = [*((f"schedule-{kind}", _points(kind)) for kind in SCHEDULES), ("schedule-points", _named)]
+def table_hash(kind: str, seed: int) -> str:
+    """Hash of a table of numbers drawn by `seed`."""
+    rng = np.random.default_rng(seed)
+    warmup, span = int(rng.integers(0, 3000)), int(rng.integers(2, 9000))
+    return hash_of(rates(ScheduleConfig(kind=kind, peak=float(rng.random()), warmup=warmup, total=warmup + span, decay=span // 2,
+                                        floor=float(rng.random()))).array())
 
-FAULTS: list[tuple[str, Case]] = [
-    ("unknown-schedule", lambda rng: refuses(ConfigError, lambda: ScheduleConfig(kind="none", peak=1.0, warmup=0, total=1))),
-    ("warmup-too-long", lambda rng: refuses(ConfigError, lambda: ScheduleConfig(kind="cosine", peak=1.0, warmup=9, total=9))),
-    ("decay-too-long", lambda rng: refuses(ConfigError, lambda: ScheduleConfig(kind="wsd", peak=1.0, warmup=5, total=9, decay=5))),
-]
+
+def _same_elsewhere(kind: str) -> Case:
+    def check(rng: np.random.Generator) -> Measured:
+        """A new process makes the same bits."""
+        seed = int(rng.integers(1 << 30))
+        here = table_hash(kind, seed)
+        there = in_new_process(f"table_hash({kind!r}, {seed})", "alpha.gates.contracts.schedules")
+        return Measured(error=float(there != here), bound=0.0, digest=here)
+    return check
+
+
+def _refused(kind: str, **numbers: float) -> Case:
+    return lambda rng: refuses(ConfigError, lambda: rates(ScheduleConfig(kind=kind, **{"peak": 1.0, "warmup": 5, "total": 9, **numbers})))
+
+
+def _cases(kind: str) -> dict[str, list[tuple[str, Case]]]:
+    return {"parity": [("table", _points(kind)), ("points", _enough(kind))], "determinism": [("elsewhere", _same_elsewhere(kind))],
+            "faults": [("warmup-too-long", _refused(kind, warmup=9)), ("decay-too-long", _refused(kind, decay=5)),
+                       ("floor-above-peak", _refused(kind, floor=1.5)), ("peak-not-finite", _refused(kind, peak=float("nan")))]}
+
+
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {f"schedule.{kind}": _cases(kind) for kind in SCHEDULES}
