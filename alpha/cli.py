@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -80,10 +80,20 @@ def _watched(args: argparse.Namespace) -> int:
     return code
 
 
+class _Version(argparse.Action):
+    """`alpha 0.1.0 (commit 1234567890ab, with changes)`; the version alone where no commit is known."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> NoReturn:
+        source = rundir.source_state()
+        changed = ", with changes" if source["dirty"] else ""
+        print(f"alpha {__version__}" + (f" (commit {source['commit'][:12]}{changed})" if source["commit"] != "unknown" else ""))
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """Every command and option."""
     top = argparse.ArgumentParser(prog="alpha", description="Gated training and validation of language models.")
-    top.add_argument("--version", action="version", version=f"alpha {__version__}")
+    top.add_argument("--version", action=_Version, nargs=0, help="show the version, with the commit in a checkout, and exit")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 

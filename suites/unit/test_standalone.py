@@ -13,6 +13,7 @@ import pytest
 
 from alpha import __version__, resources
 from alpha.errors import MachineError
+from alpha.train.rundir import source_state
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +57,13 @@ def test_what_needs_no_checkout(site: Path) -> None:
         done = alpha(site, *words)
         assert done.returncode == 0 and not done.stderr, done.stderr
         assert words != ("--version",) or done.stdout == f"alpha {__version__}\n"
+
+
+def test_a_checkout_names_its_commit() -> None:
+    done = alpha(ROOT, "--version")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    commit = source_state()["commit"]
+    assert done.stdout.startswith(f"alpha {__version__}" + ("" if commit == "unknown" else f" (commit {commit[:12]}")), done.stdout
 
 
 def test_the_wheel_says_its_licence(site: Path) -> None:
