@@ -29,11 +29,16 @@ test: setup
 test-all: setup
 	@$(PYTEST) --all
 
-nvcc: setup
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[nvcc]'
+nvcc: $(VENV)/.nvcc
 
+$(VENV)/.nvcc: $(VENV)/.ready
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[nvcc]'
+	@touch $@
+
+# What is in .alpha/cubins under a digest of all that decides a cubin is not compiled again; one of every source file is, to prove it.
 kernels: nvcc
 	@$(BIN)/alpha kernels check
+	@$(BIN)/alpha kernels check --fresh --sample 1 --no-audit
 
 lint: setup
 	@$(BIN)/ruff check alpha suites

@@ -1,0 +1,52 @@
+"""What CI runs, with a `make` that only says what it was asked for; of what shares the machine each waits until the other has begun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+MAKE = """#!/bin/sh
+echo "began $1" >> "$ASKED"
+case "$1" in lint) wait_for=gates;; gates) wait_for=lint;; kernels) wait_for=gates;; *) wait_for=;; esac
+tries=0
+while [ -n "$wait_for" ] && ! grep -q "began $wait_for" "$ASKED"; do
+    tries=$((tries + 1)); [ $tries -gt 300 ] && exit 9; sleep 0.1
+done
+echo "make $1 says so"
+echo "ended $1" >> "$ASKED"
+[ "$1" != "$FAILS" ]
+"""
+
+
+def ran(folder: Path, fails: str) -> tuple[int, list[str], list[str]]:
+    """(exit code, lines that are printed, what began and ended) of .ci/run where one target fails."""
+    tools = folder / "tools"
+    for path, text in ((tools / "make", MAKE), (tools / "chromium", "#!/bin/sh\n")):  # a browser is there: nothing is installed
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
+    env = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "ASKED": str(folder / "asked"), "FAILS": fails}
+    done = subprocess.run([str(folder / ".ci" / "run")], capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout.splitlines(), (folder / "asked").read_text().splitlines()
+
+
+@pytest.mark.parametrize("fails", ["none", "nvcc", "test", "lint", "kernels", "gates"])
+def test_one_red_target_makes_it_red(tmp_path: Path, fails: str) -> None:
+    """The timed tests have the machine for themselves; what follows shares it, and the log ends with the merge gate."""
+    code, said, asked = ran(tmp_path, fails)
+    assert (code != 0) == (fails != "none")
+    if fails in ("nvcc", "test"):
+        assert asked[-1] == f"ended {fails}"
+        return
+    assert asked[:4] == ["began nvcc", "ended nvcc", "began test", "ended test"]
+    assert sorted(asked[4:]) == sorted(f"{x} {y}" for x in ("began", "ended") for y in ("lint", "kernels", "gates"))
+    assert said == [f"make {x} says so" for x in ("nvcc", "test", "kernels", "lint", "gates")]
