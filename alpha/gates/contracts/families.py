@@ -30,7 +30,8 @@ class Dull:
     reference  (sizes, parameters by name, tokens[T], targets[T]) -> summed loss of one sequence, without dropout
     whole      sizes of the finite differences over the whole model: all that the family can do, as little of it as will do
     published  name -> (sizes, sequence, parameters of the released checkpoint or worked out by hand, the tied head counted once)
-    products   sizes -> parameters of a block's products: (attention's projections, MLP); flops/v1 is held against them
+    products   sizes -> a block's (parameters of attention's projections, of the MLP, channels that attention scores): flops/v1 is held
+               against them
     ours       name -> (sizes, sequence) of configs/ whose parameters nobody published
     parity     further cases of the family alone
     """
@@ -40,7 +41,7 @@ class Dull:
     reference: Callable[[Any, Params, np.ndarray, np.ndarray], float]
     whole: Any
     published: Mapping[str, tuple[Any, int, int]]
-    products: Callable[[Any], tuple[int, int]]
+    products: Callable[[Any], tuple[int, int, int]]
     ours: Mapping[str, tuple[Any, int]] = field(default_factory=dict)
     parity: tuple[tuple[str, Case], ...] = ()
 
@@ -141,7 +142,7 @@ DULL: dict[str, Dull] = {
         published={  # Radford et al. 2019, table 2
             "gpt2-124m": (gpt.GPTConfig(vocab=50257, positions=1024, layers=12, width=768, heads=12), 1024, 124_439_808),
             "gpt2-1.5b": (gpt.GPTConfig(vocab=50257, positions=1024, layers=48, width=1600, heads=25), 1024, 1_557_611_200)},
-        products=lambda c: (4 * c.width * c.width, 8 * c.width * c.width),
+        products=lambda c: (4 * c.width * c.width, 8 * c.width * c.width, c.width),
         parity=(("dropout", _dropout),)),
     "llama": Dull(
         family=llama.FAMILY, reference=llama_loss,
@@ -157,6 +158,6 @@ DULL: dict[str, Dull] = {
                            8192, 70_553_706_496)},
         ours={"llama-1.1b": (llama.LlamaConfig(vocab=32768, positions=4096, layers=16, width=2048, heads=32, kv_heads=8, hidden=8192),
                              4096)},
-        products=lambda c: (2 * c.width * (c.width + c.kv_heads * (c.width // c.heads)), 3 * c.width * c.hidden)),
+        products=lambda c: (2 * c.width * (c.width + c.kv_heads * (c.width // c.heads)), 3 * c.width * c.hidden, c.width)),
 }
 """Family -> what its gates know of it."""

@@ -215,9 +215,9 @@ def _formula(rng: np.random.Generator) -> Measured:
     for name, (dull, c, seq) in _sizes().items():
         t, _ = _trace(name)
         f = v1.count(t.graph, seq)
-        projections, mlp = dull.products(c)
+        projections, mlp, channels = dull.products(c)
         n = c.layers * (projections + mlp) + c.vocab * c.width
-        attention = 6 * c.layers * c.width * seq
+        attention = 6 * c.layers * channels * seq
         worst = max(worst, abs(f.per_token - (6 * n + attention)), abs(f.per_token_full_attention - (6 * n + 2 * attention)))
         apart = {PROJECTIONS: 2 * c.layers * projections, FEED_FORWARD: 2 * c.layers * mlp, LOGITS: 2 * c.vocab * c.width,
                  ATTENTION: attention // 3}
