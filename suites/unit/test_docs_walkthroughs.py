@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import walkthrough
@@ -24,5 +25,5 @@ def test_a_schedule(tmp_path: Path) -> None:
     assert done.made == []
     assert done.edited == ["alpha/optim/schedules.py", "alpha/config.py", "docs/config.md", "alpha/optim/schedules.faults.toml"]
     seen = rates(place)
-    steps = [b - a for a, b in zip(seen[2:], seen[3:])]  # behind the warm-up of two steps
+    steps = [b - a for a, b in pairwise(seen[2:])]  # behind the warm-up of two steps
     assert len(seen) == 20 and max(steps) < 0 and max(steps) - min(steps) < 1e-3 * abs(steps[0])  # a line down
