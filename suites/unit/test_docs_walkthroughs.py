@@ -12,6 +12,10 @@ from pathlib import Path
 
 import walkthrough
 
+from alpha.cuda_runtime import toolchain
+from alpha.errors import MachineError
+from alpha.tomlfile import read_toml
+
 
 def rates(place: Path, run: str = "tiny") -> list[float]:
     """The learning rate of each step of a run."""
@@ -27,3 +31,28 @@ def test_a_schedule(tmp_path: Path) -> None:
     seen = rates(place)
     steps = [b - a for a, b in pairwise(seen[2:])]  # behind the warm-up of two steps
     assert len(seen) == 20 and max(steps) < 0 and max(steps) - min(steps) < 1e-3 * abs(steps[0])  # a line down
+
+
+EVERY_COMMAND = ("alpha ", "pytest ", "python ")
+
+
+def test_a_kernel_of_the_gpu(tmp_path: Path) -> None:
+    """Over emulated device code; compiled where the compiler is. What needs a GPU is prose on the page, not a command of this test."""
+    place = walkthrough.copy(tmp_path)
+    walkthrough.follow("README.md", place, only="An operation in six steps", skip=EVERY_COMMAND)  # its row
+    try:
+        toolchain.find_nvcc()
+        lacking: tuple[str, ...] = ()
+    except MachineError:
+        lacking = ("alpha kernels ",)
+    done = walkthrough.follow("docs/add-a-kernel.md", place, skip=lacking)
+    family = "alpha/backends/cuda/kernels/relu2"
+    assert done.made == ["kernels/elementwise/relu2.cu", f"{family}.py", f"{family}.faults.toml"] and done.edited == []
+    for fault in read_toml(place / f"{family}.faults.toml")["fault"]:
+        source = place / "kernels" / fault["source"]
+        sound = source.read_text(encoding="utf-8")
+        assert sound.count(fault["find"]) == 1, fault["id"]
+        source.write_text(sound.replace(fault["find"], fault["replace"]), encoding="utf-8")
+        command = f"python suites/support/emulated_kernels.py {fault['component']} {fault['gate']} kernels"
+        walkthrough.run(command, place, ['"verdict": "FAIL"'], 300)
+        source.write_text(sound, encoding="utf-8")
