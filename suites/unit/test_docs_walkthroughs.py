@@ -14,6 +14,8 @@ import walkthrough
 
 from alpha.cuda_runtime import toolchain
 from alpha.errors import MachineError
+from alpha.registry.evidence import classes, shipped_root
+from alpha.registry.machine import machine_class
 from alpha.tomlfile import read_toml
 
 
@@ -34,6 +36,21 @@ def test_a_schedule(tmp_path: Path) -> None:
 
 
 EVERY_COMMAND = ("alpha ", "pytest ", "python ")
+
+
+def test_a_model(tmp_path: Path) -> None:
+    """With the operation of README, which it uses. Where no evidence ships for this machine, the gated way would measure everything first:
+    there the run is ungated."""
+    place = walkthrough.copy(tmp_path)
+    walkthrough.follow("README.md", place, only="An operation in six steps", skip=EVERY_COMMAND)
+    gated = machine_class().key in classes(shipped_root())
+    done = walkthrough.follow("docs/add-a-model.md", place, skip=() if gated else ("alpha gate run --for", "alpha train"))
+    assert done.made == ["alpha/models/primer.py", "alpha/models/primer.faults.toml", "configs/primer.toml"]
+    assert sorted(set(done.edited)) == ["alpha/config.py", "alpha/gates/contracts/families.py", "docs/config.md"]
+    assert "FAIL" not in dict(done.ran)["alpha gate run model.primer"]
+    for run in ("primer", "primer-gated")[: 1 + gated]:
+        seen = rates(place, run)
+        assert len(seen) == 20 and (place / "runs" / run / "checkpoints").is_dir()
 
 
 def test_a_kernel_of_the_gpu(tmp_path: Path) -> None:
