@@ -18,7 +18,7 @@ import pytest
 from emulated_gpu import Event, Stream, emulated, emulated_gpu
 
 from alpha import config
-from alpha.bench import agreement, command, contents, kernel, ours, peers_torch, shapes, step
+from alpha.bench import agreement, command, contents, kernel, ours, peers_torch, step
 from alpha.bench.peer import ROOT, Peer
 from alpha.bench.variants import AUTOCAST, MASTER, Variant, variants
 from alpha.cli import main
@@ -29,6 +29,7 @@ from alpha.errors import InputError, MachineError
 from alpha.flops.v1 import VERSION
 from alpha.gates import perf
 from alpha.gates.contracts.registry.common import pin_of
+from alpha.gates.cuda import calls as cuda_calls
 from alpha.gates.cuda import perf as cuda_perf
 from alpha.gates.cuda import subjects as cuda_subjects
 from alpha.gates.cuda import time as cuda_time
@@ -127,14 +128,16 @@ def test_operands_of_a_backward_row_are_made_to_fit(op: str) -> None:
 
 
 def test_shapes_lie_inside_the_envelopes() -> None:
-    products = shapes.calls(catalogue()["matmul.bf16.sm90"])
-    assert len(products) == 3 + 4 * len(shapes.PRODUCTS) and len({c.name for c in products}) == len(products)
+    products = [*cuda_calls.timed(matmul := catalogue()["matmul.bf16.sm90"]), *cuda_calls.compared(matmul)]
+    assert len(products) == 3 + 4 * 14 and len({c.name for c in products}) == len(products)
     for c in catalogue():
         if c.kind == "kernel" and c.backend == "cuda":
-            for call in shapes.calls(c):
+            carried = cuda_calls.calls_of(c)
+            assert [*cuda_calls.timed(c), *cuda_calls.compared(c)] == [*carried.timed, *carried.compared], c.id
+            for call in (*carried.timed, *carried.compared, *carried.paths):
                 row(c.op or "").infer(call.types, call.attrs)
                 assert c.envelope.why_outside(call.types, call.attrs) is None
-    assert len(shapes.calls(catalogue()["attention_bwd.bf16.sm90"])) >= 2 * len(shapes.ATTENTIONS)
+    assert len(cuda_calls.compared(catalogue()["attention_bwd.bf16.sm90"])) == 2 * 6
 
 
 # -- kernels -------------------------------------------------------------------------------------------------------------------
@@ -223,7 +226,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(Event, "record", record)
     monkeypatch.setattr(Event, "time_since", lambda self, other: 1e3 * (self.at - other.at), raising=False)
     monkeypatch.setattr(cuda_perf, "timed", lambda c: SMALL)
-    monkeypatch.setattr(ours, "calls", lambda c: SMALL)
+    monkeypatch.setattr(cuda_calls, "timed", lambda c: SMALL)
+    monkeypatch.setattr(cuda_calls, "compared", lambda c: [])
     monkeypatch.setattr(ours, "FLUSH_BYTES", 4096)
     monkeypatch.setattr(cuda_perf, "FLUSH_BYTES", 4096)
     monkeypatch.setattr(cuda_perf, "PROBE_BYTES", 1 << 16)

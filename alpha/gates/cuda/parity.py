@@ -1,5 +1,5 @@
-"""The parity gate on the GPU: parity.py over buffers of the GPU, the sizes of a model (cuda_large.py), and what a call leaves behind
-(cuda_replay.py). Floor 7."""
+"""The parity gate on the GPU: parity.py over buffers of the GPU, the sizes of a model (large.py), and what a call leaves behind
+(replay.py). Floor 7."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ memory), and its fewest bytes at the faster of a copy and a fill of device memor
 probe, the kernel's time from the median of its blocks; blocks alternate in random order. A block is some launches, each between two
 events, after a fill that pushes everything out of L2 and is not timed. Two sets of operands take turns, their contents drawn afresh from
 the nonce; before a block outputs are poisoned and some of the contents moved, and what the last timed launches left is compared, bit by
-bit, with a call on fresh buffers, as a replay of the call is (cuda_replay.py).
+bit, with a call on fresh buffers, as a replay of the call is (replay.py).
 
 While a block runs, the SM clock and the throttle reasons are read (cuda_runtime/nvml.py); throttled blocks are discarded by the rule of
 profile/noise.py, which never looks at a time, and counted (`throttled`). A case of which too many blocks go was not measured: it is

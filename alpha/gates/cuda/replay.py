@@ -28,7 +28,7 @@ KINDS = ("KERNEL", "MEMSET", "MEMCPY", "EMPTY")
 
 MOST = 3
 NEAR = 1 << 14
-"""Pieces by which an operand is turned at most: a MiB, less than after what cuda_time.contents repeats itself."""
+"""Pieces by which an operand is turned at most: a MiB, less than after what time.contents repeats itself."""
 
 
 def entries(component: Component, nonce: str) -> list[dict[str, object]]:
