@@ -648,7 +648,7 @@ def test_a_kernel_that_became_slower_fails_against_its_older_state(slowed: Path,
     assert verdicts["cache"].verdict == noise.PASS and verdicts["cache"].interval.high < 0
     pinned = against.ROOT
     monkeypatch.setattr(against, "ROOT", slowed)
-    monkeypatch.setattr(against, "SERVER", pinned / "alpha" / "gates" / "against_server.py")
+    monkeypatch.setattr(against, "SERVER", pinned / "alpha" / "gates" / "timing" / "against_server.py")
     case, verdict, discarded = next(iter(against.compare("gelu.f32.cpu", pinned)))
     assert verdict.verdict == noise.FAIL and verdict.reproduced and discarded == 0
     assert ab.case_of(verdict, case)["estimate"] > 0.1
