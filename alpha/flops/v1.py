@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from alpha.flops.parts import ATTENTION, EMBEDDING, LOGITS, PARTS, part_of_weight
 from alpha.graph.ir import Graph
@@ -17,6 +18,9 @@ from alpha.ops.table import row
 
 VERSION = "flops/v1"
 CONVENTION = "3 x forward; matmuls with head; causal attention counted half"
+_WITH_HEAD = ("linear_cross_entropy", "linear_cross_entropy_grad")
+"""Rows that hold the product x[N, C] weight[V, C]^T of the head; of the second the forward counts, its gradients are backward."""
+
 BACKWARD = 2
 """The backward as a multiple of the forward: a gradient for each operand."""
 
@@ -62,17 +66,18 @@ def count(graph: Graph, tokens: int) -> ModelFlops:
     parameters: dict[tuple[str, int], int] = {}
     for node in graph.nodes:
         types = [v.type for v in node.inputs]
-        if node.op == "matmul":
-            m_n = row("matmul").infer(types, node.attrs)[0].size
-            k = types[0].shape[-2 if node.attrs.get("trans_a", False) else -1]
+        if node.op == "matmul" or node.op in _WITH_HEAD:
+            attrs = node.attrs if node.op == "matmul" else {"trans_b": True}
+            m_n = row("matmul").infer(types if node.op == "matmul" else types[:2], attrs)[0].size
+            k = types[0].shape[-2 if attrs.get("trans_a", False) else -1]
             weights = [v for v in node.inputs if v.state is not None and len(v.type.shape) == 2]
             part = node.layer if node.layer in (LOGITS, EMBEDDING) else part_of_weight(weights[0].name if weights else "")
             forward[part] += 2 * m_n * k
             for v in weights:
                 parameters[v.state] = v.type.size  # type: ignore[index]
-        elif node.op == "attention":
-            b, t, h, d = types[0].shape
-            full = 4 * b * h * t * types[1].shape[1] * d
+        elif node.op in ("attention", "attention_packed"):
+            b, t, *heads = node.outputs[0].type.shape  # [B, T, H, D], or [B, T, H * D] of packed heads
+            full = 4 * b * t * (t if node.op == "attention_packed" else types[1].shape[1]) * prod(heads)
             forward[ATTENTION] += full // 2 if node.attrs["causal"] else full
     return ModelFlops(tokens, forward, sum(parameters.values()))
 

@@ -29,6 +29,10 @@ class Value:
     producer: Node | None = None
     index: int = 0
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
     def __repr__(self) -> str:
         return f"{self.name}: {self.type}"
 

@@ -73,7 +73,7 @@ def _oracle_emit(op: str, *inputs: Any, **attrs: Any) -> Any:
 class FusedSpec(OpSpec):
     """`compose(emit, *operands, **attrs)` returns the tuple of results. Attributes with defaults may be absent from the nodes matched."""
 
-    compose: Callable[..., Any]
+    compose: Callable[..., Any]  # given always: it is the pattern
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -141,7 +141,7 @@ def derived(compose: Callable[..., Any]) -> dict[str, Any]:
         compose(counter, *types, **attrs)
         return counter.flops
 
-    return {"infer": infer, "oracle": oracle, "flops": flops, "attributes": keywords(compose)}
+    return {"infer": infer, "oracle": oracle, "flops": flops, "compose": compose, "attributes": keywords(compose)}
 
 
 def fused(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], compose: Callable[..., Any], *, samples: Samples,
@@ -149,4 +149,4 @@ def fused(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], compose:
           bound: Callable[[tuple[np.ndarray, ...], Attrs], Sequence[Any]] | None = None) -> FusedSpec:
     """The row of a composition. It has no vjp: fusion happens after differentiation."""
     return FusedSpec(name=name, inputs=inputs, outputs=outputs, vjp=None, why_no_vjp="fused after differentiation", samples=samples,
-                     exact=exact, bound=bound, undifferentiable=undifferentiable, kept=kept or {}, compose=compose, **derived(compose))
+                     exact=exact, bound=bound, undifferentiable=undifferentiable, kept=kept or {}, **derived(compose))

@@ -63,6 +63,22 @@ def _oracle_grad(x: np.ndarray, weight: np.ndarray, targets: np.ndarray, *, igno
     return loss.sum(-1), np.matmul(dlogits, weight), np.matmul(dlogits.swapaxes(-1, -2), x)
 
 
+def _compose(emit: Any, x: Any, weight: Any, targets: Any, *, ignore_index: int, z_loss: float, chunk: int) -> Any:
+    """All rows as one chunk, for back ends without a kernel: the sum over rows has another order than the row promises to kernels."""
+    logits = emit("matmul", x, weight, trans_b=True)
+    loss, _ = emit("cross_entropy", logits, targets, ignore_index=ignore_index, z_loss=z_loss)
+    return (emit("sum", loss, axis=(0,), keepdims=False),)
+
+
+def _compose_grad(emit: Any, x: Any, weight: Any, targets: Any, *, ignore_index: int, z_loss: float, chunk: int) -> Any:
+    logits = emit("matmul", x, weight, trans_b=True)
+    loss, lse = emit("cross_entropy", logits, targets, ignore_index=ignore_index, z_loss=z_loss)
+    ones = emit("fill", shape=tuple(loss.shape), value=1.0, dtype=loss.type.dtype)
+    dlogits = emit("cross_entropy_bwd", ones, logits, targets, lse, ignore_index=ignore_index, z_loss=z_loss)
+    dx, dweight = emit("matmul", dlogits, weight), emit("matmul", dlogits, x, trans_a=True, wide=True)
+    return emit("sum", loss, axis=(0,), keepdims=False), dx, dweight
+
+
 def _vjp(emit: Emit, node: NodeLike, cotangents: Sequence[object]) -> Sequence[object]:
     dloss = sole_cotangent("linear_cross_entropy_grad", cotangents)
     _, dx, dweight = node.outputs
@@ -107,10 +123,10 @@ def _exact(rng: np.random.Generator) -> Iterable[Sample]:
 
 
 ROWS = (
-    OpSpec(name="linear_cross_entropy", inputs=("x", "weight", "targets"), outputs=("loss_sum",), infer=_infer, oracle=_oracle, vjp=None,
-           why_no_vjp="evaluation only: training takes linear_cross_entropy_grad", flops=_flops, samples=_samples, exact=_exact,
-           undifferentiable=("targets",), kept={"loss_sum": "accumulate"}),
+    OpSpec(name="linear_cross_entropy", inputs=("x", "weight", "targets"), outputs=("loss_sum",), infer=_infer, oracle=_oracle,
+           compose=_compose, vjp=None, why_no_vjp="evaluation only: training takes linear_cross_entropy_grad", flops=_flops,
+           samples=_samples, exact=_exact, undifferentiable=("targets",), kept={"loss_sum": "accumulate"}),
     OpSpec(name="linear_cross_entropy_grad", inputs=("x", "weight", "targets"), outputs=("loss_sum", "dx", "dweight"), infer=_infer_grad,
-           oracle=_oracle_grad, vjp=_vjp, flops=_flops_grad, samples=_samples, exact=_exact,
+           oracle=_oracle_grad, vjp=_vjp, compose=_compose_grad, flops=_flops_grad, samples=_samples, exact=_exact,
            undifferentiable=("targets", "dx", "dweight"), kept={"loss_sum": "accumulate", "dweight": "accumulate"}),
 )

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from alpha.ops.numerics import depth
-from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, accumulated, expect, same_dtype, wide_if_narrow
+from alpha.ops.spec import Arrays, Emit, NodeLike, OpSpec, Sample, accumulated, expect, same_dtype
 from alpha.types import Attrs, TensorType
 
 
@@ -61,7 +61,7 @@ def _vjp(emit: Emit, node: NodeLike, dy: Sequence[object]) -> Sequence[object]:
     """
     a, b = node.inputs[0], node.inputs[1]
     g: object = dy[0]
-    dtype, wide = a.type.dtype, wide_if_narrow(a.type.dtype)
+    dtype, wide = a.type.dtype, {"wide": True}
     if node.outputs[0].type.dtype != dtype:
         g = emit("cast", g, dtype=dtype)  # type: ignore[arg-type]
     trans_a, trans_b = bool(node.attrs.get("trans_a", False)), bool(node.attrs.get("trans_b", False))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter, signature
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -88,6 +88,8 @@ class OpSpec:
     undifferentiable names of inputs without a gradient (ids, masks, positions) and of outputs that take no cotangent (mean, rstd, lse)
     view            true when the output is the input's memory under another shape (reshape): no kernel runs
     stretch         (attrs, k) -> attrs for operands k times as long, where attributes name places in them; default: the same attrs
+    compose         (emit, *operands, **attrs) -> results: the row as a composition of other rows, None where it is none. A back end without
+                    a kernel for the row runs this (alpha/passes/expand.py). Operands have `shape`
     attributes      names of the attributes, where the oracle takes any (`**attrs`); default: the oracle's keyword-only parameters
     """
 
@@ -107,6 +109,7 @@ class OpSpec:
     undifferentiable: tuple[str, ...] = ()
     view: bool = False
     stretch: Callable[[Attrs, int], Attrs] | None = None
+    compose: Callable[..., Any] | None = None
     attributes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -168,11 +171,6 @@ def accumulated(op: str, dtype: str, attrs: Attrs) -> str:
     wide = attrs.get("wide", False)
     expect(isinstance(wide, bool), op, "wide is a bool", wide, "True or False")
     return ACCUMULATE[dtype] if wide else dtype
-
-
-def wide_if_narrow(dtype: str) -> dict[str, object]:
-    """The attribute `wide` for a parameter's gradient, where it changes something: sums over the batch are not rounded to `dtype`."""
-    return {"wide": True} if ACCUMULATE[dtype] != dtype else {}
 
 
 def sole_cotangent(op: str, cotangents: Sequence[object]) -> object:

@@ -19,13 +19,14 @@ from typing import Any
 
 from alpha.component import Catalogue
 from alpha.errors import ShapeError
-from alpha.graph.differentiate import contributions, differentiate
+from alpha.graph.differentiate import contributions
 from alpha.graph.ir import Graph, Value, prune
 from alpha.graph.plan import MULTIPROCESSORS as MULTIPROCESSORS
 from alpha.graph.plan import Plan, Program, Step
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
 from alpha.graph.verify import verify
+from alpha.passes.expand import expand
 from alpha.passes.fuse import fuse
 from alpha.passes.memory import layout as lay_out
 from alpha.passes.recompute import recompute
@@ -100,7 +101,7 @@ def trace_training(model: Model, layout: StateLayout | None, name: str, slot: in
                    precision: str = "f32") -> tuple[Tracer, Graph]:
     """Forward (slot None) or forward + backward into `grad<slot>` (overwriting, or accumulating).
 
-    In bf16 the terms of a gradient go to its buffer one after the other, each in f32, so that none needs memory of its own.
+    The terms of a gradient go to its buffer one after the other, each in f32, so that none needs memory of its own.
     """
     t = Tracer(name, layout, precision=precision)
     loss_sum, count = model.loss(t, slot is not None)
@@ -109,7 +110,7 @@ def trace_training(model: Model, layout: StateLayout | None, name: str, slot: in
         t.output("count", count)
         return t, t.graph
     params = sorted(t.leaves.values(), key=_offset)
-    grads = [[g] for g in differentiate(t, loss_sum, params)] if precision == "f32" else contributions(t, loss_sum, params)
+    grads = contributions(t, loss_sum, params)
     with_stats = stats_layout(layout)
     t.phase, t.layer, t.source = "wgrad", "", "gradients"
     results = [(_offset(p), terms) for p, terms in zip(params, grads)]
@@ -144,6 +145,7 @@ def lower(graph: Graph, catalogue: Catalogue, backend: str, threads: int, states
     """One graph through every pass, verified between passes."""
     graph = verify(prune(graph), "trace")
     graph = verify(prune(recompute(graph, *policy)), "recompute")
+    graph = verify(prune(expand(graph, catalogue, backend)), "expand")
     if fused:
         graph = verify(prune(fuse(graph, catalogue, backend)), "fuse")
     graph = verify(schedule(graph), "schedule")
@@ -154,7 +156,7 @@ def lower(graph: Graph, catalogue: Catalogue, backend: str, threads: int, states
 def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepShape, catalogue: Catalogue, backend: str = "cpu",
                   threads: int = 2, policy: tuple[str, tuple[str, ...]] = ("none", ()), fused: bool = True, precision: str = "f32",
                   facts: Mapping[str, Any] | None = None) -> Program:
-    """Trace, differentiate, recompute, fuse, select, schedule and lay out every Segment of a run.
+    """Trace, differentiate, recompute, expand, fuse, schedule, select and lay out every Segment of a run.
 
     `threads`: workers of the CPU, or MULTIPROCESSORS for cuda: what kernels size their scratch by. In bf16 there is one Segment more,
     `narrow`, which makes `param16` from `param`: it runs once when parameters have been drawn or loaded; checkpoints leave param16 out.

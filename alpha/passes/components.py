@@ -6,6 +6,7 @@ from alpha.component import Catalogue, Component
 from alpha.graph.differentiate import differentiate
 from alpha.graph.state import reshard
 from alpha.graph.verify import verify
+from alpha.passes.expand import expand
 from alpha.passes.fuse import fuse
 from alpha.passes.memory import layout
 from alpha.passes.recompute import recompute
@@ -17,6 +18,6 @@ _CONTRACT = "alpha.gates.contracts.passes"
 
 def fill(catalogue: Catalogue) -> None:
     """Add every pass; `layout.pass` is the state layout and its resharding arithmetic."""
-    for name, implementation in (("differentiate", differentiate), ("recompute", recompute), ("fuse", fuse), ("schedule", schedule),
-                                 ("select", select), ("memory", layout), ("verify", verify), ("layout", reshard)):
+    for name, implementation in (("differentiate", differentiate), ("recompute", recompute), ("expand", expand), ("fuse", fuse),
+                                 ("schedule", schedule), ("select", select), ("memory", layout), ("verify", verify), ("layout", reshard)):
         catalogue.add(Component(id=f"{name}.pass", kind="pass", profile="host", implementation=implementation, contract=_CONTRACT))

@@ -12,6 +12,7 @@ from alpha.errors import ShapeError
 from alpha.graph.ir import Graph, Node, Value, rebuild
 from alpha.ops.compose import FusedSpec
 from alpha.ops.table import table
+from alpha.passes.select import kernel_for
 
 
 def fuse(graph: Graph, catalogue: Catalogue, backend: str) -> Graph:
@@ -52,7 +53,7 @@ def _fuse_row(graph: Graph, spec: FusedSpec, catalogue: Catalogue, backend: str)
                 inferred = spec.infer(types, attrs)
             except ShapeError:
                 continue
-            if not any(c.envelope.why_outside(types, attrs) is None for c in catalogue.for_op(spec.name, backend)):
+            if kernel_for(catalogue, backend, spec.name, types, attrs) is None:
                 continue
             end = graph.nodes[place]
             node = Node(spec.name, tuple(operands), attrs, (), end.layer, end.phase, end.source)

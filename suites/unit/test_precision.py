@@ -17,6 +17,7 @@ import pytest
 from alpha.config import load
 from alpha.errors import ConfigError, GraphError, InputError, ShapeError
 from alpha.gates.contracts.mixed import MACHINE, Arenas, by_tensor, declared
+from alpha.gates.contracts.reference import wording
 from alpha.gates.subjects import case_of, generator
 from alpha.gates.tolerance import allowance, exact_error
 from alpha.graph.differentiate import differentiate
@@ -101,13 +102,28 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_bf16_graph_is_the_f32_graph_in_other_words(case: str) -> None:
-    """Packed heads, stacked weights, the head with its loss: without rounding, the same loss and gradients."""
-    want, got = gradients(case, "f32", 0, None), gradients(case, "bf16", 0, None)
-    assert want.keys() == got.keys()
-    for name in want:
-        assert distance(want[name], got[name]) <= 1e-11 * np.linalg.norm(want[name]), name
-        assert np.linalg.norm(want[name]) > 0, name
+def test_every_back_end_is_given_the_same_graph(case: str) -> None:
+    """Training, evaluation and decoding: the same nodes, attributes and order in f32 and bf16, but for float types and the copy that is
+    read. So what the CPU's tests see is what a GPU runs."""
+    layout = program(case).states["param"]
+
+    def graphs(precision: str) -> list[Graph]:
+        found = [trace_training(model(case), layout, "x", slot, accumulate, precision)[1]
+                 for slot, accumulate in ((0, False), (0, True), (None, False))]
+        t = Tracer("decode", layout, precision=precision)
+        t.output("logits", model(case).decode(t))  # type: ignore[misc]
+        return [prune(graph) for graph in (*found, t.graph)]
+
+    for f32, bf16 in zip(graphs("f32"), graphs("bf16"), strict=True):
+        assert wording(f32) == wording(bf16)
+        kinds = [{kind for kind, _, _ in g.states} & {"param", "param16"} for g in (f32, bf16)]
+        assert kinds == [{"param"}, {"param16"}]
+        pairs = list(zip(f32.nodes, bf16.nodes, strict=True))
+        assert all((a.op, a.attrs, a.layer, a.phase) == (b.op, b.attrs, b.layer, b.phase) for a, b in pairs)
+        types = [(u.type, v.type) for a, b in pairs for u, v in zip(a.outputs, b.outputs, strict=True)]
+        assert all(u.shape == v.shape for u, v in types)
+        assert any((u.dtype, v.dtype) == ("f32", "bf16") for u, v in types)
+        assert {(u.dtype, v.dtype) for u, v in types} <= {("f32", "bf16"), ("f32", "f32"), ("i32", "i32")}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -320,10 +336,24 @@ def test_scratch_is_planned_for_the_chip_not_the_host() -> None:
 
 
 def test_a_missing_kernel_is_named() -> None:
-    with pytest.raises(InputError, match="no cuda kernel covers attention_packed"):
-        build_program(name="x", model=model("gpt"), optimizer=adamw(ScheduleConfig(kind="cosine", peak=1e-2, warmup=2, total=10)),
-                      shape=StepShape(micro_batch=BATCH, seq=SEQ), catalogue=declared(without=("attention_packed",)), backend="cuda",
-                      threads=MULTIPROCESSORS, precision="bf16")
+    with pytest.raises(InputError, match="no cuda kernel covers count_valid"):
+        build_without("count_valid")
+
+
+def test_without_a_kernel_a_packed_row_is_its_composition() -> None:
+    """A back end that lacks the packed rows launches their parts instead, in the layers and phases of the rows."""
+    lacking = ("attention_packed", "attention_packed_bwd")
+    found, whole = build_without(*lacking).plans["micro_first@0"].launches, build_without().plans["micro_first@0"].launches
+    assert not set(lacking) & {x.op for x in found} and set(lacking) <= {x.op for x in whole}
+    for row_, part in (("attention_packed", "attention"), ("attention_packed_bwd", "attention_bwd")):
+        places = [sorted((x.layer, x.phase) for x in launches if x.op == op) for launches, op in ((whole, row_), (found, part))]
+        assert places[0] == places[1] and places[0]
+
+
+def build_without(*rows: str) -> Program:
+    return build_program(name="x", model=model("gpt"), optimizer=adamw(ScheduleConfig(kind="cosine", peak=1e-2, warmup=2, total=10)),
+                         shape=StepShape(micro_batch=BATCH, seq=SEQ), catalogue=declared(without=rows), backend="cuda",
+                         threads=MULTIPROCESSORS, precision="bf16")
 
 
 # -- the contract of the rows --------------------------------------------------------------------------------------------------

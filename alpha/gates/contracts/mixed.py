@@ -21,6 +21,7 @@ from alpha.gates.contracts.reference import (
     random_state,
     references,
     refuses,
+    wording,
     yes,
 )
 from alpha.graph.differentiate import differentiate
@@ -165,15 +166,23 @@ def _start(ref: Reference, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return state
 
 
-def _same_function(ref: Reference, rng: np.random.Generator) -> Measured:
-    """Packed heads, stacked weights and the head with its loss change no value: unrounded, the f32 graph's loss and gradients."""
-    state, inputs, layout = _start(ref, rng), batch(ref, rng), layout_of(ref)
-    plain = prune(trace_training(ref.model, layout, "micro", 0, False)[1])
-    want = by_tensor(evaluate(plain, inputs, {**state, "param": state["param16"]})[1], layout)
-    got = by_tensor(evaluate(mixed_graph(ref), inputs, state)[1], layout)
-    finite = all(np.isfinite(w).all() and np.isfinite(got[n]).all() for n, w in want.items())
-    error = max(float(np.linalg.norm(got[n] - w)) / (float(np.linalg.norm(w)) or 1.0) for n, w in want.items()) if finite else np.inf
-    return Measured(error=error, bound=1e-11, cases=len(want), note="largest relative difference of a tensor's gradient")
+def _same_graph(ref: Reference, rng: np.random.Generator) -> Measured:
+    """One model, one graph: in bf16 and in f32 the same nodes, attributes and order for training, evaluation and decoding; only float types
+    and which copy of the parameters is read differ, and they do differ."""
+    layout, good, cases = layout_of(ref), True, 0
+    for slot, accumulate in ((0, False), (0, True), (None, False)):
+        f32, bf16 = (prune(trace_training(ref.model, layout, "micro", slot, accumulate, p)[1]) for p in ("f32", "bf16"))
+        good &= wording(f32) == wording(bf16) and f32.text() != bf16.text()
+        cases += len(f32.nodes)
+    f32, bf16 = (_decoding(ref, layout, p) for p in ("f32", "bf16"))
+    return yes(good and wording(f32) == wording(bf16) and f32.text() != bf16.text(), cases=cases + len(f32.nodes))
+
+
+def _decoding(ref: Reference, layout: StateLayout, precision: str) -> Graph:
+    t = Tracer("decode", layout, precision=precision)
+    assert ref.model.decode is not None
+    t.output("logits", ref.model.decode(t))
+    return prune(t.graph)
 
 
 def _fused_rounds_alike(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -307,8 +316,8 @@ def _named(check: Callable[[Reference, np.random.Generator], Measured]) -> list[
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
-    "model.gpt": {"parity": [_named(_same_function)[0]]},
-    "model.llama": {"parity": [_named(_same_function)[1]]},
+    "model.gpt": {"parity": [_named(_same_graph)[0]]},
+    "model.llama": {"parity": [_named(_same_graph)[1]]},
     "differentiate.pass": {"parity": _named(_gradients_in_f32), "faults": [("bf16-rounded", _refuse_rounded_gradient)]},
     "fuse.pass": {"parity": _named(_fused_rounds_alike)},
     "layout.pass": {"faults": [("stacked-apart", _refuse_apart)]},

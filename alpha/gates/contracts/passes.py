@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from alpha.graph.verify import verify
 from alpha.ops.compose import FusedSpec
 from alpha.ops.table import table
 from alpha.passes.build import lower
+from alpha.passes.expand import expand
 from alpha.passes.fuse import fuse
 from alpha.passes.memory import layout as lay_out
 from alpha.passes.recompute import recompute
@@ -49,6 +50,9 @@ from alpha.passes.select import select
 
 Case = Callable[[np.random.Generator], Measured]
 GPT, LLAMA = "gpt", "llama"
+
+ACTIVATIONS = ("gelu", "swiglu_packed", "layernorm", "rmsnorm")
+"""Rows whose recomputation costs little; each model has some."""
 
 
 def _both(check: Callable[[Reference, np.random.Generator], Measured]) -> list[tuple[str, Case]]:
@@ -209,6 +213,95 @@ def _fuse_keeps_outside_readers(rng: np.random.Generator) -> Measured:
     after = verify(fuse(t.graph, kernels(), "cpu"), "fuse")
     data = {k: rng.integers(-5, 5, (8, 8)).astype(float) for k in ("into", "a", "b")}
     return Measured(error=same_updates(t.graph, after, data, {}), bound=0.0)
+
+
+# -- expand --------------------------------------------------------------------------------------------------------------------------
+
+
+def _without(*ops: str) -> Catalogue:
+    """The CPU kernels but those of these rows."""
+    found = Catalogue()
+    for c in kernels():
+        if c.op not in ops:
+            found.add(c)
+    return found
+
+
+def _composed() -> list[str]:
+    """Every row that is a composition of others."""
+    return [name for name, spec in table().items() if spec.compose is not None]
+
+
+def _expand(ref: Reference, rng: np.random.Generator) -> Measured:
+    """A model's gradients keep every bit under the oracles; parts stand in the layer and phase of their row, and no row that has a
+    composition is left without a kernel."""
+    graph = training_graph(ref, accumulate=True)
+    after = verify(prune(expand(graph, _without(*_composed()), "cpu")), "expand")
+    apart = [n for n in graph.nodes if table()[n.op].compose is not None]
+    left = [n for n in after.nodes if table()[n.op].compose is not None]
+    places = [[place for place, _ in groupby((n.layer, n.phase) for n in g.nodes)] for g in (graph, after)]
+    error = same_updates(graph, after, batch(ref, rng), random_state(ref, rng))
+    return Measured(error=error if apart and not left and places[0] == places[1] else float("inf"), bound=0.0, cases=len(apart),
+                    note="bitwise; cases = rows taken apart")
+
+
+def _expand_rows(rng: np.random.Generator) -> Measured:
+    """Every composed row on its own samples: the oracle of the row and those of its parts agree to float64 roundoff."""
+    worst, cases = 0.0, 0
+    for name in _composed():
+        spec = table()[name]
+        for s in spec.samples(rng):
+            if sum(np.size(x) for x in s.inputs) > 20_000:
+                continue
+            t = Tracer(name)
+            given = {f"x{i}": x for i, x in enumerate(s.inputs)}
+            made = t(name, *(t.input(k, x.shape, "f32" if x.dtype.kind == "f" else "i32") for k, x in given.items()), **s.attrs)
+            for i, v in enumerate(made if isinstance(made, tuple) else (made,)):
+                t.output(f"y{i}", v)
+            after = verify(prune(expand(t.graph, Catalogue(), "cpu")), "expand")
+            cases += 1
+            if any(table()[n.op].compose is not None for n in after.nodes):
+                return yes(False, f"{name} is left whole")
+            for k, want in evaluate(t.graph, given, {})[0].items():
+                got, size = evaluate(after, given, {})[0][k], float(np.abs(want[np.isfinite(want)]).max(initial=1e-300))
+                with np.errstate(invalid="ignore"):
+                    same = np.where(np.isfinite(want), np.abs(got - want) / size, got != want)
+                worst = max(worst, float(same.max(initial=0.0)))
+    return Measured(error=worst, bound=1e-12, cases=cases, note="relative to the largest element of a result")
+
+
+def _expand_nested(rng: np.random.Generator) -> Measured:
+    """A part that is a composition without a kernel is taken apart in its turn; one with a kernel stays."""
+    t = Tracer("nested")
+    x, weight = t.input("x", (4, 8), "f32"), t.input("weight", (24, 8), "f32")
+    for name, v in zip(("pre", "y"), t.linear_swiglu(x, weight, trans_b=True)):
+        t.output(name, v)
+    nodes = expand(t.graph, _without("linear_swiglu", "swiglu_packed"), "cpu").nodes
+    return yes([n.op for n in nodes] == ["matmul", "split", "swiglu"], str([n.op for n in nodes]))
+
+
+def _expand_keeps(ref: Reference, rng: np.random.Generator) -> Measured:
+    """What a kernel covers stays the very node that it was, fused rows too."""
+    graph = fuse(expand(training_graph(ref), kernels(), "cpu"), kernels(), "cpu")
+    after = expand(graph, kernels(), "cpu")
+    good = any(isinstance(table()[n.op], FusedSpec) for n in graph.nodes)
+    return yes(good and list(map(id, after.nodes)) == list(map(id, graph.nodes)), cases=len(graph.nodes))
+
+
+def _expand_envelope(rng: np.random.Generator) -> Measured:
+    """A call outside every kernel's envelope is taken apart, although the row has a kernel."""
+    t = Tracer("bf16")
+    a, b, gain = (t.input(name, shape, "bf16") for name, shape in (("a", (4, 8)), ("b", (4, 8)), ("gain", (8,))))
+    t.output("y", t.add_rmsnorm(a, b, gain, eps=1e-5)[1])
+    return yes([n.op for n in expand(t.graph, kernels(), "cpu").nodes] == ["add", "rmsnorm"])
+
+
+def _expand_names(rng: np.random.Generator) -> Measured:
+    """A part that nothing covers is refused by selection, by its own name."""
+    t = Tracer("no kernel")
+    t.output("y", t.swiglu_packed(t.input("x", (4, 8), "f32")))
+    nodes = expand(t.graph, _without("swiglu_packed", "swiglu"), "cpu")
+    return refuses(InputError, lambda: select(nodes, _without("swiglu_packed", "swiglu"), "cpu"))
 
 
 # -- select, memory ------------------------------------------------------------------------------------------------------------------
@@ -530,9 +623,12 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "differentiate.pass": {"parity": [*_both(_finite_difference), ("shared-value", _shared_value)], "determinism": _HASHES,
                            "faults": [("no-vjp", _refuse_no_vjp), ("unused-parameter", _refuse_unused), ("shape", _refuse_shape)]},
     "recompute.pass": {"parity": [*[(f"block-{n}", c) for n, c in _both(_recompute("block", ()))],
-                                  *[(f"ops-{n}", c) for n, c in _both(_recompute("ops", ("gelu", "swiglu", "layernorm", "rmsnorm")))],
+                                  *[(f"ops-{n}", c) for n, c in _both(_recompute("ops", ACTIVATIONS))],
                                   *[(f"saves-{n}", c) for n, c in _both(_recompute_saves)]],
                        "determinism": _HASHES, "faults": [("unknown-policy", _unknown_policy), ("absent-op", _absent_op)]},
+    "expand.pass": {"parity": [*_both(_expand), ("every-row", _expand_rows), ("nested", _expand_nested),
+                               *[(f"keeps-{n}", c) for n, c in _both(_expand_keeps)]],
+                    "determinism": _HASHES, "faults": [("envelope", _expand_envelope), ("no-kernel", _expand_names)]},
     "fuse.pass": {"parity": [*_both(_fuse), ("every-row", _fuse_finds), ("outside-reader", _fuse_keeps_outside_readers)],
                   "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
     "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -114,6 +115,12 @@ def layout_of(ref: Reference) -> StateLayout:
 def training_graph(ref: Reference, *, accumulate: bool = False) -> Graph:
     """Forward and backward into grad0, verified."""
     return verify(prune(trace_training(ref.model, layout_of(ref), "micro", 0, accumulate)[1]), "trace")
+
+
+def wording(graph: Graph) -> str:
+    """Canonical text of a graph but for float types and which copy of the parameters is read: equal where back ends are given the same
+    nodes, attributes and order."""
+    return re.sub(r"\b(bf16|f32)(?=\[)", "float", re.sub(r"\bparam16\b", "param", graph.text()))
 
 
 def random_state(ref: Reference, rng: np.random.Generator) -> dict[str, np.ndarray]:

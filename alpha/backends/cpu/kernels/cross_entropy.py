@@ -21,7 +21,7 @@ LEAST = 2.0**-80
 _ENVELOPE = Envelope(dtypes=("f32", "f64"))
 
 
-def _counts(targets: np.ndarray, vocab: int, ignore_index: int) -> np.ndarray:
+def counted(targets: np.ndarray, vocab: int, ignore_index: int) -> np.ndarray:
     """Which targets are not ignored; InputError if one of those is no column."""
     counts = targets != ignore_index
     wrong = counts & ((targets < 0) | (targets >= vocab))
@@ -57,7 +57,7 @@ def cross_entropy(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
     blocks = cpu.rows(n, x.itemsize * v, body)
 
     def run() -> None:
-        counts = _counts(targets, v, ignore)
+        counts = counted(targets, v, ignore)
         blocks()
         log_total = np.log(total, dtype=np.float64)
         picked = x[every, np.where(counts, targets, 0)]
@@ -91,7 +91,7 @@ def cross_entropy_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.nda
     blocks = cpu.rows(n, x.itemsize * v, body)
 
     def run() -> None:
-        counts = _counts(targets, v, ignore)
+        counts = counted(targets, v, ignore)
         scale[...] = np.where(counts, dloss, 0)
         np.multiply(scale, 1 + 2 * z * lse if z else 1, out=weight)
         blocks()

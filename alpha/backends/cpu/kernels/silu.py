@@ -25,13 +25,13 @@ def silu(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs:
     def body(at: slice, worker: int) -> None:
         xb = x[at]
         u = t[worker, : xb.size]
-        _denominator(xb, u)
+        denominator(xb, u)
         np.divide(xb, u, out=y[at])
 
     return flat(cpu, x.size, body)
 
 
-def _denominator(xb: np.ndarray, u: np.ndarray) -> None:
+def denominator(xb: np.ndarray, u: np.ndarray) -> None:
     """u = 1 + exp(-x)."""
     np.negative(xb, out=u)
     with np.errstate(over="ignore"):
@@ -39,7 +39,7 @@ def _denominator(xb: np.ndarray, u: np.ndarray) -> None:
     np.add(u, 1, out=u)
 
 
-def _slope(xb: np.ndarray, u: np.ndarray, y: np.ndarray) -> None:
+def slope(xb: np.ndarray, u: np.ndarray, y: np.ndarray) -> None:
     """y = silu(x) becomes its derivative (1 + x - y) / u, with u = 1 + exp(-x)."""
     np.subtract(xb, y, out=y)
     np.add(y, 1, out=y)
@@ -54,9 +54,9 @@ def silu_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], at
     def body(at: slice, worker: int) -> None:
         xb = x[at]
         u, v = t[worker, 0, : xb.size], t[worker, 1, : xb.size]
-        _denominator(xb, u)
+        denominator(xb, u)
         np.divide(xb, u, out=v)
-        _slope(xb, u, v)
+        slope(xb, u, v)
         np.multiply(v, dy[at], out=dx[at])
 
     return flat(cpu, x.size, body)
@@ -70,7 +70,7 @@ def swiglu(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attr
     def body(at: slice, worker: int) -> None:
         gb = gate[at]
         u = t[worker, : gb.size]
-        _denominator(gb, u)
+        denominator(gb, u)
         np.divide(gb, u, out=u)
         np.multiply(u, up[at], out=y[at])
 
@@ -86,10 +86,10 @@ def swiglu_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], 
         gb, dyb = gate[at], dy[at]
         u, v, w = t[worker, 0, : gb.size], t[worker, 1, : gb.size], t[worker, 2, : gb.size]
         np.multiply(dyb, up[at], out=w)
-        _denominator(gb, u)
+        denominator(gb, u)
         np.divide(gb, u, out=v)
         np.multiply(v, dyb, out=dup[at])  # dy and up were read, gate is read once more: dup may lie on either of the two
-        _slope(gb, u, v)
+        slope(gb, u, v)
         np.multiply(v, w, out=dgate[at])
 
     return flat(cpu, gate.size, body)
