@@ -33,16 +33,6 @@ def embedding_add(emit: Any, table: Any, ids: Any, table2: Any, ids2: Any) -> An
     return (emit("add", emit("embedding", table, ids), emit("embedding", table2, ids2)),)
 
 
-def linear_add(emit: Any, residual: Any, x: Any, weight: Any, *, trans_b: Any, trans_a: Any = False) -> Any:
-    """residual + x W: the end of a residual branch."""
-    return (emit("add", residual, emit("matmul", x, weight, trans_a=trans_a, trans_b=trans_b)),)
-
-
-def linear_bias_add(emit: Any, residual: Any, x: Any, weight: Any, bias: Any, *, trans_b: Any, trans_a: Any = False) -> Any:
-    """residual + (x W + bias)."""
-    return (emit("add", residual, emit("matmul", x, weight, bias, trans_a=trans_a, trans_b=trans_b)),)
-
-
 def linear_swiglu(emit: Any, x: Any, weight: Any, *, trans_b: Any, trans_a: Any = False) -> Any:
     """pre = x W, gate and up side by side, and swiglu of the two; pre is kept for the backward."""
     pre = emit("matmul", x, weight, trans_a=trans_a, trans_b=trans_b)
@@ -161,23 +151,6 @@ def _embedding_exact(rng: np.random.Generator) -> Iterable[Sample]:
                                           rng.integers(-99, 100, (9, 72)).astype(float), rng.integers(0, 9, (3, 9)).astype(np.int32)))
 
 
-def _linear_add_samples(bias: bool) -> Any:
-    def samples(rng: np.random.Generator) -> Iterable[Sample]:
-        for lead, k, n in (((1,), 1, 1), ((3, 5), 7, 9), ((2, 67), 72, 136), ((257,), 16, 32)):
-            inputs = (rng.standard_normal((*lead, n)), rng.standard_normal((*lead, k)), rng.standard_normal((n, k)) / np.sqrt(k))
-            yield Sample(name=f"{'x'.join(map(str, lead))}-{k}-{n}", inputs=(*inputs, rng.standard_normal(n)) if bias else inputs,
-                         attrs={"trans_b": True})
-    return samples
-
-
-def _linear_add_exact(bias: bool) -> Any:
-    def samples(rng: np.random.Generator) -> Iterable[Sample]:
-        draw = lambda *s: rng.integers(-8, 9, s).astype(float)  # noqa: E731
-        inputs = (draw(3, 33, 72), draw(3, 33, 64), draw(72, 64))
-        yield Sample(name="integers", inputs=(*inputs, draw(72)) if bias else inputs, attrs={"trans_b": True})
-    return samples
-
-
 def _linear_swiglu_samples(rng: np.random.Generator) -> Iterable[Sample]:
     for lead, k, f in (((1,), 1, 1), ((3, 5), 7, 9), ((2, 67), 72, 136), ((257,), 16, 32)):
         yield Sample(name=f"{'x'.join(map(str, lead))}-{k}-{f}", attrs={"trans_b": True},
@@ -236,10 +209,6 @@ ROWS = (
           samples=_accumulated("embedding_bwd", "samples"), exact=_accumulated("embedding_bwd", "exact")),
     fused("embedding_add", ("table", "ids", "table2", "ids2"), ("y",), embedding_add, samples=_embedding_samples, exact=_embedding_exact,
           undifferentiable=("ids", "ids2")),
-    fused("linear_add", ("residual", "x", "weight"), ("y",), linear_add, samples=_linear_add_samples(False),
-          exact=_linear_add_exact(False)),
-    fused("linear_bias_add", ("residual", "x", "weight", "bias"), ("y",), linear_bias_add, samples=_linear_add_samples(True),
-          exact=_linear_add_exact(True)),
     fused("linear_swiglu", ("x", "weight"), ("pre", "y"), linear_swiglu, samples=_linear_swiglu_samples, bound=_swiglu_bound,
           exact="SwiGLU of a sum is exact only where it saturates; the parts have those samples"),
     fused("layernorm_bwd_add", ("residual", "dy", "x", "gamma", "mean", "rstd"), ("dx", "dgamma", "dbeta"), layernorm_bwd_add,
