@@ -10,9 +10,10 @@ from __future__ import annotations
 from alpha.graph.plan import Launch
 
 PHASES: dict[str, str] = {
-    "forward": "launches of the forward graph, recomputed ones not counted; of the chunked head logits, loss and the logits' gradient",
+    "forward": "launches of the forward graph, recomputed ones not counted; of the chunked head logits, loss and the logits' gradient "
+               "(CPU: its products too, for it is one launch)",
     "backward": "launches of the backward graph: activation and weight gradients, recompute, sums over logical shards; of the chunked head "
-                "the products that make its gradients",
+                "the products that make its gradients (GPU)",
     "grad_norm": "the global norm of the gradient (GPU: its sums of squares)",
     "grad_clip": "clip coefficient and the finite flag (GPU: one kernel with the norm's root, learning rate and step counter)",
     "optimizer": "parameter and moment update (CPU: with learning rate and step counter)",
