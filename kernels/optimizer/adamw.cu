@@ -3,8 +3,7 @@
 //   c (coefficient), lr, step, finite are device scalars; s (lr scale) and d (decay) belong to the chunk. finite == 0: nothing is touched.
 //
 // Compile-time parameters
-//   ADAMW_COPY   0: no copy;  1: bf16 copy of p, rounded to nearest even;  2: rounded stochastically: 16 of the bits that Philox gives
-//                the element (key (seed, purpose), counter (element / 4, 0 or its high half, 0, step)) are added below the cut
+//   ADAMW_COPY   0: no copy;  1: bf16 copy of p, rounded to nearest even
 //
 // Work. A chunk is a run of at most PARTS * PART elements of one tensor, from a table that the host made; what lies between tensors is in
 //   no chunk. A CTA takes one PART of a chunk, 4 neighbouring elements a thread (16 bytes of p, g, m, v each), and ends: short CTAs walk through
@@ -14,7 +13,6 @@
 // Bias corrections. 1 - b^t = -expm1(t log b): the host gives log b in double precision, and expm1 does not cancel; each thread for itself,
 //   about 40 instructions beside 120 bytes. No shared memory, no barrier. Registers: 16 of one group, about 30 the rest.
 #include "../common/once.cuh"
-#include "../common/philox.cuh"
 
 constexpr int COPY = ADAMW_COPY;
 constexpr int THREADS = 256;
@@ -43,7 +41,6 @@ struct Problem {
     float keep1, take1, keep2, take2;  // beta, 1 - beta
     float eps, weight_decay;
     int count;  // chunks
-    unsigned int seed, purpose;
 };
 
 struct Factors {
@@ -58,21 +55,9 @@ __device__ __forceinline__ void update(float& p, float g, float& m, float& v, co
     p -= f.rate * (ratio + f.decay * p);
 }
 
-// The upper half of x's bits, after `word`'s lower 16 bits were added below the cut; NaN and infinity stay what they are.
-__device__ __forceinline__ uint32_t stochastic(float x, uint32_t word) {
-    const uint32_t bits = __float_as_uint(x);
-    if ((bits & 0x7f800000u) == 0x7f800000u) return vec::pack2(x, 0.0f) & 0xffffu;
-    return (bits + (word & 0xffffu)) >> 16;
-}
-
-__device__ __forceinline__ uint4 noise(const Problem& p, long long element, int step) {
-    const unsigned long long group = static_cast<unsigned long long>(element) / 4;
-    return philox::words(make_uint4(static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), 0, step), make_uint2(p.seed, p.purpose));
-}
-
 using Four = vec::Group<float, 4>;
 
-__device__ __forceinline__ void update_four(const Problem& problem, const Factors& f, long long at, int step, Four p, Four g, Four m, Four v) {
+__device__ __forceinline__ void update_four(const Problem& problem, const Factors& f, long long at, Four p, Four g, Four m, Four v) {
     float pf[4], mf[4], vf[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -88,25 +73,15 @@ __device__ __forceinline__ void update_four(const Problem& problem, const Factor
     vec::store_once(problem.m + at, m);
     vec::store_once(problem.v + at, v);
     if (COPY == 1) vec::store8_once(problem.copy + at, make_uint2(vec::pack2(pf[0], pf[1]), vec::pack2(pf[2], pf[3])));
-    if (COPY == 2) {
-        const uint4 w = noise(problem, at, step);
-        vec::store8_once(problem.copy + at, make_uint2(stochastic(pf[0], w.x) | stochastic(pf[1], w.y) << 16,
-                                                       stochastic(pf[2], w.z) | stochastic(pf[3], w.w) << 16));
-    }
 }
 
-__device__ __forceinline__ void update_one(const Problem& problem, const Factors& f, long long at, int step) {
+__device__ __forceinline__ void update_one(const Problem& problem, const Factors& f, long long at) {
     float p = problem.param[at], m = problem.m[at], v = problem.v[at];
     update(p, problem.grad[at], m, v, f, problem);
     problem.param[at] = p;
     problem.m[at] = m;
     problem.v[at] = v;
     if (COPY == 1) problem.copy[at] = vec::from_float<vec::Bf16>(p);
-    if (COPY == 2) {
-        const uint4 w = noise(problem, at, step);
-        const uint32_t word = at % 4 == 0 ? w.x : at % 4 == 1 ? w.y : at % 4 == 2 ? w.z : w.w;
-        problem.copy[at] = vec::Bf16{static_cast<uint16_t>(stochastic(p, word))};
-    }
 }
 
 // 1 / (1 - b^t) from log b; b = 0 has -inf.
@@ -134,8 +109,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) adamw(const __grid_cons
             a[1].load(p.grad + at);
             a[2].load(p.m + at);
             a[3].load(p.v + at);
-            update_four(p, f, at, step, a[0], a[1], a[2], a[3]);
+            update_four(p, f, at, a[0], a[1], a[2], a[3]);
         }
-        for (int j = whole + static_cast<int>(threadIdx.x); j < last; j += THREADS) update_one(p, f, chunk.start + j, step);
+        for (int j = whole + static_cast<int>(threadIdx.x); j < last; j += THREADS) update_one(p, f, chunk.start + j);
     }
 }

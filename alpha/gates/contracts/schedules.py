@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -63,8 +64,9 @@ def _same_elsewhere(kind: str) -> Case:
     return check
 
 
-def _refused(kind: str, **numbers: float) -> Case:
-    return lambda rng: refuses(ConfigError, lambda: rates(ScheduleConfig(kind=kind, **{"peak": 1.0, "warmup": 5, "total": 9, **numbers})))
+def _refused(kind: str, **numbers: Any) -> Case:
+    given: dict[str, Any] = {"peak": 1.0, "warmup": 5, "total": 9, **numbers}
+    return lambda rng: refuses(ConfigError, lambda: rates(ScheduleConfig(kind=kind, **given)))
 
 
 def _cases(kind: str) -> dict[str, list[tuple[str, Case]]]:

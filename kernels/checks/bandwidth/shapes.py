@@ -3,8 +3,7 @@
 import os
 from contextlib import contextmanager
 
-from alpha.backends.cuda.kernels import elementwise, embedding, loss, norm, rope
-from alpha.cuda_runtime import update
+from alpha.backends.cuda.kernels import elementwise, embedding, loss, norm, rope, update
 
 WIDE = bool(os.environ.get("WIDE"))  # all candidates of a search, not the chosen ones alone
 
@@ -125,9 +124,9 @@ def touch_all():
         for c in loss_candidates(p).values():
             loss.cross_entropy(p, "fused", logits=a, targets=a, lse=a, loss=a, dloss=a, config=c)
         loss.cross_entropy(p, "loss", logits=a, targets=a, lse=a, loss=a)
-    for copy in ("none", "nearest", "stochastic"):
+    for copy in (False, True):
         q = update.AdamwProblem(chunks=9, elements=9, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, copy=copy)
-        update.adamw(q, table=a, param=a, grad=a, m=a, v=a, coefficient=a, lr=a, step=a, finite=a, copy=a)
+        update.adamw_step(q, table=a, param=a, grad=a, m=a, v=a, coefficient=a, lr=a, step=a, finite=a, copy=a)
     update.global_norm(9, grads=a, table=a, parts=a)
     scalars = {k: a for k in "rates parts loss count step norm mean_norm coefficient finite lr used next".split()}
     update.step(9, max_norm=1.0, entries=101, **scalars)
