@@ -217,7 +217,7 @@ def _against(args: argparse.Namespace, chosen: Sequence[Component], console: Con
             i = verdict.interval
             console.print(f"{c.id} {case}: {verdict.verdict}, slower by {i.estimate:+.2%} [{i.low:+.2%}, {i.high:+.2%}] than "
                           f"{args.against}; {i.n} pairs, {discarded} discarded; the line is {SLOWDOWN:.0%}")
-            found.append({"component": c.id, "against": args.against, "discarded": discarded, **ab.case_of(verdict, case),
+            found.append({"component": c.id, "against": args.against, "discarded": discarded, **ab.case_of(verdict, case).plain(),
                           "verdict": verdict.verdict})
             verdicts.append((case, verdict))
         if args.record:

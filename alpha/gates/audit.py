@@ -16,7 +16,9 @@ import numpy as np
 
 from alpha.component import Catalogue, Component
 from alpha.gates import run as runner
+from alpha.registry.cases import Repeats, Share
 from alpha.registry.evidence import current
+from alpha.registry.gates import cases_of
 from alpha.registry.gpu import class_here
 from alpha.registry.pins import GROSS
 from alpha.registry.record import Record
@@ -58,23 +60,21 @@ def again(component: Component, record: Record) -> list[str]:
 
 def differences(old: Record, new: Record) -> list[str]:
     """Where a repeated measurement departs from the record."""
-    if [c.get("name") for c in old.cases] != [c.get("name") for c in new.cases]:
+    pairs = list(zip(cases_of(old), cases_of(new)))
+    if len(old.cases) != len(new.cases) or any(a.name != b.name for a, b in pairs):
         return ["other cases than the nonce gives"]
     found = []
     if [list(p) for p in old.probes] != [list(p) for p in new.probes]:
         found.append("probes have other bits")
     other_host = any(old.environment.get(k) != new.environment.get(k) for k in ("cpu", "blas", "numpy"))
-    for a, b in zip(old.cases, new.cases):
+    for a, b in pairs:
         if old.gate == "gradient" and other_host:
             continue
-        if old.gate == "perf":
-            if not GROSS * _number(a.get("share")) <= _number(b.get("share")):
-                found.append(f"{a['name']}: {b.get('share')!r} of the ceiling, recorded {a.get('share')!r}")
+        if isinstance(a, Share):
+            if not (isinstance(b, Share) and GROSS * a.share <= b.share):
+                found.append(f"{a.name}: {getattr(b, 'share', None)!r} of the ceiling, recorded {a.share!r}")
             continue
-        keys = {"determinism": ("digest", "distinct")}.get(old.gate, ("error", "ratio", "floor", "bound"))
-        found += [f"{a['name']}: {k} is {b.get(k)!r}, recorded {a.get(k)!r}" for k in keys if k in a and str(a[k]) != str(b.get(k))]
+        keys = ("digest", "distinct") if isinstance(a, Repeats) else ("error", "ratio", "floor", "bound")
+        found += [f"{a.name}: {k} is {getattr(b, k, None)!r}, recorded {getattr(a, k)!r}" for k in keys
+                  if hasattr(a, k) and str(getattr(a, k)) != str(getattr(b, k, None))]
     return found
-
-
-def _number(x: object) -> float:
-    return float(x) if isinstance(x, (int, float)) and not isinstance(x, bool) else float("nan")

@@ -33,6 +33,7 @@ from alpha.gates.subjects import (
     spec_of,
     subjects_of,
 )
+from alpha.registry.cases import Repeats
 from alpha.registry.policy import required_runs
 from alpha.registry.record import Record
 
@@ -60,7 +61,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
             try:
                 found.append(_repeat(component, case, rng, least))
             except Exception as error:  # a kernel that raises has no bits to compare
-                found.append({"name": case.name, "runs": 0, "distinct": 0, "digest": "", "note": crash(error)})
+                found.append(Repeats(name=case.name, runs=0, distinct=0, digest="", note=crash(error)))
     return make_record(component, "determinism", nonce, len(todo), found, workers=",".join(map(str, WORKERS)))
 
 
@@ -74,7 +75,7 @@ def chosen(component: Component, nonce: str) -> list[Case]:
     return list({c.name: c for c in picks}.values())
 
 
-def _repeat(component: Component, case: Case, rng: np.random.Generator, least: int) -> dict[str, object]:
+def _repeat(component: Component, case: Case, rng: np.random.Generator, least: int) -> Repeats:
     contents = case.arrays()
     digests: dict[str, int] = {}
     reference: list[np.ndarray] = []
@@ -98,7 +99,7 @@ def _repeat(component: Component, case: Case, rng: np.random.Generator, least: i
             reference = [x.copy() for x in bound.outs]
         elif not note:
             note = difference(spec_of(component).outputs, reference, bound.outs)
-    return {"name": case.name, "runs": runs, "distinct": len(digests), "digest": next(iter(digests)), **({"note": note} if note else {})}
+    return Repeats(name=case.name, runs=runs, distinct=len(digests), digest=next(iter(digests)), note=note)
 
 
 def difference(names: Sequence[str], a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> str:
@@ -168,12 +169,10 @@ def _contract(component: Component, nonce: str) -> Record:
                                env=contracts.child_environment(PYTHONHASHSEED="4242"), check=False)
         runs.append(child.stdout.split("\n")[: len(names)] if child.returncode == 0 else ["crashed"] * len(names))
         note = "" if child.returncode == 0 else child.stderr.strip().rsplit("\n", 1)[-1][:100]
-    found: list[dict[str, object]] = []
+    found = []
     for i, name in enumerate(names):
         seen = [r[i] for r in runs]
         bad = [s for s in seen if s.startswith("failed") or s == "crashed"]
-        entry: dict[str, object] = {"name": name, "runs": len(runs), "distinct": len(set(seen)) + len(bad), "digest": seen[0][:16]}
-        if bad or note:
-            entry["note"] = (bad[0] if bad else note)[:120]
-        found.append(entry)
+        found.append(Repeats(name=name, runs=len(runs), distinct=len(set(seen)) + len(bad), digest=seen[0][:16],
+                             note=(bad[0] if bad else note)[:120]))
     return make_record(component, "determinism", nonce, len(names), found)

@@ -24,6 +24,7 @@ from alpha.gates.contracts import engine as contracts
 from alpha.gates.subjects import Case, bind, cases, checksum, crash, fresh_nonce, generator, make_record, once, spec_of, warm_up
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import OpSpec
+from alpha.registry.cases import Refusal
 from alpha.registry.record import Record
 from alpha.types import ITEMSIZE, NUMPY, TensorType
 
@@ -37,11 +38,10 @@ def measure(component: Component, nonce: str | None = None) -> Record:
         return contracts.measure(component, "faults", nonce)
     warm_up(component)
     todo = _chosen(component, nonce)
-    found: list[dict[str, object]] = []
+    found = []
     for name, problems in (("dtype refused", _dtypes(component, todo)), ("shape refused", _shapes(component, todo)),
                            *_non_finite(component, todo, nonce)):
-        entry: dict[str, object] = {"name": name, "error": float(bool(problems)), "bound": 0.0}
-        found.append({**entry, "note": problems[0][:120]} if problems else entry)
+        found.append(Refusal(name=name, error=float(bool(problems)), bound=0.0, note=problems[0][:120] if problems else ""))
     return make_record(component, "faults", nonce, 5, found if todo else [])
 
 

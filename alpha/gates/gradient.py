@@ -44,6 +44,7 @@ from alpha.gates.subjects import (
 from alpha.ops.numerics import ACCUMULATE, UNIT_ROUNDOFF, round_to, ulp, walk
 from alpha.ops.spec import OpSpec, Sample
 from alpha.ops.table import row
+from alpha.registry.cases import Slope
 from alpha.registry.judge import GRADIENT_BOUND
 from alpha.registry.record import Record
 from alpha.types import FLOATS, Attrs, TensorType
@@ -124,7 +125,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     if component.kind != "kernel":
         return contracts.measure(component, "gradient", nonce)
     warm_up(component)
-    found: list[dict[str, object]] = []
+    found: list[Slope] = []
     declared = 0
     kinds = ["oracle"] + (["kernel"] if "f64" in component.envelope.dtypes else [])
     for spec in rows_for(component):
@@ -134,15 +135,15 @@ def measure(component: Component, nonce: str | None = None) -> Record:
             try:
                 found += _case(component, spec, sample, nonce, kinds)
             except Exception as error:  # a vjp or kernel that raises has no gradient to offer
-                found += [{"name": f"{spec.name}/{sample.name}:{k}", "error": float("inf"), "bound": BOUND_CAP, "directions": 0,
-                           "note": crash(error)} for k in kinds]
+                found += [Slope(name=f"{spec.name}/{sample.name}:{k}", error=float("inf"), bound=BOUND_CAP, directions=0,
+                                note=crash(error)) for k in kinds]
         if todo:
             declared += 1
             found.append(_native(component, spec, todo, nonce))
     return make_record(component, "gradient", nonce, declared, found)
 
 
-def _case(component: Component, spec: OpSpec, sample: Sample, nonce: str, kinds: Sequence[str]) -> list[dict[str, object]]:
+def _case(component: Component, spec: OpSpec, sample: Sample, nonce: str, kinds: Sequence[str]) -> list[Slope]:
     rng = generator(nonce, spec.name, sample.name, "directions")
     case = case_of(sample, "f64")
     wrt = differentiable(spec, sample)
@@ -180,11 +181,11 @@ def _case(component: Component, spec: OpSpec, sample: Sample, nonce: str, kinds:
     return found
 
 
-def _entry(name: str, worst: _Worst) -> dict[str, object]:
-    return {"name": name, "error": short(worst.error, 3), "bound": short(worst.bound, 3), "directions": worst.directions}
+def _entry(name: str, worst: _Worst) -> Slope:
+    return Slope(name=name, error=short(worst.error, 3), bound=short(worst.bound, 3), directions=worst.directions)
 
 
-def _native(component: Component, spec: OpSpec, todo: Sequence[Sample], nonce: str) -> dict[str, object]:
+def _native(component: Component, spec: OpSpec, todo: Sequence[Sample], nonce: str) -> Slope:
     """The vjp with the component's kernel in its first dtype, against the same vjp in oracles on the same rounded inputs: one entry per
     row, the sample with the largest error over tolerance. Samples on which the sequential walk itself errs by more than 1 % of the
     gradient's size are left out (they show nothing); at least one must remain.
@@ -196,15 +197,15 @@ def _native(component: Component, spec: OpSpec, todo: Sequence[Sample], nonce: s
         try:
             error, bound = _native_sample(component, spec, sample, nonce, ran)
         except Exception as problem:  # a kernel that raises has no gradient to offer
-            return {"name": name, "error": float("inf"), "bound": BOUND_CAP, "directions": 1, "note": f"{sample.name}: {crash(problem)}"}
+            return Slope(name=name, error=float("inf"), bound=BOUND_CAP, directions=1, note=f"{sample.name}: {crash(problem)}")
         emits = component.op in evaluate.emitted()[spec.name]
         if bound <= TELLING[component.envelope.dtypes[0]] and (ran or not emits or not is_gpu(component)):
             # outside the envelope the oracle stood in for the kernel
             told += 1
             worse = not (error * worst.bound <= worst.error * bound)
             worst = _Worst(error if worse else worst.error, bound if worse else worst.bound, worst.directions + DRAWS)
-    return _entry(name, worst) if told else {"name": name, "error": float("inf"), "bound": BOUND_CAP, "directions": 1,
-                                             "note": "no sample tells a wrong gradient from a rounded one"}
+    return _entry(name, worst) if told else Slope(name=name, error=float("inf"), bound=BOUND_CAP, directions=1,
+                                             note="no sample tells a wrong gradient from a rounded one")
 
 
 def _native_sample(component: Component, spec: OpSpec, sample: Sample, nonce: str, ran: list[str]) -> tuple[float, float]:

@@ -39,6 +39,8 @@ from alpha.gates.subjects import (
 from alpha.gates.tolerance import ALL, FIRST, Allowance, allowance, exact_below, exact_error, lower, weighed
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import OpSpec
+from alpha.registry.cases import CaseRecord, Contract, Exact, Relative
+from alpha.registry.gates import cases_of
 from alpha.registry.judge import RATIO
 from alpha.registry.record import Record
 from alpha.types import NUMPY
@@ -68,8 +70,8 @@ class _Run:
 
 
 def measure(component: Component, nonce: str | None = None,
-            larger: Callable[[Component, str], list[dict[str, object]]] | None = None) -> Record:
-    """Run the gate; the verdict is the judge's. `larger`: makes further entries, of kind 'contract', about sizes too large for a walk."""
+            larger: Callable[[Component, str], list[CaseRecord]] | None = None) -> Record:
+    """Run the gate; the verdict is the judge's. `larger`: makes further entries about sizes too large for a walk."""
     nonce = nonce or fresh_nonce()
     if component.kind != "kernel":
         return contracts.measure(component, "parity", nonce)
@@ -83,15 +85,15 @@ def measure(component: Component, nonce: str | None = None,
     allowances = {r.case.name: allowance(spec, r.case, nonce) for r in runs if not r.case.exact}
     single = all(a.single for name, a in allowances.items()) and bool(allowances)
     long = {r.case.name for r in runs if any(n > LONG for t in r.case.types for n in t.shape)}
-    found: list[dict[str, object]] = []
+    found: list[CaseRecord] = []
     for r in runs:
-        refused = any(float(str(c.get("ratio", 0.0))) > RATIO for c in found)  # then nothing hangs on the others' last draws
+        refused = any(isinstance(c, Relative) and c.ratio > RATIO for c in found)  # then nothing hangs on the others' last draws
         found.append(_judged(spec, r, allowances.get(r.case.name), single, r.case.name not in long, None if refused else nonce))
-    _lend_power(found, long | {r.case.name for r in runs if sum(t.size for t in r.case.out_types(spec) if t.is_float) < FEW})
+    found = _lend_power(found, long | {r.case.name for r in runs if sum(t.size for t in r.case.out_types(spec) if t.is_float) < FEW})
     if todo:
         counts["spread"] = unspread(spec, [r.case for r in runs], allowances)
-        counts["spread"] += not single and bool(allowances) and all(c.get("floor") is None for c in found)
-    found += [{"name": name, "kind": "exact", "error": float(n)} for name, n in counts.items()]
+        counts["spread"] += not single and bool(allowances) and all(c.floor is None for c in found if isinstance(c, Relative))
+    found += [Exact(name=name, error=float(n)) for name, n in counts.items()]
     probes = _probes(component, runs, nonce)
     if larger is None:
         return make_record(component, "parity", nonce, len(todo) + len(BEHAVIOURS), found, probes)
@@ -159,13 +161,13 @@ def _in_place(component: Component, run: _Run, pair: tuple[int, int]) -> bool:
     return same_bits(shared.outs, run.got)
 
 
-def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool, own: bool, nonce: str | None) -> dict[str, object]:
+def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool, own: bool, nonce: str | None) -> CaseRecord:
     """The raw numbers of one case; not `own`: its precision floor is 0 until it is lent one. `nonce` None: by the first draws alone."""
     case = run.case
     dtypes = [t.dtype for t in case.out_types(spec)]
     if allowed is None:
         error = exact_error(run.got, case.oracle(spec), dtypes) if run.bound else np.inf
-        return {"name": case.name, "kind": "exact", "error": short(error), **({"note": run.note} if run.note else {})}
+        return Exact(name=case.name, error=short(error), note=run.note)
     if run.bound is None:
         ratio = np.inf
     elif single:
@@ -176,16 +178,14 @@ def _judged(spec: OpSpec, run: _Run, allowed: Allowance | None, single: bool, ow
         ratio, allowed = weighed(allowed, spec, case, nonce, run.got)
     told = not single and not exact_below(allowed.want, dtypes)
     floor = short(allowed.ratio(lower(spec, case), dtypes) if own else 0.0, 3) if told else None
-    return {"name": case.name, "kind": "relative", "ratio": short(ratio, 3), "floor": floor, **({"note": run.note} if run.note else {})}
+    return Relative(name=case.name, ratio=short(ratio, 3), floor=floor, note=run.note)
 
 
-def _lend_power(found: list[dict[str, object]], few: set[str]) -> None:
+def _lend_power(found: Sequence[CaseRecord], few: set[str]) -> list[CaseRecord]:
     """Give cases of few elements, and long ones, the best precision floor of all: a single element comes out right one precision lower now
     and then (2 of 60 times for a bf16 product), which says nothing about the tolerance; that some case has power is still demanded."""
-    best = max((c["floor"] for c in found if c.get("floor") is not None), key=lambda f: float(str(f)), default=None)
-    for c in found:
-        if c["name"] in few and c.get("floor") is not None:
-            c["floor"] = best
+    best = max((c.floor for c in found if isinstance(c, Relative) and c.floor is not None), default=None)
+    return [replace(c, floor=best) if isinstance(c, Relative) and c.name in few and c.floor is not None else c for c in found]
 
 
 def unspread(spec: OpSpec, todo: Sequence[Case], allowances: dict[str, Allowance]) -> int:
@@ -226,12 +226,12 @@ def recompute(component: Component, record: Record) -> list[str]:
     """
     spec = spec_of(component)
     todo = cases(component, record.nonce)
-    entries: list[dict[str, object]] = [{"name": c.name, "kind": "exact" if c.exact else "relative", "error": 0.0} for c in todo]
+    entries = [Exact(name=c.name, error=0.0) if c.exact else Relative(name=c.name, ratio=0.0, floor=None) for c in todo]
     large = subjects_of(component).large_names(component) if is_gpu(component) else []
-    skeleton = condense([*entries, *({"name": b, "kind": "exact", "error": 0.0} for b in BEHAVIOURS),
-                         *({"name": name, "kind": "contract", "error": 0.0} for name in large)])
+    skeleton = condense([*entries, *(Exact(name=b, error=0.0) for b in BEHAVIOURS),
+                         *(Contract(name=name, error=0.0, bound=0.0, cases=0) for name in large)])
     wrong = []
-    if [c.get("name") for c in record.cases] != [c["name"] for c in skeleton]:
+    if [c.name for c in cases_of(record)] != [c.name for c in skeleton]:
         wrong.append("the record's cases are not those that its nonce gives")
     places = _places(component, todo, record.nonce)
     if [list(p[:3]) for p in record.probes] != places:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,7 @@ from alpha.gates.subjects import (
 )
 from alpha.gates.tolerance import allowance, weighed
 from alpha.profile.noise import CLOCK, block, orders, repeats_for
+from alpha.registry.cases import Share
 from alpha.registry.gpu import class_here
 from alpha.registry.judge import RATIO
 from alpha.registry.machine import processor
@@ -85,16 +86,16 @@ def lines(component: Component) -> dict[str, Line]:
     return {case: line for case in pin.shares if (line := pin.line(case)) is not None} if pin is not None else {}
 
 
-def best_of(line: Line | None, tries: int | None, once: Callable[[], dict[str, object]]) -> dict[str, object]:
+def best_of(line: Line | None, tries: int | None, once: Callable[[], Share]) -> Share:
     """The best of several tries of a case. `tries`: so many (what a pin holds); None: at most TRIES, the first that is over the line, or
     wrong, ends it, and one where there is no line."""
-    taken: list[dict[str, object]] = []
+    taken: list[Share] = []
     while len(taken) < (tries or TRIES):
         taken.append(once())
-        if "note" in taken[-1] or (tries is None and (line is None or float(str(taken[-1]["share"])) >= line.least)):
+        if taken[-1].note or (tries is None and (line is None or taken[-1].share >= line.least)):
             break
-    best = taken[-1] if "note" in taken[-1] else max(taken, key=lambda c: float(str(c["share"])))
-    return {**best, "tries": len(taken)}
+    best = taken[-1] if taken[-1].note else max(taken, key=lambda c: c.share)
+    return replace(best, tries=len(taken))
 
 
 def measure(component: Component, nonce: str | None = None, *, tries: int | None = None) -> Record:
@@ -112,7 +113,7 @@ def measure(component: Component, nonce: str | None = None, *, tries: int | None
             found.append(best_of(line.get(name), tries,
                                  lambda name=name, case=case: _case(component, name, case, nonce, tries is None)))  # type: ignore[misc]
         except Exception as error:  # a kernel that raises has no speed
-            found.append({"name": name, "share": 0.0, "times_ns": [], "note": crash(error)})
+            found.append(Share(name=name, share=0.0, times_ns=(), note=crash(error)))
     return make_record(component, "perf", nonce, len(todo), found, flops=FLOPS)
 
 
@@ -144,7 +145,7 @@ def ceilings(case: Case, component: Component) -> list[Ceiling]:
             Ceiling("fill", 4 * n, lambda: a.fill(1.0)), Ceiling("product", 2 * PRODUCT**3, lambda: np.matmul(x, y, out=z))]
 
 
-def _case(component: Component, name: str, case: Case, nonce: str, checked: bool) -> dict[str, object]:
+def _case(component: Component, name: str, case: Case, nonce: str, checked: bool) -> Share:
     rng = generator(nonce, component.id, "perf", name)
     bound = bind(component, case)
     contents = case.arrays()
@@ -163,16 +164,16 @@ def _case(component: Component, name: str, case: Case, nonce: str, checked: bool
             times[arm].append(block(call, repeats, _touch(bound, rng) if arm == "kernel" else None))
             right = right and (arm != "kernel" or not checked or rng.random() > 0.3 or _still_right(component, case, bound))
     if time.perf_counter_ns is not CLOCK:
-        return {"name": name, "share": 0.0, "times_ns": times["kernel"], "note": "the clock was patched"}
+        return Share(name=name, share=0.0, times_ns=tuple(times["kernel"]), note="the clock was patched")
     if checked and not (right and _still_right(component, case, bound, nonce if name == "cache" else "")):
-        return {"name": name, "share": 0.0, "times_ns": times["kernel"], "note": "timed calls gave wrong outputs"}
+        return Share(name=name, share=0.0, times_ns=tuple(times["kernel"]), note="timed calls gave wrong outputs")
     spec = spec_of(component)
     rates = {p.name: p.work / min(times[p.name]) for p in probes}
     bytes_ns = spec.min_bytes(list(case.types), case.attrs) / max(rates["copy"], rates["read"], rates["fill"])
     flops_ns = spec.flops(list(case.types), case.attrs) / rates["product"]
-    return {"name": name, "share": short(max(bytes_ns, flops_ns) / min(times["kernel"]), 4),
-            "times_ns": sorted(times["kernel"]), "ceiling_ns": round(max(bytes_ns, flops_ns)),
-            "limit": "bytes" if bytes_ns >= flops_ns else "flops", "shape": " ".join(map(str, case.types))[:120]}
+    return Share(name=name, share=short(max(bytes_ns, flops_ns) / min(times["kernel"]), 4), times_ns=tuple(sorted(times["kernel"])),
+                 ceiling_ns=round(max(bytes_ns, flops_ns)), limit="bytes" if bytes_ns >= flops_ns else "flops",
+                 shape=" ".join(map(str, case.types))[:120])
 
 
 def _renew(bound: Bound, contents: list[np.ndarray], rng: np.random.Generator) -> None:

@@ -12,6 +12,7 @@ from alpha.component import Catalogue, Component
 from alpha.errors import InputError
 from alpha.gates.subjects import crash, fresh_nonce, make_record
 from alpha.registry import policy
+from alpha.registry.cases import failed
 from alpha.registry.evidence import local_root, save
 from alpha.registry.gates import engine_of, gate_of, seconds_of
 from alpha.registry.gpu import class_here, why_not_here
@@ -73,10 +74,7 @@ def measure(component: Component, gate: str, nonce: str | None = None) -> Record
             time.sleep(PAUSE)
             record, tries = engine(component, nonce), tries + 1
     except Exception as error:
-        failed: dict[str, object] = {
-            "name": "measure", "kind": "exact" if gate == "parity" else "absolute", "error": float("inf"), "bound": 0.0, "directions": 1,
-            "runs": 0, "distinct": 0, "share": 0.0, "times_ns": [], "note": crash(error)}
-        record = make_record(component, gate, nonce, 1, [failed])
+        record = make_record(component, gate, nonce, 1, [failed(gate_of(gate).cases[0], "measure", crash(error))])
     forbidden.check(f"after {gate} of {component.id}")
     again = {"tries": str(tries)} if tries > 1 else {}
     return replace(record, environment={**record.environment, **again, "seconds": f"{time.perf_counter() - start:.2f}"})

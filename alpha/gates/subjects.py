@@ -25,6 +25,7 @@ from alpha.gates.condense import condense
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import Arrays, OpSpec, Sample
 from alpha.ops.table import row
+from alpha.registry.cases import CaseRecord
 from alpha.registry.digest import component_digests
 from alpha.registry.gpu import class_here, gpu_environment
 from alpha.registry.machine import environment, machine_class
@@ -295,7 +296,7 @@ def _package() -> Package:
     return Package()
 
 
-def make_record(component: Component, gate: str, nonce: str, declared: int, found: Sequence[dict[str, object]],
+def make_record(component: Component, gate: str, nonce: str, declared: int, found: Sequence[CaseRecord],
                 probes: Sequence[Sequence[object]] = (), **more: str) -> Record:
     """The record of one measure, with today's digests and this machine's class. Many cases share entries (condense.py)."""
     if len(found) == declared:
@@ -306,7 +307,7 @@ def make_record(component: Component, gate: str, nonce: str, declared: int, foun
     here |= gpu_environment() if component.backend == "cuda" and component.kind == "kernel" else {}
     machine = class_here(component) or machine_class()
     record = Record(component=component.id, gate=gate, machine=machine.key, digests=digests, nonce=nonce, declared=declared,
-                    cases=list(found), probes=[list(p) for p in probes], environment={**here, **more})
+                    cases=[c.plain() for c in found], probes=[list(p) for p in probes], environment={**here, **more})
     if len(canonical(asdict(record))) <= MAX_BYTES - RESERVED:
         return record
     # only the notes of failures are this long

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from alpha.registry.gates import cases_of
 from alpha.registry.judge import PASS, Judgement, judge
 from alpha.registry.pins import Pin, Pins, binding, key_of_record, same_code
 from alpha.registry.record import Record
@@ -27,7 +28,7 @@ def why_no_claim(judgement: Judgement, pin: Pin | None, digests: Mapping[str, st
     compared = pins.relative(key_of_record(record)).get(record.component)
     if compared is None or dict(compared.digests) != binding(pin.code, digests):
         return "the code is not the pinned one, and no comparison of the two is recorded"
-    missing = sorted(set(pin.shares) - {c.get("name") for c in compared.cases})
+    missing = sorted(set(pin.shares) - {c.name for c in cases_of(compared)})
     if missing:
         return f"the comparison with the pinned code lacks {', '.join(missing)}"
     found = judge(compared)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 from alpha.component import Component
 from alpha.errors import InputError
+from alpha.registry.cases import CaseRecord, Contract, Exact, Refusal, Relative, Repeats, Share, Slope, Slowdown, read
+from alpha.registry.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,7 @@ class Gate:
 
     engine    module:function that measures it; `engines`: in its place for kernels of these back ends
     calls     functions of SUBJECTS by which the engine calls a kernel, part of what evidence binds to
+    cases     sorts of cases that it writes (cases.py); judge.py has a judge for each sort, and the first stands for an engine that failed
     owed_by   profiles of the components that owe it
     seconds   what it takes about, until a record says how long it took here; `slow`: the same for components that take far longer
     carried   whether evidence may come from another machine class (policy.carries says when); else it is always run on the class itself
@@ -33,6 +36,7 @@ class Gate:
     engine: str
     engines: Mapping[str, str] = field(default_factory=dict)
     calls: tuple[str, ...] = ("warm_up", "samples", "bind")
+    cases: tuple[type[CaseRecord], ...]
     owed_by: tuple[str, ...]
     seconds: float
     slow: Mapping[str, float] = field(default_factory=dict)
@@ -46,16 +50,21 @@ _WHOLE_MODELS = {"executor.cuda": 40.0}
 
 TABLE = (
     Gate(name="parity", engine="alpha.gates.parity:measure", engines={"cuda": "alpha.gates.cuda.parity:measure"},
+         cases=(Exact, Relative, Contract),
          owed_by=("kernel", "host", "program", "model", "count"), seconds=0.6, slow=_WHOLE_MODELS, carried=True),
     Gate(name="gradient", engine="alpha.gates.gradient:measure",
+         cases=(Slope, Contract),
          owed_by=("kernel", "model"), seconds=0.2, carried=True),
     Gate(name="determinism", engine="alpha.gates.determinism:measure", engines={"cuda": "alpha.gates.cuda.determinism:measure"},
+         cases=(Repeats,),
          owed_by=("kernel", "host", "program", "model"), seconds=0.5, slow=_WHOLE_MODELS,
          # 300 runs find a 1 % flake with 95 % probability, 100 a 3 % one
          repeats={("kernel", "cpu"): 100, ("kernel", "cuda"): 300}),
     Gate(name="faults", engine="alpha.gates.faults:measure",
+         cases=(Refusal, Contract),
          owed_by=("kernel", "host", "program", "model"), seconds=0.1, slow=_WHOLE_MODELS),
     Gate(name="perf", engine="alpha.gates.perf:measure", engines={"cuda": "alpha.gates.cuda.perf:measure"},
+         cases=(Share, Slowdown),
          calls=("warm_up", "bind"),  # its calls are not drawn from samples
          owed_by=("kernel",), seconds=0.6, pinned=True),
 )
@@ -78,6 +87,12 @@ def gate_of(name: str) -> Gate:
     if name not in _BY_NAME:
         raise InputError("no such gate", came=name, expected=", ".join(GATES))
     return _BY_NAME[name]
+
+
+def cases_of(record: Record) -> list[CaseRecord]:
+    """The cases of a record, understood; InputError where it is of an unknown gate."""
+    sorts = gate_of(record.gate).cases
+    return [read(sorts, case) for case in record.cases]
 
 
 def asked_of(profile: str) -> tuple[str, ...]:

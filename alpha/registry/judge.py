@@ -1,4 +1,5 @@
-"""Judges: raw record in, verdict out. Pure functions; every comparison is written so that NaN, infinity and text fail. Floor 3.
+"""Judges: raw record in, verdict out. Pure functions; every comparison is written so that NaN fails, as which text and infinity are read
+(cases.py). One judge for each sort of case; the gate table says which sorts a gate writes. Floor 3.
 
 Tolerances live here and nowhere else. They are not digested: the merge gate runs these judges over every raw record, those of planted
 faults included, so a judge loose enough to pass a recorded fault is found without running anything.
@@ -6,11 +7,12 @@ faults included, so a judge loose enough to pass a recorded fault is found witho
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from alpha.registry.cases import CaseRecord, Contract, Exact, Refusal, Relative, Repeats, Share, Slope, Slowdown, Unknown
+from alpha.registry.gates import GATES, cases_of, gate_of
 from alpha.registry.pins import Line, Pin
 from alpha.registry.record import Record
 
@@ -55,18 +57,19 @@ class Judgement:
 
 
 def judge(record: Record, *, runs: int = 2, pin: Pin | None = None) -> Judgement:
-    """The verdict of one record. `runs`: determinism runs that the component's kind needs, all cases together (policy.required_runs);
-    `pin`: what a record of the perf gate is held against (pins.py), never anything that the record says itself."""
+    """The verdict of one record. `runs`: runs that the component's profile needs of a gate that repeats, all cases together
+    (policy.required_runs); `pin`: what a record of the perf gate is held against (pins.py), never anything that the record says itself."""
     unexecuted = _unexecuted(record)
     if unexecuted:
         return Judgement(NOT_RUN, (unexecuted,))
-    if record.gate == "perf":
-        return _perf(record, pin)
-    if record.gate not in _CASE:
+    if record.gate not in GATES:
         return Judgement(FAIL, (f"no judge for the gate {record.gate!r}",))
-    reasons = [f"{case['name']}: {why}" for case in record.cases if (why := _case(record.gate, case))]
-    if record.gate == "determinism" and not any(_is_contract(c) for c in record.cases):
-        total = sum(_number(c.get("runs")) for c in record.cases)
+    gate, cases = gate_of(record.gate), cases_of(record)
+    if gate.pinned:
+        return _perf(cases, pin)
+    reasons = [f"{case.name}: {why}" for case in cases if (why := _why(case))]
+    if gate.repeats:
+        total = sum(case.runs for case in cases if isinstance(case, Repeats))
         if not total >= runs:
             reasons.append(f"{total:g} runs in total, {runs} needed")
     return Judgement(FAIL, tuple(reasons)) if reasons else Judgement(PASS)
@@ -85,103 +88,93 @@ def _unexecuted(record: Record) -> str:
     return f"cases ran under one name: {', '.join(doubles)}" if doubles else ""
 
 
-def _number(value: Any) -> float:
-    """A finite number as float; NaN for everything else (text, None, booleans, infinities), so that comparisons fail."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return math.nan
-    return float(value) if math.isfinite(value) else math.nan
-
-
-def _is_contract(case: Mapping[str, Any]) -> bool:
-    return case.get("kind") == "contract"
-
-
-def _case(gate: str, case: Mapping[str, Any]) -> str:
+def _why(case: CaseRecord) -> str:
     """Why a case fails; empty when it passes."""
-    return _contract(case) if _is_contract(case) else _CASE[gate](case)
+    why = _JUDGES[type(case)](case)
+    return f"{why} ({case.note})" if why and case.note else why
 
 
-def _contract(case: Mapping[str, Any]) -> str:
-    error, bound, count = _number(case.get("error")), _number(case.get("bound")), _number(case.get("cases"))
-    if not count > 0:
-        return f"{case.get('cases')!r} cases ran inside it"
-    if not bound >= 0:
-        return f"the bound {case.get('bound')!r} is no number"
-    if not (0 <= error <= bound):
-        return f"error {case.get('error')!r} above {bound:g}" + (f" ({case['note']})" if case.get("note") else "")
+def _unknown(case: Unknown) -> str:
+    return f"unknown kind of case {case.came}"
+
+
+def _contract(case: Contract) -> str:
+    if not case.cases > 0:
+        return f"{case.cases:g} cases ran inside it"
+    if not case.bound >= 0:
+        return f"the bound {case.bound:g} is no number"
+    return "" if 0 <= case.error <= case.bound else f"error {case.error:g} above {case.bound:g}"
+
+
+def _exact(case: Exact) -> str:
+    return "" if case.error == 0 else f"error {case.error:g}, 0 needed (the result is exact)"
+
+
+def _relative(case: Relative) -> str:
+    if not (0 <= case.ratio <= RATIO):
+        return f"error is {case.ratio:g} times the plain implementation's, at most {RATIO:g} allowed"
+    if case.floor is not None and not case.floor > RATIO:
+        return f"one precision lower gives {case.floor:g} times the plain error and would pass, or was not measured: the case has no power"
     return ""
 
 
-def _parity(case: Mapping[str, Any]) -> str:
-    if case.get("kind") == "exact":
-        return "" if _number(case.get("error")) == 0 else f"error {case.get('error')!r}, 0 needed (the result is exact)"
-    if case.get("kind") != "relative":
-        return f"unknown kind of case {case.get('kind')!r}"
-    if not (0 <= _number(case.get("ratio")) <= RATIO):
-        return f"error is {case.get('ratio')!r} times the plain implementation's, at most {RATIO:g} allowed"
-    if "floor" not in case:
-        return "the precision floor was not measured"
-    floor = case["floor"]
-    if floor is not None and floor not in ("inf", math.inf) and not _number(floor) > RATIO:
-        return f"one precision lower gives {floor!r} times the plain error and would pass: the case has no power"
-    return ""
+def _slope(case: Slope) -> str:
+    if not case.directions >= 1:
+        return f"{case.directions:g} directions were tried"
+    if not (0 <= case.bound <= GRADIENT_BOUND):
+        return f"the bound {case.bound:g} is outside [0, {GRADIENT_BOUND:g}]"
+    return "" if 0 <= case.error <= case.bound else f"error {case.error:g} above {case.bound:g}"
 
 
-def _gradient(case: Mapping[str, Any]) -> str:
-    error, bound = _number(case.get("error")), _number(case.get("bound"))
-    if not _number(case.get("directions")) >= 1:
-        return f"{case.get('directions')!r} directions were tried"
-    if not (0 <= bound <= GRADIENT_BOUND):
-        return f"the bound {case.get('bound')!r} is outside [0, {GRADIENT_BOUND:g}]"
-    return "" if 0 <= error <= bound else f"error {case.get('error')!r} above {bound:g}"
+def _repeats(case: Repeats) -> str:
+    if not case.runs >= 2:
+        return f"{case.runs:g} runs cannot differ"
+    if case.distinct != 1:
+        return f"{case.distinct:g} distinct outputs in {case.runs:g} runs"
+    return "" if case.digest else "no output was hashed"
 
 
-def _determinism(case: Mapping[str, Any]) -> str:
-    if not _number(case.get("runs")) >= 2:
-        return f"{case.get('runs')!r} runs cannot differ"
-    if _number(case.get("distinct")) != 1:
-        return f"{case.get('distinct')!r} distinct outputs in {case['runs']} runs" + (f": {case['note']}" if case.get("note") else "")
-    return "" if case.get("digest") else "no output was hashed"
+def _refusal(case: Refusal) -> str:
+    if case.bound != 0:
+        return f"the bound of a fault is 0, came {case.bound:g}"
+    return "" if case.error == 0 else "the fault was not handled"
 
 
-def _faults(case: Mapping[str, Any]) -> str:
-    error, bound = _number(case.get("error")), _number(case.get("bound"))
-    if bound != 0:
-        return f"the bound of a fault is 0, came {case.get('bound')!r}"
-    return "" if error == 0 else "the fault was not handled" + (f": {case['note']}" if case.get("note") else "")
-
-
-_CASE: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "parity": _parity, "gradient": _gradient, "determinism": _determinism, "faults": _faults,
+_JUDGES: Mapping[type[CaseRecord], Callable[[Any], str]] = {
+    Unknown: _unknown, Contract: _contract, Exact: _exact, Relative: _relative, Slope: _slope, Repeats: _repeats, Refusal: _refusal,
 }
+"""One judge for each sort of case that is judged by itself."""
 
 
-def _perf(record: Record, pin: Pin | None) -> Judgement:
-    """Absolute half: every case that is not of kind 'relative', and every one that is pinned. Relative half: those of that kind."""
+def _perf(cases: Sequence[CaseRecord], pin: Pin | None) -> Judgement:
+    """Absolute half: shares, and every case that is pinned. Relative half: slowdowns."""
     relative: list[str] = []
     verdicts: list[str] = []
     reasons: list[str] = []
     unpinned: list[str] = []
     outgrown: list[str] = []
     noisy = False
-    for case in record.cases:
-        if case.get("kind") == "relative":
-            verdict, why = _relative(case)
+    for case in cases:
+        if isinstance(case, Slowdown):
+            verdict, why = _slowdown(case)
             relative.append(verdict)
-        else:
-            line = pin.line(case["name"]) if pin is not None else None
-            verdict, why = _absolute(case, line)
+        elif isinstance(case, Share):
+            line = pin.line(case.name) if pin is not None else None
+            verdict, why = _share(case, line)
             verdicts.append(verdict)
             noisy |= verdict == NOT_RUN
             if line is None:
-                unpinned.append(case["name"])
-            elif verdict in (PASS, NOT_RUN) and not _number(case.get("share")) <= line.most:
-                outgrown.append(f"{case['name']}: {case['share']:.3g} of the ceiling, pinned {line.middle:.3g}")
+                unpinned.append(case.name)
+            elif verdict in (PASS, NOT_RUN) and not case.share <= line.most:
+                outgrown.append(f"{case.name}: {case.share:.3g} of the ceiling, pinned {line.middle:.3g}")
+        else:
+            verdicts.append(FAIL)
+            why = _why(case)
         if why:
-            reasons.append(f"{case['name']}: {why}")
+            reasons.append(f"{case.name}: {why}" + (f" ({case.note})" if case.note else ""))
     if not verdicts:
         return Judgement(NOT_RUN, ("the absolute half did not run",), _worst(relative))
-    gone = sorted(set(pin.shares) - {c["name"] for c in record.cases}) if pin is not None else []
+    gone = sorted(set(pin.shares) - {c.name for c in cases}) if pin is not None else []
     if gone:
         verdicts.append(NOT_RUN)
         reasons.append(f"pinned, but not measured: {', '.join(gone)}")
@@ -192,12 +185,12 @@ def _worst(verdicts: list[str]) -> str:
     return max(verdicts, key=_ORDER.index, default=NOT_RUN)
 
 
-def _absolute(case: Mapping[str, Any], line: Line | None) -> tuple[str, str]:
-    share, times = _number(case.get("share")), case.get("times_ns")
-    if not isinstance(times, list) or not times or not all(_number(t) > 0 for t in times):
+def _share(case: Share, line: Line | None) -> tuple[str, str]:
+    share = case.share
+    if not case.times_ns or not all(t > 0 for t in case.times_ns):
         return FAIL, "no times, or times that are not positive"
     if not share > 0:
-        return FAIL, f"the share of the ceiling is {case.get('share')!r}"
+        return FAIL, f"the share of the ceiling is {share:g}"
     if not share <= PHYSICAL:
         return FAIL, f"{share:.3g} of the ceiling is faster than the machine can be: it was measured wrongly"
     if line is None:
@@ -209,13 +202,12 @@ def _absolute(case: Mapping[str, Any], line: Line | None) -> tuple[str, str]:
     return PASS, ""
 
 
-def _relative(case: Mapping[str, Any]) -> tuple[str, str]:
-    """`low`, `estimate`, `high`: slowdown against the pinned code with its confidence interval; `reproduced`: in a fresh process."""
-    low, estimate, high = (_number(case.get(k)) for k in ("low", "estimate", "high"))
+def _slowdown(case: Slowdown) -> tuple[str, str]:
+    low, estimate, high = case.low, case.estimate, case.high
     if not low <= estimate <= high:
         return FAIL, "the interval of the slowdown is not one"
     if high < SLOWDOWN:
         return PASS, ""
-    if low > 0 and estimate >= SLOWDOWN and case.get("reproduced") is True:
+    if low > 0 and estimate >= SLOWDOWN and case.reproduced:
         return FAIL, f"{estimate:.1%} slower ({low:.1%} to {high:.1%}), reproduced"
     return AMBIGUOUS, f"slowdown between {low:.1%} and {high:.1%} cannot be told from {SLOWDOWN:.0%}"

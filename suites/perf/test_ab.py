@@ -14,7 +14,7 @@ pytestmark = pytest.mark.alone
 def _record(verdict: Verdict) -> Record:
     absolute: dict[str, object] = {"name": "cache", "share": 0.5, "times_ns": [1]}
     return Record(component="gelu.f32.cpu", gate="perf", machine="cpu_x_np2.2_y_t1", digests={}, nonce="00", declared=2,
-                  cases=[absolute, ab.case_of(verdict, "against itself")])
+                  cases=[absolute, ab.case_of(verdict, "against itself").plain()])
 
 
 @pytest.mark.parametrize("slowdown", [0.25])

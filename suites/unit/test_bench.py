@@ -39,6 +39,7 @@ from alpha.gates.timing import ab, against, operating
 from alpha.ops.table import row
 from alpha.profile import noise
 from alpha.profile.served import Served, ServedError
+from alpha.registry.cases import Share
 from alpha.registry.claims import why_no_claim
 from alpha.registry.digest import component_digests
 from alpha.registry.judge import judge
@@ -340,7 +341,7 @@ def test_a_call_on_the_gpu_under_its_line_is_timed_again(gpu: pytest.MonkeyPatch
     """Bound once, timed again; a pin takes the better of two."""
     left = list(shares)
     gpu.setattr(cuda_perf.Clocks, "open", staticmethod(lambda index=0: MadeClocks(lambda i: False)))
-    gpu.setattr(cuda_perf, "_timed", lambda *args: {"name": SMALL[0].name, "share": left.pop(0), "times_ns": [1]})
+    gpu.setattr(cuda_perf, "_timed", lambda *args: Share(name=SMALL[0].name, share=left.pop(0), times_ns=(1,)))
     gpu.setattr(perf, "lines", lambda component: {SMALL[0].name: line_of((0.9,) * 5, 0.05)})
     record = cuda_perf.measure(emulated(catalogue())["rmsnorm.bf16.sm90"], tries=tries)
     (case,) = record.cases
@@ -651,7 +652,7 @@ def test_a_kernel_that_became_slower_fails_against_its_older_state(slowed: Path,
     monkeypatch.setattr(against, "SERVER", pinned / "alpha" / "gates" / "timing" / "against_server.py")
     case, verdict, discarded = next(iter(against.compare("gelu.f32.cpu", pinned)))
     assert verdict.verdict == noise.FAIL and verdict.reproduced and discarded == 0
-    assert ab.case_of(verdict, case)["estimate"] > 0.1
+    assert ab.case_of(verdict, case).estimate > 0.1
 
 
 def test_a_comparison_with_the_pinned_tree_is_kept_and_makes_claimable(slowed: Path, tmp_path: Path) -> None:
@@ -671,7 +672,7 @@ def test_a_comparison_with_the_pinned_tree_is_kept_and_makes_claimable(slowed: P
         assert sides[1].ask("code", component=component.id) == code_of(today) != code
     pinned = replace(made, code=code)
     pins.save(key_of(machine_class().key, processor()), {component.id: pinned})
-    entries = [{"name": name, "share": 0.5, "times_ns": [1]} for name in pinned.shares]
+    entries = [Share(name=name, share=0.5, times_ns=(1,)) for name in pinned.shares]
     record = make_record(component, "perf", "00", 2, entries)
     judgement = judge(record, pin=pinned)
     assert "no comparison" in why_no_claim(judgement, pinned, today, pins, record)

@@ -1,6 +1,7 @@
 """The gates' own parts: intervals and verdicts of the A/B procedure, shared entries, cases from nonces, mutants, broken copies."""
 
 import ast
+from dataclasses import replace
 from io import StringIO
 from math import comb
 from pathlib import Path
@@ -22,7 +23,9 @@ from alpha.gates.timing import ab
 from alpha.ops.table import row
 from alpha.profile.noise import Interval, interval, rank, wilson
 from alpha.registry import machine, pins, policy, status
+from alpha.registry.cases import Relative, Share
 from alpha.registry.faults import load_faults
+from alpha.registry.gates import cases_of
 from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, PASS, judge
 from alpha.registry.pins import line_of
 from alpha.registry.record import Record
@@ -71,7 +74,7 @@ def test_a_share_that_is_impossible_is_measured_again(
 
     def engine(component: Component, nonce: str | None) -> Record:
         nonces.append(nonce)
-        return make_record(component, "perf", str(nonce), 1, [{"name": "memory", "share": left.pop(0), "times_ns": [1]}])
+        return make_record(component, "perf", str(nonce), 1, [Share(name="memory", share=left.pop(0), times_ns=(1,))])
 
     monkeypatch.setattr(run, "engine_for", lambda gate, component: engine)
     monkeypatch.setattr(pins, "shipped_root", lambda: Path("/nothing/pinned"))
@@ -92,7 +95,7 @@ def test_a_share_below_its_line_is_measured_again(
     pin = pins.Pin(component.id, "cpu", {}, {"memory": (0.60,) * 5}, ("",) * 5, "")
 
     def engine(component: Component, nonce: str | None) -> Record:
-        case = {"name": "memory", "share": left.pop(0), "times_ns": [1], **({"note": note} if note else {})}
+        case = Share(name="memory", share=left.pop(0), times_ns=(1,), note=note)
         return make_record(component, "perf", str(nonce), 1, [case], flops=flops.VERSION)
 
     monkeypatch.setattr(run, "engine_for", lambda gate, component: engine)
@@ -109,15 +112,15 @@ def test_wilson() -> None:
 
 
 def test_entries_are_shared_by_order_and_keep_the_worst() -> None:
-    entries: list[dict[str, object]] = [{"name": f"c{i}", "kind": "relative", "ratio": float(i == 77) * 5, "floor": 100.0 + i}
-                                        for i in range(123)]
+    entries = [Relative(name=f"c{i}", ratio=float(i == 77) * 5, floor=100.0 + i) for i in range(123)]
     shared = condense(entries)
-    assert len(shared) <= 41 and sum(int(str(e.get("n", 1))) for e in shared) == 123
-    assert [e["name"] for e in shared] == [e["name"] for e in condense([{**e, "ratio": 0.0} for e in entries])]
-    assert max(float(str(e["ratio"])) for e in shared) == 5.0 and min(float(str(e["floor"])) for e in shared) == 100.0
-    assert any(e.get("worst") == "c77" for e in shared)
-    worse = condense([{**e, "ratio": float("nan") if i == 3 else 0.0} for i, e in enumerate(entries)])
-    assert any(e["ratio"] != e["ratio"] for e in worse)
+    assert len(shared) <= 41 and sum(e.n for e in shared) == 123
+    assert [e.name for e in shared] == [e.name for e in condense([replace(e, ratio=0.0) for e in entries])]
+    found = [e for e in shared if isinstance(e, Relative)]
+    assert max(e.ratio for e in found) == 5.0 and min(e.floor or 0.0 for e in found) == 100.0
+    assert any(e.worst == "c77" for e in shared)
+    worse = condense([replace(e, ratio=float("nan") if i == 3 else 0.0) for i, e in enumerate(entries)])
+    assert any(isinstance(e, Relative) and e.ratio != e.ratio for e in worse)
 
 
 def test_cases_derive_from_the_nonce() -> None:
@@ -150,9 +153,8 @@ def test_places_in_a_buffer_grow_with_it() -> None:
 
 def test_cases_of_few_elements_borrow_power_but_do_not_make_it() -> None:
     def floors(**given: float | None) -> list[object]:
-        found: list[dict[str, object]] = [{"name": n, "kind": "relative", "ratio": 0.5, "floor": f} for n, f in given.items()]
-        parity._lend_power(found, {"one", "two"})
-        return [c["floor"] for c in found]
+        found = parity._lend_power([Relative(name=n, ratio=0.5, floor=f) for n, f in given.items()], {"one", "two"})
+        return [c.floor for c in found if isinstance(c, Relative)]
 
     assert floors(one=0.2, large=7.0, exact=None) == [7.0, 7.0, None]
     assert floors(one=0.2, large=0.3) == [0.3, 0.3]  # nothing has power: both cases fail
@@ -162,40 +164,42 @@ def test_cases_of_few_elements_borrow_power_but_do_not_make_it() -> None:
 
 
 def _perf_with(monkeypatch: pytest.MonkeyPatch, shares: list[float], pinned: float, note: str = "",
-               tries: int | None = None) -> tuple[dict[str, object], int]:
+               tries: int | None = None) -> tuple[Share, int]:
     """The entry that measurements with these shares end in, and how many were taken."""
     taken: list[float] = []
 
-    def case(component: object, name: str, case: object, nonce: str, checked: bool) -> dict[str, object]:
+    def case(component: object, name: str, case: object, nonce: str, checked: bool) -> Share:
         assert checked == (tries is None)
         taken.append(shares[len(taken)])
-        return {"name": name, "share": taken[-1], "times_ns": [1], **({"note": note} if note else {})}
+        return Share(name=name, share=taken[-1], times_ns=(1,), note=note)
 
     monkeypatch.setattr(perf, "_case", case)
     monkeypatch.setattr(perf, "lines", lambda component: {"cache": line_of((pinned,) * 5, 0.1)} if pinned else {})
     monkeypatch.setattr(perf, "representative", lambda component, nonce: {"cache": None})
     record = perf.measure(catalogue()["silu.f32.cpu"], NONCE, tries=tries)
     assert record.environment["flops"] == flops.VERSION
-    return dict(record.cases[0]), len(taken)
+    (entry,) = cases_of(record)
+    assert isinstance(entry, Share)
+    return entry, len(taken)
 
 
 def test_a_case_under_the_line_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow each time is slow, disturbed once is not; wrong outputs end it at once; a pin takes the better of two."""
     pin = pin_of("silu.f32.cpu", 0.5, spread=0.0, cases=("cache",))
     entry, taken = _perf_with(monkeypatch, [0.4, 0.42, 0.41, 0.4], 0.5)
-    assert taken == perf.TRIES == 4 and entry["share"] == 0.42 and entry["tries"] == 4
+    assert taken == perf.TRIES == 4 and entry.share == 0.42 and entry.tries == 4
     assert judge(subjects.make_record(catalogue()["silu.f32.cpu"], "perf", NONCE, 1, [entry]), pin=pin).verdict == FAIL
     entry, taken = _perf_with(monkeypatch, [0.4, 0.46], 0.5)
-    assert taken == 2 and entry["share"] == 0.46
+    assert taken == 2 and entry.share == 0.46
     assert judge(subjects.make_record(catalogue()["silu.f32.cpu"], "perf", NONCE, 1, [entry]), pin=pin).verdict == PASS
     entry, taken = _perf_with(monkeypatch, [0.46], 0.5)
     assert taken == 1
     entry, taken = _perf_with(monkeypatch, [0.0], 0.5, note="timed calls gave wrong outputs")
-    assert taken == 1 and entry["share"] == 0.0
+    assert taken == 1 and entry.share == 0.0
     entry, taken = _perf_with(monkeypatch, [0.1], 0.0)
-    assert taken == 1 and "baseline" not in entry
+    assert taken == 1 and "baseline" not in entry.plain()
     entry, taken = _perf_with(monkeypatch, [0.5, 0.6, 0.7], 0.5, tries=perf.PINNED)
-    assert taken == perf.PINNED == 2 < perf.TRIES and entry["share"] == 0.6
+    assert taken == perf.PINNED == 2 < perf.TRIES and entry.share == 0.6
 
 
 def test_pins_belong_to_a_generation_of_processor() -> None:

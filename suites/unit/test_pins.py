@@ -19,6 +19,7 @@ from alpha.gates import commands, perf
 from alpha.gates.timing import pin
 from alpha.profile import noise
 from alpha.registry import pins as pinned
+from alpha.registry.cases import Share
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import load_file, reference_classes, shipped_root
 from alpha.registry.gpu import family
@@ -129,7 +130,7 @@ def test_pinning_measures_in_fresh_processes(tmp_path: Path, monkeypatch: pytest
 
 def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(component: Component, nonce: str | None = None, *, tries: int | None = None) -> object:
-        return perf.make_record(component, "perf", "00", 1, [{"name": "cache", "share": 1.2, "times_ns": [1]}])
+        return perf.make_record(component, "perf", "00", 1, [Share(name="cache", share=1.2, times_ns=(1,))])
 
     monkeypatch.setattr(pin.perf, "measure", broken)
     with pytest.raises(AlphaError, match="cannot be pinned"):

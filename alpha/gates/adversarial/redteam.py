@@ -26,7 +26,9 @@ from alpha.ops.spec import Sample
 from alpha.ops.table import row
 from alpha.registry import evidence
 from alpha.registry import judge as judges
+from alpha.registry.cases import CaseRecord, Refusal, Relative, Share
 from alpha.registry.catches import Catch
+from alpha.registry.gates import cases_of
 from alpha.registry.judge import FAIL, NOT_RUN, judge
 from alpha.registry.pins import shipped_pins
 from alpha.registry.record import Record, parse
@@ -176,7 +178,7 @@ def _memoised_prefix() -> str:
 def _memoised_content() -> str:
     """A memory of whole inputs is right, so it may pass; it must not look faster than the kernel that it imitates."""
     cheat = _kernel(_cached(lambda ins: hashlib.sha1(ins[0].tobytes()).digest()))
-    shares = [max(float(c["share"]) for c in _measured(perf.measure, k).cases) for k in (cheat, _kernel(_call))]
+    shares = [max(c.share for c in cases_of(_measured(perf.measure, k)) if isinstance(c, Share)) for k in (cheat, _kernel(_call))]
     return f"it gains nothing: {shares[0]:.3f} of the ceiling, honestly {shares[1]:.3f}" if shares[0] <= 1.1 * shares[1] else ""
 
 
@@ -301,6 +303,9 @@ def _patched_clock() -> str:
         time.perf_counter_ns = real
 
 
+HANDLED = Refusal(name="x", error=0.0, bound=0.0)
+
+
 def _record(gate: str, case: dict[str, object], **more: object) -> Record:
     values: dict[str, object] = {"component": "gelu.f32.cpu", "gate": gate, "machine": "cpu_x_np2.2_y_t1", "nonce": "00", "declared": 1,
                                  "digests": {"implementation": "00"}, "cases": [case], **more}
@@ -308,12 +313,12 @@ def _record(gate: str, case: dict[str, object], **more: object) -> Record:
 
 
 def _impossible_speed() -> str:
-    judgement = judge(_record("perf", {"name": "cache", "share": 1.31, "times_ns": [10, 11, 12]}))
+    judgement = judge(_record("perf", Share(name="cache", share=1.31, times_ns=(10, 11, 12)).plain()))
     return judgement.reasons[0] if judgement.verdict == FAIL else ""
 
 
 def _edited_metric() -> str:
-    line = _record("parity", {"name": "x", "kind": "relative", "ratio": 7.5, "floor": 900.0}).line()
+    line = _record("parity", Relative(name="x", ratio=7.5, floor=900.0).plain()).line()
     try:
         parse(line.replace('"ratio":7.5', '"ratio":0.5'), "evidence")
     except CorruptError as error:
@@ -334,7 +339,7 @@ def _forged_probe() -> str:
 
 def _other_binary() -> str:
     component = _honest()
-    record = subjects.make_record(component, "faults", "00", 1, [{"name": "x", "error": 0.0, "bound": 0.0}])
+    record = subjects.make_record(component, "faults", "00", 1, [HANDLED])
     other = replace(record, digests={**record.digests, "implementation": "0" * 64})
     with tempfile.TemporaryDirectory() as folder:
         evidence.save([other], Path(folder))
@@ -344,7 +349,7 @@ def _other_binary() -> str:
 
 def _other_machine() -> str:
     component = _honest()
-    record = subjects.make_record(component, "faults", "00", 1, [{"name": "x", "error": 0.0, "bound": 0.0}])
+    record = subjects.make_record(component, "faults", "00", 1, [HANDLED])
     with tempfile.TemporaryDirectory() as folder:
         path = evidence.path_of(Path(folder), record.machine, component.id)
         evidence.write_atomic(path, replace(record, machine="cpu_z80-none_np2.2_openblas-generic_t1").line() + "\n")
@@ -368,7 +373,10 @@ def _loosened_tolerance() -> str:
         return run
 
     record = _measured(parity.measure, _kernel(scaled))
-    relative = [c for c in record.cases if c.get("kind") == "relative" and 2 < float(c["ratio"]) < 1000 < float(c["floor"])][:2]
+    def telling(c: CaseRecord) -> bool:
+        return isinstance(c, Relative) and c.floor is not None and 2 < c.ratio < 1000 < c.floor
+
+    relative = [raw for raw, c in zip(record.cases, cases_of(record)) if telling(c)][:2]
     catch = Catch(fault="x", component="gelu.f32.cpu", gate="parity", machine=record.machine, digests={},
                   record=replace(record, cases=relative, declared=len(relative), probes=[]))
     with mock.patch.object(judges, "RATIO", 1000.0):
@@ -377,14 +385,14 @@ def _loosened_tolerance() -> str:
 
 
 def _skipped_test() -> str:
-    case: dict[str, object] = {"name": "x", "error": 0.0, "bound": 0.0}
+    case = HANDLED.plain()
     skipped = judge(_record("faults", case, declared=3))
     empty = judge(_record("faults", case, declared=0, cases=[]))
     return skipped.reasons[0] if skipped.verdict == empty.verdict == NOT_RUN else ""
 
 
 def _renamed_test() -> str:
-    case = {"name": "x", "error": 0.0, "bound": 0.0}
+    case = HANDLED.plain()
     twice = judge(_record("faults", case, declared=2, cases=[case, case]))
     component = replace(_honest(), envelope=Envelope(dtypes=("f32",)))
     record = _measured(parity.measure, component)
@@ -397,7 +405,8 @@ def _not_a_number() -> str:
     """NaN where an error should be, as text and as a float: neither passes a comparison."""
     for value in (float("nan"), "nan", None, True):
         for gate, key in (("parity", "ratio"), ("gradient", "error"), ("faults", "error")):
-            case = {"name": "x", "kind": "relative", "floor": 9.0, "bound": 0.0 if gate == "faults" else 1e-6, "directions": 3, key: value}
+            kind = {"kind": "relative", "floor": 9.0} if gate == "parity" else {}
+            case = {"name": "x", **kind, "bound": 0.0 if gate == "faults" else 1e-6, "directions": 3, key: value}
             if judge(_record(gate, case)).verdict != FAIL:
                 return ""
     return "no comparison lets NaN pass"

@@ -12,6 +12,7 @@ import numpy as np
 from alpha.component import Component, Measured
 from alpha.errors import GraphError
 from alpha.gates.subjects import crash, generator, make_record, pin_blas, short
+from alpha.registry.cases import Contract
 from alpha.registry.record import Record
 
 ContractCase = tuple[str, Callable[[np.random.Generator], Measured]]
@@ -39,14 +40,10 @@ def run_case(component: Component, gate: str, nonce: str, name: str, case: Calla
 def measure(component: Component, gate: str, nonce: str) -> Record:
     """Parity, gradient and faults of a component without an op row: error beside bound, per case."""
     todo = contract_cases(component, gate)
-    found: list[dict[str, object]] = []
+    found = []
     for name, case in todo:
         m = run_case(component, gate, nonce, name, case)
-        entry: dict[str, object] = {"name": name, "kind": "contract", "error": short(float(m.error)), "bound": short(float(m.bound)),
-                                    "cases": int(m.cases)}
-        if m.note:
-            entry["note"] = m.note[:120]
-        found.append(entry)
+        found.append(Contract(name=name, error=short(float(m.error)), bound=short(float(m.bound)), cases=int(m.cases), note=m.note[:120]))
     return make_record(component, gate, nonce, len(todo), found)
 
 

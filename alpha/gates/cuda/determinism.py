@@ -20,6 +20,7 @@ from alpha.gates import determinism
 from alpha.gates.cuda.calls import repeated
 from alpha.gates.cuda.subjects import CudaBound, opened
 from alpha.gates.subjects import Case, crash, fresh_nonce, generator, make_record, spec_of, warm_up
+from alpha.registry.cases import Repeats
 from alpha.registry.record import Record
 from alpha.types import TensorType
 
@@ -62,14 +63,14 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     warm_up(component)
     todo = chosen(component, nonce)
     rng = generator(nonce, component.id, "determinism")
-    found: list[dict[str, object]] = []
+    found: list[Repeats] = []
     neighbour = Neighbour(component, todo[0], rng) if todo else None
     for case in todo:
         try:
             assert neighbour is not None
             found.append(_repeat(component, case, rng, neighbour, -(-RUNS // len(todo))))
         except Exception as error:  # a kernel that raises has no bits to compare
-            found.append({"name": case.name, "runs": 0, "distinct": 0, "digest": "", "note": crash(error)})
+            found.append(Repeats(name=case.name, runs=0, distinct=0, digest="", note=crash(error)))
     if neighbour is not None:
         neighbour.close()
     return make_record(component, "determinism", nonce, len(todo), found, blocks=",".join(map(str, BLOCKS)))
@@ -83,7 +84,7 @@ def chosen(component: Component, nonce: str) -> list[Case]:
     return large + determinism.chosen(component, nonce)
 
 
-def _repeat(component: Component, case: Case, rng: np.random.Generator, neighbour: Neighbour, runs: int) -> dict[str, object]:
+def _repeat(component: Component, case: Case, rng: np.random.Generator, neighbour: Neighbour, runs: int) -> Repeats:
     contents = [to_device(x, t) for x, t in zip(case.arrays(), case.types)]
     outs = case.out_types(spec_of(component))
     bounds: list[CudaBound] = []
@@ -111,7 +112,7 @@ def _repeat(component: Component, case: Case, rng: np.random.Generator, neighbou
             note = determinism.difference(spec_of(component).outputs, reference, got)
     for bound in bounds:
         bound.check_guards()
-    return {"name": case.name, "runs": runs, "distinct": len(digests), "digest": next(iter(digests)), **({"note": note} if note else {})}
+    return Repeats(name=case.name, runs=runs, distinct=len(digests), digest=next(iter(digests)), note=note)
 
 
 def _digest(arrays: Sequence[np.ndarray]) -> str:

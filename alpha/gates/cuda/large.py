@@ -11,21 +11,22 @@ from alpha.component import Component
 from alpha.gates.cuda.calls import large
 from alpha.gates.cuda.subjects import CudaBound
 from alpha.gates.subjects import crash, generator, short, spec_of
+from alpha.registry.cases import CaseRecord, Contract
 from alpha.types import Attrs, TensorType
 
 
-def entries(component: Component, nonce: str) -> list[dict[str, object]]:
+def entries(component: Component, nonce: str) -> list[CaseRecord]:
     """Run every large case; one entry each."""
-    found: list[dict[str, object]] = []
+    found: list[CaseRecord] = []
     for name, case in large(component).items():
         rng = generator(nonce, component.id, name)
         try:
             operands, attrs = case.draw(rng)
             inputs = [x for x, _ in operands]
             error, cases = case.error(rng, inputs, attrs, _run(component, inputs, [d for _, d in operands], attrs))
-            found.append({"name": name, "kind": "contract", "error": short(error, 3), "bound": 1.0, "cases": cases})
+            found.append(Contract(name=name, error=short(error, 3), bound=1.0, cases=cases))
         except Exception as problem:  # a kernel that raises inside its envelope
-            found.append({"name": name, "kind": "contract", "error": float("inf"), "bound": 1.0, "cases": 1, "note": crash(problem)})
+            found.append(Contract(name=name, error=float("inf"), bound=1.0, cases=1, note=crash(problem)))
     return found
 
 

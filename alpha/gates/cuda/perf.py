@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from alpha.gates.cuda.subjects import CudaBound, opened
 from alpha.gates.cuda.time import FLUSH_BYTES, LAUNCHES, Since, block_of, kept, own_clock, timed_block
 from alpha.gates.subjects import crash, fresh_nonce, generator, make_record, short, spec_of, warm_up
 from alpha.profile import noise
+from alpha.registry.cases import Share
 from alpha.registry.record import Record
 
 BLOCKS = 9
@@ -75,7 +76,7 @@ def measure(component: Component, nonce: str | None = None, *, tries: int | None
     line = perf.lines(component)
     todo = timed(component)
     since, clocks, ceiling = own_clock(), Clocks.open(), probes()
-    found: list[dict[str, object]] = []
+    found: list[Share] = []
     refused: list[str] = []
     for call in todo:
         try:
@@ -85,7 +86,7 @@ def measure(component: Component, nonce: str | None = None, *, tries: int | None
         except Throttled as error:
             refused.append(f"{call.name}: {error}")
         except Exception as error:  # a kernel that raises has no speed
-            found.append({"name": call.name, "share": 0.0, "times_ns": [], "note": crash(error)})
+            found.append(Share(name=call.name, share=0.0, times_ns=(), note=crash(error)))
     ceiling.arena.free()
     more = {"not_measured": "; ".join(refused)} if refused else {}
     return make_record(component, "perf", nonce, len(todo), found, flops=perf.FLOPS, **more)
@@ -105,7 +106,7 @@ def unthrottled(readings: Mapping[str, Sequence[Reading]]) -> tuple[dict[str, np
 
 
 def _case(component: Component, call: Call, ceiling: Probes, clocks: Clocks, since: Since, rng: np.random.Generator,
-          best: Callable[[Callable[[], dict[str, object]]], dict[str, object]], checked: bool) -> dict[str, object]:
+          best: Callable[[Callable[[], Share]], Share], checked: bool) -> Share:
     """One call, bound once, timed as often as `best` asks, then (`checked`) held against calls on fresh buffers."""
     spec = spec_of(component)
     outs = spec.infer(call.types, call.attrs)
@@ -118,12 +119,12 @@ def _case(component: Component, call: Call, ceiling: Probes, clocks: Clocks, sin
     entry = best(lambda: _timed(component, call, sets, ceiling, clocks, since, rng))
     for bound in sets if checked else ():
         if why := cuda_replay.why_not(component, bound, rng):
-            return {**entry, "share": 0.0, "note": why}
+            return replace(entry, share=0.0, note=why)
     return entry
 
 
 def _timed(component: Component, call: Call, sets: Sequence[CudaBound], ceiling: Probes, clocks: Clocks, since: Since,
-           rng: np.random.Generator) -> dict[str, object]:
+           rng: np.random.Generator) -> Share:
     """Blocks of a bound call and of the probes."""
     spec, stream = spec_of(component), sets[0].stream
     flush = Span(ceiling.arena.address, FLUSH_BYTES)
@@ -148,6 +149,6 @@ def _timed(component: Component, call: Call, sets: Sequence[CudaBound], ceiling:
     flops_ns = spec.flops(list(call.types), call.attrs) / rates["product"] if call.tensor_cores else 0.0
     share = max(bytes_ns, flops_ns) / float(np.median(times["kernel"]))
     limit = "bytes" if bytes_ns >= flops_ns else "flops"
-    return {"name": call.name, "share": short(share, 4), "times_ns": [round(t) for t in sorted(times["kernel"])], "throttled": lost,
-            "ceiling_ns": round(max(bytes_ns, flops_ns)), "limit": limit, "shape": " ".join(map(str, call.types))[:120],
-            "copy": short(rates["copy"], 4), "product": short(rates["product"], 4)}
+    return Share(name=call.name, share=short(share, 4), times_ns=tuple(round(t) for t in sorted(times["kernel"])), throttled=lost,
+                 ceiling_ns=round(max(bytes_ns, flops_ns)), limit=limit, shape=" ".join(map(str, call.types))[:120],
+                 copy=short(rates["copy"], 4), product=short(rates["product"], 4))

@@ -22,6 +22,7 @@ from alpha.cuda_runtime.compile import compile_kernel
 from alpha.cuda_runtime.memory import Arena
 from alpha.gates.cuda.subjects import MOVED, REPLAYS, CudaBound, bind, opened, set_aside
 from alpha.gates.subjects import Case, cases, crash, generator, spec_of
+from alpha.registry.cases import CaseRecord, Contract
 
 KINDS = ("KERNEL", "MEMSET", "MEMCPY", "EMPTY")
 """Nodes that a call may leave in a graph; a function of the host is none of them."""
@@ -31,7 +32,7 @@ NEAR = 1 << 14
 """Pieces by which an operand is turned at most: a MiB, less than after what time.contents repeats itself."""
 
 
-def entries(component: Component, nonce: str) -> list[dict[str, object]]:
+def entries(component: Component, nonce: str) -> list[CaseRecord]:
     """One entry per name in REPLAYS, over the largest case and others that the nonce chooses: how many replays give other bits than a call
     on fresh buffers, how many nodes are strangers, and whether a part of L2 is set aside after all that."""
     found = cases(component, nonce)
@@ -51,7 +52,7 @@ def entries(component: Component, nonce: str) -> list[dict[str, object]]:
         notes[1] = notes[1] or (strange[0] if strange else "")
     aside = set_aside()
     counts = ((stale, notes[0]), (strangers, notes[1]), (aside, f"{aside} bytes of L2 are set aside" if aside else ""))
-    return [{"name": name, "kind": "contract", "error": float(n), "bound": 0.0, "cases": len(todo), **({"note": note} if note else {})}
+    return [Contract(name=name, error=float(n), bound=0.0, cases=len(todo), note=note)
             for name, (n, note) in zip(REPLAYS, counts)]
 
 

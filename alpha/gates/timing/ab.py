@@ -24,6 +24,7 @@ from alpha.gates.perf import representative
 from alpha.gates.subjects import bind, fresh_nonce, pin_blas
 from alpha.profile import noise
 from alpha.profile.noise import ALPHA, PAIRS, ROUNDS, Interval, Verdict, block, interval, pairs_of, repeats_for
+from alpha.registry.cases import Slowdown
 from alpha.registry.judge import SLOWDOWN
 
 BLOCK_NS = 400_000
@@ -32,11 +33,11 @@ MOST = PAIRS * 2 ** (ROUNDS - 1)
 """Pairs after all rounds; what the fresh process takes at once."""
 
 
-def case_of(verdict: Verdict, name: str) -> dict[str, object]:
+def case_of(verdict: Verdict, name: str) -> Slowdown:
     """The entry of a perf record that the judge reads."""
     i = verdict.interval
-    return {"name": name, "kind": "relative", "low": i.low, "estimate": i.estimate, "high": i.high, "pairs": i.n,
-            "rounds": verdict.rounds, "reproduced": verdict.reproduced}
+    return Slowdown(name=name, low=i.low, estimate=i.estimate, high=i.high, pairs=i.n, rounds=verdict.rounds,
+                    reproduced=verdict.reproduced)
 
 
 def decide(draw: Callable[[int], Sequence[float]], reproduce: Callable[[], Interval], *, family: int = 1) -> Verdict:

@@ -20,7 +20,9 @@ from alpha.errors import InputError, MachineError
 from alpha.gates import perf
 from alpha.gates.cuda import perf as cuda_perf
 from alpha.registry import policy
+from alpha.registry.cases import Share
 from alpha.registry.digest import component_digests
+from alpha.registry.gates import cases_of
 from alpha.registry.gpu import class_here, family, gpu_environment, why_not_here
 from alpha.registry.judge import judge
 from alpha.registry.machine import environment, processor
@@ -54,7 +56,7 @@ def one(component: Component) -> dict[str, float]:
         record = engine(component, tries=perf.PINNED)
         judgement = judge(record)
         if judgement.satisfied:
-            return {str(c["name"]): float(c["share"]) for c in record.cases}
+            return {c.name: c.share for c in cases_of(record) if isinstance(c, Share)}
     raise MachineError("a kernel cannot be pinned", came=f"{component.id}: {judgement.verdict}: {'; '.join(judgement.reasons[:2])}"
                        f"{record.environment.get('not_measured', '')}", expected="every case measured, no share above 1",
                        do=f"`alpha gate run {component.id} --gate perf` says more")

@@ -250,7 +250,7 @@ def _loosened(rng: np.random.Generator) -> Measured:
         committed = _Committed(at)
         committed.catch([parity_case(ratio=planted)])
         checks.that(committed.check().ok, "a sound catch is red")
-        with mock.patch.object(judges, "RATIO", planted * 2), mock.patch.object(judges, "_parity", judges._parity):
+        with mock.patch.object(judges, "RATIO", planted * 2):
             committed.write(replace(committed.record("parity"), cases=[parity_case(floor=planted * 9)], declared=1))
             committed.catch([parity_case(ratio=planted, floor=planted * 9)])
             found = committed.check()
