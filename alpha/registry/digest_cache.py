@@ -3,7 +3,7 @@
 A `Source` (syntax.py) is a pure function of a file's text, so what it answered is kept under a digest of that text, of the code that reads
 and keeps it, and of Python's version. An edit of a file, of this code, or another Python asks anew. Each file has a checksum: what is
 damaged is read anew. One in SAMPLED of the files that are taken from here is read anew all the same and compared: a cache that lies is an
-error, not a wrong digest. The folder may be removed at any time.
+error, not a wrong digest. That a planted fault is a sound one is kept likewise (`question`). The folder may be removed at any time.
 """
 
 from __future__ import annotations
@@ -112,14 +112,8 @@ class Remembered:
 
     def save(self) -> None:
         """Write what is new, beside what others have written since; a folder that cannot be written costs time and nothing else."""
-        if not self.new:
-            return
-        body = json.dumps({**_load(self.path), **self.answers}, separators=(",", ":"))
-        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-        with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}", encoding="ascii")
-            os.replace(part, self.path)
+        if self.new:
+            _write(self.path, {**_load(self.path), **self.answers})
             self.new = False
 
 
@@ -127,6 +121,47 @@ class Remembered:
 def read(text: str, package: str) -> Remembered:
     """A file's Source, as far as it was ever asked; InputError when it is not Python."""
     return Remembered(text, package)
+
+
+# Verdicts ------------------------------------------------------------------------------------------------------------------------------
+
+
+def question(code: Path, *parts: str) -> str:
+    """Key of a yes that follows from these texts, from the code in a file, from how sources are read and from Python's version."""
+    text = "\0".join((_code(), code.read_text(encoding="utf-8"), *parts))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+
+
+def said_yes(key: str) -> bool:
+    """Whether the answer was yes before. One in SAMPLED times the question is asked again all the same."""
+    return key in _yes() and random.SystemRandom().randrange(SAMPLED) != 0
+
+
+def say_yes(key: str) -> None:
+    """Keep a yes."""
+    if key not in _yes():
+        _yes()[key] = 1
+        _unsaved(_YES)
+
+
+def _yes_file() -> Path:
+    return folder() / "yes.json"
+
+
+@cache
+def _yes() -> Answers:
+    return _load(_yes_file())
+
+
+class _Yes:
+    """All that was answered with yes, as a file."""
+
+    def save(self) -> None:
+        """Beside what others have written since; the newest MOST."""
+        _write(_yes_file(), dict([*(_load(_yes_file()) | _yes()).items()][-MOST:]))
+
+
+_YES = _Yes()
 
 
 def _load(path: Path) -> Answers:
@@ -138,13 +173,22 @@ def _load(path: Path) -> Answers:
         return {}
 
 
+def _write(path: Path, answers: Answers) -> None:
+    body = json.dumps(answers, separators=(",", ":"))
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}", encoding="ascii")
+        os.replace(part, path)
+
+
 # Saved once, when the process ends ----------------------------------------------------------------------------------------------------
 
-_WAITING: dict[int, list[Remembered]] = {}
+_WAITING: dict[int, list[Remembered | _Yes]] = {}
 """Process -> what it has to save: a fork does not write what its parent will."""
 
 
-def _unsaved(source: Remembered) -> None:
+def _unsaved(source: Remembered | _Yes) -> None:
     if os.getpid() not in _WAITING:
         _WAITING.clear()
         _WAITING[os.getpid()] = []

@@ -6,13 +6,16 @@ import ast
 import hashlib
 import json
 import random
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from alpha.errors import CorruptError
-from alpha.registry import digest_cache, syntax
+from alpha.errors import CorruptError, InputError
+from alpha.registry import digest_cache, faults, syntax
 from alpha.registry.digest_cache import Remembered
+from alpha.registry.faults import Fault
 from alpha.registry.package import Package
 from alpha.registry.syntax import Source
 
@@ -36,6 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(digest_cache, "folder", lambda: tmp_path / "digests")
     monkeypatch.setattr(digest_cache, "SAMPLED", 10**12)
     monkeypatch.setattr(digest_cache, "_WAITING", {})
+    monkeypatch.setattr(digest_cache, "_yes", cache(digest_cache._yes.__wrapped__))
     return tmp_path / "digests"
 
 
@@ -139,3 +143,30 @@ def test_old_files_go(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         Remembered(f"a = {i}", "alpha")
     digest_cache.save_all()
     assert len(list(folder.iterdir())) == 3
+
+
+FAULT = Fault(id="a.b", component="a", gate="parity", mirrors=0, why="w", find="x + 1", replace="x + 2", file="a.py")
+
+
+def test_a_fault_that_was_sound_is_so_as_long_as_its_text_stays(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    asked: list[str] = []
+    real = faults.same_meaning
+    monkeypatch.setattr(faults, "same_meaning", lambda a, b: asked.append(b) or real(a, b))  # type: ignore[func-returns-value]
+    broken = faults.broken(FAULT, TEXT)
+    assert broken == TEXT.replace("x + 1", "x + 2") and len(asked) == 1
+    digest_cache.save_all()
+    digest_cache._yes.cache_clear()
+    assert faults.broken(FAULT, TEXT) == broken and len(asked) == 1
+    faults.broken(FAULT, TEXT + "g = 1\n")
+    assert len(asked) == 2, "another file is another question"
+    monkeypatch.setattr(digest_cache, "SAMPLED", 1)
+    assert faults.broken(FAULT, TEXT) == broken and len(asked) == 3
+
+
+@pytest.mark.parametrize("replace_by", ["x  +  1", "x +"])
+def test_a_fault_that_is_not_sound_is_never_kept(replace_by: str) -> None:
+    """It changes nothing, or does not parse: refused each time."""
+    for _ in range(2):
+        with pytest.raises(InputError):
+            faults.broken(replace(FAULT, replace=replace_by), TEXT)
+        digest_cache.save_all()
