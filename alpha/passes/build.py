@@ -158,8 +158,9 @@ def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepS
                   facts: Mapping[str, Any] | None = None) -> Program:
     """Trace, differentiate, recompute, expand, fuse, schedule, select and lay out every Segment of a run.
 
-    `threads`: workers of the CPU, or MULTIPROCESSORS for cuda: what kernels size their scratch by. In bf16 there is one Segment more,
-    `narrow`, which makes `param16` from `param`: it runs once when parameters have been drawn or loaded; checkpoints leave param16 out.
+    `threads`: workers of the CPU, by which its kernels size their scratch; those of a GPU do by MULTIPROCESSORS. In bf16 there is one
+    Segment more, `narrow`, which makes `param16` from `param`: it runs once when parameters have been drawn or loaded; checkpoints leave
+    param16 out.
     """
     first, _ = trace_training(model, None, "shapes", None, False, precision)
     params = StateLayout(first.tensors.values())
@@ -170,8 +171,10 @@ def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepS
     states |= {k: params for k in optimizer.kinds}
     states |= {f"grad{k}": grads for k in range(levels + 1)}
 
+    side_by_side = MULTIPROCESSORS if backend == "cuda" else threads
+
     def plan(graph: Graph, *, recomputed: bool = False) -> Plan:
-        return lower(graph, catalogue, backend, threads, states, policy=policy if recomputed else ("none", ()), fused=fused)
+        return lower(graph, catalogue, backend, side_by_side, states, policy=policy if recomputed else ("none", ()), fused=fused)
 
     update = plan(_update(optimizer, params, grads, levels, precision))  # first: it is small, and refuses a state that is too large
     plans: dict[str, Plan] = {}
@@ -195,7 +198,8 @@ def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepS
     known = {"precision": precision} if precision != "f32" else {}
     return Program(name, plans, _schedule(shape), states,
                    {"shards": shape.shards, "micros": shape.micros, "micro_batch": shape.micro_batch, "seq": shape.seq,
-                    "threads": threads, "backend": backend, "model": model.name, "optimizer": optimizer.name, **known,
+                    "multiprocessors" if backend == "cuda" else "threads": side_by_side, "backend": backend, "model": model.name,
+                    "optimizer": optimizer.name, **known,
                     **(facts or {})}, shape.replay)
 
 

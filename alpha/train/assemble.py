@@ -28,7 +28,7 @@ from alpha.models.family import family
 from alpha.ops.table import table
 from alpha.optim.schedules import ScheduleConfig
 from alpha.optim.update import adamw, sgd
-from alpha.passes.build import MULTIPROCESSORS, Model, Optimizer, StepShape, build_program
+from alpha.passes.build import Model, Optimizer, StepShape, build_program
 from alpha.types import Attrs, TensorType
 
 SPLIT_SEED = 0
@@ -148,7 +148,7 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> 
         catalogue=catalogue,
         backend=cfg.machine.backend,
         precision=cfg.train.precision,
-        threads=MULTIPROCESSORS if on_gpu else threads,
+        threads=threads,
         policy=(mode, ops),
         fused=cfg.train.fuse,
     )

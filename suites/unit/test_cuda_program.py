@@ -13,7 +13,7 @@ from alpha.gates.contracts.reference import SCHEDULE
 from alpha.graph.plan import Program
 from alpha.models import gpt, llama
 from alpha.optim.update import adamw
-from alpha.passes.build import MULTIPROCESSORS, Model, StepShape, build_program
+from alpha.passes.build import Model, StepShape, build_program
 from alpha.train.catalogue import catalogue
 
 T, B, V, STEPS = 128, 2, 520, 3
@@ -30,7 +30,7 @@ def program(name: str, backend: str) -> Program:
     """Two shards of two microbatches; bf16 on the GPU."""
     build = partial(build_program, name=name, model=MODELS[name], optimizer=adamw(SCHEDULE), catalogue=catalogue(), backend=backend,
                     shape=StepShape(micro_batch=B, seq=T, shards=2, micros=2))
-    return build(threads=MULTIPROCESSORS, precision="bf16") if backend == "cuda" else build(threads=2)
+    return build(precision="bf16") if backend == "cuda" else build(threads=2)
 
 
 def inputs(p: Program, plan: str, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -64,7 +64,7 @@ def program(case: str, fused: bool = True, optimizer: str = "adamw") -> Program:
     schedule = ScheduleConfig(kind="cosine", peak=1e-2, warmup=2, total=10)
     return build_program(name=case, model=model(case), optimizer=adamw(schedule) if optimizer == "adamw" else sgd(schedule),
                          shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=2, micros=2), catalogue=declared(), backend="cuda",
-                         threads=MULTIPROCESSORS, precision="bf16", fused=fused)
+                         precision="bf16", fused=fused)
 
 
 def parameters(layout: StateLayout, draw: int = 0) -> np.ndarray:
@@ -353,7 +353,7 @@ def test_without_a_kernel_a_packed_row_is_its_composition() -> None:
 def build_without(*rows: str) -> Program:
     return build_program(name="x", model=model("gpt"), optimizer=adamw(ScheduleConfig(kind="cosine", peak=1e-2, warmup=2, total=10)),
                          shape=StepShape(micro_batch=BATCH, seq=SEQ), catalogue=declared(without=rows), backend="cuda",
-                         threads=MULTIPROCESSORS, precision="bf16")
+                         precision="bf16")
 
 
 # -- the contract of the rows --------------------------------------------------------------------------------------------------
@@ -416,7 +416,8 @@ def test_the_gpu_run_files_plan_without_a_gpu(name: str, vocab: int, millions: i
     """Parameters as published, every launch a kernel of cuda, no tensor of all logits anywhere, and room to spare on the chip."""
     cfg = load(CONFIGS / f"{name}.toml")
     p = program_for(cfg, vocab, declared(), 2)
-    assert p.facts["threads"] == MULTIPROCESSORS and p.facts["backend"] == "cuda" and p.facts["precision"] == "bf16"
+    assert p.facts["multiprocessors"] == MULTIPROCESSORS and "threads" not in p.facts
+    assert p.facts["backend"] == "cuda" and p.facts["precision"] == "bf16"
     assert sum(s.size for s in p.states["param"].tensors) // 1_000_000 == millions
     assert sum(p.arenas().values()) < 100 * 2**30
     for plan in p.plans.values():
@@ -475,7 +476,7 @@ def test_a_kernel_that_computes_in_f32_passes_and_one_in_bf16_does_not(name: str
 def test_recomputed_blocks_have_the_same_bits_in_less_memory(case: str) -> None:
     schedule = ScheduleConfig(kind="cosine", peak=1e-2, warmup=2, total=10)
     p = build_program(name=case, model=model(case), optimizer=adamw(schedule), shape=StepShape(micro_batch=BATCH, seq=SEQ),
-                      catalogue=declared(), backend="cuda", threads=MULTIPROCESSORS, precision="bf16", policy=("block", ()), fused=False)
+                      catalogue=declared(), backend="cuda", precision="bf16", policy=("block", ()), fused=False)
     found = []
     for q in (p, program(case, False)):
         arenas = Arenas(q)

@@ -40,7 +40,7 @@ from alpha.models import gpt, llama
 from alpha.ops.numerics import round_to, ulp
 from alpha.optim.schedules import ScheduleConfig
 from alpha.optim.update import adamw
-from alpha.passes.build import MULTIPROCESSORS, STATS, StepShape, build_program, stats_layout
+from alpha.passes.build import STATS, StepShape, build_program, stats_layout
 from alpha.profile.noise import quantile
 
 Case = Callable[[np.random.Generator], Measured]
@@ -102,7 +102,7 @@ def kernels() -> Catalogue:
 def program(name: str, shards: int = 1, micros: int = 1, policy: tuple[str, tuple[str, ...]] = ("none", ()), run: str = "short") -> Program:
     """A reference Program in bf16, built once per process and kind. `run`: one of UPDATES."""
     return build_program(name=name, model=references()[name].model, optimizer=UPDATES[run], catalogue=kernels(), backend="cuda",
-                         threads=MULTIPROCESSORS, precision="bf16", policy=policy,
+                         precision="bf16", policy=policy,
                          shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros))
 
 

@@ -35,7 +35,7 @@ from alpha.ops.numerics import keeping, round_to
 from alpha.ops.spec import OpSpec
 from alpha.ops.table import row, table
 from alpha.optim.update import adamw, sgd
-from alpha.passes.build import MULTIPROCESSORS, STATS, StepShape, build_program, stats_layout, trace_training
+from alpha.passes.build import STATS, StepShape, build_program, stats_layout, trace_training
 from alpha.types import NUMPY, Attrs, TensorType
 
 Case = Callable[[np.random.Generator], Measured]
@@ -151,7 +151,7 @@ def mixed_program(name: str, fused: bool = True, optimizer: str = "adamw") -> Pr
     """A reference Program in bf16 for cuda, two shards of two microbatches."""
     return build_program(name=name, model=references()[name].model, optimizer=adamw(SCHEDULE) if optimizer == "adamw" else sgd(SCHEDULE),
                          shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=2, micros=2), catalogue=declared(), backend="cuda",
-                         threads=MULTIPROCESSORS, precision="bf16", fused=fused)
+                         precision="bf16", fused=fused)
 
 
 def mixed_graph(ref: Reference, *, slot: int = 0, accumulate: bool = False) -> Graph:
