@@ -21,7 +21,8 @@ def _compose(emit: Any, grad: Any, count: Any, loss_sum: Any, step: Any, *, segm
     norm = emit("global_norm", grad, segments=segments)
     coefficient, mean_norm = emit("clip_coefficient", norm, count, max_norm=max_norm)
     finite = emit("finite_flag", norm, loss_sum)
-    return norm, mean_norm, coefficient, finite, emit("learning_rate", step, rates=rates), step, emit("next_step", step, finite)
+    lr, used = emit("learning_rate", step, rates=rates)
+    return norm, mean_norm, coefficient, finite, lr, used, emit("next_step", step, finite)
 
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:

@@ -12,36 +12,23 @@ from alpha.passes.build import FlatState, Optimizer
 
 @dataclass(frozen=True)
 class _Scalars:
-    """Numbers of one update. `used`: the step that moments are corrected by; `following`: the step after, None until it is asked for."""
+    """Numbers of one update. `used`: the step that moments are corrected by; `following`: the step after."""
 
     coefficient: Value
     lr: Value
     finite: Value
     used: Value
-    following: Value | None = None
+    following: Value
 
 
 def _scalars(t: Tracer, s: FlatState, schedule: ScheduleConfig, max_norm: float) -> _Scalars:
-    """The numbers, with the outputs that a step reports; in bf16 by the one row that the GPU has one launch for."""
-    if t.precision == "bf16":
-        _, mean_norm, coefficient, finite, lr, used, following = t.update_scalars(
-            s.grad, s.count, s.loss_sum, s.step, segments=s.layout.ranges(), max_norm=max_norm, rates=rates(schedule))
-        found = _Scalars(coefficient, lr, finite, used, following)
-    else:
-        norm = t.global_norm(s.grad, segments=s.layout.ranges())
-        coefficient, mean_norm = t.clip_coefficient(norm, s.count, max_norm=max_norm)
-        finite = t.finite_flag(norm, s.loss_sum)
-        lr = t.learning_rate(s.step, rates=rates(schedule))
-        found = _Scalars(coefficient, lr, finite, s.step)
+    """The numbers, with the outputs that a step reports."""
+    _, mean_norm, coefficient, finite, lr, used, following = t.update_scalars(
+        s.grad, s.count, s.loss_sum, s.step, segments=s.layout.ranges(), max_norm=max_norm, rates=rates(schedule))
     for name, value in (("norm", mean_norm), ("coefficient", coefficient), ("lr", lr), ("finite", finite),
                         ("loss_sum", s.loss_sum), ("count", s.count)):
         t.output(name, value)
-    return found
-
-
-def _end(t: Tracer, s: FlatState, scalars: _Scalars) -> None:
-    """The step counter, after everything that reads the old step."""
-    t.update(s.step, scalars.following if scalars.following is not None else t.next_step(s.step, scalars.finite))
+    return _Scalars(coefficient, lr, finite, used, following)
 
 
 def adamw(schedule: ScheduleConfig, *, beta1: float = 0.9, beta2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1,
@@ -58,7 +45,7 @@ def adamw(schedule: ScheduleConfig, *, beta1: float = 0.9, beta2: float = 0.95, 
         t.update(s.extra["v"], v)
         for box, value in zip(copy, narrow, strict=True):
             t.update(box, value)
-        _end(t, s, x)
+        t.update(s.step, x.following)
 
     return Optimizer(name="adamw", kinds=("m", "v"), update=update)
 
@@ -74,6 +61,6 @@ def sgd(schedule: ScheduleConfig, *, momentum: float = 0.9, weight_decay: float 
         t.update(s.extra["velocity"], velocity)
         if s.param16 is not None:
             t.update(s.param16, t.cast(p, dtype="bf16"))
-        _end(t, s, x)
+        t.update(s.step, x.following)
 
     return Optimizer(name="sgd", kinds=("velocity",), update=update)

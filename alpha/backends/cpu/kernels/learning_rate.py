@@ -12,13 +12,14 @@ from alpha.types import Attrs, Table
 
 
 def learning_rate(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
-    """lr = rates[step]; after the last entry, that entry."""
+    """lr = rates[step], after the last entry that entry; used = step."""
     table = attrs["rates"]
     assert isinstance(table, Table)
-    step, lr, rates, last = ins[0], outs[0], table.array(), len(table) - 1
+    step, (lr, used), rates, last = ins[0], outs, table.array(), len(table) - 1
 
     def run() -> None:
         lr[...] = rates[min(int(step), last)]
+        used[...] = step
 
     return run
 
