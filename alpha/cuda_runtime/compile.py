@@ -113,11 +113,6 @@ def included_files(path: Path) -> list[Path]:
     return [path.resolve(), *sorted(p for p in done if p != path.resolve())]
 
 
-def digest_of(source: Source) -> str:
-    """Digest (32 hex digits) of everything that decides the cubin of `source`. MachineError without nvcc."""
-    return _digest(source, find_nvcc()[1])
-
-
 def _digest(source: Source, version: str) -> str:
     path = KERNELS / source.path
     if not path.is_file():

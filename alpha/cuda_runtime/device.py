@@ -16,15 +16,13 @@ MINIMUM_DRIVER = 13000  # CUDA 13.0, as cuDriverGetVersion counts
 
 @dataclass(frozen=True, kw_only=True)
 class Properties:
-    """What a device is. Sizes in bytes, the clock in kHz (the maximum, not the present one)."""
+    """What a device is. Sizes in bytes."""
 
     name: str
     capability: tuple[int, int]
     multiprocessors: int
     shared_per_block: int
-    l2_bytes: int
     memory_bytes: int
-    clock_khz: int
     driver: int
 
 
@@ -102,9 +100,7 @@ def _open(index: int) -> Device:
         capability=COMPUTE_CAPABILITY,
         multiprocessors=found.get_attribute(attribute.MULTIPROCESSOR_COUNT),
         shared_per_block=found.get_attribute(attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
-        l2_bytes=found.get_attribute(attribute.L2_CACHE_SIZE),
         memory_bytes=found.total_memory(),
-        clock_khz=found.get_attribute(attribute.CLOCK_RATE),
         driver=version,
     )
     return Device(index, properties, found.retain_primary_context(), cuda)

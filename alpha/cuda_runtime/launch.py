@@ -51,16 +51,14 @@ class Kernel:
         block: Dim3,
         arguments: Sequence[Any],
         *,
-        cluster: Dim3 | None = None,
         overlap_previous: bool = False,
     ) -> Launch:
         """A launch with these arguments. Each is a ctypes scalar or Structure, a NumPy scalar, a Span (its address) or a
         TensorMap (128 bytes by value); plain Python numbers are refused because their width would be a guess.
 
-        `cluster` is needed only for kernels without a compile-time cluster shape. `overlap_previous` allows programmatic
-        dependent launch.
+        `overlap_previous` allows programmatic dependent launch.
         """
-        return Launch(self, grid, block, arguments, cluster, overlap_previous)
+        return Launch(self, grid, block, arguments, overlap_previous)
 
 
 _journal: list[str] | None = None
@@ -88,7 +86,7 @@ class Launch:
     """A kernel with grid, block and arguments; call it with a stream to run it. Reusable, and safe to record into a graph."""
 
     def __init__(
-        self, kernel: Kernel, grid: Dim3, block: Dim3, arguments: Sequence[Any], cluster: Dim3 | None, overlap_previous: bool
+        self, kernel: Kernel, grid: Dim3, block: Dim3, arguments: Sequence[Any], overlap_previous: bool
     ) -> None:
         if min(*grid, *block) < 1 or block[0] * block[1] * block[2] > 1024 or max(grid[1:]) > 65535:
             raise ShapeError(f"{kernel.name}: impossible launch", came=f"grid {grid} block {block}", expected="1..1024 threads a block")
@@ -102,15 +100,9 @@ class Launch:
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.sharedMemBytes = kernel.shared_bytes
         attributes = []
-        identifiers = self._driver.CUlaunchAttributeID
-        if cluster is not None:
-            shape = self._driver.CUlaunchAttribute()
-            shape.id = identifiers.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = cluster
-            attributes.append(shape)
         if overlap_previous:
             serial = self._driver.CUlaunchAttribute()
-            serial.id = identifiers.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            serial.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             serial.value.programmaticStreamSerializationAllowed = 1
             attributes.append(serial)
         config.attrs = attributes

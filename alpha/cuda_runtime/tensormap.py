@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from alpha.cuda_runtime import _bindings
 from alpha.errors import ShapeError
 
-ELEMENT_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "u8": 1, "i32": 4}
-_TYPE = {"bf16": "BFLOAT16", "f16": "FLOAT16", "f32": "FLOAT32", "u8": "UINT8", "i32": "INT32"}
-SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+ELEMENT_BYTES = {"bf16": 2, "f32": 4}
+_TYPE = {"bf16": "BFLOAT16", "f32": "FLOAT32"}
+SWIZZLE = 128
+"""Bytes of a row of a box whose 16-byte parts are permuted in shared memory."""
 
 
 class TensorMap:
@@ -18,8 +19,8 @@ class TensorMap:
 
     `address`: first element, 16-byte aligned. `shape`: elements per dimension; outside it loads give zero and stores do
     nothing. `strides`: bytes between neighbours in dimensions 1.. (the innermost is contiguous), multiples of 16. `box`:
-    elements per copy, at most 256 each; its innermost extent in bytes is a multiple of 16 and at most `swizzle` bytes when
-    swizzled (0, 32, 64 or 128). ShapeError names the rule that is broken.
+    elements per copy, at most 256 each; its innermost extent in bytes is a multiple of 16 and at most SWIZZLE. ShapeError
+    names the rule that is broken.
     """
 
     def __init__(
@@ -29,8 +30,6 @@ class TensorMap:
         shape: Sequence[int],
         strides: Sequence[int],
         box: Sequence[int],
-        *,
-        swizzle: int = 128,
     ) -> None:
         rank = len(shape)
         rules = [
@@ -48,11 +47,10 @@ class TensorMap:
                 "multiples of 16, below 2^40",
             ),
             (all(0 < b <= 256 for b in box), f"box {tuple(box)}", "1..256 elements a dimension"),
-            (swizzle in SWIZZLES, f"swizzle {swizzle}", f"one of {sorted(SWIZZLES)}"),
         ]
         if dtype in ELEMENT_BYTES and box:
             inner = box[0] * ELEMENT_BYTES[dtype]
-            fits = inner % 16 == 0 and (not swizzle or inner <= swizzle)
+            fits = inner % 16 == 0 and inner <= SWIZZLE
             rules.append((fits, f"box row of {inner} bytes", "a multiple of 16, at most the swizzle"))
         for good, came, expected in rules:
             if not good:
@@ -69,7 +67,7 @@ class TensorMap:
                 [driver.cuuint32_t(n) for n in box],
                 [driver.cuuint32_t(1)] * rank,
                 driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-                getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[swizzle]}"),
+                getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLE}B"),
                 driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             ),
@@ -78,6 +76,3 @@ class TensorMap:
         start = -ctypes.addressof(self._storage) % 64
         ctypes.memmove(ctypes.addressof(self._storage) + start, int(encoded.getPtr()), 128)
         self.buffer = (ctypes.c_ubyte * 128).from_buffer(self._storage, start)
-
-    def __bytes__(self) -> bytes:
-        return bytes(self.buffer)
