@@ -17,8 +17,8 @@ import numpy as np
 
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
-from alpha.bench.contents import fitted, follows
 from alpha.bench.peer_process import LEAD
+from alpha.bench.peers_torch import EPS
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime.memory import Arena, Span, aligned, download, fill, upload
 from alpha.cuda_runtime.nvml import Clocks, Reading
@@ -30,6 +30,7 @@ from alpha.gates.cuda.subjects import opened
 from alpha.gates.cuda.time import FLUSH_BYTES, LAUNCHES, contents, timed_block
 from alpha.gates.subjects import Case, bind, generator, once, pin_blas, spec_of
 from alpha.ops.numerics import round_to
+from alpha.ops.table import row, table
 from alpha.profile import noise
 from alpha.types import Attrs, TensorType
 
@@ -77,6 +78,50 @@ class Timed:
         moved = self.bytes / max(rate for name, rate in rates.items() if name != "product")
         counted = self.work / rates["product"] if self.tensor_cores else 0.0
         return (moved, "bytes") if moved >= counted else (counted, "flops")
+
+
+Forward = Callable[[str, Sequence[np.ndarray], Attrs], Sequence[np.ndarray]]
+"""(row, operands, attributes) -> its outputs by our own kernel; host arrays, bf16 as float32."""
+
+
+def follows(op: str, operands: int) -> bool:
+    """Whether `fitted` may change an operand of such a call."""
+    names = {n.rstrip("?") for n in row(op).inputs[:operands]}
+    return bool(names & {"finite", "weight"}) or "_bwd" in op
+
+
+def fitted(op: str, xs: Sequence[np.ndarray], attrs: Attrs, forward: Forward) -> list[np.ndarray]:
+    """The operands of a call, those replaced that follow from others: the perf gate's numbers are enough to time a kernel, but a peer
+    computes the backward from its own forward. What a forward pass leaves (o, lse, mean, rstd, y) is what the forward row makes of the
+    operands beside it. An update is a step that is finite. Weights are scaled so that sums keep the size of their terms, as in a model.
+    Host arrays; float32 and wider, bf16 as float32 to be rounded."""
+    names = [n.rstrip("?").lstrip("*") for n in row(op).inputs]
+    found = dict(zip(names, (np.asarray(x) for x in xs)))
+    rest = [np.asarray(x) for x in xs[len(found) :]]
+
+    def put(**values: object) -> None:
+        for name in values.keys() & found.keys():
+            old = found[name]
+            found[name] = np.asarray(values[name], old.dtype).reshape(old.shape)
+
+    if "finite" in found:
+        put(finite=1, lr=1e-3, coefficient=1.0, step=9, **({"v": np.square(found["v"])} if "v" in found else {}))
+    elif (forth := table().get(op.partition("_bwd")[0])) is not None and "_bwd" in op:
+        left = [n for n in forth.outputs if n in found and n not in forth.inputs]
+        given: list[np.ndarray] = []
+        for name in forth.inputs if left else ():
+            if name in found:
+                given.append(found[name])
+            elif not name.endswith("?"):  # what the backward is not given decides nothing that is left
+                given.append(np.zeros_like(given[-1]) if given else found[left[0]])
+            elif name[:-1] in found:
+                given.append(found[name[:-1]])
+        knows = {n: v for n, v in {"eps": EPS, **attrs}.items() if n in forth.known_attributes}
+        put(**{n: y for n, y in zip(forth.outputs, forward(forth.name, given, knows)) if n in left} if left else {})
+    elif "weight" in found:
+        terms = found["weight"].shape[-1 if attrs.get("trans_b") or op.startswith("linear_cross") else -2]
+        put(weight=found["weight"] * 2.0 ** -round(np.log2(terms) / 2))  # a power of two rounds nothing
+    return [*found.values(), *rest]
 
 
 @contextmanager

@@ -76,20 +76,20 @@ def emulated_kernels(kernels: Path) -> Iterator[None]:
     """Within it the wrappers of bandwidth-bound kernels launch what g++ made of the sources in this folder; inside `emulated_gpu`."""
     from emulated_gpu import on
 
+    from alpha.backends.cuda import launches
     from alpha.backends.cuda.kernels import gemm
-    from alpha.cuda_runtime import bandwidth
     from alpha.cuda_runtime import compile as nvcc
     from alpha.cuda_runtime.device import stream_handle
     from alpha.gates.cuda import replay as cuda_replay
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("compile_kernel", "Kernel"):
-            patch.setattr(bandwidth, name, getattr(bandwidth, name))  # put back what emu replaces when it is imported
+            patch.setattr(launches, name, getattr(launches, name))  # put back what emu replaces when it is imported
         patch.syspath_prepend(str(CHECKS))
         import emu
 
         patch.undo()
-        patch.setattr(bandwidth, "compile_kernel", lambda source: source)
+        patch.setattr(launches, "compile_kernel", lambda source: source)
         patch.setattr(nvcc, "KERNELS", kernels.resolve())
         patch.setattr(emu, "CACHE", {})
         turns = random.Random(7)
@@ -107,7 +107,7 @@ def emulated_kernels(kernels: Path) -> Iterator[None]:
             def prepare(self, grid: Any, block: Any, arguments: Any, **more: Any) -> Launch:
                 return Launch(self.lib, self.name, grid, block, arguments, self.shared)
 
-        patch.setattr(bandwidth, "Kernel", Kernel)
+        patch.setattr(launches, "Kernel", Kernel)
         patch.setattr(gemm, "prepare", product)
         patch.setattr(cuda_replay, "kernels_of", kernels_in)
         yield

@@ -18,7 +18,7 @@ import pytest
 from emulated_gpu import Event, Stream, emulated, emulated_gpu
 
 from alpha import config
-from alpha.bench import agreement, command, contents, kernel, ours, peers_torch, step
+from alpha.bench import agreement, command, kernel, ours, peers_torch, step
 from alpha.bench.peer import ROOT, Peer
 from alpha.bench.variants import AUTOCAST, MASTER, Variant, variants
 from alpha.cli import main
@@ -122,8 +122,8 @@ def test_operands_of_a_backward_row_are_made_to_fit(op: str) -> None:
         return row(name).oracle(*xs, **attrs)  # type: ignore[misc]
 
     attrs = {k: v for k, v in sample.attrs.items()}
-    found = contents.fitted(op, rubbish, attrs, forward)  # type: ignore[arg-type]
-    assert kept and contents.follows(op, len(rubbish))
+    found = ours.fitted(op, rubbish, attrs, forward)  # type: ignore[arg-type]
+    assert kept and ours.follows(op, len(rubbish))
     for i in kept:
         assert np.allclose(found[i], sample.inputs[i], rtol=2e-2, atol=1e-5), names[i]
 

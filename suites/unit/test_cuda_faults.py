@@ -19,9 +19,10 @@ from emulated_gpu import emulated_gpu
 from emulated_kernels import emulated_kernels
 
 import alpha
+from alpha.backends.cuda import launches
 from alpha.backends.cuda.binaries import sources_of
-from alpha.cuda_runtime import bandwidth, toolchain
 from alpha.cuda_runtime import compile as nvcc
+from alpha.cuda_runtime import toolchain
 from alpha.cuda_runtime.compile import Source
 from alpha.errors import MachineError
 from alpha.gates import run, subjects
@@ -123,7 +124,7 @@ def test_parity_launches_every_compiled_file(pytestconfig: pytest.Config) -> Non
         launched: set[Source] = set()
         with pytest.MonkeyPatch.context() as patch, emulated_gpu(), emulated_kernels(nvcc.KERNELS):
             patch.setattr(subjects, "component_digests", lambda *a, **k: {"implementation": "emulated"})
-            patch.setattr(bandwidth, "compile_kernel", lambda source, launched=launched: (launched.add(source), source)[1])
+            patch.setattr(launches, "compile_kernel", lambda source, launched=launched: (launched.add(source), source)[1])
             cuda_subjects.opened.cache_clear()
             record = run.measure(component, "parity")
             cuda_subjects.opened.cache_clear()

@@ -130,7 +130,7 @@ from alpha.backends.cuda.calls import Calls, bf16, plain
 from alpha.backends.cuda.cubins_of import cubins_of
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand
 from alpha.component import Component, Envelope, Limit
-from alpha.cuda_runtime.bandwidth import addresses, ceil_div, kernel, launch, structure
+from alpha.backends.cuda.launches import addresses, ceil_div, kernel, launch, structure
 from alpha.types import Attrs
 
 THREADS = 256

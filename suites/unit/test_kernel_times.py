@@ -20,10 +20,10 @@ from alpha.backends.cuda.cubins_of import ANYWHERE, Nowhere
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.kernels.loss import linear_cross_entropy, linear_cross_entropy_grad
 from alpha.backends.cuda.kernels.update import update_scalars
+from alpha.backends.cuda.launches import recording
 from alpha.backends.cuda.lib import Operand, Parts
 from alpha.backends.cuda.observe import Work, pieces_of
 from alpha.cuda_runtime import cupti, mark
-from alpha.cuda_runtime.bandwidth import recording
 from alpha.errors import MachineError
 from alpha.gates.contracts import cuda_run, reference
 from alpha.gates.contracts.engine import contract_cases

@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 
+from alpha.backends.cuda.launches import recording
 from alpha.backends.cuda.lib import Gpu, Kernel, Operand
-from alpha.cuda_runtime.bandwidth import recording
 from alpha.cuda_runtime.compile import Source
 from alpha.cuda_runtime.memory import Span
 from alpha.ops.table import row

@@ -36,11 +36,12 @@ import numpy as np
 
 import alpha
 from alpha.backends.cuda import kernels as binders
+from alpha.backends.cuda import launches
 from alpha.backends.cuda.cubins_of import ANYWHERE, Nowhere
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.values import to_device
 from alpha.component import Component
-from alpha.cuda_runtime import _bindings, bandwidth
+from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime import compile as nvcc
 from alpha.cuda_runtime.compile import Source
 from alpha.cuda_runtime.device import Device
@@ -118,7 +119,7 @@ def _noting() -> Iterator[set[tuple[Source, str]]]:
     device = SimpleNamespace(open=lambda: SimpleNamespace(properties=SimpleNamespace(multiprocessors=MULTIPROCESSORS)))
     stand_ins = {"Kernel": Noted, "compile_kernel": lambda source: source, "compile_all": list, "TensorMap": lambda *a: None,
                  "Device": device}
-    kept = [(m, n, getattr(m, n)) for m in (bandwidth, *_binders()) for n in stand_ins if hasattr(m, n)]
+    kept = [(m, n, getattr(m, n)) for m in (launches, *_binders()) for n in stand_ins if hasattr(m, n)]
     try:
         for module, name, _ in kept:
             setattr(module, name, stand_ins[name])

@@ -6,7 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 import numpy as np
-from alpha.cuda_runtime import bandwidth, compile as C
+from alpha.backends.cuda import launches
+from alpha.cuda_runtime import compile as C
 from alpha.cuda_runtime.launch import _value
 
 BODY = {
@@ -147,8 +148,8 @@ class Kernel:
         return Launch(s.lib, s.name, grid, block, args, s.shared)
 
 
-bandwidth.compile_kernel = lambda source: source
-bandwidth.Kernel = Kernel
+launches.compile_kernel = lambda source: source
+launches.Kernel = Kernel
 
 
 def aligned(shape, dtype, poison=True):

@@ -17,9 +17,7 @@ import numpy as np
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.calls import Calls, bf16, f32, i32, plain
 from alpha.backends.cuda.cubins_of import Signature, cubins_of
-from alpha.backends.cuda.lib import SM90A, Gpu, Kernel, Operand, copy, in_place
-from alpha.component import Component, Envelope, Limit
-from alpha.cuda_runtime.bandwidth import (
+from alpha.backends.cuda.launches import (
     MULTIPROCESSORS,
     OUTPUT_CODE,
     PER_VECTOR,
@@ -36,6 +34,8 @@ from alpha.cuda_runtime.bandwidth import (
     require,
     structure,
 )
+from alpha.backends.cuda.lib import SM90A, Gpu, Kernel, Operand, copy, in_place
+from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.launch import Launch
 from alpha.cuda_runtime.memory import aligned
 from alpha.ops.random import key_of

@@ -17,9 +17,7 @@ import numpy as np
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.calls import Call, Calls, bf16, f32, i32, plain
 from alpha.backends.cuda.cubins_of import Signature, cubins_of
-from alpha.backends.cuda.lib import SM90A, Gpu, Kernel, Operand, in_place
-from alpha.component import Component, Envelope, Limit
-from alpha.cuda_runtime.bandwidth import (
+from alpha.backends.cuda.launches import (
     MULTIPROCESSORS,
     OUTPUT_CODE,
     PER_VECTOR,
@@ -32,6 +30,8 @@ from alpha.cuda_runtime.bandwidth import (
     require,
     structure,
 )
+from alpha.backends.cuda.lib import SM90A, Gpu, Kernel, Operand, in_place
+from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.memory import Span, aligned
 from alpha.ops.spec import Sample
 from alpha.types import Attrs, TensorType

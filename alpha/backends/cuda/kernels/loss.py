@@ -20,9 +20,7 @@ from alpha.backends.cuda.calls import Calls, bf16, i32, plain, product
 from alpha.backends.cuda.cubins_of import Signature, cubins_of
 from alpha.backends.cuda.kernels import gemm
 from alpha.backends.cuda.kernels.gemm import GemmProblem
-from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, copy, in_order
-from alpha.component import Component, Envelope, Limit
-from alpha.cuda_runtime.bandwidth import (
+from alpha.backends.cuda.launches import (
     MULTIPROCESSORS,
     PER_VECTOR,
     Operation,
@@ -34,6 +32,8 @@ from alpha.cuda_runtime.bandwidth import (
     require,
     structure,
 )
+from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, copy, in_order
+from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.compile import Source
 from alpha.cuda_runtime.memory import aligned
 from alpha.ops.spec import Sample

@@ -19,9 +19,7 @@ from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.calls import Call, Calls, bf16, f32, plain
 from alpha.backends.cuda.cubins_of import Signature, cubins_of
 from alpha.backends.cuda.kernels.elementwise import finish_columns
-from alpha.backends.cuda.lib import SM90A, Gpu, Operand
-from alpha.component import Component, Envelope, Limit
-from alpha.cuda_runtime.bandwidth import (
+from alpha.backends.cuda.launches import (
     MULTIPROCESSORS,
     PER_VECTOR,
     REGISTER_FILE,
@@ -34,6 +32,8 @@ from alpha.cuda_runtime.bandwidth import (
     require,
     structure,
 )
+from alpha.backends.cuda.lib import SM90A, Gpu, Operand
+from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.memory import aligned
 from alpha.ops.spec import Sample
 from alpha.ops.table import row

@@ -17,9 +17,9 @@ import numpy as np
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.calls import Calls, bf16, i32, plain
 from alpha.backends.cuda.cubins_of import Signature, cubins_of
+from alpha.backends.cuda.launches import PER_VECTOR, Operation, addresses, ceil_div, kernel, launch, require, structure
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, in_place
 from alpha.component import Component, Envelope, Limit
-from alpha.cuda_runtime.bandwidth import PER_VECTOR, Operation, addresses, ceil_div, kernel, launch, require, structure
 from alpha.ops.spec import Sample
 from alpha.types import Attrs, TensorType
 

@@ -18,9 +18,9 @@ import numpy as np
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.calls import Calls, bf16, f32, i32, plain
 from alpha.backends.cuda.cubins_of import cubins_of
+from alpha.backends.cuda.launches import Operation, addresses, kernel, launch, limit, require, structure
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, in_place
 from alpha.component import Component, Envelope, Limit
-from alpha.cuda_runtime.bandwidth import Operation, addresses, kernel, launch, limit, require, structure
 from alpha.cuda_runtime.memory import aligned
 from alpha.types import Attrs, Table, TensorType
 

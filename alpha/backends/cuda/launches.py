@@ -1,8 +1,8 @@
-"""What the wrappers of the bandwidth-bound kernels share: prepared launches as one operation, address checks, divisors.
+"""What the binders of the bandwidth-bound kernels share: prepared launches as one operation, address checks, divisors. Floor 4.
 
-The families are in norm.py, loss.py, update.py, embedding.py, rope.py and elementwise.py. Each has a frozen problem (what is
-computed; `check` names the limit of the envelope that is broken), where there is something to choose a frozen config (how), and
-functions that turn problem and device addresses into an `Operation`: call it with a stream, or record it into a graph.
+Each family (kernels/) has a frozen problem (what is computed; `check` names the limit of the envelope that is broken), where there is
+something to choose a frozen config (how), and functions that turn problem and device addresses into an `Operation`: call it with a
+stream, or record it into a graph.
 
 All of them are deterministic: no float atomics, additions in an order that the problem fixes. The grid is never part of it, so
 `blocks` (most CTAs of a launch, 0: no limit) may follow the SM budget without changing a bit.
