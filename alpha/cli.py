@@ -27,7 +27,7 @@ from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cuda_runtime import manifest
 from alpha.dashboard import command as dashboard
-from alpha.errors import InputError, MachineError, UngatedError, exit_code
+from alpha.errors import InputError, MachineError, exit_code
 from alpha.files import path_argument
 from alpha.flops.v1 import CONVENTION, VERSION
 from alpha.gates import commands
@@ -37,13 +37,14 @@ from alpha.gates.device_code import command as kernels_command
 from alpha.gates.sanitize import command as sanitize_command
 from alpha.gates.timing import pin
 from alpha.profile import trace
-from alpha.registry.evidence import classes, local_root, shipped_root
+from alpha.registry import admission
+from alpha.registry.evidence import local_root
 from alpha.registry.gpu import why_not_here
 from alpha.registry.judge import Judgement
-from alpha.registry.record import Record, content_hash
+from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.train import doctor, forbidden, rundir
-from alpha.train.assemble import calls_of, host_components, open_data, program_for, threads_for
+from alpha.train.assemble import components_of, open_data, program_for, threads_for
 from alpha.train.catalogue import catalogue, what_loads
 from alpha.train.console import Talk, duration
 from alpha.train.interrupt import EXIT, Interrupt
@@ -263,9 +264,6 @@ def _next(talk: Talk, outcome: Outcome, command: str) -> None:
     talk.say(f"try next:     {me} sample {outcome.path} --prompt 'import '", "bold")
 
 
-REFUSED_LINES = 10
-
-
 def admit(talk: Talk, source: str, ids: Sequence[str], calls: Sequence[tuple[str, Any, Any]]) -> Mapping[str, Any]:
     """Ask the registry whether exactly these components and calls may run here; UngatedError if not.
 
@@ -273,46 +271,19 @@ def admit(talk: Talk, source: str, ids: Sequence[str], calls: Sequence[tuple[str
     evidence is stale or says no is never rerun silently: the error names the command.
     """
     registry = Registry(catalogue())
-    wanted = sorted({*ids, *(c[0] for c in calls)})
-    if registry.machine.key not in classes(shipped_root()):
-        todo = _never_run(registry, wanted)
-        if todo:
-            seconds = sum(t.seconds for t in todo)
-            talk.say(f"no evidence ships for this machine class: {registry.machine.describe()}", "yellow")
-            talk.say(f"running {len(todo)} gates first, about {duration(seconds)}; kept in {_shown(local_root())}")
-            _run_gates(talk, todo)
-            registry = Registry(catalogue())
+    wanted = admission.asked(ids, calls)
+    first = admission.never_run(registry, wanted)
+    todo = [t for t in gate_runs.tasks(registry.catalogue, dict(first)) if (t.component.id, t.gate) in first] if first else []
+    if todo:
+        talk.say(f"no evidence ships for this machine class: {registry.machine.describe()}", "yellow")
+        talk.say(f"running {len(todo)} gates first, about {duration(sum(t.seconds for t in todo))}; kept in {_shown(local_root())}")
+        _run_gates(talk, todo)
+        registry = Registry(catalogue())
     with talk.doing(f"asking the registry about {len(wanted)} components"):
-        try:
-            registry.require(wanted, calls)
-        except UngatedError as error:
-            raise _refusal(registry, wanted, source, error) from None
+        supplied = f"`{this_command()} gate run --for {source} --stale` supplies what is missing; `gate explain ID` tells more; "
+        evidence = admission.require(registry, wanted, calls, supplied + "`lab` runs ungated, stamped")
     talk.say(f"gates     all {len(wanted)} components usable on {registry.machine.key}")
-    return {i: _evidence_of(registry, i) for i in wanted}
-
-
-def _refusal(registry: Registry, ids: Sequence[str], source: str, error: UngatedError) -> UngatedError:
-    """The registry's no on one screen: a line a component, and the one command that supplies everything."""
-    lines = []
-    for status in (registry.status(i) for i in ids):
-        if not status.usable:
-            why = next((g.why for g in status.gates.values() if not g.satisfied), "presupposes " + ", ".join(status.presupposed))
-            lines.append(f"{status.component} ({', '.join(status.missing)}): {why}")
-    lines += [line.strip() for line in str(error.came).splitlines() if "outside its envelope" in line]
-    shown = lines[:REFUSED_LINES] + ([f"... and {len(lines) - REFUSED_LINES} more"] if len(lines) > REFUSED_LINES else [])
-    return UngatedError(
-        f"{len(lines)} of {len(ids)} components of this run are not usable on this machine class",
-        came="\n    " + "\n    ".join(shown),
-        expected=error.expected,
-        do=f"`{this_command()} gate run --for {source} --stale` supplies what is missing; `gate explain ID` tells more; "
-        "`lab` runs ungated, stamped",
-    )
-
-
-def _never_run(registry: Registry, ids: Sequence[str]) -> list[gate_runs.Task]:
-    """Gates without any evidence on this machine class, of these components and of what they presuppose."""
-    wanted = gate_runs.needed(registry.catalogue, ids)
-    return [t for t in gate_runs.tasks(registry.catalogue, wanted) if registry.status(t.component.id).gates[t.gate].root is None]
+    return evidence
 
 
 def _run_gates(talk: Talk, todo: Sequence[gate_runs.Task]) -> None:
@@ -329,17 +300,6 @@ def _run_gates(talk: Talk, todo: Sequence[gate_runs.Task]) -> None:
     gate_runs.run(todo, said=said)
 
 
-def _evidence_of(registry: Registry, component_id: str) -> dict[str, str]:
-    """Gate -> content hash of the record that satisfies it, for the manifest."""
-    found: dict[str, str] = {}
-    component = registry.catalogue[component_id]
-    for gate, status in registry.status(component_id).gates.items():
-        best = registry.evidence.best(component_id, status.machine, gate, registry.digests(component, gate))
-        if best is not None:
-            found[gate] = content_hash(asdict(best.record))[:16]
-    return found
-
-
 def _shown(path: Path) -> str:
     relative = os.path.relpath(path)
     return relative if not relative.startswith("..") else str(path)
@@ -354,7 +314,7 @@ def cmd_gate_run(args: argparse.Namespace) -> int:
     if args.run_file is not None:
         cfg = load_source(args.run_file, args.set)
         program = program_for(cfg, open_data(cfg).tokenizer.vocab_size, catalogue(), threads_for(cfg))
-        ids += gate_runs.needed(catalogue(), [*host_components(cfg, catalogue()), *program.components()])
+        ids += admission.needed(catalogue(), components_of(cfg, program))
     elif args.set:
         raise InputError("--set changes a run file, and none is given", came=" ".join(args.set), expected="--for RUN.toml")
     return commands.cmd_run(sorted(set(ids)), gate=args.gate, stale=args.stale, budget=args.budget, ship=args.ship)
@@ -413,7 +373,7 @@ def cmd_plan(args: argparse.Namespace) -> int:
         talk.say(f"arena        {n:20,} bytes {n / 2**30:10.3f} GiB  {arena}")
     talk.say(f"peak         {plan.peak_bytes:20,} bytes {plan.peak_bytes / 2**30:10.3f} GiB  on the one device")
     registry = Registry(catalogue)
-    wanted = sorted({*host_components(cfg, catalogue), *(c[0] for c in calls_of(program))})
+    wanted = components_of(cfg, program)
     with manifest.only_looking():
         missing = [i for i in wanted if not registry.status(i).usable]
     talk.say(f"components   {len(wanted)}, of which {len(wanted) - len(missing)} usable on {registry.machine.key}")

@@ -108,14 +108,6 @@ def _due(registry: Registry, ids: Iterable[str], gates: Sequence[str], stale: bo
             yield component, asked
 
 
-def needed(catalogue: Catalogue, ids: Iterable[str]) -> list[str]:
-    """These components and all that they presuppose, each once."""
-    wanted = list(dict.fromkeys(ids))
-    for i in wanted:  # grows while it is walked
-        wanted += [p for p in catalogue[i].presupposes if p not in wanted]
-    return wanted
-
-
 def not_here(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str] = (), *, stale: bool = False,
              roots: Sequence[Path] | None = None) -> dict[str, str]:
     """Components (of those named, or all) with gates to run that cannot run on this machine, with the reason: these gates are NOT_RUN."""

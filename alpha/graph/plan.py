@@ -122,7 +122,8 @@ class Step:
 @dataclass(frozen=True)
 class Program:
     """All Segments of a run. `states`: kind -> layout of the flat state arrays; `schedule`: one training step, in order; `replay`: the
-    microbatches that are handed over at once, 0 for a step's. It moves no bit, so the hash does not cover it."""
+    microbatches that are handed over at once, 0 for a step's. It moves no bit, so the hash does not cover it; `made_by`: ids of the
+    components that made this Program and that execute it, which shows in its plans."""
 
     name: str
     plans: dict[str, Plan]
@@ -130,6 +131,7 @@ class Program:
     states: dict[str, StateLayout]
     facts: dict[str, object] = field(default_factory=dict)
     replay: int = 1
+    made_by: tuple[str, ...] = ()
 
     def replays(self) -> tuple[tuple[Step, ...], ...]:
         """The schedule in the pieces that are handed over at once, which a GPU replays as one graph each: `replay` microbatches with the
@@ -150,9 +152,13 @@ class Program:
                 out[name] = max(out.get(name, 0), n)
         return dict(sorted(out.items()))
 
-    def components(self) -> tuple[str, ...]:
+    def kernels(self) -> tuple[str, ...]:
         """Ids of every component that any plan launches, sorted."""
         return tuple(sorted({c for plan in self.plans.values() for c in plan.components()}))
+
+    def components(self) -> tuple[str, ...]:
+        """Ids of every component that it rests on, sorted: what its plans launch, and what made it and executes it."""
+        return tuple(sorted({*self.kernels(), *self.made_by}))
 
     def hash(self) -> str:
         """sha256 over the plans, the schedule and the facts (shards, sizes); equal on every rank and in every process."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from alpha.component import Catalogue
 from alpha.config import Config
@@ -139,7 +136,7 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> 
                 expected="names of the op table, such as gelu or layernorm",
                 do=f"did you mean `{close[0]}`?" if close else "see alpha/ops",
             )
-    return build_program(
+    program = build_program(
         name=cfg.run.name,
         model=model_for(cfg, vocab, cfg.micro_batch),
         optimizer=optimizer_for(cfg),
@@ -152,6 +149,7 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> 
         policy=(mode, ops),
         fused=cfg.train.fuse,
     )
+    return replace(program, made_by=made_by(cfg))
 
 
 def flops_for(cfg: Config, vocab: int) -> ModelFlops:
@@ -187,32 +185,24 @@ def calls_of(program: Program) -> list[tuple[str, tuple[TensorType, ...], Attrs]
     return list(seen.values())
 
 
-def host_components(cfg: Config, catalogue: Catalogue) -> list[str]:
-    """Ids of what a run uses beside its kernels: data, passes, schedule, update, executor, checkpoint, model, FLOPs model, loop.
+PASSES = ("differentiate.pass", "expand.pass", "layout.pass", "memory.pass", "program.step", "schedule.pass", "select.pass", "verify.pass")
+"""What makes every Program."""
 
-    Of kinds with one component that every run uses, whatever the catalogue holds is named; of the others, what the Config chose.
-    """
-    by_choice = {
-        "corpus": "stdlib" if cfg.data.corpus == "stdlib" else "folder",
-        "tokenizer": cfg.data.tokenizer,
-        "model": cfg.model.family,
-        "schedule": cfg.optim.schedule,
-        "optimizer": cfg.optim.name,
-        "executor": cfg.machine.backend,
-    }
-    unused = {name for name, needed in (("fuse", cfg.train.fuse), ("recompute", cfg.train.recompute != "none")) if not needed}
-    found = []
-    for c in catalogue:
-        if c.kind == "kernel":
-            continue
-        words = set(re.split(r"[.\-_]", c.id))
-        if c.kind in by_choice and by_choice[c.kind] not in words and len(_of_kind(catalogue, c.kind)) > 1:
-            continue
-        if words & unused or c.kind == "evidence" or c.id == "sampler.ordered":  # evaluation chooses its windows itself
-            continue
-        found.append(c.id)
-    return found
+EVERY_RUN = ("checkpoint.simple", "flops.v1", "ngram.order2", "sampler.permuted", "shards.v1", "split.by_file", "train.loop")
+"""What every run uses beside its Program. Evaluation chooses its windows itself, so no run uses `sampler.ordered`."""
 
 
-def _of_kind(catalogue: Iterable[Any], kind: str) -> list[str]:
-    return [c.id for c in catalogue if c.kind == kind]
+def made_by(cfg: Config) -> tuple[str, ...]:
+    """Ids of the components that make and execute the Program of a run, by what the Config chose."""
+    chosen = [f"model.{cfg.model.family}", f"optimizer.{cfg.optim.name}", f"schedule.{cfg.optim.schedule}",
+              f"executor.{cfg.machine.backend}"]
+    chosen += ["fuse.pass"] if cfg.train.fuse else []
+    chosen += ["recompute.pass"] if cfg.train.recompute != "none" else []
+    return (*PASSES, *chosen)
+
+
+def components_of(cfg: Config, program: Program) -> list[str]:
+    """Ids of all that a run uses, sorted: what its Program rests on, its data, its checkpoints and the loop. The registry is asked about
+    exactly these."""
+    corpus = "corpus.stdlib" if cfg.data.corpus == "stdlib" else "corpus.folder"
+    return sorted({*program.components(), *EVERY_RUN, corpus, f"tokenizer.{cfg.data.tokenizer}"})

@@ -42,7 +42,7 @@ def describe(
         "hardware": hardware["hardware"], "environment": here, "source": source, "program": program.hash(), "gated": admitted,
         "evidence": seal.evidence, "libraries": forbidden.libraries(), "not_looked_at": forbidden.blind(),
     }  # fmt: skip
-    components = {**{c: {} for c in program.components()}, **evidence}
+    components = {**{c: {} for c in program.kernels()}, **evidence}
     held.write_manifest(
         {
             "run": seal.run, "status": seal.status, "config": cfg.identity(), "program": program.hash(), "components": components,
@@ -95,7 +95,7 @@ def moved(metrics: Store, executor: Executor, threads: int) -> str:
 def kernel_hashes(program: Program, catalogue: Catalogue) -> dict[str, str]:
     """Component -> sha256 of the file that holds its binder and, on a GPU, of the digests of all compiled files that it may load."""
     found = {}
-    for name in program.components():
+    for name in program.kernels():
         component = catalogue[name]
         binder = component.implementation
         while isinstance(binder, partial):

@@ -26,7 +26,7 @@ from alpha.flops.v1 import ModelFlops, stamp
 from alpha.graph.plan import Program
 from alpha.profile.store import Store
 from alpha.train import forbidden, memory_check, rundir
-from alpha.train.assemble import Dataset, calls_of, flops_for, host_components, open_data, program_for, sampler_for, threads_for
+from alpha.train.assemble import Dataset, calls_of, components_of, flops_for, open_data, program_for, sampler_for, threads_for
 from alpha.train.console import Board, Talk
 from alpha.train.engine import open_executor
 from alpha.train.evaluate import Evaluation
@@ -76,7 +76,7 @@ def train(
             program = program_for(cfg, data.tokenizer.vocab_size, catalogue, threads)
             flops = flops_for(cfg, data.tokenizer.vocab_size)
         memory_check.require(program)
-        evidence = admit(host_components(cfg, catalogue), calls_of(program)) if admit is not None else {}
+        evidence = admit(components_of(cfg, program), calls_of(program)) if admit is not None else {}
         stack.enter_context(forbidden.training())  # the gates that `admit` may have run started processes of their own
         executor = stack.enter_context(open_executor(program, catalogue))
         forbidden.check("before the first step")

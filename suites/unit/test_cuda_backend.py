@@ -24,7 +24,7 @@ from alpha.cuda_runtime.compile import Source
 from alpha.errors import InputError, UngatedError
 from alpha.gates import commands, run, subjects
 from alpha.gates.cuda.calls import large, timed
-from alpha.registry import gpu, policy
+from alpha.registry import admission, gpu, policy
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import reference_classes, write_reference
 from alpha.registry.gpu import GpuClass, class_here, class_of_key, family, gpu_class, why_not_here
@@ -211,7 +211,7 @@ def test_gate_run_for_a_gpu_run_takes_what_that_run_asks_for(h200: None, tmp_pat
 
     monkeypatch.setattr(Registry, "require", refuse)
     monkeypatch.setattr(run, "run", note)
-    monkeypatch.setattr(cli, "_never_run", lambda registry, ids: [])
+    monkeypatch.setattr(admission, "never_run", lambda registry, ids: [])
     source = str(small_gpu_run(tmp_path, small_corpus))
     changes = ["--set", "model.family=llama", "--set", "model.kv_heads=4", "--set", "data.documents=true"]
     for more in ([], changes):
@@ -224,7 +224,7 @@ def test_gate_run_for_a_gpu_run_takes_what_that_run_asks_for(h200: None, tmp_pat
         assert cli.main(["gate", "run", *words[:-1]]) == 0
         named = {t.component.id for t in ran}
         assert {t.gate for t in ran if t.component.id == "executor.cuda"} == {"parity", "determinism", "faults"}
-        assert named == set(run.needed(catalogue(), asked[0])) and any(i.endswith(".sm90") for i in named)
+        assert named == set(admission.needed(catalogue(), asked[0])) and any(i.endswith(".sm90") for i in named)
         assert ("attention_packed.bf16.sm90" in named) and ("rmsnorm.bf16.sm90" in named) == bool(more)
 
 

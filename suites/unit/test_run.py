@@ -274,7 +274,7 @@ def test_a_refusal_fits_on_a_screen(root: Path, alpha: Run, monkeypatch: pytest.
     """Evidence of no component: with evidence shipped for this class the registry says no, on one screen, with one command."""
     machine = machine_class().key
     (tmp_path / machine).mkdir()
-    for module in ("alpha.registry.status.default_roots", "alpha.cli.shipped_root"):
+    for module in ("alpha.registry.status.default_roots", "alpha.registry.admission.shipped_root"):
         monkeypatch.setattr(module, (lambda: (tmp_path,)) if "roots" in module else (lambda: tmp_path))
     code, _, err = alpha("train", root / "run.toml", "--set", "run.name=refused")
     assert code == 1 and len(err.splitlines()) < 20 and "... and " in err
