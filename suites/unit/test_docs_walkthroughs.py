@@ -73,3 +73,14 @@ def test_a_kernel_of_the_gpu(tmp_path: Path) -> None:
         command = f"python suites/support/emulated_kernels.py {fault['component']} {fault['gate']} kernels"
         walkthrough.run(command, place, ['"verdict": "FAIL"'], 300)
         source.write_text(sound, encoding="utf-8")
+
+
+def test_a_gate(tmp_path: Path) -> None:
+    """Every kernel that a run uses passes the new gate, and its planted fault does not."""
+    place = walkthrough.copy(tmp_path)
+    done = walkthrough.follow("docs/add-a-gate.md", place)
+    assert done.made == ["alpha/gates/zeros.py"]
+    assert done.edited == ["alpha/registry/gates.py", "alpha/gates/contracts/registry/common.py", "baselines/surfaces.txt",
+                           "alpha/backends/cpu/kernels/rmsnorm.faults.toml"]
+    said = dict(done.ran)
+    assert "FAIL" not in said["alpha gate run --for configs/tiny.toml --gate zeros"] and "FAIL" not in said["alpha gate run registry.judge"]
