@@ -38,6 +38,9 @@ class LlamaConfig:
         if self.width % self.heads or self.heads % self.kv_heads or (self.width // self.heads) % 2:
             raise ConfigError("heads do not fit the width", came=f"width {self.width}, heads {self.heads}, kv_heads {self.kv_heads}",
                               expected="width a multiple of heads with an even head width, heads a multiple of kv_heads")
+        if self.width * self.hidden % 64:
+            raise ConfigError("gate and up cannot be read as one matrix", came=f"width {self.width}, hidden {self.hidden}",
+                              expected="width times hidden a multiple of 64", do="round [model] hidden up")
 
 
 def _trunk(t: Tracer, cfg: LlamaConfig, batch: int, seq: int) -> tuple[Value, Value]:

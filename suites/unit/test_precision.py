@@ -427,6 +427,13 @@ def test_the_gpu_run_files_plan_without_a_gpu(name: str, vocab: int, millions: i
     assert chunks == {8192}
 
 
+def test_gate_and_up_that_cannot_lie_side_by_side_are_refused_by_name() -> None:
+    sizes: dict[str, int] = {"vocab": 8, "positions": 8, "layers": 1, "width": 12, "heads": 2, "kv_heads": 1}
+    llama.LlamaConfig(**sizes, hidden=16)
+    with pytest.raises(ConfigError, match="gate and up cannot be read as one matrix"):
+        llama.LlamaConfig(**sizes, hidden=20)
+
+
 def test_precision_and_back_end_agree() -> None:
     path = CONFIGS / "gpt2-124m.toml"
     for override in ('train.precision="f32"', 'machine.backend="cpu"'):
