@@ -349,7 +349,7 @@ exec({script})
 def test_a_fresh_process_of_a_contract_has_the_door(fake: Path) -> None:
     assert reference.in_new_process("1 + 1", "alpha.gates.contracts.reference") == "2"
     planted = reference.in_new_process(f"__import__('ctypes').CDLL({str(fake)!r})", "alpha.gates.contracts.reference")
-    assert planted.startswith("failed") and str(fake) in planted
+    assert planted.startswith("failed") and "/".join(fake.parts[-2:]) in planted  # the last 300 characters of what it said
 
 
 # -- origins -------------------------------------------------------------------------------------------------------------------

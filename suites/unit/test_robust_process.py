@@ -49,6 +49,7 @@ def test_ctrl_c_while_it_imports(script: str, module: str) -> None:
     assert done.returncode == 130 and done.stderr == b"interrupted\n" and not done.stdout, done.stderr.decode()
 
 
+@pytest.mark.alone
 def test_ctrl_c_at_any_moment_of_the_start() -> None:
     for delay in (0.0, 0.1, 0.2, 0.35, 0.5):
         text = "import sys; print(flush=True); from alpha.__main__ import main; sys.exit(main(['doctor']))"
