@@ -104,7 +104,7 @@ class Plan(Tally):
         """Components whose gate runs in this session."""
         if gate not in self.chosen:
             owing = [c for c in catalogue() if gate in policy.owed(c) and not why_not_here(c)]
-            due = {c.id for c in owing if gate in self.registry.status(c.id).missing}
+            due = {c.id for c in owing if not self.registry.gate(c.id, gate).satisfied}
             rest = [c for c in owing if c.id not in due]
             tenth = set() if self.only_stale else {c.id for c in random.Random(f"{self.seed} {gate}").sample(rest, -(-len(rest) // TENTH))}
             self.chosen[gate] = [c for c in owing if self.everything or c.id in due or c.id in tenth]

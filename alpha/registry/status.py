@@ -92,6 +92,7 @@ class Registry:
         self.pins = Pins(folder_of(self.evidence.roots[0]))
         self._package = package or Package()
         self._status: dict[str, Status] = {}
+        self._gates: dict[tuple[str, str], GateStatus] = {}
         self._blas: dict[str, bool] = {}
         self._busy: list[str] = []
 
@@ -121,9 +122,16 @@ class Registry:
             presupposed = tuple(p for p in component.presupposes if not self.status(p).usable)
         finally:
             self._busy.pop()
-        gates = {gate: self._gate(component, gate) for gate in policy.owed(component)}
+        gates = {gate: self.gate(component.id, gate) for gate in policy.owed(component)}
         self._status[component_id] = Status(component_id, gates, policy.exempt(component), presupposed)
         return self._status[component_id]
+
+    def gate(self, component_id: str, gate: str) -> GateStatus:
+        """One owed gate of a component, whatever the others and what it presupposes say."""
+        key = component_id, gate
+        if key not in self._gates:
+            self._gates[key] = self._gate(self.catalogue[component_id], gate)
+        return self._gates[key]
 
     def _gate(self, component: Component, gate: str) -> GateStatus:
         machine = self.machine_of(component)
