@@ -18,6 +18,7 @@ import pytest
 
 from alpha import cli, config
 from alpha.checkpoint import simple
+from alpha.cli import training
 from alpha.dashboard.folder import Folder
 from alpha.data.tokenizer import ByteTokenizer
 from alpha.errors import CorruptError, InputError
@@ -77,7 +78,7 @@ def admitted(talk: object, source: str, ids: list[str], calls: list[Any]) -> Map
 @pytest.fixture
 def alpha(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run one command in this process, the registry letting everything in: (exit code, standard output, standard error)."""
-    monkeypatch.setattr(cli, "admit", admitted)
+    monkeypatch.setattr(training, "admit", admitted)
 
     def run(*args: object) -> tuple[int, str, str]:
         code = cli.main([str(a) for a in args])
@@ -90,7 +91,7 @@ def alpha(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 def made(root: Path) -> dict[str, Path]:
     """Two runs, one through the gate and one not, each with checkpoints 6 and 8."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cli, "admit", admitted)
+        patched.setattr(training, "admit", admitted)
         for name, command in (("gated", "train"), ("lab", "lab")):
             assert cli.main([command, str(root / f"{name}.toml")]) == 0
     return {name: root / "runs" / name for name in ("gated", "lab")}

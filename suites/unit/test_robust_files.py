@@ -19,6 +19,7 @@ from made_runs import make
 
 from alpha import cli
 from alpha.checkpoint import simple
+from alpha.cli import reading as cli_reading
 from alpha.cuda_runtime import manifest
 from alpha.data import shards
 from alpha.data.corpus import Corpus, Document, open_corpus
@@ -369,9 +370,9 @@ def test_prompts_of_any_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         seen.append(prompt)
         return [b"!"]
 
-    monkeypatch.setattr(cli, "open_run", lambda *_: (nullcontext(), ByteTokenizer(), 3))
-    monkeypatch.setattr(cli, "generate", generate)
-    monkeypatch.setattr(cli, "standing", lambda _: "")
+    monkeypatch.setattr(cli_reading, "open_run", lambda *_: (nullcontext(), ByteTokenizer(), 3))
+    monkeypatch.setattr(cli_reading, "generate", generate)
+    monkeypatch.setattr(cli_reading, "standing", lambda _: "")
     for raw in (b"\xff\xfe", b"caf\xe9", b"\x1b[2J", "é".encode(), b""):
         assert cli.main(["sample", "run", "--prompt", os.fsdecode(raw)]) == 0
         assert seen.pop() == raw and "\x1b" not in capsys.readouterr().out

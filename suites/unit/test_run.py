@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from alpha import cli
+from alpha.cli import training
 from alpha.errors import InputError, NonFiniteError, UngatedError
 from alpha.profile.store import Store, connect, read
 from alpha.registry.gpu import gpu_class
@@ -108,7 +109,7 @@ def test_a_gated_run_is_refused_before_it_begins(root: Path, alpha: Run, monkeyp
         assert {c[0] for c in calls} >= {"adamw.f32.cpu", "attention_packed.f32.cpu", "linear_cross_entropy_grad.f32.cpu"}
         raise UngatedError("a run needs components that are not usable", came="x")
 
-    monkeypatch.setattr(cli, "admit", refuse)
+    monkeypatch.setattr(training, "admit", refuse)
     code, _, err = alpha("train", root / "run.toml", "--set", "run.name=refused")
     assert code == 1 and "not usable" in err and "Traceback" not in err
     assert not (root / "runs" / "refused").exists()

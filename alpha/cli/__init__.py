@@ -1,0 +1,43 @@
+"""The command line: `alpha train`, `lab`, `gate`, `plan`, `kernels`, `bench`, `sample`, `trace`, `dashboard`, `doctor`. Floor 9.
+
+Exit codes: 0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked, or nothing that was asked for could run;
+129, 130, 143 a training run that SIGHUP, SIGINT or SIGTERM ended, saved. An error is one message, no traceback (`--debug` shows it).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from alpha import resources
+from alpha.bench import command as bench
+from alpha.cli.arguments import parser
+from alpha.errors import exit_code
+from alpha.train import forbidden
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. The console script begins in alpha/__main__.py, before this is imported."""
+    args = parser().parse_args(argv)
+    return exit_code(f"alpha {args.command}", lambda: _run(args), debug=args.debug)
+
+
+def _run(args: argparse.Namespace) -> int:
+    resources.checkout()
+    return _watched(args) if _computes(args) else int(args.run(args))
+
+
+WATCHED = ("train", "lab", "sample", "bench", "gate")
+"""Commands that run our code for a result: what their process holds is looked at from its start to its end."""
+
+
+def _computes(args: argparse.Namespace) -> bool:
+    return args.command in WATCHED and not (args.command == "bench" and args.what in bench.READERS)
+
+
+def _watched(args: argparse.Namespace) -> int:
+    forbidden.watch()
+    forbidden.check("at the start")
+    code = int(args.run(args))
+    forbidden.check("at the end")
+    return code
