@@ -460,8 +460,9 @@ def tiny(tmp_path: Path, backend: str = "cpu", family: str = "gpt", more: str = 
 
 def first_steps(cfg: config.Config) -> dict[str, list[float]]:
     """Loss and norm of the steps that are compared."""
-    cfg = replace(cfg, train=replace(cfg.train, profile=0, steps=step.ENDLESS))
-    with step.Ours(cfg, program_for(cfg, 264, catalogue(), 1), catalogue(), step.RandomTokens(cfg, 264), None) as mine:
+    endless = replace(cfg, train=replace(cfg.train, profile=0, steps=step.ENDLESS))
+    program = program_for(cfg, 264, catalogue(), 1)  # as `bench` builds it: with the run's own learning rates
+    with step.Ours(endless, program, catalogue(), step.RandomTokens(endless, 264), None) as mine:
         taken = mine.take(step.CHECKED)
     return {"loss": [r.loss for r in taken], "norm": [r.norm for r in taken]}
 
