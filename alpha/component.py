@@ -93,7 +93,7 @@ class Component:
     inplace: tuple[tuple[int, int], ...] = ()
     scratch: Callable[[Sequence[TensorType], Attrs, int], int] | None = None
     contract: str = ""
-    calls: Any = None
+    calls: Any = field(default=None, hash=False)
     binaries: Callable[[], Mapping[str, str]] | None = None
     launches: Callable[[], Iterable[Component]] | None = None
 
