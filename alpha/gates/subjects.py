@@ -117,7 +117,7 @@ def is_gpu(component: Component) -> bool:
 def subjects_of(component: Component) -> Any:
     """The module alpha.gates.<backend>.subjects: `warm_up`, `samples`, `bind`.
 
-    Found by name, so that evidence of one back end's kernels does not bind to another's; policy.SUBJECTS names it for digests.
+    Found by name, so that evidence of one back end's kernels does not bind to another's; registry.gates.SUBJECTS names it for digests.
     """
     return importlib.import_module(f"alpha.gates.{component.backend if is_gpu(component) else 'cpu'}.subjects")
 

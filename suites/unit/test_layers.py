@@ -83,3 +83,21 @@ def test_base_import_is_light() -> None:
         for node in ast.parse(path.read_text()).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
             assert not {n.split(".")[0] for n in names} & optional, f"{path} imports {names} at module level"
+
+
+def test_no_text_names_a_higher_floor() -> None:
+    """A dotted name in a text is an import that the floors do not see. Two are declared data, read as text for digests: the contract that a
+    component carries, and the engines of the gate table."""
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+                continue
+            dotted = node.value.partition(":")[0].split(".")
+            named = dotted[0] == "alpha" and len(dotted) > 1 and all(part.isidentifier() for part in dotted)
+            if not named or FLOORS.get(dotted[1], 0) <= FLOORS.get(package(name), 10) or dotted[:3] == ["alpha", "gates", "contracts"]:
+                continue
+            if name != "alpha.registry.gates":
+                wrong.append(f"{name}, line {node.lineno}: {node.value}")
+    assert not wrong, "\n".join(wrong)
