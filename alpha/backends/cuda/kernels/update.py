@@ -12,6 +12,7 @@ import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -217,7 +218,7 @@ def scratch(types: Sequence[TensorType], attrs: Attrs, multiprocessors: int) -> 
 
 _FLAT, _SCALAR, _INTEGER = TensorType((64,), "f32"), TensorType((), "f32"), TensorType((), "i32")
 _RULE = {"segments": ((0, 64),), "max_norm": 1.0, "rates": Table.of([1.0, 0.5])}
-_ADAMW = {"segments": ((0, 64, 1.0, 1.0),), "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+_ADAMW: dict[str, Any] = {"segments": ((0, 64, 1.0, 1.0),), "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 _LONG = 1 << 27
 _TIMED_SCALARS = plain(f32(_LONG), f32(), f32(), i32(), below=9, max_norm=1.0, rates=Table.of([1e-3] * 101), segments=((0, _LONG),))
 _TIMED_ADAMW = plain(*[f32(_LONG)] * 4, f32(), f32(), i32(), i32(), bf16(_LONG), below=2, least=1,  # a step that is not finite does nothing
