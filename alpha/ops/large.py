@@ -42,7 +42,8 @@ def _worst(error: np.ndarray, allowed: np.ndarray) -> float:
 def draw_product(m: int, n: int, k: int, ta: bool, tb: bool, wide: bool, rng: np.random.Generator) -> Drawn:
     """Operands of a `matmul` of M x N x K: transposed or not, into fp32 (`wide`) or bf16."""
     a, b = _draw(rng, *((k, m) if ta else (m, k))), _draw(rng, *((n, k) if tb else (k, n)))
-    return [(a, "bf16"), (b, "bf16")], {"trans_a": ta, "trans_b": tb} | ({"wide": True} if wide else {})
+    attrs: dict[str, object] = {"trans_a": ta, "trans_b": tb}
+    return [(a, "bf16"), (b, "bf16")], attrs | ({"wide": True} if wide else {})
 
 
 def product_error(rng: np.random.Generator, inputs: Arrays, attrs: dict[str, object], outs: Arrays) -> tuple[float, int]:

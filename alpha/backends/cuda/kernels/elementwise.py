@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -362,7 +362,7 @@ def _dropout_samples(rng: np.random.Generator) -> Iterable[Sample]:
 
 
 _ROWS, _WIDE, _FLAT = bf16(32768, 1024), bf16(16384, 16384), 1 << 27
-_COLUMN_ATTRS: Attrs = {"axis": (0,), "keepdims": False, "wide": True}
+_COLUMN_ATTRS: dict[str, Any] = {"axis": (0,), "keepdims": False, "wide": True}
 
 
 # Components -----------------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from alpha.backends.cuda.calls import Call, Calls
 from alpha.component import Component, Envelope, Limit, Measured
 from alpha.errors import InputError
 from alpha.gates.contracts.registry.common import Case, Checks, folder, write_package
+from alpha.ops.spec import Sample
 from alpha.ops.table import row, table
 from alpha.registry.digest import calls_blas, component_digests, contract_targets, value_digest
 from alpha.registry.package import Package, module_digest, symbol_digest
@@ -277,6 +278,12 @@ def _closure(n: int) -> Callable[[int], int]:
     return add
 
 
+def _drawn(n: int) -> Callable[[np.random.Generator], Iterable[Sample]]:
+    def samples(rng: np.random.Generator) -> Iterable[Sample]:
+        return [Sample(name=str(n), inputs=())]
+    return samples
+
+
 def _values(rng: np.random.Generator) -> Measured:
     """Functions and data that are held by a row or an envelope, not named by a module."""
     checks, package = Checks(), Package()
@@ -348,11 +355,11 @@ def _component(rng: np.random.Generator) -> Measured:
     other_row = component_digests(replace(kernel, op="silu"), "parity", package=package)
     checks.that(other_row["row"] != digests["parity"]["row"] and other_row["cases"] != digests["parity"]["cases"], "rows collide")
     gpu, n = replace(kernel, backend="cuda", calls=Calls(timed=(Call("a", (), {}),))), int(rng.integers(2, 99))
-    for gate, other in (("parity", Calls(timed=(Call("a", (), {"k": n}),))), ("perf", Calls(timed=gpu.calls.timed, further=_closure(n)))):
-        checks.that(component_digests(replace(gpu, calls=other), gate, package=package) == component_digests(gpu, gate, package=package),
+    for gate, calls in (("parity", Calls(timed=(Call("a", (), {"k": n}),))), ("perf", Calls(timed=gpu.calls.timed, further=_drawn(n)))):
+        checks.that(component_digests(replace(gpu, calls=calls), gate, package=package) == component_digests(gpu, gate, package=package),
                     f"calls that {gate} does not read are part of its digest")
-    for gate, other in (("perf", Calls(timed=(Call("a", (), {"k": n}),))), ("parity", Calls(timed=gpu.calls.timed, further=_closure(n)))):
-        checks.that(component_digests(replace(gpu, calls=other), gate, package=package)["cases"]
+    for gate, calls in (("perf", Calls(timed=(Call("a", (), {"k": n}),))), ("parity", Calls(timed=gpu.calls.timed, further=_drawn(n)))):
+        checks.that(component_digests(replace(gpu, calls=calls), gate, package=package)["cases"]
                     != component_digests(gpu, gate, package=package)["cases"], f"calls that {gate} reads are left out")
     held = replace(host, id="made.held", contract="mini.contract")
     with folder() as at:
