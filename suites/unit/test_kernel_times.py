@@ -142,7 +142,7 @@ def test_the_head_makes_its_gradient_in_the_backward_pass(monkeypatch: pytest.Mo
     def stands_for(name: str) -> Callable[..., Any]:
         return lambda *_, **__: lambda stream: enqueued.append(name)
 
-    monkeypatch.setattr("alpha.backends.cuda.kernels.loss.prepare", stands_for("product"))
+    monkeypatch.setattr("alpha.backends.cuda.kernels.gemm.prepare", stands_for("product"))
     monkeypatch.setattr("alpha.backends.cuda.kernels.loss.cross_entropy", stands_for("loss"))
     monkeypatch.setattr("alpha.backends.cuda.kernels.loss.total", stands_for("sum"))
     monkeypatch.setattr("alpha.backends.cuda.kernels.loss.copy", lambda *_: enqueued.append("copy"))
