@@ -9,8 +9,8 @@ must have a current catch that today's judges still reject. Nothing that was ski
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from alpha.component import Catalogue, Component
@@ -47,14 +47,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checked:
-    """The result. `records`, `probes`, `catches`: how much was looked at; nothing looked at is not a pass. `unrenewed`: catches that are
-    NOT_RUN on today's code and excused (policy.UNRENEWED)."""
+    """The result. `records`, `probes`, `catches`: how much was looked at; nothing looked at is not a pass. `unrenewed`: class of
+    GPUs -> gates and planted faults that are NOT_RUN on today's code there and await renewal (policy.AWAITING)."""
 
     findings: tuple[Finding, ...]
     records: int
     probes: int
     catches: int
-    unrenewed: int = 0
+    unrenewed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -69,12 +69,21 @@ class _Check:
         self.damaged: set[str] = set()
         self.faults = {f.id: f for f in faults}
         self.findings: list[Finding] = []
-        self.records = self.probes = self.catches = self.unrenewed = 0
+        self.records = self.probes = self.catches = 0
+        self.unrenewed = Counter[str]()
         self._digests: dict[tuple[str, str], dict[str, str]] = {}
 
     def say(self, level: str, path: Path, line: int, about: str, what: str, do: str = "") -> None:
         shown = path.relative_to(self.root.parent.parent) if path.is_relative_to(self.root.parent.parent) else path
         self.findings.append(Finding(level, shown.as_posix(), line, about, what, do))
+
+    def not_current(self, machine: str, path: Path, line: int, about: str, what: str, do: str, *, reference: bool) -> None:
+        """What is missing, or older than the code: an error on a reference class, NOT_RUN where its renewal is awaited."""
+        awaiting = policy.awaiting(machine) if reference else ""
+        if awaiting:
+            self.unrenewed[machine] += 1
+            what = f"NOT_RUN on today's code ({what}): {awaiting}"
+        self.say(ERROR if reference and not awaiting else WARNING, path, line, about, what, do)
 
     def digests(self, component: Component, gate: str) -> dict[str, str]:
         key = (component.id, gate)
@@ -105,8 +114,8 @@ class _Check:
                              "name a profile of alpha/registry/gates.py")
                 for gate in policy.owed(component):
                     if gate not in records:
-                        self.say(ERROR, path, 0, f"{component.id} {gate}", "no evidence on the reference class",
-                                 _rerun(component.id, gate))
+                        self.not_current(machine, path, 0, f"{component.id} {gate}", "no evidence on the reference class",
+                                         _rerun(component.id, gate), reference=True)
 
     def record(self, path: Path, number: int, component: Component, record: Record, *, reference: bool) -> None:
         self.records += 1
@@ -118,12 +127,12 @@ class _Check:
         if not judgement.satisfied:
             self.say(ERROR, path, number, about, f"{judgement.verdict}: {'; '.join(judgement.reasons[:5])}",
                      _rerun(component.id, record.gate))
-        elif record.gate in PINNED and reference:
-            self.speed(path, number, component, record, judgement)
         changed = stale(record, self.digests(component, record.gate))
+        if record.gate in PINNED and reference and judgement.satisfied and not (changed and policy.awaiting(record.machine)):
+            self.speed(path, number, component, record, judgement)
         if changed:
-            level = ERROR if reference else WARNING
-            self.say(level, path, number, about, f"stale: {', '.join(changed)} changed since", _rerun(component.id, record.gate))
+            self.not_current(record.machine, path, number, about, f"stale: {', '.join(changed)} changed since",
+                             _rerun(component.id, record.gate), reference=reference)
         elif record.gate == "parity" and component.kind == "kernel":
             self.probes += len(record.probes)
             if not record.probes:
@@ -189,21 +198,21 @@ class _Check:
                 self.say(ERROR, path, number, fault_id, "the catch is by another gate or component than the fault names", _catch(fault_id))
                 continue
             changed = stale_names(catch, self.digests(component, fault.gate), fault)
-            excused = policy.UNRENEWED.get(fault_id, "") if family(component) == "cuda" and not fault.source else ""
-            if changed and reference and excused:
-                self.unrenewed += 1
-                self.say(WARNING, path, number, fault_id, f"NOT_RUN on today's code: {excused}", _catch(fault_id))
-            elif changed:
-                level = ERROR if reference else WARNING
-                self.say(level, path, number, fault_id, f"stale catch: {', '.join(changed)} changed since", _catch(fault_id))
-            elif reference and excused:
-                self.say(ERROR, path, number, fault_id, "its catch is current, so nothing excuses it", "take it off UNRENEWED in policy.py")
+            if changed:
+                self.not_current(machine, path, number, fault_id, f"stale catch: {', '.join(changed)} changed since", _catch(fault_id),
+                                 reference=reference)
         if reference:
             for fault_id in sorted(self.faults.keys() - recorded.keys()):
                 if not self._owed_by(fault_id, machine):
                     continue
-                self.say(ERROR, path, 0, fault_id, "no gate is recorded to have rejected this planted fault", _catch(fault_id))
+                self.not_current(machine, path, 0, fault_id, "no gate is recorded to have rejected this planted fault", _catch(fault_id),
+                                 reference=True)
 
+    def awaited(self, machine: str) -> None:
+        """A reference class whose renewal is awaited has something to renew."""
+        if policy.awaiting(machine) and not self.unrenewed[machine]:
+            self.say(ERROR, self.root / machine, 0, machine, "its evidence is current, so nothing excuses it",
+                     "take it off AWAITING in alpha/registry/policy.py")
 
     def mutants(self) -> None:
         """The committed scores of seeded mutants: there, whole, current, no lower than the pinned one."""
@@ -267,7 +276,9 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Seq
     for machine in found:
         work.files(machine, reference=machine in owing.values())
         work.catches_of(machine, reference=machine in owing.values())
-    return Checked(tuple(work.findings), work.records, work.probes, work.catches, work.unrenewed)
+        if machine in owing.values():
+            work.awaited(machine)
+    return Checked(tuple(work.findings), work.records, work.probes, work.catches, dict(work.unrenewed))
 
 
 WARNINGS = 5
@@ -287,7 +298,9 @@ def plain(checked: Checked) -> str:
     lines += [f"WARNING {folder}: {n - WARNINGS} more warnings\n        do: {do}" for folder, n in sorted(left.items()) if n > WARNINGS]
     errors = sum(f.level == ERROR for f in checked.findings)
     counts = f"{checked.records} records, {checked.probes} probes and {checked.catches} catches looked at"
-    counts += f", {checked.unrenewed} of them NOT_RUN on today's code" if checked.unrenewed else ""
+    lines += [f"NOT_RUN {machine}: {n} gates and planted faults await renewal: {policy.awaiting(machine)}\n"
+              "        do: run `alpha gate run --stale --ship` and `alpha gate catches --ship` on such a machine"
+              for machine, n in sorted(checked.unrenewed.items())]
     lines.append(f"{'PASS' if checked.ok else 'FAIL'}: {errors} error{'s' if errors != 1 else ''}, "
                  f"{len(checked.findings) - errors} warnings; {counts}" + ("" if checked.records else ": nothing was there to check"))
     return "\n".join(lines)

@@ -1,38 +1,28 @@
-"""Catches on the GPU that are older than the code (policy.UNRENEWED): told as NOT_RUN, for nothing else, and no longer than they are."""
+"""Classes of GPUs whose evidence is older than the code (policy.AWAITING): told as NOT_RUN, closed, and no class of CPUs among them."""
+
+import re
+from pathlib import Path
 
 import pytest
-from test_cuda_host import FAULTS
 
-from alpha.registry import check, policy
-from alpha.registry.check import ERROR, WARNING
+import alpha
+from alpha.registry import policy
 from alpha.registry.evidence import reference_classes, shipped_root
-from alpha.registry.faults import load_faults
-from alpha.registry.package import Package
-from alpha.train.catalogue import catalogue
+from alpha.registry.machine import machine_class
 
 
-def _found(monkeypatch: pytest.MonkeyPatch, changed: list[str]) -> dict[str, set[tuple[str, str]]]:
-    """Level -> (fault, what is said of it), where this is what changed since every catch."""
-    monkeypatch.setattr(check, "stale_names", lambda catch, digests, fault: changed)
-    work = check._Check(catalogue(), shipped_root(), lambda record: [], load_faults(), Package())
-    monkeypatch.setattr(work, "digests", lambda component, gate: {})
-    work.catches_of(reference_classes(shipped_root())["cuda"], reference=True)
-    return {level: {(f.about, f.what) for f in work.findings if f.level == level} for level in (ERROR, WARNING)}
+def test_only_the_reference_class_of_gpus_may_await_renewal() -> None:
+    assert policy.AWAITING.keys() <= {reference_classes(shipped_root())["cuda"]} and all(why.strip() for why in policy.AWAITING.values())
 
 
-def test_each_is_rejected_on_the_emulated_gpu_in_every_run() -> None:
-    assert policy.UNRENEWED.keys() <= FAULTS.keys(), "test_cuda_host.py plants the others"
-    assert all(not FAULTS[f].source and why.strip() for f, why in policy.UNRENEWED.items())
+def test_no_class_of_cpus_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "AWAITING", {machine_class().key: "later", "cuda_sm90_H200": "later"})
+    assert not policy.awaiting(machine_class().key) and policy.awaiting("cuda_sm90_H200") == "later"
 
 
-def test_only_these_may_be_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = _found(monkeypatch, ["implementation"])
-    assert {about for about, _ in found[WARNING]} == policy.UNRENEWED.keys()
-    assert all(what.startswith("NOT_RUN on today's code") for _, what in found[WARNING])
-    assert {about for about, _ in found[ERROR]} == {f.id for f in load_faults() if catalogue()[f.component].backend == "cuda"
-                                                    } - policy.UNRENEWED.keys()
-
-
-def test_an_excuse_that_is_not_needed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = _found(monkeypatch, [])
-    assert found[ERROR] == {(f, "its catch is current, so nothing excuses it") for f in policy.UNRENEWED} and not found[WARNING]
+def test_only_the_merge_gate_asks() -> None:
+    """What a run may use is decided without the list."""
+    package = Path(alpha.__file__).parent
+    named = re.compile(r"\bAWAITING\b|policy\.awaiting\b")
+    asking = {p.relative_to(package).as_posix() for p in package.rglob("*.py") if named.search(p.read_text())}
+    assert asking == {"registry/policy.py", "registry/check.py", "gates/contracts/registry/check.py"}

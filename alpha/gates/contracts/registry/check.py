@@ -261,9 +261,8 @@ def _loosened(rng: np.random.Generator) -> Measured:
     _red(checks, "a catch of a fault that does not exist", lambda c: None, "does not exist", faults=())
     _red(checks, "a catch of another text of the fault", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
     _red(checks, "a catch by another gate", lambda c: None, "another gate", faults=(replace(FAULT, gate="faults"),))
-    with mock.patch.object(policy, "UNRENEWED", {FAULT.id: "later"}):
-        _red(checks, "an excuse for a fault that is none of the GPU's host code", lambda c: None, "stale catch: fault",
-             faults=(replace(FAULT, replace="c"),))
+    with mock.patch.object(policy, "AWAITING", {HERE.key: "later"}):
+        _red(checks, "an excuse for a class of CPUs", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
     _red(checks, "an error without text", lambda c: c.catch([], record=None, error=""), "would now pass")
 
     def edited(c: _Committed) -> None:
@@ -280,6 +279,31 @@ def _loosened(rng: np.random.Generator) -> Measured:
         path.write_text(path.read_text()[:-1])
         checks.raises(CorruptError, "a torn file of catches", lambda: load_catches(committed.root, HERE.key))
         save_catches([], committed.root)
+    return checks.measured()
+
+
+def _awaited(rng: np.random.Generator) -> Measured:
+    """A class whose renewal is awaited: what is old or missing is told as NOT_RUN and counted. All else stays an error, and so is an entry
+    that is not needed."""
+    checks = Checks()
+    two = (FAULT, replace(FAULT, id="made.other"))
+    with mock.patch.object(policy, "awaiting", lambda machine: "later" if machine == HERE.key else ""):
+        _red(checks, "an excuse with nothing to renew", lambda c: None, "nothing excuses it")
+        _red(checks, "a failing record, awaited",
+             lambda c: c.write(replace(c.record("parity"), cases=[parity_case(ratio=9.0)], declared=1)), "FAIL")
+        _red(checks, "a recorded fault that passes, awaited", lambda c: c.catch([parity_case(ratio=0.5)]), "would now pass")
+        with folder() as at:
+            committed = _Committed(at)
+            committed.write(replace(committed.record("faults"), digests={"implementation": "older"}),
+                            replace(committed.record("perf"), digests={"implementation": "older"}))
+            path = committed.path(BASE.id)
+            path.unlink()
+            found = committed.check(faults=two)
+            told = [f for f in found.findings if f.what.startswith("NOT_RUN on today's code")]
+            checks.that(found.ok and {f.level for f in found.findings} == {WARNING}, f"awaited: {plain(found)[:150]}")
+            owed = len(policy.owed(BASE))
+            checks.that(found.unrenewed == {HERE.key: len(told)} and len(told) == 3 + owed, f"{found.unrenewed}, {len(told)} told")
+            checks.that(f"NOT_RUN {HERE.key}: {len(told)} gates and planted faults await renewal" in plain(found), plain(found)[-200:])
     return checks.measured()
 
 
@@ -367,6 +391,7 @@ CASES: dict[str, dict[str, list[Case]]] = {
         "parity": [("sound evidence is green", _green), ("digests twice", _current)],
         "determinism": [("printed", _printed)],
         "faults": [("seeded mutants", _mutants), ("edited metric or verdict", _edited), ("evidence of other code or class", _foreign),
-                   ("loosened tolerance", _loosened), ("slow or unpinned", _speed), ("skipped or renamed case", _skipped)],
+                   ("loosened tolerance", _loosened), ("renewal awaited", _awaited), ("slow or unpinned", _speed),
+                   ("skipped or renamed case", _skipped)],
     },
 }
