@@ -482,7 +482,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_other_sites_get_nothing(serve
 
 def test_a_missing_extra_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MachineError, match=r"pip install 'alpha\[dashboard\]'") as error:
+    with pytest.raises(MachineError, match=r"pip install --editable '\.\[dashboard\]'") as error:
         command.serve(tmp_path)
     assert error.value.exit_code == 3
 

@@ -119,7 +119,7 @@ def test_what_fails_once_is_not_pinned_from_too_few(tmp_path: Path) -> None:
 
 def test_pinning_measures_in_fresh_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command, over one small kernel, as it runs; the record that follows is judged by what it wrote."""
-    monkeypatch.setattr(pin, "shipped_root", lambda: tmp_path / "evidence")
+    monkeypatch.setattr(pin, "shipped_pins", lambda: Pins(tmp_path / "perf"))
     out = Console(file=StringIO(), width=160)
     assert commands.cmd_pin(["relu.f32.cpu"] if "relu.f32.cpu" in catalogue() else [KERNEL], measurements=5, console=out) == 0
     key = key_of(machine_class().key, processor())

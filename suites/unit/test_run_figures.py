@@ -213,7 +213,7 @@ def test_another_kernel_has_another_hash(monkeypatch: pytest.MonkeyPatch) -> Non
     from dataclasses import replace
 
     component = catalogue()["gelu.bf16.sm90"] if "gelu.bf16.sm90" in catalogue() else next(c for c in catalogue() if c.binaries is not None)
-    program = type("P", (), {"components": lambda self: (component.id,)})()
+    program = type("P", (), {"kernels": lambda self: (component.id,)})()
     before = provenance.kernel_hashes(program, {component.id: component})  # type: ignore[arg-type]
     other = replace(component, binaries=lambda: {"a.cu": "00"})
     assert before != provenance.kernel_hashes(program, {component.id: other})  # type: ignore[arg-type]
