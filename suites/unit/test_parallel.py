@@ -29,7 +29,7 @@ import pytest
 
 def nap(name, seed):
     began = time.monotonic()
-    time.sleep(0.4)
+    time.sleep(0.6 if name.endswith("alone") else 0.4)
     told = {"began": began, "ended": time.monotonic(), "seed": seed, "worker": os.environ["PYTEST_XDIST_WORKER"]}
     (Path(__file__).parent / f"{name}.json").write_text(json.dumps(told))
 """
