@@ -6,6 +6,7 @@ Elements that tie for the maximum share the cotangent equally: a subgradient, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,8 +50,16 @@ def _bwd(x: np.ndarray, attrs: dict[str, object], dy: np.ndarray, name: str) -> 
     return Sample(name=name, inputs=(np.resize(dy, y.shape), x, y), attrs=attrs)
 
 
+def _apart(sample: Sample, rng: np.random.Generator) -> Sample:
+    """The sample with as many values of its scale, evenly spaced and shuffled: where two values tie there is no derivative to compare."""
+    x = sample.inputs[0]
+    if sample.wrt == ():  # no derivative is asked for
+        return sample
+    return replace(sample, inputs=(np.abs(x).max() * ((2 * rng.permutation(x.size) + 1) / x.size - 1).reshape(x.shape),))
+
+
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
-    yield from samples_reduction(rng)
+    yield from (_apart(sample, rng) for sample in samples_reduction(rng))
     yield Sample(name="negative", inputs=(-1 - rng.random((5, 7)),), attrs={"axis": 1, "keepdims": False})
 
 
