@@ -3,6 +3,8 @@
 # make test-all set up, then everything
 # make kernels  set up with the pinned CUDA compiler from PyPI, then compile every GPU kernel and compare with what is committed
 PYTHON ?= python3
+# Tests run as the CPU class whose evidence ships; `make test ALPHA_CPU=` takes all that this CPU has, and measures its gates first.
+test test-all gates: export ALPHA_CPU ?= avx2
 VENV := .venv
 BIN := $(VENV)/bin
 # Two workers: tests that must not be disturbed are marked `alone`, and the other worker waits for them (alpha/gates/plugin.py).
@@ -44,8 +46,10 @@ lint: setup
 	@$(BIN)/ruff check alpha suites
 	@$(BIN)/mypy
 
+# 3: the lines of evidence that changed are of another class of machines, or there is no history to tell by.
 gates: setup
 	@$(BIN)/alpha gate check
+	@$(BIN)/alpha gate audit --changed || test $$? = 3
 
 clean:
 	rm -rf $(VENV) .alpha runs build

@@ -15,7 +15,7 @@ from alpha.errors import GraphError, InputError
 from alpha.types import Attrs, TensorType
 
 KINDS = ("kernel", "pass", "sampler", "tokenizer", "corpus", "split", "shards", "executor", "checkpoint", "model", "program",
-         "optimizer", "schedule", "evidence", "flops", "yardstick")
+         "optimizer", "schedule", "evidence", "flops", "baseline")
 """Closed list of kinds: what a component is. Which gates it owes says its profile."""
 
 SHAPE = 1
@@ -76,7 +76,7 @@ class Component:
     `launches`: of what runs whole Programs, the kernels among which they choose; evidence binds to those that they may launch.
     `inplace`: (output index, input index) pairs that may share memory when the planner proves that the input dies here.
     `scratch`: bytes of scratch the kernel needs, from (input types, attrs, threads); the planner reserves exactly that.
-    `calls`: of a kernel of the GPU, what gates and benchmarks call it on beside its row's samples (backends/cuda/calls.py).
+    `calls`: of a kernel, what gates and benchmarks call it on beside its row's samples (calls.py of its back end).
     `contract`: dotted module whose `CASES[id][gate]` lists the cases of a component that has no op row:
     `CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measured]]]]]`.
     """

@@ -22,8 +22,8 @@ from alpha.files import path_problem, read_regular
 from alpha.tomlfile import parse_toml
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "gpt": ("dropout",),
-    "llama": ("kv_heads", "hidden", "rope_base"),
+    "gpt": ("norm_eps", "dropout"),
+    "llama": ("norm_eps", "head_dim", "kv_heads", "attention_bias", "hidden", "rope_base", "rope_scaling"),
 }
 """Family of models (a file of alpha/models) -> the keys of [model] that not every family has."""
 
@@ -89,11 +89,19 @@ class Model:
     heads: int = key(doc="query heads; divide the width", least=1, most=4096)
     positions: int = key(0, doc="longest sequence the model has positions for; 0 = data.sequence", unit="tokens", least=0,
                          most=1 << 24)
+    vocab_size: int = key(0, doc="ids of embedding and head, at least the tokenizer's; 0 = the tokenizer's", unit="ids", least=0,
+                     most=1 << 31)
     tied: bool = key(True, doc="the head shares the embedding's weights")
+    norm_eps: float = key(1e-5, doc="added to the variance, or to the mean square, in a norm", above=0.0, most=1.0)
+    head_dim: int = key(0, doc="width of a head; 0 = width / heads", unit="channels", least=0, most=1 << 16)
     kv_heads: int = key(0, doc="key and value heads; divide `heads`; 0 = heads", least=0, most=4096)
+    attention_bias: str = key("none", doc="which of attention's products have a bias: none, qkv (queries, keys and values), or all "
+                              "(the one behind attention, too)", choices=("none", "qkv", "all"))
     hidden: int = key(0, doc="inner width of SwiGLU; 0 = 8/3 width rounded up to a multiple of 32", unit="channels", least=0,
                       most=1 << 22)
     rope_base: float = key(500000.0, doc="base of the rotary frequencies", above=1.0)
+    rope_scaling: tuple[float, ...] = key((), doc="none; [factor], which divides every rotary frequency; or Llama 3's [factor, "
+                                          "low_freq_factor, high_freq_factor, original_max_position_embeddings]; on the CPU alone")
     window: int = key(0, doc="keys that a query sees, itself included; 0 = all before it", unit="tokens", least=0, most=1 << 24)
     z_loss: float = key(0.0, doc="weight of the squared log-normaliser added to the loss", least=0.0)
     dropout: float = key(0.0, doc="share of activations dropped while training", least=0.0, most=0.9)
@@ -103,13 +111,21 @@ class Model:
 class Data:
     """The text and how it is cut."""
 
-    corpus: str = key("stdlib", doc="`stdlib` (source of the installed Python standard library), a folder, a file or a glob")
+    corpus: str = key("stdlib", doc="`stdlib` (source of the installed Python standard library), a folder (its text files, or prepared), "
+                      "a file, a glob")
+    mixture: str = key("", doc="in place of `corpus`: several of them and their weights, such as `texts/a:0.7, texts/b:0.3`")
     tokenizer: str = key("bpe", doc="bytes (257 ids) or byte-level BPE trained on the train split", choices=("bytes", "bpe"))
-    vocab: int = key(512, doc="ids of the BPE tokenizer; `bytes` always has 257", unit="ids", least=258, most=1 << 16)
+    vocab: int = key(512, doc="ids of the BPE tokenizer; `bytes` always has 257", unit="ids", least=258, most=1 << 31)
+    tokenizer_file: str = key("", doc="in place of `tokenizer` and `vocab`: a Hugging Face tokenizer.json, or a tokenizer that Alpha saved")
+    tokenizer_end: str = key("", doc="name of the token that ends a text in that tokenizer.json; empty = a known one")
     sample: int = key(4_000_000, doc="most text that the BPE tokenizer is trained on", unit="bytes", least=1)
-    validation: float = key(0.05, doc="share of files held out for validation", above=0.0, most=0.5)
+    validation: float = key(0.05, doc="share of files held out for validation; of one file its end", above=0.0, most=0.5)
     sequence: int = key(128, doc="tokens of one training sequence", unit="tokens", least=2, most=1 << 20)
+    packing: str = key("windows", doc="what a sequence holds: a window of the stream, which cuts documents, or whole documents and padding",
+                       choices=("windows", "documents"))
     documents: bool = key(False, doc="attention does not cross from one document into the next")
+    prefetch: int = key(2, doc="microbatches that a thread makes ahead; 0 = each is made when it is read", least=0, most=1024)
+    baseline: bool = key(True, doc="an order-2 byte model is fitted at the end, to compare bits per byte with")
     cache: str = key(".alpha/data", doc="folder of tokenizers and token shards; safe to delete")
 
 
@@ -118,8 +134,11 @@ class Train:
     """The steps."""
 
     steps: int = key(doc="optimizer steps", unit="steps", least=1, most=MOST_STEPS)
+    start_from: str = key("", doc="what parameters begin from: a run's, `RUN` or `RUN@STEP`; a model of Hugging Face, `hf:FOLDER`; "
+                          "empty = drawn by the seed")
     batch: int = key(doc="sequences of one step, all shards together", unit="sequences", least=1, most=1 << 20)
     shards: int = key(1, doc="logical shards S, a power of two; part of the numerics, not of the machine", least=1, most=1024)
+    zero: int = key(0, doc="1: of many ranks each holds its cut of the optimizer's state (ZeRO-1); 0: all of it", least=0, most=1)
     precision: str = key(
         "f32",
         doc="compute type: f32, or bf16 with f32 weights, moments, gradients and sums (docs/numerics.md)",
@@ -135,6 +154,9 @@ class Train:
     sample_every: int = key(0, doc="steps between samples of text; 0 = only at the end", unit="steps", least=0)
     checkpoint_every: int = key(200, doc="steps between checkpoints; 0 = only at the end", unit="steps", least=0)
     keep: int = key(2, doc="checkpoints kept", least=1)
+    keep_every: int = key(0, doc="checkpoints of steps that this divides are kept beside them; 0 = none", unit="steps", least=0)
+    verify: int = key(200, doc="steps between spot checks, in which launches are recomputed and all of the state is hashed; 0 = none",
+                      unit="steps", least=0)
     profile: int = key(20, doc="steps of the run that are profiled launch by launch, spread evenly; 0 = none", unit="steps", least=0)
 
 
@@ -161,6 +183,16 @@ class Machine:
 
     backend: str = key("cpu", doc="cpu computes in f32, cuda in bf16", choices=tuple(COMPUTES))
     threads: int = key(0, doc="worker threads; 0 = the cores this process may use", least=0, most=256)
+    debug: str = key("off", doc="of many ranks: check each collective against its row, log each, trace those of every step, or all three",
+                     choices=("off", "check", "log", "trace", "all"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """Where else the metrics go. Each client is a process beside the run; whether it works changes nothing of the run."""
+
+    tensorboard: bool = key(False, doc="event files in `tensorboard/` of the run directory (extra `tensorboard`)")
+    wandb: bool = key(False, doc="Weights & Biases, project `alpha` (extra `wandb`)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +205,7 @@ class Config:
     train: Train
     optim: Optim
     machine: Machine = field(default_factory=Machine)
+    log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:
         for name, section in self.sections():
@@ -196,11 +229,28 @@ class Config:
             "change model.kv_heads",
         )
         _rule(
-            "rope_base" not in FAMILIES[m.family] or (m.width // m.heads) % 2 == 0,
+            "rope_base" not in FAMILIES[m.family] or self.head_dim % 2 == 0,
             "rotary positions need an even head size",
-            f"width {m.width} / heads {m.heads} = {m.width // m.heads}",
+            f"head_dim {m.head_dim}" if m.head_dim else f"width {m.width} / heads {m.heads} = {self.head_dim}",
             "an even number",
-            "change model.heads or model.width",
+            "change model.head_dim" if m.head_dim else "change model.heads or model.width",
+        )
+        s = m.rope_scaling
+        _rule(
+            len(s) in (0, 1, 4) and all(LEAST_FLOAT <= x <= MOST_FLOAT for x in s) and (
+                len(s) < 4 or (s[1] < s[2] and s[3].is_integer())),
+            "model.rope_scaling is none of its forms",
+            list(s),
+            "[], [factor], or [factor, low_freq_factor, high_freq_factor, original_max_position_embeddings]: all above 0, low below high, "
+            "the last a whole number",
+            "for example [8.0, 1.0, 4.0, 8192]",
+        )
+        _rule(
+            not s or self.machine.backend != "cuda",
+            "model.rope_scaling has no kernel on cuda",
+            f"rope_scaling = {list(s)}",
+            "no scaling there",
+            "train it on the CPU, or leave model.rope_scaling out",
         )
         _rule(
             not m.positions or d.sequence <= m.positions,
@@ -301,6 +351,11 @@ class Config:
         return self.model.positions or self.data.sequence
 
     @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.model.head_dim or self.model.width // self.model.heads
+
+    @property
     def hidden(self) -> int:
         """Inner width of SwiGLU."""
         return self.model.hidden or (8 * self.model.width + 95) // 96 * 32
@@ -336,20 +391,25 @@ class Config:
         free = {
             "run.name",
             "run.out",
+            "data.baseline",
             "data.cache",
+            "data.prefetch",
             "train.eval_every",
             "train.eval_windows",
             "train.final_windows",
             "train.sample_every",
             "train.checkpoint_every",
             "train.keep",
+            "train.keep_every",
             "train.profile",
+            "train.verify",
             "train.replay",
+            "train.zero",
         }
         lines = [
             f"{name}.{f.name} = {_toml(getattr(section, f.name))}"
             for name, section in self.sections()
-            if name != "machine"
+            if name not in ("machine", "log")
             for f in fields(section)
             if f"{name}.{f.name}" not in free
         ]
@@ -440,7 +500,7 @@ def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
     """`value` as the type `hint`; an integer may stand for a float, nothing else is converted."""
     if get_origin(hint) is tuple:
         inner = get_args(hint)[0]
-        if isinstance(value, list):
+        if isinstance(value, (list, tuple)):
             return tuple(_typed(f"{name}[{i}]", x, inner, where) for i, x in enumerate(value))
     elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         try:

@@ -2,7 +2,8 @@
 
 Every error says which invariant broke (`what`), what came, what would be right (`expected`) and what to do next (`do`).
 The exit code of the command line is a property of the error's class, so that no caller has to map it:
-0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked, or nothing that was asked for could run.
+0 done; 1 a verdict said no; 2 bad input; 3 the machine lacks what was asked, or nothing that was asked for could run; 4 a spot check of
+a run failed.
 """
 
 from __future__ import annotations
@@ -70,8 +71,25 @@ class NonFiniteError(VerdictError):
     """A value became NaN or infinite; `what` names node, op and the model's source line."""
 
 
+class SpotCheckError(VerdictError):
+    """What a run computed is not what its operands give, or memory changed by itself (exit code 4). `what` names op, rank, step and the
+    model's source line, `came` the place."""
+
+    exit_code = 4
+
+
 class GraphError(VerdictError):
     """A graph, plan or program breaks one of its invariants (a defect of a pass, never of the user's input)."""
+
+
+class RankError(VerdictError):
+    """Another rank died, stopped, never came, or does something else than this one. `rank`: the one at fault, -1 where none is alone;
+    `op`: the collective in which that was seen, '' outside of any; `step`: the training step, -1 before the first."""
+
+    def __init__(self, what: str, *, rank: int = -1, op: str = "", step: int = -1, came: object = None, expected: object = None,
+                 do: str | None = None) -> None:
+        self.rank, self.op, self.step = rank, op, step
+        super().__init__(what, came=came, expected=expected, do=do)
 
 
 class InputError(AlphaError):

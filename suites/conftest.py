@@ -1,13 +1,16 @@
 """All suites run under the gates' plugin: it finds the components, keeps evidence and counts what was executed."""
 
+import ctypes
+import json
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import warm
 
 from alpha.train import peak
 
@@ -15,6 +18,9 @@ pytest_plugins = ["alpha.gates.plugin"]
 
 INHERITED = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_NUMERIC", "LC_TIME", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR",
              "PYTHONIOENCODING", "PYTHONUTF8")  # fmt: skip
+
+KEPT = 1 << 25
+"""Bytes: freed memory up to here is kept for the next array. glibc takes no larger threshold."""
 
 
 def pytest_configure() -> None:
@@ -28,18 +34,29 @@ def pytest_configure() -> None:
         os.environ.pop(name, None)
     os.environ["LC_ALL"], os.environ["TZ"], os.environ["TERM"] = "C.UTF-8", "UTC", "dumb"
     time.tzset()
+    keep_memory()
+
+
+def keep_memory() -> None:
+    """glibc gives the memory of a large array back when it is freed, and the next array pays for fresh pages. That takes a third of the
+    time of oracles. Here and in processes that tests start it is kept. Another C library is left as it is."""
+    thresholds = {"MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30), "MALLOC_MMAP_THRESHOLD_": (-3, KEPT)}  # numbers of <malloc.h>
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for name, (number, threshold) in thresholds.items():
+        os.environ[name] = str(threshold)
+        if mallopt is not None:
+            mallopt(number, threshold)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Runs that tests train measure the machine's peak with few and small products and copies: it takes three quarters of a tiny run.
-    A gate measures what a run does, so there it stays whole."""
+    """Runs that tests train measure the machine's peak quickly, as those of warm interpreters do. A gate measures what a run does, so there
+    it stays whole."""
     if item.get_closest_marker("gate") is not None:
         return (yield)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peak, "REPEATS", 5)
-        patch.setattr(peak, "COPIES", 1)
-        patch.setattr(peak, "COPY_BYTES", 1 << 20)
+        for name, value in warm.PEAK.items():
+            patch.setattr(peak, name, value)
         return (yield)
 
 
@@ -53,5 +70,36 @@ def small_corpus() -> Callable[[Path], None]:
         rng = random.Random(1)
         for i in range(12):
             (folder / f"{i}.txt").write_text("\n".join(" ".join(rng.choices(words, k=8)) for _ in range(60)))
+
+    return write
+
+
+Settings = Mapping[str, object]
+SMALL: Settings = {
+    "run.name": "r", "model.family": "gpt", "model.layers": 1, "model.width": 16, "model.heads": 2, "data.tokenizer": "bytes",
+    "data.validation": 0.3, "data.sequence": 16, "train.batch": 4, "optim.lr": 1e-2, "machine.threads": 1,
+}  # fmt: skip
+"""Keys of the smallest run that does all that runs do; a second on one core."""
+
+
+@pytest.fixture(scope="session")
+def small_run() -> Callable[..., Path]:
+    """A function of a folder and settings (section.key -> value), which go before those of SMALL. It writes a run file, `file`, beside
+    twelve files of text, and returns its path. Runs, cache and text lie in the folder."""
+
+    def write(folder: Path, settings: Settings, *, file: str = "run.toml") -> Path:
+        if not (folder / "text").exists():
+            (folder / "text").mkdir()
+            for i in range(12):
+                (folder / "text" / f"{i}.txt").write_text(f"def f{i}(x):\n    return x + {i}\n\n" * 40)
+        places = {"run.out": folder / "runs", "data.corpus": folder / "text", "data.cache": folder / "cache"}
+        values = {**SMALL, **{key: place.as_posix() for key, place in places.items()}, **settings}
+        sections: dict[str, list[str]] = {}
+        for dotted, value in values.items():
+            section, _, key = dotted.partition(".")
+            sections.setdefault(section, []).append(f"{key} = {json.dumps(value)}")
+        path = folder / file
+        path.write_text("\n".join("\n".join([f"[{section}]", *lines]) for section, lines in sections.items()) + "\n")
+        return path
 
     return write

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 
 from alpha.errors import InputError, NonFiniteError
 from alpha.graph.plan import Plan, Ref
 from alpha.types import NUMPY
+
+
+class Inspector(Protocol):
+    """Looks at every launch of the Plans that an executor runs while it has one. `read`: the tensor at a planned place, to read only; it
+    may be a view of memory that later launches write. What it raises ends the run of the Plan there."""
+
+    def before(self, plan: Plan, index: int, read: Callable[[Ref], np.ndarray]) -> None:
+        """Launch `index` of `plan` comes next."""
+    def after(self, plan: Plan, index: int, read: Callable[[Ref], np.ndarray]) -> None:
+        """It has run."""
 
 
 def check_inputs(plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:

@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alpha import config
-from alpha.bench import docs, kernel, record, step
+from alpha.bench import data, docs, kernel, record, step
 from alpha.bench.peer import Peer
 from alpha.component import Component
 from alpha.cuda_runtime.launch import LOADED
@@ -34,7 +35,7 @@ from alpha.registry.gpu import class_here, gpu_environment, why_not_here
 from alpha.registry.judge import SLOWDOWN
 from alpha.registry.machine import environment
 from alpha.train.catalogue import catalogue
-from alpha.train.console import Talk
+from alpha.train.console import Printer
 
 READERS = ("run", "docs")
 """What only reads what was measured, with libraries for tables."""
@@ -42,18 +43,24 @@ READERS = ("run", "docs")
 
 def arguments(p: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    p.add_argument("what", metavar="ID | products | attention | bandwidth | step | run | docs",
-                   help="a kernel of `alpha gate list`, wildcards allowed; a group of them; `step`: a whole training step; `run`: the "
-                        "figures of a run; `docs`: fill README and docs from the records")
-    p.add_argument("source", nargs="?", type=path_argument, metavar="RUN", help="with `step`: the run file; with `run`: the run directory")
+    p.add_argument("what", metavar="ID | products | attention | bandwidth | step | comm | data | run | docs",
+                   help="a kernel of `alpha gate list`, wildcards allowed; a group of them; `step`: a whole training step; `comm`: "
+                        "collectives among ranks of this machine; `data`: how fast a run's batches are made; "
+                        "`run`: the figures of a run; `docs`: fill README and docs from the "
+                        "records")
+    p.add_argument("source", nargs="?", type=path_argument, metavar="RUN",
+                   help="with `step` and `data`: the run file; with `run`: the run directory")
     p.add_argument("--peers", action="store_true", help="PyTorch beside it, in a process of its own; one that is missing or fails says why")
     p.add_argument("--peer-python", metavar="PYTHON", default=sys.executable, help="the Python that has PyTorch (default: this one)")
     p.add_argument("--variant", default="*", metavar="PATTERN", help="with `step`: only PyTorch's variants of this name (default: all)")
     p.add_argument("--rounds", type=int, metavar="N", help=f"rounds of blocks (default: {kernel.ROUNDS}; step: {step.ROUNDS})")
     p.add_argument("--budget", type=float, metavar="SECONDS", help="begin nothing more after this time, and list what was not measured")
     p.add_argument("--case", default="*", metavar="PATTERN", help="only calls of this name, such as 'fwd-*' (default: all)")
-    p.add_argument("--steps", type=int, metavar="N", help=f"with `step`: steps of a block (default: those of {step.SECONDS} s)")
-    p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="with `step`: override one key; may be repeated")
+    p.add_argument("--steps", type=int, metavar="N", help=f"with `step`: steps of a block (default: those of {step.SECONDS} s); "
+                   f"with `data`: steps (default: {data.STEPS})")
+    p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
+                   help="with `step` and `data`: override one key; may be repeated")
+    p.add_argument("--ranks", type=int, default=2, metavar="N", help="with `comm`: processes (default: 2)")
     p.add_argument("--against", metavar="TREE", help="today's kernel against that of another source tree or git revision: a verdict")
     p.add_argument("--json", type=path_argument, metavar="FILE", help="write the figures as JSON too")
     p.add_argument("--record", action="store_true", help="keep the figures under baselines/bench, from a clean commit, for docs to quote; "
@@ -79,6 +86,10 @@ def run(args: argparse.Namespace) -> int:
         return _run(args, console)
     if args.what == "step":
         return _step(args, console)
+    if args.what == "comm":
+        return _comm(args, console)
+    if args.what == "data":
+        return _data(args, console)
     if args.source is not None:
         raise InputError("a run file is for `alpha bench step`", came=f"{args.what} {args.source}", expected="a component id alone")
     chosen = components(args.what)
@@ -119,7 +130,7 @@ def _kernels(args: argparse.Namespace, chosen: Sequence[Component], console: Con
     def all_with(peer: Peer | None) -> None:
         for c in chosen:
             results.extend(kernel.bench(c, catalogue(), peer, rounds=args.rounds or kernel.ROUNDS, pattern=args.case,
-                                        deadline=deadline, said=lambda r: show(r, console)))
+                                        deadline=deadline, on_result=lambda r: show(r, console)))
 
     here = class_here(chosen[0])
     facts = {"machine": here.describe() if here is not None else "", "flops": VERSION}
@@ -155,7 +166,7 @@ def _step(args: argparse.Namespace, console: Console) -> int:
     if why:
         raise MachineError("NOT_RUN: this run cannot run on this machine", came=f"backend {cfg.machine.backend} {why}",
                            expected="an H100 or H200 with its driver", do="take such a machine, or a run file for the CPU")
-    with Talk().doing("building, checking and timing"):
+    with Printer().doing("building, checking and timing"):
         result = step.bench(cfg, catalogue(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps,
                             budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant))
     show_step(result, console)
@@ -166,6 +177,36 @@ def _step(args: argparse.Namespace, console: Console) -> int:
             "hardware": result.hardware, "config": cfg.resolved().splitlines(),
             "flops": {"version": VERSION, "convention": CONVENTION, **result.flops}, "step": _plain(result)})
     return 1 if result.why else 0
+
+
+def _comm(args: argparse.Namespace, console: Console) -> int:
+    if args.source is not None or args.against or args.record or args.peers:
+        raise InputError("`alpha bench comm` takes --ranks, --case, --rounds and --json", came="another argument",
+                         do="leave out the others")
+    from alpha.bench import comm  # a process without ranks maps no library for them
+
+    result = comm.bench(args.ranks, args.case, calls=args.rounds)
+    console.print(environment()["cpu"])
+    comm.show(result, console)
+    if args.json:
+        _write(args.json, {"comm": result})
+    return 0
+
+
+def _data(args: argparse.Namespace, console: Console) -> int:
+    if args.source is None or args.against or args.record or args.peers:
+        raise InputError("`alpha bench data` takes a run file, --set, --steps and --json", came=args.source or "no run file",
+                         expected="alpha bench data RUN.toml")
+    cfg = config.load(Path(args.source), args.set)
+    found = data.bench(cfg, args.steps or data.STEPS)
+    console.print(environment()["cpu"])
+    for r in found:
+        disk = "not told" if r.disk is None else f"{r.disk / 1e6:,.1f} MB"
+        console.print(f"{r.cache} page cache: {r.wall:,.0f} tokens/s, {r.core:,.0f} a core; {r.steps} steps, {r.tokens:,} tokens, "
+                      f"{disk} from the disk")
+    if args.json:
+        _write(args.json, {"data": found})
+    return 0
 
 
 def _keep(machine: str, subject: str, console: Console, commit: str, body: Mapping[str, Any]) -> None:
@@ -199,11 +240,11 @@ def _docs(args: argparse.Namespace, console: Console) -> int:
     found = docs.problems()
     for line in found:
         console.print(line)
-    return 1 if found or _strangers(console) else 0
+    return 1 if found or _unknown_commits(console) else 0
 
 
-def _strangers(console: Console) -> bool:
-    found = docs.strangers()
+def _unknown_commits(console: Console) -> bool:
+    found = docs.unknown_commits()
     for line in found:
         console.print(line)
     return bool(found)
@@ -300,4 +341,4 @@ def _plain(x: Any) -> Any:
         return {k: _plain(v) for k, v in x.items()}
     if isinstance(x, list | tuple):
         return [_plain(y) for y in x]
-    return {k: _plain(v) for k, v in vars(x).items()} if isinstance(x, kernel.Row | kernel.Result | step.Row | step.Result) else x
+    return {k: _plain(v) for k, v in vars(x).items()} if is_dataclass(x) else x

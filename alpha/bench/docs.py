@@ -69,7 +69,7 @@ def problems(root: Path = ROOT) -> list[str]:
     return found + [f"README.md claims a speed outside a filled region: {line}" for line in claims(text)]
 
 
-def strangers(root: Path = ROOT) -> list[str]:
+def unknown_commits(root: Path = ROOT) -> list[str]:
     """Records whose commit is none of this history. MachineError where there are records and the history is not here."""
     return [f"{r['machine']}/{r['subject']}: {why}" for r in record.records(root / "baselines" / "bench")
             if (why := record.unknown_commit(r["commit"], root))]

@@ -68,18 +68,18 @@ class Result:
 
 
 def bench(component: Component, catalogue: Catalogue, peer: Peer | None, *, rounds: int = ROUNDS, pattern: str = "*",
-          deadline: float = float("inf"), said: Callable[[Result], None] = lambda result: None) -> list[Result]:
-    """Measure every timed call of a component whose name matches `pattern`. `said` is told each as it is there. Behind `deadline`
-    (time.monotonic) none is begun, and one line says so."""
+          deadline: float = float("inf"), on_result: Callable[[Result], None] = lambda result: None) -> list[Result]:
+    """Measure every timed call of a component whose name matches `pattern`. `on_result` is called with each as it is there. Behind
+    `deadline` (time.monotonic) none is begun, and one line says so."""
     nonce, found = fresh_nonce(), []
     with timed_cases(component, catalogue, nonce, pattern) as cases:
         for timed in cases:
             if time.monotonic() > deadline:
                 found.append(Result(component.id, "the rest", "", why="the budget was spent"))
-                said(found[-1])
+                on_result(found[-1])
                 break
             found.append(_case(component, timed, peer, rounds, generator(nonce, component.id, "bench order", timed.name)))
-            said(found[-1])
+            on_result(found[-1])
             if peer is not None and any(r.failed for r in found[-1].rows):
                 peer.start()  # a failure may have cost the process its device
     return found

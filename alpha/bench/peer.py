@@ -11,6 +11,11 @@ from alpha.train import forbidden
 _SERVER = "import sys; sys.path.insert(0, sys.argv[1]); from alpha.bench.peer_process import main; main()"
 
 
+SETTINGS = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+"""Environment of the peer. torch.compile's cache of forward and backward knows a model by its code before SDPA has chosen its back end, and
+the switches of variants.py are no part of its key: a variant could get what was compiled for another one."""
+
+
 class Peer:
     """PyTorch of one Python, on 'cpu' or 'cuda'. `why`: why it is not there, else ''. Use as a context manager.
 
@@ -31,7 +36,7 @@ class Peer:
         self.close()
         forbidden.starts_peer()
         try:
-            self.served = Served(f"torch in {self.python}", self._command, {**os.environ})
+            self.served = Served(f"torch in {self.python}", self._command, {**os.environ, **SETTINGS})
             forbidden.starts_peer(self.served.pid)
             found = self.served.ask("open", device=self._device, threads=self._threads)
             self.version, self.on = str(found["version"]), str(found["on"])

@@ -258,7 +258,10 @@ class Job:
 
 def unsupported(cfg: Config) -> str:
     """What of this run the peer's model does not do; '' when it does all."""
-    wants = (("model.family", cfg.model.family not in FAMILIES), ("optim.name", cfg.optim.name != "adamw"),
+    m = cfg.model
+    wants = (("model.family", m.family not in FAMILIES), ("model.norm_eps", m.norm_eps != 1e-5),
+             ("model.head_dim", cfg.head_dim * m.heads != m.width), ("model.attention_bias", m.attention_bias != "none"),
+             ("model.rope_scaling", bool(m.rope_scaling)), ("optim.name", cfg.optim.name != "adamw"),
              ("model.dropout", cfg.model.dropout > 0), ("model.window", cfg.model.window > 0),
              ("model.z_loss", cfg.model.z_loss > 0), ("data.documents", cfg.data.documents))
     return ", ".join(f"{name} = {getattr(getattr(cfg, name.split('.')[0]), name.split('.')[1])}" for name, yes in wants if yes)
@@ -278,10 +281,10 @@ def sizes_of(cfg: Config, program: Program) -> dict[str, Any]:
 
 def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int = ROUNDS, steps: int | None = None,
           budget: float | None = None, chosen: Callable[[str], bool] = lambda name: True, command: list[str] | None = None,
-          said: Callable[[str], None] = lambda text: None) -> Result:
+          report: Callable[[str], None] = lambda text: None) -> Result:
     """Measure a step of `cfg`. `python`: a Python with PyTorch for the peers, None for no peers; `chosen`: which variants, by name;
     `steps` of a block instead of its seconds; `budget` in seconds: variants that it leaves no time for are listed as such; `command`: what
-    serves instead of PyTorch; `said` is told what is going on."""
+    serves instead of PyTorch; `report` is told what is going on."""
     began = time.monotonic()
     asked, cfg = cfg, replace(cfg, train=replace(cfg.train, profile=0, steps=ENDLESS))
     vocab = 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab
@@ -307,7 +310,7 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
                         stamp(peak.flops, peak.source), {"per_token": flops.per_token, "peak": peak.flops, "peak_source": peak.source},
                         here["hardware"], here["machine"], here["version"], job.batch[0] * job.batch[1])
         session = Session(rounds, steps, gpu, cfg.train.batch * cfg.data.sequence, flops, peak, place, job, python or "",
-                          began + budget if budget is not None else None, said)
+                          began + budget if budget is not None else None, report)
         found = [session.one(v, len(wanted) - i) for i, v in enumerate(wanted)]
         if all(r.why for r in found):
             found += session.alone()
@@ -362,7 +365,7 @@ class Session:
     job: Job
     python: str
     deadline: float | None
-    said: Callable[[str], None]
+    report: Callable[[str], None]
     fastest: float = float("inf")
     peer: str = ""
     built: float = 0.0
@@ -386,7 +389,7 @@ class Session:
         need = self.built + (2 * (TRIALS + 1) * TRIAL_SECONDS if self.steps is None else 0.0)
         if self.left() <= need:
             return Row(variant.name, why="not measured: the budget was spent")
-        self.said(f"{variant.name}: building and checking")
+        self.report(f"{variant.name}: building and checking")
         try:
             try:
                 return self._beside(variant, self.left() / coming)
@@ -415,7 +418,7 @@ class Session:
             return row
         with model:
             ours = self.place.ours()
-            self.said(f"{variant.name}: timing")
+            self.report(f"{variant.name}: timing")
             self.warm(ours)
             arms: dict[str, _Arm] = {OURS: ours.block, variant.name: model.block}
             if self.rounds > TRIALS and self.fastest < float("inf"):
@@ -443,7 +446,7 @@ class Session:
             if model is None:
                 return row
             with model:
-                self.said(f"{variant.name}: timing, in turn with ours")
+                self.report(f"{variant.name}: timing, in turn with ours")
                 taken[variant.name].append(self._block(model.block, self._count(model.block, seconds)))
                 memory = model.memory
         kept = clocks.kept(taken, None) if self.gpu is not None else {name: noise.keep(np.zeros(APART, bool)) for name in taken}

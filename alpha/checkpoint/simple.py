@@ -1,129 +1,203 @@
-"""The simple checkpoint: one folder a step, one `.npy` file a kind of state, one manifest; complete or absent. Floor 5.
+"""Checkpoints: one folder a step, with what every rank wrote of the state (alpha/checkpoint/ranges.py) and one manifest. Floor 5.
 
-    checkpoints/step-00000200/param.npy m.npy v.npy counter.npy manifest.json
+    checkpoints/step-00000200/rank-00000-of-00002.state .json  rank-00001-of-00002.state .json  manifest.json
 
-Saving writes everything into `.tmp-*`, forces files and folder to the medium, renames, forces the parent; a reader therefore sees a
-whole checkpoint or none, after a kill or a power cut at any instant. Loading verifies the manifest's own hash, every file's hash and
-the shape of every tensor before it writes one element, and then moves *named tensors* by boxes, so a layout whose units, order or
-padding changed still loads. Padding is written as zeros whatever memory holds.
+Every rank writes its cut of every kind of state into `.tmp-*`; then one of them writes the manifest, forces files and folder to the
+medium, renames and forces the parent. So a reader sees a whole checkpoint or none, after a kill or a power cut at any instant. Loading
+moves *named tensors* by boxes: layouts whose units, order, padding or ranks changed still load, and a rank reads the blocks that it needs,
+once. Nothing is used unchecked: the manifest's own hash covers the indexes', which hold the checksum of every block.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import json
-import os
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
+from alpha.checkpoint import npy, ranges
 from alpha.checkpoint.disk import Disk, refused
+from alpha.checkpoint.ranges import Range, States, canonical, corrupt, dtype_of
 from alpha.errors import CorruptError, GraphError, InputError
-from alpha.files import MOST_TEXT, json_of, open_regular, read_regular
-from alpha.graph.state import Copy, Layout, Piece, StateLayout, reshard, row_major, whole
+from alpha.files import MOST_TEXT, json_of, read_regular
+from alpha.graph.state import Copy, Layout, StateLayout, TensorSpec, reshard, whole
 from alpha.types import NUMPY
 
-FORMAT, VERSION, READABLE = "alpha.checkpoint", 2, (1, 2)
-"""Version 1 was the same, but what its caller stored held no seal."""
+FORMAT, VERSION, READABLE = "alpha.checkpoint", 3, (1, 2, 3)
+"""Versions 1 and 2 held one whole array a kind (alpha/checkpoint/npy.py); what the caller of version 1 stored held no seal."""
 
 MANIFEST = "manifest.json"
 
-_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*\.npy")
-_DTYPES = tuple(d.newbyteorder("<").str for d in NUMPY.values())
-
-States = Mapping[str, tuple[StateLayout, np.ndarray]]
-"""Kind of state -> its layout and its flat array [layout.size]."""
-
+_DTYPES = {d.newbyteorder("<").str: name for name, d in reversed(tuple(NUMPY.items()))}
+"""Of the types that one of NumPy's holds the first."""
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint's manifest. `facts`: what the caller stored. `kinds`: per kind its file, dtype, hash, tensors."""
+    """A checkpoint's manifest. `facts`: what the caller stored. `kinds`: per kind its dtype and tensors, as [name, shape, unit]; of the
+    versions before 3 also its file and hash. `indexes`: SHA-256 (hex) of every rank's index."""
 
     path: Path
     step: int
     facts: Mapping[str, Any]
     kinds: Mapping[str, Mapping[str, Any]]
+    indexes: tuple[str, ...] = ()
+
+    def layout(self, kind: str) -> StateLayout:
+        """The tensors of a kind of state, in the layout that a run gives them today."""
+        facts = self.kinds[kind]
+        return StateLayout((TensorSpec(name, tuple(shape), unit) for name, shape, unit, *_ in facts["tensors"]), _DTYPES[facts["dtype"]])
+
+    def files(self) -> list[Range]:
+        """The files that hold its state, as their indexes tell; of the versions before 3 each was read and checked. CorruptError."""
+        layouts = {kind: self.layout(kind) for kind in self.kinds}
+        if not self.indexes:
+            return [npy.read(self.path, kind, facts, layouts[kind]) for kind, facts in self.kinds.items()]
+        return [ranges.read_index(self.path / (ranges.stem(rank, len(self.indexes)) + ranges.INDEX), digest, layouts)
+                for rank, digest in enumerate(self.indexes)]
 
 
-def save(folder: Path, step: int, states: States, facts: Mapping[str, Any], *, keep: int = 2, disk: Disk | None = None) -> Path:
-    """Save `states` as checkpoint `step` of `folder`; then drop all but the newest `keep` up to this step. Returns its folder.
+def save(folder: Path, step: int, states: States, facts: Mapping[str, Any], *, keep: int = 2, every: int = 0,
+         disk: Disk | None = None) -> Path:  # fmt: skip
+    """Save `states` as checkpoint `step` of `folder`, from one process; returns its folder.
 
-    `facts`: plain JSON data to keep with it. MachineError if the disk refuses: what was saved before still stands.
-    GraphError if an array is not of its layout.
+    `facts`: plain JSON data to keep with it. `keep`, `every`: which checkpoints stay, as `commit`. MachineError if the disk refuses: what
+    was saved before still stands. GraphError if an array is not of its layout.
     """
+    data, held = ranges.image(states, 0, 1)
+    temporary = begin(folder, step, disk=disk)
+    write(temporary, 0, 1, data, held, disk=disk)
+    return commit(temporary, step, {kind: layout for kind, (layout, _) in states.items()}, 1, facts, keep=keep, every=every, disk=disk)
+
+
+def begin(folder: Path, step: int, *, disk: Disk | None = None) -> Path:
+    """Make the folder that all ranks write a checkpoint of `step` into, and return it. One of them calls this. MachineError if the disk
+    refuses."""
     disk = disk or Disk()
-    final = folder / _name(step)
-    temporary = folder / f".tmp-{_name(step)}-{os.getpid()}"
-    try:
+    temporary = folder / f".tmp-{_name(step)}"
+    with refusing(temporary, disk):
         clean(folder, disk)
         if not folder.is_dir():
             disk.make(folder)
             disk.sync_folder(folder.parent)
         disk.make(temporary)
-        kinds = {}
-        for kind, (layout, flat) in sorted(states.items()):
-            digest = hashlib.sha256()
-            disk.write(temporary / f"{kind}.npy", _hashed(_npy(kind, layout, flat), digest))
-            kinds[kind] = {
-                "file": f"{kind}.npy",
-                "dtype": _dtype(layout).str,
-                "size": layout.size,
-                "sha256": digest.hexdigest(),
-                "tensors": [[t.name, list(t.shape), t.unit, layout.offsets[t.name]] for t in layout.tensors],
-            }
-        content = {"format": FORMAT, "version": VERSION, "step": step, "facts": dict(facts), "kinds": kinds}
-        disk.write(temporary / MANIFEST, [_canonical({**content, "sha256": _digest(content)})])
+    return temporary
+
+
+def write(temporary: Path, rank: int, ranks: int, data: np.ndarray, held: Iterable[ranges.Held], *, disk: Disk | None = None) -> None:
+    """Write what `ranges.image` made of this rank's state. Every rank calls this once `begin` has returned. MachineError if the disk
+    refuses."""
+    with refusing(temporary, disk or Disk()):
+        ranges.write(temporary, rank, ranks, ranges.cut(data), held, disk or Disk())
+
+
+def commit(temporary: Path, step: int, layouts: Mapping[str, StateLayout], size: int, facts: Mapping[str, Any], *, keep: int = 2,
+           every: int = 0, disk: Disk | None = None) -> Path:  # fmt: skip
+    """Make what `size` ranks wrote the checkpoint of `step`; returns its folder. One of them calls this once all have written.
+
+    Then all but the newest `keep` up to this step are dropped, of those that are no multiple of `every` (0: of all). MachineError if the
+    disk refuses, GraphError unless the ranks wrote all of the state.
+    """
+    disk, folder = disk or Disk(), temporary.parent
+    final = folder / _name(step)
+    with refusing(temporary, disk):
+        names = [temporary / (ranges.stem(rank, size) + ranges.INDEX) for rank in range(size)]
+        indexes = [ranges.digest_of(name) for name in names]
+        written = [ranges.read_index(name, digest, layouts) for name, digest in zip(names, indexes)]
+        for kind, layout in layouts.items():
+            reshard(ranges.by_block(written, kind, layout), _wanted(layout))
+        kinds = {kind: {"dtype": dtype_of(layout).str, "tensors": [[t.name, list(t.shape), t.unit] for t in layout.tensors]}
+                 for kind, layout in layouts.items()}  # fmt: skip
+        content = {"format": FORMAT, "version": VERSION, "step": step, "facts": dict(facts), "kinds": kinds, "indexes": indexes}
+        disk.write(temporary / MANIFEST, [canonical({**content, "sha256": _digest(content)})])
         disk.sync_folder(temporary)
         if final.exists():  # saved before, and the run was taken back to an earlier step
             disk.rename(final, folder / f".old-{final.name}")
         disk.rename(temporary, final)
         disk.sync_folder(folder)
-        _prune(folder, step, keep, disk)
-    except OSError as error:
-        try:
-            clean(folder, disk)
-        except OSError:
-            pass  # the disk refuses this too; what starts with a dot is never read and the next save cleans it
-        raise refused(final, error) from error
+        _prune(folder, step, keep, every, disk)
     return final
 
 
-def load(path: Path, into: States, *, rename: Mapping[str, str] | None = None) -> Saved:
+@contextmanager
+def refusing(temporary: Path, disk: Disk) -> Iterator[None]:
+    """What the disk refuses of a save within is said as one MachineError, and leaves nothing of it."""
+    try:
+        yield
+    except OSError as error:
+        try:
+            clean(temporary.parent, disk)
+        except OSError:
+            pass  # the disk refuses this too; what starts with a dot is never read and the next save cleans it
+        raise refused(temporary.parent / temporary.name[len(".tmp-") :], error) from error
+
+
+def load(path: Path, into: States, *, rename: Mapping[str, str] | None = None, cut: tuple[int, int] = (0, 1), some: bool = False) -> Saved:
     """Fill the arrays of `into` from the checkpoint `path`, every tensor bit for bit; padding becomes zero. Returns its manifest.
 
-    `rename`: today's tensor name -> its name in the checkpoint, for the tensors that were renamed since.
-    CorruptError: torn, edited, or a file missing. InputError: another version, or other kinds, names or shapes than `into` has.
-    Nothing is written to `into` unless everything fits.
+    `rename`: today's tensor name -> its name in the checkpoint, for the tensors that were renamed since. `cut`: (rank, ranks); an array of
+    the size of a cut over these ranks takes this rank's (StateLayout.shard). `some`: `into` may leave out kinds of state. Only the blocks
+    that hold what is wanted are read, each once, checked, in the memory of one block.
+    CorruptError: torn, edited, or a file missing; where a block of state is, all arrays are zero then. InputError: another version, or
+    other kinds, names or shapes than `into` has; then nothing is written.
     """
-    saved = inspect(path)
-    if set(saved.kinds) != set(into):
+    saved = inspect(path, verify=False)
+    if not set(into) <= set(saved.kinds) or (not some and set(saved.kinds) != set(into)):
         raise InputError(
             f"checkpoint {path} holds other kinds of state than this run has",
             came=", ".join(sorted(saved.kinds)),
             expected=", ".join(sorted(into)),
             do="resume with the optimizer that it was saved with",
         )
-    moves = []
+    targets = {}
     for kind, (layout, flat) in into.items():
-        facts = saved.kinds[kind]
-        _check_array(kind, layout, flat)
-        if np.dtype(facts["dtype"]) != _dtype(layout):
-            raise InputError(f"checkpoint {path}: kind {kind} has another type", came=facts["dtype"], expected=_dtype(layout).str)
-        source = _source(path, kind, facts, rename or {})
-        _same_tensors(path, kind, source, layout)
-        moves.append((flat, _open(path, facts), reshard(source, whole(layout))))
-    for flat, stored, copies in moves:
+        stored = saved.kinds[kind]["dtype"]
+        targets[kind] = Layout({t.name: t.shape for t in layout.tensors}, (ranges.in_array(kind, layout, flat, *cut)[1],))
+        if stored != dtype_of(layout).str:
+            raise InputError(f"checkpoint {path}: kind {kind} has another type", came=stored, expected=dtype_of(layout).str)
+        _same_tensors(path, kind, saved.layout(kind), layout, rename or {})
+    files = saved.files()
+    wanted: dict[int, list[tuple[np.ndarray, Copy]]] = {}
+    for kind, (_, flat) in into.items():
+        source = _renamed(ranges.by_block(files, kind, saved.layout(kind)), rename or {})
+        for copy in _copies(path, kind, source, targets[kind]):
+            wanted.setdefault(copy.source, []).append((flat, copy))
+    for _, flat in into.values():
         flat[...] = 0
-        for copy in copies:
-            _move(copy, stored, flat)
+    try:
+        for block, data in _read(files, wanted):
+            for flat, copy in wanted[block]:
+                ranges.move(copy, ranges.elements(data, flat.dtype), flat)
+    except CorruptError:
+        for _, flat in into.values():
+            flat[...] = 0
+        raise
     return saved
+
+
+def _read(files: Sequence[Range], wanted: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """(number among all blocks, bytes) of the wanted ones, file after file."""
+    first, asked = 0, sorted(wanted)
+    for of in files:
+        count = -(-of.size // of.block)
+        mine = [n - first for n in asked if first <= n < first + count]
+        for number, data in ranges.blocks(of, mine) if mine else ():
+            yield first + number, data
+        first += count
+
+
+def read(path: Path, *kinds: str) -> dict[str, tuple[StateLayout, np.ndarray]]:
+    """The state of a checkpoint, whole and in today's layout: these kinds of it, or all. Errors as `load`."""
+    saved = inspect(path, verify=False)
+    into = {}
+    for kind in kinds or saved.kinds:
+        layout = saved.layout(kind)
+        into[kind] = layout, np.empty(layout.size, NUMPY[layout.dtype])
+    load(path, into, some=True)
+    return into
 
 
 def inspect(path: Path, *, verify: bool = True) -> Saved:
@@ -131,15 +205,15 @@ def inspect(path: Path, *, verify: bool = True) -> Saved:
     try:
         raw = read_regular(path / MANIFEST, MOST_TEXT)
     except OSError as error:
-        raise _corrupt(path, "it has no readable manifest", f"{MANIFEST} ({error.strerror})", "a manifest.json") from error
+        raise corrupt(path, "it has no readable manifest", f"{MANIFEST} ({error.strerror})", "a manifest.json") from error
     try:
         content = json_of(raw)
         stated = content.pop("sha256")
         form, version = content["format"], content["version"]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise _corrupt(path, "its manifest is not complete", f"{len(raw)} bytes ({error})", "JSON with a content hash") from error
+        raise corrupt(path, "its manifest is not complete", f"{len(raw)} bytes ({error})", "JSON with a content hash") from error
     if stated != _digest(content):
-        raise _corrupt(path, "its manifest was edited or torn", f"sha256 {_digest(content)[:16]}", f"sha256 {str(stated)[:16]}")
+        raise corrupt(path, "its manifest was edited or torn", f"sha256 {_digest(content)[:16]}", f"sha256 {str(stated)[:16]}")
     if form != FORMAT or version not in READABLE:
         raise InputError(
             "the checkpoint has an unknown format",
@@ -149,32 +223,59 @@ def inspect(path: Path, *, verify: bool = True) -> Saved:
         )
     problem = _unlike_a_manifest(content)
     if problem:
-        raise _corrupt(path, "its manifest is not one that a save writes", problem, "step, facts, and kinds with their files in the folder")
-    saved = Saved(path, content["step"], content["facts"], content["kinds"])
+        raise corrupt(path, "its manifest is not one that a save writes", problem, "step, facts, and kinds with their files in the folder")
+    saved = Saved(path, content["step"], content["facts"], content["kinds"], tuple(content.get("indexes", ())))
     if _name(saved.step) != path.name:
-        raise _corrupt(path, "its folder is not the step that it holds", path.name, _name(saved.step))
+        raise corrupt(path, "its folder is not the step that it holds", path.name, _name(saved.step))
     if verify:
-        for facts in saved.kinds.values():
-            _verify(path, facts)
+        _verify(saved)
     return saved
 
 
 def _unlike_a_manifest(content: Mapping[str, Any]) -> str:
-    """What of a manifest is not as a save writes it; '' when nothing. A kind's file lies in the folder itself."""
+    """What of a manifest is not as a save writes it; '' when nothing."""
     step, facts, kinds = (content.get(name) for name in ("step", "facts", "kinds"))
     if type(step) is not int or step < 0 or not isinstance(facts, dict) or not isinstance(kinds, dict):
         return "step, facts or kinds of another type"
+    ranged, indexes = content["version"] > 2, content.get("indexes", [])
+    if ranged and not (isinstance(indexes, list) and indexes and all(isinstance(digest, str) for digest in indexes)):
+        return f"indexes {indexes!r}"
     for kind, of in kinds.items():
-        file = of.get("file") if isinstance(of, dict) else None
-        if not isinstance(of, dict) or not isinstance(file, str) or not _FILE.fullmatch(file):
-            return f"kind {kind!r} in the file {file!r}"
-        if of.get("dtype") not in _DTYPES or type(of.get("size")) is not int or not isinstance(of.get("sha256"), str):
-            return f"kind {kind!r} without dtype, size or hash"
-        for t in of["tensors"] if isinstance(of.get("tensors"), list) else [None]:
-            if not (isinstance(t, list) and len(t) == 4 and isinstance(t[0], str) and isinstance(t[1], list)
-                    and all(type(n) is int and n >= 0 for n in t[1]) and type(t[3]) is int):
+        if not isinstance(of, dict) or str(of.get("dtype")) not in _DTYPES or not isinstance(of.get("tensors"), list):
+            return f"kind {kind!r} without dtype or tensors"
+        if not ranged and not (isinstance(of.get("file"), str) and npy.FILE.fullmatch(of["file"]) and type(of.get("size")) is int
+                               and isinstance(of.get("sha256"), str)):
+            return f"kind {kind!r} in the file {of.get('file')!r}"
+        for t in of["tensors"]:
+            if not (isinstance(t, list) and len(t) == 4 - ranged and isinstance(t[0], str) and isinstance(t[1], list)
+                    and isinstance(t[2], str) and all(type(n) is int and n >= 0 for n in t[1]) and (ranged or type(t[3]) is int)):
                 return f"kind {kind!r} with tensor {t!r}"
+        if len({t[0] for t in of["tensors"]}) != len(of["tensors"]):
+            return f"kind {kind!r} with two tensors of a name"
     return ""
+
+
+def _verify(saved: Saved) -> None:
+    """Check every byte of a checkpoint's files, and that they hold all of every tensor."""
+    files = saved.files()
+    for kind in saved.kinds:
+        layout = saved.layout(kind)
+        _copies(saved.path, kind, ranges.by_block(files, kind, layout), _wanted(layout))
+    for of in files:
+        for _ in ranges.blocks(of, range(-(-of.size // of.block))):
+            pass  # each is checked as it is read
+
+
+def _wanted(layout: StateLayout) -> Layout:
+    """Every tensor of a layout whole, those without elements left out."""
+    return Layout({t.name: t.shape for t in layout.tensors}, (tuple(p for p in whole(layout).ranks[0] if layout.by_name[p.tensor].size),))
+
+
+def _copies(path: Path, kind: str, source: Layout, target: Layout) -> tuple[Copy, ...]:
+    try:
+        return reshard(source, target)
+    except GraphError as error:
+        raise corrupt(path, f"its files do not hold all of state {kind}", error.came, "every element of every tensor") from error
 
 
 def steps(folder: Path) -> list[int]:
@@ -230,54 +331,17 @@ def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _dtype(layout: StateLayout) -> np.dtype:
-    return NUMPY[layout.dtype].newbyteorder("<")
-
-
-def _check_array(kind: str, layout: StateLayout, flat: np.ndarray) -> None:
-    if flat.shape != (layout.size,) or flat.dtype != NUMPY[layout.dtype]:
-        raise GraphError(
-            f"the array of state {kind} is not that of its layout",
-            came=f"{flat.dtype}{list(flat.shape)}",
-            expected=f"{NUMPY[layout.dtype]}[{layout.size}]",
-        )
-
-
-def _npy(kind: str, layout: StateLayout, flat: np.ndarray) -> Iterator[bytes | memoryview]:
-    """The `.npy` file (NumPy's format 1.0) of a flat state array, padding as zeros."""
-    _check_array(kind, layout, flat)
-    dtype = _dtype(layout)
-    head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": dtype.str, "fortran_order": False, "shape": flat.shape})
-    yield head.getvalue()
-    written = 0
-    for t in layout.tensors:
-        start = layout.offsets[t.name]
-        yield bytes((start - written) * dtype.itemsize)
-        yield np.ascontiguousarray(flat[start : start + t.size].astype(dtype, copy=False)).data.cast("B")
-        written = start + t.size
-    yield bytes((layout.size - written) * dtype.itemsize)
-
-
-def _hashed(chunks: Iterator[bytes | memoryview], digest: Any) -> Iterator[bytes | memoryview]:
-    for chunk in chunks:
-        digest.update(chunk)
-        yield chunk
-
-
-def _canonical(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
 def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_canonical(content)).hexdigest()
+    return hashlib.sha256(canonical(content)).hexdigest()
 
 
-def _prune(folder: Path, step: int, keep: int, disk: Disk) -> None:
-    """Drop what was replaced and all but the newest `keep` checkpoints up to `step`."""
+def _prune(folder: Path, step: int, keep: int, every: int, disk: Disk) -> None:
+    """Drop what was replaced, and the checkpoints up to `step` that `commit` says."""
     for path in folder.glob(".old-*"):
         disk.remove(path)
     for old in [s for s in steps(folder) if s <= step][: -max(1, keep)]:
+        if every and old % every == 0:
+            continue
         gone = folder / f".gone-{_name(old)}"
         disk.rename(folder / _name(old), gone)
         disk.remove(gone)
@@ -286,58 +350,21 @@ def _prune(folder: Path, step: int, keep: int, disk: Disk) -> None:
 # -- reading -------------------------------------------------------------------------------------------------------------------
 
 
-def _corrupt(path: Path, why: str, came: object, expected: object) -> CorruptError:
-    return CorruptError(
-        f"checkpoint {path} is damaged: {why}",
-        came=came,
-        expected=expected,
-        do="resume from an earlier one with --at STEP, or restore the folder from a copy",
-    )
-
-
-def _verify(path: Path, facts: Mapping[str, Any]) -> None:
-    """Hash one file of a checkpoint."""
-    digest = hashlib.sha256()
-    try:
-        with open_regular(path / facts["file"]) as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-    except OSError as error:
-        raise _corrupt(path, "a file cannot be read", f"{facts['file']} ({error.strerror})", "every file of the manifest") from error
-    if digest.hexdigest() != facts["sha256"]:
-        came, expected = (f"sha256 {x[:16]}" for x in (digest.hexdigest(), facts["sha256"]))
-        raise _corrupt(path, f"{facts['file']} is not what its hash says", came, expected)
-
-
-def _open(path: Path, facts: Mapping[str, Any]) -> np.ndarray:
-    """The flat array of one verified file, memory-mapped."""
-    try:
-        flat: np.ndarray = np.load(path / facts["file"], mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise _corrupt(path, f"{facts['file']} is no array", error, "an .npy file") from error
-    if flat.shape != (facts["size"],) or flat.dtype != np.dtype(facts["dtype"]):
-        raise _corrupt(path, f"{facts['file']} has another size", f"{flat.dtype}{list(flat.shape)}", f"{facts['dtype']}[{facts['size']}]")
-    return flat
-
-
-def _source(path: Path, kind: str, facts: Mapping[str, Any], rename: Mapping[str, str]) -> Layout:
-    """Where the stored tensors lie in their file, under today's names."""
+def _renamed(source: Layout, rename: Mapping[str, str]) -> Layout:
+    """The same places under today's names."""
     today = {old: new for new, old in rename.items()}
-    shapes: dict[str, tuple[int, ...]] = {}
-    pieces = []
-    for name, dims, _unit, offset in facts["tensors"]:
-        name, shape = today.get(name, name), tuple(dims)
-        if not 0 <= offset <= facts["size"] - prod(shape):
-            raise _corrupt(path, f"tensor {name} of {kind} lies outside its file", f"offset {offset}, shape {shape}", facts["size"])
-        shapes[name] = shape
-        pieces.append(Piece(name, tuple((0, n) for n in shape), offset, row_major(shape)))
-    return Layout(shapes, (tuple(pieces),))
+    if not today:
+        return source
+    return Layout({today.get(name, name): shape for name, shape in source.shapes.items()},
+                  tuple(tuple(replace(p, tensor=today.get(p.tensor, p.tensor)) for p in pieces) for pieces in source.ranks))
 
 
-def _same_tensors(path: Path, kind: str, source: Layout, layout: StateLayout) -> None:
+def _same_tensors(path: Path, kind: str, stored: StateLayout, layout: StateLayout, rename: Mapping[str, str]) -> None:
     """InputError unless the stored tensors are those of `layout`, by name and shape."""
+    names = {old: new for new, old in rename.items()}
+    source = {names.get(t.name, t.name): t.shape for t in stored.tensors}
     today = {t.name: t.shape for t in layout.tensors}
-    missing, extra = sorted(set(today) - set(source.shapes)), sorted(set(source.shapes) - set(today))
+    missing, extra = sorted(set(today) - set(source)), sorted(set(source) - set(today))
     if missing or extra:
         raise InputError(
             f"checkpoint {path}: state {kind} has other tensors than this model",
@@ -346,22 +373,10 @@ def _same_tensors(path: Path, kind: str, source: Layout, layout: StateLayout) ->
             do="resume with the model that it was saved with",
         )
     for name, shape in today.items():
-        if source.shapes[name] != shape:
+        if source[name] != shape:
             raise InputError(
                 f"checkpoint {path}: tensor {name} has another shape",
-                came=source.shapes[name],
+                came=source[name],
                 expected=shape,
                 do="resume with the model that it was saved with",
             )
-
-
-def _move(copy: Copy, source: np.ndarray, target: np.ndarray) -> None:
-    """Do one Copy between flat arrays."""
-    shape = tuple(hi - lo for lo, hi in copy.box)
-    if prod(shape) == 0:
-        return
-
-    def view(flat: np.ndarray, offset: int, strides: tuple[int, ...], writeable: bool) -> np.ndarray:
-        return as_strided(flat[offset:], shape, tuple(s * flat.itemsize for s in strides), writeable=writeable)
-
-    view(target, copy.target_offset, copy.target_strides, True)[...] = view(source, copy.source_offset, copy.source_strides, False)

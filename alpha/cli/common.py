@@ -1,4 +1,4 @@
-"""What several commands need: the Config of a run file or directory, how the user calls this program. Floor 9."""
+"""What several commands need: the Config of a run file or directory, how the user calls this program, how verdicts look. Floor 9."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from alpha import config
 from alpha.config import Config
+from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, NOT_RUN, PASS
 from alpha.train import rundir
+
+_COLOUR = {PASS: "green", BASELINE: "cyan", AMBIGUOUS: "yellow", FAIL: "bold red", NOT_RUN: "dim"}
 
 
 def load_source(source: str, overrides: Sequence[str]) -> Config:
@@ -39,3 +44,13 @@ def shown(path: Path) -> str:
     """A path as seen from here, whole where it lies elsewhere."""
     relative = os.path.relpath(path)
     return relative if not relative.startswith("..") else str(path)
+
+
+def console_or(console: Console | None) -> Console:
+    """The console given, else standard output: as wide as its terminal, 160 columns where it is none."""
+    return console or Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
+
+
+def coloured(verdict: str) -> str:
+    """A verdict in rich's markup."""
+    return f"[{_COLOUR[verdict]}]{verdict}[/]"

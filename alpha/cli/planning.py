@@ -14,59 +14,59 @@ from alpha.flops.v1 import CONVENTION, VERSION
 from alpha.registry.status import Registry
 from alpha.train import rundir
 from alpha.train.assemble import components_of
-from alpha.train.catalogue import what_loads
-from alpha.train.console import Talk
+from alpha.train.catalogue import loadable_catalogue
+from alpha.train.console import Printer
 from alpha.train.planned import Planned, plan_run
 
 
 def cmd_plan(args: argparse.Namespace) -> int:
     """What a run would be. Nothing of it is allocated and no text is read, so a plan of 70 billion parameters takes seconds."""
     cfg, path = load_source(args.source, args.set), Path(args.source)
-    talk = Talk()
-    with talk.doing("building the program"):
-        catalogue = what_loads()
+    printer = Printer()
+    with printer.doing("building the program"):
+        catalogue = loadable_catalogue()
         plan = _planned(cfg, catalogue, rundir.read_tokenizer(path).vocab_size if path.is_dir() else None)
     program, flops = plan.program, plan.flops
     if args.table is not None:
         if args.table not in program.plans:
             raise InputError("no such Segment", came=args.table, expected=", ".join(sorted(program.plans)), do="name one of these")
-        talk.say(program.plans[args.table].table())
+        printer.say(program.plans[args.table].table())
         return 0
-    talk.say(f"program      {program.name}  {program.hash()[:16]}; vocabulary {plan.vocabulary:,} ({plan.vocabulary_source})")
-    talk.say(f"parameters   {plan.parameters:,}")
-    talk.say(f"tokens       {plan.tokens_per_step:,} a step, {plan.tokens_per_step * plan.steps:,} in all")
-    talk.say(f"model FLOPs  {flops.per_token / 1e6:,.3f} MFLOP a token, {plan.model_flops_per_step / 1e12:,.4f} TFLOP a step by {VERSION} "
-             f"({CONVENTION})")  # fmt: skip
-    talk.say(
+    printer.say(f"program      {program.name}  {program.hash()[:16]}; vocabulary {plan.vocabulary:,} ({plan.vocabulary_source})")
+    printer.say(f"parameters   {plan.parameters:,}")
+    printer.say(f"tokens       {plan.tokens_per_step:,} a step, {plan.tokens_per_step * plan.steps:,} in all")
+    printer.say(f"model FLOPs  {flops.per_token / 1e6:,.3f} MFLOP a token, {plan.model_flops_per_step / 1e12:,.4f} TFLOP a step "
+                f"by {VERSION} ({CONVENTION})")  # fmt: skip
+    printer.say(
         f"             {flops.per_token_full_attention / 1e6:,.3f} a token with full attention, {flops.per_token_6n / 1e6:,.3f} by 6N, "
         f"{plan.executed / plan.tokens_per_step / 1e6:,.3f} executed"
     )
-    talk.say(f"FLOPs        {'MFLOP a token by the model':>26} {'executed':>14} {'share':>7}  part, direction")
+    printer.say(f"FLOPs        {'MFLOP a token by the model':>26} {'executed':>14} {'share':>7}  part, direction")
     for (part, direction), (useful, done) in plan.parts.items():
         each = [n / plan.tokens_per_step / 1e6 for n in (useful, done)]
-        talk.say(f"             {each[0]:26,.3f} {each[1]:14,.3f} {done / plan.executed:7.2%}  {part}, {direction}")
+        printer.say(f"             {each[0]:26,.3f} {each[1]:14,.3f} {done / plan.executed:7.2%}  {part}, {direction}")
     each = [n / plan.tokens_per_step / 1e6 for n in (plan.model_flops_per_step, plan.executed)]
-    talk.say(f"             {each[0]:26,.3f} {each[1]:14,.3f} {1:7.2%}  together")
+    printer.say(f"             {each[0]:26,.3f} {each[1]:14,.3f} {1:7.2%}  together")
     for kind, n in plan.state_bytes.items():
-        talk.say(f"state        {n:20,} bytes {n / 2**30:10.3f} GiB  {kind}")
+        printer.say(f"state        {n:20,} bytes {n / 2**30:10.3f} GiB  {kind}")
     for name, n in plan.activations.items():
         memory = program.plans[name].memory
-        talk.say(f"activations  {n:20,} bytes {n / 2**30:10.3f} GiB  {name} ({len(program.plans[name].launches)} launches; "
-                 f"lower bound {memory.lower:,}, unshared {memory.total:,})")  # fmt: skip
+        printer.say(f"activations  {n:20,} bytes {n / 2**30:10.3f} GiB  {name} ({len(program.plans[name].launches)} launches; "
+                    f"lower bound {memory.lower:,}, unshared {memory.total:,})")  # fmt: skip
     for arena, n in plan.arenas.items():
-        talk.say(f"arena        {n:20,} bytes {n / 2**30:10.3f} GiB  {arena}")
-    talk.say(f"peak         {plan.peak_bytes:20,} bytes {plan.peak_bytes / 2**30:10.3f} GiB  on the one device")
+        printer.say(f"arena        {n:20,} bytes {n / 2**30:10.3f} GiB  {arena}")
+    printer.say(f"peak         {plan.peak_bytes:20,} bytes {plan.peak_bytes / 2**30:10.3f} GiB  on the one device")
     registry = Registry(catalogue)
     wanted = components_of(cfg, program)
     with manifest.only_looking():
         missing = [i for i in wanted if not registry.status(i).usable]
-    talk.say(f"components   {len(wanted)}, of which {len(wanted) - len(missing)} usable on {registry.machine.key}")
+    printer.say(f"components   {len(wanted)}, of which {len(wanted) - len(missing)} usable on {registry.machine.key}")
     for i in wanted:
         status = registry.status(i)
-        talk.say(f"             {'usable    ' if status.usable else 'NOT USABLE'} {i}" + ("" if status.usable else
-                 f" ({', '.join(status.missing) or 'presupposes what is not'})"))  # fmt: skip
+        printer.say(f"             {'usable    ' if status.usable else 'NOT USABLE'} {i}" + ("" if status.usable else
+                    f" ({', '.join(status.missing) or 'presupposes what is not'})"))  # fmt: skip
     for module, why in catalogue.broken.items():
-        talk.say(f"broken       {module}: {why}; nothing runs before it is mended", "red")
+        printer.say(f"broken       {module}: {why}; nothing runs before it is mended", "red")
     return 0
 
 

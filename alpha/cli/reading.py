@@ -15,23 +15,29 @@ from rich.text import Text
 
 from alpha.cli.common import this_command
 from alpha.cuda_runtime import manifest
-from alpha.errors import MachineError
+from alpha.errors import InputError, MachineError
 from alpha.profile import trace
-from alpha.train import doctor, rundir
-from alpha.train.catalogue import catalogue, what_loads
+from alpha.train import doctor, hub, rundir
+from alpha.train.catalogue import catalogue, loadable_catalogue
 from alpha.train.sample import generate, open_run, printable
-from alpha.train.seal import standing
+from alpha.train.seal import why_ungated
 
 
 def cmd_sample(args: argparse.Namespace) -> int:
     """Write a sample to standard output as it is made."""
-    executor, tokenizer, step = open_run(Path(args.source), catalogue(), args.at)
+    prompt = os.fsencode(args.prompt)
+    if args.source.startswith(hub.PREFIX):
+        if args.at is not None:
+            raise InputError("a model of Hugging Face has no steps", came=f"--at {args.at}", expected="no --at")
+        executor, tokenizer = hub.open_model(args.source, catalogue(), prompt, args.tokens)
+        what, why = args.source, "its parameters come from elsewhere"
+    else:
+        executor, tokenizer, step = open_run(Path(args.source), catalogue(), args.at)
+        what, why = f"step {step}", why_ungated(Path(args.source))
     with executor:
-        why = standing(Path(args.source))
         if why:
             print(f"{rundir.UNGATED}: sampled from a development run ({why})", file=sys.stderr)
-        print(f"step {step}, temperature {args.temperature}, top-k {args.top_k}, seed {args.seed}", file=sys.stderr)
-        prompt = os.fsencode(args.prompt)
+        print(f"{what}, temperature {args.temperature}, top-k {args.top_k}, seed {args.seed}", file=sys.stderr)
         parts = generate(executor, tokenizer, prompt, tokens=args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
         print(printable(prompt + b"".join(parts)), flush=True)
     return 0
@@ -48,9 +54,10 @@ def cmd_trace(args: argparse.Namespace) -> int:
         except OSError as error:
             raise MachineError("the trace cannot be written into the run directory", came=f"{out.parent} ({error.strerror})",
                                expected="permission to write there", do="name another file: --out FILE") from error
-    found = trace.write(path / "metrics.sqlite", out, args.step, args.rank, ungated=bool(standing(path)))
+    found = trace.write(path / "metrics.sqlite", out, args.step, args.rank, ungated=bool(why_ungated(path)))
     steps = f"{len(found.steps)} steps ({found.steps[0]} to {found.steps[-1]})"
-    print(f"{out}: {found.events:,} events of {steps}, {found.arrows:,} arrows")
+    waits = f", {found.waits:,} between ranks" if found.waits else ""
+    print(f"{out}: {found.events:,} events of {steps}, {found.arrows:,} arrows{waits}")
     print("open it at https://ui.perfetto.dev (the file stays on this machine) or in chrome://tracing")
     return 0
 
@@ -58,7 +65,7 @@ def cmd_trace(args: argparse.Namespace) -> int:
 def cmd_doctor(args: argparse.Namespace) -> int:
     """Look at the machine; exit code 3 if nothing can be trained here."""
     with manifest.only_looking():
-        findings = doctor.examine(what_loads())
+        findings = doctor.examine(loadable_catalogue())
     if args.json:
         print(json.dumps([asdict(f) for f in findings], indent=2))
     else:

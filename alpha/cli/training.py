@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from alpha.cli.common import load_source, shown, this_command
-from alpha.errors import InputError, MachineError
+from alpha.comm.world import World
+from alpha.config import Config, Log
+from alpha.errors import ConfigError, InputError, MachineError
 from alpha.gates import run as gate_runs
 from alpha.registry import admission
 from alpha.registry.evidence import local_root
@@ -17,15 +24,23 @@ from alpha.registry.gpu import why_not_here
 from alpha.registry.judge import Judgement
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
-from alpha.train import rundir
+from alpha.trackers.start import Made, trackers
+from alpha.train import launch, rundir
 from alpha.train.catalogue import catalogue
-from alpha.train.console import Talk, duration
+from alpha.train.console import Printer, duration
 from alpha.train.interrupt import EXIT, Interrupt
-from alpha.train.session import Outcome, train
+from alpha.train.ranks import Ranks
+from alpha.train.session import Outcome, Prepared, prepare, same_run, train
+from alpha.train.supervisor import supervise
 
 
 def cmd_train(args: argparse.Namespace) -> int:
     """Train, gated or (lab) ungated."""
+    if args.init is not None:
+        if args.resume:
+            raise InputError("a run that goes on has its parameters", came="--init with --resume", expected="one of them",
+                             do="leave out --init")
+        args.set = [*args.set, f"train.start_from={args.init}"]
     cfg = load_source(args.source, args.set)
     why = why_not_here(catalogue()[f"executor.{cfg.machine.backend}"])
     if why:
@@ -39,34 +54,98 @@ def cmd_train(args: argparse.Namespace) -> int:
         raise InputError(
             "a run directory and --at are for resuming", came=args.source, expected="a run file, or --resume", do="add --resume"
         )
-    talk = Talk()
-    gated = args.command == "train"
-    interrupt = Interrupt()
-    outcome = train(
-        cfg,
-        catalogue(),
-        talk,
-        admit=(lambda ids, calls: admit(talk, shlex.join([args.source, *(f"--set={x}" for x in args.set)]), ids, calls))
-        if gated
-        else None,
-        resume=resume,
-        at=args.at,
-        interrupt=interrupt,
-    )
-    _next(talk, outcome, args.command)
-    return 0 if outcome.finished else EXIT + interrupt.number
+    place = launch.seat(os.environ)
+    if place is not None:
+        return _as_rank(args, cfg, resume, place)
+    with trackers(cfg.log, partial(_report, args.command)) as made:
+        if args.nproc != 1:
+            return _with_ranks(args, cfg, resume, made)
+        return _session(args, cfg, resume, args.at, made=made)
 
 
-def _next(talk: Talk, outcome: Outcome, command: str) -> None:
+def _session(args: argparse.Namespace, cfg: Config, resume: Path | None, at: int | None, world: World | None = None,
+             made: Callable[[Path], None] = lambda path: None, prepared: Prepared | None = None) -> int:  # fmt: skip
+    """One rank's session, or the only one's; returns its exit code. The first rank speaks."""
+    first = world is None or world.rank == 0
+    printer = Printer() if first else Printer(Console(quiet=True))
+    source = shlex.join([args.source, *(f"--set={x}" for x in args.set), *([f"--nproc={world.size}"] if world else [])])
+    admitted = (lambda ids, calls: admit(printer, source, ids, calls)) if args.command == "train" else None
+    outcome = train(cfg, catalogue(), printer, admit=admitted, resume=resume, at=at,
+                    interrupt=Interrupt(silent=not first), world=world, made=made, prepared=prepared)  # fmt: skip
+    if first:
+        _next(printer, outcome, args.command)
+    return 0 if outcome.finished else EXIT + outcome.ended_by
+
+
+def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: launch.Seat) -> int:
+    """One rank of a job that another launcher started."""
+    if args.nproc not in (1, place.size) or args.restarts:
+        raise InputError("another launcher starts the ranks of this job, and starts them again",
+                         came=f"WORLD_SIZE={place.size}, --nproc {args.nproc}, --restarts {args.restarts}",
+                         expected="neither --nproc nor --restarts", do="leave them out, or unset RANK and WORLD_SIZE")
+    if place.size == 1:
+        return _session(args, cfg, resume, args.at)
+    _require_ranks(cfg, place.size)
+    with trackers(cfg.log if place.rank == 0 else Log(), partial(_report, args.command)) as made, launch.join(place) as world:
+        return _session(args, cfg, resume, args.at, world, made)
+
+
+def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made: Made) -> int:
+    """Start the ranks here, and again where some are lost."""
+    _require_ranks(cfg, args.nproc)
+    fewest = args.nproc if args.fewest is None else args.fewest
+    if args.restarts < 0 or not 1 < fewest <= args.nproc:
+        raise InputError("a job is started again a number of times, with ranks that there are",
+                         came=f"--restarts {args.restarts}, --fewest {fewest}", expected=f"0 or more, and 2 to {args.nproc}")
+
+    def start(ranks: int, number: int, path: Path | None, at: int | None) -> launch.Ended:
+        own = same_run(cfg, path) if path is not None else cfg
+        prepared = prepare(own, catalogue(), Printer(), Ranks(), ranks)
+        rundir.source_state()  # asked once, here
+
+        def body(world: World, tell: launch.Tell) -> int:
+            def told(run: Path) -> None:
+                tell(path=str(run))
+                if world.rank == 0:
+                    made(run)
+
+            return _session(args, own, path, at, world, told, prepared)
+
+        return launch.launch(ranks, body, epoch=number)
+
+    report = partial(_report, args.command)
+    ended = supervise(start, args.nproc, restarts=args.restarts, fewest=fewest, resume=resume, at=args.at, report=report)
+    if ended.error:
+        report(f"{ended.error}\n{ended.account}" if ended.lost else ended.error)
+    return ended.code
+
+
+def _report(command: str, text: str) -> None:
+    print(f"alpha {command}: {text}", file=sys.stderr, flush=True)
+
+
+def _require_ranks(cfg: Config, ranks: int) -> None:
+    """ConfigError where the ranks do not share the logical shards evenly, or their back end has no collectives."""
+    if cfg.machine.backend != "cpu":
+        raise ConfigError("ranks are processes of the CPU so far", came=f"backend {cfg.machine.backend}, {ranks} ranks", expected="cpu",
+                          do="leave out --nproc: one rank runs on the GPU")  # fmt: skip
+    if ranks < 1 or cfg.train.shards % ranks:
+        fitting = [n for n in range(2, cfg.train.shards + 1) if cfg.train.shards % n == 0]
+        raise ConfigError("the ranks do not divide the logical shards", came=f"{ranks} ranks, train.shards = {cfg.train.shards}",
+                          expected=f"--nproc out of {', '.join(map(str, fitting))}" if fitting else "one rank",
+                          do="take such a number, or set train.shards; it is part of the numerics")  # fmt: skip
+
+
+def _next(printer: Printer, outcome: Outcome, command: str) -> None:
     me = this_command()
     if not outcome.finished:
-        talk.say(f"stopped after step {outcome.step}, saved. Go on with:  {me} {command} {outcome.path} --resume", "bold")
+        printer.say(f"stopped after step {outcome.step}, saved. Go on with:  {me} {command} {outcome.path} --resume", "bold")
         return
-    talk.say(f"run directory {outcome.path}")
-    talk.say(f"try next:     {me} sample {outcome.path} --prompt 'import '", "bold")
+    printer.say(f"run directory {outcome.path}")
+    printer.say(f"try next:     {me} sample {outcome.path} --prompt 'import '", "bold")
 
 
-def admit(talk: Talk, source: str, ids: Sequence[str], calls: Sequence[tuple[str, Any, Any]]) -> Mapping[str, Any]:
+def admit(printer: Printer, source: str, ids: Sequence[str], calls: Sequence[tuple[str, Any, Any]]) -> Mapping[str, Any]:
     """Ask the registry whether exactly these components and calls may run here; UngatedError if not.
 
     On a machine class that no evidence ships for, gates that were never run here are run first and kept locally. A component whose
@@ -77,26 +156,26 @@ def admit(talk: Talk, source: str, ids: Sequence[str], calls: Sequence[tuple[str
     first = admission.never_run(registry, wanted)
     todo = [t for t in gate_runs.tasks(registry.catalogue, dict(first)) if (t.component.id, t.gate) in first] if first else []
     if todo:
-        talk.say(f"no evidence ships for this machine class: {registry.machine.describe()}", "yellow")
-        talk.say(f"running {len(todo)} gates first, about {duration(sum(t.seconds for t in todo))}; kept in {shown(local_root())}")
-        _run_gates(talk, todo)
+        printer.say(f"no evidence ships for this machine class: {registry.machine.describe()}", "yellow")
+        printer.say(f"running {len(todo)} gates first, about {duration(sum(t.seconds for t in todo))}; kept in {shown(local_root())}")
+        _run_gates(printer, todo)
         registry = Registry(catalogue())
-    with talk.doing(f"asking the registry about {len(wanted)} components"):
+    with printer.doing(f"asking the registry about {len(wanted)} components"):
         supplied = f"`{this_command()} gate run --for {source} --stale` supplies what is missing; `gate explain ID` tells more; "
         evidence = admission.require(registry, wanted, calls, supplied + "`lab` runs ungated, stamped")
-    talk.say(f"gates     all {len(wanted)} components usable on {registry.machine.key}")
+    printer.say(f"gates     all {len(wanted)} components usable on {registry.machine.key}")
     return evidence
 
 
-def _run_gates(talk: Talk, todo: Sequence[gate_runs.Task]) -> None:
+def _run_gates(printer: Printer, todo: Sequence[gate_runs.Task]) -> None:
     count = 0
 
-    def said(task: gate_runs.Task, record: Record, judgement: Judgement) -> None:
+    def report(task: gate_runs.Task, record: Record, judgement: Judgement) -> None:
         nonlocal count
         count += 1
         if not judgement.satisfied:
-            talk.say(f"  {task.component.id} {task.gate}: {judgement.verdict} {'; '.join(judgement.reasons[:1])}", "red")
+            printer.say(f"  {task.component.id} {task.gate}: {judgement.verdict} {'; '.join(judgement.reasons[:1])}", "red")
         elif count % max(1, len(todo) // 10) == 0:
-            talk.say(f"  {count} of {len(todo)} gates")
+            printer.say(f"  {count} of {len(todo)} gates")
 
-    gate_runs.run(todo, said=said)
+    gate_runs.run(todo, on_result=report)

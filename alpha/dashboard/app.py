@@ -1,7 +1,7 @@
 """The web application: pages, files and the JSON API. Reads only; every answer is made from the run directories at that moment. Floor 8.
 
     /profiling /gates              the page              /api/runs                        the runs in the folder
-    /static/...                    its files             /api/run/NAME/pulse?since=       how far it is; cheap
+    /static/...                    its files             /api/run/NAME/progress?since=       how far it is; cheap
     /static/plotly.min.js          from the wheel        /api/run/NAME/view?points=&first=&last=&with=
                                                          /api/run/NAME/timeline?step=&rank=&from=&to=
                                                          /api/compare?a=&b=               /api/gates?fresh=
@@ -32,7 +32,7 @@ from alpha.dashboard import timeline
 from alpha.dashboard.folder import Folder
 from alpha.dashboard.gates import GateBoard
 from alpha.dashboard.live import Live
-from alpha.dashboard.pulse import said
+from alpha.dashboard.progress import error_body
 from alpha.errors import AlphaError, InputError
 
 STATIC = Path(__file__).parent / "static"
@@ -64,7 +64,7 @@ def build(folder: Folder, catalogue: Callable[[], Catalogue], *, hosts: frozense
         Route("/static/plotly.min.js", lambda request: FileResponse(PLOTLY, media_type="text/javascript", headers=_KEEP)),
         Route("/static/{name}", _static),
         Route("/api/runs", _json(lambda request: live.runs())),
-        Route("/api/run/{name}/pulse", _json(lambda q: live.pulse(_run(folder, q), _whole(q, "since", -1, least=-1)))),
+        Route("/api/run/{name}/progress", _json(lambda q: live.progress(_run(folder, q), _whole(q, "since", -1, least=-1)))),
         Route("/api/run/{name}/view", _json(lambda q: live.view(
             _run(folder, q), points=_whole(q, "points", 600, least=10, most=5000), first=_maybe(q, "first"), last=_maybe(q, "last"),
             beside=_run(folder, q, "with") if q.query_params.get("with") else None))),
@@ -132,9 +132,9 @@ def _json(answer: Endpoint) -> Endpoint:
         try:
             return JSONResponse(clean(await run_in_threadpool(answer, request)))
         except BadRequest as bad:
-            return JSONResponse({"error": said(bad.error)}, bad.status)
+            return JSONResponse({"error": error_body(bad.error)}, bad.status)
         except AlphaError as error:
-            return JSONResponse({"error": said(error)})
+            return JSONResponse({"error": error_body(error)})
 
     return endpoint
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from alpha.data.files import MAKING
 from alpha.errors import AlphaError, CorruptError, InputError, MachineError
 from alpha.train.rundir import GATED, UNGATED, is_run, read_manifest
-from alpha.train.seal import standing
+from alpha.train.seal import why_ungated
 
 MARKS = ("config.toml", "manifest.json", "metrics.sqlite")
 """A folder with one of these is shown as a run, whole or not."""
@@ -74,7 +74,7 @@ class Folder:
             read_manifest(path)
         except (CorruptError, InputError, MachineError) as error:
             wrong = error
-        status = UNGATED if wrong or standing(path) else GATED
+        status = UNGATED if wrong or why_ungated(path) else GATED
         metrics = path / "metrics.sqlite"
         return Entry(name, status, max(stamp(metrics), stamp(Path(f"{metrics}-wal"))), metrics.is_file(), wrong)
 

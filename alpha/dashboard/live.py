@@ -13,7 +13,7 @@ from typing import Any
 
 from alpha.dashboard import palette
 from alpha.dashboard.folder import Folder, fingerprint
-from alpha.dashboard.pulse import pulse, said
+from alpha.dashboard.progress import error_body, progress
 from alpha.errors import InputError
 from alpha.profile.compare import Measured, compare
 from alpha.profile.phases import PHASES
@@ -22,12 +22,12 @@ from alpha.report.extra import pandas as pd
 from alpha.report.runs import Run, checked, load
 from alpha.report.tables import KEYS, Reader, frame
 from alpha.train.rundir import UNGATED
-from alpha.train.seal import standing
+from alpha.train.seal import why_ungated
 
 KEPT = 6
 """Runs in memory; about 30 MB for 100,000 steps each."""
 
-GROWING = ("step_metrics", "step_timing", "op_profile", "memory")
+GROWING = ("step_metrics", "step_timing", "op_profile", "memory", "communication", "data_waits")
 """Tables whose rows of a step are final once two later steps are there (a step's rows may come in two batches)."""
 
 TOP = 30
@@ -46,16 +46,16 @@ class Live:
     def runs(self) -> dict[str, Any]:
         """The runs, the latest first, and how phases are coloured."""
         found = [{"name": e.name, "status": e.status, "changed": e.changed, "metrics": e.metrics,
-                  "error": None if e.error is None else said(e.error)} for e in self.folder.entries()]
+                  "error": None if e.error is None else error_body(e.error)} for e in self.folder.entries()]
         return {"root": str(self.folder.root), "exists": self.folder.root.is_dir(), "runs": found, "phases": palette.phases()}
 
-    def pulse(self, name: str, since: int) -> dict[str, Any]:
-        """See alpha.dashboard.pulse; `stamp` changes whenever the run's files do."""
+    def progress(self, name: str, since: int) -> dict[str, Any]:
+        """See alpha.dashboard.progress; `stamp` changes whenever the run's files do."""
         path = self.folder.path(name)
         stamp = str(hash(fingerprint(path)))
         if not (path / "metrics.sqlite").is_file():
             load(path)  # says what is missing
-        return {"stamp": stamp, **pulse(path, since)}
+        return {"stamp": stamp, **progress(path, since)}
 
     def view(self, name: str, *, points: int, first: int | None = None, last: int | None = None,
              beside: str | None = None) -> dict[str, Any]:  # fmt: skip
@@ -77,13 +77,14 @@ class Live:
             "utilisation": {**used, "notes": used["notes"] + apart}, "ops": views.top_ops(run, TOP),
             "launches": views.launches(runs, points), "bandwidth": views.bandwidth(runs), "memory": views.memory(run, points),
             "memory_launches": views.memory_launches(run), "loss": views.loss(runs, points), "gates": views.gates(whole),
+            "ranks": views.ranks(run), "waits": {**views.waits(run, points), "sources": views.sources(run)["sources"]},
         }  # fmt: skip
 
     def compare(self, a: str, b: str, *, anyway: bool = False) -> dict[str, Any]:
         """Run b against run a: verdicts with intervals, what stands out first. `anyway`: also where they are not comparable."""
         runs = [self._run(a), self._run(b)]
         made = compare(*map(measured, runs), anyway=anyway)
-        return {**asdict(made), "standing_out": [f"{r.kind} {r.name}" for r in made.standing_out()],
+        return {**asdict(made), "differing": [f"{r.kind} {r.name}" for r in made.differing()],
                 "provenance": [r.provenance() for r in runs]}
 
     def _run(self, name: str) -> Run:
@@ -123,7 +124,7 @@ def grown(run: Run) -> Run | None:
                 tables[name] = _joined(run.tables[name], frame(db, name, last), last, KEYS[name])
             elif name != "sessions":
                 tables[name] = frame(db, name)
-    unsealed = standing(run.path)
+    unsealed = why_ungated(run.path)
     if unsealed:
         metadata["status"] = UNGATED
     return checked(replace(run, metadata=metadata, unsealed=unsealed, tables=tables, cache={}))

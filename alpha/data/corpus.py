@@ -1,4 +1,4 @@
-"""A corpus: text files under one root, each known by its relative path and the SHA-256 of its bytes.
+"""A corpus: text files under one root, or parts of them, each known by its relative path and the SHA-256 of its bytes.
 
 The demo corpus is the source of the Python standard library that this interpreter runs on, because every machine has it.
 """
@@ -9,7 +9,7 @@ import hashlib
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +22,12 @@ EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "
 # Written while Python is built: names of the building machine's folders, not source text.
 EXCLUDED_PREFIXES = ("_sysconfigdata",)
 
+TEXT_SUFFIXES = frozenset(
+    ".txt .text .md .markdown .rst .adoc .org .tex .bib .html .htm .xml .csv .tsv .json .yaml .yml .toml .ini .cfg .log .srt .po "
+    ".py .pyi .ipynb .c .h .cc .cpp .cxx .hh .hpp .cu .cuh .ptx .rs .go .java .kt .scala .swift .m .cs .js .jsx .ts .tsx .php .rb .pl .lua "
+    ".r .jl .hs .ml .mli .ex .exs .erl .clj .lisp .el .f .f90 .sql .sh .bash .zsh .fish .ps1 .bat .cmake .mk .proto .css .scss".split())
+"""What a folder's files must end in, in lower case, to be text. A file or a glob that is named is taken whatever it ends in."""
+
 
 def path_bytes(relpath: str) -> bytes:
     """The bytes of a relative path that go into a hash (UTF-8; undecodable file names keep their bytes)."""
@@ -30,11 +36,15 @@ def path_bytes(relpath: str) -> bytes:
 
 @dataclass(frozen=True)
 class Document:
-    """One file: relative path with `/` between parts, SHA-256 of its bytes (hex), size in bytes (never 0)."""
+    """One text: relative path of its file with `/` between parts, SHA-256 of its bytes (hex), size in bytes (never 0).
+
+    `part`: where it begins and ends in the file, in bytes; None is the whole file.
+    """
 
     relpath: str
     sha256: str
     size: int
+    part: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -44,13 +54,16 @@ class Corpus:
     name: str
     root: Path
     documents: tuple[Document, ...]
+    left_out: int = 0
+    """Files of the folder that were not taken, for what they end in."""
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 (hex) over every (relative path, SHA-256) in order. Neither `root` nor `name` is part of it."""
+        """SHA-256 (hex) over every (relative path, SHA-256, part) in order. Neither `root` nor `name` is of it."""
         digest = hashlib.sha256(b"alpha.corpus.v1\n")
         for document in self.documents:
-            digest.update(path_bytes(document.relpath) + b"\0" + document.sha256.encode() + b"\n")
+            part = b"\0%d:%d" % document.part if document.part else b""
+            digest.update(path_bytes(document.relpath) + b"\0" + document.sha256.encode() + part + b"\n")
         return digest.hexdigest()
 
     @property
@@ -61,6 +74,8 @@ class Corpus:
     def read(self, document: Document) -> bytes:
         """The bytes of `document`. CorruptError if the file is no longer the one that was hashed, InputError if it is gone."""
         data = read_file(self.root / document.relpath, "a file of the corpus")
+        if document.part is not None:
+            data = data[slice(*document.part)]
         if sha256_hex(data) != document.sha256:
             raise CorruptError(
                 "a file of the corpus changed after the corpus was hashed",
@@ -96,8 +111,8 @@ class Corpus:
         return self.subset(f"{self.name}[sample {max_bytes}]", taken)
 
 
-def _order(document: Document) -> bytes:
-    return path_bytes(document.relpath)
+def _order(document: Document) -> tuple[bytes, tuple[int, int]]:
+    return path_bytes(document.relpath), document.part or (0, 0)
 
 
 def corpus_of_files(name: str, root: Path, relpaths: Iterable[str]) -> Corpus:
@@ -110,7 +125,7 @@ def corpus_of_files(name: str, root: Path, relpaths: Iterable[str]) -> Corpus:
     if not documents:
         raise InputError(
             "the corpus is empty", came=f"{root}: no file with text in it", expected="at least one file that is not empty",
-            do="check the folder and the pattern",
+            do="check the folder, or name a glob such as texts/**/*.md",
         )
     return Corpus(name, root, tuple(sorted(documents, key=_order)))
 
@@ -138,8 +153,9 @@ def stdlib_corpus(root: Path | None = None) -> Corpus:
     return corpus_of_files("stdlib", root, relpaths)
 
 
-def folder_corpus(root: Path, pattern: str = "**/*.txt") -> Corpus:
-    """The files below `root` that match the glob `pattern` (`**` crosses folders); a file as `root` makes one document.
+def folder_corpus(root: Path, pattern: str = "") -> Corpus:
+    """The files below `root` that match the glob `pattern` (`**` crosses folders), or without one those that end as text does
+    (TEXT_SUFFIXES) and lie in no hidden folder; a file as `root` makes one document.
 
     InputError if `root` does not exist or nothing with text in it matches.
     """
@@ -149,15 +165,18 @@ def folder_corpus(root: Path, pattern: str = "**/*.txt") -> Corpus:
         raise InputError("the corpus has no such path", came=root, expected="a folder of text files, or one file",
                          do="check the path")
     try:
-        found = [path.relative_to(root).as_posix() for path in root.glob(pattern) if path.is_file()]
+        found = [path.relative_to(root).as_posix() for path in root.glob(pattern or "**/*") if path.is_file()]
     except (ValueError, NotImplementedError) as error:
         raise InputError("the corpus has an impossible pattern", came=f"{pattern}: {error}", expected="such as texts/**/*.md",
                          do="mend the pattern") from error
-    return corpus_of_files(f"{root.name}/{pattern}", root, found)
+    if pattern:
+        return corpus_of_files(f"{root.name}/{pattern}", root, found)
+    texts = [path for path in found if Path(path).suffix.lower() in TEXT_SUFFIXES and not f"/{path}".count("/.")]
+    return replace(corpus_of_files(root.name, root, texts), left_out=len(found) - len(texts))
 
 
 def open_corpus(source: str) -> Corpus:
-    """`stdlib`, a folder (its *.txt files), one file, or a glob such as `texts/**/*.md`. InputError as the functions above."""
+    """`stdlib`, a folder (its text files), one file, or a glob such as `texts/**/*.md`. InputError as the functions above."""
     if source == "stdlib":
         return stdlib_corpus()
     parts = Path(source).parts

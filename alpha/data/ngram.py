@@ -1,4 +1,4 @@
-"""The yardstick: an order-2 byte model, which predicts a byte from the two before it. A trained model has to win clearly.
+"""The baseline: an order-2 byte model, which predicts a byte from the two before it. A trained model has to win clearly.
 
 Interpolated Witten-Bell smoothing (Witten and Bell, "The zero-frequency problem", IEEE Trans. Inf. Theory 37(4), 1991; in the
 form of Chen and Goodman, "An empirical study of smoothing techniques for language modeling", TR-10-98, Harvard, 1998):
@@ -20,8 +20,8 @@ from alpha.errors import InputError
 # The context before the first two bytes of a document: line ends, which most texts start after.
 _BEFORE = b"\n\n"
 
-_BATCH = 1 << 22
-"""Bytes of text that are counted at once: what a corpus needs in memory does not grow with it."""
+_BATCH, _BLOCK = 1 << 22, 1 << 20
+"""Bytes of text that are counted, and cut, at once: memory does not grow with a corpus, nor with its longest document."""
 
 
 def nats_to_bits_per_byte(total_nats: float, total_bytes: int) -> float:
@@ -36,18 +36,20 @@ def nats_to_bits_per_byte(total_nats: float, total_bytes: int) -> float:
 
 
 def _codes(texts: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
-    """Per document, for each byte: (oldest context byte) * 65536 + (last byte) * 256 + the byte itself, int64 [n]."""
+    """For each byte: (oldest context byte) * 65536 + (last byte) * 256 + the byte itself, int64 [n], n at most _BLOCK, of one document."""
     for text in texts:
-        b = np.frombuffer(_BEFORE + text, dtype=np.uint8).astype(np.int64)
-        yield (b[:-2] << 16) | (b[1:-1] << 8) | b[2:]
+        for first in range(0, len(text), _BLOCK):
+            before = text[first - 2 : first] if first else _BEFORE
+            b = np.frombuffer(before + text[first : first + _BLOCK], dtype=np.uint8).astype(np.int64)
+            yield (b[:-2] << 16) | (b[1:-1] << 8) | b[2:]
 
 
 class Order2Model:
-    """Counts of byte triples and what follows from them. Holds 64 MiB of int32 counts."""
+    """Counts of byte triples and what follows from them. Holds 128 MiB of int64 counts."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         """Fit on `texts`, one item per document. InputError if there is not one byte."""
-        self._c2, waiting, size = np.zeros((1 << 16, 256), dtype=np.int32), list[NDArray[np.int64]](), 0
+        self._c2, waiting, size = np.zeros((1 << 16, 256), dtype=np.int64), list[NDArray[np.int64]](), 0
         for codes in _codes(texts):
             waiting.append(codes)
             size += len(codes)
@@ -68,7 +70,7 @@ class Order2Model:
 
     def _count(self, codes: list[NDArray[np.int64]]) -> None:
         if codes:
-            self._c2 += np.bincount(np.concatenate(codes), minlength=1 << 24).astype(np.int32).reshape(1 << 16, 256)
+            self._c2 += np.bincount(np.concatenate(codes), minlength=1 << 24).reshape(1 << 16, 256)
 
     def probabilities(self, codes: NDArray[np.int64]) -> NDArray[np.float64]:
         """P(byte | two bytes before it) for codes (older << 16 | last << 8 | byte): int64 [n] -> float64 [n]."""

@@ -9,6 +9,7 @@ Shapes: b rows of this call, T sequence length.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -56,31 +57,20 @@ def _cut(stream: TokenStream, windows_b: NDArray[np.int64], samples_b: NDArray[n
     )
 
 
-class PermutedSampler:
-    """Training batches in an order that changes with each epoch, random access by step."""
+class Sampler(ABC):
+    """Batches by step: sample g of a run is whatever `read` makes of g, so an order is a function of g alone. `global_batch`: sequences per
+    step, all ranks."""
 
-    def __init__(self, stream: TokenStream, *, sequence: int, global_batch: int, seed: int) -> None:
-        """`sequence`: T in tokens. `global_batch`: sequences per step, all ranks. `seed`: 0 to 2^64 - 1. InputError else."""
-        if global_batch < 1:
-            raise InputError("impossible global batch", came=global_batch, expected="at least 1")
-        if not 0 <= seed < 1 << 64:
-            raise InputError("impossible sampler seed", came=seed, expected="0 to 2^64 - 1")
-        self.stream, self.sequence, self.global_batch, self.seed = stream, sequence, global_batch, seed
-        self.windows = window_count(stream, sequence)
+    global_batch: int
 
     @property
+    @abstractmethod
     def hash(self) -> str:
         """SHA-256 (hex) of all that decides which tokens a step sees: resume compares it, the rest of the state is the step."""
-        facts = f"alpha.sampler.v1\n{self.stream.hash}\n{self.sequence}\n{self.global_batch}\n{self.seed}\n"
-        return sha256_hex(facts.encode())
 
-    def epoch(self, step: int) -> float:
-        """Epochs seen before `step` begins."""
-        return step * self.global_batch / self.windows
-
-    def window_of(self, samples_b: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The window that each global sample reads: int64 [b] -> int64 [b]."""
-        return permuted(samples_b % self.windows, samples_b // self.windows, self.windows, self.seed)
+    @abstractmethod
+    def read(self, samples_b: NDArray[np.int64], documents: bool = False) -> Batch:
+        """What these global samples read: int64 [b] -> b rows in their order."""
 
     def batch(self, step: int, shard: int = 0, n_shards: int = 1, *, micro: int = 0, n_micro: int = 1,
               documents: bool = False) -> Batch:
@@ -97,6 +87,37 @@ class PermutedSampler:
         rows = self.global_batch // parts
         first = step * self.global_batch + (shard * n_micro + micro) * rows
         samples_b = np.arange(first, first + rows, dtype=np.int64)
+        return self.read(samples_b, documents)
+
+
+class PermutedSampler(Sampler):
+    """Training batches in an order that changes with each epoch, random access by step."""
+
+    def __init__(self, stream: TokenStream, *, sequence: int, global_batch: int, seed: int) -> None:
+        """`sequence`: T in tokens. `global_batch`: sequences per step, all ranks. `seed`: 0 to 2^64 - 1. InputError else."""
+        if global_batch < 1:
+            raise InputError("impossible global batch", came=global_batch, expected="at least 1")
+        if not 0 <= seed < 1 << 64:
+            raise InputError("impossible sampler seed", came=seed, expected="0 to 2^64 - 1")
+        self.stream, self.sequence, self.global_batch, self.seed = stream, sequence, global_batch, seed
+        self.windows = window_count(stream, sequence)
+
+    @property
+    def hash(self) -> str:
+        """Of the stream, the window's length, the batch and the seed."""
+        facts = f"alpha.sampler.v1\n{self.stream.hash}\n{self.sequence}\n{self.global_batch}\n{self.seed}\n"
+        return sha256_hex(facts.encode())
+
+    def epoch(self, step: int) -> float:
+        """Epochs seen before `step` begins."""
+        return step * self.global_batch / self.windows
+
+    def window_of(self, samples_b: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The window that each global sample reads: int64 [b] -> int64 [b]."""
+        return permuted(samples_b % self.windows, samples_b // self.windows, self.windows, self.seed)
+
+    def read(self, samples_b: NDArray[np.int64], documents: bool = False) -> Batch:
+        """The windows of these samples."""
         return _cut(self.stream, self.window_of(samples_b), samples_b, self.sequence, documents)
 
 

@@ -1,11 +1,13 @@
-"""Token streams on disk: a corpus through a tokenizer, cut into memory-mapped files, cached by (corpus hash, tokenizer hash).
+"""Token streams on disk: documents through a tokenizer, cut into memory-mapped files that say of each block whether it is whole.
 
-A stream is the documents of the corpus in order, each followed by the end-of-document token, which belongs to the document that
-it ends. A document lies in one shard.
+A stream is documents in order, each followed by the end-of-document token, which belongs to the document that it ends. A document
+lies in one shard. A folder of shards has a listing, `stream.json`: the shards in order with the hash of each one's header. A header holds
+the hash of its table, the table a checksum of each block: so one hash stands for every byte, and a block is checked when it is first read.
 
-A shard file is, little-endian: the magic `ALPHATOK`; header length, uint64; SHA-256 of the header, 32 bytes; the header, JSON;
-zeros up to a multiple of 64; the tokens, uint16 [tokens]; zeros up to a multiple of 8; where each document starts in the shard,
-and the end, int64 [documents + 1]. The header holds the SHA-256 of everything behind it.
+A shard file is, little-endian: the magic `ALPHATOK`; header length, uint64; SHA-256 of the header, 32 bytes; the header, JSON; zeros up to
+a multiple of 64; the table, XXH3-128 of each block of BLOCK bytes of what follows, 16 bytes each; zeros up to a multiple of 64; the tokens,
+uint16 or uint32 as the header says [tokens]; zeros up to a multiple of 8; where each document starts in the shard, and the end, int64
+[documents + 1].
 """
 
 from __future__ import annotations
@@ -16,131 +18,222 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import ArrayLike, NDArray
 
 from alpha.data.corpus import Corpus
-from alpha.data.files import MAKING, disk_error, hold, sha256_hex
+from alpha.data.files import MAKING, disk_error, hold, sha256_hex, write_atomic
+from alpha.data.hashed import load_hashed, save_hashed
 from alpha.data.tokenizer import Tokenizer
 from alpha.errors import CorruptError, InputError
 from alpha.files import json_of, open_regular
 
-MAGIC, VERSION = b"ALPHATOK", 1
+MAGIC, VERSION = b"ALPHATOK", 2
+LISTING, FORMAT = "stream.json", "alpha.stream"
+BLOCK = 1 << 16
+"""Bytes that one checksum covers: a window of a few KiB, read for the first time, hashes one or two blocks of it."""
 _PREFIX = struct.Struct("<8sQ32s")
 _ALIGN = 64
+_CHECKSUM = 16
 _MOST_HEADER = 1 << 16
-"""Bytes of a header; one is about 500."""
-_FACTS = {"version": int, "tokens": int, "documents": int, "payload": int, "sha256": str, "index": int, "last": bool, "corpus": str,
-          "tokenizer": str, "vocab_size": int, "text_bytes": int}
-SHARD_TOKENS = 1 << 26
-"""A shard is closed before it would exceed this many tokens (128 MiB)."""
+"""Bytes of a header; one is about 400."""
+_FACTS = {"version": int, "dtype": str, "tokens": int, "documents": int, "text_bytes": int, "table": str, "tokenizer": str,
+          "vocab_size": int}
+_DTYPES: Mapping[str, np.dtype[Any]] = {"<u2": np.dtype("<u2"), "<u4": np.dtype("<u4")}
+SHARD_TOKENS = 1 << 24
+"""A shard is closed before it would exceed this many tokens (32 MiB, or 64): the memory of whoever writes one."""
 
-
-@dataclass(frozen=True)
-class Shard:
-    """One open file. `tokens`: memory-mapped uint16 [n]. `starts`: int64 [documents + 1], positions within the shard."""
-
-    path: Path
-    header: Mapping[str, Any]
-    tokens: NDArray[np.uint16]
-    starts: NDArray[np.int64]
+Listed = tuple[str, str]
+"""A shard in a listing: its file's name, the SHA-256 (hex) of its header."""
 
 
 def _padded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _payload(tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> bytes:
-    raw = tokens.astype("<u2", copy=False).tobytes()
-    return raw.ljust(_padded(len(raw), 8), b"\0") + starts.astype("<i8", copy=False).tobytes()
+def _checksum(data: bytes | memoryview) -> bytes:
+    return xxhash.xxh3_128_digest(data)
 
 
-def write_shard(path: Path, tokens: NDArray[np.uint16], starts: NDArray[np.int64], facts: Mapping[str, Any]) -> None:
-    """Write one shard file. `facts` joins the header. OSError if the disk refuses; `token_stream` makes it a MachineError."""
-    payload = _payload(tokens, starts)
-    header = {**facts, "version": VERSION, "dtype": "<u2", "tokens": len(tokens), "documents": len(starts) - 1,
-              "payload": len(payload), "sha256": sha256_hex(payload)}
+def _damaged(path: Path, why: str, came: object, expected: object) -> CorruptError:
+    return CorruptError(f"a token shard is damaged: {why}", came=f"{path}: {came}", expected=expected,
+                        do=f"restore it, or remove {path.parent} and make it again")
+
+
+class Shard:
+    """One open file. `header`: its facts; `hash`: SHA-256 (hex) of the header. `tokens`: memory-mapped, uint16 or uint32 [n], checked only
+    where `check` was asked. `starts`: int64 [documents + 1], positions within the shard, checked."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any], digest: str, payload: NDArray[np.uint8], table: bytes) -> None:
+        """`payload`: tokens and index, memory-mapped. CorruptError if the index is not what its blocks' checksums say, or no index."""
+        self.path, self.header, self.hash = path, header, digest
+        self._payload, self._table = payload, table
+        self._known = np.zeros(len(table) // _CHECKSUM, dtype=np.bool_)
+        dtype, n = _DTYPES[header["dtype"]], header["tokens"]
+        index = _padded(dtype.itemsize * n, 8)
+        self.tokens: NDArray[np.unsignedinteger] = payload[: dtype.itemsize * n].view(dtype)
+        self._check_bytes(index, len(payload))
+        self.starts: NDArray[np.int64] = np.array(payload[index:].view("<i8"), dtype=np.int64)
+        if self.starts[0] != 0 or self.starts[-1] != n or (np.diff(self.starts) < 1).any():
+            raise _damaged(path, "its documents do not follow each other", "an index that does not rise", f"from 0 to {n}, rising")
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(self._known)
+
+    def check(self, begin: int, end: int) -> None:
+        """Hold the blocks of tokens `begin` to `end` - 1 against their checksums, each once. CorruptError names the block."""
+        self._check_bytes(begin * self.tokens.itemsize, end * self.tokens.itemsize)
+
+    def verify(self) -> None:
+        """Check every block."""
+        self._check_bytes(0, len(self._payload))
+
+    def _check_bytes(self, begin: int, end: int) -> None:
+        first, behind = begin // BLOCK, -(-end // BLOCK)
+        if self._known[first:behind].all():
+            return
+        for block in (first + np.flatnonzero(~self._known[first:behind])).tolist():
+            came = _checksum(self._payload[block * BLOCK : (block + 1) * BLOCK].data)
+            stated = self._table[block * _CHECKSUM : (block + 1) * _CHECKSUM]
+            if came != stated:
+                raise _damaged(self.path, f"block {block} of {self.blocks} is not what its checksum says", came.hex(), stated.hex())
+            self._known[block] = True
+
+
+def write_shard(path: Path, tokens: NDArray[np.unsignedinteger], starts: NDArray[np.int64], facts: Mapping[str, Any]) -> str:
+    """Write one shard file, whole or not at all; the SHA-256 (hex) of its header. `tokens`: little-endian uint16 or uint32 [n]. `facts`
+    joins the header. MachineError if the disk refuses."""
+    raw = tokens.tobytes()
+    payload = raw.ljust(_padded(len(raw), 8), b"\0") + starts.astype("<i8", copy=False).tobytes()
+    view = memoryview(payload)
+    table = b"".join(_checksum(view[at : at + BLOCK]) for at in range(0, len(payload), BLOCK))
+    header = {**facts, "version": VERSION, "dtype": tokens.dtype.newbyteorder("<").str, "tokens": len(tokens), "documents": len(starts) - 1,
+              "table": sha256_hex(table)}
     text = json.dumps(header, sort_keys=True).encode()
-    head = _PREFIX.pack(MAGIC, len(text), bytes.fromhex(sha256_hex(text))) + text
-    with open(path, "wb") as file:
-        file.write(head.ljust(_padded(len(head), _ALIGN), b"\0"))
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
+    digest = sha256_hex(text)
+    head = _PREFIX.pack(MAGIC, len(text), bytes.fromhex(digest)) + text
+    write_atomic(path, head.ljust(_padded(len(head), _ALIGN), b"\0") + table.ljust(_padded(len(table), _ALIGN), b"\0") + payload)
+    return digest
 
 
-def open_shard(path: Path, *, verify: bool = True) -> Shard:
-    """Open one shard file; with `verify` its whole payload is hashed (about 1 GB/s).
+def open_shard(path: Path, expected: str | None = None, *, verify: bool = True) -> Shard:
+    """Open one shard file. `expected`: SHA-256 (hex) of its header. `verify`: check every block now, else each when it is first read.
 
-    InputError: missing, or a version that this program does not know. CorruptError: torn, edited, or another size than stated.
+    InputError: missing, or a version that this program does not know. CorruptError: torn, edited, another size than stated, not the one
+    expected.
     """
-
-    def corrupt(why: str, came: object, expected: object) -> CorruptError:
-        return CorruptError(f"a token shard is damaged: {why}", came=f"{path}: {came}", expected=expected,
-                            do=f"remove {path.parent} and run again; it is made from the corpus")
-
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             prefix = file.read(_PREFIX.size)
             if len(prefix) < _PREFIX.size or prefix[:8] != MAGIC:
-                raise corrupt("no shard header", f"{size} bytes, first {prefix[:8]!r}", f"a file starting with {MAGIC!r}")
+                raise _damaged(path, "no shard header", f"{size} bytes, first {prefix[:8]!r}", f"a file starting with {MAGIC!r}")
             _, length, digest = _PREFIX.unpack(prefix)
             if length > _MOST_HEADER:
-                raise corrupt("its header is too long", f"{length} bytes", f"at most {_MOST_HEADER}")
+                raise _damaged(path, "its header is too long", f"{length} bytes", f"at most {_MOST_HEADER}")
             begin = _padded(_PREFIX.size + length, _ALIGN)
-            head = file.read(min(begin, size) - _PREFIX.size)
+            head = file.read(begin - _PREFIX.size)
+            header = _header(path, head, length, digest)
+            n, dtype = header["tokens"], _DTYPES[header["dtype"]]
+            payload = _padded(dtype.itemsize * n, 8) + 8 * (header["documents"] + 1)
+            table_bytes = _CHECKSUM * -(-payload // BLOCK)
+            behind = begin + _padded(table_bytes, _ALIGN)
+            if size != behind + payload:
+                raise _damaged(path, "its size is wrong", f"{size} bytes", f"{behind + payload} bytes")
+            padded = file.read(behind - begin)
     except OSError as error:
         raise InputError("a token shard cannot be read", came=f"{path} ({error.strerror})", expected="a readable shard file",
-                         do=f"remove {path.parent} and run again; it is made from the corpus") from error
+                         do=f"restore it, or remove {path.parent} and make it again") from error
+    table = padded[:table_bytes]
+    if sha256_hex(table) != header["table"] or padded[table_bytes:].strip(b"\0"):
+        raise _damaged(path, "its table is not what its hash says", sha256_hex(table)[:16], header["table"][:16])
+    if expected is not None and digest.hex() != expected:
+        raise _damaged(path, "it is another shard than the listing names", digest.hex()[:16], expected[:16])
+    shard = Shard(path, header, digest.hex(), np.memmap(path, dtype=np.uint8, mode="r", offset=behind), table)
+    if verify:
+        shard.verify()
+    return shard
+
+
+def _header(path: Path, head: bytes, length: int, digest: bytes) -> dict[str, Any]:
+    """The facts of a header. `head`: its `length` bytes of JSON, and zeros."""
     text = head[:length]
     if sha256_hex(text) != digest.hex() or head[length:].strip(b"\0"):
-        raise corrupt("its header is not what its hash says", sha256_hex(text)[:16], digest.hex()[:16])
+        raise _damaged(path, "its header is not what its hash says", sha256_hex(text)[:16], digest.hex()[:16])
     try:
         header = json_of(text)
         if not isinstance(header, dict):
             raise ValueError("no object")
     except ValueError as error:
-        raise corrupt("its header is no JSON object", error, "a JSON object") from error
+        raise _damaged(path, "its header is no JSON object", error, "a JSON object") from error
     if header.get("version") != VERSION:
         raise InputError("a token shard has an unknown version", came=f"{path}: version {header.get('version')}",
-                         expected=f"version {VERSION}", do=f"remove {path.parent} and run again")
+                         expected=f"version {VERSION}", do="use the release that wrote it, or make the data again with this one")
     wrong = [k for k, kind in _FACTS.items() if type(header.get(k)) is not kind or (kind is int and header[k] < 0)]
     if wrong:
-        raise corrupt("its header lacks a fact", f"{wrong[0]} = {header.get(wrong[0])!r}", ", ".join(_FACTS))
-    n = header["tokens"]
-    if header["payload"] != _padded(2 * n, 8) + 8 * (header["documents"] + 1):
-        raise corrupt("its sizes contradict each other", f"{header['payload']} bytes for {n} tokens of {header['documents']} documents",
-                      f"{_padded(2 * n, 8) + 8 * (header['documents'] + 1)} bytes")
-    if size != begin + header["payload"]:
-        raise corrupt("its size is wrong", f"{size} bytes", f"{begin + header['payload']} bytes")
-    payload = np.memmap(path, dtype=np.uint8, mode="r", offset=begin)
-    if verify and sha256_hex(payload.data) != header["sha256"]:
-        raise corrupt("its tokens are not what their hash says", sha256_hex(payload.data)[:16], header["sha256"][:16])
-    return Shard(path, header, payload[: 2 * n].view("<u2"), np.array(payload[_padded(2 * n, 8) :].view("<i8"), dtype=np.int64))
+        raise _damaged(path, "its header lacks a fact", f"{wrong[0]} = {header.get(wrong[0])!r}", ", ".join(_FACTS))
+    if header["dtype"] not in _DTYPES:
+        raise _damaged(path, "its tokens are of an unknown type", header["dtype"], ", ".join(_DTYPES))
+    return header
+
+
+class ShardWriter:
+    """Documents into shard files of a folder. A shard is closed before a document would make it longer than `shard_tokens`."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, *, prefix: str = "", shard_tokens: int = SHARD_TOKENS) -> None:
+        """`prefix`: what the names of the files begin with."""
+        self._folder, self._tokenizer, self._prefix, self._most = folder, tokenizer, prefix, shard_tokens
+        self._ending = np.array([tokenizer.eod], dtype=tokenizer.dtype)
+        self._pieces: list[NDArray[np.unsignedinteger]] = []
+        self._starts, self._text_bytes = [0], 0
+        self.listed: list[Listed] = []
+        self.documents = self.tokens = self.text_bytes = 0
+
+    def add(self, text: bytes) -> None:
+        """Tokenize one document and take it in. MachineError if the disk refuses."""
+        ids = np.concatenate([self._tokenizer.encode(text), self._ending])
+        if self._pieces and self._starts[-1] + len(ids) > self._most:
+            self.close()
+        self._pieces.append(ids)
+        self._starts.append(self._starts[-1] + len(ids))
+        self._text_bytes += len(text)
+        self.documents, self.tokens, self.text_bytes = self.documents + 1, self.tokens + len(ids), self.text_bytes + len(text)
+
+    def close(self) -> None:
+        """Write the documents that wait, if there are any."""
+        if not self._pieces:
+            return
+        name = f"{self._prefix}{len(self.listed):05d}.tokens"
+        digest = write_shard(self._folder / name, np.concatenate(self._pieces), np.array(self._starts, dtype=np.int64),
+                             {"tokenizer": self._tokenizer.hash, "vocab_size": self._tokenizer.vocab_size, "text_bytes": self._text_bytes})
+        self.listed.append((name, digest))
+        self._pieces.clear()
+        self._starts[:] = [0]
+        self._text_bytes = 0
 
 
 class TokenStream:
-    """The tokens of all shards as one sequence of `len(stream)` ids; read by windows, never loaded whole."""
+    """The tokens of all shards as one sequence of `len(stream)` ids; read by windows, never loaded whole, each block checked before its
+    first token is given."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        """`shards`: all of one stream, in order. CorruptError if one is missing or belongs to another stream."""
+    def __init__(self, shards: Sequence[Shard], corpus: str | None = None) -> None:
+        """`shards`: all of one stream, in order. `corpus`: hash of the documents, as the listing has it; default: what the first header
+        says. CorruptError if they belong to several streams."""
         first = shards[0].header
-        for number, shard in enumerate(shards):
-            facts = shard.header
-            if (facts["index"], facts["last"]) != (number, number == len(shards) - 1) or any(
-                facts[key] != first[key] for key in ("corpus", "tokenizer", "vocab_size")
-            ):
+        for shard in shards:
+            if any(shard.header[key] != first[key] for key in ("tokenizer", "vocab_size", "dtype")):
                 raise CorruptError("the shards of a token stream do not belong together",
-                                   came=f"{shard.path}: shard {facts['index']}{', the last' if facts['last'] else ''}",
-                                   expected=f"shard {number} of {len(shards)} of corpus {first['corpus'][:16]}",
-                                   do=f"remove {shard.path.parent} and run again; it is made from the corpus")
+                                   came=f"{shard.path}: tokenizer {shard.header['tokenizer'][:16]}",
+                                   expected=f"tokenizer {first['tokenizer'][:16]}, as in {shards[0].path.name}",
+                                   do=f"remove {shard.path.parent} and make it again")
         self.shards = tuple(shards)
-        self.corpus_hash: str = first["corpus"]
+        self.corpus_hash: str = first.get("corpus", "") if corpus is None else corpus
         self.tokenizer_hash: str = first["tokenizer"]
         self.vocab_size: int = first["vocab_size"]
         self.text_bytes: int = sum(shard.header["text_bytes"] for shard in shards)
@@ -158,6 +251,11 @@ class TokenStream:
         """Number of documents."""
         return len(self._starts) - 1
 
+    @property
+    def document_starts(self) -> NDArray[np.int64]:
+        """Where each document starts, and the end: int64 [documents + 1]."""
+        return self._starts
+
     def __len__(self) -> int:
         return int(self._offsets[-1])
 
@@ -170,7 +268,8 @@ class TokenStream:
         return starts
 
     def windows(self, starts: ArrayLike, length: int) -> NDArray[np.int32]:
-        """`stream[start : start + length]` for each of `starts` [b]: int32 [b, length]. A window may cross shards."""
+        """`stream[start : start + length]` for each of `starts` [b]: int32 [b, length]. A window may cross shards. CorruptError names the
+        block that is damaged."""
         checked = self._check(starts, length)
         out = np.empty((len(checked), length), dtype=np.int32)
         for row, start in zip(out, checked.tolist()):
@@ -179,6 +278,7 @@ class TokenStream:
             while filled < length:
                 inside = start + filled - int(self._offsets[shard])
                 piece = self.shards[shard].tokens[inside : inside + length - filled]
+                self.shards[shard].check(inside, inside + len(piece))
                 row[filled : filled + len(piece)] = piece
                 filled += len(piece)
                 shard += 1
@@ -195,37 +295,33 @@ def stream_folder(cache: Path, corpus_hash: str, tokenizer_hash: str) -> Path:
     return cache / f"tokens-v{VERSION}-{corpus_hash[:20]}-{tokenizer_hash[:20]}"
 
 
-def _write_stream(folder: Path, corpus: Corpus, tokenizer: Tokenizer, shard_tokens: int) -> None:
-    pieces: list[NDArray[np.uint16]] = []
-    starts, index, text_bytes = [0], 0, 0
-
-    def close(last: bool) -> None:
-        nonlocal index, text_bytes
-        write_shard(folder / f"{index:05d}.tokens", np.concatenate(pieces), np.array(starts, dtype=np.int64),
-                    {"index": index, "last": last, "corpus": corpus.hash, "tokenizer": tokenizer.hash,
-                     "vocab_size": tokenizer.vocab_size, "text_bytes": text_bytes})
-        pieces.clear()
-        starts[:] = [0]
-        index, text_bytes = index + 1, 0
-
-    ending = np.array([tokenizer.eod], dtype=np.uint16)
-    for text in corpus.texts():
-        ids = np.concatenate([tokenizer.encode(text), ending])
-        if pieces and starts[-1] + len(ids) > shard_tokens:
-            close(last=False)
-        pieces.append(ids)
-        starts.append(starts[-1] + len(ids))
-        text_bytes += len(text)
-    close(last=True)
+def save_listing(folder: Path, corpus_hash: str, shards: Sequence[Listed]) -> str:
+    """Write the listing of a folder's shards; the SHA-256 (hex) of its bytes. MachineError if the disk refuses."""
+    return save_hashed(folder / LISTING, FORMAT, VERSION, {"corpus": corpus_hash, "shards": [list(listed) for listed in shards]})
 
 
-def open_stream(folder: Path, *, verify: bool = True) -> TokenStream:
-    """Open the stream in `folder`. InputError if there is none, CorruptError if it is incomplete or damaged."""
-    paths = sorted(folder.glob("*.tokens"))
-    if not paths:
-        raise InputError("there is no token stream", came=folder, expected="a folder of *.tokens files",
-                         do="prepare the data first")
-    return TokenStream([open_shard(path, verify=verify) for path in paths])
+def open_stream(folder: Path, *, verify: bool = True, expected: str | None = None) -> TokenStream:
+    """Open the stream in `folder`. `verify`: check every block now (it takes a second for some GB), else each when it is first read.
+    `expected`: SHA-256 (hex) of the listing, where it is known.
+
+    InputError if there is none or its version is unknown, CorruptError if it is incomplete or damaged.
+    """
+    path = folder / LISTING
+    if not path.exists() and not any(folder.glob("*.tokens")):
+        raise InputError("there is no token stream", came=folder, expected=f"a folder with {LISTING}", do="prepare the data first")
+    listing = load_hashed(path, "the listing of a token stream", FORMAT, VERSION, expected)
+    try:
+        corpus, listed = str(listing["corpus"]), [(str(name), str(digest)) for name, digest in listing["shards"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptError("the listing of a token stream lacks a fact", came=f"{path}: {error!r}", expected="corpus, shards",
+                           do=f"remove {folder} and make it again") from error
+    missing = [name for name, _ in listed if not os.path.exists(folder / name)]
+    if missing or not listed:
+        unlisted = sorted({found.name for found in folder.glob("*.tokens")} - {name for name, _ in listed})
+        came = f"{folder}: no {missing[0] if missing else 'shard listed'}" + (f"; {unlisted[0]} is not listed" if unlisted else "")
+        raise CorruptError("a token stream lacks shards", came=came, expected=f"{len(listed)} shards, as {LISTING} names them",
+                           do=f"restore or rename them, or remove {folder} and make it again")
+    return TokenStream([open_shard(folder / name, digest, verify=verify) for name, digest in listed], corpus)
 
 
 def token_stream(corpus: Corpus, tokenizer: Tokenizer, cache: Path, *, shard_tokens: int = SHARD_TOKENS,
@@ -243,7 +339,11 @@ def token_stream(corpus: Corpus, tokenizer: Tokenizer, cache: Path, *, shard_tok
             temporary = Path(tempfile.mkdtemp(prefix=MAKING, dir=cache))
             handle = os.open(temporary, os.O_RDONLY)
             hold(handle)  # so that nobody sweeps it
-            _write_stream(temporary, corpus, tokenizer, shard_tokens)
+            writer = ShardWriter(temporary, tokenizer, shard_tokens=shard_tokens)
+            for text in corpus.texts():
+                writer.add(text)
+            writer.close()
+            save_listing(temporary, corpus.hash, writer.listed)
             try:
                 os.rename(temporary, folder)
             except OSError:

@@ -10,7 +10,6 @@ Text is first cut into words by a byte pattern; merges never cross words. Words 
 from __future__ import annotations
 
 import heapq
-import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -23,16 +22,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from alpha.data.files import read_file, sha256_hex, write_atomic
-from alpha.errors import CorruptError, InputError
-from alpha.files import MOST_TEXT, json_of
+from alpha.data.files import sha256_hex
+from alpha.data.hashed import canonical, save_hashed
+from alpha.errors import InputError
 
 Merge = tuple[int, int]
 
 FORMAT, VERSION = "alpha.tokenizer", 1
 END_OF_DOCUMENT = 256
 FIRST_MERGE = 257
-MAX_VOCABULARY = 1 << 16
+MAX_VOCABULARY = 1 << 31
+"""Ids fit into int32, as batches hold them."""
 
 # Words by name of the pattern: a run of letters (any byte above 127 is one) with at most one sign or blank before it; one to
 # three digits; signs, with the line end and indentation that follow; line ends with indentation; other blanks. Every byte falls
@@ -69,20 +69,16 @@ def words_of(data: bytes, pattern: re.Pattern[bytes]) -> Iterator[list[bytes]]:
         start = end
 
 
-def _canonical(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-
-
-def _file_bytes(content: Mapping[str, Any]) -> bytes:
-    return _canonical({**content, "sha256": sha256_hex(_canonical(content))}) + b"\n"
-
-
 class Tokenizer(ABC):
-    """What the rest of the package needs of a tokenizer. Ids are unsigned, `dtype` is uint16 (at most 65536 ids)."""
+    """What the rest of the package needs of a tokenizer."""
 
     kind: str
     eod = END_OF_DOCUMENT
-    dtype = np.dtype("<u2")
+
+    @property
+    def dtype(self) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
+        """Of ids: the narrower of uint16 and uint32, little-endian."""
+        return np.dtype("<u2") if self.vocab_size <= 1 << 16 else np.dtype("<u4")
 
     @property
     @abstractmethod
@@ -95,8 +91,8 @@ class Tokenizer(ABC):
         """The bytes that each id stands for, [vocab_size]; empty for the end of a document."""
 
     @abstractmethod
-    def encode(self, data: bytes) -> NDArray[np.uint16]:
-        """Ids of `data`, uint16 [n]. No end-of-document token is added, and none can come out of text."""
+    def encode(self, data: bytes) -> NDArray[np.unsignedinteger]:
+        """Ids of `data`, `dtype` [n]. No end-of-document token is added, and none can come out of text."""
 
     @abstractmethod
     def form(self) -> dict[str, Any]:
@@ -110,7 +106,7 @@ class Tokenizer(ABC):
     @cached_property
     def hash(self) -> str:
         """SHA-256 (hex) of the canonical JSON of `form()`, which decides all of encode and decode."""
-        return sha256_hex(_canonical(self.form()))
+        return sha256_hex(canonical(self.form()))
 
     @cached_property
     def byte_lengths(self) -> NDArray[np.int32]:
@@ -131,13 +127,7 @@ class Tokenizer(ABC):
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON with its version and the SHA-256 of its content. MachineError if the disk refuses."""
-        content: dict[str, Any] = {"format": FORMAT, "version": VERSION, "form": self.form(), "record": dict(self.record)}
-        write_atomic(path, _file_bytes(content))
-
-    @staticmethod
-    def load(path: Path) -> Tokenizer:
-        """What `save` wrote, of either kind; errors as `load_tokenizer`."""
-        return load_tokenizer(path)
+        save_hashed(path, FORMAT, VERSION, {"form": self.form(), "record": dict(self.record)})
 
 
 class ByteTokenizer(Tokenizer):
@@ -153,7 +143,7 @@ class ByteTokenizer(Tokenizer):
     def tokens(self) -> Sequence[bytes]:
         return (*(bytes([value]) for value in range(256)), b"")
 
-    def encode(self, data: bytes) -> NDArray[np.uint16]:
+    def encode(self, data: bytes) -> NDArray[np.unsignedinteger]:
         return np.frombuffer(data, dtype=np.uint8).astype(self.dtype)
 
     def form(self) -> dict[str, Any]:
@@ -161,16 +151,16 @@ class ByteTokenizer(Tokenizer):
 
 
 class _WordIds(dict[bytes, bytes]):
-    """Word -> its ids as little-endian uint16 bytes; a missing word is encoded on demand. Emptied when full."""
+    """Word -> the bytes of its ids; a missing word is encoded on demand. Emptied when full."""
 
-    def __init__(self, encode_word: Callable[[bytes], list[int]]) -> None:
+    def __init__(self, encode_word: Callable[[bytes], list[int]], dtype: np.dtype[np.uint16] | np.dtype[np.uint32]) -> None:
         super().__init__()
-        self._encode_word = encode_word
+        self._encode_word, self._dtype = encode_word, dtype
 
     def __missing__(self, word: bytes) -> bytes:
         if len(self) >= _CACHED_WORDS:
             self.clear()
-        ids = np.array(self._encode_word(word), dtype=BPETokenizer.dtype).tobytes()
+        ids = np.array(self._encode_word(word), dtype=self._dtype).tobytes()
         self[word] = ids
         return ids
 
@@ -205,7 +195,7 @@ class BPETokenizer(Tokenizer):
             self._rank[left, right] = rank
             tokens.append(tokens[left] + tokens[right])
         self._tokens = tuple(tokens)
-        self._cache = _WordIds(self._encode_word)
+        self._cache = _WordIds(self._encode_word, self.dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -223,7 +213,7 @@ class BPETokenizer(Tokenizer):
         return {"kind": self.kind, "eod": self.eod, "pattern": self.pattern,
                 "words": PATTERNS[self.pattern].decode("ascii"), "merges": [list(merge) for merge in self.merges]}
 
-    def encode(self, data: bytes) -> NDArray[np.uint16]:
+    def encode(self, data: bytes) -> NDArray[np.unsignedinteger]:
         joined = b"".join(b"".join(map(self._cache.__getitem__, words)) for words in words_of(data, self._words))
         return np.frombuffer(joined, dtype=self.dtype)
 
@@ -243,7 +233,7 @@ class BPETokenizer(Tokenizer):
         """Learn `vocab_size - 257` merges from `texts`: each time the most frequent pair, of equals the lowest pair of ids.
 
         Words seen fewer than `min_word_count` times take no part. `record` is kept beside what this function records itself.
-        InputError if `vocab_size` is outside 257 to 65536 or the texts have too few pairs for it.
+        InputError if `vocab_size` is outside 257 to 2^31 or the texts have too few pairs for it.
         """
         if not FIRST_MERGE <= vocab_size <= MAX_VOCABULARY:
             raise InputError("impossible vocabulary size", came=vocab_size, expected=f"from {FIRST_MERGE} to {MAX_VOCABULARY}")
@@ -317,45 +307,3 @@ def learn_merges(table: Mapping[bytes, int], wanted: int) -> list[Merge]:
         for pair in changed:
             heapq.heappush(heap, (-counts[pair], pair))
     return merges
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Read what `Tokenizer.save` wrote.
-
-    InputError: no such file, or a version that this program does not know. CorruptError: torn, edited or not a tokenizer file.
-    """
-    raw = read_file(path, "the tokenizer file", MOST_TEXT)
-
-    def corrupt(why: str, came: object) -> CorruptError:
-        return CorruptError(f"the tokenizer file is damaged: {why}", came=f"{path}: {came}",
-                            expected="the file as it was saved",
-                            do="restore it, or train the tokenizer again (the same corpus gives the same tokenizer)")
-
-    try:
-        content = json_of(raw)
-        stated = content.pop("sha256")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise corrupt("it is not complete JSON with a content hash", f"{len(raw)} bytes ({error})") from error
-    if raw != _file_bytes(content):  # byte for byte: an edit that JSON would not notice is an edit too
-        raise corrupt("its content is not what its hash says",
-                      f"sha256 {sha256_hex(_canonical(content))[:16]}, stated {str(stated)[:16]}")
-    if content.get("format") != FORMAT:
-        raise corrupt("it is another kind of file", content.get("format"))
-    if content.get("version") != VERSION:
-        raise InputError("the tokenizer file has an unknown version", came=f"{path}: version {content.get('version')}",
-                         expected=f"version {VERSION}", do="use the release that wrote it, or train the tokenizer again")
-    try:
-        form, record = content["form"], content["record"]
-        if form["kind"] == "bytes":
-            tokenizer: Tokenizer = ByteTokenizer()
-        elif form["kind"] == "bpe":
-            tokenizer = BPETokenizer(form["merges"], pattern=form["pattern"], record=record)
-        else:
-            raise corrupt("unknown kind of tokenizer", form["kind"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise corrupt("a field is missing or has the wrong type", repr(error)) from error
-    if tokenizer.form() != form:
-        raise InputError("the tokenizer file was made with other word rules", came=f"{path}: pattern {form.get('pattern')}",
-                         expected="the pattern of that name in this release",
-                         do="use the release that wrote it, or train again")
-    return tokenizer

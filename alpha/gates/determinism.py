@@ -1,7 +1,7 @@
 """The determinism gate: the same bits, run after run, whatever moves around the kernel. Floor 7.
 
 What varies between runs: the number of workers (1, 2, 3), the addresses of every buffer (fresh allocations, 0 to 7 elements past a
-256-byte boundary), the rubbish in outputs and scratch, a neighbour thread that works and sleeps at random, and the order of the cases.
+256-byte boundary), the garbage in outputs and scratch, a neighbour thread that works and sleeps at random, and the order of the cases.
 What may not vary: any bit of any output. On a difference the first differing coordinate, byte and values stand in the case's note.
 """
 
@@ -33,7 +33,7 @@ from alpha.gates.subjects import (
     spec_of,
     subjects_of,
 )
-from alpha.registry.cases import Repeats
+from alpha.registry.cases import CaseRecord, Repeats
 from alpha.registry.policy import required_runs
 from alpha.registry.record import Record
 
@@ -176,3 +176,8 @@ def _contract(component: Component, nonce: str) -> Record:
         found.append(Repeats(name=name, runs=len(runs), distinct=len(set(seen)) + len(bad), digest=seen[0][:16],
                              note=(bad[0] if bad else note)[:120]))
     return make_record(component, "determinism", nonce, len(names), found)
+
+
+def listed(component: Component, nonce: str) -> list[tuple[type[CaseRecord], str]]:
+    """(sort, name) of each case that a record of this nonce holds (expected.py)."""
+    return [(Repeats, case.name) for case in chosen(component, nonce)]

@@ -9,6 +9,7 @@ nan, inf one element of one operand becomes NaN, then infinite. Nothing is lost:
          non-finite where the oracle's is. Nothing leaks: an output that does not depend on it stays finite, unless it only met the
          element as 0 * NaN, in a product over masked elements (then no finite value of the element moves a bit of it)
 inputs   buffers that held these contents are unchanged after the call
+contents of kernels that look at them (ids, targets): what is out of range is an InputError, and no output was written by then
 """
 
 from __future__ import annotations
@@ -19,12 +20,26 @@ from dataclasses import replace
 import numpy as np
 
 from alpha.component import Component
-from alpha.errors import ShapeError
+from alpha.errors import InputError, ShapeError
 from alpha.gates.contracts import engine as contracts
-from alpha.gates.subjects import Case, bind, cases, checksum, crash, fresh_nonce, generator, make_record, once, spec_of, warm_up
+from alpha.gates.subjects import (
+    Case,
+    bind,
+    case_of,
+    cases,
+    checksum,
+    crash,
+    fresh_nonce,
+    generator,
+    make_record,
+    once,
+    spec_of,
+    subjects_of,
+    warm_up,
+)
 from alpha.ops.numerics import round_to
-from alpha.ops.spec import OpSpec
-from alpha.registry.cases import Refusal
+from alpha.ops.spec import OpSpec, Sample
+from alpha.registry.cases import CaseRecord, Refusal
 from alpha.registry.record import Record
 from alpha.types import ITEMSIZE, NUMPY, TensorType
 
@@ -42,7 +57,12 @@ def measure(component: Component, nonce: str | None = None) -> Record:
     for name, problems in (("dtype refused", _dtypes(component, todo)), ("shape refused", _shapes(component, todo)),
                            *_non_finite(component, todo, nonce)):
         found.append(Refusal(name=name, error=float(bool(problems)), bound=0.0, note=problems[0][:120] if problems else ""))
-    return make_record(component, "faults", nonce, 5, found if todo else [])
+    declared = 5
+    if wrong := subjects_of(component).refused(component, generator(nonce, component.id, "contents")):
+        problems = [why for sample in wrong if (why := _taken(component, sample))]
+        found.append(Refusal(name="contents refused", error=float(bool(problems)), bound=0.0, note=problems[0][:120] if problems else ""))
+        declared += 1
+    return make_record(component, "faults", nonce, declared, found if todo else [])
 
 
 def _chosen(component: Component, nonce: str) -> list[Case]:
@@ -86,6 +106,19 @@ def _dtypes(component: Component, todo: Sequence[Case]) -> list[str]:
             if refused is None and (any(t.is_float for t in types) or not _moves(component, spec, case, types)):
                 problems.append(f"{case.name}: {', '.join(map(str, types))} was accepted")
     return problems
+
+
+def _taken(component: Component, sample: Sample) -> str:
+    """Why contents out of range do not count as refused; '' when they do."""
+    bound = bind(component, case_of(sample, component.envelope.dtypes[0], spec=spec_of(component)))
+    bound.fill([np.asarray(x) for x in sample.inputs])
+    try:
+        bound.run(garbage=0xFF)
+    except InputError:
+        return "" if all(y.tobytes() == b"\xff" * y.nbytes for y in bound.outs) else f"{sample.name}: refused after an output was written"
+    except Exception as error:  # the wrong error: it does not say what came
+        return f"{sample.name}: {crash(error)}"
+    return f"{sample.name} was accepted"
 
 
 def _moves(component: Component, spec: OpSpec, case: Case, types: Sequence[TensorType]) -> bool:
@@ -194,3 +227,9 @@ def _swallowed(component: Component, spec: OpSpec, case: Case, struck: Case, k: 
     return found
 
 
+def listed(component: Component, nonce: str) -> list[tuple[type[CaseRecord], str]]:
+    """(sort, name) of each case that a record of this nonce holds (expected.py)."""
+    names = ["dtype refused", "shape refused", "nan propagates", "inf propagates", "inputs unchanged"]
+    if subjects_of(component).refused(component, generator(nonce, component.id, "contents")):
+        names.append("contents refused")
+    return [(Refusal, name) for name in names]

@@ -44,7 +44,7 @@ from alpha.gates.subjects import (
 from alpha.ops.numerics import ACCUMULATE, UNIT_ROUNDOFF, round_to, ulp, walk
 from alpha.ops.spec import OpSpec, Sample
 from alpha.ops.table import row
-from alpha.registry.cases import Slope
+from alpha.registry.cases import CaseRecord, Slope
 from alpha.registry.judge import GRADIENT_BOUND
 from alpha.registry.record import Record
 from alpha.types import FLOATS, Attrs, TensorType
@@ -332,3 +332,13 @@ def _directions(case: Case, wrt: Sequence[int], rng: np.random.Generator) -> lis
             if np.isfinite(case.inputs[i].flat[flat]):
                 found.append(_coordinate(case, wrt, i, flat))
     return found
+
+
+def listed(component: Component, nonce: str) -> list[tuple[type[CaseRecord], str]]:
+    """(sort, name) of each case that a record of this nonce holds (expected.py)."""
+    kinds = ["oracle"] + (["kernel"] if "f64" in component.envelope.dtypes else [])
+    names: list[str] = []
+    for spec in rows_for(component):
+        todo = chosen(spec, nonce, component)
+        names += [f"{spec.name}/{sample.name}:{kind}" for sample in todo for kind in kinds] + [f"{spec.name}:native"] * bool(todo)
+    return [(Slope, name) for name in names]

@@ -1,7 +1,7 @@
 """The parity gate: a kernel against its row's float64 oracle. Floor 7.
 
 Three layers (exact, relative, precision floor; tolerance.py) and the behaviours that a kernel could use to fool a comparison: it runs
-before the oracle has been evaluated, on buffers that held rubbish while it was bound and other contents at its previous call, in
+before the oracle has been evaluated, on buffers that held garbage while it was bound and other contents at its previous call, in
 shuffled order, with outputs and scratch poisoned; inputs must be unchanged; later calls must give the same bits; nothing may still be
 running afterwards; and the samples themselves must reject a constant.
 """
@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from alpha.component import Component
-from alpha.gates.condense import condense
 from alpha.gates.contracts import engine as contracts
 from alpha.gates.subjects import (
     Bound,
@@ -26,30 +25,25 @@ from alpha.gates.subjects import (
     crash,
     fresh_nonce,
     generator,
-    is_gpu,
     make_record,
     once,
     same_bits,
     short,
     spec_of,
-    subjects_of,
     tasks,
     warm_up,
 )
-from alpha.gates.tolerance import ALL, FIRST, Allowance, allowance, exact_below, exact_error, lower, weighed
-from alpha.ops.numerics import round_to
+from alpha.gates.tolerance import Allowance, allowance, exact_below, exact_error, lower, weighed
 from alpha.ops.spec import OpSpec
-from alpha.registry.cases import CaseRecord, Contract, Exact, Relative
-from alpha.registry.gates import cases_of
+from alpha.registry.cases import CaseRecord, Exact, Relative
 from alpha.registry.judge import RATIO
 from alpha.registry.record import Record
-from alpha.types import NUMPY
 
 PROBES = 64
 LATER_CALLS = 24
 """Calls of the cheapest case between the first outputs and the last recheck."""
 
-BEHAVIOURS = ("inputs unchanged", "outputs settled", "later calls", "content", "in place", "spread")
+BEHAVIOURS = ("inputs unchanged", "outputs final", "later calls", "content", "in place", "spread")
 
 FEW = 8
 """Float elements of all outputs below which a case has no power of its own to tell precisions apart."""
@@ -118,8 +112,8 @@ def _candidate(component: Component, todo: Sequence[Case], nonce: str, counts: d
         counts["later calls"] += not same_bits(once(component, r.case, offset=int(rng.integers(4)) * 16), r.got)
     if tasks() > threads:
         time.sleep(0.05)
-    counts["outputs settled"] += int(tasks() > threads)
-    counts["outputs settled"] += sum(not same_bits(r.bound.outs, r.got) for r in live if r.bound)
+    counts["outputs final"] += int(tasks() > threads)
+    counts["outputs final"] += sum(not same_bits(r.bound.outs, r.got) for r in live if r.bound)
     for pair in component.inplace:
         for r in live:
             counts["in place"] += not _in_place(component, r, pair)
@@ -218,51 +212,6 @@ def _probes(component: Component, runs: Sequence[_Run], nonce: str) -> list[list
             for i, o, at in _places(component, [r.case for r in runs], nonce) if runs[i].bound is not None]
 
 
-def recompute(component: Component, record: Record) -> list[str]:
-    """What is wrong with a record's probes, recomputed with the oracle alone from the record's nonce; empty when nothing is.
-
-    Needs no back end: inputs derive from the nonce, the tolerance from the row. Values outside the parity tolerance, places other than
-    those the nonce chooses, missing probes and other cases than the nonce's are all named.
-    """
-    spec = spec_of(component)
-    todo = cases(component, record.nonce)
-    entries = [Exact(name=c.name, error=0.0) if c.exact else Relative(name=c.name, ratio=0.0, floor=None) for c in todo]
-    large = subjects_of(component).large_names(component) if is_gpu(component) else []
-    skeleton = condense([*entries, *(Exact(name=b, error=0.0) for b in BEHAVIOURS),
-                         *(Contract(name=name, error=0.0, bound=0.0, cases=0) for name in large)])
-    wrong = []
-    if [c.name for c in cases_of(record)] != [c.name for c in skeleton]:
-        wrong.append("the record's cases are not those that its nonce gives")
-    places = _places(component, todo, record.nonce)
-    if [list(p[:3]) for p in record.probes] != places:
-        wrong.append(f"the {len(record.probes)} probes are not at the {len(places)} places that the nonce chooses")
-        return wrong
-    allowances: dict[tuple[int, int], Allowance] = {}
-    for i, output, at, bits in record.probes:
-        case, t = todo[i], todo[i].out_types(spec)[output]
-        value = np.frombuffer(bytes.fromhex(bits), dtype=NUMPY[t.dtype])[0]
-        for least in (FIRST, ALL):
-            if (i, least) not in allowances:
-                allowances[i, least] = allowance(spec, case, record.nonce, least)
-            a = allowances[i, least]
-            good = _good(value, case, t.dtype, *(x[output].reshape(-1)[at] for x in (a.want, a.naive, a.slack)))
-            if good:
-                break
-        else:
-            wrong.append(f"probe {case.name}[{output}].{at}: recorded {value!r}, the oracle gives {a.want[output].reshape(-1)[at]!r}")
-    return wrong
-
-
-def _good(value: np.generic, case: Case, dtype: str, want: np.generic, naive: float, slack: float) -> bool:
-    """Whether a recorded element lies within the tolerance of parity."""
-    if want.dtype.kind != "f":
-        return bool(value == want)
-    tolerance = 0.0 if case.exact else max(RATIO * naive, slack)
-    with np.errstate(all="ignore"):
-        return bool(value == round_to(np.asarray(want), dtype) or (np.isnan(value) and np.isnan(want))  # type: ignore[call-overload]
-                    or abs(float(value) - float(want)) <= tolerance)  # type: ignore[arg-type]
-
-
 def _places(component: Component, todo: Sequence[Case], nonce: str) -> list[list[int]]:
     """The places that a record of this nonce must probe."""
     spec = spec_of(component)
@@ -275,3 +224,8 @@ def _places(component: Component, todo: Sequence[Case], nonce: str) -> list[list
         o = int(rng.choice([k for k, n in enumerate(sizes[i]) if n]))
         places.add((i, o, int(rng.integers(sizes[i][o]))))
     return [list(p) for p in sorted(places)]
+
+
+def listed(component: Component, nonce: str) -> list[tuple[type[CaseRecord], str]]:
+    """(sort, name) of each case that a record of this nonce holds (expected.py)."""
+    return [*((Exact if c.exact else Relative, c.name) for c in cases(component, nonce)), *((Exact, name) for name in BEHAVIOURS)]

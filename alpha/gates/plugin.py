@@ -122,8 +122,7 @@ class Measured:
         self._config, self._plan, self.component, self.gate = config, config.stash[_PLAN], component, gate
 
     def __call__(self) -> tuple[Record, Judgement]:
-        record = run.measure(self.component, self.gate)
-        judgement = run.judged(record, self.component)
+        record, judgement = run.measure(self.component, self.gate)
         if self._plan.root is not None:
             with locked(self._config, "evidence"):  # a file holds all gates of a component, and each worker would write what it read
                 save([record], self._plan.root)
@@ -307,7 +306,7 @@ def sampled(component: Component, registry: Registry, seed: int) -> list[str]:
     status = registry.status(component.id).gates[gate]
     if not status.satisfied:
         return [f"{gate}: {status.why}; `alpha gate run {component.id} --stale` supplies it"]
-    judgement = run.judged(run.measure(component, gate), component)
+    judgement = run.measure(component, gate)[1]
     found = [] if judgement.satisfied else [f"{gate} from a fresh nonce: {judgement.verdict}: {'; '.join(judgement.reasons[:2])}"]
     recorded = audit.records(registry, component).get(gate)
     return found + ([f"{gate} from the record's nonce: {x}" for x in audit.again(component, recorded)] if recorded is not None else [])

@@ -1,16 +1,61 @@
-"""What the merge gate asks of a parity record: do its bits agree with the oracle? Floor 7."""
+"""What the merge gate asks of a current record: are its cases those of its nonce, do a kernel's bits agree with the oracle? Floor 7."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alpha.gates import parity
+import numpy as np
+
+from alpha.component import Component
+from alpha.gates import expected, parity
+from alpha.gates.subjects import Case, cases, spec_of
+from alpha.gates.tolerance import ALL, FIRST, Allowance, allowance, slack_alone
+from alpha.ops.numerics import round_to
+from alpha.registry.judge import RATIO
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
+from alpha.types import NUMPY
 
 
 def recompute(record: Record) -> Sequence[str]:
-    """Mismatches between a kernel's parity record and the oracle; a component that is gone is one."""
+    """What a record says otherwise than its nonce; a component that is gone is one such thing. Needs no back end."""
     if record.component not in catalogue():
         return [f"no component {record.component}"]
-    return parity.recompute(catalogue()[record.component], record)
+    component = catalogue()[record.component]
+    wrong = expected.differences(component, record)
+    return wrong + (probes(component, record) if record.gate == "parity" and component.kind == "kernel" else [])
+
+
+def probes(component: Component, record: Record) -> list[str]:
+    """What is wrong with a parity record's probes: values outside the tolerance, places other than those that the nonce chooses, missing
+    ones. Inputs derive from the nonce, the tolerance from the row."""
+    spec = spec_of(component)
+    todo = cases(component, record.nonce)
+    places = parity._places(component, todo, record.nonce)
+    if [list(p[:3]) for p in record.probes] != places:
+        return [f"the {len(record.probes)} probes are not at the {len(places)} places that the nonce chooses"]
+    wrong = []
+    allowances: dict[tuple[int, int], Allowance] = {}
+    for i, output, at, bits in record.probes:
+        case, t = todo[i], todo[i].out_types(spec)[output]
+        value = np.frombuffer(bytes.fromhex(bits), dtype=NUMPY[t.dtype])[0]
+        for least in (0, 1, FIRST, ALL):  # most lie within the slack, which asks for no walk, or within one; more contain the fewer
+            if (i, least) not in allowances:
+                allowances[i, least] = allowance(spec, case, record.nonce, least) if least else slack_alone(spec, case)
+            a = allowances[i, least]
+            good = _good(value, case, t.dtype, *(x[output].reshape(-1)[at] for x in (a.want, a.naive, a.slack)))
+            if good:
+                break
+        else:
+            wrong.append(f"probe {case.name}[{output}].{at}: recorded {value!r}, the oracle gives {a.want[output].reshape(-1)[at]!r}")
+    return wrong
+
+
+def _good(value: np.generic, case: Case, dtype: str, want: np.generic, naive: float, slack: float) -> bool:
+    """Whether a recorded element lies within the tolerance of parity."""
+    if want.dtype.kind != "f":
+        return bool(value == want)
+    tolerance = 0.0 if case.exact else max(RATIO * naive, slack)
+    with np.errstate(all="ignore"):
+        return bool(value == round_to(np.asarray(want), dtype) or (np.isnan(value) and np.isnan(want))  # type: ignore[call-overload]
+                    or abs(float(value) - float(want)) <= tolerance)  # type: ignore[arg-type]

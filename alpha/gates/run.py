@@ -6,6 +6,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from alpha.component import Catalogue, Component
@@ -56,9 +57,9 @@ def engine_for(gate: str, component: Component) -> Callable[[Component, str | No
     return found
 
 
-def measure(component: Component, gate: str, nonce: str | None = None) -> Record:
-    """One gate, with the seconds that it took in the record's environment. An engine that ends in an error is a failed case, not the end
-    of the run.
+def measure(component: Component, gate: str, nonce: str | None = None) -> tuple[Record, Judgement]:
+    """One gate: the record, with the seconds that it took in its environment, and the verdict on it. An engine that ends in an error is a
+    failed case, not the end of the run.
 
     A share that no machine can reach says that the ceiling was measured while something else ran, one below its line that the kernel was:
     perf is then measured again, at most PERF_TRIES times, and the last counts, so that a kernel that skips work or became slower is still
@@ -70,19 +71,21 @@ def measure(component: Component, gate: str, nonce: str | None = None) -> Record
     nonce, tries = nonce or fresh_nonce(), 1
     try:
         record = engine(component, nonce)
-        while gate_of(gate).pinned and tries < PERF_TRIES and _by_chance(record, component):
+        while (judgement := judged(record, component)).verdict == FAIL and tries < PERF_TRIES and _may_be_chance(record):
             time.sleep(PAUSE)
             record, tries = engine(component, nonce), tries + 1
     except Exception as error:
         record = make_record(component, gate, nonce, 1, [failed(gate_of(gate).cases[0], "measure", crash(error))])
+        judgement = judged(record, component)
     forbidden.check(f"after {gate} of {component.id}")
     again = {"tries": str(tries)} if tries > 1 else {}
-    return replace(record, environment={**record.environment, **again, "seconds": f"{time.perf_counter() - start:.2f}"})
+    seconds = f"{time.perf_counter() - start:.2f}"
+    return replace(record, environment={**record.environment, **again, "seconds": seconds}), judgement
 
 
-def _by_chance(record: Record, component: Component) -> bool:
-    """Whether what else the machine did may be why the perf gate says FAIL."""
-    return judged(record, component).verdict == FAIL and not any("note" in case for case in record.cases)
+def _may_be_chance(record: Record) -> bool:
+    """Whether what else the machine did may be why a record fails: one of times, whose outputs were right."""
+    return gate_of(record.gate).pinned and not any("note" in case for case in record.cases)
 
 
 def judged(record: Record, component: Component) -> Judgement:
@@ -108,6 +111,17 @@ def _due(registry: Registry, ids: Iterable[str], gates: Sequence[str], stale: bo
             yield component, asked
 
 
+def matching(catalogue: Catalogue, ids: Sequence[str]) -> list[str]:
+    """Ids with patterns ('*' stands for anything) replaced by what they match; InputError for a pattern that matches nothing."""
+    found: dict[str, None] = {}
+    for pattern in ids:
+        names = [c.id for c in catalogue if fnmatchcase(c.id, pattern)] if "*" in pattern else [pattern]
+        if not names:
+            raise InputError("no component matches", came=pattern, do="list them with `alpha gate list`")
+        found.update(dict.fromkeys(names))
+    return list(found)
+
+
 def not_here(catalogue: Catalogue, ids: Iterable[str] = (), gates: Sequence[str] = (), *, stale: bool = False,
              roots: Sequence[Path] | None = None) -> dict[str, str]:
     """Components (of those named, or all) with gates to run that cannot run on this machine, with the reason: these gates are NOT_RUN."""
@@ -125,7 +139,7 @@ def _seconds(registry: Registry, component: Component, gate: str) -> float:
 
 
 def run(todo: Sequence[Task], *, budget: float | None = None, root: Path | None = None,
-        said: Callable[[Task, Record, Judgement], None] | None = None) -> Done:
+        on_result: Callable[[Task, Record, Judgement], None] | None = None) -> Done:
     """Run tasks in order and keep each record under `root` (default: the local one). `budget`: seconds after which none is started."""
     done = Done()
     end = None if budget is None else time.perf_counter() + budget
@@ -133,11 +147,10 @@ def run(todo: Sequence[Task], *, budget: float | None = None, root: Path | None 
         if end is not None and time.perf_counter() + task.seconds > end:
             done.left = list(todo[i:])
             break
-        record = measure(task.component, task.gate)
-        judgement = judged(record, task.component)
+        record, judgement = measure(task.component, task.gate)
         save([record], root or local_root())
         done.records.append(record)
         done.judgements.append(judgement)
-        if said is not None:
-            said(task, record, judgement)
+        if on_result is not None:
+            on_result(task, record, judgement)
     return done

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from alpha.component import Component
 from alpha.errors import AlphaError, GraphError, ShapeError
-from alpha.gates.condense import condense
+from alpha.gates.summarise import summarise
 from alpha.ops.numerics import round_to
 from alpha.ops.spec import Arrays, OpSpec, Sample
 from alpha.ops.table import row
@@ -115,7 +115,7 @@ def is_gpu(component: Component) -> bool:
 
 
 def subjects_of(component: Component) -> Any:
-    """The module alpha.gates.<backend>.subjects: `warm_up`, `samples`, `bind`.
+    """The module alpha.gates.<backend>.subjects: `warm_up`, `samples`, `refused`, `bind`.
 
     Found by name, so that evidence of one back end's kernels does not bind to another's; registry.gates.SUBJECTS names it for digests.
     """
@@ -237,7 +237,7 @@ def poison(x: np.ndarray, garbage: int = 0xFF) -> None:
 
 def bind(component: Component, case: Case, *, workers: int = 1, offset: int = 0,
          share: tuple[int, int] | None = None) -> Any:
-    """Bind a kernel to fresh buffers that hold NaN (integers: zero) while it binds: a binder that reads data reads rubbish. A `Bound`.
+    """Bind a kernel to fresh buffers that hold NaN (integers: zero) while it binds: a binder that reads data reads garbage. A `Bound`.
 
     `offset`: elements (GPU: 16 bytes) past a 256-byte boundary of every buffer. `share`: (output, input) that get the same memory.
     `workers`: of the CPU.
@@ -298,9 +298,9 @@ def _package() -> Package:
 
 def make_record(component: Component, gate: str, nonce: str, declared: int, found: Sequence[CaseRecord],
                 probes: Sequence[Sequence[object]] = (), **more: str) -> Record:
-    """The record of one measure, with today's digests and this machine's class. Many cases share entries (condense.py)."""
+    """The record of one measure, with today's digests and this machine's class. Many cases share entries (summarise.py)."""
     if len(found) == declared:
-        found = condense(found)
+        found = summarise(found)
         declared = len(found)
     digests = component_digests(component, gate, package=_package())
     here = {k: v for k, v in environment().items() if k in ("python", "numpy", "blas", "cpu", "processor")}

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from alpha.errors import GraphError
+from alpha.graph.order import COMPUTE
+from alpha.ops.table import row
 from alpha.types import Attrs, Table, TensorType
 
 PHASES = ("forward", "recompute", "backward", "wgrad", "reduce", "update")
@@ -39,7 +41,8 @@ class Value:
 
 @dataclass(eq=False)
 class Node:
-    """One call of an op row. `source` is the model's file:line, for messages only: it never enters a hash."""
+    """One call of an op row. `source` is the model's file:line, for messages only: it never enters a hash. `stream`: one of
+    alpha/graph/order.py; what is not on the compute stream may run beside it."""
 
     op: str
     inputs: tuple[Value, ...]
@@ -48,6 +51,18 @@ class Node:
     layer: str = ""
     phase: str = "forward"
     source: str = ""
+    stream: str = COMPUTE
+
+    @property
+    def acts(self) -> bool:
+        """Whether it acts on other ranks: then it is neither pruned nor computed twice, and keeps its place among those of its group."""
+        return row(self.op).across is not None
+
+    def over(self, inputs: tuple[Value, ...]) -> Node:
+        """The same call of other operands, with results of its own."""
+        new = Node(self.op, inputs, self.attrs, (), self.layer, self.phase, self.source, self.stream)
+        new.outputs = tuple(Value(v.type, v.name, "node", None, new, v.index) for v in self.outputs)
+        return new
 
     def __repr__(self) -> str:
         left = ", ".join(map(repr, self.outputs))
@@ -96,7 +111,8 @@ class Graph:
                 outs.append(f"%{count}:{v.type}")
                 count += 1
             attrs = attrs_text(node.attrs)
-            lines.append(f"{' '.join(outs)} = {node.op} {' '.join(number[v] for v in node.inputs)} {attrs} {node.layer} {node.phase}")
+            lines.append(f"{' '.join(outs)} = {node.op} {' '.join(number[v] for v in node.inputs)} {attrs} {node.layer} {node.phase}"
+                         + (f" on {node.stream}" if node.stream != COMPUTE else ""))
         lines += [f"out:{k} = {number[v]}" for k, v in sorted(self.outputs.items())]
         lines += [f"update:{k[0]}+{k[1]} = {number[v]}" for k, v in sorted(self.updates.items(), key=lambda item: item[0])]
         return "\n".join(lines)
@@ -126,11 +142,12 @@ def _attr(value: object) -> object:
 
 
 def prune(graph: Graph, roots: Iterable[Value] | None = None) -> Graph:
-    """The same graph without nodes that nothing needs; order kept. Returns a new Graph that shares Values and Nodes."""
+    """The same graph without nodes that nothing needs; order kept. Nodes that act on other ranks are needed by those. Returns a new Graph
+    that shares Values and Nodes."""
     needed = set(roots if roots is not None else graph.roots())
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if any(v in needed for v in node.outputs):
+        if node.acts or any(v in needed for v in node.outputs):
             needed.update(node.inputs)
             kept.append(node)
     return Graph(graph.name, dict(graph.inputs), {k: v for k, v in graph.states.items() if v in needed}, kept[::-1],

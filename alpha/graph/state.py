@@ -3,14 +3,19 @@
 A *unit* (embedding, block i, head, expert) is contiguous; its tensors lie in canonical-name order, each 256-byte aligned; the unit is
 padded with zeros to UNIT_MULTIPLE elements, a number that no world size changes. So a refactored graph does not move a checkpoint, and
 a shard is a cut of each unit. Padding never enters a norm, a hash or a count.
+
+*Leaves* are what a norm is summed over: every unit is PARTS equal parts, every part is pieces of at most LEAF elements. No cut of the units
+over a number of ranks that divides PARTS splits a leaf, so one process and many ranks add the same numbers in the same order.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 from alpha.errors import GraphError, ShapeError
@@ -19,6 +24,15 @@ from alpha.types import ITEMSIZE
 ALIGN_BYTES = 256
 UNIT_MULTIPLE = 4096
 """Elements; a unit divides evenly, on 256-byte boundaries in 4-byte elements, over up to 64 shards."""
+
+PARTS = 64
+"""Equal parts of a unit, which leaves never cross."""
+
+LEAF = 1 << 18
+"""Most elements of a leaf. A plan lists all leaves: those of 70 billion parameters are still listed in seconds."""
+
+Leaves = tuple[tuple[tuple[int, int], ...], ...]
+"""Of each leaf, in order, the (offset, length) of what lies in it, padding left out; a leaf of padding alone is empty."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,7 @@ class StateLayout:
             at += t.size
         self.size = self._close(self.tensors[-1].unit, at) if self.tensors else 0
         self.by_name = {t.name: t for t in self.tensors}
+        self._starts = [self.offsets[t.name] for t in self.tensors]
 
     def _close(self, unit: str, at: int) -> int:
         start = self.units[-1].stop if self.units else 0
@@ -101,6 +116,84 @@ class StateLayout:
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """(offset, length) per tensor: what enters a norm, a hash or a count."""
         return tuple((self.offsets[t.name], t.size) for t in self.tensors)
+
+    def shard(self, ranks: int) -> ShardedLayout:
+        """The flat cut over `ranks`: what each of them holds of this layout."""
+        return ShardedLayout(self, ranks)
+
+    def leaves(self, most: int = LEAF) -> Leaves:
+        """What a norm is summed over, `most` elements at most: part after part, in each part unit after unit. So these are the leaves of
+        any cut over ranks, rank after rank."""
+        return self.shard(1).leaves(0, most)
+
+    def inside(self, start: int, stop: int) -> Iterator[tuple[TensorSpec, int, int]]:
+        """(tensor, first, last + 1) of what lies of each tensor in the elements [start, stop) of the flat array, in order."""
+        at = bisect_right(self._starts, start) - 1
+        for t in self.tensors[max(at, 0) :]:
+            offset = self.offsets[t.name]
+            if offset >= stop:
+                return
+            if max(start, offset) < min(stop, offset + t.size):
+                yield t, max(start, offset), min(stop, offset + t.size)
+
+
+class ShardedLayout:
+    """A flat cut of a StateLayout over ranks: rank r holds the r-th of `ranks` cuts of every unit, one after the other in unit order.
+
+    Every rank's flat array has `size` elements of `dtype`, and a unit lies at the same place in each (`units`). A cut has a multiple of 64
+    elements. Where `ranks` divides PARTS the cuts of a unit are exactly the unit, and no leaf is split. Any other number is for moving
+    state only (`flat_shards`, `segments`, `ranges`): the last cuts of a unit are then padded, or all padding.
+    """
+
+    def __init__(self, whole: StateLayout, ranks: int) -> None:
+        if ranks < 1:
+            raise ShapeError("state is cut over one rank or more", came=ranks, expected="1, 2, 3, ...")
+        self.whole, self.ranks, self.dtype = whole, ranks, whole.dtype
+        self.units: list[UnitRange] = []
+        step = UNIT_MULTIPLE // PARTS
+        at = 0
+        for unit in whole.units:
+            cut = -(-(unit.stop - unit.start) // (ranks * step)) * step
+            self.units.append(UnitRange(unit.name, at, at + cut))
+            at += cut
+        self.size = at
+
+    def cuts(self, rank: int) -> Iterator[tuple[int, int, int]]:
+        """(local start, first element, last + 1) of what this rank holds of each unit: elements of the whole flat array."""
+        if not 0 <= rank < self.ranks:
+            raise ShapeError("no such rank", came=rank, expected=f"0 to {self.ranks - 1}")
+        for unit, local in zip(self.whole.units, self.units):
+            cut = local.stop - local.start
+            lo, hi = unit.start + rank * cut, unit.start + (rank + 1) * cut
+            yield local.start, min(lo, unit.stop), min(hi, unit.stop)
+
+    def segments(self, rank: int) -> tuple[tuple[int, int, float, float], ...]:
+        """(local offset, length, decay flag, learning-rate scale) of what this rank holds of each tensor, in order."""
+        return tuple((local + a - lo, b - a, float(t.decay), float(t.lr_scale))
+                     for local, lo, hi in self.cuts(rank) for t, a, b in self.whole.inside(lo, hi))
+
+    def ranges(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """(local offset, length) of the same."""
+        return tuple((offset, length) for offset, length, _, _ in self.segments(rank))
+
+    def leaves(self, rank: int, most: int = LEAF) -> Leaves:
+        """This rank's leaves at local offsets. Every rank has as many; all ranks' in rank order are those of the whole layout. ShapeError
+        where a cut would split leaves."""
+        if PARTS % self.ranks:
+            raise ShapeError("a cut over so many ranks splits leaves of the norm", came=self.ranks, expected=f"a divisor of {PARTS}")
+        found = []
+        own = range(rank * PARTS // self.ranks, (rank + 1) * PARTS // self.ranks)
+        held = list(self.cuts(rank))
+        for part in own:
+            for unit, (local, lo, _) in zip(self.whole.units, held):
+                length = (unit.stop - unit.start) // PARTS
+                part_start = unit.start + part * length
+                count = -(-length // most)
+                step = -(-length // count)
+                for k in range(count):
+                    a, b = part_start + k * step, min(part_start + (k + 1) * step, part_start + length)
+                    found.append(tuple((local + x - lo, y - x) for _, x, y in self.whole.inside(a, b)))
+        return tuple(found)
 
 
 Box = tuple[tuple[int, int], ...]
@@ -153,23 +246,18 @@ class Layout:
 
 
 def flat_shards(layout: StateLayout, ranks: int) -> Layout:
-    """Cut each unit evenly over `ranks` (a divisor of 64): the sharded optimizer's layout. Local arrays are the concatenated cuts."""
-    if ranks < 1 or 64 % ranks:
-        raise ShapeError("a unit cannot be cut evenly", came=f"{ranks} shards", expected="a divisor of 64")
-    pieces: list[list[Piece]] = [[] for _ in range(ranks)]
-    local = 0
-    for unit in layout.units:
-        cut = (unit.stop - unit.start) // ranks
-        for rank in range(ranks):
-            lo, hi = unit.start + rank * cut, unit.start + (rank + 1) * cut
-            for t in layout.tensors:
+    """The pieces of a flat cut over any number of ranks: the sharded optimizer's layout."""
+    sharded = layout.shard(ranks)
+    pieces = []
+    for rank in range(ranks):
+        mine = []
+        for local, lo, hi in sharded.cuts(rank):
+            for t, a, b in layout.inside(lo, hi):
                 start = layout.offsets[t.name]
-                a, b = max(lo, start), min(hi, start + t.size)
-                if a < b:
-                    for box, first in flat_boxes(t.shape, a - start, b - start):
-                        pieces[rank].append(Piece(t.name, box, local + (start + first) - lo, row_major(t.shape)))
-        local += cut
-    return Layout({t.name: t.shape for t in layout.tensors}, tuple(map(tuple, pieces)))
+                mine += [Piece(t.name, box, local + (start + first) - lo, row_major(t.shape))
+                         for box, first in flat_boxes(t.shape, a - start, b - start)]
+        pieces.append(tuple(mine))
+    return Layout({t.name: t.shape for t in layout.tensors}, tuple(pieces))
 
 
 def tensor_shards(layout: StateLayout, axis: dict[str, int], ranks: int) -> Layout:
@@ -201,29 +289,63 @@ def whole(layout: StateLayout) -> Layout:
 def reshard(source: Layout, target: Layout) -> tuple[Copy, ...]:
     """Copies that fill every target piece, each element exactly once per target piece, from the lowest source rank that holds it.
 
-    Arithmetic on boxes only: no data is touched. GraphError if a target element is held by no source rank.
+    Arithmetic on boxes only: no data is touched. Near linear in the number of pieces where those of a tensor begin at different places
+    along one of its axes. GraphError if a target element is held by no source rank.
     """
+    held = _Held(source)
     copies: list[Copy] = []
     for rank, pieces in enumerate(target.ranks):
         for piece in pieces:
             missing = [piece.box]
-            for other, held in enumerate(source.ranks):
-                for p in held:
-                    if p.tensor != piece.tensor or not missing:
+            for other, p in held.meeting(piece):
+                rest: list[Box] = []
+                for box in missing:
+                    common = intersect(box, p.box)
+                    if common is None:
+                        rest.append(box)
                         continue
-                    rest: list[Box] = []
-                    for box in missing:
-                        common = intersect(box, p.box)
-                        if common is None:
-                            rest.append(box)
-                            continue
-                        copies.append(Copy(piece.tensor, common, other, local_offset(p, common), p.strides,
-                                           rank, local_offset(piece, common), piece.strides))
-                        rest += subtract(box, common)
-                    missing = rest
+                    copies.append(Copy(piece.tensor, common, other, local_offset(p, common), p.strides,
+                                       rank, local_offset(piece, common), piece.strides))
+                    rest += subtract(box, common)
+                missing = rest
+                if not missing:
+                    break
             if missing:
                 raise GraphError("a target piece is held by no source rank", came=f"{piece.tensor} {missing}")
     return tuple(copies)
+
+
+class _Held:
+    """The pieces of a layout by tensor, sorted by where they begin along the axis on which most of them begin apart. Of equal boxes only
+    the lowest rank's is kept: the others would never be read."""
+
+    def __init__(self, layout: Layout) -> None:
+        found: dict[str, dict[Box, tuple[int, Piece]]] = {}
+        for rank, pieces in enumerate(layout.ranks):
+            for p in pieces:
+                found.setdefault(p.tensor, {}).setdefault(p.box, (rank, p))
+        self._axis: dict[str, int] = {}
+        self._sorted: dict[str, list[tuple[int, Piece]]] = {}
+        self._starts: dict[str, list[int]] = {}
+        self._furthest: dict[str, list[int]] = {}
+        for name, boxes in found.items():
+            dims = len(next(iter(boxes)))
+            if dims == 0:
+                self._sorted[name] = list(boxes.values())
+                continue
+            axis = max(range(dims), key=lambda d: len({box[d][0] for box in boxes}))
+            order = sorted(boxes.values(), key=lambda held: held[1].box[axis])
+            self._axis[name], self._sorted[name] = axis, order
+            self._starts[name] = [p.box[axis][0] for _, p in order]
+            self._furthest[name] = list(accumulate((p.box[axis][1] for _, p in order), max))
+
+    def meeting(self, piece: Piece) -> list[tuple[int, Piece]]:
+        """(rank, piece) of all whose interval on the tensor's axis meets that of `piece`, lowest rank first."""
+        order = self._sorted.get(piece.tensor, [])
+        if piece.tensor in self._axis:
+            lo, hi = piece.box[self._axis[piece.tensor]]
+            order = order[bisect_right(self._furthest[piece.tensor], lo) : bisect_left(self._starts[piece.tensor], hi)]
+        return sorted(order, key=lambda held: held[0])
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from alpha.errors import GraphError, InputError, ShapeError
 from alpha.graph.ir import Graph, Node, Value
+from alpha.graph.order import COMPUTE
 from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.ops.table import row
 from alpha.types import TensorType
@@ -41,7 +42,7 @@ class Tracer:
         self.leaves: dict[str, Value] = {}
         self._layout = layout
         self._unit = ""
-        self.layer, self.phase, self.source = "", "forward", ""
+        self.layer, self.phase, self.source, self.stream = "", "forward", "", COMPUTE
 
     # -- nodes -----------------------------------------------------------------------------------------------------------------
 
@@ -67,12 +68,12 @@ class Tracer:
         except ShapeError as error:
             raise ShapeError(f"{error.what} (at {where}, layer {self.layer or 'none'})", came=error.came, expected=error.expected,
                              do=error.do) from None
-        node = Node(op, inputs, attrs, layer=self.layer, phase=self.phase, source=where)
+        node = Node(op, inputs, attrs, layer=self.layer, phase=self.phase, source=where, stream=self.stream)
         count = len(self.graph.nodes)
         node.outputs = tuple(Value(t, f"{op}.{count}" + (f".{i}" if len(types) > 1 else ""), "node", None, node, i)
                              for i, t in enumerate(types))
         self.graph.nodes.append(node)
-        return node.outputs if len(node.outputs) > 1 or op == "split" else node.outputs[0]
+        return node.outputs if len(node.outputs) != 1 or op == "split" else node.outputs[0]
 
     def __getattr__(self, op: str) -> Any:
         if op.startswith("_"):

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from alpha.errors import GraphError
 from alpha.graph.ir import PHASES, Graph, Value
+from alpha.graph.order import STREAMS
 from alpha.ops.table import row
 
 
@@ -13,7 +14,8 @@ def verify(graph: Graph, after: str) -> Graph:
     """Return the graph unchanged, or raise a GraphError that names the pass (`after`), the node and the broken invariant.
 
     Invariants: every operand is an input, a state or an output of an earlier node; types are what the rows infer; no value has two
-    producers; outputs and updates exist; updated boxes have the value's type and overlap no other updated box; phases are known.
+    producers; outputs and updates exist; updated boxes have the value's type and overlap no other updated box; phases and streams are
+    known.
     """
     def fail(what: str, came: object, expected: object = None) -> None:
         raise GraphError(f"after {after}: {what}", came=came, expected=expected,
@@ -26,6 +28,8 @@ def verify(graph: Graph, after: str) -> Graph:
                 fail("a node reads a value that nothing before it made", repr(node), v)
         if node.phase not in PHASES:
             fail("unknown phase", repr(node), PHASES)
+        if node.stream not in STREAMS:
+            fail("unknown stream", f"{node!r} on {node.stream!r}", STREAMS)
         inferred = row(node.op).infer([v.type for v in node.inputs], node.attrs)
         if tuple(v.type for v in node.outputs) != tuple(inferred):
             fail("a node's output types are not what its row infers", repr(node), ", ".join(map(str, inferred)))

@@ -1,6 +1,6 @@
 """What a family of models gives, and where it is found: the file of alpha/models of its name, as FAMILY. Floor 5.
 
-A new family: its file here, its name and the keys of [model] that it alone reads in alpha/config.py, and its dull reference in
+A new family: its file here, its name and the keys of [model] that it alone reads in alpha/config.py, and its plain reference in
 alpha/gates/contracts/families.py. Its FLOPs are counted from its graph (alpha/flops/v1.py).
 """
 

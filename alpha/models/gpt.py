@@ -26,6 +26,7 @@ class GPTConfig:
     layers: int
     width: int
     heads: int
+    norm_eps: float = 1e-5
     dropout: float = 0.0
     z_loss: float = 0.0
     window: int = 0
@@ -61,7 +62,8 @@ def _trunk(t: Tracer, cfg: GPTConfig, batch: int, seq: int, training: bool) -> t
         x = _dropout(t, cfg, x, training, 0)
 
     def norm(name: str, x: Value) -> Value:
-        return t.layernorm(x, t.param(f"{name}.gain", (c,), Init("ones")), t.param(f"{name}.bias", (c,), Init("zeros")), eps=1e-5)[0]
+        gain, bias = t.param(f"{name}.gain", (c,), Init("ones")), t.param(f"{name}.bias", (c,), Init("zeros"))
+        return t.layernorm(x, gain, bias, eps=cfg.norm_eps)[0]
 
     for i in range(cfg.layers):
         with t.unit(f"block.{i}"):
@@ -94,7 +96,7 @@ def decode(t: Tracer, cfg: GPTConfig, batch: int, seq: int) -> Value:
 
 def sizes(cfg: Config, vocab: int) -> GPTConfig:
     """Those of a run file."""
-    return GPTConfig(**shared_sizes(cfg, vocab), dropout=cfg.model.dropout, seed=cfg.run.seed)
+    return GPTConfig(**shared_sizes(cfg, vocab), norm_eps=cfg.model.norm_eps, dropout=cfg.model.dropout, seed=cfg.run.seed)
 
 
 FAMILY = Family(sizes=sizes, loss=loss, decode=decode)

@@ -30,11 +30,14 @@ def linear(t: Tracer, name: str, x: Value, width_in: int, width_out: int, std: f
 
 
 def attention(t: Tracer, qkv: Value, heads: int, kv_heads: int, head_width: int, *, window: int = 0, documents: Value | None = None,
-              rope: tuple[Value, float] | None = None) -> Value:
-    """Causal attention from packed qkv[B, T, (H + 2G) * D]; returns [B, T, H * D]. `rope`: (positions[B, T], base), half layout."""
+              rope: tuple[Value, float | tuple[float, ...]] | None = None) -> Value:
+    """Causal attention from packed qkv[B, T, (H + 2G) * D]; returns [B, T, H * D]. `rope`: (positions[B, T], base of the frequencies or
+    the frequencies themselves), half layout."""
     masks = () if documents is None else (documents, documents)
     packed = {"heads": heads, "kv_heads": kv_heads}
-    if rope is not None:
+    if rope is not None and isinstance(rope[1], tuple):
+        qkv = t.rope_scaled(qkv, rope[0], **packed, frequencies=rope[1], inverse=False)
+    elif rope is not None:
         qkv = t.rope_packed(qkv, rope[0], **packed, base=rope[1], layout="half", inverse=False)
     return t.attention_packed(qkv, *masks, **packed, causal=True, window=window, scale=1 / sqrt(head_width))[0]
 

@@ -47,7 +47,13 @@ def _contents(rng: np.random.Generator) -> Iterable[tuple[str, np.ndarray]]:
     yield "one", rng.standard_normal((1,))
     yield "block+1", rng.standard_normal((3, 2731)) * 3
     yield "blocks", rng.standard_normal((3, 43777)) * 3
-    yield "tails", np.concatenate([np.linspace(-12, 12, 97), [1e-30, -1e-30, 0.0, 40.0, -40.0]])
+    tails = np.concatenate([np.linspace(-12, 12, 97), [1e-30, -1e-30, 0.0, 40.0, -40.0]])
+    yield "tails", tails
+    # rows of whole 16-byte vectors, which some back ends alone accept
+    yield "rows-narrow", rng.standard_normal((37, 8))
+    yield "rows-wide", rng.standard_normal((3, 2056)) * 3
+    yield "rows-blocks", rng.standard_normal((2, 5, 7, 1032)) * 3
+    yield "rows-tails", np.resize(tails, (4, 104))
 
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
@@ -66,12 +72,15 @@ def _exact(rng: np.random.Generator) -> Iterable[Sample]:
     x = np.array([0.0, 32.0, 64.0, 1024.0, -32.0, -64.0])  # saturated: the result is x or 0, exactly
     for approximate in ("tanh", "none"):
         yield Sample(name=f"{approximate}-saturated", inputs=(x,), attrs={"approximate": approximate})
+        yield Sample(name=f"{approximate}-saturated-rows", inputs=(np.resize(x, (3, 8)),), attrs={"approximate": approximate})
 
 
 def _exact_bwd(rng: np.random.Generator) -> Iterable[Sample]:
-    x = np.array([64.0, 1024.0, -64.0, -1024.0])
+    saturated = np.array([64.0, 1024.0, -64.0, -1024.0])  # the slope is 1 or 0, exactly
     for approximate in ("tanh", "none"):
-        yield Sample(name=f"{approximate}-saturated", inputs=(rng.integers(-9, 9, 4).astype(float), x), attrs={"approximate": approximate})
+        for name, x in (("saturated", saturated), ("saturated-rows", np.resize(saturated, (3, 8)))):
+            yield Sample(name=f"{approximate}-{name}", inputs=(rng.integers(-9, 9, x.shape).astype(float), x),
+                         attrs={"approximate": approximate})
 
 
 ROWS = (

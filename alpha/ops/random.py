@@ -2,7 +2,7 @@
 
 A number is a function of (seed, purpose, step, global sample id, position in the sample), never of a rank, an address or the order of
 calls. Key: (seed, purpose). Counter: (group low, group high, sample id, step), where group = position // 4; word position % 4 of the result
-belongs to the position. This text is the dull one that oracles use; a backend has its own.
+belongs to the position. This text is the plain one that oracles use; a backend has its own.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class OpSpec:
                     a single name with a leading '*' takes any number
     outputs         result names in order
     infer           (input types, attrs) -> output types; raises ShapeError with what came and what was expected
-    oracle          (*float64/integer arrays, **attrs) -> tuple of arrays: dull NumPy, imports nothing from any backend. It is written
+    oracle          (*float64/integer arrays, **attrs) -> tuple of arrays: plain NumPy, imports nothing from any backend. It is written
                     with ufuncs, matmul, sum/max/mean, indexing and reshapes only, so that `numerics.walk` can run the same text
                     sequentially with the type's rounding after each operation: that is the row's `naive`, derived, never rewritten.
     vjp             (emit, node, cotangents) -> one cotangent (or None) per input; None where the row is not differentiable
@@ -90,6 +90,9 @@ class OpSpec:
     stretch         (attrs, k) -> attrs for operands k times as long, where attributes name places in them; default: the same attrs
     compose         (emit, *operands, **attrs) -> results: the row as a composition of other rows, None where it is none. A back end without
                     a kernel for the row runs this (alpha/passes/expand.py). Operands have `shape`
+    across          collectives: (operands of every member, in the group's order, **attrs) -> results of every member. The oracle stands
+                    for a group of one member. A row that has it acts on other ranks, so a node of it is neither pruned, repeated nor
+                    moved past another of its group
     attributes      names of the attributes, where the oracle takes any (`**attrs`); default: the oracle's keyword-only parameters
     """
 
@@ -110,6 +113,7 @@ class OpSpec:
     view: bool = False
     stretch: Callable[[Attrs, int], Attrs] | None = None
     compose: Callable[..., Any] | None = None
+    across: Callable[..., Sequence[Arrays]] | None = None
     attributes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

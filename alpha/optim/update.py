@@ -23,8 +23,17 @@ class _Scalars:
 
 def _scalars(t: Tracer, s: FlatState, schedule: ScheduleConfig, max_norm: float) -> _Scalars:
     """The numbers, with the outputs that a step reports."""
-    _, mean_norm, coefficient, finite, lr, used, following = t.update_scalars(
-        s.grad, s.count, s.loss_sum, s.step, segments=s.layout.ranges(), max_norm=max_norm, rates=rates(schedule))
+    if s.sums is None:
+        (whole,) = s.parts
+        _, mean_norm, coefficient, finite, lr, used, following = t.update_scalars(
+            whole.grad, s.count, s.loss_sum, s.step, segments=tuple((at, n) for at, n, _, _ in whole.segments), max_norm=max_norm,
+            rates=rates(schedule))
+    else:
+        norm = t.norm_of_squares(s.sums)
+        coefficient, mean_norm = t.clip_coefficient(norm, s.count, max_norm=max_norm)
+        finite = t.finite_flag(norm, s.loss_sum)
+        lr, used = t.learning_rate(s.step, rates=rates(schedule))
+        following = t.next_step(s.step, finite)
     for name, value in (("norm", mean_norm), ("coefficient", coefficient), ("lr", lr), ("finite", finite),
                         ("loss_sum", s.loss_sum), ("count", s.count)):
         t.output(name, value)
@@ -37,14 +46,16 @@ def adamw(schedule: ScheduleConfig, *, beta1: float = 0.9, beta2: float = 0.95, 
 
     def update(t: Tracer, s: FlatState) -> None:
         x = _scalars(t, s, schedule, max_norm)
-        copy = () if s.param16 is None else (s.param16,)
-        p, m, v, *narrow = t.adamw(s.param, s.grad, s.extra["m"], s.extra["v"], x.coefficient, x.lr, x.used, x.finite, *copy, beta1=beta1,
-                                   beta2=beta2, eps=eps, weight_decay=weight_decay, segments=s.layout.segments())
-        t.update(s.param, p)
-        t.update(s.extra["m"], m)
-        t.update(s.extra["v"], v)
-        for box, value in zip(copy, narrow, strict=True):
-            t.update(box, value)
+        for part in s.parts:
+            t.layer = part.layer
+            copy = () if part.param16 is None else (part.param16,)
+            p, m, v, *narrow = t.adamw(part.param, part.grad, part.extra["m"], part.extra["v"], x.coefficient, x.lr, x.used, x.finite,
+                                       *copy, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, segments=part.segments)
+            t.update(part.param, p)
+            t.update(part.extra["m"], m)
+            t.update(part.extra["v"], v)
+            for box, value in zip(copy, narrow, strict=True):
+                t.update(box, value)
         t.update(s.step, x.following)
 
     return Optimizer(name="adamw", kinds=("m", "v"), update=update)
@@ -55,12 +66,14 @@ def sgd(schedule: ScheduleConfig, *, momentum: float = 0.9, weight_decay: float 
 
     def update(t: Tracer, s: FlatState) -> None:
         x = _scalars(t, s, schedule, max_norm)
-        p, velocity = t.sgd(s.param, s.grad, s.extra["velocity"], x.coefficient, x.lr, x.finite, momentum=momentum,
-                            weight_decay=weight_decay, segments=s.layout.segments())
-        t.update(s.param, p)
-        t.update(s.extra["velocity"], velocity)
-        if s.param16 is not None:
-            t.update(s.param16, t.cast(p, dtype="bf16"))
+        for part in s.parts:
+            t.layer = part.layer
+            p, velocity = t.sgd(part.param, part.grad, part.extra["velocity"], x.coefficient, x.lr, x.finite, momentum=momentum,
+                                weight_decay=weight_decay, segments=part.segments)
+            t.update(part.param, p)
+            t.update(part.extra["velocity"], velocity)
+            if part.param16 is not None:
+                t.update(part.param16, t.cast(p, dtype="bf16"))
         t.update(s.step, x.following)
 
     return Optimizer(name="sgd", kinds=("velocity",), update=update)

@@ -62,8 +62,7 @@ def expand(graph: Graph, catalogue: Catalogue, backend: str) -> Graph:
         elif ins == node.inputs:
             parts.nodes.append(node)
         else:
-            new = Node(node.op, ins, node.attrs, (), node.layer, node.phase, node.source)
-            new.outputs = tuple(Value(v.type, v.name, "node", None, new, v.index) for v in node.outputs)
+            new = node.over(ins)
             values.update(zip(node.outputs, new.outputs))
             parts.nodes.append(new)
     return rebuild(graph, parts.nodes, values)

@@ -70,8 +70,7 @@ def _fuse_row(graph: Graph, spec: FusedSpec, catalogue: Catalogue, backend: str)
         if node in dropped:
             continue
         if any(v in values for v in node.inputs):
-            new = Node(node.op, tuple(values.get(v, v) for v in node.inputs), node.attrs, (), node.layer, node.phase, node.source)
-            new.outputs = tuple(Value(v.type, v.name, "node", None, new, v.index) for v in node.outputs)
+            new = node.over(tuple(values.get(v, v) for v in node.inputs))
             for v, renewed in zip(node.outputs, new.outputs):
                 values[v] = renewed
                 if v in first:  # v had replaced another value: that one is now `renewed`

@@ -14,7 +14,8 @@ def recompute(graph: Graph, policy: str, ops: tuple[str, ...] = ()) -> Graph:
     policy 'none': unchanged. 'block': every forward value made in a layer `block.*` is recomputed from the layer's inputs. 'ops': only
     values made by the named op rows are (selective, Korthikanti et al. 2022, arXiv:2205.05198). Copies carry phase 'recompute' and the
     attributes of the original, so counter-based random numbers are the same; they stand just before the first backward node of their
-    layer, so that the originals can die early. InputError for an unknown policy, or an op that no forward node is of.
+    layer, so that the originals can die early. What acts on other ranks is not done twice: its results are kept. InputError for an unknown
+    policy, or an op that no forward node is of.
     """
     if policy not in POLICIES:
         raise InputError("unknown recompute policy", came=policy, expected=", ".join(POLICIES))
@@ -27,7 +28,7 @@ def recompute(graph: Graph, policy: str, ops: tuple[str, ...] = ()) -> Graph:
                          expected=", ".join(sorted(made)), do="name ops of this model in [train] recompute")
 
     def chosen(node: Node) -> bool:
-        if node.phase != "forward":
+        if node.phase != "forward" or node.acts:
             return False
         return node.layer.startswith("block.") if policy == "block" else node.op in ops
 
@@ -66,8 +67,7 @@ def recompute(graph: Graph, policy: str, ops: tuple[str, ...] = ()) -> Graph:
         if tuple(ins) == node.inputs:
             out.append(node)
             continue
-        new = Node(node.op, tuple(ins), node.attrs, (), node.layer, node.phase, node.source)
-        new.outputs = tuple(Value(v.type, v.name, "node", None, new, v.index) for v in node.outputs)
+        new = node.over(tuple(ins))
         values.update(zip(node.outputs, new.outputs))
         replaced[node] = new
         out.append(new)

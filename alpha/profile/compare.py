@@ -64,7 +64,7 @@ CLEARLY = 1.5
 """Of two ranks that drifted apart the one that moved so many times as far as the other is named, or none."""
 
 LEAST_STEPS = 64
-"""Fewer settled steps than this make no blocks worth the name: every row is then UNDECIDED."""
+"""Fewer steady steps than this make no blocks worth the name: every row is then UNDECIDED."""
 
 LEAST_SAMPLES, RARE = 4, "too few samples"
 """Block values in either run below which no interval means anything, and what such a row says: a run writes one last checkpoint."""
@@ -138,7 +138,7 @@ class Common:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Run b against run a. steps: settled steps of each; stalls: how many of them took over twice the typical time. notes: what a
+    """Run b against run a. steps: steady steps of each; stalls: how many of them took over twice the typical time. notes: what a
     reader must know, such as differences that were asked to be overlooked."""
 
     a: str
@@ -149,7 +149,7 @@ class Comparison:
     stalls: tuple[int, int]
     notes: tuple[str, ...]
 
-    def standing_out(self) -> tuple[Row, ...]:
+    def differing(self) -> tuple[Row, ...]:
         """Rows that are SLOWER or FASTER, the largest change of the step's time first."""
         found = [r for r in self.rows if r.verdict in (SLOWER, FASTER)]
         return tuple(sorted(found, key=lambda r: -abs(r.own.estimate) * r.share))
@@ -169,8 +169,9 @@ class Comparison:
 
 def read(path: Path) -> Measured:
     """A run's metrics.sqlite. Errors as those of timed.timed."""
-    phases = ", ".join(f"{name}_ns" for name in PHASES)
     with timed(path) as db:
+        there = {name for _, name, *_ in db.execute("PRAGMA table_info(step_timing)")}
+        phases = ", ".join(f"{name}_ns" if name != "checks" or "checks_ns" in there else "0 AS checks_ns" for name in PHASES)
         meta = {str(k): str(v) for k, v in db.execute("SELECT key, value FROM run_metadata")}
         timing = _columns(db.execute(f"SELECT step, rank, session, profiled, step_ns, unexplained_ns, {phases} FROM step_timing"))
         ops = _columns(db.execute("SELECT step, rank, plan, launch, op, shape, phase, device_ns FROM op_profile"))
@@ -253,7 +254,7 @@ def _agree(a: Measured, b: Measured, anyway: bool) -> list[str]:
 
 
 class _Series:
-    """Settled steps of a run: int64[ranks, steps] of each column, over the steps that all ranks have."""
+    """Steady steps of a run: int64[ranks, steps] of each column, over the steps that all ranks have."""
 
     def __init__(self, m: Measured) -> None:
         t = {k: np.asarray(v) for k, v in m.timing.items()}
@@ -262,7 +263,7 @@ class _Series:
         for r in self.ranks:
             mine = np.flatnonzero(t["rank"] == r)
             mine = mine[np.argsort(t["step"][mine], kind="stable")]
-            mine = mine[noise.settled(t["session"][mine], t["profiled"][mine])]
+            mine = mine[noise.steady(t["session"][mine], t["profiled"][mine])]
             parts.append(mine)
         steps = t["step"][parts[0]] if parts else np.zeros(0, np.int64)
         for mine in parts[1:]:
@@ -392,7 +393,7 @@ class _Shift:
 
 def _wobble(logs: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
     """logs float64[rows, blocks] -> for each name the median of the other names' deviation from their usual; for '' of all. A row must not
-    enter its own yardstick: it would look steadier than it is."""
+    enter its own reference: it would look steadier than it is."""
     away = logs - np.median(logs, axis=1, keepdims=True)
     others = {name: away[[n != name for n in names]] for name in names}
     return {name: np.median(x, axis=0) if len(x) else np.zeros(away.shape[1]) for name, x in others.items()} | {"": np.median(away, axis=0)}
@@ -490,7 +491,7 @@ def _judge(t: _Todo, alpha: float, common: _Shift, interest: float, enough: bool
     a, b = common.without(t.name, a, b)
     own = noise.shift(a, b, alpha, taken=common.log, square=common.square)
     if not enough:
-        return Row(t.kind, t.name, a_ns, b_ns, t.share, raw, own, line, UNDECIDED, f"fewer than {LEAST_STEPS} settled steps")
+        return Row(t.kind, t.name, a_ns, b_ns, t.share, raw, own, line, UNDECIDED, f"fewer than {LEAST_STEPS} steady steps")
     near = noise.shift(a, b, 2 * noise.ALPHA, taken=common.log, square=common.square)  # 5 % on either side
     least = 0.0 if common.told.cause == "machine" else max(log1p(LEAST_RAW * line), common.least)
     away = log1p(max(raw.estimate, -0.999999))

@@ -130,6 +130,8 @@ class Facts:
     """Mean step_ns of profiled steps."""
     steady_mean_ns: float | None = None
     """Mean step_ns of steady (step, rank) pairs."""
+    save_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Exclusive checkpoint_ns of each (step, rank) that began a save with steps behind it in its session."""
     op_device_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """One entry a row of op_profile; `op_flops`, `op_nbytes`, `op_enqueue_ns`, `op_wait_ns` alike."""
     op_flops: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -301,6 +303,12 @@ def _goodput(f: Facts) -> float | str:
     return f.useful_ns / f.session_ns if f.session_ns > 0 else "no session has lasted any time"
 
 
+def _save_stall(f: Facts) -> float | str:
+    if not len(f.save_ns) or f.steady_mean_ns is None:
+        return "no save has a step behind it" if not len(f.save_ns) else NOT_STEADY
+    return float(np.median(f.save_ns)) / f.steady_mean_ns
+
+
 def _slowdown(f: Facts) -> float | str:
     if f.profiled_mean_ns is None or f.steady_mean_ns is None:
         return NO_PROFILE if f.profiled_mean_ns is None else NOT_STEADY
@@ -345,6 +353,9 @@ DEFINITIONS: tuple[Definition, ...] = (
                "CPU: (enqueue + wait of all launches) / step_ns of profiled steps; GPU: host enqueue while no stream is busy / step_ns",
                _launch_overhead, higher_is_better=False, unjudged=_perturbed),
     Definition("goodput", "Goodput", "share", "step_ns of all stored steps / wall time of all sessions", _goodput, most=1.0),
+    Definition("save_stall", "Stall per save, of a mean step", "share",
+               f"median checkpoint_ns of saves with steps behind them (copying, and waiting for the save before) / mean step_ns, {_STEADY}",
+               _save_stall, higher_is_better=False),
     Definition("unexplained", "Unexplained time", "share", f"(wall_ns - all phases) / wall_ns, {_UNPROFILED}", _unexplained,
                Target(0.01, False, touch=True), higher_is_better=False),
     Definition("instrumented_slowdown", "Slowdown of a profiled step", "share", "mean step_ns of profiled steps / that of steady steps - 1",

@@ -3,7 +3,7 @@
 Taking: calls are warmed up, then timed in blocks; blocks of everything that is compared alternate in random order, so that drift of the
 clock hits all alike (`block`, `repeats_for`, `orders`, `pairs_of`). Keeping: what ran while the machine was throttled is discarded and
 counted, by a rule that never looks at the time itself (`throttled_gpu`, `throttled_cpu`, `keep`); the first steps of a session and the
-instrumented ones are not what a step costs (`settled`). Saying: intervals that assume nothing about the distribution (`interval`, for
+instrumented ones are not what a step costs (`steady`). Saying: intervals that assume nothing about the distribution (`interval`, for
 pairs), or that know of autocorrelation, drift and spikes (`shift`, for series); the chance of error is split over rounds and over all
 that is looked at together (`share`); the verdict needs an effect that is both there and large enough to matter (`decide`).
 """
@@ -133,7 +133,7 @@ def keep(throttled: np.ndarray) -> Kept:
     return Kept(~throttled, lost, bool(throttled.size) and lost <= MOST_DISCARDED * throttled.size)
 
 
-def settled(session: Sequence[int] | np.ndarray, profiled: Sequence[int] | np.ndarray) -> np.ndarray:
+def steady(session: Sequence[int] | np.ndarray, profiled: Sequence[int] | np.ndarray) -> np.ndarray:
     """bool per step of one rank, in order: not instrumented, and not among the first WARM_UP of its session."""
     sessions = np.asarray(session, np.int64)
     if not sessions.size:

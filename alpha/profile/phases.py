@@ -7,6 +7,7 @@ a transfer, a collective or a write runs beside the compute stream is not in tha
 
 from __future__ import annotations
 
+from alpha.graph.order import COMM
 from alpha.graph.plan import Launch
 
 PHASES: dict[str, str] = {
@@ -24,6 +25,7 @@ PHASES: dict[str, str] = {
     "checkpoint": "writing the state, the part that the compute stream waits for",
     "eval": "validation between steps",
     "sample_gen": "text generated between or after steps",
+    "checks": "spot checks: launches recomputed, memory hashed",
     "idle": "the compute stream has nothing to do: gaps between launches and calls (GPU: between runs of launches of one phase, or between "
             "kernels where each was timed)",
 }
@@ -38,11 +40,14 @@ STEP_PHASES = tuple(name for name in PHASES if name not in ("checkpoint", "eval"
 _BY_LAUNCH = {"forward": "forward", "backward": "backward", "recompute": "backward", "wgrad": "backward", "reduce": "backward",
               "gradient": "backward"}
 
-_UPDATE = {"global_norm": "grad_norm", "square_sum": "grad_norm", "clip_coefficient": "grad_clip", "all_finite": "grad_clip"}
+_UPDATE = {"global_norm": "grad_norm", "square_sums": "grad_norm", "norm_of_squares": "grad_norm", "clip_coefficient": "grad_clip",
+           "all_finite": "grad_clip"}
 
 
 def phase_of(launch: Launch) -> str:
     """The step phase that a launch counts in, as far as its kernels have no phases of their own."""
+    if launch.stream == COMM:
+        return "comm"
     if launch.phase == "update":
         return _UPDATE.get(launch.op, "optimizer")
     return _BY_LAUNCH[launch.phase]

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from alpha.graph.order import COMPUTE
 from alpha.graph.plan import Launch, Plan
 from alpha.profile.kernels import Activity, Kernel
 from alpha.profile.noise import WARM_UP
@@ -99,7 +100,7 @@ class _Interval:
         for (plan, index), (launch, t) in self.profile.items():
             yield "op_profile", {
                 **key, "plan": plan, "launch": index, "op": launch.op, "component": launch.component, "layer": launch.layer,
-                "phase": phase_of(launch), "shape": shape_text(launch), "dtype": launch.outs[0].type.dtype, "count": t.count,
+                "phase": phase_of(launch), "shape": shape_text(launch), "dtype": dtype_text(launch), "count": t.count,
                 "enqueue_ns": t.enqueue, "device_ns": t.device, "wait_ns": t.wait, "flops": launch.flops * t.count,
                 "nbytes": launch.nbytes * t.count, "dispatches": t.dispatches}  # fmt: skip
         if self.kernels:
@@ -217,18 +218,36 @@ class Recorder:
         """Whether an executor should time its launches now."""
         return self._at.step is not None and not self._stack
 
-    def ran(self, plan: Plan, marks: Sequence[int]) -> None:
-        """A Segment ran: marks[2i], marks[2i + 1] are start and end of launch i. Gaps between launches count as idle."""
-        times = np.array(marks, np.int64)
+    def ran(self, plan: Plan, marks: Sequence[int], waits: Sequence[tuple[int, int]] = (), checked: tuple[int, int] | None = None) -> None:
+        """A Segment ran: marks[2i], marks[2i + 1] are start and end of launch i. Gaps between launches count as idle. Where spot checks
+        looked at them, `checked` is from when to when: what no launch took of that time counts as checks.
+
+        Where launches ran on a stream beside compute, `waits` are the times in which compute waited for it, at the end too. These are phase
+        'comm'; what else the stream's launches took ran beside compute."""
+        times = np.array(marks, np.int64).reshape(-1, 2)
         if not len(times):
             return
         phases = self._phases.get(plan.name)
         if phases is None:
             phases = self._phases[plan.name] = np.array([_INDEX[phase_of(launch)] for launch in plan.launches])
-        for i, ns in enumerate(np.bincount(phases, weights=times[1::2] - times[::2], minlength=len(PHASES)).astype(np.int64).tolist()):
+        took = times[:, 1] - times[:, 0]
+        idle = int((times[1:, 0] - times[:-1, 1]).sum())
+        if waits:
+            own = np.array([launch.stream == COMPUTE for launch in plan.launches])
+            beside, waited = times[~own].tolist(), sum(stop - start for start, stop in waits)
+            exposed = sum(max(0, min(b, d) - max(a, c)) for a, b in beside for c, d in waits)
+            self._at.overlapped["comm"] += sum(b - a for a, b in beside) - exposed
+            self._at.spent[_INDEX["comm"]] += waited
+            times, took, phases = times[own], took[own], phases[own]
+            ends = [*times.ravel().tolist(), *(t for pair in waits for t in pair)]
+            idle = max(ends) - min(ends) - int(took.sum()) - waited
+        for i, ns in enumerate(np.bincount(phases, weights=took, minlength=len(PHASES)).astype(np.int64).tolist()):
             self._at.spent[i] += ns
-        self._at.spent[_INDEX["idle"]] += int((times[2::2] - times[1:-1:2]).sum())
-        self._at.launches += len(phases)
+        if checked is not None:
+            self._at.spent[_INDEX["checks"]] += checked[1] - checked[0] - int(took.sum())
+        else:
+            self._at.spent[_INDEX["idle"]] += idle
+        self._at.launches += len(plan.launches)
 
     def ran_on_device(self, pieces: Sequence[tuple[str, int]], times: Sequence[tuple[int, int]]) -> None:
         """A Segment ran on a device beside the host: `pieces[k]` = (phase, launches that begin in it), `times[k]` its start and stop, ns of
@@ -306,6 +325,11 @@ class Recorder:
 
 _WHOLE_INDEX = frozenset(_INDEX[name] for name in _WHOLE)
 _TRACK = {"data_load": "data loading", "checkpoint": "checkpoint writer", "comm": "comm"}
+
+
+def dtype_text(launch: Launch) -> str:
+    """Element type of a launch's first result, or operand where it has none; '' where it has neither."""
+    return next((r.type.dtype for r in (*launch.outs, *launch.ins)), "")
 
 
 def shape_text(launch: Launch) -> str:

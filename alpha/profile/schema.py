@@ -158,6 +158,43 @@ CREATE TABLE IF NOT EXISTS samples (
 );
 """
 
+SPOT_CHECKS = """
+CREATE TABLE IF NOT EXISTS spot_checks (   -- what was recomputed of a checked step (train.verify)
+    step INTEGER NOT NULL, rank INTEGER NOT NULL,
+    call INTEGER NOT NULL,             -- position in the rank's schedule
+    plan TEXT NOT NULL, launch INTEGER NOT NULL,      -- Segment and position in it; '' and -1: the step as a whole
+    op TEXT NOT NULL,                  -- 'state': all of the state was hashed
+    how TEXT NOT NULL,                 -- 'product' (random projections), 'rows', 'whole', 'hash'
+    elements INTEGER NOT NULL,         -- of results, looked at; 'state': bytes hashed in this session so far
+    ratio REAL,                        -- worst error over its tolerance; above 1 the run stops; NULL: not a number
+    ns INTEGER NOT NULL,               -- time it took; 'state': of all checks of this step
+    PRIMARY KEY (step, rank, call, launch, how)
+)
+"""
+"""Made by the runs that have spot checks."""
+
+WAITS = """
+CREATE TABLE IF NOT EXISTS data_waits (   -- a step's batches, where a thread makes them ahead (data.prefetch)
+    step INTEGER NOT NULL, rank INTEGER NOT NULL,
+    batches INTEGER NOT NULL,          -- microbatches of this rank
+    ready INTEGER NOT NULL,            -- of them there when they were asked for
+    wait_ns INTEGER NOT NULL,          -- time that the loop waited for the others: part of phase data_load of the step that asked
+    made_ns INTEGER NOT NULL,          -- time that the thread spent on all of them
+    PRIMARY KEY (step, rank)
+)
+"""
+"""Made by the runs that prefetch."""
+
+SOURCES = """
+CREATE TABLE IF NOT EXISTS source_evaluations (   -- of a mixture: `evaluations` by source; together they are the row there
+    step INTEGER NOT NULL,             -- steps done before it
+    source TEXT NOT NULL,              -- as data.mixture names it
+    nats REAL NOT NULL, tokens INTEGER NOT NULL, bytes INTEGER NOT NULL, windows INTEGER NOT NULL, bits_per_byte REAL NOT NULL,
+    PRIMARY KEY (step, source)
+)
+"""
+"""Made by the runs of a mixture."""
+
 _TIMES = ("wall", "step", *PHASES, *(f"{p}_overlapped" for p in OVERLAPPING), "unexplained")
 _MS = ",\n    ".join(f"{name}_ns / 1e6 AS {name}_ms" for name in _TIMES)
 
@@ -179,6 +216,33 @@ FROM op_profile p JOIN memory_plan m ON m.plan = p.plan AND m.launch = p.launch 
 """
 """What any SQLite client may read; made anew whenever the file is opened for writing."""
 
+COMMUNICATION = """
+CREATE TABLE IF NOT EXISTS communication (
+    step INTEGER NOT NULL, rank INTEGER NOT NULL,
+    op TEXT NOT NULL,                  -- collective
+    stream TEXT NOT NULL,              -- 'comm': beside compute; 'compute': on the thread that computes, which waits for all of it
+    calls INTEGER NOT NULL, nbytes INTEGER NOT NULL,  -- in the step; bytes of their operands
+    total_ns INTEGER NOT NULL,         -- from asking for a collective to its end, the wait for other ranks included; and of it ...
+    exposed_ns INTEGER NOT NULL,       -- ... while the compute stream waits
+    overlapped_ns INTEGER NOT NULL,    -- ... while it does not
+    PRIMARY KEY (step, rank, op, stream)
+);
+CREATE TABLE IF NOT EXISTS collectives (  -- each collective of a profiled step
+    step INTEGER NOT NULL, rank INTEGER NOT NULL,
+    grp INTEGER NOT NULL, call INTEGER NOT NULL,      -- group and number in it: the same on all its members
+    op TEXT NOT NULL, stream TEXT NOT NULL, dtype TEXT NOT NULL, nbytes INTEGER NOT NULL,
+    asked_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL,
+    source TEXT NOT NULL,              -- the model's line
+    PRIMARY KEY (step, rank, grp, call, op, asked_ns)
+);
+DROP VIEW IF EXISTS communication_per_step;
+CREATE VIEW communication_per_step AS  -- what a rank spent in collectives in a step
+SELECT step, rank, sum(calls) AS calls, sum(nbytes) AS nbytes, sum(total_ns) / 1e6 AS total_ms, sum(exposed_ns) / 1e6 AS exposed_ms,
+    sum(overlapped_ns) / 1e6 AS overlapped_ms
+FROM communication GROUP BY step, rank;
+"""
+"""What many ranks leave beside these tables; empty for one rank, and not there in runs of older releases."""
+
 METADATA = {
     "status": "GATED or UNGATED", "name": "run directory's name", "program": "Program hash", "machine": "machine class",
     "hardware": "CPU or GPU model", "devices": "number of devices", "commit": "commit that ran", "dirty": "sha256 of the diff, '' if none",
@@ -190,8 +254,11 @@ METADATA = {
     "flops_version": "FLOPS model", "flops_convention": "in words", "flops_per_token": "useful model FLOPs a token",
     "executed_flops": "executed FLOPs a step, recompute included", "peak_flops": "FLOP/s that MFU is measured against",
     "peak_bandwidth": "bytes/s that bandwidth is measured against", "peak_source": "where both come from", "threads": "CPU worker threads",
-    "shards": "logical shards", "tokens_per_step": "tokens", "order2_bits_per_byte": "yardstick on the validation text",
+    "shards": "logical shards", "tokens_per_step": "tokens", "order2_bits_per_byte": "baseline on the validation text",
     "started": "UTC time of the first session",
+    "sources": "JSON: source, weight in lowest terms, and of an epoch sequences, documents, how many of them are cut, share of padding, "
+               "share of tokens that are no target",
+    "verify": "which steps have spot checks, or 'NOT_RUN: ' and why",
     "kernel_times": "what timed each kernel of the profiled steps, or 'not measured: ' and why",
 }
 """Keys of run_metadata and what they hold (all as text)."""

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from alpha.errors import AlphaError, BusyError, CorruptError, GraphError, InputError, MachineError
-from alpha.profile.schema import TABLES, VERSION, VIEWS
+from alpha.profile.schema import COMMUNICATION, SOURCES, SPOT_CHECKS, TABLES, VERSION, VIEWS, WAITS
 
 EVERY = 0.2
 """Seconds between batches."""
@@ -30,14 +30,14 @@ PATIENCE = 60.0
 """Seconds that a writer waits for another one's lock before it says so."""
 
 STEPPED = ("step_metrics", "step_timing", "op_profile", "kernel_times", "kernel_profile", "gpu_timeline", "memory")
-"""Tables that lose the rows of a step that runs again."""
+"""Tables that lose the rows of a step that runs again, with those of COMMUNICATION."""
 
 
-_Said = tuple[str, Sequence[Any]]
+_Statement = tuple[str, Sequence[Any]]
 """A statement and its values."""
 
 
-def _insert(table: str, row: Mapping[str, Any]) -> _Said:
+def _insert(table: str, row: Mapping[str, Any]) -> _Statement:
     return f"INSERT OR REPLACE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", tuple(row.values())
 
 
@@ -55,7 +55,7 @@ class Store:
         write: it refuses one at once, whatever the timeout. That one asks again.
         """
         self.path, self.rank, self.session = path, rank, -1
-        self._queue: deque[_Said | Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]] = deque()
+        self._queue: deque[_Statement | Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]] = deque()
         self._error: AlphaError | None = None
         self._wake, self._closed = threading.Event(), False
         self._asked = self._done = 0
@@ -92,6 +92,8 @@ class Store:
             _check(self.path, db.execute("PRAGMA user_version").fetchone()[0], least=0)
             for statement in (TABLES + VIEWS).split(";\n"):
                 db.execute(statement)
+            if not any(name == "checks_ns" for _, name, *_ in db.execute("PRAGMA table_info(step_timing)")):
+                db.execute("ALTER TABLE step_timing ADD COLUMN checks_ns INTEGER NOT NULL DEFAULT 0")  # younger than the schema
             db.execute(f"PRAGMA user_version={VERSION}")  # tables are only ever added, so an older file becomes a newer one
         except BaseException:
             db.execute("ROLLBACK")
@@ -110,6 +112,26 @@ class Store:
         """Enqueue one row; a row of the same key is replaced."""
         self._say(*_insert(table, row))
 
+    def checked_again(self, step: int, ranks: int = 1) -> None:
+        """Forget the spot checks of this rank from `step` on, as `rewind` does; the table is made where it is not there yet."""
+        self._say(SPOT_CHECKS, ())
+        gone = f" OR rank >= {int(ranks)}" if self.rank == 0 else ""
+        self._say(f"DELETE FROM spot_checks WHERE step >= ? AND (rank = {int(self.rank)}{gone})", (step,))
+
+    def waits_again(self, step: int, ranks: int = 1) -> None:
+        """Forget the waits for data of this rank from `step` on, as `rewind` does; the table is made where it is not there yet."""
+        self._say(WAITS, ())
+        gone = f" OR rank >= {int(ranks)}" if self.rank == 0 else ""
+        self._say(f"DELETE FROM data_waits WHERE step >= ? AND (rank = {int(self.rank)}{gone})", (step,))
+
+    def of_sources(self, step: int, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        """What a validation after `step` steps found, source -> columns of `source_evaluations`. Rows of later steps are forgotten: they
+        are of a run that went back."""
+        self._say(SOURCES, ())
+        self._say("DELETE FROM source_evaluations WHERE step > ?", (step,))
+        for source, row in rows.items():
+            self.add("source_evaluations", {"step": step, "source": source, **row})
+
     def later(self, rows: Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]) -> None:
         """The same with rows, as (table, row), that are made where they are written: by the store's thread. `rows` may be called twice."""
         self._raise()
@@ -120,10 +142,14 @@ class Store:
         for key, value in facts.items():
             self._say("INSERT OR REPLACE INTO run_metadata VALUES (?, ?)", (key, str(value)))
 
-    def rewind(self, step: int) -> None:
-        """Forget what this rank measured from `step` on: those steps are about to run again."""
-        for table in STEPPED:
-            mine = "" if table == "step_metrics" else f" AND rank = {int(self.rank)}"
+    def rewind(self, step: int, ranks: int = 1) -> None:
+        """Forget what this rank measured from `step` on: those steps are about to run again. `ranks`: how many there are now; the first one
+        forgets what others beyond them left."""
+        for statement in COMMUNICATION.split(";\n"):
+            self._say(statement, ())
+        for table in (*STEPPED, "communication", "collectives"):
+            gone = f" OR rank >= {int(ranks)}" if self.rank == 0 else ""
+            mine = "" if table == "step_metrics" else f" AND (rank = {int(self.rank)}{gone})"
             self._say(f"DELETE FROM {table} WHERE step >= ?{mine}", (step,))
         for table in ("evaluations", "samples"):
             self._say(f"DELETE FROM {table} WHERE step > ?", (step,))
@@ -137,6 +163,18 @@ class Store:
         self.add("sessions", {"session": self.session, "rank": self.rank, "host": socket.gethostname(), "pid": os.getpid(),
                               "first_step": first_step, "unix_ns": unix_ns, "clock_ns": clock_ns, "began_ns": began_ns,
                               "seen_ns": clock_ns})
+
+    def next_session(self) -> int:
+        """The number after those of all ranks' sessions: some rank may have died before its own row was written. The first rank asks,
+        before any rank begins."""
+        self.flush()
+        with self._changed:
+            return int(self._db.execute("SELECT coalesce(max(session), -1) + 1 FROM sessions").fetchone()[0])
+
+    def renumber(self, session: int) -> None:
+        """Take another number for the session that has begun: one for all ranks, also those that an earlier session did not have."""
+        self.mark(session=session)
+        self.session = session
 
     def mark(self, **columns: Any) -> None:
         """Set columns of this session's row, such as loop_ns or ended."""
@@ -200,8 +238,8 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for i in range(n):
-                said = self._queue[i]
-                for statement, values in [said] if isinstance(said, tuple) else (_insert(*row) for row in said()):
+                entry = self._queue[i]
+                for statement, values in [entry] if isinstance(entry, tuple) else (_insert(*row) for row in entry()):
                     self._db.execute(statement, values)
             if self.session >= 0:
                 self._db.execute("UPDATE sessions SET seen_ns = max(seen_ns, ?) WHERE session = ? AND rank = ?",
@@ -230,6 +268,8 @@ def connect(path: Path, timeout: float = 5.0) -> sqlite3.Connection:
             raise
     except sqlite3.DatabaseError as error:
         raise refused(path, error) from error
+    except UnicodeDecodeError as error:  # of SQLite's own message, which quotes a damaged name
+        raise refused(path, sqlite3.DatabaseError(str(error))) from error
     return db
 
 

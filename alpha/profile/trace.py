@@ -3,8 +3,9 @@
 One process a rank, one thread a track, in a fixed order: steps, host enqueue, the host's waits for the device, device streams with their
 gaps, copies and fills, workers, communication, data loading, checkpoint writer. A step says how much slower than its steady neighbours it
 was, and whether its gaps may be judged (alpha/profile/kernels.py). What runs is a complete event (`X`); an arrow (`s` to `f`) leads from
-the enqueue of a launch to each of its executions, or from that of a graph to its first kernel; memory is a counter. Ranks are aligned at
-the barrier that every session begins with: the moment `clock_ns` of each rank is one and the same, and its Unix time is taken from the
+the enqueue of a launch to each of its executions, or from that of a graph to its first kernel; memory is a counter. In a collective an
+arrow leads from the rank that came last to each that waited for it. Ranks are aligned at
+one moment of each session (alpha/comm/clock.py): `clock_ns` of each rank is one and the same, and its Unix time is taken from the
 lowest rank. Times are microseconds after the first event with three decimals, so no nanosecond is lost.
 
 The file is written step by step into a temporary one beside it, which takes its name at the end: there is a whole trace or none.
@@ -36,6 +37,9 @@ ORDER = ("steps", "host enqueue", "sync waits", "stream", "gaps", "copies", "fil
 _Event = tuple[str, str, str, int, int, int | None]
 """Track, name, category, start and stop in ns, flow."""
 
+MEETINGS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier")
+"""Collectives that no rank leaves before the last one has come. A trace in which one does has clocks that do not fit."""
+
 SERIAL = ("steps", "host enqueue", "gaps", "worker")
 """Tracks on which one thing runs at a time: events may nest or follow each other, and crossing ones are an error. On the others an event
 that crosses goes to another lane of the track: a kernel may begin before the one ahead of it on its stream has ended."""
@@ -47,19 +51,21 @@ PROVENANCE = ("name", "status", "program", "commit", "dirty", "version", "hardwa
 
 @dataclass(frozen=True)
 class Written:
-    """What a trace holds. arrows: enqueue to execution; unmatched: enqueued launches whose execution was not recorded."""
+    """What a trace holds. arrows: enqueue to execution; unmatched: enqueued launches whose execution was not recorded; waits: arrows of
+    collectives, from the rank that came last to one that waited."""
 
     path: Path
     events: int
     arrows: int
     unmatched: int
+    waits: int
     steps: tuple[int, ...]
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class _Session:
-    """Where the clock of one rank stood in one session, ns; `unix`: Unix time of the barrier, the same for all ranks."""
+    """Where the clock of one rank stood in one session, ns; `unix`: Unix time of the moment, the same for all ranks."""
 
     clock: int
     unix: int
@@ -129,7 +135,9 @@ class _Chosen:
     """Which steps and ranks, and the clocks of their sessions; checked."""
 
     def __init__(self, db: sqlite3.Connection, path: Path, steps: Collection[int] | None, ranks: Collection[int] | None) -> None:
-        have = db.execute("SELECT DISTINCT step, rank FROM gpu_timeline ORDER BY step, rank").fetchall()
+        also = " UNION SELECT step, rank FROM collectives" if _has_collectives(db) else ""
+        have = db.execute(f"SELECT step, rank FROM gpu_timeline{also} ORDER BY step, rank").fetchall()
+        have = list(dict.fromkeys(have))
         if not have:
             raise InputError("the run has no timeline", came=path, expected="at least one profiled step", do="train on until there is one")
         self.steps = _picked("step", steps, [s for s, _ in have])
@@ -151,7 +159,7 @@ class _Chosen:
         for n, rank, stamp, clock, began, seen in db.execute(
                 "SELECT session, rank, unix_ns, clock_ns, began_ns, seen_ns FROM sessions ORDER BY session, rank"):
             if not began <= clock <= seen:
-                raise _backwards(f"session {n}, rank {rank}: began at {began}, barrier at {clock}, last seen at {seen} ns",
+                raise _backwards(f"session {n}, rank {rank}: began at {began}, that moment at {clock}, last seen at {seen} ns",
                                  "three times in order")
             here = found[n, rank] = _Session(clock, unix.setdefault(n, stamp), began, seen)
             before = ends.get(rank)
@@ -198,10 +206,12 @@ class _Writer:
             self.meta["status"] = "UNGATED"
         marks = ",".join("?" * len(chosen.ranks))
         tracks = [t for (t,) in db.execute(f"SELECT DISTINCT track FROM gpu_timeline WHERE rank IN ({marks})", chosen.ranks)]
-        self.index = {t: i for i, t in enumerate(sorted({"steps", *tracks}, key=_place))}
+        also = {"comm"} if _has_collectives(db) else set()
+        self.index = {t: i for i, t in enumerate(sorted({"steps", *also, *tracks}, key=_place))}
         self.lanes: dict[tuple[int, str], list[_Lane]] = {}
         self.zero = self._zero()
-        self.events = self.arrows = self.unmatched = 0
+        self.events = self.arrows = self.unmatched = self.waits = 0
+        self.comm: dict[int, list[tuple[int, int, int]]] = {}
 
     def _zero(self) -> int:
         """Unix ns of the first thing shown."""
@@ -221,16 +231,19 @@ class _Writer:
         self.put('{"displayTimeUnit":"ns","otherData":' + json.dumps(self._other()) + ',"traceEvents":[\n')
         for i, rank in enumerate(c.ranks):
             self._process(rank, first=i == 0)
-        for step, rank in c.cells:
-            self._step(step, rank)
+        for step in c.steps:
+            self.comm = {}
+            for _, rank in (cell for cell in c.cells if cell[0] == step):
+                self._step(step, rank)
+            self._meet(step)
         self.put("\n]}\n")
-        return Written(path, self.events, self.arrows, self.unmatched, tuple(c.steps), tuple(c.ranks))
+        return Written(path, self.events, self.arrows, self.unmatched, self.waits, tuple(c.steps), tuple(c.ranks))
 
     def _other(self) -> dict[str, str]:
         """Provenance (4.1 of the format: any further top-level data)."""
         facts = {k: self.meta[k] for k in PROVENANCE if k in self.meta}
         facts["status"] = self.meta.get("status", "unknown, so UNGATED")
-        facts |= {"zero_unix_ns": str(self.zero), "time": "microseconds after zero_unix_ns; ranks aligned at each session's barrier"}
+        facts |= {"zero_unix_ns": str(self.zero), "time": "microseconds after zero_unix_ns; ranks aligned at one moment of each session"}
         return facts
 
     def _process(self, rank: int, first: bool) -> None:
@@ -284,6 +297,9 @@ class _Writer:
         rows: list[_Event] = [("steps", f"step {step}", "step", began, began + wall, None)]
         rows += self.db.execute("SELECT track, name, category, start_ns, stop_ns, flow FROM gpu_timeline WHERE step = ? AND rank = ?",
                                 (step, rank))
+        if len(rows) == 1 and _has_collectives(self.db):  # not profiled; only its collectives were told (machine.debug)
+            rows += self.db.execute("SELECT 'comm', op, 'comm', asked_ns, ended_ns, NULL FROM collectives WHERE step = ? AND rank = ?",
+                                    (step, rank))
         for track, name, _, start, stop, _ in rows:
             self._sound(step, rank, track, name, start, stop, session)
         rows = _handed_over(rows)
@@ -294,6 +310,8 @@ class _Writer:
             args = {"step": step, **(self._slower(step, rank) if track == "steps" else {})}
             self._event({"ph": "X", "name": name, "cat": category, "pid": rank + 1, "tid": tid, "args": args}, session.at(start),
                         stop - start)
+            if track == "comm":
+                self.comm.setdefault(rank, []).append((session.at(start), session.at(stop), tid))
             if flow is not None:
                 ends.setdefault(flow, []).append((track, tid, session.at(start), stop - start))
         for flow, found in ends.items():
@@ -339,6 +357,37 @@ class _Writer:
             both = {"name": "launch", "cat": "launch", "pid": rank + 1, "id": self.arrows}
             self._event({"ph": "s", **both, "tid": tid}, at)
             self._event({"ph": "f", "bp": "e", **both, "tid": there}, start)
+
+    def _meet(self, step: int) -> None:
+        """Arrows between ranks, of the collectives of a step whose clocks and slices are all there."""
+        if not _has_collectives(self.db):
+            return
+        met: dict[tuple[int, int, str], list[tuple[int, int, int]]] = {}
+        for rank, group, call, op, asked, ended in self.db.execute(
+                "SELECT rank, grp, call, op, asked_ns, ended_ns FROM collectives WHERE step = ? ORDER BY rank", (step,)):
+            if op in MEETINGS and rank in self.comm:
+                at = self._session(step, rank).at
+                met.setdefault((group, call, op), []).append((rank, at(asked), at(ended)))
+        for (group, call, op), members in met.items():
+            last, came, _ = max(members, key=lambda m: m[1])
+            for rank, _, ended in members:
+                if ended < came:
+                    what = f"step {step}, {op} number {call} of group {group:#x}"
+                    raise CorruptError("the clocks of two ranks do not fit",
+                                       came=f"{what}: rank {rank} left it {came - ended} ns before rank {last} came",
+                                       expected="nobody leaves before all came", do="look at one rank at a time: --rank")
+                ends = [next((tid for start, stop, tid in self.comm[r] if start <= came < stop), None) for r in (last, rank)]
+                if rank == last or None in ends:
+                    continue
+                self.waits += 1
+                both = {"name": "came last", "cat": "collective", "id": self.waits}
+                self._event({"ph": "s", **both, "pid": last + 1, "tid": ends[0]}, came)
+                self._event({"ph": "f", "bp": "e", **both, "pid": rank + 1, "tid": ends[1]}, came)
+
+
+def _has_collectives(db: sqlite3.Connection) -> bool:
+    """Runs of older releases have no such table."""
+    return bool(db.execute("SELECT 1 FROM sqlite_master WHERE name = 'collectives'").fetchone())
 
 
 def _slowdowns(db: sqlite3.Connection) -> dict[tuple[int, int], float]:

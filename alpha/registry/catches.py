@@ -13,7 +13,7 @@ from alpha.component import Component
 from alpha.errors import CorruptError
 from alpha.files import json_of, read_regular
 from alpha.registry.digest import component_digests
-from alpha.registry.evidence import write_atomic
+from alpha.registry.evidence import locked, write_atomic
 from alpha.registry.faults import Fault
 from alpha.registry.gpu import class_of_key
 from alpha.registry.judge import FAIL, judge
@@ -111,14 +111,14 @@ def save_catches(catches: Iterable[Catch], root: Path, *, keep: Iterable[str] | 
     """Merge catches into a root, one file per machine class, replaced in one step. `keep`: ids of the faults that still exist; the
     catches of others are dropped (None keeps all). An old file that cannot be read is replaced."""
     kept = None if keep is None else set(keep)
-    by_machine: dict[str, dict[str, Catch]] = {}
+    by_machine: dict[str, list[Catch]] = {}
     for c in catches:
-        if c.machine not in by_machine:
-            by_machine[c.machine] = _existing(root, c.machine)
-        by_machine[c.machine][c.fault] = c
-    for machine, merged in by_machine.items():
-        lines = [merged[i].line() + "\n" for i in sorted(merged) if kept is None or i in kept]
-        write_atomic(path_of(root, machine), "".join(lines))
+        by_machine.setdefault(c.machine, []).append(c)
+    with locked(root):
+        for machine, newer in by_machine.items():
+            merged = {**_existing(root, machine), **{c.fault: c for c in newer}}
+            lines = [merged[i].line() + "\n" for i in sorted(merged) if kept is None or i in kept]
+            write_atomic(path_of(root, machine), "".join(lines))
     return [path_of(root, m) for m in by_machine]
 
 

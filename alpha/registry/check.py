@@ -15,7 +15,7 @@ from pathlib import Path
 
 from alpha.component import Catalogue, Component
 from alpha.errors import AlphaError
-from alpha.registry import catches, mutants, policy
+from alpha.registry import catches, mutants, policy, signatures
 from alpha.registry.claims import why_no_claim
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import REFERENCE, classes, load_file, path_of, reference_classes, stale
@@ -30,7 +30,8 @@ from alpha.registry.record import Record
 ERROR, WARNING = "error", "warning"
 
 Recompute = Callable[[Record], Sequence[str]]
-"""Mismatches between a parity record's probes and the oracle; empty when all agree. Lives with the gate engines, above this floor."""
+"""What a current record says otherwise than its nonce and the oracle; empty when all agrees. Lives with the gate engines, above this
+floor."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ class _Check:
     def __init__(self, catalogue: Catalogue, root: Path, recompute: Recompute, faults: Sequence[Fault], package: Package) -> None:
         self.catalogue, self.root, self.recompute, self.package = catalogue, root, recompute, package
         self.pins = Pins(folder_of(root))
-        self.headlines: frozenset[str] = frozenset()
+        self.published: frozenset[str] = frozenset()
         self.damaged: set[str] = set()
         self.faults = {f.id: f for f in faults}
         self.findings: list[Finding] = []
         self.records = self.probes = self.catches = 0
-        self.unrenewed = Counter[str]()
+        self.unrenewed: dict[str, list[str]] = {}
         self._digests: dict[tuple[str, str], dict[str, str]] = {}
 
     def say(self, level: str, path: Path, line: int, about: str, what: str, do: str = "") -> None:
@@ -79,9 +80,9 @@ class _Check:
 
     def not_current(self, machine: str, path: Path, line: int, about: str, what: str, do: str, *, reference: bool) -> None:
         """What is missing, or older than the code: an error on a reference class, NOT_RUN where its renewal is awaited."""
-        awaiting = policy.awaiting(machine) if reference else ""
+        awaiting = policy.awaiting(machine, about) if reference else ""
         if awaiting:
-            self.unrenewed[machine] += 1
+            self.unrenewed.setdefault(machine, []).append(about)
             what = f"NOT_RUN on today's code ({what}): {awaiting}"
         self.say(ERROR if reference and not awaiting else WARNING, path, line, about, what, do)
 
@@ -91,11 +92,21 @@ class _Check:
             self._digests[key] = component_digests(component, gate, package=self.package)
         return self._digests[key]
 
+    def signed(self) -> None:
+        """Every line of a class that asks for signatures is signed by one of its signers."""
+        try:
+            unsigned = signatures.problems(self.root)
+        except AlphaError as error:
+            self.say(ERROR, signatures.signers_path(self.root), 0, "signatures", f"{error.what}; came {error.came}", error.do or "")
+            return
+        for path, number, why in unsigned:
+            self.say(ERROR, path, number, "signatures", why, "sign where it was measured: `alpha gate sign --key FILE --signer NAME`")
+
     def files(self, machine: str, *, reference: bool) -> None:
         """Every evidence file of one class: known component, whole lines, verdicts, digests, probes."""
         known = {path_of(self.root, machine, c.id): c for c in self.catalogue if family(c) == family_of(machine)}
         for path in sorted((self.root / machine).iterdir()):
-            if path.name == catches.NAME:
+            if path.name in (catches.NAME, signatures.NAME):
                 continue
             if path not in known:
                 self.say(ERROR, path, 0, path.stem, "evidence of a component that does not exist",
@@ -128,38 +139,39 @@ class _Check:
             self.say(ERROR, path, number, about, f"{judgement.verdict}: {'; '.join(judgement.reasons[:5])}",
                      _rerun(component.id, record.gate))
         changed = stale(record, self.digests(component, record.gate))
-        if record.gate in PINNED and reference and judgement.satisfied and not (changed and policy.awaiting(record.machine)):
+        if record.gate in PINNED and reference and judgement.satisfied and not (changed and policy.awaiting(record.machine, about)):
             self.speed(path, number, component, record, judgement)
         if changed:
             self.not_current(record.machine, path, number, about, f"stale: {', '.join(changed)} changed since",
                              _rerun(component.id, record.gate), reference=reference)
-        elif record.gate == "parity" and component.kind == "kernel":
+            return
+        if record.gate == "parity" and component.kind == "kernel":
             self.probes += len(record.probes)
             if not record.probes:
                 self.say(ERROR, path, number, about, "parity evidence without probes cannot be checked",
                          _rerun(component.id, record.gate))
-            for mismatch in self.recompute(record):
-                self.say(ERROR, path, number, about, f"the oracle disagrees: {mismatch}",
-                         "the line was forged, or the oracle is not portable")
+        for mismatch in self.recompute(record):
+            self.say(ERROR, path, number, about, f"computed again, the record disagrees: {mismatch}",
+                     "the line was forged, or the oracle is not portable")
 
     def speed(self, path: Path, number: int, component: Component, record: Record, judgement: Judgement) -> None:
-        """A satisfied record of the perf gate on a reference class: a pin is owed, it must explain the shares, and what headlines rest
-        on must be claimable."""
+        """A satisfied record of the perf gate on a reference class: a pin is owed, it must explain the shares, and what published figures
+        rest on must be claimable."""
         about, key = f"{component.id} perf", key_of_record(record)
         if key in self.damaged:
             return  # said once, of the file
         if judgement.unpinned:
             self.say(ERROR, path, number, about, f"no pinned share of {', '.join(judgement.unpinned)} on {key}", _pin(component.id))
-        for what in judgement.outgrown:
+        for what in judgement.above_pin:
             self.say(ERROR, path, number, about, f"faster than its pin explains, so a slowdown would pass: {what}", _pin(component.id))
         if not record.environment.get("flops"):
             self.say(ERROR, path, number, about, "the record does not say by which FLOPs model it counts", _rerun(component.id, "perf"))
         digests = self.digests(component, "perf")
         no_claim = why_no_claim(judgement, self.pins.of(record), digests, self.pins, record)
-        if no_claim and not judgement.unpinned and not judgement.outgrown:
-            headline = component.id in self.headlines
-            self.say(ERROR if headline else WARNING, path, number, about,
-                     f"not claimable{', and headlines rest on it' if headline else ''}: {no_claim}",
+        if no_claim and not judgement.unpinned and not judgement.above_pin:
+            published = component.id in self.published
+            self.say(ERROR if published else WARNING, path, number, about,
+                     f"not claimable{', and published figures rest on it' if published else ''}: {no_claim}",
                      f"run `alpha bench {component.id} --against TREE --record` with the pinned tree, or {_pin(component.id)}")
 
     def pinned(self) -> None:
@@ -209,9 +221,9 @@ class _Check:
                                  reference=True)
 
     def awaited(self, machine: str) -> None:
-        """A reference class whose renewal is awaited has something to renew."""
-        if policy.awaiting(machine) and not self.unrenewed[machine]:
-            self.say(ERROR, self.root / machine, 0, machine, "its evidence is current, so nothing excuses it",
+        """What is excused on a reference class is missing or older than the code there."""
+        for about in policy.awaited(machine).keys() - set(self.unrenewed.get(machine, ())):
+            self.say(ERROR, self.root / machine, 0, about, "its evidence is current, so nothing excuses it",
                      "take it off AWAITING in alpha/registry/policy.py")
 
     def mutants(self) -> None:
@@ -249,15 +261,15 @@ def _catch(fault: str) -> str:
     return f"run `alpha gate catches` and commit the line of {fault}"
 
 
-def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Sequence[Fault] = (), reference: str | None = None,
-          package: Package | None = None, headlines: Iterable[str] = ()) -> Checked:
+def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, package: Package, faults: Sequence[Fault] = (),
+          reference: str | None = None, published: Iterable[str] = ()) -> Checked:
     """Look at all committed evidence under `root`.
 
-    `reference`: class on which everything must be current (default: the key in the root's REFERENCE file); `recompute`: see above;
-    `headlines`: components that published speed figures rest on, which must be claimable.
+    `package`: the code that evidence is held against; `reference`: class on which everything must be current (default: the key in the
+    root's REFERENCE file); `recompute`: see above; `published`: components that published speed figures rest on, which must be claimable.
     """
-    work = _Check(catalogue, root, recompute, faults, package or Package())
-    work.headlines = frozenset(headlines)
+    work = _Check(catalogue, root, recompute, faults, package)
+    work.published = frozenset(published)
     try:
         references = reference_classes(root)
         owing = {**references, "cpu": reference or references.get("cpu")}
@@ -273,12 +285,13 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, faults: Seq
         work.say(ERROR, root, 0, "policy", problem, "mend EXEMPT in alpha/registry/policy.py")
     work.pinned()
     work.mutants()
+    work.signed()
     for machine in found:
         work.files(machine, reference=machine in owing.values())
         work.catches_of(machine, reference=machine in owing.values())
         if machine in owing.values():
             work.awaited(machine)
-    return Checked(tuple(work.findings), work.records, work.probes, work.catches, dict(work.unrenewed))
+    return Checked(tuple(work.findings), work.records, work.probes, work.catches, {m: len(found) for m, found in work.unrenewed.items()})
 
 
 WARNINGS = 5
@@ -298,7 +311,7 @@ def plain(checked: Checked) -> str:
     lines += [f"WARNING {folder}: {n - WARNINGS} more warnings\n        do: {do}" for folder, n in sorted(left.items()) if n > WARNINGS]
     errors = sum(f.level == ERROR for f in checked.findings)
     counts = f"{checked.records} records, {checked.probes} probes and {checked.catches} catches looked at"
-    lines += [f"NOT_RUN {machine}: {n} gates and planted faults await renewal: {policy.awaiting(machine)}\n"
+    lines += [f"NOT_RUN {machine}: {n} gates and planted faults await renewal: see above\n"
               "        do: run `alpha gate run --stale --ship` and `alpha gate catches --ship` on such a machine"
               for machine, n in sorted(checked.unrenewed.items())]
     lines.append(f"{'PASS' if checked.ok else 'FAIL'}: {errors} error{'s' if errors != 1 else ''}, "

@@ -21,8 +21,8 @@ def why_no_claim(judgement: Judgement, pin: Pin | None, digests: Mapping[str, st
         return f"no pinned share of {', '.join(judgement.unpinned) or 'any case'} on this kind of machine"
     if judgement.verdict != PASS:
         return "; ".join([judgement.verdict, *judgement.reasons[:3]])
-    if judgement.outgrown:
-        return f"faster than its pin explains: {'; '.join(judgement.outgrown)}"
+    if judgement.above_pin:
+        return f"faster than its pin explains: {'; '.join(judgement.above_pin)}"
     if same_code(pin, digests):
         return ""
     compared = pins.relative(key_of_record(record)).get(record.component)

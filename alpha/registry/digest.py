@@ -21,7 +21,7 @@ from alpha.ops.compose import FusedSpec
 from alpha.ops.spec import OpSpec
 from alpha.ops.table import row, table
 from alpha.registry.gates import measured_by
-from alpha.registry.package import NAME, Package, Target, Words, said
+from alpha.registry.package import NAME, Package, Target, Words, is_mentioned
 
 _BLAS_CALLS = frozenset({"@", "matmul", "dot", "vdot", "inner", "einsum", "tensordot", "linalg"})
 
@@ -59,7 +59,7 @@ class Held:
 
 
 class Fields(dict[str, Any]):
-    """Fields by name, of which those count that are said."""
+    """Fields by name, of which those count that are mentioned."""
 
 
 def _digest(value: Any, package: Package, words: Words) -> str:
@@ -87,7 +87,7 @@ def _targets(value: Any, package: Package) -> tuple[Target, ...]:
 
 
 class _Description:
-    """Writes a value down where these words are said; None: only notes `targets` and `texts`."""
+    """Writes a value down where these words are mentioned; None: only notes `targets` and `texts`."""
 
     def __init__(self, package: Package, words: Words | None) -> None:
         self.package, self.words = package, words
@@ -114,9 +114,9 @@ class _Description:
         return str(package.known[key])
 
     def _fields(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Those that are said."""
+        """Those that are mentioned."""
         self.slots |= {word for name in state for word in (f".{name}", f"'{name}")}
-        return {n: v for n, v in state.items() if self.words is None or said(n, self.words)}
+        return {n: v for n, v in state.items() if self.words is None or is_mentioned(n, self.words)}
 
     def _symbol(self, targets: tuple[Target, ...]) -> str:
         self.targets.update(dict.fromkeys(targets))
@@ -235,7 +235,7 @@ def component_digests(component: Component, gate: str, *, package: Package | Non
 
 
 def _words(component: Component, gate: str, held: Mapping[str, Any], roots: Mapping[str, tuple[Target, ...]], package: Package) -> Words:
-    """Every word that is said by what the evidence binds to, all of it together."""
+    """Every word that is mentioned by what the evidence binds to, all of it together."""
     targets = {t for found in roots.values() for t in found}
     words = {f"'{w}" for w in (component.op or "", component.kind, component.backend, gate)}
     for value in held.values():
@@ -342,7 +342,7 @@ def _program(component: Component, cases: tuple[Target, ...], package: Package) 
     if not any(("def", f"{package.name}.ops.table", name) in reached for name in ("row", "table")):
         return {}
     more = _GRADIENT | _COUNTED
-    names = set(_all_called((n for n in table() if said(n, spoken)), more, package))  # a tracer's rows are attributes
+    names = set(_all_called((n for n in table() if is_mentioned(n, spoken)), more, package))  # a tracer's rows are attributes
     names |= {n for n, r in table().items() if isinstance(r, FusedSpec) and all(p.op in names for p in r.parts)}
     rows = _all_called(names, more, package)
     found: dict[str, Any] = {"rows": [_fields_of(row(name), more) for name in rows]}

@@ -132,36 +132,36 @@ def question(code: Path, *parts: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
 
-def said_yes(key: str) -> bool:
+def is_confirmed(key: str) -> bool:
     """Whether the answer was yes before. One in SAMPLED times the question is asked again all the same."""
-    return key in _yes() and random.SystemRandom().randrange(SAMPLED) != 0
+    return key in _confirmed() and random.SystemRandom().randrange(SAMPLED) != 0
 
 
-def say_yes(key: str) -> None:
+def confirm(key: str) -> None:
     """Keep a yes."""
-    if key not in _yes():
-        _yes()[key] = 1
-        _unsaved(_YES)
+    if key not in _confirmed():
+        _confirmed()[key] = 1
+        _unsaved(_CONFIRMED)
 
 
-def _yes_file() -> Path:
-    return folder() / "yes.json"
+def _confirmed_file() -> Path:
+    return folder() / "confirmed.json"
 
 
 @cache
-def _yes() -> Answers:
-    return _load(_yes_file())
+def _confirmed() -> Answers:
+    return _load(_confirmed_file())
 
 
-class _Yes:
+class _Confirmed:
     """All that was answered with yes, as a file."""
 
     def save(self) -> None:
         """Beside what others have written since; the newest MOST."""
-        _write(_yes_file(), dict([*(_load(_yes_file()) | _yes()).items()][-MOST:]))
+        _write(_confirmed_file(), dict([*(_load(_confirmed_file()) | _confirmed()).items()][-MOST:]))
 
 
-_YES = _Yes()
+_CONFIRMED = _Confirmed()
 
 
 def _load(path: Path) -> Answers:
@@ -184,11 +184,11 @@ def _write(path: Path, answers: Answers) -> None:
 
 # Saved once, when the process ends ----------------------------------------------------------------------------------------------------
 
-_WAITING: dict[int, list[Remembered | _Yes]] = {}
+_WAITING: dict[int, list[Remembered | _Confirmed]] = {}
 """Process -> what it has to save: a fork does not write what its parent will."""
 
 
-def _unsaved(source: Remembered | _Yes) -> None:
+def _unsaved(source: Remembered | _Confirmed) -> None:
     if os.getpid() not in _WAITING:
         _WAITING.clear()
         _WAITING[os.getpid()] = []

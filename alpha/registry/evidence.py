@@ -6,10 +6,12 @@ out of order, or that lies in the folder of another class or under another compo
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,14 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REFERENCE = "REFERENCE"
 """File in the shipped root that holds a line per family of classes: the key on which that family's components must have current
 evidence. The CPU's comes first."""
+
+
+LOCK = ".lock"
+"""File in a root that a writer holds locked; ignored by version control."""
+
+
+WAIT = 0.005
+"""Seconds between two tries for a lock: some sandboxes wake no process that waits for one."""
 
 
 def shipped_root() -> Path:
@@ -131,18 +141,42 @@ def _corrupt(what: str, came: str, expected: str) -> CorruptError:
 def save(records: Iterable[Record], root: Path) -> list[Path]:
     """Merge records into the files of a root: a new record replaces the one of its gate, the others stay. Returns the files written.
 
-    Each file is replaced in one step. Lines of the old file that cannot be read are dropped (they count as no evidence anyway).
+    Each file is read, merged and replaced in one step, the root locked. Lines of the old file that cannot be read are dropped (they count
+    as no evidence anyway).
     MachineError when the disk is full or the folder cannot be written; the old files then stand.
     """
-    by_path: dict[Path, dict[str, Record]] = {}
+    by_path: dict[Path, list[Record]] = {}
     for r in records:
-        path = path_of(root, r.machine, r.component)
-        if path not in by_path:
-            by_path[path] = _readable(path)
-        by_path[path][r.gate] = r
-    for path, merged in by_path.items():
-        write_atomic(path, "".join(merged[gate].line() + "\n" for gate in sorted(merged)))
+        by_path.setdefault(path_of(root, r.machine, r.component), []).append(r)
+    with locked(root):
+        for path, newer in by_path.items():
+            merged = {**_readable(path), **{r.gate: r for r in newer}}
+            write_atomic(path, "".join(merged[gate].line() + "\n" for gate in sorted(merged)))
     return list(by_path)
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Keep other writers out of a root, which is made, from the reading of a file to its replacing. MachineError where it cannot be.
+
+    The lock is a file, for NFS locks no folder; it goes with the process that holds it.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise MachineError("evidence cannot be written", came=f"{root.name}: {error.strerror}", expected="space and permission to write",
+                           do="free disk space or mend the permissions of the folder") from error
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(WAIT)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _readable(path: Path) -> dict[str, Record]:

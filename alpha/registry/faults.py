@@ -131,7 +131,7 @@ def broken(fault: Fault, text: str) -> str:
             raise _bad("a fault must change what the program does", fault, "the same text", "another one")
         return text.replace(fault.find, fault.replace)
     asked = digest_cache.question(Path(__file__), fault.find, fault.replace, text)
-    if digest_cache.said_yes(asked):
+    if digest_cache.is_confirmed(asked):
         return text.replace(fault.find, fault.replace)
     start = text.index(fault.find)
     low, high = around(text, start, start + len(fault.find))
@@ -142,7 +142,7 @@ def broken(fault: Fault, text: str) -> str:
         raise _bad("a fault must leave a file that parses", fault, error.came, "Python") from error
     if same_meaning(text[low:high], part):
         raise _bad("a fault must change what the program does", fault, "the same syntax tree", "another one")
-    digest_cache.say_yes(asked)
+    digest_cache.confirm(asked)
     return text[:low] + part + text[high:]
 
 

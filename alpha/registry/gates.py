@@ -49,21 +49,24 @@ _WHOLE_MODELS = {"executor.cuda": 40.0}
 """It holds whole models against the oracle and walks eight training runs."""
 
 TABLE = (
-    Gate(name="parity", engine="alpha.gates.parity:measure", engines={"cuda": "alpha.gates.cuda.parity:measure"},
+    Gate(name="parity", engine="alpha.gates.parity:measure",
+         engines={"cuda": "alpha.gates.cuda.parity:measure", "outside": "alpha.gates.outside.parity:measure"},
          cases=(Exact, Relative, Contract),
-         owed_by=("kernel", "host", "program", "model", "count"), seconds=0.6, slow=_WHOLE_MODELS, carried=True),
+         owed_by=("kernel", "host", "program", "model", "count", "collective"), seconds=0.6, slow=_WHOLE_MODELS, carried=True),
     Gate(name="gradient", engine="alpha.gates.gradient:measure",
          cases=(Slope, Contract),
-         owed_by=("kernel", "model"), seconds=0.2, carried=True),
+         owed_by=("kernel", "model", "collective"), seconds=0.2, carried=True),
     Gate(name="determinism", engine="alpha.gates.determinism:measure", engines={"cuda": "alpha.gates.cuda.determinism:measure"},
          cases=(Repeats,),
-         owed_by=("kernel", "host", "program", "model"), seconds=0.5, slow=_WHOLE_MODELS,
+         owed_by=("kernel", "host", "program", "model", "collective"), seconds=0.5, slow=_WHOLE_MODELS,
          # 300 runs find a 1 % flake with 95 % probability, 100 a 3 % one
-         repeats={("kernel", "cpu"): 100, ("kernel", "cuda"): 300}),
+         repeats={("kernel", "cpu"): 100, ("kernel", "cuda"): 300, ("kernel", "outside"): 100}),
     Gate(name="faults", engine="alpha.gates.faults:measure",
          cases=(Refusal, Contract),
-         owed_by=("kernel", "host", "program", "model"), seconds=0.1, slow=_WHOLE_MODELS),
-    Gate(name="perf", engine="alpha.gates.perf:measure", engines={"cuda": "alpha.gates.cuda.perf:measure"},
+         calls=("warm_up", "samples", "refused", "bind"),
+         owed_by=("kernel", "host", "program", "model", "collective"), seconds=0.1, slow=_WHOLE_MODELS),
+    Gate(name="perf", engine="alpha.gates.perf:measure",
+         engines={"cuda": "alpha.gates.cuda.perf:measure", "outside": "alpha.gates.outside.perf:measure"},
          cases=(Share, Slowdown),
          calls=("warm_up", "bind"),  # its calls are not drawn from samples
          owed_by=("kernel",), seconds=0.6, pinned=True),
@@ -76,8 +79,9 @@ GATES = tuple(gate.name for gate in TABLE)
 PINNED = tuple(gate.name for gate in TABLE if gate.pinned)
 """Those that are judged by pins."""
 
-SUBJECTS: Mapping[str, str] = {"cpu": "alpha.gates.cpu.subjects", "cuda": "alpha.gates.cuda.subjects"}
-"""How the engines call kernels of each back end: modules with `warm_up`, `samples` and `bind`, which subjects.py finds by name."""
+SUBJECTS: Mapping[str, str] = {"cpu": "alpha.gates.cpu.subjects", "cuda": "alpha.gates.cuda.subjects",
+                               "outside": "alpha.gates.outside.subjects"}
+"""How the engines call kernels of each back end: modules with `warm_up`, `samples`, `refused` and `bind`, found by name (subjects.py)."""
 
 _BY_NAME = {gate.name: gate for gate in TABLE}
 

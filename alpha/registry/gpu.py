@@ -7,6 +7,7 @@ The GPU is looked for without starting a driver in this process: a process that 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -96,6 +97,10 @@ def gpu_environment() -> dict[str, str]:
 def why_not_here(component: Component) -> str:
     """Why a component cannot run on this machine, from its `requires`; '' when it can."""
     for need in component.requires:
+        if need.startswith("ranks>="):  # several processes: any machine that shares memory without a name
+            if not hasattr(os, "memfd_create"):
+                return f"needs {need}: ranks share memory on Linux"
+            continue
         if not need.startswith("sm_"):
             return f"needs {need}, which nothing here knows how to look for"
         having = gpu_class()

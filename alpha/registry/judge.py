@@ -39,7 +39,7 @@ class Judgement:
     """A verdict with the reasons for anything but PASS.
 
     Perf only. relative: the verdict of the relative half; noisy: NOT_RUN for the one reason that shares repeat too badly to be judged;
-    unpinned: cases without a pin; outgrown: cases faster than their pin explains, so that it is of slower code, or was lowered.
+    unpinned: cases without a pin; above_pin: cases faster than their pin explains, so that it is of slower code, or was lowered.
     """
 
     verdict: str
@@ -47,7 +47,7 @@ class Judgement:
     relative: str = NOT_RUN
     noisy: bool = False
     unpinned: tuple[str, ...] = ()
-    outgrown: tuple[str, ...] = ()
+    above_pin: tuple[str, ...] = ()
 
     @property
     def satisfied(self) -> bool:
@@ -152,7 +152,7 @@ def _perf(cases: Sequence[CaseRecord], pin: Pin | None) -> Judgement:
     verdicts: list[str] = []
     reasons: list[str] = []
     unpinned: list[str] = []
-    outgrown: list[str] = []
+    above_pin: list[str] = []
     noisy = False
     for case in cases:
         if isinstance(case, Slowdown):
@@ -166,7 +166,7 @@ def _perf(cases: Sequence[CaseRecord], pin: Pin | None) -> Judgement:
             if line is None:
                 unpinned.append(case.name)
             elif verdict in (PASS, NOT_RUN) and not case.share <= line.most:
-                outgrown.append(f"{case.name}: {case.share:.3g} of the ceiling, pinned {line.middle:.3g}")
+                above_pin.append(f"{case.name}: {case.share:.3g} of the ceiling, pinned {line.middle:.3g}")
         else:
             verdicts.append(FAIL)
             why = _why(case)
@@ -178,7 +178,7 @@ def _perf(cases: Sequence[CaseRecord], pin: Pin | None) -> Judgement:
     if gone:
         verdicts.append(NOT_RUN)
         reasons.append(f"pinned, but not measured: {', '.join(gone)}")
-    return Judgement(_worst(verdicts), tuple(reasons), _worst(relative), noisy and not gone, tuple(unpinned), tuple(outgrown))
+    return Judgement(_worst(verdicts), tuple(reasons), _worst(relative), noisy and not gone, tuple(unpinned), tuple(above_pin))
 
 
 def _worst(verdicts: list[str]) -> str:

@@ -25,7 +25,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,14 @@ Edges from elsewhere into the registry are not followed either: it writes down w
 
 TABLES: Mapping[str, tuple[str, ...]] = {
     "component": ("KINDS",),
+    "config": ("FAMILIES", "SCHEDULES"),
     "types": ("ITEMSIZE", "FLOATS", "NUMPY"),
-    "gates.contracts.families": ("DULL",),
+    "gates.contracts.families": ("FAMILY_CASES",),
     "optim.schedules": ("SCHEDULES",),
     "ops.numerics": ("UNIT_ROUNDOFF", "LOWER", "ACCUMULATE", "_MACHINE", "_SIGNIFICAND", "_MIN_EXPONENT"),
 }
-"""Module -> tables of names in it: each entry counts only where its key is said. Code that walks over such a table meets a new entry when
-its evidence is next renewed."""
+"""Module -> tables of names in it: each entry counts only where its key is mentioned. Code that walks over such a table meets a new
+entry when its evidence is next renewed."""
 
 SHAPES: Mapping[str, tuple[str, ...]] = {
     "component": ("Component", "Envelope", "Limit", "Measured"),
@@ -90,9 +91,14 @@ class Piece:
     words: Words
 
     @functools.cached_property
+    def ordered(self) -> tuple[Target, ...]:
+        """All that the edges lead to, each where it comes first."""
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(self.edges)))
+
+    @functools.cached_property
     def targets(self) -> frozenset[Target]:
-        """All that the edges lead to."""
-        return frozenset(itertools.chain.from_iterable(self.edges))
+        """The same as a set."""
+        return frozenset(self.ordered)
 
 
 @dataclass(frozen=True)
@@ -103,44 +109,89 @@ class Node:
     members: tuple[tuple[str, Piece], ...] = ()
 
     def active(self, words: Words | set[str]) -> list[Piece]:
-        """The pieces that count where these words are said."""
-        return [self.core, *(p for name, p in self.members if said(name, words))]
+        """The pieces that count where these words are mentioned."""
+        return [self.core, *(p for name, p in self.members if is_mentioned(name, words))]
+
+    @functools.cached_property
+    def named(self) -> dict[str, list[Piece]]:
+        """The members by each word that mentions one."""
+        found: dict[str, list[Piece]] = {}
+        for name, piece in self.members:
+            for word in (f".{name}", f"'{name}"):
+                found.setdefault(word, []).append(piece)
+        return found
+
+    @functools.cached_property
+    def words(self) -> frozenset[str]:
+        """The words of `named`."""
+        return frozenset(self.named)
+
+    @functools.cached_property
+    def targets(self) -> frozenset[Target]:
+        """All that the edges of any piece lead to."""
+        return self.core.targets.union(*(p.targets for _, p in self.members))
 
 
-def said(name: str, words: Words | set[str]) -> bool:
+def is_mentioned(name: str, words: Words | set[str]) -> bool:
     """Whether a member's name is among words."""
     return f".{name}" in words or f"'{name}" in words
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What was worked out of source files, and of nothing else."""
+
+    sources: dict[str, Remembered | None] = field(default_factory=dict)
+    nodes: dict[Target, Node] = field(default_factory=dict)
+    closures: dict[tuple[frozenset[Target], Words], tuple[frozenset[Target], Words]] = field(default_factory=dict)
+    slots: dict[tuple[Target, ...], Words] = field(default_factory=dict)
+    hashes: dict[tuple[tuple[Target, ...], Words], str] = field(default_factory=dict)
+
+    def copy(self) -> Graph:
+        """One to which more can be added."""
+        return Graph(*(dict(getattr(self, f.name)) for f in fields(self)))
+
+
+_RUNNING: dict[str, Graph] = {}
+"""That of the running package, under a digest of its files: one process takes digests of it again and again."""
+
+
+def _running(root: Path) -> Graph:
+    h = hashlib.sha256(str(root).encode())
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_bytes()
+        h.update(f"\n{path} {len(text)}\n".encode() + text)
+    if h.hexdigest() not in _RUNNING:
+        _RUNNING.clear()
+    return _RUNNING.setdefault(h.hexdigest(), Graph())
 
 
 class Package:
     """A snapshot of a package's source files: each is read once, when first needed. Make a new one after files changed.
 
-    `root`: the package's folder (default: that of the running package); `name`: its dotted name, whatever the folder is called.
+    `root`: the package's folder (default: that of the running package, of which snapshots share what they work out, while no file of it
+    changes); `name`: its dotted name, whatever the folder is called.
     """
 
     def __init__(self, root: Path | str | None = None, name: str = "alpha") -> None:
         self.root = Path(root) if root is not None else Path(alpha.__file__).parent
         self.name = name
-        self._sources: dict[str, Remembered | None] = {}
         self._files: dict[str, Path] = {}
-        self._hashes: dict[tuple[tuple[Target, ...], Words], str] = {}
-        self._nodes: dict[Target, Node] = {}
-        self._slots: dict[tuple[Target, ...], Words] = {}
         self.known: dict[tuple[Any, ...], Any] = {}
         """What others have worked out of this snapshot, each under a key that begins with a word of its own."""
-        self._closures: dict[tuple[frozenset[Target], Words], tuple[frozenset[Target], Words]] = {}
         if not self.root.is_dir():
             raise InputError("no such package folder", came=self.root, do="give the folder that holds the package's __init__.py")
+        self._graph = Graph() if root is not None or name != "alpha" else _running(self.root)
 
     def source(self, module: str) -> Remembered | None:
         """A module of the package (or a file added by `module_of`), None when there is no such file."""
-        if module not in self._sources:
+        if module not in self._graph.sources:
             path = self._path(module)
             try:
-                self._sources[module] = None if path is None else digest_cache.read(path.read_text(encoding="utf-8"), self.name)
+                self._graph.sources[module] = None if path is None else digest_cache.read(path.read_text(encoding="utf-8"), self.name)
             except InputError as error:
                 raise InputError(error.what, came=f"{module}: {error.came}", expected=error.expected, do=error.do) from error
-        return self._sources[module]
+        return self._graph.sources[module]
 
     def _path(self, module: str) -> Path | None:
         if module in self._files:
@@ -161,7 +212,9 @@ class Package:
         if path is None or not path.is_file():
             raise InputError("no source file for a digest", came=f"{module}:{getattr(value, '__qualname__', value)}",
                              expected=f"a symbol of the package {self.name}, or a function written in a file")
-        self._files[str(path)] = path
+        if str(path) not in self._files:
+            self._files[str(path)] = path
+            self._graph = self._graph.copy()  # that file is no part of the package
         return str(path)
 
     # Resolution
@@ -223,9 +276,9 @@ class Package:
     # The graph
 
     def _node(self, target: Target) -> Node:
-        if target not in self._nodes:
-            self._nodes[target] = self._expand(target)
-        return self._nodes[target]
+        if target not in self._graph.nodes:
+            self._graph.nodes[target] = self._expand(target)
+        return self._graph.nodes[target]
 
     def _expand(self, target: Target) -> Node:
         kind = target[0]
@@ -293,62 +346,63 @@ class Package:
         return path is not None and path.name == "__init__.py"
 
     def closure(self, roots: Iterable[Target], words: Words = frozenset()) -> tuple[frozenset[Target], Words]:
-        """(every target that the roots reach, every word that is said there). `words`: what is said besides."""
+        """(every target that the roots reach, every word that is mentioned there). `words`: what is mentioned besides."""
         key = frozenset(roots), words
-        if key not in self._closures:
-            self._closures[key] = self._closure(*key)
-        return self._closures[key]
+        if key not in self._graph.closures:
+            self._graph.closures[key] = self._closure(*key)
+        return self._graph.closures[key]
 
     def _closure(self, roots: frozenset[Target], words: Words) -> tuple[frozenset[Target], Words]:
         seen, heard, pieces = set(roots), set(words), list[Piece]()
-        queue, waiting = list(roots), dict[str, list[Piece]]()
+        queue, waiting = list(roots), dict[str, list[Node]]()
         awaited = set[str]()
         while queue:
             node = self._node(queue.pop())
             pieces.append(node.core)
-            for name, piece in node.members:
-                if said(name, heard):
-                    pieces.append(piece)
-                else:
-                    for word in (f".{name}", f"'{name}"):
-                        waiting.setdefault(word, []).append(piece)
-                        awaited.add(word)
+            if node.members:
+                for word in node.words & heard:
+                    pieces += node.named[word]
+                for word in node.words - heard:
+                    waiting.setdefault(word, []).append(node)
+                awaited |= node.words
             while pieces:
                 piece = pieces.pop()
-                heard |= piece.words
-                for word in piece.words & awaited:
-                    awaited.discard(word)
-                    pieces += waiting[word]
-                new = piece.targets - seen
-                seen |= new
-                queue += new
+                if not piece.words <= heard:
+                    said = piece.words - heard
+                    heard |= said
+                    for word in said & awaited:
+                        for node in waiting.pop(word, ()):
+                            pieces += node.named[word]
+                if not piece.targets <= seen:
+                    new = piece.targets - seen
+                    seen |= new
+                    queue += new
         return frozenset(seen), frozenset(heard)
 
     def hash(self, roots: Iterable[Target], words: Words | None = None) -> str:
-        """sha256 of the graph that the roots reach where these words are said (default: those that are said there)."""
+        """sha256 of the graph that the roots reach where these words are mentioned (default: those that are mentioned there)."""
         roots = tuple(roots)
         if words is None:
             words = self.closure(roots)[1]
         key = roots, words & self.members(roots)
-        if key not in self._hashes:
-            self._hashes[key] = self._hash(roots, words)
-        return self._hashes[key]
+        if key not in self._graph.hashes:
+            self._graph.hashes[key] = self._hash(roots, words)
+        return self._graph.hashes[key]
 
     def members(self, roots: Iterable[Target]) -> Words:
         """Words on which the graph of the roots may depend."""
         roots = tuple(roots)
-        if roots not in self._slots:
-            seen, found = dict.fromkeys(roots), set[str]()
+        if roots not in self._graph.slots:
+            seen, found = set(roots), set[str]()
             queue = list(seen)
             for target in queue:  # grows while it is walked
                 node = self._node(target)
-                found.update(word for name, _ in node.members for word in (f".{name}", f"'{name}"))
-                for piece in (node.core, *(p for _, p in node.members)):
-                    new = piece.targets - seen.keys()
-                    seen.update(dict.fromkeys(new))
-                    queue += new
-            self._slots[roots] = frozenset(found)
-        return self._slots[roots]
+                found |= node.words
+                new = node.targets - seen
+                seen |= new
+                queue += new
+            self._graph.slots[roots] = frozenset(found)
+        return self._graph.slots[roots]
 
     def _hash(self, roots: tuple[Target, ...], words: Words) -> str:
         order = dict.fromkeys(roots)
@@ -356,7 +410,7 @@ class Package:
         held: list[list[Piece]] = []
         for target in queue:  # grows while it is walked
             held.append(self._node(target).active(words))
-            for edge in itertools.chain.from_iterable(itertools.chain.from_iterable(p.edges for p in held[-1])):
+            for edge in itertools.chain.from_iterable(p.ordered for p in held[-1]):
                 if edge not in order:
                     order[edge] = None
                     queue.append(edge)

@@ -15,10 +15,10 @@ from alpha.registry.gpu import AnyClass, GpuClass, family_of
 
 _NO_GRADIENT = (
     ("the update of weights, which no gradient crosses", ("adamw", "sgd", "global_norm", "clip_coefficient", "finite_flag",
-                                                             "update_scalars")),
+                                                             "update_scalars", "square_sums", "norm_of_squares")),
     ("integers or flags come out", ("count_valid", "next_step")),
     ("the learning rate is a function of an integer", ("learning_rate",)),
-    ("has no operands", ("fill",)),
+    ("has no operands", ("fill", "barrier")),
     ("made by fusion after differentiation; parity compares it with the composed oracles of its parts, whose gradients are gated",
      ("linear_gelu", "linear_swiglu", "matmul_gelu_bwd", "matmul_accumulate", "add_layernorm", "add_rmsnorm", "layernorm_bwd_add",
       "rmsnorm_bwd_add", "embedding_add", "embedding_bwd_accumulate", "sum_accumulate")),
@@ -32,19 +32,25 @@ HOST_PROFILES = ("host", "count")
 """Profiles of components whose results do not come out of vector units: integers, bytes, and float64 scalars of the C library."""
 
 
-AWAITING: Mapping[str, str] = {
-    "cuda_sm90_H200": "the host code of every GPU component was put in order (one graph, one file a family, calls beside their kernels); "
-                      "no H200 was at hand",
+AWAITING: Mapping[str, Mapping[str, str]] = {
+    "cuda_sm90_H200": {
+        "executor.cuda.profiled-launch-twice": "it was measured where CUPTI times profiled steps; the path that the fault breaks is taken "
+                                               "where CUPTI is not installed",
+    },
 }
-"""Reference classes of GPUs whose evidence is older than the code, with the reason. There the merge gate says NOT_RUN for every gate and
-planted fault that awaits renewal, in place of an error, for a machine of CI has no GPU. Nothing else is excused: a failing verdict, a
-forged line or a loosened judge stays an error, and no run on such a GPU takes old evidence for current. A class with nothing to renew is
-an error here."""
+"""Reference class of GPUs -> what the merge gate finds missing or older than the code there, by the name it gives it -> why. It is told as
+NOT_RUN and counted, in place of an error, for a machine of CI has no GPU. Nothing else is excused: a failing verdict, a forged line or a
+loosened judge stays an error, and no run on such a GPU takes old evidence for current. An entry that is not needed is an error."""
 
 
-def awaiting(machine: str) -> str:
-    """Why the evidence of a class may be older than the code for a while; '' where it may not, as on every class of CPUs."""
-    return AWAITING.get(machine, "") if family_of(machine) == "cuda" else ""
+def awaiting(machine: str, about: str) -> str:
+    """Why evidence of a class may be missing or older than the code for a while; '' where it may not, as on every class of CPUs."""
+    return awaited(machine).get(about, "")
+
+
+def awaited(machine: str) -> Mapping[str, str]:
+    """Everything of a class that may, with the reasons."""
+    return AWAITING.get(machine, {}) if family_of(machine) == "cuda" else {}
 
 
 def is_backward(spec: OpSpec) -> bool:

@@ -88,7 +88,7 @@ class Source:
         self.stars: list[Import] = []
         self._definitions: dict[str, tuple[Definition, ...]] = {}
         self._lambdas: dict[int, tuple[Definition, ...]] = {}
-        self._said = _said(self.tree)
+        self._error_texts = _error_texts(self.tree)
         late: list[ast.stmt] = []
         for statement in self.tree.body:
             if _is_main_guard(statement):
@@ -151,7 +151,7 @@ class Source:
     def _define(self, node: ast.AST, scopes: tuple[ast.AST, ...]) -> Definition:
         if isinstance(node, ast.ClassDef):
             return self._define_class(node, scopes)
-        return self._written(node, scopes, self._said)
+        return self._written(node, scopes, self._error_texts)
 
     def _written(self, node: ast.AST, scopes: tuple[ast.AST, ...], without: frozenset[ast.AST]) -> Definition:
         writer, collector = _Writer(self.package, without), _References(scopes, without)
@@ -176,18 +176,19 @@ class Source:
         inner = (*scopes, node)
         found = []
         for s, (name, place) in members.items():
-            made = self._written(s, inner, self._said)
+            made = self._written(s, inner, self._error_texts)
             found.append((name, replace(made, text=place + made.text)))
         bases = [_chain(b.value if isinstance(b, ast.Subscript) else b) for b in node.bases]
         plain = not node.keywords and all(bases)
-        return replace(self._written(node, scopes, self._said | members.keys()), members=tuple(found), fields=tuple(fields),
-                       whole=self._written(node, scopes, self._said), bases=tuple(Reference(b) for b in bases if b) if plain else None)
+        return replace(self._written(node, scopes, self._error_texts | members.keys()), members=tuple(found), fields=tuple(fields),
+                       whole=self._written(node, scopes, self._error_texts),
+                       bases=tuple(Reference(b) for b in bases if b) if plain else None)
 
     def header(self, name: str) -> tuple[Definition, ...]:
         """Classes by name and bases alone, all else as it stands."""
         found = []
         for s in self.statements.get(name, ()):
-            body: frozenset[ast.AST] = self._said | frozenset(s.body) if isinstance(s, ast.ClassDef) else self._said
+            body: frozenset[ast.AST] = self._error_texts | frozenset(s.body) if isinstance(s, ast.ClassDef) else self._error_texts
             found.append(self._written(s, (), body))
         return tuple(found)
 
@@ -218,12 +219,14 @@ def read(text: str, package: str) -> Source:
 
 def same_meaning(a: str, b: str, package: str = "alpha") -> bool:
     """Whether two files differ in comments, docstrings and layout only."""
-    hashes: list[str] = []
-    for text in (a, b):
-        writer = _Writer("")
-        writer.write(read(text, package).tree)
-        hashes.append(writer.hash())
-    return hashes[0] == hashes[1]
+    return meaning(a, package) == meaning(b, package)
+
+
+def meaning(text: str, package: str = "alpha") -> str:
+    """Hash of a file without comments, docstrings and layout."""
+    writer = _Writer("")
+    writer.write(read(text, package).tree)
+    return writer.hash()
 
 
 def around(text: str, start: int, end: int) -> tuple[int, int]:
@@ -321,7 +324,7 @@ def _chain(node: ast.expr) -> tuple[str, ...]:
     return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
 
 
-def _said(tree: ast.AST) -> frozenset[ast.AST]:
+def _error_texts(tree: ast.AST) -> frozenset[ast.AST]:
     """What errors say and no result can depend on: arguments of what is called ...Error, texts among those of whatever else is raised and
     of a refusal. Only such as do nothing but read."""
     found: set[ast.AST] = set()

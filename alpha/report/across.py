@@ -7,18 +7,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from alpha.profile import noise
 from alpha.profile.compare import RARE, SAME, Common, Comparison, Measured, Row, compare
 from alpha.profile.figures import judge
 from alpha.profile.noise import Interval
 from alpha.report.extra import pandas as pd
-from alpha.report.facts import facts
+from alpha.report.facts import facts, steps_of
 from alpha.report.runs import Run, same_axis
 from alpha.report.series import View, view
 
 
 def scaling(runs: Sequence[Run]) -> View:
     """`rows`, one a run, by `workers` (devices, or threads where all runs have as many devices): tokens_per_second, efficiency against
-    the smallest run scaled ideally, comm_exposed; None with `why` where a figure does not exist. `axis`: what workers are."""
+    the smallest run scaled ideally, its interval `low` to `high`, comm_exposed; None with `why` where a figure does not exist. `axis`: what
+    workers are."""
     devices = {r.number("devices") for r in runs if not r.why_untimed}
     axis = "devices" if len(devices) > 1 else "threads"
     if len({r.number(axis) for r in runs if not r.why_untimed}) < 2:
@@ -29,7 +31,7 @@ def scaling(runs: Sequence[Run]) -> View:
         speed, exposed, workers = found["tokens_per_second"], found["comm_exposed"], run.number(axis)
         why = speed.reason if speed.value is None else None if workers else f"the run does not say how many {axis} it used"
         rows.append({"run": run.shown, "label": run.label, "workers": None if workers is None else int(workers),
-                     "tokens_per_second": speed.value, "comm_exposed": exposed.value, "why": why})  # fmt: skip
+                     "tokens_per_second": speed.value, "low": None, "high": None, "comm_exposed": exposed.value, "why": why})  # fmt: skip
     known = [r for r in rows if r["why"] is None]
     known.sort(key=lambda r: (r["workers"], r["run"]))
     sizes = {r["workers"] for r in known}
@@ -39,24 +41,38 @@ def scaling(runs: Sequence[Run]) -> View:
     for row in rows:
         row["efficiency"] = row["tokens_per_second"] / row["workers"] / base if base and row["why"] is None else None
         row["ideal"] = base * row["workers"] if base and row["why"] is None else None
+    times = {run.shown: _per_token(run) for run in runs if not run.why_untimed}
+    alpha = noise.share(noise.ALPHA, family=max(1, len(known) - 1))
+    for row in rows:
+        if row["efficiency"] is None:
+            continue
+        first = max(smallest, key=lambda r: r["tokens_per_second"])
+        longer, ideal = noise.shift(times[first["run"]], times[row["run"]], alpha), first["workers"] / row["workers"]
+        row["low"], row["high"] = (ideal / (1 + x) if row is not first and -1 < x < math.inf else None for x in (longer.high, longer.low))
     rows.sort(key=lambda r: (r["workers"] is None, r["workers"] or 0, r["run"]))
     return view(runs, why, axis=axis, rows=rows)
 
 
+def _per_token(run: Run) -> np.ndarray:
+    """float64[blocks]: logarithms of the typical time a token over the run's steady steps."""
+    steady = steps_of(run)
+    return np.log(noise.blocks(steady.step_ns.to_numpy(np.float64) / steady.tokens.to_numpy(np.float64)))
+
+
 def comparison(a: Run, b: Run, *, anyway: bool = False, mixed: bool = False, by: str = "op") -> View:
     """Run b against run a by alpha.profile.compare: `rows` [{kind, name, a_ns, b_ns, share, low, estimate, high, raw, line, verdict,
-    reason}], `common` shift of all, `standing_out` names, `verdict` of the whole and `sentence` in words. InputError when the runs are
+    reason}], `common` shift of all, `differing` names, `verdict` of the whole and `sentence` in words. InputError when the runs are
     of different Programs or machines unless `anyway`, of different FLOPS models unless `mixed`.
     """
     for run in (a, b):
         if run.why_untimed:
             return view([a, b], f"{run.shown}: {run.why_untimed}", rows=[], a=a.label, b=b.label)
-    said = same_axis([a, b], mixed=mixed)
-    found = compare(_measured(a), _measured(b), anyway=anyway or bool(said), by=by)
-    out = [_row(r) for r in found.standing_out()]
+    mixture = same_axis([a, b], mixed=mixed)
+    found = compare(_measured(a), _measured(b), anyway=anyway or bool(mixture), by=by)
+    out = [_row(r) for r in found.differing()]
     whole = view([a, b], None, a=a.label, b=b.label, steps=list(found.steps), stalls=list(found.stalls), rows=[_row(r) for r in found.rows],
-                 common=_common(found.common), standing_out=out, verdict=_verdict(found), sentence=_sentence(found, a, b))
-    whole["notes"] += [*([said] if said else []), *found.notes]
+                 common=_common(found.common), differing=out, verdict=_verdict(found), sentence=_sentence(found, a, b))
+    whole["notes"] += [*([mixture] if mixture else []), *found.notes]
     return whole
 
 
@@ -88,13 +104,13 @@ def _common(c: Common) -> View:
 def _verdict(found: Comparison) -> str:
     """DIFFERENT if anything stands out; SAME only if every row that occurs often enough is, the step and what all have in common
     included; else UNDECIDED. Where too few rows compute to tell what they have in common, the step itself says it."""
-    if found.standing_out() or found.common.verdict not in (SAME, "UNDECIDED"):
+    if found.differing() or found.common.verdict not in (SAME, "UNDECIDED"):
         return "DIFFERENT"
     return SAME if {r.verdict for r in found.rows if r.reason != RARE} == {SAME} else "UNDECIDED"
 
 
 def _sentence(found: Comparison, a: Run, b: Run) -> str:
-    verdict, out = _verdict(found), found.standing_out()
+    verdict, out = _verdict(found), found.differing()
     parts = [f"{b.label} against {a.label}: {verdict}."]
     if found.common.verdict not in (SAME, "UNDECIDED"):
         parts.append(f"Everything is {found.common.shift:+.1%} ({found.common.reason}).")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from alpha.profile.kernels import PERTURBED
 from alpha.registry.status import Registry
-from alpha.report import charts, data, tables_of, views
+from alpha.report import charts, data, reading, tables_of, views
 from alpha.report.document import Block, Document, Plot, Section, Text, provenance_lines
 from alpha.report.extra import pandas as pd
 from alpha.report.runs import Run
@@ -37,6 +37,8 @@ def build(
         sections += [Section(run.label)] if len(runs) > 1 else []
         sections += [Section(head + title, blocks(run, tail), 3 if len(runs) > 1 else 2) for title, blocks in (
             ("Step waterfall", lambda r, t: _waterfall(r, t, points)),
+            ("Ranks", _ranks),
+            ("Data", lambda r, t: _data(r, t, points)),
             ("Profiled steps", _profiled),
             ("Slowest ops", lambda r, t: _top(r, t, top)),
             ("FLOPs by part", _flops),
@@ -77,8 +79,8 @@ def _figures(runs: Sequence[Run], targets: Mapping[str, float] | None) -> Sectio
         for f in view["figures"]:
             if f["reason"] and f["reason"] != "no target":
                 remarks.setdefault(f"{f['title']}: {f['reason']}", []).append(run.label)
-    said: Iterable[Block] = (Text(f"{text} ({', '.join(where)}).") for text, where in remarks.items())
-    return Section("Figures", [tables_of.figures_of_all(runs, made), *said, tables_of.definitions(made)])
+    texts: Iterable[Block] = (Text(f"{text} ({', '.join(where)}).") for text, where in remarks.items())
+    return Section("Figures", [tables_of.figures_of_all(runs, made), *texts, tables_of.definitions(made)])
 
 
 def _comparison(runs: Sequence[Run], anyway: bool, mixed: bool) -> Section:
@@ -88,7 +90,7 @@ def _comparison(runs: Sequence[Run], anyway: bool, mixed: bool) -> Section:
         return Section("Comparison", [Text(f"Comparison: not possible. {view['why']}.")])
     own, common = {f"{r.shown}: {n}" for r in runs for n in r.notes}, view["common"]
     notes: Iterable[Block] = (Text(n) for n in view["notes"] if n not in own and not n.startswith("MIXED"))
-    basis = (f"In common: {common['shift']:+.2%} {common['verdict']} ({common['reason']}). Settled steps: {view['steps'][0]:,} and "
+    basis = (f"In common: {common['shift']:+.2%} {common['verdict']} ({common['reason']}). Steady steps: {view['steps'][0]:,} and "
              f"{view['steps'][1]:,}; stalls: {view['stalls'][0]} and {view['stalls'][1]}.")
     return Section("Comparison", [
         Text(view["sentence"], strong=True), Text(basis), *notes,
@@ -128,9 +130,25 @@ def _top(run: Run, tail: str, top: int) -> list[Block]:
     more = ""
     if rest["ops"]:
         more = f" {rest['ops']} more rows take {tables_of.ms(rest['device_ns'])}, {tables_of.percent(rest['share'], 1)} of it."
-    said = (f"A step's mean over {view['steps']} profiled steps; device time {tables_of.ms(view['device_ns'])}.{more} Distance: device "
+    caption = (f"A step's mean over {view['steps']} profiled steps; device time {tables_of.ms(view['device_ns'])}.{more} Distance: device "
             "time over the least time that the roofline allows, max(FLOPs / peak, fewest bytes / peak bandwidth).")  # fmt: skip
-    return [Text(said), *plot, tables_of.ops(view, tail)]
+    return [Text(caption), *plot, tables_of.ops(view, tail)]
+
+
+def _ranks(run: Run, tail: str) -> list[Block]:
+    view = views.ranks(run)
+    if view["why"]:
+        return [Text(f"Ranks: not shown. {view['why']}.")]
+    return [Text(view["sentence"], strong="they wait for it" in view["sentence"]), tables_of.ranks(view, tail)]
+
+
+def _data(run: Run, tail: str, points: int) -> list[Block]:
+    made, waited = views.sources(run), views.waits(run, points)
+    blocks: list[Block] = [Text(f"Sources: not shown. {made['why']}.") if made["why"] else tables_of.sources(made, tail)]
+    if made["runs"]:
+        blocks += _plot(f"sources{tail}", "Validation by source", made, charts.sources, reading.sources_data)
+    blocks += _plot(f"waits{tail}", "Time that a step waits for its batches", waited, charts.waits, reading.waits_data)
+    return blocks if waited["why"] else [*blocks, tables_of.waits(waited, tail)]
 
 
 def _profiled(run: Run, tail: str) -> list[Block]:
@@ -168,7 +186,7 @@ def _gates(run: Run, registry: Registry | None, tail: str) -> list[Block]:
     if view["why"]:
         return [Text(f"Gates: not shown. {view['why']}.")]
     n, backed = len(view["components"]), sum(bool(c["evidence"]) for c in view["components"])
-    said = f"The run used {n} components, {backed} of them on evidence (machine class {view['then']})."
+    summary = f"The run used {n} components, {backed} of them on evidence (machine class {view['then']})."
     if view["machine"] is not None:
-        said += f" Today {sum(bool(c.get('usable')) for c in view['components'])} of them are usable on {view['machine']}."
-    return [Text(said), tables_of.gates(view, tail)]
+        summary += f" Today {sum(bool(c.get('usable')) for c in view['components'])} of them are usable on {view['machine']}."
+    return [Text(summary), tables_of.gates(view, tail)]

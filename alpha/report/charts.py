@@ -132,11 +132,11 @@ def top_ops(view: View) -> Figure:
     for row, op in enumerate(ops):
         colour = OF_PHASE[op["phase"]][0]
         axis.barh(row, op["device_ns"] / 1e6, color=colour, height=0.7, linewidth=0)
-        said = "no ceiling known"
+        annotation = "no ceiling known"
         if op["ceiling_ns"] is not None:
             axis.plot([op["ceiling_ns"] / 1e6] * 2, [row - 0.42, row + 0.42], color=INK, linewidth=2.0)
-            said = f"{distance(op['distance'])}, {op['bound']}"
-        axis.annotate(said, (max(op["device_ns"], op["ceiling_ns"] or 0) / 1e6, row), xytext=(5, 0), textcoords="offset points",
+            annotation = f"{distance(op['distance'])}, {op['bound']}"
+        axis.annotate(annotation, (max(op["device_ns"], op["ceiling_ns"] or 0) / 1e6, row), xytext=(5, 0), textcoords="offset points",
                       va="center", fontsize=8.5, annotation_clip=False)
     axis.set_yticks(range(len(ops)), [f"{op['op']}  {_short(op['shape'])}" for op in ops], fontsize=8.5)
     axis.set_ylim(len(ops) - 0.4, -0.6)
@@ -201,6 +201,33 @@ def bandwidth(view: View) -> Figure:
 
 
 @_drawn
+def sources(view: View) -> Figure:
+    """Bits per byte of each source over the validations."""
+    figure, (axis,) = canvas(2.5)
+    for i, run in enumerate(view["runs"]):
+        colour, dash = series(i)
+        axis.plot(run["x"], _floats(run["bits_per_byte"]), color=colour, linestyle=dash, linewidth=1.3, marker="o", markersize=3,
+                  label=run["label"])
+    axis.set_ylabel("bits per byte")
+    axis.legend(loc="best", ncols=2 if len(view["runs"]) > 4 else 1, handlelength=2.2)
+    steps_axis(axis)
+    return figure
+
+
+@_drawn
+def waits(view: View) -> Figure:
+    """What the loop waited for the batches of a step, and what the thread spent on making them."""
+    figure, axes = canvas(2.4, 2)
+    for axis, key, title in zip(axes, ("wait", "made"), ("The loop waits", "The thread makes them")):
+        _lines(axis, [{**view, "label": ""}], key, 1e-6)
+        axis.set_title(title)
+        axis.set_ylabel("ms a step")
+        axis.set_ylim(bottom=0)
+        steps_axis(axis)
+    return figure
+
+
+@_drawn
 def scaling(view: View) -> Figure:
     """Throughput, efficiency and exposed communication against devices or threads."""
     rows = [r for r in view["rows"] if r["why"] is None]
@@ -223,6 +250,8 @@ def scaling(view: View) -> Figure:
     axes[0].legend(loc="upper left")
     for axis in axes[1:]:
         axis.yaxis.set_major_formatter(FuncFormatter(_percent))
+    known = [r for r in rows if r["low"] is not None]
+    axes[1].vlines([r["workers"] for r in known], [r["low"] for r in known], [r["high"] for r in known], color=series(0)[0], linewidth=1.3)
     axes[1].axhline(1.0, color=INK, linestyle="--", linewidth=1.0)
     axes[1].set_ylim(0, max(1.12, axes[1].get_ylim()[1]))
     return figure
@@ -238,8 +267,8 @@ def loss(view: View) -> Figure:
         evals = run["evaluations"]
         axes[1].plot(evals["x"], _floats(evals["bits_per_byte"]), color=colour, linestyle=dash, linewidth=1.3, marker="o", markersize=3.5,
                      label=run["label"])
-    yardsticks = {r["order2_bits_per_byte"] for r in view["runs"] if r["order2_bits_per_byte"]}
-    for value in sorted(yardsticks):
+    baselines = {r["order2_bits_per_byte"] for r in view["runs"] if r["order2_bits_per_byte"]}
+    for value in sorted(baselines):
         axes[1].axhline(value, color=INK, linewidth=0.9, linestyle="--")
         axes[1].annotate(f"order-2 model {value:.3f}", (1.0, value), xycoords=("axes fraction", "data"), xytext=(0, 3),
                          textcoords="offset points", ha="right", fontsize=8)  # fmt: skip

@@ -26,6 +26,8 @@ def check(path: Path, version: int, tables: Frames, notes: list[str]) -> None:
         _sessions(path, tables, notes)
         _timing(path, tables)
         _profile(path, tables)
+        _communication(path, tables)
+        _waits(path, tables)
 
 
 def check_sums(path: Path, metadata: Mapping[str, str], manifest: Mapping[str, Any], tables: Frames) -> None:
@@ -156,6 +158,36 @@ def _profile(path: Path, tables: Frames) -> None:
     unknown = sorted(set(ops.phase) - set(PHASES))
     if unknown:
         raise wrong("the profile names a phase that there is not", path, unknown[0], ", ".join(PHASES))
+
+
+def _communication(path: Path, tables: Frames) -> None:
+    """Exposed and overlapped make up the total. By the flight recorder neither is more than what the executor stamped for the step."""
+    rows, times = tables["communication"], ["total_ns", "exposed_ns", "overlapped_ns"]
+    if not len(rows):
+        return
+    for bad, expected in (((rows[[*times, "calls", "nbytes"]] < 0).any(axis=1), "nothing below 0"),
+                          (rows.exposed_ns + rows.overlapped_ns != rows.total_ns, "exposed + overlapped = total")):
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            came = ", ".join(f"{name} = {rows[name].iloc[row]}" for name in times)
+            raise wrong("the communication of a step contradicts itself", path, f"{came} at {_at(rows, row)}", expected)
+    known = rows.groupby(["step", "rank"])[times].sum().reset_index().merge(tables["step_timing"], on=["step", "rank"])
+    for name, column in (("exposed_ns", "comm_ns"), ("overlapped_ns", "comm_overlapped_ns")):
+        row = int((known[name] - known[column]).to_numpy().argmax()) if len(known) else 0
+        if len(known) and known[name].iloc[row] > known[column].iloc[row]:
+            raise wrong("a step has more communication than its executor stamped", path, f"{name} = {known[name].iloc[row]} at "
+                        f"{_at(known, row)}", f"at most {column} of step_timing, {known[column].iloc[row]}")  # fmt: skip
+
+
+def _waits(path: Path, tables: Frames) -> None:
+    rows = tables["data_waits"]
+    for bad, expected in (((rows[["batches", "ready", "wait_ns", "made_ns"]] < 0).any(axis=1), "nothing below 0"),
+                          (rows.ready > rows.batches, "at most all batches ready"),
+                          ((rows.ready == rows.batches) & (rows.wait_ns > 0), "no wait where all were ready")) if len(rows) else ():
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            came = ", ".join(f"{name} = {rows[name].iloc[row]}" for name in ("batches", "ready", "wait_ns", "made_ns"))
+            raise wrong("the waits of a step for data contradict themselves", path, f"{came} at {_at(rows, row)}", expected)
 
 
 def _at(frame: pd.DataFrame, row: int) -> str:

@@ -27,9 +27,9 @@ def timing(run: Run) -> pd.DataFrame:
     rows = rows[~rows.step.isin(refused)] if refused else rows
     began = run.tables["sessions"].set_index(["session", "rank"]).first_step
     first = began.reindex(pd.MultiIndex.from_frame(rows[["session", "rank"]])).to_numpy(np.int64) if len(rows) else np.zeros(0, np.int64)
-    settled = (rows.profiled.to_numpy() == 0) & (rows.step.to_numpy() >= first + WARM_UP)
+    measured = (rows.profiled.to_numpy() == 0) & (rows.step.to_numpy() >= first + WARM_UP)
     tokens = steps.tokens.reindex(rows.step).to_numpy(np.float64)
-    run.cache[STEADY] = rows.assign(steady=settled & ~np.isnan(tokens), tokens=tokens)
+    run.cache[STEADY] = rows.assign(steady=measured & ~np.isnan(tokens), tokens=tokens)
     return run.cache[STEADY]
 
 
@@ -54,8 +54,8 @@ def profiled_steps(run: Run) -> pd.DataFrame:
 
 def why_no_kernels(run: Run) -> str:
     """Why no kernel was timed, as the run says it; '' where it says none."""
-    said = run.metadata.get("kernel_times", "")
-    return said if said.startswith("not measured") else ""
+    reason = run.metadata.get("kernel_times", "")
+    return reason if reason.startswith("not measured") else ""
 
 
 def facts(run: Run) -> Facts:
@@ -71,6 +71,7 @@ def facts(run: Run) -> Facts:
     enqueue, timeline_ns = _exposed_enqueue(run, profiled) if run.metadata.get("backend", "cpu") != "cpu" else (None, 0)
     timed = profiled_steps(run).dropna(subset="kernels")
     one_step = rows.drop_duplicates("step")
+    last = rows.groupby(["rank", "session"]).step.transform("max")
     return Facts(
         backend=run.metadata.get("backend", "cpu"), devices=None if devices is None else int(devices),
         flops_per_token=run.number("flops_per_token"), executed_flops=run.number("executed_flops"), peak_flops=run.number("peak_flops"),
@@ -79,6 +80,7 @@ def facts(run: Run) -> Facts:
         phases={p: plain[f"{p}_ns"].to_numpy() for p in PHASES},
         overlapped={p: plain[f"{p}_overlapped_ns"].to_numpy() for p in OVERLAPPING},
         unexplained_ns=plain.unexplained_ns.to_numpy(), useful_ns=int(rows.step_ns.sum()), session_ns=int(lasted.sum()),
+        save_ns=rows.checkpoint_ns[(rows.checkpoint_ns > 0) & (rows.step < last)].to_numpy(np.int64),
         workflow_ns=int(lasted.groupby(sessions.session).max().sum()), tokens=int(np.nansum(one_step.tokens)),
         profiled_ns=int(profiled[profiled.index.isin(have)].sum()),
         profiled_mean_ns=float(instrumented.step_ns.mean()) if len(instrumented) else None,

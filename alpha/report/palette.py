@@ -12,7 +12,7 @@ OF_PHASE: dict[str, tuple[str, str]] = {
     "forward": ("#0072B2", ""), "backward": ("#D55E00", ""), "grad_norm": ("#CC79A7", ""), "grad_clip": ("#882255", ""),
     "optimizer": ("#009E73", ""), "data_load": ("#E69F00", ""), "host_to_device": ("#E69F00", "//"), "device_to_host": ("#E69F00", "\\\\"),
     "comm": ("#56B4E9", ""), "checkpoint": ("#6E5BB8", ""), "eval": ("#6E5BB8", "//"), "sample_gen": ("#6E5BB8", "\\\\"),
-    "idle": ("#9AA3A7", ""), "unexplained": ("#9AA3A7", "xx"),
+    "checks": ("#CC79A7", "//"), "idle": ("#9AA3A7", ""), "unexplained": ("#9AA3A7", "xx"),
 }  # fmt: skip
 """Phase -> colour and hatch; phases whose colours are alike differ in hatch."""
 assert list(OF_PHASE) == [*PHASES, "unexplained"]

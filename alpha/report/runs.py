@@ -18,7 +18,7 @@ from alpha.report.extra import pandas as pd
 from alpha.report.tables import KEYS, VERSION_1, Reader, frame
 from alpha.tomlfile import read_toml
 from alpha.train import rundir
-from alpha.train.seal import standing
+from alpha.train.seal import why_ungated
 
 NO_TIMING_V1 = "metrics of schema 1 hold neither timing nor profile: loss curves only"
 NO_STEPS = "the run holds no finished step yet"
@@ -162,7 +162,7 @@ def load(path: Path, *, timeout: float = 5.0, thorough: bool = False) -> Run:
             db.check()
         metadata = dict(db.rows("SELECT key, value FROM run_metadata"))
         tables = {t: frame(db, t) if version > 1 or t in VERSION_1 else pd.DataFrame() for t in KEYS}
-    unsealed = standing(path)
+    unsealed = why_ungated(path)
     if unsealed:
         metadata["status"] = rundir.UNGATED  # readers of the metadata alone must not say otherwise
     return checked(Run(path, version, config, manifest, metadata, tables, unsealed))
@@ -208,11 +208,11 @@ def same_axis(runs: Sequence[Run], *, mixed: bool = False) -> str:
         models.setdefault(run.flops_model, []).append(run.shown)
     if len(models) < 2:
         return ""
-    said = "; ".join(f"{', '.join(names)}: {version} ({convention})" for (version, convention), names in models.items())
+    conventions = "; ".join(f"{', '.join(names)}: {version} ({convention})" for (version, convention), names in models.items())
     if not mixed:
-        raise InputError("these runs count FLOPs by different models, so their MFUs are no points of one axis", came=said,
+        raise InputError("these runs count FLOPs by different models, so their MFUs are no points of one axis", came=conventions,
                          expected="one FLOPS model", do="report on them one by one, or add --mixed-flops")
-    return f"MIXED FLOPS MODELS, the MFUs are not comparable: {said}"
+    return f"MIXED FLOPS MODELS, the MFUs are not comparable: {conventions}"
 
 
 def _moved(manifest: Mapping[str, Any]) -> list[str]:

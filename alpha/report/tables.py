@@ -19,15 +19,18 @@ OVERLAPPED = [f"{name}_overlapped_ns" for name in OVERLAPPING]
 KEYS = {"step_metrics": "step", "evaluations": "step", "sessions": "rank, session", "step_timing": "rank, step",
         "op_profile": "step, rank, plan, launch", "memory": "step, rank, arena", "memory_plan": "plan, launch", "schedule": "plan",
         "peaks": "rank, clock_ns", "run_peak": "session", "flops_parts": "part, direction", "samples": "step",
-        "kernel_times": "step, rank", "kernel_profile": "step, rank, plan, launch, place"}
+        "kernel_times": "step, rank", "kernel_profile": "step, rank, plan, launch, place",
+        "communication": "step, rank, op, stream", "data_waits": "step, rank", "source_evaluations": "step, source"}
 """Table -> order of its frame."""
 SINCE = {"run_peak": 3, "flops_parts": 3, "samples": 3, "kernel_times": 3, "kernel_profile": 3}
 """Tables of KEYS that older schemas lack."""
+LATER = ("communication", "data_waits", "source_evaluations")
+"""Tables of KEYS that a run of today's schema may lack: a release added them."""
 VERSION_1 = ("step_metrics", "evaluations")
 """Those of KEYS that schema 1 has."""
 REALS = {"loss", "norm", "lr", "coefficient", "seconds", "nats", "bits_per_byte", "flops", "bandwidth", "planned", "loop_ns", "temperature"}
 TEXT = {"host", "ended", "plan", "op", "kernel", "component", "layer", "phase", "shape", "dtype", "arena", "source", "part", "direction",
-        "prompt", "text"}
+        "prompt", "text", "stream"}
 INTEGER_FLOPS = ("op_profile", "schedule")
 """Tables whose column `flops` counts; elsewhere it is a rate."""
 
@@ -78,17 +81,24 @@ class Reader:
         return self.cursor(statement, values)[1]
 
 
+_OF_A_STEP = ("step", "rank", "session", "began_ns", "wall_ns", "step_ns", "profiled", "launches", "unexplained_ns")
+"""Columns of step_timing besides its phases that every report reads."""
+
+
 def frame(db: Reader, table: str, after: int | None = None) -> pd.DataFrame:
     """A whole table; with `after` its rows of later steps only. Empty where the schema is older than the table."""
-    if db.version < SINCE.get(table, 1):
+    absent = table in LATER and not db.rows("SELECT 1 FROM sqlite_master WHERE name = ?", (table,))
+    if absent or db.version < SINCE.get(table, 1):
         return pd.DataFrame()
     later = "" if after is None else f" WHERE step > {int(after)}"
     names, rows = db.cursor(f"SELECT * FROM {table}{later} ORDER BY {KEYS[table]}")
-    missing = [c for c in ((*EXCLUSIVE, *OVERLAPPED) if table == "step_timing" else ()) if c not in names]
+    missing = [c for c in ((*EXCLUSIVE, *OVERLAPPED, *_OF_A_STEP) if table == "step_timing" else ()) if c not in (*names, "checks_ns")]
     if missing:
         raise CorruptError("the metrics lack a column of their schema", came=f"{db.path}: {table} without {', '.join(missing)}",
                            expected="every column of its schema", do="restore the file")
     columns = list(zip(*rows)) if rows else [()] * len(names)
+    if table == "step_timing" and "checks_ns" not in names:  # younger than the schema
+        names, columns = [*names, "checks_ns"], [*columns, (0,) * len(rows)]
     return pd.DataFrame({name: _column(db.path, table, name, values) for name, values in zip(names, columns)})
 
 

@@ -89,10 +89,10 @@ def _interval(row: View) -> str:
 def scaling(view: View) -> Table:
     """A row a run."""
     rows = [[r["label"], NONE if r["workers"] is None else str(r["workers"]), rate(r["tokens_per_second"], "tokens/s"),
-             rate(r["ideal"], "tokens/s"), percent(r["efficiency"], 1), percent(r["comm_exposed"], 2), r["why"] or ""]
+             rate(r["ideal"], "tokens/s"), percent(r["efficiency"], 1), between(r), percent(r["comm_exposed"], 2), r["why"] or ""]
             for r in view["rows"]]  # fmt: skip
-    columns = ("run", view["axis"], "throughput", "ideal", "efficiency", "exposed communication", "remark")
-    return _table("scaling-rows", "Scaling", view, columns, rows, pd.DataFrame(view["rows"]), range(1, 6), (6,))
+    columns = ("run", view["axis"], "throughput", "ideal", "efficiency", "interval", "exposed communication", "remark")
+    return _table("scaling-rows", "Scaling", view, columns, rows, pd.DataFrame(view["rows"]), range(1, 7), (7,))
 
 
 # -- one run -------------------------------------------------------------------------------------------------------------------
@@ -105,6 +105,33 @@ def waterfall(view: View, tail: str) -> Table:
     rows.append(["together", ms(view["wall_ns"]), percent(1.0, 2), NONE, "the step interval"])
     columns = ("phase", "exclusive", "share", "overlapped", "what it counts")
     return _table(f"waterfall-rows{tail}", "Phases", view, columns, rows, pd.DataFrame(view["phases"]), (1, 2, 3), (4,))
+
+
+def ranks(view: View, tail: str) -> Table:
+    """A row a rank."""
+    rows = [[str(r["rank"]), ms(r["step_ns"]), ms(r["own_ns"]), percent(r["apart"], 1, sign=True), between(r, sign=True), r["verdict"],
+             ms(r["exposed_ns"]), ms(r["overlapped_ns"]), r["reason"]] for r in view["rows"]]  # fmt: skip
+    columns = ("rank", "step", "own time", "longer than the others'", "interval", "verdict", "communication exposed", "overlapped",
+               "remark")
+    return _table(f"ranks{tail}", "Ranks", view, columns, rows, pd.DataFrame(view["rows"]), (0, 1, 2, 3, 4, 6, 7), (8,))
+
+
+def sources(view: View, tail: str) -> Table:
+    """A row a source: its share of the samples, and what an epoch of it is made of."""
+    rows = [[s["source"], percent(s["share"], 2), f"{s['sequences']:,.0f}", f"{s['documents']:,.0f}", f"{s['cut']:,.0f}",
+             percent(s["padding"], 2), percent(s["left_out"], 4), NONE if s["bits_per_byte"] is None else f"{s['bits_per_byte']:.4f}"]
+            for s in view["sources"]]  # fmt: skip
+    columns = ("source", "of the samples", "sequences an epoch", "documents", "of them cut", "padding", "tokens left out", "bits per byte")
+    return _table(f"sources-rows{tail}", "Sources", view, columns, rows, pd.DataFrame(view["sources"]), range(1, 8))
+
+
+def waits(view: View, tail: str) -> Table:
+    """A row a rank."""
+    rows = [[str(r["rank"]), f"{r['steps']:,}", f"{r['waited']:,}", percent(r["ready"] / r["batches"] if r["batches"] else None, 2),
+             ms(r["wait_ns"]), percent(r["share"], 3), f"{ms(r['longest_ns'])} in step {r['longest_step']:,}", ms(r["made_ns"])]
+            for r in view["ranks"]]  # fmt: skip
+    columns = ("rank", "steps", "of them waited", "batches ready", "wait a step", "of its time", "longest", "making them")
+    return _table(f"waits-rows{tail}", "Waits for batches", view, columns, rows, pd.DataFrame(view["ranks"]), range(8))
 
 
 def profiled(view: View, tail: str) -> Table:
@@ -203,6 +230,11 @@ def mib(nbytes: int | None) -> str:
 def percent(share: float | None, digits: int, *, sign: bool = False) -> str:
     """A share of 1 as per cent."""
     return NONE if share is None else f"{share * 100:{'+' if sign else ''}.{digits}f} %"
+
+
+def between(row: View, *, sign: bool = False) -> str:
+    """An interval of shares, `low` to `high`."""
+    return NONE if row["low"] is None or row["high"] is None else " to ".join(percent(row[k], 1, sign=sign) for k in ("low", "high"))
 
 
 def rate(value: float | None, unit: str) -> str:

@@ -23,6 +23,8 @@ from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.registry.status import Registry
 from alpha.report.across import comparison, scaling
 from alpha.report.facts import facts, profiled_steps, steps_of, timing
+from alpha.report.ranks import ranks
+from alpha.report.reading import sources, waits
 from alpha.report.runs import Run, same_axis
 from alpha.report.series import POINTS, View, all_why, buckets, plain, view
 
@@ -76,7 +78,7 @@ def phases_over_time(run: Run, points: int = POINTS) -> View:
 def utilisation(runs: Sequence[Run], points: int = POINTS, *, mixed: bool = False) -> View:
     """`runs`: [{run, label, mfu, hfu, tokens_per_second}] as bucketed series over steady steps. InputError for runs of different FLOPS
     models unless `mixed`; then `notes` says so."""
-    said = same_axis([r for r in runs if not r.why_untimed], mixed=mixed)
+    mixture = same_axis([r for r in runs if not r.why_untimed], mixed=mixed)
     made: list[View] = []
     for run in runs:
         if run.why_untimed:
@@ -93,7 +95,7 @@ def utilisation(runs: Sequence[Run], points: int = POINTS, *, mixed: bool = Fals
         made.append({"run": run.shown, "label": run.label, "why": why, "mfu": buckets(x, mfu, points), "hfu": buckets(x, hfu, points),
                      "tokens_per_second": buckets(x, speed, points)})  # fmt: skip
     whole = view(runs, all_why(made), runs=made)
-    whole["notes"] += [said] if said else []
+    whole["notes"] += [mixture] if mixture else []
     return whole
 
 
@@ -273,8 +275,8 @@ def gates(run: Run, registry: Registry | None = None) -> View:
         entry: dict[str, Any] = {"component": component, "evidence": dict(evidence) if isinstance(evidence, Mapping) else {}}
         if registry is not None and component in registry.catalogue:
             status = registry.status(component)
-            said = {g.gate: "STALE" if g.verdict == "PASS" and not g.satisfied else g.verdict for g in status.gates.values()}
-            entry |= {"usable": status.usable, "gates": said,
+            verdicts = {g.gate: "STALE" if g.verdict == "PASS" and not g.satisfied else g.verdict for g in status.gates.values()}
+            entry |= {"usable": status.usable, "gates": verdicts,
                       "missing": [f"{g.gate}: {g.why}" for g in status.gates.values() if not g.satisfied]
                       + [f"presupposes {p}, which is not usable" for p in status.presupposed]}  # fmt: skip
         elif registry is not None:
@@ -285,4 +287,4 @@ def gates(run: Run, registry: Registry | None = None) -> View:
 
 
 __all__ = ["bandwidth", "comparison", "figures", "flops", "gates", "launches", "loss", "memory", "memory_launches", "own_targets",
-           "phases_over_time", "samples", "scaling", "top_ops", "utilisation", "waterfall"]
+           "phases_over_time", "ranks", "samples", "scaling", "sources", "top_ops", "utilisation", "waits", "waterfall"]

@@ -8,25 +8,34 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from alpha.backends.cpu.catalogue import MOST_BYTES
 from alpha.component import Catalogue
-from alpha.config import Config
+from alpha.config import Config, Data
 from alpha.data.corpus import Corpus, open_corpus
 from alpha.data.files import sha256_hex, sweep
-from alpha.data.sampler import PermutedSampler, window_count
+from alpha.data.mixture import MixedSampler, Streams, joined, kept_apart, sources_of
+from alpha.data.packing import PackedSampler
+from alpha.data.prepared import SIDES, TOKENIZER, PreparedSplit, PreparedText, is_prepared, open_prepared
+from alpha.data.sampler import PermutedSampler, Sampler, window_count
 from alpha.data.shards import TokenStream, token_stream
 from alpha.data.split import Split, split_by_file
-from alpha.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
-from alpha.errors import ConfigError, CorruptError, MachineError
+from alpha.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer
+from alpha.data.tokenizer_file import load_tokenizer, open_tokenizer
+from alpha.errors import ConfigError, CorruptError, InputError, MachineError, ShapeError
+from alpha.files import path_problem
 from alpha.flops.v1 import ModelFlops, count
 from alpha.graph.ir import Value
 from alpha.graph.plan import Program
+from alpha.graph.state import StateLayout
 from alpha.graph.trace import Tracer
+from alpha.graph.verify_program import verify_program
 from alpha.models.family import family
 from alpha.ops.table import table
 from alpha.optim.schedules import ScheduleConfig
 from alpha.optim.update import adamw, sgd
+from alpha.parallel.data import DataParallel
 from alpha.passes.build import Model, Optimizer, StepShape, build_program
-from alpha.types import Attrs, TensorType
+from alpha.types import ITEMSIZE, Attrs, TensorType
 
 SPLIT_SEED = 0
 """The split does not follow the run's seed, so that runs with other seeds are validated on the same text."""
@@ -37,13 +46,13 @@ VOCABULARY_STEP = 8
 
 @dataclass(frozen=True)
 class Dataset:
-    """The corpus, its split, the tokenizer and both token streams."""
+    """The corpus, its split, the tokenizer and both token streams; of a mixture those of all sources."""
 
-    corpus: Corpus
-    split: Split
+    corpus: Corpus | PreparedText
+    split: Split | PreparedSplit
     tokenizer: Tokenizer
-    train: TokenStream
-    validation: TokenStream
+    train: TokenStream | Streams
+    validation: TokenStream | Streams
 
 
 def open_data(cfg: Config) -> Dataset:
@@ -51,8 +60,13 @@ def open_data(cfg: Config) -> Dataset:
 
     InputError, CorruptError and MachineError as the parts say; InputError if a split is shorter than one sequence.
     """
+    prepared = [name for name in _sources(cfg) if is_prepared(Path(name))]
+    if prepared:
+        return _open_prepared(cfg, prepared)
+    if cfg.data.mixture:
+        return _open_mixture(cfg)
     corpus = open_corpus(cfg.data.corpus)
-    split = split_by_file(corpus, fraction=cfg.data.validation, seed=SPLIT_SEED)
+    split = _split(cfg, corpus)
     cache = Path(cfg.data.cache)
     tokenizer = tokenizer_for(cfg, split.train)
     sweep(cache)
@@ -62,11 +76,85 @@ def open_data(cfg: Config) -> Dataset:
     return Dataset(corpus, split, tokenizer, *streams)
 
 
-def tokenizer_for(cfg: Config, train: Corpus) -> Tokenizer:
-    """The tokenizer of a run: fixed for bytes; BPE is trained on the train split alone and kept in the cache by what decides it.
+def _sources(cfg: Config) -> list[str]:
+    """The corpus, or those of the mixture. ConfigError where both are named."""
+    if cfg.data.mixture and cfg.data.corpus != Data.corpus:
+        raise ConfigError("data.corpus and data.mixture exclude each other", came=f"corpus {cfg.data.corpus}, mixture {cfg.data.mixture}",
+                          expected="one of them", do="name the corpus in data.mixture, and remove data.corpus")
+    return [name for name, _ in sources_of(cfg.data.mixture)] if cfg.data.mixture else [cfg.data.corpus]
 
-    The file says what it was trained for: CorruptError where that is not what is asked for now.
+
+def _open_prepared(cfg: Config, names: list[str]) -> Dataset:
+    """Streams as `alpha data prepare` made them, with their tokenizer; of a mixture all of one tokenizer and split alike, so that no text
+    is on both sides. ConfigError where the run file asks for another vocabulary, InputError where sources do not go together."""
+    plain = sorted({*_sources(cfg)} - {*names})
+    if plain:
+        raise InputError("a mixture holds prepared and other sources", came=f"{plain[0]} beside {names[0]}", expected="all of one kind",
+                         do=f"run `alpha data prepare {plain[0]} --out FOLDER` with the same tokenizer")
+    found = [open_prepared(Path(name)) for name in names]
+    tokenizer, bound = found[0].tokenizer, found[0].facts["bound"]
+    for name, one in zip(names, found):
+        if (one.tokenizer.hash, one.facts["bound"]) != (tokenizer.hash, bound):
+            raise InputError("prepared sources do not go together", came=f"{name}: tokenizer {one.tokenizer.hash[:16]}, validation below "
+                             f"{one.facts['bound']}", expected=f"tokenizer {tokenizer.hash[:16]}, {bound}, as {names[0]}",
+                             do=f"prepare it with --tokenizer {names[0]}/{TOKENIZER} and the same --validation")
+    asked = 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab
+    if (cfg.data.tokenizer, cfg.data.vocab) != (Data.tokenizer, Data.vocab) and asked != tokenizer.vocab_size:
+        raise ConfigError("the run file asks for another vocabulary than the prepared data has", came=f"{asked} ids",
+                          expected=f"{tokenizer.vocab_size} ids, of {names[0]}",
+                          do="remove data.tokenizer and data.vocab: prepared data brings its own")
+    path = tokenizer_file_of(cfg)
+    if path and open_tokenizer(path, cfg.data.tokenizer_end).hash != tokenizer.hash:
+        raise ConfigError("the run file names another tokenizer than the prepared data has", came=path, expected=f"that of {names[0]}",
+                          do=f"remove data.tokenizer_file, or prepare the data again with --tokenizer {path}")
+    for one in found:
+        for stream in one.streams.values():
+            window_count(stream, cfg.data.sequence)
+    train, validation = (tuple(one.streams[side] for one in found) for side in SIDES)
+    texts = [PreparedText(streams, tokenizer) for streams in (train, validation)]
+    sides = [Streams(tuple(zip(names, side))) if cfg.data.mixture else side[0] for side in (train, validation)]
+    return Dataset(PreparedText(train + validation, tokenizer), PreparedSplit(*texts), tokenizer, *sides)
+
+
+def known_tokenizer(cfg: Config) -> Tokenizer | None:
+    """The tokenizer of prepared data, or of a file; None where the run makes its own."""
+    folder = Path(_sources(cfg)[0])
+    if is_prepared(folder):
+        return load_tokenizer(folder / TOKENIZER)
+    path = tokenizer_file_of(cfg)
+    return open_tokenizer(path, cfg.data.tokenizer_end) if path else None
+
+
+def _split(cfg: Config, corpus: Corpus) -> Split:
+    return split_by_file(corpus, fraction=cfg.data.validation, seed=SPLIT_SEED)
+
+
+def _open_mixture(cfg: Config) -> Dataset:
+    """The same of each source of `data.mixture`, under one tokenizer."""
+    names, weights = zip(*sources_of(cfg.data.mixture))
+    corpora = [open_corpus(name) for name in names]
+    splits = kept_apart([_split(cfg, corpus) for corpus in corpora])
+    train, validation = ([getattr(split, side) for split in splits] for side in ("train", "validation"))
+    learned, held = joined("mixture:train", train, weights), joined("mixture:validation", validation, weights)
+    tokenizer, cache = tokenizer_for(cfg, learned), Path(cfg.data.cache)
+    sweep(cache)
+    sides = []
+    for side in (train, validation):
+        streams = [token_stream(part, tokenizer, cache) for part in side]
+        for stream in streams:
+            window_count(stream, cfg.data.sequence)
+        sides.append(Streams(tuple(zip(names, streams))))
+    return Dataset(joined("mixture", corpora, weights), replace(splits[0], train=learned, validation=held), tokenizer, *sides)
+
+
+def tokenizer_for(cfg: Config, train: Corpus) -> Tokenizer:
+    """The tokenizer of a run: that of a file; fixed for bytes; BPE is trained on the train split alone and kept in the cache by what
+    decides it.
+
+    The file in the cache says what it was trained for: CorruptError where that is not what is asked for now.
     """
+    if known := known_tokenizer(cfg):
+        return known
     if cfg.data.tokenizer == "bytes":
         return ByteTokenizer()
     asked = {"corpus": train.hash, "vocab": cfg.data.vocab, "sample_bytes": cfg.data.sample}
@@ -83,9 +171,43 @@ def tokenizer_for(cfg: Config, train: Corpus) -> Tokenizer:
     return tokenizer
 
 
-def sampler_for(cfg: Config, data: Dataset) -> PermutedSampler:
-    """The order in which this run sees its windows."""
-    return PermutedSampler(data.train, sequence=cfg.data.sequence, global_batch=cfg.train.batch, seed=cfg.run.seed)
+def vocabulary(cfg: Config, ids: int) -> int:
+    """Ids of the model of a run whose tokenizer has `ids`. ConfigError where `model.vocab_size` is below them."""
+    if cfg.model.vocab_size and cfg.model.vocab_size < ids:
+        raise ConfigError("the tokenizer has more ids than the model", came=f"{ids} ids, model.vocab_size = {cfg.model.vocab_size}",
+                          expected=f"at least {ids}", do="raise model.vocab_size, or leave it 0")
+    return cfg.model.vocab_size or ids
+
+
+def tokenizer_file_of(cfg: Config) -> Path | None:
+    """`data.tokenizer_file`, where it is given. ConfigError where it is no path, or another key asks for another tokenizer."""
+    d = cfg.data
+    if not d.tokenizer_file:
+        if d.tokenizer_end:
+            raise ConfigError("data.tokenizer_end names a token of no file", came=d.tokenizer_end, expected="data.tokenizer_file with it",
+                              do="remove data.tokenizer_end, or give data.tokenizer_file")
+        return None
+    if problem := path_problem(d.tokenizer_file, text_only=True):
+        raise ConfigError("data.tokenizer_file is no path", came=f"{d.tokenizer_file!r}, which {problem}",
+                          expected="a path that a file system can hold", do="change data.tokenizer_file")
+    for name in ("tokenizer", "vocab", "sample"):
+        if getattr(d, name) != getattr(Data, name):
+            raise ConfigError(f"data.tokenizer_file and data.{name} exclude each other", came=f"{name} = {getattr(d, name)}",
+                              expected="the file's tokenizer, or one that is trained", do=f"remove data.{name} or data.tokenizer_file")
+    return Path(d.tokenizer_file)
+
+
+def sampler_for(cfg: Config, data: Dataset) -> Sampler:
+    """The order in which this run sees its sequences. Source i of a mixture is permuted by the seed plus i, modulo 2^64."""
+    kind = PackedSampler if cfg.data.packing == "documents" else PermutedSampler
+
+    def of(stream: TokenStream, number: int = 0) -> PermutedSampler:
+        return kind(stream, sequence=cfg.data.sequence, global_batch=cfg.train.batch, seed=(cfg.run.seed + number) % 2**64)
+
+    if isinstance(data.train, Streams):
+        return MixedSampler([of(stream, i) for i, (_, stream) in enumerate(data.train.parts)],
+                            [weight for _, weight in sources_of(cfg.data.mixture)])
+    return of(data.train)
 
 
 def model_for(cfg: Config, vocab: int, batch: int) -> Model:
@@ -102,20 +224,27 @@ def model_for(cfg: Config, vocab: int, batch: int) -> Model:
     return Model(name=cfg.model.family, loss=loss, decode=decode)
 
 
+def schedule_of(cfg: Config) -> ScheduleConfig:
+    """The learning rate over a run's steps."""
+    o = cfg.optim
+    return ScheduleConfig(kind=o.schedule, peak=o.lr, warmup=o.warmup, total=cfg.train.steps, decay=cfg.decay, floor=o.floor)
+
+
 def optimizer_for(cfg: Config) -> Optimizer:
     """The update graph's builder. `clip = 0` means no clipping, as the row `clip_coefficient` says."""
-    o = cfg.optim
-    schedule = ScheduleConfig(kind=o.schedule, peak=o.lr, warmup=o.warmup, total=cfg.train.steps, decay=cfg.decay, floor=o.floor)
+    o, schedule = cfg.optim, schedule_of(cfg)
     if o.name == "adamw":
         return adamw(schedule, beta1=o.betas[0], beta2=o.betas[1], eps=o.eps, weight_decay=o.weight_decay, max_norm=o.clip)
     return sgd(schedule, momentum=o.momentum, weight_decay=o.weight_decay, max_norm=o.clip)
 
 
-def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> Program:
-    """The Program of a run with a vocabulary of `vocab` ids, for its back end. `threads`: workers of the CPU.
+def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int, ranks: int = 1) -> Program:
+    """The Program of a run with a vocabulary of `vocab` ids, for its back end. `threads`: workers of the CPU, of each rank. `ranks`: how
+    many share the step; they come from the launch, for no bit hangs on them. A Program of many is verified before it is given.
 
     For cuda nothing but the catalogue's declarations is needed, no GPU and no driver. ConfigError where the vocabulary or an op of
-    `train.recompute` does not fit; InputError from selection where no kernel covers a shape.
+    `train.recompute` does not fit; InputError from selection where no kernel covers a shape; ShapeError where the ranks do not divide the
+    logical shards.
     """
     on_gpu = cfg.machine.backend == "cuda"
     if on_gpu and vocab % VOCABULARY_STEP:
@@ -136,9 +265,12 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> 
                 expected="names of the op table, such as gelu or layernorm",
                 do=f"did you mean `{close[0]}`?" if close else "see alpha/ops",
             )
+    model = model_for(cfg, vocab, cfg.micro_batch)
+    if not on_gpu:
+        _bounded(model)
     program = build_program(
         name=cfg.run.name,
-        model=model_for(cfg, vocab, cfg.micro_batch),
+        model=model,
         optimizer=optimizer_for(cfg),
         shape=StepShape(micro_batch=cfg.micro_batch, seq=cfg.data.sequence, shards=cfg.train.shards, micros=cfg.micros,
                         replay=cfg.train.replay),
@@ -148,8 +280,20 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int) -> 
         threads=threads,
         policy=(mode, ops),
         fused=cfg.train.fuse,
+        over=DataParallel(ranks, cfg.train.zero) if ranks > 1 else None,
     )
-    return replace(program, made_by=made_by(cfg))
+    return replace(verify_program(program) if ranks > 1 else program, made_by=made_by(cfg, ranks))
+
+
+def _bounded(model: Model) -> None:
+    """ShapeError where the flat parameters are no operand of the CPU. Asked of shapes alone, for a Program lists the leaves of its norm:
+    of 5 trillion parameters 20 million, in minutes and 8 GB."""
+    t = Tracer("shapes")
+    model.loss(t, True)
+    nbytes = StateLayout(t.tensors.values()).size * ITEMSIZE["f32"]
+    if nbytes > MOST_BYTES:
+        raise ShapeError("the parameters are too large for a kernel of the CPU", came=f"{nbytes / 2**30:,.0f} GiB in f32",
+                         expected=f"at most {MOST_BYTES >> 30} GiB", do='make the model smaller, or plan it for machine.backend = "cuda"')
 
 
 def flops_for(cfg: Config, vocab: int) -> ModelFlops:
@@ -159,8 +303,9 @@ def flops_for(cfg: Config, vocab: int) -> ModelFlops:
     return count(t.graph, cfg.micro_batch * cfg.data.sequence)
 
 
-def threads_for(cfg: Config) -> int:
-    """Worker threads: the configured number, else the cores that this process may use. MachineError for more than there are."""
+def threads_for(cfg: Config, ranks: int = 1) -> int:
+    """Worker threads of each rank: the configured number, else its share of the cores that this process may use. MachineError for more than
+    there are."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cfg.machine.threads > 4 * cores:
         raise MachineError(
@@ -169,7 +314,7 @@ def threads_for(cfg: Config) -> int:
             expected=f"at most {4 * cores} on {cores} cores",
             do="lower it, or leave it 0",
         )
-    return cfg.machine.threads or min(cores, 8)
+    return cfg.machine.threads or min(max(1, cores // ranks), 8)
 
 
 # -- what a run is made of -----------------------------------------------------------------------------------------------------
@@ -188,21 +333,32 @@ def calls_of(program: Program) -> list[tuple[str, tuple[TensorType, ...], Attrs]
 PASSES = ("differentiate.pass", "expand.pass", "layout.pass", "memory.pass", "program.step", "schedule.pass", "select.pass", "verify.pass")
 """What makes every Program."""
 
-EVERY_RUN = ("checkpoint.simple", "flops.v1", "ngram.order2", "sampler.permuted", "shards.v1", "split.by_file", "train.loop")
+EVERY_RUN = ("checkpoint.simple", "flops.v1", "sampler.permuted", "shards.v2", "train.loop")
 """What every run uses beside its Program. Evaluation chooses its windows itself, so no run uses `sampler.ordered`."""
 
 
-def made_by(cfg: Config) -> tuple[str, ...]:
-    """Ids of the components that make and execute the Program of a run, by what the Config chose."""
+def made_by(cfg: Config, ranks: int = 1) -> tuple[str, ...]:
+    """Ids of the components that make and execute the Program of a run, by what the Config and the launch chose."""
     chosen = [f"model.{cfg.model.family}", f"optimizer.{cfg.optim.name}", f"schedule.{cfg.optim.schedule}",
               f"executor.{cfg.machine.backend}"]
     chosen += ["fuse.pass"] if cfg.train.fuse else []
     chosen += ["recompute.pass"] if cfg.train.recompute != "none" else []
+    chosen += ["data_parallel.pass", "verify_program.pass"] if ranks > 1 else []
     return (*PASSES, *chosen)
 
 
 def components_of(cfg: Config, program: Program) -> list[str]:
     """Ids of all that a run uses, sorted: what its Program rests on, its data, its checkpoints and the loop. The registry is asked about
     exactly these."""
-    corpus = "corpus.stdlib" if cfg.data.corpus == "stdlib" else "corpus.folder"
-    return sorted({*program.components(), *EVERY_RUN, corpus, f"tokenizer.{cfg.data.tokenizer}"})
+    known = known_tokenizer(cfg)
+    chosen = [f"tokenizer.{known.kind if known else cfg.data.tokenizer}"]
+    if is_prepared(Path(_sources(cfg)[0])):
+        chosen += ["corpus.prepared"]
+    else:
+        chosen += ["split.by_file", *("corpus.stdlib" if name == "stdlib" else "corpus.folder" for name in _sources(cfg))]
+    chosen += ["sampler.mixed"] if cfg.data.mixture else []
+    chosen += ["sampler.prefetched"] if cfg.data.prefetch else []
+    chosen += ["sampler.packed"] if cfg.data.packing == "documents" else []
+    chosen += ["checkpoint.hf"] if cfg.train.start_from.startswith("hf:") else []
+    chosen += ["ngram.order2"] if cfg.data.baseline else []
+    return sorted({*program.components(), *EVERY_RUN, *chosen})

@@ -11,6 +11,7 @@ from alpha.backends.cuda.catalogue import fill as fill_cuda
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.lib import SM90A
 from alpha.checkpoint.components import fill as fill_checkpoint
+from alpha.comm.catalogue import fill as fill_comm
 from alpha.component import Catalogue, Component
 from alpha.config import FAMILIES
 from alpha.data.catalogue import fill as fill_data
@@ -19,6 +20,7 @@ from alpha.flops.v1 import count
 from alpha.models.family import family
 from alpha.optim.schedules import SCHEDULES
 from alpha.optim.update import adamw, sgd
+from alpha.parallel.data import DataParallel
 from alpha.passes.build import build_program
 from alpha.passes.components import fill as fill_passes
 from alpha.registry.components import fill as fill_registry
@@ -30,6 +32,10 @@ OWN = (
     Component(id="executor.cuda", kind="executor", profile="program", backend="cuda", implementation=CudaExecutor, requires=SM90A,
               contract="alpha.gates.contracts.cuda_run"),
     Component(id="program.step", kind="program", profile="program", implementation=build_program, contract=_RUN),
+    Component(id="data_parallel.pass", kind="pass", profile="host", implementation=DataParallel,
+              contract="alpha.gates.contracts.data_parallel",
+              presupposes=("verify_program.pass", "launch.ranks", "handshake.ranks", "decisions.ranks", "saver.ranks",
+                           "supervisor.restarts")),
     Component(id="optimizer.adamw", kind="optimizer", profile="program", implementation=adamw, contract=_RUN),
     Component(id="optimizer.sgd", kind="optimizer", profile="program", implementation=sgd, contract=_RUN),
     *(Component(id=f"schedule.{name}", kind="schedule", profile="host", implementation=schedule.share,
@@ -44,8 +50,11 @@ RUN_PROGRAMS = ("pass", "executor", "program", "optimizer")
 
 
 def catalogue() -> Catalogue:
-    """Every component. CorruptError naming the file where one cannot be loaded: nothing runs beside a file that is broken."""
-    catalogue = what_loads()
+    """Every component that owes gates.
+
+    CorruptError naming the file where one cannot be loaded: nothing runs beside a file that is broken.
+    """
+    catalogue = loadable_catalogue()
     if catalogue.broken:
         raise CorruptError("a file of kernels cannot be loaded", came="; ".join(f"{m}: {why}" for m, why in catalogue.broken.items()),
                            expected="Python that can be imported", do="mend the file; `alpha doctor` lists what else is missing")
@@ -53,10 +62,10 @@ def catalogue() -> Catalogue:
 
 
 @cache
-def what_loads() -> Catalogue:
+def loadable_catalogue() -> Catalogue:
     """The components of the files that can be loaded, once per process; the others are in its `broken`. For commands that only tell."""
     catalogue, others = Catalogue(), Catalogue()
-    for fill in (fill_cpu, fill_cuda):
+    for fill in (fill_cpu, fill_comm, fill_cuda):
         fill(catalogue)
     kernels = tuple(catalogue)
     for fill in (fill_passes, fill_data, fill_checkpoint, fill_registry, fill_train):

@@ -74,7 +74,7 @@ class Screen:
             pass  # no file is behind it
 
 
-class Talk:
+class Printer:
     """Prints. `stamp` stands before every figure of an ungated run."""
 
     def __init__(self, console: Console | None = None, stamp: str = "") -> None:
@@ -96,9 +96,10 @@ class Talk:
 class Board:
     """Progress of one run; give its methods to loop.Watch. Use as a context manager."""
 
-    def __init__(self, talk: Talk, first: int, steps: int, flops: ModelFlops, peak: Peak) -> None:
-        """`first`: steps already done; `peak`: the run's one peak, which MFU stands against."""
-        self.talk, self.first, self.steps, self.flops, self.peak = talk, first, steps, flops, peak
+    def __init__(self, printer: Printer, first: int, steps: int, flops: ModelFlops, peak: Peak, devices: int = 1) -> None:
+        """`first`: steps already done; `peak`: the run's one peak, of one of `devices`; MFU stands against that of all."""
+        self.printer, self.first, self.steps, self.flops, self.peak = printer, first, steps, flops, peak
+        self.devices = devices
         self.recent: deque[StepResult] = deque(maxlen=RECENT)
         self.began = time.perf_counter()
         self.tokens, self.seconds = 0, 0.0
@@ -106,11 +107,11 @@ class Board:
             TextColumn("{task.fields[stamp]}step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=10),
             TextColumn("{task.fields[figures]}"),
-            console=talk.console,
+            console=printer.console,
             transient=True,
-            disable=not talk.console.is_terminal,
+            disable=not printer.console.is_terminal,
         )
-        self.task = self.bar.add_task("", total=steps, completed=first, figures="", stamp=f"{talk.stamp} " if talk.stamp else "")
+        self.task = self.bar.add_task("", total=steps, completed=first, figures="", stamp=f"{printer.stamp} " if printer.stamp else "")
 
     def __enter__(self) -> Board:
         self.bar.start()
@@ -126,7 +127,7 @@ class Board:
 
     def mfu(self, speed: float) -> str:
         """Model FLOPs utilisation; a figure above 1 is no figure but a peak that was measured while the machine was busy."""
-        share = mfu(speed, self.flops, self.peak.flops)
+        share = mfu(speed, self.flops, self.devices * self.peak.flops)
         return f"{share:.1%}" if share <= 1.0 else "? (busy machine: peak measured too low)"
 
     def left(self, done: int) -> float:
@@ -140,29 +141,29 @@ class Board:
         self.seconds += result.seconds
         done, speed = result.step + 1, self.tokens_per_second()
         figures = f"loss {result.loss:.4f}  {speed:,.0f} tokens/s  MFU {self.mfu(speed)}  {duration(self.left(done))} left"
-        if self.talk.console.is_terminal:
+        if self.printer.console.is_terminal:
             self.bar.update(self.task, completed=done, figures=figures)
         elif done in (self.first + 1, self.steps) or done % max(1, self.steps // LINES) == 0:
-            self.talk.say(f"{self.talk.stamp + ' ' if self.talk.stamp else ''}step {done}/{self.steps}  {figures}")
+            self.printer.say(f"{self.printer.stamp + ' ' if self.printer.stamp else ''}step {done}/{self.steps}  {figures}")
 
     def summary(self, mark: str) -> str:
         """All steps of this session in one line. `mark`: the stamp of its MFU."""
         speed, took = self.tokens / max(self.seconds, 1e-9), duration(time.perf_counter() - self.began)
-        stamp = f"{self.talk.stamp} " if self.talk.stamp else ""
+        stamp = f"{self.printer.stamp} " if self.printer.stamp else ""
         return f"{stamp}{self.steps - self.first} steps in {took}: {speed:,.0f} tokens/s, MFU {self.mfu(speed)}  [{mark}]"
 
     def evaluated(self, step: int, found: Evaluation) -> None:
         """A validation is done."""
-        stamp = f"{self.talk.stamp} " if self.talk.stamp else ""
-        self.talk.say(f"{stamp}step {step}: validation {found.bits_per_byte:.4f} bits per byte ({found.windows} windows)")
+        stamp = f"{self.printer.stamp} " if self.printer.stamp else ""
+        self.printer.say(f"{stamp}step {step}: validation {found.bits_per_byte:.4f} bits per byte ({found.windows} windows)")
 
     def sampled(self, step: int, text: str) -> None:
         """Text was sampled."""
-        stamp = f"{self.talk.stamp} " if self.talk.stamp else ""
-        self.talk.say(f"{stamp}step {step}: sample", "bold")
-        self.talk.say(text, "dim")
+        stamp = f"{self.printer.stamp} " if self.printer.stamp else ""
+        self.printer.say(f"{stamp}step {step}: sample", "bold")
+        self.printer.say(text, "dim")
 
     def saved(self, step: int, path: Path) -> None:
         """A checkpoint stands."""
-        if not self.talk.console.is_terminal:
-            self.talk.say(f"step {step}: saved {path}")
+        if not self.printer.console.is_terminal:
+            self.printer.say(f"step {step}: saved {path}")

@@ -8,10 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
+from alpha.backends.checks import Inspector
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cuda.executor import CudaExecutor
+from alpha.backends.digest import Digests
+from alpha.backends.world import World
 from alpha.component import Catalogue
-from alpha.errors import InputError
+from alpha.errors import InputError, MachineError
 from alpha.graph.plan import Program
 from alpha.profile.recorder import Recorder
 from alpha.train import memory_check
@@ -21,15 +24,19 @@ class Executor(Protocol):
     """A Program bound to memory. Both back ends have this surface; what each method promises stands there.
 
     `enqueue` hands Plans over, to run one after the other, and may return before they have: then `stage` sends the inputs of later ones
-    meanwhile, and `outputs` waits. `run` is both, for one Plan. Where `behind`, the Plans of the next step may be handed over before
-    `outputs` is asked for those of this one. On the CPU a Plan has run when `enqueue` returns.
+    meanwhile, and `outputs` waits. `run` is both, for one Plan. Where `runs_ahead`, the Plans of the next step may be handed over before
+    `outputs` is asked for those of this one. On the CPU a Plan has run when `enqueue` returns. An `inspector` sees every launch while it is
+    set; `check` calls what hashes memory, by `digests`, between Plans.
     """
 
     program: Program
     recorder: Recorder
+    inspector: Inspector | None
 
     @property
-    def behind(self) -> bool: ...
+    def digests(self) -> Digests: ...
+    @property
+    def runs_ahead(self) -> bool: ...
     def state(self, kind: str) -> np.ndarray: ...
     def look(self, kind: str) -> np.ndarray: ...
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]: ...
@@ -37,6 +44,7 @@ class Executor(Protocol):
     def enqueue(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]] | None = None) -> None: ...
     def outputs(self, plan: str) -> dict[str, np.ndarray]: ...
     def replay(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None: ...
+    def check(self, hashes: Callable[[], None]) -> None: ...
     def resident(self) -> dict[str, int]: ...
     def hardware(self) -> dict[str, str]: ...
     def close(self) -> None: ...
@@ -47,17 +55,26 @@ class Executor(Protocol):
 _EXECUTORS: dict[str, Callable[[Program, Catalogue], Executor]] = {"cpu": CpuExecutor, "cuda": CudaExecutor}
 
 
-def open_executor(program: Program, catalogue: Catalogue) -> Executor:
-    """The executor of the back end that `program` was built for; the caller closes it. MachineError if this machine lacks the back end or
-    the memory."""
+def open_executor(program: Program, catalogue: Catalogue, world: World | None = None) -> Executor:
+    """The executor of the back end that `program` was built for; the caller closes it. `world`: this rank among those of a job; None where
+    the Program has one rank. MachineError if this machine lacks the back end or the memory, or if ranks of it do not reach each other."""
     backend = str(program.facts["backend"])
     if backend not in _EXECUTORS:
         raise InputError("no such back end", came=backend, expected=", ".join(_EXECUTORS))
-    memory_check.require(program)
-    return _EXECUTORS[backend](program, catalogue)
+    memory_check.require(program, [world.rank if world else 0])
+    if world is None:
+        return _EXECUTORS[backend](program, catalogue)
+    if backend != "cpu":
+        raise MachineError("no transport reaches ranks of this back end", came=backend, expected="cpu", do="run one rank on the GPU")
+    return CpuExecutor(program, catalogue, world)
+
+
+REFRESH = ("narrow", "shard")
+"""Plans that make copies of the parameters: in bf16 those that the model reads; of many ranks the cut that a rank updates."""
 
 
 def refresh(executor: Executor) -> None:
-    """After parameters were drawn or loaded: make what the kernels read from them (a bf16 program's copy of the f32 weights)."""
-    if "narrow" in executor.program.plans:
-        executor.run("narrow")
+    """After parameters were drawn or loaded: make what kernels read from them."""
+    for plan in REFRESH:
+        if plan in executor.program.plans:
+            executor.run(plan)

@@ -16,6 +16,7 @@ from alpha.data.tokenizer import Tokenizer
 from alpha.errors import NonFiniteError
 from alpha.models.parts import IGNORE
 from alpha.train.engine import Executor
+from alpha.train.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,10 @@ class Evaluation:
     @property
     def bits_per_byte(self) -> float:
         return nats_to_bits_per_byte(self.nats, self.bytes)
+
+    def __add__(self, other: Evaluation) -> Evaluation:
+        """Of both texts."""
+        return Evaluation(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes, self.windows + other.windows)
 
 
 def model_inputs(wanted: set[str], batch: Batch) -> dict[str, np.ndarray]:
@@ -54,8 +59,12 @@ def chosen_windows(stream: TokenStream, sequence: int, windows: int) -> np.ndarr
     return np.arange(n, dtype=np.int64) * total // n
 
 
-def evaluate(executor: Executor, stream: TokenStream, tokenizer: Tokenizer, windows: int = 0) -> Evaluation:
+def evaluate(
+    executor: Executor, stream: TokenStream, tokenizer: Tokenizer, windows: int = 0, ranks: Ranks | None = None
+) -> Evaluation:  # fmt: skip
     """Loss over `windows` windows of `stream` (0 = all). Rows that fill up the last call carry no target, so they count for nothing.
+
+    Calls are shared out over the ranks, and their sums are added in the order of calls: the bits are those of one rank.
 
     NonFiniteError if the loss is not finite.
     """
@@ -63,13 +72,16 @@ def evaluate(executor: Executor, stream: TokenStream, tokenizer: Tokenizer, wind
     rows, sequence = plan.inputs["tokens"].type.shape
     chosen = chosen_windows(stream, sequence, windows)
     documents = "documents" in plan.inputs
-    nats, tokens, text = 0.0, 0, 0
-    for first in range(0, len(chosen), rows):
+    ranks = ranks or Ranks()
+    firsts = range(0, len(chosen), rows)
+    sums = np.zeros((len(firsts), 3))
+    for call in range(ranks.rank, len(firsts), ranks.size):
+        first = firsts[call]
         windows_b = chosen[first : first + rows]
         starts_B = np.resize(windows_b, rows) * sequence
         tokens_BT = stream.windows(starts_B, sequence + 1)
         targets_BT = np.ascontiguousarray(tokens_BT[:, 1:])
-        text += int(tokenizer.byte_lengths[targets_BT[: len(windows_b)]].sum())
+        text = int(tokenizer.byte_lengths[targets_BT[: len(windows_b)]].sum())
         targets_BT[len(windows_b) :] = IGNORE
         batch = Batch(
             inputs_bT=np.ascontiguousarray(tokens_BT[:, :-1]),
@@ -78,8 +90,10 @@ def evaluate(executor: Executor, stream: TokenStream, tokenizer: Tokenizer, wind
             documents_bT=stream.document_ids(starts_B, sequence) if documents else None,
         )
         out = executor.run("eval", model_inputs(set(plan.inputs), batch))
-        nats += float(out["loss_sum"])
-        tokens += int(out["count"])
+        sums[call] = float(out["loss_sum"]), int(out["count"]), text
+    nats, tokens, text = 0.0, 0, 0
+    for loss, count, length in ranks.share(sums):
+        nats, tokens, text = nats + float(loss), tokens + int(count), text + int(length)
     if not np.isfinite(nats):
         raise NonFiniteError("the validation loss is not finite", came=nats, expected="a finite number of nats", do="lower optim.lr")
     return Evaluation(nats, tokens, text, len(chosen))

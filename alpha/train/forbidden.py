@@ -1,7 +1,7 @@
 """What a process that trains, samples, measures or runs gates may hold: code of allowed origins and nothing else. Floor 6.
 
 Two things together. `watch` stands at the door: an audit hook that refuses to import a forbidden package and to open a library that has
-no allowed origin (origins.py). What it refused is not forgotten. `check` looks at what the process really holds, whoever loaded it:
+no allowed origin (allow_list.py). What it refused is not forgotten. `check` looks at what the process really holds, whoever loaded it:
 modules; executable mappings of this process and of its living children, also those without a file (`memfd`, deleted files, plain memory);
 and glibc's own count of libraries that were unloaded.
 
@@ -25,7 +25,7 @@ from typing import Any
 
 from alpha.cuda_runtime import _bindings
 from alpha.errors import VerdictError
-from alpha.train.origins import Origins, stem_of
+from alpha.train.allow_list import AllowList, stem_of
 
 MODULES = ("torch", "jax", "jaxlib", "tensorflow", "cupy", "mpi4py", "deepspeed", "megatron", "horovod")
 """Packages that no process of ours imports. What is mapped goes by origin; a package of plain Python maps nothing."""
@@ -85,7 +85,7 @@ class Watch:
     what it was. `sessions`: training sessions under way. `peers`: ids of processes that hold a peer's library by role."""
 
     def __init__(self) -> None:
-        self.origins = Origins(barred=MODULES)
+        self.allowed = AllowList(barred=MODULES)
         self.stands = False
         self.sessions = 0
         self.peers: set[int] = set()
@@ -102,14 +102,14 @@ class Watch:
             why = handler(self, args)
             if why:
                 self.refused[why] = None
-                if not self.origins.tests:
+                if not self.allowed.tests:
                     raise _verdict([why])
 
     def _import(self, args: tuple[Any, ...]) -> str:
         name, file, paths = str(args[0]).partition(".")[0], args[1], args[2]
         if name in MODULES and PathFinder.find_spec(name, paths if paths is not None else sys.path) is not None:
             return f"imported: {name}"  # a package that only asks whether it is there is no finding
-        if isinstance(file, str) and not self.origins.of(os.path.realpath(file)):
+        if isinstance(file, str) and not self.allowed.origin_of(os.path.realpath(file)):
             return f"imported: {file}"  # an extension module
         return ""
 
@@ -120,7 +120,7 @@ class Watch:
         self.opened.append(name)
         if _FROM_MEMORY.fullmatch(name):
             return f"opened from memory: {name}"
-        if "/" in name and os.path.exists(name) and not self.origins.of(os.path.realpath(name)):
+        if "/" in name and os.path.exists(name) and not self.allowed.origin_of(os.path.realpath(name)):
             return f"opened: {name}"
         return ""
 
@@ -141,7 +141,7 @@ class Watch:
         if maps is not None:
             found += self.mapped(maps)
             driven = any(stem_of(f.path.rpartition("/")[2]) == "libcuda" for f in maps.files)
-            if maps.anonymous > CALLBACKS and not driven and not self.origins.tests:
+            if maps.anonymous > CALLBACKS and not driven and not self.allowed.tests:
                 found.append(f"executable memory without a file: {maps.anonymous} bytes")
             found += self.unloaded({f.path for f in maps.files}, driven)
             for pid in children(self.peers):
@@ -156,7 +156,7 @@ class Watch:
             if file in self.judged:
                 continue
             name = file.path.removesuffix(_DELETED)
-            origin = self.origins.of(name) if name == file.path else self.judged.get(Mapped(name, file.device, file.inode))
+            origin = self.allowed.origin_of(name) if name == file.path else self.judged.get(Mapped(name, file.device, file.inode))
             if origin:
                 self.judged[file] = origin
             else:
@@ -167,11 +167,11 @@ class Watch:
         """Libraries that are mapped no more, by glibc's count and the names that were opened from Python. Where the GPU's driver is mapped,
         what has no name is not judged: the driver opens and closes libraries of its own."""
         gone = loads().unloaded
-        if not gone or self.origins.tests:
+        if not gone or self.allowed.tests:
             return []
         names = {stem_of(p.rpartition("/")[2]) for p in paths}
         missing = [n for n in dict.fromkeys(self.opened) if stem_of(n.rpartition("/")[2]) not in names]
-        foreign = [n for n in missing if not self.origins.of(os.path.realpath(n) if "/" in n else f"/usr/lib/{n}")]
+        foreign = [n for n in missing if not self.allowed.origin_of(os.path.realpath(n) if "/" in n else f"/usr/lib/{n}")]
         if foreign:
             return [f"mapped and unmapped again: {n}" for n in foreign]
         unnamed = gone - len(missing)
@@ -200,7 +200,7 @@ def watch() -> None:
 def watch_tests(folders: Iterable[Path]) -> None:
     """The same in a process of pytest: what tests draw with and what they compile into `folders` is allowed, and nothing is refused at the
     door. What tests prove about the door they prove in processes of their own."""
-    _WATCH.origins = Origins(tests=True, folders=folders, barred=MODULES)
+    _WATCH.allowed = AllowList(tests=True, folders=folders, barred=MODULES)
     watch()
 
 
@@ -370,7 +370,7 @@ def libraries() -> list[dict[str, str]]:
     for file, origin in _WATCH.judged.items():
         if origin == "kernel" or file.path.endswith(_DELETED):
             continue
-        digest, known = sha256_of(file.path), _WATCH.origins.recorded(file.path)
+        digest, known = sha256_of(file.path), _WATCH.allowed.recorded(file.path)
         if known and digest != known:
             wrong.append(f"{file.path}: {digest[:16]}, installed as {known[:16]}")
         found.append({"file": os.path.basename(file.path), "origin": origin, "sha256": digest})

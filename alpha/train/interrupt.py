@@ -21,11 +21,11 @@ class Interrupt:
     """A context manager that listens while a loop runs; asked by calling it. `number`: the first signal that came, 0 if none did.
 
     Where nothing is to be saved, before and after the loop, signals act as they always do. One that the process was started to ignore
-    (nohup) stays ignored.
+    (nohup) stays ignored. `silent`: it says nothing on standard error; another rank does.
     """
 
-    def __init__(self) -> None:
-        self.number = 0
+    def __init__(self, *, silent: bool = False) -> None:
+        self.number, self._silent = 0, silent
         self._before: dict[int, Any] = {}
 
     def __call__(self) -> int:
@@ -46,6 +46,8 @@ class Interrupt:
         self.number = self.number or number
         if number in ONCE:
             signal.signal(number, self._before[number])
+        if self._silent:
+            return
         try:
             os.write(2, _SAID)  # a print may be under way in this very thread
         except OSError:

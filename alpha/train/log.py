@@ -24,6 +24,8 @@ EVENTS = {
     "start": "a new run begins", "resume": "a run goes on from a checkpoint", "evaluation": "a validation is done",
     "sample": "text was sampled", "checkpoint": "a checkpoint stands", "warning": "something that a person should know",
     "signal": "somebody asked the run to stop", "non-finite": "a step was refused, by which op", "end": "the session ends, why",
+    "collective": "one ended (machine.debug): which, its bytes, and its time in us",
+    "spot-checks": "what the session recomputed and hashed", "spot-check": "one of them failed, where",
 }  # fmt: skip
 """Every event and what it means."""
 

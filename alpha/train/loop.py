@@ -11,9 +11,12 @@ overwrites; so a step that was handed over ahead may be forgotten.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +24,28 @@ import numpy as np
 
 from alpha.checkpoint import simple
 from alpha.config import Config
-from alpha.data.sampler import PermutedSampler
+from alpha.data.mixture import Streams
+from alpha.data.prefetch import Call
+from alpha.data.sampler import Sampler
 from alpha.data.shards import TokenStream
 from alpha.data.tokenizer import Tokenizer
 from alpha.errors import CorruptError, InputError, NonFiniteError
 from alpha.graph.plan import Step
+from alpha.graph.state import StateLayout
 from alpha.optim.init import fill_initial
 from alpha.profile.recorder import Recorder, sampled
 from alpha.profile.store import Store
 from alpha.train import forbidden
 from alpha.train import sample as sampling
+from alpha.train.communication import RankRecorder
 from alpha.train.engine import Executor, refresh
 from alpha.train.evaluate import Evaluation, evaluate, model_inputs
+from alpha.train.extend import lasting, require_same_rates
+from alpha.train.ranks import Ranks
 from alpha.train.sample import generate, printable
+from alpha.train.saving import Saver, Stands
 from alpha.train.seal import Seal
+from alpha.train.spots import Spots
 
 
 @dataclass(frozen=True)
@@ -50,74 +61,121 @@ class StepResult:
     seconds: float
     finite: bool
 
+    def numbers(self) -> dict[str, float]:
+        """What every rank of a run must have alike."""
+        return {"loss": self.loss, "norm": self.norm, "lr": self.lr, "coefficient": self.coefficient}
+
 
 @dataclass
 class Watch:
-    """What a caller may look at or decide while the loop runs. `stop`: asked after each step; True ends the run resumably."""
+    """What a caller may look at or decide while the loop runs. `stop`: asked after each step; not 0 ends the run
+    resumably, on all ranks."""
 
     step: Callable[[StepResult], None] = field(default=lambda result: None)
     evaluated: Callable[[int, Evaluation], None] = field(default=lambda step, result: None)
     sampled: Callable[[int, str], None] = field(default=lambda step, text: None)
     saved: Callable[[int, Path], None] = field(default=lambda step, path: None)
-    stop: Callable[[], bool] = field(default=lambda: False)
+    stop: Callable[[], int] = field(default=lambda: 0)
 
 
 class Loop:
-    """A run's state and what moves it. `step`: optimizer steps done; `sample_tokens`: most tokens of a sample; `seal`: what checkpoints say
-    of how they came to be; `holds`: asked before anything is saved, raises where the run directory is no longer this process's."""
+    """A run's state and what moves it. `step`: optimizer steps done; `sample_tokens`: most tokens of a sample; `seal`: what checkpoints
+    say of how they came to be; `passed`: an error for each damaged checkpoint that `resume` passed over; `holds`: asked before anything
+    is saved, raises where the run directory is no longer this process's; `ended_by`: what `Watch.stop` said that ended the run early, 0
+    for nothing. Of many ranks each has a loop, and all take the same turns."""
 
     def __init__(
-        self, cfg: Config, executor: Executor, sampler: PermutedSampler, validation: TokenStream, tokenizer: Tokenizer,
-        checkpoints: Path, metrics: Store,
+        self, cfg: Config, executor: Executor, sampler: Sampler, validation: TokenStream | Streams, tokenizer: Tokenizer,
+        checkpoints: Path, metrics: Store, ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
         self.cfg, self.executor, self.sampler = cfg, executor, sampler
+        self.ranks = ranks or Ranks()
         self.validation, self.tokenizer = validation, tokenizer
         self.checkpoints, self.metrics = checkpoints, metrics
+        self.saver = Saver(checkpoints, self.ranks, keep=cfg.train.keep, every=cfg.train.keep_every)
+        self.passed: list[CorruptError] = []
         self.seal = Seal()
         self.holds: Callable[[], None] = lambda: None
         self.program = executor.program
-        self.replays = self.program.replays()
-        self.recorder = executor.recorder = Recorder(metrics)
-        self.step, self.sample_tokens = 0, sampling.TOKENS
+        self.role, self.plans = self.program.role(self.ranks.rank), self.program.plans_of(self.ranks.rank)
+        self.replays = self.program.replays(self.ranks.rank)
+        world = self.ranks.world
+        self.recorder = executor.recorder = RankRecorder(metrics, world) if world else Recorder(metrics)
+        self.step, self.sample_tokens, self.ended_by = 0, sampling.TOKENS, 0
+        self.spots = Spots(cfg.train.verify, cfg.run.seed, executor, self.ranks.rank, metrics)
         self._staged: int | None = None
         self._handed: int | None = None
 
     # -- state -----------------------------------------------------------------------------------------------------------------
 
     def states(self) -> simple.States:
-        """What a checkpoint holds: every kind that the plan `snapshot` names, as (layout, flat array)."""
-        return {kind: (self.program.states[kind], self.executor.state(kind)) for kind in self.program.plans["snapshot"].outputs}
+        """What a checkpoint holds: every kind that the plan `snapshot` names, as (layout, flat array). Of a kind that ranks share the
+        array is this rank's cut."""
+        return {kind: (self.program.states[kind], self.executor.state(kind)) for kind in self.plans["snapshot"].outputs}
 
     def snapshot(self) -> simple.States:
         """The same to be written down: nothing goes back into the state."""
-        return {kind: (self.program.states[kind], self.executor.look(kind)) for kind in self.program.plans["snapshot"].outputs}
+        return {kind: (self.program.states[kind], self.executor.look(kind)) for kind in self.plans["snapshot"].outputs}
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint must agree on with the run that loads it, and its seal."""
         return {
             "seal": asdict(self.seal),
             "config": self.cfg.identity(),
+            "steps": self.cfg.train.steps,
             "tokenizer": self.tokenizer.hash,
             "sampler": {"hash": self.sampler.hash, "next_step": self.step},
             "program": self.program.hash(),
         }
 
-    def start(self) -> None:
-        """Initial state: parameters drawn by (seed, tensor name), moments and the step counter zero."""
+    def start(self, fill: Callable[[np.ndarray, StateLayout, int], None] = fill_initial) -> None:
+        """Initial state: parameters by `fill`, by default drawn by (seed, tensor name), moments and the step counter zero."""
         for kind, (_, flat) in self.states().items():
             if kind != "param":
                 flat[...] = 0
-        fill_initial(self.executor.state("param"), self.program.states["param"], self.cfg.run.seed)
+        fill(self.executor.state("param"), self.program.states["param"], self.cfg.run.seed)
         refresh(self.executor)
         self.step, self._handed = 0, None
+        self.spots.restart(self.step)
 
     def resume(self, step: int | None = None) -> simple.Saved:
-        """The state of a checkpoint (default: the latest); returns its manifest. InputError if its configuration, tokenizer or text is
-        another, CorruptError if it is damaged."""
-        simple.clean(self.checkpoints)
-        path = simple.at(self.checkpoints, step)
-        saved = simple.inspect(path)
+        """The state of a checkpoint (default: the latest that is whole); returns its manifest. `passed` then holds an error for each one
+        behind it. InputError if its configuration, tokenizer or text is another, CorruptError if the step that was asked for, or every
+        checkpoint, is damaged. Every rank reads what it holds, whatever number of ranks saved it."""
+        found = ""
+        if self.ranks.first:
+            simple.clean(self.checkpoints)
+            found = json.dumps([simple.at(self.checkpoints, step).name] if step is not None or not simple.steps(self.checkpoints)
+                               else [simple.at(self.checkpoints, s).name for s in reversed(simple.steps(self.checkpoints))])
+        self.passed = []
+        for name in json.loads(self.ranks.hear(found)):
+            error = None
+            try:
+                saved = self._restore(self.checkpoints / name)
+            except CorruptError as damaged:
+                error = damaged
+            if self.ranks.all(error is None):
+                break
+            self.passed.append(error or CorruptError(f"checkpoint {self.checkpoints / name} is damaged, as another rank found"))
+        else:
+            raise self.passed[0]
+        self.step = saved.step
+        self._handed = None
+        self.spots.restart(self.step)
+        self.ranks.meet()  # all have read it
+        if self.ranks.first:
+            simple.set_aside(self.checkpoints, self.step)
+        self.metrics.rewind(self.step, self.ranks.size)
+        return saved
+
+    def _restore(self, path: Path) -> simple.Saved:
+        """The state of one checkpoint of this run."""
+        saved = simple.inspect(path, verify=False)
         mine = self.facts()
+        before = lasting(self.cfg, saved.facts.get("steps", self.cfg.train.steps))
+        if before.identity() == saved.facts.get("config"):  # of this run, which may have been meant to be shorter or longer
+            require_same_rates(before, self.cfg, saved.step)
+            mine["config"] = before.identity()
         for name, what, do in (
             ("config", "configuration", "resume with the run's own config.toml"),
             ("tokenizer", "tokenizer", "restore tokenizer.json, or start a new run"),
@@ -126,8 +184,7 @@ class Loop:
         stored = saved.facts.get("sampler", {})
         _agree(path, "text or order of samples", stored.get("hash"), mine["sampler"]["hash"],
                "restore the corpus it was started on (another Python has another standard library), or start a new run")  # fmt: skip
-        simple.load(path, self.states())
-        refresh(self.executor)
+        self.load(path)
         counted = int(self.executor.look("counter")[0])
         if not counted == saved.step == stored.get("next_step"):
             raise CorruptError(
@@ -136,26 +193,43 @@ class Loop:
                 expected="one number",
                 do="resume from an earlier one with --at STEP",
             )
-        self.step = saved.step
-        self._handed = None
-        simple.set_aside(self.checkpoints, self.step)
-        self.metrics.rewind(self.step)
         return saved
 
+    def load(self, path: Path) -> None:
+        """The state of a checkpoint, and what kernels read from it."""
+        with self.ranks.patient():
+            simple.load(path, self.states(), cut=(self.ranks.rank, self.ranks.size))
+            refresh(self.executor)
+
     def save(self) -> Path:
-        """Checkpoint the state as it stands, after what was measured: so no row is lost of a step that will not run again."""
+        """Checkpoint the state as it stands. It stands when any rank comes back."""
+        self.saver.finish()
+        self.begin_save()
+        with self.recorder.span("checkpoint"):
+            self.saver.finish()
+        return simple.at(self.checkpoints, self.step)
+
+    def begin_save(self) -> None:
+        """Copy the state, which is then saved beside what follows, after what was measured: so no row is lost of a step that will not run
+        again. The save before has been finished."""
         self.holds()
         with self.recorder.span("checkpoint"):
             forbidden.check(f"at the checkpoint of step {self.step}")
+            self.spots.read("before a checkpoint")
             self.recorder.so_far()
             self.metrics.flush()
-            return simple.save(self.checkpoints, self.step, self.snapshot(), self.facts(), keep=self.cfg.train.keep)
+            self.saver.start(self.step, self.snapshot(), self.facts())
 
     # -- one step --------------------------------------------------------------------------------------------------------------
 
+    def texts(self) -> list[Call]:
+        """What a step asks the sampler for, in order."""
+        return [(call.shard, self.cfg.train.shards, call.micro, self.cfg.micros, "documents" in self.plans[call.plan].inputs)
+                for call in self.role.schedule if call.shard is not None and call.micro is not None]
+
     def inputs(self, call: Step, step: int | None = None) -> dict[str, np.ndarray]:
         """The batch of one call of the schedule, of this step or another; empty for calls without text (tree, update)."""
-        plan = self.program.plans[call.plan]
+        plan = self.plans[call.plan]
         if call.shard is None or call.micro is None:
             return {}
         batch = self.sampler.batch(
@@ -172,12 +246,16 @@ class Loop:
         """One step; `ahead`: with the next one's microbatches handed over behind it. NonFiniteError naming the op if it was not finite:
         then the state is as before, and was saved."""
         recorder, (*micros, update), handed = self.recorder, self.replays, self._handed == self.step
+        self.ranks.begin(self.step)
         recorder.begin(self.step, profiled=self.profiled(self.step), ahead=handed)
         self._handed = None
+        self.spots.begin(self.step)
         with np.errstate(all="ignore"):  # a bad value is the finite flag's business, not a warning's
             for calls in micros if not handed else ():
                 self.enqueue(calls, self.step)
+            self.spots.read("before the update", now=False)
             self.enqueue(update, self.step)
+            self.spots.wrote(self.step)
             if ahead:
                 with recorder.ahead():
                     for calls in micros:
@@ -186,11 +264,13 @@ class Loop:
             else:
                 self.stage()
             with recorder.span("device_to_host"):
-                out = self.executor.outputs(self.program.schedule[-1].plan)
+                out = self.executor.outputs(self.role.schedule[-1].plan)
                 total, count, norm, lr, coefficient, finite = (
                     float(out[name]) for name in ("loss_sum", "count", "norm", "lr", "coefficient", "finite")
                 )
+        self.spots.end(self.step)
         took = recorder.end_step(ahead=ahead)
+        self.spots.took(took)
         result = StepResult(
             step=self.step,
             loss=total / count if count else math.nan,
@@ -201,7 +281,8 @@ class Loop:
             seconds=took / 1e9,
             finite=bool(finite),
         )
-        self.metrics.add("step_metrics", {k: _plain(v) for k, v in vars(result).items()})
+        if self.ranks.first:
+            self.metrics.add("step_metrics", {k: _plain(v) for k, v in vars(result).items()})
         if not result.finite:
             recorder.abandon()
             self.explain(result)
@@ -217,8 +298,9 @@ class Loop:
     def unbroken(self) -> bool:
         """Whether the next step may be handed over ahead: nothing but it follows this one, and neither is looked at launch by launch."""
         t, following = self.cfg.train, self.step + 1
-        pause = any(every and following % every == 0 for every in (t.eval_every, t.sample_every, t.checkpoint_every))
-        return self.executor.behind and following < t.steps and not (pause or self.profiled(self.step) or self.profiled(following))
+        checked = self.spots.due(self.step) or self.spots.due(following)
+        pause = checked or any(every and following % every == 0 for every in (t.eval_every, t.sample_every, t.checkpoint_every))
+        return self.executor.runs_ahead and following < t.steps and not (pause or self.profiled(self.step) or self.profiled(following))
 
     def enqueue(self, calls: Sequence[Step], step: int) -> None:
         """Hand over what is replayed at once; the text of a step's first replay is there already if it was staged."""
@@ -245,7 +327,7 @@ class Loop:
 
     def note_memory(self) -> None:
         """Planned and resident bytes of each arena, now."""
-        planned = self.program.arenas()
+        planned = self.program.arenas(self.ranks.rank)
         for arena, actual in self.executor.resident().items():
             self.metrics.add("memory", {"step": self.step, "rank": self.metrics.rank, "arena": arena, "planned": planned.get(arena),
                                         "actual": actual})
@@ -254,15 +336,14 @@ class Loop:
         """Save the untouched state, run the refused step again op by op, and raise the NonFiniteError that names the first bad op."""
         path = self.save()
         where = f"step {self.step} was refused and changed nothing; the state before it is {path}"
-        for call in self.program.schedule:
+        for call in self.role.schedule:
             place = call.plan if call.shard is None else f"{call.plan}, shard {call.shard}, microbatch {call.micro}"
             try:
                 with np.errstate(all="ignore"):
                     self.executor.replay(call.plan, self.inputs(call))
             except NonFiniteError as error:
                 raise NonFiniteError(f"{where}\n{error.what} ({place})", came=error.came, expected=error.expected, do=error.do) from None
-        simple.load(path, self.states())  # the update, run again, was good and moved the state
-        refresh(self.executor)
+        self.load(path)  # the update, run again, was good and moved the state
         raise NonFiniteError(
             f"{where}\nno single op made a non-finite value when the step was replayed",
             came=f"loss {result.loss}, norm {result.norm}",
@@ -274,29 +355,53 @@ class Loop:
 
     def run(self, watch: Watch | None = None) -> bool:
         """Train to the last step. Returns False if `watch.stop` ended it early (resumable), True when all steps are done."""
-        watch, t = watch or Watch(), self.cfg.train
+        try:
+            return self._run(watch or Watch())
+        finally:
+            self.saver.rest()
+
+    def _run(self, watch: Watch) -> bool:
+        t = self.cfg.train
         while self.step < t.steps:
-            watch.step(self.advance(ahead=self.unbroken()))
-            last, stopping = self.step == t.steps, watch.stop()
+            result = self.advance(ahead=self.unbroken())
+            watch.step(result)
+            last, stopping = self.step == t.steps, self.ranks.decide(self.executor, result.numbers(), watch.stop())
+            if self.saver.writing:
+                self.holds()
+            _tell(watch, self.saver.poll())
             if t.eval_every and self.step % t.eval_every == 0 and not last:
                 with self.recorder.span("eval"):  # the watcher measures the machine's peak again: part of looking at the run
-                    watch.evaluated(self.step, self.evaluate(t.eval_windows))
-            if t.sample_every and self.step % t.sample_every == 0 and not last:
-                watch.sampled(self.step, self.sample())
+                    found = self.evaluate(t.eval_windows)
+                    with self.ranks.patient():
+                        watch.evaluated(self.step, found)
+            if t.sample_every and self.step % t.sample_every == 0 and not last and self.ranks.first:
+                with self.ranks.patient():
+                    watch.sampled(self.step, self.sample())
             if last or stopping or (t.checkpoint_every and self.step % t.checkpoint_every == 0):
-                watch.saved(self.step, self.save())
+                with self.recorder.span("checkpoint"):
+                    before = self.saver.finish()
+                _tell(watch, before)
+                self.begin_save()
+                if last or stopping:
+                    with self.recorder.span("checkpoint"):
+                        made = self.saver.finish()
+                    _tell(watch, made)
             if stopping and not last:
-                self._handed = None
+                self._handed, self.ended_by = None, stopping
                 return False
         return True
 
     def evaluate(self, windows: int) -> Evaluation:
-        """Validate on `windows` windows (0 = all) and note the result."""
+        """Validate on `windows` windows (0 = all), of each source of a mixture, and note the results. Returned is their sum."""
         with self.recorder.span("eval"):
-            found = evaluate(self.executor, self.validation, self.tokenizer, windows)
-        self.metrics.add("evaluations", {"step": self.step, **asdict(found), "bits_per_byte": found.bits_per_byte})
+            parts = self.validation.parts if isinstance(self.validation, Streams) else (("", self.validation),)
+            each = {name: evaluate(self.executor, stream, self.tokenizer, windows, self.ranks) for name, stream in parts}
+            found = reduce(add, each.values())
+        if self.ranks.first:
+            self.metrics.add("evaluations", {"step": self.step, **asdict(found), "bits_per_byte": found.bits_per_byte})
+            if isinstance(self.validation, Streams):
+                self.metrics.of_sources(self.step, {name: {**asdict(e), "bits_per_byte": e.bits_per_byte} for name, e in each.items()})
         return found
-
 
     def sample(self) -> str:
         """Text from the weights as they stand, prompt included; noted. The same weights give the same text, and nothing moves by it."""
@@ -306,6 +411,12 @@ class Loop:
         self.metrics.add("samples", {"step": self.step, "prompt": prompt, "text": text, "tokens": self.sample_tokens,
                                      "temperature": sampling.TEMPERATURE, "top_k": sampling.TOP_K, "seed": sampling.SEED})
         return prompt + text
+
+
+def _tell(watch: Watch, made: Stands | None) -> None:
+    """Of a checkpoint that stands."""
+    if made is not None:
+        watch.saved(*made)
 
 
 def _agree(path: Path, what: str, came: object, expected: object, do: str) -> None:

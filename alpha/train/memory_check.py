@@ -9,10 +9,13 @@ executor's business.
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from alpha.backends.spot import held
+from alpha.checkpoint import ranges
+from alpha.comm.segment import PAYLOAD_BYTES
 from alpha.errors import MachineError
 from alpha.graph.plan import Program
 
@@ -21,7 +24,7 @@ MIB = 1 << 20
 DRAW = 48
 """Bytes an element while a tensor's initial values are drawn (alpha/optim/init.py): eight arrays of float64 or half as long."""
 
-YARDSTICK = 384 * MIB
+ORDER2_MODEL = 384 * MIB
 """The order-2 model with its counts, while it is fitted (alpha/data/ngram.py)."""
 
 LOOK = 64 * MIB
@@ -67,22 +70,40 @@ class Limit:
     addresses: bool = False
 
 
-def need(program: Program) -> Need:
-    """What a run of this Program takes on the CPU."""
-    arenas = program.arenas()
+def need(program: Program, rank: int = 0, *, checked: bool = False) -> Need:
+    """What a rank of this Program takes on the CPU. A save copies what the rank writes (alpha/train/saving.py). `checked`: its
+    collectives are done again by their rows (alpha/comm/checked.py). Rings have their memory before this is asked: they are not left."""
+    arenas = program.arenas(rank)
     state = sum(n for name, n in arenas.items() if name.startswith("state."))
+    saved = ranges.place({kind: program.states[kind] for kind in program.plans["snapshot"].outputs}, rank, program.ranks)[1]
     threads = int(str(program.facts["threads"]))
     largest = max((t.size for t in program.states["param"].tensors), default=0)
-    beside = max(DRAW * largest, YARDSTICK, LOOK * threads) + BUFFERS * threads + REST
+    plans = program.plans_of(rank)
+    spots = max((held(x) for step in program.role(rank).schedule for x in plans[step.plan].launches), default=0) + state // 64
+    beside = max(DRAW * largest, ORDER2_MODEL, LOOK * threads, spots) + BUFFERS * threads + REST
+    beside += saved + _collectives(program, rank, checked)
     return Need(state, sum(arenas.values()) - state, beside, RESERVED * (threads + 1))
 
 
-def require(program: Program) -> None:
-    """MachineError where a Program for the CPU does not fit: what it needs, what there is, and which keys make it smaller."""
+def _collectives(program: Program, rank: int, checked: bool) -> int:
+    """Bytes beside the rings: two partial sums a level of the tree in each group, and where collectives are checked all members' operands
+    and results of the largest one."""
+    sizes = {name: next(len(t) for t in tuples if rank in t) for name, tuples in program.groups.items()}
+    partials = sum(2 * (n - 1).bit_length() * PAYLOAD_BYTES for n in sizes.values())
+    launches = [x for plan in program.plans_of(rank).values() for x in plan.launches if checked and "group" in x.attrs]
+    copies = [sum(r.stop - r.offset for r in (*x.ins, *x.outs)) * (1 + sizes[str(x.attrs["group"])]) for x in launches]
+    return partials + max(copies, default=0)
+
+
+def require(program: Program, ranks: Sequence[int] = (0,), *, checked: bool = False) -> None:
+    """MachineError where these ranks of a Program for the CPU do not fit side by side: what they need, what there is, and which keys make
+    it smaller."""
     if program.facts["backend"] != "cpu":
         return
-    wanted = need(program)
+    each = [need(program, rank, checked=checked) for rank in ranks]
+    together = Need(*(sum(of) for of in zip(*((n.state, n.activations, n.beside, n.reserved) for n in each))))
     for limit in limits():
+        wanted = max(each, key=lambda n: n.mapped) if limit.addresses else together
         bytes_ = wanted.mapped if limit.addresses else wanted.touched
         if bytes_ > limit.left:
             raise MachineError(
@@ -91,7 +112,7 @@ def require(program: Program) -> None:
                      f"{_gib(bytes_ - wanted.state - wanted.activations)}",
                 expected=f"at most {_gib(limit.left)}, which is what {limit.name} leaves",
                 do="lower train.micro_batch or set train.recompute = \"block\" (activations), make the model smaller (state), lower "
-                   "machine.threads, or raise the limit; `alpha plan` tells the bytes apart",
+                   "machine.threads or --nproc, or raise the limit; `alpha plan` tells the bytes apart",
             )  # fmt: skip
 
 

@@ -127,9 +127,9 @@ def peak_of_run(executor: Executor, store: Store) -> Peak:
                            do="restore metrics.sqlite from a copy")  # fmt: skip
     if kept:
         return Peak(*kept[0][1:])
-    said = dict(read(store.path, "run_metadata"))
+    stored = dict(read(store.path, "run_metadata"))
     try:  # a run that began before the peak had a table of its own keeps the one that its metadata states
-        peak = Peak(float(said["peak_flops"]), float(said["peak_bandwidth"]), str(said["peak_source"]))
+        peak = Peak(float(stored["peak_flops"]), float(stored["peak_bandwidth"]), str(stored["peak_source"]))
     except (KeyError, ValueError):
         peak = peak_of(executor)
     store.add("run_peak", {"session": store.session, "flops": peak.flops, "bandwidth": peak.bandwidth, "source": peak.source})

@@ -10,7 +10,8 @@ from alpha.config import Config
 from alpha.flops.executed import by_part
 from alpha.flops.v1 import ModelFlops
 from alpha.graph.plan import Program
-from alpha.train.assemble import flops_for, program_for, threads_for
+from alpha.train.assemble import flops_for, known_tokenizer, program_for, threads_for
+from alpha.train.assemble import vocabulary as ids_of_model
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ class Planned:
 
 def plan_run(cfg: Config, catalogue: Catalogue, vocabulary: int | None = None) -> Planned:
     """Plan `cfg`. `vocabulary`: ids of the run's tokenizer where it exists; else the configured number is taken, and said so."""
-    vocab = vocabulary or (257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab)
+    known = known_tokenizer(cfg)
+    vocabulary = vocabulary or (known.vocab_size if known else None)
+    vocab = ids_of_model(cfg, vocabulary or (257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab))
     source = "of the run's tokenizer" if vocabulary else "as configured; a small corpus may give fewer"
     program = program_for(cfg, vocab, catalogue, threads_for(cfg))
     flops, tokens, arenas = flops_for(cfg, vocab), cfg.train.batch * cfg.data.sequence, program.arenas()

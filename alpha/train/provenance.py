@@ -15,6 +15,9 @@ from typing import Any
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.data.files import sha256_hex
+from alpha.data.mixture import MixedSampler, sources_of
+from alpha.data.packing import waste
+from alpha.data.sampler import PermutedSampler, Sampler
 from alpha.flops.executed import by_part
 from alpha.flops.v1 import CONVENTION, VERSION, ModelFlops
 from alpha.graph.plan import Program
@@ -55,11 +58,11 @@ def describe(
             "sessions": [*(before["sessions"] if rundir.is_sound(before) else []), session],
         }
     )  # fmt: skip
-    executed = sum(program.plans[s.plan].flops() for s in program.schedule)
+    executed = sum(program.plans_of(rank)[s.plan].flops() for rank in range(program.ranks) for s in program.role(rank).schedule)
     metrics.describe(
         {
             "status": seal.status, "name": held.path.name, "program": program.hash(), "machine": hardware["machine"],
-            "hardware": hardware["hardware"], "devices": 1, "commit": source["commit"], "dirty": source["dirty"],
+            "hardware": hardware["hardware"], "devices": program.ranks, "commit": source["commit"], "dirty": source["dirty"],
             "version": source["version"], "backend": cfg.machine.backend, "backend_version": hardware["version"],
             "binaries": sha256_hex(repr(sorted((k, sorted(v.items())) for k, v in components.items())).encode()),
             "kernels": json.dumps(kernel_hashes(program, catalogue)), "driver": driver_of(executor),
@@ -72,6 +75,14 @@ def describe(
     )  # fmt: skip
     if step == 0:
         metrics.describe({"started": began.isoformat(timespec="seconds")})
+
+
+def tell_sources(metrics: Store, cfg: Config, sampler: Sampler) -> None:
+    """What the run reads, by source: the key `sources` of run_metadata."""
+    named = sources_of(cfg.data.mixture) if cfg.data.mixture else [(cfg.data.corpus, 1)]
+    each = sampler.samplers if isinstance(sampler, MixedSampler) else (sampler,)
+    metrics.describe({"sources": json.dumps([{"source": name, "weight": weight, **waste(own)} for (name, weight), own in zip(named, each)
+                                             if isinstance(own, PermutedSampler)])})
 
 
 def note_libraries(held: RunDir) -> None:

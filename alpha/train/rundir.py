@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +26,8 @@ import alpha
 from alpha import config
 from alpha.config import Config
 from alpha.data.files import MAKING, disk_error, hold, read_file, sha256_hex, sweep, sync_folder, write_atomic
-from alpha.data.tokenizer import Tokenizer, load_tokenizer
+from alpha.data.tokenizer import Tokenizer
+from alpha.data.tokenizer_file import load_tokenizer
 from alpha.errors import BusyError, CorruptError, InputError
 from alpha.files import MOST_TEXT, json_of
 
@@ -35,7 +37,26 @@ MANIFEST_FORMAT = 2
 GATED, UNGATED = "GATED", "UNGATED"
 
 
-class RunDir:
+class RunFolder:
+    """A run directory as a rank uses it that does not hold it: another one does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.sqlite"
+
+
+class RunDir(RunFolder):
     """A run directory that this process holds. Use as a context manager; the lock goes with the process, however it ends."""
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +64,8 @@ class RunDir:
 
         BusyError if another process holds either.
         """
-        self.path, self._folder, self._file = path, -1, -1
+        super().__init__(path)
+        self._folder = self._file = -1
         try:
             self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             hold(self._folder)
@@ -105,17 +127,11 @@ class RunDir:
                 os.close(handle)
         self._file = self._folder = -1
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.sqlite"
+    def write_config(self, cfg: Config) -> None:
+        """Replace the configuration where it changed: a run that lasts longer than it was meant to goes on so when it is resumed again."""
+        text = cfg.resolved().encode()
+        if read_file(self.path / "config.toml", "the configuration of a run", MOST_TEXT) != text:
+            write_atomic(self.path / "config.toml", text)
 
     def write_manifest(self, content: Mapping[str, Any]) -> None:
         """Replace the manifest, whole or not at all, with the hash of its content."""
@@ -248,8 +264,10 @@ def _wrong_in(content: Mapping[str, Any]) -> str:
     return ""
 
 
-def source_state() -> dict[str, str]:
-    """Which code ran: commit, and sha256 of the difference of tracked files from it ('' when clean). 'unknown' outside git."""
+@cache
+def source_state() -> Mapping[str, str]:
+    """Which code ran: commit, and sha256 of the difference of tracked files from it ('' when clean). 'unknown' outside git. It is looked
+    at once in a process, and holds for those that are forked then: their code is the one that was imported."""
     root = Path(alpha.__file__).parent.parent
 
     def git(*args: str) -> bytes | None:

@@ -17,7 +17,7 @@ from alpha.component import Catalogue
 from alpha.data.tokenizer import Tokenizer
 from alpha.errors import InputError, NonFiniteError
 from alpha.train import forbidden, rundir
-from alpha.train.assemble import program_for, threads_for
+from alpha.train.assemble import program_for, threads_for, vocabulary
 from alpha.train.engine import Executor, open_executor, refresh
 
 PROMPT, TOKENS, TEMPERATURE, TOP_K, SEED = b"def ", 120, 0.8, 50, 1
@@ -74,7 +74,7 @@ def generate(
         }
         if "documents" in wanted:  # an end-of-document token belongs to the document that it ends
             made["documents"] -= (tokens_BT == tokenizer.eod).astype(np.int32)
-        logits_V = executor.run("decode", {name: made[name] for name in wanted})["logits"][0]
+        logits_V = executor.run("decode", {name: made[name] for name in wanted})["logits"][0, : tokenizer.vocab_size]
         chosen = pick(logits_V, temperature, top_k, uniform(seed, len(ids)))
         if chosen == tokenizer.eod:
             return
@@ -91,7 +91,7 @@ def open_run(path: Path, catalogue: Catalogue, step: int | None = None) -> tuple
     cfg = rundir.read_config(path)
     tokenizer = rundir.read_tokenizer(path)
     checkpoint = simple.at(path / "checkpoints", step)
-    program = program_for(cfg, tokenizer.vocab_size, catalogue, threads_for(cfg))
+    program = program_for(cfg, vocabulary(cfg, tokenizer.vocab_size), catalogue, threads_for(cfg))
     executor = open_executor(program, catalogue)
     kinds = program.plans["snapshot"].outputs
     saved = simple.load(checkpoint, {kind: (program.states[kind], executor.state(kind)) for kind in kinds})

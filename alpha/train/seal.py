@@ -59,7 +59,7 @@ def broken(manifest: Mapping[str, Any], saved: simple.Saved | None = None) -> st
     return ""
 
 
-def standing(path: Path) -> str:
+def why_ungated(path: Path) -> str:
     """Why the run directory `path`, as it lies there, is not soundly GATED; '' if it is. Reads manifests, no state."""
     try:
         manifest = rundir.read_manifest(path)

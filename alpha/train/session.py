@@ -11,31 +11,41 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from alpha.checkpoint import simple
+from alpha.comm.checked import checked
+from alpha.comm.clock import align
+from alpha.comm.links import measure
+from alpha.comm.world import WORLD, World
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.data.ngram import Order2Model
-from alpha.errors import AlphaError, InputError, NonFiniteError
+from alpha.data.prefetch import Prefetcher
+from alpha.errors import AlphaError, InputError, NonFiniteError, SpotCheckError
 from alpha.flops.v1 import ModelFlops, stamp
 from alpha.graph.plan import Program
 from alpha.profile.store import Store
 from alpha.train import forbidden, memory_check, rundir
-from alpha.train.assemble import Dataset, calls_of, components_of, flops_for, open_data, program_for, sampler_for, threads_for
-from alpha.train.console import Board, Talk
+from alpha.train.assemble import Dataset, calls_of, components_of, flops_for, open_data, program_for, sampler_for, threads_for, vocabulary
+from alpha.train.communication import RankRecorder
+from alpha.train.console import Board, Printer
 from alpha.train.engine import open_executor
 from alpha.train.evaluate import Evaluation
+from alpha.train.extend import lasting
+from alpha.train.handshake import require_same_program, require_same_start
+from alpha.train.hub import beginning
 from alpha.train.interrupt import Interrupt
 from alpha.train.log import RankLog
 from alpha.train.loop import Loop, Watch
 from alpha.train.peak import peak_of_run, readings
-from alpha.train.provenance import describe, moved, note_libraries, tell_plan
-from alpha.train.rundir import GATED, UNGATED, RunDir
+from alpha.train.provenance import describe, moved, note_libraries, tell_plan, tell_sources
+from alpha.train.ranks import STARTING_S, Ranks
+from alpha.train.rundir import GATED, UNGATED, RunDir, RunFolder
 from alpha.train.seal import Seal, broken, evidence_hash
 
 Admit = Callable[[Sequence[str], Sequence[tuple[str, Any, Any]]], Mapping[str, Any]]
@@ -44,95 +54,196 @@ Admit = Callable[[Sequence[str], Sequence[tuple[str, Any, Any]]], Mapping[str, A
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a session left. `finished`: all steps are done; then `validation` and `yardstick` (bits per byte of the order-2 model)."""
+    """What a session left. `finished`: all steps are done; then `validation`, and on the first rank, unless `data.baseline` is off,
+    `baseline` (bits per byte of the order-2 model). `ended_by`: what `stop` or `interrupt` said on any rank, where that ended it."""
 
     path: Path
     step: int
     finished: bool
+    ended_by: int = 0
     validation: Evaluation | None = None
-    yardstick: float | None = None
+    baseline: float | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a session makes of a Config before it touches a run. `threads`: workers of each rank; `began`, `began_ns`: when it began to,
+    in UTC and nanoseconds of CLOCK_MONOTONIC."""
+
+    data: Dataset
+    threads: int
+    program: Program
+    flops: ModelFlops
+    began: datetime
+    began_ns: int
+
+
+def prepare(cfg: Config, catalogue: Catalogue, printer: Printer, ranks: Ranks, size: int) -> Prepared:
+    """The data and the Program of a session on `size` ranks.
+
+    `ranks`: those that call this alike, the first of which makes the data. A process that forks the ranks of a job calls it alone, once
+    for all of them.
+    """
+    began, began_ns = datetime.now(timezone.utc), time.perf_counter_ns()
+    with printer.doing("reading the corpus, the tokenizer and the tokens"), ranks.first_alone():
+        data = open_data(cfg)
+    with printer.doing("building the program"), ranks.patient(STARTING_S):
+        threads = threads_for(cfg, size)
+        vocab = vocabulary(cfg, data.tokenizer.vocab_size)
+        return Prepared(data, threads, program_for(cfg, vocab, catalogue, threads, size), flops_for(cfg, vocab), began, began_ns)
 
 
 def train(
-    cfg: Config, catalogue: Catalogue, talk: Talk, *, admit: Admit | None, resume: Path | None = None, at: int | None = None,
-    stop: Callable[[], int] = lambda: 0, interrupt: Interrupt | None = None,
+    cfg: Config, catalogue: Catalogue, printer: Printer, *, admit: Admit | None, resume: Path | None = None, at: int | None = None,
+    stop: Callable[[], int] = lambda: 0, interrupt: Interrupt | None = None, world: World | None = None,
+    made: Callable[[Path], None] = lambda path: None, prepared: Prepared | None = None,
 ) -> Outcome:  # fmt: skip
     """Train `cfg` to its last step in a new run directory, or go on in `resume` (from checkpoint `at`, default the latest).
 
     `admit` None: an ungated run, stamped everywhere. `stop`: asked after each step; not 0 saves and ends the session. `interrupt`: listens
-    to signals while steps run, with the same effect.
+    to signals while steps run, with the same effect. `world`: this rank among those of a job, each of which calls this function alike; the
+    first one alone asks the registry, makes the run directory, saves and prints. `made`: told the run directory, once it stands.
+    `prepared`: by the process that forked this one, of the same Config; default: made here.
     """
     forbidden.watch()
-    began, began_ns = datetime.now(timezone.utc), time.perf_counter_ns()
+    ranks, links, clock = Ranks(world), "none", "its own"
     with ExitStack() as stack:
-        held = None
+        held: RunDir | None = None
         if resume is not None:
-            held = stack.enter_context(RunDir(resume))
-            cfg = _same_run(cfg, resume)
-        with talk.doing("reading the corpus, the tokenizer and the tokens"):
-            data = open_data(cfg)
-        with talk.doing("building the program"):
-            threads = threads_for(cfg)
-            program = program_for(cfg, data.tokenizer.vocab_size, catalogue, threads)
-            flops = flops_for(cfg, data.tokenizer.vocab_size)
-        memory_check.require(program)
-        evidence = admit(components_of(cfg, program), calls_of(program)) if admit is not None else {}
+            held = stack.enter_context(RunDir(resume)) if ranks.first else None
+            cfg = same_run(cfg, resume)
+        if world:
+            with ranks.patient(STARTING_S):
+                require_same_start(world, cfg, str(resume or "a new run"))
+        own = prepared or prepare(cfg, catalogue, printer, ranks, ranks.size)
+        data, threads, program, flops, began, began_ns = own.data, own.threads, own.program, own.flops, own.began, own.began_ns
+        if world:
+            require_same_program(world, program, data)
+            world.add_groups(program.groups)
+            world.rule = measure(world).rule()
+            links = world.rule.text(world.size)
+        begin = partial(beginning, cfg, data.tokenizer)
+        fill = begin() if resume is None else None  # before anything is made; a run that goes on needs what it began from no more
+        evidence: Mapping[str, Any] = {}
+        checking = world is not None and cfg.machine.debug in ("check", "all")
+        if ranks.first:
+            with ranks.patient(STARTING_S):
+                memory_check.require(program, range(ranks.size), checked=checking)
+                evidence = admit(components_of(cfg, program), calls_of(program)) if admit is not None else {}
+        ranks.meet()  # the others stand by until the first rank has been let in
+        kernels = checked(catalogue) if checking else catalogue
         stack.enter_context(forbidden.training())  # the gates that `admit` may have run started processes of their own
-        executor = stack.enter_context(open_executor(program, catalogue))
+        executor = stack.enter_context(open_executor(program, kernels, world))
         forbidden.check("before the first step")
-        if held is None:
+        if held is None and ranks.first:
             held = stack.enter_context(rundir.create(cfg, data.tokenizer, UNGATED if admit is None else GATED))
-        manifest = rundir.read_manifest(held.path)
-        metrics = stack.enter_context(Store(held.metrics))
-        loop = Loop(cfg, executor, sampler_for(cfg, data), data.validation, data.tokenizer, held.checkpoints, metrics)
-        saved, loop.holds = None, held.check
-        if resume is not None and (at is not None or simple.steps(held.checkpoints)):
+        path = Path(ranks.hear(str(held.path) if held else ""))
+        run = held or RunFolder(path)
+        made(path)
+        manifest = rundir.read_manifest(run.path)
+        metrics = stack.enter_context(Store(run.metrics, ranks.rank))
+        sampler = sampler_for(cfg, data)
+        loop = Loop(cfg, executor, sampler, data.validation, data.tokenizer, run.checkpoints, metrics, ranks)
+        saved = None
+        if held:
+            loop.holds = held.check
+        if resume is not None and (at is not None or simple.steps(run.checkpoints)):
             saved = loop.resume(at)
         else:
-            loop.start()
-            metrics.rewind(0)
+            loop.start(fill or begin())
+            metrics.rewind(0, ranks.size)
+        if cfg.data.prefetch:
+            metrics.waits_again(loop.step, ranks.size)
+            loop.sampler = stack.enter_context(Prefetcher(
+                sampler, loop.texts(), depth=cfg.data.prefetch, steps=cfg.train.steps,
+                told=lambda waited: metrics.add("data_waits", {**asdict(waited), "rank": ranks.rank})))
+        if held:
+            held.write_config(cfg)
         why = "ungated components were allowed" if admit is None else broken(manifest, saved)
         loop.seal = _seal(manifest, UNGATED if why else GATED, evidence)
-        talk.stamp = UNGATED if why else ""
-        metrics.begin(loop.step, began_ns, time.perf_counter_ns(), time.time_ns())
-        log = stack.enter_context(RankLog(held.logs, metrics.rank))
+        printer.stamp = UNGATED if why else ""
+        moment, unix = time.perf_counter_ns(), time.time_ns()
+        if world:
+            clocks = align(world.group(WORLD))
+            moment, unix, clock = clocks.moment, clocks.unix, clocks.text()
+        number = ranks.hear(str(metrics.next_session()) if ranks.first else "")
+        metrics.begin(loop.step, began_ns, moment, unix)
+        metrics.renumber(int(number))
+        log = stack.enter_context(RankLog(run.logs, metrics.rank))
         stack.push(partial(_ended, metrics, loop, log))
         stack.enter_context(log.warnings(lambda: loop.step))
-        peak, note_speed = peak_of_run(executor, metrics), readings(executor, metrics)
-        note_speed()
-        elsewhere = moved(metrics, executor, threads)
-        describe(held, metrics, cfg, data, program, flops, evidence, loop.seal, admit is not None, began, loop.step, threads, peak,
-                 executor, catalogue)  # fmt: skip
-        tell_plan(metrics, program, flops, cfg.train.batch * cfg.data.sequence)
-        _introduce(talk, why, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
-        if elsewhere:
-            talk.say(elsewhere, "yellow")
-            log.say("warning", loop.step, level="warning", text=elsewhere)
+        if isinstance(loop.recorder, RankRecorder):
+            loop.recorder.each = cfg.machine.debug in ("trace", "all")
+            loop.recorder.log = partial(log.say, "collective") if cfg.machine.debug in ("log", "all") else None
         log.say("start" if resume is None else "resume", loop.step, session=metrics.session, pid=os.getpid(), program=program.hash(),
-                steps=cfg.train.steps, config=cfg.identity(), status=loop.seal.status)  # fmt: skip
+                steps=cfg.train.steps, config=cfg.identity(), status=loop.seal.status, ranks=ranks.size, links=links,
+                clock=clock)  # fmt: skip
+
+        for error in loop.passed:
+            printer.say(f"{error}\ngoing on from step {loop.step}, the latest checkpoint that is whole", "yellow")
+            log.say("warning", loop.step, level="warning", text=str(error))
+
+        def asked() -> int:
+            return stop() or (interrupt() if interrupt else 0)
+
+        if held is None:
+            return _follow(loop, path, asked, interrupt)
+        with ranks.patient():
+            peak, note_speed = peak_of_run(executor, metrics), readings(executor, metrics)
+            note_speed()
+            elsewhere = moved(metrics, executor, threads)
+            describe(held, metrics, cfg, data, program, flops, evidence, loop.seal, admit is not None, began, loop.step, threads, peak,
+                     executor, catalogue)  # fmt: skip
+            metrics.describe({"verify": loop.spots.status})
+            tell_sources(metrics, cfg, sampler)
+            tell_plan(metrics, program, flops, cfg.train.batch * cfg.data.sequence)
+            _introduce(printer, why, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
+            if elsewhere:
+                printer.say(elsewhere, "yellow")
+                log.say("warning", loop.step, level="warning", text=elsewhere)
+        ranks.meet()
         metrics.mark(loop_ns=time.perf_counter_ns())
         if loop.step < cfg.train.steps:
-            with Board(talk, loop.step, cfg.train.steps, flops, peak) as board, interrupt or nullcontext():
-                finished = loop.run(_watch(held, board, log, note_speed, loop, lambda: stop() or (interrupt() if interrupt else 0)))
+            with Board(printer, loop.step, cfg.train.steps, flops, peak, ranks.size) as board, interrupt or nullcontext():
+                finished = loop.run(_watch(held, board, log, note_speed, loop, asked))
             note_libraries(held)
-            with loop.recorder.span("eval"):
+            with loop.recorder.span("eval"), ranks.patient():
                 note_speed()
             if not finished:
                 metrics.mark(ended="stopped")
-                return Outcome(held.path, loop.step, False)
-            talk.say(board.summary(stamp(peak.flops, peak.source)))
-        with talk.doing("validating, and fitting the order-2 byte model"):
-            found = loop.evaluate(cfg.train.final_windows)
-            with loop.recorder.span("eval"):
-                yardstick = Order2Model(data.split.train.texts()).bits_per_byte(data.split.validation.texts())
-            metrics.describe({"order2_bits_per_byte": yardstick})
+                return Outcome(held.path, loop.step, False, loop.ended_by)
+            printer.say(board.summary(stamp(peak.flops, peak.source)))
+        with printer.doing("validating" + (", and fitting the order-2 byte model" if cfg.data.baseline else "")):
+            found, baseline = loop.evaluate(cfg.train.final_windows), None
+            if cfg.data.baseline:
+                with loop.recorder.span("eval"):
+                    baseline = Order2Model(data.split.train.texts()).bits_per_byte(data.split.validation.texts())
+                metrics.describe({"order2_bits_per_byte": baseline})
         with loop.recorder.span("sample_gen"):
-            log.say("evaluation", loop.step, bits_per_byte=found.bits_per_byte, windows=found.windows, order2=yardstick)
-            log.say("sample", loop.step, text=_conclude(talk, loop, found, yardstick))
+            log.say("evaluation", loop.step, bits_per_byte=found.bits_per_byte, windows=found.windows, order2=baseline)
+            log.say("sample", loop.step, text=_conclude(printer, loop, found, baseline))
+        printer.say(f"spot checks   {loop.spots.tally.text()}" if loop.spots.on else f"spot checks   {loop.spots.status}")
+        log.say("spot-checks", loop.step, status=loop.spots.status, done=loop.spots.tally.text())
         forbidden.check("at the end")
         note_libraries(held)
         metrics.mark(ended="finished")
-        return Outcome(held.path, loop.step, True, found, yardstick)
+        return Outcome(held.path, loop.step, True, validation=found, baseline=baseline)
+
+
+def _follow(loop: Loop, path: Path, asked: Callable[[], int], interrupt: Interrupt | None) -> Outcome:
+    """The loop of every rank but the first: the same steps, validations and saves, and nothing to say."""
+    loop.ranks.meet()
+    loop.metrics.mark(loop_ns=time.perf_counter_ns())
+    if loop.step < loop.cfg.train.steps:
+        with interrupt or nullcontext():
+            finished = loop.run(Watch(stop=asked))
+        if not finished:
+            loop.metrics.mark(ended="stopped")
+            return Outcome(path, loop.step, False, loop.ended_by)
+    found = loop.evaluate(loop.cfg.train.final_windows)
+    forbidden.check("at the end")
+    loop.metrics.mark(ended="finished")
+    return Outcome(path, loop.step, True, validation=found)
 
 
 def _watch(held: RunDir, board: Board, log: RankLog, note_speed: Callable[[], None], loop: Loop, stop: Callable[[], int]) -> Watch:
@@ -154,12 +265,12 @@ def _watch(held: RunDir, board: Board, log: RankLog, note_speed: Callable[[], No
         log.say("checkpoint", step, path=path)
         board.saved(step, path)
 
-    def stopping() -> bool:
+    def stopping() -> int:
         asked = stop()
         if asked and not heard:
             heard.append(asked)
             log.say("signal", loop.step, level="warning", name=signal.Signals(asked).name if asked > 1 else "asked to stop")
-        return bool(asked)
+        return asked
 
     return Watch(board.step, evaluated, sampled, saved, stopping)
 
@@ -173,6 +284,8 @@ def _ended(metrics: Store, loop: Loop, log: RankLog, kind: type[BaseException] |
     try:
         if isinstance(error, NonFiniteError):
             log.say("non-finite", loop.step, level="error", what=error.what, came=error.came)
+        if isinstance(error, SpotCheckError):
+            log.say("spot-check", loop.step, level="error", what=error.what, came=error.came, expected=error.expected)
         log.say("end", loop.step, level="info" if error is None else "error", reason=reason)
     except AlphaError:
         if error is None:
@@ -185,10 +298,11 @@ def _ended(metrics: Store, loop: Loop, log: RankLog, kind: type[BaseException] |
     return False
 
 
-def _same_run(cfg: Config, path: Path) -> Config:
-    """`cfg` under the run's own name; InputError if it would not continue the run in `path` bit for bit."""
+def same_run(cfg: Config, path: Path) -> Config:
+    """`cfg` under the run's own name; InputError if it would not continue the run in `path` bit for bit. It may last longer or shorter:
+    whether its schedule allows that, the checkpoint's step decides (alpha/train/extend.py)."""
     own = rundir.read_config(path)
-    if own.identity() != cfg.identity():
+    if lasting(own, cfg.train.steps).identity() != cfg.identity():
         mine, theirs = (set(c.resolved().splitlines()) for c in (cfg, own))
         raise InputError(
             "the configuration is not that of the run to resume",
@@ -211,31 +325,36 @@ def _seal(manifest: Mapping[str, Any], status: str, evidence: Mapping[str, Any])
 
 
 def _introduce(
-    talk: Talk, why: str, path: Path, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, step: int, mark: str
+    printer: Printer, why: str, path: Path, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, step: int, mark: str
 ) -> None:  # fmt: skip
     m, d = cfg.model, data
-    if talk.stamp:
-        talk.say(f"{UNGATED}: a development run ({why}). No figure of it may be quoted.", "bold red")
-    talk.say(f"run {path}" + (f", from step {step}" if step else ""), "bold")
-    talk.say(f"model     {m.family}, {m.layers} layers, width {m.width}, {m.heads} heads: {parameters(program):,} parameters")
-    talk.say(
+    if printer.stamp:
+        printer.say(f"{UNGATED}: a development run ({why}). No figure of it may be quoted.", "bold red")
+    printer.say(f"run {path}" + (f", from step {step}" if step else ""), "bold")
+    printer.say(f"model     {m.family}, {m.layers} layers, width {m.width}, {m.heads} heads: {parameters(program):,} parameters")
+    printer.say(
         f"text      {d.split.train.size / 1e6:.2f} MB to train on, {d.split.validation.size / 1e6:.2f} MB to validate on "
-        f"({len(d.corpus.documents)} files); {d.tokenizer.vocab_size} tokens of {d.tokenizer.kind}"
+        f"({len(d.corpus.documents)} documents{f', {d.corpus.left_out} others left out' if d.corpus.left_out else ''}); "
+        f"{d.tokenizer.vocab_size} tokens of {d.tokenizer.kind}"
     )
-    talk.say(
+    printer.say(
         f"step      {cfg.train.batch} x {cfg.data.sequence} tokens in {cfg.train.shards} logical shard"
         f"{'s' if cfg.train.shards > 1 else ''}; {flops.per_token / 1e6:.2f} MFLOP a token"
     )
-    talk.say(f"MFU       {mark}")
+    if program.ranks > 1:
+        printer.say(f"ranks     {program.ranks}, each with {program.facts['threads']} threads"
+                    + (" and its cut of the optimizer's state" if program.sharded else ""))
+    printer.say(f"MFU       {mark}")
 
 
-def _conclude(talk: Talk, loop: Loop, found: Evaluation, yardstick: float) -> str:
+def _conclude(printer: Printer, loop: Loop, found: Evaluation, baseline: float | None) -> str:
     """What the run came to, and a sample, which is returned."""
-    ours, mark = found.bits_per_byte, f"{talk.stamp} " if talk.stamp else ""
-    talk.say(f"{mark}validation    {ours:.4f} bits per byte ({found.tokens:,} tokens, {found.bytes:,} bytes)", "bold")
-    better = f"{1 - ours / yardstick:.1%} below" if ours < yardstick else f"{ours / yardstick - 1:.1%} ABOVE"
-    talk.say(f"order-2 model {yardstick:.4f} bits per byte on the same split; ours is {better} it")
-    talk.say("sample", "bold")
+    ours, mark = found.bits_per_byte, f"{printer.stamp} " if printer.stamp else ""
+    printer.say(f"{mark}validation    {ours:.4f} bits per byte ({found.tokens:,} tokens, {found.bytes:,} bytes)", "bold")
+    if baseline is not None:
+        better = f"{1 - ours / baseline:.1%} below" if ours < baseline else f"{ours / baseline - 1:.1%} ABOVE"
+        printer.say(f"order-2 model {baseline:.4f} bits per byte on the same split; ours is {better} it")
+    printer.say("sample", "bold")
     text = loop.sample()
-    talk.say(text, "dim")
+    printer.say(text, "dim")
     return text

@@ -101,7 +101,7 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
     __syncthreads();
 
     const int nblocks = (p.Sq + 64 * W - 1) / (64 * W), nheads = p.B * p.H, tiles = nblocks * nheads;
-    const bool reversed = p.right < kUnbounded;
+    const bool reversed = p.right < UNBOUNDED;
 
     if (wg == 0) {
         registers_decrease<(W == 3 ? 32 : 40)>();
@@ -121,14 +121,14 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                 const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
                 for (int j = n.end - 1, first = 1; j >= n.begin || first; --j, first = 0) {
                     if (j >= n.begin) {
-                        wait(&sh.k_empty[ks.slot], ks.parity);
+                        mbarrier_wait(&sh.k_empty[ks.slot], ks.parity);
                         mbarrier_arrive_expect(&sh.k_full[ks.slot], Shared::K);
                         load_rows<BN, D>(sh.k[ks.slot], map_k, &sh.k_full[ks.slot], j * BN, hk, b);
                         ks.advance();
                     }
                     if (first) {
                         for (int w = 0; w < W; ++w) {
-                            wait(&sh.row_empty[rs.slot][w], rs.parity);
+                            mbarrier_wait(&sh.row_empty[rs.slot][w], rs.parity);
                             mbarrier_arrive_expect(&sh.row_full[rs.slot][w], 2 * Shared::Q);
                             load_rows<64, D>(sh.q[rs.slot][w], map_q, &sh.row_full[rs.slot][w], m0 + 64 * w, h, b);
                             load_rows<64, D>(sh.g[rs.slot][w], map_g, &sh.row_full[rs.slot][w], m0 + 64 * w, h, b);
@@ -136,7 +136,7 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                         rs.advance();
                     }
                     if (j >= n.begin) {
-                        wait(&sh.v_empty[vs.slot], vs.parity);
+                        mbarrier_wait(&sh.v_empty[vs.slot], vs.parity);
                         mbarrier_arrive_expect(&sh.v_full[vs.slot], Shared::K);
                         load_rows<BN, D>(sh.v[vs.slot], map_v, &sh.v_full[vs.slot], j * BN, hk, b);
                         vs.advance();
@@ -149,7 +149,7 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
     } else {
         registers_increase<(W == 3 ? 160 : 232)>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        const float c = p.scale * kLog2e;
+        const float c = p.scale * LOG2_E;
         RingState<KS> ks(0);
         RingState<VS> vs(0);
         RingState<ROWS> rs(0);
@@ -166,11 +166,11 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             if (m0 + 64 * w >= p.Sq) own.end = own.begin;
             auto pass = [&](int count) {  // blocks that only other warpgroups need
                 for (int i = 0; i < count; ++i) {
-                    wait(&sh.k_full[ks.slot], ks.parity);
+                    mbarrier_wait(&sh.k_full[ks.slot], ks.parity);
                     __syncwarp();  // every lane has seen this phase before the producer may begin the next
                     if (lane == 0) mbarrier_arrive(&sh.k_empty[ks.slot]);
                     ks.advance();
-                    wait(&sh.v_full[vs.slot], vs.parity);
+                    mbarrier_wait(&sh.v_full[vs.slot], vs.parity);
                     __syncwarp();
                     if (lane == 0) mbarrier_arrive(&sh.v_empty[vs.slot]);
                     vs.advance();
@@ -190,11 +190,11 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                     for (int i = 0; i < WIDTH / 32; ++i)
                         x[r][i] = row + 8 * r < p.Sq ? *reinterpret_cast<const uint4*>(from + (row + 8 * r) * so.s + 32 * i) : uint4{};
                 const long head = (long)tile.head * p.Sq;
-                lse0 = row < p.Sq ? p.lse[head + row] * kLog2e : -infinity();
-                lse1 = row + 8 < p.Sq ? p.lse[head + row + 8] * kLog2e : -infinity();
+                lse0 = row < p.Sq ? p.lse[head + row] * LOG2_E : -infinity();
+                lse1 = row + 8 < p.Sq ? p.lse[head + row + 8] * LOG2_E : -infinity();
                 if (lse0 == -infinity()) lse0 = infinity();  // no key is visible: every P becomes 0
                 if (lse1 == -infinity()) lse1 = infinity();
-                wait(&sh.row_full[rs.slot][w], rs.parity);
+                mbarrier_wait(&sh.row_full[rs.slot][w], rs.parity);
                 if (stored && threadIdx.x % 128 == 0) {  // the other place, once the output staged there has been read
                     tma_store_wait_read<0>();
                     mbarrier_arrive(&sh.row_empty[rs.slot ^ 1][w]);
@@ -236,14 +236,14 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
             bool busy = false;
             pass(own.end > own.begin ? n.end - own.end : n.end - n.begin);
             for (int j = own.end - 1; j >= own.begin; --j) {
-                wait(&sh.k_full[ks.slot], ks.parity);
+                mbarrier_wait(&sh.k_full[ks.slot], ks.parity);
                 wgmma_fence();
                 mma_abt<BN, WIDTH>(s, q, sh.k[ks.slot]);
                 wgmma_commit();
                 wgmma_wait<1>();  // the dQ product of the block before
-                pin_fragment<BN>(ds);
+                pin_registers(ds);
                 if (busy && lane == 0) mbarrier_arrive(&sh.k_empty[held]);
-                wait(&sh.v_full[vs.slot], vs.parity);
+                mbarrier_wait(&sh.v_full[vs.slot], vs.parity);
                 wgmma_fence();
                 mma_abt<BN, WIDTH>(dp, g, sh.v[vs.slot]);
                 wgmma_commit();
@@ -251,7 +251,7 @@ __device__ __forceinline__ void dq_pass(const TensorMap* map_q, const TensorMap*
                 pin_registers(s);
                 if (j >= own.clear_hi || j < own.clear_lo) mask<BN>(s, j * BN, span0, span1);
 #pragma unroll
-                for (int i = 0; i < BN / 2; ++i) s[i] = exp2_fast(fmaf(s[i], c, i / 2 % 2 ? -lse1 : -lse0));
+                for (int i = 0; i < BN / 2; ++i) s[i] = exp2_approx(fmaf(s[i], c, i / 2 % 2 ? -lse1 : -lse0));
                 pin_registers(s);
                 keep_order(j);
                 wgmma_wait<0>();
@@ -345,7 +345,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                 {  // K and V have as many places as the queue and go round with it; the queue is one step ahead
                     static_assert(KVS == 2, "one place per queue slot");
                     const uint32_t kv = slot.slot ^ 1;
-                    wait(&sh.kv_empty[kv], slot.parity ^ kv);
+                    mbarrier_wait(&sh.kv_empty[kv], slot.parity ^ kv);
                     mbarrier_arrive_expect(&sh.kv_full[kv], 2 * W * Shared::K);
                     for (int w = 0; w < W; ++w) {
                         load_rows<64, D>(sh.k[kv][w], map_k, &sh.kv_full[kv], n0 + 64 * w, hk, b);
@@ -358,7 +358,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
 #pragma unroll 1
                     for (int i = m.begin; i < m.end; ++i) {
                         const uint32_t at = static_cast<uint32_t>(b * p.H + h) * p.Spad + i * BQ;
-                        wait(&sh.empty[qs.slot], qs.parity);
+                        mbarrier_wait(&sh.empty[qs.slot], qs.parity);
                         mbarrier_arrive_expect(&sh.q_full[qs.slot], Shared::Q + BQ * 4);
                         load_rows<BQ, D>(sh.q[qs.slot], map_q, &sh.q_full[qs.slot], i * BQ, h, b);
                         bulk_load(sh.lse2[qs.slot], p.lse2 + at, BQ * 4, &sh.q_full[qs.slot]);
@@ -375,7 +375,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
         registers_increase<(W == 3 ? 160 : D == 128 ? 240 : 232)>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const int nblocks = (p.Sk + 64 * W - 1) / (64 * W), nheads = p.B * p.Hkv, tiles = nblocks * nheads, group = p.H / p.Hkv;
-        const float c = p.scale * kLog2e;
+        const float c = p.scale * LOG2_E;
         RingState<STAGES> qs(0);
         RingState<KVS> kv(0);
         bool stored = false;
@@ -393,7 +393,7 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
             float dk[D / 2] = {}, dv[D / 2] = {}, s[BQ / 2] = {}, dp[BQ / 2] = {};
             Fragment<BQ> pr = {}, ds = {};
             uint32_t held = 0;
-            wait(&sh.kv_full[kv.slot], kv.parity);
+            mbarrier_wait(&sh.kv_full[kv.slot], kv.parity);
             if (stored && threadIdx.x % 128 == 0) {  // the other place, once the outputs staged there have been read
                 tma_store_wait_read<0>();
                 mbarrier_arrive(&sh.kv_empty[kv.slot ^ 1]);
@@ -407,21 +407,21 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                             mbarrier_arrive(&sh.empty[held]);
                             busy = false;
                         }
-                        wait(&sh.q_full[qs.slot], qs.parity);
-                        wait(&sh.g_full[qs.slot], qs.parity);
+                        mbarrier_wait(&sh.q_full[qs.slot], qs.parity);
+                        mbarrier_wait(&sh.g_full[qs.slot], qs.parity);
                         mbarrier_arrive(&sh.empty[qs.slot]);
                         qs.advance();
                         continue;
                     }
-                    wait(&sh.q_full[qs.slot], qs.parity);
+                    mbarrier_wait(&sh.q_full[qs.slot], qs.parity);
                     wgmma_fence();
                     mma_abt<BQ, WIDTH>(s, k, sh.q[qs.slot]);
                     wgmma_commit();
                     wgmma_wait<1>();  // the dV and dK products of the block before
-                    pin_fragment<BQ>(pr);
-                    pin_fragment<BQ>(ds);
+                    pin_registers(pr);
+                    pin_registers(ds);
                     if (busy) mbarrier_arrive(&sh.empty[held]);
-                    wait(&sh.g_full[qs.slot], qs.parity);
+                    mbarrier_wait(&sh.g_full[qs.slot], qs.parity);
                     wgmma_fence();
                     mma_abt<BQ, WIDTH>(dp, v, sh.g[qs.slot]);
                     wgmma_commit();
@@ -441,10 +441,10 @@ __device__ __forceinline__ void dkv_pass(const TensorMap* map_q, const TensorMap
                     if (i >= own.clear_hi || i < own.clear_lo) mask<BQ>(s, i * BQ, span0, span1);
 #pragma unroll
                     for (int j = 0; j < BQ / 8; ++j) {
-                        s[4 * j] = exp2_fast(fmaf(s[4 * j], c, shift[2 * j]));
-                        s[4 * j + 1] = exp2_fast(fmaf(s[4 * j + 1], c, shift[2 * j + 1]));
-                        s[4 * j + 2] = exp2_fast(fmaf(s[4 * j + 2], c, shift[2 * j]));
-                        s[4 * j + 3] = exp2_fast(fmaf(s[4 * j + 3], c, shift[2 * j + 1]));
+                        s[4 * j] = exp2_approx(fmaf(s[4 * j], c, shift[2 * j]));
+                        s[4 * j + 1] = exp2_approx(fmaf(s[4 * j + 1], c, shift[2 * j + 1]));
+                        s[4 * j + 2] = exp2_approx(fmaf(s[4 * j + 2], c, shift[2 * j]));
+                        s[4 * j + 3] = exp2_approx(fmaf(s[4 * j + 3], c, shift[2 * j + 1]));
                     }
                     to_bf16<BQ>(pr, s);
                     wgmma_fence();

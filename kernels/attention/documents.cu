@@ -1,15 +1,16 @@
 // Packed documents: which places of one side belong to the document of each position of the other. Ahead of the attention kernels.
 //
-//   attn_documents   start[b][i] = number of ids in `in[b]` below of[b][i], end[b][i] = number of them not above it. So where ids do not fall
-//                    along `in[b]`, places start .. end - 1 are those with the same id (none where end = start), and where they do not
+//   attn_documents   start[b][i] = number of ids in `in[b]` below of[b][i], end[b][i] = number of them not above it. So where ids do not
+//                    fall along `in[b]`, places start .. end - 1 are those with the same id (none where end = start), and where they do not
 //                    fall along `of[b]` either, start and end do not fall with i, which spans.cuh builds on.
 //   attn_refuse      after the forward pass. A row of the batch whose ids fall cannot be answered by spans: attn_documents gives it spans
 //                    of everything, so that the tiles stay sound, and this makes its o and lse NaN, so that the loss shows it.
 //
-// Work. attn_documents: a CTA of 1024 threads per 1024 positions; each reads both rows of ids once to see whether they fall (coalesced, from
-//   L2), then a thread per position searches by halves. attn_refuse: a CTA per row of the batch; it reads the ids and mostly ends there.
-// Registers: under 32, no shared memory. Ordering: one barrier, the vote, which every thread reaches; nothing that one thread writes is read
-//   by another within a launch. Launches of one stream follow one another. Bits depend on nothing but ids.
+// Work. attn_documents: a CTA of 1024 threads per 1024 positions; each reads both rows of ids once to see whether they fall (coalesced,
+//   from L2), then a thread per position searches by halves. attn_refuse: a CTA per row of the batch; it reads the ids and mostly ends
+//   there.
+// Registers: under 32, no shared memory. Ordering: one barrier, the vote, which every thread reaches; nothing that one thread writes is
+//   read by another within a launch. Launches of one stream follow one another. Bits depend on nothing but ids.
 
 namespace attn {
 

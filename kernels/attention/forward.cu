@@ -66,17 +66,17 @@ struct Running {
         a0 = fmaxf(a0, __shfl_xor_sync(~0u, a0, 2));
         a1 = fmaxf(a1, __shfl_xor_sync(~0u, a1, 2));
         const float n0 = a0 == -infinity() ? 0.f : a0 * c, n1 = a1 == -infinity() ? 0.f : a1 * c;
-        fix[0] = exp2_fast(fmaf(max[0], c, -n0));
-        fix[1] = exp2_fast(fmaf(max[1], c, -n1));
+        fix[0] = exp2_approx(fmaf(max[0], c, -n0));
+        fix[1] = exp2_approx(fmaf(max[1], c, -n1));
         max[0] = a0;
         max[1] = a1;
         float t0 = 0.f, t1 = 0.f, u0 = sum[0] * fix[0], u1 = sum[1] * fix[1];
 #pragma unroll
         for (int j = 0; j < BN / 8; ++j) {
-            u0 += s[4 * j] = exp2_fast(fmaf(s[4 * j], c, -n0));
-            t0 += s[4 * j + 1] = exp2_fast(fmaf(s[4 * j + 1], c, -n0));
-            u1 += s[4 * j + 2] = exp2_fast(fmaf(s[4 * j + 2], c, -n1));
-            t1 += s[4 * j + 3] = exp2_fast(fmaf(s[4 * j + 3], c, -n1));
+            u0 += s[4 * j] = exp2_approx(fmaf(s[4 * j], c, -n0));
+            t0 += s[4 * j + 1] = exp2_approx(fmaf(s[4 * j + 1], c, -n0));
+            u1 += s[4 * j + 2] = exp2_approx(fmaf(s[4 * j + 2], c, -n1));
+            t1 += s[4 * j + 3] = exp2_approx(fmaf(s[4 * j + 3], c, -n1));
         }
         sum[0] = u0 + t0;
         sum[1] = u1 + t1;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
     __syncthreads();
 
     const int nblocks = (p.Sq + 64 * W - 1) / (64 * W), nheads = p.B * p.H, tiles = nblocks * nheads;
-    const bool reversed = p.right < kUnbounded;
+    const bool reversed = p.right < UNBOUNDED;
 
     if (wg == 0) {
         registers_decrease<(W > 2 ? 32 : 40)>();
@@ -128,21 +128,21 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                 const int b = tile.head / p.H, h = tile.head - b * p.H, hk = h / (p.H / p.Hkv), m0 = tile.block * 64 * W;
                 const Blocks n = blocks<BN>(keys_of(p, b, m0), keys_of(p, b, m0 + 64 * W - 1));
                 auto load_k = [&](int j) {
-                    wait(&sh.k_empty[ks.slot], ks.parity);
+                    mbarrier_wait(&sh.k_empty[ks.slot], ks.parity);
                     mbarrier_arrive_expect(&sh.k_full[ks.slot], Shared::K);
                     load_rows<BN, D>(sh.k[ks.slot], map_k, &sh.k_full[ks.slot], j * BN, hk, b);
                     ks.advance();
                 };
                 if (n.end > n.begin) load_k(n.end - 1);
                 for (int w = 0; w < W; ++w) {
-                    wait(&sh.q_empty[qs.slot][w], qs.parity);
+                    mbarrier_wait(&sh.q_empty[qs.slot][w], qs.parity);
                     mbarrier_arrive_expect(&sh.q_full[qs.slot][w], Shared::Q);
                     load_rows<64, D>(sh.q[qs.slot][w], map_q, &sh.q_full[qs.slot][w], m0 + 64 * w, h, b);
                 }
                 qs.advance();
                 for (int j = n.end - 1; j >= n.begin; --j) {
                     if (j > n.begin) load_k(j - 1);
-                    wait(&sh.v_empty[vs.slot], vs.parity);
+                    mbarrier_wait(&sh.v_empty[vs.slot], vs.parity);
                     mbarrier_arrive_expect(&sh.v_full[vs.slot], Shared::K);
                     load_rows<BN, D>(sh.v[vs.slot], map_v, &sh.v_full[vs.slot], j * BN, hk, b);
                     vs.advance();
@@ -154,7 +154,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
     } else {
         registers_increase<(W == 4 ? 112 : W == 3 ? 160 : 232)>();
         const int w = wg - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        const float c = p.scale * kLog2e;
+        const float c = p.scale * LOG2_E;
         RingState<STAGES> ks(0), vs(0);
         RingState<2> qs(0);
         bool stored = false;
@@ -181,10 +181,10 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
             float o[D / 2] = {};
             Running run;
             uint8_t* q = sh.q[qs.slot][w];
-            wait(&sh.q_full[qs.slot][w], qs.parity);
+            mbarrier_wait(&sh.q_full[qs.slot][w], qs.parity);
             auto pass = [&](int count) {  // blocks that only other warpgroups need
                 for (int i = 0; i < count; ++i) {
-                    wait(&sh.k_full[ks.slot], ks.parity);
+                    mbarrier_wait(&sh.k_full[ks.slot], ks.parity);
                     __syncwarp();  // every lane has seen this phase before the producer may begin the next
                     if (lane == 0) mbarrier_arrive(&sh.k_empty[ks.slot]);
                     ks.advance();
@@ -192,7 +192,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                         named_barrier_sync(1 + w, 256);
                         named_barrier_arrive(1 + (w + 1) % W, 256);
                     }
-                    wait(&sh.v_full[vs.slot], vs.parity);
+                    mbarrier_wait(&sh.v_full[vs.slot], vs.parity);
                     __syncwarp();
                     if (lane == 0) mbarrier_arrive(&sh.v_empty[vs.slot]);
                     vs.advance();
@@ -216,7 +216,7 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                 };
 
                 int j = own.end - 1;
-                wait(&sh.k_full[ks.slot], ks.parity);
+                mbarrier_wait(&sh.k_full[ks.slot], ks.parity);
                 if (TURNS) named_barrier_sync(1 + w, 256);
                 wgmma_fence();
                 mma_abt<BN, WIDTH>(s, q, sh.k[ks.slot]);
@@ -230,12 +230,12 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                 to_bf16<BN>(pr, s);
 
                 for (--j; j >= own.begin; --j) {
-                    wait(&sh.k_full[ks.slot], ks.parity);
+                    mbarrier_wait(&sh.k_full[ks.slot], ks.parity);
                     if (TURNS) named_barrier_sync(1 + w, 256);
                     wgmma_fence();
                     mma_abt<BN, WIDTH>(s, q, sh.k[ks.slot]);
                     wgmma_commit();
-                    wait(&sh.v_full[vs.slot], vs.parity);
+                    mbarrier_wait(&sh.v_full[vs.slot], vs.parity);
                     wgmma_fence();
                     mma_pb<D, BN>(o, pr, sh.v[vs.slot], 1);
                     wgmma_commit();
@@ -248,13 +248,13 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
                     keep_order(j);
                     wgmma_wait<0>();
                     pin_registers(o);
-                    pin_fragment<BN>(pr);
+                    pin_registers(pr);
                     free_v();
 #pragma unroll
                     for (int i = 0; i < D / 2; ++i) o[i] *= fix[i / 2 % 2];
                     to_bf16<BN>(pr, s);
                 }
-                wait(&sh.v_full[vs.slot], vs.parity);
+                mbarrier_wait(&sh.v_full[vs.slot], vs.parity);
                 wgmma_fence();
                 mma_pb<D, BN>(o, pr, sh.v[vs.slot], 1);
                 wgmma_commit();
@@ -275,8 +275,8 @@ __device__ __forceinline__ void forward(const TensorMap* map_q, const TensorMap*
             const bool none0 = run.sum[0] == 0.f, none1 = run.sum[1] == 0.f;
             if (lane % 4 == 0) {
                 float* out = p.lse + (long)tile.head * p.Sq;
-                if (row < p.Sq) out[row] = none0 ? -infinity() : fmaf(run.max[0], p.scale, log2_fast(run.sum[0]) * kLn2);
-                if (row + 8 < p.Sq) out[row + 8] = none1 ? -infinity() : fmaf(run.max[1], p.scale, log2_fast(run.sum[1]) * kLn2);
+                if (row < p.Sq) out[row] = none0 ? -infinity() : fmaf(run.max[0], p.scale, log2_approx(run.sum[0]) * LN_2);
+                if (row + 8 < p.Sq) out[row + 8] = none1 ? -infinity() : fmaf(run.max[1], p.scale, log2_approx(run.sum[1]) * LN_2);
             }
             named_barrier_sync(8 + w, 128);
             stage<D>(q, o, none0 ? 0.f : 1.f / run.sum[0], none1 ? 0.f : 1.f / run.sum[1]);

@@ -7,7 +7,9 @@
 #pragma once
 #include <cstdint>
 
+#include "../common/bf16.cuh"
 #include "../common/fence.cuh"
+#include "../common/math.cuh"
 #include "../common/matrix.cuh"
 #include "../common/mbarrier.cuh"
 #include "../common/tma.cuh"
@@ -18,34 +20,12 @@ namespace attn {
 
 using namespace ptx;
 
-constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-
 // ---------------------------------------------------------------- small things
 
-__device__ __forceinline__ void wait(mbarrier_t* barrier, uint32_t parity) {
-#ifdef ATTN_WAIT_BOUNDED  // development: a lost arrival gives wrong results instead of a hang
-    const long long t0 = clock64();
-    while (!mbarrier_try_wait(barrier, parity) && clock64() - t0 < 50000000ll) {
-    }
-#else
-    mbarrier_wait(barrier, parity);
-#endif
-}
 // Ends a basic block: `block` (a block index, never negative) is tested in a way that the compiler cannot resolve. The assembler moves
 // a wait for matrix products up to the start of its basic block, above arithmetic that was meant to run under the products.
 __device__ __forceinline__ void keep_order(int block) {
     if (block < 0) __nanosleep(1);
-}
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ float log2_fast(float x) {
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // ---------------------------------------------------------------- matrix operands
@@ -68,10 +48,6 @@ __device__ __forceinline__ void mma_pb(float (&d)[N / 2], const Fragment<K>& p, 
     const uint64_t db = descriptor_mn_major(smem_address(b), K * 128);
 #pragma unroll
     for (int k = 0; k < K / 16; ++k) wgmma_rs<N, 1>(d, p[k], descriptor_advance(db, k * 2048), k > 0 ? 1 : keep);
-}
-template <int K> __device__ __forceinline__ void pin_fragment(Fragment<K>& p) {
-#pragma unroll
-    for (int i = 0; i < K / 4; ++i) asm volatile("" : "+r"(p[i / 4][i % 4])::"memory");
 }
 template <int K> __device__ __forceinline__ void to_bf16(Fragment<K>& p, const float (&s)[K / 2]) {
 #pragma unroll
@@ -129,13 +105,13 @@ struct Queue {
         }
     }
     __device__ __forceinline__ void give(RingState<2>& at, int t) {
-        wait(&empty[at.slot], at.parity);
+        mbarrier_wait(&empty[at.slot], at.parity);
         tile[at.slot] = t;
         mbarrier_arrive(&full[at.slot]);
         at.advance();
     }
     __device__ __forceinline__ int take(RingState<2>& at) {
-        wait(&full[at.slot], at.parity);
+        mbarrier_wait(&full[at.slot], at.parity);
         const int t = *reinterpret_cast<volatile int*>(&tile[at.slot]);
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(&empty[at.slot]);

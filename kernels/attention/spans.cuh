@@ -8,7 +8,7 @@
 
 namespace attn {
 
-constexpr int kUnbounded = 1 << 29;  // a window side that never binds
+constexpr int UNBOUNDED = 1 << 29;  // a window side that never binds
 
 // Passed by value, after the tensor maps.
 struct Params {
@@ -16,7 +16,7 @@ struct Params {
     float* lse2;             // backward workspace [B*H, Spad]: lse * log2(e), +inf where no key is visible and beyond Sq
     float* delta;            // backward workspace [B*H, Spad]: rowsum(dO * O), 0 beyond Sq
     int* queue;              // two ints, zero before the first launch; every launch leaves them zero
-    const int* doc_start;    // forward, dq [B, Sq]: first key of the document of each query; dkv [B, Sk]: first query of each key's; or null
+    const int* doc_start;    // forward, dq [B, Sq]: first key of each query's document; dkv [B, Sk]: first query of each key's; or null
     const int* doc_end;      // the same: one past the last
     int B, H, Hkv, Sq, Sk, Spad;
     int left, right;         // query i sees keys i + Sk - Sq - left .. i + Sk - Sq + right

@@ -1,4 +1,4 @@
-// Thread-block clusters: rank, cluster-wide barrier, address mapping into the shared memory of a peer CTA.
+// Thread-block clusters: rank, cluster-wide barrier.
 #pragma once
 #include <cstdint>
 
@@ -21,13 +21,6 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 __device__ __forceinline__ void cluster_sync() {
     cluster_arrive();
     cluster_wait();
-}
-
-// Shared-window address (shared::cluster) of the object at `address` (shared::cta) in the CTA with the given rank.
-__device__ __forceinline__ uint32_t map_to_rank(uint32_t address, uint32_t rank) {
-    uint32_t mapped;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-    return mapped;
 }
 
 }  // namespace ptx

@@ -1,7 +1,7 @@
 // Asynchronous copies of 16 bytes from global to shared memory (cp.async), in slots that one thread owns.
 //
-// Ordering. A slot belongs to the thread that copies into it: copy_wait<K> orders its copies, all but those of its K youngest groups, before
-// its reads; it may refill a slot once the value it read has been used. So slots need no barrier.
+// Ordering. A slot belongs to the thread that copies into it: copy_wait<K> orders its copies, all but those of its K youngest groups,
+// before its reads; it may refill a slot once the value it read has been used. So slots need no barrier.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// Ordering and synchronisation inside a CTA: named barriers, proxy fences, register budgets, one-lane election.
+// Ordering and synchronisation inside a CTA: named barriers, proxy fences, register budgets.
 #pragma once
 #include <cstdint>
 
@@ -7,13 +7,6 @@ namespace ptx {
 // Address of a shared-memory object in the shared window (32 bits), as PTX operands want it.
 __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-// True in exactly one active lane of a fully converged warp.
-__device__ __forceinline__ bool elect_one() {
-    uint32_t elected;
-    asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}\n" : "=r"(elected));
-    return elected != 0;
 }
 
 // Index of this warp, made uniform so that branches on it are uniform too.
@@ -31,9 +24,6 @@ __device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threa
 
 // Makes this thread's earlier ordinary shared-memory accesses visible to the async proxy (TMA, wgmma) of later operations.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// The same for global memory: earlier ordinary global writes before later TMA reads of them (and the other way round).
-__device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // Raises this warpgroup's registers per thread to N (multiple of 8, 24..256). Needs __launch_bounds__(threads, 1).
 template <int N>

@@ -1,21 +1,8 @@
-// Small matrices between registers and shared memory: ldmatrix, stmatrix, bf16 packing, the 128-byte swizzle.
+// Small matrices between registers and shared memory: ldmatrix, stmatrix, the 128-byte swizzle.
 #pragma once
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 namespace ptx {
-
-// Packs two floats into bf16x2, round to nearest even; `low` lands in the lower half (the lower address).
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-    uint32_t packed;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
-// Lower and upper half of a bf16x2 as floats (exact).
-__device__ __forceinline__ float bf16_low(uint32_t packed) { return __uint_as_float(packed << 16); }
-__device__ __forceinline__ float bf16_high(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
 
 // Byte offset of (row, byte column) in a tile of 128-byte rows laid out by the TMA's 128-byte swizzle (tile 1024-byte aligned):
 // the 16-byte chunk index is xored with the row index modulo 8.
@@ -30,24 +17,9 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t r0, uint3
                  : "memory");
 }
 
-// stmatrix_x4 with each 8x8 matrix transposed on the way.
-__device__ __forceinline__ void stmatrix_x4_transposed(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2),
-                 "r"(r3)
-                 : "memory");
-}
-
 // Loads four 8x8 matrices of 16-bit elements, the inverse of stmatrix_x4.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t address, uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
-                 : "r"(address)
-                 : "memory");
-}
-
-// ldmatrix_x4 with each 8x8 matrix transposed on the way.
-__device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t address, uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
                  : "r"(address)
                  : "memory");

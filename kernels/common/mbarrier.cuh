@@ -57,20 +57,6 @@ __device__ __forceinline__ void mbarrier_wait(mbarrier_t* barrier, uint32_t pari
     }
 }
 
-// Waits for the phase of this parity, acquiring at cluster scope (arrivals came from peer CTAs).
-__device__ __forceinline__ void mbarrier_wait_cluster(mbarrier_t* barrier, uint32_t parity) {
-    uint32_t done = 0;
-    while (done == 0) {
-        asm volatile(
-            "{\n .reg .pred p;\n"
-            " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-            " selp.u32 %0, 1, 0, p;\n}\n"
-            : "=r"(done)
-            : "r"(smem_address(barrier)), "r"(parity)
-            : "memory");
-    }
-}
-
 // Place in a ring of `STAGES` slots and the parity of the current turn. A consumer starts at parity 0 (waits for the first fill); a
 // producer starts at parity 1 (the slots are free at first: waiting for parity 1 of a fresh barrier returns at once).
 template <int STAGES>

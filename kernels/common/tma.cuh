@@ -19,15 +19,6 @@ __device__ __forceinline__ void tma_prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Loads one box of a 2-D tensor into shared memory.
-__device__ __forceinline__ void tma_load_2d(void* destination, const TensorMap* map, mbarrier_t* barrier, int x0, int x1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-            smem_address(destination)),
-        "l"(map), "r"(smem_address(barrier)), "r"(x0), "r"(x1)
-        : "memory");
-}
-
 // Loads one box of a 3-D tensor into shared memory.
 __device__ __forceinline__ void tma_load_3d(void* destination, const TensorMap* map, mbarrier_t* barrier, int x0, int x1, int x2) {
     asm volatile(
@@ -58,14 +49,7 @@ __device__ __forceinline__ void tma_load_3d_multicast(void* destination, const T
         : "memory");
 }
 
-// Stores one box of a 2-D tensor from shared memory. Precede with fence_async_shared by the writers and a barrier; follow with a commit.
-__device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* source, int x0, int x1) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(smem_address(source)),
-                 "r"(x0), "r"(x1)
-                 : "memory");
-}
-
-// Stores one box of a 3-D tensor from shared memory.
+// Stores one box of a 3-D tensor from shared memory. Precede with fence_async_shared by the writers and a barrier; follow with a commit.
 __device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* source, int x0, int x1, int x2) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                  "r"(smem_address(source)), "r"(x0), "r"(x1), "r"(x2)
@@ -92,12 +76,6 @@ __device__ __forceinline__ void bulk_load(void* destination, const void* source,
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      smem_address(destination)),
                  "l"(source), "r"(bytes), "r"(smem_address(barrier))
-                 : "memory");
-}
-
-// Copies `bytes` (multiple of 16) from shared to global memory; completes in the bulk group.
-__device__ __forceinline__ void bulk_store(void* destination, const void* source, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(smem_address(source)), "r"(bytes)
                  : "memory");
 }
 

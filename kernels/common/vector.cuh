@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "bf16.cuh"
+
 namespace vec {
 
 // A bfloat16 in memory; arithmetic happens in float.
@@ -55,20 +57,6 @@ __device__ __forceinline__ void store8(void* p, uint2 r) {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(r.x), "r"(r.y) : "memory");
 }
 
-// Two floats as bf16x2, round to nearest even; `low` at the lower address.
-__device__ __forceinline__ uint32_t pack2(float low, float high) {
-    uint32_t packed;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
-// The larger of two bf16, twice; a NaN loses.
-__device__ __forceinline__ uint32_t max2(uint32_t a, uint32_t b) {
-    uint32_t m;
-    asm("max.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
-    return m;
-}
-
 __device__ __forceinline__ float as_float(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 __device__ __forceinline__ float as_float(float x) { return x; }
 
@@ -80,7 +68,7 @@ __device__ __forceinline__ float from_float<float>(float x) {
 }
 template <>
 __device__ __forceinline__ Bf16 from_float<Bf16>(float x) {
-    return Bf16{static_cast<uint16_t>(pack2(x, 0.0f) & 0xffffu)};
+    return Bf16{static_cast<uint16_t>(ptx::pack_bf16(x, 0.0f) & 0xffffu)};
 }
 
 // x rounded to T and back.
@@ -150,7 +138,7 @@ struct Group {
             for (int i = 0; i < N; ++i) word[i] = __float_as_uint(value[i]);
         } else {
 #pragma unroll
-            for (int i = 0; i < N; i += 2) word[i / 2] = pack2(value[i], value[i + 1]);
+            for (int i = 0; i < N; i += 2) word[i / 2] = ptx::pack_bf16(value[i], value[i + 1]);
         }
     }
 };
@@ -158,6 +146,17 @@ struct Group {
 // Elements of 16 bytes.
 template <typename T>
 constexpr int PER = 16 / static_cast<int>(sizeof(T));
+
+// 16 bytes as elements.
+template <typename T>
+__device__ __forceinline__ Group<T, PER<T>> group(uint4 r) {
+    Group<T, PER<T>> elements;
+    elements.word[0] = r.x;
+    elements.word[1] = r.y;
+    elements.word[2] = r.z;
+    elements.word[3] = r.w;
+    return elements;
+}
 
 // Exact quotient of n < 2^31 by a divisor of 1..2^31-1 that the host prepared: multiplier = floor(2^32 (2^shift - d) / d) + 1,
 // shift = ceil(log2 d) (Granlund and Montgomery 1994, figure 4.1).

@@ -37,6 +37,11 @@ __device__ __forceinline__ void pin_registers(float (&values)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void pin_registers(uint32_t (&values)[ROWS][COLUMNS]) {
+#pragma unroll
+    for (int i = 0; i < ROWS * COLUMNS; ++i) asm volatile("" : "+r"(values[i / COLUMNS][i % COLUMNS])::"memory");
+}
 
 namespace detail {
 constexpr uint64_t SWIZZLE_128B = uint64_t(1) << 62;
@@ -138,49 +143,24 @@ __device__ __forceinline__ uint64_t descriptor_advance(uint64_t descriptor, uint
                  : CONSTRAINTS                                                                                \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSE_B))
 
-// D = A B (+ D if `accumulate` is not 0), both operands in shared memory. N is a multiple of 16 up to 256; d holds N/2 floats.
+// D = A B (+ D if `accumulate` is not 0), both operands in shared memory; d holds N/2 floats.
 // TRANSPOSE_A / TRANSPOSE_B are 1 for MN-major operands.
 template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
 __device__ __forceinline__ void wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {
-    static_assert(N % 16 == 0 && N >= 16 && N <= 256, "N is a multiple of 16 up to 256");
-    if constexpr (N == 16) ALPHA_WGMMA_SS(16, ALPHA_RS0, ALPHA_CS0, 8, 9, 10, 11, 12);
-    else if constexpr (N == 32) ALPHA_WGMMA_SS(32, ALPHA_RS1, ALPHA_CS1, 16, 17, 18, 19, 20);
-    else if constexpr (N == 48) ALPHA_WGMMA_SS(48, ALPHA_RS2, ALPHA_CS2, 24, 25, 26, 27, 28);
-    else if constexpr (N == 64) ALPHA_WGMMA_SS(64, ALPHA_RS3, ALPHA_CS3, 32, 33, 34, 35, 36);
-    else if constexpr (N == 80) ALPHA_WGMMA_SS(80, ALPHA_RS4, ALPHA_CS4, 40, 41, 42, 43, 44);
+    static_assert(N == 64 || N == 96 || N == 128 || N == 192 || N == 256, "the widths that kernels use");
+    if constexpr (N == 64) ALPHA_WGMMA_SS(64, ALPHA_RS3, ALPHA_CS3, 32, 33, 34, 35, 36);
     else if constexpr (N == 96) ALPHA_WGMMA_SS(96, ALPHA_RS5, ALPHA_CS5, 48, 49, 50, 51, 52);
-    else if constexpr (N == 112) ALPHA_WGMMA_SS(112, ALPHA_RS6, ALPHA_CS6, 56, 57, 58, 59, 60);
     else if constexpr (N == 128) ALPHA_WGMMA_SS(128, ALPHA_RS7, ALPHA_CS7, 64, 65, 66, 67, 68);
-    else if constexpr (N == 144) ALPHA_WGMMA_SS(144, ALPHA_RS8, ALPHA_CS8, 72, 73, 74, 75, 76);
-    else if constexpr (N == 160) ALPHA_WGMMA_SS(160, ALPHA_RS9, ALPHA_CS9, 80, 81, 82, 83, 84);
-    else if constexpr (N == 176) ALPHA_WGMMA_SS(176, ALPHA_RS10, ALPHA_CS10, 88, 89, 90, 91, 92);
     else if constexpr (N == 192) ALPHA_WGMMA_SS(192, ALPHA_RS11, ALPHA_CS11, 96, 97, 98, 99, 100);
-    else if constexpr (N == 208) ALPHA_WGMMA_SS(208, ALPHA_RS12, ALPHA_CS12, 104, 105, 106, 107, 108);
-    else if constexpr (N == 224) ALPHA_WGMMA_SS(224, ALPHA_RS13, ALPHA_CS13, 112, 113, 114, 115, 116);
-    else if constexpr (N == 240) ALPHA_WGMMA_SS(240, ALPHA_RS14, ALPHA_CS14, 120, 121, 122, 123, 124);
     else if constexpr (N == 256) ALPHA_WGMMA_SS(256, ALPHA_RS15, ALPHA_CS15, 128, 129, 130, 131, 132);
 }
 
 // D = A B (+ D if `accumulate` is not 0), A in registers (K-major fragment), B in shared memory.
 template <int N, int TRANSPOSE_B>
 __device__ __forceinline__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-    static_assert(N % 16 == 0 && N >= 16 && N <= 256, "N is a multiple of 16 up to 256");
-    if constexpr (N == 16) ALPHA_WGMMA_RS(16, ALPHA_RS0, ALPHA_CS0, 8, 9, 10, 11, 12, 13, 14);
-    else if constexpr (N == 32) ALPHA_WGMMA_RS(32, ALPHA_RS1, ALPHA_CS1, 16, 17, 18, 19, 20, 21, 22);
-    else if constexpr (N == 48) ALPHA_WGMMA_RS(48, ALPHA_RS2, ALPHA_CS2, 24, 25, 26, 27, 28, 29, 30);
-    else if constexpr (N == 64) ALPHA_WGMMA_RS(64, ALPHA_RS3, ALPHA_CS3, 32, 33, 34, 35, 36, 37, 38);
-    else if constexpr (N == 80) ALPHA_WGMMA_RS(80, ALPHA_RS4, ALPHA_CS4, 40, 41, 42, 43, 44, 45, 46);
-    else if constexpr (N == 96) ALPHA_WGMMA_RS(96, ALPHA_RS5, ALPHA_CS5, 48, 49, 50, 51, 52, 53, 54);
-    else if constexpr (N == 112) ALPHA_WGMMA_RS(112, ALPHA_RS6, ALPHA_CS6, 56, 57, 58, 59, 60, 61, 62);
+    static_assert(N == 64 || N == 128, "the widths that kernels use");
+    if constexpr (N == 64) ALPHA_WGMMA_RS(64, ALPHA_RS3, ALPHA_CS3, 32, 33, 34, 35, 36, 37, 38);
     else if constexpr (N == 128) ALPHA_WGMMA_RS(128, ALPHA_RS7, ALPHA_CS7, 64, 65, 66, 67, 68, 69, 70);
-    else if constexpr (N == 144) ALPHA_WGMMA_RS(144, ALPHA_RS8, ALPHA_CS8, 72, 73, 74, 75, 76, 77, 78);
-    else if constexpr (N == 160) ALPHA_WGMMA_RS(160, ALPHA_RS9, ALPHA_CS9, 80, 81, 82, 83, 84, 85, 86);
-    else if constexpr (N == 176) ALPHA_WGMMA_RS(176, ALPHA_RS10, ALPHA_CS10, 88, 89, 90, 91, 92, 93, 94);
-    else if constexpr (N == 192) ALPHA_WGMMA_RS(192, ALPHA_RS11, ALPHA_CS11, 96, 97, 98, 99, 100, 101, 102);
-    else if constexpr (N == 208) ALPHA_WGMMA_RS(208, ALPHA_RS12, ALPHA_CS12, 104, 105, 106, 107, 108, 109, 110);
-    else if constexpr (N == 224) ALPHA_WGMMA_RS(224, ALPHA_RS13, ALPHA_CS13, 112, 113, 114, 115, 116, 117, 118);
-    else if constexpr (N == 240) ALPHA_WGMMA_RS(240, ALPHA_RS14, ALPHA_CS14, 120, 121, 122, 123, 124, 125, 126);
-    else if constexpr (N == 256) ALPHA_WGMMA_RS(256, ALPHA_RS15, ALPHA_CS15, 128, 129, 130, 131, 132, 133, 134);
 }
 
 #undef ALPHA_WGMMA_SS

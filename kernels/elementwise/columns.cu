@@ -1,15 +1,15 @@
 // Sums over the rows of a matrix: bias gradients, and the second pass of norm/backward.cu.
 //
 // Compile-time parameters
-//   COLUMNS_F32   columns_partial reads 0: bf16;  1: fp32
-//   COLUMNS_OUT   columns_finish and one-part sums write 0: bf16;  1: fp32;  2: fp32, added to what is there
+//   COLUMNS_ACCUMULATE   the sums (of columns_finish, and of columns_partial with one part) 0: overwrite;  1: are added to what is there
 //
-// columns_partial: [rows, width] -> partial[parts][width] fp32 (or, with one part, the result).
+// columns_partial: bf16 [rows, width] -> partial[parts][width] fp32 (or, with one part, the result).
 //   Work. CTA = 8 warps; a warp covers 32 vectors of 16 bytes of a row. blockIdx.x: the slab of columns; runs of rows part = blockIdx.y,
 //   + gridDim.y, .... The problem fixes `parts`; warp w of a run takes rows w, w + 8, ... and adds each column in a register, eight rows
 //   loaded at a time, the last few too. Then the warps' sums are added in the order 0..7 in shared memory. Bits depend on `parts` alone.
 //   Bytes: the matrix once. Registers: 32 of loads, 8 sums.
-//   Ordering: all warps write their sums, __syncthreads, the first warp's lanes read all of them, __syncthreads before the next run rewrites.
+//   Ordering: all warps write their sums, __syncthreads, the first warp's lanes read all of them, __syncthreads before the next run
+//   rewrites.
 // columns_finish: partial[sets][parts][width] -> out[set][width].
 //   Work. CTA = 32 columns x 32 runs of ceil(parts / 32) rows; each thread adds its run in order, then the 32 runs are added in order.
 //   Launched with programmatic dependence: it waits for the first pass before it reads.
@@ -17,25 +17,21 @@
 #include "../common/fence.cuh"
 #include "../common/vector.cuh"
 
-constexpr int OUT = COLUMNS_OUT;
-using T = vec::Element<COLUMNS_F32 != 0>::type;
-constexpr int N = vec::PER<T>;
+constexpr bool ACCUMULATE = COLUMNS_ACCUMULATE;
+using vec::Bf16;
+constexpr int N = vec::PER<Bf16>;
 constexpr int WARPS = 8;
 constexpr int DEEP = 8;
 
-__device__ __forceinline__ void put(void* out, size_t at, float value) {
-    if (OUT == 0) {
-        static_cast<vec::Bf16*>(out)[at] = vec::from_float<vec::Bf16>(value);
-    } else {
-        float* const target = static_cast<float*>(out) + at;
-        *target = OUT == 2 ? *target + value : value;
-    }
+__device__ __forceinline__ void put(float* out, size_t at, float value) {
+    float* const target = out + at;
+    *target = ACCUMULATE ? *target + value : value;
 }
 
 struct Problem {
-    const T* x;
+    const Bf16* x;
     float* partial;  // [parts][width], or null: one part, written to out
-    void* out;
+    float* out;
     int rows, parts, run;
     long long width, stride;  // stride: elements between rows
 };
@@ -54,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) columns_partial(cons
         const int stop = min(p.rows, (part + 1) * p.run);
         if (inside) {
             for (int row = part * p.run + warp; row < stop; row += WARPS * DEEP) {
-                vec::Group<T, N> x[DEEP];
+                vec::Group<Bf16, N> x[DEEP];
 #pragma unroll
                 for (int d = 0; d < DEEP; ++d)  // behind the last row the last again, not added: loads need no branch
                     x[d].load(p.x + min(row + d * WARPS, stop - 1) * p.stride + column);
@@ -86,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) columns_partial(cons
 
 struct Finish {
     const float* partial;
-    void* out[2];
+    float* out[2];
     int parts, width;
 };
 

@@ -1,24 +1,22 @@
-// Dropout on Philox4x32-10, keyed as alpha/ops/dropout.py: an element is dropped iff its word is below `threshold`; what is kept is scaled.
-// The same launch on the cotangent is the backward pass. y may be x.
+// Dropout of bf16 on Philox4x32-10, keyed as alpha/ops/dropout.py: an element is dropped iff its word is below `threshold`; what is kept is
+// scaled. The same launch on the cotangent is the backward pass. y may be x.
 //
-// Compile-time parameter DROPOUT_F32 0: bf16;  1: fp32
-//
-// Work. `positions` elements per sample. Where they are a multiple of 8 (fp32: 4), dropout_map: a thread takes DEEP vectors of 16 bytes,
+// Work. `positions` elements per sample. Where they are a multiple of 8, dropout_map: a thread takes DEEP vectors of 16 bytes,
 //   which never straddle samples, and one Philox block per 4 elements; else dropout_ragged, an element and a Philox block per thread.
-// Bytes. 2 element sizes each; outputs leave L2 first (common/once.cuh). About 18 integer instructions per element. No barrier.
+// Bytes. 4 each; outputs leave L2 first (common/once.cuh). About 18 integer instructions per element. No barrier.
 #include "../common/once.cuh"
 #include "../common/philox.cuh"
 
 constexpr int THREADS = 128;
 constexpr int DEEP = 4;
 
-using T = vec::Element<DROPOUT_F32 != 0>::type;
-constexpr int N = vec::PER<T>;
-using Pack = vec::Group<T, N>;
+using vec::Bf16;
+constexpr int N = vec::PER<Bf16>;
+using Pack = vec::Group<Bf16, N>;
 
 struct Problem {
-    const T* x;
-    T* y;
+    const Bf16* x;
+    Bf16* y;
     const int* step;
     const int* samples;
     long long positions, count;  // per sample; in all
@@ -69,5 +67,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout_ragged(const __gri
     const long long row = at / p.positions, position = at % p.positions;
     const uint4 w = noise(p, static_cast<unsigned long long>(position) / 4, __ldg(p.samples + row), __ldg(p.step));
     const uint32_t word = position % 4 == 0 ? w.x : position % 4 == 1 ? w.y : position % 4 == 2 ? w.z : w.w;
-    p.y[at] = vec::from_float<T>(word >= p.threshold ? vec::as_float(p.x[at]) * p.scale : 0.0f);
+    p.y[at] = vec::from_float<Bf16>(word >= p.threshold ? vec::as_float(p.x[at]) * p.scale : 0.0f);
 }

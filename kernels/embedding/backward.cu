@@ -1,63 +1,64 @@
-// Embedding backward: dtable[id] = sum of dy[n] over the n with ids[n] = id, in a fixed order of additions; rows of ids that do not occur
-// are written as zeros, or left alone where the gradient is added.
+// Embedding backward: dtable[id] (fp32) = sum of dy[n] (bf16) over the n with ids[n] = id, in a fixed order of additions; rows of ids that
+// do not occur are written as zeros, or left alone where the gradient is added.
 //
 // Compile-time parameters
-//   EMBEDDING_F32      dy 0: bf16;  1: fp32
-//   EMBEDDING_OUT      dtable 0: bf16;  1: fp32;  2: fp32, added to what is there
+//   EMBEDDING_ACCUMULATE   dtable is 0: overwritten;  1: added to
 //
 // Four launches, each of which begins to be set up beside the one before (programmatic launch):
 //   embedding_clear  zeroes `header`, `counts` and `done`, which lie one behind the other.
 //   embedding_place  a thread per n: slot = counts[id]++, with one integer atomic for all equal ids of a warp, which take neighbouring
 //                    slots (which n gets which slot is not fixed); slots below CAPACITY are kept in bucket[id][slot]; the n that gets slot
-//                    FEW puts id on the list of middle ids, slot CAPACITY on that of long ids; OUT 2: slot 0 on that of ids that occur.
-//                    A warp asks for room on all lists at once: one wait for three atomics.
+//                    RARE puts id on the list of middle ids, slot CAPACITY on that of long ids; ACCUMULATE: slot 0 on that of ids that
+//                    occur. A warp asks for room on all lists at once: one wait for three atomics.
 //   embedding_order  a CTA per long id: reads all ids in order, four to a lane, and writes the n of that id, in order, to its part of
 //                    `ordered`. It cuts them into pieces of PIECE and puts those on a list. (Parts and pieces are handed out by integer
 //                    atomics; where they lie does not matter to the bits.)
 //   embedding_sum    a slab is 32 vectors of a row, one to a lane. Each warp takes, where there are any left for it,
 //                    a (middle id, slab): it sorts the n of the bucket in registers, so that the order of slots does not matter, and adds
-//                      their rows in that order, MANY in flight;
-//                    (group of GROUP ids, slab)s: those of at most FEW rows. A group is neighbouring ids; OUT 2: neighbours on the list of
-//                      ids that occur, for the others' rows are left alone. Four lanes hold the places of an id and sort them; the rows of
-//                      all ids are added in one pass, SOME in flight, while rows of ids that do not occur are cleared. Places are loaded
-//                      one item ahead, the counts that say which of them are there two ahead, ids from the list three ahead;
-//                    a (piece, slab): the sum of its rows. FAN neighbouring pieces of an id are added by the warp that finishes the last of
-//                      them (an integer atomic), FAN of such sums by the one that finishes the last of those, and so on: the first id of
-//                      65,536 drawn by Zipf's law has 90 pieces, and one warp that added them all would be the launch's last for 13 us.
+//                      their rows in that order, ROWS in flight;
+//                    (group of GROUP ids, slab)s: those of at most RARE rows. A group is neighbouring ids; ACCUMULATE: neighbours on the
+//                      list of ids that occur, for the others' rows are left alone. Four lanes hold the places of an id and sort them; the
+//                      rows of all ids are added in one pass, GROUP_ROWS in flight, while rows of ids that do not occur are cleared. Places
+//                      are loaded one item ahead, the counts that say which of them are there two ahead, ids from the list three ahead;
+//                    a (piece, slab): the sum of its rows. FAN_IN neighbouring pieces of an id are added by the warp that finishes the last
+//                      of them (an integer atomic), FAN_IN of such sums by the one that finishes the last of those, and so on: the first id
+//                      of 65,536 drawn by Zipf's law has 90 pieces, and one warp that added them all would be the launch's last for 13 us.
 //                    An id out of range is in no bucket (the forward pass made its row NaN). Only the pieces need embedding_order, so this
 //                    runs beside it: programmatic launch, and it waits for the other before the pieces. embedding_order leaves half a
 //                    multiprocessor's registers to it.
-//   The order of additions depends on the ids alone: increasing n, in pieces of PIECE if the id occurs more than CAPACITY times, the pieces in
-//   their order by FANs. The order of a list decides which warp adds up a row, never how.
+//   The order of additions depends on the ids alone: increasing n, in pieces of PIECE if the id occurs more than CAPACITY times, the pieces
+//   in their order by FAN_INs. The order of a list decides which warp adds up a row, never how.
 //
-// Bytes. dy once, dtable once (OUT 2: twice, rows that occur only), ids once, and per long id once more; of a bucket 4 bytes per n and what
-//   rounds it to sectors; counts once a slab (OUT 2: those of ids that occur, and 4 bytes a slab for each on the list).
+// Bytes. dy once, dtable once (ACCUMULATE: twice, rows that occur only), ids once, and per long id once more; of a bucket 4 bytes per n and
+//   what rounds it to sectors; counts once a slab (ACCUMULATE: those of ids that occur, and 4 bytes a slab for each on the list).
 //   Of a bucket or a list only places below its count are read: what lies behind them was never written.
-// Registers. embedding_sum: 8 sums and MANY (SOME) rows of 4; OUT 2: beside SOME rows 8 each that they are added to. No shared memory there.
-// Stores. A lane's 8 sums are two fp32 vectors; neighbouring lanes swap one, so that a warp's stores fill whole sectors. OUT 1: they leave
-//   L2 first (common/once.cuh).
-// Ordering. embedding_clear writes nothing before the launch before it, whatever that is, has ended (griddepcontrol.wait): the scratch memory
-//   may be another operation's until then. embedding_place has its ids by the time embedding_clear ends, and waits for that before its atomics.
-//   embedding_place: all lanes of a warp live through its votes and exchanges; those without a valid id match one another and take
-//   part in nothing else.
+// Registers. embedding_sum: 8 sums and ROWS (GROUP_ROWS) rows of 4; ACCUMULATE: beside GROUP_ROWS rows 8 each that they are added to. No
+//   shared memory there.
+// Stores. A lane's 8 sums are two fp32 vectors; neighbouring lanes swap one, so that a warp's stores fill whole sectors. Where nothing is
+//   added they leave L2 first (common/once.cuh).
+// Ordering. embedding_clear writes nothing before the launch before it, whatever that is, has ended (griddepcontrol.wait): the scratch
+//   memory may be another operation's until then. embedding_place has its ids by the time embedding_clear ends, and waits for that before
+//   its atomics. embedding_place: all lanes of a warp live through its votes and exchanges; those without a valid id match one another and
+//   take part in nothing else.
 //   embedding_order may begin beside embedding_place; it waits for its end (griddepcontrol.wait) before it reads anything and only then
 //   lets embedding_sum begin, which therefore finds embedding_place ended.
 //   embedding_order: warps write their counts and thread 0 the part, __syncthreads, all read them, __syncthreads before they are rewritten.
 //   embedding_sum: what embedding_order wrote is read after griddepcontrol.wait, past L1. Sums of pieces: the lanes write their vectors,
 //   __syncwarp, lane 0 fences and counts the part as done; whoever counts the last one saw the fences of the others before (their counts
 //   came before its own), fences itself, __syncwarp, and all its lanes read past L1. The counter of a sum of level l is that of its piece
-//   number l: each sum has one of its own, for the next sum of that level begins FAN^(l + 1) > l pieces later.
+//   number l: each sum has one of its own, for the next sum of that level begins FAN_IN^(l + 1) > l pieces later.
 #include "../common/fence.cuh"
 #include "../common/once.cuh"
 
-constexpr int OUT = EMBEDDING_OUT;
-constexpr int CAPACITY = 64;
+constexpr bool ACCUMULATE = EMBEDDING_ACCUMULATE;
+constexpr int CAPACITY = 64;   // places of a bucket
 constexpr int PIECE = 64;      // a warp's two registers, as a bucket
-constexpr int FAN = 8;         // pieces, or sums of pieces, that are added together
-constexpr int FEW = 4;         // occurrences of an id that four lanes hold
-constexpr int GROUP = 32 / FEW;
-constexpr int SOME = OUT == 2 ? 3 : 4, MANY = 8;  // rows in flight; beside SOME = 3 what the sums are added to
-constexpr int SUM_THREADS = 128, SUM_BLOCKS = OUT == 2 ? 5 : 6;  // CTAs that fit a multiprocessor
+constexpr int FAN_IN = 8;      // pieces, or sums of pieces, that are added together
+constexpr int RARE = 4;        // occurrences at most of an id of a group: each is held by a lane
+constexpr int GROUP = 32 / RARE;
+constexpr int GROUP_ROWS = ACCUMULATE ? 3 : 4;  // rows of a group in flight; beside 3 what the sums are added to
+constexpr int ROWS = 8;                         // rows of a middle id or a piece in flight
+constexpr int SUM_THREADS = 128, SUM_BLOCKS = ACCUMULATE ? 5 : 6;  // CTAs that fit a multiprocessor
 constexpr int CLEAR_THREADS = 512;
 constexpr int ORDER_THREADS = 512, ORDER_WARPS = ORDER_THREADS / 32;
 constexpr int ROUNDS = 8;   // loads of four ids that a lane of embedding_order has in flight
@@ -65,14 +66,13 @@ constexpr int BATCHES = 2;  // of those between two barriers
 constexpr int NONE = 0x7fffffff;
 constexpr uint32_t ALL = 0xffffffffu;
 
-using T = vec::Element<EMBEDDING_F32 != 0>::type;
-constexpr int N = vec::PER<T>;
+using vec::Bf16;
+constexpr int N = vec::PER<Bf16>;
 constexpr int SLAB = 32 * N;
-using Pack = vec::Group<T, N>;
-using Out = vec::Element<OUT != 0>::type;
-using OutPack = vec::Group<Out, N>;
+using Pack = vec::Group<Bf16, N>;
+using Four = vec::Group<float, 4>;  // a lane's sums are written as two of them
 
-// Lists of ids. Long ids are on that of middle ones too, and both on that of ids that occur (OUT 2).
+// Lists of ids. Long ids are on that of middle ones too, and both on that of ids that occur (ACCUMULATE).
 enum List { LONGS, MIDDLES, USED, LISTS };
 
 struct Header {
@@ -82,13 +82,13 @@ struct Header {
 };
 
 struct Problem {
-    const T* dy;
+    const Bf16* dy;
     const int* ids;
-    Out* dtable;
+    float* dtable;
     int* counts;       // [vocabulary]
     int* bucket;       // [vocabulary][CAPACITY], behind all that is cleared
     int* used;         // [min(count, vocabulary)]
-    int* middle_id;    // [count / (FEW + 1) + 1]
+    int* middle_id;    // [count / (RARE + 1) + 1]
     int* long_id;      // [count / CAPACITY + 1]
     int* long_at;      // the same: first place in `ordered`
     int* long_first;   // the same: first piece
@@ -125,8 +125,8 @@ extern "C" __global__ void __launch_bounds__(256) embedding_place(const __grid_c
     const int slot = __shfl_sync(ALL, base, leader) + __popc(equal & before);
     uint32_t enter[LISTS];  // lanes whose ids go on each list
     enter[LONGS] = __ballot_sync(ALL, id >= 0 && slot == CAPACITY);
-    enter[MIDDLES] = __ballot_sync(ALL, id >= 0 && slot == FEW);
-    enter[USED] = OUT == 2 ? __ballot_sync(ALL, id >= 0 && slot == 0) : 0;
+    enter[MIDDLES] = __ballot_sync(ALL, id >= 0 && slot == RARE);
+    enter[USED] = ACCUMULATE ? __ballot_sync(ALL, id >= 0 && slot == 0) : 0;
     const int wanted = lane >= LISTS ? 0 : __popc(lane == LONGS ? enter[LONGS] : lane == MIDDLES ? enter[MIDDLES] : enter[USED]);
     const int room = wanted > 0 ? atomicAdd(p.header->listed + lane, wanted) : 0;
     if (id >= 0 && slot < CAPACITY) p.bucket[static_cast<size_t>(id) * CAPACITY + slot] = n;
@@ -272,91 +272,75 @@ __device__ __forceinline__ int sort4(int key, int lane) {
 // First column of vector h of four floats that a lane writes of a row, whose sums it holds from `column` on. Neighbouring lanes of 8 sums
 // share 16 columns: the even lane writes the first and the third vector of them, the odd one the others.
 __device__ __forceinline__ int column_of(int column, int h) {
-    return N == 4 ? column : column + 8 * h - 4 * static_cast<int>(threadIdx.x % 2);
+    return column + 8 * h - 4 * static_cast<int>(threadIdx.x % 2);
 }
 
 // What those vectors hold, where the gradient is added to it.
 struct Old {
-    vec::Group<float, 4> vector[N / 4];
-    __device__ __forceinline__ void load(const Out* row, int column, int width) {
-        if constexpr (OUT == 2) {
+    Four vector[N / 4];
+    __device__ __forceinline__ void load(const float* row, int column, int width) {
+        if constexpr (ACCUMULATE) {
 #pragma unroll
-            for (int h = 0; h < N / 4; ++h) vector[h].load(reinterpret_cast<const float*>(row) + min(column_of(column, h), width - 4));
+            for (int h = 0; h < N / 4; ++h) vector[h].load(row + min(column_of(column, h), width - 4));
         }
     }
 };
 
 // A gradient that is written alone is larger than L2, most often: it need not stay there.
-template <typename Element, int COUNT>
-__device__ __forceinline__ void store(Element* to, const vec::Group<Element, COUNT>& v) {
-    if constexpr (OUT == 1) {
-        vec::store_once(to, v);
-    } else {
+__device__ __forceinline__ void store(float* to, const Four& v) {
+    if constexpr (ACCUMULATE) {
         v.store(to);
+    } else {
+        vec::store_once(to, v);
     }
 }
 
-__device__ __forceinline__ void write_four(Out* to, float (&four)[4], const vec::Group<float, 4>& old) {
-    vec::Group<float, 4> out;
-    if (OUT == 2) {
+__device__ __forceinline__ void write_four(float* to, float (&four)[4], const Four& old) {
+    Four out;
+    if (ACCUMULATE) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) four[i] = old[i] + four[i];
     }
     out.set(four);
-    store(reinterpret_cast<float*>(to), out);
+    store(to, out);
 }
 
-// Writes the sums of a lane's columns column .. column + N - 1 of a row; all lanes of the warp take part, those beyond the width write nothing.
-__device__ __forceinline__ void write_row(Out* row, int column, int width, const float (&sum)[N], const Old& old) {
-    if constexpr (OUT == 0) {
-        OutPack out;
-        out.set(sum);
-        if (column < width) out.store(row + column);
-    } else {
-        float four[N / 4][4];
-        const bool odd = threadIdx.x % 2 == 1;
+// Writes the sums of a lane's columns column .. column + N - 1 of a row; all lanes of the warp take part, those beyond the width write
+// nothing.
+__device__ __forceinline__ void write_row(float* row, int column, int width, const float (&sum)[N], const Old& old) {
+    float four[N / 4][4];
+    const bool odd = threadIdx.x % 2 == 1;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            four[0][i] = sum[i];
-            if constexpr (N == 8) {
-                const float other = __shfl_xor_sync(ALL, odd ? sum[i] : sum[4 + i], 1);
-                four[0][i] = odd ? other : sum[i];
-                four[1][i] = odd ? sum[4 + i] : other;
-            }
-        }
+    for (int i = 0; i < 4; ++i) {
+        const float other = __shfl_xor_sync(ALL, odd ? sum[i] : sum[4 + i], 1);
+        four[0][i] = odd ? other : sum[i];
+        four[1][i] = odd ? sum[4 + i] : other;
+    }
 #pragma unroll
-        for (int h = 0; h < N / 4; ++h) {
-            const int at = column_of(column, h);
-            if (at < width) write_four(row + at, four[h], old.vector[h]);
-        }
+    for (int h = 0; h < N / 4; ++h) {
+        const int at = column_of(column, h);
+        if (at < width) write_four(row + at, four[h], old.vector[h]);
     }
 }
 
 // As write_row, by one lane alone.
-__device__ __forceinline__ void write_vector(Out* to, const float (&sum)[N]) {
-    if constexpr (OUT == 0) {
-        OutPack out;
-        out.set(sum);
-        out.store(to);
-    } else {
+__device__ __forceinline__ void write_vector(float* to, const float (&sum)[N]) {
 #pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            float four[4] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
-            vec::Group<float, 4> old;
-            if constexpr (OUT == 2) old.load(reinterpret_cast<const float*>(to) + i);
-            write_four(to + i, four, old);
-        }
+    for (int i = 0; i < N; i += 4) {
+        float four[4] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+        Four old;
+        if constexpr (ACCUMULATE) old.load(to + i);
+        write_four(to + i, four, old);
     }
 }
 
 // Writes zeros to a slab of a row.
-__device__ __forceinline__ void write_zeros(Out* row, int slab, int width, int lane) {
-    constexpr int PER = OUT == 0 ? N : 4;
-    vec::Group<Out, PER> zeros;
+__device__ __forceinline__ void write_zeros(float* row, int slab, int width, int lane) {
+    Four zeros;
     zeros.clear();
 #pragma unroll
-    for (int part = 0; part < N / PER; ++part) {
-        const int column = slab * SLAB + (part * 32 + lane) * PER;
+    for (int part = 0; part < N / 4; ++part) {
+        const int column = slab * SLAB + (part * 32 + lane) * 4;
         if (column < width) store(row + column, zeros);
     }
 }
@@ -371,19 +355,20 @@ __device__ __forceinline__ void add(float (&sum)[N], const Pack& row) {
     for (int i = 0; i < N; ++i) sum[i] += row[i];
 }
 
-// Adds `count` rows, number l of them at the place low of lane l, number l + 32 at high, from 1 to 64. Lanes beyond the width add something.
+// Adds `count` rows, number l of them at the place low of lane l, number l + 32 at high, from 1 to 64. Lanes beyond the width add
+// something.
 __device__ __forceinline__ void sum_many(const Problem& p, int low, int high, int count, int column, float (&sum)[N]) {
-    const T* const from = p.dy + min(column, p.width - N);
+    const Bf16* const from = p.dy + min(column, p.width - N);
     clear(sum);
-    for (int j = 0; j < count; j += MANY) {
-        Pack row[MANY];
+    for (int j = 0; j < count; j += ROWS) {
+        Pack row[ROWS];
 #pragma unroll
-        for (int d = 0; d < MANY; ++d) {  // behind the last the last again, not added: loads need no branch
+        for (int d = 0; d < ROWS; ++d) {  // behind the last the last again, not added: loads need no branch
             const int at = min(j + d, count - 1);
             row[d].load(from + static_cast<size_t>(__shfl_sync(ALL, at < 32 ? low : high, at % 32)) * p.width);
         }
 #pragma unroll
-        for (int d = 0; d < MANY; ++d)
+        for (int d = 0; d < ROWS; ++d)
             if (j + d < count) add(sum, row[d]);
     }
 }
@@ -394,7 +379,7 @@ __device__ __forceinline__ void sum_middle(const Problem& p, int id, int column,
     if (count > CAPACITY) return;
     int low = lane < count ? __ldg(bucket + lane) : NONE;
     int high = lane + 32 < count ? __ldg(bucket + lane + 32) : NONE;
-    Out* const to = p.dtable + static_cast<size_t>(id) * p.width;
+    float* const to = p.dtable + static_cast<size_t>(id) * p.width;
     Old old;
     old.load(to, column, p.width);
     sort64(low, high, lane);
@@ -403,48 +388,48 @@ __device__ __forceinline__ void sum_middle(const Problem& p, int id, int column,
     write_row(to, column, p.width, sum, old);
 }
 
-// Of the ids of a group lane l holds number l / FEW, -1 for none, how often it occurs, and its place l % FEW.
+// Of the ids of a group lane l holds number l / RARE, -1 for none, how often it occurs, and its place l % RARE.
 // `used`: ids of all groups.
 __device__ __forceinline__ int id_of(const Problem& p, int group, int used, int lane) {
-    const int k = group * GROUP + lane / FEW;
+    const int k = group * GROUP + lane / RARE;
     if (k >= used) return -1;
-    return OUT == 2 ? __ldg(p.used + k) : k;
+    return ACCUMULATE ? __ldg(p.used + k) : k;
 }
 
-__device__ __forceinline__ int count_of(const Problem& p, int id) { return id >= 0 ? __ldg(p.counts + id) : FEW + 1; }
+__device__ __forceinline__ int count_of(const Problem& p, int id) { return id >= 0 ? __ldg(p.counts + id) : RARE + 1; }
 
 __device__ __forceinline__ int place_of(const Problem& p, int id, int count, int lane) {
-    return count <= FEW && lane % FEW < count ? __ldg(p.bucket + static_cast<size_t>(id) * CAPACITY + lane % FEW) : NONE;
+    return count <= RARE && lane % RARE < count ? __ldg(p.bucket + static_cast<size_t>(id) * CAPACITY + lane % RARE) : NONE;
 }
 
 __device__ __forceinline__ void sum_group(const Problem& p, int slab, int id, int count, int place, int lane) {
     const int column = slab * SLAB + lane * N;
-    const T* const from = p.dy + min(column, p.width - N);
+    const Bf16* const from = p.dy + min(column, p.width - N);
     const auto row_of = [&](int holder) { return p.dtable + static_cast<size_t>(__shfl_sync(ALL, id, holder)) * p.width; };
     const int n = sort4(place, lane);
     uint32_t left = __ballot_sync(ALL, n != NONE);                             // rows to add, by id and then by n
     const uint32_t ends = left & (~(left >> 1) | 0x88888888u);                 // the last ones of their ids
     uint32_t absent = __ballot_sync(ALL, count == 0) & 0x11111111u;
-    if (OUT == 2) absent = 0;
+    if (ACCUMULATE) absent = 0;
     float sum[N];
     clear(sum);
     int rows = __popc(left);
     do {
-        Pack row[SOME];
-        Old old[SOME];
-        int which[SOME];
+        Pack row[GROUP_ROWS];
+        Old old[GROUP_ROWS];
+        int which[GROUP_ROWS];
         if (rows > 0) {
 #pragma unroll
-            for (int d = 0; d < SOME; ++d) {  // behind the last the last again
+            for (int d = 0; d < GROUP_ROWS; ++d) {  // behind the last the last again
                 which[d] = lowest(left);
                 if (d + 1 < rows) left &= left - 1;
                 row[d].load(from + static_cast<size_t>(__shfl_sync(ALL, n, which[d])) * p.width);
-                if (OUT == 2 && d < rows && ends >> which[d] & 1) old[d].load(row_of(which[d]), column, p.width);
+                if (ACCUMULATE && d < rows && ends >> which[d] & 1) old[d].load(row_of(which[d]), column, p.width);
             }
         }
         for (; absent != 0; absent &= absent - 1) write_zeros(row_of(lowest(absent)), slab, p.width, lane);
 #pragma unroll
-        for (int d = 0; d < SOME; ++d) {
+        for (int d = 0; d < GROUP_ROWS; ++d) {
             if (d < rows) {
                 add(sum, row[d]);
                 if (ends >> which[d] & 1) {
@@ -453,17 +438,18 @@ __device__ __forceinline__ void sum_group(const Problem& p, int slab, int id, in
                 }
             }
         }
-        rows -= SOME;
+        rows -= GROUP_ROWS;
     } while (rows > 0);
 }
 
-// Of an id of several pieces the sums of up to FAN neighbouring pieces are added, of up to FAN such sums again, and so on: `sum` is that of the
-// `span` pieces from piece q of the id on, and lies at that piece's place in `partial` until it is added. True where that is all of the id.
+// Of an id of several pieces the sums of up to FAN_IN neighbouring pieces are added, of up to FAN_IN such sums again, and so on: `sum` is
+// that of the `span` pieces from piece q of the id on, and lies at that piece's place in `partial` until it is added. True where that is
+// all of the id.
 __device__ __forceinline__ bool sum_pieces(const Problem& p, int first, int q, int pieces, int column, int lane, float (&sum)[N]) {
     const int slabs = (p.width + SLAB - 1) / SLAB;
-    for (int level = 0, span = 1; span < pieces; ++level, span *= FAN) {
-        const int begin = q / (FAN * span) * (FAN * span);
-        const int parts = min(FAN, (pieces - begin + span - 1) / span);
+    for (int level = 0, span = 1; span < pieces; ++level, span *= FAN_IN) {
+        const int begin = q / (FAN_IN * span) * (FAN_IN * span);
+        const int parts = min(FAN_IN, (pieces - begin + span - 1) / span);
         const size_t step = static_cast<size_t>(span) * p.width;
         float* const from = p.partial + static_cast<size_t>(first + begin) * p.width + min(column, p.width - N);
         if (parts > 1) {
@@ -482,15 +468,15 @@ __device__ __forceinline__ bool sum_pieces(const Problem& p, int first, int q, i
             __syncwarp();
             clear(sum);
 #pragma unroll
-            for (int c0 = 0; c0 < FAN; c0 += FAN / 2) {
-                float4 four[FAN / 2][N / 4];
+            for (int c0 = 0; c0 < FAN_IN; c0 += FAN_IN / 2) {
+                float4 four[FAN_IN / 2][N / 4];
 #pragma unroll
-                for (int c = 0; c < FAN / 2; ++c)
+                for (int c = 0; c < FAN_IN / 2; ++c)
 #pragma unroll
                     for (int i = 0; i < N / 4; ++i)  // behind the last part the last again, not added
                         four[c][i] = __ldcg(reinterpret_cast<const float4*>(from + min(c0 + c, parts - 1) * step) + i);
 #pragma unroll
-                for (int c = 0; c < FAN / 2; ++c) {
+                for (int c = 0; c < FAN_IN / 2; ++c) {
                     if (c0 + c < parts) {
 #pragma unroll
                         for (int i = 0; i < N / 4; ++i) {
@@ -525,7 +511,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS, SUM_BLOCKS) embedding_
     const int warp = static_cast<int>((blockIdx.x * SUM_THREADS + threadIdx.x) / 32);
     const int warps = static_cast<int>(gridDim.x) * (SUM_THREADS / 32);
     const int slabs = (p.width + SLAB - 1) / SLAB;
-    const int used = OUT == 2 ? __ldcg(&p.header->listed[USED]) : p.vocabulary;
+    const int used = ACCUMULATE ? __ldcg(&p.header->listed[USED]) : p.vocabulary;
     const int groups = (used + GROUP - 1) / GROUP;
     const int middles = __ldcg(&p.header->listed[MIDDLES]);
     for (int item = warp; item < middles * slabs; item += warps)

@@ -1,14 +1,14 @@
-// Embedding forward: y[n] = table[id[n]], or table[id[n]] + positions[place[n]] rounded once (token and position embedding in one pass).
-//   An id or place outside its table makes the row NaN, so that the loss shows it.
+// Embedding forward, bf16: y[n] = table[id[n]], or table[id[n]] + positions[place[n]] rounded once (token and position embedding in one
+// pass). An id or place outside its table makes the row NaN, so that the loss shows it.
 //
-// Compile-time parameters: EMBEDDING_F32 0: bf16;  1: fp32.  EMBEDDING_ADD 1: adds the position's row.  EMBEDDING_DEEP: vectors of a step.
+// Compile-time parameters: EMBEDDING_ADD 1: adds the position's row.  EMBEDDING_DEEP: vectors of a step.
 //
-// Work. A warp per `each` rows (at most 32), 4 warps per CTA. Rows are dealt not in their order but by `turns` rows that lie `apart` rows from
-//   one another: those of one place in their sequences, which most often have one position, so that L1 holds it. (turns = rows: in their
-//   order.) Lane r reads the id and the place of the warp's row r, so the warp waits for them once; then it walks over the rows in steps
-//   of DEEP vectors of 16 bytes a lane, with the next step loaded before one is written. Bits depend on nothing but data.
+// Work. A warp per `each` rows (at most 32), 4 warps per CTA. Rows are dealt not in their order but by `turns` rows that lie `apart` rows
+//   from one another: those of one place in their sequences, which most often have one position, so that L1 holds it. (turns = rows: in
+//   their order.) Lane r reads the id and the place of the warp's row r, so the warp waits for them once; then it walks over the rows in
+//   steps of DEEP vectors of 16 bytes a lane, with the next step loaded before one is written. Bits depend on nothing but data.
 // Stores leave L2 first (common/once.cuh): table and positions are read again.
-// Bytes: the row read and written (2 C element sizes) + 4 per id; positions come from L2. No shared memory, no barrier.
+// Bytes: the row read and written (4 C) + 4 per id; positions come from L2. No shared memory, no barrier.
 #include "../common/fence.cuh"
 #include "../common/once.cuh"
 
@@ -16,17 +16,17 @@ constexpr bool ADD = EMBEDDING_ADD;
 constexpr int DEEP = EMBEDDING_DEEP;
 constexpr int THREADS = 128;
 
-using T = vec::Element<EMBEDDING_F32 != 0>::type;
-constexpr int N = vec::PER<T>;
+using vec::Bf16;
+constexpr int N = vec::PER<Bf16>;
 constexpr int SPAN = DEEP * 32 * N;  // columns of a step
-using Pack = vec::Group<T, N>;
+using Pack = vec::Group<Bf16, N>;
 
 struct Problem {
-    const T* table;
-    const T* positions;  // ADD
+    const Bf16* table;
+    const Bf16* positions;  // ADD
     const int* ids;
     const int* places;  // ADD
-    T* y;
+    Bf16* y;
     int rows, width, vocabulary, places_count, each, turns, apart;
 };
 
@@ -35,8 +35,8 @@ struct Step {
     int row, first;  // first column
 
     __device__ __forceinline__ void load(const Problem& p, int id, int place, int lane) {
-        const T* const token = p.table + static_cast<size_t>(max(__shfl_sync(0xffffffffu, id, row), 0)) * p.width;
-        const T* const position = ADD ? p.positions + static_cast<size_t>(__shfl_sync(0xffffffffu, place, row)) * p.width : nullptr;
+        const Bf16* const token = p.table + static_cast<size_t>(max(__shfl_sync(0xffffffffu, id, row), 0)) * p.width;
+        const Bf16* const position = ADD ? p.positions + static_cast<size_t>(__shfl_sync(0xffffffffu, place, row)) * p.width : nullptr;
 #pragma unroll
         for (int d = 0; d < DEEP; ++d) {
             const int at = min(first + (d * 32 + lane) * N, p.width - N);  // behind the last the last again: loads need no branch
@@ -48,7 +48,7 @@ struct Step {
     // `rows`: lane r holds row r of the warp.
     __device__ __forceinline__ void write(const Problem& p, int rows, int id, int lane) {
         const bool good = __shfl_sync(0xffffffffu, id, row) >= 0;
-        T* const to = p.y + static_cast<size_t>(__shfl_sync(0xffffffffu, rows, row)) * p.width;
+        Bf16* const to = p.y + static_cast<size_t>(__shfl_sync(0xffffffffu, rows, row)) * p.width;
 #pragma unroll
         for (int d = 0; d < DEEP; ++d) {
             const int at = first + (d * 32 + lane) * N;

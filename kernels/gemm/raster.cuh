@@ -1,9 +1,10 @@
 // Which tile is where: the one definition that the GEMM and the reduction of its split tiles share.
-// The including file defines CLUSTER, BM (constants).
 #pragma once
 #include <cuda_bf16.h>
 
 #include "../common/cluster.cuh"
+
+namespace matmul {
 
 // Passed by value to the kernels of this folder.
 struct Problem {
@@ -61,7 +62,7 @@ __device__ __forceinline__ int slot_of(int unit, int tile) { return unit + tile;
 // One run of k steps of one tile.
 struct Work {
     int m, n, batch;  // first row of this CTA, tile column, batch index
-    int k_first, k_count, k_turn;  // steps k_first .. k_first + k_count - 1, beginning k_turn after the first
+    int k_turn, k_count, k_first;  // steps k_first .. k_first + k_count - 1, beginning k_turn after the first
     int slot;                      // workspace slot, or -1: the whole tile
 
     // The k step that is done as number `i`.
@@ -77,21 +78,21 @@ struct Work {
 // operands would read them at different times and L2 would not help. So the order inside a run of q steps follows one clock: a part inside
 // one tile begins at its first multiple of q and wraps around, and of a run over two tiles the beginning of the later one comes first. At
 // time t everyone is then at a k step of t (modulo q, up to one constant). The order is a function of the problem alone.
-template <bool WITH_SPLIT>
+template <class C>
 struct Walk {
     const Problem& p;
     int unit, units, stride;
     int pending, pending_count;  // linear steps of the current run that are still to do (those in its earlier tile)
 
     __device__ __forceinline__ explicit Walk(const Problem& problem) : p(problem), pending(0), pending_count(0) {
-        stride = static_cast<int>(gridDim.x) / CLUSTER;
-        unit = static_cast<int>(blockIdx.x) / CLUSTER - stride;
-        units = WITH_SPLIT ? p.split_units + p.tiles - p.split_tiles : p.tiles;
+        stride = static_cast<int>(gridDim.x) / C::CLUSTER;
+        unit = static_cast<int>(blockIdx.x) / C::CLUSTER - stride;
+        units = C::SPLIT ? p.split_units + p.tiles - p.split_tiles : p.tiles;
     }
 
     __device__ __forceinline__ bool next(Work& work) {
         int tile;
-        if (WITH_SPLIT && pending_count > 0) {
+        if (C::SPLIT && pending_count > 0) {
             tile = pending / p.k_steps;
             work.k_first = pending - tile * p.k_steps;
             work.k_count = pending_count;
@@ -101,7 +102,7 @@ struct Walk {
         } else {
             unit += stride;
             if (unit >= units) return false;
-            if (WITH_SPLIT && unit < p.split_units) {
+            if (C::SPLIT && unit < p.split_units) {
                 const int first = run_begin(p, unit);
                 const int length = run_begin(p, unit + 1) - first;
                 tile = (first + length - 1) / p.k_steps;
@@ -114,7 +115,7 @@ struct Walk {
                 pending = first;
                 pending_count = max(border - first, 0);
             } else {
-                tile = WITH_SPLIT ? unit - p.split_units + p.split_tiles : unit;
+                tile = C::SPLIT ? unit - p.split_units + p.split_tiles : unit;
                 work.k_first = 0;
                 work.k_count = p.k_steps;
                 work.k_turn = 0;
@@ -124,7 +125,9 @@ struct Walk {
         const Place place = place_of(p, tile);
         work.batch = place.batch;
         work.n = place.n;
-        work.m = (place.m * CLUSTER + (CLUSTER == 2 ? static_cast<int>(ptx::cluster_rank()) : 0)) * BM;
+        work.m = (place.m * C::CLUSTER + (C::CLUSTER == 2 ? static_cast<int>(ptx::cluster_rank()) : 0)) * C::BM;
         return true;
     }
 };
+
+}  // namespace matmul

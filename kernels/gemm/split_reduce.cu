@@ -6,14 +6,17 @@
 // element is summed by one thread, first partial first, so the bits do not depend on grids or timing.
 #include <cuda_bf16.h>
 
+#include "../common/bf16.cuh"
+#include "../common/fence.cuh"
+#include "output.cuh"
+#include "raster.cuh"
+
+using namespace matmul;
+
 constexpr int BM = GEMM_BM;
 constexpr int BN = GEMM_BN;
 constexpr int CLUSTER = GEMM_CLUSTER;
-constexpr int OUT = GEMM_OUT;
-
-#include "../common/fence.cuh"
-#include "../common/matrix.cuh"
-#include "raster.cuh"
+constexpr Output OUT = static_cast<Output>(GEMM_OUT);
 
 extern "C" __global__ void __launch_bounds__(256)
     split_reduce(const __grid_constant__ Problem p, void* c, long long ldc, long long batch_stride) {
@@ -39,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     const float values[4] = {sum.x, sum.y, sum.z, sum.w};
     const size_t at = static_cast<size_t>(place.batch) * batch_stride + static_cast<size_t>(row) * ldc + column;
-    if (OUT == 0) {
+    if constexpr (OUT == Output::bf16) {
         __nv_bfloat16* const target = static_cast<__nv_bfloat16*>(c) + at;
         if (column + 4 <= p.n) {
             *reinterpret_cast<uint2*>(target) = make_uint2(ptx::pack_bf16(sum.x, sum.y), ptx::pack_bf16(sum.z, sum.w));
@@ -51,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(256)
     } else {
         float* const target = static_cast<float*>(c) + at;
         if (column + 4 <= p.n) {
-            if (OUT == 2) {
+            if constexpr (OUT == Output::f32_add) {
                 const float4 old = *reinterpret_cast<const float4*>(target);
                 sum = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
             }
@@ -59,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256)
         } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                if (column + i < p.n) target[i] = OUT == 2 ? target[i] + values[i] : values[i];
+                if (column + i < p.n) target[i] = OUT == Output::f32_add ? target[i] + values[i] : values[i];
         }
     }
 }

@@ -1,5 +1,5 @@
 // Sum of the row losses and number of rows that count: out[0] = sum of loss[N], out[1] = number of targets that are not ignored, both fp32,
-// or added to what is there (the next microbatch). TOTAL_ADD 0: overwrite;  1: add.
+// or added to what is there (the next microbatch). TOTAL_ACCUMULATE 0: overwrite;  1: add.
 //
 // Work. One CTA of 1024 threads: thread t adds elements t, t + 1024, ... in order, then the butterfly of each warp, then warps 0..31. The
 //   order depends on N alone. Bytes: 8 per row (N of 65,536: half a megabyte, mostly latency, four loads in flight).
@@ -20,6 +20,6 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     team.sum(sums);
     if (threadIdx.x < 2) {
         const float value = threadIdx.x == 0 ? sums[0] : sums[1];
-        out[threadIdx.x] = TOTAL_ADD ? out[threadIdx.x] + value : value;
+        out[threadIdx.x] = TOTAL_ACCUMULATE ? out[threadIdx.x] + value : value;
     }
 }

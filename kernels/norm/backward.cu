@@ -1,23 +1,23 @@
-// Backward of RMSNorm and LayerNorm: dx, and partial sums of dgamma (and dbeta), which elementwise/columns.cu adds up.
+// Backward of RMSNorm and LayerNorm, bf16: dx, and partial sums of dgamma (and dbeta), which elementwise/columns.cu adds up.
 //   xhat = (x - mean) rstd;  g = dy gamma;  dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ residual];  RMSNorm: without mean and mean(g).
 //   dgamma = sum over rows of dy xhat;  dbeta = sum over rows of dy.
 //
 // Compile-time parameters
-//   NORM_LAYER, NORM_F32 as in forward.cu
+//   NORM_LAYER    as in forward.cu
 //   NORM_ADD      1: adds the gradient that comes down the residual stream to dx
 //   NORM_THREADS  threads of a team, which computes one row at a time
 //   NORM_TEAMS    teams of a CTA
-//   NORM_VECTORS  16-byte vectors of a row that each thread holds: width <= THREADS * VECTORS * (8 or 4)
+//   NORM_VECTORS  16-byte vectors of a row that each thread holds: width <= THREADS * VECTORS * 8
 //   NORM_DEPTH    rows of a team that are on their way or in use: its ring in shared memory
 //   NORM_BLOCKS   CTAs that should fit a multiprocessor (caps registers)
 //
-// Work. All teams of all `parts` walk over the rows together: team t of part q takes rows q TEAMS + t, + parts TEAMS, .... Each thread copies
-//   its own vectors of x, dy (and the residual gradient) into slots of shared memory that no other thread touches, DEPTH rows ahead, so
-//   bytes in flight cost no registers and no barrier. It keeps its columns of gamma, and of dgamma and dbeta, which it adds up row after
+// Work. All teams of all `parts` walk over the rows together: team t of part q takes rows q TEAMS + t, + parts TEAMS, .... Each thread
+//   copies its own vectors of x, dy (and the residual gradient) into slots of shared memory that no other thread touches, DEPTH rows ahead,
+//   so bytes in flight cost no registers and no barrier. It keeps its columns of gamma, and of dgamma and dbeta, which it adds up row after
 //   row, in registers. At the end the teams' sums are added in the order 0, 1, ... through the same shared memory and written as row
 //   `part` of partial[][parts][width]. A CTA takes parts blockIdx.x, + gridDim.x, ...: the grid decides no bits; parts and TEAMS do.
-// Bytes. dy, x read, dx written (ADD: the residual gradient read): 3 or 4 C element sizes per row; statistics; partials 4 C (8 C) per part.
-// Registers. 8 VECTORS (LAYER: 16) for the sums (bf16), 4 VECTORS for gamma, about 40 the rest. Shared memory: 16 THREADS TEAMS VECTORS
+// Bytes. dy, x read, dx written (ADD: the residual gradient read): 6 or 8 C per row; statistics; partials 4 C (8 C) per part.
+// Registers. 8 VECTORS (LAYER: 16) for the sums, 4 VECTORS for gamma, about 40 the rest. Shared memory: 16 THREADS TEAMS VECTORS
 //   (2 or 3) DEPTH bytes, and the sums of teams of several warps.
 // Ordering. Slots are private (see common/copy.cuh). Teams of several warps have one barrier per row (reduce::Team). Behind the last row:
 //   every thread waits for its copies, __syncthreads, writes its sums over the slots, __syncthreads, the sums are added, __syncthreads
@@ -40,36 +40,27 @@ constexpr int VECTORS = NORM_VECTORS;
 constexpr int DEPTH = NORM_DEPTH;
 constexpr int ALL = THREADS * TEAMS;
 
-using T = vec::Element<NORM_F32 != 0>::type;
-constexpr int N = vec::PER<T>;
+using vec::Bf16;
+constexpr int N = vec::PER<Bf16>;
 constexpr int SUMS = LAYER ? 2 : 1;
 constexpr int TENSORS = ADD ? 3 : 2;
-using Row = vec::Group<T, N>;
+using Row = vec::Group<Bf16, N>;
 using Team = reduce::Team<THREADS, TEAMS, SUMS>;
 
 static_assert(DEPTH * TENSORS * 16 >= SUMS * N * 4, "the sums fit the ring");
 
 struct Problem {
-    const T* dy;
-    const T* x;
-    const T* gamma;
+    const Bf16* dy;
+    const Bf16* x;
+    const Bf16* gamma;
     const float* mean;  // LAYER
     const float* rstd;
-    const T* residual;  // ADD
-    T* dx;
+    const Bf16* residual;  // ADD
+    Bf16* dx;
     float* partial;  // [SUMS][parts][width]: dgamma, dbeta
     int rows, width, parts;
     float inverse_width;
 };
-
-__device__ __forceinline__ Row row_of(uint4 r) {
-    Row row;
-    row.word[0] = r.x;
-    row.word[1] = r.y;
-    row.word[2] = r.z;
-    row.word[3] = r.w;
-    return row;
-}
 
 extern "C" __global__ void __launch_bounds__(ALL, NORM_BLOCKS) norm_backward(const __grid_constant__ Problem p) {
     extern __shared__ uint4 slots[];
@@ -128,7 +119,8 @@ extern "C" __global__ void __launch_bounds__(ALL, NORM_BLOCKS) norm_backward(con
 #pragma unroll
             for (int k = 0; k < VECTORS; ++k) {
                 if (column_of(k) < p.width) {
-                    const Row x = row_of(copy::read_slot(slot_of(stage, 0, k))), dy = row_of(copy::read_slot(slot_of(stage, 1, k)));
+                    const Row x = vec::group<Bf16>(copy::read_slot(slot_of(stage, 0, k)));
+                    const Row dy = vec::group<Bf16>(copy::read_slot(slot_of(stage, 1, k)));
 #pragma unroll
                     for (int i = 0; i < N; ++i) {
                         const float along = dy[i] * ((LAYER ? x[i] - mean : x[i]) * rstd);
@@ -148,9 +140,10 @@ extern "C" __global__ void __launch_bounds__(ALL, NORM_BLOCKS) norm_backward(con
 #pragma unroll
             for (int k = 0; k < VECTORS; ++k) {
                 if (column_of(k) < p.width) {
-                    const Row x = row_of(copy::read_slot(slot_of(stage, 0, k))), dy = row_of(copy::read_slot(slot_of(stage, 1, k)));
+                    const Row x = vec::group<Bf16>(copy::read_slot(slot_of(stage, 0, k)));
+                    const Row dy = vec::group<Bf16>(copy::read_slot(slot_of(stage, 1, k)));
                     Row residual;
-                    if (ADD) residual = row_of(copy::read_slot(slot_of(stage, 2, k)));
+                    if (ADD) residual = vec::group<Bf16>(copy::read_slot(slot_of(stage, 2, k)));
                     float dx[N];
 #pragma unroll
                     for (int i = 0; i < N; ++i) {

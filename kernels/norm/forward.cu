@@ -1,22 +1,20 @@
-// RMSNorm and LayerNorm forward over the last axis, optionally of a sum that is written too (the residual stream).
-//   y = (x - mean) rstd gamma + beta (LayerNorm);  y = x rstd gamma (RMSNorm);  x = a + b rounded to the type where NORM_ADD.
+// RMSNorm and LayerNorm forward over the last axis, bf16, optionally of a sum that is written too (the residual stream).
+//   y = (x - mean) rstd gamma + beta (LayerNorm);  y = x rstd gamma (RMSNorm);  x = a + b rounded to bf16 where NORM_ADD.
 //   mean and rstd (fp32, one per row) are kept for the backward pass.
 //
 // Compile-time parameters
 //   NORM_LAYER    0: RMSNorm;  1: LayerNorm
-//   NORM_F32      0: bf16 tensors;  1: fp32. Statistics and arithmetic are fp32 either way
 //   NORM_ADD      1: x = a + b, written to s
 //   NORM_THREADS  threads of a team, which computes one row at a time (32: a warp)
-//   NORM_VECTORS  16-byte vectors of the row that each thread holds: width <= THREADS * VECTORS * (8 or 4)
+//   NORM_VECTORS  16-byte vectors of the row that each thread holds: width <= THREADS * VECTORS * 8
 //   NORM_TEAMS    teams of a CTA
-//   NORM_AHEAD    1: the next row of a team is loaded before the present one is computed (then the grid is about the chip's size)
 //   NORM_BLOCKS   CTAs that should fit a multiprocessor (caps registers)
 //
 // Work. Rows r = team, team + teams of the grid, ... A row is read once into registers; a row's arithmetic involves its team alone, so its
 //   bits do not depend on the grid. LayerNorm takes the variance of the centred row (a second sum over registers).
-// Bytes. 2 C per row and element size (ADD: 4 C) and 4 or 8 for the statistics; gamma and beta come from L1. What is written leaves L2
+// Bytes. 4 C per row (ADD: 8 C) and 4 or 8 for the statistics; gamma and beta come from L1. What is written leaves L2
 //   first (common/once.cuh).
-// Registers. 4 VECTORS hold the row (twice that with AHEAD, again twice with ADD), about 24 the rest.
+// Registers. 4 VECTORS hold the row (twice that with ADD), about 24 the rest.
 // Ordering. One barrier of the team per sum (see reduce::Team); nothing else is shared.
 #include "../common/once.cuh"
 #include "../common/reduce.cuh"
@@ -26,20 +24,19 @@ constexpr bool ADD = NORM_ADD;
 constexpr int THREADS = NORM_THREADS;
 constexpr int VECTORS = NORM_VECTORS;
 constexpr int TEAMS = NORM_TEAMS;
-constexpr bool AHEAD = NORM_AHEAD;
 
-using T = vec::Element<NORM_F32 != 0>::type;
-constexpr int N = vec::PER<T>;
-using Row = vec::Group<T, N>;
+using vec::Bf16;
+constexpr int N = vec::PER<Bf16>;
+using Row = vec::Group<Bf16, N>;
 using Team = reduce::Team<THREADS, TEAMS, 1>;
 
 struct Problem {
-    const T* a;
-    const T* b;  // ADD
-    T* s;        // ADD
-    T* y;
-    const T* gamma;
-    const T* beta;  // LAYER
+    const Bf16* a;
+    const Bf16* b;  // ADD
+    Bf16* s;        // ADD
+    Bf16* y;
+    const Bf16* gamma;
+    const Bf16* beta;  // LAYER
     float* mean;    // LAYER
     float* rstd;
     int rows, width;
@@ -66,11 +63,10 @@ extern "C" __global__ void __launch_bounds__(THREADS* TEAMS, NORM_BLOCKS) norm_f
     const int thread = static_cast<int>(threadIdx.x) % THREADS;
     const int stride = static_cast<int>(gridDim.x) * TEAMS;
     int row = static_cast<int>(blockIdx.x) * TEAMS + static_cast<int>(threadIdx.x) / THREADS;
-    Row a[VECTORS], b[VECTORS], next_a[VECTORS], next_b[VECTORS];
+    Row a[VECTORS], b[VECTORS];
     if (row < p.rows) load_row(p, row, thread, a, b);
     for (; row < p.rows; row += stride) {
         const size_t start = static_cast<size_t>(row) * p.width;
-        if (AHEAD && row + stride < p.rows) load_row(p, row + stride, thread, next_a, next_b);
         float total[1] = {0.0f};
 #pragma unroll
         for (int k = 0; k < VECTORS; ++k) {
@@ -123,14 +119,6 @@ extern "C" __global__ void __launch_bounds__(THREADS* TEAMS, NORM_BLOCKS) norm_f
             if (LAYER) p.mean[row] = mean;
             p.rstd[row] = rstd;
         }
-        if (AHEAD) {
-#pragma unroll
-            for (int k = 0; k < VECTORS; ++k) {
-                a[k] = next_a[k];
-                if (ADD) b[k] = next_b[k];
-            }
-        } else if (row + stride < p.rows) {
-            load_row(p, row + stride, thread, a, b);
-        }
+        if (row + stride < p.rows) load_row(p, row + stride, thread, a, b);
     }
 }

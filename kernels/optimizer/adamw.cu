@@ -6,15 +6,15 @@
 //   ADAMW_COPY   0: no copy;  1: bf16 copy of p, rounded to nearest even
 //
 // Work. A chunk is a run of at most PARTS * PART elements of one tensor, from a table that the host made; what lies between tensors is in
-//   no chunk. A CTA takes one PART of a chunk, 4 neighbouring elements a thread (16 bytes of p, g, m, v each), and ends: short CTAs walk through
-//   memory on a narrow front. (With a limit on the grid it takes parts b, b + grid, ....) A tensor that starts off a 16-byte boundary, and
-//   a last group of less than 4, go element by element. Elements are independent, so bits depend on nothing else.
+//   no chunk. A CTA takes one PART of a chunk, 4 neighbouring elements a thread (16 bytes of p, g, m, v each), and ends: short CTAs walk
+//   through memory on a narrow front. (With a limit on the grid it takes parts b, b + grid, ....) A tensor that starts off a 16-byte
+//   boundary, and a last group of less than 4, go element by element. Elements are independent, so bits depend on nothing else.
 // Bytes. 28 per element (16 read, 12 written), 30 with the copy; the table is 1/1000 of that. Stores leave L2 first (common/once.cuh).
 // Bias corrections. 1 - b^t = -expm1(t log b): the host gives log b in double precision, and expm1 does not cancel; each thread for itself,
 //   about 40 instructions beside 120 bytes. No shared memory, no barrier. Registers: 16 of one group, about 30 the rest.
 #include "../common/once.cuh"
 
-constexpr int COPY = ADAMW_COPY;
+constexpr bool COPY = ADAMW_COPY;
 constexpr int THREADS = 256;
 constexpr int PART = 4 * THREADS;
 constexpr int PARTS = 8;  // of a chunk of 8192 elements at most
@@ -72,7 +72,7 @@ __device__ __forceinline__ void update_four(const Problem& problem, const Factor
     vec::store_once(problem.param + at, p);
     vec::store_once(problem.m + at, m);
     vec::store_once(problem.v + at, v);
-    if (COPY == 1) vec::store8_once(problem.copy + at, make_uint2(vec::pack2(pf[0], pf[1]), vec::pack2(pf[2], pf[3])));
+    if (COPY) vec::store8_once(problem.copy + at, make_uint2(ptx::pack_bf16(pf[0], pf[1]), ptx::pack_bf16(pf[2], pf[3])));
 }
 
 __device__ __forceinline__ void update_one(const Problem& problem, const Factors& f, long long at) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void update_one(const Problem& problem, const Factors
     problem.param[at] = p;
     problem.m[at] = m;
     problem.v[at] = v;
-    if (COPY == 1) problem.copy[at] = vec::from_float<vec::Bf16>(p);
+    if (COPY) problem.copy[at] = vec::from_float<vec::Bf16>(p);
 }
 
 // 1 / (1 - b^t) from log b; b = 0 has -inf.

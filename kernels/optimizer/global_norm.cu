@@ -1,7 +1,8 @@
-// Sums of squares of a flat gradient buffer, by the fixed blocks of alpha/ops/global_norm.py; optimizer/step.cu adds them by the fixed tree.
+// Sums of squares of a flat gradient buffer, by the fixed blocks of alpha/ops/global_norm.py; optimizer/step.cu adds them by the fixed
+// tree.
 //
-// Work. Each block of at most 65,536 elements is cut into PARTS runs of 8,192, one per CTA of 256 threads: each thread adds the squares of its
-//   16-byte groups in a register (all 8 loads in flight), then the CTA in a fixed order (reduce::Team). parts[block * PARTS + run] is
+// Work. Each block of at most 65,536 elements is cut into PARTS runs of 8,192, one per CTA of 256 threads: each thread adds the squares of
+//   its 16-byte groups in a register (all 8 loads in flight), then the CTA in a fixed order (reduce::Team). parts[block * PARTS + run] is
 //   written by its CTA alone, 0 where the block is shorter, so the tree of step.cu starts below the blocks without changing above them.
 //   Bits depend on the block table alone.
 // Bytes: 4 per element. Registers: 32 hold the loads. A block that starts off a 16-byte boundary goes element by element.

@@ -1,9 +1,10 @@
-// Everything scalar of an update in one small launch, so that nothing comes to the host: the tree of global_norm, then norm, mean norm, clip
-// coefficient, finite flag, learning rate, number of finished updates. Semantics of alpha/ops/{global_norm,clip_coefficient,finite_flag,
-// learning_rate,next_step}.py.
+// Everything scalar of an update in one small launch, so that nothing comes to the host: the tree of global_norm, then norm, mean norm,
+// clip coefficient, finite flag, learning rate, number of finished updates. Semantics of
+// alpha/ops/{global_norm,clip_coefficient,finite_flag,learning_rate,next_step}.py.
 //
-// Work. One CTA of 1024 threads. Parts come 8 to a block: a thread adds eight neighbours ((0+1)+(2+3))+((4+5)+(6+7)) into shared memory, then
-//   levels of neighbours, an odd one carried, as the row says. Thread 0 finishes; thread 32 copies the rate out of its table meanwhile.
+// Work. One CTA of 1024 threads. Parts come 8 to a block: a thread adds eight neighbours ((0+1)+(2+3))+((4+5)+(6+7)) into shared memory,
+//   then levels of neighbours, an odd one carried, as the row says. Thread 0 finishes; thread 32 copies the rate out of its table
+//   meanwhile.
 // Shared memory: 4 bytes per block. Bytes: 4 per part, 4 of the table; the time is latency, some microseconds.
 // Ordering. __syncthreads between levels: level s writes multiples of 2s and reads multiples of s; the next level reads them after it.
 //   `step` may be `next`: the one thread that reads it writes it last. Consumers get the old count from `used`.

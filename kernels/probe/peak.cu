@@ -8,7 +8,6 @@
 #include <cuda_bf16.h>
 
 #include "../common/fence.cuh"
-#include "../common/matrix.cuh"
 #include "../common/wgmma.cuh"
 
 using namespace ptx;

@@ -1,15 +1,15 @@
-// Rotary position embedding of the first `heads` heads of each row, in place or not (packed QKV: query and key heads lie side by side).
-//   Pair i of a head turns by the angle of its position: (a, b) -> (a cos - b sin, b cos + a sin); INVERSE turns back.
+// Rotary position embedding, bf16, of the first `heads` heads of each row, in place or not (packed QKV: query and key heads lie side by
+//   side). Pair i of a head turns by the angle of its position: (a, b) -> (a cos - b sin, b cos + a sin); INVERSE turns back.
 //
-// Compile-time parameters: ROPE_F32 0: bf16;  1: fp32.  ROPE_LAYOUT 0: pairs (i, i + D/2);  1: pairs (2i, 2i + 1).  ROPE_INVERSE.
+// Compile-time parameters: ROPE_LAYOUT 0: pairs (i, i + D/2);  1: pairs (2i, 2i + 1).  ROPE_INVERSE.
 //   ROPE_DEEP: heads of a thread in flight.
 //
 // rope_table  cos and sin of position * base^(-2i/D) in double precision, rounded to fp32: table[position][i]. Once per run: an angle of
 //             fp32 is off by position * 2^-24, too much from about position 1,000 on.
-// rope        Work. A thread owns 2 N neighbouring elements' worth of pairs (N = 8 of bf16, 4 of fp32: two 16-byte vectors of a head) of one
+// rope        Work. A thread owns 2 N neighbouring elements' worth of pairs (N = 8: two 16-byte vectors of a head) of one
 //             row, keeps their cos and sin in registers and walks over heads; LANES = D / (2 N) threads cover a head, a warp covers
 //             32 / LANES heads of one row at a time. DEEP heads in flight. Elements are independent: bits depend on nothing else.
-//             Bytes. 2 D heads element sizes per row; the table's row (4 D) comes from L2, which outputs leave first
+//             Bytes. 4 D heads per row; the table's row (4 D) comes from L2, which outputs leave first
 //             (common/once.cuh). Registers: 2 N cos and sin, 32 in flight.
 //             No barrier. A position outside the table makes the row NaN.
 #include "../common/once.cuh"
@@ -19,9 +19,9 @@ constexpr bool INVERSE = ROPE_INVERSE;
 constexpr int DEEP = ROPE_DEEP;
 constexpr int THREADS = 128;  // of rope
 
-using T = vec::Element<ROPE_F32 != 0>::type;
-constexpr int N = vec::PER<T>;
-using Pack = vec::Group<T, N>;
+using vec::Bf16;
+constexpr int N = vec::PER<Bf16>;
+using Pack = vec::Group<Bf16, N>;
 
 extern "C" __global__ void __launch_bounds__(256) rope_table(float2* table, double base, int positions, int half) {
     const long long at = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
@@ -32,8 +32,8 @@ extern "C" __global__ void __launch_bounds__(256) rope_table(float2* table, doub
 }
 
 struct Problem {
-    const T* x;
-    T* y;
+    const Bf16* x;
+    Bf16* y;
     const int* positions;
     const float2* table;             // [table_rows][head_dim / 2]
     long long x_stride, y_stride;    // elements between rows
@@ -51,11 +51,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) rope(const __grid_const
     const int half = p.head_dim / 2;
     const int position = __ldg(p.positions + row);
     const bool good = position >= 0 && position < p.table_rows;
+    const float2* const angles = p.table + static_cast<size_t>(good ? position : 0) * half + part * N;
     float cosine[N], sine[N];
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
         vec::Group<float, 4> turn;
-        turn.load<vec::Cache::keep>(reinterpret_cast<const float*>(p.table + static_cast<size_t>(good ? position : 0) * half + part * N + i));
+        turn.load<vec::Cache::keep>(reinterpret_cast<const float*>(angles + i));
         cosine[i] = turn[0];
         sine[i] = INVERSE ? -turn[1] : turn[1];
         cosine[i + 1] = turn[2];
@@ -65,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) rope(const __grid_const
 #pragma unroll
         for (int i = 0; i < N; ++i) cosine[i] = __int_as_float(0x7fffffff);
     }
-    const T* const x = p.x + row * p.x_stride;
-    T* const y = p.y + row * p.y_stride;
+    const Bf16* const x = p.x + row * p.x_stride;
+    Bf16* const y = p.y + row * p.y_stride;
     const int at0 = INTERLEAVED ? 2 * part * N : part * N;
     const int apart = INTERLEAVED ? N : half;
     const auto turn = [&](Pack& a, Pack& b) {

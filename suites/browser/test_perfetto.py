@@ -126,7 +126,7 @@ def perfetto(browser: Browser, home: str) -> Iterator[Perfetto]:
 Told = dict[str, Counter[Any]]
 
 
-def said(document: Any) -> Told:
+def declared(document: Any) -> Told:
     """What a file says, times in ns. Whatever is no metadata, counter or arrow is taken for a slice."""
     told: Told = {k: Counter() for k in ("slices", "arrows", "counters", "processes", "threads", "complaints")}
     threads: dict[Any, list[dict[str, Any]]] = defaultdict(list)
@@ -245,7 +245,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory, small_corpus: Callable[[Pat
 def test_perfetto_holds_what_the_file_says(perfetto: Perfetto, traces: dict[str, Path], name: str) -> None:
     document = load(traces[name])
     perfetto.open(traces[name].read_bytes(), name)
-    file, here = said(document), held(perfetto)
+    file, here = declared(document), held(perfetto)
     assert disagreements(file, here) == {} and breaches(document) == []
     kinds = Counter(e["ph"] for e in document["traceEvents"])
     assert here["slices"].total() == kinds["X"] > 50 and here["counters"].total() > 7
@@ -329,7 +329,7 @@ def test_a_fault_of_the_file_is_seen(perfetto: Perfetto, small: Any, fault: str)
     change(document)
     assert document != small
     perfetto.open(packed(document), fault)
-    seen = disagreements(said(document), held(perfetto))
+    seen = disagreements(declared(document), held(perfetto))
     if where == "order":
         assert titles(perfetto) != order(document) and seen == {}
     else:
@@ -342,11 +342,11 @@ def test_a_difference_is_seen(perfetto: Perfetto, small: Any) -> None:
     for change, where in CHANGED.values():
         one = copy.deepcopy(small)
         change(one)
-        assert where in disagreements(said(small), said(one))
+        assert where in disagreements(declared(small), declared(one))
         change(every)
     perfetto.open(packed(every), "changed")
-    assert disagreements(said(every), held(perfetto)) == {}
-    assert set(disagreements(said(small), held(perfetto))) == {where for _, where in CHANGED.values()}
+    assert disagreements(declared(every), held(perfetto)) == {}
+    assert set(disagreements(declared(small), held(perfetto))) == {where for _, where in CHANGED.values()}
 
 
 def test_half_a_file_is_refused(perfetto: Perfetto, small: Any) -> None:

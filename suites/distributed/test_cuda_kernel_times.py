@@ -55,8 +55,8 @@ def measured(path: Path, *, plant: Plant = lambda executor: None, between: Plant
         executor.recorder.finish()
     with sqlite3.connect(path) as db:
         db.row_factory = sqlite3.Row
-        said = dict(db.execute("SELECT * FROM run_metadata").fetchall())["kernel_times"]
-        assert said.startswith("CUPTI"), said
+        output = dict(db.execute("SELECT * FROM run_metadata").fetchall())["kernel_times"]
+        assert output.startswith("CUPTI"), output
         rows = [dict(r) for r in db.execute("SELECT * FROM kernel_times WHERE step > 1 ORDER BY step")]
         wrong = db.execute("SELECT count(*) FROM op_profile WHERE device_ns <= 0 OR dispatches < count").fetchone()[0]
     assert len(rows) == STEPS - 2 and not wrong

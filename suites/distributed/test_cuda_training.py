@@ -28,7 +28,7 @@ from alpha.profile.store import read
 from alpha.train import forbidden, rundir
 from alpha.train.assemble import program_for
 from alpha.train.catalogue import catalogue
-from alpha.train.console import Talk
+from alpha.train.console import Printer
 from alpha.train.engine import open_executor
 from alpha.train.rundir import UNGATED
 from alpha.train.sample import generate, open_run
@@ -71,7 +71,7 @@ class Made:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("h100")
     cfg = short(root)
-    return Made(root, cfg, train(cfg, catalogue(), Talk(), admit=None))
+    return Made(root, cfg, train(cfg, catalogue(), Printer(), admit=None))
 
 
 def test_it_learns(made: Made) -> None:
@@ -82,9 +82,9 @@ def test_it_learns(made: Made) -> None:
 
 def test_stopped_and_resumed_ends_in_the_same_bits(made: Made) -> None:
     asked = iter([False] * 41 + [True])
-    halted = train(made.cfg, catalogue(), Talk(), admit=None, stop=lambda: next(asked))
+    halted = train(made.cfg, catalogue(), Printer(), admit=None, stop=lambda: next(asked))
     assert (halted.step, halted.finished) == (42, False)
-    resumed = train(made.cfg, catalogue(), Talk(), admit=None, resume=halted.path)
+    resumed = train(made.cfg, catalogue(), Printer(), admit=None, resume=halted.path)
     assert bits(resumed.path, 60) and bits(resumed.path, 60) == bits(made.outcome.path, 60)
     assert resumed.validation == made.outcome.validation
 
@@ -93,7 +93,7 @@ def test_phases_add_up_and_little_is_unexplained(tmp_path: Path) -> None:
     """Twelve layers at 65,536 tokens: a step as long as those that the target, 1 %, is about."""
     cfg = short(tmp_path, "model.layers=12", "data.sequence=1024", "train.batch=64", "train.shards=1", "train.steps=20", "train.profile=1",
                 "train.eval_every=0", "train.checkpoint_every=0", "optim.warmup=2")  # fmt: skip
-    path = train(cfg, catalogue(), Talk(), admit=None).path
+    path = train(cfg, catalogue(), Printer(), admit=None).path
     columns = " + ".join(f"{p}_ns" for p in PHASES)
     rows = read(path / "metrics.sqlite", "step_timing", f"step, wall_ns, {columns}, unexplained_ns, profiled")
     plain = [(wall, unexplained) for _, wall, _, unexplained, profiled in rows[WARM_UP:-1] if not profiled]

@@ -8,13 +8,13 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from alpha import cli, config
 from alpha.checkpoint import simple
@@ -22,56 +22,28 @@ from alpha.cli import training
 from alpha.dashboard.folder import Folder
 from alpha.data.tokenizer import ByteTokenizer
 from alpha.errors import CorruptError, InputError
+from alpha.gates.contracts.checkpoint import saved_before
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import read
 from alpha.report import runs as report
 from alpha.train import assemble, rundir
-from alpha.train.seal import standing
+from alpha.train.seal import why_ungated
 
-RUN = """
-[run]
-name = "{name}"
-out = "{root}/runs"
-[model]
-family = "gpt"
-layers = 1
-width = 16
-heads = 2
-[data]
-corpus = "{root}/text"
-tokenizer = "bytes"
-validation = 0.3
-sequence = 16
-cache = "{root}/cache"
-[train]
-steps = 8
-batch = 4
-eval_every = 0
-checkpoint_every = 3
-final_windows = 2
-profile = 3
-[optim]
-lr = 1e-2
-[machine]
-threads = 1
-"""
+SETTINGS = {"train.steps": 8, "train.eval_every": 0, "train.checkpoint_every": 3, "train.final_windows": 2, "train.profile": 3}
 
 Run = Callable[..., tuple[int, str, str]]
 EVIDENCE: dict[str, dict[str, str]] = {"train.loop": {"faults": "abc"}}
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory, small_run: Callable[..., Path]) -> Path:
     path = tmp_path_factory.mktemp("seals")
-    (path / "text").mkdir()
-    for i in range(12):
-        (path / "text" / f"{i}.txt").write_text(f"def f{i}(x):\n    return x + {i}\n\n" * 30)
     for name in ("gated", "lab"):
-        (path / f"{name}.toml").write_text(RUN.format(name=name, root=path.as_posix()))
+        small_run(path, {**SETTINGS, "run.name": name}, file=f"{name}.toml")
     return path
 
 
-def admitted(talk: object, source: str, ids: list[str], calls: list[Any]) -> Mapping[str, Any]:
+def admitted(printer: object, source: str, ids: list[str], calls: list[Any]) -> Mapping[str, Any]:
     return EVIDENCE
 
 
@@ -111,11 +83,11 @@ def status_of(path: Path) -> str:
     """What the run's own files, a resumed session's included, and every reader agree on."""
     manifest, metadata = rundir.read_manifest(path).get("status"), dict(read(path / "metrics.sqlite", "run_metadata"))["status"]
     shown = report.load(path)
-    assert shown.ungated == bool(standing(path)) == (shown.provenance()["status"] == "UNGATED")
+    assert shown.ungated == bool(why_ungated(path)) == (shown.provenance()["status"] == "UNGATED")
     listed = {e.name: e.status for e in Folder(path.parent).entries()}
-    assert listed[path.name] == ("UNGATED" if standing(path) else "GATED")
-    assert standing(path) or (manifest, metadata) == ("GATED", "GATED")
-    return "UNGATED" if standing(path) else "GATED"
+    assert listed[path.name] == ("UNGATED" if why_ungated(path) else "GATED")
+    assert why_ungated(path) or (manifest, metadata) == ("GATED", "GATED")
+    return "UNGATED" if why_ungated(path) else "GATED"
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -206,9 +178,10 @@ def test_an_older_checkpoint_goes_on_ungated(gated: Path, alpha: Run) -> None:
     file = simple.at(gated / "checkpoints", 6) / "manifest.json"
     content = json.loads(file.read_text())
     content.pop("sha256")
-    content["version"] = 1
     content["facts"].pop("seal")
-    file.write_text(json.dumps({**content, "sha256": simple._digest(content)}))
+    states = simple.read(file.parent)
+    shutil.rmtree(file.parent)
+    saved_before(file.parent.parent, content["step"], states, 1, content["facts"])
     code, out, _ = alpha("train", gated, "--resume", "--at", 6)
     assert code == 0 and "carries no seal" in out and status_of(gated) == "UNGATED"
 
@@ -216,13 +189,12 @@ def test_an_older_checkpoint_goes_on_ungated(gated: Path, alpha: Run) -> None:
 # -- consoles and signals ------------------------------------------------------------------------------------------------------
 
 
-def started(root: Path, tmp_path: Path, *more: str, code: str = "", **how: Any) -> subprocess.Popen[bytes]:
+def started(root: Path, tmp_path: Path, *more: str, code: str = "", **how: Any) -> warm.Process:
     """`alpha lab` in a process of its own, with a step every 20 ms."""
     slow = ("import sys, time; from alpha import cli; from alpha.train import loop; real = loop.Loop.advance\n"
             "def slow(self, **more):\n    time.sleep(0.02); return real(self, **more)\n"
             f"loop.Loop.advance = slow\n{code}\nsys.exit(cli.main(sys.argv[1:]))")
-    command = [sys.executable, "-c", slow, "lab", str(root / "lab.toml"), "--set", f"run.out={tmp_path}", *more]
-    return subprocess.Popen(command, **how)
+    return warm.start(["-c", slow, "lab", root / "lab.toml", "--set", f"run.out={tmp_path}", *more], **how)
 
 
 PLANTED = "from alpha.train import console; console.Screen = lambda stream: stream"
@@ -248,8 +220,13 @@ def test_a_console_that_goes_away_takes_nothing_with_it(root: Path, tmp_path: Pa
 def test_a_console_on_a_full_disk_takes_nothing_with_it(root: Path, tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
         process = started(root, tmp_path, stdout=full, stderr=subprocess.PIPE)
-        _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0 and simple.steps(tmp_path / "lab" / "checkpoints")[-1] == 8 and not errors, errors.decode()
+    assert process.stderr is not None
+    try:
+        errors = process.stderr.read()
+        code = process.wait(timeout=120)
+    finally:
+        process.kill()
+    assert code == 0 and simple.steps(tmp_path / "lab" / "checkpoints")[-1] == 8 and not errors, errors.decode()
 
 
 def steps_of(path: Path) -> int:
@@ -281,8 +258,7 @@ def test_an_interrupted_run_saves_and_says_so(root: Path, tmp_path: Path, sent: 
 
 
 def test_nohup_is_respected(root: Path, tmp_path: Path) -> None:
-    process = started(root, tmp_path, "--set", "train.steps=100", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                      preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process = started(root, tmp_path, "--set", "train.steps=100", code="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
     try:
         deadline = time.monotonic() + 90
         while process.poll() is None and steps_of(tmp_path / "lab") < 2 and time.monotonic() < deadline:
@@ -312,20 +288,20 @@ def lost_rows(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> li
     step = read(path, "op_profile", "min(step)")[0][0]
     others: list[Path] = []
     seen: dict[str, int] = {}
-    real = simple.save
+    real = simple.commit
 
     def rows(metrics: Path) -> dict[str, int]:
         return {t: read(metrics, f"{t} WHERE step = {step} ", "count(*)")[0][0] for t in tables}
 
-    def killed(folder: Path, at: int, *args: Any, **more: Any) -> Path:
-        made = real(folder, at, *args, **more)
+    def killed(temporary: Path, at: int, *args: Any, **more: Any) -> Path:
+        made = real(temporary, at, *args, **more)
         if at == step + 1:
-            others.append(folder.parent / "metrics.sqlite")
+            others.append(temporary.parent.parent / "metrics.sqlite")
             seen.update(rows(others[0]))
             raise Killed
         return made
 
-    monkeypatch.setattr(simple, "save", killed)
+    monkeypatch.setattr(simple, "commit", killed)
     with pytest.raises(Killed):
         cli.main(["lab", str(root / "lab.toml"), "--set", f"run.out={tmp_path}", "--set", "train.profile=4",
                   "--set", "train.checkpoint_every=1", "--set", f"run.name={cfg.run.name}"])
@@ -381,14 +357,14 @@ def test_what_killed_processes_left_is_swept(root: Path, tmp_path: Path) -> None
     """Half a run directory, half a token stream, temporary files of a run and of the cache; nothing of the user's."""
     cache, out = tmp_path / "cache", tmp_path / "out"
     assert cli.main(["lab", str(root / "lab.toml"), "--set", f"run.out={out}", "--set", f"data.cache={cache}"]) == 0
-    rubbish = [out / ".making-lab-1" / "tokenizer.json", cache / ".making-abc" / "00000.tokens", cache / ".bpe-262-x.json.7.tmp",
+    garbage = [out / ".making-lab-1" / "tokenizer.json", cache / ".making-abc" / "00000.tokens", cache / ".bpe-262-x.json.7.tmp",
                out / "lab" / ".manifest.json.7.tmp", out / "lab" / "checkpoints" / ".tmp-step-00000009-7" / "m.npy"]
     mine = [out / "notes" / "x.txt", out / "lab" / ".notes", cache / "x.tmp"]
-    for path in (*rubbish, *mine):
+    for path in (*garbage, *mine):
         path.parent.mkdir(exist_ok=True)
         path.write_text("half")
         for touched in (path, path.parent):
             os.utime(touched, (1.0, 1.0))
     assert cli.main(["lab", str(out / "lab"), "--resume"]) == 0
     assert cli.main(["lab", str(root / "lab.toml"), "--set", f"run.out={out}", "--set", f"data.cache={cache}"]) == 0
-    assert [p for p in rubbish if p.exists()] == [] and all(p.exists() for p in mine)
+    assert [p for p in garbage if p.exists()] == [] and all(p.exists() for p in mine)

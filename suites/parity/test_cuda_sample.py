@@ -46,7 +46,7 @@ HONEST = catalogue()["gelu.f32.cpu"]
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Evidence of one component, measured here."""
     path = tmp_path_factory.mktemp("evidence")
-    save([run.measure(HONEST, gate) for gate in ("parity", "gradient", "determinism", "faults")], path)
+    save([run.measure(HONEST, gate)[0] for gate in ("parity", "gradient", "determinism", "faults")], path)
     return path
 
 
@@ -86,8 +86,8 @@ def test_a_kernel_that_is_wrong_now_disagrees(root: Path) -> None:
 
         return compute
 
-    said = sampled(root, "parity", replace(HONEST, implementation=late))
-    assert "from a fresh nonce: FAIL" in said and "from the record's nonce" in said
+    output = sampled(root, "parity", replace(HONEST, implementation=late))
+    assert "from a fresh nonce: FAIL" in output and "from the record's nonce" in output
 
 
 def test_a_record_that_does_not_repeat_disagrees(root: Path, tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_a_record_that_does_not_repeat_disagrees(root: Path, tmp_path: Path) -> 
     shutil.copytree(root, tmp_path, dirs_exist_ok=True)
     record = Registry(catalogue(), [root]).evidence.load(HONEST.id, machine_class().key)["determinism"][0].record
     save([replace(record, cases=[{**c, "digest": "0" * 16} for c in record.cases])], tmp_path)
-    said = sampled(tmp_path, "determinism")
-    assert "from the record's nonce" in said and "fresh nonce" not in said
+    output = sampled(tmp_path, "determinism")
+    assert "from the record's nonce" in output and "fresh nonce" not in output
 
 
 def test_without_evidence_there_is_nothing_to_agree_with(tmp_path: Path) -> None:

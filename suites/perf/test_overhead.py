@@ -79,9 +79,11 @@ def test_what_the_recorder_itself_costs(bench: Bench) -> None:
         bench.step(False)
     real = min(bench.step(False) for _ in range(10))
     bench.executor._bound = {name: [(launch, lambda: None) for launch, _ in bound] for name, bound in bench.executor._bound.items()}
-    watched = sorted(bench.step(True) for _ in range(400))
-    plain = sorted(bench.step(False) for _ in range(400))
-    cost = watched[200] - plain[200]
+    costs = []
+    for _ in range(5):  # what else the machine does hits some of them
+        watched, plain = zip(*((bench.step(True), bench.step(False)) for _ in range(100)))
+        costs.append(sorted(watched)[50] - sorted(plain)[50])
+    cost = sorted(costs)[2]
     print(f"recorder: {cost / 1e3:.1f} us a step of {real / 1e6:.1f} ms: {cost / real:.3%}")
     assert 0 < cost < LIMIT * real
 

@@ -85,8 +85,8 @@ def made(seed: int | np.random.Generator, *, steps: int = 500, ranks: int = 1, s
             columns.setdefault(f"{p}_ns", []).append(whole)
             sums = sums + whole
         columns.setdefault("step_ns", []).append(sums)
-        said = {"step": np.arange(steps), "rank": np.full(steps, r), "session": np.zeros(steps, np.int64), "profiled": profiled}
-        for name, value in said.items():
+        declared = {"step": np.arange(steps), "rank": np.full(steps, r), "session": np.zeros(steps, np.int64), "profiled": profiled}
+        for name, value in declared.items():
             columns.setdefault(name, []).append(value)
     ops: dict[str, list[object]] = {k: [] for k in ("step", "rank", "plan", "launch", "op", "shape", "phase", "device_ns")}
     at = np.flatnonzero(profiled)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,12 +20,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import xxhash
 from threadpoolctl import threadpool_limits
 
+from alpha.backends.cuda import spot
 from alpha.backends.cuda.lib import Gpu, Operand, Parts
 from alpha.backends.cuda.values import device_bytes, from_device
 from alpha.component import Catalogue, Component
-from alpha.cuda_runtime import _bindings, cupti, device, launch, mark
+from alpha.cuda_runtime import _bindings, cupti, device, launch, mark, memory
 from alpha.gates.cuda import replay as cuda_replay
 from alpha.ops.numerics import round_to
 from alpha.ops.table import row, table
@@ -37,6 +39,11 @@ PARTS: dict[str, tuple[str | None, ...]] = {"linear_cross_entropy_grad": (None, 
 """Ops whose kernels belong to several phases; here the last does everything."""
 KINDS = {f"CU_GRAPH_NODE_TYPE_{kind}": kind for kind in ("KERNEL", "MEMSET", "MEMCPY", "EMPTY", "HOST")}
 """What a node of a graph is; work with an attribute `kernel`, its name, is a kernel's."""
+
+KEPT = 20_000
+"""Launches whose results are kept: a test runs the same steps in many ways, and a launch is a pure function of what it reads."""
+_MADE: OrderedDict[tuple[Any, ...], list[np.ndarray]] = OrderedDict()
+"""Op, types and attributes, the oracle, which a test may replace, and digests of the operands' bits -> the bits of the results."""
 
 
 @dataclass
@@ -241,25 +248,39 @@ def _move(target: int, x: np.ndarray) -> None:
     ctypes.memmove(target, x.ctypes.data, x.nbytes)
 
 
-def _flat(x: Operand) -> np.ndarray:
-    """The device memory of an operand in its device form, flat."""
-    _, dtype = device_bytes(x.type)
-    raw = (ctypes.c_uint8 * x.type.nbytes).from_address(x.address)
-    return np.frombuffer(raw, dtype)
+class Memory:
+    """The device memory of an operand. One per launch: a pointer is made once, and read at every step."""
+
+    def __init__(self, x: Operand) -> None:
+        _, dtype = device_bytes(x.type)
+        self.type = x.type
+        self.flat = np.frombuffer((ctypes.c_uint8 * x.type.nbytes).from_address(x.address), dtype)
+
+    def read(self) -> np.ndarray:
+        """A copy: floats as float64."""
+        found = from_device(self.flat, self.type).reshape(self.type.shape)
+        return found.astype(np.float64) if found.dtype.kind == "f" else found.copy()
+
+    def write(self, value: np.ndarray) -> None:
+        """Floats are rounded once to the operand's type."""
+        value = np.asarray(value).reshape(-1)
+        if self.type.dtype == "bf16":
+            self.flat[...] = bf16_bits(value)
+        else:
+            with np.errstate(over="ignore"):
+                self.flat[...] = value
 
 
-def _read(x: Operand) -> np.ndarray:
-    found = from_device(_flat(x).copy(), x.type).reshape(x.type.shape)
-    return found.astype(np.float64) if found.dtype.kind == "f" else found
-
-
-def _write(x: Operand, value: np.ndarray) -> None:
-    value = np.asarray(value).reshape(-1)
-    if x.type.is_float:
-        value = round_to(value, x.type.dtype).astype(np.float32)
-        if x.type.dtype == "bf16":
-            value = value.view(np.uint32) >> np.uint32(16)
-    _flat(x)[...] = value.astype(_flat(x).dtype)
+def bf16_bits(x: np.ndarray) -> np.ndarray:
+    """The upper halves, u32 or u16, of `round_to(x, "bf16")` as float32, which a test holds it to. In place, in the narrowest type: most of
+    an emulated step is spent here."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        bits = np.asarray(x, np.float64).astype(np.float32).view(np.uint32)
+    upper = bits >> np.uint32(16)
+    bits += (upper & np.uint32(1)) + np.uint32(0x7FFF)
+    bits >>= np.uint32(16)
+    odd = ~np.isfinite(x)
+    return np.where(odd, upper, bits) if odd.any() else bits
 
 
 def _binder(component: Component, gpu: Gpu, ins: list[Operand], outs: list[Operand], attrs: Attrs) -> Callable[[int], None]:
@@ -267,7 +288,7 @@ def _binder(component: Component, gpu: Gpu, ins: list[Operand], outs: list[Opera
     if need:
         gpu.scratch(need)
     assert component.op is not None
-    oracle = row(component.op).oracle
+    oracle = made_by = row(component.op).oracle
     base = component.op.removeprefix("add_")
     if base != component.op and base in table():  # a norm of a sum that is stored: of what was stored
 
@@ -275,11 +296,24 @@ def _binder(component: Component, gpu: Gpu, ins: list[Operand], outs: list[Opera
             total = round_to(a + b, outs[0].type.dtype)
             return total, *row(base).oracle(total, *more, **kept)
 
+    sources, targets = [Memory(x) for x in ins], [Memory(x) for x in outs]
+
+    launched = f"{component.op} {[str(x.type) for x in (*ins, *outs)]} {sorted(attrs.items())}"
+
     def compute() -> None:
+        key = launched, made_by, *(xxhash.xxh3_128_digest(x.flat) for x in sources)
+        if key in _MADE:
+            for x, bits in zip(targets, _MADE[key], strict=True):
+                x.flat[...] = bits
+            _MADE.move_to_end(key)
+            return
         with np.errstate(all="ignore"):
-            results = oracle(*[_read(x) for x in ins], **attrs)
-        for x, y in zip(outs, results, strict=True):
-            _write(x, y)
+            results = oracle(*[x.read() for x in sources], **attrs)
+        for x, y in zip(targets, results, strict=True):
+            x.write(y)
+        _MADE[key] = [x.flat.copy() for x in targets]
+        if len(_MADE) > KEPT:
+            _MADE.popitem(last=False)
 
     compute.kernel = component.id  # type: ignore[attr-defined]
 
@@ -330,6 +364,64 @@ class _Mark:
         return call
 
 
+class _Spot:
+    """A kernel of spot checks, in NumPy."""
+
+    def __init__(self, cubin: Any, name: str) -> None:
+        self.name = name
+
+    def prepare(self, grid: Any, block: Any, arguments: Any) -> Callable[[Any], None]:
+        at, *more = [a.address if isinstance(a, memory.Span) else a.value for a in arguments]
+        work = partial(getattr(self, "_" + self.name.removeprefix("spot_").partition("_")[0]), at, *more)
+
+        def compute() -> None:
+            work()
+
+        compute.kernel = self.name  # type: ignore[attr-defined]
+
+        def call(stream: Any) -> None:
+            launch.note(self.name)
+            on(device.stream_handle(stream), compute)
+
+        return call
+
+    @staticmethod
+    def _array(address: int, n: int, dtype: Any) -> np.ndarray:
+        return np.frombuffer((ctypes.c_uint8 * (n * np.dtype(dtype).itemsize)).from_address(address), dtype)
+
+    def _hash(self, x: int, nbytes: int, run: int, slots: int) -> None:
+        raw = np.zeros(-(-nbytes // 8) * 8, np.uint8)
+        raw[:nbytes] = self._array(x, nbytes, np.uint8)
+        words, i = raw.view(np.uint64), np.arange(raw.size // 8, dtype=np.uint64)
+        odd = i * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
+        mixed = (words + i) * odd
+        mixed = (mixed ^ mixed >> np.uint64(32)) * odd
+        self._array(slots, -(-len(words) // run), np.uint64)[...] += np.add.reduceat(mixed, np.arange(0, len(words), run))
+
+    def _matrix(self, x: int, rows: int, columns: int) -> np.ndarray:
+        if self.name.endswith("f32"):
+            return self._array(x, rows * columns, np.float32).reshape(rows, columns).astype(np.float64)
+        wide = self._array(x, rows * columns, np.uint16).astype(np.uint32) << np.uint32(16)
+        return wide.view(np.float32).reshape(rows, columns).astype(np.float64)
+
+    def _rows(self, x: int, v: int, out: int, rows: int, columns: int) -> None:
+        a = self._matrix(x, rows, columns)
+        with np.errstate(all="ignore"):
+            made = np.concatenate([a @ self._array(v, columns * 4, np.float64).reshape(-1, 4), np.square(a).sum(1, keepdims=True)], 1)
+        self._array(out, rows * 5, np.float64)[...] = made.reshape(-1)
+
+    def _columns(self, x: int, v: int, out: int, rows: int, columns: int) -> None:
+        a = self._matrix(x, rows, columns)
+        with np.errstate(all="ignore"):
+            made = np.concatenate([a.T @ self._array(v, rows * 4, np.float64).reshape(-1, 4), np.square(a).sum(0)[:, None]], 1)
+            self._array(out, columns * 5, np.float64)[...] += made.reshape(-1)
+
+    def _gather(self, x: int, places: int, out: int, many: int, size: int) -> None:
+        at = self._array(places, many, np.int64)
+        found = self._array(x, (int(at.max()) + 1) * size, np.uint8).reshape(-1, size)[at]
+        self._array(out, many * size, np.uint8)[...] = found.reshape(-1)
+
+
 @contextmanager
 def emulated_gpu(total: int = 2 << 30, *, instrument: bool = False) -> Iterator[EmulatedGpu]:
     """Within it this process has such a GPU and no other; with an `instrument` that times kernels or without."""
@@ -342,6 +434,8 @@ def emulated_gpu(total: int = 2 << 30, *, instrument: bool = False) -> Iterator[
         patch.setattr(cupti, "opened", lambda: EmulatedCupti() if instrument else "no CUPTI: a GPU of host memory")
         patch.setattr(mark, "Kernel", _Mark)
         patch.setattr(mark, "compile_kernel", lambda source: None)
+        patch.setattr(spot, "Kernel", _Spot)
+        patch.setattr(spot, "compile_kernel", lambda source: None)
         device._open.cache_clear()
         Stream.by_handle.clear()
         try:

@@ -133,7 +133,7 @@ def judged(component_id: str, gate: str, kernels: Path, nonce: str | None = None
             patch.setattr(embedding, "WARPS", 4)
         patch.setattr(norm, "WIDTHS", (256, 512, 1016, 2304))  # a thousand fibers take their time over the others
         patch.setattr(loss, "VOCABULARIES", (53, 9001, 25003, 53251))
-        record = run.measure(component, gate, nonce)
+        record, _ = run.measure(component, gate, nonce)
     found = run.judge(record, runs=0)
     return {"verdict": found.verdict, "reasons": [str(r)[:300] for r in found.reasons[:3]], "notes": [
         c["note"] for c in record.cases if "note" in c][:2]}

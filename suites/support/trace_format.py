@@ -189,22 +189,22 @@ class _Index:
 
 def _names(events: list[dict[str, Any]], slices: dict[Thread, list[Slice]], found: list[str]) -> None:
     """Processes and threads are named once, each its own name and place; nothing is drawn on one without a name."""
-    said: dict[str, dict[Any, Any]] = {k: {} for k in METADATA}
+    declared: dict[str, dict[Any, Any]] = {k: {} for k in METADATA}
     for e in events:
         if e["ph"] != "M" or e["name"] not in METADATA:
             continue
         who = (e["pid"], e["tid"]) if e["name"].startswith("thread_") else e["pid"]
-        if who in said[e["name"]]:
+        if who in declared[e["name"]]:
             found.append(f"{e['name']} of {who} is said twice")
-        said[e["name"]][who] = e["args"][METADATA[e["name"]][0]]
+        declared[e["name"]][who] = e["args"][METADATA[e["name"]][0]]
     for what in ("process_name", "process_sort_index"):
-        values = list(said[what].values())
+        values = list(declared[what].values())
         found += [f"{what} {v!r} is given twice" for v in {v for v in values if values.count(v) > 1}]
     for what in ("thread_name", "thread_sort_index"):
-        pairs = [(pid, v) for (pid, _), v in said[what].items()]
+        pairs = [(pid, v) for (pid, _), v in declared[what].items()]
         found += [f"{what} {v!r} is given twice in process {pid}" for pid, v in {p for p in pairs if pairs.count(p) > 1}]
     for pid, tid in slices:
-        if (pid, tid) not in said["thread_name"]:
+        if (pid, tid) not in declared["thread_name"]:
             found.append(f"thread {pid, tid} has no name")
-        if pid not in said["process_name"]:
+        if pid not in declared["process_name"]:
             found.append(f"process {pid} has no name")

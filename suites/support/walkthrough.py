@@ -7,19 +7,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import warm
+from copies import ROOT, share_digests
+
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.S | re.M)
-PARTS = ("alpha", "baselines", "kernels", "configs", "suites", "docs", "README.md", "pyproject.toml", "LICENSE")
+PARTS = ("alpha", "baselines", "kernels", "configs", "examples", "suites", "docs", "README.md", "pyproject.toml", "LICENSE")
 
 
 def copy(to: Path) -> Path:
@@ -29,6 +28,7 @@ def copy(to: Path) -> Path:
             shutil.copytree(ROOT / part, to / part, ignore=shutil.ignore_patterns("*.png"))
         else:
             shutil.copy(ROOT / part, to / part)
+    share_digests(to)
     return to
 
 
@@ -114,10 +114,9 @@ def run(command: str, place: Path, expected: Sequence[str], timeout: float) -> s
     word, *rest = shlex.split(command)
     programs = {"alpha": ["-m", "alpha"], "pytest": ["-m", "pytest", "-p", "no:cacheprovider"], "python": []}
     assert word in programs, f"the test knows no program {word}"
-    done = subprocess.run([sys.executable, *programs[word], *rest], cwd=place, capture_output=True, text=True, timeout=timeout, check=False,
-                          env={**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "", "COLUMNS": "200"})
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, f"{command}: exit {done.returncode}\n{said[-3000:]}"
+    done = warm.run([*programs[word], *rest], cwd=place, root=place, environment={"COLUMNS": "200"}, timeout=timeout)
+    stated = done.stdout + done.stderr
+    assert done.returncode == 0, f"{command}: exit {done.returncode}\n{stated[-3000:]}"
     for words in expected:
-        assert words in said, f"{command}: the page says {words!r}, which did not come:\n{said[-3000:]}"
-    return said
+        assert words in stated, f"{command}: the page says {words!r}, which did not come:\n{stated[-3000:]}"
+    return stated

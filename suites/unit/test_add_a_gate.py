@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import warm
+
 import alpha
+from alpha.gates.adversarial import plant
 
 ENTRY = '''    Gate(name="twice", engine="alpha.gates.twice:measure", cases=(Contract,), owed_by=("kernel",), seconds=0.1),
 '''
@@ -39,9 +39,7 @@ PLACES = {"alpha/registry/gates.py", "alpha/gates/twice.py"}
 
 def test_one_entry_and_one_file(tmp_path: Path) -> None:
     package = Path(alpha.__file__).parent
-    shutil.copytree(package, tmp_path / "alpha", ignore=shutil.ignore_patterns("__pycache__"))
-    for needed in ("kernels", "baselines", "configs"):
-        (tmp_path / needed).symlink_to(package.parent / needed)
+    plant.copy_package(tmp_path)
     table = tmp_path / "alpha" / "registry" / "gates.py"
     text = table.read_text(encoding="utf-8")
     end = text.index(")\n\"\"\"Every gate, in the order")
@@ -53,8 +51,7 @@ def test_one_entry_and_one_file(tmp_path: Path) -> None:
     assert changed == PLACES
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "alpha", "gate", *arguments], cwd=tmp_path, capture_output=True, text=True,
-                              env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=240, check=False)
+        return warm.run(["-m", "alpha", "gate", *arguments], cwd=tmp_path, root=tmp_path, timeout=240)
 
     done = run("run", "gelu.f32.cpu", "--gate", "twice")
     assert done.returncode == 0 and "PASS" in done.stdout and "1 run, 0 not passed" in done.stdout, done.stdout + done.stderr

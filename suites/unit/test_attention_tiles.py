@@ -386,7 +386,7 @@ def test_the_walk_stands_in_the_kernels() -> None:
         text = (KERNELS / "attention" / file).read_text(encoding="utf-8")
         for line, times in lines:
             assert text.count(line) == times, f"{file} no longer walks as this test does: {line}"
-    assert wrapper.UNBOUNDED == 1 << 29 and "kUnbounded = 1 << 29" in (KERNELS / "attention/spans.cuh").read_text()
+    assert wrapper.UNBOUNDED == 1 << 29 and "UNBOUNDED = 1 << 29" in (KERNELS / "attention/spans.cuh").read_text()
 
 
 def test_parameters_have_the_layout_of_the_device(lib: ctypes.CDLL) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,8 @@ from typing import Any
 import made_runs
 import numpy as np
 import pytest
-from test_bench import MADE, _calm, first_steps, made, tiny
+import warm
+from made_bench import MADE, calm, first_steps, made, tiny
 
 from alpha.bench import command, docs, kernel, record, step, whole
 from alpha.bench.peer import ROOT, Peer
@@ -61,7 +60,7 @@ def place(tmp_path: Path) -> Path:
     record.write("cuda_sm90_H200", "step-gpt2-124m", body(git(tmp_path, "rev-parse", "HEAD")), tmp_path / "baselines" / "bench")
     assert docs.fill(record.records(tmp_path / "baselines" / "bench"), tmp_path, write=True) == ["README.md: training", "log.md: steps"]
     commit(tmp_path)
-    assert docs.problems(tmp_path) == docs.strangers(tmp_path) == []
+    assert docs.problems(tmp_path) == docs.unknown_commits(tmp_path) == []
     return tmp_path
 
 
@@ -85,7 +84,7 @@ def test_pages_are_what_the_committed_records_say() -> None:
 
 def test_commits_of_the_committed_records_are_known() -> None:
     try:
-        assert docs.strangers() == []
+        assert docs.unknown_commits() == []
     except MachineError as error:
         pytest.skip(f"NOT_RUN: {error.what}")
 
@@ -171,10 +170,10 @@ def test_words_that_claim_no_speed_pass() -> None:
 def test_a_commit_that_is_none_is_seen(place: Path) -> None:
     record.write("cuda_sm90_H200", "step-gpt2-124m", body("0" * 40), place / "baselines" / "bench")
     docs.fill(record.records(place / "baselines" / "bench"), place, write=True)
-    assert docs.strangers(place) == ["cuda_sm90_H200/step-gpt2-124m: commit 000000000000 is not in the history"]
+    assert docs.unknown_commits(place) == ["cuda_sm90_H200/step-gpt2-124m: commit 000000000000 is not in the history"]
     subprocess.run(["rm", "-rf", str(place / ".git")], check=True)
     with pytest.raises(MachineError, match="the history is not here"):
-        docs.strangers(place)
+        docs.unknown_commits(place)
 
 
 def test_regions_must_be_known_and_closed(place: Path) -> None:
@@ -227,7 +226,7 @@ def test_what_cannot_be_recorded_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_step_is_recorded(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    _calm(monkeypatch)
+    calm(monkeypatch)
     cfg = tiny(place)
     measured, known = step.bench, first_steps(cfg)
     head = git(place, "rev-parse", "HEAD")
@@ -248,7 +247,7 @@ def test_a_step_is_recorded(place: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_kernels_are_recorded_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _calm(monkeypatch)
+    calm(monkeypatch)
     with Peer("made", "cpu", 1, command=MADE) as peer:
         results = kernel.bench(catalogue()["gelu.f32.cpu"], catalogue(), peer, rounds=3, pattern="cache")
         results += kernel.bench(catalogue()["gelu.f32.cpu"], catalogue(), None, rounds=3, deadline=0.0)
@@ -295,7 +294,7 @@ def test_reports_come_from_clean_commits() -> None:
 def test_a_whole_run_is_recorded(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run = made_runs.make(tmp_path / "it", steps=300)
     found = whole.figures(run)
-    figures = {f.key: f.value for f in found.figures}
+    figures = {f.key: f.value and float(f"{f.value:.{record.DIGITS}g}") for f in found.figures}  # as a record keeps them
     assert figures["workflow_tokens_per_second"] < figures["tokens_per_second"] and 0 < figures["goodput"] < 1  # type: ignore[operator]
     assert found.steps == 300 and found.status == "GATED"
     monkeypatch.setattr(command.record, "write", lambda *a: WRITE(*a, place / "baselines" / "bench"))
@@ -309,8 +308,7 @@ def test_a_whole_run_is_recorded(tmp_path: Path, place: Path, monkeypatch: pytes
 
 
 def test_a_run_is_read_with_libraries_that_a_measuring_process_may_not_hold(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "alpha.cli", "bench", "run", str(made_runs.make(tmp_path / "it", steps=100))], cwd=ROOT,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=120)
+    done = warm.run(["-m", "alpha.cli", "bench", "run", made_runs.make(tmp_path / "it", steps=100)], cwd=ROOT)
     assert done.returncode == 0 and "Goodput" in done.stdout, done.stderr
 
 

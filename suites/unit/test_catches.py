@@ -1,4 +1,4 @@
-"""The gates are gated: planted faults whose catch is stale and a random tenth of the rest; with --all every one, and fresh mutants."""
+"""The gates are gated: planted faults whose catch is stale and a few drawn of the rest; with --all every one, and fresh mutants."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from alpha.registry.faults import load_faults
 from alpha.registry.gpu import why_not_here
 from alpha.train.catalogue import catalogue
 
-TENTH = 10
+DRAWN = 18
+"""Faults that are run although their catch is current: it binds all that decides whether the gate says FAIL, so they are a sample of what
+it does not see."""
 
 
-def test_planted_faults_are_rejected(pytestconfig: pytest.Config) -> None:
-    """On a machine class without any recorded catch a tenth is run, not all: which gate sees what is settled on the reference class."""
+def test_planted_faults_are_rejected(pytestconfig: pytest.Config, seed: int) -> None:
+    """On a machine class without any recorded catch the drawn ones are run, not all: which gate sees what is settled on the reference
+    class."""
     every = load_faults(catalogue=catalogue())
     faults = [f for f in every if not why_not_here(catalogue()[f.component])]
     assert len(faults) >= 60
     if len(faults) < len(every):
         print(f"NOT_RUN: {len(every) - len(faults)} faults of components that cannot run on this machine")
-    given = pytestconfig.getoption("--seed")
-    seed = int(given) if given is not None else random.SystemRandom().randrange(2**32)
-    tenth = random.Random(f"{seed} catches").sample(faults, -(-len(faults) // TENTH))
-    again = faults if pytestconfig.getoption("--all") else tenth
+    drawn = random.Random(f"{seed} catches").sample(faults, DRAWN)
+    again = faults if pytestconfig.getoption("--all") else drawn
     results = catches.run(catalogue(), again, stale=False, keep=[f.id for f in faults])
     rest = [f for f in faults if f not in again]
     recorded = catches.known()
@@ -52,12 +53,12 @@ def test_what_a_gate_does_on_a_broken_copy_ends_with_who_asked_for_it(end: str) 
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while len(found := hanging(process.pid)) < 2:
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM if end == "terminated" else signal.SIGKILL)
-        process.wait(timeout=20)
+        process.wait(timeout=60)
         while any((text := stat(pid)) and ") Z " not in text for pid in found):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -97,7 +98,7 @@ def test_what_looks_at_the_whole_device_has_it_to_itself(monkeypatch: pytest.Mon
     gates = [("gelu.f32.cpu", "faults"), ("executor.cuda", "faults"), ("executor.cuda", "parity")]
     jobs = [plant.Job(" ".join(pair), (pair,), "", "") for pair in gates]
     ran: list[tuple[list[str], int]] = []
-    monkeypatch.setattr(plant, "run_all", lambda some, *, workers, said=None: ran.append(([j.name for j in some], workers)) or [])
+    monkeypatch.setattr(plant, "run_all", lambda some, *, workers, on_result=None: ran.append(([j.name for j in some], workers)) or [])
     assert catches._run_all(jobs, catalogue(), 5) == []
     assert ran == [(["gelu.f32.cpu faults", "executor.cuda parity"], 5), (["executor.cuda faults"], 1)]
 
@@ -106,8 +107,8 @@ def test_who_ends_the_run_keeps_what_was_caught(monkeypatch: pytest.MonkeyPatch,
     """The second of two faults is cut off; the record of the first is there."""
     faults = [f for f in load_faults() if f.component == "registry.judge" and f.gate == "faults"][:2]
 
-    def cut(jobs: list[plant.Job], catalogue: object, workers: int, said: Callable[[plant.Outcome], None]) -> list[plant.Outcome]:
-        said(plant.Outcome(jobs[0], error="ValueError: planted"))
+    def cut(jobs: list[plant.Job], catalogue: object, workers: int, on_result: Callable[[plant.Outcome], None]) -> list[plant.Outcome]:
+        on_result(plant.Outcome(jobs[0], error="ValueError: planted"))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(catches, "controls", lambda *a: None)

@@ -42,11 +42,11 @@ def ran(folder: Path, fails: str) -> tuple[int, list[str], list[str]]:
 @pytest.mark.parametrize("fails", ["none", "nvcc", "test", "lint", "kernels", "gates"])
 def test_one_red_target_makes_it_red(tmp_path: Path, fails: str) -> None:
     """The timed tests have the machine for themselves; what follows shares it, and the log ends with the merge gate."""
-    code, said, asked = ran(tmp_path, fails)
+    code, output, asked = ran(tmp_path, fails)
     assert (code != 0) == (fails != "none")
     if fails in ("nvcc", "test"):
         assert asked[-1] == f"ended {fails}"
         return
     assert asked[:4] == ["began nvcc", "ended nvcc", "began test", "ended test"]
     assert sorted(asked[4:]) == sorted(f"{x} {y}" for x in ("began", "ended") for y in ("lint", "kernels", "gates"))
-    assert said == [f"make {x} says so" for x in ("nvcc", "test", "kernels", "lint", "gates")]
+    assert output == [f"make {x} says so" for x in ("nvcc", "test", "kernels", "lint", "gates")]

@@ -132,7 +132,7 @@ def test_power_on_a_fresh_seed(name: str) -> None:
 
 def test_the_same_run_twice_is_the_same_everywhere() -> None:
     c = compare.compare(made(1, ranks=2), made(1, ranks=2))
-    assert {r.verdict for r in c.rows if r.kind != "op"} == {SAME} and not c.standing_out()
+    assert {r.verdict for r in c.rows if r.kind != "op"} == {SAME} and not c.differing()
     assert all(r.own.estimate == pytest.approx(0, abs=1e-12) for r in c.rows)
     assert c.common.shift == 0 and c.common.cause == "none" and c.notes == ()
 
@@ -153,7 +153,7 @@ def test_what_is_slowed_in_a_stored_run_is_named(tmp_path: Path, slow: dict[str,
     there = compare.compare(compare.read(a / "metrics.sqlite"), compare.read(b / "metrics.sqlite"))
     back = compare.compare(compare.read(b / "metrics.sqlite"), compare.read(a / "metrics.sqlite"))
     for c, verdict in ((there, SLOWER), (back, FASTER)):
-        rows = [r for r in c.standing_out() if r.kind == kind]
+        rows = [r for r in c.differing() if r.kind == kind]
         assert [r.name.split(" f32")[0] for r in rows] == [name] and rows[0].verdict == verdict, c.text()
         low, estimate, high = rows[0].own.low, rows[0].own.estimate, rows[0].own.high
         assert low <= estimate <= high and rows[0].line >= noise.INTEREST
@@ -193,7 +193,7 @@ def test_without_the_machines_clock_the_cause_is_unknown() -> None:
 def test_one_slow_phase_beside_a_slower_machine() -> None:
     c = compare.compare(made(3, peaks=8, level=0.5), made(4, peaks=8, level=0.5, every=1.08, slow={"optimizer": 1.06}))
     assert c.common.cause == "machine" and c.common.shift == pytest.approx(0.08, abs=0.02)
-    assert [r.name for r in c.standing_out() if r.kind == "phase"] == ["optimizer"], c.text()
+    assert [r.name for r in c.differing() if r.kind == "phase"] == ["optimizer"], c.text()
 
 
 def test_two_slow_phases_of_three_blame_not_the_third() -> None:
@@ -204,7 +204,7 @@ def test_two_slow_phases_of_three_blame_not_the_third() -> None:
     assert abs(c.common.taken) <= compare.LEAST_PART * noise.INTEREST
 
 
-def test_no_row_enters_its_own_yardstick() -> None:
+def test_no_row_enters_its_own_reference() -> None:
     rng = np.random.default_rng(0)
     logs = rng.standard_normal((3, 16))
     other = logs.copy()
@@ -218,7 +218,7 @@ def test_no_row_enters_its_own_yardstick() -> None:
 
 def test_a_slow_rank_is_no_slower_machine() -> None:
     c = compare.compare(made(3, ranks=4), made(4, ranks=4, slow={"rank 2": 1.05}))
-    assert [r.name for r in c.standing_out() if r.kind == "rank"] == ["rank 2"]
+    assert [r.name for r in c.differing() if r.kind == "rank"] == ["rank 2"]
 
 
 def test_small_rows_alarm_nobody() -> None:

@@ -2,40 +2,84 @@
 
 from __future__ import annotations
 
+import atexit
+import json
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 
 from alpha import config
+from alpha.data.prepare import Order, prepare
+from alpha.gates.contracts.data.tokenizer_hf import Reference
+from alpha.registry.admission import needed
 from alpha.train.assemble import components_of, program_for
 from alpha.train.catalogue import catalogue
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+HUGGING_FACE = ("data.tokenizer_file='FILE'", "data.vocab=512")
 CHOICES = ((), ("train.fuse=false",), ("train.recompute='block'",), ("data.tokenizer='bytes'",), ("data.corpus='.'",),
+           ("data.mixture='stdlib:1, docs:2'",), HUGGING_FACE, ("data.packing='documents'",),
            ("optim.name='sgd'",), ("optim.schedule='cosine'", "optim.decay=0"), ("optim.schedule='wsd'",),
-           ("model.family='llama'", "model.kv_heads=2"))
+           ("model.family='llama'", "model.kv_heads=2"),
+           ("model.family='llama'", "model.rope_scaling=[2.0]"), ("train.start_from='hf:model'",))
+SMALL = ("model.layers=1", "model.width=64", "model.heads=2", "data.sequence=32", "train.batch=4", "train.micro_batch=2", "train.shards=2")
+
+
+@cache
+def _tokenizer() -> Path:
+    """A tokenizer.json, in a folder that is removed when the process ends."""
+    folder = TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    path = Path(folder.name) / "tokenizer.json"
+    path.write_text(json.dumps(Reference(np.random.default_rng(1), "gpt2", 5).content), encoding="utf-8")
+    return path
 
 
 def _used(*choice: str) -> tuple[set[str], set[str]]:
-    small = ["model.layers=1", "model.width=64", "model.heads=2", "data.sequence=32", "train.batch=4", "train.micro_batch=2",
-             "train.shards=2"]
-    cfg = config.load(CONFIGS / "demo.toml", [*small, *choice])
+    choice = tuple(key.replace("FILE", str(_tokenizer())) for key in choice)
+    cfg = config.load(CONFIGS / "demo.toml", [*SMALL, *choice])
     program = program_for(cfg, 257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab, catalogue(), 1)
     return set(components_of(cfg, program)), set(program.kernels())
 
 
-def test_every_component_that_no_kernel_is_is_used_by_some_run() -> None:
+def _used_by_ranks() -> set[str]:
+    """What a run of two ranks uses, the state whole or cut, with what that presupposes."""
+    found = set()
+    for zero in (0, 1):
+        cfg = config.load(CONFIGS / "demo.toml", [*SMALL, f"train.zero={zero}"])
+        found |= set(needed(catalogue(), components_of(cfg, program_for(cfg, cfg.data.vocab, catalogue(), 1, ranks=2))))
+    assert found >= {"all_reduce.cpu", "reduce_scatter.cpu", "all_gather.cpu", "data_parallel.pass"}
+    return found
+
+
+def _used_of_prepared(root: Path) -> set[str]:
+    """What a run on prepared data uses."""
+    for i, text in enumerate(("one", "two", "three")):
+        (root / f"{i}.txt").write_text(text)
+    made = prepare(Order((str(root),), tokenizer="bytes"), root / "made")
+    return _used(f"data.corpus='{made.folder}'", "data.tokenizer='bytes'")[0]
+
+
+def test_every_component_that_no_kernel_is_is_used_by_some_run(tmp_path: Path) -> None:
     """But the registry's own, another back end's executor, and the sampler in order, which evaluation does without."""
-    used = set().union(*(_used(*choice)[0] for choice in CHOICES))
+    used = set().union(*(_used(*choice)[0] for choice in CHOICES), _used_by_ranks(), _used_of_prepared(tmp_path))
     unused = {c.id for c in catalogue() if c.kind not in ("kernel", "evidence")} - used
-    assert unused == {"sampler.ordered", "executor.cuda"}
+    assert unused == {"sampler.ordered", "executor.cuda", "reduce.cpu", "all_to_all.cpu"}
     assert used <= {c.id for c in catalogue()}
 
 
 @pytest.mark.parametrize(("choice", "more", "less"), [
     (("train.fuse=false",), set(), {"fuse.pass"}), (("train.recompute='block'",), {"recompute.pass"}, set()),
-    (("data.tokenizer='bytes'",), {"tokenizer.bytes"}, {"tokenizer.bpe"}), (("optim.name='sgd'",), {"optimizer.sgd"}, {"optimizer.adamw"}),
+    (("data.tokenizer='bytes'",), {"tokenizer.bytes"}, {"tokenizer.bpe"}), (HUGGING_FACE, {"tokenizer.hf"}, {"tokenizer.bpe"}),
+    (("optim.name='sgd'",), {"optimizer.sgd"}, {"optimizer.adamw"}),
     (("data.corpus='.'",), {"corpus.folder"}, {"corpus.stdlib"}),
+    (("data.mixture='stdlib:1, docs:2'",), {"corpus.folder", "sampler.mixed"}, set()),
+    (("data.packing='documents'",), {"sampler.packed"}, set()),
+    (("train.start_from='hf:model'",), {"checkpoint.hf"}, set()),
+    (("data.prefetch=0",), set(), {"sampler.prefetched"}),
 ])
 def test_a_choice_changes_what_it_names(choice: tuple[str, ...], more: set[str], less: set[str]) -> None:
     (base, kernels), (other, others) = _used(), _used(*choice)

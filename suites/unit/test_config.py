@@ -53,7 +53,9 @@ def test_sections_are_frozen_and_keyword_only() -> None:
 
 def test_identity_follows_what_decides_bits_and_nothing_else() -> None:
     base = config.parse(SMALLEST).identity()
-    for free in ("run.name=y", "run.out=z", "machine.threads=3", "train.eval_every=1", "train.keep=9", "data.cache=c"):
+    for free in ("run.name=y", "run.out=z", "machine.threads=3", "machine.debug=all", "train.eval_every=1", "train.keep=9", "data.cache=c",
+                 "data.baseline=false", "data.prefetch=0", "train.keep_every=7",
+                 "log.wandb=true"):
         assert config.parse(SMALLEST, [free]).identity() == base
     for bound in (
         "run.seed=2",
@@ -93,6 +95,7 @@ WRONG = [
     ("optim.decay=3", "optim.decay does not apply to schedule cosine", "wsd"),
     ("run.name=a/b", "run.name is no folder name", "change run.name"),
     ("data.validation=0", "`data.validation` is out of range", "above 0.0"),
+    ("data.vocab=2147483649", "`data.vocab` is out of range", "at most 2147483648"),
     ("data.corpus=3", "`data.corpus` has the wrong type", "a string in quotes"),
     ("steps", "an override is not section.key=value", "--set section.key=value"),
 ]
@@ -127,6 +130,16 @@ def test_llama_sizes() -> None:
         config.parse(SMALLEST, [*llama, "model.kv_heads=3"])
     with pytest.raises(ConfigError, match="even head size"):
         config.parse(SMALLEST, [*llama, "model.width=12", "model.heads=4"])
+    assert config.parse(SMALLEST, llama).head_dim == 16 and config.parse(SMALLEST, [*llama, "model.head_dim=6"]).head_dim == 6
+    with pytest.raises(ConfigError, match="even head size"):
+        config.parse(SMALLEST, [*llama, "model.head_dim=5"])
+    with pytest.raises(ConfigError, match="attention_bias` is not one of its choices"):
+        config.parse(SMALLEST, [*llama, "model.attention_bias=q"])
+    for wrong in ("[1.0, 2.0]", "[0.0]", "[nan]", "[8.0, 4.0, 1.0, 8192]", "[8.0, 1.0, 4.0, 8192.5]", "[8.0, 1.0, 4.0, 8192, 1.0]"):
+        with pytest.raises(ConfigError, match="rope_scaling is none of its forms"):
+            config.parse(SMALLEST, [*llama, f"model.rope_scaling={wrong}"])
+    with pytest.raises(ConfigError, match="rope_scaling has no kernel on cuda"):
+        config.parse(SMALLEST, [*llama, "model.rope_scaling=[2]", "machine.backend=cuda", "train.precision=bf16"])
     with pytest.raises(ConfigError, match="dropout does not apply"):
         config.parse(SMALLEST, [*llama, "model.dropout=0.1"])
 
@@ -141,12 +154,15 @@ def test_every_key_is_documented() -> None:
 
 FROZEN = {
     "run": "name seed out",
-    "model": "family layers width heads positions tied kv_heads hidden rope_base window z_loss dropout",
-    "data": "corpus tokenizer vocab sample validation sequence documents cache",
-    "train": "steps batch shards precision micro_batch replay recompute fuse eval_every eval_windows final_windows checkpoint_every keep "
-    "profile sample_every",
+    "model": "family layers width heads positions vocab_size tied norm_eps head_dim kv_heads attention_bias hidden rope_base "
+    "rope_scaling window z_loss dropout",
+    "data": "corpus mixture tokenizer vocab tokenizer_file tokenizer_end sample validation sequence packing documents prefetch "
+    "baseline cache",
+    "train": "steps start_from batch shards zero precision micro_batch replay recompute fuse eval_every eval_windows final_windows "
+    "checkpoint_every keep keep_every profile sample_every verify",
     "optim": "name lr betas eps momentum weight_decay clip schedule warmup decay floor",
-    "machine": "backend threads",
+    "machine": "backend debug threads",
+    "log": "tensorboard wandb",
 }
 
 

@@ -18,16 +18,18 @@ from alpha.backends.cuda.binaries import Binaries, sources_of
 from alpha.backends.cuda.kernels import loss, matmul
 from alpha.backends.cuda.kernels.gemm import GemmProblem, choose
 from alpha.backends.cuda.values import from_device, to_device
+from alpha.cli import gating
 from alpha.component import Component
 from alpha.cuda_runtime import manifest
 from alpha.cuda_runtime.compile import Source
 from alpha.errors import InputError, UngatedError
-from alpha.gates import commands, run, subjects
+from alpha.gates import run, subjects
 from alpha.gates.cuda.calls import large, timed
 from alpha.registry import admission, gpu, policy
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import reference_classes, write_reference
 from alpha.registry.gpu import GpuClass, class_here, class_of_key, family, gpu_class, why_not_here
+from alpha.registry.judge import Judgement
 from alpha.registry.machine import machine_class
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
@@ -217,8 +219,8 @@ def test_gate_run_for_a_gpu_run_takes_what_that_run_asks_for(h200: None, tmp_pat
     for more in ([], changes):
         asked.clear(), ran.clear()
         assert cli.main(["train", source, *more]) == 1
-        said = capsys.readouterr().err
-        command = said.split("alpha.cli gate run ")[-1] if "alpha.cli gate run " in said else said.split("gate run ")[1]
+        output = capsys.readouterr().err
+        command = output.split("alpha.cli gate run ")[-1] if "alpha.cli gate run " in output else output.split("gate run ")[1]
         words = shlex.split(command.split("`")[0])
         assert words[:2] == ["--for", source] and words[-1] == "--stale"
         assert cli.main(["gate", "run", *words[:-1]]) == 0
@@ -229,17 +231,17 @@ def test_gate_run_for_a_gpu_run_takes_what_that_run_asks_for(h200: None, tmp_pat
 
 
 def test_a_budget_that_nothing_fits_into_says_so(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = io.StringIO()
+    output = io.StringIO()
     monkeypatch.setattr(run, "measure", lambda *_: pytest.fail("a gate was started beyond the budget"))
-    assert commands.cmd_run(["executor.cuda"], budget=1e-3, console=Console(file=said, width=200)) == 1
-    assert "no gate fits into the budget: executor.cuda" in said.getvalue() and "run the same command" not in said.getvalue()
+    assert gating.cmd_run(["executor.cuda"], budget=1e-3, console=Console(file=output, width=200)) == 1
+    assert "no gate fits into the budget: executor.cuda" in output.getvalue() and "run the same command" not in output.getvalue()
 
 
 @pytest.mark.skipif(gpu_class() is not None, reason="this machine has a GPU")
 def test_what_was_asked_for_and_cannot_run_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "run", lambda todo, **_: run.Done())
-    assert commands.cmd_run(["split.by_file", "executor.cuda"], console=Console(file=io.StringIO())) == 3
-    assert commands.cmd_run(["split.by_file"], console=Console(file=io.StringIO())) == 0
+    assert gating.cmd_run(["split.by_file", "executor.cuda"], console=Console(file=io.StringIO())) == 3
+    assert gating.cmd_run(["split.by_file"], console=Console(file=io.StringIO())) == 0
 
 
 def test_a_budget_stops_and_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,11 +249,11 @@ def test_a_budget_stops_and_the_same_command_goes_on(tmp_path: Path, monkeypatch
     seconds, ran = [0.0], []
     measure = run.measure
 
-    def slow(component: Component, gate: str, nonce: str | None = None) -> Record:
+    def slow(component: Component, gate: str, nonce: str | None = None) -> tuple[Record, Judgement]:
         seconds[0] += 1.0
         ran.append(gate)
-        found = measure(component, gate, nonce)
-        return replace(found, environment={**found.environment, "seconds": "1.00"})
+        found, judgement = measure(component, gate, nonce)
+        return replace(found, environment={**found.environment, "seconds": "1.00"}), judgement
 
     gates = ("parity", "gradient", "determinism", "faults")
     monkeypatch.setattr(run, "measure", slow)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from alpha.cli import auditing
 from alpha.cuda_runtime import toolchain
 from alpha.errors import InputError, MachineError
-from alpha.gates import commands
 from alpha.gates.adversarial import catches, cuda_plant
 from alpha.gates.device_code import audit as kernels_audit
 from alpha.gates.device_code import baseline as kernels_baseline
@@ -70,15 +70,15 @@ def test_the_score_stands_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels_lint, "run", lambda catalogue, todo: [kernels_lint.Seen(u.fault, ("less",) * (u is one)) for u in todo])
     monkeypatch.setattr(kernels_lint, "load", lambda: (one, two))
     assert catches.lint(catalogue()) == catches.Score("lint", 1, 2, (two.fault.id,))
-    said = io.StringIO()
-    assert commands.cmd_catches(["lint."], seeded=0, console=Console(file=said, width=200)) == 1
-    assert f"1 of 2 faults that no run need show are seen by the lint (9% to 91%); unseen: {two.fault.id}" in said.getvalue()
+    output = io.StringIO()
+    assert auditing.cmd_catches(["lint."], seeded=0, console=Console(file=output, width=200)) == 1
+    assert f"1 of 2 faults that no run need show are seen by the lint (9% to 91%); unseen: {two.fault.id}" in output.getvalue()
 
 
 def test_a_copy_with_a_fault_of_concurrency_gives_up_waiting() -> None:
     def text(mirrors: int, gate: str, planted: bool) -> tuple[str, str]:
         fault = Fault(id="x", component="matmul.bf16.sm90", gate=gate, mirrors=mirrors, why="y", file="matmul.py", source=cuda_plant.WAIT,
-                      find="uint32_t done = 0;", replace="uint32_t done = 1;")
+                      find="parity ^= 1;", replace="parity ^= 0;")
         with cuda_plant.overlay(fault, planted=planted) as copy:
             found = (copy / cuda_plant.WAIT).read_text()
         return ("late" if "| late) & ~15u" in found else ""), ("broken" if fault.replace in found else "")

@@ -275,7 +275,7 @@ def dirty_scratch(honest: Component, kernels: Kernels) -> Binder:
         found[0] = int(download(Span(region.address, 1), (1,), np.uint8)[0])
 
     def after(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], stream: int) -> None:
-        if found[0] == 0:  # other rubbish than usual
+        if found[0] == 0:  # other garbage than usual
             fill(Span(outs[0].address, 2), 0x3C, stream)
 
     return around(honest, before, after)
@@ -304,7 +304,7 @@ CHEATS = (
     Cheat(2, "inputs zeroed", "scale.bf16.sm90", zeroed_inputs, ("inputs unchanged",)),
     Cheat(3, "work left on another stream", "scale.bf16.sm90", another_stream(False), REPLAYED),
     Cheat(3, "work on another stream that is there in time", "scale.bf16.sm90", another_stream(True), REPLAYED),
-    Cheat(4, "a thread that writes later", "scale.bf16.sm90", later_thread, ("outputs settled",)),
+    Cheat(4, "a thread that writes later", "scale.bf16.sm90", later_thread, ("outputs final",)),
     Cheat(6, "a cache keyed by address", "scale.bf16.sm90", by_address, (SAMPLES, "content", "later calls")),
     Cheat(7, "a cache keyed by call order", "scale.bf16.sm90", by_order, (SAMPLES, *parity.BEHAVIOURS, *REPLAYS)),
     Cheat(8, "computed at first, skipped in the loop", "scale.bf16.sm90", once_and_skip, (SAMPLES,), cuda_perf.measure),
@@ -334,7 +334,7 @@ class Still:
         return Reading(1980.0, 0)
 
 
-def settled() -> None:
+def join_late_threads() -> None:
     """Wait for what cheats have left behind."""
     for thread in threading.enumerate():
         if thread.name == LATE:
@@ -351,7 +351,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     cuda_subjects.opened.cache_clear()
     if request.param == "device":
         yield lambda name: catalogue()[name]
-        settled()
+        join_late_threads()
     else:
         plain = Event.record
 
@@ -370,7 +370,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         with emulated_gpu():
             every = emulated(catalogue())
             yield lambda name: every[name]
-            settled()
+            join_late_threads()
     cuda_subjects.opened.cache_clear()
 
 

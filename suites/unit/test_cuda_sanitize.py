@@ -141,7 +141,7 @@ def test_what_is_reported_of_sound_code_is_a_failure_with_its_place(stand_in: tu
         assert what == FAIL and re.search(r"norm_backward\+0x\w+ in backward\.cu:\d+", why)
 
 
-UNSETTLED = {
+INCONCLUSIVE = {
     "no report": (None, 0, 0),
     "crash": (None, -11, 0),
     "crash after a clean report": (*clean("memcheck")[:1], 139, 0),
@@ -160,18 +160,18 @@ UNSETTLED = {
 
 
 @pytest.mark.parametrize("tool", ("memcheck", "racecheck"))
-@pytest.mark.parametrize("case", UNSETTLED)
+@pytest.mark.parametrize("case", INCONCLUSIVE)
 def test_an_incomplete_run_settles_nothing(stand_in: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str,
                                            tool: str) -> None:
     """Neither as a clean run of sound code nor as a report of a planted error."""
     sound = cuda_sanitize.process
     if case == "hang":
         monkeypatch.setattr(cuda_sanitize, "process", lambda sanitizer, j, plant: sound(sanitizer, j, plant, timeout=0.5))
-    one = measured(stand_in, tool, UNSETTLED[case], found(tool) if case != "hang" else UNSETTLED[case], tmp_path)
+    one = measured(stand_in, tool, INCONCLUSIVE[case], found(tool) if case != "hang" else INCONCLUSIVE[case], tmp_path)
     what, why = cuda_sanitize.verdict(one)
     assert what == NOT_RUN and "came to no result" in why, why
     if case != "hang":
-        one = measured(stand_in, tool, clean(tool), UNSETTLED[case], tmp_path)
+        one = measured(stand_in, tool, clean(tool), INCONCLUSIVE[case], tmp_path)
         what, why = cuda_sanitize.verdict(one)
         assert what == NOT_RUN and "does not see the error planted" in why, why
 
@@ -190,7 +190,7 @@ def test_who_ends_the_run_ends_all_of_it(stand_in: tuple[Path, Path], tmp_path: 
     began, before = time.monotonic(), signal.getsignal(signal.SIGTERM)
     threading.Thread(target=end).start()
     with pytest.raises((SystemExit, KeyboardInterrupt)), processes.termination_raises():
-        measured(stand_in, "racecheck", UNSETTLED["hang"], UNSETTLED["hang"], tmp_path)
+        measured(stand_in, "racecheck", INCONCLUSIVE["hang"], INCONCLUSIVE["hang"], tmp_path)
     assert time.monotonic() - began < 30 and leaders
     for leader in leaders:
         with pytest.raises(ProcessLookupError):
@@ -241,7 +241,7 @@ def test_finding_the_tool(tmp_path: Path, stand_in: tuple[Path, Path], monkeypat
 # --- the command ------------------------------------------------------------------------------------------------------------------------
 
 
-def said(*args: object, **more: object) -> tuple[int, str]:
+def invoked(*args: object, **more: object) -> tuple[int, str]:
     out = io.StringIO()
     code = sanitize_command.cmd_sanitize(*args, console=Console(file=out, width=400), **more)  # type: ignore[arg-type]
     return code, out.getvalue()
@@ -249,15 +249,15 @@ def said(*args: object, **more: object) -> tuple[int, str]:
 
 def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitize_command, "why_not_here", lambda c: "needs sm_90a: no GPU")
-    assert said([KERNEL]) == (3, "NOT_RUN 1 components: needs sm_90a: no GPU\n")
+    assert invoked([KERNEL]) == (3, "NOT_RUN 1 components: needs sm_90a: no GPU\n")
     monkeypatch.setattr(sanitize_command, "why_not_here", lambda c: "")
     monkeypatch.setattr(sanitize_tool, "find", lambda: None)
-    code, text = said([KERNEL])
+    code, text = invoked([KERNEL])
     assert code == 3 and "needs compute-sanitizer" in text
     with pytest.raises(InputError, match="no kernel of the GPU matches"):
-        said(["gelu.f32.cpu"])
+        invoked(["gelu.f32.cpu"])
     with pytest.raises(InputError, match="too few"):
-        said([KERNEL], workers=0)
+        invoked([KERNEL], workers=0)
 
 
 @pytest.mark.parametrize(("sound", "planted", "code"), [(clean, found, 0), (clean, clean, 3), (found, found, 1)])
@@ -268,18 +268,18 @@ def test_exit_codes(stand_in: tuple[Path, Path], tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sanitize_tool, "find", lambda: stand_in[0])
     monkeypatch.setattr(cuda_sanitize, "local_root", lambda: tmp_path / "kept")
     monkeypatch.setattr(cuda_sanitize, "shipped_root", lambda: tmp_path / "none")
-    monkeypatch.setattr(cuda_sanitize, "jobs", lambda wanted, said: [replace(job(t, c), digests=cuda_sanitize.digests_of(c, t))
+    monkeypatch.setattr(cuda_sanitize, "jobs", lambda wanted, report: [replace(job(t, c), digests=cuda_sanitize.digests_of(c, t))
                                                                      for c, tools in wanted.items() for t in tools])
     stand_in[1].write_text(json.dumps({"racecheck": {"sound": sound("racecheck"), "planted": planted("racecheck")}}))  # type: ignore[operator]
-    came, text = said([KERNEL], tools=["racecheck"])
+    came, text = invoked([KERNEL], tools=["racecheck"])
     assert came == code, text
-    standing = cuda_sanitize.standing(catalogue()[KERNEL], H200, roots=[tmp_path / "kept"])
-    assert standing["racecheck"][0] == {0: PASS, 1: FAIL, 3: NOT_RUN}[code]
-    assert all(standing[t][0] == NOT_RUN for t in TOOLS if t != "racecheck")
+    verdicts = cuda_sanitize.recorded_verdicts(catalogue()[KERNEL], H200, roots=[tmp_path / "kept"])
+    assert verdicts["racecheck"][0] == {0: PASS, 1: FAIL, 3: NOT_RUN}[code]
+    assert all(verdicts[t][0] == NOT_RUN for t in TOOLS if t != "racecheck")
     told = {0: "3 [dim]NOT_RUN[/], 1 [green]PASS[/]", 1: "1 [bold red]FAIL[/], 3 [dim]NOT_RUN[/]", 3: "4 [dim]NOT_RUN[/]"}
-    assert sanitize_command.cell(standing) == told[code]
+    assert sanitize_command.cell(verdicts) == told[code]
     stand_in[1].unlink()  # nothing may run again
-    assert said([KERNEL], tools=["racecheck"], stale=True) == (0, (
+    assert invoked([KERNEL], tools=["racecheck"], stale=True) == (0, (
         "nothing to run: every tool has a finding about the code as it is; `alpha gate status` shows the verdicts\n"))
     assert cuda_sanitize.missing(catalogue()[KERNEL], H200, TOOLS) == [t for t in TOOLS if t != "racecheck"]
 
@@ -299,11 +299,11 @@ def test_findings_are_kept_whole_and_edited_ones_are_refused(stand_in: tuple[Pat
             cuda_sanitize.load(tmp_path, H200)
     path.write_text(text)
     component = catalogue()[KERNEL]
-    assert cuda_sanitize.standing(component, H200, roots=[tmp_path])["memcheck"] == (
+    assert cuda_sanitize.recorded_verdicts(component, H200, roots=[tmp_path])["memcheck"] == (
         NOT_RUN, f"the finding is older than the code; run `alpha gate sanitize {KERNEL} --tool memcheck`")
     today = replace(one, digests=cuda_sanitize.digests_of(component, "memcheck"))
     cuda_sanitize.save(today, tmp_path)
-    assert cuda_sanitize.standing(component, H200, roots=[tmp_path])["memcheck"] == (PASS, "")
+    assert cuda_sanitize.recorded_verdicts(component, H200, roots=[tmp_path])["memcheck"] == (PASS, "")
 
 
 # --- what is planted --------------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from alpha.errors import MachineError, NonFiniteError
 from alpha.profile.phases import PHASES
 from alpha.profile.store import read
 from alpha.train.catalogue import catalogue
-from alpha.train.console import Talk
+from alpha.train.console import Printer
 from alpha.train.sample import generate, open_run
 from alpha.train.session import Outcome, train
 
@@ -85,17 +85,17 @@ def configured(root: Path, family: str = "gpt", more: tuple[str, ...] = ()) -> C
 def bits(outcome: Outcome, step: int) -> dict[str, bytes]:
     """The files of a checkpoint's state."""
     folder = simple.at(outcome.path / "checkpoints", step)
-    return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.suffix not in (".json", ".toml")}
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.suffix == ".state"}
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_resumed_session_ends_in_the_same_bits(gpu: EmulatedGpu, root: Path, kernels: Catalogue, family: str) -> None:
     cfg = configured(root, family)
-    whole = train(cfg, kernels, Talk(), admit=None)
+    whole = train(cfg, kernels, Printer(), admit=None)
     asked = iter([False, False, False, True])
-    halted = train(cfg, kernels, Talk(), admit=None, stop=lambda: next(asked))
+    halted = train(cfg, kernels, Printer(), admit=None, stop=lambda: next(asked))
     assert (halted.step, halted.finished) == (4, False)
-    resumed = train(cfg, kernels, Talk(), admit=None, resume=halted.path)
+    resumed = train(cfg, kernels, Printer(), admit=None, resume=halted.path)
     assert resumed.finished and resumed.step == whole.step == 8
     assert bits(whole, 8) and bits(whole, 8) == bits(resumed, 8)
     assert whole.validation == resumed.validation
@@ -108,20 +108,20 @@ def test_what_is_handed_over_at_once_moves_no_bit(gpu: EmulatedGpu, root: Path, 
     """Four microbatches a step, one, three and all of them to a graph; and a run that goes on with another number than it began with."""
     found = []
     for replay in (1, 3, 0):
-        done = train(configured(root, more=(f"train.replay={replay}", "train.profile=2")), kernels, Talk(), admit=None)
+        done = train(configured(root, more=(f"train.replay={replay}", "train.profile=2")), kernels, Printer(), admit=None)
         found.append(bits(done, 8))
         phases = read(done.path / "metrics.sqlite", "step_timing", "launches, forward_ns, backward_ns, optimizer_ns")
         assert len(phases) == 8 and len({launches for launches, *_ in phases}) == 1 and all(min(times) > 0 for _, *times in phases)
     asked = iter([False, False, True])
-    halted = train(configured(root, more=("train.replay=2",)), kernels, Talk(), admit=None, stop=lambda: next(asked))
+    halted = train(configured(root, more=("train.replay=2",)), kernels, Printer(), admit=None, stop=lambda: next(asked))
     (halted.path / "config.toml").write_text((halted.path / "config.toml").read_text().replace("replay = 2", "replay = 0"))
-    resumed = train(config.load(halted.path / "config.toml"), kernels, Talk(), admit=None, resume=halted.path)
+    resumed = train(config.load(halted.path / "config.toml"), kernels, Printer(), admit=None, resume=halted.path)
     assert found[0] and all(x == found[0] for x in [*found, bits(resumed, 8)])
     assert gpu.allocated == 0
 
 
 def test_phases_add_up_and_memory_is_as_planned(gpu: EmulatedGpu, root: Path, kernels: Catalogue) -> None:
-    done = train(configured(root), kernels, Talk(), admit=None)
+    done = train(configured(root), kernels, Printer(), admit=None)
     path = done.path / "metrics.sqlite"
     columns = " + ".join(f"{p}_ns" for p in PHASES)
     rows = read(path, "step_timing",
@@ -134,7 +134,7 @@ def test_phases_add_up_and_memory_is_as_planned(gpu: EmulatedGpu, root: Path, ke
 
 
 def test_text_comes_from_a_run(gpu: EmulatedGpu, root: Path, kernels: Catalogue) -> None:
-    done = train(configured(root), kernels, Talk(), admit=None)
+    done = train(configured(root), kernels, Printer(), admit=None)
     texts = []
     for _ in range(2):
         executor, tokenizer, step = open_run(done.path, kernels)
@@ -147,8 +147,8 @@ def test_text_comes_from_a_run(gpu: EmulatedGpu, root: Path, kernels: Catalogue)
 
 def test_a_refused_step_changes_nothing_and_names_the_op(gpu: EmulatedGpu, root: Path, kernels: Catalogue,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = configured(root)
-    good = train(cfg, kernels, Talk(), admit=None)
+    cfg = configured(root, more=("train.verify=0",))  # which would see the weight first
+    good = train(cfg, kernels, Printer(), admit=None)
     spoil = CudaExecutor.enqueue
     updates = []
 
@@ -160,7 +160,7 @@ def test_a_refused_step_changes_nothing_and_names_the_op(gpu: EmulatedGpu, root:
 
     monkeypatch.setattr(CudaExecutor, "enqueue", enqueue)
     with pytest.raises(NonFiniteError, match="made a non-finite value") as error:
-        train(cfg, kernels, Talk(), admit=None)
+        train(cfg, kernels, Printer(), admit=None)
     assert "step 3 was refused and changed nothing" in str(error.value) and "model line" in str(error.value)
     assert good.finished
 
@@ -169,6 +169,6 @@ def test_no_room_is_said_before_the_run_has_a_folder(root: Path, kernels: Catalo
     with emulated_gpu(385 << 20) as gpu:
         before = set((root / "runs").iterdir()) if (root / "runs").exists() else set()
         with pytest.raises(MachineError, match="does not fit into the GPU's memory"):
-            train(configured(root), kernels, Talk(), admit=None)
+            train(configured(root), kernels, Printer(), admit=None)
         assert gpu.allocated == 0
         assert (set((root / "runs").iterdir()) if (root / "runs").exists() else set()) == before

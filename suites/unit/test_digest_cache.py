@@ -9,11 +9,12 @@ import random
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from alpha.errors import CorruptError, InputError
-from alpha.registry import digest_cache, faults, syntax
+from alpha.registry import digest_cache, faults, package, syntax
 from alpha.registry.digest_cache import Remembered
 from alpha.registry.faults import Fault
 from alpha.registry.package import Package
@@ -39,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(digest_cache, "folder", lambda: tmp_path / "digests")
     monkeypatch.setattr(digest_cache, "SAMPLED", 10**12)
     monkeypatch.setattr(digest_cache, "_WAITING", {})
-    monkeypatch.setattr(digest_cache, "_yes", cache(digest_cache._yes.__wrapped__))
+    monkeypatch.setattr(digest_cache, "_confirmed", cache(digest_cache._confirmed.__wrapped__))
     return tmp_path / "digests"
 
 
@@ -75,13 +76,13 @@ def test_digests_of_the_package_are_the_same_with_and_without(monkeypatch: pytes
     roots = [("all", "alpha.registry.judge"), ("all", "alpha.ops.matmul")]
     with monkeypatch.context() as patch:
         patch.setattr(digest_cache, "read", lambda text, package: Source(text, package))
-        plain = [Package().hash([r]) for r in roots]
+        plain = [Package(PACKAGE).hash([r]) for r in roots]
     digest_cache.read.cache_clear()
-    assert [Package().hash([r]) for r in roots] == plain
+    assert [Package(PACKAGE).hash([r]) for r in roots] == plain
     digest_cache.save_all()
     digest_cache.read.cache_clear()
     monkeypatch.setattr(syntax, "read", None)
-    assert [Package().hash([r]) for r in roots] == plain
+    assert [Package(PACKAGE).hash([r]) for r in roots] == plain
     digest_cache.read.cache_clear()
 
 
@@ -155,7 +156,7 @@ def test_a_fault_that_was_sound_is_so_as_long_as_its_text_stays(monkeypatch: pyt
     broken = faults.broken(FAULT, TEXT)
     assert broken == TEXT.replace("x + 1", "x + 2") and len(asked) == 1
     digest_cache.save_all()
-    digest_cache._yes.cache_clear()
+    digest_cache._confirmed.cache_clear()
     assert faults.broken(FAULT, TEXT) == broken and len(asked) == 1
     faults.broken(FAULT, TEXT + "g = 1\n")
     assert len(asked) == 2, "another file is another question"
@@ -170,3 +171,29 @@ def test_a_fault_that_is_not_sound_is_never_kept(replace_by: str) -> None:
         with pytest.raises(InputError):
             faults.broken(replace(FAULT, replace=replace_by), TEXT)
         digest_cache.save_all()
+
+
+def test_snapshots_of_the_running_package_share_while_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every snapshot of it shares that, until a file changes in it, comes, goes or is added from elsewhere."""
+    place = tmp_path / "alpha"
+    place.mkdir()
+    (place / "__init__.py").write_text("")
+    monkeypatch.setattr(package, "alpha", SimpleNamespace(__file__=str(place / "__init__.py")))
+
+    def asked(text: str) -> tuple[str, object]:
+        (place / "m.py").write_text(text)
+        made = Package()
+        found = made.hash(made.roots("alpha.m:f"))
+        assert found == (plain := Package(place)).hash(plain.roots("alpha.m:f"))
+        return found, made._graph
+
+    one, graph = asked("def f(): return 1")
+    assert asked("def f(): return 1") == (one, graph) and asked("def f(): return 2")[0] != one
+    asked("from .n import f")
+    (place / "n.py").write_text("def f(): return 1")
+    assert asked("from .n import f")[0] == one
+    (place / "n.py").unlink()
+    assert asked("from .n import f")[0] != one
+    more = Package()
+    more.module_of(test_snapshots_of_the_running_package_share_while_it_is_the_same)
+    assert more._graph is not Package()._graph and Package()._graph is Package()._graph

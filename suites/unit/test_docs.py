@@ -197,11 +197,11 @@ def advice() -> Iterator[tuple[str, str]]:
     """(file: line, command) of each `alpha ...` in backticks within a text of the package that is no docstring."""
     for path in sorted((ROOT / "alpha").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        said = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        output = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
                 text = "".join(str(v.value) if isinstance(v, ast.Constant) else "VALUE" for v in node.values)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in output:
                 text = node.value
             else:
                 continue
@@ -228,12 +228,12 @@ def messages() -> dict[str, set[str]]:
                 continue
             for text in ast.walk(node.args[0]):
                 if isinstance(text, ast.JoinedStr):
-                    said = "".join(str(v.value) if isinstance(v, ast.Constant) else "..." for v in text.values)
+                    output = "".join(str(v.value) if isinstance(v, ast.Constant) else "..." for v in text.values)
                 elif isinstance(text, ast.Constant) and isinstance(text.value, str):
-                    said = text.value
+                    output = text.value
                 else:
                     continue
-                for line in said.split("\n"):
+                for line in output.split("\n"):
                     found.setdefault(re.sub(r"\.{3,}", "...", line), set()).add(ast.unparse(node.func))
     return found
 

@@ -16,7 +16,9 @@ from alpha.cuda_runtime import toolchain
 from alpha.errors import MachineError
 from alpha.registry.evidence import classes, shipped_root
 from alpha.registry.machine import machine_class
+from alpha.registry.status import Registry
 from alpha.tomlfile import read_toml
+from alpha.train.catalogue import catalogue
 
 
 def rates(place: Path, run: str = "tiny") -> list[float]:
@@ -53,6 +55,18 @@ def test_a_model(tmp_path: Path) -> None:
         assert len(seen) == 20 and (place / "runs" / run / "checkpoints").is_dir()
 
 
+def test_own_data(tmp_path: Path) -> None:
+    """Own JSON lines to a trained model. Where a component has no current evidence for this machine class, the run is ungated."""
+    place = walkthrough.copy(tmp_path)
+    registry = Registry(catalogue(), [shipped_root()])  # what this checkout measured itself does not go along
+    current = all(registry.status(c.id).usable for c in registry.catalogue if c.backend != "cuda")
+    done = walkthrough.follow("docs/data.md", place, skip=() if current else ("alpha train",))
+    assert done.made == ["examples/own_lines.py", "configs/own.toml"] and done.edited == []
+    if not current:
+        walkthrough.run("alpha lab configs/own.toml", place, ["validation"], 300)
+    assert len(rates(place, "own")) == 30
+
+
 def test_a_kernel_of_the_gpu(tmp_path: Path) -> None:
     """Over emulated device code; compiled where the compiler is. What needs a GPU is prose on the page, not a command of this test."""
     place = walkthrough.copy(tmp_path)
@@ -75,6 +89,13 @@ def test_a_kernel_of_the_gpu(tmp_path: Path) -> None:
         source.write_text(sound, encoding="utf-8")
 
 
+def test_a_kernel_of_the_user(tmp_path: Path) -> None:
+    """In a folder of its own: no file of the repository is touched."""
+    place = walkthrough.copy(tmp_path)
+    done = walkthrough.follow("docs/your-own-kernel.md", place)
+    assert done.made == ["mine/reference.py", "mine/candidate.py", "mine/component.toml"] and done.edited == []
+
+
 def test_a_gate(tmp_path: Path) -> None:
     """Every kernel that a run uses passes the new gate, and its planted fault does not."""
     place = walkthrough.copy(tmp_path)
@@ -82,5 +103,6 @@ def test_a_gate(tmp_path: Path) -> None:
     assert done.made == ["alpha/gates/zeros.py"]
     assert done.edited == ["alpha/registry/gates.py", "alpha/gates/contracts/registry/common.py", "baselines/surfaces.txt",
                            "alpha/backends/cpu/kernels/rmsnorm.faults.toml"]
-    said = dict(done.ran)
-    assert "FAIL" not in said["alpha gate run --for configs/tiny.toml --gate zeros"] and "FAIL" not in said["alpha gate run registry.judge"]
+    output = dict(done.ran)
+    assert "FAIL" not in output["alpha gate run --for configs/tiny.toml --gate zeros"]
+    assert "FAIL" not in output["alpha gate run registry.judge"]

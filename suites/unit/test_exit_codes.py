@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 from rich.console import Console
 
 from alpha.backends.cuda.catalogue import fill
+from alpha.cli import auditing, gating
 from alpha.component import Catalogue
-from alpha.gates import audit, commands, run
+from alpha.gates import audit, run
 from alpha.gates.adversarial import catches
 from alpha.gates.run import Done, Task
 from alpha.registry.judge import NOT_RUN, Judgement
@@ -57,22 +56,21 @@ def session(folder: Path, *arguments: str, gpu: bool = False) -> tuple[int, str]
     (folder / "test_made.py").write_text(TESTS)
     here = "plugin.hopper, plugin.compiled = (lambda: ''), (lambda: None)" if gpu else "plugin.hopper = lambda: 'no Hopper GPU'"
     (folder / "conftest.py").write_text(f"from alpha.gates import plugin\n{here}\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "alpha.gates.plugin", "--evidence", "none",
-               "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), str(folder / "test_made.py"), *arguments]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])})
+    plugins = [word for name in ("no:cacheprovider", "no:hypothesispytest", "no:anyio", "alpha.gates.plugin") for word in ("-p", name)]
+    done = warm.run(["-m", "pytest", "-q", *plugins, "--evidence", "none", "-c", ROOT / "pyproject.toml", "--rootdir", folder,
+                     folder / "test_made.py", *arguments], cwd=folder, timeout=300)
     return done.returncode, done.stdout + done.stderr
 
 
 def test_the_h100_suite_without_a_gpu_is_3(tmp_path: Path) -> None:
-    code, said = session(tmp_path, "-m", "h100")
-    assert code == 3 and "h100: 0 executed of 3 selected" in said and "none of the 3 tests asked for could run" in said, said
-    assert "declared" not in said, "no gate was asked for"
+    code, stated = session(tmp_path, "-m", "h100")
+    assert code == 3 and "h100: 0 executed of 3 selected" in stated and "none of the 3 tests asked for could run" in stated, stated
+    assert "declared" not in stated, "no gate was asked for"
 
 
 def test_the_h100_suite_counts_what_ran(tmp_path: Path) -> None:
-    code, said = session(tmp_path, "-m", "h100", gpu=True)
-    assert code == 0 and "h100: 3 executed of 3 selected" in said and "NOT_RUN" not in said, said
+    code, stated = session(tmp_path, "-m", "h100", gpu=True)
+    assert code == 0 and "h100: 3 executed of 3 selected" in stated and "NOT_RUN" not in stated, stated
 
 
 @pytest.mark.parametrize(("arguments", "code"), [
@@ -84,11 +82,12 @@ def test_the_h100_suite_counts_what_ran(tmp_path: Path) -> None:
     (["-k", "parity", "--stale"], None),  # decided by what is stale; see below
 ])  # fmt: skip
 def test_sessions(tmp_path: Path, arguments: list[str], code: int | None) -> None:
-    found, said = session(tmp_path, *arguments)
+    found, stated = session(tmp_path, *arguments)
     if code is None:  # a test that asks for the gate and measures nothing is red; where nothing is stale there is nothing to do
-        stale = any("parity" in Registry(catalogue()).status(c.id).missing for c in catalogue() if c.backend != "cuda")
+        registry = Registry(catalogue())
+        stale = any("parity" in registry.status(c.id).missing for c in catalogue() if c.backend != "cuda")
         code = 1 if stale else 0
-    assert found == code, said
+    assert found == code, stated
 
 
 def _out() -> tuple[Console, io.StringIO]:
@@ -101,39 +100,39 @@ def gpu_alone(monkeypatch: pytest.MonkeyPatch) -> Catalogue:
     """A catalogue of nothing but kernels of the GPU, on a machine without one."""
     catalogue = Catalogue()
     fill(catalogue)
-    monkeypatch.setattr(commands, "catalogue", lambda: catalogue)
+    monkeypatch.setattr(gating, "catalogue", lambda: catalogue)
     monkeypatch.setattr(run, "why_not_here", lambda c: "needs sm_90a: none here")
     return catalogue
 
 
 def test_a_gate_run_of_nothing_that_can_run_here(gpu_alone: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
     out, text = _out()
-    assert commands.cmd_run(console=out) == 3 and f"NOT_RUN {len(gpu_alone)} components" in text.getvalue()
+    assert gating.cmd_run(console=out) == 3 and f"NOT_RUN {len(gpu_alone)} components" in text.getvalue()
     monkeypatch.setattr(run, "_due", lambda registry, ids, gates, stale: ((c, ["parity"]) for c in list(gpu_alone)[:2]))
     out, text = _out()
-    assert commands.cmd_run(stale=True, console=out) == 3 and "NOT_RUN 2 components" in text.getvalue()
+    assert gating.cmd_run(stale=True, console=out) == 3 and "NOT_RUN 2 components" in text.getvalue()
     monkeypatch.setattr(run, "_due", lambda registry, ids, gates, stale: iter(()))
     out, text = _out()
-    assert commands.cmd_run(stale=True, console=out) == 0 and "nothing to run" in text.getvalue()
-    assert commands.cmd_run([next(iter(gpu_alone)).id], stale=True, console=out) == 0, "named, but nothing of it is stale"
+    assert gating.cmd_run(stale=True, console=out) == 0 and "nothing to run" in text.getvalue()
+    assert gating.cmd_run([next(iter(gpu_alone)).id], stale=True, console=out) == 0, "named, but nothing of it is stale"
 
 
 def test_a_gate_run_whose_verdicts_are_all_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = [Judgement(NOT_RUN, ("no clock",))]
     monkeypatch.setattr(run, "tasks", lambda *a, **k: [Task(catalogue()["gelu.f32.cpu"], "perf", 1.0)])
     monkeypatch.setattr(run, "run", lambda *a, **k: Done(records=[object()], judgements=verdicts))  # type: ignore[list-item]
-    assert commands.cmd_run(["gelu.f32.cpu"], console=_out()[0]) == 3
+    assert gating.cmd_run(["gelu.f32.cpu"], console=_out()[0]) == 3
     verdicts.append(Judgement("FAIL", ("wrong",)))
-    assert commands.cmd_run(["gelu.f32.cpu"], console=_out()[0]) == 1
+    assert gating.cmd_run(["gelu.f32.cpu"], console=_out()[0]) == 1
 
 
 def test_catches_and_audits_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catches, "run", lambda *a, **k: [])
     out, text = _out()
-    assert commands.cmd_catches(["cuda."], seeded=0, console=out) == 3 and "none of these faults can run" in text.getvalue()
+    assert auditing.cmd_catches(["cuda."], seeded=0, console=out) == 3 and "none of these faults can run" in text.getvalue()
     monkeypatch.setattr(audit, "run", lambda *a, **k: [])
     out, text = _out()
-    assert commands.cmd_audit(console=out) == 3 and "NOT_RUN" in text.getvalue()
+    assert auditing.cmd_audit(console=out) == 3 and "NOT_RUN" in text.getvalue()
 
 
 def test_gitlab_runs_what_every_ci_runs() -> None:

@@ -37,6 +37,7 @@ def hand_facts(**changed: object) -> Facts:
         "overlapped": {p: np.array([MS, MS]) if p == "comm" else np.zeros(2, np.int64) for p in OVERLAPPING},
         "unexplained_ns": np.array([MS // 4] * 2), "useful_ns": 20 * MS, "session_ns": 100 * MS, "workflow_ns": 100 * MS, "tokens": 200,
         "profiled_ns": 12 * MS, "profiled_mean_ns": 12.0 * MS, "steady_mean_ns": 10.0 * MS,
+        "save_ns": np.array([2, 3, 7]) * MS,
         "op_device_ns": np.array([4, 2]) * MS, "op_flops": np.array([3_000_000, 1_000]), "op_nbytes": np.array([1_000_000, 1_500_000]),
         "op_enqueue_ns": np.array([100_000, 200_000]), "op_wait_ns": np.array([300_000, 0]),
     }  # fmt: skip
@@ -58,6 +59,7 @@ def test_figures_by_hand() -> None:
         "bandwidth": 2.5e6 / 6e-3 / 1e9,
         "launch_overhead": 0.05,  # 0.6 of 12 ms
         "goodput": 0.2, "unexplained": 0.01,  # 0.5 of 50 ms
+        "save_stall": 0.3,  # 3 of 10 ms
         "instrumented_slowdown": 0.2,
     }  # fmt: skip
     assert set(expected) == set(found)
@@ -68,7 +70,7 @@ def test_figures_by_hand() -> None:
     assert all(f.reason == "no target" for f in found.values() if f.target is None)
 
 
-@pytest.mark.parametrize(("changed", "key", "said"), [
+@pytest.mark.parametrize(("changed", "key", "output"), [
     ({"steady_ns": 0, "steady_steps": 0, "steady_tokens": 0}, "mfu", "no steady step"),
     ({"peak_flops": None}, "mfu", "no peak"),
     ({"peak_flops": 1e8}, "mfu", "more than there is"),
@@ -79,13 +81,15 @@ def test_figures_by_hand() -> None:
     ({"peak_bandwidth": None}, "bandwidth_bound", "no peak bandwidth"),
     ({"backend": "cuda"}, "launch_overhead", "timeline"),
     ({"session_ns": 10 * MS}, "goodput", "more than there is"),
+    ({"save_ns": np.zeros(0, np.int64)}, "save_stall", "no save"),
+    ({"steady_mean_ns": None}, "save_stall", "steady"),
     ({"step_ns": np.zeros(2, np.int64)}, "bubble", "no unprofiled step"),
     ({"why": "nothing measured"}, "tokens_per_second", "nothing measured"),
 ])
-def test_a_figure_that_cannot_be_computed_says_why(changed: dict, key: str, said: str) -> None:
+def test_a_figure_that_cannot_be_computed_says_why(changed: dict, key: str, output: str) -> None:
     figure = by_key(judge(hand_facts(**changed)))[key]
     assert figure.value is None and figure.verdict is None and figure.text == "—"
-    assert said in figure.reason
+    assert output in figure.reason
 
 
 def on_device(*, slowdown: tuple[float, ...] = (0.01, 0.03), **changed: object) -> Facts:
@@ -100,10 +104,10 @@ def test_gaps_of_a_device_come_from_its_kernels() -> None:
     found = by_key(judge(on_device()))
     assert (found["kernel_active"].value, found["bubble"].value) == (0.95, 0.025)
     assert (found["kernel_active"].verdict, found["bubble"].verdict) == (PASS, PASS)
-    for slowdown, said in (((0.021, 0.5), "perturbed, not judged"), ((np.nan, np.nan), "too few steady neighbours")):
+    for slowdown, output in (((0.021, 0.5), "perturbed, not judged"), ((np.nan, np.nan), "too few steady neighbours")):
         found = by_key(judge(on_device(slowdown=slowdown)))
         for key, value in (("kernel_active", 19.5 / 30), ("bubble", 8.25 / 30)):
-            assert found[key].value == pytest.approx(value) and found[key].verdict is None and said in found[key].reason
+            assert found[key].value == pytest.approx(value) and found[key].verdict is None and output in found[key].reason
     wide = by_key(judge(on_device(kernel_idle_ns=np.array([2 * MS, 8 * MS]))))
     assert wide["bubble"].verdict == FAIL, "a fifth of the step idle"
 
@@ -111,11 +115,11 @@ def test_gaps_of_a_device_come_from_its_kernels() -> None:
 def test_what_was_not_measured_says_so_and_is_not_judged() -> None:
     nothing = np.zeros(0, np.int64)
     none = {"kernel_step_ns": nothing, "kernel_busy_ns": nothing, "kernel_idle_ns": nothing, "kernel_slowdown": np.zeros(0)}
-    for more, said in (({}, "no profiled step in which each kernel was timed"), ({"kernel_why": "not measured: no CUPTI"}, "no CUPTI")):
+    for more, output in (({}, "no profiled step in which each kernel was timed"), ({"kernel_why": "not measured: no CUPTI"}, "no CUPTI")):
         found = by_key(judge(on_device(**{**none, **more})))
         for key in ("kernel_active", "bubble"):
             assert found[key].value is None and found[key].verdict is None
-            assert "not measured" in found[key].reason and said in found[key].reason
+            assert "not measured" in found[key].reason and output in found[key].reason
     found = by_key(judge(hand_facts(devices=1), targets({"comm_total": 0.5}, "asked for")))
     for key in ("comm_exposed", "comm_total"):
         assert found[key].value is None and found[key].verdict is None and found[key].reason.startswith("not measured: one device")
@@ -207,6 +211,8 @@ def test_a_refused_step_is_not_useful(tmp_path: Path) -> None:
 
 def test_the_waterfall_adds_up(tmp_path: Path) -> None:
     run_a = made_runs.make(tmp_path / "r", steps=600, seed=1)
+    rows, found = timing(reading.load(run_a)), by_key(judge(facts(reading.load(run_a))))
+    assert found["save_stall"].value == pytest.approx(made_runs.SAVE / rows.step_ns[rows.steady].mean(), rel=1e-12)
     view = views.waterfall(reading.load(run_a))
     assert [p["phase"] for p in view["phases"]] == [*PHASES, "unexplained"]
     assert sum(p["exclusive_ns"] for p in view["phases"]) == pytest.approx(view["wall_ns"], rel=1e-12)

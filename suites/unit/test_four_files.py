@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import filecmp
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+import warm
+
+from alpha.gates.adversarial import plant
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -179,6 +180,7 @@ WRITTEN = {
 ASKED = """
 import json, sys
 from pathlib import Path
+sys.path.insert(1, "suites/support")
 from emulated_kernels import judged
 from alpha.backends.cuda.binaries import sources_of
 from alpha.gates import subjects
@@ -224,16 +226,16 @@ def _differ(a: Path, b: Path) -> list[str]:
 
 
 def test_an_op_of_the_gpu_is_four_files(tmp_path: Path) -> None:
-    for name in ("alpha", "kernels", "suites/support"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "baselines").symlink_to(ROOT / "baselines")
+    plant.copy_package(tmp_path)
+    for name in ("kernels", "suites"):
+        (tmp_path / name).unlink()
+    for name in ("kernels", "suites/support"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     for file, text in WRITTEN.items():
         (tmp_path / file).write_text(text, encoding="utf-8")
     edited = [f"{folder}/{f}" for folder in ("alpha", "kernels") for f in _differ(ROOT / folder, tmp_path / folder)]
     assert sorted(edited) == sorted(WRITTEN) and len(edited) == 4
-    path = os.pathsep.join(map(str, (tmp_path, tmp_path / "suites" / "support")))
-    done = subprocess.run([sys.executable, "-c", ASKED, str(tmp_path / "kernels")], capture_output=True, text=True, timeout=300,
-                          check=False, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    done = warm.run(["-c", ASKED, tmp_path / "kernels"], cwd=tmp_path, root=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert found["rows"] == ["relu2", "relu2_bwd"] and found["kernels"] == ["relu2.bf16.sm90", "relu2_bwd.bf16.sm90"]

@@ -11,14 +11,15 @@ import pytest
 from rich.console import Console
 
 import alpha
+from alpha.cli import gating
 from alpha.component import Component
 from alpha.errors import GraphError, ShapeError
 from alpha.flops import v1 as flops
-from alpha.gates import commands, evaluate, gradient, parity, perf, run, subjects
+from alpha.gates import evaluate, gradient, parity, perf, recompute, run, subjects
 from alpha.gates.adversarial import catches, mutants, plant
-from alpha.gates.condense import condense
 from alpha.gates.contracts.registry.common import pin_of
 from alpha.gates.subjects import make_record
+from alpha.gates.summarise import summarise
 from alpha.gates.timing import ab
 from alpha.ops.table import row
 from alpha.profile.noise import Interval, interval, rank, wilson
@@ -79,8 +80,8 @@ def test_a_share_that_is_impossible_is_measured_again(
     monkeypatch.setattr(run, "engine_for", lambda gate, component: engine)
     monkeypatch.setattr(pins, "shipped_root", lambda: Path("/nothing/pinned"))
     monkeypatch.setattr(run, "PAUSE", 0.0)
-    record = run.measure(component, "perf")
-    assert run.judged(record, component).verdict == verdict
+    record, judgement = run.measure(component, "perf")
+    assert judgement.verdict == verdict and judgement == run.judged(record, component)
     assert len(nonces) == measured and set(nonces) == {record.nonce}
     assert record.environment.get("tries", "1") == str(measured)
 
@@ -101,8 +102,8 @@ def test_a_share_below_its_line_is_measured_again(
     monkeypatch.setattr(run, "engine_for", lambda gate, component: engine)
     monkeypatch.setattr(run, "PAUSE", 0.0)
     monkeypatch.setattr(pins.Pins, "of", lambda self, record: pin)
-    record = run.measure(component, "perf")
-    assert run.judged(record, component).verdict == verdict and record.environment.get("tries", "1") == str(measured)
+    record, judgement = run.measure(component, "perf")
+    assert judgement.verdict == verdict and record.environment.get("tries", "1") == str(measured)
 
 
 def test_wilson() -> None:
@@ -113,13 +114,13 @@ def test_wilson() -> None:
 
 def test_entries_are_shared_by_order_and_keep_the_worst() -> None:
     entries = [Relative(name=f"c{i}", ratio=float(i == 77) * 5, floor=100.0 + i) for i in range(123)]
-    shared = condense(entries)
+    shared = summarise(entries)
     assert len(shared) <= 41 and sum(e.n for e in shared) == 123
-    assert [e.name for e in shared] == [e.name for e in condense([replace(e, ratio=0.0) for e in entries])]
+    assert [e.name for e in shared] == [e.name for e in summarise([replace(e, ratio=0.0) for e in entries])]
     found = [e for e in shared if isinstance(e, Relative)]
     assert max(e.ratio for e in found) == 5.0 and min(e.floor or 0.0 for e in found) == 100.0
     assert any(e.worst == "c77" for e in shared)
-    worse = condense([replace(e, ratio=float("nan") if i == 3 else 0.0) for i, e in enumerate(entries)])
+    worse = summarise([replace(e, ratio=float("nan") if i == 3 else 0.0) for i, e in enumerate(entries)])
     assert any(isinstance(e, Relative) and e.ratio != e.ratio for e in worse)
 
 
@@ -136,8 +137,9 @@ def test_kernels_have_a_case_of_several_blocks() -> None:
     for c in catalogue():
         if c.kind == "kernel":
             spec = subjects.spec_of(c)
-            sizes = [subjects.size(x.types) + subjects.size(x.out_types(spec)) for x in subjects.cases(c, NONCE)]
-            flops = [spec.flops(x.types, x.attrs) for x in subjects.cases(c, NONCE)]
+            cases = subjects.cases(c, NONCE)
+            sizes = [subjects.size(x.types) + subjects.size(x.out_types(spec)) for x in cases]
+            flops = [spec.flops(x.types, x.attrs) for x in cases]
             assert max(sizes) >= 16_384 or max(flops) >= 1_000_000 or max(sizes) < 16, c.id
 
 
@@ -168,7 +170,7 @@ def _perf_with(monkeypatch: pytest.MonkeyPatch, shares: list[float], pinned: flo
     """The entry that measurements with these shares end in, and how many were taken."""
     taken: list[float] = []
 
-    def case(component: object, name: str, case: object, nonce: str, checked: bool) -> Share:
+    def case(component: object, name: str, case: object, nonce: str, checked: bool, rng: object) -> Share:
         assert checked == (tries is None)
         taken.append(shares[len(taken)])
         return Share(name=name, share=taken[-1], times_ns=(1,), note=note)
@@ -219,11 +221,11 @@ def test_pins_belong_to_a_generation_of_processor() -> None:
 def test_probes_recompute_and_a_flipped_bit_shows() -> None:
     kernel = catalogue()["silu.f32.cpu"]
     record = parity.measure(kernel, NONCE)
-    assert parity.recompute(kernel, record) == []
+    assert recompute.probes(kernel, record) == []
     i, output, at, bits = record.probes[0]
     flipped = f"{int(bits, 16) ^ 0x10000000:0{len(bits)}x}"
-    assert parity.recompute(kernel, type(record)(**{**record.__dict__, "probes": [[i, output, at, flipped], *record.probes[1:]]}))
-    assert parity.recompute(kernel, type(record)(**{**record.__dict__, "probes": record.probes[1:]}))
+    assert recompute.probes(kernel, type(record)(**{**record.__dict__, "probes": [[i, output, at, flipped], *record.probes[1:]]}))
+    assert recompute.probes(kernel, type(record)(**{**record.__dict__, "probes": record.probes[1:]}))
 
 
 def test_every_backward_kernel_is_reached_through_a_forward_row() -> None:
@@ -278,16 +280,16 @@ def test_a_broken_copy_fails_and_an_unbroken_one_passes() -> None:
 
 def test_what_ships_is_measured_whatever_lies_in_the_local_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped, local = tmp_path / "shipped", tmp_path / "local"
-    monkeypatch.setattr(commands, "shipped_root", lambda: shipped)
+    monkeypatch.setattr(gating, "shipped_root", lambda: shipped)
     monkeypatch.setattr(status, "default_roots", lambda: (shipped, local))
     monkeypatch.setattr(run, "local_root", lambda: local)
     split = {"ids": ["split.f32.cpu"], "gate": "faults", "stale": True, "console": Console(file=StringIO())}
     for ship, root, others in ((False, local, shipped), (True, shipped, local)):
         before = sorted(others.rglob("*.jsonl"))
-        assert commands.cmd_run(**split, ship=ship) == 0
+        assert gating.cmd_run(**split, ship=ship) == 0
         found = next(root.rglob("split.f32.cpu.jsonl")).read_bytes()
         assert sorted(others.rglob("*.jsonl")) == before
-        assert commands.cmd_run(**split, ship=ship) == 0
+        assert gating.cmd_run(**split, ship=ship) == 0
         assert next(root.rglob("split.f32.cpu.jsonl")).read_bytes() == found, "it was current there, and yet measured again"
 
 

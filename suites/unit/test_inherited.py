@@ -30,8 +30,8 @@ def test_what_a_test_finds() -> None:
     mask = os.umask(0o022)
     assert mask == 0o022 and time.tzname[0] == "UTC" and os.environ["LC_ALL"] == "C.UTF-8"
     text = "import signal, os; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, os.umask(0))"
-    said = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=60)
-    assert said.stdout.split() == ["False", str(0o022)]
+    output = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=60)
+    assert output.stdout.split() == ["False", str(0o022)]
 
 
 @pytest.mark.skipif(os.environ.get("ALPHA_INHERITED") == "1", reason="inside its own run")

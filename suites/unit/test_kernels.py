@@ -42,11 +42,12 @@ def tools(*, disassembler: bool = True) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of kernels/ that is compiled instead of it, with a cache of its own."""
+    """A copy of kernels/ that is compiled instead of it. What is made of it is kept from session to session, by content as everything
+    compiled, and apart from what a run may load."""
     copy = tmp_path / "kernels"
     shutil.copytree(REPOSITORY / "kernels", copy, ignore=shutil.ignore_patterns("checks"))
     monkeypatch.setattr(nvcc, "KERNELS", copy.resolve())
-    monkeypatch.setattr(nvcc, "CACHE", tmp_path / "cubins")
+    monkeypatch.setattr(nvcc, "CACHE", nvcc.CACHE / "tests")
     yield copy
     look_again()
 
@@ -248,7 +249,7 @@ FAULTS = [
     pytest.param(("optimizer/global_norm.cu",), "optimizer/global_norm.cu", "int i = 0; i < 4; ++i) total[0] += x[d][i] * x[d][i];",
                  "int i = 0; i < 4; ++i) total[0] += x[(d * gridDim.x) % DEEP][i];", "local", id="an-array-with-a-moving-index"),
     pytest.param(PLAIN_GEMM, "common/wgmma.cuh", WGMMA_128, FMA, "tensor", id="fma-for-wgmma"),
-    pytest.param(PLAIN_GEMM, "gemm/gemm.cu", "} else if (OUT == 2) {", "} else if (OUT == 0) {", "bulk", id="copy-engine-adds"),
+    pytest.param(PLAIN_GEMM, "gemm/epilogue.cuh", "Output::f32_add) {", "Output::bf16) {", "bulk", id="copy-engine-adds"),
     pytest.param(("attention/forward.cu",), "attention/forward.cu", "attn_fwd_d##D##_w##W##_n##BN(", "attention_d##D##_w##W##_n##BN(",
                  "tensor", id="renamed-out-of-the-rule"),
 ]
@@ -299,7 +300,7 @@ Small = tuple[Callable[[], kernels.Checked], Path, Path]
 def small(folder: Path, tmp_path: Path) -> Small:
     """A check of two small kernels against a manifest and a baseline of their own, both true to begin with."""
     tools()
-    sources = [Source.of("optimizer/global_norm.cu"), Source.of("loss/total.cu", {"TOTAL_ADD": 1})]
+    sources = [Source.of("optimizer/global_norm.cu"), Source.of("loss/total.cu", {"TOTAL_ACCUMULATE": 1})]
     listed, short = tmp_path / "cubins.json", tmp_path / "short.json"
     manifest.build(sources, listed)
     kernels_baseline.save(kernels.usage(sources, kernels.compile_sources(sources, jobs=1, look=True), {}), short)
@@ -356,14 +357,14 @@ def test_a_warning_is_a_failure_with_the_compilers_words(small: Small, folder: P
 
 def test_every_failure_of_a_build_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools(disassembler=False)
-    wrong = [Source.of("optimizer/global_norm.cu"), Source.of("loss/total.cu", {"TOTAL_ADD": 1})]
+    wrong = [Source.of("optimizer/global_norm.cu"), Source.of("loss/total.cu", {"TOTAL_ACCUMULATE": 1})]
     for s in wrong:
         (folder / s.path).write_text("int f( { }\n")
     fine = Source.of("profile/mark.cu")
     monkeypatch.setattr(kernels, "needed", lambda catalogue, ids=(): [*wrong, fine])
-    said = io.StringIO()
-    assert kernels_command.cmd_build(jobs=1, console=Console(file=said, width=200)) == 2
-    assert all(f"kernels/{s} does not compile" in said.getvalue() for s in wrong) and "1 of 3 files" in said.getvalue()
+    output = io.StringIO()
+    assert kernels_command.cmd_build(jobs=1, console=Console(file=output, width=200)) == 2
+    assert all(f"kernels/{s} does not compile" in output.getvalue() for s in wrong) and "1 of 3 files" in output.getvalue()
     with pytest.raises(CompileError, match="not pinned"):
         kernels.pin([*wrong, fine], kernels.compile_sources([*wrong, fine], jobs=1))
 
@@ -372,10 +373,10 @@ def test_a_failing_check_ends_with_what_to_do(folder: Path, monkeypatch: pytest.
     tools()
     change(folder / "attention" / "forward.cu", "attn_fwd_d##D##_w##W##_n##BN(", "attention_d##D##_w##W##_n##BN(")
     monkeypatch.setattr(kernels, "needed", lambda catalogue, ids=(): [Source.of("attention/forward.cu")])
-    said = io.StringIO()
-    assert kernels_command.cmd_check(jobs=1, console=Console(file=said, width=200)) == 1
-    assert "do: mend the kernel" in said.getvalue() and "alpha kernels build --pin" in said.getvalue()
-    assert "alpha gate run --stale --ship" in said.getvalue() and "attention.bf16.sm90" in said.getvalue()
+    output = io.StringIO()
+    assert kernels_command.cmd_check(jobs=1, console=Console(file=output, width=200)) == 1
+    assert "do: mend the kernel" in output.getvalue() and "alpha kernels build --pin" in output.getvalue()
+    assert "alpha gate run --stale --ship" in output.getvalue() and "attention.bf16.sm90" in output.getvalue()
 
 
 def test_without_a_disassembler_the_audit_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,10 +386,10 @@ def test_without_a_disassembler_the_audit_is_not_run(monkeypatch: pytest.MonkeyP
         raise MachineError("no nvdisasm on this machine")
 
     monkeypatch.setattr(kernels_command, "find_nvdisasm", none)
-    said = io.StringIO()
-    assert kernels_command.cmd_check(jobs=1, sample=0, seed="1", console=Console(file=said, width=200)) == 3
-    assert "NOT_RUN audit" in said.getvalue() and "0 failures" in said.getvalue()
-    assert kernels_command.cmd_check(jobs=1, sample=0, seed="1", audit=False, console=Console(file=said, width=200)) == 0
+    output = io.StringIO()
+    assert kernels_command.cmd_check(jobs=1, sample=0, seed="1", console=Console(file=output, width=200)) == 3
+    assert "NOT_RUN audit" in output.getvalue() and "0 failures" in output.getvalue()
+    assert kernels_command.cmd_check(jobs=1, sample=0, seed="1", audit=False, console=Console(file=output, width=200)) == 0
 
 
 def test_a_sample_of_the_catalogue_is_as_committed() -> None:
@@ -421,7 +422,7 @@ def test_a_listing_without_the_kernel_is_refused(tmp_path: Path) -> None:
     shutil.copy(cubin.path, kept)
     with pytest.raises(CorruptError, match="does not show"):
         opcodes.opcodes(replace(cubin, path=kept, resources={"other": cubin.resources["mark"]}))
-    kept.write_bytes(b"\x7fELF rubbish")
+    kept.write_bytes(b"\x7fELF garbage")
     with pytest.raises(CorruptError):
         opcodes.opcodes(replace(cubin, path=kept))
 
@@ -434,6 +435,7 @@ def test_without_a_compiler_of_the_host_the_machine_is_to_blame(folder: Path, tm
     (tmp_path / "bin" / "nvcc").chmod(0o755)
     monkeypatch.setattr(nvcc, "find_nvcc", lambda: (tmp_path / "bin" / "nvcc", manifest.COMPILER))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(nvcc, "CACHE", tmp_path / "cubins")
     with pytest.raises(MachineError, match="gcc"):
         nvcc.compile_kernel(Source.of("profile/mark.cu"))
 

@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import warm
 
 from alpha import cli
+from alpha.checkpoint.ranges import place
+from alpha.comm.segment import PAYLOAD_BYTES, Segment, ring_bytes
 from alpha.config import load
 from alpha.errors import MachineError
+from alpha.graph.plan import Program
 from alpha.train import assemble, memory_check
 from alpha.train.catalogue import catalogue
 
-RUN = """
-[run]
-name = "r"
-out = "{root}/runs"
-[model]
-family = "gpt"
-layers = 2
-width = 256
-heads = 4
-[data]
-corpus = "{root}/text"
-tokenizer = "bytes"
-validation = 0.3
-sequence = 64
-cache = "{root}/cache"
-[train]
-steps = 4
-batch = 8
-eval_every = 2
-checkpoint_every = 2
-final_windows = 2
-[optim]
-lr = 1e-3
-[machine]
-threads = 2
-"""
+SETTINGS = {
+    "model.layers": 2, "model.width": 256, "model.heads": 4, "data.sequence": 64, "train.steps": 4, "train.batch": 8, "train.eval_every": 2,
+    "train.checkpoint_every": 2, "train.final_windows": 2, "optim.lr": 1e-3, "machine.threads": 2,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("memory")
-    (path / "text").mkdir()
-    for i in range(12):
-        (path / "text" / f"{i}.txt").write_text(f"def f{i}(x):\n    return x + {i}\n\n" * 60)
-    (path / "run.toml").write_text(RUN.format(root=path.as_posix()))
-    return path
+def root(tmp_path_factory: pytest.TempPathFactory, small_run: Callable[..., Path]) -> Path:
+    return small_run(tmp_path_factory.mktemp("memory"), SETTINGS).parent
 
 
 def write(path: Path, text: str) -> None:
@@ -112,8 +90,8 @@ def test_a_run_that_does_not_fit_is_refused_with_what_helps(
         patched.setattr(memory_check, "limits", lambda: found)
         assert cli.main(["lab", str(root / "run.toml"), "--set", "run.name=refused"]) == 3
     err = capsys.readouterr().err
-    for said in ("does not fit in memory", "0.25 GiB", "MemAvailable", "micro_batch", "recompute", "state", "activations"):
-        assert said in err, said
+    for output in ("does not fit in memory", "0.25 GiB", "MemAvailable", "micro_batch", "recompute", "state", "activations"):
+        assert output in err, output
     assert not (root / "runs" / "refused").exists(), "something was made"
 
 
@@ -135,6 +113,36 @@ def test_what_a_plan_needs_grows_with_what_it_is_made_of(root: Path) -> None:
     assert base.state + base.activations == sum(program.arenas().values())
 
 
+def test_collectives_of_ranks_take_memory_too(root: Path) -> None:
+    """Two partial sums for each level of the tree; where collectives are checked, operands and results of all ranks. A rank's copy of
+    what it saves is its share."""
+    def beside(ranks: int, checked: bool = False) -> int:
+        cfg = load(root / "run.toml", ["train.shards=4"])
+        program = assemble.program_for(cfg, 257, catalogue(), 1, ranks)
+        launches = [x for plan in program.plans_of(0).values() for x in plan.launches if "group" in x.attrs]
+        largest[ranks] = max(r.stop - r.offset for x in launches for r in x.ins)
+        return memory_check.need(program, checked=checked).beside - copied(program)
+
+    def copied(program: Program) -> int:
+        return place({kind: program.states[kind] for kind in program.plans["snapshot"].outputs}, 0, program.ranks)[1]
+
+    largest: dict[int, int] = {}
+    alone = assemble.program_for(load(root / "run.toml", ["train.shards=4"]), 257, catalogue(), 1)
+    one = memory_check.need(alone).beside - copied(alone)
+    assert [beside(n) - one for n in (2, 4)] == [2 * PAYLOAD_BYTES, 4 * PAYLOAD_BYTES]
+    assert [beside(n, True) - beside(n) for n in (2, 4)] == [2 * (1 + n) * largest[n] for n in (2, 4)]
+
+
+def test_rings_have_their_memory_before_a_run_asks() -> None:
+    """A job's memory is reserved when a group is made, so it is missing from what is left when the rest is asked for."""
+    segment = Segment.create(2)
+    before = os.fstat(segment.fd).st_blocks * 512
+    for a, b in ((0, 1), (1, 0)):
+        segment.ring(1, a, b)
+    assert os.fstat(segment.fd).st_blocks * 512 - before >= 2 * ring_bytes(segment.slots, segment.payload_bytes)
+    segment.close()
+
+
 LIMITED = """
 import resource, sys
 from pathlib import Path
@@ -142,7 +150,7 @@ from alpha import cli
 from alpha.train import memory_check
 what, used, less = getattr(resource, sys.argv[1]), sys.argv[2], int(sys.argv[3])
 real = memory_check.require
-def limited(program):
+def limited(program, ranks, **words):
     if not resource.getrlimit(what)[0] == resource.RLIM_INFINITY:
         return  # asked again where the executor is opened, with part of it taken
     status = memory_check._fields(Path("/proc/self/status"))
@@ -150,7 +158,7 @@ def limited(program):
     if {planted}:
         resource.setrlimit(what, (status[used] + memory_check.need(program).state,) * 2)
     else:
-        real(program)
+        real(program, ranks)
 memory_check.require = limited
 sys.exit(cli.main(sys.argv[4:]))
 """
@@ -160,9 +168,8 @@ sys.exit(cli.main(sys.argv[4:]))
 @pytest.mark.parametrize("less", [0, 64 << 20], ids=["fits", "64 MiB less"])
 def test_what_is_said_to_fit_does(root: Path, tmp_path: Path, what: str, used: str, less: int) -> None:
     """A real limit, set at exactly what the plan is said to need when it is asked: the run goes to its end. With less it is refused."""
-    command = [sys.executable, "-c", LIMITED.replace("{planted}", "False"), what, used, str(less), "lab", str(root / "run.toml"),
-               "--set", f"run.out={tmp_path}"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = warm.run(["-c", LIMITED.replace("{planted}", "False"), what, used, less, "lab", root / "run.toml", "--set",
+                     f"run.out={tmp_path}"], timeout=200)
     if less:
         assert done.returncode == 3 and "does not fit in memory" in done.stderr and "ulimit" in done.stderr, done.stderr
         assert not (tmp_path / "r").exists()
@@ -173,10 +180,9 @@ def test_what_is_said_to_fit_does(root: Path, tmp_path: Path, what: str, used: s
 
 def test_and_without_the_question_it_ends_badly(root: Path, tmp_path: Path) -> None:
     """Planted: nobody asks, and the limit holds little more than the state. The run neither finishes nor says what would help."""
-    command = [sys.executable, "-c", LIMITED.replace("{planted}", "True"), "RLIMIT_AS", "VmSize", "0", "lab", str(root / "run.toml"),
-               "--set", f"run.out={tmp_path}"]  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = warm.run(["-c", LIMITED.replace("{planted}", "True"), "RLIMIT_AS", "VmSize", 0, "lab", root / "run.toml", "--set",
+                         f"run.out={tmp_path}"], timeout=30)
     except subprocess.TimeoutExpired:
         return  # left spinning
     assert done.returncode != 0 and "does not fit in memory" not in done.stderr

@@ -108,10 +108,10 @@ def test_discarding_does_not_bend_the_result() -> None:
     assert abs(times[kept.mask].mean() - 1.0) < 0.03 and 3_500 < kept.discarded < 4_500
 
 
-def test_settled_steps() -> None:
+def test_steady_steps() -> None:
     sessions, profiled = [0] * 6 + [1] * 5, [0, 0, 0, 0, 1, 0] + [0] * 5
-    assert np.flatnonzero(noise.settled(sessions, profiled)).tolist() == [3, 5, 9, 10]
-    assert noise.settled([], []).size == 0 and not noise.settled([0, 1, 2], [0, 0, 0]).any()
+    assert np.flatnonzero(noise.steady(sessions, profiled)).tolist() == [3, 5, 9, 10]
+    assert noise.steady([], []).size == 0 and not noise.steady([0, 1, 2], [0, 0, 0]).any()
 
 
 # Saying

@@ -95,11 +95,11 @@ FAMILY = Family(sizes=sizes, loss=loss, decode=decode)
 '''
 
 FAMILY = {
-    "alpha/config.py": ('''    "llama": ("kv_heads", "hidden", "rope_base"),
-''', '''    "llama": ("kv_heads", "hidden", "rope_base"),
+    "alpha/config.py": ('''    "llama": ("norm_eps", "head_dim", "kv_heads", "attention_bias", "hidden", "rope_base", "rope_scaling"),
+''', '''    "llama": ("norm_eps", "head_dim", "kv_heads", "attention_bias", "hidden", "rope_base", "rope_scaling"),
     "bigram": (),
 '''),
-    "alpha/gates/contracts/families.py": ('''DULL: dict[str, Dull] = {
+    "alpha/gates/contracts/families.py": ('''FAMILY_CASES: dict[str, FamilyCase] = {
 ''', '''def bigram_loss(c: bigram.BigramConfig, p: Params, tokens: np.ndarray, targets: np.ndarray) -> float:
     """Summed loss of one sequence."""
     def norm(x: np.ndarray, name: str) -> np.ndarray:
@@ -111,11 +111,11 @@ FAMILY = {
         h = norm(x, f"{b}.norm") @ p[f"{b}.mlp.up.weight"].T + p[f"{b}.mlp.up.bias"]
         h = np.vectorize(lambda u: 0.5 * u * (1 + tanh(sqrt(2 / np.pi) * (u + 0.044715 * u**3))))(h)
         x = x + h @ p[f"{b}.mlp.down.weight"].T + p[f"{b}.mlp.down.bias"]
-    return _nll(norm(x, "head.norm"), p["embedding.token.weight"], targets, c.z_loss)
+    return _nll(norm(x, "head.norm"), p["embedding.token.weight" if c.tied else "head.weight"], targets, c.z_loss)
 
 
-DULL: dict[str, Dull] = {
-    "bigram": Dull(
+FAMILY_CASES: dict[str, FamilyCase] = {
+    "bigram": FamilyCase(
         family=bigram.FAMILY, reference=bigram_loss, small=bigram.BigramConfig(vocab=11, positions=8, layers=2, width=12),
         whole=bigram.BigramConfig(vocab=13, positions=9, layers=2, width=8, z_loss=1e-3),
         published={"by-hand": (bigram.BigramConfig(vocab=50, positions=16, layers=3, width=8), 16, 50 * 8 + 3 * (8 + 552) + 8)},
@@ -139,8 +139,8 @@ def test_a_schedule_is_two_places_and_a_family_three(tmp_path: Path) -> None:
     edited(place, FAMILY)
     edited(place, {"alpha/gates/contracts/families.py": ("import gpt, llama\n", "import bigram, gpt, llama\n")})
     assert len(LINEAR) == 2 and len({*FAMILY, "alpha/models/bigram.py"}) == 3
-    said = walkthrough.run("alpha gate run schedule.linear model.bigram flops.v1", place, (), 300)
-    assert said.count("PASS ") == 8 and "FAIL" not in said, said
-    said = walkthrough.run("alpha lab configs/tiny.toml --set model.family=bigram --set optim.schedule=linear --set train.steps=4", place,
+    output = walkthrough.run("alpha gate run schedule.linear model.bigram flops.v1", place, (), 300)
+    assert output.count("PASS ") == 8 and "FAIL" not in output, output
+    output = walkthrough.run("alpha lab configs/tiny.toml --set model.family=bigram --set optim.schedule=linear --set train.steps=4", place,
                            ("UNGATED", "bigram"), 300)
-    assert "validation" in said
+    assert "validation" in output

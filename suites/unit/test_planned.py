@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import warm
 
 from alpha import cli, config
 from alpha.flops import executed as flops
@@ -102,7 +101,7 @@ sys.exit(code)
 
 def test_seventy_billion_parameters_are_planned_without_their_memory(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SEVENTY)
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path / "run.toml")], capture_output=True, text=True, timeout=240)
+    done = warm.run(["-c", LIMITED, tmp_path / "run.toml"], timeout=240)
     assert done.returncode == 0, done.stderr
     # Llama 2 70B: 80 (2 d^2 + 2 d 1024 + 3 d 28672 + 2 d) + 2 * 32000 d + d with d = 8192
     assert "parameters   68,976,648,192" in done.stdout

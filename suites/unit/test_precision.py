@@ -460,6 +460,8 @@ def test_a_kernel_that_computes_in_f32_passes_and_one_in_bf16_does_not(name: str
     spec, compute = row(name), "f32" if name in ("adamw", "update_scalars") else "bf16"
     found = []
     for sample in spec.samples(generator("precision", name)):
+        if spec.across is not None and sample.attrs["size"] != 1:
+            continue  # sends and receives: one member alone has no result
         case = case_of(sample, compute, spec=spec)
         try:
             dtypes = [t.dtype for t in case.out_types(spec)]

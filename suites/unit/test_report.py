@@ -17,8 +17,8 @@ import compare_runs
 import made_runs
 import pytest
 
-from alpha.errors import InputError, MachineError
-from alpha.profile import compare
+from alpha.errors import CorruptError, InputError, MachineError
+from alpha.profile import compare, schema
 from alpha.profile.figures import shown
 from alpha.report import runs as reading
 from alpha.report import tables_of, views
@@ -256,10 +256,10 @@ def test_a_slowdown_of_five_per_cent_is_named(tmp_path: Path, slow: str, named: 
     a = made_runs.make(tmp_path / "a", steps=1500, seed=3, ranks=2, samples=60)
     b = made_runs.make(tmp_path / "b", steps=1500, seed=4, ranks=2, samples=60, slow={slow: 1.05})
     same = views.comparison(reading.load(a), reading.load(made_runs.make(tmp_path / "c", steps=1500, seed=5, ranks=2, samples=60)))
-    assert not same["standing_out"] and same["verdict"] != "DIFFERENT"
+    assert not same["differing"] and same["verdict"] != "DIFFERENT"
     view = views.comparison(reading.load(a), reading.load(b))
     assert view["verdict"] == "DIFFERENT" and named in view["sentence"]
-    found = next(r for r in view["standing_out"] if r["name"].startswith(slow.removeprefix("op:").replace("rank:", "rank ")))
+    found = next(r for r in view["differing"] if r["name"].startswith(slow.removeprefix("op:").replace("rank:", "rank ")))
     assert 0.02 < found["estimate"] < 0.08
 
 
@@ -343,3 +343,33 @@ def test_flops_by_part_stand_beside_their_totals(tmp_path: Path) -> None:
     table = tables_of.flops(view, "")
     assert "flops/v1" in table.title and table.rows[-1][0] == "together" and len({len(r) for r in (table.columns, *table.rows)}) == 1
     assert views.samples(run)["why"] == "no text was sampled"
+
+
+def test_sources_and_waits_of_a_mixture(tmp_path: Path) -> None:
+    each = {"sequences": 10, "documents": 4, "cut": 1, "padding": 0.25, "left_out": 0.0}
+    stated = [{"source": "a|<b>", "weight": 7, **each}, {"source": "c", "weight": 3, **each}]
+    path = made_runs.make(tmp_path / "r", steps=20, metadata={"sources": json.dumps(stated)})
+    before = reading.load(path)
+    assert views.sources(before)["runs"] == [] and "data.prefetch" in views.waits(before)["why"]
+    for statement in (schema.SOURCES, schema.WAITS):
+        made_runs.edit(path, statement)
+    for step, source, bits in ((10, "a|<b>", 3.0), (10, "c", 5.0), (20, "a|<b>", 2.5), (20, "c", 4.0)):
+        made_runs.edit(path, "INSERT INTO source_evaluations VALUES (?, ?, 1.0, 1, 1, 1, ?)", (step, source, bits))
+    for step in range(20):
+        late = step == 7
+        made_runs.edit(path, "INSERT INTO data_waits VALUES (?, 0, 4, ?, ?, 8000000)", (step, 4 - late, 5_000_000 * late))
+    run = reading.load(path)
+    assert [(s["share"], s["bits_per_byte"]) for s in views.sources(run)["sources"]] == [(0.7, 2.5), (0.3, 4.0)]
+    (rank,) = views.waits(run)["ranks"]
+    assert (rank["waited"], rank["ready"], rank["longest_step"], rank["wait_ns"]) == (1, 79, 7, 250_000.0)
+    assert rank["share"] == 5_000_000 / int(run.step_timing.wall_ns.sum())
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 0
+    page = Page((tmp_path / "out" / "report.html").read_text())
+    assert [row[0] for row in page.figures["sources-rows"][1]] == ["source", "a|<b>", "c"] and {"sources", "waits"} <= set(page.figures)
+    made_runs.edit(path, "UPDATE data_waits SET ready = 5 WHERE step = 3")
+    with pytest.raises(CorruptError, match="step 3"):
+        reading.load(path)
+    for wrong in ("[", "[1]", "[{}]", json.dumps([{**stated[0], "weight": 0}]), json.dumps([{**stated[0], "cut": "x"}])):
+        run.metadata["sources"] = wrong
+        with pytest.raises(CorruptError, match="sources"):
+            views.sources(run)

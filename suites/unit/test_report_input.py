@@ -97,17 +97,17 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("how", "kind", "said"), BAD, ids=[b[0] for b in BAD])
-def test_bad_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, kind: type, said: str) -> None:
+@pytest.mark.parametrize(("how", "kind", "output"), BAD, ids=[b[0] for b in BAD])
+def test_bad_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, kind: type, output: str) -> None:
     path = made_runs.make(tmp_path / "r", steps=100)
     reading.load(path, thorough=True)
     spoil(path, how)
     with pytest.raises(kind) as caught:
         reading.load(path, thorough=True).provenance()
-    assert type(caught.value) is kind and said in str(caught.value)
+    assert type(caught.value) is kind and output in str(caught.value)
     assert caught.value.came and caught.value.expected and caught.value.do
     assert main([str(path), "--out", str(tmp_path / "out")]) == 2
-    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert output in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_locked_database_is_busy(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_different_flops_models_are_no_one_axis(tmp_path: Path, capsys: pytest.C
     a = made_runs.make(tmp_path / "a", steps=80)
     b = made_runs.make(tmp_path / "b", steps=80, metadata={"flops_version": "flops/v2", "flops_convention": "6N"})
     assert main([str(a), str(b), "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert "different models" in said and "flops/v2 (6N)" in said and "--mixed-flops" in said and not (tmp_path / "out").exists()
+    output = capsys.readouterr().err
+    assert "different models" in output and "flops/v2 (6N)" in output and "--mixed-flops" in output and not (tmp_path / "out").exists()
     assert main([str(a), str(b), "--out", str(tmp_path / "out"), "--mixed-flops"]) == 0
     for page in ("report.html", "report.md"):
         assert "MIXED FLOPS MODELS" in (tmp_path / "out" / page).read_text()
@@ -188,14 +188,14 @@ def test_bad_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    for words, said in (
+    for words, output in (
         ([], "no run to report on"), ([str(run_a), "--compare"], "a comparison is of two runs"),
         ([str(run_a), str(run_a)], "named twice"), ([str(run_a), "--target", "speed=1"], "no figure has this name"),
         ([str(run_a), "--target", "mfu=fast"], "a figure and a number"), ([str(run_a), "--top", "0"], "too small"),
         ([str(run_a), "--out", "full"], "holds something that is no report"),
     ):  # fmt: skip
         assert main(words) == 2
-        assert said in capsys.readouterr().err
+        assert output in capsys.readouterr().err
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
 
 

@@ -23,8 +23,11 @@ from alpha.cli import reading as cli_reading
 from alpha.cuda_runtime import manifest
 from alpha.data import shards
 from alpha.data.corpus import Corpus, Document, open_corpus
-from alpha.data.tokenizer import MAX_WORD, BPETokenizer, ByteTokenizer, _file_bytes, load_tokenizer
+from alpha.data.hashed import file_bytes
+from alpha.data.tokenizer import MAX_WORD, BPETokenizer, ByteTokenizer
+from alpha.data.tokenizer_file import load_tokenizer
 from alpha.errors import AlphaError, CorruptError, InputError
+from alpha.gates.contracts.checkpoint import reseal, saved_before
 from alpha.gates.device_code import baseline as kernels_baseline
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.profile import trace
@@ -126,7 +129,7 @@ def test_a_tokenizer_of_doubling_merges(tmp_path: Path) -> None:
     good = BPETokenizer(doubling[:7])
     assert max(map(len, good.tokens)) == MAX_WORD
     form = {**good.form(), "merges": [list(m) for m in doubling]}
-    (tmp_path / "t.json").write_bytes(_file_bytes({"format": "alpha.tokenizer", "version": 1, "form": form, "record": {}}))
+    (tmp_path / "t.json").write_bytes(file_bytes("alpha.tokenizer", 1, {"form": form, "record": {}}))
     with pytest.raises(InputError, match="longer than any word"):
         load_tokenizer(tmp_path / "t.json")
 
@@ -137,7 +140,7 @@ def test_a_tokenizer_of_doubling_merges(tmp_path: Path) -> None:
     {"kind": "bpe", "merges": [], "pattern": []}, {"kind": "bpe", "merges": [[10**30, 1]], "pattern": "code-v1"},
 ], ids=str)  # fmt: skip
 def test_tokenizer_files_of_other_types(tmp_path: Path, form: object) -> None:
-    (tmp_path / "t.json").write_bytes(_file_bytes({"format": "alpha.tokenizer", "version": 1, "form": form, "record": {}}))
+    (tmp_path / "t.json").write_bytes(file_bytes("alpha.tokenizer", 1, {"form": form, "record": {}}))
     with pytest.raises(InputError):
         load_tokenizer(tmp_path / "t.json")
 
@@ -150,17 +153,17 @@ def test_damaged_tokenizer_and_shard_files(tmp_path: Path) -> None:
     with pytest.raises(CorruptError):
         load_tokenizer(path)
     shard = tmp_path / "00000.tokens"
-    facts = {"index": 0, "last": True, "corpus": "c", "tokenizer": "t", "vocab_size": 257, "text_bytes": 9}
+    facts = {"tokenizer": "t", "vocab_size": 257, "text_bytes": 9}
     shards.write_shard(shard, np.arange(10, dtype=np.uint16), np.array([0, 4, 10]), facts)
     raw = shard.read_bytes()
-    assert survives(lambda: shards.open_stream(tmp_path), shard.write_bytes, raw, 120) == 124
-    for change in ({"tokens": -1}, {"tokens": 1 << 60}, {"payload": "x"}, {"index": None}, {"documents": 0}, {"vocab_size": [1]}):
+    assert survives(lambda: shards.open_shard(shard), shard.write_bytes, raw, 120) == 124
+    for change in ({"tokens": -1}, {"tokens": 1 << 60}, {"table": "x"}, {"text_bytes": None}, {"documents": 0}, {"vocab_size": [1]}):
         shards.write_shard(shard, np.arange(10, dtype=np.uint16), np.array([0, 4, 10]), facts)
         text = json.dumps({**shards.open_shard(shard).header, **change}, sort_keys=True).encode()
         head = shards._PREFIX.pack(shards.MAGIC, len(text), hashlib.sha256(text).digest()) + text
-        shard.write_bytes(head.ljust(-(-len(head) // 64) * 64, b"\0") + raw[-48:])
+        shard.write_bytes(head.ljust(-(-len(head) // 64) * 64, b"\0") + raw[-112:])
         with pytest.raises(CorruptError):
-            shards.open_stream(tmp_path)
+            shards.open_shard(shard)
 
 
 def test_special_files_in_place_of_data(tmp_path: Path) -> None:
@@ -195,15 +198,14 @@ def saved(tmp_path: Path) -> tuple[Path, dict[str, tuple[StateLayout, np.ndarray
 def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the manifest and give it the hash that it then has."""
     content = json.loads((path / simple.MANIFEST).read_text())
-    content.pop("sha256")
     change(content)
-    (path / simple.MANIFEST).write_bytes(simple._canonical({**content, "sha256": simple._digest(content)}))
+    reseal(path, content)
 
 
 def test_a_fifo_as_a_checkpoint_file(saved: tuple[Path, Any]) -> None:
     """Planted: `open` in place of `open_regular` waits for ever."""
     path, states = saved
-    for name in ("param.npy", simple.MANIFEST):
+    for name in ("rank-00000-of-00001.state", "rank-00000-of-00001.json", simple.MANIFEST):
         kept = (path / name).read_bytes()
         (path / name).unlink()
         os.mkfifo(path / name)
@@ -219,19 +221,20 @@ def test_a_fifo_as_a_checkpoint_file(saved: tuple[Path, Any]) -> None:
 
 
 @pytest.mark.parametrize("file", ["../outside.npy", "/etc/passwd", "a/../../outside.npy", "..", "", ".hidden.npy", "param", None, 3, ["x"]])
-def test_a_manifest_whose_file_leaves_the_folder(saved: tuple[Path, Any], file: object) -> None:
-    path, states = saved
+def test_an_older_manifest_whose_file_leaves_the_folder(saved: tuple[Path, Any], tmp_path: Path, file: object) -> None:
+    path = saved_before(tmp_path / "older", 4, saved[1], 2, {})
     shutil.copy(path / "param.npy", path.parent / "outside.npy")
     edited(path, lambda content: content["kinds"]["param"].update(file=file))
     with pytest.raises(CorruptError, match="not one that a save writes"):
-        simple.load(path, states)
+        simple.load(path, saved[1])
 
 
 @pytest.mark.parametrize("change", [
     lambda c: c.update(step="4"), lambda c: c.update(step=-1), lambda c: c.update(kinds=[]), lambda c: c.pop("facts"),
-    lambda c: c["kinds"]["param"].update(dtype="O"), lambda c: c["kinds"]["param"].update(size="x"), lambda c: c["kinds"].update(m=3),
-    lambda c: c["kinds"]["param"].update(tensors=[["w"]]), lambda c: c["kinds"]["param"].update(tensors=[["w", [-1], "u", 0]]),
-    lambda c: c["kinds"]["param"].update(tensors=[["w", [3, 5], "u", 1.5]]), lambda c: c["kinds"]["param"].update(size=1 << 70),
+    lambda c: c["kinds"]["param"].update(dtype="O"), lambda c: c["kinds"]["param"].update(dtype=["<f4"]), lambda c: c["kinds"].update(m=3),
+    lambda c: c["kinds"]["param"].update(tensors=[["w"]]), lambda c: c["kinds"]["param"].update(tensors=[["w", [-1], "u"]]),
+    lambda c: c["kinds"]["param"].update(tensors=[["w", [3, 1 << 70], "u"]]), lambda c: c.pop("indexes"), lambda c: c.update(indexes=[3]),
+    lambda c: c.update(indexes={}), lambda c: c.update(indexes=["../" * 3]), lambda c: c.update(version="3"),
 ])  # fmt: skip
 def test_a_checkpoint_manifest_of_other_types(saved: tuple[Path, Any], change: Callable[[dict[str, Any]], None]) -> None:
     path, states = saved
@@ -240,9 +243,21 @@ def test_a_checkpoint_manifest_of_other_types(saved: tuple[Path, Any], change: C
         simple.load(path, states)
 
 
+@pytest.mark.parametrize("change", [
+    lambda c: c["kinds"]["param"].update(dtype="O"), lambda c: c["kinds"]["param"].update(size="x"),
+    lambda c: c["kinds"]["param"].update(tensors=[["w", [3, 5], "u", 1.5]]), lambda c: c["kinds"]["param"].update(size=1 << 70),
+    lambda c: c["kinds"]["param"].update(tensors=[["w", [3, 5], "unit", 1 << 70]]),
+])  # fmt: skip
+def test_an_older_manifest_of_other_types(saved: tuple[Path, Any], tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = saved_before(tmp_path / "older", 4, saved[1], 2, {})
+    edited(path, change)
+    with pytest.raises(InputError):
+        simple.load(path, saved[1])
+
+
 def test_damaged_checkpoint_files(saved: tuple[Path, Any]) -> None:
     path, states = saved
-    for name in ("param.npy", simple.MANIFEST):
+    for name in ("rank-00000-of-00001.state", "rank-00000-of-00001.json", simple.MANIFEST):
         raw = (path / name).read_bytes()
         assert survives(lambda: simple.load(path, states), (path / name).write_bytes, raw, 60) == 64, name
         (path / name).write_bytes(raw)
@@ -372,7 +387,7 @@ def test_prompts_of_any_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
     monkeypatch.setattr(cli_reading, "open_run", lambda *_: (nullcontext(), ByteTokenizer(), 3))
     monkeypatch.setattr(cli_reading, "generate", generate)
-    monkeypatch.setattr(cli_reading, "standing", lambda _: "")
+    monkeypatch.setattr(cli_reading, "why_ungated", lambda _: "")
     for raw in (b"\xff\xfe", b"caf\xe9", b"\x1b[2J", "é".encode(), b""):
         assert cli.main(["sample", "run", "--prompt", os.fsdecode(raw)]) == 0
         assert seen.pop() == raw and "\x1b" not in capsys.readouterr().out

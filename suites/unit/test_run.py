@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from alpha import cli
+from alpha.checkpoint import simple
 from alpha.cli import training
 from alpha.errors import InputError, NonFiniteError, UngatedError
 from alpha.profile.store import Store, connect, read
@@ -29,37 +30,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory, small_run: Callable[..., Path]) -> Path:
     """A folder with a small corpus and a run file."""
-    path = tmp_path_factory.mktemp("run")
-    (path / "text").mkdir()
-    for i in range(12):
-        (path / "text" / f"{i}.txt").write_text(f"def f{i}(x):\n    return x + {i}\n\n" * 40)
-    (path / "run.toml").write_text(
-        f"""
-[run]
-name = "r"
-out = "{path.as_posix()}/runs"
-[model]
-family = "gpt"
-layers = 1
-width = 16
-heads = 2
-[data]
-corpus = "{path.as_posix()}/text"
-vocab = 270
-validation = 0.3
-sequence = 16
-cache = "{path.as_posix()}/cache"
-[train]
-steps = 6
-batch = 4
-eval_every = 3
-[optim]
-lr = 1e-2
-"""
-    )
-    return path
+    settings = {"data.tokenizer": "bpe", "data.vocab": 270, "train.steps": 6, "train.eval_every": 3}
+    return small_run(tmp_path_factory.mktemp("run"), settings).parent
 
 
 @pytest.fixture
@@ -95,6 +69,14 @@ def test_a_lab_run_is_stamped_everywhere(root: Path, alpha: Run) -> None:
     assert manifest["flops"]["version"] == "flops/v1" and manifest["sessions"][0]["source"]["commit"]
 
 
+def test_one_text_file_is_trained_on_and_the_yardstick_can_be_left_out(root: Path, alpha: Run) -> None:
+    text = root / "one.txt"
+    text.write_bytes(b"".join(p.read_bytes() for p in sorted((root / "text").rglob("*")) if p.is_file()))
+    code, out, _ = alpha("lab", root / "run.toml", "--set", "run.name=one", "--set", f"data.corpus={text}", "--set", "data.baseline=false",
+                         "--set", "train.steps=2")
+    assert code == 0 and "(1 documents)" in out and "order-2" not in out and "bits per byte" in out
+
+
 def test_the_report_at_the_end(root: Path, alpha: Run) -> None:
     _, out, _ = alpha("lab", root / "run.toml", "--set", "run.name=report")
     for expected in ("MFU", "peak", "tokens/s", "validation", "order-2 model", "sample", "run directory", "try next:"):
@@ -102,7 +84,7 @@ def test_the_report_at_the_end(root: Path, alpha: Run) -> None:
 
 
 def test_a_gated_run_is_refused_before_it_begins(root: Path, alpha: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(talk: object, source: str, ids: list[str], calls: list[Any]) -> None:
+    def refuse(printer: object, source: str, ids: list[str], calls: list[Any]) -> None:
         assert "train.loop" not in ids or calls
         assert {"checkpoint.simple", "tokenizer.bpe", "executor.cpu", "model.gpt", "optimizer.adamw"} <= set(ids)
         assert not {"tokenizer.bytes", "model.llama", "optimizer.sgd", "recompute.pass"} & set(ids)
@@ -116,7 +98,7 @@ def test_a_gated_run_is_refused_before_it_begins(root: Path, alpha: Run, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "stated"),
     [
         (["lab", "{root}/none.toml"], 2, "cannot be read"),
         (["lab", "{root}/run.toml", "--set", "train.step=1"], 2, "did you mean `steps`?"),
@@ -133,10 +115,10 @@ def test_a_gated_run_is_refused_before_it_begins(root: Path, alpha: Run, monkeyp
         (["plan", "{root}/run.toml", "--table", "none"], 2, "no such Segment"),
     ],
 )
-def test_bad_input(root: Path, alpha: Run, arguments: list[str], code: int, said: str) -> None:
+def test_bad_input(root: Path, alpha: Run, arguments: list[str], code: int, stated: str) -> None:
     (root / "empty").mkdir(exist_ok=True)
     found, _, err = alpha(*(a.format(root=root) for a in arguments))
-    assert (found, said in err) == (code, True), err
+    assert (found, stated in err) == (code, True), err
     assert "Traceback" not in err and err.count("came:") == 1 and "do:" in err
 
 
@@ -155,14 +137,27 @@ def test_resume_of_a_finished_run_and_with_another_configuration(root: Path, tra
     assert code == 2 and "expected: one of 6" in err
 
 
+def test_a_run_lasts_longer_than_it_was_meant_to(root: Path, alpha: Run) -> None:
+    """Its schedule allows it, and it is resumed so from then on."""
+    assert alpha("lab", root / "run.toml", "--set", "run.name=longer", "--set", "optim.schedule=wsd", "--set", "optim.decay=2")[0] == 0
+    path = root / "runs" / "longer"
+    code, _, err = alpha("lab", path, "--resume", "--set", "train.steps=8")
+    assert code == 2 and "does not allow a run of 6 steps to last 8" in err and "one of step 5 or before" in err
+    assert alpha("lab", root / "run.toml", "--set", "run.name=longest", "--set", "optim.schedule=wsd")[0] == 0
+    path = root / "runs" / "longest"
+    assert alpha("lab", path, "--resume", "--set", "train.steps=8")[0] == 0
+    assert simple.steps(path / "checkpoints")[-1] == 8 and "steps = 8" in (path / "config.toml").read_text()
+    assert alpha("lab", path, "--resume")[0] == 0 and len(read(path / "metrics.sqlite", "step_metrics", "step")) == 8
+
+
 def test_damaged_files_of_a_run(root: Path, alpha: Run) -> None:
     assert alpha("lab", root / "run.toml", "--set", "run.name=hurt")[0] == 0
     path = root / "runs" / "hurt"
-    weights = path / "checkpoints" / "step-00000006" / "param.npy"
+    weights = path / "checkpoints" / "step-00000006" / "rank-00000-of-00001.state"
     raw = weights.read_bytes()
     weights.write_bytes(raw[:-1])
     code, _, err = alpha("sample", path, "--prompt", "x")
-    assert code == 2 and "param.npy is not what its hash says" in err
+    assert code == 2 and "rank-00000-of-00001.state has another size" in err
     weights.write_bytes(raw)
     tokenizer = (path / "tokenizer.json").read_text()
     (path / "tokenizer.json").write_text(tokenizer.replace("code-v1", "code-v2", 1))
@@ -290,8 +285,10 @@ def test_a_run_for_a_gpu_says_so_where_there_is_none(alpha: Run) -> None:
     assert code == 3 and "cannot run on this machine" in err and "needs sm_90a" in err and "configs/demo.toml" in err
 
 
-COMMANDS = {"train", "lab", "gate", "plan", "sample", "doctor", "trace", "dashboard", "kernels", "bench"}
-GATE_ACTIONS = {"list", "run", "status", "explain", "check", "catches", "audit", "pin", "operating", "sanitize"}
+COMMANDS = {"train", "lab", "gate", "plan", "sample", "doctor", "trace", "dashboard", "kernels", "bench", "data",
+            "checkpoint"}
+GATE_ACTIONS = {"list", "run", "status", "explain", "check", "catches", "audit", "asked", "coverage", "sign", "pin", "operating",
+                "sanitize"}
 
 
 def test_the_commands_are_a_public_surface() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stale_counts import Digests, Edit, copied, digests_of, edits, moved
 
 from alpha import component, types
 from alpha.ops import spec
@@ -18,7 +19,6 @@ from alpha.registry import digest
 from alpha.registry.package import SHAPES as SHAPES_OF
 from alpha.registry.package import Package
 from alpha.train.catalogue import catalogue
-from suites.unit.stale_counts import Digests, Edit, copied, digests_of, edits, moved
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +116,8 @@ def test_rows_that_are_called_are_bound(looked: _Looked) -> None:
         looked.seen.clear()
         seen: set[str] = set()
         for sample in sorted(samples, key=lambda s: sum(np.size(x) for x in s.inputs))[:most] + _by_text(samples):
-            if (key := repr(sorted(sample.attrs.items()))) in seen:
-                continue
+            if (key := repr(sorted(sample.attrs.items()))) in seen or (spec_.across is not None and sample.attrs["size"] != 1):
+                continue  # seen, or of two members: one alone has no result
             seen.add(key)
             with np.errstate(all="ignore"):
                 spec_.oracle(*sample.inputs, **sample.attrs)

@@ -15,7 +15,7 @@ from trace_format import breaches, load
 from alpha.errors import AlphaError, CorruptError, InputError, MachineError
 from alpha.profile import trace
 from alpha.profile.phases import PHASES
-from alpha.profile.schema import TABLES, VERSION
+from alpha.profile.schema import COMMUNICATION, TABLES, VERSION
 
 CLOCKS = (5_000_000_000, 900_000_000_123)
 """Monotonic clock of ranks 0 and 1 at the barrier; the wall clocks differ as well, by 40 ms."""
@@ -82,10 +82,10 @@ def test_a_step_says_its_slowdown_and_whether_its_gaps_are_judged(run: Path, tmp
         change(run, f"UPDATE step_timing SET step_ns = {ns} WHERE step = {step} AND rank = 0")
     change(run, "UPDATE step_timing SET profiled = 1 WHERE rank = 1")
     trace.write(run, tmp_path / "t.json")
-    said = {(e["pid"], e["name"]): e["args"] for e in of(load(tmp_path / "t.json"), "X") if e["cat"] == "step"}
-    assert said[1, "step 4"] == {"step": 4, "slowdown": "+1.11 %", "gaps": "judged"}
-    assert said[1, "step 9"] == {"step": 9, "slowdown": "+3.00 %", "gaps": "perturbed, not judged"}
-    assert said[2, "step 4"] == {"step": 4, "slowdown": "not known: too few steady neighbours", "gaps": "not judged"}
+    output = {(e["pid"], e["name"]): e["args"] for e in of(load(tmp_path / "t.json"), "X") if e["cat"] == "step"}
+    assert output[1, "step 4"] == {"step": 4, "slowdown": "+1.11 %", "gaps": "judged"}
+    assert output[1, "step 9"] == {"step": 9, "slowdown": "+3.00 %", "gaps": "perturbed, not judged"}
+    assert output[2, "step 4"] == {"step": 4, "slowdown": "not known: too few steady neighbours", "gaps": "not judged"}
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
@@ -355,3 +355,39 @@ def test_the_judge_knows_both_ways_to_draw_a_slice() -> None:
     next_slice = at("f", 3, cat="c", id=1)
     assert breaches([*head, at("X", 0, dur=1), at("X", 5, dur=2), at("s", 0, cat="c", id=1), next_slice]) == []
     assert breaches([*head, at("X", 0, dur=1), at("X", 5, dur=2), at("s", 0, cat="c", id=1), {**next_slice, "bp": "e"}])
+
+
+# Between ranks ------------------------------------------------------------------------------------------------------------------------
+
+
+def meet(run: Path, late_ns: int) -> None:
+    """Step 4: both ranks in the slice [100, 600] us of `comm`; rank 1 comes `late_ns` after rank 0, both end at 590 us."""
+    db = sqlite3.connect(run)
+    db.executescript(COMMUNICATION)
+    for rank in (0, 1):
+        began = CLOCKS[rank] + 4 * 10_000_001
+        db.execute("INSERT INTO collectives VALUES (4, ?, 9, 3, 'all_reduce', 'comm', 'f32', 64, ?, ?, '')",
+                   (rank, began + 110_000 + late_ns * rank, began + 590_000))
+    db.commit()
+    db.close()
+
+
+def test_an_arrow_leads_from_the_rank_that_came_last(run: Path, tmp_path: Path) -> None:
+    meet(run, late_ns=200_000)
+    written = trace.write(run, tmp_path / "t.json")
+    document = load(tmp_path / "t.json")
+    assert breaches(document) == [] and written.waits == 1
+    start, end = (next(e for e in of(document, ph) if e["cat"] == "collective") for ph in "sf")
+    assert (start["pid"], end["pid"]) == (2, 1)
+    zero = min(e["ts"] for e in of(document, "X") if e["name"] == "step 4")
+    assert start["ts"] - zero == end["ts"] - zero == Decimal("310")
+    assert trace.write(run, tmp_path / "one.json", ranks=[1]).waits == 0
+
+
+def test_clocks_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
+    """A rank cannot leave a sum before the last one has come: so much for a clock that stands 0.6 ms elsewhere."""
+    meet(run, late_ns=200_000)
+    change(run, "UPDATE sessions SET clock_ns = clock_ns - 600000 WHERE rank = 1")
+    with pytest.raises(CorruptError, match=r"(?s)clocks of two ranks do not fit.*rank 0 left it 320000 ns before rank 1 came"):
+        trace.write(run, tmp_path / "t.json")
+    assert not (tmp_path / "t.json").exists()

@@ -12,6 +12,7 @@ from itertools import count
 import numpy as np
 
 from alpha.backends.cpu.lib import Workers
+from alpha.graph.order import COMPUTE
 from alpha.graph.plan import Launch, Plan
 from alpha.profile.phases import phase_of
 from alpha.profile.recorder import Recorder
@@ -78,11 +79,11 @@ def note(recorder: Recorder, plan: Plan, index: int, launch: Launch, start: int,
     """Tell the recorder about one launch that ran from `start` to `stop`.
 
     enqueue: from a hand-over to the start of the caller's own first task; wait: from the end of the caller's last task to the return;
-    device: the whole launch less its enqueue time. A launch that hands nothing over runs on the caller: worker 0.
+    device: the whole launch less its enqueue time. A launch that hands nothing over runs on the caller: worker 0, or the stream's thread.
     """
     phase, enqueue, wait = phase_of(launch), 0, 0
     if not seen:
-        recorder.event("worker 0", launch.op, phase, start, stop)
+        recorder.event("worker 0" if launch.stream == COMPUTE else launch.stream, launch.op, phase, start, stop)
     for over in seen:
         flow = next(_FLOW)
         own = [t for t in over.tasks if t[0] == 0]

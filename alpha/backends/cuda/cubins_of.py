@@ -24,7 +24,7 @@ ANYWHERE = 1 << 20
 """An address that satisfies every alignment."""
 
 
-class Nowhere(Gpu):
+class NullGpu(Gpu):
     """A GPU that gives addresses and does nothing."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ def cubins_of(op: str, binder: Kernel, calls: Callable[[], Iterable[Signature]])
         for types, attrs in calls():
             outs = row(op).infer(list(types), attrs)
             with recording() as noted:
-                binder(Nowhere(), [Operand(ANYWHERE, t) for t in types], [Operand(ANYWHERE, t) for t in outs], attrs)
+                binder(NullGpu(), [Operand(ANYWHERE, t) for t in types], [Operand(ANYWHERE, t) for t in outs], attrs)
             found.update(dict.fromkeys(noted))
         return list(found)
 

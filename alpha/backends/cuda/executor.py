@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
+from typing import cast
 
 import numpy as np
 
-from alpha.backends.checks import check_finite
+from alpha.backends.checks import Inspector, check_finite
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.memory_check import check_memory
 from alpha.backends.cuda.observe import Ran, Watch, stamps_of
+from alpha.backends.cuda.spot import DeviceMemory
 from alpha.backends.cuda.staging import Results, Staging
 from alpha.backends.cuda.values import device_bytes, from_device, to_device
 from alpha.component import Catalogue
@@ -41,6 +44,9 @@ class CudaExecutor:
         self.program, self.device, self.captured = program, Device.open(index), captured
         self.stream, self.recorder = self.device.stream(), Recorder()
         self._watch: Watch | None = None
+        self.inspector: Inspector | None = None
+        """Told of every launch while it is set: no graph is launched then, each launch is enqueued by itself."""
+        self._seen: DeviceMemory | None = None
         self._base = self.device.free_memory()
         check_memory(program, self._base)
         self.arenas = {name: Arena(n, name=f"arena {name}") for name, n in program.arenas().items()}
@@ -76,6 +82,13 @@ class CudaExecutor:
         """The same with its type, as binders take it."""
         return Operand(self.span(ref).address, ref.type)
 
+    @property
+    def digests(self) -> DeviceMemory:
+        """Hashes of this memory, and its tensors to look at."""
+        if self._seen is None:
+            self._seen = DeviceMemory(self.arenas, self.program.arenas(), self.stream)
+        return self._seen
+
     def read(self, ref: Ref) -> np.ndarray:
         """A copy of the tensor at a planned place (bf16 as float32 values); waits for the stream."""
         self.stream.synchronize()
@@ -110,7 +123,7 @@ class CudaExecutor:
             return self.outputs(plan)
 
     @property
-    def behind(self) -> bool:
+    def runs_ahead(self) -> bool:
         """Whether a loop may hand over the next step before it asks for the results of this one: not where the clocks are to be set, which
         takes an idle stream, nor where there is no room for the time stamps of two steps."""
         return self._watch is None or (not self._watch.due and 2 * self._stamps <= PLACES)
@@ -157,6 +170,9 @@ class CudaExecutor:
         if watched and self._watch is None:
             self._watch = Watch(self.stream, recorder)
         profiled = watched and recorder.profiling
+        if self.inspector is not None:
+            self._launch_inspected(plans, self.inspector)
+            return
         if profiled and self.watch.instrument is None:
             for index, plan in enumerate(plans):
                 self.watch.make_room([self._bound[plan.name]], recorder)
@@ -179,6 +195,33 @@ class CudaExecutor:
             recorder.enqueued(returned - began)
         if profiled:
             self.watch.handed_over(plans, called, returned)
+
+    def _launch_inspected(self, plans: Sequence[Plan], inspector: Inspector) -> None:
+        """Enqueue every launch by itself, the inspector between them."""
+        for index, plan in enumerate(plans):
+            bound = self._bound[plan.name]
+            if self.recorder.watching:
+                self.watch.make_room([bound] * 3, self.recorder)
+            self._lay(plans, index)
+            read = cast(Callable[[Ref], np.ndarray], self.digests.at)  # what looks like an array, and is asked for little
+            look = partial(inspector.before, plan, read=read), partial(inspector.after, plan, read=read)
+            if self.recorder.watching:
+                self.watch.launch_inspected(plan, bound, int(self.stream.handle), look, self.recorder.profiling)
+                continue
+            for launch, (_, run) in enumerate(bound):
+                look[0](launch)
+                run(int(self.stream.handle))
+                look[1](launch)
+
+    def check(self, hashes: Callable[[], None]) -> None:
+        """Call what enqueues hashes of memory between plans; their time counts as checks."""
+        watched = self.recorder.watching and self._watch is not None
+        with self.recorder.span("checks"):
+            if watched:
+                self.watch.make_room([()], self.recorder)
+                self.watch.checked(self.program.plans[self.program.schedule[-1].plan], hashes, int(self.stream.handle))
+            else:
+                hashes()
 
     def _captured(self, plans: Sequence[Plan], watched: bool) -> tuple[Graph, list[list[Ran]]]:
         """The graph of these plans, and its kernels; captured when it is first asked for."""
@@ -241,6 +284,8 @@ class CudaExecutor:
             graph.destroy()
         if self._watch is not None:
             self._watch.free()
+        if self._seen is not None:
+            self._seen.free()
         self._staging.free()
         for arena in (*self.arenas.values(), *self._constants.values()):
             arena.free()

@@ -26,7 +26,6 @@ Output = Literal["f32", "f32+="]
 
 SIZE = {"bf16": 2, "f32": 4}
 PER_VECTOR = 8  # bf16 elements of 16 bytes
-OUTPUT_CODE = {"f32": 1, "f32+=": 2}
 REGISTER_FILE = 65536
 
 

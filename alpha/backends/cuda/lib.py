@@ -66,7 +66,7 @@ def in_order(runs: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
 class Gpu:
     """Handed to every binder.
 
-    `device`: the opened device. `region`: scratch of this call; its contents do not survive the call and are rubbish before it.
+    `device`: the opened device. `region`: scratch of this call; its contents do not survive the call and are garbage before it.
     `blocks`: most thread blocks of a persistent launch, 0 for one per multiprocessor; bits do not depend on it. `constants`: what
     `constant` has made so far, shared by the calls of one executor; whoever holds it keeps that memory.
     """

@@ -31,6 +31,9 @@ MARK = "mark"
 
 Bound = Sequence[tuple[Launch, Callable[[int], None]]]
 
+Look = tuple[Callable[[int], None], Callable[[int], None]]
+"""What is called with the number of a launch before it is enqueued, and after."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -187,7 +190,7 @@ class Watch:
         switch, seen = self._switch + self._clock() - start, self._seen
         self._seen = []
         wanted = [(s, r, name) for s, _ in seen for r in s.ran for name in r.kernels]
-        found = [r for r in records if r.kind == "kernel"]
+        found = [r for r in records if r.kind == "kernel" and not r.name.startswith("spot_")]
         if not seen:
             return
         if [name for _, _, name in wanted] != [r.name for r in found]:
@@ -247,6 +250,41 @@ class Watch:
         pieces = [(w.phase, int(i == 0 or works[i - 1].launch != w.launch)) for i, w in enumerate(works)]
         self._wait_for(_Segment(plan, 0, pieces, ran, host, works))
 
+    def launch_inspected(self, plan: Plan, bound: Bound, stream: int, look: Look, profiled: bool) -> None:
+        """The same with what looks at each launch before and after it, whose time counts as checks. Launches are told of one by one where
+        the step is `profiled`."""
+        host, works, ran = [], list[Work](), []
+        self.marks.mark(stream)
+
+        def checked(when: Callable[[int], None], index: int) -> None:
+            start = self._clock()
+            when(index)
+            host.append((start, self._clock()))
+            works.append(Work(-1, "checks", lambda _: None))
+            ran.append(Ran(-1, "checks", ()))
+            self.marks.mark(stream)
+
+        for index, parts in groupby(self.works(plan, bound), key=lambda w: w.launch):
+            checked(look[0], index)
+            for work in parts:
+                start = self._clock()
+                with noted() as names:
+                    work.run(stream)
+                host.append((start, self._clock()))
+                works.append(work)
+                ran.append(Ran(work.launch, work.phase, tuple(names)))
+                self.marks.mark(stream)
+            checked(look[1], index)
+        pieces = [(w.phase, int(w.launch >= 0 and works[i - 1].launch != w.launch)) for i, w in enumerate(works)]
+        self._wait_for(_Segment(plan, 0, pieces, ran, host, works) if profiled else _Segment(plan, 0, pieces))
+
+    def checked(self, plan: Plan, hashes: Callable[[], None], stream: int) -> None:
+        """What enqueues hashes beside this plan, between two stamps."""
+        first = self._mark(stream)
+        hashes()
+        ran = [first, self._mark(stream)]
+        self._wait_for(_Segment(plan, 0, [("checks", 0)], ran if self._on else []))
+
     # -- afterwards --------------------------------------------------------------------------------------------------------------
 
     def _wait_for(self, segment: _Segment) -> None:
@@ -276,6 +314,8 @@ class Watch:
         """Each launch of a Segment with stamps around every part."""
         plan = segment.plan
         for index, group in groupby(range(len(segment.works)), key=lambda i: segment.works[i].launch):
+            if index < 0:
+                continue
             op, parts = plan.launches[index].op, list(group)
             enqueue = device = kernels = 0
             for i in parts:

@@ -62,7 +62,7 @@ const state = {
   page: location.pathname.startsWith("/gates") ? "gates" : "profiling",
   run: query.get("run") || "", other: query.get("with") || "", follow: true,
   first: numberIn(query.get("from")), last: numberIn(query.get("to")),
-  runs: null, root: "", phases: new Map(), view: null, pulse: null, shown: "", busy: false, again: false, every: 1000, asked: 0,
+  runs: null, root: "", phases: new Map(), view: null, progress: null, shown: "", busy: false, again: false, every: 1000, asked: 0,
   timeline: { step: null, rank: null, window: null, answer: null, serial: 0, steps: "" },
 };
 
@@ -101,8 +101,8 @@ function notice(error, calm = false) {
     el("dl", {}, rows.map(([k, v]) => [el("dt", {}, k), el("dd", {}, v)])));
 }
 
-function showPulse() {
-  const p = state.pulse, box = $("pulse");
+function showProgress() {
+  const p = state.progress, box = $("progress");
   if (!state.run || !p) return box.replaceChildren();
   const broken = p.error || state.broken, kind = broken ? "error" : p.state;
   const words = broken ? TITLES[broken.kind] || "cannot be read"
@@ -204,7 +204,7 @@ function stepPanel(id, title, options) {
 }
 
 function stepAxis(extra = {}) {
-  const range = state.first !== null || state.last !== null ? { range: [state.first ?? 0, state.last ?? (state.pulse && state.pulse.last_step) ?? 1], autorange: false } : { autorange: true };
+  const range = state.first !== null || state.last !== null ? { range: [state.first ?? 0, state.last ?? (state.progress && state.progress.last_step) ?? 1], autorange: false } : { autorange: true };
   return { title: { text: "step", standoff: 4, font: { size: 11 } }, ...range, ...extra };
 }
 
@@ -238,6 +238,8 @@ function ensureGrid() {
   panel("memory", "Memory, planned and actual");
   panel("live", "Planned live bytes, launch by launch");
   stepPanel("resident", "Memory over the run", { size: "tall" });
+  panel("ranks", "Ranks beside each other", { html: true });
+  panel("waits", "Data: waits and sources", { html: true });
   panel("used", "Gates used", { html: true });
 }
 
@@ -253,7 +255,7 @@ function drawView(v) {
   for (const [id, drawOne, part] of [
     ["waterfall", drawWaterfall, v.waterfall], ["phases", drawPhases, v.phases], ["utilisation", drawUtilisation, v.utilisation], ["speed", drawSpeed, v.utilisation],
     ["ops", drawOps, v.ops], ["roofline", drawRoofline, v.ops], ["loss", drawLoss, v.loss], ["launches", drawLaunches, v.launches], ["bandwidth", drawBandwidth, v.bandwidth],
-    ["memory", drawMemory, v.memory], ["resident", drawResident, v.memory], ["live", drawLive, v.memory_launches], ["used", drawUsed, v.gates]]) {
+    ["memory", drawMemory, v.memory], ["resident", drawResident, v.memory], ["live", drawLive, v.memory_launches], ["ranks", drawRanks, v.ranks], ["waits", drawWaits, v.waits], ["used", drawUsed, v.gates]]) {
     const made = panels.get(id);
     stampPanel(made, part.provenance);
     made.sub.textContent = "";
@@ -454,6 +456,26 @@ function drawOps(made, v) {
   if (focus) { const again = made.plot.querySelector(`[data-sort="${focus}"]`); if (again) again.focus(); }
 }
 
+function drawRanks(made, v) {
+  made.none.hidden = true; made.plot.hidden = false;
+  made.sub.textContent = v.sentence;
+  const head = ["rank", "own time", "longer than the others'", "verdict", "exposed", "overlapped"];
+  const range = (r) => r.low === null || r.high === null ? percent(r.apart) : `${percent(r.apart)} (${percent(r.low)} to ${percent(r.high)})`;
+  made.plot.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, head.map((h) => el("th", {}, h)))), el("tbody", {}, v.rows.map((r) =>
+    el("tr", {}, el("td", {}, r.rank), el("td", {}, duration(r.own_ns)), el("td", {}, range(r)), el("td", { class: r.verdict === "SLOWER" ? "bad" : "" }, r.verdict),
+      el("td", {}, duration(r.exposed_ns)), el("td", {}, duration(r.overlapped_ns)))))));
+}
+
+function drawWaits(made, v) {
+  made.none.hidden = true; made.plot.hidden = false;
+  const table = (head, rows) => el("table", {}, el("thead", {}, el("tr", {}, head.map((h) => el("th", {}, h)))), el("tbody", {}, rows.map((r) => el("tr", {}, r.map((c) => el("td", {}, c))))));
+  const worst = v.ranks.reduce((a, b) => (b.longest_ns > a.longest_ns ? b : a));
+  made.sub.textContent = `longest wait for batches: ${duration(worst.longest_ns)}, step ${whole(worst.longest_step)}`;
+  made.plot.replaceChildren(
+    table(["rank", "steps", "of them waited", "wait a step", "of its time", "making them"], v.ranks.map((r) => [r.rank, whole(r.steps), whole(r.waited), duration(r.wait_ns), percent(r.share, 3), duration(r.made_ns)])),
+    table(["source", "of the samples", "padding", "bits per byte"], v.sources.map((s) => [s.source, percent(s.share), percent(s.padding), s.bits_per_byte === null ? "–" : s.bits_per_byte.toFixed(4)])));
+}
+
 function drawUsed(made, v) {
   made.none.hidden = true; made.plot.hidden = false;
   const gates = [...new Set(v.components.flatMap((c) => Object.keys(c.evidence)))].sort(), bare = v.components.filter((c) => !Object.keys(c.evidence).length).length;
@@ -491,7 +513,7 @@ async function showComparison() {
   Object.assign(comparison, { key, at: Date.now(), stamp: state.shown });
   const q = new URLSearchParams({ a: state.other, b: state.run, ...(comparison.anyway ? { anyway: "1" } : {}) });
   const c = await get(`/api/compare?${q}`);
-  if (comparison.key !== key) return;
+  if (comparison.key !== key || panels.get("comparison") !== made) return;
   made.node.hidden = false;
   if (c.error) {
     stampPanel(made, state.view && state.view.provenance);
@@ -508,7 +530,7 @@ function drawComparison(made, c) {
   made.none.hidden = true; made.plot.hidden = false;
   stampPanel(made, c.provenance);
   const out = c.rows.filter((r) => r.verdict === "SLOWER" || r.verdict === "FASTER").length;
-  made.sub.textContent = `${c.b} against ${c.a} · ${whole(c.steps[1])} and ${whole(c.steps[0])} settled steps · ${whole(c.stalls[1])} and ${whole(c.stalls[0])} stalls · ${out ? `${out} rows differ` : "no row differs"}`;
+  made.sub.textContent = `${c.b} against ${c.a} · ${whole(c.steps[1])} and ${whole(c.steps[0])} steady steps · ${whole(c.stalls[1])} and ${whole(c.stalls[0])} stalls · ${out ? `${out} rows differ` : "no row differs"}`;
   const order = { SLOWER: 0, FASTER: 0, UNDECIDED: 1, SAME: 2 }, change = (i) => (i.estimate === null ? "–" : `${i.estimate >= 0 ? "+" : "−"}${percent(Math.abs(i.estimate), 2)}`);
   const signed = (x) => (x === null ? "?" : `${x >= 0 ? "+" : "−"}${percent(Math.abs(x), 2)}`);
   const rows = c.rows.map((r, i) => [r, i]).sort(([r, i], [s, j]) => order[r.verdict] - order[s.verdict] || (order[r.verdict] === 0 ? Math.abs(s.own.estimate) * s.share - Math.abs(r.own.estimate) * r.share : i - j)).map(([r]) => r);
@@ -614,7 +636,7 @@ async function showTimeline(change) {
   try {
     answer = await get(runUrl("timeline", { step: t.step, rank: t.rank, from: t.window && t.window[0], to: t.window && t.window[1] }));
   } catch { return; }
-  if (serial !== t.serial) return;
+  if (t !== state.timeline || serial !== t.serial) return;  // another run is shown, or another step
   if (answer.error) {
     made.sub.textContent = "";
     return nothing(made, `${answer.error.what}: ${answer.error.came || ""}`);
@@ -714,8 +736,8 @@ function gateCell(c, gate) {
   const g = c.gates[gate];
   if (!g) return el("td", { class: "dimmed" }, c.exempt[gate] ? el("details", {}, el("summary", {}, "exempt"), el("small", {}, c.exempt[gate])) : "");
   const cls = g.satisfied ? "good" : g.evidence === "none" ? "dimmed" : g.evidence === "stale" ? "warn" : "bad";
-  const said = [el("span", { class: cls }, g.verdict), ` ${g.evidence === "none" ? "" : g.evidence}`];
-  return el("td", { title: g.machine ? `evidence of ${g.machine}` : "no evidence" }, g.satisfied ? said : el("details", {}, el("summary", {}, said), el("small", {}, g.why)));
+  const cell = [el("span", { class: cls }, g.verdict), ` ${g.evidence === "none" ? "" : g.evidence}`];
+  return el("td", { title: g.machine ? `evidence of ${g.machine}` : "no evidence" }, g.satisfied ? cell : el("details", {}, el("summary", {}, cell), el("small", {}, g.why)));
 }
 
 // -- the run picker and the loop ------------------------------------------------------------------------------------------------
@@ -743,7 +765,7 @@ async function loadRuns() {
 }
 
 function pickRun(name) {
-  Object.assign(state, { run: name, view: null, pulse: null, newest: null, first: null, last: null, missing: "", broken: null, every: 1000 });
+  Object.assign(state, { run: name, view: null, progress: null, newest: null, first: null, last: null, missing: "", broken: null, every: 1000 });
   $("first").value = $("last").value = "";
   state.timeline = { step: null, rank: null, window: null, answer: null, serial: state.timeline.serial + 1, steps: "" };
   clearPage();
@@ -770,12 +792,12 @@ function showSteps(first, last) {
 }
 
 function unreachable() {
-  $("pulse").replaceChildren(el("span", { class: "dot error" }), "the dashboard does not answer; trying again");
+  $("progress").replaceChildren(el("span", { class: "dot error" }), "the dashboard does not answer; trying again");
 }
 
 function noRuns() {
   clearPage();
-  $("pulse").replaceChildren();
+  $("progress").replaceChildren();
   notice({ what: "There is no run here yet", came: state.root, expected: "run directories, as `alpha train` makes them", do: "alpha train configs/demo.toml (this page shows it as soon as it begins)" }, true);
 }
 
@@ -789,11 +811,11 @@ async function tick() {
     if (Date.now() - lastList > 5000 || state.runs === null) { await loadRuns(); lastList = Date.now(); keepAddress(); }
     if (!state.run) { noRuns(); return; }
     const run = state.run;
-    const p = await get(runUrl("pulse", { since: state.newest ? state.newest[0] : -1 }));
+    const p = await get(runUrl("progress", { since: state.newest ? state.newest[0] : -1 }));
     if (run !== state.run) return;
-    state.pulse = p;
+    state.progress = p;
     if (p.error) { state.shown = ""; showError(p.error); return; }
-    showPulse();
+    showProgress();
     if ((state.follow || !state.view) && p.stamp !== state.shown && Date.now() - state.asked >= state.every) await refresh();
   } catch (error) {
     if (error instanceof TypeError || error instanceof SyntaxError) unreachable(); else throw error;
@@ -808,7 +830,7 @@ function showError(error) {
     notice(error, false);
   }
   Object.assign(state, { view: null, broken: error, shown: ["busy", "machine", "server"].includes(error.kind) ? "" : shown });
-  showPulse();
+  showProgress();
 }
 
 /** Ask for the figures and draw them; one request at a time, and a run that is slow to read is asked less often. */
@@ -817,7 +839,7 @@ async function refresh() {
   if (state.busy) { state.again = true; return; }
   state.busy = true;
   if (!state.view && !panels.size) $("content").replaceChildren(el("p", { class: "none" }, `reading ${state.run} …`));
-  const run = state.run, began = Date.now(), stamp = state.pulse && state.pulse.stamp;
+  const run = state.run, began = Date.now(), stamp = state.progress && state.progress.stamp;
   try {
     const points = Math.round(Math.min(900, Math.max(200, window.innerWidth / 2)));
     const view = await get(runUrl("view", { points, first: state.first, last: state.last, with: state.other || null }));
@@ -827,7 +849,7 @@ async function refresh() {
     if (view.error) { state.shown = stamp; showError(view.error); return; }
     state.broken = null;
     notice(null);
-    showPulse();
+    showProgress();
     const isNew = !state.view;
     if (isNew) $("content").replaceChildren();
     state.view = view;

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import alpha
 from alpha.component import Catalogue, Component
-from alpha.errors import AlphaError, GraphError
+from alpha.errors import AlphaError, GraphError, InputError
 from alpha.gates.adversarial import cuda_plant, plant
 from alpha.gates.device_code import lint as kernels_lint
 from alpha.profile.noise import wilson
@@ -74,7 +74,7 @@ def known(roots: Sequence[Path] | None = None, machine: str | None = None) -> di
 
 
 def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, root: Path | None = None, workers: int = 2,
-        said: Callable[[Result], None] | None = None, keep: Sequence[str] | None = None) -> list[Result]:
+        on_result: Callable[[Result], None] | None = None, keep: Sequence[str] | None = None) -> list[Result]:
     """Run the faults whose catch is missing or stale (or all), keep the catches, and give one result per fault.
 
     `root`: where catches are looked up and kept (default: looked up everywhere, kept in the local root). `keep`: ids of all faults that
@@ -104,8 +104,8 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
         catch = catch_of(fault, outcome, today[fault.id], catalogue[fault.component])
         result = Result(fault, catch, catch.rejected(pins), _why(outcome), True)
         results[fault.id] = result
-        if said is not None:
-            said(result)
+        if on_result is not None:
+            on_result(result)
 
     def save() -> None:  # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
         save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
@@ -122,7 +122,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
                                   planted=False))
         for at in range(0, len(device), SAVED):
             few = device[at : at + SAVED]
-            cuda_plant.run_all(few, [cuda_plant.job_of(f.component, f.gate, f.id) for f in few], workers=workers, said=finished)
+            cuda_plant.run_all(few, [cuda_plant.job_of(f.component, f.gate, f.id) for f in few], workers=workers, on_result=finished)
             save()
     return [results[f.id] for f in faults]
 
@@ -137,10 +137,11 @@ def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: i
 
 
 def _run_all(jobs: Sequence[plant.Job], catalogue: Catalogue, workers: int,
-             said: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
+             on_result: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
     """All of them; those of the GPU's fault gate one at a time, because it looks at the memory of the whole device."""
     alone = [j for j in jobs if any(catalogue[component].backend == "cuda" and gate == "faults" for component, gate in j.attempts)]
-    return [*plant.run_all([j for j in jobs if j not in alone], workers=workers, said=said), *plant.run_all(alone, workers=1, said=said)]
+    return [*plant.run_all([j for j in jobs if j not in alone], workers=workers, on_result=on_result),
+            *plant.run_all(alone, workers=1, on_result=on_result)]
 
 
 def _sound(outcomes: Sequence[plant.Outcome]) -> None:
@@ -180,6 +181,16 @@ def _why(outcome: plant.Outcome) -> str:
         return outcome.error
     _, verdict, reasons = outcome.records[0]
     return f"{verdict}: {'; '.join(reasons)}" if reasons else verdict
+
+
+def matching(faults: Sequence[Fault], prefixes: Sequence[str]) -> list[Fault]:
+    """Faults whose id or component begins with one of the prefixes; all without any. InputError where none does, unless the lint or the
+    mutants are meant, which have no planted faults here."""
+    found = [f for f in faults if not prefixes or f.id.startswith(tuple(prefixes)) or f.component.startswith(tuple(prefixes))]
+    if not found and not any(p.startswith(("lint", "mutants")) for p in prefixes):
+        raise InputError("no planted fault of that name", came=", ".join(prefixes), expected="a prefix of a fault's or a component's id",
+                         do="faults stand in the *.faults.toml beside each component, those of the lint in gates/device_code/lint.toml")
+    return found
 
 
 def lint(catalogue: Catalogue, prefixes: Sequence[str] = ()) -> Score:

@@ -98,8 +98,7 @@ def child(component_id: str, gate: str, kernels: str, answer: str) -> None:
     subjects.component_digests = planted
     with nvcc.compiling(kernels=Path(kernels)):
         component = catalogue()[component_id]
-        record = run.measure(component, gate)
-        judgement = run.judged(record, component)
+        record, judgement = run.measure(component, gate)
     body = {"record": asdict(record), "verdict": judgement.verdict, "reasons": list(judgement.reasons)[:3]}
     Path(answer).write_text(canonical(body), encoding="utf-8")
     os._exit(0)  # a broken context may not come down in order
@@ -134,12 +133,12 @@ def controls(faults: Sequence[Fault]) -> list[Fault]:
 
 
 def run_all(faults: Sequence[Fault], jobs: Sequence[plant.Job], *, workers: int = 6, planted: bool = True,
-            said: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
+            on_result: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
     """Outcomes in the order of the jobs."""
     def one(pair: tuple[plant.Job, Fault]) -> plant.Outcome:
         outcome = run_one(*pair, planted=planted)
-        if said is not None:
-            said(outcome)
+        if on_result is not None:
+            on_result(outcome)
         return outcome
 
     with threads(workers) as pool:

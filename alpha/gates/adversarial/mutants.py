@@ -14,10 +14,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
 import alpha
+from alpha.comm import collectives
 from alpha.component import Catalogue, Component
 from alpha.gates.adversarial import plant
 from alpha.gates.subjects import fresh_nonce
@@ -31,6 +33,9 @@ from alpha.tomlfile import read_toml
 
 NUMBER = 36
 """Mutants of a full run: half of kernels, a sixth of vjps, a third of everything else."""
+
+RANKS = "ranks>=2"
+"""What components of ranks require."""
 
 _BINARY = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
 _COMPARE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
@@ -84,12 +89,12 @@ class Fate:
 
 def targets(catalogue: Catalogue) -> list[Target]:
     """Every function that the score covers, with at most four components that reach it: what it breaks may show in one of them only."""
-    found: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    found: dict[tuple[str, str], tuple[str, list[tuple[str, str]]]] = {}
 
     def add(area: str, places: Sequence[tuple[str, str]], component: Component, gates: Sequence[str]) -> None:
         for file, name in places:
-            if file:
-                found.setdefault((area, file, name), []).extend((component.id, g) for g in gates)
+            if file:  # a function that kernels of two areas share counts in the first, and the gates of both may reject what breaks it
+                found.setdefault((file, name), (area, []))[1].extend((component.id, g) for g in gates)
 
     for c in catalogue:
         owed = tuple(g for g in policy.owed(c) if g not in PINNED)
@@ -101,8 +106,11 @@ def targets(catalogue: Catalogue) -> list[Target]:
             if vjp is not None and "gradient" in owed and hasattr(vjp, "__code__") and "<" not in vjp.__qualname__:
                 add("vjps", [(_file(vjp.__code__.co_filename), vjp.__qualname__)], c, ("gradient",))
         elif hasattr(c.implementation, "__qualname__"):
-            add(c.kind, _own(c), c, owed)
-    return [Target(*place, _few(attempts)) for place, attempts in found.items()]
+            of_ranks = RANKS in c.requires or c.id.startswith("data_parallel")
+            add("ranks" if of_ranks else c.kind, _own(c), c, owed)
+            if c.op is not None:  # a collective's binder calls the function of its name
+                add("ranks", _reached(sys.modules[collectives.__name__], c.op), c, owed)
+    return [Target(area, *place, _few(attempts)) for place, (area, attempts) in found.items()]
 
 
 def _few(attempts: Sequence[tuple[str, str]], most: int = 4) -> tuple[tuple[str, str], ...]:
@@ -119,13 +127,16 @@ def _file(path: str) -> str:
 
 def _own(c: Component) -> list[tuple[str, str]]:
     """(file, function) of the implementation and of the functions of its module that it calls."""
-    module = sys.modules[c.implementation.__module__]
+    return _reached(sys.modules[c.implementation.__module__], getattr(c.implementation, "__qualname__", "").split(".")[0])
+
+
+def _reached(module: ModuleType, start: str) -> list[tuple[str, str]]:
+    """(file, function) of a module's function or class and of those of the module that it calls."""
     file = _file(module.__file__ or "")
     if not file:
         return []
     tree = ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))
     top = {n.name: n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    start = c.implementation.__qualname__.split(".")[0]
     reached, queue = [], [start] if start in top else []
     while queue:
         name = queue.pop()
@@ -312,7 +323,8 @@ def excuses() -> dict[tuple[str, str, str], str]:
     return {(e["file"], e["was"], e["now"]): e["why"] for e in document.get("equivalent", ())}
 
 
-def run(mutants: Sequence[Mutant], *, workers: int = 2, timeout: float = 12.0, said: Callable[[Fate], None] | None = None) -> list[Fate]:
+def run(mutants: Sequence[Mutant], *, workers: int = 2, timeout: float = 12.0,
+        on_result: Callable[[Fate], None] | None = None) -> list[Fate]:
     """The fate of each mutant."""
     known = excuses()
 
@@ -324,9 +336,9 @@ def run(mutants: Sequence[Mutant], *, workers: int = 2, timeout: float = 12.0, s
         why = outcome.error or "; ".join(reason for _, verdict, reasons in outcome.records if verdict == "FAIL" for reason in reasons)
         return Fate(mutant, by, why, excuse(mutant) if not by else "")
 
-    jobs = [plant.Job(str(i), m.attempts, m.file, m.text, timeout) for i, m in enumerate(mutants)]
+    jobs = [plant.Job(str(i), m.attempts, m.file, m.text, plant.TIMEOUT if m.area == "ranks" else timeout) for i, m in enumerate(mutants)]
     outcomes = plant.run_all(jobs, workers=workers,
-                             said=None if said is None else lambda o: said(fate(o, mutants[int(o.job.name)])))
+                             on_result=None if on_result is None else lambda o: on_result(fate(o, mutants[int(o.job.name)])))
     return [fate(o, m) for o, m in zip(outcomes, mutants)]
 
 

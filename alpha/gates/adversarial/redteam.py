@@ -20,17 +20,18 @@ import numpy as np
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
 from alpha.errors import CorruptError
-from alpha.gates import determinism, parity, perf, subjects
+from alpha.gates import determinism, expected, parity, perf, recompute, subjects
 from alpha.gates.tolerance import allowance
 from alpha.ops.spec import Sample
 from alpha.ops.table import row
+from alpha.profile import noise
 from alpha.registry import evidence
 from alpha.registry import judge as judges
 from alpha.registry.cases import CaseRecord, Refusal, Relative, Share
 from alpha.registry.catches import Catch
 from alpha.registry.gates import cases_of
 from alpha.registry.judge import FAIL, NOT_RUN, judge
-from alpha.registry.pins import shipped_pins
+from alpha.registry.pins import Line, shipped_pins
 from alpha.registry.record import Record, parse
 from alpha.registry.status import Registry
 from alpha.train.catalogue import catalogue
@@ -176,10 +177,33 @@ def _memoised_prefix() -> str:
 
 
 def _memoised_content() -> str:
-    """A memory of whole inputs is right, so it may pass; it must not look faster than the kernel that it imitates."""
-    cheat = _kernel(_cached(lambda ins: hashlib.sha1(ins[0].tobytes()).digest()))
-    shares = [max(c.share for c in cases_of(_measured(perf.measure, k)) if isinstance(c, Share)) for k in (cheat, _kernel(_call))]
-    return f"it gains nothing: {shares[0]:.3f} of the ceiling, honestly {shares[1]:.3f}" if shares[0] <= 1.1 * shares[1] else ""
+    """A memory of whole inputs is right, so it may pass. It gains nothing: no timed call, of any try, sees contents that came before."""
+    seen: set[tuple[tuple[int, ...], bytes]] = set()
+    known: list[bool] = []
+    timed: list[bool] = []
+
+    def remembering(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+        honest = _call(cpu, ins, outs, attrs)
+
+        def run() -> None:
+            content = (ins[0].shape, hashlib.sha1(ins[0].tobytes()).digest())
+            known.append(content in seen)
+            seen.add(content)
+            honest()
+
+        return run
+
+    def block(call: Callable[[], object], repeats: int, before: Callable[[], object] | None = None) -> int:
+        start = len(known)
+        took = noise.block(call, repeats, before)
+        timed.extend(known[start:])
+        return took
+
+    every_try = {case: Line(middle=1e9, spread=0.0, allowance=0.0) for case in perf.SIZES}
+    with mock.patch.object(perf, "block", block), mock.patch.object(perf, "lines", lambda component: every_try):
+        taken = [c.tries for c in cases_of(_measured(perf.measure, _kernel(remembering))) if isinstance(c, Share)]
+    all_tried = taken == [perf.TRIES] * len(perf.SIZES)
+    return f"none of {len(timed)} timed calls found what it remembered" if all_tried and timed and not any(timed) else ""
 
 
 def _fixed_seed() -> str:
@@ -260,7 +284,7 @@ def _uninitialised_scratch() -> str:
         honest = _call(cpu, ins, outs, attrs)
 
         def run() -> None:
-            extra = np.float32(dirty[0] == 0)  # 0 for the usual rubbish, 1 where the memory happens to be zero
+            extra = np.float32(dirty[0] == 0)  # 0 for the usual garbage, 1 where the memory happens to be zero
             honest()
             outs[0].reshape(-1)[:1] += extra
 
@@ -333,7 +357,7 @@ def _forged_probe() -> str:
     record = _measured(parity.measure, wrong)
     clean = [{**c, **({"ratio": 0.5} if "ratio" in c else {"error": 0.0})} for c in record.cases]
     forged = parse(replace(record, cases=clean).line(), "evidence")
-    problems = parity.recompute(component, forged) if judge(forged).verdict != FAIL else []
+    problems = recompute.probes(component, forged) if judge(forged).verdict != FAIL else []
     return problems[0] if problems else ""
 
 
@@ -397,7 +421,7 @@ def _renamed_test() -> str:
     component = replace(_honest(), envelope=Envelope(dtypes=("f32",)))
     record = _measured(parity.measure, component)
     renamed = replace(record, cases=[{**c, "name": f"easy-{i}"} for i, c in enumerate(record.cases)])
-    problems = parity.recompute(component, renamed)
+    problems = expected.differences(component, renamed)
     return f"{twice.reasons[0]}; {problems[0]}" if twice.verdict == NOT_RUN and problems else ""
 
 

@@ -19,14 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from alpha.checkpoint import simple
+from alpha.checkpoint import offline, ranges, simple
 from alpha.checkpoint.disk import Disk
 from alpha.component import Measured
 from alpha.errors import CorruptError, GraphError, InputError, MachineError
+from alpha.gates.contracts.corruptions import campaign
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.types import NUMPY
 
 States = dict[str, tuple[StateLayout, np.ndarray]]
+
+
+DRAWN = 500
+"""Corruptions that the faults gate draws; `python suites/support/corruptions.py` draws as many as it is told."""
 
 
 class Killed(BaseException):
@@ -62,11 +67,12 @@ class Count:
 # -- made-up state -------------------------------------------------------------------------------------------------------------
 
 
-def layouts(rng: np.random.Generator, blocks: int = 11) -> dict[str, StateLayout]:
-    """A small model with odd shapes, scalars and more than ten blocks (natural order matters)."""
-    tensors = [TensorSpec("embedding.token.weight", (int(rng.integers(6, 70)), 5), "embedding")]
+def layouts(rng: np.random.Generator, blocks: int = 11, wide: int = 1) -> dict[str, StateLayout]:
+    """A small model with odd shapes, scalars and more than ten blocks (natural order matters). `wide`: about 20 spread units over ranks."""
+    tensors = [TensorSpec("embedding.token.weight", (int(rng.integers(6, 70)), 5 * wide), "embedding")]
     for i in range(blocks):
-        tensors += [TensorSpec(f"block.{i}.w", (int(rng.integers(1, 9)), 7, 3), f"block.{i}"), TensorSpec(f"block.{i}.b", (), f"block.{i}")]
+        tensors += [TensorSpec(f"block.{i}.w", (int(rng.integers(2, 9)), 7 * wide, 3), f"block.{i}"),
+                    TensorSpec(f"block.{i}.b", (), f"block.{i}")]  # fmt: skip
     params = StateLayout(tensors)
     return {"param": params, "m": params, "v": params, "counter": StateLayout([TensorSpec("step", (), "counter")], "i32")}
 
@@ -94,6 +100,49 @@ def same(a: States, b: States) -> bool:
 
 def copied(states: States) -> States:
     return {k: (x, flat.copy()) for k, (x, flat) in states.items()}
+
+
+def saved_by(at: Path, step: int, states: States, ranks: int, block: int = ranges.BLOCK, facts: dict[str, Any] | None = None,
+             disk: Disk | None = None, cut: bool = False) -> Path:  # fmt: skip
+    """Saved by so many ranks, one after another. `cut`: each has its cut alone of every kind that is as long as a unit."""
+    temporary = simple.begin(at, step, disk=disk)
+    for rank in range(ranks):
+        mine = {kind: (layout, cut_of(layout, flat, rank, ranks) if cut else flat) for kind, (layout, flat) in states.items()}
+        data, held = ranges.image(mine, rank, ranks)
+        ranges.write(temporary, rank, ranks, ranges.cut(data, block), held, disk or Disk(), block)
+    return simple.commit(temporary, step, {kind: layout for kind, (layout, _) in states.items()}, ranks, facts or {}, disk=disk)
+
+
+def cut_of(layout: StateLayout, flat: np.ndarray, rank: int, ranks: int) -> np.ndarray:
+    """A rank's cut of a whole flat array, by the arithmetic of cuts alone."""
+    out = np.zeros(layout.shard(ranks).size, flat.dtype)
+    for local, lo, hi in layout.shard(ranks).cuts(rank):
+        if lo < hi:
+            out[local : local + hi - lo] = flat[lo:hi]
+    return out
+
+
+def saved_before(at: Path, step: int, states: States, version: int, facts: dict[str, Any]) -> Path:
+    """A checkpoint of version 1 or 2, as it was written: a whole array a kind."""
+    path = at / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    kinds = {}
+    for kind, (layout, flat) in states.items():
+        clean = np.zeros_like(flat)
+        for start, size in layout.ranges():
+            clean[start : start + size] = flat[start : start + size]
+        np.save(path / f"{kind}.npy", clean)
+        kinds[kind] = {"file": f"{kind}.npy", "dtype": flat.dtype.str, "size": layout.size,
+                       "sha256": hashlib.sha256((path / f"{kind}.npy").read_bytes()).hexdigest(),
+                       "tensors": [[t.name, list(t.shape), t.unit, layout.offsets[t.name]] for t in layout.tensors]}  # fmt: skip
+    reseal(path, {"format": simple.FORMAT, "version": version, "step": step, "facts": facts, "kinds": kinds})
+    return path
+
+
+def reseal(path: Path, content: dict[str, Any]) -> None:
+    """Write a manifest with the hash that it then has."""
+    content.pop("sha256", None)
+    (path / simple.MANIFEST).write_bytes(ranges.canonical({**content, "sha256": simple._digest(content)}))
 
 
 @contextmanager
@@ -211,8 +260,108 @@ def round_trip(rng: np.random.Generator) -> Measured:
                 flat[start : start + size] = 0
             count.check(not flat.view(np.uint32).any(), f"padding of {kind} is not zero")
         count.check(saved.step == 42 and dict(saved.facts) == facts, "step or facts differ")
-        stored = np.load(path / "param.npy", allow_pickle=False)
-        count.check(stored.shape == (of["param"].size,) and stored.dtype == np.dtype("<f4"), "param.npy is no plain NumPy file")
+        raw = (path / "rank-00000-of-00001.state").read_bytes()
+        for kind, name, box, start in json.loads((path / "rank-00000-of-00001.json").read_text())["held"]:
+            expected = tensor(before, kind, name)
+            count.check(raw[start : start + len(expected)] == expected, f"{kind} {name} lies elsewhere than its index says")
+            count.check([n for _, n in box] == list(of[kind].by_name[name].shape), f"{kind} {name}: box {box}")
+        count.check(simple.inspect(path).step == 42, "what was saved is not found whole")
+    return count.measured()
+
+
+def any_ranks(rng: np.random.Generator) -> Measured:
+    """Saved by any number of ranks, from cuts or whole arrays, in blocks of any size, and read by any other number: the same bits."""
+    count, of = Count(), layouts(rng, 3, 20)
+    before = state(rng, of)
+    for ranks_, cut, block in ((1, False, 256), (2, True, 1 << 16), (3, True, 192), (4, False, 4096), (16, True, 1024)):
+        with folder() as at:
+            path = saved_by(at, 7, before, ranks_, block, cut=cut)
+            files = sorted(p.name for p in path.iterdir())
+            count.check(len(files) == 2 * ranks_ + 1, f"{len(files)} files of {ranks_} ranks")
+            after = empty(of)
+            simple.load(path, after)
+            count.check(same(after, before), f"{ranks_} ranks, blocks of {block}: read whole, it differs")
+            for size in (2, 5):
+                for rank in range(size):
+                    own = {k: (x, np.full(x.shard(size).size, 7, NUMPY[x.dtype])) for k, x in of.items()}
+                    simple.load(path, own, cut=(rank, size))
+                    held = {k: (x, cut_of(x, after[k][1], rank, size)) for k, x in of.items()}
+                    count.check(all(own[k][1].tobytes() == held[k][1].tobytes() for k in of), f"{ranks_} to {size}: rank {rank} differs")
+    return count.measured()
+
+
+def relaid(rng: np.random.Generator) -> Measured:
+    """Laid out anew for other numbers of ranks, a checkpoint has the bytes that those would have saved; a damaged one is refused."""
+    count, of = Count(), layouts(rng, 3, 20)
+    before = state(rng, of)
+    with folder() as at:
+        made = {n: saved_by(at / f"by{n}", 7, before, n, 1024, facts={"x": 1}) for n in (1, 3, 4)}
+        straight = {n: saved_by(at / f"straight{n}", 7, before, n, facts={"x": 1}) for n in (1, 2, 5)}
+        for old, path in made.items():
+            for new, expected in straight.items():
+                found = offline.relay(path, at / f"from{old}to{new}", new)
+                names = sorted(p.name for p in expected.iterdir())
+                count.check(sorted(p.name for p in found.iterdir()) == names, f"{old} to {new}: other files")
+                count.check(all((found / n).read_bytes() == (expected / n).read_bytes() for n in names), f"{old} to {new}: other bytes")
+        older = saved_before(at / "older", 7, before, 2, {"x": 1})
+        found = offline.relay(older, at / "from-older", 2)
+        count.check(all((found / p.name).read_bytes() == p.read_bytes() for p in straight[2].iterdir()), "from version 2: other bytes")
+        count.refuses(InputError, lambda: offline.relay(older, at / "from-older", 2), "a step that is there")
+        count.refuses(InputError, lambda: offline.relay(older, at / "none", 0), "no rank")
+        data = max(made[3].glob("rank-*.state"), key=lambda p: p.stat().st_size)  # small ranks may hold nothing
+        raw = bytearray(data.read_bytes())
+        raw[int(rng.integers(0, len(raw)))] ^= 16
+        data.write_bytes(raw)
+        count.refuses(CorruptError, lambda: offline.relay(made[3], at / "damaged", 2), "a flipped bit")
+        count.check(simple.steps(at / "damaged") == [], "what was read from a damaged checkpoint stands")
+    return count.measured()
+
+
+def older_versions(rng: np.random.Generator) -> Measured:
+    """Checkpoints of versions 1 and 2 load bit for bit, whole and in cuts; damaged, they are refused."""
+    count, of = Count(), layouts(rng)
+    before = state(rng, of)
+    for version in (1, 2):
+        with folder() as at:
+            path = saved_before(at, 3, before, version, {"x": 1})
+            after = empty(of)
+            count.check(simple.load(path, after).facts == {"x": 1} and same(after, before), f"version {version} differs")
+            own = {k: (x, np.full(x.shard(4).size, 7, NUMPY[x.dtype])) for k, x in of.items()}
+            simple.load(path, own, cut=(1, 4))
+            count.check(own["m"][1].tobytes() == cut_of(of["m"], after["m"][1], 1, 4).tobytes(), f"version {version}: a cut differs")
+            for name in ("m.npy", "param.npy"):
+                raw = bytearray((path / name).read_bytes())
+                for place in (*(int(x) for x in rng.integers(0, len(raw), 8)), len(raw) - 1):
+                    raw[place] ^= 4
+                    (path / name).write_bytes(raw)
+                    count.refuses(CorruptError, partial(simple.load, path, empty(of)), f"version {version}: {name} flipped at {place}")
+                    raw[place] ^= 4
+                (path / name).write_bytes(raw)
+            os.rename(path / "m.npy", path / "w.npy")
+            count.refuses(CorruptError, partial(simple.inspect, path), f"version {version}: a file missing")
+    return count.measured()
+
+
+def some_kinds(rng: np.random.Generator) -> Measured:
+    """The parameters alone are read where they alone are asked for: no other block is looked at."""
+    count, of = Count(), layouts(rng, 3, 20)
+    before = state(rng, of)
+    with folder() as at:
+        path = saved_by(at, 7, before, 2, 64)
+        data = path / "rank-00001-of-00002.state"
+        raw = bytearray(data.read_bytes())
+        held = json.loads((path / "rank-00001-of-00002.json").read_text())["held"]
+        raw[next(start for kind, _, _, start in held if kind == "m")] ^= 1
+        data.write_bytes(raw)
+        after = {"param": empty(of)["param"]}
+        simple.load(path, after, some=True)
+        count.check(same(after, {"param": before["param"]}), "parameters differ")
+        count.refuses(InputError, lambda: simple.load(path, after), "fewer kinds, not asked for")
+        (kind, (layout, _)), *_ = after.items()
+        other = layout.kept_in("i32" if layout.dtype == "f32" else "f32")
+        count.refuses(InputError, lambda: simple.load(path, {kind: (other, np.zeros(other.size, NUMPY[other.dtype]))}, some=True),
+                      "numbers of another type")
+        count.refuses(CorruptError, lambda: simple.load(path, empty(of)), "a moment flipped")
     return count.measured()
 
 
@@ -244,6 +393,10 @@ def keeps(rng: np.random.Generator) -> Measured:
     states = {step: state(rng, of) for step in (9, 10, 100, 101)}
     with folder() as at:
         count.check(simple.steps(at) == [], "steps of no folder")
+        at.mkdir(exist_ok=True)
+        (at / "step-00000777").write_bytes(b"")
+        count.check(simple.steps(at) == [], "a file is taken for a checkpoint")
+        (at / "step-00000777").unlink()
         count.refuses(InputError, lambda: simple.at(at), "no checkpoint")
         for step, x in states.items():
             simple.save(at, step, x, {}, keep=3)
@@ -261,6 +414,10 @@ def keeps(rng: np.random.Generator) -> Measured:
         count.check(simple.steps(at) == [10] and len(list(at.iterdir())) == 3, "setting aside")
         simple.save(at, 100, states[100], {}, keep=1)
         count.check(simple.steps(at) == [100], "keep = 1")
+    with folder() as at:
+        for step in range(1, 8):
+            simple.save(at, step, states[9], {}, keep=2, every=3)
+        count.check(simple.steps(at) == [3, 6, 7], f"every third stays: {simple.steps(at)}")
     return count.measured()
 
 
@@ -291,40 +448,87 @@ def same_bytes(rng: np.random.Generator) -> Measured:
 
 
 def damaged_files(rng: np.random.Generator) -> Measured:
-    """A flipped bit anywhere, a shortened, lengthened, missing or swapped file: found, named, and nothing loaded."""
-    count, of = Count(), layouts(rng)
+    """Corruptions of every kind in every file, drawn: each is refused by the name of a file that was touched, and nothing looks loaded."""
+    count, of = Count(), layouts(rng, 3, 20)
     before = state(rng, of)
     with folder() as at:
-        path = simple.save(at, 5, before, {"x": 1})
-        names = sorted(p.name for p in path.iterdir())
-        whole_files = {name: (path / name).read_bytes() for name in names}
+        others = [saved_by(at / where, step, state(rng, of), 2, 4096, {"x": step}) for where, step in (("other", 5), ("other", 6))]
+        path = saved_by(at, 5, before, 2, 4096, {"x": 1})
 
-        def refused(what: str) -> None:
+        def load(spoilt: Path) -> None:
             after = empty(of)
-            count.refuses(CorruptError, lambda: simple.load(path, after), what)
-            count.check(same(after, empty(of)), f"{what}: something was loaded")
+            try:
+                simple.load(spoilt, after)
+            except CorruptError:
+                left = {flat.tobytes() for _, flat in after.values()}
+                untouched = {flat.tobytes() for _, flat in empty(of).values()}
+                count.check(left == untouched or not any(map(any, left)), "something was loaded")
+                raise
 
-        for name, data in whole_files.items():
-            places = {0, len(data) - 1, *(int(x) for x in rng.integers(0, len(data), 6))}
-            for place in sorted(places):
-                flipped = bytearray(data)
-                flipped[place] ^= 1 << int(rng.integers(0, 8))
-                (path / name).write_bytes(flipped)
-                refused(f"{name} flipped at {place}")
-            for what, content in (("shorter", data[:-1]), ("half", data[: len(data) // 2]), ("empty", b""), ("longer", data + b"\0")):
-                (path / name).write_bytes(content)
-                refused(f"{name} {what}")
-            (path / name).unlink()
-            refused(f"{name} missing")
-            (path / name).write_bytes(data)
-        (path / "m.npy").write_bytes(whole_files["v.npy"])
-        (path / "v.npy").write_bytes(whole_files["m.npy"])
-        refused("m and v swapped")
-        (path / "m.npy").write_bytes(whole_files["m.npy"])
-        (path / "v.npy").write_bytes(whole_files["v.npy"])
-        os.rename(path, path.with_name("step-00000006"))
-        path = path.with_name("step-00000006")
-        refused("folder renamed to another step")
+        refused, undetected = campaign(path, others, load, DRAWN, rng)
+        for what in undetected:
+            count.check(False, what)
+        count.check(sum(refused.values()) == DRAWN and len(refused) > 20, f"{sum(refused.values())} refused, of {len(refused)} kinds")
+        load(path)
+        moved = path.with_name("step-00000006")
+        os.rename(path, moved)
+        count.refuses(CorruptError, lambda: load(moved), "folder renamed to another step")
+    return count.measured()
+
+
+def edited_index(rng: np.random.Generator) -> Measured:
+    """Each field of an index changed, with all hashes done again, is refused for what it now says."""
+    count, of = Count(), layouts(rng, 3)
+    while -20 * of["param"].by_name["embedding.token.weight"].shape[0] % ranges.ALIGN < 20:  # no room for a row more
+        of = layouts(rng, 3)
+    with folder() as at:
+        path = saved_by(at, 5, state(rng, of), 2, 256)
+        file = path / "rank-00000-of-00002.json"
+        manifest, original = (json.loads((path / name).read_bytes()) for name in (simple.MANIFEST, file.name))
+        edits: dict[str, Callable[[dict], object]] = {
+            "size": lambda c: c.update(size=c["size"] + 1), "no size": lambda c: c.pop("size"), "size a text": lambda c: c.update(size="9"),
+            "block": lambda c: c.update(block=512), "no block": lambda c: c.update(block=0),
+            "a huge block": lambda c: c.update(block=1 << 40),
+            "a sum": lambda c: c["sums"].__setitem__(0, "0" * 32), "a sum gone": lambda c: c["sums"].pop(),
+            "a piece gone": lambda c: c["held"].pop(), "a kind": lambda c: c["held"][0].__setitem__(0, "w"),
+            "a name": lambda c: c["held"][0].__setitem__(1, "w"), "another box": lambda c: c["held"][-1].__setitem__(2, [[5, 3]] * 3),
+            "outside the tensor": lambda c: c["held"][-1].__setitem__(2, [[lo, hi + 1000] for lo, hi in c["held"][-1][2]]),
+            "outside the file": lambda c: c["held"][-1].__setitem__(3, 1 << 40), "before it": lambda c: c["held"][0].__setitem__(3, -64),
+            "over another": lambda c: c["held"][1].__setitem__(3, 0), "between elements": lambda c: c["held"][0].__setitem__(3, 1),
+            "a list": lambda c: c["held"].append([]), "nothing": lambda c: c.clear(),
+        }  # fmt: skip
+        for piece in (i for i, held in enumerate(original["held"]) if held[2]):  # of the embedding nothing else is wrong
+            edits[f"piece {piece} before its tensor"] = lambda c, piece=piece: c["held"][piece][2][0].__setitem__(0, -1)  # type: ignore[misc]
+        for piece, (kind, name, box, _) in enumerate(original["held"]):  # where a step of alignment leaves room
+            held = (box[0][1] - box[0][0]) * ranges.dtype_of(of[kind]).itemsize if len(box) == 1 else 0
+            if held % ranges.ALIGN and box[0][1] == of[kind].by_name[name].size:
+                edits[f"piece {piece} past its tensor"] = lambda c, piece=piece: c["held"][piece][2][0].__setitem__(  # type: ignore[misc]
+                    1, c["held"][piece][2][0][1] + 1)
+        for what, edit in edits.items():
+            content = json.loads(json.dumps(original))
+            edit(content)
+            file.write_bytes(ranges.canonical(content))
+            reseal(path, {**manifest, "indexes": [ranges.digest_of(file), manifest["indexes"][1]]})
+            count.refuses(CorruptError, lambda: simple.load(path, empty(of)), f"{what} of an index")
+            count.refuses(CorruptError, lambda: simple.inspect(path), f"{what} of an index, verified")
+    return count.measured()
+
+
+def a_rank_that_did_not_write(rng: np.random.Generator) -> Measured:
+    """What ranks did not write whole is not committed, and what was saved before stands."""
+    count, of = Count(), layouts(rng, 3)
+    before = state(rng, of)
+    with folder() as at:
+        simple.save(at, 1, before, {})
+        for rank, size, stated in ((0, 2, 2), (1, 2, 2), (0, 2, 1)):
+            temporary = simple.begin(at, 2)
+            simple.write(temporary, rank, size, *ranges.image(before, rank, size))
+            count.refuses(MachineError, partial(simple.commit, temporary, 2, of, stated, {}), f"rank {rank} of {size} alone")
+        temporary = simple.begin(at, 2)
+        data, held = ranges.image({k: x for k, x in before.items() if k != "v"}, 0, 1)
+        simple.write(temporary, 0, 1, data, held)
+        count.refuses(GraphError, lambda: simple.commit(temporary, 2, of, 1, {}), "a kind that nobody wrote")
+        count.check(simple.steps(at) == [1], "it was committed")
     return count.measured()
 
 
@@ -354,7 +558,8 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
         edits: list[tuple[str, Callable[[dict], object], type[Exception] | None]] = [
             ("step", lambda c: c.update(step=6), CorruptError),
             ("facts", lambda c: c["facts"].update(x=2), None),
-            ("version", lambda c: c.update(version=3), InputError),
+            ("version", lambda c: c.update(version=4), InputError),
+            ("an older version", lambda c: c.update(version=2), CorruptError),
             ("format", lambda c: c.update(format="other"), InputError),
             ("a kind gone", lambda c: c["kinds"].pop("m"), InputError),
             ("a kind more", lambda c: c["kinds"].update(w=c["kinds"]["m"]), InputError),
@@ -363,9 +568,10 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
             ("a shape transposed", lambda c: c["kinds"]["m"]["tensors"][-1][1].reverse(), InputError),
             ("a longer shape", lambda c: c["kinds"]["m"]["tensors"][-1].__setitem__(1, [rows + 1, 5]), InputError),
             ("a name", lambda c: first(c).__setitem__(0, "other"), InputError),
-            ("an offset outside", lambda c: first(c).__setitem__(3, 1 << 40), CorruptError),
-            ("a negative offset", lambda c: first(c).__setitem__(3, -1), CorruptError),
-            ("a file's hash", lambda c: c["kinds"]["v"].update(sha256="0" * 64), CorruptError),
+            ("a name twice", lambda c: c["kinds"]["m"]["tensors"].append(c["kinds"]["m"]["tensors"][0]), CorruptError),
+            ("an index's hash", lambda c: c["indexes"].__setitem__(0, "0" * 64), CorruptError),
+            ("a rank more", lambda c: c["indexes"].append("0" * 64), CorruptError),
+            ("no rank", lambda c: c["indexes"].clear(), CorruptError),
             ("two kinds exchanged", lambda c: c["kinds"].update(m=c["kinds"]["counter"], counter=c["kinds"]["m"]), InputError),
         ]
         for what, edit, after_rehash in edits:
@@ -390,6 +596,8 @@ def wrong_arrays(rng: np.random.Generator) -> Measured:
             count.refuses(GraphError, partial(simple.load, path, wrong), f"loading, {what}")
         fewer = {k: good[k] for k in ("param", "counter")}
         count.refuses(InputError, lambda: simple.load(path, fewer), "moments that nobody asked for")
+        more = {**good, "w": good["m"]}
+        count.refuses(InputError, lambda: simple.load(path, more, some=True), "a kind that it does not hold")
         count.check(simple.steps(at) == [1], "a refused save left a checkpoint")
     return count.measured()
 
@@ -457,6 +665,101 @@ def power_cut(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
+def a_rank_that_dies(rng: np.random.Generator) -> Measured:
+    """A rank ends between any two operations of its part: what the others commit then is refused, or whole. The next save stands."""
+    count, of = Count(), layouts(rng, 1, 20)
+    old, new = state(rng, of), state(rng, of)
+    for operation in range(1, 99):
+        with folder() as at:
+            simple.save(at, 1, old, {})
+            temporary, disk = simple.begin(at, 2), Failing(operation, Killed)
+            simple.write(temporary, 0, 2, *ranges.image(new, 0, 2))
+            try:
+                simple.write(temporary, 1, 2, *ranges.image(new, 1, 2), disk=disk)
+                break
+            except Killed:
+                pass
+            try:
+                simple.commit(temporary, 2, of, 2, {})
+            except (MachineError, CorruptError):  # its index is missing, or torn
+                count.check(simple.steps(at) == [1], f"operation {operation}: refused, and {simple.steps(at)} stand")
+            else:  # it ended behind its last byte
+                count.check(_is(at, 2, new), f"operation {operation}: torn, and committed")
+            count.check(_is(at, 1, old), f"operation {operation}: the checkpoint before it is damaged")
+            simple.save(at, 3, new, {}, keep=1)
+            count.check([p.name for p in at.iterdir()] == ["step-00000003"] and _is(at, 3, new), f"operation {operation}: the next save")
+    return count.measured()
+
+
+def _is(at: Path, step: int, expected: States) -> bool:
+    """Whether the checkpoint of a step is whole and holds this state."""
+    after = empty({kind: layout for kind, (layout, _) in expected.items()})
+    try:
+        simple.load(simple.at(at, step), after)
+    except (CorruptError, InputError):
+        return False
+    return same(after, expected)
+
+
+class Beside(Failing):
+    """Lets another writer act before operation number `at`."""
+
+    def __init__(self, at: int, other: Callable[[], object]) -> None:
+        super().__init__(at, Killed)
+        self.other = other
+
+    def step(self) -> None:
+        self.done += 1
+        if self.done == self.at:
+            self.other()
+
+
+def two_writers(rng: np.random.Generator) -> Measured:
+    """Another process saves into the same folder between any two operations of a save, the same step or the next: either save stands whole
+    or says that it failed, and no checkpoint is a mixture."""
+    count, of = Count(), layouts(rng, 1)
+    of = {k: of[k] for k in ("param", "counter")}
+    mine, theirs = state(rng, of), state(rng, of)
+    for step in (2, 3):
+        for operation in range(1, 99):
+            with folder() as at:
+                simple.save(at, 1, mine, {})
+                disk, refused = Beside(operation, partial(simple.save, at, step, theirs, {}, keep=9)), False
+                try:
+                    simple.save(at, 2, mine, {}, keep=9, disk=disk)
+                except MachineError:
+                    refused = True
+                if disk.done < operation:
+                    break
+                where = f"step {step} beside operation {operation}"
+                stand = simple.steps(at)
+                count.check(stand == sorted({1, *([] if refused and step == 3 else [2]), step}), f"{where}: {stand} stand")
+                count.check(step == 2 or _is(at, 3, theirs), f"{where}: the other's is damaged")
+                count.check(_is(at, 1, mine), f"{where}: the one before is damaged")
+                count.check(2 not in stand or any(_is(at, 2, x) for x in (mine, theirs)), f"{where}: a mixture")
+    return count.measured()
+
+
+def clocks(rng: np.random.Generator) -> Measured:
+    """The clock goes back and forth between saves, and so do the files' times: the latest, and what is dropped, go by the steps."""
+    count, of = Count(), layouts(rng, 1)
+    of = {k: of[k] for k in ("param", "counter")}
+    with folder() as at:
+        states = {step: state(rng, of) for step in range(1, 7)}
+        for step, states_ in states.items():
+            path = simple.save(at, step, states_, {}, keep=3)
+            now = int(rng.integers(0, 1 << 32)) if step % 2 else (1 << 32) // step
+            for file in (*path.iterdir(), path):
+                os.utime(file, (now, now))
+            expected = [s for s in states if s <= step][-3:]
+            count.check(simple.steps(at) == expected, f"behind step {step}: {simple.steps(at)} instead of {expected}")
+            count.check(simple.at(at) == path and _is(at, step, states_), f"the latest behind step {step} is {simple.at(at).name}")
+        os.utime(simple.at(at, 6), (0, 0))
+        os.utime(simple.at(at, 4), (1 << 33, 1 << 33))
+        count.check(simple.at(at).name == "step-00000006", "the latest is the one with the latest time")
+    return count.measured()
+
+
 def synced(rng: np.random.Generator) -> Measured:
     """Every file is forced to the medium by the file system call itself, after its last byte."""
     count, of = Count(), layouts(rng)
@@ -484,15 +787,21 @@ def synced(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measured]]]]] = {
     "checkpoint.simple": {
-        "parity": [("round trip", round_trip), ("other layout", other_layout), ("keeps", keeps)],
+        "parity": [("round trip", round_trip), ("other layout", other_layout), ("keeps", keeps), ("any ranks", any_ranks),
+                   ("relaid", relaid), ("older versions", older_versions), ("some kinds", some_kinds)],
         "determinism": [("same bytes", same_bytes)],
         "faults": [
             ("damaged files", damaged_files),
             ("edited manifest", edited_manifest),
+            ("edited index", edited_index),
+            ("a rank that did not write", a_rank_that_did_not_write),
             ("wrong arrays", wrong_arrays),
             ("disk full", disk_full),
             ("killed", killed),
             ("power cut", power_cut),
+            ("a rank that dies", a_rank_that_dies),
+            ("two writers", two_writers),
+            ("clocks", clocks),
             ("synced", synced),
         ],
     }

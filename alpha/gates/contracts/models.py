@@ -1,10 +1,11 @@
-"""Cases of the models and of the FLOPS model: each family against its dull reference and its published parameter counts (families.py),
+"""Cases of the models and of the FLOPS model: each family against its plain reference and its published parameter counts (families.py),
 totals against those derived by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import pairwise
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from alpha.component import Measured
 from alpha.errors import ConfigError
 from alpha.flops import v1
 from alpha.flops.parts import ATTENTION, FEED_FORWARD, LOGITS, PARTS, PROJECTIONS
-from alpha.gates.contracts.families import DULL, Dull, Params
+from alpha.gates.contracts.families import FAMILY_CASES, FamilyCase, Params
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import BATCH, hash_of, in_new_process, reference_of, refuses, yes
 from alpha.graph.evaluate import evaluate
@@ -29,40 +30,41 @@ Case = Callable[[np.random.Generator], Measured]
 
 
 def _trace(name: str) -> tuple[Tracer, int]:
-    dull, config, seq = _sizes()[name]
+    case, config, seq = _sizes()[name]
     t = Tracer(name)
-    dull.family.loss(t, config, 1, seq)
+    case.family.loss(t, config, 1, seq)
     return t, seq
 
 
-def _sizes() -> dict[str, tuple[Dull, Any, int]]:
+def _sizes() -> dict[str, tuple[FamilyCase, Any, int]]:
     """Name -> (family, sizes, sequence) of every model of full size."""
-    return {name: (dull, config, seq) for dull in DULL.values() for name, (config, seq, *_) in {**dull.published, **dull.ours}.items()}
+    return {name: (case, config, seq) for case in FAMILY_CASES.values()
+            for name, (config, seq, *_) in {**case.published, **case.ours}.items()}
 
 
 def _counts(family: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
-        published = DULL[family].published
+        published = FAMILY_CASES[family].published
         wrong = []
         for name, (config, seq, parameters) in published.items():
             t = Tracer(name)
-            DULL[family].family.loss(t, config, 1, seq)
+            FAMILY_CASES[family].family.loss(t, config, 1, seq)
             if sum(s.size for s in t.tensors.values()) != parameters:
                 wrong.append(name)
         return Measured(error=float(len(wrong)), bound=0.0, cases=len(published), note=f"parameter counts {wrong or 'as published'}")
     return check
 
 
-def _graph(family: str, kind: str, seq: int) -> tuple[Graph, StateLayout]:
-    own, c = DULL[family].family, DULL[family].small
+def _graph(family: str, kind: str, seq: int, sizes: Any = None, batch: int = 1, training: bool = False) -> tuple[Graph, StateLayout]:
+    own, c = FAMILY_CASES[family].family, sizes or FAMILY_CASES[family].small
     probe = Tracer("probe")
-    own.loss(probe, c, 1, seq, False)
+    own.loss(probe, c, batch, seq, False)
     layout = StateLayout(probe.tensors.values())
     t = Tracer(kind, layout)
     if kind == "decode":
-        t.output("logits", own.decode(t, c, 1, seq))
+        t.output("logits", own.decode(t, c, batch, seq))
     else:
-        for name, value in zip(("loss_sum", "count"), own.loss(t, c, 1, seq, False)):
+        for name, value in zip(("loss_sum", "count"), own.loss(t, c, batch, seq, training)):
             t.output(name, value)
     return prune(t.graph), layout
 
@@ -76,10 +78,10 @@ def _random_params(layout: StateLayout, rng: np.random.Generator) -> tuple[np.nd
     return flat, params
 
 
-def _dull(family: str) -> Case:
+def _against_reference(family: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
-        """The traced model through the oracles equals the dull reference to float64 roundoff (about 1e4 operations deep: 1e-11)."""
-        c, reference = DULL[family].small, DULL[family].reference
+        """The traced model through the oracles equals the plain reference to float64 roundoff (about 1e4 operations deep: 1e-11)."""
+        c, reference = FAMILY_CASES[family].small, FAMILY_CASES[family].reference
         seq, worst = 7, 0.0
         graph, layout = _graph(family, "loss", seq)
         for _ in range(2):
@@ -92,6 +94,56 @@ def _dull(family: str) -> Case:
             want = reference(c, params, tokens, targets)
             worst = max(worst, abs(float(out["loss_sum"]) - want) / abs(want), abs(float(out["count"]) - int((targets >= 0).sum())))
         return Measured(error=worst, bound=1e-11, cases=2)
+    return check
+
+
+def settings(sizes: Any, rng: np.random.Generator, n: int) -> list[Any]:
+    """`n` values of a family's sizes, whose settings are drawn: each window, a tied and an untied head, documents and none, heads
+    of their own width and of width / heads, each choice of biases and each form of scaled frequencies come in turn."""
+    found, known = [], {f.name for f in fields(sizes)}
+    biases, widths = rng.permutation(["none", "qkv", "qkv", "all"]), rng.permutation([0, 0, 2, 6])
+    scaled, ends = {0: 4, 1: 0, 3: 1, 9: 4}, 1 + rng.uniform(size=n)  # by window: a query that sees itself alone is turned in vain
+    strata = rng.permutation(4)  # of the logarithm of rope's base, from 10 to 10^6
+    windows, halves = rng.permutation([0, 1, 3, 9]), [rng.permutation([False, True]) for _ in range(3)]
+    for i in range(n):
+        drawn = {"window": int(windows[i % 4]), "documents": bool(halves[0][i % 2]), "tied": bool(halves[1][i // 2 % 2]),
+                 "z_loss": float(10 ** rng.uniform(-4, -1)) if halves[2][i % 2] else 0.0,
+                 "norm_eps": float(10 ** rng.uniform(-4, -1)), "head_dim": int(widths[i % 4]), "attention_bias": str(biases[i % 4]),
+                 "rope_scaling": (2.5, 0.3 * ends[i], 1.6 * ends[i], 9.0)[: scaled[int(windows[i % 4])]],
+                 "rope_base": float(10 ** (1 + 1.25 * (strata[i % 4] + rng.uniform())))}
+        found.append(replace(sizes, **{k: v for k, v in drawn.items() if k in known}))
+    return found
+
+
+def _with_settings(family: str) -> Case:
+    def check(rng: np.random.Generator) -> Measured:
+        """Two sequences of drawn documents, under drawn settings: the loss of training and of validation is that of the documents one
+        by one; decode's logits give the loss of the tokens that follow."""
+        batch, seq, worst, reference = 2, 21, 0.0, FAMILY_CASES[family].reference
+        drawn = settings(replace(FAMILY_CASES[family].small, positions=seq), rng, 4)
+        for c in drawn:
+            graph, layout = _graph(family, "loss", seq, c, batch)
+            flat, params = _random_params(layout, rng)
+            cuts = [[0, *np.sort(rng.choice(np.arange(1, seq), 2 * c.documents, replace=False)).tolist(), seq] for _ in range(batch)]
+            starts = np.stack([np.repeat(cut[:-1], np.diff(cut)) for cut in cuts])
+            given = {"tokens": rng.integers(0, 11, (batch, seq)), "targets": rng.integers(-1, 11, (batch, seq)),
+                     "positions": np.arange(seq) - starts, "documents": starts + 7}
+            given = {k: v.astype(np.int32) for k, v in given.items()}
+            trained, _ = _graph(family, "loss", seq, c, batch, training=True)
+            losses = [float(evaluate(g, {k: given[k] for k in g.inputs}, {"param": flat})[0]["loss_sum"]) for g in (graph, trained)]
+            want = sum(reference(c, params, given["tokens"][b, low:high], given["targets"][b, low:high])
+                       for b, cut in enumerate(cuts) for low, high in pairwise(cut))
+            worst = max(worst, *(abs(loss - want) / abs(want) for loss in losses))
+            last, only = rng.integers(0, seq, batch), np.full((batch, seq), -1, np.int32)
+            only[np.arange(batch), last] = rng.integers(0, 11, batch)
+            out, _ = evaluate(graph, {k: {**given, "targets": only}[k] for k in graph.inputs}, {"param": flat})
+            graph, _ = _graph(family, "decode", seq, c, batch)
+            inputs = {**given, "index": last.astype(np.int32)}
+            logits = evaluate(graph, {k: inputs[k] for k in graph.inputs}, {"param": flat})[0]["logits"]
+            lse = np.log(np.exp(logits).sum(1))
+            want = float((lse - logits[np.arange(batch), only.max(1)] + c.z_loss * lse * lse).sum())
+            worst = max(worst, abs(float(out["loss_sum"]) - want) / abs(want))
+        return Measured(error=worst, bound=1e-11, cases=3 * len(drawn))
     return check
 
 
@@ -119,10 +171,10 @@ def _causal(family: str) -> Case:
 def _decay(family: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
         """Matrices decay; gains and biases do not. Gains start at one, biases at zero, residual outputs are scaled down by depth."""
-        c, tensors = DULL[family].small, []
+        c, tensors = FAMILY_CASES[family].small, []
         for tied in (True, False):
             t = Tracer("decay")
-            DULL[family].family.loss(t, replace(c, tied=tied), 1, 4)
+            FAMILY_CASES[family].family.loss(t, replace(c, tied=tied), 1, 4)
             tensors += list(t.tensors.values())
             if ("head.weight" in t.tensors) == tied:
                 return yes(False, "a tied head has no weight of its own")
@@ -155,7 +207,8 @@ def _gradient(family: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
         from alpha.gates.contracts.passes import _finite_difference
 
-        return _finite_difference(reference_of(family, DULL[family].family, DULL[family].whole, BATCH), rng)
+        (sizes,) = settings(FAMILY_CASES[family].whole, rng, 1)
+        return _finite_difference(reference_of(family, FAMILY_CASES[family].family, sizes, BATCH), rng)
     return check
 
 
@@ -176,8 +229,8 @@ def _same_elsewhere(family: str) -> Case:
 
 def _too_long(family: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
-        c = DULL[family].small
-        return refuses(ConfigError, lambda: DULL[family].family.loss(Tracer("long"), c, 1, c.positions + 1))
+        c = FAMILY_CASES[family].small
+        return refuses(ConfigError, lambda: FAMILY_CASES[family].family.loss(Tracer("long"), c, 1, c.positions + 1))
     return check
 
 
@@ -212,10 +265,10 @@ def _golden_parts(rng: np.random.Generator) -> Measured:
 def _formula(rng: np.random.Generator) -> Measured:
     """The closed form of the docs, 6 N + 6 L H D T (causal half), from the sizes alone, part by part; and twice the attention when full."""
     worst = 0.0
-    for name, (dull, c, seq) in _sizes().items():
+    for name, (case, c, seq) in _sizes().items():
         t, _ = _trace(name)
         f = v1.count(t.graph, seq)
-        projections, mlp, channels = dull.products(c)
+        projections, mlp, channels = case.products(c)
         n = c.layers * (projections + mlp) + c.vocab * c.width
         attention = 6 * c.layers * channels * seq
         worst = max(worst, abs(f.per_token - (6 * n + attention)), abs(f.per_token_full_attention - (6 * n + 2 * attention)))
@@ -234,13 +287,14 @@ def _mfu(rng: np.random.Generator) -> Measured:
 
 
 def _family(family: str) -> dict[str, list[tuple[str, Case]]]:
-    return {"parity": [("dull", _dull(family)), ("published-counts", _counts(family)), ("causal", _causal(family)),
-                       ("decay-and-init", _decay(family)), ("moments", _init_moments), *DULL[family].parity],
+    return {"parity": [("reference", _against_reference(family)), ("settings", _with_settings(family)),
+                       ("published-counts", _counts(family)), ("causal", _causal(family)), ("decay-and-init", _decay(family)),
+                       ("moments", _init_moments), *FAMILY_CASES[family].parity],
             "gradient": [("whole-model", _gradient(family))], "determinism": [("elsewhere", _same_elsewhere(family))],
             "faults": [("too-long", _too_long(family))]}
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
-    **{f"model.{name}": _family(name) for name in DULL},
+    **{f"model.{name}": _family(name) for name in FAMILY_CASES},
     "flops.v1": {"parity": [("golden", _golden), ("golden-parts", _golden_parts), ("closed-form", _formula), ("mfu", _mfu)]},
 })

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from alpha.backends.cpu.catalogue import fill
 from alpha.backends.cpu.catalogue import run as run_kernel
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Workers
-from alpha.component import Catalogue, Measured
+from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, ShapeError
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import (
@@ -20,6 +21,7 @@ from alpha.gates.contracts.reference import (
     batch,
     both,
     evaluate,
+    filled,
     graph_hashes,
     hash_of,
     in_new_process,
@@ -34,6 +36,7 @@ from alpha.gates.contracts.reference import (
     yes,
 )
 from alpha.graph.ir import Graph, Node, Value, prune
+from alpha.graph.order import COMM, COMPUTE, Order
 from alpha.graph.plan import Plan, Ref
 from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
@@ -118,6 +121,21 @@ def _shared_value(rng: np.random.Generator) -> Measured:
     return Measured(error=float(np.abs(got - (1 + 2 * value)).max()), bound=0.0)
 
 
+def _scaled_loss(ref: Reference, rng: np.random.Generator) -> Measured:
+    """The gradient of four times the loss is four times that of the loss, to the bit under the oracles."""
+    from alpha.graph.differentiate import differentiate
+
+    inputs, state, found = batch(ref, rng), random_state(ref, rng), []
+    for factor in (1.0, 4.0):
+        t = Tracer("scaled", layout_of(ref))
+        loss, _ = ref.model.loss(t, True)
+        for i, grad in enumerate(differentiate(t, t.scale(loss, factor=factor), list(t.leaves.values()))):
+            t.output(f"{i}", grad)
+        found.append(evaluate(prune(t.graph), inputs, state)[0])
+    wrong = sum(not np.array_equal(4 * x, found[1][name]) for name, x in found[0].items())
+    return Measured(error=float(wrong), bound=0.0, cases=len(found[0]), note="parameters")
+
+
 def _refuse_no_vjp(rng: np.random.Generator) -> Measured:
     from alpha.graph.differentiate import differentiate
 
@@ -144,8 +162,11 @@ def _recompute(policy: str, ops: tuple[str, ...]) -> Callable[[Reference, np.ran
         there = {n.op for n in graph.nodes}
         after = verify(prune(recompute(graph, policy, tuple(op for op in ops if op in there))), "recompute")
         copies = [n for n in after.nodes if n.phase == "recompute"]
+        kept = [v for n in after.nodes if n.phase not in ("forward", "recompute") for v in n.inputs
+                if v.producer is not None and v.producer.phase == "forward" and v.producer.op in ops]
         error = same_updates(graph, after, batch(ref, rng), random_state(ref, rng))
-        return Measured(error=error if copies else float("inf"), bound=0.0, cases=len(copies), note="bitwise; cases = recomputed nodes")
+        return Measured(error=error if copies and not kept else float("inf"), bound=0.0, cases=len(copies),
+                        note=f"bitwise; cases = recomputed nodes; {len(kept)} values of these ops are kept")
     return check
 
 
@@ -177,6 +198,51 @@ def _schedule_prompt(ref: Reference, rng: np.random.Generator) -> Measured:
     return Measured(error=float(early + late), bound=0.0, cases=len(nodes), note="nodes out of place")
 
 
+def _exchanges(count: int, ready: tuple[int, ...] = (), phase: str = "reduce") -> Tracer:
+    """A chain of matrix products, and `count` sums over a group of two ranks of some of them, on the stream beside compute, in `phase`.
+    Outputs: the last product, and the mean of each sum. `ready`: after which product each can begin (default: one after the other)."""
+    t = Tracer("exchanges")
+    x, values = t.input("x", (8, 8), "f32"), []
+    for _ in range(count + 2):
+        x = t.matmul(x, x)
+        values.append(x)
+    t.output("y", x)
+    for i, at in enumerate(ready or range(count)):
+        with t.unit(f"unit.{i}"):
+            t.phase = phase
+            taken = t.reshape(values[at], shape=(64,))
+            t.stream = COMM
+            total = t.all_reduce(taken, group="dp", size=2, reduce="sum")
+            t.phase, t.stream = "forward", COMPUTE
+            t.output(f"mean.{i}", t.mean(total, axis=(0,), keepdims=False))
+    return t
+
+
+def _schedule_keeps_groups(rng: np.random.Generator) -> Measured:
+    """What acts on one group keeps its order, although a later one could begin before an earlier one; what is ready goes at once."""
+    nodes = schedule(_exchanges(3, ready=(2, 0, 1)).graph).nodes
+    layers = [n.layer for n in nodes if n.acts]
+    prompt = schedule(_exchanges(3).graph).nodes
+    beside = [i for i, n in enumerate(prompt) if n.acts]
+    last = max(i for i, n in enumerate(prompt) if n.op == "matmul")
+    return yes(layers == ["unit.0", "unit.1", "unit.2"] and max(beside) < last, f"{layers}, {beside} of {last}", cases=6)
+
+
+def _exchanges_kept(rng: np.random.Generator) -> Measured:
+    """What acts on other ranks is neither pruned, nor computed twice by recompute, though nothing reads it or it is a block's."""
+    t = _exchanges(2, phase="forward")
+    for n in t.graph.nodes:
+        n.layer = "block.0"
+    t.phase, t.layer = "backward", "block.0"
+    t.output("late", t.add(t.graph.outputs["mean.0"], t.graph.outputs["mean.1"]))
+    after = prune(recompute(t.graph, "block"))
+    acting = [n for n in after.nodes if n.acts]
+    again = [n for n in after.nodes if n.phase == "recompute"]
+    del t.graph.outputs["mean.0"], t.graph.outputs["mean.1"], t.graph.outputs["late"]
+    left = [n for n in prune(t.graph).nodes if n.acts]
+    return yes(len(acting) == len(left) == 2 and bool(again) and all(n.stream == COMM for n in acting), cases=4)
+
+
 def _refuse_cycle(rng: np.random.Generator) -> Measured:
     graph = training_graph(references()[LLAMA])
     first = next(n for n in graph.nodes if n.inputs and n.inputs[0].producer is None)
@@ -204,15 +270,23 @@ def _fuse_finds(rng: np.random.Generator) -> Measured:
 
 
 def _fuse_keeps_outside_readers(rng: np.random.Generator) -> Measured:
-    """A value made inside a match and read outside must stay: accumulate(into, matmul) is not fused when the product is read again."""
-    t = Tracer("outside")
-    into, a, b = t.input("into", (8, 8), "f32"), t.input("a", (8, 8), "f32"), t.input("b", (8, 8), "f32")
-    product = t.matmul(a, b)
-    t.output("y", t.accumulate(into, product))
-    t.output("z", t.scale(product, factor=2.0))
-    after = verify(fuse(t.graph, kernels(), "cpu"), "fuse")
-    data = {k: rng.integers(-5, 5, (8, 8)).astype(float) for k in ("into", "a", "b")}
-    return Measured(error=same_updates(t.graph, after, data, {}), bound=0.0)
+    """A value made inside a match and read outside, or given out, must stay: accumulate(into, matmul) is not fused then. Nor are rows
+    between which another one reads what the first makes."""
+    worst = 0.0
+    for how in ("read", "output", "between"):
+        t = Tracer("outside")
+        into, a, b = t.input("into", (8, 8), "f32"), t.input("a", (8, 8), "f32"), t.input("b", (8, 8), "f32")
+        product = t.add(a, b) if how == "between" else t.matmul(a, b)
+        if how == "between":
+            t.output("z", t.scale(product, factor=2.0))
+            t.output("y", t.rmsnorm(product, t.input("gain", (8,), "f32"), eps=1e-5)[0])
+        else:
+            t.output("y", t.accumulate(into, product))
+            t.output("z", t.scale(product, factor=2.0) if how == "read" else product)
+        after = verify(fuse(t.graph, kernels(), "cpu"), "fuse")
+        data = {k: rng.integers(-5, 5, (8, 8)).astype(float) for k in ("into", "a", "b")} | {"gain": np.ones(8)}
+        worst = max(worst, same_updates(t.graph, after, {k: data[k] for k in t.graph.inputs}, {}))
+    return Measured(error=worst, bound=0.0, cases=3)
 
 
 # -- expand --------------------------------------------------------------------------------------------------------------------------
@@ -424,6 +498,126 @@ def _shares(ref: Reference, rng: np.random.Generator) -> Measured:
     return Measured(error=m.peak / m.lower, bound=1.25, note=f"peak/lower; sum/peak = {m.total / m.peak:.2f}")
 
 
+def _random_order(rng: np.random.Generator) -> tuple[list[str | None], list[set[int]]]:
+    n = int(rng.integers(2, 30))
+    streams = [(COMPUTE, COMM, "third", None)[int(k)] for k in rng.integers(4 if rng.random() < 0.5 else 3, size=n)]
+    return streams, [set(rng.choice(i, int(rng.integers(0, min(i, 3) + 1)), replace=False).tolist()) if i else set() for i in range(n)]
+
+
+def _order_is_reachability(rng: np.random.Generator) -> Measured:
+    """`before` is reachability over the streams and the waits, as a search over all edges finds it; `waits` alone give the same; and
+    calls whose windows are apart run one after the other."""
+    wrong = cases = 0
+    for _ in range(60):
+        streams, after = _random_order(rng)
+        order, n = Order(streams, after), len(streams)
+        run = [i for i in range(n) if streams[i] is not None]
+        for edges in (after, [set(order.waits(i)) for i in range(n)]):
+            reach = np.zeros((n, n), bool)
+            for j in run:
+                for i in run:
+                    if i < j and (streams[i] == streams[j] or i in edges[j]):
+                        reach[:, j] |= reach[:, i]
+                        reach[i, j] = True
+            for i in run:
+                for j in run:
+                    cases += 1
+                    wrong += order.before(i, j) != reach[i, j]
+                    (a, b), (c, _) = order.window(i), order.window(j)
+                    wrong += b < c and not reach[i, j] and i != j
+                    wrong += not a <= i <= b
+        wrong += sum(len({streams[j] for j in order.waits(i)}) != len(order.waits(i)) for i in run)
+    return Measured(error=float(wrong), bound=0.0, cases=cases)
+
+
+def _refuse_late_wait(rng: np.random.Generator) -> Measured:
+    """A call that waits for a later one would wait for ever."""
+    return refuses(GraphError, lambda: Order([COMPUTE, COMM], [{1}, set()]))
+
+
+def _with_exchange() -> Catalogue:
+    """The CPU's kernels and an exchange, which plans are made with and nothing runs."""
+    found = filled(fill)
+    found.add(Component(id="all_reduce.planned", kind="kernel", backend="cpu", op="all_reduce", implementation=_with_exchange,
+                        inplace=((0, 0),), scratch=lambda types, attrs, threads: types[0].nbytes))
+    found.add(Component(id="reduce_scatter.planned", kind="kernel", backend="cpu", op="reduce_scatter", implementation=_with_exchange))
+    return found
+
+
+def _beside_is_apart(rng: np.random.Generator) -> Measured:
+    """Calls of two streams of which neither waits for the other never touch the same bytes, unless both read: by every pair of launches of
+    plans of chains with exchanges beside them."""
+    wrong = cases = 0
+    for _ in range(20):
+        n = int(rng.integers(2, 8))
+        ready = tuple(int(k) for k in rng.integers(0, n, n))
+        graph = schedule(_exchanges(n, ready=ready, phase="reduce" if rng.random() < 0.7 else "forward").graph)
+        plan = lay_out(graph, select(graph, _with_exchange(), "cpu"), 2, {})
+        order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
+        uses = [[(r, r in (*x.outs, x.scratch)) for r in (*x.ins, *x.outs, x.scratch) if r is not None] for x in plan.launches]
+        for j, mine in enumerate(uses):
+            for i, others in enumerate(uses[:j]):
+                if not order.before(i, j):
+                    cases += 1
+                    wrong += any((a or b) and r.arena == q.arena and r.offset < q.stop and q.offset < r.stop
+                                 for r, a in mine for q, b in others)
+    return Measured(error=float(wrong), bound=0.0, cases=cases, note="pairs that touch the same bytes")
+
+
+def _bucketed(kind: str = "state", *, read_again: bool = False) -> Plan:
+    """Two sums into boxes of one unit, the bucket of both, an earlier sum added, and all of it summed over two ranks."""
+    t = Tracer("bucket")
+    x = t.input("x", (4, 4), "f32")
+    first = t.accumulate(t.state("grad1", 128, (4, 4), "f32"), t.matmul(x, x))
+    second = t.scale(x, factor=2.0)
+    unit = t.bucket(first, second, offsets=(0, 64), size=128)
+    unit = t.accumulate(unit, t.state("grad0", 128, (128,), "f32"))
+    unit = t.all_reduce(unit, group="dp", size=2, reduce="sum")
+    if kind == "state":
+        t.update(t.state("grad1", 128, (128,), "f32"), unit)
+    else:
+        t.output("unit", unit)
+    if read_again:
+        t.output("again", t.scale(second, factor=3.0))
+    graph = schedule(verify(prune(t.graph), "trace"))
+    return lay_out(graph, select(graph, _with_exchange(), "cpu"), 2, {"grad0": 1024, "grad1": 1024})
+
+
+def _bucket_in_place(rng: np.random.Generator) -> Measured:
+    """What makes up a bucket is written where it lies in it, and the sum over ranks ends there: no copy, no memory beside the state's."""
+    plan = _bucketed()
+    at = {x.op: [(r.arena, r.offset) for r in x.outs] for x in plan.launches if x.op in ("scale", "accumulate", "all_reduce")}
+    want = {"scale": [("state.grad1", 4 * (128 + 64))], "accumulate": [("state.grad1", 512)], "all_reduce": [("state.grad1", 512)]}
+    reads = {r.arena for x in plan.launches for r in x.ins if x.op in ("accumulate", "all_reduce")}
+    return yes(at == want and reads <= {"state.grad1", "state.grad0", "act"}, str(at), cases=3)
+
+
+def _scattered_apart(rng: np.random.Generator) -> Measured:
+    """What is scattered into a part of a box leaves the rest of the box alone: its operand, which is longer, does not lie there."""
+    t = Tracer("scattered")
+    total = t.accumulate(t.state("grad0", 0, (128,), "f32"), t.input("x", (128,), "f32"))
+    t.update(t.state("grad0", 0, (64,), "f32"), t.reduce_scatter(total, group="dp", size=2, reduce="sum"))
+    plan = lay_out(t.graph, select(t.graph, _with_exchange(), "cpu"), 2, {"grad0": 512})
+    (made,) = (x.outs[0] for x in plan.launches if x.op == "accumulate")
+    return yes(made.arena == "act", str(made))
+
+
+def _largest_first(rng: np.random.Generator) -> Measured:
+    """A small value that lives before and beside a large one does not split the memory that the large one needs."""
+    t = Tracer("chain")
+    first = t.matmul(t.input("x", (8, 8), "f32"), t.input("x2", (8, 8), "f32"))
+    second = t.matmul(first, first)
+    t.output("y", t.matmul(second, t.matmul(second, t.input("wide", (8, 16), "f32"))))
+    memory = lay_out(t.graph, select(t.graph, kernels(), "cpu"), 2, {}).memory
+    return yes(memory.peak == memory.lower == 3 * 256, f"peak {memory.peak}, lower bound {memory.lower}")
+
+
+def _refuse_bucket(rng: np.random.Generator) -> Measured:
+    """A bucket without a place, and one of whose parts is read beside it."""
+    found = [refuses(GraphError, lambda: _bucketed("output")), refuses(GraphError, lambda: _bucketed(read_again=True))]
+    return yes(all(m.error == 0 for m in found), cases=2)
+
+
 def _refuse_copy(rng: np.random.Generator) -> Measured:
     """An update that takes a leaf as its value would need a hidden copy: refused."""
     t = Tracer("copy")
@@ -440,6 +634,14 @@ def _refuse_late_read(rng: np.random.Generator) -> Measured:
     t.update(p, new)
     t.output("y", t.add(p, new))
     return refuses(GraphError, lambda: lay_out(t.graph, select(t.graph, kernels(), "cpu"), 1, {"param": 16}))
+
+
+def _refuse_own_read(rng: np.random.Generator) -> Measured:
+    """So must one that is read by the node that writes its update, whose kernel does not work in place."""
+    t = Tracer("own read")
+    p = t.state("param", 0, (4, 4), "f32")
+    t.update(p, t.transpose(p, perm=(1, 0)))
+    return refuses(GraphError, lambda: lay_out(t.graph, select(t.graph, kernels(), "cpu"), 1, {"param": 64}))
 
 
 # -- verify --------------------------------------------------------------------------------------------------------------------------
@@ -481,8 +683,18 @@ def _overlap(g: Graph) -> Graph:
     return g
 
 
+def _adopted(g: Graph) -> Graph:
+    g.nodes[3].outputs[0].producer = g.nodes[2]
+    return g
+
+
 def _phase(g: Graph) -> Graph:
     g.nodes[3].phase = "sideways"
+    return g
+
+
+def _stream(g: Graph) -> Graph:
+    g.nodes[3].stream = "sideways"
     return g
 
 
@@ -521,12 +733,12 @@ def _reshard_round_trip(rng: np.random.Generator) -> Measured:
         axis = {t.name: int(rng.integers(len(t.shape))) for t in layout.tensors if t.shape}
         axis = {k: d for k, d in axis.items() if layout.by_name[k].shape[d] % ranks == 0}
         stages = [whole(layout), flat_shards(layout, int(rng.choice([2, 4, 8]))), tensor_shards(layout, axis, ranks),
-                  flat_shards(layout, 16), whole(layout)]
+                  flat_shards(layout, 16), flat_shards(layout, int(rng.choice([3, 5, 7, 65]))), whole(layout)]
         for stage in stages:
             stage.covers()
         held = [flat]
         for a, b in pairwise(stages):
-            new = [np.zeros(layout.size) for _ in b.ranks]
+            new = [np.zeros(max(layout.size, layout.shard(len(b.ranks)).size)) for _ in b.ranks]
             _move(reshard(a, b), held, new)
             held = new
         wrong += int((held[0] != flat).any())
@@ -549,6 +761,60 @@ def _shard_is_cut(rng: np.random.Generator) -> Measured:
     return yes(all((a == b).all() for a, b in zip(local, want)), cases=ranks)
 
 
+def _leaves(rng: np.random.Generator) -> Measured:
+    """Leaves hold every element of every tensor once, in pieces of at most `most`, and are the same, rank after rank, whatever the cut."""
+    most = int(rng.integers(500, 5000))
+    big = int(rng.integers(1, 3)) * 64 * most + int(rng.integers(1, most))
+    tensors = [*_random_layout(rng).tensors, TensorSpec("block.3.big", (big,), "block.3")]
+    layout = StateLayout(tensors)
+    inside = np.zeros(layout.size, np.int64)
+    for offset, n in layout.ranges():
+        inside[offset : offset + n] += 1
+    names = np.arange(layout.size)
+    whole_ = [np.concatenate([names[o : o + n] for o, n in leaf]) if leaf else names[:0] for leaf in layout.leaves(most)]
+    good = all(x.size <= most for x in whole_)
+    np.subtract.at(inside, np.concatenate(whole_), 1)
+    good &= not inside.any()
+    for ranks in (2, 64):
+        sharded = layout.shard(ranks)
+        again = []
+        for rank in range(ranks):
+            held = np.concatenate([names[lo:hi] for _, lo, hi in sharded.cuts(rank)])
+            again += [np.concatenate([held[o : o + n] for o, n in leaf]) if leaf else names[:0] for leaf in sharded.leaves(rank, most)]
+        good &= len(again) == len(whole_) and all(np.array_equal(a, b) for a, b in zip(again, whole_))
+    return yes(good, cases=3)
+
+
+def _tables(rng: np.random.Generator) -> Measured:
+    """The optimizer's tables of all ranks name what the whole table names, with its flags, at the places where the cut lies."""
+    layout = _random_layout(rng)
+    layout = StateLayout([TensorSpec(t.name, t.shape, t.unit, decay=bool(rng.integers(2)), lr_scale=float(rng.integers(1, 9)))
+                          for t in layout.tensors])
+
+    def painted(size: int, segments: Any) -> np.ndarray:
+        x = np.zeros((size, 2))
+        for o, n, decay, scale in segments:
+            x[o : o + n] += (1 + decay, scale)
+        return x
+
+    want = painted(layout.size, layout.segments())
+    good = True
+    for ranks in (1, 4, 64, 6):
+        sharded, got = layout.shard(ranks), np.zeros_like(want)
+        for rank in range(ranks):
+            local = painted(sharded.size, sharded.segments(rank))
+            good &= sharded.ranges(rank) == tuple((o, n) for o, n, _, _ in sharded.segments(rank))
+            for start, lo, hi in sharded.cuts(rank):
+                got[lo:hi] += local[start : start + hi - lo]
+        good &= np.array_equal(got, want)
+    return yes(good, cases=4)
+
+
+def _refuse_split_leaf(rng: np.random.Generator) -> Measured:
+    """A cut over six ranks would split leaves: no norm is promised for it."""
+    return refuses(ShapeError, lambda: _random_layout(rng).shard(6).leaves(0))
+
+
 def _layout_rules(rng: np.random.Generator) -> Measured:
     """256-byte alignment, canonical order whatever the declaration order, units padded to 4096, no overlap."""
     layout = _random_layout(rng)
@@ -566,7 +832,8 @@ def _refuse_gap(rng: np.random.Generator) -> Measured:
 
     shapes: dict[str, tuple[int, ...]] = {"w": (4, 6)}
     half = Piece("w", ((0, 2), (0, 6)), 0, (6, 1))  # twice the same half: as many elements as the whole
-    return refuses(GraphError, Layout(shapes, ((half,), (half,))).covers)
+    every = Piece("w", ((0, 4), (0, 6)), 0, (6, 1))  # and one half more often than the other
+    return yes(all(refuses(GraphError, Layout(shapes, ((one,), (half,))).covers).error == 0 for one in (half, every)), cases=2)
 
 
 def _refuse_missing(rng: np.random.Generator) -> Measured:
@@ -620,29 +887,41 @@ _HASHES = _both(_plan_hash_elsewhere)[:1]
 _HASHES_LLAMA = _both(_plan_hash_elsewhere)[1:]
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
-    "differentiate.pass": {"parity": [*_both(_finite_difference), ("shared-value", _shared_value)], "determinism": _HASHES,
+    "differentiate.pass": {"parity": [*_both(_finite_difference), ("shared-value", _shared_value),
+                                      *[(f"scaled-{n}", c) for n, c in _both(_scaled_loss)]],
+                           "determinism": _HASHES,
                            "faults": [("no-vjp", _refuse_no_vjp), ("unused-parameter", _refuse_unused), ("shape", _refuse_shape)]},
     "recompute.pass": {"parity": [*[(f"block-{n}", c) for n, c in _both(_recompute("block", ()))],
                                   *[(f"ops-{n}", c) for n, c in _both(_recompute("ops", ACTIVATIONS))],
-                                  *[(f"saves-{n}", c) for n, c in _both(_recompute_saves)]],
+                                  *[(f"across-layers-{n}", c) for n, c in _both(_recompute("ops", ("add",)))],
+                                  *[(f"saves-{n}", c) for n, c in _both(_recompute_saves)], ("exchanges", _exchanges_kept)],
                        "determinism": _HASHES, "faults": [("unknown-policy", _unknown_policy), ("absent-op", _absent_op)]},
     "expand.pass": {"parity": [*_both(_expand), ("every-row", _expand_rows), ("nested", _expand_nested),
                                *[(f"keeps-{n}", c) for n, c in _both(_expand_keeps)]],
                     "determinism": _HASHES, "faults": [("envelope", _expand_envelope), ("no-kernel", _expand_names)]},
     "fuse.pass": {"parity": [*_both(_fuse), ("every-row", _fuse_finds), ("outside-reader", _fuse_keeps_outside_readers)],
                   "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
-    "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)]],
+    "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)],
+                                 ("groups", _schedule_keeps_groups)],
                       "determinism": _HASHES_LLAMA, "faults": [("cycle", _refuse_cycle)]},
     "select.pass": {"parity": _both(_select), "determinism": _HASHES_LLAMA,
                     "faults": [("dtype", _refuse_dtype), ("no-kernel", _refuse_no_kernel)]},
     "memory.pass": {"parity": [*[(f"ownership-{n}", c) for n, c in _both(_ownership)],
                                *[(f"bits-{n}", c) for n, c in _both(_planned_equals_fresh)],
-                               *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)]],
-                    "determinism": _HASHES_LLAMA, "faults": [("copy", _refuse_copy), ("late-read", _refuse_late_read)]},
+                               *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)],
+                               ("order", _order_is_reachability), ("beside", _beside_is_apart), ("bucket", _bucket_in_place),
+                               ("scattered", _scattered_apart), ("largest-first", _largest_first)],
+                    "determinism": _HASHES_LLAMA,
+                    "faults": [("copy", _refuse_copy), ("late-read", _refuse_late_read), ("own-read", _refuse_own_read),
+                               ("late-wait", _refuse_late_wait), ("bucket", _refuse_bucket)]},
     "verify.pass": {"parity": _both(_verify_accepts), "determinism": _HASHES,
                     "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
-                               ("twice", _broken(_twice)), ("overlap", _broken(_overlap)), ("phase", _broken(_phase)),
+                               ("twice", _broken(_twice)), ("overlap", _broken(_overlap)),
+                               ("adopted", _broken(_adopted)), ("phase", _broken(_phase)),
+                               ("stream", _broken(_stream)),
                                ("pipeline", _lower_verifies)]},
-    "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules)],
-                    "determinism": [("offsets", _layout_hash)], "faults": [("gap", _refuse_gap), ("missing", _refuse_missing)]},
+    "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules), ("leaves", _leaves),
+                               ("tables", _tables)],
+                    "determinism": [("offsets", _layout_hash)],
+                    "faults": [("gap", _refuse_gap), ("missing", _refuse_missing), ("split-leaf", _refuse_split_leaf)]},
 })

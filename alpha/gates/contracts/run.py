@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import cos, pi, sqrt
+from types import SimpleNamespace
 
 import numpy as np
 
+from alpha.backends.cpu.catalogue import fill
 from alpha.backends.cpu.executor import CpuExecutor
-from alpha.component import Measured
-from alpha.errors import InputError, NonFiniteError, ShapeError
+from alpha.backends.cpu.lib import Cpu
+from alpha.component import Catalogue, Component, Measured
+from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
 from alpha.gates.contracts.mixed import merged
+from alpha.gates.contracts.optimizers import one_row, textbook
 from alpha.gates.contracts.reference import (
     SCHEDULE,
     Batches,
@@ -20,6 +24,7 @@ from alpha.gates.contracts.reference import (
     batch,
     batches_of,
     both,
+    filled,
     graph_hashes,
     hash_of,
     in_new_process,
@@ -35,7 +40,8 @@ from alpha.gates.contracts.reference import (
 from alpha.graph.differentiate import contributions
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, Value
-from alpha.graph.plan import Program
+from alpha.graph.order import COMM, COMPUTE
+from alpha.graph.plan import Plan, Program, Role, Step
 from alpha.graph.state import Init
 from alpha.graph.trace import Tracer
 from alpha.ops.numerics import walk
@@ -43,6 +49,8 @@ from alpha.ops.table import row
 from alpha.optim.init import fill_initial
 from alpha.optim.update import sgd
 from alpha.passes.build import STATS, Model, StepShape, build_program, lower, stats_layout, trailing_ones
+from alpha.profile.recorder import Recorder
+from alpha.types import Attrs
 
 Case = Callable[[np.random.Generator], Measured]
 
@@ -116,6 +124,65 @@ def _naive_errors(graph: Graph, inputs: dict[str, np.ndarray], state: dict[str, 
     return {key: _rms(np.asarray(env[value], dtype=np.float64) - want[key]) for key, value in graph.updates.items()}
 
 
+class _LateWorld:
+    """Rank 0 of two that never meet: what a collective gives comes late, and is twice its operand."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.place = SimpleNamespace(source="")
+
+    def advance(self) -> None: ...
+
+
+def _late(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+    def run() -> None:
+        x = ins[0].copy()
+        time.sleep(0.02)
+        np.add(x, x, out=outs[0])
+    return run
+
+
+class _TimedRecorder(Recorder):
+    """`ordered`: whether every launch that it was told of has a start, and an end behind it."""
+
+    ordered = True
+
+    def ran(self, plan: Plan, marks: Sequence[int], waits: Sequence[tuple[int, int]] = (), checked: tuple[int, int] | None = None) -> None:
+        self.ordered &= len(marks) == 2 * len(plan.launches) and all(0 < a <= b for a, b in zip(marks[::2], marks[1::2]))
+        super().ran(plan, marks, waits, checked)
+
+
+def _beside(rng: np.random.Generator) -> Measured:
+    """Compute waits for a collective where it reads what that gives, and a plan has run when its last collective has. Each launch has the
+    time of its start and of its end."""
+    t = Tracer("beside")
+    x = t.input("x", (64,), "f32")
+    y = t.scale(x, factor=2.0)
+    t.stream = COMM
+    first, last = (t.all_reduce(v, group="dp", size=2, reduce="sum") for v in (x, y))
+    t.stream = COMPUTE
+    t.output("used", t.add(first, y))
+    t.output("last", last)
+    catalogue = filled(fill)
+    catalogue.add(Component(id="all_reduce.late", kind="kernel", backend="cpu", op="all_reduce", implementation=_late))
+    plan = lower(t.graph, catalogue, "cpu", 1, {})
+    role = Role((Step("beside"),), {"beside": "beside"})
+    p = Program("beside", {"beside": plan}, role.schedule, {}, {"threads": 1}, others=(role,), groups={"dp": ((0, 1),)})
+    wrong, runs = 0, 3
+    with CpuExecutor(p, catalogue, _LateWorld()) as executor:
+        executor.recorder = timed = _TimedRecorder()
+        for step in range(runs):
+            timed.begin(step)
+            for arena in executor.arenas.values():
+                arena[...] = 0xFF
+            given = rng.integers(-99, 100, 64).astype(np.float32)
+            out = executor.run("beside", {"x": given})
+            wrong += not (np.array_equal(out["used"], 4 * given) and np.array_equal(out["last"], 4 * given))
+        wrong += not timed.ordered
+    return yes(not wrong, cases=3 * runs)
+
+
 def _replay_names(ref: Reference, rng: np.random.Generator) -> Measured:
     """An infinite weight: replay names the first op that reads it, with layer and model line."""
     p = program(ref.name)
@@ -171,19 +238,33 @@ def _bits(ref: Reference, rng: np.random.Generator) -> Measured:
     return Measured(error=float(len(digests) - 1), bound=0.0, cases=3, digest=sorted(digests)[0], note="workers 1, 2, 3")
 
 
+class _CountedRecorder(Recorder):
+    """Counts the launches that it is told of one by one."""
+
+    launches = 0
+
+    def profiled(self, plan: Plan, index: int, **counted: int) -> None:
+        self.launches += 1
+        super().profiled(plan, index, **counted)
+
+
 def _watched(ref: Reference, rng: np.random.Generator) -> Measured:
-    """Two steps unwatched, with every launch timed, and with the workers observed: the same parameter bits."""
+    """Two steps unwatched, with every launch timed, and with the workers observed: the same parameter bits. The recorder is told of each
+    launch by itself where workers are observed, and there alone."""
     p, batches = program(ref.name, shards=2, micros=2), batches_of(ref, rng, 2, 2)
-    digests = []
+    digests, launches = [], 2 * sum(len(p.plans[call.plan].launches) for call in p.schedule)
+    wrong = 0
     for mode in ("unwatched", "timed", "observed"):
         with CpuExecutor(p, kernels()) as executor:
+            executor.recorder = counted = _CountedRecorder()
             _start(executor, ref, 3)
             for step in range(2):
                 if mode != "unwatched":
                     executor.recorder.begin(step, profiled=mode == "observed")
                 _step(executor, p, batches)
             digests.append(hash_of(executor.state("param"), executor.state("m"), executor.state("v")))
-    return Measured(error=float(len(set(digests)) - 1), bound=0.0, cases=3, digest=digests[0], note="unwatched, timed, observed")
+            wrong += counted.launches != (launches if mode == "observed" else 0)
+    return Measured(error=float(len(set(digests)) - 1 + wrong), bound=0.0, cases=3, digest=digests[0], note="unwatched, timed, observed")
 
 
 def _eval_reads_only(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -233,6 +314,45 @@ def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
         executor.enqueue(("micro_first@0",))
         held.append(want.tobytes() == executor.state("grad0").tobytes())
         return yes(all(held), cases=len(held))
+
+
+def _staged_once(ref: Reference, rng: np.random.Generator) -> Measured:
+    """What was staged is a copy, which the caller may write over, and is used once: asked for again, it is not there."""
+    p, plan = program(ref.name), "micro_first@0"
+    with CpuExecutor(p, kernels()) as executor:
+        _start(executor, ref, 12)
+        given = batch(ref, rng)
+        executor.run(plan, given)
+        want = executor.state("grad0").copy()
+        executor.stage((plan,), [given])
+        for x in given.values():
+            x[...] = 0
+        executor.enqueue((plan,))
+        copied = want.tobytes() == executor.state("grad0").tobytes()
+        return yes(copied and refuses(InputError, partial(executor.enqueue, (plan,))).error == 0, cases=2)
+
+
+def _other_world(rng: np.random.Generator) -> Measured:
+    """A Program of one rank does not run on one of two."""
+    def opened() -> None:
+        with CpuExecutor(program("gpt"), kernels(), _LateWorld()):
+            pass
+    return refuses(InputError, opened)
+
+
+def _other_scratch(rng: np.random.Generator) -> Measured:
+    """A kernel that takes less scratch than its component declares, or more, is refused when it is bound."""
+    def opened(taken: int) -> None:
+        catalogue = Catalogue()
+        catalogue.add(Component(id="gelu.made", kind="kernel", backend="cpu", op="gelu", scratch=lambda types, attrs, threads: 512,
+                                implementation=lambda cpu, ins, outs, attrs: (cpu.scratch((taken,), np.uint8), lambda: None)[1]))
+        t = Tracer("scratch")
+        t.output("y", t.gelu(t.input("x", (4,), "f32"), approximate="tanh"))
+        p = Program("scratch", {"scratch": lower(t.graph, catalogue, "cpu", 1, {})}, (Step("scratch"),), {}, {"threads": 1})
+        with CpuExecutor(p, catalogue):
+            pass
+    opened(512)
+    return yes(all(refuses(GraphError, partial(opened, n)).error == 0 for n in (256, 768)), cases=3)
 
 
 # -- program -------------------------------------------------------------------------------------------------------------------------
@@ -400,78 +520,6 @@ def _bad_shards(rng: np.random.Generator) -> Measured:
 # -- optimizers ----------------------------------------------------------------------------------------------------------------------
 
 
-def _rate(step: int) -> float:
-    """Cosine with linear warmup, written from its definition (Loshchilov and Hutter, arXiv:1608.03983, section 3)."""
-    s = SCHEDULE
-    if step < s.warmup:
-        return s.peak * (step + 1) / s.warmup
-    share = min(1.0, (step - s.warmup) / (s.total - s.warmup))
-    return s.peak * (s.floor + (1 - s.floor) * 0.5 * (1 + cos(pi * share)))
-
-
-def _textbook(name: str, layout_tensors: list, p: dict, g: list[dict], counts: list[float]) -> dict:
-    """float64, tensor by tensor, from the papers' algorithm boxes; decay on matrices only; clipping of the mean gradient at 1."""
-    m = {k: np.zeros_like(x) for k, x in p.items()}
-    v = {k: np.zeros_like(x) for k, x in p.items()}
-    for t, (grads, count) in enumerate(zip(g, counts)):
-        norm = sqrt(sum(float((x / count) ** 2 @ np.ones(x.size)) for x in (y.ravel() for y in grads.values())))
-        clip, lr = min(1.0, 1.0 / norm), _rate(t)
-        for spec in layout_tensors:
-            k, x = spec.name, grads[spec.name] / count * clip
-            matrix = len(spec.shape) == 2
-            if name == "adamw":
-                m[k] = 0.9 * m[k] + 0.1 * x
-                v[k] = 0.95 * v[k] + 0.05 * x * x
-                step = (m[k] / (1 - 0.9 ** (t + 1))) / (np.sqrt(v[k] / (1 - 0.95 ** (t + 1))) + 1e-8)
-                p[k] = p[k] - lr * (step + (0.1 * p[k] if matrix else 0.0))
-            else:
-                m[k] = 0.9 * m[k] + x
-                p[k] = p[k] - lr * m[k]
-    return p
-
-
-def _optimizer(name: str) -> Case:
-    def check(rng: np.random.Generator) -> Measured:
-        """Six updates with random gradients (one of them large enough to be clipped) against the textbook in float64.
-
-        Each update rounds a handful of float32 operations on p and on the step: 32 u (|p| + lr * 3) per update covers them.
-        """
-        ref = references()["gpt"]
-        layout = layout_of(ref)
-        with_stats = stats_layout(layout)
-        p = program("gpt", optimizer=name)
-        steps = 6
-        with CpuExecutor(p, kernels()) as executor:
-            _start(executor, ref, 8)
-            params = {t.name: executor.state("param")[layout.offsets[t.name] :][: t.size].astype(np.float64).reshape(t.shape)
-                      for t in layout.tensors}
-            grads, counts, worst_lr = [], [], 0.0
-            for i in range(steps):
-                flat = (rng.standard_normal(with_stats.size) * (50.0 if i == 3 else 0.01)).astype(np.float32)
-                count = float(rng.integers(10, 30))
-                flat[with_stats.offsets[f"{STATS}.count"]] = count
-                executor.state("grad0")[...] = flat
-                counts.append(count)
-                grads.append({t.name: flat[layout.offsets[t.name] :][: t.size].astype(np.float64).reshape(t.shape) for t in layout.tensors})
-                out = executor.run("update")
-                worst_lr = max(worst_lr, abs(float(out["lr"]) / _rate(i) - 1))
-            got = executor.state("param").astype(np.float64)
-        want = _textbook(name, list(layout.tensors), params, grads, counts)
-        worst = 0.0
-        for t in layout.tensors:
-            w = want[t.name].ravel()
-            error = np.abs(got[layout.offsets[t.name] :][: t.size] - w)
-            ratio = float((error / (steps * 32 * 2.0**-24 * (np.abs(w) + 3 * SCHEDULE.peak))).max())
-            worst = max(worst, ratio if np.isfinite(ratio) else np.inf)
-        covered = np.zeros(layout.size, bool)
-        for o, n in layout.ranges():
-            covered[o : o + n] = True
-        padding = float(np.abs(got[~covered]).max(initial=0.0))
-        return Measured(error=worst + padding + (np.inf if not worst_lr < 1e-5 else 0.0), bound=1.0, cases=steps,
-                        note="error over 32 u (|p| + 3 lr) per step; padding must stay 0")
-    return check
-
-
 def _optimizer_digest(name: str) -> Case:
     def check(rng: np.random.Generator) -> Measured:
         p = program("llama", optimizer=name)
@@ -499,11 +547,13 @@ def _learns(name: str) -> Case:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
-        "parity": [*_both(_against_oracle), *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
-                   *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)]],
+        "parity": [("beside", _beside), *_both(_against_oracle), *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
+                   *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
+                   ("staged-once", lambda rng: _staged_once(references()["llama"], rng))],
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
-                   *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)]],
+                   *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world),
+                   ("other-scratch", _other_scratch)],
     },
     "program.step": {
         "parity": [*[(f"tree-{s}x{m}-{n}", c) for s, m in ((1, 2), (2, 1), (4, 2)) for n, c in _both(_tree(s, m))],
@@ -513,10 +563,10 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
         "determinism": _both(_program_hash)[1:],
         "faults": [("shards", _bad_shards)],
     },
-    "optimizer.adamw": {"parity": [("textbook", _optimizer("adamw")), ("learns", _learns("adamw"))],
+    "optimizer.adamw": {"parity": [("textbook", textbook("adamw")), ("one-row", one_row("adamw")), ("learns", _learns("adamw"))],
                         "determinism": [("bits", _optimizer_digest("adamw"))],
                         "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["llama"], rng))]},
-    "optimizer.sgd": {"parity": [("textbook", _optimizer("sgd")), ("learns", _learns("sgd"))],
+    "optimizer.sgd": {"parity": [("textbook", textbook("sgd")), ("one-row", one_row("sgd")), ("learns", _learns("sgd"))],
                       "determinism": [("bits", _optimizer_digest("sgd"))],
                       "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["gpt"], rng))]},
 })

@@ -26,6 +26,7 @@ from alpha.checkpoint import simple
 from alpha.checkpoint.disk import Disk
 from alpha.component import Catalogue, Measured
 from alpha.config import Config
+from alpha.data.shards import TokenStream
 from alpha.errors import AlphaError, BusyError, CorruptError, InputError, MachineError, NonFiniteError
 from alpha.graph.plan import Program
 from alpha.profile.store import Store, read
@@ -33,7 +34,10 @@ from alpha.train import assemble, evaluate, rundir
 from alpha.train.assemble import Dataset
 from alpha.train.catalogue import catalogue
 from alpha.train.loop import Loop, Watch
-from alpha.train.seal import Seal, broken, standing
+from alpha.train.seal import Seal, broken, why_ungated
+
+STATE = "rank-00000-of-00001.state"
+"""What one process writes of a checkpoint's state."""
 
 RUN = """
 [run]
@@ -71,12 +75,12 @@ def _program(text: str, vocab: int) -> Program:
     return assemble.program_for(cfg, vocab, catalogue(), assemble.threads_for(cfg))
 
 
-class _Behind(CpuExecutor):
+class _RunsAhead(CpuExecutor):
     """A device that computes beside the host, as far as a loop can tell: what is handed over runs when its results are asked for or the
     state is looked at, not before, and nothing behind it does. `ahead`: how often results were asked for with work behind them; `plans`:
     how many ran; `poison`: the gradient is infinite when the update of this number runs."""
 
-    behind = True
+    runs_ahead = True
 
     def __init__(self, program: Program, catalogue: Catalogue) -> None:
         self._queue: list[tuple[str, dict[str, np.ndarray]]] = []
@@ -109,6 +113,10 @@ class _Behind(CpuExecutor):
     def replay(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
         self._until(len(self._queue))
         super().replay(plan, inputs)
+
+    def check(self, hashes: Callable[[], None]) -> None:
+        self._until(len(self._queue))  # what was handed over before comes first, and what is handed over later does not
+        super().check(hashes)
 
 
 class _Run:
@@ -226,7 +234,7 @@ def resumed(rng: np.random.Generator) -> Measured:
             with run.loop(name) as loop:
                 loop.start()
                 went = loop.run(Watch(stop=lambda loop=loop, stop=stop: loop.step == stop))  # type: ignore[misc]
-                checks.append((f"{name}: did not stop", not went and loop.step == stop))
+                checks.append((f"{name}: did not stop", not went and loop.step == stop and bool(loop.ended_by)))
             with run.loop(name) as loop:
                 loop.executor.state("param")[...] = 3.0
                 loop.resume()
@@ -240,20 +248,44 @@ def resumed(rng: np.random.Generator) -> Measured:
     return _measured(checks)
 
 
+def taken_back(rng: np.random.Generator) -> Measured:
+    """A run that is taken back to an earlier checkpoint: later ones are set aside, rows of later steps are gone, and it goes on to the same
+    bits. One that is started anew begins where a fresh one does."""
+    checks = []
+    with _run(rng) as run, run.loop("a", run.config(2, "train.keep=9")) as loop:
+        loop.start()
+        fresh = _bits(loop)
+        loop.run()
+        expected, rows = _bits(loop), run.rows("a")
+        loop.resume(2)
+        checks.append(("later checkpoints stand", simple.steps(loop.checkpoints) == [2]))
+        loop.metrics.flush()
+        checks.append(("rows of later steps stand", run.rows("a") == rows[:2]))
+        checks.append(("other bits", loop.run() and _bits(loop) == expected and run.rows("a") == rows))
+        loop.start()
+        checks.append(("started anew elsewhere", _bits(loop) == fresh))
+        facts = loop.facts()
+        loop.facts = lambda: {**facts, "sampler": {**facts["sampler"], "next_step": 1}}  # type: ignore[method-assign]
+        loop.checkpoints = loop.saver.folder = run.root / "b"
+        loop.save()
+        checks.append(("a checkpoint that continues with other text", _raises(loop.resume, CorruptError)))
+    return _measured(checks)
+
+
 def ahead(rng: np.random.Generator) -> Measured:
     """On a device beside the host the microbatches of a step are handed over before the results of the step before are asked for, where
     nothing but it follows: each once, with its own text, to the bits and rows of a loop that waits; also stopped between and gone on."""
     checks = []
     with _run(rng) as run:
-        cfg = run.config(2, "train.steps=6", "train.eval_every=0", "train.checkpoint_every=4", "train.profile=0")
+        cfg = run.config(2, "train.steps=6", "train.eval_every=0", "train.checkpoint_every=4", "train.profile=0", "train.verify=0")
         with run.loop("waits", cfg) as loop:
             loop.start()
             loop.run()
             expected = _bits(loop)
         for name, stops in (("whole", ()), ("stopped", (2, 3))):
-            with run.loop(name, cfg, kind=_Behind) as loop:
+            with run.loop(name, cfg, kind=_RunsAhead) as loop:
                 executor = loop.executor
-                assert isinstance(executor, _Behind)
+                assert isinstance(executor, _RunsAhead)
                 loop.start()
                 for stop in stops:
                     checks.append((f"{name}: did not stop", not loop.run(Watch(stop=lambda loop=loop, stop=stop: loop.step == stop))))  # type: ignore[misc]
@@ -263,14 +295,14 @@ def ahead(rng: np.random.Generator) -> Measured:
                     checks.append((f"ahead {executor.ahead} times", executor.ahead == 4))
                     checks.append((f"{executor.plans} plans ran", executor.plans == 6 * len(loop.program.schedule)))
             checks.append((f"{name}: other rows", run.rows(name) == run.rows("waits")))
-        with run.loop("left", cfg, kind=_Behind) as loop:
+        with run.loop("left", cfg, kind=_RunsAhead) as loop:
             loop.start()
             loop.run(Watch(stop=lambda: loop.step == 3))
         with run.loop("left", cfg) as loop:
             loop.resume()
             checks.append(("resumed where it was stopped", loop.step == 3 and loop.run() and _bits(loop) == expected))
-        with run.loop("profiled", run.config(2, "train.steps=9", "train.eval_every=0", "train.checkpoint_every=0", "train.profile=2"),
-                      kind=_Behind) as loop:
+        with run.loop("profiled", run.config(2, "train.steps=9", "train.eval_every=0", "train.checkpoint_every=0", "train.profile=2",
+                                             "train.verify=0"), kind=_RunsAhead) as loop:
             loop.start()
             loop.run()
             wanted = sum(not (loop.profiled(step) or loop.profiled(step + 1)) for step in range(8))
@@ -291,7 +323,8 @@ def validation(rng: np.random.Generator) -> Measured:
     worst = 0.0
     with _run(rng) as run, run.loop("a") as loop:
         loop.executor.state("param")[...] = 0.0
-        stream, tokenizer = loop.validation, loop.tokenizer
+        stream, tokenizer = run.data.validation, loop.tokenizer
+        assert isinstance(stream, TokenStream)
         total = (len(stream) - 1) // 8
         all_targets = stream.windows(np.arange(total) * 8 + 1, 8)
         for windows in (1, 2, 5, total, 0, total + 9):
@@ -318,6 +351,38 @@ def validation(rng: np.random.Generator) -> Measured:
     return _measured(checks)
 
 
+def lasts_longer(rng: np.random.Generator) -> Measured:
+    """A run goes on for another number of steps from where both had the same rates, with the bits of one that was meant to last so long;
+    from behind it is refused, with the step that may be gone on from."""
+    checks = []
+    wsd = ("optim.schedule=wsd", "optim.decay=2", "train.keep=9", "train.checkpoint_every=1")
+    with _run(rng) as run:
+        with run.loop("whole", run.config(2, *wsd, "train.steps=9")) as loop:
+            loop.start()
+            loop.run()
+            expected, rows = _bits(loop), run.rows("whole")
+        for name, more in (("a", wsd), ("cosine", ("train.keep=9", "train.checkpoint_every=1"))):
+            with run.loop(name, run.config(2, *more)) as loop:
+                loop.start()
+                loop.run()
+        for steps, bound in ((9, "step 4 or before"), (4, "step 3 or before")):
+            with run.loop("a", run.config(2, *wsd, f"train.steps={steps}")) as loop:
+                try:
+                    loop.resume(5 if steps == 9 else 4)
+                    checks.append((f"a run of 5 steps went on to {steps} from its end", False))
+                except InputError as error:
+                    checks.append((f"{steps}: {error}", bound in str(error) and "wsd" in error.what))
+        with run.loop("cosine", run.config(2, *wsd[2:], "train.steps=9")) as loop:
+            checks.append(("a cosine was made longer", _raises(lambda: loop.resume(5), InputError)))
+        with run.loop("a", run.config(2, *wsd, "train.steps=9")) as loop:
+            loop.resume(4)
+            checks.append(("other bits than the long run", loop.run() and _bits(loop) == expected and run.rows("a") == rows))
+        with run.loop("a", run.config(2, *wsd)) as loop:
+            loop.resume(4)  # saved by the short run, kept by the long one
+            checks.append(("the short run does not go on", loop.run() and loop.step == 5))
+    return _measured(checks)
+
+
 # -- faults --------------------------------------------------------------------------------------------------------------------
 
 
@@ -331,15 +396,23 @@ def _refused(loop: Loop, kind: type[Exception]) -> bool:
     return False
 
 
+def _raises(action: Callable[[], object], kind: type[Exception]) -> bool:
+    try:
+        action()
+    except kind:
+        return True
+    return False
+
+
 def not_this_run(rng: np.random.Generator) -> Measured:
-    """A checkpoint of another configuration, of other text or that is damaged is not continued."""
+    """A checkpoint of another configuration or of other text is not continued; one that is damaged is, from the one before it."""
     checks = []
     with _run(rng) as run:
         with run.loop("a") as loop:
             checks.append(("resumed from nothing", _refused(loop, InputError)))
             loop.start()
             loop.run()
-            last = simple.at(loop.checkpoints)
+            last, expected = simple.at(loop.checkpoints), _bits(loop)
         for override in ("run.seed=2", "optim.weight_decay=0.2", "train.steps=6"):
             with run.loop("a", run.config(2, override)) as loop:
                 checks.append((f"resumed with {override}", _refused(loop, InputError)))
@@ -347,10 +420,24 @@ def not_this_run(rng: np.random.Generator) -> Measured:
         changed.write_bytes(b"another text, which moves every window behind it")
         with run.loop("a", data=assemble.open_data(run.cfg)) as loop:
             checks.append(("resumed on other text", _refused(loop, InputError)))
-        raw = (last / "v.npy").read_bytes()
-        (last / "v.npy").write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        raw = bytearray((last / STATE).read_bytes())
+        raw[len(raw) // 2] ^= 1
+        (last / STATE).write_bytes(raw)
         with run.loop("a") as loop:
-            checks.append(("resumed from a damaged file", _refused(loop, CorruptError)))
+            try:
+                loop.resume(5)
+                checks.append(("resumed from a damaged file that was asked for", False))
+            except CorruptError:
+                pass
+            loop.resume()
+            checks.append((f"went on from step {loop.step}", loop.step == 4 and len(loop.passed) == 1))
+            checks.append(("the damaged file is not named", "rank-00000-of-00001.state" in str(loop.passed)))
+            checks.append(("other bits afterwards", loop.run() and _bits(loop) == expected))
+            for step in (4, 5):
+                file = simple.at(loop.checkpoints, step) / STATE
+                file.write_bytes(file.read_bytes()[:-1])
+        with run.loop("a") as loop:
+            checks.append(("resumed where nothing is whole", _raises(loop.resume, CorruptError)))
     return _measured(checks)
 
 
@@ -365,15 +452,15 @@ def full_disk(rng: np.random.Generator) -> Measured:
         with run.loop("a") as loop:
             loop.start()
             loop.run(Watch(stop=lambda: loop.step == 3))
-            real, said = Disk.write, ""
+            real, message = Disk.write, ""
             Disk.write = _no_room  # type: ignore[method-assign, assignment]
             try:
                 loop.run()
             except MachineError as error:
-                said = error.what
+                message = error.what
             finally:
                 Disk.write = real  # type: ignore[method-assign]
-            checks.append((f"said {said!r}", "disk is full" in said))
+            checks.append((f"the message is {message!r}", "disk is full" in message))
             checks.append(("an earlier checkpoint is gone", simple.steps(loop.checkpoints) == [2, 3]))
         with run.loop("a") as loop:
             loop.resume()
@@ -388,7 +475,7 @@ def _no_room(disk: Disk, path: Path, chunks: object) -> None:
 def bad_step(rng: np.random.Generator) -> Measured:
     """A step that is not finite is refused: named, state untouched and saved, the step not counted."""
     checks = []
-    with _run(rng) as run, run.loop("a") as loop:
+    with _run(rng) as run, run.loop("a", run.config(2, "train.verify=0")) as loop:  # which would see the change first
         loop.start()
         loop.advance()
         layout = loop.program.states["param"]
@@ -413,7 +500,7 @@ def bad_step_ahead(rng: np.random.Generator) -> Measured:
     loop goes on from there to the bits of a run that had no such step."""
     checks = []
     with _run(rng) as run:
-        cfg = run.config(2, "train.eval_every=0", "train.checkpoint_every=0", "train.profile=0")
+        cfg = run.config(2, "train.eval_every=0", "train.checkpoint_every=0", "train.profile=0", "train.verify=0")
         with run.loop("good", cfg) as loop:
             loop.start()
             loop.run()
@@ -422,9 +509,9 @@ def bad_step_ahead(rng: np.random.Generator) -> Measured:
             loop.start()
             loop.run(Watch(stop=lambda: loop.step == 2))
             before = _bits(loop)
-        with run.loop("b", cfg, kind=_Behind) as loop:
+        with run.loop("b", cfg, kind=_RunsAhead) as loop:
             executor, refused = loop.executor, False
-            assert isinstance(executor, _Behind)
+            assert isinstance(executor, _RunsAhead)
             loop.start()
             executor.poison = 2
             try:
@@ -481,10 +568,10 @@ def sealed(rng: np.random.Generator) -> Measured:
         held = rundir.RunDir(folder)
         held.write_manifest(good)
         held.close()
-        checks.append((f"the folder is not GATED: {standing(folder)}", standing(folder) == ""))
+        checks.append((f"the folder is not GATED: {why_ungated(folder)}", why_ungated(folder) == ""))
         last = simple.at(folder / "checkpoints")
         (last / simple.MANIFEST).write_text((last / simple.MANIFEST).read_text().replace("GATED", "gated"))
-        checks.append(("an edited checkpoint is GATED", bool(standing(folder))))
+        checks.append(("an edited checkpoint is GATED", bool(why_ungated(folder))))
     return _measured(checks)
 
 
@@ -511,7 +598,7 @@ def run_directory(rng: np.random.Generator) -> Measured:
             checks.append((f"{name} was not forced to the medium", forced.get(info.st_ino) == info.st_size))
         for place in (first.path, first.path.parent):
             checks.append((f"the entries of {place.name} were not forced", place.stat().st_ino in forced))
-        checks.append(("not GATED when made", standing(first.path) == ""))
+        checks.append(("not GATED when made", why_ungated(first.path) == ""))
         checks.append(("another name", [p.name for p in first.path.parent.iterdir()] == ["contract"]))
         checks.append(("held twice", _busy(lambda: rundir.RunDir(first.path))))
         (first.path / ".lock").unlink()
@@ -592,7 +679,7 @@ def sampled(rng: np.random.Generator) -> Measured:
             loop.run()
             expected = _bits(loop)
         seen: dict[str, list[tuple[object, ...]]] = {}
-        for name, kind in (("waits", CpuExecutor), ("behind", _Behind), ("stopped", CpuExecutor)):
+        for name, kind in (("waits", CpuExecutor), ("ahead", _RunsAhead), ("stopped", CpuExecutor)):
             with run.loop(name, often, kind=kind) as loop:
                 loop.sample_tokens = 4
                 loop.start()
@@ -604,7 +691,7 @@ def sampled(rng: np.random.Generator) -> Measured:
             checks.append((f"{name}: other rows", run.rows(name) == run.rows("plain")))
             seen[name] = read(run.root / name / "m.sqlite", "samples")
         checks.append(("not after every step but the last", [r[0] for r in seen["waits"]] == [1, 2, 3, 4]))
-        checks.append(("other text", seen["waits"] == seen["behind"] == seen["stopped"]))
+        checks.append(("other text", seen["waits"] == seen["ahead"] == seen["stopped"]))
         checks.append(("the same text at every step", len({r[2] for r in seen["waits"]}) > 1))
     return _measured(checks, expected)
 
@@ -614,7 +701,7 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
         "parity": [
             ("text of a step", text_of_a_step),
             ("by hand", by_hand),
-            ("resumed", resumed),
+            ("resumed", resumed), ("lasts longer", lasts_longer), ("taken back", taken_back),
             ("ahead", ahead),
             ("validation", validation),
         ],

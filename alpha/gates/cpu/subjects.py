@@ -31,8 +31,13 @@ def warm_up(*workers: int) -> None:
 
 
 def samples(component: Component, rng: np.random.Generator, which: str) -> list[Sample]:
-    """None beyond the row's own."""
-    return []
+    """Samples beyond the row's own: 'samples' that the component carries (backends/cpu/calls.py), no 'exact' ones."""
+    return list(component.calls.further(rng)) if component.calls is not None and which == "samples" else []
+
+
+def refused(component: Component, rng: np.random.Generator) -> list[Sample]:
+    """Samples whose contents the kernel refuses when it is called."""
+    return list(component.calls.refused(rng)) if component.calls is not None else []
 
 
 def place(nbytes: int, offset: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The determinism gate on the GPU: the same bits, run after run, whatever moves around the kernel. Floor 7.
 
 What varies between runs: the addresses of every operand (fresh allocations while older ones live, 16-byte steps), the number of thread
-blocks that a persistent launch may use, the rubbish in outputs and scratch, and a neighbour stream on which the same kernel at another
+blocks that a persistent launch may use, the garbage in outputs and scratch, and a neighbour stream on which the same kernel at another
 size and fills of memory run at random beside it. What may not vary: any bit of any output. RUNS in all: 1000 find a flake of 0.3 % with
 95 % probability. The first differing coordinate, byte and values stand in the case's note.
 """
@@ -20,7 +20,7 @@ from alpha.gates import determinism
 from alpha.gates.cuda.calls import repeated
 from alpha.gates.cuda.subjects import CudaBound, opened
 from alpha.gates.subjects import Case, crash, fresh_nonce, generator, make_record, spec_of, warm_up
-from alpha.registry.cases import Repeats
+from alpha.registry.cases import CaseRecord, Repeats
 from alpha.registry.record import Record
 from alpha.types import TensorType
 
@@ -121,3 +121,8 @@ def _digest(arrays: Sequence[np.ndarray]) -> str:
         h.update(f"{x.dtype}{x.shape}".encode())
         h.update(x.tobytes())
     return h.hexdigest()[:16]
+
+
+def listed(component: Component, nonce: str) -> list[tuple[type[CaseRecord], str]]:
+    """(sort, name) of each case that a record of this nonce holds (expected.py)."""
+    return [(Repeats, case.name) for case in chosen(component, nonce)]

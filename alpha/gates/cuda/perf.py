@@ -35,7 +35,7 @@ from alpha.gates.cuda.subjects import CudaBound, opened
 from alpha.gates.cuda.time import FLUSH_BYTES, LAUNCHES, Since, block_of, kept, own_clock, timed_block
 from alpha.gates.subjects import crash, fresh_nonce, generator, make_record, short, spec_of, warm_up
 from alpha.profile import noise
-from alpha.registry.cases import Share
+from alpha.registry.cases import CaseRecord, Share
 from alpha.registry.record import Record
 
 BLOCKS = 9
@@ -152,3 +152,8 @@ def _timed(component: Component, call: Call, sets: Sequence[CudaBound], ceiling:
     return Share(name=call.name, share=short(share, 4), times_ns=tuple(round(t) for t in sorted(times["kernel"])), throttled=lost,
                  ceiling_ns=round(max(bytes_ns, flops_ns)), limit=limit, shape=" ".join(map(str, call.types))[:120],
                  copy=short(rates["copy"], 4), product=short(rates["product"], 4))
+
+
+def listed(component: Component, nonce: str) -> list[tuple[type[CaseRecord], str]]:
+    """(sort, name) of each case that a record of this nonce holds (expected.py)."""
+    return [(Share, call.name) for call in timed(component)]

@@ -34,24 +34,24 @@ NEAR = 1 << 14
 
 def entries(component: Component, nonce: str) -> list[CaseRecord]:
     """One entry per name in REPLAYS, over the largest case and others that the nonce chooses: how many replays give other bits than a call
-    on fresh buffers, how many nodes are strangers, and whether a part of L2 is set aside after all that."""
+    on fresh buffers, how many nodes are foreign, and whether a part of L2 is set aside after all that."""
     found = cases(component, nonce)
     largest = max(range(len(found)), key=lambda i: sum(np.size(x) for x in found[i].inputs), default=0)
     order = [largest, *(int(i) for i in generator(nonce, component.id, "replay").permutation(len(found)) if i != largest)]
     own = kernels_of(component)
-    stale, strangers, notes = 0, 0, ["", ""]
+    stale, foreign, notes = 0, 0, ["", ""]
     todo = [found[i] for i in order[:MOST] if found]
     for case in todo:
         try:
-            differs, strange = _replayed(component, case, own)
+            differs, outside = _replayed(component, case, own)
         except Exception as error:  # what cannot be captured cannot be replayed
-            differs, strange, notes[0] = True, [], f"{case.name}: {crash(error)}"
+            differs, outside, notes[0] = True, [], f"{case.name}: {crash(error)}"
         stale += differs
-        strangers += len(strange)
+        foreign += len(outside)
         notes[0] = notes[0] or (f"{case.name}: a replay gives other bits" if differs else "")
-        notes[1] = notes[1] or (strange[0] if strange else "")
+        notes[1] = notes[1] or (outside[0] if outside else "")
     aside = set_aside()
-    counts = ((stale, notes[0]), (strangers, notes[1]), (aside, f"{aside} bytes of L2 are set aside" if aside else ""))
+    counts = ((stale, notes[0]), (foreign, notes[1]), (aside, f"{aside} bytes of L2 are set aside" if aside else ""))
     return [Contract(name=name, error=float(n), bound=0.0, cases=len(todo), note=note)
             for name, (n, note) in zip(REPLAYS, counts)]
 
@@ -62,18 +62,18 @@ def kernels_of(component: Component) -> frozenset[str]:
 
 
 def _replayed(component: Component, case: Case, own: frozenset[str]) -> tuple[bool, list[str]]:
-    """(whether the replay gives other bits than a call on fresh buffers, nodes that are strangers)."""
+    """(whether the replay gives other bits than a call on fresh buffers, nodes that are foreign)."""
     outs = case.out_types(spec_of(component))
     contents = case.arrays()
     other = [x * x.dtype.type(0.75) if x.dtype.kind == "f" else x for x in contents]
     bound = bind(component, case.types, outs, case.attrs)
     bound.fill(contents)
     bound.again(0xFF)
-    got, strange = replay(bound, own, lambda: bound.fill(other))
+    got, outside = replay(bound, own, lambda: bound.fill(other))
     fresh = bind(component, case.types, outs, case.attrs, offset=1)
     fresh.fill(other)
     fresh.again(0x7B)
-    return _differ(got, fresh.bits()), strange
+    return _differ(got, fresh.bits()), outside
 
 
 def replay(bound: CudaBound, own: frozenset[str], move: Callable[[], None]) -> tuple[list[np.ndarray], list[str]]:
@@ -81,7 +81,7 @@ def replay(bound: CudaBound, own: frozenset[str], move: Callable[[], None]) -> t
     `own` kernels, copies and fills. CudaError where the call cannot be captured."""
     driver = _bindings.driver()
     with _captured(bound) as graph:
-        strange = strangers(graph, own)
+        outside = foreign_nodes(graph, own)
         executable = _bindings.check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
         try:
             opened()[0].synchronize()  # what was left on other streams is over
@@ -89,7 +89,7 @@ def replay(bound: CudaBound, own: frozenset[str], move: Callable[[], None]) -> t
             bound.poison(0xFF)
             _bindings.check("cuGraphLaunch", driver.cuGraphLaunch(executable, int(bound.stream.handle)))
             bound.stream.synchronize()
-            return bound.bits(), strange
+            return bound.bits(), outside
         finally:
             driver.cuGraphExecDestroy(executable)
 
@@ -113,7 +113,7 @@ def _captured(bound: CudaBound) -> Iterator[Any]:
         driver.cuGraphDestroy(graph)
 
 
-def strangers(graph: Any, own: frozenset[str]) -> list[str]:
+def foreign_nodes(graph: Any, own: frozenset[str]) -> list[str]:
     """What in a graph is neither a kernel of these names nor a copy or fill; a graph without any node is one too."""
     driver = _bindings.driver()
     _, count = _bindings.check("cuGraphGetNodes", driver.cuGraphGetNodes(graph, 0))
@@ -133,13 +133,13 @@ def strangers(graph: Any, own: frozenset[str]) -> list[str]:
 
 def why_not(component: Component, bound: CudaBound, rng: np.random.Generator) -> str:
     """What is wrong with the outputs that calls have left, for sizes at which no oracle looks: they are not those of a call on fresh
-    buffers, or a replay after the inputs were turned is not, or strangers ran; '' when nothing is."""
+    buffers, or a replay after the inputs were turned is not, or foreign nodes ran; '' when nothing is."""
     if _differ(bound.bits(), _fresh(component, bound)):
         return "timed calls gave other outputs than a call on fresh buffers"
-    got, strange = replay(bound, kernels_of(component), lambda: _turn(bound, rng))
+    got, outside = replay(bound, kernels_of(component), lambda: _turn(bound, rng))
     if _differ(got, _fresh(component, bound)):
         return "a replay of the call gives other outputs"
-    return strange[0] if strange else f"{n} bytes of L2 are set aside" if (n := set_aside()) else ""
+    return outside[0] if outside else f"{n} bytes of L2 are set aside" if (n := set_aside()) else ""
 
 
 def _turn(bound: CudaBound, rng: np.random.Generator) -> None:

@@ -45,6 +45,11 @@ def samples(component: Component, rng: np.random.Generator, which: str) -> list[
     return calls.further(component, rng, which)
 
 
+def refused(component: Component, rng: np.random.Generator) -> list[Sample]:
+    """None: code of the device raises no errors over contents."""
+    return []
+
+
 def differentiated(component: Component, row: str, rng: np.random.Generator) -> list[Sample]:
     """Samples of the forward row through which the kernel is differentiated."""
     return calls.differentiated(component, row, rng)

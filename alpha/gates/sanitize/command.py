@@ -54,7 +54,7 @@ def cmd_sanitize(ids: Sequence[str] = (), *, tools: Sequence[str] | None = None,
         return 3
     machine = found.key if (found := gpu_class()) is not None else ""
     wanted = {c: cuda_sanitize.missing(c, machine, tools) if stale and machine else list(tools) for c in named}
-    todo = cuda_sanitize.jobs({c: t for c, t in wanted.items() if t}, said=lambda text: out.print(text, markup=False))
+    todo = cuda_sanitize.jobs({c: t for c, t in wanted.items() if t}, report=lambda text: out.print(text, markup=False))
     if not todo:
         out.print("nothing to run: every tool has a finding about the code as it is; `alpha gate status` shows the verdicts")
         return 0  # done before: nothing is left to do
@@ -65,26 +65,27 @@ def cmd_sanitize(ids: Sequence[str] = (), *, tools: Sequence[str] | None = None,
         return 0
     counts = dict.fromkeys(_COLOUR, 0)
 
-    def said(found: cuda_sanitize.Finding) -> None:
+    def show(found: cuda_sanitize.Finding) -> None:
         what, why = cuda_sanitize.verdict(found)
         counts[what] += 1
         out.print(f"[{_COLOUR[what]}]{what:8}[/] {found.tool:10} {found.component:34} {found.calls} calls", end=" ")
         out.print(why, markup=False)
 
     with termination_raises():
-        cuda_sanitize.measure(sanitizer, todo, machine, workers=workers, root=cuda_sanitize.shipped_root() if ship else None, said=said)
+        cuda_sanitize.measure(sanitizer, todo, machine, workers=workers, root=cuda_sanitize.shipped_root() if ship else None,
+                              on_result=show)
     out.print(", ".join(f"{n} {what}" for what, n in counts.items()) + f"; compute-sanitizer {sanitize_tool.version(sanitizer)}")
     return 1 if counts[FAIL] else 0 if counts[PASS] else 3
 
 
-def standings(registry: Registry, ids: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:
+def verdicts_of(registry: Registry, ids: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:
     """component -> tool -> (verdict, why) on the class whose evidence counts, of the kernels of the GPU among `ids`."""
     package, found = Package(), {}
     for component in (registry.catalogue[i] for i in ids):
         if component.kind == "kernel" and component.backend == "cuda":
             machine = registry.machine_of(component)
             found[component.id] = ({tool: (NOT_RUN, why_not_here(component)) for tool in sanitize_tool.TOOLS} if machine is None else
-                                   cuda_sanitize.standing(component, machine.key, package=package))
+                                   cuda_sanitize.recorded_verdicts(component, machine.key, package=package))
     return found
 
 

@@ -37,7 +37,7 @@ import numpy as np
 import alpha
 from alpha.backends.cuda import kernels as binders
 from alpha.backends.cuda import launches
-from alpha.backends.cuda.cubins_of import ANYWHERE, Nowhere
+from alpha.backends.cuda.cubins_of import ANYWHERE, NullGpu
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.values import to_device
 from alpha.component import Component
@@ -135,7 +135,7 @@ def loads(component: Component, case: Case) -> set[tuple[Source, str]]:
         return [Operand(ANYWHERE, t) for t in types]
 
     with _noting() as noted:
-        component.implementation(Nowhere(), operands(case.types), operands(case.out_types(spec_of(component))), case.attrs)
+        component.implementation(NullGpu(), operands(case.types), operands(case.out_types(spec_of(component))), case.attrs)
     return noted
 
 
@@ -400,7 +400,7 @@ def save(found: Finding, root: Path) -> None:
     write_atomic(path_of(root, found.machine), "".join(merged[k].line() + "\n" for k in sorted(merged)))
 
 
-def standing(component: Component, machine: str, *, roots: Sequence[Path] | None = None,
+def recorded_verdicts(component: Component, machine: str, *, roots: Sequence[Path] | None = None,
              package: Package | None = None) -> dict[str, tuple[str, str]]:
     """tool -> (verdict, why) of what is recorded on a machine class; the last root is the strongest."""
     package = package or Package()
@@ -445,14 +445,14 @@ class Job:
     digests: Mapping[str, str]
 
 
-def jobs(wanted: Mapping[Component, Sequence[str]], *, nonce: str | None = None, said: Callable[[str], None] | None = None) -> list[Job]:
+def jobs(wanted: Mapping[Component, Sequence[str]], *, nonce: str | None = None, report: Callable[[str], None] | None = None) -> list[Job]:
     """What is to run of component -> tools, everything that it loads compiled. Needs the compiler, no GPU; MachineError, CompileError."""
     nonce, package, found = nonce or fresh_nonce(), Package(), []
     for component, tools in wanted.items():
         names, launched = chosen(component, nonce)
         prepare(component, launched, None)
-        if said is not None:
-            said(f"{component.id}: {len(names)} calls of {len(launched)} kernels")
+        if report is not None:
+            report(f"{component.id}: {len(names)} calls of {len(launched)} kernels")
         for tool in tools:
             plants = tuple((p, tuple(prepare(component, launched, p))) for p in plants_of(component, tool))
             found.append(Job(component=component, tool=tool, nonce=nonce, names=tuple(names), plants=plants,
@@ -476,7 +476,7 @@ def process(sanitizer: Path, job: Job, plant: Plant | None, timeout: float | Non
 
 
 def measure(sanitizer: Path, todo: Sequence[Job], machine: str, *, workers: int = 8, root: Path | None = None,
-            said: Callable[[Finding], None] | None = None) -> list[Finding]:
+            on_result: Callable[[Finding], None] | None = None) -> list[Finding]:
     """Findings in the order of the jobs, `workers` processes at a time; each is kept under `root` (default: the local one) as it comes."""
     done: dict[int, Finding] = {}
     with threads(workers) as pool:
@@ -487,6 +487,6 @@ def measure(sanitizer: Path, todo: Sequence[Job], machine: str, *, workers: int 
             done[i] = Finding(component=job.component.id, tool=job.tool, machine=machine, version=version(sanitizer),
                               digests=job.digests, nonce=job.nonce, calls=len(job.names), sound=sound.result(), plants=plants)
             save(done[i], root or local_root())
-            if said is not None:
-                said(done[i])
+            if on_result is not None:
+                on_result(done[i])
     return [done[i] for i in range(len(todo))]

@@ -62,8 +62,8 @@ class Seen:
     def open(self) -> str:
         """Why this settles nothing, for one that is not clean and reported nothing."""
         ended = "it did not end in time" if self.code is None else f"exit code {self.code}"
-        said = f": {self.words[0]}" if self.words else ""
-        return f"{'no summary' if self.reported is None else 'a summary of nothing'} after {self.calls} calls, {ended}{said}"
+        first = f": {self.words[0]}" if self.words else ""
+        return f"{'no summary' if self.reported is None else 'a summary of nothing'} after {self.calls} calls, {ended}{first}"
 
 
 def find() -> Path | None:

@@ -77,7 +77,7 @@ def child(ids: Sequence[str]) -> None:
         print(json.dumps({**found, "seconds": round(time.perf_counter() - start, 2)}), flush=True)
 
 
-def _fresh(ids: Sequence[str], said: Callable[[str], None]) -> dict[str, dict[str, float]]:
+def _fresh(ids: Sequence[str], report: Callable[[str], None]) -> dict[str, dict[str, float]]:
     """One measurement in a fresh process: component -> case -> share."""
     from alpha.gates.contracts.engine import child_environment
 
@@ -88,14 +88,14 @@ def _fresh(ids: Sequence[str], said: Callable[[str], None]) -> dict[str, dict[st
     found = {}
     for line in map(json.loads, done.stdout.splitlines()):
         if "why" in line:
-            said(f"not pinned: {line['why']}")
+            report(f"not pinned: {line['why']}")
         else:
             found[line["component"]] = line["shares"]
     return found
 
 
 def run(components: Sequence[Component], *, measurements: int | None = None, add: bool = False, root: Pins | None = None,
-        said: Callable[[str], None] = lambda text: None, catalogue: Catalogue | None = None,
+        report: Callable[[str], None] = lambda text: None, catalogue: Catalogue | None = None,
         fresh: Callable[[Sequence[str], Callable[[str], None]], dict[str, dict[str, float]]] = _fresh) -> list[Pin]:
     """Measure and pin; the pins as they are now. `add`: to the present measurements of the same code, which are replaced otherwise;
     `root`: the folder of pins (default: the repository's); `catalogue`: pins of components that are not in it are dropped."""
@@ -110,12 +110,12 @@ def run(components: Sequence[Component], *, measurements: int | None = None, add
         wanted = measurements or MEASUREMENTS[family(next(iter(mine.values())))]
         for k in range(wanted):
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            for i, shares in fresh(list(mine), said).items():
+            for i, shares in fresh(list(mine), report).items():
                 taken[i].append((at, shares))
-            said(f"measurement {k + 1} of {wanted}, {time.perf_counter() - start:.0f} s")
+            report(f"measurement {k + 1} of {wanted}, {time.perf_counter() - start:.0f} s")
         found = {i: merged(c, taken[i], pins.load(key).get(i) if add else None, package) for i, c in mine.items()}
         for i in (i for i, pin in found.items() if pin is None):
-            said(f"not pinned: {i} has fewer than {FEWEST} whole measurements")
+            report(f"not pinned: {i} has fewer than {FEWEST} whole measurements")
         made += (whole := [pin for pin in found.values() if pin is not None])
         pins.save(key, {p.component: p for p in whole}, keep=None if catalogue is None else frozenset(c.id for c in catalogue))
     return made
@@ -143,13 +143,14 @@ def merged(component: Component, taken: Sequence[tuple[str, Mapping[str, float]]
                perf.FLOPS, here)
 
 
-def false_alarms(pins: Iterable[Pin]) -> tuple[int, int]:
-    """(alarms, trials), cross-validated: each measurement in turn is held against the line that the others draw. Judged cases only."""
+def false_alarms(pins: Iterable[Pin], tries: int = 1) -> tuple[int, int]:
+    """(alarms, trials), cross-validated: so many measurements in a row are held against the line that the others draw, and an alarm is
+    where none of them reaches it, as the gate measures again before it believes a slowdown. Cases that the others let be judged only."""
     alarms = trials = 0
     for pin in pins:
         for shares in pin.shares.values():
-            for k in range(len(shares) if len(shares) > FEWEST else 0):
-                line = line_of((*shares[:k], *shares[k + 1 :]), FLOOR[pin.family])
+            for k in range(len(shares) - tries + 1 if len(shares) - tries >= FEWEST else 0):
+                line = line_of((*shares[:k], *shares[k + tries :]), FLOOR[pin.family])
                 if line.judged:
-                    trials, alarms = trials + 1, alarms + (not shares[k] >= line.least)
+                    trials, alarms = trials + 1, alarms + (not max(shares[k : k + tries]) >= line.least)
     return alarms, trials

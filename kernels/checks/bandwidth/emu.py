@@ -17,7 +17,7 @@ BODY = {
     "store8": "memcpy(p,&r,8);",
     "store16_once": "memcpy(p,&r,16);",
     "store8_once": "memcpy(p,&r,8);",
-    "pack2": "{auto f=[](float x)->uint32_t{uint32_t u=__float_as_uint(x); if(x!=x) return 0x7fff; return (u+0x7fff+((u>>16)&1))>>16;}; packed=f(low)|(f(high)<<16);}",
+    "pack_bf16": "{auto f=[](float x)->uint32_t{uint32_t u=__float_as_uint(x); if(x!=x) return 0x7fff; return (u+0x7fff+((u>>16)&1))>>16;}; packed=f(low)|(f(high)<<16);}",
     "exp2_approx": "y=exp2f(x); if(fabsf(y)<1.17549435e-38f) y=0;",
     "reciprocal_approx": "y=1.0f/x;",
     "copy_async": "{char*d=emu_dynamic+slot; memset(d,0,16); memcpy(d,from,bytes); if(slot+16>emu_dynamic_bytes) abort();}",
@@ -26,10 +26,16 @@ BODY = {
     "read_slot": "memcpy(&r,emu_dynamic+slot,16);",
     "unpack_anew": "",
     "named_barrier_sync": "emu_named_barrier(id, threads);",
-    "max2": "{auto f=[](uint32_t u){return __uint_as_float(u<<16);}; auto g=[&](float x,float y){return __float_as_uint(fmaxf(x,y))>>16;}; m=g(f(a&0xffff),f(b&0xffff))|(g(f(a>>16),f(b>>16))<<16);}",
+    "max_bf16": "{auto f=[](uint32_t u){return __uint_as_float(u<<16);}; auto g=[&](float x,float y){return __float_as_uint(fmaxf(x,y))>>16;}; m=g(f(a&0xffff),f(b&0xffff))|(g(f(a>>16),f(b>>16))<<16);}",
     "grid_dependency_wait": "",
     "grid_dependency_launch": "",
 }
+
+
+BUILT = ROOT / ".alpha/emulated"
+COUNTED = False
+"""Whether branches are counted (gcov), and each line begins with a comment that says where it stands: `device_coverage.py` of suites."""
+PLACE = re.compile(r"/\*(\S+):(\d+)\*/ ")
 
 
 def inline(path, seen):
@@ -37,14 +43,14 @@ def inline(path, seen):
         return ""
     seen.add(path)
     out = []
-    for line in path.read_text().splitlines():
+    for number, line in enumerate(path.read_text().splitlines(), 1):
         m = re.match(r'\s*#include "(.+)"', line)
         if m:
             out.append(inline((path.parent / m[1]).resolve(), seen))
         elif "#pragma once" in line or "#include <cuda" in line:
             pass
         else:
-            out.append(line)
+            out.append(f"/*{path.relative_to(C.KERNELS)}:{number}*/ {line}" if COUNTED else line)
     return "\n".join(out)
 
 
@@ -72,7 +78,7 @@ def library(source):
     names = re.findall(r"(\w+)\((?:const __grid_constant__ (\w+) p|([^)]*))\) \{", text)
     stubs = []
     for m in re.finditer(r'extern "C" __global__ void', text):
-        head = text[m.end() : text.index("{", m.end())]
+        head = PLACE.sub("", text[m.end() : text.index("{", m.end())])
         head = re.sub(r"__launch_bounds__\((?:[^()]|\([^()]*\))*\)", "", head).strip()
         name, params = re.match(r"(\w+)\((.*)\)$", head, re.S).groups()
         types = [re.sub(r"\s*\b\w+$", "", q.strip().replace("const __grid_constant__ ", "")) for q in params.split(",")]
@@ -83,7 +89,7 @@ def library(source):
         )
     full = '#include "emu.h"\n' + text + "\n" + "\n".join(stubs)
     d = hashlib.sha256((full + key + (ROOT / "kernels/checks/bandwidth/emu.h").read_text()).encode()).hexdigest()[:16]
-    base = ROOT / ".alpha/emulated"
+    base = BUILT
     base.mkdir(parents=True, exist_ok=True)
     so = base / (d + ".so")
     if not so.exists():
@@ -91,8 +97,7 @@ def library(source):
         cmd = [
             "g++",
             "-std=c++17",
-            "-O1",
-            "-g1",
+            *(("--coverage", "-fno-exceptions") if COUNTED else ("-O1", "-g1")),
             "-fPIC",
             "-shared",
             "-Wl,-Bsymbolic",

@@ -11,7 +11,8 @@ import numpy as np
 from emu_tools import P, put
 
 from alpha.backends.cuda.kernels import norm
-from alpha.gates.adversarial.cuda_plant import compiled_from, overlay
+from alpha.cuda_runtime import compile as nvcc
+from alpha.gates.adversarial.cuda_plant import overlay
 from alpha.gates.sanitize.engine import plants_of
 from alpha.train.catalogue import catalogue
 
@@ -35,7 +36,7 @@ def bits(rows: int, width: int, order: int) -> bytes:
 wrong = 0
 for plant in (None, *plants_of(catalogue()["layernorm_bwd.bf16.sm90"], "racecheck")):
     emu.CACHE.clear()
-    with overlay(plant.fault if plant else None) as kernels, compiled_from(kernels):
+    with overlay(plant.fault if plant else None) as kernels, nvcc.compiling(kernels=kernels):
         distinct = [len({bits(*shape, order) for order in range(3)}) for shape in SHAPES]
     good = max(distinct) == 1 if plant is None else max(distinct) > 1
     wrong += not good

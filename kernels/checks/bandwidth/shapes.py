@@ -47,12 +47,11 @@ def forward_candidates(p):
         if threads > 512 or threads * vectors * 4 > p.vectors * 5 or (p.vectors > 128 and vectors > 4):
             continue
         for teams in (4, 8) if threads == 32 else (1,):
-            for ahead in (False, True):
-                row = 4 * vectors * (2 if p.add else 1) * (2 if ahead else 1)
-                for spare in (28, 38):
-                    blocks = _blocks(threads * teams, row + spare + (4 if p.kind == "layer" else 0))
-                    c = norm.NormForward(threads=threads, vectors=vectors, teams=teams, ahead=ahead, blocks=blocks)
-                    found.setdefault(f"t{threads}v{vectors}x{teams}b{blocks}{'a' if ahead else ''}", c)
+            row = 4 * vectors * (2 if p.add else 1)
+            for spare in (28, 38):
+                blocks = _blocks(threads * teams, row + spare + (4 if p.kind == "layer" else 0))
+                c = norm.NormForward(threads=threads, vectors=vectors, teams=teams, blocks=blocks)
+                found.setdefault(f"t{threads}v{vectors}x{teams}b{blocks}", c)
     return found
 
 

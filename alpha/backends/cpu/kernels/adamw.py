@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
 
 import numpy as np
 
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
+from alpha.ops.spec import Sample
 from alpha.types import Attrs
 
 BLOCK = 32768
@@ -78,7 +80,15 @@ def adamw(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs
     return run
 
 
+def _slow(rng: np.random.Generator) -> Iterable[Sample]:
+    """Steps of a run at which the moments, with betas this close to 1, are still corrected."""
+    for step in (2_000, 30_000):
+        grad, scalars = rng.standard_normal(65), (np.array(0.5), np.array(1e-2), np.array(step, np.int32), np.array(1, np.int32))
+        yield Sample(name=f"slow-{step}", inputs=(rng.standard_normal(65), grad, 0.1 * grad, rng.random(65) * 0.1, *scalars), wrt=(),
+                     attrs={"beta1": 0.999, "beta2": 0.9999, "eps": 1e-8, "weight_decay": 0.1, "segments": ((0, 65, 1.0, 1.0),)})
+
+
 KERNELS = (
     Component(id="adamw.f32.cpu", kind="kernel", backend="cpu", op="adamw", implementation=adamw, envelope=Envelope(dtypes=("f32", "f64")),
-              inplace=((0, 0), (1, 2), (2, 3))),
+              inplace=((0, 0), (1, 2), (2, 3)), calls=Calls(further=_slow)),
 )

@@ -11,22 +11,26 @@ above LEAST, exp of the bare scores neither overflows nor loses a term that coun
 The left factor of the scores is k as it lies, the right one a transposed copy of the queries that carries the scale: BLAS is half as fast
 again on small products whose operands need no turning.
 
-Backward recomputes p = exp(scale q.k - lse) and ds = p (scale do.v - scale delta): both subtractions ride along in the products, as one
-more column of the left factor and row of the right one, (k | 1) and (scale q | -lse), (v | 1) and (scale do | -scale delta).
+Backward recomputes p = exp(scale q.k - lse). Its scores come from the product that forward took, so they have forward's bits, and lse is
+taken off afterwards. As one more term of the product it would change their rounding: where the scores of a row share a large offset, p
+would no longer add up to 1, and dq would err by that times the offset of k. In ds = p (scale do.v - scale delta) the subtraction does ride
+along in the product, as one more column of the left factor and row of the right one: (v | 1) and (scale do | -scale delta).
 
 Legend: B batch, T queries, S keys, G key heads, R query heads per key head, D head width; an item holds b batches and g key heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope, Limit
+from alpha.ops.spec import Sample
 from alpha.types import Attrs
 
 QUERIES = 64
@@ -251,7 +255,8 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
     queries = cpu.scratch((cpu.threads, 2, columns * d if r > 1 else 0), dtype)
     turned = cpu.scratch((cpu.threads, 2, columns * (d + 1)), dtype)
     by_place = cpu.scratch((cpu.threads, columns), dtype)
-    keys_buffer = cpu.scratch((cpu.threads, 2, pairs * s * (d + 1)), dtype)
+    shifts = cpu.scratch((cpu.threads, columns), dtype)
+    values = cpu.scratch((cpu.threads, pairs * s * (d + 1)), dtype)
     grown_buffer = cpu.scratch((cpu.threads, pairs * tall * d if len(blocks) > 1 else 0), dtype)
     differs = cpu.scratch((cpu.threads, s * QUERIES if documents else 0), np.bool_)
     ones = np.ones(d, dtype)
@@ -260,8 +265,8 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
         at_b, at_g = items[i]
         nb, ng = at_b.stop - at_b.start, at_g.stop - at_g.start
         k_, v_ = k_BGSD[at_b, at_g], v_BGSD[at_b, at_g]
-        k_1, v_1 = (x[: nb * ng * s * (d + 1)].reshape(nb, ng, s, d + 1) for x in keys_buffer[worker])
-        k_1[..., :d], v_1[..., :d], k_1[..., d], v_1[..., d] = k_, v_, 1, 1
+        v_1 = values[worker, : nb * ng * s * (d + 1)].reshape(nb, ng, s, d + 1)
+        v_1[..., :d], v_1[..., d] = v_, 1
         dk, dv = dk_BGSD[at_b, at_g], dv_BGSD[at_b, at_g]
         low, high = blocks[0].low, blocks[0].high
         dk[:, :, high:], dv[:, :, high:] = 0, 0
@@ -276,20 +281,23 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
             do_o, delta = turned[worker, 0, : m * d].reshape(nb, n, ng * r, d), by_place[worker, :m]
             np.multiply(do[place], o[place], out=do_o)
             np.matmul(do_o.reshape(m, d), ones, out=delta)
-            q_1, do_1 = _turned(q_BGRTD[at], scale, turned[worker, 0], 1), _turned(do_BGRTD[at], scale, turned[worker, 1], 1)
-            np.multiply(lse_BGRT[at], -1, out=q_1[:, :, d])  # np.negative of NumPy 2.2 errs where input and output are both strided
-            np.copyto(q_1[:, :, d], -np.inf, where=q_1[:, :, d] == np.inf)  # a row that saw no key: every p is exp(-inf)
+            q_turned = _turned(q_BGRTD[at], scale, turned[worker, 0]).reshape(nb, ng, d, r * n)
+            do_1 = _turned(do_BGRTD[at], scale, turned[worker, 1], 1)
+            shift = shifts[worker, :m]
+            np.copyto(shift.reshape(nb, ng, r, n), lse_BGRT[at])
+            np.copyto(shift, np.inf, where=shift == -np.inf)  # a row that saw no key: every p is exp(-inf)
             np.multiply(delta.reshape(nb, n, ng, r).transpose(0, 2, 3, 1), -scale, out=do_1[:, :, d])
             q_, do_ = _columns(q_BGRTD[at], queries[worker, 0]), _columns(do_BGRTD[at], queries[worker, 1])
             p, ds = (x[worker, : keys * m].reshape(keys, m) for x in (p_buffer, ds_buffer))
             p_BGSM, ds_BGSM = (x.reshape(keys, nb, ng, r * n).transpose(1, 2, 0, 3) for x in (p, ds))
-            np.matmul(k_1[:, :, block.low : block.high], q_1.reshape(nb, ng, d + 1, r * n), out=p_BGSM)
+            np.matmul(k_[:, :, block.low : block.high], q_turned, out=p_BGSM)
             hides, cap = hidden[first], caps[first]
             if hides is not None and cap is not None:
                 _mask(p[block.masked - block.low :][: len(hides)], hides[:, :m], cap[:, :m])
             if documents:
                 pair = documents[1][at_b, block.low : block.high], documents[0][at_b, block.start : block.stop]
                 _hide(p.reshape(keys, nb, ng, r, n), pair, differs[worker, : keys * n].reshape(keys, n))
+            np.subtract(p, shift, out=p)
             np.exp(p, out=p)
             np.matmul(v_1[:, :, block.low : block.high], do_1.reshape(nb, ng, d + 1, r * n), out=ds_BGSM)
             np.multiply(ds, p, out=ds)
@@ -310,8 +318,40 @@ def attention_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
     return cpu.items(len(items), body)
 
 
+def _drawn(rng: np.random.Generator, name: str, t: int, s: int, heads: int, key_heads: int, window: int = 0) -> Sample:
+    q, k, v = (rng.standard_normal((1, n, h, 4)) for n, h in ((t, heads), (s, key_heads), (s, key_heads)))
+    return Sample(name=name, inputs=(q, k, v), attrs={"causal": True, "window": window, "scale": 0.5}, wrt=())
+
+
+def _samples_bwd(rng: np.random.Generator) -> Iterable[Sample]:
+    """As forward's, with the lse of scores that are all 0: p need not add up to 1 here."""
+    for sample in (_drawn(rng, "block-without-keys", 80, 5, 2, 1), _drawn(rng, "heads-apart", 256, 256, 8, 2)):
+        q, k, v = sample.inputs
+        t, s = q.shape[1], k.shape[1]
+        seen = np.maximum(0, np.arange(t) + 1 + s - t)
+        with np.errstate(divide="ignore"):
+            lse = np.broadcast_to(np.log(seen), (1, q.shape[2], t))
+        do, o = rng.standard_normal((2, *q.shape))
+        yield Sample(name=sample.name, inputs=(do, q, k, v, o, lse), attrs=sample.attrs, wrt=())
+
+
+def _samples(rng: np.random.Generator) -> Iterable[Sample]:
+    """A key that is NaN reaches the query that sees it and no other of its block. Scores that share an offset: q and k share a feature."""
+    q, k, v = rng.standard_normal((3, 1, 9, 2, 8))
+    k[0, -1] = np.nan
+    yield Sample(name="nan-key-behind-the-mask", inputs=(q, k, v), attrs={"causal": True, "window": 0, "scale": 8**-0.5}, wrt=())
+    yield _drawn(rng, "block-without-keys", 80, 5, 2, 1)  # a whole block of queries, all of it before the first key
+    yield _drawn(rng, "heads-apart", 256, 256, 8, 2)  # scores of one key head alone are longer than half a buffer
+    yield _drawn(rng, "window-of-fewer-keys", 160, 90, 2, 1, window=7)  # the last query sees the last key, whatever their numbers
+    for name, offset, window in (("above", 1e3, 0), ("below", -1e3, 5), ("near-safe", SAFE, 0)):
+        q, k, v = rng.standard_normal((3, 1, 21, 2, 8))
+        q[..., 0], k[..., 0] = abs(offset) ** 0.5, offset / abs(offset) ** 0.5
+        yield Sample(name=f"offset-{name}", inputs=(q, k, v), attrs={"causal": True, "window": window, "scale": 1.0}, wrt=())
+
+
 KERNELS = (
-    Component(id="attention.f32.cpu", kind="kernel", backend="cpu", op="attention", implementation=attention, envelope=_ENVELOPE),
+    Component(id="attention.f32.cpu", kind="kernel", backend="cpu", op="attention", implementation=attention, envelope=_ENVELOPE,
+              calls=Calls(further=_samples)),
     Component(id="attention_bwd.f32.cpu", kind="kernel", backend="cpu", op="attention_bwd", implementation=attention_bwd,
-              envelope=_ENVELOPE),
+              envelope=_ENVELOPE, calls=Calls(further=_samples_bwd)),
 )

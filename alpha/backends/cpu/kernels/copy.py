@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from alpha.backends.cpu.blocks import cuts, single_pass, zipped
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
 from alpha.errors import InputError
+from alpha.ops.spec import Sample
 from alpha.types import Attrs
 
 _ENVELOPE = Envelope(dtypes=("f32", "f64", "bf16"))
@@ -56,7 +59,7 @@ def _joined(parts: Sequence[np.ndarray], whole: np.ndarray, axis: int) -> list[t
     """(part, its place in the whole) as matrices: axes before `axis`, then the rest."""
     axis %= whole.ndim
     outer = prod(whole.shape[:axis])
-    wide = whole.reshape(outer, -1) if whole.size else whole.reshape(outer, 0)
+    wide = whole.reshape(outer, prod(whole.shape[axis:]))
     pairs, start = [], 0
     for p in parts:
         width = prod(p.shape[axis:])
@@ -119,11 +122,36 @@ def take_row_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray]
     return run
 
 
+def _aliased(rng: np.random.Generator) -> Iterable[Sample]:
+    """Rows 1024 bytes apart, and one more than a tall tile of them."""
+    yield Sample(name="aliased", inputs=(rng.standard_normal((1025, 256)),), attrs={"perm": (1, 0)}, wrt=())
+
+
+def _empty(rng: np.random.Generator) -> Iterable[Sample]:
+    yield Sample(name="no-rows", inputs=(np.zeros((0, 3)), np.zeros((0, 2))), attrs={"axis": 1}, wrt=())
+    yield Sample(name="no-elements", inputs=(np.zeros((1, 0)), np.zeros((1, 0))), attrs={"axis": 1}, wrt=())
+
+
+def _empty_pieces(rng: np.random.Generator) -> Iterable[Sample]:
+    yield Sample(name="no-rows", inputs=(np.zeros((0, 5)),), attrs={"axis": 1, "sizes": (3, 2)}, wrt=())
+
+
+def _outside(rng: np.random.Generator, shape: tuple[int, ...], attrs: dict[str, object]) -> Iterable[Sample]:
+    """Positions past either end of a sequence of 7."""
+    for name, wrong in (("past-the-last", 7), ("negative", -1)):
+        yield Sample(name=name, inputs=(rng.standard_normal(shape), np.array([3, wrong, 0], np.int32)), attrs=attrs)
+
+
 KERNELS = (
-    Component(id="transpose.f32.cpu", kind="kernel", backend="cpu", op="transpose", implementation=transpose, envelope=_ENVELOPE),
-    Component(id="concat.f32.cpu", kind="kernel", backend="cpu", op="concat", implementation=concat, envelope=_ENVELOPE),
-    Component(id="split.f32.cpu", kind="kernel", backend="cpu", op="split", implementation=split, envelope=_ENVELOPE),
+    Component(id="transpose.f32.cpu", kind="kernel", backend="cpu", op="transpose", implementation=transpose, envelope=_ENVELOPE,
+              calls=Calls(further=_aliased)),
+    Component(id="concat.f32.cpu", kind="kernel", backend="cpu", op="concat", implementation=concat, envelope=_ENVELOPE,
+              calls=Calls(further=_empty)),
+    Component(id="split.f32.cpu", kind="kernel", backend="cpu", op="split", implementation=split, envelope=_ENVELOPE,
+              calls=Calls(further=_empty_pieces)),
     Component(id="broadcast_to.f32.cpu", kind="kernel", backend="cpu", op="broadcast_to", implementation=broadcast_to, envelope=_ENVELOPE),
-    Component(id="take_row.f32.cpu", kind="kernel", backend="cpu", op="take_row", implementation=take_row, envelope=_ENVELOPE),
-    Component(id="take_row_bwd.f32.cpu", kind="kernel", backend="cpu", op="take_row_bwd", implementation=take_row_bwd, envelope=_ENVELOPE),
+    Component(id="take_row.f32.cpu", kind="kernel", backend="cpu", op="take_row", implementation=take_row, envelope=_ENVELOPE,
+              calls=Calls(refused=partial(_outside, shape=(3, 7, 5), attrs={}))),
+    Component(id="take_row_bwd.f32.cpu", kind="kernel", backend="cpu", op="take_row_bwd", implementation=take_row_bwd, envelope=_ENVELOPE,
+              calls=Calls(refused=partial(_outside, shape=(3, 5), attrs={"rows": 7}))),
 )

@@ -7,13 +7,16 @@ float64 and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
 from alpha.errors import InputError
+from alpha.ops.spec import Sample
 from alpha.types import Attrs
 
 SAFE = 60.0
@@ -110,10 +113,30 @@ def count_valid(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray],
     return run
 
 
+def _offsets(rng: np.random.Generator) -> Iterable[Sample]:
+    """Logits that share an offset, far beyond what exp can take and on either side of SAFE. At 86 each exp is finite, their sum is not."""
+    for name, offset, spread in (("above", 1e4, 2.0), ("below", -1e4, 2.0), ("near-safe", SAFE, 2.0), ("near-minus-safe", -SAFE, 2.0),
+                                 ("sum-above", 86.0, 0.2), ("sum-below", -105.0, 0.2)):
+        x, targets = spread * rng.standard_normal((9, 33)) + offset, rng.integers(0, 33, 9).astype(np.int32)
+        yield Sample(name=f"offset-{name}", inputs=(x, targets), attrs={"ignore_index": -1, "z_loss": 1e-4}, wrt=())
+
+
+def _refused(rng: np.random.Generator) -> Iterable[Sample]:
+    """One target that is no column, past either end."""
+    for name, wrong in (("past-the-last", 9), ("negative", -2)):
+        yield Sample(name=name, inputs=(rng.standard_normal((3, 9)), np.array([0, wrong, 8], np.int32)),
+                     attrs={"ignore_index": -1, "z_loss": 0.0})
+
+
+def _refused_bwd(rng: np.random.Generator) -> Iterable[Sample]:
+    for sample in _refused(rng):
+        yield replace(sample, inputs=(np.ones(3), *sample.inputs, np.zeros(3)))
+
+
 KERNELS = (
     Component(id="cross_entropy.f32.cpu", kind="kernel", backend="cpu", op="cross_entropy", implementation=cross_entropy,
-              envelope=_ENVELOPE),
+              envelope=_ENVELOPE, calls=Calls(further=_offsets, refused=_refused)),
     Component(id="cross_entropy_bwd.f32.cpu", kind="kernel", backend="cpu", op="cross_entropy_bwd", implementation=cross_entropy_bwd,
-              envelope=_ENVELOPE, inplace=((0, 1),)),
+              envelope=_ENVELOPE, inplace=((0, 1),), calls=Calls(refused=_refused_bwd)),
     Component(id="count_valid.f32.cpu", kind="kernel", backend="cpu", op="count_valid", implementation=count_valid, envelope=_ENVELOPE),
 )

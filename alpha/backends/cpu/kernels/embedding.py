@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
 from alpha.errors import InputError
+from alpha.ops.spec import Sample
 from alpha.types import Attrs
 
 _ENVELOPE = Envelope(dtypes=("f32", "f64"))
 
 
 def _inside(ids: np.ndarray, vocab: int) -> None:
-    if ids.size and not (ids.min() >= 0 and ids.max() < vocab):
+    if not (ids.min() >= 0 and ids.max() < vocab):
         raise InputError("embedding: every id is a row of the table", came=f"{ids.min()}..{ids.max()}", expected=f"0..{vocab - 1}",
                          do="check that the token files were made with the tokenizer of this model")
 
@@ -66,8 +69,15 @@ def embedding_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
     return run
 
 
+def _outside(rng: np.random.Generator, shape: tuple[int, ...], attrs: dict[str, object]) -> Iterable[Sample]:
+    """Ids past either end of a table of 11 rows."""
+    for name, wrong in (("past-the-last", 11), ("negative", -1)):
+        yield Sample(name=name, inputs=(rng.standard_normal(shape), np.array([3, wrong, 0], np.int32)), attrs=attrs)
+
+
 KERNELS = (
-    Component(id="embedding.f32.cpu", kind="kernel", backend="cpu", op="embedding", implementation=embedding, envelope=_ENVELOPE),
+    Component(id="embedding.f32.cpu", kind="kernel", backend="cpu", op="embedding", implementation=embedding, envelope=_ENVELOPE,
+              calls=Calls(refused=partial(_outside, shape=(11, 5), attrs={}))),
     Component(id="embedding_bwd.f32.cpu", kind="kernel", backend="cpu", op="embedding_bwd", implementation=embedding_bwd,
-              envelope=_ENVELOPE),
+              envelope=_ENVELOPE, calls=Calls(refused=partial(_outside, shape=(3, 5), attrs={"vocab": 11}))),
 )

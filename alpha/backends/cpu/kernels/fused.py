@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.kernels.add import add
 from alpha.backends.cpu.kernels.gelu import gelu, gelu_bwd
 from alpha.backends.cpu.kernels.layernorm import layernorm
@@ -13,6 +14,7 @@ from alpha.backends.cpu.kernels.matmul import matmul
 from alpha.backends.cpu.kernels.rmsnorm import rmsnorm
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope, Limit
+from alpha.ops.spec import Sample
 from alpha.types import Attrs
 
 _PANEL_BYTES = 1 << 20
@@ -112,6 +114,13 @@ def add_rmsnorm(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray],
     return _add_norm(rmsnorm, 1)(cpu, ins, outs, attrs)
 
 
+def _accumulated(rng: np.random.Generator) -> Iterable[Sample]:
+    """A batch; and a sum of more than one block of rows."""
+    yield Sample(name="batch", inputs=tuple(rng.standard_normal(x) for x in ((2, 5, 7), (2, 5, 3), (2, 3, 7))), wrt=())
+    yield Sample(name="trans-b", inputs=tuple(rng.standard_normal(x) for x in ((37, 7), (37, 3), (7, 3))), attrs={"trans_b": True}, wrt=())
+    yield Sample(name="blocks", inputs=tuple(rng.standard_normal(x) for x in ((33, 8200), (33, 3), (3, 8200))), wrt=())
+
+
 _SAME = Envelope(dtypes=("f32", "f64"), limits=(
     Limit(text="two addends of one shape", holds=lambda types, attrs: types[0].shape == types[1].shape),))
 
@@ -120,7 +129,7 @@ KERNELS = (
     Component(id="matmul_gelu_bwd.f32.cpu", kind="kernel", backend="cpu", op="matmul_gelu_bwd", implementation=matmul_gelu_bwd,
               envelope=_PLAIN_LEFT),
     Component(id="matmul_accumulate.f32.cpu", kind="kernel", backend="cpu", op="matmul_accumulate", implementation=matmul_accumulate,
-              envelope=_ENVELOPE, inplace=((0, 0),)),
+              envelope=_ENVELOPE, inplace=((0, 0),), calls=Calls(further=_accumulated)),
     Component(id="add_layernorm.f32.cpu", kind="kernel", backend="cpu", op="add_layernorm", implementation=add_layernorm, envelope=_SAME,
               inplace=((0, 0),)),
     Component(id="add_rmsnorm.f32.cpu", kind="kernel", backend="cpu", op="add_rmsnorm", implementation=add_rmsnorm, envelope=_SAME,

@@ -20,7 +20,7 @@ _ENVELOPE = Envelope(dtypes=("f32", "f64"))
 def gelu(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
     """y = x * Phi(x); `approximate` is 'tanh' or 'none' (erf)."""
     x, y = ins[0].reshape(-1), outs[0].reshape(-1)
-    t = cpu.scratch((cpu.threads, 4, min(BLOCK, x.size)), x.dtype)
+    t = cpu.scratch((cpu.threads, 3, min(BLOCK, x.size)), x.dtype)
 
     def body(at: slice, worker: int) -> None:
         xb, yb = x[at], y[at]
@@ -33,7 +33,7 @@ def gelu(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs:
             np.tanh(u, out=u)
         else:
             np.multiply(xb, sqrt(0.5), out=u)
-            erf_into(u, t[worker, 1:4, : xb.size])
+            erf_into(u, t[worker, 1:3, : xb.size])
         np.add(u, 1, out=u)
         np.multiply(u, 0.5, out=u)
         np.multiply(u, xb, out=yb)

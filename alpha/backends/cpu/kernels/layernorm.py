@@ -8,12 +8,14 @@ spread, that would cancel: a block with such a row is centred first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
+from alpha.ops.spec import Sample
 from alpha.types import Attrs
 
 _ENVELOPE = Envelope(dtypes=("f32", "f64"))
@@ -141,10 +143,17 @@ def layernorm_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray
     return run
 
 
+def _below(rng: np.random.Generator) -> Iterable[Sample]:
+    """Rows far below zero: what is taken off them first does not hang on the sign of their mean."""
+    x, gamma = rng.standard_normal((9, 64)) - 300, 1 + 0.5 * rng.standard_normal(64)
+    inputs = (rng.standard_normal((9, 64)), x, gamma, x.mean(-1), 1 / np.sqrt(x.var(-1) + 1e-6))
+    yield Sample(name="far-below", inputs=inputs, wrt=())
+
+
 KERNELS = (
     Component(id="layernorm.f32.cpu", kind="kernel", backend="cpu", op="layernorm", implementation=layernorm, envelope=_ENVELOPE,
               inplace=((0, 0),)),
     Component(id="layernorm_bwd.f32.cpu", kind="kernel", backend="cpu", op="layernorm_bwd", implementation=layernorm_bwd,
               envelope=_ENVELOPE,
-              inplace=((0, 0), (0, 1))),
+              inplace=((0, 0), (0, 1)), calls=Calls(further=_below)),
 )

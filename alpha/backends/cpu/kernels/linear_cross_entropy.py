@@ -10,15 +10,17 @@ Legend: N rows, C width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.kernels.cross_entropy import LEAST, SAFE, counted
 from alpha.backends.cpu.kernels.fused import matmul_accumulate
 from alpha.backends.cpu.kernels.matmul import matmul
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
+from alpha.ops.spec import Sample
 from alpha.types import Attrs
 
 _PANEL_BYTES = 1 << 20
@@ -110,9 +112,29 @@ def linear_cross_entropy_grad(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequenc
     return _bound(cpu, ins, outs, attrs)
 
 
+def _refused(rng: np.random.Generator) -> Iterable[Sample]:
+    """One target that is no column, past either end, in a later chunk: an index from the end would be taken for a column."""
+    for name, wrong in (("past-the-last", 24), ("negative", -2)):
+        targets = rng.integers(0, 24, 37).astype(np.int32)
+        targets[30] = wrong
+        yield Sample(name=name, inputs=(rng.standard_normal((37, 16)), rng.standard_normal((24, 16)), targets),
+                     attrs={"ignore_index": -1, "z_loss": 0.0, "chunk": 16})
+
+
+def _offsets(rng: np.random.Generator) -> Iterable[Sample]:
+    """Logits that share an offset: x and weight share one feature."""
+    for name, offset in (("above", 1e3), ("below", -1e3), ("near-safe", SAFE)):
+        x, weight = rng.standard_normal((37, 16)), 0.5 * rng.standard_normal((24, 16))
+        x[:, 0], weight[:, 0] = abs(offset) ** 0.5, offset / abs(offset) ** 0.5
+        yield Sample(name=f"offset-{name}", inputs=(x, weight, rng.integers(0, 24, 37).astype(np.int32)),
+                     attrs={"ignore_index": -1, "z_loss": 0.0, "chunk": 16}, wrt=())
+
+
+_CALLS = Calls(further=_offsets, refused=_refused)
+
 KERNELS = (
     Component(id="linear_cross_entropy.f32.cpu", kind="kernel", backend="cpu", op="linear_cross_entropy",
-              implementation=linear_cross_entropy, envelope=_ENVELOPE),
+              implementation=linear_cross_entropy, envelope=_ENVELOPE, calls=_CALLS),
     Component(id="linear_cross_entropy_grad.f32.cpu", kind="kernel", backend="cpu", op="linear_cross_entropy_grad",
-              implementation=linear_cross_entropy_grad, envelope=_ENVELOPE),
+              implementation=linear_cross_entropy_grad, envelope=_ENVELOPE, calls=_CALLS),
 )

@@ -6,13 +6,15 @@ so the bits do not depend on the number of workers. K is never cut. Every produc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 import numpy as np
 
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
+from alpha.ops.spec import Sample
 from alpha.types import Attrs
 
 _STEP = 16
@@ -67,7 +69,12 @@ def matmul(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attr
     return cpu.items(len(parts), body)
 
 
+def _samples(rng: np.random.Generator) -> Iterable[Sample]:
+    """A batch whose every product is worth more than one panel."""
+    yield Sample(name="batch-of-panels", inputs=(rng.standard_normal((2, 160, 33)), rng.standard_normal((2, 33, 400))), wrt=())
+
+
 KERNELS = (
     Component(id="matmul.f32.cpu", kind="kernel", backend="cpu", op="matmul", implementation=matmul,
-              envelope=Envelope(dtypes=("f32", "f64"))),
+              envelope=Envelope(dtypes=("f32", "f64")), calls=Calls(further=_samples)),
 )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from alpha.backends.cpu.blocks import BLOCK, cuts, single_pass
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
 from alpha.ops.broadcast_to import stretched
+from alpha.ops.spec import Sample
 from alpha.ops.sum import reduced_axes
 from alpha.types import Attrs, TensorType
 
@@ -124,10 +126,20 @@ def max_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], att
     return cpu.items(len(views), body)
 
 
+def _nan(rng: np.random.Generator) -> Iterable[Sample]:
+    """A NaN in one element of each row, at every place, is the largest of its row alone."""
+    for name, shape, axis in (("rows", (7, 9), 1), ("columns", (9, 7), 0), ("all", (3, 5), None), ("blocks", (700, 130), 0)):
+        x = rng.standard_normal(shape)
+        at = np.arange(min(shape) - 1)
+        x[at, rng.permutation(len(at))] = np.nan
+        yield Sample(name=f"nan-{name}", inputs=(x,), attrs={"axis": axis, "keepdims": False}, wrt=())
+
+
 KERNELS = (
     Component(id="sum.f32.cpu", kind="kernel", backend="cpu", op="sum", implementation=sum_, envelope=_ENVELOPE),
     Component(id="sum_to.f32.cpu", kind="kernel", backend="cpu", op="sum_to", implementation=sum_to, envelope=_ENVELOPE),
     Component(id="mean.f32.cpu", kind="kernel", backend="cpu", op="mean", implementation=mean, envelope=_ENVELOPE),
-    Component(id="max.f32.cpu", kind="kernel", backend="cpu", op="max", implementation=max_, envelope=_ENVELOPE),
+    Component(id="max.f32.cpu", kind="kernel", backend="cpu", op="max", implementation=max_, envelope=_ENVELOPE,
+              calls=Calls(further=_nan)),
     Component(id="max_bwd.f32.cpu", kind="kernel", backend="cpu", op="max_bwd", implementation=max_bwd, envelope=_ENVELOPE),
 )

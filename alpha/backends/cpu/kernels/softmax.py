@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 import numpy as np
 
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
+from alpha.ops.spec import Sample
 from alpha.types import Attrs
 
 _ENVELOPE = Envelope(dtypes=("f32", "f64"))
@@ -69,9 +71,17 @@ def softmax_bwd(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray],
     return cpu.rows(outer, y.itemsize * c * inner, body)
 
 
+def _offsets(rng: np.random.Generator) -> Iterable[Sample]:
+    """Entries far above and below what exp can take, by an offset that all of a row share, just beyond it, and on either side of SAFE."""
+    for name, shape, offset, axis in (("above", (5, 33), 1e4, -1), ("below", (5, 33), -1e4, -1), ("above-middle", (2, 9, 5), 1e3, 1),
+                                      ("near-safe", (9, 8), SAFE, -1), ("near-minus-safe", (9, 8), -SAFE, -1),
+                                      ("just-above", (5, 33), 86.0, -1), ("just-below", (5, 33), -105.0, -1)):
+        yield Sample(name=f"offset-{name}", inputs=(2 * rng.standard_normal(shape) + offset,), attrs={"axis": axis}, wrt=())
+
+
 KERNELS = (
     Component(id="softmax.f32.cpu", kind="kernel", backend="cpu", op="softmax", implementation=softmax, envelope=_ENVELOPE,
-              inplace=((0, 0),)),
+              inplace=((0, 0),), calls=Calls(further=_offsets)),
     Component(id="softmax_bwd.f32.cpu", kind="kernel", backend="cpu", op="softmax_bwd", implementation=softmax_bwd, envelope=_ENVELOPE,
               inplace=((0, 0), (0, 1))),
 )

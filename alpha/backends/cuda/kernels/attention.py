@@ -65,7 +65,7 @@ def _documents(gpu: Gpu, problem: AttentionProblem, ids: Sequence[Operand]) -> D
 
 
 def _in_order(queue: Span, launches: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
-    """The launches of one call, after its tile counter has been cleared: scratch holds rubbish."""
+    """The launches of one call, after its tile counter has been cleared: scratch holds garbage."""
 
     def call(stream: int) -> None:
         fill(queue, 0, stream)

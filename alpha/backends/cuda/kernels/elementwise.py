@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -19,7 +18,6 @@ from alpha.backends.cuda.calls import Calls, bf16, f32, i32, plain
 from alpha.backends.cuda.cubins_of import Signature, cubins_of
 from alpha.backends.cuda.launches import (
     MULTIPROCESSORS,
-    OUTPUT_CODE,
     PER_VECTOR,
     SIZE,
     Divisor,
@@ -45,7 +43,7 @@ from alpha.types import Attrs, TensorType
 THREADS = 256
 DROPOUT_THREADS = 128  # each with 4 vectors, as in kernels/elementwise/dropout.cu
 _MAP = {"add": 0, "scale": 1, "cast": 2}
-_Map = structure("_Map", "a b y scalar", ("count", ctypes.c_int64), ("factor", ctypes.c_float))
+_Map = structure("_Map", "a b y unused", ("count", ctypes.c_int64), ("factor", ctypes.c_float))
 
 
 def elementwise(
@@ -120,7 +118,7 @@ def activation(
         addresses(op, b=b)
     if op == "swiglu_bwd":
         addresses(op, y2=y2)
-    defines = {"ACT_OP": _ACT[op], "ACT_ERF": int(approximate == "none" and op.startswith("gelu")), "ACT_F32": 0, "ACT_DEEP": 1}
+    defines = {"ACT_OP": _ACT[op], "ACT_ERF": int(approximate == "none" and op.startswith("gelu"))}
     arguments = _Act(dy, a, b, y, y2, *strides, vectors, Divisor.of(columns // PER_VECTOR))
     run = launch(kernel("elementwise/activation.cu", "activation_map", defines), ceil_div(vectors, THREADS), THREADS, arguments)
     tensors = {"gelu": 2, "gelu_bwd": 3, "swiglu": 3, "swiglu_bwd": 5}[op]
@@ -169,7 +167,7 @@ def dropout(
     )
     name = "dropout_map" if whole else "dropout_ragged"
     grid = ceil_div(count // PER_VECTOR, 4 * DROPOUT_THREADS) if whole else ceil_div(count, DROPOUT_THREADS)
-    run = launch(kernel("elementwise/dropout.cu", name, {"DROPOUT_F32": 0}), grid, DROPOUT_THREADS, arguments)
+    run = launch(kernel("elementwise/dropout.cu", name, {}), grid, DROPOUT_THREADS, arguments)
     return Operation(f"dropout {samples}x{positions}", (run,), 4 * count + 4 * samples)
 
 
@@ -189,7 +187,7 @@ class _Finish(ctypes.Structure):
 def finish_columns(partial: int, parts: int, width: int, outs: tuple[int, ...], out: Output) -> Launch:
     """Adds partial[set][part][width] over parts into outs[set], in the order of parts."""
     arguments = _Finish(partial, (ctypes.c_uint64 * 2)(*outs), parts, width)
-    defines = {"COLUMNS_F32": 0, "COLUMNS_OUT": OUTPUT_CODE[out]}
+    defines = {"COLUMNS_ACCUMULATE": int(out == "f32+=")}
     grid = (ceil_div(width, 32), len(outs), 1)
     return launch(kernel("elementwise/columns.cu", "columns_finish", defines), grid, 1024, arguments, overlap_previous=True)
 
@@ -222,7 +220,7 @@ def column_sums(rows: int, width: int, *, x: int, y: int, out: Output = "f32", p
     addresses("column sums", 4, y=y)
     if parts > 1:
         addresses("column sums", partial=partial)
-    defines = {"COLUMNS_F32": 0, "COLUMNS_OUT": OUTPUT_CODE[out]}
+    defines = {"COLUMNS_ACCUMULATE": int(out == "f32+=")}
     slabs = ceil_div(width, 32 * PER_VECTOR)
     down = limit(parts, ceil_div(blocks, slabs))
     arguments = _Columns(x, partial if parts > 1 else 0, y, rows, parts, ceil_div(rows, parts), width, width)
@@ -341,18 +339,6 @@ def _to_float(types: Sequence[TensorType], attrs: Attrs) -> bool:
 # Calls ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def _gelu_samples(back: bool, exact: bool, rng: np.random.Generator) -> Iterable[Sample]:
-    """Rows of whole vectors, which the row's own samples have none of."""
-    tails = np.resize(np.r_[np.linspace(-12, 12, 97), 1e-30, -1e-30, 0.0, 40.0, -40.0], (4, 104))
-    drawn = [("narrow", rng.standard_normal((37, 8))), ("wide", 3 * rng.standard_normal((3, 2056))), ("tails", tails)]
-    drawn += [("blocks", 3 * rng.standard_normal((2, 5, 7, 1032)))]
-    saturated = np.resize([64.0, 1024.0, -64.0, -1024.0], (3, 8))  # y is x or 0 and its slope 1 or 0, exactly
-    for form in ("tanh", "none"):
-        for name, x in [("saturated", saturated)] if exact else drawn:
-            dy = rng.integers(-9, 9, x.shape).astype(float) if exact else rng.standard_normal(x.shape)
-            yield Sample(name=f"gpu-{form}-{name}", inputs=(dy, x) if back else (x,), attrs={"approximate": form})
-
-
 def _dropout_samples(rng: np.random.Generator) -> Iterable[Sample]:
     """Whole vectors, which the row's samples have none of."""
     for name, shape, first in (("whole", (3, 1032), 4), ("whole-narrow", (37, 8), 0)):
@@ -377,10 +363,9 @@ def _component(op: str, binder: Kernel, compiled: Callable[[], Iterable[Signatur
 
 
 def _gelu_component(op: str, binder: Kernel, operands: int, **more: object) -> Component:
-    back, line = operands == 2, bf16(64)
+    line = bf16(64)
     forms: tuple[Attrs, ...] = ({"approximate": "tanh"}, {"approximate": "none"})
-    calls = Calls(further=partial(_gelu_samples, back, False), exactly=partial(_gelu_samples, back, True),
-                  differentiated=partial(_gelu_samples, False, False), timed=(plain(*[_ROWS] * operands, approximate="tanh"),))
+    calls = Calls(timed=(plain(*[_ROWS] * operands, approximate="tanh"),))
     return _component(op, binder, lambda: [([line] * operands, form) for form in forms], BF16, "rows that are multiples of 8", _whole,
                       calls, **more)
 

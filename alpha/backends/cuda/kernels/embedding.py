@@ -19,7 +19,6 @@ from alpha.backends.cuda.calls import Call, Calls, bf16, f32, i32, plain
 from alpha.backends.cuda.cubins_of import Signature, cubins_of
 from alpha.backends.cuda.launches import (
     MULTIPROCESSORS,
-    OUTPUT_CODE,
     PER_VECTOR,
     Operation,
     Output,
@@ -40,7 +39,7 @@ WIDEST = 8192
 CAPACITY = 64  # of a bucket, as in kernels/embedding/backward.cu
 PIECE = 64  # of a long id's occurrences, as there
 GROUP = 8  # ids that a warp takes together, as there
-FEW = 4  # occurrences of those, as there
+RARE = 4  # occurrences of those at most, as there
 CLEAR_THREADS = ORDER_THREADS = 512  # as there
 WARPS = 4 * 24 * MULTIPROCESSORS  # of embedding_sum at most, where what it has to do is known to the GPU alone ("f32+=")
 
@@ -78,7 +77,7 @@ class EmbeddingProblem:
         """Offsets into the workspace of the backward pass, and its length in bytes. header, counts and done come first and are cleared."""
         longs, pieces = self.count // CAPACITY + 1, self._pieces()
         sizes = {"header": 8, "counts": self.vocabulary, "done": pieces * self.slabs()}
-        sizes |= {"bucket": self.vocabulary * CAPACITY, "used": min(self.count, self.vocabulary), "middle_id": self.count // (FEW + 1) + 1}
+        sizes |= {"bucket": self.vocabulary * CAPACITY, "used": min(self.count, self.vocabulary), "middle_id": self.count // (RARE + 1) + 1}
         sizes |= {"long_id": longs, "long_at": longs, "long_first": longs, "piece_of": pieces, "ordered": self.count}
         sizes["partial"] = pieces * self.width
         offsets, end = {}, 0
@@ -135,7 +134,7 @@ def forward(
         table, positions, ids, places, y,
         problem.count, problem.width, problem.vocabulary, places_count, each, turns, apart,
     )  # fmt: skip
-    defines = {"EMBEDDING_F32": 0, "EMBEDDING_ADD": int(positions != 0), "EMBEDDING_DEEP": deep}
+    defines = {"EMBEDDING_ADD": int(positions != 0), "EMBEDDING_DEEP": deep}
     of = kernel("embedding/forward.cu", "embedding_forward", defines)
     row = 2 * problem.width
     run = launch(of, ceil_div(problem.count, 4 * each), 128, arguments)
@@ -153,7 +152,7 @@ def backward(
     addresses("embedding backward", 4, ids=ids)
     require("the embedding kernels", [(workspace.nbytes >= length, f"workspace of {workspace.nbytes} bytes", f"{length}")])
     at = {name: workspace.address + offset for name, offset in offsets.items()}
-    defines: dict[str, object] = {"EMBEDDING_F32": 0, "EMBEDDING_OUT": OUTPUT_CODE[out]}
+    defines = {"EMBEDDING_ACCUMULATE": int(out == "f32+=")}
     arguments = _Backward(
         dy, ids, dtable, at["counts"], at["bucket"], at["used"], at["middle_id"], at["long_id"], at["long_at"],
         at["long_first"], at["piece_of"], at["ordered"], at["done"], at["partial"], at["header"],

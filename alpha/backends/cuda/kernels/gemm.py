@@ -183,7 +183,7 @@ class GemmConfig:
                 "GEMM_BIAS": int(problem.bias),
                 "GEMM_ACT": {"none": 0, "gelu": 1, "swiglu": 2}[problem.activation],
                 "GEMM_SAVE_PRE": int(problem.save_pre),
-                "GEMM_AUX_IN": {"none": 0, "gelu_gradient": 2}[problem.aux_input],
+                "GEMM_AUX_IN": {"none": 0, "gelu_gradient": 1}[problem.aux_input],
                 "GEMM_SPLIT": int(self.split_units > 0),
             },
         )

@@ -42,7 +42,6 @@ from alpha.types import Attrs, TensorType
 LARGEST_VOCABULARY = 131_072
 
 Mode = Literal["loss", "fused"]
-_MODE = {"loss": 0, "fused": 1}
 SHARED_LIMIT = 232_448
 SHARED_OF_SM = 233_472
 RESERVED = 1024  # shared memory that the system takes from each CTA
@@ -130,7 +129,7 @@ def cross_entropy(
     addresses(name, 4, targets=targets, lse=lse, loss=loss)
     if mode != "loss":
         addresses(name, 4, dloss=dloss)
-    defines: dict[str, object] = {"LOSS_F32": 0, "LOSS_MODE": _MODE[mode], "LOSS_THREADS": c.threads}
+    defines: dict[str, object] = {"LOSS_GRADIENT": int(mode == "fused"), "LOSS_THREADS": c.threads}
     defines["LOSS_LANES"] = c.lanes or c.threads
     defines |= {"LOSS_SHARED": c.shared, "LOSS_REGISTERS": c.registers, "LOSS_BLOCKS": c.blocks}
     grid = limit(min(problem.rows, MULTIPROCESSORS * c.blocks), blocks)
@@ -148,7 +147,7 @@ def total(rows: int, *, loss: int, targets: int, out: int, ignore: int = -1, add
     """out[0] = sum of loss[rows], out[1] = number of targets other than `ignore`, both fp32; with `add`, added to what is there."""
     require("the sum of losses", [(1 <= rows < 2**31 - 1024, f"{rows} rows", "1 to 2^31 - 1025")])
     addresses("sum of losses", 4, loss=loss, targets=targets, out=out)
-    of = kernel("loss/total.cu", "loss_total", {"TOTAL_ADD": int(add)})
+    of = kernel("loss/total.cu", "loss_total", {"TOTAL_ACCUMULATE": int(add)})
     values = [ctypes.c_uint64(word) for word in (loss, targets, out)]
     run = launch(of, 1, 1024, *values, ctypes.c_int32(rows), ctypes.c_int32(ignore))
     return Operation(f"sum of {rows} losses", (run,), 8 * rows + 8)

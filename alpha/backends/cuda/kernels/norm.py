@@ -81,18 +81,17 @@ class NormProblem:
         return (2 if self.kind == "layer" else 1) * self.parts * self.width * 4
 
     def defines(self) -> dict[str, object]:
-        return {"NORM_LAYER": int(self.kind == "layer"), "NORM_F32": 0, "NORM_ADD": int(self.add)}
+        return {"NORM_LAYER": int(self.kind == "layer"), "NORM_ADD": int(self.add)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormForward:
-    """How the forward pass is computed: threads that share a row, 16-byte vectors each, rows (teams) per CTA, whether the next
-    row is loaded ahead (then `blocks` CTAs per multiprocessor walk over the rows), CTAs per multiprocessor (register cap)."""
+    """How the forward pass is computed: threads that share a row, 16-byte vectors each, rows (teams) per CTA, CTAs per multiprocessor
+    (register cap)."""
 
     threads: int
     vectors: int
     teams: int
-    ahead: bool = False
     blocks: int = 1
 
 
@@ -172,10 +171,8 @@ def forward(
         addresses("norm forward", 4, mean=mean)
     if problem.add:
         addresses("norm forward", b=b, s=s)
-    defines = problem.defines() | {"NORM_THREADS": c.threads, "NORM_VECTORS": c.vectors, "NORM_TEAMS": c.teams}
-    defines |= {"NORM_AHEAD": int(c.ahead), "NORM_BLOCKS": c.blocks}
+    defines = problem.defines() | {"NORM_THREADS": c.threads, "NORM_VECTORS": c.vectors, "NORM_TEAMS": c.teams, "NORM_BLOCKS": c.blocks}
     grid = ceil_div(problem.rows, c.teams)
-    grid = min(grid, MULTIPROCESSORS * c.blocks) if c.ahead else grid
     arguments = _Forward(x, b, s, y, gamma, beta, mean, rstd, problem.rows, problem.width, problem.eps, 1.0 / problem.width)
     run = launch(kernel("norm/forward.cu", "norm_forward", defines), limit(grid, blocks), c.threads * c.teams, arguments)
     layer = problem.kind == "layer"

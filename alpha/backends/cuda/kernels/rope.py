@@ -69,7 +69,7 @@ _Rope = structure(
 
 
 def _defines(layout: str, inverse: bool, deep: int = 1) -> dict[str, object]:
-    return {"ROPE_F32": 0, "ROPE_LAYOUT": int(layout == "interleaved"), "ROPE_INVERSE": int(inverse), "ROPE_DEEP": deep}
+    return {"ROPE_LAYOUT": int(layout == "interleaved"), "ROPE_INVERSE": int(inverse), "ROPE_DEEP": deep}
 
 
 def _deep(rounds: int) -> int:

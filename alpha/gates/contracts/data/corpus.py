@@ -117,15 +117,19 @@ def _hash_tells_apart(rng: np.random.Generator) -> Measured:
 def _folders_and_globs(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
-        write_texts(root, {"a.txt": b"1", "b/c.txt": b"22", "b/d.md": b"333", "e/.keep": b""})
+        write_texts(root, {"a.txt": b"1", "b/c.txt": b"22", "b/d.md": b"333", "e/.keep": b"", "x.bin": b"4", "x.PY": b"5",
+                           ".git/a.md": b"6"})
         for source, expected in (
-            (root, ["a.txt", "b/c.txt"]),
-            (root / "**" / "*.md", ["b/d.md"]),
+            (root, ["a.txt", "b/c.txt", "b/d.md", "x.PY"]),
+            (root / "**" / "*.txt", ["a.txt", "b/c.txt"]),
+            (root / "*.bin", ["x.bin"]),
+            (root / "**" / "*.md", [".git/a.md", "b/d.md"]),
             (root / "b" / "*", ["c.txt", "d.md"]),
             (root / "b" / "d.md", ["d.md"]),
         ):
             made = corpus.open_corpus(str(source))
             count.check([d.relpath for d in made.documents] == expected, f"{source}: {made.documents}")
+        count.check(corpus.open_corpus(str(root)).left_out == 3, "files that were left out are not told")
         made = corpus.corpus_of_files("twice", root, ["a.txt", "a.txt"])
         count.check(len(made.documents) == 1, "a path twice")
     return count.measured()
@@ -207,7 +211,7 @@ def _folder_same_everywhere(rng: np.random.Generator) -> Measured:
 def _bad_folders(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
-        write_texts(root, {"empty.txt": b"", "notes.md": b"text"})
+        write_texts(root, {"empty.txt": b"", "notes.bin": b"text"})
         for source in (root, root / "none", root / "none" / "*.txt", root / "*.rst", root / "empty.txt"):
             count.refuses(InputError, corpus.open_corpus, str(source.relative_to(root)), str(source))
     return count.measured()

@@ -74,6 +74,23 @@ def _closed_forms(rng: np.random.Generator) -> Measured:
     return Measured(error=worst, bound=1e-12, cases=3, note="bits")
 
 
+def _long_documents(rng: np.random.Generator) -> Measured:
+    """A document beyond one block and one batch, against the formula from all its triples at once; relative error, summed pairwise."""
+    pool = np.frombuffer(text_like(rng, 4000), dtype=np.uint8)
+    text = pool[rng.integers(0, len(pool), (5 << 20) + 7)].tobytes()
+    b = np.frombuffer(b"\n\n" + text, dtype=np.uint8).astype(np.int64)
+    triples, times = np.unique((b[:-2] << 16) | (b[1:-1] << 8) | b[2:], return_counts=True)
+    pairs = np.bincount(triples & 0xFFFF, weights=times, minlength=1 << 16).reshape(256, 256)
+    p0 = (pairs.sum(axis=0) + np.count_nonzero(pairs.sum(axis=0)) / 256) / (len(text) + np.count_nonzero(pairs.sum(axis=0)))
+    n1, d1 = pairs.sum(axis=1, keepdims=True), np.count_nonzero(pairs, axis=1)[:, None]
+    p1 = np.where(n1 > 0, (pairs + d1 * p0) / np.maximum(n1 + d1, 1), p0).ravel()[triples & 0xFFFF]
+    context = triples >> 8
+    n2, d2 = np.bincount(context, weights=times)[context], np.bincount(context)[context]
+    expected = -float((times * np.log2((times + d2 * p1) / (n2 + d2))).sum()) / len(text)
+    error = abs(ngram.Order2Model([text]).bits_per_byte(text) - expected) / expected
+    return Measured(error=error, bound=1e-11, cases=len(triples), note="relative")
+
+
 def bits_digest(data: bytes) -> str:
     """The exact bits of a score (also called in a fresh process)."""
     return ngram.Order2Model([data[::2], data[1::3]]).bits_per_byte([data[: len(data) // 2], data]).hex()
@@ -99,6 +116,7 @@ CASES: Cases = {
         ("bits per byte as the reference", _bits_as_reference),
         ("probabilities sum to one", _probabilities_sum_to_one),
         ("closed forms", _closed_forms),
+        ("long documents are counted in blocks", _long_documents),
     ],
     "determinism": [("scores are the same in a fresh process", _same_everywhere)],
     "faults": [("empty input is refused", _bad_input)],

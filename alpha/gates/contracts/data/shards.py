@@ -1,4 +1,4 @@
-"""Cases of `shards.v1`."""
+"""Cases of `shards.v2`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.data import corpus, shards, tokenizer
+from alpha.data.hashed import file_bytes
 from alpha.errors import CorruptError, InputError, MachineError
-from alpha.gates.contracts.data.support import Cases, Count, any_bytes, flipped, folder, same_everywhere, text_like, write_texts
+from alpha.gates.contracts.data.support import Cases, Count, any_bytes, flipped, folder, same_everywhere, text_like, wide_bpe, write_texts
 
 
 def made_up(rng: np.random.Generator, root: Path, files: int = 9) -> corpus.Corpus:
@@ -50,6 +51,8 @@ def _stream_as_reference(rng: np.random.Generator) -> Measured:
                 stream = shards.token_stream(made, kind, root / f"{k}-{cut}", shard_tokens=cut)
                 count.check(len(stream) == len(tokens), f"{len(stream)} tokens instead of {len(tokens)}")
                 count.check(stream.windows([0], len(stream))[0].tolist() == tokens, f"tokens, shards of {cut}")
+                fit = [len(s.tokens) <= cut or len(s.starts) == 2 for s in stream.shards]  # a document is in one shard
+                count.check(all(fit), f"shards of more than {cut} tokens")
                 count.check(stream.document_ids([0], len(stream))[0].tolist() == owners, f"documents, shards of {cut}")
                 count.check((stream.documents, stream.text_bytes) == (len(made.documents), made.size), "documents or bytes of text")
                 length = int(rng.integers(2, 60))
@@ -59,6 +62,23 @@ def _stream_as_reference(rng: np.random.Generator) -> Measured:
                 for row, start in enumerate(starts):
                     count.check(windows[row].tolist() == tokens[start : start + length], f"window at {start}")
                     count.check(documents[row].tolist() == owners[start : start + length], f"documents at {start}")
+    return count.measured()
+
+
+def _ids_beyond_16_bits(rng: np.random.Generator) -> Measured:
+    """A vocabulary of 65,793 ids: tokens are uint32, on disk too; the last id of 65,536 is still uint16."""
+    count = Count()
+    with folder() as root:
+        texts = {"a.txt": rng.integers(0xFC, 0x100, 300).astype(np.uint8).tobytes(), "b.txt": b"\xff" * 9, "c.txt": b"\xfe" * 9}
+        write_texts(root / "texts", texts)
+        made = corpus.open_corpus(str(root / "texts"))
+        for kind, dtype in ((wide_bpe(65_536), "<u2"), (wide_bpe(65_537), "<u4"), (wide_bpe(65_793), "<u4")):
+            tokens, _ = reference_stream(made, kind)
+            count.check(max(tokens) == kind.vocab_size - 1 or kind.vocab_size == 65_537, f"the last of {kind.vocab_size} ids is not used")
+            for cut in (7, 1 << 20):
+                stream = shards.token_stream(made, kind, root / f"{kind.vocab_size}-{cut}", shard_tokens=cut)
+                count.check(stream.windows([0], len(stream))[0].tolist() == tokens, f"{kind.vocab_size} ids, shards of {cut}")
+                count.check({s.tokens.dtype.str for s in stream.shards} == {dtype}, f"{kind.vocab_size} ids are not {dtype}")
     return count.measured()
 
 
@@ -135,6 +155,63 @@ def _damaged_shards(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
+def _damage_seen_when_read(rng: np.random.Generator) -> Measured:
+    """Opened without reading the tokens, a stream gives the windows of whole blocks and refuses those of a damaged one."""
+    count = Count()
+    with folder() as root:
+        write_texts(root / "texts", {"a.txt": any_bytes(rng, 3 * shards.BLOCK), "b.txt": any_bytes(rng, 99)})
+        made = corpus.folder_corpus(root / "texts")
+        path = shards.token_stream(made, tokenizer.ByteTokenizer(), root / "cache").shards[0].path
+        whole = path.read_bytes()
+        tokens, _ = reference_stream(made, tokenizer.ByteTokenizer())
+        block = shards.BLOCK // 2  # tokens of a block
+        begin = whole.index(np.array(tokens[:64], dtype="<u2").tobytes())  # where the tokens are in the file
+        for damaged in range(len(tokens) // block):
+            at = begin + damaged * shards.BLOCK + int(rng.integers(shards.BLOCK))
+            path.write_bytes(whole[:at] + flipped(rng, whole[at : at + 1]) + whole[at + 1 :])
+            count.refuses(CorruptError, shards.open_stream, f"all of it, block {damaged} damaged", path.parent)
+            stream = shards.open_stream(path.parent, verify=False)
+            for read in rng.permutation(len(tokens) // block).tolist():
+                start = read * block + int(rng.integers(block - 64))
+                if read == damaged:
+                    count.refuses(CorruptError, stream.windows, f"a window of damaged block {damaged}", [start], 64)
+                    count.refuses(CorruptError, stream.windows, "one that begins before it", [max(0, read * block - 9)], block)
+                else:
+                    count.check(stream.windows([start], 64)[0].tolist() == tokens[start : start + 64], f"block {read}, {damaged} damaged")
+        index = len(whole) - 16  # where the second document starts; its lowest bit leaves the index rising
+        path.write_bytes(whole[:index] + bytes([whole[index] ^ 1]) + whole[index + 1 :])
+        count.refuses(CorruptError, shards.open_stream, "a damaged index", path.parent, verify=False)
+        for starts in ([0, 3, 3, 5], [1, 3, 5], [0, 3, 4], [0, 4, 3, 5]):  # whose checksums fit
+            facts = {"tokenizer": "t" * 64, "vocab_size": 9, "text_bytes": 5}
+            shards.write_shard(path, np.arange(5, dtype=np.uint16), np.array(starts), facts)
+            count.refuses(CorruptError, shards.open_shard, f"documents that begin at {starts}", path)
+    return count.measured()
+
+
+def _damaged_listing(rng: np.random.Generator) -> Measured:
+    count = Count()
+    with folder() as root:
+        place = shards.token_stream(made_up(rng, root / "texts"), _bpe(), root / "cache", shard_tokens=300).shards[0].path.parent
+        path = place / shards.LISTING
+        whole = path.read_bytes()
+        damaged = [b"", whole[:-1], whole + b" ", *(whole[: int(n)] for n in rng.integers(1, len(whole), 5))]
+        for data in [*damaged, *(flipped(rng, whole) for _ in range(60))]:
+            path.write_bytes(data)
+            count.refuses(CorruptError, shards.open_stream, f"a listing of {len(data)} bytes", place, verify=False)
+        path.write_bytes(file_bytes(shards.FORMAT, 3, json.loads(whole)))
+        count.refuses(CorruptError, lambda: shards.open_stream(place), "a hash of another content")
+        content = {k: v for k, v in json.loads(whole).items() if k != "sha256"}
+        path.write_bytes(file_bytes(shards.FORMAT, 3, content))
+        count.refuses(InputError, lambda: shards.open_stream(place), "a listing of version 3")
+        path.write_bytes(file_bytes("alpha.other", shards.VERSION, content))
+        count.refuses(CorruptError, lambda: shards.open_stream(place), "another kind of file")
+        path.write_bytes(file_bytes(shards.FORMAT, shards.VERSION, {**content, "shards": content["shards"][::-1]}))
+        count.refuses(CorruptError, lambda: shards.open_stream(place, expected=hashlib.sha256(whole).hexdigest()), "another listing")
+        path.unlink()
+        count.refuses(InputError, lambda: shards.open_stream(place), "no listing")
+    return count.measured()
+
+
 def _incomplete_streams(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
@@ -146,23 +223,30 @@ def _incomplete_streams(rng: np.random.Generator) -> Measured:
             (root / "copy" / stream.shards[index].path.name).unlink()
             count.refuses(CorruptError, lambda: shards.open_stream(root / "copy"), f"without shard {index}")
             shutil.rmtree(root / "copy")
+        paths = [shard.path for shard in stream.shards]
+        paths[0].rename(place / "away")
+        paths[1].rename(paths[0])
+        (place / "away").rename(paths[1])
+        count.refuses(CorruptError, lambda: shards.open_stream(place, verify=False), "two shards with each other's names")
+        paths[0].rename(place / "renamed.tokens")
+        count.refuses(CorruptError, lambda: shards.open_stream(place), "a renamed shard")
         count.refuses(InputError, lambda: shards.open_stream(root / "none"), "no folder")
         count.refuses(InputError, lambda: shards.open_shard(root / "none.tokens"), "no file")
         other = shards.token_stream(made, tokenizer.ByteTokenizer(), root / "cache")
         shutil.rmtree(place)
         shutil.copytree(other.shards[0].path.parent, place)
         count.refuses(CorruptError, lambda: shards.token_stream(made, _bpe(), root / "cache"), "the stream of another tokenizer")
-        path = root / "v2.tokens"
-        path.write_bytes(_of_version_2(other.shards[0].path.read_bytes()))
-        count.refuses(InputError, lambda: shards.open_shard(path), "version 2")
+        path = root / "v3.tokens"
+        path.write_bytes(_of_version_3(other.shards[0].path.read_bytes()))
+        count.refuses(InputError, lambda: shards.open_shard(path), "version 3")
         count.refuses(InputError, lambda: other.windows([len(other)], 1), "a window behind the end")
         count.refuses(InputError, lambda: other.windows([-1], 1), "a window before the start")
     return count.measured()
 
 
-def _of_version_2(whole: bytes) -> bytes:
+def _of_version_3(whole: bytes) -> bytes:
     _, length, _ = struct.unpack("<8sQ32s", whole[:48])
-    text = json.dumps({**json.loads(whole[48 : 48 + length]), "version": 2}, sort_keys=True).encode()
+    text = json.dumps({**json.loads(whole[48 : 48 + length]), "version": 3}, sort_keys=True).encode()
     return struct.pack("<8sQ32s", b"ALPHATOK", len(text), hashlib.sha256(text).digest()) + text + whole[48 + length :]
 
 
@@ -191,6 +275,7 @@ def _interrupted_writes(rng: np.random.Generator) -> Measured:
 CASES: Cases = {
     "parity": [
         ("stream, windows and documents as the reference", _stream_as_reference),
+        ("ids beyond 16 bits", _ids_beyond_16_bits),
         ("the cache gives what was asked", _cache_as_asked),
     ],
     "determinism": [
@@ -199,6 +284,8 @@ CASES: Cases = {
     ],
     "faults": [
         ("damaged shards are refused", _damaged_shards),
+        ("a damaged block is refused when it is read", _damage_seen_when_read),
+        ("damaged listings are refused", _damaged_listing),
         ("incomplete and foreign streams are refused", _incomplete_streams),
         ("interrupted writes leave nothing", _interrupted_writes),
     ],

@@ -11,7 +11,7 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data import corpus, split
 from alpha.errors import InputError
-from alpha.gates.contracts.data.support import Cases, Count, same_everywhere
+from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, same_everywhere, text_like, write_texts
 
 
 def reference_position(relpath: str, seed: int) -> float:
@@ -79,18 +79,62 @@ def _expected(whole: corpus.Corpus, fraction: float, unique: int) -> float:
 
 
 def _growth_moves_nothing(rng: np.random.Generator) -> Measured:
-    """Files come: the others keep their side, but for texts of which a copy came, and these never enter validation."""
+    """Files come: the others keep their side, but for texts of which a copy came, and the one of a corpus too small for its fraction.
+    None enters validation."""
     count = Count()
-    for _ in range(6):
-        documents = made_up(rng, 300)
+    for files in (2, 2, 3, 5, 300, 300, 300):
+        documents, fraction = made_up(rng, files, 0.0 if files < 300 else 0.2), 0.01 if files < 300 else 0.3
+        if len({d.sha256 for d in documents}) == 1:
+            continue
         new = [d for d in made_up(rng, 200) if d.relpath not in {old.relpath for old in documents}]
-        before = split.split_by_file(_corpus(documents), fraction=0.3, seed=5)
-        after = split.split_by_file(_corpus(documents + new), fraction=0.3, seed=5)
+        before = split.split_by_file(_corpus(documents), fraction=fraction, seed=5)
+        after = split.split_by_file(_corpus(documents + new), fraction=fraction, seed=5)
         copied = {d.sha256 for d in new}
+        forced = {d.sha256 for d in before.validation.documents if reference_position(d.relpath, 5) >= fraction}
+        held_out = {d.sha256 for d in before.validation.documents}
+        count.check(not forced or len(held_out) == 1, "more than one text is validation without a reason")
         for d in before.train.documents:
             count.check(d in after.train.documents, f"{d.relpath} moved into validation")
         for d in before.validation.documents:
-            count.check(d in after.validation.documents or d.sha256 in copied, f"{d.relpath} moved")
+            count.check(d in after.validation.documents or d.sha256 in copied | forced, f"{d.relpath} moved")
+    return count.measured()
+
+
+def _one_text_is_cut(rng: np.random.Generator) -> Measured:
+    """The sides of one text join to it, about as the fraction says; the end begins a line, or at least a character."""
+    count = Count()
+    with folder() as root:
+        for text in (text_like(rng, 3000), text_like(rng, 900) + b"\n", any_bytes(rng, 500) + b"\n.", "äöü€𝄞".encode() * 40,
+                     b"no line end at all " * 9, b"ab"):
+            write_texts(root, {"one.txt": text})
+            whole = corpus.corpus_of_files("one", root, ["one.txt"])
+            fraction = float(rng.uniform(0.05, 0.5)) if len(text) > 2 else 0.5
+            made = split.split_by_file(whole, fraction=fraction, seed=1)
+            train, validation = (b"".join(side.texts()) for side in (made.train, made.validation))
+            count.check(train + validation == text and bool(train) and bool(validation), f"{text[:20]!r} does not come whole")
+            lines = b"\n" in text[:-1]
+            count.check(train.endswith(b"\n") if lines else validation[0] & 0xC0 != 0x80, "cut inside a line or a character")
+            off = abs(len(validation) - fraction * len(text))
+            count.check(off <= (max(map(len, text.split(b"\n"))) + 1 if lines else 4), f"{off} bytes away from the fraction {fraction}")
+            count.check(len({whole.hash, made.train.hash, made.validation.hash}) == 3, "two of whole, train and validation share a hash")
+            again = split.split_by_file(made.train, fraction=0.5, seed=1) if len(train) > 40 and b"\n" in train[:-1] else None
+            count.check(again is None or b"".join((*again.train.texts(), *again.validation.texts())) == train, "a part of a part")
+    return count.measured()
+
+
+def _small_corpora_have_two_sides(rng: np.random.Generator) -> Measured:
+    """However few texts, one at least is validation: that of the lowest position (the highest among a text's copies)."""
+    count = Count()
+    for files in rng.integers(2, 12, 20).tolist():
+        documents, seed = made_up(rng, files, 0.3), int(rng.integers(1 << 30))
+        latest: dict[str, float] = {}
+        for d in documents:
+            latest[d.sha256] = max(latest.get(d.sha256, 0.0), reference_position(d.relpath, seed))
+        if len(latest) > 1:
+            made = split.split_by_file(_corpus(documents), fraction=0.01, seed=seed)
+            held_out = {text for text, position in latest.items() if position < 0.01} or {min(latest, key=lambda text: latest[text])}
+            count.check({d.sha256 for d in made.validation.documents} == held_out, f"{files} files: {made.validation.documents}")
+            count.check({d.sha256 for d in made.train.documents} == latest.keys() - held_out, f"{files} files: {made.train.documents}")
     return count.measured()
 
 
@@ -122,9 +166,11 @@ def _bad_input(rng: np.random.Generator) -> Measured:
     whole = _corpus(made_up(rng, 50, 0.0))
     for fraction in (0.0, 1.0, -0.1, 1.5, math.nan):
         count.refuses(InputError, split.split_by_file, f"{fraction}", whole, fraction=fraction)
-    one = _corpus(made_up(rng, 1))
-    count.refuses(InputError, lambda: split.split_by_file(one), "one file")
-    count.refuses(InputError, lambda: split.split_by_file(whole, fraction=1e-12), "an empty validation side")
+    with folder() as root:
+        write_texts(root, {"one.txt": b"x", "character.txt": "€".encode()})
+        for name in ("one.txt", "character.txt"):
+            one = corpus.corpus_of_files("one", root, [name])
+            count.refuses(InputError, lambda one: split.split_by_file(one, fraction=0.5), f"a text of one character, {name}", one)
     count.refuses(InputError, lambda: split.split_by_file(whole, fraction=1 - 1e-12), "an empty train side")
     return count.measured()
 
@@ -135,6 +181,8 @@ CASES: Cases = {
         ("the sides share no path and no text", _nothing_shared),
         ("the share of files is the fraction", _share_of_files),
         ("growth moves nothing", _growth_moves_nothing),
+        ("one text is cut", _one_text_is_cut),
+        ("small corpora have two sides", _small_corpora_have_two_sides),
     ],
     "determinism": [
         ("the split is the same in a fresh process", _same_everywhere),

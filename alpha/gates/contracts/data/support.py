@@ -17,6 +17,7 @@ import numpy as np
 import alpha
 from alpha.component import Measured
 from alpha.data import corpus
+from alpha.data.tokenizer import FIRST_MERGE, BPETokenizer
 
 Case = tuple[str, Callable[[np.random.Generator], Measured]]
 Cases = dict[str, list[Case]]
@@ -74,6 +75,12 @@ def stdlib_texts(rng: np.random.Generator, count: int, limit: int) -> list[bytes
     root = corpus.stdlib_folder()
     paths = sorted(path for path in root.glob("*.py") if path.stat().st_size > 500)
     return [paths[i].read_bytes()[:limit] for i in rng.choice(len(paths), count, replace=False)]
+
+
+def wide_bpe(vocab_size: int) -> BPETokenizer:
+    """A tokenizer whose merges are pairs of bytes in order: up to 65,793 ids, more than 16 bits hold."""
+    pairs = [(left, right) for left in range(256) for right in range(256)]
+    return BPETokenizer(pairs[: vocab_size - FIRST_MERGE])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Cases of `tokenizer.bpe`: against a dull reference that recounts all pairs for each merge and applies each merge in turn."""
+"""Cases of `tokenizer.bpe`: against a plain reference that recounts all pairs for each merge and applies each merge in turn."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from unittest import mock
 import numpy as np
 
 from alpha.component import Measured
-from alpha.data import files, tokenizer
+from alpha.data import files, tokenizer, tokenizer_file
 from alpha.errors import CorruptError, InputError, MachineError
-from alpha.gates.contracts.data.support import Cases, Count, any_bytes, flipped, folder, same_everywhere, stdlib_texts, text_like
+from alpha.gates.contracts.data.support import Cases, Count, any_bytes, flipped, folder, same_everywhere, stdlib_texts, text_like, wide_bpe
 
 Merges = list[tuple[int, int]]
 
@@ -169,6 +169,9 @@ def _round_trip(rng: np.random.Generator) -> Measured:
         count.check(bpe.decode(ids) == data, f"round trip of {data[:40]!r}")
         count.check(int(bpe.byte_lengths[ids].sum()) == len(data), "byte lengths do not add up")
         count.check(ids.dtype == np.uint16 and not np.any(ids == bpe.eod) and np.all(ids < bpe.vocab_size), "ids out of range")
+    wide, data = wide_bpe(65_793), rng.integers(0xF0, 0x100, 500).astype(np.uint8).tobytes() + b"\xff" * 8
+    ids = wide.encode(data)
+    count.check(ids.dtype == np.uint32 and int(ids.max()) == 65_792 and wide.decode(ids) == data, "ids beyond 16 bits")
     count.check(bpe.decode([97, bpe.eod, 98]) == b"ab", "the end of a document stands for bytes")
     return count.measured()
 
@@ -178,7 +181,7 @@ def _save_and_load(rng: np.random.Generator) -> Measured:
     bpe, data = _trained(rng), text_like(rng, 3000)
     with folder() as root:
         bpe.save(root / "t.json")
-        back = tokenizer.Tokenizer.load(root / "t.json")
+        back = tokenizer_file.load_tokenizer(root / "t.json")
         back.save(root / "again.json")
         count.check((root / "t.json").read_bytes() == (root / "again.json").read_bytes(), "saved again, the file differs")
     count.check(isinstance(back, tokenizer.BPETokenizer) and back.merges == bpe.merges, "merges")
@@ -260,13 +263,13 @@ def damaged_files(rng: np.random.Generator, made: tokenizer.Tokenizer) -> Measur
         ]
         for data in damaged:
             path.write_bytes(data)
-            count.refuses(CorruptError, lambda: tokenizer.load_tokenizer(path), f"damaged file of {len(data)} bytes")
+            count.refuses(CorruptError, lambda: tokenizer_file.load_tokenizer(path), f"damaged file of {len(data)} bytes")
         del content["sha256"]
         path.write_bytes(_signed({**content, "version": 2}))
-        count.refuses(InputError, lambda: tokenizer.load_tokenizer(path), "version 2")
+        count.refuses(InputError, lambda: tokenizer_file.load_tokenizer(path), "version 2")
         path.write_bytes(_signed({**content, "format": "something.else"}))
-        count.refuses(CorruptError, lambda: tokenizer.load_tokenizer(path), "another format")
-        count.refuses(InputError, lambda: tokenizer.load_tokenizer(root / "none.json"), "missing file")
+        count.refuses(CorruptError, lambda: tokenizer_file.load_tokenizer(path), "another format")
+        count.refuses(InputError, lambda: tokenizer_file.load_tokenizer(root / "none.json"), "missing file")
     return count.measured()
 
 

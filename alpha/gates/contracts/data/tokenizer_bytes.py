@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 from alpha.component import Measured
-from alpha.data import tokenizer
+from alpha.data import tokenizer, tokenizer_file
 from alpha.errors import InputError
 from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, same_everywhere, stdlib_texts
 from alpha.gates.contracts.data.tokenizer_bpe import damaged_files, full_disk
@@ -26,7 +26,7 @@ def _ids_are_bytes(rng: np.random.Generator) -> Measured:
     count.check(made.vocab_size == 257 and made.eod == 256 and made.decode([104, 256, 105]) == b"hi", "the end of a document")
     with folder() as root:
         made.save(root / "t.json")
-        back = tokenizer.load_tokenizer(root / "t.json")
+        back = tokenizer_file.load_tokenizer(root / "t.json")
     count.check(isinstance(back, tokenizer.ByteTokenizer) and back.hash == made.hash, "save and load")
     return count.measured()
 

@@ -28,7 +28,7 @@ from alpha.registry.pins import Pins, binding, folder_of, key_of_record
 from alpha.registry.record import Record, canonical, content_hash
 
 FAULT = Fault(id="made.fault", component=KERNEL.id, gate="parity", mirrors=0, why="made up", file="types.py", find="a", replace="b")
-HOUSE = catalogue(BASE, TOP, KERNEL)
+CATALOGUE = catalogue(BASE, TOP, KERNEL)
 PROBE = ["a", 0, 3, "0000803f"]
 
 
@@ -66,8 +66,8 @@ class _Committed:
         """A record of the perf gate with this share, and a content hash of its own."""
         self.write(replace(self.record("perf"), cases=[{"name": "a", "share": share, "times_ns": [1000], **more}]))
 
-    def catch(self, cases: Sequence[dict[str, object]], fault: Fault = FAULT, **changes: object) -> None:
-        record = make("parity", cases, component=KERNEL.id, digests={"implementation": "broken"})
+    def catch(self, cases: Sequence[dict[str, object]], fault: Fault = FAULT, declared: int | None = None, **changes: object) -> None:
+        record = make("parity", cases, component=KERNEL.id, digests={"implementation": "broken"}, declared=declared)
         made = Catch(fault=fault.id, component=KERNEL.id, gate="parity", machine=HERE.key, record=record,
                      digests=catch_digests(fault, KERNEL, self.package))
         save_catches([replace(made, **changes)], self.root)  # type: ignore[arg-type]
@@ -79,8 +79,8 @@ class _Committed:
         mutants.save(replace(made, **changes), self.root)
 
     def check(self, recompute: Callable[[Record], list[str]] = _agree, faults: Sequence[Fault] = (FAULT,),
-              headlines: Sequence[str] = (KERNEL.id,)) -> Checked:
-        return check(HOUSE, self.root, recompute, faults=faults, package=self.package, headlines=headlines)
+              published: Sequence[str] = (KERNEL.id,)) -> Checked:
+        return check(CATALOGUE, self.root, recompute, faults=faults, package=self.package, published=published)
 
     def path(self, component: str = KERNEL.id) -> Path:
         return path_of(self.root, HERE.key, component)
@@ -141,7 +141,7 @@ def _edited(rng: np.random.Generator) -> Measured:
         return [f"probe {p}" for p in record.probes if p != PROBE]
 
     _red(checks, "edited by hand", by_hand, "edited by hand")
-    _red(checks, "probes forged with a fresh content hash", forged, "the oracle disagrees", recompute=oracle)
+    _red(checks, "probes forged with a fresh content hash", forged, "the record disagrees: probe", recompute=oracle)
     _red(checks, "probes left out", without_probes, "without probes")
     _red(checks, "a verdict written into the line", verdict, "cannot be read")
     _red(checks, "a failing record", lambda c: c.write(replace(c.record("parity"), cases=[parity_case(ratio=ratio)], declared=1)), "FAIL")
@@ -192,10 +192,10 @@ def _speed(rng: np.random.Generator) -> Measured:
          lambda c: c.write(replace(c.record("perf"), environment={"processor": "Made-6-2", "flops": "flops/made"})), path)
     _red(checks, "a lowered pin", lambda c: c.pin(0.3), "faster than its pin explains")
     _red(checks, "a pin above what records show", lambda c: c.pin(0.9), "pinned 0.9")
-    _red(checks, "a noisy pin below headlines", lambda c: c.pin(spread=0.2), "too noisy to judge")
+    _red(checks, "a noisy pin below published figures", lambda c: c.pin(spread=0.2), "too noisy to judge")
     _red(checks, "a spread that was widened", lambda c: c.pin(spread=0.05), "too noisy to judge")
     _red(checks, "no FLOPs model", lambda c: c.write(replace(c.record("perf"), environment={"processor": PROCESSOR})), "FLOPs model")
-    _red(checks, "headlines that rest on code that was never compared", lambda c: c.pin(digests={"implementation": "older"}),
+    _red(checks, "published figures that rest on code that was never compared", lambda c: c.pin(digests={"implementation": "older"}),
          "no comparison of the two")
     _red(checks, "a pin of nothing", lambda c: c.pins.save(key_of_record(c.record("perf")), {"made.gone": pin_of("made.gone")}),
          "does not exist")
@@ -217,8 +217,8 @@ def _speed(rng: np.random.Generator) -> Measured:
     with folder() as at:
         committed = _Committed(at)
         committed.pin(digests={"implementation": "older"})
-        found = committed.check(headlines=())
-        checks.that(found.ok and [f.level for f in found.findings] == [WARNING], f"other code below no headline: {plain(found)}")
+        found = committed.check(published=())
+        checks.that(found.ok and [f.level for f in found.findings] == [WARNING], f"other code below no published figure: {plain(found)}")
         compared = relative(committed.record("perf"), {"implementation": "older"}, high=0.01)
         committed.pins.save_relative(compared)
         found = committed.check()
@@ -232,7 +232,7 @@ def _speed(rng: np.random.Generator) -> Measured:
             c.pin(digests={"implementation": "older"})
             c.pins.save_relative(spoil(c.record("perf")))
 
-        _red(checks, f"a comparison with the pinned code: {what}", compare, "headlines rest on it")
+        _red(checks, f"a comparison with the pinned code: {what}", compare, "published figures rest on it")
     return checks.measured()
 
 
@@ -261,7 +261,9 @@ def _loosened(rng: np.random.Generator) -> Measured:
     _red(checks, "a catch of a fault that does not exist", lambda c: None, "does not exist", faults=())
     _red(checks, "a catch of another text of the fault", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
     _red(checks, "a catch by another gate", lambda c: None, "another gate", faults=(replace(FAULT, gate="faults"),))
-    with mock.patch.object(policy, "AWAITING", {HERE.key: "later"}):
+    _red(checks, "a catch by another component", lambda c: None, "another gate", faults=(replace(FAULT, component=BASE.id),))
+    _red(checks, "a catch that did not run", lambda c: c.catch([parity_case(ratio=9.0)], declared=2), "would now pass")
+    with mock.patch.object(policy, "AWAITING", {HERE.key: {FAULT.id: "later"}}):
         _red(checks, "an excuse for a class of CPUs", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
     _red(checks, "an error without text", lambda c: c.catch([], record=None, error=""), "would now pass")
 
@@ -283,12 +285,14 @@ def _loosened(rng: np.random.Generator) -> Measured:
 
 
 def _awaited(rng: np.random.Generator) -> Measured:
-    """A class whose renewal is awaited: what is old or missing is told as NOT_RUN and counted. All else stays an error, and so is an entry
-    that is not needed."""
+    """What awaits renewal, where it is old or missing, is told as NOT_RUN and counted. All else stays an error, and so is an entry that is
+    not needed."""
     checks = Checks()
     two = (FAULT, replace(FAULT, id="made.other"))
-    with mock.patch.object(policy, "awaiting", lambda machine: "later" if machine == HERE.key else ""):
+    with mock.patch.object(policy, "awaited", lambda machine: {"made.other": "later"} if machine == HERE.key else {}):
         _red(checks, "an excuse with nothing to renew", lambda c: None, "nothing excuses it")
+        _red(checks, "an excuse for something else", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
+    with mock.patch.object(policy, "awaiting", lambda machine, about: "later" if machine == HERE.key else ""):
         _red(checks, "a failing record, awaited",
              lambda c: c.write(replace(c.record("parity"), cases=[parity_case(ratio=9.0)], declared=1)), "FAIL")
         _red(checks, "a recorded fault that passes, awaited", lambda c: c.catch([parity_case(ratio=0.5)]), "would now pass")
@@ -361,9 +365,9 @@ def _printed(rng: np.random.Generator) -> Measured:
 def _current(rng: np.random.Generator) -> Measured:
     """Today's digests are taken once per component and gate, and are those of the registry."""
     checks, package = Checks(), Package()
-    for c in HOUSE:
+    for c in CATALOGUE:
         for gate in policy.owed(c):
-            again = component_digests(c, gate, package=Package())
+            again = component_digests(c, gate, package=Package(package.root))  # a root that is given shares nothing
             checks.that(component_digests(c, gate, package=package) == again, f"{c.id} {gate} digests twice")
     return checks.measured()
 

@@ -230,15 +230,15 @@ def _altered(file: str, old: str, new: str) -> dict[str, str]:
 
 
 def _members(rng: np.random.Generator) -> Measured:
-    """Methods, fields and entries of tables count where their names are said; what errors say never does."""
+    """Methods, fields and entries of tables count where their names are mentioned; what errors say never does."""
     checks, n = Checks(), int(rng.integers(10, 1 << 20))
     was = _of(MEMBERS)
     same = {
-        "a method that is not said": _altered("pool.py", "return 5", f"return {n}"),
+        "a method that is not mentioned": _altered("pool.py", "return 5", f"return {n}"),
         "a new method": _altered("pool.py", "    def other", f"    def more(self):\n        return {n}\n\n    def other"),
         "a method of a plain class": _altered("component.py", "return 1\n", f"return {n}\n"),
         "a field with a default": _altered("component.py", "    op: str = ''\n", f"    op: str = ''\n    run: int = {n}\n"),
-        "a field at the end that is not said": _altered("rows.py", "second: int = 2\n", f"second: int = 2\n    third: int = {n}\n"),
+        "a field at the end that is not mentioned": _altered("rows.py", "second: int = 2\n", f"second: int = 2\n    third: int = {n}\n"),
         "a kind": _altered("component.py", "'pass')", "'pass', 'collective')"),
         "what an error says": _altered("main.py", "do='mend it'", f"do='mend {n} of it', came=c"),
         "what a refusal says": _altered("main.py", "'a kind that is known'", f"'one of {n} kinds'"),
@@ -247,16 +247,16 @@ def _members(rng: np.random.Generator) -> Measured:
     for what, files in same.items():
         checks.that(_of(files) == was, what)
     other = {
-        "a method that is said": _altered("pool.py", "return helper()", "return helper() + 1"),
+        "a method that is mentioned": _altered("pool.py", "return helper()", "return helper() + 1"),
         "a callee of a method": _altered("pool.py", "return 9", f"return {n}"),
         "a method with underscores": _altered("pool.py", "return self.size", "return self.size + 1"),
         "a method of a class with a base from outside": _altered("pool.py", "def called_by_name(self):\n        return 1",
                                                                  f"def called_by_name(self):\n        return {n}"),
         "a method of a data class": _altered("component.py", "self.op in KINDS", "self.op not in KINDS"),
         "the shape": _altered("component.py", "SHAPE = 1", f"SHAPE = {n}"),
-        "a kind that is said": _altered("component.py", "'pass')", "'passes')"),
-        "the default of a field that is said": _altered("rows.py", "second: int = 2", f"second: int = {n}"),
-        "a field before one that is said": _altered("rows.py", "    first", f"    zeroth: int = {n}\n    first"),
+        "a kind that is mentioned": _altered("component.py", "'pass')", "'passes')"),
+        "the default of a field that is mentioned": _altered("rows.py", "second: int = 2", f"second: int = {n}"),
+        "a field before one that is mentioned": _altered("rows.py", "    first", f"    zeroth: int = {n}\n    first"),
         "the condition of a refusal": _altered("main.py", "expect(c.known(),", "expect(not c.known(),"),
         "the class of an error": _altered("main.py", "raise ShapeError(", "raise ValueError("),
         "the base of an error": _altered("errors.py", "class ShapeError(Base)", "class ShapeError(ValueError)"),
@@ -278,6 +278,12 @@ def _closure(n: int) -> Callable[[int], int]:
     return add
 
 
+def _defaulted(n: int) -> Callable[..., int]:
+    def add(x: int, *, by: int = n) -> int:
+        return x + by
+    return add
+
+
 def _drawn(n: int) -> Callable[[np.random.Generator], Iterable[Sample]]:
     def samples(rng: np.random.Generator) -> Iterable[Sample]:
         return [Sample(name=str(n), inputs=())]
@@ -295,6 +301,7 @@ def _values(rng: np.random.Generator) -> Measured:
     checks.that(of(_closure(n)) == of(_closure(n)), "equal closures differ")
     checks.that(of(_closure(n)) != of(_closure(n + 1)), "what a closure holds is left out")
     checks.that(of(_closure(n)) != of(_values), "two functions collide")
+    checks.that(of(_defaulted(n)) != of(_defaulted(n + 1)), "a default of a keyword is left out")
     checks.that(of(partial(_closure, n)) != of(partial(_closure, n + 1)), "arguments of a partial are left out")
     checks.that(of(lambda x: x + 1)
                 != of(lambda x: x + 2), "lambdas collide")

@@ -147,6 +147,11 @@ def _carried(rng: np.random.Generator) -> Measured:
         checks.that(set(r.status(BLAS.id).missing) == rerun | {"parity", "gradient"}, "another BLAS's products are accepted")
         checks.that(r.status(TOP.id).missing == ("determinism", "faults"), f"host component: {r.status(TOP.id).missing}")
         checks.that(r.status(BASE.id).usable, "host arithmetic does not carry over")
+    more = replace(SAME_ISA, threads=SAME_ISA.threads + 1)
+    with folder() as root:
+        save(passing(everything, package, more), root)
+        r = _registry(root, package, *everything)
+        checks.that(r.status(KERNEL.id).missing == policy.owed(KERNEL), f"another number of threads: {r.status(KERNEL.id).missing}")
     newer = replace(SAME_ISA, numpy="9.9")
     with folder() as root:
         save(passing(everything, package, newer), root)

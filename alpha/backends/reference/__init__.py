@@ -1,0 +1,1 @@
+"""The reference executor: all ranks of a Program in one process."""

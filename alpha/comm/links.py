@@ -1,0 +1,84 @@
+"""What each pair of ranks takes for a message, measured when a job starts. Floor 4."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from alpha.comm import collectives
+from alpha.comm.group import Group
+from alpha.comm.rule import Rule
+from alpha.comm.world import WORLD, World
+
+SMALL, LARGE = 1, 1 << 18
+"""Elements (f32) of the two messages that are timed: one line, and four of the longest messages."""
+_TIMES = {SMALL: 20, LARGE: 4}
+
+
+@dataclass(frozen=True)
+class Links:
+    """latency: f64[size, size], seconds of an empty message; inverse_bandwidth: f64[size, size], seconds per byte; zeros on the diagonal.
+    addition: f64[size], seconds per byte that each rank adds, beyond those of a copy.
+
+    All ranks hold the same numbers, those of the lower rank of each pair.
+    """
+
+    latency: np.ndarray
+    inverse_bandwidth: np.ndarray
+    addition: np.ndarray
+
+    def rule(self) -> Rule:
+        """By the slowest pair and the slowest rank: a collective is as slow as that."""
+        if len(self.latency) < 2:
+            return Rule()
+        return Rule(float(self.latency.max()), float(self.inverse_bandwidth.max()), float(self.addition.max()))
+
+
+def measure(world: World) -> Links:
+    """Time every pair, one after the other while the others wait, and give all ranks all results. Some milliseconds a pair.
+
+    The median of round trips, halved: of one element for the latency, of LARGE for the bandwidth.
+    """
+    group, found = world.group(WORLD), np.zeros((2, world.size, world.size))
+    addition = _addition()
+    for low in range(world.size):
+        for high in range(low + 1, world.size):
+            if group.index in (low, high):
+                small, large = (_round_trip(group, low, high, n) for n in (SMALL, LARGE))
+                found[:, low, high] = small, max(large - small, 1e-12) / (4 * LARGE)
+            collectives.barrier(group)
+    every, additions = np.empty((world.size, *found.shape)), np.empty(world.size)
+    collectives.all_gather(group, found, every, algorithm="direct")
+    collectives.all_gather(group, np.array([addition]), additions, algorithm="direct")
+    for low in range(world.size):
+        for high in range(low + 1, world.size):
+            found[:, low, high] = found[:, high, low] = every[low, :, low, high]
+    return Links(found[0], found[1], additions)
+
+
+def _addition() -> float:
+    """The fastest of some additions of LARGE elements less the fastest copy, which a message costs anyway."""
+    x, y, fastest = np.zeros(LARGE, np.float32), np.zeros(LARGE, np.float32), [np.inf, np.inf]
+    for _ in range(_TIMES[LARGE]):
+        for i, run in enumerate((lambda: np.add(y, x, out=y), lambda: np.copyto(y, x))):
+            start = time.perf_counter()
+            run()
+            fastest[i] = min(fastest[i], time.perf_counter() - start)
+    return max(fastest[0] - fastest[1], 0.0) / x.nbytes
+
+
+def _round_trip(group: Group, low: int, high: int, count: int) -> float:
+    x, times = np.zeros(count, np.float32), []
+    other = high if group.index == low else low
+    for _ in range(_TIMES[count]):
+        start = time.perf_counter()
+        if group.index == low:
+            collectives.send(group, x, to=other)
+            collectives.receive(group, x, source=other)
+        else:
+            collectives.receive(group, x, source=other)
+            collectives.send(group, x, to=other)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) / 2

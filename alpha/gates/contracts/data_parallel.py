@@ -1,0 +1,182 @@
+"""Cases of `data_parallel.pass`: any number of ranks, the optimizer's state cut or not, has the bits of one process; overlap; bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from alpha.backends.cpu.catalogue import fill as fill_cpu
+from alpha.backends.reference.executor import ReferenceExecutor
+from alpha.comm.catalogue import fill as fill_comm
+from alpha.component import Catalogue, Measured
+from alpha.errors import ShapeError
+from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, Batches, Reference, batches_of, both, hash_of, references, refuses, yes
+from alpha.graph.order import COMM, COMPUTE, Order
+from alpha.graph.plan import Program
+from alpha.graph.verify_program import verify_program
+from alpha.optim.init import fill_initial
+from alpha.optim.update import adamw, sgd
+from alpha.parallel.data import DataParallel
+from alpha.passes.build import StepShape, build_program
+
+Case = Callable[[np.random.Generator], Measured]
+SHARDS, STEPS = 8, 3
+CLIP = 0.2
+"""Largest norm: below that of these models, so that the coefficient hangs on every leaf."""
+
+
+@cache
+def kernels() -> Catalogue:
+    """The CPU's kernels, collectives included."""
+    found = Catalogue()
+    fill_cpu(found)
+    fill_comm(found)
+    return found
+
+
+@cache
+def program(name: str, ranks: int, zero: int = 0, *, micros: int = 1, optimizer: str = "adamw", shards: int = SHARDS,
+            threads: int = 1) -> Program:
+    """A reference model over `ranks` ranks; of one rank the Program without any mode of parallelism. `threads`: workers of each rank."""
+    made = adamw(SCHEDULE, max_norm=CLIP) if optimizer == "adamw" else sgd(SCHEDULE, momentum=0.9, max_norm=CLIP)
+    return build_program(name=name, model=references()[name].model, optimizer=made, catalogue=kernels(), threads=threads,
+                         shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros),
+                         over=DataParallel(ranks, zero) if ranks > 1 else None)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What STEPS steps left. `numbers`: the outputs of each step, as one array each; `params`: without padding; `apart`: ranks that
+    disagreed with rank 0 on either."""
+
+    numbers: tuple[np.ndarray, ...]
+    params: np.ndarray
+    apart: int
+
+
+def train(p: Program, ref: Reference, texts: list[Batches], seed: int, *, mode: str = "kernels") -> Trained:
+    """STEPS steps of all ranks in lockstep from one start."""
+    ranks = ReferenceExecutor(p, kernels() if mode == "kernels" else None, mode=mode)
+    layout = p.states["param"]
+    for rank in range(p.ranks):
+        for kind in p.states:
+            ranks.state(rank, kind)[...] = 0
+        start = np.zeros(layout.size, np.float32)
+        fill_initial(start, layout, seed)
+        for offset, n in layout.ranges():
+            start[offset : offset + n] += np.float32(0.02) * np.cos(np.arange(n, dtype=np.float32))
+        ranks.state(rank, "param")[...] = start
+    if "shard" in p.plans:
+        ranks.run([[("shard", {})]] * p.ranks)
+    numbers, apart = [], 0
+    for text in texts:
+        made = [np.array([float(out[k]) for k in sorted(out)]) for out in ranks.step(lambda s, m, text=text: text[s, m])]  # type: ignore[misc]
+        apart += sum(x.tobytes() != made[0].tobytes() for x in made)
+        numbers.append(made[0])
+    held = [np.concatenate([ranks.state(rank, "param")[o : o + n] for o, n in layout.ranges()]) for rank in range(p.ranks)]
+    return Trained(tuple(numbers), held[0], apart + sum(x.tobytes() != held[0].tobytes() for x in held))
+
+
+def _texts(ref: Reference, rng: np.random.Generator, micros: int) -> list[Batches]:
+    return [batches_of(ref, rng, SHARDS, micros) for _ in range(STEPS)]
+
+
+def _same_bits(micros: int, optimizer: str = "adamw") -> Callable[[Reference, np.random.Generator], Measured]:
+    """Parameters, loss, norm and all other numbers of every step: every bit that of one process, on every rank."""
+    def check(ref: Reference, rng: np.random.Generator) -> Measured:
+        texts, seed = _texts(ref, rng, micros), int(rng.integers(1 << 30))
+        want = train(program(ref.name, 1, micros=micros, optimizer=optimizer), ref, texts, seed)
+        wrong = cases = 0
+        for ranks in (2, 4, 8) if micros == 1 else (2,):
+            for zero in (0, 1):
+                got = train(verify_program(program(ref.name, ranks, zero, micros=micros, optimizer=optimizer)), ref, texts, seed)
+                pairs = [*zip(got.numbers, want.numbers), (got.params, want.params)]
+                wrong += got.apart + sum(x.tobytes() != y.tobytes() for x, y in pairs)
+                cases += len(pairs)
+        return Measured(error=float(wrong), bound=0.0, cases=cases, digest=hash_of(want.params, *want.numbers),
+                        note="arrays whose bits differ")
+    return check
+
+
+def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
+    """The same in float64, by the rows' oracles: what is left of four ranks' sums is the roundoff of float64."""
+    texts, seed = _texts(ref, rng, 1), int(rng.integers(1 << 30))
+    want = train(program(ref.name, 1), ref, texts, seed, mode="oracle")
+    worst = 0.0
+    for zero in (0, 1):
+        got = train(program(ref.name, 4, zero), ref, texts, seed, mode="oracle")
+        for x, y in (*zip(got.numbers, want.numbers), (got.params, want.params)):
+            worst = max(worst, float(np.abs(x - y).max() / np.abs(y).max()))
+    return Measured(error=worst, bound=1e-12, cases=2, note="relative to the largest element")
+
+
+def _beside(ref: Reference, rng: np.random.Generator) -> Measured:
+    """The backward goes on while units are summed: the head and the blocks are begun before the last launch of the backward has run, and
+    every unit is summed once."""
+    wrong = cases = 0
+    for zero in (0, 1):
+        plan = program(ref.name, 2, zero).plans[f"micro_last@{(SHARDS // 2).bit_length() - 1}"]
+        order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
+        last = max(i for i, x in enumerate(plan.launches) if x.stream == COMPUTE and x.phase != "reduce")
+        beside = [i for i, x in enumerate(plan.launches) if x.stream == COMM]
+        units = [plan.launches[i].layer for i in beside]
+        early = [plan.launches[i].layer for i in beside if not order.before(last, i)]
+        wrong += not {"head", "block.1", "block.0"} <= set(early)
+        wrong += sorted(units) != sorted(u.name for u in program(ref.name, 2, zero).states["grad0"].units)
+        cases += len(beside)
+    return Measured(error=float(wrong), bound=0.0, cases=cases)
+
+
+def _stored_once(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Eight ranks share the plans that are equal; only what a cut's place decides is a rank's own. One hash covers all."""
+    whole, cut = program(ref.name, 8, 0), program(ref.name, 8, 1)
+    own = {key.partition("~")[0] for key in cut.plans if "~" in key}
+    good = not any("~" in key for key in whole.plans) and own == {"update", "shard"}
+    good &= len({p.hash() for p in (whole, cut, program(ref.name, 4, 1), program(ref.name, 1))}) == 4
+    good &= all(set(cut.role(r).plans) == set(cut.role(0).plans) for r in range(8))
+    good &= [s.shard for r in range(8) for s in cut.role(r).schedule if s.shard is not None] == list(range(8))
+    small, large = cut.arenas(7), whole.arenas(7)
+    good &= all(8 * small[f"state.{kind}"] == large[f"state.{kind}"] for kind in ("m", "v"))
+    return yes(good, cases=6)
+
+
+def _of_no_host(ref: Reference, rng: np.random.Generator) -> Measured:
+    """However many workers a rank has, which moves places, the hash is one. A launch that reads something else has another one."""
+    p, cases = program(ref.name, 4, 1), 4
+    good = len({program(ref.name, 4, 1, threads=threads).hash() for threads in (1, 2, 3, 8)}) == 1
+    plan = p.plans["micro_first@0"]
+    for i in map(int, rng.permutation(len(plan.launches))[:8]):
+        x = plan.launches[i]
+        kept = [ref_ for y in plan.launches[:i] for ref_ in y.outs if ref_.arena == "act" and x.ins and ref_.type == x.ins[0].type]
+        for other in {ref_ for ref_ in kept if ref_ != x.ins[0]}:
+            launches = [*plan.launches]
+            launches[i] = replace(x, ins=(other, *x.ins[1:]))
+            changed = replace(p, plans={**p.plans, plan.name: replace(plan, launches=tuple(launches))})
+            good &= changed.hash() != p.hash()
+            cases += 1
+    return yes(good, cases=cases)
+
+
+def _hashes(ref: Reference, rng: np.random.Generator) -> Measured:
+    text = " ".join(program(ref.name, ranks, zero).hash() for ranks in (2, 8) for zero in (0, 1))
+    return Measured(error=0.0, bound=0.0, digest=hash_of(np.frombuffer(text.encode(), np.uint8)))
+
+
+def _refuse_ranks(rng: np.random.Generator) -> Measured:
+    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, and bf16."""
+    found = [refuses(ShapeError, lambda: program("gpt", 4, 0, shards=2)), refuses(ShapeError, lambda: DataParallel(3)),
+             refuses(ShapeError, lambda: DataParallel(128)), refuses(ShapeError, lambda: DataParallel(1)),
+             refuses(ShapeError, lambda: DataParallel(2, 2)),
+             refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2), "bf16"))]
+    return yes(all(m.error == 0 for m in found), cases=len(found))
+
+
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
+    "data_parallel.pass": {"parity": [*both(_same_bits(1)), *both(_same_bits(2), "micros-"), *both(_same_bits(1, "sgd"), "sgd-")[:1],
+                                      *both(_against_oracle, "oracle-"), *both(_beside, "beside-"), *both(_stored_once, "once-"),
+                                      *both(_of_no_host, "host-")],
+                           "determinism": both(_hashes), "faults": [("ranks", _refuse_ranks)]},
+}

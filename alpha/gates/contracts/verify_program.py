@@ -1,0 +1,157 @@
+"""Cases of `verify_program.pass`: sound Programs of many ranks are accepted, and every broken one is refused by name, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from alpha.component import Measured
+from alpha.errors import GraphError
+from alpha.gates.contracts.reference import hash_of, yes
+from alpha.graph.order import COMM, COMPUTE
+from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
+from alpha.graph.verify_program import verify_program
+from alpha.types import TensorType
+
+Case = Callable[[np.random.Generator], Measured]
+
+PAIRS = {"near": ((0, 1), (2, 3)), "far": ((0, 2), (1, 3))}
+
+
+def call(op: str, n: int = 64, *, at: int = 0, dtype: str = "f32", stream: str = COMM, after: tuple[int, ...] = (), layer: str = "block.0",
+         **attrs: Any) -> Launch:
+    """A launch on `n` elements at byte `at` of the state arena `grad`, in place."""
+    x = Ref("state.grad", at, TensorType((n,), dtype))
+    ins = () if op in ("receive", "barrier") else (x,)
+    outs = () if op in ("send", "barrier") else (x,)
+    attrs = {"shape": (n,), "dtype": dtype, **attrs} if op == "receive" else attrs
+    return Launch(op, f"{op}.planned", ins, outs, attrs, None, layer, "reduce", f"model.py:{len(layer)}", 0, 0, stream, after)
+
+
+def reduced(layer: str = "block.0", n: int = 64, *, group: str = "dp", size: int = 4, **more: Any) -> Launch:
+    """A sum over a group, at a place of its own for each layer."""
+    return call("all_reduce", n, at=4096 * int(layer.split(".")[1]), layer=layer, group=group, size=size, reduce="sum", **more)
+
+
+def reads() -> Launch:
+    """A launch of the compute stream that reads what `call` reads, and writes elsewhere."""
+    x = call("scale", stream=COMPUTE)
+    return replace(x, outs=(replace(x.outs[0], offset=8192),))
+
+
+def job(*ranks: Sequence[Launch], groups: Any = None, text: Sequence[tuple[int, int]] | None = None) -> Program:
+    """A Program whose ranks run one plan each, with these launches, for one microbatch: by default a shard of its own, in one group."""
+    plans, roles = {}, []
+    shards = text or [(r, 0) for r in range(len(ranks))]
+    for r, launches in enumerate(ranks):
+        key = "micro_last" if r == 0 else f"micro_last~{r}"
+        plans[key] = Plan("micro_last", tuple(launches), {}, {}, {"state.grad": 1 << 20}, Memory(0, 0, 0))
+        roles.append(Role((Step("micro_last", *shards[r]),), {"micro_last": key}))
+    return Program("job", plans, roles[0].schedule, {}, others=tuple(roles[1:]),
+                   groups={"dp": (tuple(range(len(ranks))),)} if groups is None else groups)
+
+
+def sound() -> dict[str, Program]:
+    """Programs that fit."""
+    both = (reduced(), reduced("block.1", 128))
+    ring = [(call("send", group="dp", size=4, to=(r + 1) % 4), call("receive", at=4096, group="dp", size=4, source=(r - 1) % 4))
+            for r in range(4)]
+    root = call("broadcast", group="dp", size=4, root=2)
+    crossed = [(reduced(group="near", size=2), reduced("block.1", group="far", size=2)) for _ in range(4)]
+    waits = (call("accumulate", stream=COMPUTE), reduced(after=(0,)), call("scale", at=4096, stream=COMPUTE),
+             call("scale", stream=COMPUTE, after=(1,)))
+    return {"sums": job(both, both, both, both), "ring": job(ring[0], ring[1][::-1], ring[2], ring[3][::-1]),
+            "root": job(*[(root, call("barrier", group="dp", size=4))] * 4), "pairs": job(*crossed, groups=PAIRS),
+            "waits": job(waits, waits, waits, waits), "one": job((), groups={}),
+            "both-read": job((call("send", group="dp", size=2, to=1), reads()), (call("receive", group="dp", size=2, source=0),))}
+
+
+def broken() -> dict[str, tuple[Program, str]]:
+    """Programs that do not fit, each with a text that its refusal must say."""
+    one, two = reduced(), reduced("block.1")
+    send, receive = call("send", group="dp", size=4, to=1), call("receive", group="dp", size=4, source=0)
+    alone: list[tuple[Launch, ...]] = [(), ()]
+    a, b = reduced(group="near", size=2), reduced("block.1", group="far", size=2)
+    single = reduced(size=1)
+    use, late = call("scale", stream=COMPUTE), call("scale", stream=COMPUTE, after=(0,))
+    ring = [(call("send", group="dp", size=4, to=(r + 1) % 4), call("receive", at=4096, group="dp", size=4, source=(r - 1) % 4))
+            for r in range(4)]
+
+    def odd(x: Launch) -> Program:
+        """Three ranks sum, the last one does something else."""
+        return job((one,), (one,), (one,), (x,))
+
+    def rooted(x: Launch) -> Program:
+        root = call("broadcast", group="dp", size=4, root=0)
+        return job((root,), (root,), (root,), (x,))
+
+    return {
+        "unmatched-send": (job((send,), (), *alone), "rank 0: send"),
+        "unmatched-receive": (job((), (receive,), *alone), "rank 1: receive"),
+        "send-count": (job((send,), (call("receive", 32, group="dp", size=4, source=0),), *alone), "rank 1: receive(f32[32])"),
+        "send-dtype": (job((send,), (call("receive", dtype="bf16", group="dp", size=4, source=0),), *alone), "bf16"),
+        "swapped-order": (job((one, two), (one, two), (two, one), (one, two)), "rank 2: all_reduce(f32[64]) of block.1"),
+        "missing-member": (job((one, two), (one, two), (one,), (one, two)), "rank 2 has no number 1"),
+        "cyclic-wait": (job((a, b), (b, a), (b, a), (a, b), groups=PAIRS), "circle"),
+        "ring-of-sends": (job(*ring), "circle"),
+        "wrong-root": (rooted(call("broadcast", group="dp", size=4, root=1)), "rank 3: broadcast"),
+        "no-such-root": (job(*[(call("broadcast", group="dp", size=4, root=4),)] * 4), "no member"),
+        "to-itself": (job((call("send", group="dp", size=4, to=0),), (), *alone), "own rank"),
+        "count": (odd(reduced(n=65)), "rank 3: all_reduce(f32[65])"),
+        "dtype": (odd(reduced(dtype="bf16")), "element type"),
+        "op": (odd(call("broadcast", group="dp", size=4, root=0)), "in the op"),
+        "reduce": (odd(replace(one, attrs={**one.attrs, "reduce": "average"})), "attributes"),
+        "wrong-group": (odd(reduced(group="tp")), "'tp'"),
+        "wrong-size": (odd(reduced(size=2)), "2 members"),
+        "parts": (job((one,), (one,), (one,), (one,), groups={"dp": ((0, 1, 2),)}), "does not part"),
+        "doubled-rank": (job((one,), (one,), (one,), (one,), groups={"dp": ((0, 1, 2, 3), (3,))}), "does not part"),
+        "read-too-early": (job((one, use)), "same bytes"),
+        "waits-for-another": (job((two, one, late)), "same bytes"),
+        "overwritten": (job((use, call("send", group="dp", size=4, to=1, after=(0,)), call("gelu", stream=COMPUTE))), "same bytes"),
+        "read-meanwhile": (job((call("receive", group="dp", size=4, source=1), reads())), "same bytes"),
+        "overlap-before": (job((call("all_reduce", at=128, group="dp", size=1, reduce="sum"), use)), "same bytes"),
+        "scratch": (job((single, replace(call("gelu", at=4096, stream=COMPUTE), scratch=single.outs[0])),), "same bytes"),
+        "waits-ahead": (job((replace(one, after=(1,)), use)), "does not come before"),
+        "unordered": (job((one, replace(two, stream=COMPUTE))), "nothing orders"),
+        "text-twice": (job((one,), (one,), (one,), (one,), text=[(0, 0), (1, 0), (1, 0), (3, 0)]), "rank 1 and rank 2"),
+        "text-missing": (job((one,), (one,), (one,), (one,), text=[(0, 0), (1, 0), (2, 0), (4, 0)]), "shard 3"),
+    }
+
+
+def _accepts(name: str) -> Case:
+    def case(rng: np.random.Generator) -> Measured:
+        program = sound()[name]
+        return yes(verify_program(program) is program)
+    return case
+
+
+def _refuses(name: str) -> Case:
+    def case(rng: np.random.Generator) -> Measured:
+        program, said = broken()[name]
+        try:
+            verify_program(program)
+        except GraphError as error:
+            return yes(said in str(error), str(error).replace("\n", " ")[:200])
+        return yes(False, "accepted")
+    return case
+
+
+def _says_the_same(rng: np.random.Generator) -> Measured:
+    """The refusals of all broken programs, word for word."""
+    said = []
+    for program, _ in broken().values():
+        try:
+            verify_program(program)
+        except GraphError as error:
+            said.append(str(error))
+    return Measured(error=float(len(said) != len(broken())), bound=0.0, cases=len(said),
+                    digest=hash_of(np.frombuffer("\n".join(said).encode(), np.uint8)))
+
+
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
+    "verify_program.pass": {"parity": [(name, _accepts(name)) for name in sound()], "determinism": [("refusals", _says_the_same)],
+                            "faults": [(name, _refuses(name)) for name in broken()]},
+}

@@ -1,0 +1,184 @@
+"""Parts of a call that can be computed by themselves, so that a call of any size can be held against its oracle. Floor 2.
+
+A *cut* says of each operand and each result what of it belongs to the part. The row's own oracle on the cut operands gives the cut results.
+So a check costs by what it draws, not by the size of the call. Rows that are not in CUTS are computed whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alpha.types import Attrs, TensorType
+
+Take = Callable[[np.ndarray], np.ndarray]
+"""The part of an array. It may be a view."""
+
+MANY, RUNS, RUN, COLUMNS = 8, 16, 64, 8
+"""How many rows are drawn; runs of neighbouring elements and their length; columns. The first and the last are always among them, where
+sizes that nobody tried tend to go wrong."""
+
+CUTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gelu", "silu", "scale", "cast"), ("e>e",)),
+    **dict.fromkeys(("add", "mul", "accumulate", "gelu_bwd", "silu_bwd", "swiglu"), ("ee>e",)),
+    "swiglu_bwd": ("eee>ee",), "scale_by": ("ew>e",),
+    "swiglu_packed": ("r>r",), "swiglu_packed_bwd": ("rr>r",),
+    "layernorm": ("rww>rss",), "layernorm_bwd": ("rrwss>r..", "ccvff>.vv"),
+    "layernorm_bwd_add": ("rrrwss>r..", "cccvff>.vv"), "add_layernorm": ("rrww>rrss",),
+    "rmsnorm": ("rw>rs",), "rmsnorm_bwd": ("rrws>r.", "ccvf>.v"), "rmsnorm_bwd_add": ("rrrws>r.", "cccvf>.v"), "add_rmsnorm": ("rrw>rrs",),
+    "cross_entropy": ("rs>ss",), "cross_entropy_bwd": ("srss>r",),
+    "linear_gelu": ("rww>rr",), "linear_swiglu": ("rw>rr",), "matmul_gelu_bwd": ("rwr>r",),
+    "sum": ("c>v",), "sum_accumulate": ("vc>v",), "embedding_bwd": ("cf>c",), "embedding_bwd_accumulate": ("ccf>c",),
+    "dropout": ("bwb>b",), "rope": ("bb>b",), "rope_packed": ("bb>b",), "attention": ("bbbbb>bb",), "attention_bwd": ("bbbbbbbb>bbb",),
+    "embedding": ("ws>r",),
+}  # fmt: skip
+"""Row -> its cuts, a letter for each operand and result. w: whole; f: whole and flat; e: elements in runs; r: rows of the last axis; s: one
+number a row; c: columns, the other axes as one; v: one number a column; b: one sample of the first axis; a dot: not in this part.
+Operands that a call leaves out are the last ones, so their letters are left over."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of one call is computed by itself. `ins`: of each operand; `outs`: of each result, None for what is not in the part; `attrs`:
+    those of the smaller call; `rows`: False where the part is the whole call."""
+
+    ins: tuple[Take, ...]
+    outs: tuple[Take | None, ...]
+    attrs: Attrs
+    rows: bool = True
+
+
+def parts(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs, rng: np.random.Generator) -> Iterator[Part]:
+    """The parts of one call of row `op`, places drawn by `rng`; between them they look at every result."""
+    if op in ("adamw", "sgd"):
+        yield _of_update(ins, outs, attrs, rng)
+    elif op == "square_sums":
+        yield _of_leaves(outs, attrs, rng)
+    elif op in ("attention_packed", "attention_packed_bwd"):
+        yield _of_heads(op, ins, outs, attrs, rng)
+    elif op in CUTS and _fits(op, ins, outs, attrs):
+        for cut in CUTS[op]:
+            yield _cut(op, cut, ins, outs, attrs, rng)
+    else:
+        yield Part((_whole,) * len(ins), (_whole,) * len(outs), attrs, rows=False)
+
+
+def _fits(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs) -> bool:
+    """Whether this call has the form that the cuts of its row stand for: no broadcasting, no transposed left operand, no odd axes."""
+    letters = CUTS[op][0].replace(">", "")
+    sizes = {t.size for t, letter in zip((*ins, *outs), letters) if letter == "e"}
+    axes = tuple(range(len(ins[-1].shape) - 1)) if op in ("sum", "sum_accumulate") else None
+    return len(sizes) < 2 and not attrs.get("trans_a") and (axes is None or (attrs["axis"] == axes and not attrs.get("keepdims")))
+
+
+def _cut(op: str, cut: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs, rng: np.random.Generator) -> Part:
+    letters, results = cut.split(">")
+    of = {letter: t for letter, t in reversed(list(zip(letters, ins)))}
+    takes: dict[str, Take | None] = {".": None, "w": _whole, "f": lambda x: x.reshape(-1)}
+    if "e" in of:
+        at = runs(of["e"].size, rng)
+        takes["e"] = lambda x: x.reshape(-1)[at]
+    if "r" in results or "s" in results:
+        rows = drawn(of["s"].size if "s" in of else of["r"].size // of["r"].shape[-1], MANY, rng)
+        takes["r"], takes["s"] = (lambda x: x.reshape(-1, x.shape[-1])[rows]), (lambda x: x.reshape(-1)[rows])
+    if "c" in of:
+        columns = drawn(of["c"].shape[-1], COLUMNS, rng)
+        takes["c"], takes["v"] = (lambda x: x.reshape(-1, x.shape[-1])[:, columns]), (lambda x: x[columns])
+        attrs = {**attrs, "axis": (0,)} if op in ("sum", "sum_accumulate") else attrs
+    if "b" in of:
+        sample = int(rng.integers(of["b"].shape[0]))
+        takes["b"] = lambda x: x[sample : sample + 1]
+    inputs = tuple(takes[letter] for letter, _ in zip(letters, ins))
+    return Part(inputs, tuple(takes[letter] for letter in results), attrs)  # type: ignore[arg-type]
+
+
+def _of_update(ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs, rng: np.random.Generator) -> Part:
+    """Elements of flat buffers, each a segment of its own."""
+    n = ins[0].shape[0]
+    at = runs(n, rng)
+    segments: list[tuple[int, int, float, float]] = []
+    ordered = sorted(attrs["segments"])  # type: ignore[call-overload]
+    starts = np.array([s[0] for s in ordered], np.int64)
+    for i, place in enumerate(at.tolist()):
+        k = int(np.searchsorted(starts, place, side="right")) - 1
+        if k >= 0 and place < ordered[k][0] + ordered[k][1]:
+            segments.append((i, 1, *ordered[k][2:]))
+
+    def take(x: np.ndarray) -> np.ndarray:
+        return x if x.shape == () else x[at]
+
+    return Part((take,) * len(ins), (take,) * len(outs), {**attrs, "segments": tuple(segments)})
+
+
+def _of_leaves(outs: Sequence[TensorType], attrs: Attrs, rng: np.random.Generator) -> Part:
+    """Some leaves of a flat buffer, their runs one after the other."""
+    leaves: tuple[tuple[tuple[int, int], ...], ...] = attrs["leaves"]  # type: ignore[assignment]
+    chosen = drawn(outs[0].shape[0], MANY, rng)
+    moved, pieces, end = [], [np.empty(0, np.int64)], 0
+    for i in chosen.tolist():
+        own = []
+        for start, length in leaves[i]:
+            pieces.append(np.arange(start, start + length))
+            own.append((end, length))
+            end += length
+        moved.append(tuple(own))
+    at = np.concatenate(pieces)
+    return Part((lambda x: x[at],), (lambda x: x[chosen],), {**attrs, "leaves": tuple(moved)})
+
+
+def _of_heads(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs, rng: np.random.Generator) -> Part:
+    """One sample, of it one key head with its query heads: columns of the packed operands."""
+    heads, groups = int(attrs["heads"]), int(attrs["kv_heads"])  # type: ignore[call-overload]
+    batch, _, width = ins[op == "attention_packed_bwd"].shape
+    d, each = width // (heads + 2 * groups), heads // groups
+    b, g = int(rng.integers(batch)), int(rng.integers(groups))
+    first = np.array([*range(g * each, (g + 1) * each), heads + g, heads + groups + g])
+    packed = (first[:, None] * d + np.arange(d)).reshape(-1)
+
+    def columns(n: int) -> Take:
+        return lambda x: x[b : b + 1][:, :, packed[:n]]
+
+    def sample(x: np.ndarray) -> np.ndarray:
+        return x[b : b + 1]
+
+    def rows(lse: np.ndarray) -> np.ndarray:
+        return lse[b : b + 1, g * each : (g + 1) * each]
+
+    all_, queries = columns(packed.size), columns(each * d)
+    forward = op == "attention_packed"
+    takes = (all_, *(sample for _ in ins[1:])) if forward else (queries, all_, queries, rows, *(sample for _ in ins[4:]))
+    return Part(takes, (queries, rows) if forward else (all_,), {**attrs, "heads": each, "kv_heads": 1})
+
+
+def widened(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs) -> int:
+    """Elements of operands and results that the parts of a call hold at once beyond what is drawn: whole operands, scores of attention."""
+    if op in ("adamw", "sgd", "square_sums", "embedding"):
+        return 0
+    if op in ("attention_packed", "attention_packed_bwd"):
+        length = ins[0].shape[1]
+        return int(attrs["heads"]) // int(attrs["kv_heads"]) * length * length  # type: ignore[call-overload]
+    if op not in CUTS or not _fits(op, ins, outs, attrs):
+        return sum(t.size for t in (*ins, *outs))
+    samples = {letter: t.size // t.shape[0] for letter, t in zip(CUTS[op][0], ins) if letter == "b"}
+    if op in ("attention", "attention_bwd"):
+        samples["scores"] = ins[0].shape[1] * ins[1].shape[1] * ins[0].shape[2]
+    return sum(samples.values()) + sum(t.size for letter, t in zip(CUTS[op][0], ins) if letter in "wf")
+
+
+def _whole(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def drawn(n: int, many: int, rng: np.random.Generator) -> np.ndarray:
+    """`many` of n indices, the first and the last among them, rising; all of them where there are no more."""
+    return np.arange(n) if n <= many else np.unique([0, n - 1, *rng.integers(0, n, many - 2)])
+
+
+def runs(n: int, rng: np.random.Generator) -> np.ndarray:
+    """Indices of RUNS runs of RUN neighbours among n, those at both ends among them, rising."""
+    if n <= RUNS * RUN:
+        return np.arange(n)
+    starts = drawn(n - RUN + 1, RUNS, rng)
+    return np.unique(starts[:, None] + np.arange(RUN))

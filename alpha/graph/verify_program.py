@@ -1,0 +1,270 @@
+"""verify_program: that all ranks of a Program meet in their collectives, proved before anything runs. Floor 2.
+
+All roles are run at once on paper. Every rank's launches that act on others are brought into the order in which it issues them. Then what
+the members of a group issue is laid side by side, and every match becomes one event; the whole can end only if the events have an order.
+A send counts as met when its receive runs, so a Program that needs a transport to hold messages back is refused too.
+
+GraphError names rank, op and model line of what does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from alpha.errors import GraphError
+from alpha.graph.ir import attrs_text
+from alpha.graph.order import COMPUTE, Order
+from alpha.graph.plan import Launch, Plan, Program, Ref
+from alpha.ops.table import row
+
+PLACES = {"broadcast": "root", "reduce": "root", "send": "to", "receive": "source"}
+"""Rows of one member that differs from the others -> the attribute that says which."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """One launch of one rank that acts on others. `earlier`: the calls of the same rank that have ended when it begins, the latest ones."""
+
+    rank: int
+    plan: str
+    launch: Launch
+    members: tuple[int, ...]
+    earlier: list[_Call] = field(default_factory=list)
+    event: int = -1
+
+    @property
+    def place(self) -> int:
+        """The rank's place among the members."""
+        return self.members.index(self.rank)
+
+    def __str__(self) -> str:
+        x = self.launch
+        types = ", ".join(str(r.type) for r in (x.ins or x.outs))
+        return f"rank {self.rank}: {x.op}({types}) of {x.layer or 'no layer'}, plan {self.plan}, model line {x.source}"
+
+
+def verify_program(program: Program) -> Program:
+    """The program unchanged, or a GraphError. A Program of one rank without collectives is sound if its plans are.
+
+    Invariants: every group parts the ranks; each microbatch of each shard is run by one rank; launches of two streams that touch the same
+    bytes, one of them writing, are ordered; the members of a group issue the same collectives in the same order, with one root, count and
+    element type; every send meets a receive; the ranks never wait for one another in a circle.
+    """
+    _groups_part_ranks(program)
+    _text_is_dealt_once(program)
+    orders = {key: _ordered(key, plan) for key, plan in program.plans.items()}
+    calls = [_issued(program, rank, orders) for rank in range(program.ranks)]
+    events: list[list[_Call]] = []
+    for name, parts in sorted(program.groups.items()):
+        for members in parts:
+            own = [[c for c in calls[rank] if c.launch.attrs["group"] == name] for rank in members]
+            events += _matched(name, own)
+            events += _exchanged(members, own)
+    _can_end(events)
+    return program
+
+
+def _groups_part_ranks(program: Program) -> None:
+    for name, parts in program.groups.items():
+        held = sorted(rank for members in parts for rank in members)
+        if held != list(range(program.ranks)):
+            raise GraphError(f"group {name!r} does not part the ranks", came=parts,
+                             expected=f"each of ranks 0 to {program.ranks - 1} in exactly one tuple")
+
+
+def _text_is_dealt_once(program: Program) -> None:
+    found: dict[tuple[int, int], int] = {}
+    for rank in range(program.ranks):
+        for call in program.role(rank).schedule:
+            if call.shard is None or call.micro is None:
+                continue
+            if (call.shard, call.micro) in found:
+                raise GraphError("two calls of a step have the same text", came=f"shard {call.shard}, microbatch {call.micro}: rank "
+                                 f"{found[call.shard, call.micro]} and rank {rank}", expected="every microbatch of a shard once")
+            found[call.shard, call.micro] = rank
+    shards, micros = ({key[i] for key in found} for i in (0, 1))
+    for shard in range(max(shards, default=-1) + 1):
+        for micro in range(max(micros, default=-1) + 1):
+            if (shard, micro) not in found:
+                raise GraphError("no rank runs some text of a step", came=f"shard {shard}, microbatch {micro}",
+                                 expected="every microbatch of a shard once")
+
+
+def _ordered(key: str, plan: Plan) -> Order:
+    """The order of a plan's launches. GraphError if two that may run at once touch the same bytes, unless both read them."""
+    try:
+        order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
+    except GraphError as error:
+        raise GraphError(f"plan {key}: {error.what}", came=error.came, expected=error.expected, do=error.do) from None
+    for i, x in enumerate(plan.launches):
+        if x.stream == COMPUTE:
+            continue
+        first, last = order.window(i)
+        for j in range(max(first, 0), min(last + 1, len(plan.launches))):
+            other = plan.launches[j]
+            if j != i and not order.before(i, j) and not order.before(j, i) and (shared := _shared(x, other)) is not None:
+                raise GraphError(f"plan {key}: two launches that may run at once touch the same bytes",
+                                 came=f"launch {i}, {x.op} of {x.layer}, line {x.source}, and launch {j}, {other.op} of {other.layer}, "
+                                      f"line {other.source}: {shared}",
+                                 expected="a wait between them", do="the memory pass, or who made these waits, is wrong")
+    last_of: dict[object, int] = {}
+    for i, x in enumerate(plan.launches):
+        if row(x.op).across is None:
+            continue
+        group = x.attrs["group"]
+        if group in last_of and not order.before(last_of[group], i):
+            raise GraphError(f"plan {key}: nothing orders two collectives of group {group!r}",
+                             came=f"{plan.launches[last_of[group]].op} and {x.op} of {x.layer}, line {x.source}",
+                             expected="a wait between them")
+        last_of[group] = i
+    return order
+
+
+def _shared(a: Launch, b: Launch) -> Ref | None:
+    """What of `a` lies on bytes of `b`, one of them writing."""
+    for x, x_writes in _touched(a):
+        for y, y_writes in _touched(b):
+            if (x_writes or y_writes) and x.arena == y.arena and x.offset < y.stop and y.offset < x.stop:
+                return x
+    return None
+
+
+def _touched(x: Launch) -> Iterable[tuple[Ref, bool]]:
+    yield from ((r, False) for r in x.ins)
+    yield from ((r, True) for r in x.outs)
+    if x.scratch is not None:
+        yield x.scratch, True
+
+
+def _issued(program: Program, rank: int, orders: dict[str, Order]) -> list[_Call]:
+    """What a rank issues in one step, in list order, each knowing what of it has ended before."""
+    role = program.role(rank)
+    found: list[_Call] = []
+    before: list[_Call] = []
+    for step in role.schedule:
+        key = role.plans[step.plan]
+        order, within = orders[key], [(i, x) for i, x in enumerate(program.plans[key].launches) if row(x.op).across is not None]
+        made: dict[int, _Call] = {}
+        for i, x in within:
+            call = _Call(rank, step.plan, x, _members(program, rank, step.plan, x))
+            latest: dict[str, int] = {}
+            for j in made:
+                if order.before(j, i):
+                    latest[program.plans[key].launches[j].stream] = j
+            call.earlier = [made[j] for j in latest.values()] or before
+            made[i] = call
+        found += made.values()
+        before = list(made.values()) or before
+    return found
+
+
+def _members(program: Program, rank: int, plan: str, x: Launch) -> tuple[int, ...]:
+    """The members of the caller's tuple. GraphError where group, size or place are not those of the Program."""
+    where = f"rank {rank}: {x.op} of {x.layer or 'no layer'}, plan {plan}, model line {x.source}"
+    name, size = x.attrs["group"], x.attrs["size"]
+    if name not in program.groups:
+        raise GraphError("a collective names a group that the program has not", came=f"{where}: {name!r}",
+                         expected=", ".join(sorted(program.groups)) or "no groups")
+    members = next(part for part in program.groups[str(name)] if rank in part)
+    if size != len(members):
+        raise GraphError("a collective counts other members than its group has", came=f"{where}: {size} members",
+                         expected=f"{len(members)} of group {name!r}: {members}")
+    place = x.attrs[PLACES[x.op]] if x.op in PLACES else 0
+    if not isinstance(place, int) or not 0 <= place < len(members):
+        raise GraphError(f"the {PLACES[x.op]} of a collective is no member", came=f"{where}: {place}", expected=f"0 to {len(members) - 1}")
+    if x.op in ("send", "receive") and members[place] == rank:
+        raise GraphError(f"a {x.op} names its own rank", came=where, expected="another member")
+    return members
+
+
+def _facts(call: _Call) -> dict[str, str]:
+    """What must be equal on all members, by what an error calls it."""
+    x, place = call.launch, PLACES.get(call.launch.op, "")
+    rest = {k: v for k, v in x.attrs.items() if k != place}
+    return {"op": x.op, "layer": x.layer, "element type": " ".join(r.type.dtype for r in (*x.ins, *x.outs)),
+            "count": " ".join(str(list(r.type.shape)) for r in (*x.ins, *x.outs)), "root": str(x.attrs.get(place)),
+            "attributes": attrs_text(rest)}
+
+
+def _matched(name: str, own: Sequence[Sequence[_Call]]) -> list[list[_Call]]:
+    """The collectives of one tuple, each with the calls of all members."""
+    sequences = [[c for c in calls if c.launch.op not in ("send", "receive")] for calls in own]
+    events = []
+    for k in range(max(map(len, sequences), default=0)):
+        here = [calls[k] for calls in sequences if k < len(calls)]
+        first = here[0]
+        for other in here[1:]:
+            mine, theirs = _facts(first), _facts(other)
+            differing = [what for what in mine if mine[what] != theirs[what]]
+            if differing:
+                what = differing[0]
+                raise GraphError(f"members of group {name!r} differ in the {what} of their collective number {k}",
+                                 came=f"{other}: {theirs[what]}", expected=f"as {first}: {mine[what]}",
+                                 do="every member issues the same collectives in the same order")
+        if len(here) < len(sequences):
+            absent = [rank for rank, calls in zip(first.members, sequences) if k >= len(calls)]
+            raise GraphError(f"a member of group {name!r} never comes to a collective", came=f"rank {absent[0]} has no number {k}",
+                             expected=f"as {first}", do="every member issues the same collectives in the same order")
+        events.append(here)
+    return events
+
+
+def _exchanged(members: tuple[int, ...], own: Sequence[Sequence[_Call]]) -> list[list[_Call]]:
+    """Sends with their receives, in order between each two members."""
+    waiting: dict[tuple[int, int], tuple[list[_Call], list[_Call]]] = {}
+    for rank, calls in zip(members, own):
+        for c in calls:
+            if c.launch.op == "send":
+                waiting.setdefault((rank, members[c.launch.attrs["to"]]), ([], []))[0].append(c)  # type: ignore[call-overload]
+            elif c.launch.op == "receive":
+                waiting.setdefault((members[c.launch.attrs["source"]], rank), ([], []))[1].append(c)  # type: ignore[call-overload]
+    events = []
+    for (sender, receiver), (sends, receives) in sorted(waiting.items()):
+        for k in range(max(len(sends), len(receives))):
+            if k >= len(receives):
+                raise GraphError("a send meets no receive", came=sends[k], expected=f"a receive on rank {receiver} from rank {sender}")
+            if k >= len(sends):
+                raise GraphError("a receive meets no send", came=receives[k], expected=f"a send on rank {sender} to rank {receiver}")
+            given, taken = sends[k].launch.ins[0].type, receives[k].launch.outs[0].type
+            if given != taken:
+                raise GraphError("a send and its receive differ in count or element type", came=f"{receives[k]}: {taken}",
+                                 expected=f"as {sends[k]}: {given}")
+            events.append([sends[k], receives[k]])
+    return events
+
+
+def _can_end(events: Sequence[Sequence[_Call]]) -> None:
+    """GraphError if the events cannot be put in an order: then ranks wait for one another in a circle."""
+    for number, event in enumerate(events):
+        for call in event:
+            call.event = number
+    needs = [{e.event for call in event for e in call.earlier} for event in events]
+    followers: list[list[int]] = [[] for _ in events]
+    for number, earlier in enumerate(needs):
+        for e in earlier:
+            followers[e].append(number)
+    left = [len(earlier) for earlier in needs]
+    ready = [number for number, n in enumerate(left) if n == 0]
+    done = 0
+    while ready:
+        done += 1
+        for follower in followers[ready.pop()]:
+            left[follower] -= 1
+            if left[follower] == 0:
+                ready.append(follower)
+    if done == len(events):
+        return
+    at = next(number for number, n in enumerate(left) if n)
+    path: list[int] = []
+    while at not in path:
+        path.append(at)
+        at = next(e for e in sorted(needs[at]) if left[e])
+    circle = [*path[path.index(at) :], at]
+    told = []
+    for waits, blocks in pairwise(circle):
+        call = next(c for c in events[waits] if any(e.event == blocks for e in c.earlier))
+        told.append(f"{call}, behind {next(e for e in call.earlier if e.event == blocks).launch.op}")
+    raise GraphError("ranks wait for one another in a circle", came="; ".join(told), expected="an order in which all collectives can run",
+                     do="let all ranks issue the collectives of these groups in one order")

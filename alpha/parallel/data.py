@@ -1,0 +1,159 @@
+"""Data parallel: every rank runs the microbatches of its own logical shards, and gradients are summed over ranks. Floor 5.
+
+As a pass over graphs. In the last microbatch of a rank, as soon as the gradients of a unit are complete, they become one bucket. It
+takes the earlier shards' sums, by the rank's own tree, and is then summed over the ranks on the stream beside compute, while the backward
+goes on. Ranks hold subtrees side by side, so the whole is the tree over all shards, whatever the number of ranks: the bits are those of
+one process.
+
+With `zero` = 1 a rank holds its cut of the optimizer's state, and of every unit's sum it gets its cut alone (Rajbhandari et al. 2020,
+"ZeRO", arXiv:1910.02054, section 5.1; their stage 1). It updates its cut of the parameters, `master`, and all cuts are gathered into
+`param`, which the model reads. The norm is summed over leaves that no cut splits. With `zero` = 0 every rank holds and updates everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from alpha.errors import ShapeError
+from alpha.graph.ir import Graph, Node, Value, prune
+from alpha.graph.order import COMM, COMPUTE
+from alpha.graph.plan import Groups
+from alpha.graph.state import PARTS, ShardedLayout, StateLayout, UnitRange
+from alpha.graph.trace import Tracer
+from alpha.passes.build import MASTER, STATS, FlatPart, Optimizer, StepShape, flat_state, stats_layout, update_graph
+from alpha.passes.schedule import schedule
+
+GROUP = "dp"
+"""The group of all ranks."""
+
+SUMS = "grad"
+"""The kind of state that takes a rank's cut of the summed gradients."""
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """Data parallel over `ranks` ranks; `zero`: 1 cuts the optimizer's state over them, 0 does not. ShapeError for other numbers."""
+
+    ranks: int
+    zero: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ranks < 2 or PARTS % self.ranks:
+            raise ShapeError("units of state cannot be cut evenly over the ranks", came=f"{self.ranks} ranks",
+                             expected=f"a power of two from 2 to {PARTS}", do="take another number of ranks; one rank needs no sums")
+        if self.zero not in (0, 1):
+            raise ShapeError("the stage of ZeRO is not known", came=self.zero, expected="0 or 1", do="set train.zero")
+
+    @property
+    def groups(self) -> Groups:
+        """All ranks in one tuple."""
+        return {GROUP: (tuple(range(self.ranks)),)}
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What decides the plans."""
+        return {"ranks": self.ranks, "zero": self.zero}
+
+    def check(self, shape: StepShape, precision: str) -> None:
+        """ShapeError where the ranks do not divide the logical shards, and in bf16, whose copy of the parameters nothing gathers yet."""
+        if precision != "f32":
+            raise ShapeError("many ranks compute in f32", came=precision, expected="f32", do="set train.precision, or run one rank")
+        if shape.shards % self.ranks:
+            raise ShapeError("the ranks do not divide the logical shards", came=f"{self.ranks} ranks, {shape.shards} shards",
+                             expected=f"{self.ranks} shards or a multiple", do="set train.shards; it is part of the numerics")
+
+    def sharded(self, params: StateLayout, kinds: tuple[str, ...]) -> Mapping[str, ShardedLayout]:
+        """The optimizer's kinds, the master copy and the summed gradients; nothing where the state is not cut."""
+        return dict.fromkeys((*kinds, MASTER, SUMS), params.shard(self.ranks)) if self.zero else {}
+
+    def reduce(self, t: Tracer, params: StateLayout, slot: int) -> None:
+        """Sum the gradients of the traced microbatch, and what lies in the slots below `slot`, over the ranks: unit after unit, in the
+        order in which they are complete.
+
+        The sums of a unit go to `grad<slot>`, or a rank's cut of them to `grad`; those of loss and count always to `grad<slot>`."""
+        cuts = {unit.name: unit for unit in params.shard(self.ranks).units}
+        for unit in _as_completed(t.graph, stats_layout(params).units, f"grad{slot}"):
+            n = unit.stop - unit.start
+            bucket = _bucket(t, unit, f"grad{slot}")
+            for level in range(slot):
+                bucket = t.accumulate(bucket, t.state(f"grad{level}", unit.start, (n,), "f32"))
+            box = t.state(f"grad{slot}", unit.start, (n,), "f32")
+            t.stream = COMM
+            if self.zero and unit.name != STATS:
+                t.update(box, bucket)
+                cut = cuts[unit.name]
+                mine = t.state(SUMS, cut.start, (cut.stop - cut.start,), "f32")
+                t.update(mine, t.reduce_scatter(bucket, group=GROUP, size=self.ranks, reduce="sum"))
+            else:
+                t.update(box, t.all_reduce(bucket, group=GROUP, size=self.ranks, reduce="sum"))
+            t.stream = COMPUTE
+
+    def update(self, rank: int, optimizer: Optimizer, params: StateLayout, slot: int) -> Graph:
+        """The update of all state, or of a rank's cut of it: unit after unit, each gathered while the next is updated."""
+        if not self.zero:
+            return update_graph(optimizer, params, slot)
+        t = Tracer("update", params)
+        t.phase, t.source = "update", optimizer.name
+        sharded = params.shard(self.ranks)
+        parts = tuple(_part(t, optimizer, unit, sharded.segments(rank)) for unit in sharded.units)
+        sums = t.square_sums(t.state(SUMS, 0, (sharded.size,), "f32"), leaves=sharded.leaves(rank))
+        t.stream = COMM
+        sums = t.all_gather(sums, group=GROUP, size=self.ranks)
+        t.stream = COMPUTE
+        optimizer.update(t, flat_state(t, params, slot, parts, sums))
+        t.phase, t.stream = "reduce", COMM
+        for unit, part in zip(params.units, parts):
+            t.layer = unit.name
+            assert part.param.state is not None
+            whole = t.state("param", unit.start, (unit.stop - unit.start,), "f32")
+            t.update(whole, t.all_gather(t.graph.updates[part.param.state], group=GROUP, size=self.ranks))
+        return t.graph
+
+    def refresh(self, rank: int, params: StateLayout) -> Mapping[str, Graph]:
+        """With `zero`: `shard`, which copies a rank's cut of the parameters to `master`."""
+        if not self.zero:
+            return {}
+        t = Tracer("shard", params)
+        t.phase, t.source = "update", "shard"
+        for local, lo, hi in params.shard(self.ranks).cuts(rank):
+            t.update(t.state(MASTER, local, (hi - lo,), "f32"), t.scale(t.state("param", lo, (hi - lo,), "f32"), factor=1.0))
+        return {"shard": t.graph}
+
+
+def _part(t: Tracer, optimizer: Optimizer, unit: UnitRange, segments: tuple[tuple[int, int, float, float], ...]) -> FlatPart:
+    """A rank's cut of one unit. `segments`: of its cuts of all units."""
+    def box(kind: str) -> Value:
+        return t.state(kind, unit.start, (unit.stop - unit.start,), "f32")
+
+    own = tuple((at - unit.start, n, decay, scale) for at, n, decay, scale in segments if unit.start <= at < unit.stop)
+    return FlatPart(box(MASTER), box(SUMS), {kind: box(kind) for kind in optimizer.kinds}, own, layer=unit.name)
+
+
+def _as_completed(graph: Graph, units: list[UnitRange], kind: str) -> list[UnitRange]:
+    """The units, first the one whose gradients are complete first where the graph runs as it is scheduled."""
+    at = {node: i for i, node in enumerate(schedule(prune(graph)).nodes)}
+
+    def complete(unit: UnitRange) -> int:
+        return max(at[_maker(v)] for (k, offset), v in graph.updates.items() if k == kind and unit.start <= offset < unit.stop)
+
+    return sorted(units, key=complete)
+
+
+def _bucket(t: Tracer, unit: UnitRange, kind: str) -> Value:
+    """The unit's gradients as one value, in place of the updates that they were. Its line is that of what completes it."""
+    boxes = sorted(box for box in t.graph.updates if box[0] == kind and unit.start <= box[1] < unit.stop)
+    parts = [t.graph.updates.pop(box) for box in boxes]
+    t.phase, t.layer = "reduce", unit.name
+    made = _maker(parts[-1])
+    while made.phase == "wgrad" and made.inputs and made.inputs[-1].producer is not None:
+        made = made.inputs[-1].producer
+    t.source = made.source
+    bucket: Value = t.bucket(*parts, offsets=tuple(offset - unit.start for _, offset in boxes), size=unit.stop - unit.start)
+    return bucket
+
+
+def _maker(v: Value) -> Node:
+    assert v.producer is not None, "the gradient of every parameter is computed"
+    return v.producer

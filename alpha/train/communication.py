@@ -1,0 +1,135 @@
+"""What one rank of many spends in collectives, step by step. Floor 6.
+
+Two clocks look on that know nothing of each other: the flight recorder stamps every collective (alpha/comm/flight.py), and the executor
+stamps when the compute stream waits for the stream beside it. Both read CLOCK_MONOTONIC. Laid on each other they give what is exposed, and
+what is hidden behind compute. The collectives of validations and checkpoints count in those phases and are left out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alpha.comm.flight import Record
+from alpha.comm.world import World
+from alpha.errors import GraphError
+from alpha.graph.order import COMM
+from alpha.graph.plan import Plan
+from alpha.profile.phases import PHASES
+from alpha.profile.recorder import Recorder
+from alpha.profile.store import Store
+
+_COMM, _NEVER = list(PHASES).index("comm"), np.iinfo(np.int64).max
+
+Spans = Sequence[tuple[int, int]]
+"""(start, stop) in ns: in order, none overlaps the next."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A collective in a step of a rank, ns. `stream`: 'comm' or 'compute'."""
+
+    record: Record
+    stream: str
+    exposed: int
+    overlapped: int
+
+
+def spent(records: Sequence[Record], beside: Spans, waits: Spans, alone: Spans) -> list[Spent]:
+    """What each of `records` took of a step. beside: when the stream beside compute ran something; waits: when compute waited for it;
+    alone: when the computing thread itself was in a collective, which is exposed as a whole. What lies in neither belongs to no step."""
+    low, high = np.array([(r.created, r.finished) for r in records], np.int64).reshape(-1, 2).T
+    start, stop = np.array(waits, np.int64).reshape(-1, 2).T
+    exposed = _shared(low, high, start, stop).tolist()
+    overlapped = _shared(low, high, np.append(0, stop), np.append(start, _NEVER)).tolist()
+    found = []
+    for r, on_stream, on_compute, e, o in zip(records, _within(low, high, beside), _within(low, high, alone), exposed, overlapped):
+        if on_stream:
+            found.append(Spent(r, "comm", e, o))
+        elif on_compute:
+            found.append(Spent(r, "compute", r.finished - r.created, 0))
+    return found
+
+
+def _shared(low: np.ndarray, high: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """i64[n]: how much of each [low, high) lies in the intervals [start, stop) together."""
+    inside = np.minimum(high[:, None], stop) - np.maximum(low[:, None], start)
+    return np.asarray(np.maximum(0, inside).sum(axis=1))
+
+
+def _within(low: np.ndarray, high: np.ndarray, spans: Spans) -> np.ndarray:
+    """bool[n]: whether each [low, high) has ended and lies in one of the spans."""
+    start, stop = np.array([(0, 0), *spans], np.int64).T
+    return (high > 0) & (high <= stop[np.searchsorted(start, low, side="right") - 1])
+
+
+def rows(found: Sequence[Spent], step: int, rank: int, each: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(table, row) of a step. `each`: every collective too."""
+    sums: dict[tuple[str, str], dict[str, Any]] = {}
+    for x in found:
+        r = x.record
+        row = sums.setdefault((r.op, x.stream), {"step": step, "rank": rank, "op": r.op, "stream": x.stream,
+                                                 **dict.fromkeys(("calls", "nbytes", "total_ns", "exposed_ns", "overlapped_ns"), 0)})
+        for name, n in (("calls", 1), ("nbytes", r.nbytes), ("total_ns", r.finished - r.created), ("exposed_ns", x.exposed),
+                        ("overlapped_ns", x.overlapped)):
+            row[name] += n
+        if each:
+            yield "collectives", {"step": step, "rank": rank, "grp": r.group, "call": r.call, "op": r.op, "stream": x.stream,
+                                  "dtype": r.dtype, "nbytes": r.nbytes, "asked_ns": r.created, "ended_ns": r.finished, "source": r.source}
+    yield from (("communication", row) for row in sums.values())
+
+
+class RankRecorder(Recorder):
+    """A recorder that also tells the collectives of each step interval, of one rank of many. For debugging, `each`: those of every step one
+    by one; `log`: called with the step, and with every collective as words."""
+
+    def __init__(self, store: Store, world: World) -> None:
+        super().__init__(store)
+        self.each = False
+        self.log: Callable[..., None] | None = None
+        self._flights, self._first = world.flights, world.flights.written
+        self._beside: list[tuple[int, int]] = []
+        self._alone: list[tuple[int, int]] = []
+        self._waits: list[tuple[int, int]] = []
+
+    def begin(self, step: int, *, profiled: bool = False, ahead: bool = False) -> None:
+        """As of every recorder; the collectives of the interval before are told."""
+        self._tell(last=True)
+        self._first = self._flights.written
+        self._beside, self._alone, self._waits = [], [], []
+        super().begin(step, profiled=profiled, ahead=ahead)
+
+    def so_far(self) -> None:
+        """As of every recorder."""
+        self._tell()
+        super().so_far()
+
+    def finish(self) -> None:
+        """As of every recorder."""
+        self._tell(last=True)
+        super().finish()
+
+    def ran(self, plan: Plan, marks: Sequence[int], waits: Sequence[tuple[int, int]] = (), checked: tuple[int, int] | None = None) -> None:
+        """As of every recorder. Without `waits` all launches ran on the computing thread, one after the other."""
+        super().ran(plan, marks, waits, checked)
+        self._waits += waits
+        where = self._beside if waits else self._alone
+        where += [(marks[2 * i], marks[2 * i + 1]) for i, x in enumerate(plan.launches) if x.stream == COMM]
+
+    def _tell(self, *, last: bool = False) -> None:
+        step = self._at.step
+        if step is None or self.store is None:
+            return
+        records, asked = self._flights.records(self._first), self._flights.written - self._first
+        if len(records) < asked:
+            raise GraphError("a step has more collectives than the flight recorder keeps", came=asked, expected=f"at most {len(records)}",
+                             do="raise RECORDS in alpha/comm/flight.py")
+        alone = sorted([*self._alone, *((start, stop) for phase, start, stop in self._at.host if phase == _COMM)])
+        beside, waits, rank, each = self._beside, self._waits, self.store.rank, self.profiling or self.each
+        for r in records if last and self.log else ():
+            self.log(step, op=r.op, group=r.group, call=r.call, dtype=r.dtype, nbytes=r.nbytes, us=(r.finished - r.created) / 1e3,
+                     source=r.source)  # type: ignore[misc]
+        self.store.later(lambda: rows(spent(records, beside, waits, alone), step, rank, each))

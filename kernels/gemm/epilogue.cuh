@@ -1,0 +1,200 @@
+// The epilogues of the GEMM: from the accumulators of a consumer warpgroup to C, to what its activation saw, or to the workspace of split
+// tiles.
+//
+// C leaves in items: chunks of 64 rows x 128 bytes, and of each chunk what enters the activation (SAVE_PRE) before what leaves it. The
+// warpgroup writes an item into one of its staging buffers, swizzled, and one of its threads sends it by TMA.
+#pragma once
+#include "../common/activation.cuh"
+#include "../common/bf16.cuh"
+#include "../common/fence.cuh"
+#include "../common/matrix.cuh"
+#include "../common/mbarrier.cuh"
+#include "../common/tma.cuh"
+#include "config.cuh"
+#include "raster.cuh"
+
+namespace matmul {
+
+template <class C>
+struct Epilogue {
+    static constexpr int BN = C::BN, STAGING = C::STAGING, CHUNK_N = C::CHUNK_N, CHUNKS = C::CHUNKS, KINDS = C::KINDS, ITEMS = C::ITEMS;
+    static constexpr int PER = C::PER;
+    static constexpr bool PAIR = C::PAIR, BIAS = C::BIAS, SAVE_PRE = C::SAVE_PRE, AUX_IN = C::AUX_IN;
+    using Accumulators = float[C::MI][BN / 2];
+    using Bias = uint32_t[BIAS ? BN / 8 : 1];  // of a thread's columns, in pairs
+
+    const Problem& p;
+    const TensorMap& map_c;
+    const TensorMap& map_aux;
+    Barriers<C>& barriers;
+    uint8_t* const buffers;  // the staging buffers of this warpgroup, which go round
+    const int warpgroup, lane;
+    const int warp_row;        // first row of this thread's warp in a chunk
+    const bool issuer;         // whether this thread issues the warpgroup's copies
+    uint32_t chunks_done;      // chunks that have been given a staging buffer
+    int row0, column0, batch;  // where the warpgroup's part of the tile begins in C
+
+    // Turns to the tile of `work`.
+    __device__ __forceinline__ void begin(const Work& work) {
+        row0 = work.m + (C::PINGPONG ? 0 : warpgroup * C::WARPGROUP_M);
+        column0 = work.n * C::OUT_BN;
+        batch = work.batch;
+    }
+
+    // This thread's columns of the bias, asked for now and used after the steps; 0 beyond N.
+    __device__ __forceinline__ void load_bias(Bias& bias) const {
+        if constexpr (BIAS) {
+#pragma unroll
+            for (int j = 0; j < BN / 8; ++j) {
+                const int column = column0 + j * 8 + (lane % 4) * 2;
+                bias[j] = 0;
+                if (column + 1 < p.n) bias[j] = __ldg(reinterpret_cast<const unsigned int*>(p.bias + column));
+                if (column + 1 == p.n) bias[j] = __ldg(reinterpret_cast<const unsigned short*>(p.bias + column));
+            }
+        }
+    }
+
+    // Asks for the aux input of item `item`; it lands in the staging buffer of chunk number `number`.
+    __device__ __forceinline__ void load_aux(uint32_t number, int item) const {
+        mbarrier_t* const barrier = &barriers.aux[warpgroup][number % STAGING];
+        mbarrier_arrive_expect(barrier, C::CHUNK_BYTES);
+        tma_load_3d(buffers + number % STAGING * C::CHUNK_BYTES, &map_aux, barrier, column0 + item % CHUNKS * CHUNK_N,
+                    row0 + item / CHUNKS * 64, batch);
+    }
+
+    // The first aux inputs of the tile, once what lay in their buffers has been read.
+    __device__ __forceinline__ void load_first_aux() const {
+        if (AUX_IN && issuer) {
+            tma_store_wait_read<0>();
+#pragma unroll
+            for (int i = 0; i < (STAGING < ITEMS ? STAGING : ITEMS); ++i) load_aux(chunks_done + i, i);
+        }
+    }
+
+    // The staging buffer of the chunk that is `i` further on.
+    __device__ __forceinline__ uint8_t* buffer_of(int i) const { return buffers + ((chunks_done + i) % STAGING) * C::CHUNK_BYTES; }
+
+    // A chunk of fp32, to shared address `address`.
+    __device__ __forceinline__ void write_f32(const Accumulators& acc, const Bias& bias, int mi, int chunk, uint32_t address) const {
+        const uint32_t row = warp_row + lane / 4;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float* const d = &acc[mi][(chunk * 4 + j) * 4];
+            const float b0 = BIAS ? bf16_low(bias[chunk * 4 + j]) : 0.0f;
+            const float b1 = BIAS ? bf16_high(bias[chunk * 4 + j]) : 0.0f;
+            const uint32_t at = j * 32 + (lane % 4) * 8;
+            store_shared_f32x2(address + swizzle_128(row, at), BIAS ? d[0] + b0 : d[0], BIAS ? d[1] + b1 : d[1]);
+            store_shared_f32x2(address + swizzle_128(row + 8, at), BIAS ? d[2] + b0 : d[2], BIAS ? d[3] + b1 : d[3]);
+        }
+    }
+
+    // A chunk of bf16. All of its arithmetic lies between its loads and its stores: independent elements hide each other's latency.
+    __device__ __forceinline__ void write_bf16(const Accumulators& acc, const Bias& bias, int mi, int chunk, int kind, int i,
+                                               uint32_t address) const {
+        const uint32_t row = warp_row + (lane & 15);
+        if (AUX_IN) mbarrier_wait(&barriers.aux[warpgroup][(chunks_done + i) % STAGING], ((chunks_done + i) / STAGING) & 1);
+        uint32_t at[4];
+#pragma unroll
+        for (int q = 0; q < 4; ++q) at[q] = address + swizzle_128(row, q * 32 + (lane >> 4) * 16);
+        uint32_t other[16];
+        if constexpr (AUX_IN) {
+#pragma unroll
+            for (int q = 0; q < 4; ++q) ldmatrix_x4(at[q], other[4 * q], other[4 * q + 1], other[4 * q + 2], other[4 * q + 3]);
+            __syncwarp();  // every lane has read before any lane writes
+        }
+        uint32_t v[16];
+#pragma unroll
+        for (int pair = 0; pair < 16; ++pair) {
+            float x[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int element = chunk * 32 + pair * 2 + e;
+                x[e] = acc[mi][(PAIR && SAVE_PRE && kind == 1 ? BN / 4 : 0) + element];
+                if constexpr (BIAS) {
+                    const uint32_t two = bias[element / 4];
+                    x[e] += e ? bf16_high(two) : bf16_low(two);
+                }
+                if (C::ACT == Activation::gelu && kind == KINDS - 1) x[e] = activation::gelu_tanh<true>(x[e]);
+                if (C::ACT == Activation::swiglu && kind == KINDS - 1) x[e] = activation::silu(x[e]) * acc[mi][BN / 4 + element];
+                if constexpr (AUX_IN) x[e] *= activation::gelu_tanh_gradient<true>(e ? bf16_high(other[pair]) : bf16_low(other[pair]));
+            }
+            v[pair] = pack_bf16(x[0], x[1]);
+        }
+#pragma unroll
+        for (int q = 0; q < 4; ++q) stmatrix_x4(at[q], v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]);
+    }
+
+    // Writes item `item` of the tile into its staging buffer, which is `i` further on. All threads.
+    __device__ __forceinline__ void write_item(const Accumulators& acc, const Bias& bias, int item, int i) const {
+        const int kind = item % KINDS;
+        const int chunk = item / KINDS % CHUNKS;
+        const int mi = item / KINDS / CHUNKS;
+        const uint32_t address = smem_address(buffer_of(i));
+        if constexpr (C::OUT == Output::bf16) {
+            write_bf16(acc, bias, mi, chunk, kind, i, address);
+        } else {
+            write_f32(acc, bias, mi, chunk, address);
+        }
+    }
+
+    // Sends it off. One thread.
+    __device__ __forceinline__ void send_item(int item, int i) const {
+        const int kind = item % KINDS;
+        const int column = column0 + item / KINDS % CHUNKS * CHUNK_N;
+        const int row = row0 + item / KINDS / CHUNKS * 64;
+        if (kind < KINDS - 1) {
+            tma_store_3d(&map_aux, buffer_of(i), column, row, PAIR ? kind : batch);
+        } else if (C::OUT == Output::f32_add) {
+            tma_add_3d(&map_c, buffer_of(i), column, row, batch);
+        } else {
+            tma_store_3d(&map_c, buffer_of(i), column, row, batch);
+        }
+    }
+
+    // The whole tile: PER items share one pass through the barriers and one bulk group.
+    __device__ __forceinline__ void write(const Accumulators& acc, const Bias& bias) {
+#pragma unroll
+        for (int item = 0; item < ITEMS; item += PER) {
+            if constexpr (!AUX_IN) {
+                if (issuer) tma_store_wait_read<STAGING / PER - 1>();
+                named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
+            }
+#pragma unroll
+            for (int i = 0; i < PER; ++i)
+                if (item + i < ITEMS) write_item(acc, bias, item + i, i);
+            fence_async_shared();
+            named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
+            if (issuer) {
+#pragma unroll
+                for (int i = 0; i < PER; ++i)
+                    if (item + i < ITEMS) send_item(item + i, i);
+                tma_store_commit();
+                if (AUX_IN && item + STAGING < ITEMS) {
+                    tma_store_wait_read<0>();
+#pragma unroll
+                    for (int i = 0; i < PER; ++i)
+                        if (item + i + STAGING < ITEMS) load_aux(chunks_done + i, item + i + STAGING);
+                }
+            }
+            chunks_done += item + PER <= ITEMS ? PER : ITEMS - item;
+        }
+    }
+
+    // The partial sums of a split tile, straight to slot `slot` of the workspace.
+    __device__ __forceinline__ void write_partial(const Accumulators& acc, int slot, uint32_t rank) const {
+        const size_t index = static_cast<size_t>(slot) * C::CLUSTER + rank;
+        float* const tile = p.workspace + index * (C::BM * BN) +
+                            ((C::PINGPONG ? 0 : warpgroup * C::WARPGROUP_M) + warp_row + lane / 4) * BN + (lane % 4) * 2;
+#pragma unroll
+        for (int mi = 0; mi < C::MI; ++mi) {
+#pragma unroll
+            for (int j = 0; j < BN / 8; ++j) {
+                float* const at = tile + mi * (64 * BN) + j * 8;
+                *reinterpret_cast<float2*>(at) = make_float2(acc[mi][4 * j], acc[mi][4 * j + 1]);
+                *reinterpret_cast<float2*>(at + 8 * BN) = make_float2(acc[mi][4 * j + 2], acc[mi][4 * j + 3]);
+            }
+        }
+    }
+};
+
+}  // namespace matmul

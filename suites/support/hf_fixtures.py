@@ -1,0 +1,72 @@
+"""Makes baselines/hf: tiny models as transformers saves them, with the logits that transformers computes from them in float32.
+
+    python suites/support/hf_fixtures.py make FOLDER        the fixtures
+    python suites/support/hf_fixtures.py logits FOLDER ...  logits of models that are there, as JSON
+
+The Python is one that has torch and transformers, and nothing of Alpha: no process of Alpha holds torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+TOKENS = [5, 0, 17, 3, 3, 18, 9, 12, 1, 16, 7, 2]
+"""What the logits are of: every position of one sequence."""
+
+GPT = {"vocab_size": 19, "n_positions": 12, "n_embd": 12, "n_head": 3, "n_layer": 2, "bos_token_id": 0, "eos_token_id": 0}
+LLAMA = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "bos_token_id": 0, "eos_token_id": 0}
+
+MODELS = {
+    "gpt2": (GPT2LMHeadModel, GPT2Config, GPT, torch.float32, "1GB"),
+    "gpt2-untied": (GPT2LMHeadModel, GPT2Config, {**GPT, "n_layer": 1, "tie_word_embeddings": False}, torch.float16, "1GB"),
+    "llama": (LlamaForCausalLM, LlamaConfig, {**LLAMA, "rope_theta": 500000.0}, torch.bfloat16, "4KB"),
+    "llama-tied": (LlamaForCausalLM, LlamaConfig, {**LLAMA, "num_key_value_heads": 4, "num_hidden_layers": 1, "tie_word_embeddings": True},
+                   torch.float32, "1GB"),
+    "gpt2-eps": (GPT2LMHeadModel, GPT2Config, {**GPT, "n_layer": 1, "layer_norm_epsilon": 0.03}, torch.float32, "1GB"),
+    "llama-biased": (LlamaForCausalLM, LlamaConfig, {**LLAMA, "head_dim": 6, "attention_bias": True, "rms_norm_eps": 0.03}, torch.float32,
+                     "1GB"),
+    "llama-3.1": (LlamaForCausalLM, LlamaConfig, {**LLAMA, "head_dim": 8, "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 20.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16}}, torch.float32, "1GB"),
+    "llama-linear": (LlamaForCausalLM, LlamaConfig, {**LLAMA, "num_hidden_layers": 1, "rope_parameters": {
+        "rope_type": "linear", "rope_theta": 500.0, "factor": 2.5}}, torch.float32, "1GB"),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {**LLAMA, "rms_norm_eps": 1e-6}, torch.bfloat16, "1GB"),
+}
+"""Name -> (model, its configuration, sizes, type that it is saved in, largest file)."""
+
+
+def logits(folder: Path) -> list[list[float]]:
+    """float32 [tokens, vocabulary]."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS])).logits[0].tolist()
+
+
+def make(out: Path) -> None:
+    """Every fixture, in folders of `out`."""
+    for name, (model, config, sizes, dtype, largest) in MODELS.items():
+        torch.manual_seed(len(name))
+        made = model(config(**sizes))
+        with torch.no_grad():
+            for p in made.parameters():  # far from how training begins, so that a bias or a gain left out is seen
+                p.copy_(p + 0.4 * torch.randn_like(p))
+        made.to(dtype).save_pretrained(out / name, max_shard_size=largest)
+        (out / name / "generation_config.json").unlink(missing_ok=True)
+        found = {"torch": torch.__version__, "transformers": transformers.__version__, "tokens": TOKENS, "logits": logits(out / name)}
+        (out / name / "logits.json").write_text(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if sys.argv[1] == "make":
+        make(Path(sys.argv[2]))
+    else:
+        print(json.dumps([logits(Path(folder)) for folder in sys.argv[2:]]))

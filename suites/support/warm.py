@@ -1,0 +1,299 @@
+"""Interpreters that start warm: a server imports Alpha once, and each process asked of it is a fork.
+
+A fresh interpreter takes most of a second to import what a command needs, a fork some milliseconds. What runs in it finds what a fresh one
+finds: its own arguments, folder, streams, default signals, `__main__` and random state. Hash seed, imported modules and what an interpreter
+reads of its environment are the server's. So tests of start-up and of imports start an interpreter of their own.
+
+A process of another tree forgets the server's Alpha and imports its own; what Alpha stands on stays imported.
+
+Each pytest process has one server, started when first asked. It ends with that process, and with it all that it has started.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MESSAGE = 1 << 17
+"""Longest request, bytes."""
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN = (ROOT, ROOT / "suites" / "support", ROOT / "suites" / "unit")
+"""Folders of this tree in which an interpreter may look for modules."""
+
+DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL,
+            signal.SIGCHLD: signal.SIG_DFL}  # fmt: skip
+
+
+class Process:
+    """A process that the server started; of `subprocess.Popen` what tests use. `stdout`, `stderr`: what PIPE was asked for, to be read."""
+
+    def __init__(self, arguments: Sequence[str], told: socket.socket, stdout: BinaryIO | None, stderr: BinaryIO | None) -> None:
+        self.args, self.stdout, self.stderr = arguments, stdout, stderr
+        self.returncode: int | None = None
+        self._told, pid = told, told.recv(64)
+        if not pid:
+            raise RuntimeError("the server of warm interpreters has ended; its own words stand among this session's errors")
+        self.pid = int(pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code; -N where signal N ended it. TimeoutExpired after `timeout` seconds."""
+        if self.returncode is None:
+            self._told.settimeout(timeout)
+            try:
+                self.returncode = int(self._told.recv(64))
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+            self._told.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(0.0)
+        return None
+
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it if it has not ended, and close the ends that were read from."""
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+        for stream in (self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def start(arguments: Sequence[object], *, cwd: Path | None = None, root: Path | None = None, environment: Mapping[str, str] | None = None,
+          stdin: int | BinaryIO = subprocess.DEVNULL, stdout: int | BinaryIO = subprocess.DEVNULL,
+          stderr: int | BinaryIO = subprocess.DEVNULL) -> Process:
+    """Start what `python ARGUMENTS` starts: `-c CODE`, `-m MODULE` or a script, and its arguments. Streams: a file, PIPE or DEVNULL.
+    `root`: a tree whose Alpha it is to import; `environment`: variables that differ from the server's."""
+    words = [str(a) for a in arguments]
+    with ExitStack() as stack:
+        ends: list[BinaryIO | None] = []
+        given: list[int] = []
+        for stream, mode in ((stdin, os.O_RDONLY), (stdout, os.O_WRONLY), (stderr, os.O_WRONLY)):
+            ends.append(None)
+            if stream == subprocess.PIPE:
+                read, write = os.pipe()
+                ends[-1] = os.fdopen(read, "rb")
+                given.append(write)
+                stack.callback(os.close, write)
+            elif stream == subprocess.DEVNULL:
+                given.append(os.open(os.devnull, mode))
+                stack.callback(os.close, given[-1])
+            else:
+                given.append(stream if isinstance(stream, int) else stream.fileno())
+        told, tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stack.enter_context(tells)
+        request = json.dumps({"arguments": words, "cwd": str(cwd or Path.cwd()), "root": str(root) if root is not None else None,
+                              "environment": dict(environment or {})}).encode()
+        assert len(request) < MESSAGE
+        socket.send_fds(_server(), [request], [*given, tells.fileno()])
+    return Process(words, told, ends[1], ends[2])
+
+
+def run(arguments: Sequence[object], *, timeout: float = 120, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Start and wait, both streams taken; it is ended after `timeout` seconds, with TimeoutExpired."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = start(arguments, stdout=out, stderr=err, **how)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+        return subprocess.CompletedProcess(process.args, code, *texts)
+
+
+@cache
+def _server() -> socket.socket:
+    """The end on which this process asks its server."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL)
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+# -- the server's side ---------------------------------------------------------------------------------------------------------
+
+
+PEAK = {"REPEATS": 5, "COPIES": 1, "COPY_BYTES": 1 << 20}
+"""Constants of alpha/train/peak.py in runs that tests train: few and small products and copies. The whole takes three quarters of a tiny
+run."""
+
+
+def preload() -> None:
+    """Import what commands and sessions of tests use. pytest wants to import its own plugins, so they are left to it."""
+    for name in ("alpha.cli", "alpha.report.command", "pytest", "alpha.gates.adversarial.plant"):
+        importlib.import_module(name)
+    from alpha.ops.table import table
+    from alpha.train import forbidden, peak
+    from alpha.train.catalogue import catalogue
+
+    catalogue(), table()  # import every file of kernels and rows
+    _ = forbidden._WATCH.allowed.files  # what installed distributions list
+    for name, value in PEAK.items():
+        setattr(peak, name, value)
+
+
+def serve(asked: socket.socket) -> None:
+    """Fork what is asked for and tell how it ended, until nobody can ask any more."""
+    under_way: dict[int, socket.socket] = {}
+    ended, woken = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(ended, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    gc.freeze()
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(asked, selectors.EVENT_READ)
+        waiting.register(ended, selectors.EVENT_READ)
+        while True:
+            ready = {key.fileobj for key, _ in waiting.select()}
+            if ended in ready:
+                os.read(ended, 1 << 12)
+                _reap(under_way)
+            if asked not in ready:
+                continue
+            request, fds, _, _ = socket.recv_fds(asked, MESSAGE, 4)
+            if not request:
+                for pid in under_way:
+                    os.kill(pid, signal.SIGKILL)
+                return
+            pid = os.fork()
+            if not pid:
+                asked.close()
+                os.close(ended)
+                os.close(woken)
+                waiting.close()
+                _begin(json.loads(request), fds)
+            tells = socket.socket(fileno=fds[3])
+            tells.send(str(pid).encode())
+            under_way[pid] = tells
+            for fd in fds[:3]:
+                os.close(fd)
+
+
+def _reap(under_way: dict[int, socket.socket]) -> None:
+    for pid in list(under_way):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            with under_way.pop(pid) as tells, suppress(OSError):  # who asked may have gone
+                tells.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _begin(request: dict[str, Any], fds: Sequence[int]) -> None:
+    """In the fork: be the process that was asked for. Does not return."""
+    signal.set_wakeup_fd(-1)
+    for number, usual in DEFAULTS.items():
+        signal.signal(number, usual)
+    for number, fd in enumerate(fds[:3]):
+        os.dup2(fd, number)
+    for fd in fds:
+        os.close(fd)
+    os.chdir(request["cwd"])
+    os.environ.update(request["environment"])
+    if request["root"] is not None:
+        _change_tree(request["root"])
+    code = _code(lambda: _interpret(request["arguments"]))
+    _code(threading._shutdown)  # type: ignore[attr-defined]
+    _code(atexit._run_exitfuncs)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+class _Quick:
+    """Finds alpha.train.peak of another tree, once, and measures the machine's peak quickly there too."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != "alpha.train.peak":
+            return None
+        sys.meta_path.remove(_Quick)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (execute(module), vars(module).update(PEAK))[0]  # type: ignore[method-assign]
+        return spec
+
+
+def _change_tree(root: str) -> None:
+    """From here on Alpha is that of another tree, here and in what is started from here."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "alpha"]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, _Quick)  # type: ignore[arg-type]
+    sys.path[1:] = [root, *(p for p in sys.path[1:] if Path(p or ".").resolve() not in OWN)]
+    os.environ["PYTHONPATH"] = root
+    sys.dont_write_bytecode = False  # a second command there finds the first one's
+
+
+def _code(work: Callable[[], object]) -> int:
+    """The exit code of an interpreter that does this work."""
+    try:
+        work()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _interpret(arguments: Sequence[str]) -> None:
+    """As the interpreter reads its command line."""
+    what, *rest = arguments
+    if what == "-m":
+        sys.argv, sys.path[0] = rest, ""
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif what == "-c":
+        sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
+    else:
+        sys.argv, sys.path[0] = list(arguments), str(Path(what).resolve().parent)
+        runpy.run_path(what, run_name="__main__")
+
+
+if __name__ == "__main__":
+    preload()
+    serve(socket.socket(fileno=int(sys.argv[1])))

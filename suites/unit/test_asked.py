@@ -1,0 +1,142 @@
+"""What is asked of evidence does not become less without a reason: each way of asking less is named by the merge gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from alpha.component import Catalogue
+from alpha.errors import CorruptError
+from alpha.gates.contracts.registry.common import make
+from alpha.registry import asked, judge, policy
+from alpha.registry.evidence import load_file, path_of, reference_classes, shipped_root
+from alpha.registry.faults import load_faults
+from alpha.registry.gates import TABLE
+from alpha.registry.judge import AMBIGUOUS, Judgement
+from alpha.train.catalogue import catalogue
+
+Items = dict[str, str]
+
+
+@cache
+def sources() -> Items:
+    return asked.texts()
+
+
+@cache
+def items() -> Items:
+    return asked.today(catalogue(), shipped_root(), load_faults(), sources())
+
+
+def edited(module: str, old: str, new: str) -> str:
+    """The policy's digest after an edit of one module."""
+    assert old in sources()[module], old
+    return asked.policy_digest({**sources(), module: sources()[module].replace(old, new, 1)})
+
+
+WEAKENED = {
+    "fewer kinds are numeric": ("policy", '("host", "count")', '("host", "count", "kernel")'),
+    "a gate is not owed": ("gates", 'owed_by=("kernel",', 'owed_by=("none",'),
+    "fewer runs": ("gates", '("kernel", "cpu"): 100', '("kernel", "cpu"): 10'),
+    "a class is told by its capability alone": ("gpu", 'return f"cuda_{self.capability}_{self.model}"',
+                                                'return f"cuda_{self.capability}_any"'),
+    "a processor is told by its vendor alone": ("machine", '("vendor_id", "cpu family", "model")', '("vendor_id",)'),
+    "a looser tolerance": ("judge", "RATIO = 2.0", "RATIO = 4.0"),
+    "a wider line": ("pins", "WIDEST = 0.15", "WIDEST = 0.5"),
+    "claims without a comparison": ("claims", 'if judgement.verdict != PASS:', 'if judgement.verdict == "FAIL":'),
+}
+
+
+@pytest.mark.parametrize("what", WEAKENED)
+def test_an_edit_of_the_policy_asks_for_a_reason(what: str) -> None:
+    now = {**items(), asked.DIGEST: edited(*WEAKENED[what])}
+    (told,) = asked.problems(now, items(), items(), {})
+    assert "policy" in told
+    (told,) = asked.problems(now, now, items(), {})  # the list was written anew by hand
+    assert "no reason" in told
+    assert not asked.problems(now, now, items(), {f"policy {now[asked.DIGEST]}": "because"})
+
+
+def test_comments_of_the_policy_ask_for_none() -> None:
+    assert edited("judge", "RATIO = 2.0", "RATIO = 2.0  # twice") == items()[asked.DIGEST]
+
+
+def without(prefix: str) -> Callable[[Items], Items]:
+    """The first item of this name gone."""
+    def take(now: Items) -> Items:
+        gone = next(name for name in now if name.startswith(prefix))
+        return {name: value for name, value in now.items() if name != gone}
+    return take
+
+
+FALLEN: dict[str, Callable[[Items], Items]] = {
+    "a reference class": without("reference cuda_"), "a planted fault": without("fault adamw"), "a gate": without("owed gelu.f32.cpu perf"),
+    "a component's cases": without("cases gelu.f32.cpu parity"),
+    "one case": lambda now: {**now, "cases gelu.f32.cpu parity": str(int(now["cases gelu.f32.cpu parity"]) - 1)},
+    "runs": lambda now: {**now, "runs kernel cuda determinism": "299"},
+    "catches with a record": lambda now: {**now, next(n for n in now if n.startswith("recorded cpu")): "0"},
+    "the score of mutants": lambda now: {**now, "mutants caught": "0.5"},
+    "mutants that count": lambda now: {**now, "mutants counted": "3"},
+}
+
+
+@pytest.mark.parametrize("what", FALLEN)
+def test_less_is_red_until_a_reason_is_committed(what: str, tmp_path: Path) -> None:
+    root, now = tmp_path / "evidence", FALLEN[what](items())
+    asked.write(root, items())
+    assert asked.problems(items(), asked.committed(root), items(), {}) == []
+    assert len(asked.problems(now, asked.committed(root), {}, {})) == 1, "without a history the list itself is the measure"
+    (fell,) = asked.renew(root, now, " ")
+    assert asked.committed(root) == items() and not asked.reasons_path(root).exists(), "nothing is written without a reason"
+    assert asked.renew(root, now, 'it is "gone"') == [fell]
+    assert asked.reasons(root) == {fell: 'it is "gone"'} and asked.committed(root) == now
+    assert asked.problems(now, asked.committed(root), items(), asked.reasons(root)) == []
+    assert len(asked.problems(now, asked.committed(root), items(), {})) == 1, "the reason was taken away"
+    assert asked.renew(root, items(), "") == [] and len(asked.reasons(root)) == 1
+
+
+def test_items_follow_the_code_and_the_evidence() -> None:
+    """Not a list that repeats itself: a fault, a component, a gate, runs and a record that go are missed."""
+    key = reference_classes(shipped_root())["cpu"]
+    record = load_file(path_of(shipped_root(), key, "silu.f32.cpu"))["parity"]
+    smaller = Catalogue()
+    for c in catalogue():
+        if c.id != "gelu.f32.cpu":
+            smaller.add(c)
+    fewer = [replace(g, repeats={}) if g.repeats else g for g in TABLE]
+    with mock.patch.object(asked, "TABLE", fewer), mock.patch.object(policy, "EXEMPT", {**policy.EXEMPT, ("silu", "gradient"): "no"}), \
+            mock.patch.object(asked, "load_file", lambda path: {"parity": replace(record, cases=record.cases[1:])}
+                              if path.name == "silu.f32.cpu.jsonl" else load_file(path)):
+        now = asked.today(smaller, shipped_root(), load_faults()[1:], sources())
+    fell = " ".join(asked.fallen(items(), now))
+    for name in (f"fault {load_faults()[0].id}", "owed gelu.f32.cpu parity", "owed silu.f32.cpu gradient", "runs kernel cpu determinism",
+                 "cases silu.f32.cpu parity", "cases silu.f32.cpu faults"):
+        assert f"{name} " in fell, name
+
+
+@pytest.mark.parametrize("text", ["a\n", "b 1\na 1\n", "a x\n", "a nan\n", "a 1\na 2\n", "a -1\n"])
+def test_a_damaged_list_is_refused(text: str) -> None:
+    with pytest.raises(CorruptError):
+        asked.read(text)
+
+
+@pytest.mark.parametrize("text", ["[[renewed]]\nitems = [1]\n", "renewed = 3\n", "[[renewed]\n"])
+def test_damaged_reasons_are_refused(text: str, tmp_path: Path) -> None:
+    asked.reasons_path(tmp_path / "evidence").write_text(text)
+    with pytest.raises(CorruptError):
+        asked.reasons(tmp_path / "evidence")
+
+
+def test_ambiguous_satisfies_no_owed_gate() -> None:
+    assert not Judgement(AMBIGUOUS).satisfied
+    slowdown = {"name": "a", "kind": "relative", "low": -0.01, "estimate": 0.01, "high": 0.05, "reproduced": False}
+    share = {"name": "b", "share": 0.5, "times_ns": [1000]}
+    assert judge.judge(make("perf", [slowdown])).relative == AMBIGUOUS and not judge.judge(make("perf", [slowdown])).satisfied
+    with mock.patch.object(judge, "_share", lambda case, line: (AMBIGUOUS, "cannot be told")):
+        found = judge.judge(make("perf", [share]))
+    assert found.verdict == AMBIGUOUS and not found.satisfied

@@ -1,0 +1,56 @@
+"""`alpha bench data`: what it counts, from memory and from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alpha import cli, config
+from alpha.bench import data
+
+RUN = """
+[run]
+name = "made"
+[model]
+family = "gpt"
+layers = 1
+width = 16
+heads = 2
+[data]
+corpus = "{root}/text"
+tokenizer = "bytes"
+validation = 0.3
+sequence = 8
+cache = "{root}/cache"
+[train]
+steps = 5
+batch = 12
+shards = 2
+micro_batch = 2
+[optim]
+lr = 1e-2
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    (tmp_path / "text").mkdir()
+    for i in range(9):
+        (tmp_path / "text" / f"{i}.txt").write_text(f"{i} {'word ' * 90}")
+    path = tmp_path / "run.toml"
+    path.write_text(RUN.format(root=tmp_path.as_posix()))
+    return path
+
+
+@pytest.mark.parametrize("packing", ["windows", "documents"])
+def test_both_passes_are_told(run_file: Path, packing: str) -> None:
+    warm, cold = data.bench(config.load(run_file, [f"data.packing={packing}"]), 3)
+    assert (warm.cache, cold.cache, warm.tokens, cold.steps) == ("warm", "cold", 3 * 12 * 8, 3)
+    assert min(warm.wall, warm.core, cold.wall, cold.core) > 0
+
+
+def test_a_run_file_is_asked_for(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "data"]) == 2
+    assert "alpha bench data RUN.toml" in capsys.readouterr().err
+    assert cli.main(["bench", "data", str(run_file), "--steps", "2", "--set", "data.mixture=x"]) == 2

@@ -1,0 +1,147 @@
+"""`alpha bench step`: a training step beside a peer that is made up, on an emulated GPU, and beside PyTorch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulated_gpu import emulated
+from made_bench import MADE, MadeClocks, calm, first_steps, gpu_of_small_calls, made, pytorch, tiny
+
+from alpha.bench import agreement, step
+from alpha.bench.peer import Peer
+from alpha.bench.variants import AUTOCAST, MASTER, Variant, variants
+from alpha.cuda_runtime.nvml import Reading
+from alpha.flops.v1 import VERSION
+from alpha.train.assemble import program_for
+from alpha.train.catalogue import catalogue
+
+
+@pytest.fixture
+def gpu() -> Iterator[pytest.MonkeyPatch]:
+    with gpu_of_small_calls() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def torch() -> Iterator[Peer]:
+    with pytorch() as peer:
+        yield peer
+
+
+NAMES = [v.name for v in variants(False, "f32")]
+
+
+def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm(monkeypatch)
+    cfg = tiny(tmp_path)
+    known = first_steps(cfg)
+    result = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, command=made(**known, ns={"default": 2e6, "": 1e6}))
+    rows = {r.name: r for r in result.rows}
+    assert [r.name for r in result.rows] == ["ours", *reversed(NAMES)] and not result.why  # the fastest first
+    assert result.quoted == NAMES[1] and "made" in result.peer
+    for name, ns in zip(NAMES, (2e6, 1e6)):
+        assert rows[name].ns == ns and rows[name].tokens_per_second == pytest.approx(4 * 32 * 1e9 / ns) and rows[name].memory == 123
+        assert rows[name].difference == 0 and rows[name].ratio[1] == pytest.approx(ns / rows[name].ours, rel=0.8) and rows[name].together
+        assert [b[0] for b in rows[name].blocks] == [ns] * 3 and len(rows[name].beside) == 3
+    assert rows["ours"].ns == rows[NAMES[1]].ours and rows["ours"].blocks == rows[NAMES[1]].beside  # as it was beside the one quoted
+    assert rows["ours"].memory > 0 and 0 < rows["ours"].mfu < 1 and VERSION in result.mark
+
+    for bad in ({"loss": [x * 1.001 for x in known["loss"]]}, {"norm": [x * 1.001 for x in known["norm"]]},
+                {"loss": [*known["loss"][:2], math.nan]}, {"norm": [known["norm"][0], known["norm"][1] * 0.999, known["norm"][2]]}):
+        refused = step.bench(cfg, catalogue(), "made", rounds=1, steps=1, command=made(**{**known, **bad}))
+        assert not refused.quoted and {r.name for r in refused.rows} == {"ours", *NAMES}
+        assert all("not ours" in r.why and math.isnan(r.ns) for r in refused.rows if r.name in NAMES), bad
+
+    alone = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, command=made(**known, flag=str(tmp_path / "flag")))
+    assert {r.name: r.together for r in alone.rows if r.name != "ours"} == {NAMES[0]: False, NAMES[1]: True}
+    for r in alone.rows:
+        assert not r.why and (r.name == "ours" or (r.ns == 1e6 and r.ratio[1] > 0 and len(r.blocks) == 3))
+    assert next(r for r in alone.rows if not r.together and r.name != "ours").ratio[::2] == pytest.approx((math.nan, math.nan), nan_ok=True)
+
+
+def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not measured is a line that says so; a trial decides whether a variant is worth all rounds."""
+    calm(monkeypatch)
+    cfg = tiny(tmp_path)
+    known = first_steps(cfg)
+    spent = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, budget=1e-9, command=made(**known))
+    assert {r.name: r.why for r in spent.rows if r.name != "ours"} == dict.fromkeys(NAMES, "not measured: the budget was spent")
+    assert not spent.quoted and spent.rows[0].name == "ours" and spent.rows[0].ns > 0
+    for ns, rounds in (({"default": 1e6, "": 9e6}, (5, step.TRIALS)), ({"default": 9e6, "": 1e6}, (5, 5))):
+        found = step.bench(cfg, catalogue(), "made", rounds=5, steps=1, command=made(**known, ns=ns))
+        assert tuple(len(next(r for r in found.rows if r.name == name).blocks) for name in NAMES) == rounds
+
+
+def test_a_variant_that_would_outlast_the_budget_is_not_begun() -> None:
+    session = step.Session(3, 1, None, 1, None, None, None, None, "", time.monotonic() + 60, print, built=90.0)  # type: ignore[arg-type]
+    assert session.one(Variant(), 1).why == "not measured: the budget was spent"
+
+
+class MadeModel:
+    """A GPU that warms up: 10 degrees a block, until 60."""
+
+    def __init__(self) -> None:
+        self.celsius, self.blocks = 30.0, 0
+
+    def block(self, steps: int) -> tuple[float, Reading]:
+        self.blocks += 1
+        self.celsius = min(60.0, self.celsius + 10)
+        return 1e9, Reading(1500.0, 0)
+
+    def sense(self, reading: Reading) -> Reading:
+        return replace(reading, watts=690.0, celsius=self.celsius)
+
+
+def test_a_cool_gpu_is_warmed_up_first() -> None:
+    gpu = MadeModel()
+    session = step.Session(3, None, gpu, 1, None, None, None, None, "", None, print)  # type: ignore[arg-type]
+    session.warm(gpu)  # type: ignore[arg-type]
+    assert gpu.celsius == 60 and 4 <= gpu.blocks <= 6
+    session.warm(gpu)  # type: ignore[arg-type]
+    assert gpu.blocks <= 10  # warm already: two blocks say so, and what finds out how long one is
+
+
+def test_what_the_peer_does_not_do_is_said(tmp_path: Path) -> None:
+    for more, word in (("dropout = 0.1", "model.dropout = 0.1"), ("z_loss = 0.001", "model.z_loss"), ("window = 8", "model.window")):
+        result = step.bench(tiny(tmp_path, more=more), catalogue(), "made", rounds=1, steps=1, command=MADE)
+        assert any(word in r.why for r in result.rows) or result.why
+    for more in ("norm_eps = 0.001", "head_dim = 8", 'attention_bias = "qkv"'):
+        assert step.unsupported(tiny(tmp_path, family="llama", more=more)) == "model." + more.replace('"', "")
+
+
+def test_a_step_on_the_gpu_is_timed_captured_and_not(tmp_path: Path, gpu: pytest.MonkeyPatch) -> None:
+    clocks = MadeClocks()
+    gpu.setattr(step.Clocks, "open", staticmethod(lambda index=0: clocks))
+    result = step.bench(tiny(tmp_path, "cuda"), emulated(catalogue()), None, rounds=3, steps=1)
+    assert [r.name for r in result.rows] == [step.OURS, step.UNCAPTURED] and clocks.taken == 2 * 4
+    assert all(r.ns > 0 and r.mfu > 0 for r in result.rows) and "data sheet" in result.mark
+    assert all(b[1:] == [1980.0, 690.0, 60.0] for r in result.rows for b in r.blocks)
+
+
+def test_pytorch_trains_the_same_model(torch: Peer, tmp_path: Path) -> None:
+    python = torch.python
+    for family, more in (("gpt", ""), ("llama", "kv_heads = 1\ntied = false")):
+        cfg = tiny(tmp_path, family=family, more=more)
+        tokens = [str(tmp_path / f"tokens{i}.npy") for i in range(step.CHECKED)]
+        with step.Ours(cfg, program_for(cfg, 264, catalogue(), 1), catalogue(), step.RandomTokens(cfg, 264), None) as mine:
+            files = step._written(str(tmp_path), mine.parameters())
+            for i, path in enumerate(tokens):
+                np.save(path, step.RandomTokens(cfg, 264).rows(i))
+            job = step.Job("cpu", 1, step.sizes_of(cfg, mine.loop.program), files, tokens, (4, 32), mine.take(step.CHECKED),
+                           agreement.bound({"f32"}, 4 * 32), None, None)
+        with step.Theirs(python, Variant(), job) as theirs:
+            assert theirs.difference <= job.allowed
+            assert theirs.block(2)[0] > 0
+        for weights in (AUTOCAST, MASTER):  # in bf16 as near as bf16 is
+            with step.Theirs(python, Variant("", weights), job) as theirs:
+                assert job.allowed < theirs.difference <= agreement.bound({"bf16"}, 4 * 32), weights
+        for wrong in ({"weight_decay": 50.0}, {"decayed": []}, {"betas": [0.5, 0.95]},
+                      {"heads": 1, "kv_heads": 1} if family == "gpt" else {"rope_base": 100.0}):
+            with step.Theirs(python, Variant(), replace(job, sizes={**job.sizes, **wrong})) as theirs:
+                assert theirs.difference > job.allowed, wrong

@@ -1,0 +1,201 @@
+"""Spot checks of a run on an emulated GPU: no bit moves, nothing sound is refused, flipped bits and wrong kernels end it by name."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import flips
+import numpy as np
+import pytest
+from emulated_gpu import EmulatedGpu, emulated, emulated_gpu, on
+
+from alpha.backends.cuda.executor import CudaExecutor
+from alpha.backends.cuda.lib import Gpu, Operand
+from alpha.backends.cuda.spot import DeviceMemory, OnDevice
+from alpha.component import Catalogue, Component
+from alpha.cuda_runtime.device import Device
+from alpha.cuda_runtime.memory import Arena, Span, upload
+from alpha.errors import SpotCheckError
+from alpha.graph.plan import Plan, Ref
+from alpha.profile.store import read
+from alpha.train import spots
+from alpha.train.catalogue import catalogue
+from alpha.train.loop import Loop
+from alpha.types import Attrs, TensorType
+
+STEPS = 5
+WORD = TensorType((), "i32")
+
+
+@pytest.fixture
+def gpu() -> Iterator[EmulatedGpu]:
+    with emulated_gpu() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Catalogue:
+    return emulated(catalogue())
+
+
+def flip(executor: CudaExecutor, arena: str, byte: int) -> None:
+    """One bit, behind what is enqueued."""
+    at = (ctypes.c_uint8).from_address(executor.arenas[arena].address + byte)
+
+    def strike() -> None:
+        at.value ^= 4
+    on(int(executor.stream.handle), strike)
+
+
+def trained(folder: Path, kernels: Catalogue, every: int) -> bytes:
+    with flips.on_device(folder, kernels, verify=every, profile=2, steps=STEPS + 3) as loop:
+        while loop.step < STEPS:
+            loop.advance(ahead=loop.unbroken())
+        loop.metrics.flush()
+        return b"".join(flat.tobytes() for _, flat in loop.snapshot().values())
+
+
+def test_no_bit_hangs_on_them_and_nothing_sound_is_refused(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
+    off, some, often = (trained(tmp_path / str(every), kernels, every) for every in (0, 4, 1))
+    assert off == some == often and gpu.allocated == 0
+    rows = read(tmp_path / "1" / "metrics.sqlite", "spot_checks", "step, how, elements, ratio")
+    assert {step for step, *_ in rows} == set(range(STEPS)) and all(ratio <= 1 for *_, ratio in rows)
+    assert {how for _, how, *_ in rows} >= {"product", "rows", "hash"}
+    assert {step for step, in read(tmp_path / "4" / "metrics.sqlite", "spot_checks", "step")} == {0, 4}
+    spent = dict(read(tmp_path / "4" / "metrics.sqlite", "step_timing", "step, checks_ns"))
+    assert spent[0] > spent[1] > 0 and all(not ns for _, ns in read(tmp_path / "0" / "metrics.sqlite", "step_timing", "step, checks_ns"))
+
+
+@pytest.mark.parametrize(("kind", "step"), [("state.param", 4), ("state.m", 4), ("state.param16", 4), ("state.param", 5)])
+def test_a_flip_of_the_state_is_seen(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str,
+                                     step: int) -> None:
+    """In a checked step, and in one with time to hash all of it."""
+    monkeypatch.setattr(spots, "BUDGET", 1e6)
+    with flips.on_device(tmp_path / "run", kernels, verify=4) as loop:
+        while loop.step < step:
+            loop.advance(ahead=loop.unbroken())
+        flip(loop.executor, kind, 4096)  # type: ignore[arg-type]
+        where = "before plan" if step == 4 else "before the update"
+        with pytest.raises(SpotCheckError, match=rf"memory changed by itself: rank 0, step {step}, {kind[6:]}, seen {where}"):
+            loop.advance()
+
+
+class Between:
+    """Flips a bit of what a launch wrote, before what comes after it."""
+
+    def __init__(self, loop: Loop, launch: int) -> None:
+        self.own, self.executor, self.launch, self.struck = loop.spots, loop.executor, launch, ""
+
+    def before(self, plan: Plan, index: int, read: Callable[[Ref], np.ndarray]) -> None:
+        self.own.before(plan, index, read)
+
+    def after(self, plan: Plan, index: int, read: Callable[[Ref], np.ndarray]) -> None:
+        self.own.after(plan, index, read)
+        if index == self.launch and not self.struck:
+            ref = plan.launches[index].outs[0]
+            flip(self.executor, ref.arena, ref.offset + 6)  # type: ignore[arg-type]
+            self.struck = plan.launches[index].op
+
+
+def test_a_flip_of_an_activation_is_seen_in_a_checked_step(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
+    with flips.on_device(tmp_path / "run", kernels, verify=1) as loop:
+        loop.advance()
+        between = Between(loop, 3)
+        loop.spots.begin(1)
+        loop.executor.inspector = between
+        calls = loop.replays[0]
+        with pytest.raises(SpotCheckError, match="a spot check failed: rank 0, step 1, ") as caught:
+            loop.enqueue(calls, 1)
+        assert between.struck and f"changed since {between.struck} of " in str(caught.value)
+
+
+def wrong(c: Component) -> Component:
+    """A product with one wrong element from its fortieth call on."""
+    if c.op != "matmul":
+        return c
+    calls: list[int] = []
+
+    def binder(gpu: Gpu, ins: list[Operand], outs: list[Operand], attrs: Attrs) -> Callable[[int], None]:
+        run = c.implementation(gpu, ins, outs, attrs)
+        first = np.frombuffer((ctypes.c_uint8 * outs[0].type.nbytes).from_address(outs[0].address), np.uint8)
+
+        def spoil() -> None:
+            calls.append(1)
+            if len(calls) >= 40:
+                first[1] = 0x43  # bf16: 128 and more
+
+        def call(handle: int) -> None:
+            run(handle)
+            on(handle, spoil)
+        return call
+    return replace(c, implementation=binder)
+
+
+def test_a_wrong_kernel_ends_the_run_by_name(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
+    made = Catalogue()
+    for c in kernels:
+        made.add(wrong(c))
+    with flips.on_device(tmp_path / "run", made, verify=1) as loop:
+        loop.advance()
+        assert loop.spots.tally.beyond and "told and not judged" in loop.spots.tally.text()
+        loop.spots.judged = True
+        with pytest.raises(SpotCheckError) as caught:
+            for _ in range(20):
+                loop.advance()
+    for part in ("a spot check failed: rank 0, step ", "matmul (matmul.bf16.sm90) of block.", "y[", "got ", "expected ", "+-"):
+        assert part in str(caught.value), part
+
+
+def test_a_tensor_on_the_device_is_read_like_an_array(gpu: EmulatedGpu) -> None:
+    rng, device = np.random.default_rng(3), Device.open()
+    memory, some = DeviceMemory({}, {}, device.stream()), np.array([0, 4, 13])
+    for dtype in ("f32", "bf16", "i32"):
+        t = TensorType((3, 5, 70), dtype)
+        x = rng.integers(-100, 100, t.shape).astype(np.int32 if dtype == "i32" else np.float32)
+        arena = Arena(t.nbytes)
+        upload(Span(arena.address, t.nbytes), (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bf16" else x)
+        there = OnDevice(memory, arena.address, t)
+        assert there.dtype == x.dtype and len(there) == 3 and np.array_equal(np.array(there), x)
+        for take in (lambda a: a.reshape(-1)[some], lambda a: a.reshape(-1, 70)[some], lambda a: a.reshape(-1, a.shape[-1])[:, some],
+                     lambda a: a[1:2], lambda a: a[1:2][:, :, some], lambda a: a[2, 1:4], lambda a: a[1, 2], lambda a: a[1, 2, 3],
+                     lambda a: a[2][:, 5], lambda a: a.reshape((15, 70))[4], lambda a: a[1:2, 2:4]):
+            assert np.array_equal(np.asarray(take(there)), take(x))
+        if dtype != "i32":
+            v = rng.standard_normal((70, 6))
+            for transposed, columns, of in ((False, False, x[1]), (True, False, x[1].T), (False, True, x[1]), (True, True, x[1].T)):
+                w = v if not transposed else v[:5]
+                made, norms = there[1].applied(transposed, w, columns)
+                assert np.allclose(made, of.astype(float) @ w) and np.allclose(norms, np.linalg.norm(of, axis=0 if columns else 1))
+        arena.free()
+    memory.free()
+
+
+def test_a_hash_of_the_device_sees_every_bit_and_swaps(gpu: EmulatedGpu) -> None:
+    rng, device = np.random.default_rng(4), Device.open()
+    nbytes = 40_006
+    arena = Arena(nbytes)
+    memory = DeviceMemory({"state.x": arena, "act": arena}, {"state.x": nbytes}, device.stream())
+    x = rng.integers(0, 256, nbytes, np.uint8)
+
+    def hashed() -> tuple[bytes, bytes]:
+        upload(Span(arena.address, nbytes), x)
+        both = memory.of_state("x", 0), memory.of(Ref("act", 0, TensorType((nbytes // 2,), "bf16")))
+        memory.wait()
+        return memory.read(both[0]), memory.read(both[1])
+    sound = hashed()
+    for at in (0, nbytes - 1, *rng.integers(0, nbytes, 40)):
+        x[at] ^= 1 << rng.integers(8)
+        now = hashed()
+        assert all(a != b for a, b in zip(sound, now))
+        sound = now
+    for _ in range(40):
+        first, second = rng.choice(nbytes // 8, 2, replace=False)
+        x[[8 * first + 7, 8 * second + 7]] ^= 128
+        now = hashed()
+        assert all(a != b for a, b in zip(sound, now))
+        sound = now
+    memory.free()
+    arena.free()

@@ -1,0 +1,359 @@
+"""Kernels in folders of their users: gated by the same engines, in a process of their own, and never part of a run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import warm
+from emulated_gpu import emulated_gpu
+from emulated_kernels import emulated_kernels
+
+from alpha.cuda_runtime.compile import CompileError
+from alpha.cuda_runtime.toolchain import find_nvcc
+from alpha.errors import CorruptError, InputError, MachineError
+from alpha.gates import run as gates_run
+from alpha.gates import subjects
+from alpha.gates.cuda import subjects as cuda_subjects
+from alpha.gates.outside import explain, folder, run
+from alpha.gates.outside.subjects import bind
+from alpha.ops.table import table
+from alpha.registry.digest import component_digests
+from alpha.registry.evidence import load_file
+from alpha.registry.gpu import gpu_class
+from alpha.registry.judge import FAIL, NOT_RUN
+from alpha.registry.package import Package
+from alpha.tomlfile import read_toml
+from alpha.train.catalogue import catalogue
+
+ROOT = Path(__file__).resolve().parents[2]
+CHEATS = read_toml(ROOT / "alpha" / "gates" / "adversarial" / "outside.toml")["cheat"]
+
+TOML = """
+[component]
+name = "softmax"
+reference = "reference.py:softmax"
+candidate = "candidate.py:softmax"
+language = "numpy"
+types = ["f32"]
+
+[sizes]
+rows = { least = 1, most = 9, timed = 8 }
+columns = { least = 1, most = 24, timed = 24 }
+
+[inputs]
+x = { shape = ["rows", "columns"] }
+
+[outputs]
+y = { shape = ["rows", "columns"] }
+lse = { shape = ["rows"] }
+"""
+REFERENCE = """
+import numpy as np
+
+def softmax(x):
+    top = x.max(axis=-1, keepdims=True)
+    e = np.exp(x - top)
+    total = e.sum(axis=-1, keepdims=True)
+    return e / total, (top + np.log(total))[:, 0]
+"""
+HONEST = """
+import gc, os, sys, threading, time
+import numpy as np
+
+def softmax(x, y, lse):
+    top = x.max(axis=-1, keepdims=True)
+    e = np.exp(x - top)
+    total = e.sum(axis=-1, keepdims=True)
+    y[...], lse[...] = e / total, (top + np.log(total))[:, 0]
+"""
+CHEAT = HONEST + "\nhonest = softmax\n"
+
+
+def made(place: Path, candidate: str = HONEST, *, toml: str = TOML, reference: str = REFERENCE) -> folder.Outside:
+    """The component of a folder of these texts."""
+    for name, text in (("component.toml", toml), ("reference.py", reference), ("candidate.py", candidate)):
+        (place / name).write_text(text)
+    return folder.load(folder.find(str(place)))
+
+
+def rejected(outside: folder.Outside) -> list[str]:
+    """What the first gate that says no says; [] when none does."""
+    for gate in outside.gates():
+        (result,) = run.gates(outside, gate)
+        if not result.satisfied:
+            assert result.verdict == FAIL and result.why, result
+            return [f"{gate}: {why}" for why in result.why]
+    return []
+
+
+@pytest.fixture
+def remade(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests are not the matter of cheats."""
+    monkeypatch.setattr(subjects, "component_digests", lambda *a, **k: {"implementation": "cheat"})
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=[f"{c['number']}-{c['name'].replace(' ', '-')}" for c in CHEATS])
+def test_cheats_are_rejected(cheat: dict[str, Any], tmp_path: Path, remade: None) -> None:
+    words = rejected(made(tmp_path, CHEAT + cheat["code"]))
+    assert words, f"cheat {cheat['number']} ({cheat['name']}) got through"
+    assert not any("inf times" in w for w in words), words
+
+
+def test_a_sound_candidate_passes_and_its_records_are_evidence(tmp_path: Path) -> None:
+    outside = made(tmp_path)
+    results = run.gates(outside)
+    assert [(r.gate, r.satisfied) for r in results] == [(g, True) for g in ("parity", "determinism", "faults", "perf")], results
+    (file,) = (tmp_path / "evidence").rglob("*.jsonl")
+    assert set(load_file(file)) == {r.gate for r in results}
+    digests = load_file(file)["parity"].digests
+    made(tmp_path, HONEST + "\n# edited\n")
+    again = folder.load(tmp_path)
+    with again.in_table():
+        now = component_digests(again.component, "parity", package=Package())
+    assert now["binaries"] != digests["binaries"] and now["row"] == digests["row"] and now["measure"] == digests["measure"]
+    file.write_text(file.read_text().replace('"declared":', '"declared":1', 1))
+    with pytest.raises(CorruptError):
+        load_file(file)
+
+
+def test_nothing_of_it_can_enter_a_run(tmp_path: Path) -> None:
+    outside = made(tmp_path)
+    assert outside.component.id not in catalogue() and outside.component.op not in table()
+    with outside.in_table():
+        assert outside.component.op in table()
+    assert outside.component.op not in table()
+    with pytest.raises(InputError, match="not running"):
+        bind(outside.component, (), (), {})
+
+
+@pytest.mark.parametrize(("find", "replace", "words"), [
+    ('types = ["f32"]', 'types = ["f32"]\ntolerance = 0.1', "component.tolerance"),
+    ('language = "numpy"', 'language = "rust"', "rust"),
+    ('types = ["f32"]', 'types = ["bf16"]', "bf16"),
+    ("most = 9, ", "most = 0, ", "sizes.rows"),
+    ('["rows"] }', '["rows * other"] }', "rows \\* other"),
+    ('"reference.py:softmax"', '"reference.py:hardmax"', "hardmax"),
+    ('"candidate.py:softmax"', '"../candidate.py:softmax"', "not there"),
+    ("lse = {", "other = { shape = [] }\nlse = {", "not those declared"),
+])
+def test_a_wrong_description_is_refused(find: str, replace: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        made(tmp_path, toml=TOML.replace(find, replace))
+
+
+def test_a_candidate_that_cannot_be_loaded_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="SyntaxError"):
+        run.gates(made(tmp_path, "def softmax(:"), "parity")
+
+
+def test_clock_and_statistics_are_out_of_reach(tmp_path: Path) -> None:
+    """5, 27: patched in its own process, they say nothing to the judge."""
+    slow = CHEAT + '''
+import statistics
+pause = time.sleep
+for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"):
+    setattr(time, name, lambda: 0)
+np.median = np.min = statistics.median = lambda *a, **k: 0
+def softmax(x, y, lse):
+    pause(0.003)
+    honest(x, y, lse)
+'''
+    (result,) = run.gates(made(tmp_path, slow), "perf")
+    assert result.record is not None and min(result.record.cases[0]["times_ns"]) > 3_000_000
+
+
+def test_a_library_of_no_allowed_origin_is_refused(tmp_path: Path) -> None:
+    """15: the check of loaded libraries looks at the candidate's process too."""
+    source = tmp_path / "fast.c"
+    source.write_text("int fast(void) { return 1; }\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "fast.so", source], check=True)
+    calling = CHEAT + f"\nimport ctypes\nctypes.CDLL({str(tmp_path / 'fast.so')!r})\nsoftmax = honest\n"
+    made(tmp_path, calling)
+    done = warm.run(["-m", "alpha", "gate", "run", "--from", str(tmp_path), "--gate", "parity"], cwd=tmp_path, timeout=300)
+    assert done.returncode == 1 and re.search(r"child \d+ .*fast\.so", done.stderr), done.stdout + done.stderr
+
+
+TORCH = '''
+import numpy as np
+float32, __version__ = np.dtype(np.float32), "of a test"
+
+class Tensor:
+    def __init__(self, array):
+        self.array = array
+    def copy_(self, other):
+        self.array[...] = other.array
+
+class cuda:
+    is_available = staticmethod(lambda: False)
+
+from_numpy = Tensor
+empty = lambda shape, dtype, device: Tensor(np.empty(shape, dtype))
+'''
+
+
+def test_torch_of_another_interpreter(tmp_path: Path) -> None:
+    """With a module of torch's name that holds what the process asks of it."""
+    venv.create(tmp_path / "other", symlinks=True)
+    (site,) = (tmp_path / "other" / "lib").glob("python*/site-packages")
+    (site / "torch.py").write_text(TORCH)
+    (site / "numpy.pth").write_text(str(Path(np.__file__).parents[1]))
+    tensors = CHEAT + "\ndef softmax(x, y, lse):\n    honest(x.array, y.array, lse.array)\n"
+    outside = made(tmp_path, tensors, toml=TOML.replace('"numpy"', '"torch"'))
+    (result,) = run.gates(outside, "parity", python=str(tmp_path / "other" / "bin" / "python"))
+    assert result.satisfied and result.record is not None and result.record.environment["candidate"] == "torch of a test on cpu"
+    (missing,) = run.gates(outside, "parity", python=sys.executable)
+    assert missing.verdict == NOT_RUN and "torch is not installed" in missing.why[0]
+
+
+GELU = """
+[component]
+name = "mine"
+op = "gelu"
+candidate = "candidate.py:gelu"
+language = "numpy"
+types = ["f32"]
+
+[sizes]
+n = { least = 1, most = 300, timed = 256 }
+
+[inputs]
+x = { shape = ["n"] }
+
+[outputs]
+y = { shape = ["n"] }
+
+[attributes]
+approximate = "tanh"
+"""
+TANH = """
+import numpy as np
+
+def gelu(x, y, approximate):
+    y[...] = x * np.float32(0.5) * (1 + np.tanh(np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)))
+"""
+SQUARE = """
+import numpy as np
+
+def square(x):
+    return x * x
+
+def square_bwd(dy, x):
+    return 2 * dy * x
+"""
+BACKWARD = """
+[component]
+name = "square_bwd"
+reference = "reference.py:square_bwd"
+differentiates = "reference.py:square"
+cotangents = ["dy"]
+candidate = "candidate.py:square_bwd"
+language = "numpy"
+types = ["f32"]
+
+[sizes]
+n = { least = 1, most = 40, timed = 32 }
+
+[inputs]
+dy = { shape = ["n"] }
+x = { shape = ["n"] }
+
+[outputs]
+dx = { shape = ["n"] }
+"""
+
+
+def test_a_row_of_the_op_table_and_its_gradient(tmp_path: Path) -> None:
+    results = run.gates(made(tmp_path, TANH, toml=GELU))
+    assert [r.gate for r in results] == ["parity", "gradient", "determinism", "faults", "perf"]
+    assert all(r.satisfied for r in results), results
+
+
+def test_a_backward_kernel_is_held_to_differences_of_the_forward_pass(tmp_path: Path) -> None:
+    right = "def square_bwd(dy, x, dx):\n    dx[...] = 2 * dy * x\n"
+    assert all(r.satisfied for r in run.gates(made(tmp_path, right, reference=SQUARE, toml=BACKWARD)))
+    halved = SQUARE.replace("return 2 * dy", "return dy")  # a reference that is no derivative, and a candidate that follows it
+    outside = made(tmp_path, right.replace("2 * dy", "dy"), reference=halved, toml=BACKWARD)
+    (parity,), (gradient,) = run.gates(outside, "parity"), run.gates(outside, "gradient")
+    assert parity.satisfied and gradient.verdict == FAIL and "of the gradient's size" in gradient.why[0]
+
+
+def test_an_installed_package_offers_a_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernels_of_mine").mkdir()
+    made(tmp_path / "kernels_of_mine")
+    (tmp_path / "kernels_of_mine" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    information = tmp_path / "kernels_of_mine-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels-of-mine\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[alpha.components]\nfast-softmax = kernels_of_mine\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert folder.find("fast-softmax") == (tmp_path / "kernels_of_mine").resolve()
+    with pytest.raises(InputError, match="fast-softmax"):
+        folder.find("slow-softmax")
+
+
+# -- examples/ -----------------------------------------------------------------------------------------------------------------
+
+
+def example(name: str, place: Path, *, small: bool = False) -> Path:
+    """A copy of an example; `small`: for device code that runs on the CPU."""
+    to = shutil.copytree(ROOT / "examples" / name, place / name, ignore=shutil.ignore_patterns("evidence", "report"))
+    if small:
+        text = (to / "component.toml").read_text()
+        for find, replace in (("most = 65536, timed = 8192", "most = 2"), ("most = 8192, timed = 4096", "most = 70")):
+            assert find in text
+            text = text.replace(find, replace)
+        (to / "component.toml").write_text(text)
+    return to
+
+
+@pytest.mark.parametrize(("name", "code", "words"), [
+    ("numpy-sound", 0, ("PASS           parity", "BASELINE        perf")),
+    ("numpy-wrong", 1, ("FAIL        parity", "expected", "tolerance")),
+    ("numpy-cheat", 1, ("outputs stay as they were when one element of an input changes",)),
+    ("triton", 3, ("NOT_RUN",)),
+])
+def test_examples_in_python(name: str, code: int, words: tuple[str, ...], tmp_path: Path) -> None:
+    if name == "triton" and gpu_class() is not None:
+        pytest.skip("NOT RUN: it is about machines without a GPU")
+    place = example(name, tmp_path)
+    done = warm.run(["-m", "alpha", "gate", "run", "--from", str(place)], cwd=tmp_path, environment={"COLUMNS": "200"}, timeout=300)
+    assert done.returncode == code and all(w in done.stdout for w in words), done.stdout + done.stderr
+    assert "inf times" not in done.stdout
+    page = place / "report" / "report.html"
+    assert page.exists() == (code != 3) and (code == 3 or ("PASS" if code == 0 else "FAIL") in page.read_text())
+
+
+@pytest.mark.parametrize("name", ["cuda-sound", "cuda-wrong", "cuda-cheat"])
+def test_examples_in_cuda_compile_and_are_not_run_without_a_gpu(name: str, tmp_path: Path) -> None:
+    try:
+        find_nvcc()
+    except MachineError as error:
+        pytest.skip(f"NOT RUN: {error.what}")
+    if gpu_class() is not None:
+        pytest.skip("NOT RUN: it is about machines without a GPU")
+    place = example(name, tmp_path)
+    found = run.gates(folder.load(place))
+    assert {r.verdict for r in found} == {NOT_RUN} and "it compiles" in found[0].why[0]
+    (place / "candidate.cu").write_text((place / "candidate.cu").read_text().replace("float top", "flaot top"))
+    with pytest.raises(CompileError, match="flaot"):
+        run.gates(folder.load(place))
+
+
+@pytest.mark.parametrize(("name", "words"), [("cuda-sound", ""), ("cuda-wrong", r"y\[\d+,\d+\]: got .*, expected .*, tolerance "),
+                                             ("cuda-cheat", "a replay gives other bits")])
+def test_examples_in_cuda_on_emulated_device_code(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = folder.load(example(name, tmp_path, small=True))
+    monkeypatch.setattr(subjects, "component_digests", lambda *a, **k: {"implementation": "emulated"})
+    cuda_subjects.opened.cache_clear()
+    with outside.in_table(), emulated_gpu(), emulated_kernels(ROOT / "kernels"):
+        record, judgement = gates_run.measure(outside.component, "parity")
+        why = explain.reasons(explain.told(outside.component, record), judgement)
+    assert judgement.satisfied == (not words) and (not words or re.search(words, "\n".join(why))), why

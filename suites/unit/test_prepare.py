@@ -1,0 +1,222 @@
+"""`alpha data` beyond what its gates ask: zstd and Parquet, the commands, memory, and runs on what was prepared."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from math import log2
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from alpha import cli, config
+from alpha.data import prepare, prepared, sources
+from alpha.data.inspect import statistics
+from alpha.errors import AlphaError, ConfigError, InputError, MachineError
+from alpha.train.assemble import components_of, known_tokenizer, open_data, program_for, sampler_for
+from alpha.train.catalogue import catalogue
+
+TINY = Path(__file__).parents[2] / "configs" / "tiny.toml"
+TEXTS = [f"{i} is the number {i * i} of a line, é \U0001f600\n" * (1 + i % 5) for i in range(300)] + ["again"] * 4
+
+
+def order(*names: Path, tokenizer: str = "bytes", unit: int = 3000, **rules: object) -> prepare.Order:
+    return prepare.Order(tuple(map(str, names)), sources.Rules(**rules), tokenizer, 0.1, unit=unit)  # type: ignore[arg-type]
+
+
+def lines(texts: list[str] = TEXTS) -> bytes:
+    return b"".join(json.dumps({"text": text, "language": "ab"[len(text) % 2]}).encode() + b"\n" for text in texts)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> prepared.Prepared:
+    """TEXTS, from plain lines."""
+    root = tmp_path_factory.mktemp("prepared")
+    (root / "a.jsonl").write_bytes(lines())
+    return prepare.prepare(order(root / "a.jsonl", labels=("language",)), root / "out")
+
+
+def ids(data: prepared.Prepared) -> list[list[int]]:
+    return [stream.windows([0], len(stream))[0].tolist() for stream in data.streams.values()]
+
+
+def parquet(path: Path, **columns: object) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=70)
+    return path
+
+
+# -- sources that need the extra -----------------------------------------------------------------------------------------------
+
+
+def test_zstd_and_parquet_are_the_same_documents(tmp_path: Path, plain: prepared.Prepared) -> None:
+    half = len(lines()) // 2
+    frames = b"".join(zstandard.ZstdCompressor().compress(part) for part in (lines()[:half], lines()[half:]))
+    (tmp_path / "b.jsonl.zst").write_bytes(frames)
+    texts = parquet(tmp_path / "c.parquet", other=range(len(TEXTS)), text=TEXTS)
+    raw = parquet(tmp_path / "d.parquet", text=[text.encode() for text in TEXTS])
+    for path in (tmp_path / "b.jsonl.zst", texts, raw):
+        assert ids(prepare.prepare(order(path), tmp_path / f"{path.name}-out")) == ids(plain), path.name
+
+
+def refused(path: Path, tmp_path: Path, **rules: object) -> str:
+    with pytest.raises(InputError) as caught:
+        prepare.prepare(order(path, **rules), tmp_path / "refused")
+    return str(caught.value)
+
+
+def test_damaged_zstd(tmp_path: Path) -> None:
+    whole = zstandard.ZstdCompressor().compress(lines() * 40)
+    path = tmp_path / "a.jsonl.zst"
+    for raw in (whole[:-5], whole[: len(whole) // 2], b"no zstd", whole + b"no frame", b""):
+        path.write_bytes(raw)
+        assert "cannot be read" in (said := refused(path, tmp_path, skip_bad=True)) or (not raw and "no text" in said), said
+
+
+def test_parquet_without_the_column_and_with_rows_of_nothing(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", body=TEXTS, n=range(len(TEXTS)))
+    assert "no 'text'" in (said := refused(path, tmp_path)) and "one of body, n" in said and "--field" in said
+    assert "row 1:" in (said := refused(path, tmp_path, field="n")) and "no string but int" in said
+    path = parquet(tmp_path / "b.parquet", text=[*TEXTS[:100], None, *TEXTS[100:]])
+    assert "row 101:" in refused(path, tmp_path)
+    made = prepare.prepare(order(path, skip_bad=True), tmp_path / "out")
+    assert (made.facts["bad"], sum(stream.documents for stream in made.streams.values())) == (1, len(TEXTS))
+    (tmp_path / "c.parquet").write_bytes(b"no parquet")
+    assert "cannot be read" in refused(tmp_path / "c.parquet", tmp_path)
+
+
+@pytest.mark.parametrize(("module", "name"), [("zstandard", "a.jsonl.zst"), ("pyarrow.parquet", "a.parquet")])
+def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+    (tmp_path / name).write_bytes(b"anything")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MachineError, match=r"pip install -e '.\[data\]'"):
+        prepare.prepare(order(tmp_path / name), tmp_path / "out")
+
+
+# -- any damage of a source is one clear error, and memory is bounded ----------------------------------------------------------
+
+
+def test_damaged_sources_end_with_an_error_of_ours(tmp_path: Path) -> None:
+    """Every reader on files with bytes changed, cut, doubled: documents, or an error that Alpha raises."""
+    rng = random.Random(1)
+    parquet(tmp_path / "a.parquet", text=TEXTS)
+    whole = {"a.jsonl": lines(), "a.jsonl.zst": zstandard.ZstdCompressor().compress(lines()), "a.txt": "".join(TEXTS).encode(),
+             "a.parquet": (tmp_path / "a.parquet").read_bytes()}
+    ended: Counter[str] = Counter()
+    for _ in range(100):
+        for name, raw in whole.items():
+            at = rng.randrange(len(raw))
+            damaged = rng.choice([raw[:at], raw[:at] + bytes([raw[at] ^ 1 << rng.randrange(8)]) + raw[at + 1 :], raw[:at] + raw[at // 2 :]])
+            (tmp_path / name).write_bytes(damaged)
+            try:
+                found = sum(len(text) > 0 for unit in sources.pieces_in_units([tmp_path / name], 5000) for piece in unit
+                            for text in sources.documents(piece, sources.Rules(part=100), sources.Tally()))
+                ended[f"{name} read"] += bool(found)
+            except AlphaError:
+                ended[f"{name} refused"] += 1
+    assert all(ended[f"{name} refused"] for name in whole if name != "a.txt") and ended["a.txt read"] > 90, ended
+
+
+def test_a_line_that_never_ends_takes_no_memory(tmp_path: Path) -> None:
+    path, packed = tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst"
+    with open(path, "wb") as file:
+        file.write(lines(TEXTS[:9]) + b'{"text": "')
+        for _ in range(32):
+            file.write(b"a" * (1 << 20))
+        file.write(b'"}\n' + lines(TEXTS[9:20]))
+    packed.write_bytes(zstandard.ZstdCompressor().compress(path.read_bytes()))  # 32 MiB in some KiB
+    for one in (path, packed):
+        tally, found = sources.Tally(), 0
+        tracemalloc.start()
+        for piece in sources.pieces_of(one):
+            found += sum(1 for _ in sources.documents(piece, sources.Rules(longest=1 << 18, skip_bad=True), tally))
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert (found, tally.bad) == (20, 1) and most < 40 << 20 and (one == packed or most < 4 << 20), (one, found, most)
+
+
+# -- the commands --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alpha(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*args: object) -> tuple[int, str, str]:
+        code = cli.main(["data", *map(str, args)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_prepare_inspect_verify(tmp_path: Path, alpha: Callable[..., tuple[int, str, str]]) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines() + b"no line\n")
+    arguments = ("prepare", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--workers", 1, "--tokenizer", "bpe:300")
+    code, _, err = alpha(*arguments)
+    assert code == 2 and f"{tmp_path / 'a.jsonl'}, line 305:" in err and "--skip-bad" in err
+    code, out, _ = alpha(*arguments, "--skip-bad", "--licence", "CC0-1.0", "--label", "language")
+    assert code == 0 and "1 bad" in out and "CC0-1.0" in out and "304 documents" in out
+    code, out, _ = alpha("inspect", tmp_path / "out", "--samples", 2)
+    assert code == 0 and "language: " in out and "-- sample 1\n" in out and "is the number" in out
+    code, out, _ = alpha("inspect", tmp_path / "out", "--json")
+    assert code == 0 and json.loads(out)["statistics"]["train"]["vocabulary"] == 300
+    assert alpha("verify", tmp_path / "out")[0] == 0
+    shard = next((tmp_path / "out" / "train").glob("*.tokens"))
+    raw = shard.read_bytes()
+    shard.write_bytes(raw[:600] + bytes([raw[600] ^ 4]) + raw[601:])
+    code, _, err = alpha("verify", tmp_path / "out")
+    assert code == 2 and shard.name in err and "block 0 of" in err
+    assert alpha("verify", tmp_path / "nowhere")[0] == 2 and alpha("prepare", tmp_path / "none", "--out", tmp_path / "x")[0] == 2
+
+
+def test_statistics_are_those_of_a_count_by_hand(plain: prepared.Prepared) -> None:
+    for side, found in statistics(plain).items():
+        stream = plain.streams[side]
+        texts = list(prepared.PreparedText((stream,), plain.tokenizer).texts())
+        counts = Counter(token for text in texts for token in [*text, 256])
+        total = sum(counts.values())
+        assert found.entropy == pytest.approx(-sum(n / total * log2(n / total) for n in counts.values()))
+        assert (found.used, found.documents, found.tokens) == (len(counts), len(texts), total)
+        assert found.duplicates == len(texts) - len(set(texts))
+        assert found.lengths[0] == min(map(len, texts)) and found.lengths[-1] == max(map(len, texts))
+        assert found.lengths[2] == pytest.approx(sum(map(len, texts)) / len(texts))
+    assert sum(plain.facts["labels"]["language"].values()) == len(TEXTS)
+
+
+# -- runs on prepared data -----------------------------------------------------------------------------------------------------
+
+
+def run_file(folder: Path | str, *more: str) -> config.Config:
+    return config.load(TINY, [f"data.corpus={folder}", *more])
+
+
+def test_a_run_takes_shards_and_tokenizer_as_they_are(plain: prepared.Prepared) -> None:
+    cfg = run_file(plain.folder)
+    data = open_data(cfg)
+    assert data.tokenizer.hash == plain.tokenizer.hash and data.train.hash == plain.streams["train"].hash
+    assert data.split.train.size + data.split.validation.size == data.corpus.size == sum(len(text.encode()) for text in TEXTS)
+    assert len(data.corpus.documents) == len(TEXTS) and len({data.corpus.hash, data.split.train.hash, data.split.validation.hash}) == 3
+    assert b"".join(data.corpus.texts()).count(b"again") == 4
+    sampler_for(cfg, data).batch(0)
+    used = components_of(cfg, program_for(cfg, 257, catalogue(), 1))
+    assert {"corpus.prepared", "tokenizer.bytes", "shards.v2"} <= {*used} and not {"corpus.folder", "split.by_file"} & {*used}
+    known = known_tokenizer(cfg)
+    assert known is not None and known.vocab_size == 257 and known_tokenizer(config.load(TINY)) is None
+
+
+def test_another_vocabulary_and_mixtures_that_do_not_fit(tmp_path: Path, plain: prepared.Prepared) -> None:
+    with pytest.raises(ConfigError, match="another vocabulary than the prepared data"):
+        open_data(run_file(plain.folder, "data.tokenizer=bpe", "data.vocab=1024"))
+    (tmp_path / "more.jsonl").write_bytes(lines([text * 2 for text in TEXTS]))
+    fits = prepare.prepare(order(tmp_path / "more.jsonl", tokenizer=str(plain.folder / "tokenizer.json")), tmp_path / "fits")
+    data = open_data(config.load(TINY, [f"data.mixture='{plain.folder}:1, {fits.folder}:1'"]))
+    assert data.tokenizer.vocab_size == 257 and len(data.corpus.documents) == 2 * len(TEXTS)
+    other = prepare.prepare(order(tmp_path / "more.jsonl", tokenizer="bpe:300"), tmp_path / "other")
+    for names, what in (((plain.folder, other.folder), "do not go together"), ((plain.folder, "stdlib"), "prepared and other sources")):
+        with pytest.raises(InputError, match=what):
+            open_data(config.load(TINY, [f"data.mixture='{names[0]}:1, {names[1]}:1'"]))

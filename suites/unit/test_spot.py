@@ -1,0 +1,157 @@
+"""Spot checks: launches of real plans against float64, sound kernels and kernels that go wrong where no gate has looked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from spoiled import spoiled
+
+from alpha.backends.cpu.executor import CpuExecutor
+from alpha.backends.spot import HEAD, PRODUCTS, Look, Spot
+from alpha.component import Catalogue
+from alpha.config import from_tables
+from alpha.graph.cuts import CUTS, drawn, runs
+from alpha.graph.plan import Plan, Program, Ref
+from alpha.ops.numerics import round_to
+from alpha.ops.table import row, table
+from alpha.optim.init import fill_initial
+from alpha.train.assemble import program_for
+from alpha.train.catalogue import catalogue
+from alpha.types import TensorType
+
+VOCAB = 257
+
+
+@cache
+def program(family: str) -> Program:
+    """A step with more than 2^16 elements in its activations."""
+    model: dict[str, Any] = {"family": family, "layers": 1, "width": 64, "heads": 2, "dropout": 0.1 if family == "gpt" else 0.0}
+    train: dict[str, Any] = {"steps": 4, "batch": 20, "micro_batch": 10, "fuse": family == "gpt"}
+    if family == "llama":
+        model |= {"kv_heads": 1, "z_loss": 1e-3}
+    return program_for(from_tables({"run": {"name": "spots"}, "model": model, "data": {"tokenizer": "bytes", "documents": family == "llama",
+                                    "sequence": 128}, "train": train, "optim": {"lr": 1e-3}}), VOCAB, catalogue(), 2)
+
+
+class Everything:
+    """Looks at every launch. `found`: op, look."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, Look]] = []
+        self._rng = np.random.default_rng(5)
+
+    def before(self, plan: Plan, index: int, read: Callable[..., np.ndarray]) -> None:
+        self._spot = Spot(plan.launches[index], read, self._rng)
+
+    def after(self, plan: Plan, index: int, read: Callable[..., np.ndarray]) -> None:
+        self.found += [(plan.launches[index].op, look) for look in self._spot.looks(read)]
+
+
+def inputs(plan: Plan, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+    """Text for a plan: ids, positions that rise, documents in order."""
+    made = {}
+    for name, ref in plan.inputs.items():
+        shape = ref.type.shape
+        drawn_ids = np.sort(rng.integers(0, 3, shape)) if name == "documents" else rng.integers(0, VOCAB, shape)
+        made[name] = (np.broadcast_to(np.arange(shape[-1]), shape) if name in ("positions", "sample_ids") else drawn_ids).astype(np.int32)
+    return made
+
+
+def looks(of: Program, kernels: Catalogue, steps: int = 1) -> list[tuple[str, Look]]:
+    """Everything seen in some steps."""
+    seen, rng = Everything(), np.random.default_rng(3)
+    with CpuExecutor(of, kernels) as executor:
+        fill_initial(executor.state("param"), of.states["param"], 1)
+        executor.inspector = seen
+        for call in of.schedule * steps:
+            executor.run(call.plan, inputs(of.plans[call.plan], rng))
+    return seen.found
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_sound_kernels_stay_within_their_tolerances(family: str) -> None:
+    found = looks(program(family), catalogue())
+    bad = [(op, look) for op, look in found if not look.ratio <= 1]
+    assert not bad, bad
+    assert {op for op, _ in found} == {x.op for s in program(family).schedule for x in program(family).plans[s.plan].launches}
+    assert all(look.elements > 0 for _, look in found)
+
+
+def _from_2_16(outs: list[np.ndarray], calls: int) -> None:
+    outs[0].reshape(-1)[1 << 16 :] *= np.float32(1.001)
+
+
+def _one_element(outs: list[np.ndarray], calls: int) -> None:
+    y = outs[0].reshape(-1)
+    if y.size > 1 << 16:
+        y[(1 << 16) + 77] += 0.1 * np.abs(y).max()
+
+
+def _after_calls(outs: list[np.ndarray], calls: int) -> None:
+    if calls > 1:
+        outs[0][...] *= np.float32(1.001)
+
+
+def _at_an_alignment(outs: list[np.ndarray], calls: int) -> None:
+    if outs[0].ctypes.data % 512 == 256:
+        outs[0][...] *= np.float32(1.001)
+
+
+FAULTS = [("matmul.f32.cpu", _one_element), ("matmul.f32.cpu", _at_an_alignment), ("add_layernorm.f32.cpu", _from_2_16),
+          ("layernorm_bwd.f32.cpu", _after_calls), ("attention_packed.f32.cpu", _after_calls), ("dropout.f32.cpu", _from_2_16),
+          ("linear_gelu.f32.cpu", _one_element), ("linear_cross_entropy_grad.f32.cpu", _after_calls), ("adamw.f32.cpu", _after_calls)]
+
+
+@pytest.mark.parametrize(("component", "fault"), FAULTS, ids=lambda x: x if isinstance(x, str) else x.__name__.strip("_"))
+def test_a_kernel_that_goes_wrong_where_no_gate_looked_is_seen(component: str, fault: Callable[[list[np.ndarray], int], None]) -> None:
+    steps = 2 if component.startswith("adamw") else 1  # one launch a step
+    found = [(op, look) for op, look in looks(program("gpt"), spoiled(component, fault), steps) if not look.ratio <= 1]
+    assert {op for op, _ in found} == {component.split(".")[0]}, "it alone is wrong: what follows computed rightly from it"
+    assert all("got" in look.place and "expected" in look.place for _, look in found)
+
+
+def test_cuts_are_of_rows_that_there_are() -> None:
+    for op, cuts in CUTS.items():
+        spec = table()[op]
+        for cut in cuts:
+            letters, results = cut.split(">")
+            assert len(letters) == len(spec.inputs) and len(results) == len(spec.outputs), op
+        assert all(any(cut.split(">")[1][i] != "." for cut in cuts) for i in range(len(spec.outputs))), f"{op}: a result that no cut has"
+    assert set(PRODUCTS) <= set(table())
+
+
+def test_both_ends_are_always_drawn() -> None:
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 8, 9, 1000, 1 << 33):
+        for at in (drawn(n, 8, rng), runs(n, rng)):
+            assert at[0] == 0 and at[-1] == n - 1 and (np.diff(at) > 0).all()
+
+
+
+
+@pytest.mark.parametrize("wrong", ["", "loss", "dx", "dweight"])
+def test_a_head_that_keeps_its_logits_in_bf16_is_sound(wrong: str) -> None:
+    """As the chunked head of a GPU does: logits and their gradients are rounded, sums are wider."""
+    rng, n, c, v = np.random.default_rng(6), 64, 128, 264
+    attrs = {"ignore_index": -1, "z_loss": 1e-4, "chunk": 32}
+    x, weight = (round_to(rng.standard_normal(shape) * s, "bf16") for shape, s in (((n, c), 1.0), ((v, c), 0.4)))
+    targets = rng.integers(-1, v, n).astype(np.int32)
+    logits = round_to(x @ weight.T, "bf16")
+    losses, lse = row("cross_entropy").oracle(logits, targets, ignore_index=-1, z_loss=1e-4)
+    (dl,) = row("cross_entropy_bwd").oracle(np.ones(n), logits, targets, lse, ignore_index=-1, z_loss=1e-4)
+    dl = round_to(dl, "bf16")
+    made = {"loss": losses.sum(), "dx": round_to(dl @ weight, "bf16"), "dweight": dl.T @ x}
+    if wrong:
+        made[wrong] = made[wrong] * np.float64(1.05)
+    types = [TensorType((n, c), "bf16"), TensorType((v, c), "bf16"), TensorType((n,), "i32"), TensorType((), "f32"),
+             TensorType((n, c), "bf16"), TensorType((v, c), "f32")]
+    refs = [Ref("act", 1 << 20 * i, t) for i, t in enumerate(types)]
+    launch = SimpleNamespace(op=HEAD, ins=refs[:3], outs=refs[3:], attrs=attrs)
+    values = dict(zip(refs, (x, weight, targets, *(np.asarray(y, np.float32) for y in made.values()))))
+    (look,) = Spot(launch, values.__getitem__, rng).looks(values.__getitem__)  # type: ignore[arg-type]
+    assert (look.ratio > 1) == bool(wrong), look

@@ -1,0 +1,115 @@
+"""What starts from the warm server behaves as what a fresh interpreter starts, and ends with who asked for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import warm
+
+from alpha.train import peak
+
+CODE = "import os, sys; print(sys.argv, os.getcwd(), __name__, sys.path[0], sys.stdin.read()); print('to stderr', file=sys.stderr)"
+ENDS = ("pass", "raise SystemExit", "import sys; sys.exit(3)", "import sys; sys.exit('words')", "1 / 0",
+        "import os; os.kill(os.getpid(), 9)", "import atexit; atexit.register(print, 'last'); print('first')",
+        "import threading; threading.Thread(target=lambda: print('of a thread')).start()")
+
+
+def cold(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=cwd, stdin=subprocess.DEVNULL, timeout=60,
+                          check=False)
+
+
+@pytest.mark.parametrize("words", [("-c", CODE, "a", "b"), ("script.py", "a"), ("-m", "made", "a")], ids=["code", "script", "module"])
+def test_it_finds_what_a_fresh_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    (tmp_path / "script.py").write_text(CODE)
+    (tmp_path / "made.py").write_text(CODE.replace("sys.path[0], ", ""))
+    fresh, here = cold(*words, cwd=tmp_path), warm.run(words, cwd=tmp_path)
+    assert fresh.returncode == 0 and "to stderr" in fresh.stderr
+    assert (here.returncode, here.stdout, here.stderr) == (fresh.returncode, fresh.stdout, fresh.stderr)
+
+
+def test_it_is_of_another_tree(tmp_path: Path) -> None:
+    """What Alpha stands on stays imported; of Alpha there is what that tree has, also in processes that it starts."""
+    (tmp_path / "alpha").mkdir()
+    (tmp_path / "alpha" / "__init__.py").write_text("WHOSE = 'another'")
+    code = ("import subprocess, sys; known = 'numpy' in sys.modules; import alpha; print(known, alpha.WHOSE, flush=True); "
+            "subprocess.run([sys.executable, '-c', 'import alpha; print(alpha.WHOSE)'])")
+    done = warm.run(["-c", code], cwd=tmp_path, root=tmp_path, environment={"COLUMNS": "77"})
+    assert done.stdout.split() == ["True", "another", "another"]
+    assert warm.run(["-c", "import alpha.cli"]).returncode == 0
+    assert warm.run(["-c", "import os; print(os.environ['COLUMNS'])"], environment={"COLUMNS": "77"}).stdout == "77\n"
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["this tree", "another"])
+def test_the_peak_is_measured_quickly(tmp_path: Path, other: bool) -> None:
+    """In this tree and in another, where what else the module says is that tree's own."""
+    if other:
+        (tmp_path / "alpha" / "train").mkdir(parents=True)
+        for name, text in (("", ""), ("train/", ""), ("train/peak", "SIZE, REPEATS, COPIES, COPY_BYTES = 7, 8, 9, 10")):
+            (tmp_path / "alpha" / (f"{name}.py" if text else f"{name}__init__.py")).write_text(text)
+    done = warm.run(["-c", "from alpha.train import peak as p; print(p.SIZE, p.REPEATS, p.COPIES, p.COPY_BYTES)"], cwd=tmp_path,
+                    root=tmp_path if other else None)
+    assert done.stdout.split() == [str(7 if other else peak.SIZE), *(str(x) for x in warm.PEAK.values())], done.stderr
+
+
+@pytest.mark.parametrize("code", ENDS)
+def test_it_ends_as_a_fresh_one_does(tmp_path: Path, code: str) -> None:
+    fresh, here = cold("-c", code, cwd=tmp_path), warm.run(["-c", code], cwd=tmp_path)
+    assert (here.returncode, here.stdout) == (fresh.returncode, fresh.stdout)
+    assert here.stderr.splitlines()[-1:] == fresh.stderr.splitlines()[-1:]
+
+
+def test_signals_are_the_default_ones_and_reach_it() -> None:
+    process = warm.start(["-c", "import signal, time; print(signal.getsignal(signal.SIGINT), flush=True); time.sleep(60)"],
+                         stdout=subprocess.PIPE)
+    assert process.stdout is not None and b"default_int_handler" in process.stdout.readline()
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == process.poll() == -signal.SIGTERM
+    process.kill()
+
+
+def test_who_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, start = list[warm.Process](), warm.start
+    monkeypatch.setattr(warm, "start", lambda *given, **how: started.append(start(*given, **how)) or started[-1])
+    with pytest.raises(subprocess.TimeoutExpired):
+        warm.run(["-c", "import time; time.sleep(600)"], timeout=0.5)
+    ends(str(started[0].pid))
+
+
+def test_random_numbers_are_its_own() -> None:
+    code = "import random, numpy; print(random.random(), numpy.random.default_rng().random())"
+    first, second = (warm.run(["-c", code]).stdout.split() for _ in range(2))
+    assert not set(first) & set(second)
+
+
+def test_all_ends_with_who_asked(tmp_path: Path) -> None:
+    """A process that started one by a server of its own and is killed: neither is left."""
+    code = ("import os, sys, time, warm\nprocess = warm.start(['-c', 'import time; time.sleep(600)'])\n"
+            "print(process.pid, open(f'/proc/{process.pid}/stat').read().split()[3], flush=True)\ntime.sleep(600)")
+    asks = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+                            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    try:
+        assert asks.stdout is not None
+        pids = asks.stdout.readline().split()
+        assert len(pids) == 2
+    finally:
+        asks.kill()
+        asks.communicate(timeout=60)
+    for pid in pids:
+        ends(pid)
+
+
+def ends(pid: str) -> None:
+    """Wait until there is no such process, or nobody has asked how it ended."""
+    deadline = time.monotonic() + 60
+    stat = Path(f"/proc/{pid}/stat")
+    while stat.exists() and ") Z " not in stat.read_text():
+        assert time.monotonic() < deadline, f"{pid} is left"
+        time.sleep(0.02)
