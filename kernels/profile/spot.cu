@@ -1,13 +1,13 @@
 // What spot checks of a run ask of its memory: hashes of bytes, products of a matrix with four vectors in float64, and elements by index.
 //
-// Blocks of 256 threads, no shared memory. Sums of integers by atomics are the same in any order; those of float64 are not, and err by a
-// millionth of what they are held to. Nothing here writes to what it reads.
+// Blocks of 256 threads. Sums of integers by atomics are the same in any order; those of float64 are made in one order. Nothing here
+// writes to what it reads.
 
 #include <cstdint>
 
 constexpr int THREADS = 256;
 constexpr uint64_t TILE = 16384;  // bytes of a block of `hash`
-constexpr int SLAB = 256;         // rows of a block of `columns`
+constexpr int WARPS = THREADS / 32;
 
 namespace {
 
@@ -43,20 +43,32 @@ __device__ __forceinline__ void rows_of(const void* x, const double* v, double* 
     }
 }
 
-// out[n][0..3] += sum over m of x[m][n] v[m][0..3]; out[n][4] += sum over m of x[m][n]^2. A thread for each column of SLAB rows.
+// out[n][0..3] = sum over m of x[m][n] v[m][0..3]; out[n][4] = sum over m of x[m][n]^2. A block takes 32 columns at a time, a warp every
+// eighth row of them; the eight sums are added in the order of the warps, whatever the grid.
 template <int SIZE>
 __device__ __forceinline__ void columns_of(const void* x, const double* v, double* out, uint64_t rows, uint64_t columns) {
-    const uint64_t n = static_cast<uint64_t>(blockIdx.x) * THREADS + threadIdx.x;
-    if (n >= columns) return;
-    const uint64_t first = static_cast<uint64_t>(blockIdx.y) * SLAB;
-    const uint64_t end = first + SLAB < rows ? first + SLAB : rows;
-    double sums[5] = {};
-    for (uint64_t m = first; m < end; ++m) {
-        const double a = element<SIZE>(x, m * columns + n);
-        for (int k = 0; k < 4; ++k) sums[k] += a * v[4 * m + k];
-        sums[4] += a * a;
+    __shared__ double parts[WARPS][5][32];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint64_t blocks = static_cast<uint64_t>(gridDim.x) * gridDim.y;
+    for (uint64_t first = 32 * (blockIdx.y * static_cast<uint64_t>(gridDim.x) + blockIdx.x); first < columns; first += 32 * blocks) {
+        const uint64_t n = first + lane;
+        double sums[5] = {};
+        if (n < columns) {
+            for (uint64_t m = warp; m < rows; m += WARPS) {
+                const double a = element<SIZE>(x, m * columns + n);
+                for (int k = 0; k < 4; ++k) sums[k] += a * v[4 * m + k];
+                sums[4] += a * a;
+            }
+        }
+        for (int k = 0; k < 5; ++k) parts[warp][k][lane] = sums[k];
+        __syncthreads();
+        if (warp < 5 && n < columns) {
+            double total = 0;
+            for (int w = 0; w < WARPS; ++w) total += parts[w][warp][lane];
+            out[5 * n + warp] = total;
+        }
+        __syncthreads();
     }
-    for (int k = 0; k < 5; ++k) atomicAdd(out + 5 * n + k, sums[k]);
 }
 
 }  // namespace

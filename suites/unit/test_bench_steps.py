@@ -41,11 +41,11 @@ def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     calm(monkeypatch)
     cfg = tiny(tmp_path)
     known = first_steps(cfg)
-    result = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, command=made(**known, ns={"default": 2e6, "": 1e6}))
+    result = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, command=made(**known, ns={"default": 1e9, "": 1e6}))
     rows = {r.name: r for r in result.rows}
     assert [r.name for r in result.rows] == ["ours", *reversed(NAMES)] and not result.why  # the fastest first
     assert result.quoted == NAMES[1] and "made" in result.peer
-    for name, ns in zip(NAMES, (2e6, 1e6)):
+    for name, ns in zip(NAMES, (1e9, 1e6)):
         assert rows[name].ns == ns and rows[name].tokens_per_second == pytest.approx(4 * 32 * 1e9 / ns) and rows[name].memory == 123
         assert rows[name].difference == 0 and rows[name].ratio[1] == pytest.approx(ns / rows[name].ours, rel=0.8) and rows[name].together
         assert [b[0] for b in rows[name].blocks] == [ns] * 3 and len(rows[name].beside) == 3
@@ -73,7 +73,7 @@ def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     spent = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, budget=1e-9, command=made(**known))
     assert {r.name: r.why for r in spent.rows if r.name != "ours"} == dict.fromkeys(NAMES, "not measured: the budget was spent")
     assert not spent.quoted and spent.rows[0].name == "ours" and spent.rows[0].ns > 0
-    for ns, rounds in (({"default": 1e6, "": 9e6}, (5, step.TRIALS)), ({"default": 9e6, "": 1e6}, (5, 5))):
+    for ns, rounds in (({"default": 1e6, "": 1e9}, (5, step.TRIALS)), ({"default": 1e9, "": 1e6}, (5, 5))):
         found = step.bench(cfg, catalogue(), "made", rounds=5, steps=1, command=made(**known, ns=ns))
         assert tuple(len(next(r for r in found.rows if r.name == name).blocks) for name in NAMES) == rounds
 
