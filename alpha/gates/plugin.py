@@ -1,8 +1,9 @@
 """The pytest plugin of suites/: discovers components, writes evidence, counts what ran. Floor 7.
 
 A suite asks for the fixture `measured` with the marker `gate("parity")`; it is run once per component that owes the gate. By default
-what is stale runs, and a random tenth of the rest (the seed is printed and can be given again); `--all` runs everything, `--stale` what
-is stale only. Records go to the local evidence (`--evidence local`), to that of the repository (`ship`) or nowhere (`none`).
+what is stale runs, and a random tenth of the rest; `--all` runs everything, `--stale` what is stale only. All draws have one seed: that of
+the commit's files, so that a commit has one verdict, or `--seed`. It is printed. Records go to the local evidence (`--evidence local`), to
+that of the repository (`ship`) or nowhere (`none`).
 
 On a GPU, `sampled` reruns one gate of every component of the GPU, drawn from the seed, and holds it against the evidence.
 
@@ -38,6 +39,7 @@ from alpha.gates import audit, run
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, save, shipped_root, write_atomic
 from alpha.registry.gpu import family, gpu_class, why_not_here
+from alpha.registry.history import History
 from alpha.registry.judge import BASELINE, NOT_RUN, Judgement
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
@@ -86,6 +88,12 @@ class Tally:
         self.drawn |= told["drawn"]
 
 
+def seed_of_files() -> int:
+    """The seed of a session that was given none: the same wherever the same commit is tested; without history a random one."""
+    tree = History().tree
+    return int(tree[:8], 16) if tree else random.SystemRandom().randrange(2**32)
+
+
 class Plan(Tally):
     """What this session runs and what came of it."""
 
@@ -94,7 +102,7 @@ class Plan(Tally):
         self.everything = bool(config.getoption("--all"))
         self.only_stale = bool(config.getoption("--stale"))
         given = getattr(config, "workerinput", {}).get("alpha_seed", config.getoption("--seed"))
-        self.seed = int(given) if given is not None else random.SystemRandom().randrange(2**32)
+        self.seed = int(given) if given is not None else seed_of_files()
         self.evidence: str = config.getoption("--evidence")
         self.registry = Registry(catalogue())
         self.chosen: dict[str, list[Component]] = {}
@@ -136,7 +144,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("alpha gates")
     group.addoption("--all", action="store_true", help="every component, whatever evidence there is")
     group.addoption("--stale", action="store_true", help="components without current evidence only")
-    group.addoption("--seed", default=None, help="seed of the random tenth (printed at the end of a run)")
+    group.addoption("--seed", default=None, help="seed of all that is drawn (default: of the commit's files; printed at the end of a run)")
     group.addoption("--evidence", choices=("local", "ship", "none"), default="local", help="where records go")
 
 

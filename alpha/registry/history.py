@@ -49,6 +49,11 @@ class History:
         return self._git("rev-parse", "HEAD")
 
     @cached_property
+    def tree(self) -> str:
+        """The hash of all files of that commit, whatever its message and parents."""
+        return self._git("rev-parse", "HEAD^{tree}")
+
+    @cached_property
     def base(self) -> str:
         """The commit that a branch left the main one at; on the main branch the first parent. '' where the clone is too shallow to say."""
         for name in MAIN:

@@ -51,16 +51,13 @@ def test_a_damaged_list_says_so(tmp_path: Path) -> None:
         kernels_lint.run(catalogue(), kernels_lint.load(tmp_path / "list.toml"))
 
 
-def test_faults_that_no_run_need_show_are_seen(pytestconfig: pytest.Config) -> None:
+def test_faults_that_no_run_need_show_are_seen(pytestconfig: pytest.Config, seed: int) -> None:
     try:
         toolchain.find_nvcc(), toolchain.find_nvdisasm()
     except MachineError as error:
         pytest.skip(f"NOT_RUN: {error}")
     every = kernels_lint.load()
     assert len(every) >= 12 and 39 in {u.fault.mirrors for u in every}
-    given = pytestconfig.getoption("--seed")
-    seed = given if given is not None else random.SystemRandom().randrange(2**32)
-    print(f"drawn with --seed {seed}")
     todo = every if pytestconfig.getoption("--all") else random.Random(f"{seed} lint").sample(every, 2)
     assert [r.fault.id for r in kernels_lint.run(catalogue(), todo) if not r.fewer] == []
 

@@ -48,10 +48,8 @@ def test_what_passes_elsewhere_is_refused_where_lines_are_signed(signed: forge.F
         assert any("it is not signed" in error for error in signed.seen(evidence)), name
 
 
-def test_forgeries_are_refused(made: forge.Forge, pytestconfig: pytest.Config) -> None:
+def test_forgeries_are_refused(made: forge.Forge, pytestconfig: pytest.Config, seed: int) -> None:
     assert made.seen(made.sound.copy()) == [], "the sound evidence is refused"
-    given = pytestconfig.getoption("--seed")
-    seed = int(given) if given is not None else random.SystemRandom().randrange(2**32)
     names = list(forge.KINDS)
     drawn = names * EACH if pytestconfig.getoption("--all") else random.Random(f"{seed} forgeries").sample(names, DRAWN)
     wrong, ran = [], 0

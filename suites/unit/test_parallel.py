@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from alpha.gates import plugin
 from alpha.gates.plugin import Clock, Tally
+from alpha.registry.history import History
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,6 +75,23 @@ def test_workers_share_a_seed_and_a_count_and_wait_for_what_runs_alone(tmp_path:
     assert "h100: 0 executed of 2 selected" in done.stdout and "NOT_RUN: 2 tests: none" in done.stdout
     assert f"seed of what is drawn at random: {told['test_one-0']['seed']}" in done.stdout
     assert "in 16 tests; the slowest 10:" in done.stdout and "test_one.py::test_alone" in done.stdout
+
+
+def test_a_commit_has_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its files: another message or date changes nothing. Without history it is random."""
+    monkeypatch.setattr(plugin, "History", lambda: History(tmp_path))
+    assert len({plugin.seed_of_files() for _ in range(4)}) > 1
+
+    def committed(text: str, message: str) -> int:
+        (tmp_path / "file").write_text(text)
+        for words in (["add", "file"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "--quiet", "--allow-empty", "-m", message]):
+            subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+        return plugin.seed_of_files()
+
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    first = committed("a", "one")
+    assert committed("a", "two") == first == plugin.seed_of_files() < 2**32
+    assert committed("b", "three") != first
 
 
 def test_what_workers_tell_is_added() -> None:

@@ -40,14 +40,8 @@ UNMOVED = {
 """Keys that no draw moves, and why."""
 
 
-def seed_of(pytestconfig: pytest.Config) -> int:
-    given = pytestconfig.getoption("--seed")
-    return int(given) if given is not None else random.SystemRandom().randrange(2**32)
-
-
-def test_runs_do_what_their_file_says(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+def test_runs_do_what_their_file_says(pytestconfig: pytest.Config, seed: int, tmp_path: Path) -> None:
     """One draw of each family and optimizer, or ten."""
-    seed = seed_of(pytestconfig)
     first = FAR + 4 * random.Random(f"{seed} second trainer").randrange(10**6)
     wrong = []
     for number in range(first, first + (40 if pytestconfig.getoption("--all") else 4)):
@@ -84,8 +78,8 @@ def test_waits_for_data_are_told_of_every_step(tmp_path: Path) -> None:
             assert list(rows) == [(step, 0, dull.shards * dull.micros, 1, 1, 1) for step in range(dull.steps if ahead else 0)]
 
 
-def test_wrong_wirings_are_seen(pytestconfig: pytest.Config) -> None:
-    every, seed = wirings(), seed_of(pytestconfig)
+def test_wrong_wirings_are_seen(pytestconfig: pytest.Config, seed: int) -> None:
+    every = wirings()
     chosen = every if pytestconfig.getoption("--all") else random.Random(f"{seed} wirings").sample(every, 4)
     unseen = [w.id for w in chosen if not seen(w.file, w.text, w.draw, 1)[1]]
     assert not unseen, f"seed {seed}: {unseen}"

@@ -36,11 +36,8 @@ def test_what_changes_no_result_makes_nothing_stale(was: Digests) -> None:
     assert moved(was, now) == {}
 
 
-def test_what_can_change_a_result_makes_its_evidence_stale(was: Digests, pytestconfig: pytest.Config) -> None:
+def test_what_can_change_a_result_makes_its_evidence_stale(was: Digests, pytestconfig: pytest.Config, seed: int) -> None:
     """Four edits that the seed draws, since each asks for all digests anew; `--all`: every one."""
-    given = pytestconfig.getoption("--seed")
-    seed = given if given is not None else random.SystemRandom().randrange(2**32)
-    print(f"drawn with --seed {seed}")
     todo: list[Edit] = edits("real")
     assert {p for e in todo for p in (*e.stale, *e.current)} <= was.keys()
     for edit in todo if pytestconfig.getoption("--all") else random.Random(f"{seed} stale").sample(todo, 4):
