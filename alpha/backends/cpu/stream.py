@@ -51,6 +51,11 @@ class Stream:
                 error, self._error = self._error, None
                 raise error
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a call has failed, or all were dropped, and nobody has waited since: no other begins."""
+        return self._error is not None
+
     def drop(self) -> None:
         """Let the call that runs end and no other begin; errors are forgotten. For whoever has failed beside it."""
         with self._changed:

@@ -289,6 +289,24 @@ def _fuse_keeps_outside_readers(rng: np.random.Generator) -> Measured:
     return Measured(error=worst, bound=0.0, cases=3)
 
 
+def _fuse_within_a_phase(rng: np.random.Generator) -> Measured:
+    """Rows of two phases are fused only where both are of the backward: forward and recomputed work stays in its own phase."""
+    wrong, phases = [], ("forward", "recompute", "backward", "wgrad")
+    for first in phases:
+        for second in phases:
+            t = Tracer("phases")
+            into, a, b = (t.input(name, (8, 8), "f32") for name in ("into", "a", "b"))
+            t.phase = first
+            product = t.matmul(a, b)
+            t.phase = second
+            t.output("y", t.accumulate(into, product))
+            nodes = verify(fuse(t.graph, kernels(), "cpu"), "fuse").nodes
+            together = first == second or {first, second} == {"backward", "wgrad"}
+            if len(nodes) != 2 - together or nodes[-1].phase != second:
+                wrong.append(f"{first} and {second}")
+    return yes(not wrong, ", ".join(wrong), cases=len(phases) ** 2)
+
+
 # -- expand --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -590,6 +608,20 @@ def _bucket_in_place(rng: np.random.Generator) -> Measured:
     want = {"scale": [("state.grad1", 4 * (128 + 64))], "accumulate": [("state.grad1", 512)], "all_reduce": [("state.grad1", 512)]}
     reads = {r.arena for x in plan.launches for r in x.ins if x.op in ("accumulate", "all_reduce")}
     return yes(at == want and reads <= {"state.grad1", "state.grad0", "act"}, str(at), cases=3)
+
+
+def _bucket_kept(rng: np.random.Generator) -> Measured:
+    """What else reads a value of which a part of a bucket is a view does not write over it."""
+    t = Tracer("kept")
+    x = t.input("x", (4, 4), "f32")
+    product = t.matmul(x, x)
+    unit = t.bucket(t.reshape(product, shape=(16,)), offsets=(0,), size=64)
+    t.output("more", t.scale(product, factor=3.0))  # a kernel that may work in place
+    t.update(t.state("grad0", 0, (64,), "f32"), t.all_reduce(unit, group="dp", size=2, reduce="sum"))
+    graph = verify(prune(t.graph), "trace")
+    at = {x.op: x for x in lay_out(graph, select(graph, _with_exchange(), "cpu"), 2, {"grad0": 256}).launches}
+    part, more = at["matmul"].outs[0], at["scale"].outs[0]
+    return yes((part.arena, part.offset) == ("state.grad0", 0) and more.arena == "out", f"{part}, {more}", cases=2)
 
 
 def _scattered_apart(rng: np.random.Generator) -> Measured:
@@ -899,7 +931,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "expand.pass": {"parity": [*_both(_expand), ("every-row", _expand_rows), ("nested", _expand_nested),
                                *[(f"keeps-{n}", c) for n, c in _both(_expand_keeps)]],
                     "determinism": _HASHES, "faults": [("envelope", _expand_envelope), ("no-kernel", _expand_names)]},
-    "fuse.pass": {"parity": [*_both(_fuse), ("every-row", _fuse_finds), ("outside-reader", _fuse_keeps_outside_readers)],
+    "fuse.pass": {"parity": [*_both(_fuse), ("every-row", _fuse_finds), ("outside-reader", _fuse_keeps_outside_readers),
+                             ("phases", _fuse_within_a_phase)],
                   "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
     "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)],
                                  ("groups", _schedule_keeps_groups)],
@@ -910,7 +943,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                *[(f"bits-{n}", c) for n, c in _both(_planned_equals_fresh)],
                                *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)],
                                ("order", _order_is_reachability), ("beside", _beside_is_apart), ("bucket", _bucket_in_place),
-                               ("scattered", _scattered_apart), ("largest-first", _largest_first)],
+                               ("bucket-kept", _bucket_kept), ("scattered", _scattered_apart), ("largest-first", _largest_first)],
                     "determinism": _HASHES_LLAMA,
                     "faults": [("copy", _refuse_copy), ("late-read", _refuse_late_read), ("own-read", _refuse_own_read),
                                ("late-wait", _refuse_late_wait), ("bucket", _refuse_bucket)]},

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from threading import Event
 from types import SimpleNamespace
 
 import numpy as np
@@ -181,6 +182,57 @@ def _beside(rng: np.random.Generator) -> Measured:
             wrong += not (np.array_equal(out["used"], 4 * given) and np.array_equal(out["last"], 4 * given))
         wrong += not timed.ordered
     return yes(not wrong, cases=3 * runs)
+
+
+def _dropped(rng: np.random.Generator) -> Measured:
+    """A launch of compute fails beside collectives: the one that runs ends before the error comes, those behind it never begin, and the
+    next run is as if nothing had been."""
+    t = Tracer("dropped")
+    x = t.input("x", (64,), "f32")
+    y = t.scale(x, factor=2.0)
+    t.stream = COMM
+    sums = [t.all_reduce(v, group="dp", size=2, reduce="sum") for v in (x, x)]
+    t.stream = COMPUTE
+    t.output("y", t.gelu(y, approximate="tanh"))
+    for i, total in enumerate(sums):
+        t.output(f"sum{i}", total)
+    seen, begun, broken = list[str](), Event(), [True]
+
+    def exchange(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+        def run() -> None:
+            seen.append("begins")
+            begun.set()
+            while broken[0] and not comm.stopped:
+                time.sleep(0.001)
+            np.add(ins[0], ins[0], out=outs[0])
+            seen.append("ends")
+        return run
+
+    def fails(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+        def run() -> None:
+            begun.wait()
+            if broken[0]:
+                raise InputError("a launch of compute")
+            outs[0][...] = ins[0]
+        return run
+
+    catalogue = Catalogue()
+    for c in (*(c for c in filled(fill) if c.op != "gelu"),
+              Component(id="all_reduce.waits", kind="kernel", backend="cpu", op="all_reduce", implementation=exchange),
+              Component(id="gelu.fails", kind="kernel", backend="cpu", op="gelu", implementation=fails)):
+        catalogue.add(c)
+    plan = lower(t.graph, catalogue, "cpu", 1, {})
+    role = Role((Step("dropped"),), {"dropped": "dropped"})
+    p = Program("dropped", {"dropped": plan}, role.schedule, {}, {"threads": 1}, others=(role,), groups={"dp": ((0, 1),)})
+    given = {"x": rng.integers(-99, 100, 64).astype(np.float32)}
+    with CpuExecutor(p, catalogue, _LateWorld()) as executor:
+        assert executor._comm is not None
+        comm = executor._comm
+        held = [refuses(InputError, partial(executor.run, "dropped", given)).error == 0, seen == ["begins", "ends"]]
+        broken[0] = False
+        out = executor.run("dropped", given)
+        held += [np.array_equal(out["y"], 2 * given["x"]), *(np.array_equal(out[f"sum{i}"], 2 * given["x"]) for i in range(2))]
+    return yes(all(held), str(held), cases=len(held))
 
 
 def _replay_names(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -552,7 +604,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                    ("staged-once", lambda rng: _staged_once(references()["llama"], rng))],
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
-                   *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world),
+                   *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
                    ("other-scratch", _other_scratch)],
     },
     "program.step": {

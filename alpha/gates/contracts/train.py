@@ -492,6 +492,10 @@ def bad_step(rng: np.random.Generator) -> Measured:
             checks.append((f"{value}: changed the state", _bits(loop) == before))
             checks.append((f"{value}: counted", loop.step == 1 and run.rows("a")[-1][0] == 1 and run.rows("a")[-1][-1] == 0))
             checks.append((f"{value}: not saved", simple.steps(loop.checkpoints) == [1]))
+        loop.executor.recorder.finish()
+        loop.metrics.flush()
+        timed = read(run.root / "a" / "m.sqlite", "step_timing", "step")
+        checks.append((f"steps that are timed: {timed}, not the first alone", timed == [(0,)]))
     return _measured(checks)
 
 

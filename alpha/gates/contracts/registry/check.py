@@ -212,6 +212,17 @@ def _speed(rng: np.random.Generator) -> Measured:
     for new in ("0.3", "1.5", "-0.1", "NaN", "true", "null", '"0.6"', "[]"):
         _red(checks, f"a pinned share edited to {new}", edited(first, new),
              "cannot be read" if new == "NaN" else "edited by hand")
+    for what, cut in (("a case with fewer shares than measurements", slice(1, None)), ("a case with no share", slice(0))):
+        def unequal(c: _Committed, cut: slice = cut) -> None:
+            pin = pin_of(KERNEL.id, digests=c.record("perf").digests, cases=("a", "b"))
+            pin = replace(pin, shares={**pin.shares, "b": pin.shares["b"][cut]})  # of a case that no record has
+            c.pins.save(key_of_record(c.record("perf")), {pin.component: pin})
+
+        _red(checks, what, unequal, "one share per case and measurement")
+    longer = pin_of(KERNEL.id)
+    longer = replace(longer, shares={"a": (*longer.shares["a"], 0.6)})
+    _red(checks, "a case with more shares than measurements", lambda c: c.pins.save(key_of_record(c.record("perf")), {KERNEL.id: longer}),
+         "one share per case and measurement")
     _red(checks, "a torn file of pins", edited("components", "comp"), "cannot be read")
     _red(checks, "another format of pins", edited('"format": 2', '"format": 1'), "another format")
     with folder() as at:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -150,6 +151,7 @@ def _reached(rng: np.random.Generator) -> Measured:
         "the other half of a recursion": _with("main.py", "return n != 0 and even(n - 1)", "return n != 1 and even(n - 1)"),
         "a function from outside the package": _with("main.py", "from math import sqrt", "from cmath import sqrt"),
         "the type of a constant": _with("main.py", "SCALE = 3.0", "SCALE = 3"),
+        "the type of an equal constant": _with("main.py", "def even(n):\n    return n == 0", "def even(n):\n    return n == False"),
         "the order of two operands": _with("helpers.py", "inner() + x", "x + inner()"),
     }
     seen = {was}
@@ -308,8 +310,24 @@ def _values(rng: np.random.Generator) -> Measured:
     checks.that(of(np.array([n, 1.0])) != of(np.array([n, 2.0])), "contents of an array are left out")
     checks.that(of({"a": (1, 2)}) != of({"a": (2, 1)}), "order of a tuple is left out")
     checks.that(of(1) != of(1.0) and of("1") != of(1) and of(True) != of(1), "types of constants are left out")
+    equal: Sequence[Any] = (1, 1.0, True, np.float32(1))
+    for wrap in (lambda x: [_read, _Counted(x)], lambda x: {"k": x}, _closure, _defaulted, lambda x: partial(_closure, x)):
+        checks.that(len({of(wrap(x)) for x in equal[:3]}) == 3, "values that are equal under two types share a digest")
+    checks.that(len({of([_read, _Counted(x)]) for x in (0.0, -0.0, 0, False)}) == 4, "zeros of two kinds share a digest")
+    checks.that(len({of(np.array([x])) for x in equal}) == 4 and of(np.array([0.0])) != of(np.array([-0.0])), "arrays of two types collide")
     checks.that(calls_blas(_product, package) and not calls_blas(_closure, package), "a matrix product is not seen")
     return checks.measured()
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A field whose default equals values of other types."""
+
+    count: object = 1
+
+
+def _read(held: _Counted) -> object:
+    return held.count
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
