@@ -10,7 +10,7 @@ from pathlib import Path
 
 from alpha.backends.cpu.catalogue import MOST_BYTES
 from alpha.component import Catalogue
-from alpha.config import Config, Data
+from alpha.config import FAMILIES, Config, Data
 from alpha.data.corpus import Corpus, open_corpus
 from alpha.data.files import sha256_hex, sweep
 from alpha.data.mixture import MixedSampler, Streams, joined, kept_apart, sources_of
@@ -35,6 +35,7 @@ from alpha.optim.schedules import ScheduleConfig
 from alpha.optim.update import adamw, sgd
 from alpha.parallel.data import DataParallel
 from alpha.passes.build import Model, Optimizer, StepShape, build_program
+from alpha.passes.select import kernel_for
 from alpha.types import ITEMSIZE, Attrs, TensorType
 
 SPLIT_SEED = 0
@@ -42,6 +43,9 @@ SPLIT_SEED = 0
 
 VOCABULARY_STEP = 8
 """Rows of logits lie 16 bytes apart, in bf16."""
+
+MOST_HEAD_WIDTH = 512
+"""Up to which widths of a head are asked for, to say which ones a GPU's kernels take."""
 
 
 @dataclass(frozen=True)
@@ -242,9 +246,9 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int, ran
     """The Program of a run with a vocabulary of `vocab` ids, for its back end. `threads`: workers of the CPU, of each rank. `ranks`: how
     many share the step; they come from the launch, for no bit hangs on them. A Program of many is verified before it is given.
 
-    For cuda nothing but the catalogue's declarations is needed, no GPU and no driver. ConfigError where the vocabulary or an op of
-    `train.recompute` does not fit; InputError from selection where no kernel covers a shape; ShapeError where the ranks do not divide the
-    logical shards.
+    For cuda nothing but the catalogue's declarations is needed, no GPU and no driver. ConfigError where the vocabulary, the width of a
+    head or an op of `train.recompute` does not fit; InputError from selection where no kernel covers a shape; ShapeError where the ranks do
+    not divide the logical shards.
     """
     on_gpu = cfg.machine.backend == "cuda"
     if on_gpu and vocab % VOCABULARY_STEP:
@@ -265,6 +269,8 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int, ran
                 expected="names of the op table, such as gelu or layernorm",
                 do=f"did you mean `{close[0]}`?" if close else "see alpha/ops",
             )
+    if on_gpu:
+        _require_head_width(cfg, catalogue)
     model = model_for(cfg, vocab, cfg.micro_batch)
     if not on_gpu:
         _bounded(model)
@@ -283,6 +289,27 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int, ran
         over=DataParallel(ranks, cfg.train.zero) if ranks > 1 else None,
     )
     return replace(verify_program(program) if ranks > 1 else program, made_by=made_by(cfg, ranks))
+
+
+def _require_head_width(cfg: Config, catalogue: Catalogue) -> None:
+    """ConfigError where kernels of the GPU take heads of some width, but none as wide as this model's. Selection alone would name an op of
+    the expansion, and no key."""
+    m, kv_heads = cfg.model, cfg.model.kv_heads or cfg.model.heads
+
+    def taken(width: int) -> bool:
+        packed = TensorType((cfg.micro_batch, cfg.data.sequence, (m.heads + 2 * kv_heads) * width), "bf16")
+        attrs: Attrs = {"heads": m.heads, "kv_heads": kv_heads, "causal": True, "window": m.window, "scale": width**-0.5}
+        return kernel_for(catalogue, "cuda", "attention_packed", [packed], attrs) is not None
+
+    others = [width for width in range(8, MOST_HEAD_WIDTH + 1, 8) if taken(width)]
+    if others and not taken(cfg.head_dim):
+        own = "head_dim" in FAMILIES[m.family]
+        raise ConfigError(
+            "no kernel of the GPU takes attention heads of this width",
+            came=f"model.head_dim = {m.head_dim}" if m.head_dim else f"model.width {m.width} / model.heads {m.heads} = {cfg.head_dim}",
+            expected=f"{', '.join(map(str, others))} channels a head",
+            do=("change model.head_dim" if own else "change model.heads or model.width") + ", or train it on the CPU",
+        )
 
 
 def _bounded(model: Model) -> None:

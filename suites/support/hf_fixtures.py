@@ -2,6 +2,7 @@
 
     python suites/support/hf_fixtures.py make FOLDER        the fixtures
     python suites/support/hf_fixtures.py logits FOLDER ...  logits of models that are there, as JSON
+    python suites/support/hf_fixtures.py save FROM TO BYTES ...  models that are there, as transformers saves them in files of so many bytes
 
 The Python is one that has torch and transformers, and nothing of Alpha: no process of Alpha holds torch.
 """
@@ -63,10 +64,18 @@ def make(out: Path) -> None:
         (out / name / "logits.json").write_text(json.dumps(found) + "\n")
 
 
+def save(source: str, out: str, largest: str) -> None:
+    """The model of one folder in another, in float32 and files of at most `largest` bytes."""
+    AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).save_pretrained(out, max_shard_size=int(largest))
+
+
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]))
+    elif sys.argv[1] == "save":
+        for wanted in zip(sys.argv[2::3], sys.argv[3::3], sys.argv[4::3]):
+            save(*wanted)
     else:
         print(json.dumps([logits(Path(folder)) for folder in sys.argv[2:]]))

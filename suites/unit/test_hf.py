@@ -112,23 +112,55 @@ def test_a_run_is_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         assert words in capsys.readouterr().err
 
 
+def written_of(seed: int, kind: str, tied: bool) -> tuple[hf.Sizes, StateLayout, np.ndarray]:
+    """(sizes, parameters, the flat array of them) of a drawn model with the fixtures' vocabulary and positions or more."""
+    sizes = contract.drawn(np.random.default_rng(seed), kind, tied)[0] | {"vocab_size": 23, "positions": 16}
+    layout, _, _ = contract.layout_of(sizes, 12)
+    flat = np.zeros(layout.size, np.float32)
+    for t in layout.tensors:  # a product as large as what goes in: with larger ones float32 itself errs more than the bound
+        drawn = np.random.default_rng(layout.offsets[t.name]).standard_normal(t.size)
+        flat[layout.offsets[t.name] : layout.offsets[t.name] + t.size] = drawn * (t.shape[-1] ** -0.5 if len(t.shape) > 1 else 0.3)
+    return sizes, layout, flat
+
+
 @with_theirs
 def test_transformers_computes_our_logits(run: Path, tmp_path: Path) -> None:
     """Of drawn models of both families that we wrote, and of a run."""
     script, folders, ours = ROOT / "suites" / "support" / "hf_fixtures.py", [], []
     for number, (kind, tied) in enumerate((k, tied) for k in hf.LAYOUTS for tied in (True, False)):
-        sizes = contract.drawn(np.random.default_rng(number), kind, tied)[0] | {"vocab_size": 23, "positions": 16}
-        layout, _, _ = contract.layout_of(sizes, 12)
-        flat = np.zeros(layout.size, np.float32)
-        for t in layout.tensors:  # a product as large as what goes in: with larger ones float32 itself errs more than the bound
-            drawn = np.random.default_rng(layout.offsets[t.name]).standard_normal(t.size)
-            flat[layout.offsets[t.name] : layout.offsets[t.name] + t.size] = drawn * (t.shape[-1] ** -0.5 if len(t.shape) > 1 else 0.3)
+        sizes, layout, flat = written_of(number, kind, tied)
         hf.export(tmp_path / str(number), sizes, flat, layout, eod=0, files={})
         folders.append(str(tmp_path / str(number)))
         tokens = contract.expected(contract.fixtures()[0])[0]
         ours.append(logits_of(hub.run_file(sizes, "x", tmp_path, 12, {}), sizes, layout, flat, tokens))
     for got, want in zip(ours, json.loads(theirs(str(script), "logits", *folders))):
         assert not np.abs(got - want).max() > contract.BOUND * np.abs(want).max()
+
+
+@with_theirs
+def test_several_files_go_out_and_come_back(tmp_path: Path) -> None:
+    """A model of each layout in several files: transformers computes the same logits as of one file, bit for bit, and they are ours; what
+    it saves in several files holds the same parameters."""
+    script, held, wholes, cuts, want = str(ROOT / "suites" / "support" / "hf_fixtures.py"), {}, [], [], []
+    tokens = contract.expected(contract.fixtures()[0])[0]
+    for number, kind in enumerate(hf.LAYOUTS):
+        sizes, layout, flat = written_of(number, kind, tied=False)
+        hf.export(tmp_path / f"whole-{kind}", sizes, flat, layout, eod=0, files={})
+        hf.export(tmp_path / f"cut-{kind}", sizes, flat, layout, eod=0, files={}, most=flat.nbytes // 4)
+        wholes.append(str(tmp_path / f"whole-{kind}"))
+        cuts.append(str(tmp_path / f"cut-{kind}"))
+        want.append(logits_of(hub.run_file(sizes, "x", tmp_path, 12, {}), sizes, layout, flat, tokens))
+        held[kind] = flat
+    found = json.loads(theirs(script, "logits", *wholes, *cuts))
+    assert found[: len(wholes)] == found[len(wholes) :]
+    for ours, got in zip(want, found):
+        assert ours.shape == np.shape(got) and not np.abs(ours - got).max() > contract.BOUND * np.abs(got).max()
+    theirs(script, "save", *(x for kind, flat in held.items()
+                             for x in (f"{tmp_path}/cut-{kind}", f"{tmp_path}/back-{kind}", str(flat.nbytes // 4))))
+    for kind, flat in held.items():
+        for folder in (tmp_path / f"cut-{kind}", tmp_path / f"back-{kind}"):
+            assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
+            assert contract.opened(folder, 12)[2].tobytes() == flat.tobytes()
 
 
 @with_theirs

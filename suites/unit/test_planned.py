@@ -9,6 +9,7 @@ import pytest
 import warm
 
 from alpha import cli, config
+from alpha.errors import ConfigError
 from alpha.flops import executed as flops
 from alpha.flops.parts import DIRECTIONS, PARTS
 from alpha.graph.plan import Plan
@@ -115,3 +116,20 @@ def test_the_command_says_where_its_vocabulary_comes_from(capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "as configured" in out and "adamw.f32.cpu" in out and "on the one device" in out
     assert cli.main(["plan", str(DEMO), "--table", "nothing"]) == 2
+
+
+@pytest.mark.parametrize(("sets", "came", "do"), [
+    (["model.head_dim=80"], "model.head_dim = 80", "change model.head_dim"),
+    (["model.heads=8"], "model.width 2048 / model.heads 8 = 256", "change model.head_dim"),
+    (["model.family='gpt'", "model.kv_heads=0", "model.hidden=0", "model.heads=128"], "model.width 2048 / model.heads 128 = 16",
+     "change model.heads or model.width"),
+])
+def test_a_width_of_heads_that_no_kernel_of_the_gpu_takes_is_named_by_its_key(sets: list[str], came: str, do: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan_run(config.load(CONFIGS / "llama-1b.toml", sets), catalogue(), 512)
+    assert error.value.came == came and error.value.expected == "64, 96, 128 channels a head" and do in str(error.value.do)
+
+
+def test_widths_that_a_kernel_takes_are_planned() -> None:
+    for width in (64, 96, 128):
+        plan_run(config.load(CONFIGS / "llama-1b.toml", [f"model.head_dim={width}", "model.layers=1"]), catalogue(), 512)
