@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from alpha.train import peak
 pytest_plugins = ["alpha.gates.plugin"]
 
 INHERITED = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_NUMERIC", "LC_TIME", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR",
-             "PYTHONIOENCODING", "PYTHONUTF8")  # fmt: skip
+             "PYTHONIOENCODING", "PYTHONUTF8", "PYTHONDONTWRITEBYTECODE")  # fmt: skip
 
 KEPT = 1 << 25
 """Bytes: freed memory up to here is kept for the next array. glibc takes no larger threshold."""
@@ -32,9 +33,11 @@ def pytest_configure() -> None:
     os.umask(0o022)
     for name in INHERITED:
         os.environ.pop(name, None)
+    sys.dont_write_bytecode = False  # some hundred interpreters would compile every file anew
     os.environ["LC_ALL"], os.environ["TZ"], os.environ["TERM"] = "C.UTF-8", "UTC", "dumb"
     time.tzset()
     keep_memory()
+    warm.collect_seldom()
 
 
 def keep_memory() -> None:
@@ -46,6 +49,11 @@ def keep_memory() -> None:
         os.environ[name] = str(threshold)
         if mallopt is not None:
             mallopt(number, threshold)
+
+
+def pytest_collection_finish() -> None:
+    """The tests that were found stay to the end."""
+    warm.collect_seldom()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -24,8 +24,8 @@ _WITH_GRADIENT = {"linear_cross_entropy_grad": "linear_cross_entropy"}
 def executed(program: Program) -> dict[tuple[str, str], int]:
     """(part, direction) -> FLOPs of one step of all ranks. They add up to what its Plans say, exactly."""
     places, found = _tensors_by_place(program.states), Counter[tuple[str, str]]()
-    for name, runs in Counter(program.role(rank).plans[call.plan] for rank in range(program.ranks)
-                              for call in program.role(rank).schedule).items():
+    roles = [program.role(rank) for rank in range(program.ranks)]
+    for name, runs in Counter(role.plans[call.plan] for role in roles for call in role.schedule).items():
         for launch in program.plans[name].launches:
             part, direction, ahead = part_of(launch, places), _DIRECTION.get(launch.phase, "backward"), 0
             if launch.op in _WITH_GRADIENT:

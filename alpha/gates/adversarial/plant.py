@@ -32,7 +32,8 @@ COMPILED = ".alpha/cubins"
 """The cache of compiled kernels, which a broken copy in Python loads as the sound package does."""
 
 _WORKER = r"""
-import json, os, select, signal, sys, time
+import gc, json, os, select, signal, sys, time
+gc.set_threshold(20_000)  # of what a fork imports nearly all stays: to look for cycles after each 700 objects takes a seventh of its time
 import numpy, threadpoolctl, rich.console, rich.table, unittest.mock, ctypes, subprocess, tempfile, json.decoder
 sys.dont_write_bytecode = True
 root = sys.argv[1]
