@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import flips
 import numpy as np
 import pytest
 from emulated_gpu import EmulatedGpu, emulated, emulated_gpu, on
+from wrong_wiring import Wiring, planted
 
+from alpha.backends.cuda import observe, spot
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.spot import DeviceMemory, OnDevice
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime.device import Device
 from alpha.cuda_runtime.memory import Arena, Span, upload
-from alpha.errors import SpotCheckError
+from alpha.errors import AlphaError, GraphError, SpotCheckError
 from alpha.graph.plan import Plan, Ref
 from alpha.profile.store import read
+from alpha.tomlfile import tomllib
 from alpha.train import spots
 from alpha.train.catalogue import catalogue
 from alpha.train.loop import Loop
@@ -199,3 +204,93 @@ def test_a_hash_of_the_device_sees_every_bit_and_swaps(gpu: EmulatedGpu) -> None
         sound = now
     memory.free()
     arena.free()
+
+
+def test_a_ring_that_goes_round_hashes_alike(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal contents have equal hashes wherever in the ring they lie; a bit moves the hash of its piece alone, whose words are named."""
+    monkeypatch.setattr(spot, "SLOTS", 11)
+    rng, device, nbytes = np.random.default_rng(5), Device.open(), 3 * spot.RUN + 4102
+    arena = Arena(nbytes)
+    memory = DeviceMemory({"state.x": arena}, {"state.x": nbytes}, device.stream())
+    memory.piece = 2 * spot.RUN  # type: ignore[misc]
+    x = rng.integers(0, 256, nbytes, np.uint8)
+
+    def hashed() -> list[bytes]:
+        upload(Span(arena.address, nbytes), x)
+        made = [memory.of_state("x", start) for start in range(0, nbytes, memory.piece)]
+        memory.wait()
+        return [memory.read(one) for one in made]
+    sound = hashed()
+    assert [len(h) for h in sound] == [16, 16] and all(hashed() == sound for _ in range(9))
+    for at in (0, spot.RUN, memory.piece - 1, memory.piece, nbytes - 1):
+        x[at] ^= 4
+        now, k = hashed(), at // memory.piece
+        assert [a != b for a, b in zip(sound, now)] == [k == 0, k == 1]
+        first = next(i for i, (a, b) in enumerate(zip(sound[k], now[k])) if a != b)
+        assert (at - k * memory.piece) // 8 in memory.words(min(memory.piece, nbytes - k * memory.piece) + 7, first)
+        sound = now
+    with pytest.raises(GraphError, match="more hashes wait"):
+        for _ in range(6):
+            memory.of_state("x", 0)
+    memory.free()
+    arena.free()
+
+
+def test_room_grows_with_what_is_asked(gpu: EmulatedGpu) -> None:
+    memory = DeviceMemory({}, {}, Device.open().stream())
+    for sizes in ((100, 300), (1 << 20, 1 << 20, 5), (7, 9)):
+        found = memory._room(*sizes)
+        assert [x.nbytes for x in found] == list(sizes)
+        assert all(a.address + a.nbytes <= b.address for a, b in pairwise(found))
+    memory.free()
+
+
+def test_launches_that_are_looked_at(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is enqueued once, whole, between its two looks, and counts once."""
+    told: list[tuple[str, str, int]] = []
+    sound = observe.works_of
+
+    def works_of(bound: observe.Bound) -> list[observe.Work]:
+        return [replace(w, run=lambda stream, w=w: (told.append(("run", w.phase, w.launch)), w.run(stream))) for w in sound(bound)]  # type: ignore[misc]
+
+    class Told:
+        def before(self, plan: Plan, index: int, read: Callable[[Ref], np.ndarray]) -> None:
+            told.append(("before", plan.name, index))
+
+        def after(self, plan: Plan, index: int, read: Callable[[Ref], np.ndarray]) -> None:
+            told.append(("after", plan.name, index))
+
+    monkeypatch.setattr(observe, "works_of", works_of)
+    with flips.on_device(tmp_path / "run", kernels, verify=0, profile=0) as loop:
+        monkeypatch.setattr(loop.spots, "begin", lambda step: setattr(loop.executor, "inspector", Told()))
+        for _ in range(3):
+            loop.advance()
+        loop.executor.inspector = None
+        loop.recorder.finish()
+        loop.metrics.flush()
+        launches = [len(loop.plans[call.plan].launches) for call in loop.role.schedule]
+        works = [len(sound(loop.executor._bound[call.plan])) for call in loop.role.schedule]  # type: ignore[attr-defined]
+    at = 0
+    for _ in range(3):
+        for call, n, many in zip(loop.role.schedule, launches, works, strict=True):
+            own, at = told[at : at + 2 * n + many], at + 2 * n + many
+            for i in range(n):
+                parts = [k for k, (what, _, index) in enumerate(own) if what == "run" and index == i]
+                assert parts and own[parts[0] - 1] == ("before", call.plan, i) and own[parts[-1] + 1] == ("after", call.plan, i)
+                assert parts == list(range(parts[0], parts[-1] + 1))
+    assert at == len(told)
+    counted = read(tmp_path / "run" / "metrics.sqlite", "step_timing", "step, launches")
+    assert [n for _, n in counted] == [sum(launches)] * 3
+
+
+FAULTS = tomllib.loads((Path(flips.__file__).parent / "device_eyes.toml").read_text(encoding="utf-8"))["fault"]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[f["id"] for f in FAULTS])
+def test_a_planted_fault_is_seen(fault: dict[str, str], request: pytest.FixtureRequest, gpu: EmulatedGpu) -> None:
+    """The test that the fault names fails where the fault is planted, and passes without it (it runs above)."""
+    test = globals()[fault["seen"]]
+    given = {name: request.getfixturevalue(name) for name in inspect.signature(test).parameters}
+    wiring = Wiring(fault["id"], fault["file"], fault["find"], fault["replace"], fault["why"])
+    with planted(wiring.file, wiring.text), pytest.raises((AssertionError, AlphaError, ValueError, IndexError, RuntimeWarning)):
+        test(**given)

@@ -14,6 +14,7 @@ import numpy as np
 from alpha.backends.cpu.catalogue import fill
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Cpu
+from alpha.backends.digest import WORDS, HostDigests
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
 from alpha.gates.contracts.mixed import merged
@@ -407,6 +408,35 @@ def _other_scratch(rng: np.random.Generator) -> Measured:
     return yes(all(refuses(GraphError, partial(opened, n)).error == 0 for n in (256, 768)), cases=3)
 
 
+def _hashes(rng: np.random.Generator) -> Measured:
+    """A bit that changes, wherever it is, changes the hash of its piece and no other. The hash's first byte that differs names the word."""
+    raw = rng.integers(0, 256, HostDigests.piece + 8 * (WORDS + 5) + 3).astype(np.uint8)
+    digests, wrong, cases = HostDigests({"state.x": raw}, lambda ref: raw[ref.offset : ref.stop]), 0, 0
+
+    def hashed(start: int) -> np.ndarray:
+        return np.frombuffer(digests.read(digests.of_state("x", start)), np.uint8)
+
+    starts = range(0, digests.nbytes("x"), digests.piece)
+    sound = [hashed(start) for start in starts]
+    for k, start in enumerate(starts):
+        nbytes = min(digests.piece, raw.size - start)
+        for at in (0, 8 * WORDS - 1, 8 * WORDS, nbytes - 1, *rng.integers(0, nbytes, 12).tolist()):
+            raw[start + at] ^= 1 << int(rng.integers(8))
+            now = [hashed(s) for s in starts]
+            differ = [np.flatnonzero(a != b) for a, b in zip(sound, now)]
+            named = differ[k].size and at // 8 in digests.words(nbytes, int(differ[k][0]))
+            wrong += not named or any(d.size for d in (*differ[:k], *differ[k + 1 :]))
+            sound, cases = now, cases + 1
+    p = program("llama")
+    with CpuExecutor(p, kernels()) as executor:
+        ref = p.plans["micro_first@0"].inputs["tokens"]
+        before = executor.digests.read(executor.digests.of(ref))
+        executor.view(ref)[-1, -1] += 1
+        wrong += before == executor.digests.read(executor.digests.of(ref))
+        wrong += any(executor.digests.nbytes(kind) != executor.state(kind).nbytes for kind in p.states)
+    return Measured(error=float(wrong), bound=0.0, cases=cases + 2, note="bits")
+
+
 # -- program -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -599,7 +629,7 @@ def _learns(name: str) -> Case:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
-        "parity": [("beside", _beside), *_both(_against_oracle), *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
+        "parity": [("beside", _beside), ("hashes", _hashes), *_both(_against_oracle), *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
                    ("staged-once", lambda rng: _staged_once(references()["llama"], rng))],
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
