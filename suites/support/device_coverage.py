@@ -97,20 +97,23 @@ def emulated() -> list[str]:
 
 
 def main(components: list[str]) -> None:
-    """Call each in a process of its own, and print what nothing took."""
+    """Call each in a process of its own, and print what nothing took. SystemExit where one could not be called: its sides are not known."""
     with tempfile.TemporaryDirectory() as held:
-        folders = []
+        folders, failed = [], []
         for name in components or emulated():
             folder = Path(held) / name
             folder.mkdir()
             done = subprocess.run([sys.executable, HERE, "--call", name, str(folder)], capture_output=True, text=True)
             print(f"{name}: {'called' if not done.returncode else done.stderr[-300:]}", flush=True)
             folders.append(folder)
+            failed += [name] if done.returncode else []
         left, sides = untaken(folders)
     for file, line, of, i in left:
         text = (ROOT / "kernels" / file).read_text(encoding="utf-8").splitlines()[line - 1].strip()
         print(f"{file}:{line} side {i + 1} of {of}: {text}")
     print(f"{sides - len(left)} of {sides} sides taken")
+    if failed:
+        raise SystemExit(f"not called: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -629,7 +629,8 @@ def _learns(name: str) -> Case:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
-        "parity": [("beside", _beside), ("hashes", _hashes), *_both(_against_oracle), *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
+        "parity": [("beside", _beside), ("hashes", _hashes), *_both(_against_oracle),
+                   *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
                    ("staged-once", lambda rng: _staged_once(references()["llama"], rng))],
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
