@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 MOST_TEXT = 64 << 20
 """Bytes of the largest text file that is read whole (evidence, tokenizers, manifests); a run's own are far below 1 MiB."""
 
+_MORE = 1 << 16
+
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -38,10 +40,17 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 
 def read_regular(path: Path | str, most: int | None = MOST_TEXT) -> bytes:
-    """The bytes of a regular file of at most `most` bytes (None: of any size). OSError otherwise."""
+    """The bytes of a regular file of at most `most` bytes (None: of any size). OSError otherwise. Memory follows the file's size, not
+    `most`: a read of n bytes sets n aside before the first one comes."""
     with open_regular(path) as file:
-        data = file.read() if most is None else file.read(most + 1)
-    if most is not None and len(data) > most:
+        if most is None:
+            return file.read()
+        parts, left, some = [], most + 1, os.fstat(file.fileno()).st_size + 1
+        while left and (part := file.read(min(left, some))):
+            parts.append(part)
+            left, some = left - len(part), _MORE  # where it grows meanwhile, or tells no size, as in /proc
+    data = b"".join(parts)
+    if not left:
         raise OSError(errno.EFBIG, f"it is larger than the {most} bytes that such a file may have", str(path))
     return data
 

@@ -14,6 +14,7 @@ import copy
 import gzip
 import hashlib
 import json
+import mmap
 import os
 import random
 import resource
@@ -51,8 +52,8 @@ from alpha.report import runs
 from alpha.train import rundir
 
 CPU_S = 30
-MEMORY = 512 << 20
-"""Of private memory. Reading an index of a checkpoint sets aside 256 MiB for a moment, whatever its size."""
+MEMORY = 256 << 20
+"""Of private memory."""
 CHUNK = 2000
 """Mutants of one process."""
 STRANGE = (None, True, 0, 3, -1, 1.5, 1e308, 2**63, 10**30, "", "x", "\ud800", "\0", "../x", "é" * 300, [], {}, [[]], {"a": []}, [0] * 50)
@@ -144,6 +145,13 @@ def mutant(draw: random.Random, reader: Reader) -> bytes:
 
 
 # -- readers -------------------------------------------------------------------------------------------------------------------
+
+
+def put(file: Path, data: bytes) -> None:
+    """Write over what lies there. A file that is emptied first is sent to the disk when it is closed (ext4), a million times."""
+    with open(file, "r+b") as target:
+        target.write(data)
+        target.truncate()
 
 
 def _json(content: Any) -> bytes:
@@ -242,7 +250,8 @@ def readers(root: Path) -> list[Reader]:
     of = layouts(rng, 2)
     saved = saved_by(root / "checkpoints", 5, state(rng, of), 2, 4096, {"x": 1})
     add("checkpoint manifest", saved / simple.MANIFEST, lambda: simple.inspect(saved), json.loads, _manifest)
-    index = next(iter(sorted(saved.glob("*.json"), key=lambda path: path.name == simple.MANIFEST)))
+    index = saved / f"rank-00000-of-00002{ranges.INDEX}"
+    assert json.loads(index.read_bytes())["held"], "an index of nothing would be broken"
 
     def read_index() -> object:
         return ranges.read_index(index, ranges.digest_of(index), of)
@@ -290,8 +299,9 @@ def readers(root: Path) -> list[Reader]:
 # -- in processes of their own -------------------------------------------------------------------------------------------------
 
 
-def chunk(each: Sequence[Reader], first: int, times: int, seed: int, wrong: Path) -> None:
-    """Mutants `first` and so on, in this process, within its limits; the report goes to `wrong`."""
+def chunk(each: Sequence[Reader], first: int, times: int, seed: int, wrong: Path, at: mmap.mmap) -> None:
+    """Mutants `first` and so on, in this process, within its limits; the report goes to `wrong`. `at` holds the number of the mutant and
+    its reader, for whom the process dies under."""
     warnings.simplefilter("error")
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # it ends the process, also inside a library
     for reader in each:
@@ -303,8 +313,8 @@ def chunk(each: Sequence[Reader], first: int, times: int, seed: int, wrong: Path
         draw = random.Random(f"{seed} {number}")
         (reader,) = draw.choices(each, shares)
         data = mutant(draw, reader)
-        reader.file.write_bytes(data)
-        wrong.with_suffix(".at").write_text(f"{number} {reader.name}")
+        put(reader.file, data)
+        at[:] = f"{number} {reader.name}".encode().ljust(len(at))
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
             reader.read()
@@ -317,7 +327,7 @@ def chunk(each: Sequence[Reader], first: int, times: int, seed: int, wrong: Path
             where = traceback.extract_tb(error.__traceback__)[-1]
             found.wrong.append(f"{number} {reader.name}: {type(error).__name__}: {str(error)[:300]} ({where.filename}:{where.lineno})")
         signal.setitimer(signal.ITIMER_PROF, 0)
-        reader.file.write_bytes(reader.whole)
+        put(reader.file, reader.whole)
         for left in (reader.file.with_name(f"{reader.file.name}{end}") for end in ("-wal", "-shm", "-journal")):
             left.unlink(missing_ok=True)
     wrong.write_text(json.dumps([found.read, found.refused, found.wrong]))
@@ -325,7 +335,7 @@ def chunk(each: Sequence[Reader], first: int, times: int, seed: int, wrong: Path
 
 def fuzz(times: int, seed: int, only: Sequence[str] = (), told: Callable[[int, Found], None] = lambda done, found: None) -> Found:
     """Break files `times` times. A process that dies is a finding, and the others go on."""
-    total = Found()
+    total, at = Found(), mmap.mmap(-1, 128)
     with tempfile.TemporaryDirectory(prefix="alpha-fuzz-") as name:
         root = Path(name)
         each = [reader for reader in readers(root) if not only or reader.name in only]
@@ -336,7 +346,7 @@ def fuzz(times: int, seed: int, only: Sequence[str] = (), told: Callable[[int, F
             if pid == 0:
                 status = 1
                 try:
-                    chunk(each, first, min(CHUNK, times - first), seed, report)
+                    chunk(each, first, min(CHUNK, times - first), seed, report, at)
                     status = 0
                 except BaseException:
                     traceback.print_exc()
@@ -345,9 +355,9 @@ def fuzz(times: int, seed: int, only: Sequence[str] = (), told: Callable[[int, F
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if code:
                 how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-                total.wrong.append(f"{report.with_suffix('.at').read_text()}: the process ended by {how}")
+                total.wrong.append(f"{at[:].decode().strip()}: the process ended by {how}")
                 for reader in each:
-                    reader.file.write_bytes(reader.whole)
+                    put(reader.file, reader.whole)
             else:
                 read, refused, wrong = json.loads(report.read_text())
                 total.read.update(read)

@@ -6,6 +6,7 @@ import os
 import resource
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -196,6 +197,23 @@ def test_special_files_are_not_read(tmp_path: Path) -> None:
     waiting.join(5)
     with open_regular(TINY) as file:
         assert file.read() == TINY.read_bytes()
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3 << 20])
+def test_a_read_takes_memory_by_the_file(tmp_path: Path, size: int) -> None:
+    """Not by the most that it may have: `file.read(most + 1)` sets a GiB aside for an empty file. A file without a size is read whole."""
+    (tmp_path / "x").write_bytes(bytes(size))
+    tracemalloc.start()
+    try:
+        assert len(read_regular(tmp_path / "x", 1 << 30)) == size
+        assert tracemalloc.get_traced_memory()[1] < size + (1 << 20)
+    finally:
+        tracemalloc.stop()
+    assert len(read_regular(tmp_path / "x", size)) == size
+    if size:
+        with pytest.raises(OSError, match="larger than"):
+            read_regular(tmp_path / "x", size - 1)
+    assert read_regular("/proc/self/maps").count(b"\n") > 20
 
 
 def test_errors_are_fit_for_a_terminal() -> None:
