@@ -14,6 +14,8 @@ from alpha.errors import InputError
 from alpha.gates.contracts.data.sampler import reference_window
 from alpha.gates.contracts.data.support import Cases, Count, folder, same_everywhere
 
+# Sizes and a sequence that best fit packs otherwise than first fit and a search that is off by one, and than the newest of equal rooms.
+_APART = (([12, 9, 9, 2], 20), ([7, 7, 3], 10))
 # The packing is a promise to every run that resumes: documents of these sizes in sequences of 10.
 _FROZEN_SIZES = [6, 6, 4, 12, 7, 3, 25, 4, 1, 10]
 _FROZEN = [[16], [38], [48], [68], [28, 35], [0, 12], [6, 63], [26, 58, 67]]
@@ -124,12 +126,12 @@ def _packing_as_reference(rng: np.random.Generator) -> Measured:
     """The same sequences as a search over all that were begun, in one group and in several, and read in the order of the permutation."""
     count = Count()
     with folder() as root:
-        for documents, typical, sequence in ((300, 20.0, 32), (120, 60.0, 25), (packing.GROUP + 600, 3.0, 12)):
-            sizes = _sizes(rng, documents, typical)
+        drawn = ((300, 20.0, 32), (120, 60.0, 25), (packing.GROUP + 600, 3.0, 12))
+        for sizes, sequence in (*_APART, *((_sizes(rng, documents, typical), sequence) for documents, typical, sequence in drawn)):
             made = _make(document_stream(root, sizes), sequence, 2, int(rng.integers(1 << 32)))
             due, p = reference_packing(sizes, sequence), made.packing
             own = [list(zip(p.starts[a:b].tolist(), p.lengths[a:b].tolist())) for a, b in zip(p.firsts, p.firsts[1:])]
-            count.check(own == due, f"packing of {documents} documents in {sequence}")
+            count.check(own == due, f"packing of {len(sizes)} documents in {sequence}")
             count.check(made.windows == len(due), "number of sequences")
             for sample in rng.integers(0, 4 * len(due), 10).tolist():
                 expected = [start + i for start, n in due[reference_window(sample, len(due), made.seed)] for i in range(n)]
