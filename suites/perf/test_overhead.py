@@ -90,7 +90,7 @@ def test_what_the_recorder_itself_costs(bench: Bench) -> None:
 
 def _pairs(bench: Bench, n: int) -> list[float]:
     """Logarithms of watched over unwatched, of real steps in alternating pairs."""
-    logs, rng = [], np.random.default_rng()
+    logs, rng = [], np.random.default_rng(n)
     for _ in range(n):
         first = bool(rng.integers(2))
         a, b = bench.step(first), bench.step(not first)

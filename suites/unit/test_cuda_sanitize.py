@@ -71,7 +71,7 @@ assert bool(lines) == (not around and not broken), "sound code has line numbers,
 assert not scratch, "this component's scratch memory is as it comes"
 body, code, calls = says[check]["planted" if around or broken else "sound"]
 if body == "hang":
-    time.sleep(60)
+    time.sleep(600)
 if body is not None:
     log.write_text(body)
 pathlib.Path(finished).write_text(str(len(json.loads(names)) + calls))
@@ -191,7 +191,7 @@ def test_who_ends_the_run_ends_all_of_it(stand_in: tuple[Path, Path], tmp_path: 
     threading.Thread(target=end).start()
     with pytest.raises((SystemExit, KeyboardInterrupt)), processes.termination_raises():
         measured(stand_in, "racecheck", INCONCLUSIVE["hang"], INCONCLUSIVE["hang"], tmp_path)
-    assert time.monotonic() - began < 30 and leaders
+    assert time.monotonic() - began < 300 and leaders
     for leader in leaders:
         with pytest.raises(ProcessLookupError):
             os.killpg(leader, 0)

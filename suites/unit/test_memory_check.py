@@ -149,16 +149,28 @@ from pathlib import Path
 from alpha import cli
 from alpha.train import memory_check
 what, used, less = getattr(resource, sys.argv[1]), sys.argv[2], int(sys.argv[3])
-real = memory_check.require
+real, limits = memory_check.require, memory_check.limits
+def used_now():
+    return memory_check._fields(Path("/proc/self/status"))[used]
 def limited(program, ranks, **words):
     if not resource.getrlimit(what)[0] == resource.RLIM_INFINITY:
         return  # asked again where the executor is opened, with part of it taken
-    status = memory_check._fields(Path("/proc/self/status"))
-    resource.setrlimit(what, (status[used] + memory_check.need(program).mapped - less,) * 2)
+    need = memory_check.need(program)
+    def at_once():
+        while True:  # what is used when the limit is set is what is used when it is read
+            before = used_now()
+            resource.setrlimit(what, (before + (need.state if {planted} else need.mapped - less), resource.RLIM_INFINITY))
+            found = limits()
+            if used_now() == before:
+                return found
     if {planted}:
-        resource.setrlimit(what, (status[used] + memory_check.need(program).state,) * 2)
-    else:
+        at_once()
+        return
+    memory_check.limits = at_once
+    try:
         real(program, ranks)
+    finally:
+        memory_check.limits = limits
 memory_check.require = limited
 sys.exit(cli.main(sys.argv[4:]))
 """
