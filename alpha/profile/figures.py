@@ -131,7 +131,10 @@ class Facts:
     steady_mean_ns: float | None = None
     """Mean step_ns of steady (step, rank) pairs."""
     save_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Exclusive checkpoint_ns of each (step, rank) that began a save with steps behind it in its session."""
+    """Exclusive checkpoint_ns of the steps from each save with steps behind it to the next one in its session, of each rank. Of a run that
+    does not say how often it saves: of each (step, rank) that has some."""
+    save_foretold_ns: float | None = None
+    """What a save was foretold to add, by the rehearsal of the latest session."""
     op_device_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """One entry a row of op_profile; `op_flops`, `op_nbytes`, `op_enqueue_ns`, `op_wait_ns` alike."""
     op_flops: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -309,6 +312,12 @@ def _save_stall(f: Facts) -> float | str:
     return float(np.median(f.save_ns)) / f.steady_mean_ns
 
 
+def _foretold(f: Facts) -> float | str:
+    if f.save_foretold_ns is None or f.steady_mean_ns is None:
+        return "no save was rehearsed: none has a step behind it, or the release foretold none" if f.steady_mean_ns else NOT_STEADY
+    return f.save_foretold_ns / f.steady_mean_ns
+
+
 def _slowdown(f: Facts) -> float | str:
     if f.profiled_mean_ns is None or f.steady_mean_ns is None:
         return NO_PROFILE if f.profiled_mean_ns is None else NOT_STEADY
@@ -354,8 +363,10 @@ DEFINITIONS: tuple[Definition, ...] = (
                _launch_overhead, higher_is_better=False, unjudged=_perturbed),
     Definition("goodput", "Goodput", "share", "step_ns of all stored steps / wall time of all sessions", _goodput, most=1.0),
     Definition("save_stall", "Stall per save, of a mean step", "share",
-               f"median checkpoint_ns of saves with steps behind them (copying, and waiting for the save before) / mean step_ns, {_STEADY}",
-               _save_stall, higher_is_better=False),
+               f"median over saves with steps behind them of checkpoint_ns until the next save (copying, waiting for the disk) / mean "
+               f"step_ns, {_STEADY}", _save_stall, higher_is_better=False),
+    Definition("save_stall_foretold", "Stall per save, foretold", "share",
+               f"what a save took that was rehearsed before the first step / mean step_ns, {_STEADY}", _foretold, higher_is_better=False),
     Definition("unexplained", "Unexplained time", "share", f"(wall_ns - all phases) / wall_ns, {_UNPROFILED}", _unexplained,
                Target(0.01, False, touch=True), higher_is_better=False),
     Definition("instrumented_slowdown", "Slowdown of a profiled step", "share", "mean step_ns of profiled steps / that of steady steps - 1",

@@ -80,7 +80,7 @@ def facts(run: Run) -> Facts:
         phases={p: plain[f"{p}_ns"].to_numpy() for p in PHASES},
         overlapped={p: plain[f"{p}_overlapped_ns"].to_numpy() for p in OVERLAPPING},
         unexplained_ns=plain.unexplained_ns.to_numpy(), useful_ns=int(rows.step_ns.sum()), session_ns=int(lasted.sum()),
-        save_ns=rows.checkpoint_ns[(rows.checkpoint_ns > 0) & (rows.step < last)].to_numpy(np.int64),
+        save_ns=_stalls(run, rows[rows.step < last]), save_foretold_ns=run.number("save_foretold_ns"),
         workflow_ns=int(lasted.groupby(sessions.session).max().sum()), tokens=int(np.nansum(one_step.tokens)),
         profiled_ns=int(profiled[profiled.index.isin(have)].sum()),
         profiled_mean_ns=float(instrumented.step_ns.mean()) if len(instrumented) else None,
@@ -90,6 +90,16 @@ def facts(run: Run) -> Facts:
         kernel_step_ns=timed.step_ns.to_numpy(), kernel_slowdown=timed.slowdown.to_numpy(), kernel_why=why_no_kernels(run),
         **{f"kernel_{x}_ns": timed[f"{x}_ns"].to_numpy(np.int64) for x in ("busy", "idle") if len(timed)},
     )  # fmt: skip
+
+
+def _stalls(run: Run, rows: pd.DataFrame) -> np.ndarray:
+    """ns that each save added to the steps from it to the next one. `rows`: those with steps behind them in their session."""
+    every = run.number("checkpoint_every")
+    if every is None:
+        return rows.checkpoint_ns[rows.checkpoint_ns > 0].to_numpy(np.int64)
+    saved = rows.assign(save=(rows.step + 1) // int(every), of=(rows.groupby(["rank", "session"]).step.transform("min")) // int(every))
+    sums = saved[saved.save > saved.of].groupby(["rank", "session", "save"]).checkpoint_ns.sum()
+    return sums.to_numpy(np.int64)
 
 
 def _exposed_enqueue(run: Run, step_ns: pd.Series) -> tuple[int | None, int]:

@@ -46,6 +46,7 @@ from alpha.train.sample import generate, printable
 from alpha.train.saving import Saver, Stands
 from alpha.train.seal import Seal
 from alpha.train.spots import Spots
+from alpha.train.stalls import Stalls
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Loop:
     """A run's state and what moves it. `step`: optimizer steps done; `sample_tokens`: most tokens of a sample; `seal`: what checkpoints
     say of how they came to be; `passed`: an error for each damaged checkpoint that `resume` passed over; `holds`: asked before anything
     is saved, raises where the run directory is no longer this process's; `ended_by`: what `Watch.stop` said that ended the run early, 0
-    for nothing. Of many ranks each has a loop, and all take the same turns."""
+    for nothing; `stalls`: what saves add to its steps. Of many ranks each has a loop, and all take the same turns."""
 
     def __init__(
         self, cfg: Config, executor: Executor, sampler: Sampler, validation: TokenStream | Streams, tokenizer: Tokenizer,
@@ -101,6 +102,7 @@ class Loop:
         self.replays = self.program.replays(self.ranks.rank)
         world = self.ranks.world
         self.recorder = executor.recorder = RankRecorder(metrics, world) if world else Recorder(metrics)
+        self.stalls = Stalls(self.recorder.clock)
         self.step, self.sample_tokens, self.ended_by = 0, sampling.TOKENS, 0
         self.spots = Spots(cfg.train.verify, cfg.run.seed, executor, self.ranks.rank, metrics)
         self._staged: int | None = None
@@ -219,6 +221,22 @@ class Loop:
             self.recorder.so_far()
             self.metrics.flush()
             self.saver.start(self.step, self.snapshot(), self.facts())
+
+    def foretell_saves(self) -> None:
+        """Rehearse what a step will wait for at a save, before the first step, where a save will have steps behind it. Left out are the
+        folder, and the state's spot checks, which are told by themselves."""
+        every = self.cfg.train.checkpoint_every
+
+        def act() -> int:
+            forbidden.check("before the first step")
+            self.metrics.flush()
+            return int(self.saver.copy(self.snapshot())[0].nbytes)
+
+        if every and (self.step // every + 1) * every < self.cfg.train.steps:
+            self.stalls.rehearse(act)
+            if self.ranks.first:
+                self.metrics.describe({"save_bytes": self.stalls.nbytes, "save_foretold_ns": self.stalls.foretold_ns,
+                                       "checkpoint_every": every})
 
     # -- one step --------------------------------------------------------------------------------------------------------------
 
@@ -366,9 +384,10 @@ class Loop:
             result = self.advance(ahead=self.unbroken())
             watch.step(result)
             last, stopping = self.step == t.steps, self.ranks.decide(self.executor, result.numbers(), watch.stop())
-            if self.saver.writing:
-                self.holds()
-            _tell(watch, self.saver.poll())
+            with self.stalls.adding():
+                if self.saver.writing:
+                    self.holds()
+                _tell(watch, self.saver.poll())
             if t.eval_every and self.step % t.eval_every == 0 and not last:
                 with self.recorder.span("eval"):  # the watcher measures the machine's peak again: part of looking at the run
                     found = self.evaluate(t.eval_windows)
@@ -378,14 +397,19 @@ class Loop:
                 with self.ranks.patient():
                     watch.sampled(self.step, self.sample())
             if last or stopping or (t.checkpoint_every and self.step % t.checkpoint_every == 0):
-                with self.recorder.span("checkpoint"):
-                    before = self.saver.finish()
-                _tell(watch, before)
-                self.begin_save()
+                with self.stalls.adding():
+                    with self.recorder.span("checkpoint"):
+                        before = self.saver.finish()
+                    _tell(watch, before)
                 if last or stopping:
+                    self.begin_save()
                     with self.recorder.span("checkpoint"):
                         made = self.saver.finish()
                     _tell(watch, made)
+                else:
+                    self.stalls.save()
+                    with self.stalls.adding():
+                        self.begin_save()
             if stopping and not last:
                 self._handed, self.ended_by = None, stopping
                 return False

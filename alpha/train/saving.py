@@ -46,14 +46,19 @@ class Saver:
         rank, size = self.ranks.rank, self.ranks.size
         with self.ranks.patient():
             temporary = Path(self.ranks.hear(str(simple.begin(self.folder, step, disk=self.disk)) if self.ranks.first else ""))
-        self._copy, held = ranges.image(states, rank, size, self._copy)
+        copy, held = self.copy(states)
         layouts = {kind: layout for kind, (layout, _) in states.items()}
 
         def commit() -> Stands:
             return step, simple.commit(temporary, step, layouts, size, facts, keep=self.keep, every=self.every, disk=self.disk)
 
         self._commit = commit
-        self._written = self._pool.submit(partial(simple.write, temporary, rank, size, self._copy, held, disk=self.disk))
+        self._written = self._pool.submit(partial(simple.write, temporary, rank, size, copy, held, disk=self.disk))
+
+    def copy(self, states: ranges.States) -> tuple[np.ndarray, tuple[ranges.Held, ...]]:
+        """The copy of what this rank writes, u8[bytes of its file], in the memory of the one before, and what lies where in it."""
+        self._copy, held = ranges.image(states, self.ranks.rank, self.ranks.size, self._copy)
+        return self._copy, held
 
     def poll(self) -> Stands | None:
         """After a step: go on with the save under way. On the first rank what stands now, told once. What the disk refused is raised."""

@@ -183,6 +183,8 @@ def train(
             printer.say(f"{error}\ngoing on from step {loop.step}, the latest checkpoint that is whole", "yellow")
             log.say("warning", loop.step, level="warning", text=str(error))
 
+        loop.foretell_saves()
+
         def asked() -> int:
             return stop() or (interrupt() if interrupt else 0)
 
@@ -198,6 +200,8 @@ def train(
             tell_sources(metrics, cfg, sampler)
             tell_plan(metrics, program, flops, cfg.train.batch * cfg.data.sequence)
             _introduce(printer, why, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))
+            if foretold := loop.stalls.before():
+                printer.say(f"saves     {foretold}")
             if elsewhere:
                 printer.say(elsewhere, "yellow")
                 log.say("warning", loop.step, level="warning", text=elsewhere)
@@ -213,6 +217,8 @@ def train(
                 metrics.mark(ended="stopped")
                 return Outcome(held.path, loop.step, False, loop.ended_by)
             printer.say(board.summary(stamp(peak.flops, peak.source)))
+            if stalled := loop.stalls.after(board.seconds * 1e9 / (loop.step - board.first)):
+                printer.say(f"{f'{printer.stamp} ' if printer.stamp else ''}saves: {stalled}")
         with printer.doing("validating" + (", and fitting the order-2 byte model" if cfg.data.baseline else "")):
             found, baseline = loop.evaluate(cfg.train.final_windows), None
             if cfg.data.baseline:

@@ -37,7 +37,7 @@ def hand_facts(**changed: object) -> Facts:
         "overlapped": {p: np.array([MS, MS]) if p == "comm" else np.zeros(2, np.int64) for p in OVERLAPPING},
         "unexplained_ns": np.array([MS // 4] * 2), "useful_ns": 20 * MS, "session_ns": 100 * MS, "workflow_ns": 100 * MS, "tokens": 200,
         "profiled_ns": 12 * MS, "profiled_mean_ns": 12.0 * MS, "steady_mean_ns": 10.0 * MS,
-        "save_ns": np.array([2, 3, 7]) * MS,
+        "save_ns": np.array([2, 3, 7]) * MS, "save_foretold_ns": 2.5 * MS,
         "op_device_ns": np.array([4, 2]) * MS, "op_flops": np.array([3_000_000, 1_000]), "op_nbytes": np.array([1_000_000, 1_500_000]),
         "op_enqueue_ns": np.array([100_000, 200_000]), "op_wait_ns": np.array([300_000, 0]),
     }  # fmt: skip
@@ -59,7 +59,7 @@ def test_figures_by_hand() -> None:
         "bandwidth": 2.5e6 / 6e-3 / 1e9,
         "launch_overhead": 0.05,  # 0.6 of 12 ms
         "goodput": 0.2, "unexplained": 0.01,  # 0.5 of 50 ms
-        "save_stall": 0.3,  # 3 of 10 ms
+        "save_stall": 0.3, "save_stall_foretold": 0.25,  # 3 and 2.5 of 10 ms
         "instrumented_slowdown": 0.2,
     }  # fmt: skip
     assert set(expected) == set(found)
@@ -83,6 +83,8 @@ def test_figures_by_hand() -> None:
     ({"session_ns": 10 * MS}, "goodput", "more than there is"),
     ({"save_ns": np.zeros(0, np.int64)}, "save_stall", "no save"),
     ({"steady_mean_ns": None}, "save_stall", "steady"),
+    ({"save_foretold_ns": None}, "save_stall_foretold", "no save was rehearsed"),
+    ({"steady_mean_ns": None}, "save_stall_foretold", "steady"),
     ({"step_ns": np.zeros(2, np.int64)}, "bubble", "no unprofiled step"),
     ({"why": "nothing measured"}, "tokens_per_second", "nothing measured"),
 ])
@@ -197,6 +199,19 @@ def test_rates_leave_out_warm_up_and_profiled_steps(tmp_path: Path) -> None:
     assert found["goodput"].value == pytest.approx(rows.step_ns.sum() / (sessions.seen_ns - sessions.began_ns).sum(), rel=1e-12)
     longest = sum(max(s.seen_ns - s.began_ns for s in sessions.itertuples() if s.session == i) for i in (0, 1))
     assert found["workflow_tokens_per_second"].value == pytest.approx(40 * made_runs.TOKENS / longest * 1e9, rel=1e-12)
+
+
+def test_a_save_s_stall_is_what_it_added_until_the_next_one(tmp_path: Path) -> None:
+    """Two ranks, resumed at step 600: saves after 500 and 1000 steps, of which later steps paid a part; that of the last step pays none."""
+    every = made_runs.SAVE_EVERY
+    metadata = {"checkpoint_every": every, "save_foretold_ns": 2 * MS}
+    path = made_runs.make(tmp_path / "r", steps=3 * every, resumes=(every + 100,), ranks=2, metadata=metadata)
+    for step, ns in ((every - 2, 500), (every, 1000), (every + 50, 200), (every + 120, 10_000), (2 * every + 5, 300)):
+        made_runs.edit(path, "UPDATE step_timing SET checkpoint_ns = checkpoint_ns + ?, unexplained_ns = unexplained_ns - ? WHERE step = ?",
+                       (ns, ns, step))
+    found = facts(reading.load(path))
+    assert found.save_ns.tolist() == [made_runs.SAVE + 1200, made_runs.SAVE + 300] * 2
+    assert by_key(judge(found))["save_stall_foretold"].value == pytest.approx(2 * MS / (found.steady_mean_ns or 0), rel=1e-12)
 
 
 def test_a_refused_step_is_not_useful(tmp_path: Path) -> None:
