@@ -52,14 +52,14 @@ def _rate(s: ScheduleConfig, step: int) -> float:
 
 
 def _drawn(rng: np.random.Generator, number: int) -> tuple[ScheduleConfig, dict[str, float]]:
-    """A schedule and the settings of both optimizers. Schedules take turns; one draw does not clip."""
+    """A schedule and the settings of both optimizers. Schedules take turns; one draw does not clip, one has no momentum."""
     warmup, span = int(rng.integers(0, 5)), int(rng.integers(2, 12))
     kind = ("cosine", "wsd")[number % 2]
     schedule = ScheduleConfig(kind=kind, peak=float(10 ** rng.uniform(-4, -1)), warmup=warmup, total=warmup + span,
                               decay=int(rng.integers(1, span + 1)) if kind == "wsd" else 0, floor=float(rng.uniform(0.0, 0.9)))
     return schedule, {"beta1": float(rng.uniform(0, 0.99)), "beta2": float(rng.uniform(0.5, 0.9999)),
                       "eps": float(10 ** rng.uniform(-9, -2)),
-                      "momentum": float(rng.uniform(0, 0.99)), "weight_decay": float(rng.uniform(0, 2)),
+                      "momentum": float(rng.uniform(0, 0.99)) if number != 1 else 0.0, "weight_decay": float(rng.uniform(0, 2)),
                       "max_norm": (float(10 ** rng.uniform(-3, 0)), float(rng.uniform(1.5, 3)))[number % 2] if number != 2 else 0.0}
 
 

@@ -43,7 +43,7 @@ from alpha.graph.differentiate import contributions
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, Value
 from alpha.graph.order import COMM, COMPUTE
-from alpha.graph.plan import Plan, Program, Role, Step
+from alpha.graph.plan import Plan, Program, Ref, Role, Step
 from alpha.graph.state import Init
 from alpha.graph.trace import Tracer
 from alpha.ops.numerics import walk
@@ -236,6 +236,46 @@ def _dropped(rng: np.random.Generator) -> Measured:
     return yes(all(held), str(held), cases=len(held))
 
 
+def _overlaps(rng: np.random.Generator) -> Measured:
+    """Compute waits for the collective whose result it reads, not for one behind it: that one here ends only when compute is done."""
+    t = Tracer("overlaps")
+    x = t.input("x", (64,), "f32")
+    t.stream = COMM
+    first = t.all_reduce(x, group="dp", size=2, reduce="sum")
+    second = t.all_reduce(t.reshape(x, shape=(8, 8)), group="dp", size=2, reduce="sum")
+    t.stream = COMPUTE
+    t.output("y", t.gelu(t.add(first, x), approximate="tanh"))
+    t.output("second", second)
+    done, held = Event(), list[bool]()
+
+    def exchange(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+        def run() -> None:
+            if ins[0].ndim == 2:
+                held.append(done.wait(20))
+            np.add(ins[0], ins[0], out=outs[0])
+        return run
+
+    def last(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+        def run() -> None:
+            outs[0][...] = ins[0]
+            done.set()
+        return run
+
+    catalogue = Catalogue()
+    for c in (*(c for c in filled(fill) if c.op != "gelu"),
+              Component(id="all_reduce.waits", kind="kernel", backend="cpu", op="all_reduce", implementation=exchange),
+              Component(id="gelu.last", kind="kernel", backend="cpu", op="gelu", implementation=last)):
+        catalogue.add(c)
+    role = Role((Step("overlaps"),), {"overlaps": "overlaps"})
+    p = Program("overlaps", {"overlaps": lower(t.graph, catalogue, "cpu", 1, {})}, role.schedule, {}, {"threads": 1}, others=(role,),
+                groups={"dp": ((0, 1),)})
+    given = rng.integers(-99, 100, 64).astype(np.float32)
+    with CpuExecutor(p, catalogue, _LateWorld()) as executor:
+        out = executor.run("overlaps", {"x": given})
+        held += [np.array_equal(out["y"], 3 * given), np.array_equal(out["second"].ravel(), 2 * given)]
+    return yes(held == [True] * 3, str(held), cases=3)
+
+
 def _replay_names(ref: Reference, rng: np.random.Generator) -> Measured:
     """An infinite weight: replay names the first op that reads it, with layer and model line."""
     p = program(ref.name)
@@ -292,13 +332,80 @@ def _bits(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 class _CountedRecorder(Recorder):
-    """Counts the launches that it is told of one by one."""
+    """Counts the launches that it is told of one by one, their hand-overs, and the Plans that it is told of."""
 
-    launches = 0
+    launches = dispatches = plans = 0
 
     def profiled(self, plan: Plan, index: int, **counted: int) -> None:
         self.launches += 1
+        self.dispatches += counted["dispatches"]
         super().profiled(plan, index, **counted)
+
+    def ran(self, plan: Plan, marks: Sequence[int], waits: Sequence[tuple[int, int]] = (), checked: tuple[int, int] | None = None) -> None:
+        self.plans += 1
+        super().ran(plan, marks, waits, checked)
+
+
+class _Looks:
+    """An inspector that looks at operands before each launch, and at what is in the place of its results."""
+
+    def __init__(self) -> None:
+        self.held: list[bytes] = []
+        self.told, self.wrong = 0, 0
+
+    def before(self, plan: Plan, index: int, read: Callable[[Ref], np.ndarray]) -> None:
+        self.held = [read(r).tobytes() for r in plan.launches[index].outs]
+
+    def after(self, plan: Plan, index: int, read: Callable[[Ref], np.ndarray]) -> None:
+        self.told += 1
+        self.wrong += self.held == [read(r).tobytes() for r in plan.launches[index].outs]
+
+
+def _inspected(rng: np.random.Generator) -> Measured:
+    """A launch is looked at just before it runs and just after. Its step's times are told as those of any other."""
+    t = Tracer("inspected")
+    x = t.input("x", (64,), "f32")
+    t.output("y", t.add(t.scale(x, factor=2.0), t.scale(x, factor=3.0)))
+    p = Program("inspected", {"inspected": lower(t.graph, kernels(), "cpu", 1, {})}, (Step("inspected"),), {}, {"threads": 1})
+    with CpuExecutor(p, kernels()) as executor:
+        executor.recorder, executor.inspector = (counted := _CountedRecorder()), (looks := _Looks())
+        for step in range(2):
+            executor.recorder.begin(step)
+            executor.run("inspected", {"x": (step + 1) * rng.uniform(1, 2, 64).astype(np.float32)})
+        launches = 2 * len(p.plans["inspected"].launches)
+        found = looks.told, looks.wrong, counted.plans
+        return yes(found == (launches, 0, 2), f"looks, at the wrong time, plans: {found}", cases=3)
+
+
+def _handed_over(rng: np.random.Generator) -> Measured:
+    """In a profiled step each launch is told with its own hand-overs, beside collectives too: together as many as there were."""
+    catalogue, told = filled(fill), list[tuple[int, int]]()
+    catalogue.add(Component(id="all_reduce.late", kind="kernel", backend="cpu", op="all_reduce", implementation=_late))
+    for beside in (False, True):
+        t = Tracer("handed")
+        x, gain, few = (t.input(name, shape, "f32") for name, shape in (("x", (4096, 64)), ("gain", (64,)), ("few", (4,))))
+        if beside:
+            t.stream = COMM
+            t.output("sum", t.all_reduce(few, group="dp", size=2, reduce="sum"))
+            t.stream = COMPUTE
+        t.output("y", t.rmsnorm(t.rmsnorm(x, gain, eps=1e-6)[0], gain, eps=1e-6)[0])
+        t.output("z", t.scale(few, factor=2.0))  # which hands nothing over
+        role = Role((Step("handed"),), {"handed": "handed"})
+        p = Program("handed", {"handed": lower(t.graph, catalogue, "cpu", 2, {})}, role.schedule, {}, {"threads": 2},
+                    others=(role,) * beside, groups={"dp": ((0, 1),)} if beside else {})
+        with CpuExecutor(p, catalogue, _LateWorld() if beside else None) as executor:
+            executor.recorder = counted = _CountedRecorder()
+            calls, sound = list[int](), executor.workers.run
+
+            def run(tasks: Sequence[Callable[[], None]], sound: Callable[..., None] = sound, calls: list[int] = calls) -> None:
+                calls.append(len(tasks))
+                sound(tasks)
+            executor.workers.run = run  # type: ignore[method-assign]
+            executor.recorder.begin(0, profiled=True)
+            executor.run("handed", {"x": rng.standard_normal((4096, 64)).astype(np.float32), "gain": np.ones(64, np.float32),
+                                    "few": np.ones(4, np.float32)})
+            told.append((len(calls), counted.dispatches))
+    return yes(all(a == b >= 2 for a, b in told), f"hand-overs, told: {told}", cases=2)
 
 
 def _watched(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -629,7 +736,9 @@ def _learns(name: str) -> Case:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
-        "parity": [("beside", _beside), ("hashes", _hashes), *_both(_against_oracle),
+        "parity": [("beside", _beside), ("overlaps", _overlaps), ("hashes", _hashes), ("inspected", _inspected),
+                   ("handed-over", _handed_over),
+                   *_both(_against_oracle),
                    *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
                    ("staged-once", lambda rng: _staged_once(references()["llama"], rng))],

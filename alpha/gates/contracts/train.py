@@ -190,6 +190,9 @@ def text_of_a_step(rng: np.random.Generator) -> Measured:
             checks.append(
                 (f"step {step}: a call without text", all(loop.inputs(c) == {} for c in loop.program.schedule if c.shard is None))
             )
+            far = replace(whole, samples_b=np.array([2**31 - 2, 2**31 - 1, 2**31, 2**40 + 7]))
+            ids = evaluate.model_inputs({"sample_ids"}, far)["sample_ids"].tolist()
+            checks.append((f"numbers of far samples {ids}", ids == [2**31 - 2, 2**31 - 1, 0, 7]))
             checks.append((f"step {step}: shift by one", np.array_equal(whole.inputs_bT[:, 1:], whole.targets_bT[:, :-1])))
     return _measured(checks)
 

@@ -126,6 +126,8 @@ def _refused(rng: np.random.Generator) -> Iterable[Sample]:
     for name, wrong in (("past-the-last", 9), ("negative", -2)):
         yield Sample(name=name, inputs=(rng.standard_normal((3, 9)), np.array([0, wrong, 8], np.int32)),
                      attrs={"ignore_index": -1, "z_loss": 0.0})
+    yield Sample(name="another-is-ignored", inputs=(rng.standard_normal((3, 9)), np.array([0, -1, -100], np.int32)),
+                 attrs={"ignore_index": -100, "z_loss": 0.0})
 
 
 def _refused_bwd(rng: np.random.Generator) -> Iterable[Sample]:
@@ -133,9 +135,17 @@ def _refused_bwd(rng: np.random.Generator) -> Iterable[Sample]:
         yield replace(sample, inputs=(np.ones(3), *sample.inputs, np.zeros(3)))
 
 
+def _further(rng: np.random.Generator) -> Iterable[Sample]:
+    yield from _offsets(rng)
+    x = rng.standard_normal((5, 9))
+    x[2, 4] = np.nan
+    yield Sample(name="ignored-nan", inputs=(x, np.array([0, 3, -1, -1, 8], np.int32)), attrs={"ignore_index": -1, "z_loss": 0.0},
+                 wrt=())
+
+
 KERNELS = (
     Component(id="cross_entropy.f32.cpu", kind="kernel", backend="cpu", op="cross_entropy", implementation=cross_entropy,
-              envelope=_ENVELOPE, calls=Calls(further=_offsets, refused=_refused)),
+              envelope=_ENVELOPE, calls=Calls(further=_further, refused=_refused)),
     Component(id="cross_entropy_bwd.f32.cpu", kind="kernel", backend="cpu", op="cross_entropy_bwd", implementation=cross_entropy_bwd,
               envelope=_ENVELOPE, inplace=((0, 1),), calls=Calls(refused=_refused_bwd)),
     Component(id="count_valid.f32.cpu", kind="kernel", backend="cpu", op="count_valid", implementation=count_valid, envelope=_ENVELOPE),

@@ -75,9 +75,15 @@ def _outside(rng: np.random.Generator, shape: tuple[int, ...], attrs: dict[str, 
         yield Sample(name=name, inputs=(rng.standard_normal(shape), np.array([3, wrong, 0], np.int32)), attrs=attrs)
 
 
+def _far_rows(rng: np.random.Generator) -> Iterable[Sample]:
+    """Ids beyond what 15 and 16 bits hold, each of which meets another in its lower bits."""
+    ids = np.array([5, 65541, 40000, 105536, 40000, 65541], np.int32)
+    yield Sample(name="far-rows", inputs=(rng.standard_normal((6, 3)), ids), attrs={"vocab": 110_000}, wrt=())
+
+
 KERNELS = (
     Component(id="embedding.f32.cpu", kind="kernel", backend="cpu", op="embedding", implementation=embedding, envelope=_ENVELOPE,
               calls=Calls(refused=partial(_outside, shape=(11, 5), attrs={}))),
     Component(id="embedding_bwd.f32.cpu", kind="kernel", backend="cpu", op="embedding_bwd", implementation=embedding_bwd,
-              envelope=_ENVELOPE, calls=Calls(refused=partial(_outside, shape=(3, 5), attrs={"vocab": 11}))),
+              envelope=_ENVELOPE, calls=Calls(further=_far_rows, refused=partial(_outside, shape=(3, 5), attrs={"vocab": 11}))),
 )

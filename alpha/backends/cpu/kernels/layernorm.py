@@ -150,9 +150,16 @@ def _below(rng: np.random.Generator) -> Iterable[Sample]:
     yield Sample(name="far-below", inputs=inputs, wrt=())
 
 
+def _mixed(rng: np.random.Generator) -> Iterable[Sample]:
+    """Rows whose mean is far above their spread among rows where it is not."""
+    x = rng.standard_normal((9, 64))
+    x[1::3] += 300
+    yield Sample(name="far-among-near", inputs=(x, 1 + 0.5 * rng.standard_normal(64), rng.standard_normal(64)), attrs={"eps": 1e-6}, wrt=())
+
+
 KERNELS = (
     Component(id="layernorm.f32.cpu", kind="kernel", backend="cpu", op="layernorm", implementation=layernorm, envelope=_ENVELOPE,
-              inplace=((0, 0),)),
+              inplace=((0, 0),), calls=Calls(further=_mixed)),
     Component(id="layernorm_bwd.f32.cpu", kind="kernel", backend="cpu", op="layernorm_bwd", implementation=layernorm_bwd,
               envelope=_ENVELOPE,
               inplace=((0, 0), (0, 1)), calls=Calls(further=_below)),

@@ -75,7 +75,8 @@ def _offsets(rng: np.random.Generator) -> Iterable[Sample]:
     """Entries far above and below what exp can take, by an offset that all of a row share, just beyond it, and on either side of SAFE."""
     for name, shape, offset, axis in (("above", (5, 33), 1e4, -1), ("below", (5, 33), -1e4, -1), ("above-middle", (2, 9, 5), 1e3, 1),
                                       ("near-safe", (9, 8), SAFE, -1), ("near-minus-safe", (9, 8), -SAFE, -1),
-                                      ("just-above", (5, 33), 86.0, -1), ("just-below", (5, 33), -105.0, -1)):
+                                      ("just-above", (5, 33), 86.0, -1), ("just-below", (5, 33), -105.0, -1),
+                                      ("far-below", (5, 33), -1e35, -1)):
         yield Sample(name=f"offset-{name}", inputs=(2 * rng.standard_normal(shape) + offset,), attrs={"axis": axis}, wrt=())
 
 
