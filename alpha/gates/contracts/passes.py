@@ -136,6 +136,29 @@ def _scaled_loss(ref: Reference, rng: np.random.Generator) -> Measured:
     return Measured(error=float(wrong), bound=0.0, cases=len(found[0]), note="parameters")
 
 
+def _second_result(rng: np.random.Generator) -> Measured:
+    """A gradient goes through a row of whose results the loss reads the second alone: exactly, on small integers."""
+    from alpha.graph.differentiate import differentiate
+
+    t = Tracer("second")
+    x = t.input("x", (6,), "f32")
+    _, second = t.split(t.scale(x, factor=2.0), sizes=(2, 4), axis=0)
+    t.output("g", differentiate(t, t.sum(t.mul(second, second), axis=(0,), keepdims=False), [x])[0])
+    value = rng.integers(-9, 9, 6).astype(float)
+    got = evaluate(t.graph, {"x": value}, {})[0]["g"]
+    return Measured(error=float(np.abs(got - np.where(np.arange(6) < 2, 0, 8 * value)).max()), bound=0.0)
+
+
+def _told_where(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Work of the backward stands in the layer and at the line of the row that it is of: both are where the forward has them together."""
+    nodes = training_graph(ref).nodes
+    forward = {(n.layer, n.source) for n in nodes if n.phase == "forward"}
+    backward = [(n.layer, n.source) for n in nodes if n.phase == "backward" and n.op != "fill"]
+    astray = sorted({*backward} - forward)
+    layers = {layer for layer, _ in forward if layer.startswith("block.")} - {layer for layer, _ in backward}
+    return yes(bool(backward) and not astray and not layers, f"{astray[:2]} {sorted(layers)}", cases=len(backward))
+
+
 def _refuse_no_vjp(rng: np.random.Generator) -> Measured:
     from alpha.graph.differentiate import differentiate
 
@@ -644,6 +667,32 @@ def _largest_first(rng: np.random.Generator) -> Measured:
     return yes(memory.peak == memory.lower == 3 * 256, f"peak {memory.peak}, lower bound {memory.lower}")
 
 
+def _aligned(rng: np.random.Generator) -> Measured:
+    """What lies outside of states begins at a multiple of 256 bytes, whatever the sizes of what is beside it."""
+    t = Tracer("aligned")
+    for i, n in enumerate(rng.integers(1, 300, 5).tolist()):
+        a, b = t.input(f"a{i}", (n, 3), "f32"), t.input(f"b{i}", (3, n), "f32")
+        t.output(f"y{i}", t.matmul(t.matmul(t.matmul(a, b), a), t.scale(b, factor=2.0)))
+    plan = lay_out(t.graph, select(t.graph, kernels(), "cpu"), 2, {})
+    places = {r for x in plan.launches for r in (*x.ins, *x.outs, *((x.scratch,) if x.scratch else ()))}
+    astray = [str(r) for r in places if r.offset % 256]
+    return yes(not astray and {r.arena for r in places} >= {"act", "io", "out"}, ", ".join(astray[:3]), cases=len(places))
+
+
+def _read_twice(rng: np.random.Generator) -> Measured:
+    """A value that one launch reads as two operands is not overwritten by that launch: its kernel may write before it reads again."""
+    catalogue = filled(fill)
+    pairs = next(c.inplace for c in catalogue.for_op("add", "cpu"))
+    apart = []
+    for again in (True, False):
+        t = Tracer("twice")
+        x = t.scale(t.input("x", (64,), "f32"), factor=2.0)
+        t.output("y", t.scale(t.add(x, x if again else t.input("z", (64,), "f32")), factor=3.0))
+        made, added, _ = lay_out(t.graph, select(t.graph, catalogue, "cpu"), 1, {}).launches
+        apart.append((made.outs[0].arena, made.outs[0].offset) != (added.outs[0].arena, added.outs[0].offset))
+    return yes(bool(pairs) and apart == [True, False], f"{pairs}: {apart}", cases=2)
+
+
 def _refuse_bucket(rng: np.random.Generator) -> Measured:
     """A bucket without a place, and one of whose parts is read beside it."""
     found = [refuses(GraphError, lambda: _bucketed("output")), refuses(GraphError, lambda: _bucketed(read_again=True))]
@@ -920,7 +969,8 @@ _HASHES_LLAMA = _both(_plan_hash_elsewhere)[1:]
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "differentiate.pass": {"parity": [*_both(_finite_difference), ("shared-value", _shared_value),
-                                      *[(f"scaled-{n}", c) for n, c in _both(_scaled_loss)]],
+                                      *[(f"scaled-{n}", c) for n, c in _both(_scaled_loss)],
+                                      ("second-result", _second_result), *[(f"told-{n}", c) for n, c in _both(_told_where)]],
                            "determinism": _HASHES,
                            "faults": [("no-vjp", _refuse_no_vjp), ("unused-parameter", _refuse_unused), ("shape", _refuse_shape)]},
     "recompute.pass": {"parity": [*[(f"block-{n}", c) for n, c in _both(_recompute("block", ()))],
@@ -943,7 +993,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                *[(f"bits-{n}", c) for n, c in _both(_planned_equals_fresh)],
                                *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)],
                                ("order", _order_is_reachability), ("beside", _beside_is_apart), ("bucket", _bucket_in_place),
-                               ("bucket-kept", _bucket_kept), ("scattered", _scattered_apart), ("largest-first", _largest_first)],
+                               ("bucket-kept", _bucket_kept), ("aligned", _aligned), ("read-twice", _read_twice),
+                               ("scattered", _scattered_apart), ("largest-first", _largest_first)],
                     "determinism": _HASHES_LLAMA,
                     "faults": [("copy", _refuse_copy), ("late-read", _refuse_late_read), ("own-read", _refuse_own_read),
                                ("late-wait", _refuse_late_wait), ("bucket", _refuse_bucket)]},

@@ -132,9 +132,24 @@ class _LateWorld:
     rank, size = 0, 2
 
     def __init__(self) -> None:
-        self.place = SimpleNamespace(source="")
+        self.place, self.advanced = SimpleNamespace(source=""), 0
 
-    def advance(self) -> None: ...
+    def advance(self) -> None:
+        self.advanced += 1
+
+
+def _gets_on(rng: np.random.Generator) -> Measured:
+    """A rank says that it gets on before each Plan, one without collectives too: so it hears that another has failed."""
+    t = Tracer("plain")
+    t.output("y", t.scale(t.input("x", (64,), "f32"), factor=2.0))
+    role = Role((Step("plain"),), {"plain": "plain"})
+    p = Program("plain", {"plain": lower(t.graph, kernels(), "cpu", 1, {})}, role.schedule, {}, {"threads": 1}, others=(role,),
+                groups={"dp": ((0, 1),)})
+    world = _LateWorld()
+    with CpuExecutor(p, kernels(), world) as executor:
+        for _ in range(3):
+            executor.run("plain", {"x": np.ones(64, np.float32)})
+    return yes(world.advanced == 3, f"{world.advanced} times", cases=3)
 
 
 def _late(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
@@ -297,6 +312,7 @@ def _bad_inputs(ref: Reference, rng: np.random.Generator) -> Measured:
         tokens = good["tokens"]
         wrong = [{}, {**good, "tokens": tokens[:, :-1]}, {**good, "tokens": tokens.astype(np.int64)}, {**good, "more": tokens}]
         held = [refuses(InputError, partial(executor.run, "micro_first@0", w)).error == 0 for w in wrong]
+        held += [refuses(InputError, partial(executor.stage, ("micro_first@0",), [w])).error == 0 for w in wrong]
     return yes(all(held), cases=len(held))
 
 
@@ -681,6 +697,27 @@ def _shared_gradient(rng: np.random.Generator) -> Measured:
     return Measured(error=float(np.abs(got[0] - 2).max() + np.abs(got[1] - 1).max()), bound=0.0, cases=2)
 
 
+def _order_of_terms(rng: np.random.Generator) -> Measured:
+    """A parameter that is used four times: its terms are added one after the other, the last use first, to the bit."""
+    def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
+        a = t.param("a", (6,), Init("ones"))
+        total = t.mul(a, t.input("f0", (6,), "f32"))
+        for i in range(1, 4):
+            total = t.add(total, t.mul(a, t.input(f"f{i}", (6,), "f32")))
+        return t.sum(total, axis=(0,), keepdims=False), t.count_valid(t.input("targets", (6,), "i32"), ignore_index=-1)
+
+    p = build_program(name="terms", model=Model(name="terms", loss=loss), optimizer=sgd(SCHEDULE), catalogue=kernels(),
+                      shape=StepShape(micro_batch=1, seq=6))
+    factors = (rng.standard_normal((4, 6)) * 10.0 ** rng.integers(-3, 4, (4, 6))).astype(np.float32)
+    factors[:, 0] = 1, -(2.0**24), 2.0**24, 1
+    with CpuExecutor(p, kernels()) as executor:
+        executor.run("micro_first@0", {"targets": np.zeros(6, np.int32), **{f"f{i}": factors[i, :] for i in range(4)}})
+        got = executor.state("grad0")[:6].copy()
+    want = ((factors[3] + factors[2]) + factors[1]) + factors[0]
+    backwards = ((factors[3] + factors[0]) + factors[1]) + factors[2]
+    return yes(np.array_equal(got, want) and not np.array_equal(want, backwards), f"{got[0]}, {want[0]}, {backwards[0]}", cases=6)
+
+
 def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
     """Three steps with and without per-block recompute: the same parameter bits (dropout included)."""
     batches = [batches_of(ref, rng, 1, 1) for _ in range(3)]
@@ -736,7 +773,7 @@ def _learns(name: str) -> Case:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
-        "parity": [("beside", _beside), ("overlaps", _overlaps), ("hashes", _hashes), ("inspected", _inspected),
+        "parity": [("beside", _beside), ("overlaps", _overlaps), ("gets-on", _gets_on), ("hashes", _hashes), ("inspected", _inspected),
                    ("handed-over", _handed_over),
                    *_both(_against_oracle),
                    *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
@@ -750,6 +787,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "program.step": {
         "parity": [*[(f"tree-{s}x{m}-{n}", c) for s, m in ((1, 2), (2, 1), (4, 2)) for n, c in _both(_tree(s, m))],
                    *[(f"sum-{n}", c) for n, c in _both(_sum_of_all)], ("schedule", _schedule_shape), ("shared-gradient", _shared_gradient),
+                   ("order-of-terms", _order_of_terms),
                    *[(f"recompute-{n}", c) for n, c in _both(_recompute_same_bits)],
                    *[(f"snapshot-{n}", c) for n, c in _both(_snapshot_is_state)]],
         "determinism": _both(_program_hash)[1:],

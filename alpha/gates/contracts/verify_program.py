@@ -61,11 +61,13 @@ def sound() -> dict[str, Program]:
             for r in range(4)]
     root = call("broadcast", group="dp", size=4, root=2)
     crossed = [(reduced(group="near", size=2), reduced("block.1", group="far", size=2)) for _ in range(4)]
+    near, far = reduced(group="near", size=2, stream=COMPUTE), reduced("block.1", group="far", size=2)
     waits = (call("accumulate", stream=COMPUTE), reduced(after=(0,)), call("scale", at=4096, stream=COMPUTE),
              call("scale", stream=COMPUTE, after=(1,)))
     return {"sums": job(both, both, both, both), "ring": job(ring[0], ring[1][::-1], ring[2], ring[3][::-1]),
             "root": job(*[(root, call("barrier", group="dp", size=4))] * 4), "pairs": job(*crossed, groups=PAIRS),
             "waits": job(waits, waits, waits, waits), "one": job((), groups={}),
+            "two-streams": job((near, far), (far, near), (far, near), (near, far), groups=PAIRS),
             "both-read": job((call("send", group="dp", size=2, to=1), reads()), (call("receive", group="dp", size=2, source=0),))}
 
 
@@ -109,6 +111,7 @@ def broken() -> dict[str, tuple[Program, str]]:
         "parts": (job((one,), (one,), (one,), (one,), groups={"dp": ((0, 1, 2),)}), "does not part"),
         "doubled-rank": (job((one,), (one,), (one,), (one,), groups={"dp": ((0, 1, 2, 3), (3,))}), "does not part"),
         "read-too-early": (job((one, use)), "same bytes"),
+        "written-meanwhile": (job((use, one)), "same bytes"),
         "waits-for-another": (job((two, one, late)), "same bytes"),
         "overwritten": (job((use, call("send", group="dp", size=4, to=1, after=(0,)), call("gelu", stream=COMPUTE))), "same bytes"),
         "read-meanwhile": (job((call("receive", group="dp", size=4, source=1), reads())), "same bytes"),
