@@ -6,14 +6,10 @@ dropped from the page cache first, and what came from the disk is counted, so th
 
 from __future__ import annotations
 
-import mmap
-import os
 import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from alpha.config import Config
 from alpha.data.mixture import Streams
@@ -53,24 +49,13 @@ def bench(cfg: Config, steps: int = STEPS) -> list[Rate]:
     take("first")
     warm = take("warm")
     for shard in shards:
-        _drop(shard)
+        shard.forget()
     return [warm, take("cold")]
 
 
 def _shards(data: Dataset) -> list[Shard]:
     streams = [stream for _, stream in data.train.parts] if isinstance(data.train, Streams) else [data.train]
     return [shard for stream in streams for shard in stream.shards]
-
-
-def _drop(shard: Shard) -> None:
-    """Let go of a shard's pages, here and in the page cache."""
-    mapped: object = shard.tokens
-    while isinstance(mapped, np.ndarray):
-        mapped = mapped.base
-    assert isinstance(mapped, mmap.mmap)
-    mapped.madvise(mmap.MADV_DONTNEED)
-    with open(shard.path, "rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _from_disk() -> int | None:

@@ -101,7 +101,9 @@ class PackedSampler(PermutedSampler):
         shape = len(samples_b), self.sequence
         inputs_bT, targets_bT = np.full(shape, self._end[0], np.int32), np.full(shape, NO_TARGET, np.int32)
         documents_bT = np.full(shape, self.stream.documents, np.int32) if documents else None
-        for row, window in enumerate(self.window_of(samples_b).tolist()):
+        windows = self.window_of(samples_b)
+        self._ahead(windows)
+        for row, window in enumerate(windows.tolist()):
             at = 0
             for piece in range(self.packing.firsts[window], self.packing.firsts[window + 1]):
                 start, stop = int(self.packing.starts[piece]), at + int(self.packing.lengths[piece])
@@ -113,6 +115,12 @@ class PackedSampler(PermutedSampler):
                     documents_bT[row, at:stop] = self.stream.document_ids([start], 1)[0, 0]
                 at = stop
         return Batch(inputs_bT, targets_bT, samples_b, documents_bT)
+
+    def _ahead(self, windows_b: NDArray[np.int64]) -> None:
+        firsts, p = self.packing.firsts, self.packing
+        pieces = np.concatenate([np.arange(a, b) for a, b in zip(firsts[windows_b], firsts[windows_b + 1])])
+        first = np.maximum(p.starts[pieces] - 1, 0)
+        self.stream.ahead(first, p.starts[pieces] + p.lengths[pieces] - first)
 
 
 def waste(sampler: PermutedSampler) -> dict[str, float]:

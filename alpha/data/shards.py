@@ -1,8 +1,11 @@
-"""Token streams on disk: documents through a tokenizer, cut into memory-mapped files that say of each block whether it is whole.
+"""Token streams on disk: documents through a tokenizer, cut into files that say of each block whether it is whole.
 
 A stream is documents in order, each followed by the end-of-document token, which belongs to the document that it ends. A document
 lies in one shard. A folder of shards has a listing, `stream.json`: the shards in order with the hash of each one's header. A header holds
 the hash of its table, the table a checksum of each block: so one hash stands for every byte, and a block is checked when it is first read.
+
+Windows are read, not mapped: the interpreter goes on while the disk is waited for, and a file that somebody cuts is an error with its
+name. In mapped memory it would be SIGBUS, the end of the process without a word. Only passes over a whole shard map it.
 
 A shard file is, little-endian: the magic `ALPHATOK`; header length, uint64; SHA-256 of the header, 32 bytes; the header, JSON; zeros up to
 a multiple of 64; the table, XXH3-128 of each block of BLOCK bytes of what follows, 16 bytes each; zeros up to a multiple of 64; the tokens,
@@ -17,9 +20,11 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -29,7 +34,7 @@ from alpha.data.corpus import Corpus
 from alpha.data.files import MAKING, disk_error, hold, sha256_hex, write_atomic
 from alpha.data.hashed import load_hashed, save_hashed
 from alpha.data.tokenizer import Tokenizer
-from alpha.errors import CorruptError, InputError
+from alpha.errors import CorruptError, InputError, MachineError
 from alpha.files import json_of, open_regular
 
 MAGIC, VERSION = b"ALPHATOK", 2
@@ -65,45 +70,102 @@ def _damaged(path: Path, why: str, came: object, expected: object) -> CorruptErr
 
 
 class Shard:
-    """One open file. `header`: its facts; `hash`: SHA-256 (hex) of the header. `tokens`: memory-mapped, uint16 or uint32 [n], checked only
-    where `check` was asked. `starts`: int64 [documents + 1], positions within the shard, checked."""
+    """One open file, whose handle it holds. `header`: its facts; `hash`: SHA-256 (hex) of the header; `dtype`: of its tokens, uint16 or
+    uint32. `starts`: int64 [documents + 1], positions within the shard, checked. `len(shard)`: tokens."""
 
-    def __init__(self, path: Path, header: Mapping[str, Any], digest: str, payload: NDArray[np.uint8], table: bytes) -> None:
-        """`payload`: tokens and index, memory-mapped. CorruptError if the index is not what its blocks' checksums say, or no index."""
-        self.path, self.header, self.hash = path, header, digest
-        self._payload, self._table = payload, table
-        self._known = np.zeros(len(table) // _CHECKSUM, dtype=np.bool_)
-        dtype, n = _DTYPES[header["dtype"]], header["tokens"]
-        index = _padded(dtype.itemsize * n, 8)
-        self.tokens: NDArray[np.unsignedinteger] = payload[: dtype.itemsize * n].view(dtype)
-        self._check_bytes(index, len(payload))
-        self.starts: NDArray[np.int64] = np.array(payload[index:].view("<i8"), dtype=np.int64)
-        if self.starts[0] != 0 or self.starts[-1] != n or (np.diff(self.starts) < 1).any():
-            raise _damaged(path, "its documents do not follow each other", "an index that does not rise", f"from 0 to {n}, rising")
+    def __init__(self, path: Path, header: Mapping[str, Any], digest: str, file: BinaryIO, table: bytes) -> None:
+        """`file`: at the first token. CorruptError if the index is not what its blocks' checksums say, or no index."""
+        self.path, self.header, self.hash, self.dtype = path, header, digest, _DTYPES[header["dtype"]]
+        self._begin, self._table = file.tell(), table
+        self._handle = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._handle)
+        self._known = bytearray(len(table) // _CHECKSUM)
+        index = _padded(self.dtype.itemsize * len(self), 8)
+        self._size = index + 8 * (header["documents"] + 1)
+        self.starts: NDArray[np.int64] = np.empty(header["documents"] + 1, dtype="<i8")
+        self._read(index, self.starts.view(np.uint8).data)
+        if self.starts[0] != 0 or self.starts[-1] != len(self) or (np.diff(self.starts) < 1).any():
+            raise _damaged(path, "its documents do not follow each other", "an index that does not rise", f"from 0 to {len(self)}, rising")
+
+    def __len__(self) -> int:
+        tokens: int = self.header["tokens"]
+        return tokens
+
+    @property
+    def tokens(self) -> NDArray[np.unsignedinteger]:
+        """All of them, memory-mapped and unchecked, for a pass over the shard: uint16 or uint32 [n]. CorruptError if the file was cut."""
+        with open(os.dup(self._handle), "rb") as file:
+            if os.fstat(self._handle).st_size < self._begin + self._size:
+                raise self._cut()
+            return np.memmap(file, dtype=self.dtype, mode="r", offset=self._begin, shape=(len(self),))
 
     @property
     def blocks(self) -> int:
         """Number of blocks."""
         return len(self._known)
 
-    def check(self, begin: int, end: int) -> None:
-        """Hold the blocks of tokens `begin` to `end` - 1 against their checksums, each once. CorruptError names the block."""
-        self._check_bytes(begin * self.tokens.itemsize, end * self.tokens.itemsize)
+    def read(self, begin: int, out: memoryview) -> None:
+        """Fill `out`, bytes, with tokens from `begin` on. Each block is checked when it is first read. CorruptError names the block, and a
+        file that was cut while it was open; MachineError if the disk refuses."""
+        self._read(begin * self.dtype.itemsize, out)
+
+    def ahead(self, begin: int, tokens: int) -> None:
+        """Have the system fetch what a `read` of so many tokens will need, without waiting for it."""
+        at, end = begin * self.dtype.itemsize, (begin + tokens) * self.dtype.itemsize
+        first, behind = at // BLOCK, -(-end // BLOCK)
+        if self._known.find(0, first, behind) >= 0:
+            at, end = first * BLOCK, behind * BLOCK
+        os.posix_fadvise(self._handle, self._begin + at, end - at, os.POSIX_FADV_WILLNEED)
+
+    def forget(self) -> None:
+        """Let the page cache drop the file, so that a measurement reads the disk."""
+        os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def verify(self) -> None:
         """Check every block."""
-        self._check_bytes(0, len(self._payload))
+        for block in range(len(self._known)):
+            if not self._known[block]:
+                self._block(block)
 
-    def _check_bytes(self, begin: int, end: int) -> None:
+    def _read(self, begin: int, out: memoryview) -> None:
+        end = begin + len(out)
         first, behind = begin // BLOCK, -(-end // BLOCK)
-        if self._known[first:behind].all():
+        if self._known.find(0, first, behind) < 0:
+            self._fetch(begin, out)
             return
-        for block in (first + np.flatnonzero(~self._known[first:behind])).tolist():
-            came = _checksum(self._payload[block * BLOCK : (block + 1) * BLOCK].data)
-            stated = self._table[block * _CHECKSUM : (block + 1) * _CHECKSUM]
-            if came != stated:
-                raise _damaged(self.path, f"block {block} of {self.blocks} is not what its checksum says", came.hex(), stated.hex())
-            self._known[block] = True
+        for block in range(first, behind):
+            at, stop = max(begin, block * BLOCK), min(end, (block + 1) * BLOCK)
+            if self._known[block]:
+                self._fetch(at, out[at - begin : stop - begin])
+            else:
+                out[at - begin : stop - begin] = self._block(block)[at - block * BLOCK : stop - block * BLOCK]
+
+    def _block(self, block: int) -> memoryview:
+        """A block that was not read before, held against its checksum."""
+        data = memoryview(bytearray(min(BLOCK, self._size - block * BLOCK)))
+        self._fetch(block * BLOCK, data)
+        came, stated = _checksum(data), self._table[block * _CHECKSUM : (block + 1) * _CHECKSUM]
+        if came != stated:
+            raise _damaged(self.path, f"block {block} of {self.blocks} is not what its checksum says", came.hex(), stated.hex())
+        self._known[block] = True
+        return data
+
+    def _fetch(self, begin: int, out: memoryview) -> None:
+        """The bytes from `begin` on, counted from the first token."""
+        at, done = self._begin + begin, 0
+        try:
+            while done < len(out):
+                got = os.preadv(self._handle, [out[done:]], at + done)
+                if not got:
+                    raise self._cut()
+                done += got
+        except OSError as error:
+            raise MachineError("a token shard can no longer be read", came=f"{self.path} ({error.strerror})",
+                               expected="what was readable when it was opened", do="check the disk and resume the run") from error
+
+    def _cut(self) -> CorruptError:
+        return _damaged(self.path, "it was cut while it was open", f"{os.fstat(self._handle).st_size} bytes",
+                        f"{self._begin + self._size} bytes")
 
 
 def write_shard(path: Path, tokens: NDArray[np.unsignedinteger], starts: NDArray[np.int64], facts: Mapping[str, Any]) -> str:
@@ -147,15 +209,15 @@ def open_shard(path: Path, expected: str | None = None, *, verify: bool = True) 
             if size != behind + payload:
                 raise _damaged(path, "its size is wrong", f"{size} bytes", f"{behind + payload} bytes")
             padded = file.read(behind - begin)
+            table = padded[:table_bytes]
+            if sha256_hex(table) != header["table"] or padded[table_bytes:].strip(b"\0"):
+                raise _damaged(path, "its table is not what its hash says", sha256_hex(table)[:16], header["table"][:16])
+            if expected is not None and digest.hex() != expected:
+                raise _damaged(path, "it is another shard than the listing names", digest.hex()[:16], expected[:16])
+            shard = Shard(path, header, digest.hex(), file, table)
     except OSError as error:
         raise InputError("a token shard cannot be read", came=f"{path} ({error.strerror})", expected="a readable shard file",
                          do=f"restore it, or remove {path.parent} and make it again") from error
-    table = padded[:table_bytes]
-    if sha256_hex(table) != header["table"] or padded[table_bytes:].strip(b"\0"):
-        raise _damaged(path, "its table is not what its hash says", sha256_hex(table)[:16], header["table"][:16])
-    if expected is not None and digest.hex() != expected:
-        raise _damaged(path, "it is another shard than the listing names", digest.hex()[:16], expected[:16])
-    shard = Shard(path, header, digest.hex(), np.memmap(path, dtype=np.uint8, mode="r", offset=behind), table)
     if verify:
         shard.verify()
     return shard
@@ -237,7 +299,7 @@ class TokenStream:
         self.tokenizer_hash: str = first["tokenizer"]
         self.vocab_size: int = first["vocab_size"]
         self.text_bytes: int = sum(shard.header["text_bytes"] for shard in shards)
-        self._offsets = np.cumsum([0, *(len(shard.tokens) for shard in shards)])
+        self._offsets = np.cumsum([0, *map(len, shards)])
         inner = [shard.starts[:-1] + offset for shard, offset in zip(shards, self._offsets)]
         self._starts = np.concatenate([*inner, self._offsets[-1:]])
 
@@ -271,18 +333,34 @@ class TokenStream:
         """`stream[start : start + length]` for each of `starts` [b]: int32 [b, length]. A window may cross shards. CorruptError names the
         block that is damaged."""
         checked = self._check(starts, length)
-        out = np.empty((len(checked), length), dtype=np.int32)
-        for row, start in zip(out, checked.tolist()):
-            shard = int(np.searchsorted(self._offsets, start, side="right")) - 1
-            filled = 0
-            while filled < length:
-                inside = start + filled - int(self._offsets[shard])
-                piece = self.shards[shard].tokens[inside : inside + length - filled]
-                self.shards[shard].check(inside, inside + len(piece))
-                row[filled : filled + len(piece)] = piece
-                filled += len(piece)
-                shard += 1
-        return out
+        raw = np.empty((len(checked), length), dtype=self.shards[0].dtype)
+        if not raw.size:
+            return raw.astype(np.int32)
+        places = self._places(checked)
+        if len(places) > 1:
+            self._ahead(places, repeat(length))
+        flat, size = raw.reshape(-1).view(np.uint8).data, self.shards[0].dtype.itemsize
+        for row, (shard, inside) in enumerate(places):
+            at, end = row * length, (row + 1) * length
+            while at < end:
+                piece = min(end - at, len(self.shards[shard]) - inside)
+                self.shards[shard].read(inside, flat[at * size : (at + piece) * size])
+                at, shard, inside = at + piece, shard + 1, 0
+        return raw.astype(np.int32)
+
+    def ahead(self, starts: NDArray[np.int64], lengths: NDArray[np.integer]) -> None:
+        """Have the system fetch these parts of the stream all at once, without waiting for it: int64 [n], tokens [n]. Whoever reads one
+        after the other waits for the disk each time."""
+        self._ahead(self._places(starts), lengths.tolist())
+
+    def _ahead(self, places: Iterable[tuple[int, int]], lengths: Iterable[int]) -> None:
+        for (shard, inside), length in zip(places, lengths):
+            self.shards[shard].ahead(inside, min(length, len(self.shards[shard]) - inside))
+
+    def _places(self, starts: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """(shard, place in it) of each."""
+        shards = np.searchsorted(self._offsets, starts, side="right") - 1
+        return list(zip(shards.tolist(), (starts - self._offsets[shards]).tolist()))
 
     def document_ids(self, starts: ArrayLike, length: int) -> NDArray[np.int32]:
         """The number of the document, 0 to `documents` - 1, that each token of the windows belongs to: int32 [b, length]."""

@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -156,3 +158,31 @@ def test_a_source_that_cannot_be_read_to_its_end(lines: Path, tmp_path: Path) ->
          pytest.raises(AlphaError, match="Input/output error") as caught:
         prepare.prepare(order(lines), tmp_path / "out")
     assert str(lines) in str(caught.value) and not isinstance(caught.value, MachineError)
+
+
+CUT = """
+import os, sys
+from alpha import cli
+from alpha.data.sampler import PermutedSampler
+batch = PermutedSampler.batch
+def cutting(self, step, *args, **kwargs):
+    if step == 3:
+        for shard in self.stream.shards:
+            os.truncate(shard.path, shard.path.stat().st_size // 2)
+            shard.forget()
+    return batch(self, step, *args, **kwargs)
+PermutedSampler.batch = cutting
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_shard_that_is_cut_under_a_run_is_named(lines: Path, tmp_path: Path) -> None:
+    """In mapped memory the run would end by SIGBUS, without a word."""
+    made = prepare.prepare(order(lines), tmp_path / "data")
+    run = tmp_path / "run.toml"
+    run.write_text(f'[run]\nname = "cut"\n[model]\nfamily = "gpt"\nlayers = 1\nwidth = 16\nheads = 2\n[data]\ncorpus = "{made.folder}"\n'
+                   f'sequence = 16\nprefetch = 2\n[train]\nsteps = 9\nbatch = 64\n[optim]\nlr = 1e-3\n')  # fmt: skip
+    ended = subprocess.run([sys.executable, "-c", CUT, "lab", str(run)], cwd=tmp_path, text=True, timeout=120,
+                           capture_output=True, check=False)  # fmt: skip
+    assert ended.returncode == 2, (ended.returncode, ended.stderr[-2000:])
+    assert "it was cut while it was open" in ended.stderr and ".tokens: " in ended.stderr and "do:" in ended.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -179,6 +180,16 @@ def _damage_seen_when_read(rng: np.random.Generator) -> Measured:
                 else:
                     count.check(stream.windows([start], 64)[0].tolist() == tokens[start : start + 64], f"block {read}, {damaged} damaged")
         index = len(whole) - 16  # where the second document starts; its lowest bit leaves the index rising
+        path.write_bytes(whole)
+        for known in (False, True):  # a session goes on reading a file that somebody cuts
+            stream = shards.open_stream(path.parent, verify=known)
+            cut = block + int(rng.integers(1, block))
+            os.truncate(path, begin + 2 * cut)
+            count.refuses(CorruptError, stream.windows, f"a window beyond the cut, checked before: {known}", [cut - 9], 10)
+            if known:
+                count.check(stream.windows([cut - 9], 9)[0].tolist() == tokens[cut - 9 : cut], "a window before the cut")
+            count.refuses(CorruptError, getattr, "all tokens of a file that was cut", stream.shards[0], "tokens")
+            path.write_bytes(whole)
         path.write_bytes(whole[:index] + bytes([whole[index] ^ 1]) + whole[index + 1 :])
         count.refuses(CorruptError, shards.open_stream, "a damaged index", path.parent, verify=False)
         for starts in ([0, 3, 3, 5], [1, 3, 5], [0, 3, 4], [0, 4, 3, 5]):  # whose checksums fit
