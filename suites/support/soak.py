@@ -2,16 +2,20 @@
 
 Each job draws members, collectives and one fault, or none, from a seed that is printed when something is wrong. Pass: bits are right until
 the fault; every other rank then ends by itself within the bound and names the rank at fault; an undisturbed job ends without an error;
-nothing is left in /dev/shm and no process stays. `--each N` runs N jobs of every fault in place of minutes.
+nothing is left in /dev/shm and no process stays. `--each N` runs N jobs of every fault in place of minutes. `--counts FILE` holds the
+counts after every job as JSON, so that they outlive a soak that is killed; one that is interrupted prints them too, and ends with 130.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from shm import nothing_left
@@ -80,28 +84,42 @@ def main() -> int:
     parser.add_argument("--each", type=int, help="jobs of every fault, in place of minutes")
     parser.add_argument("--faults", nargs="+", default=FAULTS, choices=FAULTS)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
+    parser.add_argument("--counts", type=Path, help="file of the counts so far")
     args = parser.parse_args()
-    rng, started = np.random.default_rng(args.seed), time.monotonic()
+    rng, started, code = np.random.default_rng(args.seed), time.monotonic(), 0
     counts, wrong, slowest = Counter[str](), [], dict.fromkeys(args.faults, 0.0)
     drawn = [f for f in args.faults for _ in range(args.each or 0)]
     with nothing_left(), Members() as members:
-        while drawn if args.each else time.monotonic() - started < 60 * args.minutes:
-            fault = drawn.pop() if args.each else str(rng.choice(args.faults))
-            size, seed, calls = int(rng.integers(2, 7)), int(rng.integers(1 << 31)), 30
-            victim, at = int(rng.integers(size)), int(rng.integers(calls - 4))
-            ended = members.run(job, size, seed, fault, victim, at, calls, deadlines=Deadlines(stall=1.0), payload_bytes=4096, slots=2,
-                                limit_s=600)
-            slowest[fault] = max(slowest[fault], *(e.seconds - ended[victim].beat for i, e in enumerate(ended) if i != victim))
-            counts[fault] += 1
-            if found := judged(ended, fault, victim):
-                wrong.append(f"{fault}, {size} ranks, seed {seed}, victim {victim}, call {at}: {found}")
-                print(wrong[-1], flush=True)
+        try:
+            while drawn if args.each else time.monotonic() - started < 60 * args.minutes:
+                fault = drawn.pop() if args.each else str(rng.choice(args.faults))
+                size, seed, calls = int(rng.integers(2, 7)), int(rng.integers(1 << 31)), 30
+                victim, at = int(rng.integers(size)), int(rng.integers(calls - 4))
+                ended = members.run(job, size, seed, fault, victim, at, calls, deadlines=Deadlines(stall=1.0), payload_bytes=4096,
+                                    slots=2, limit_s=600)
+                slowest[fault] = max(slowest[fault], *(e.seconds - ended[victim].beat for i, e in enumerate(ended) if i != victim))
+                counts[fault] += 1
+                if found := judged(ended, fault, victim):
+                    wrong.append(f"{fault}, {size} ranks, seed {seed}, victim {victim}, call {at}: {found}")
+                    print(wrong[-1], flush=True)
+                if args.counts:
+                    keep(args.counts, args.seed, time.monotonic() - started, counts, slowest, wrong)
+        except KeyboardInterrupt:
+            code = 130
         for fault in args.faults:
             print(f"{fault:8} {counts[fault]:6} jobs; from the fault to the last end at most {slowest[fault]:.1f} s")
         seconds = time.monotonic() - started
-        print(f"seed {args.seed}: {len(wrong)} wrong of {counts.total()} in {seconds:.0f} s")
+        print(f"seed {args.seed}: {len(wrong)} wrong of {counts.total()} in {seconds:.0f} s{', interrupted' if code else ''}")
     print("nothing left in /dev/shm")
-    return int(bool(wrong))
+    return code or int(bool(wrong))
+
+
+def keep(path: Path, seed: int, seconds: float, counts: Mapping[str, int], slowest: Mapping[str, float], wrong: Sequence[str]) -> None:
+    """Write what a soak has found so far in place of what the file said: whoever reads it finds one of the two, whole."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps({"seed": seed, "seconds": round(seconds, 1), "jobs": sum(counts.values()), "wrong": list(wrong),
+                               "faults": {f: {"jobs": counts[f], "slowest_s": round(s, 2)} for f, s in slowest.items()}}, indent=1) + "\n")
+    new.replace(path)
 
 
 if __name__ == "__main__":
