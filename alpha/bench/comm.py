@@ -102,6 +102,8 @@ class Row:
         (a, b), *_ = np.linalg.lstsq(np.stack([1 / t, n / t], 1), np.ones(len(n)), rcond=None)
         if a < 0:
             a, b = 0.0, (n / t).sum() / ((n / t) ** 2).sum()
+        elif b < 0:  # longer operands took less: the best line is level
+            a, b = (1 / t).sum() / ((1 / t) ** 2).sum(), 0.0
         self.latency, self.inverse_bandwidth = float(a), float(b)
 
 
@@ -230,7 +232,8 @@ def show(result: Result, console: Console) -> None:
     for r in result.rows:
         shares = [n / t / copied for n, t in r.fastest.items()]
         bars = "".join(_BARS[min(8, round(8 * s))] for s in shares)
-        fit = (f"{r.latency * 1e6:,.1f}", f"{1e-9 / r.inverse_bandwidth:.2f}") if math.isfinite(r.latency) else ("-", "-")
+        fit = (f"{r.latency * 1e6:,.1f}", f"{1e-9 / r.inverse_bandwidth:.2f}" if r.inverse_bandwidth else "-") if math.isfinite(r.latency) \
+            else ("-", "-")
         table.add_row(r.name, *(f"{t * 1e6:,.0f}" for t in r.seconds.values()), *fit, f"{bars} {shares[-1]:.2f}")
     console.print(table)
     for op, limits in result.rule.items():

@@ -249,6 +249,11 @@ def _finish(call: Call, out: np.ndarray) -> None:
         np.divide(out, call.group.size, out=out)
     if about.dtype == "bf16":
         out[...] = round_to(out, "bf16")
+    canonical(out)
+
+
+def canonical(out: np.ndarray) -> None:
+    """Give every NaN of floats the one pattern."""
     if out.size and np.isnan(out.min()):  # min passes NaN on, and is one pass without a result of its own size
         out[np.isnan(out)] = np.nan
 

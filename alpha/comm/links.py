@@ -14,13 +14,15 @@ from alpha.comm.world import WORLD, World
 
 SMALL, LARGE = 1, 1 << 18
 """Elements (f32) of the two messages that are timed: one line, and four of the longest messages."""
+ADDED = 1 << 21
+"""Elements (f32) whose sum is timed: 8 MiB, of many messages."""
 _TIMES = {SMALL: 20, LARGE: 4}
 
 
 @dataclass(frozen=True)
 class Links:
     """latency: f64[size, size], seconds of an empty message; inverse_bandwidth: f64[size, size], seconds per byte; zeros on the diagonal.
-    addition: f64[size], seconds per byte that each rank adds, beyond those of a copy.
+    addition: f64[size], seconds per byte that each rank adds, beyond those of a copy. message: bytes of the longest message.
 
     All ranks hold the same numbers, those of the lower rank of each pair.
     """
@@ -28,12 +30,13 @@ class Links:
     latency: np.ndarray
     inverse_bandwidth: np.ndarray
     addition: np.ndarray
+    message: int
 
     def rule(self) -> Rule:
         """By the slowest pair and the slowest rank: a collective is as slow as that."""
         if len(self.latency) < 2:
-            return Rule()
-        return Rule(float(self.latency.max()), float(self.inverse_bandwidth.max()), float(self.addition.max()))
+            return Rule(message=self.message)
+        return Rule(float(self.latency.max()), float(self.inverse_bandwidth.max()), float(self.addition.max()), self.message)
 
 
 def measure(world: World) -> Links:
@@ -42,7 +45,8 @@ def measure(world: World) -> Links:
     The median of round trips, halved: of one element for the latency, of LARGE for the bandwidth.
     """
     group, found = world.group(WORLD), np.zeros((2, world.size, world.size))
-    addition = _addition()
+    message = group.transport.payload_bytes
+    addition = _addition(message)
     for low in range(world.size):
         for high in range(low + 1, world.size):
             if group.index in (low, high):
@@ -55,16 +59,30 @@ def measure(world: World) -> Links:
     for low in range(world.size):
         for high in range(low + 1, world.size):
             found[:, low, high] = found[:, high, low] = every[low, :, low, high]
-    return Links(found[0], found[1], additions)
+    return Links(found[0], found[1], additions, message)
 
 
-def _addition() -> float:
-    """The fastest of some additions of LARGE elements less the fastest copy, which a message costs anyway."""
-    x, y, fastest = np.zeros(LARGE, np.float32), np.zeros(LARGE, np.float32), [np.inf, np.inf]
+def _addition(message: int) -> float:
+    """The fastest sum of ADDED elements with messages less the fastest copy of those, which moving them costs anyway.
+
+    A sum is what an algorithm makes it: operand, message and result are three arrays, operands and results are longer than a core's cache,
+    and whatever is no number gets its one pattern.
+    """
+    x, out, fastest = np.ones(ADDED, np.float32), np.ones(ADDED, np.float32), [np.inf, np.inf]
+    came = np.ones(message // x.itemsize, np.float32)
+
+    def added(own: np.ndarray, result: np.ndarray) -> None:
+        np.add(own, came[: own.size], out=result)
+        collectives.canonical(result)
+
+    def copied(own: np.ndarray, result: np.ndarray) -> None:
+        result[...] = came[: own.size]
+
     for _ in range(_TIMES[LARGE]):
-        for i, run in enumerate((lambda: np.add(y, x, out=y), lambda: np.copyto(y, x))):
+        for i, run in enumerate((added, copied)):
             start = time.perf_counter()
-            run()
+            for at in range(0, ADDED, came.size):
+                run(x[at : at + came.size], out[at : at + came.size])
             fastest[i] = min(fastest[i], time.perf_counter() - start)
     return max(fastest[0] - fastest[1], 0.0) / x.nbytes
 

@@ -2,52 +2,68 @@
 
 Costs are those of the latency-bandwidth-computation model: a message of n bytes takes a + b n seconds of a rank's time (Hockney, The
 communication challenge for MPP, Parallel Computing 20(3), 1994), adding n bytes to others c n seconds more than copying them; counts as in
-Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19(1), 2005. The choice moves no bit of
-a result.
+Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19(1), 2005. Where members add, each
+message is answered by one before the next block, so every message of a long operand takes the latency; what is only moved streams. The
+choice moves no bit of a result.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-COSTS: Mapping[str, Mapping[str, Callable[[int, int, float, float, float], float]]] = {
+from alpha.comm.segment import PAYLOAD_BYTES
+
+COSTS: Mapping[str, Mapping[str, Callable[[int, int, Rule], float]]] = {
     "all_reduce": {
-        "direct": lambda p, n, a, b, c: (p - 1) * (2 * a + n / p * (2 * b + c)),
-        "whole": lambda p, n, a, b, c: (p - 1) * (a + n * (b + c)),
-        "halving": lambda p, n, a, b, c: 2 * _steps(p) * a + ((1 - 1 / p) + (p & (p - 1) > 0)) * n * (2 * b + c),
+        "direct": lambda p, n, r: (p - 1) * (2 * r.latency * r.messages(n / p) + n / p * (2 * r.inverse_bandwidth + r.addition)),
+        "whole": lambda p, n, r: (p - 1) * (r.latency * r.messages(n) + n * (r.inverse_bandwidth + r.addition)),
+        "halving": lambda p, n, r: 2 * r.latency * _halved(p, n, r) + ((1 - 1 / p) + _odd(p)) * n * (2 * r.inverse_bandwidth + r.addition),
     },
-    "reduce_scatter": {"direct": lambda p, n, a, b, c: (p - 1) * (a + n / p * b)},
-    "all_gather": {"direct": lambda p, n, a, b, c: (p - 1) * (a + n * b), "ring": lambda p, n, a, b, c: (p - 1) * (a + n * b)},
+    "reduce_scatter": {"direct": lambda p, n, r: (p - 1) * (r.latency + n / p * r.inverse_bandwidth)},
+    "all_gather": {
+        "direct": lambda p, n, r: (p - 1) * (r.latency + n * r.inverse_bandwidth),
+        "ring": lambda p, n, r: (p - 1) * (r.latency + n * r.inverse_bandwidth),
+    },
     "broadcast": {
-        "direct": lambda p, n, a, b, c: (p - 1) * (a + n * b),
-        "halving": lambda p, n, a, b, c: _steps(p) * (a + n * b),
-        "ring": lambda p, n, a, b, c: (p - 1) * a + 2 * n * b,
+        "direct": lambda p, n, r: (p - 1) * (r.latency + n * r.inverse_bandwidth),
+        "halving": lambda p, n, r: (p - 1).bit_length() * (r.latency + n * r.inverse_bandwidth),
+        "ring": lambda p, n, r: (p - 1) * r.latency + 2 * n * r.inverse_bandwidth,
     },
 }
-"""op -> algorithm -> seconds for p members, an operand of n bytes, and a, b, c of the model. A rank sends, receives and adds with one
-thread. Recursive halving of a number of members that is no power of two moves the operand once more each way."""
+"""op -> algorithm -> seconds for p members and an operand of n bytes. A rank sends, receives and adds with one thread. Recursive halving of
+a number of members that is no power of two moves the operand once more each way."""
 
 
-def _steps(p: int) -> int:
-    return (p - 1).bit_length()
+def _halved(p: int, n: int, r: Rule) -> int:
+    """Messages each way of recursive halving."""
+    return sum(r.messages(n / 2 ** (k + 1)) for k in range(p.bit_length() - 1)) + _odd(p) * r.messages(n)
+
+
+def _odd(p: int) -> bool:
+    return p & (p - 1) > 0
 
 
 @dataclass(frozen=True)
 class Rule:
     """The slowest pair's `latency` (seconds per message) and `inverse_bandwidth` (seconds per byte), and the slowest rank's `addition`
-    (seconds per byte that it adds, beyond those of a copy). The defaults are a laptop's."""
+    (seconds per byte that it adds, beyond those of a copy). `message`: bytes of the longest message. The defaults are a laptop's."""
 
     latency: float = 20e-6
     inverse_bandwidth: float = 3e-10
-    addition: float = 2e-11
+    addition: float = 4e-11
+    message: int = PAYLOAD_BYTES
 
     def choose(self, op: str, members: int, nbytes: int) -> str:
         """The algorithm that is expected to be done first; of equal ones the first in COSTS. 'direct' where there is one only."""
         if op not in COSTS or members == 1:
             return "direct"
-        a, b, c = self.latency, self.inverse_bandwidth, self.addition
-        return min(COSTS[op], key=lambda name: COSTS[op][name](members, nbytes, a, b, c))
+        return min(COSTS[op], key=lambda name: COSTS[op][name](members, nbytes, self))
+
+    def messages(self, nbytes: float) -> int:
+        """In which so many bytes travel: one even for nothing."""
+        return max(1, math.ceil(nbytes / self.message))
 
     def limits(self, op: str, members: int) -> list[tuple[int, str]]:
         """What is recorded: (fewest bytes, algorithm) at each power of two where the choice changes."""

@@ -5,12 +5,15 @@ The members' functions run in the processes of suites/support/members.py and ret
 
 from __future__ import annotations
 
+import io
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from alpha.bench import comm
 from alpha.comm import collectives
@@ -244,3 +247,10 @@ def test_a_fit_finds_latency_and_bandwidth() -> None:
     steep = comm.Row("made", {1000: 1e-6, 2000: 3e-6})  # a line through both would begin below zero
     steep.fit()
     assert steep.latency == 0 and 1e-9 < steep.inverse_bandwidth < 1.5e-9
+    falling = comm.Row("made", {1000: 3e-6, 2000: 2e-6})  # a line through both would fall, and no byte takes less than nothing
+    falling.fit()
+    assert falling.inverse_bandwidth == 0 and 2e-6 < falling.latency < 3e-6
+    text = io.StringIO()
+    once = comm.Seconds(1.0, 1.0)
+    comm.show(comm.Result(2, once, once, [replace(falling, fastest=falling.seconds)], {}), Console(file=text))
+    assert re.search(r"made .* 2\.3 +- ", text.getvalue()), text.getvalue()

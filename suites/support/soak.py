@@ -89,7 +89,7 @@ def main() -> int:
     rng, started, code = np.random.default_rng(args.seed), time.monotonic(), 0
     counts, wrong, slowest = Counter[str](), [], dict.fromkeys(args.faults, 0.0)
     drawn = [f for f in args.faults for _ in range(args.each or 0)]
-    with nothing_left(), Members() as members:
+    with nothing_left(), Members(apart=True) as members:
         try:
             while drawn if args.each else time.monotonic() - started < 60 * args.minutes:
                 fault = drawn.pop() if args.each else str(rng.choice(args.faults))

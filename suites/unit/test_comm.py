@@ -29,6 +29,7 @@ from alpha.comm.segment import CHANNELS, MOST_RANKS, Segment, reserve
 from alpha.comm.watch import Deadlines, Watch
 from alpha.comm.world import WORLD, World
 from alpha.errors import BusyError, GraphError, InputError, MachineError, RankError
+from alpha.gates.contracts.ranks.collectives import CHOICES
 from alpha.gates.contracts.ranks.members import in_threads
 
 SHORT = Deadlines(stall=0.2)
@@ -342,17 +343,24 @@ def test_the_recorder_keeps_the_last_ones() -> None:
 def test_the_rule_takes_the_cheapest(op: str, members: int) -> None:
     rule = Rule(20e-6, 3e-10, 2e-11)
     for nbytes in (0, 1, 1 << 12, 1 << 18, 1 << 26):
-        chosen, costs = rule.choose(op, members, nbytes), {n: f(members, nbytes, 20e-6, 3e-10, 2e-11) for n, f in COSTS[op].items()}
+        chosen, costs = rule.choose(op, members, nbytes), {n: f(members, nbytes, rule) for n, f in COSTS[op].items()}
         assert costs[chosen] <= min(costs.values())
     limits = rule.limits(op, members)
     assert limits[0][0] == 0 and [n for n, _ in limits] == sorted({n for n, _ in limits})
+
+
+@pytest.mark.parametrize("rule, op, members, sizes", CHOICES)
+def test_measurements_and_what_the_rule_makes_of_them(rule: Rule, op: str, members: int, sizes: dict[int, str]) -> None:
+    assert {n: rule.choose(op, members, n) for n in sizes} == sizes
 
 
 def test_latency_and_bandwidth_decide() -> None:
     assert Rule(1e-3, 1e-12).choose("all_reduce", 8, 1 << 16) == "halving"  # six messages in place of seven
     assert Rule(1e-6, 1e-9).choose("all_reduce", 8, 1 << 26) in ("direct", "halving")
     assert Rule(1e-3, 1e-12).choose("all_reduce", 2, 1 << 10) == "whole"
-    assert Rule(1e-6, 1e-9, 0.0).choose("all_reduce", 2, 1 << 26) == "whole"  # additions of half the operand are worth a message more
+    assert Rule(1e-6, 1e-9, 0.0).choose("all_reduce", 2, 1 << 18) == "whole"  # additions of half the operand are worth a message more
+    assert Rule(1e-6, 1e-9, 0.0, 1 << 28).choose("all_reduce", 2, 1 << 26) == "whole"
+    assert [Rule(message=100).messages(n) for n in (0, 1, 100, 100.5, 250)] == [1, 1, 1, 2, 3]
     assert Rule(1e-6, 1e-9, 1e-10).limits("all_reduce", 2) == [(0, "whole"), (1 << 15, "direct")]
     assert "all_reduce whole, from 32,768 bytes direct; " in Rule(1e-6, 1e-9, 1e-10).text(2)
     assert Rule().choose("all_reduce", 1, 1 << 26) == Rule().choose("barrier", 8, 0) == "direct"

@@ -18,6 +18,7 @@ import numpy as np
 
 from alpha.comm import catalogue, collectives
 from alpha.comm.message import About
+from alpha.comm.rule import COSTS, Rule
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import WORLD, World
 from alpha.component import Measured
@@ -449,6 +450,35 @@ def at_refusal(world: World, op: str, seed: int) -> Found:
     return [w for w in wrong if w], len(attempts[op]) + 1
 
 
+US, MS, KIB, MIB = 1e-6, 1e-3, 1 << 10, 1 << 20
+CHOICES: tuple[tuple[Rule, str, int, dict[int, str]], ...] = (
+    # two ranks of a laptop: what fits in one message is added whole; beyond it both take as many messages, and half the additions
+    (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "all_reduce", 2,
+     {0: "whole", KIB: "whole", 64 * KIB: "whole", 256 * KIB: "whole", 512 * KIB: "direct", MIB: "direct", 64 * MIB: "direct"}),
+    # the same with messages as long as any operand: additions alone weigh against one latency
+    (Rule(20 * US, 3e-10, 4e-11, 64 * MIB), "all_reduce", 2, {512 * KIB: "whole", MIB: "direct", 64 * MIB: "direct"}),
+    # a slow adder, and one that adds for nothing
+    (Rule(US, 1e-9, 1e-10, 256 * KIB), "all_reduce", 2, {16 * KIB: "whole", 32 * KIB: "direct"}),
+    (Rule(US, 1e-9, 0.0, 256 * KIB), "all_reduce", 2, {256 * KIB: "whole", 64 * MIB: "direct"}),
+    # many ranks: fewer messages, then fewer bytes
+    (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "all_reduce", 4, {KIB: "whole", 64 * KIB: "halving", 512 * KIB: "halving"}),
+    (Rule(MS, 1e-12, 0.0, 256 * KIB), "all_reduce", 8, {64 * KIB: "halving"}),
+    (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 8, {KIB: "halving", 64 * MIB: "ring"}),
+    (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 2, {KIB: "direct", 64 * MIB: "direct"}),
+    (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "all_gather", 4, {KIB: "direct", 64 * MIB: "direct"}),
+)
+"""Made-up measurements, op and members -> bytes of the operand -> the algorithm that must be chosen."""
+
+
+def _chosen(op: str) -> Case:
+    def case(rng: np.random.Generator) -> Measured:
+        asked = [(rule, n, nbytes, want) for rule, name, n, sizes in CHOICES if name == op for nbytes, want in sizes.items()]
+        wrong = [f"{nbytes:,} bytes of {n} ranks by {rule}: {came}" for rule, n, nbytes, want in asked
+                 if (came := rule.choose(op, n, nbytes)) != want]
+        return Measured(error=float(len(wrong)), bound=0.0, cases=len(asked), note=wrong[0][:120] if wrong else "")
+    return case
+
+
 def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
     bits: list[tuple[str, Case]]
     if op == "barrier":
@@ -460,6 +490,7 @@ def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
                 ("random", _jobs(at_random, op, (2, 4))), ("groups", _jobs(at_groups, op, (6,))),
                 ("oracle", _jobs(at_oracle, op, (2, 3, 5)))]
         bits += [("unordered", _jobs(at_unordered, op, (2, 3), (5, 8)))] if op in ("all_reduce", "reduce_scatter") else []
+    bits += [("chosen", _chosen(op))] if op in COSTS and op != "reduce_scatter" else []
     kinds = [what for what in NAMES if not (op == "barrier" and what == "flips")]  # a message of a barrier has no payload
     found = {"parity": bits, "determinism": [(f"jitter-{n}", _repeated(op, n)) for n in (3, 4)],
              "faults": [("refused", _jobs(at_refusal, op, (2,))), *((what, _disturbed(op, what)) for what in kinds)]}

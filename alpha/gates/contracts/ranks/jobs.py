@@ -234,6 +234,7 @@ def _named(rng: np.random.Generator) -> Measured:
 # -- launch ------------------------------------------------------------------------------------------------------------------------
 
 QUICK = Deadlines(join=30.0, stall=0.5, abort=0.5)
+STAYING = Deadlines(join=5.0, stall=0.5, abort=0.5)
 STEPS, AT = 12, 5
 
 
@@ -249,23 +250,26 @@ def _body(case: str, victim: int, world: World, tell: launch.Tell) -> int:
                 raise InputError("planted", came="this", expected="that", do="nothing")
             if case == "deaf":  # it neither dies nor listens
                 time.sleep(30)
-            if case not in ("none", "late", "code"):
+            if case not in ("none", "late", "code", "slow", "stays"):
                 misbehave(world, case)
         collectives.all_reduce(world.group(WORLD), x, x, reduce="average")
     if case == "late" and world.rank == victim:  # nobody waits any more
         os.kill(os.getpid(), signal.SIGSTOP)
+    if case in ("slow", "stays") and world.rank == victim:  # behind the others' end, for less than it may and for more
+        time.sleep(1.5 if case == "slow" else 30.0)
     return 4 if case == "code" and world.rank == victim else 0
 
 
 def launched(case: str, victim: int) -> tuple[launch.Ended, float]:
     """A job of three ranks, and what it took."""
     began = time.monotonic()
-    ended = launch.launch(3, partial(_body, case, victim), deadlines=QUICK)
+    ended = launch.launch(3, partial(_body, case, victim), deadlines=STAYING if case == "stays" else QUICK)
     return ended, time.monotonic() - began
 
 
 OUTCOMES: dict[str, tuple[int, bool, str]] = {
-    "none": (0, False, ""), "code": (4, False, ""), "dies": (1, True, "rank {} died"), "stops": (1, True, "rank {}"),
+    "none": (0, False, ""), "slow": (0, False, ""), "code": (4, False, ""), "stays": (1, True, "rank {} died (killed by SIGKILL, because"),
+    "dies": (1, True, "rank {} died"), "stops": (1, True, "rank {}"),
     "exits": (1, True, "rank {}"), "deaf": (1, True, "rank {}"), "late": (1, True, "rank {} is stopped"),
     "raises": (1, False, "rank {}: "), "refuses": (2, False, "rank {}: planted")}
 """What one rank does -> exit code of the job, whether a rank was lost, what the error begins with."""
@@ -290,7 +294,7 @@ def _launched(*cases: str) -> Case:
             lines = ended.account.splitlines()
             if words and (len(lines) != 3 or not all(line.startswith(f"rank {r} ended (") for r, line in enumerate(lines))):
                 wrong.append(f"{name}: the account has {len(lines)} lines of 3")
-            elif words and f" in step {STEPS - 1 if name == 'late' else AT}: had done" not in lines[victim]:
+            elif words and f" in step {STEPS - 1 if name in ('late', 'stays') else AT}: had done" not in lines[victim]:
                 wrong.append(f"{name}: the account says {lines[victim]!r}")
             if seconds > BOUND_S:
                 wrong.append(f"{name}: it took {seconds:.1f} s")
@@ -654,9 +658,9 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                       "determinism": [("both-ways", _both_ways)], "faults": [(fault, _planted(fault)) for fault in FAULTS]},
     "watch.progress": {"parity": [("waited", _waited)], "determinism": [("named", _named)],
                        "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left)]},
-    "launch.ranks": {"parity": [("ended", _launched("none", "code")), ("left", _nothing_left)],
+    "launch.ranks": {"parity": [("ended", _launched("none", "slow", "code")), ("left", _nothing_left)],
                      "determinism": [("ended", _launched("none", "refuses"))],
-                     "faults": [(what, _launched(what)) for what in ("dies", "stops", "exits", "deaf", "late", "raises", "refuses")]},
+                     "faults": [(what, _launched(what)) for what in OUTCOMES if what not in ("none", "slow", "code")]},
     "handshake.ranks": {"parity": [("alike", _agreed("nothing"))], "determinism": [("named", _agreed("lr", "Program"))],
                         "faults": [(field, _agreed(field)) for field in FIELDS]},
     "decisions.ranks": {"parity": [("words", _job(at_words, 2, 3)), ("all", _job(at_all, 2, 4)), ("turns", _job(at_turns, 3))],

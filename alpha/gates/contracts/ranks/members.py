@@ -54,10 +54,14 @@ class Ended:
 
 
 class Members:
-    """The server, started once for many cases."""
+    """The server, started once for many cases.
 
-    def __init__(self) -> None:
-        self._server = subprocess.Popen([sys.executable, "-c", f"from {__name__} import serve; serve()"], stdin=subprocess.PIPE,
+    `apart`: it has a process group of its own. When a shell ends, Linux wakes whoever is stopped in the group of what it left behind
+    (SIGCONT to a group that nobody controls any more, setpgid(2)): a member that was to stay stopped would go on.
+    """
+
+    def __init__(self, *, apart: bool = False) -> None:
+        self._server = subprocess.Popen([sys.executable, "-c", f"from {__name__} import serve; serve({apart})"], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, env=child_environment())
 
     def run(self, function: Callable[..., Any], size: int, *arguments: Any, limit_s: float = LIMIT_S, deadlines: Deadlines | None = None,
@@ -109,8 +113,10 @@ def _heard(pipe: IO[bytes]) -> Any:
     return pickle.loads(pipe.read(struct.unpack("<Q", head)[0])) if head else None
 
 
-def serve() -> None:
+def serve(apart: bool = False) -> None:
     """The server's whole life: jobs from standard input, how they ended to standard output."""
+    if apart:
+        os.setpgid(0, 0)
     while (request := _heard(sys.stdin.buffer)) is not None:
         _tell(sys.stdout.buffer, _job(*request))
 
