@@ -224,12 +224,13 @@ class Loop:
 
     def foretell_saves(self) -> None:
         """Rehearse what a step will wait for at a save, before the first step, where a save will have steps behind it. Left out are the
-        folder, and the state's spot checks, which are told by themselves."""
+        folder, the look at libraries once a checkpoint stands, and the state's spot checks, which are told by themselves."""
         every = self.cfg.train.checkpoint_every
 
         def act() -> int:
             forbidden.check("before the first step")
             self.metrics.flush()
+            self.facts()
             return int(self.saver.copy(self.snapshot())[0].nbytes)
 
         if every and (self.step // every + 1) * every < self.cfg.train.steps:

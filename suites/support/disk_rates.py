@@ -1,9 +1,10 @@
 """How fast checkpoints are saved and loaded, beside `dd` on the same disk in the same run.
 
-    python suites/support/disk_rates.py [--mb 500] [--rounds 9] [--folder FOLDER]
+    python suites/support/disk_rates.py [--mb 500] [--rounds 9] [--folder FOLDER] [--record FILE]
 
 Each round takes every turn once, one after the other, so all meet the same machine. Before what is read from a cold cache, the file's pages
-are dropped (posix_fadvise). Prints the shortest time of each, and the median over the rounds of dd's time over its time in the same round.
+are dropped (posix_fadvise). Prints how it was measured, and a table for docs/checkpoints.md: of each turn the median, least and most
+seconds, and of dd's time over its time in the same round the median and both quartiles. `--record` appends that to a file as well.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 
 from alpha.checkpoint import ranges, simple
 from alpha.graph.state import StateLayout, TensorSpec
+from alpha.registry.machine import machine_class
+
+LEAST = 0.8
+"""Share of dd's rate that saving and loading owe."""
 
 
 def states_of(mb: float) -> ranges.States:
@@ -38,13 +44,30 @@ def drop(path: Path) -> None:
     os.close(handle)
 
 
+def table(took: Mapping[str, Sequence[float]], peers: Mapping[str, str], nbytes: int) -> list[str]:
+    """Lines of Markdown. `took`: turn -> seconds, round after round; `peers`: turn -> the turn of dd that it stands beside."""
+    lines = ["| what | s, median (least to most) | GB/s, median | of `dd` in the same round, median (quartiles) | at least 80 % |",
+             "|---|---|---|---|---|"]
+    for what, seconds in took.items():
+        share, verdict = "", ""
+        if what in peers:
+            low, middle, high = np.quantile(np.divide(took[peers[what]], seconds), (0.25, 0.5, 0.75))
+            share, verdict = f"{middle:.0%} ({low:.0%} to {high:.0%})", "yes" if middle >= LEAST else "no"
+        typical = float(np.median(seconds))
+        spread = f"{typical:.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+        lines.append(f"| {what} | {spread} | {nbytes / typical / 1e9:.2f} | {share} | {verdict} |")
+    return lines
+
+
 def main() -> int:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=float, default=500)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--folder", type=Path, help="on the disk that is meant (default: where temporary files are)")
+    parser.add_argument("--record", type=Path, help="a file that what is printed is appended to")
     args = parser.parse_args()
+    loaded = os.getloadavg()[0]
     states = states_of(args.mb)
     with tempfile.TemporaryDirectory(prefix="alpha-rates-", dir=args.folder) as name:
         at = Path(name)
@@ -81,11 +104,13 @@ def main() -> int:
                 began = time.perf_counter()
                 act()
                 took[what].append(time.perf_counter() - began)
-        print(f"{data.nbytes / 1e6:.0f} MB, {args.rounds} rounds; load of the machine {os.getloadavg()[0]:.0f}\n")
-        print("| what | s, the least | GB/s | of `dd`, the median |\n|---|---|---|---|")
-        for what, (_, _, peer) in turns.items():
-            share = f"{np.median(np.divide(took[peer], took[what])):.0%}" if peer else ""
-            print(f"| {what} | {min(took[what]):.2f} | {data.nbytes / min(took[what]) / 1e9:.2f} | {share} |")
+        said = [f"{datetime.now(timezone.utc):%Y-%m-%d}, {machine_class().key}, {os.cpu_count()} cores: {data.nbytes / 1e6:.0f} MB, "
+                f"{args.rounds} rounds; load of the machine {loaded:.1f} before, {os.getloadavg()[0]:.1f} after", "",
+                *table(took, {what: peer for what, (_, _, peer) in turns.items() if peer}, data.nbytes)]
+        print("\n".join(said))
+        if args.record:
+            with open(args.record, "a", encoding="utf-8") as file:
+                file.write("\n".join(said) + "\n\n")
     return 0
 
 

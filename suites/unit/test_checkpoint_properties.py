@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import disk_rates
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -75,3 +76,12 @@ def test_commands(run: tuple[Path, States], tmp_path: Path, capsys: pytest.Captu
     assert data.name in capsys.readouterr().err
     assert cli.main(["checkpoint", "reshard", str(path), "--ranks", "3", "--out", str(tmp_path / "anew")]) == 2
     assert cli.main(["checkpoint", "inspect", str(tmp_path / "nothing")]) == 2
+
+
+def test_rates_stand_beside_dd_of_the_same_round() -> None:
+    """Of each round the share, of the shares the median and quartiles: a slow round of both is no slower share."""
+    took = {"dd": [1.0, 2.0, 1.0, 8.0, 1.0], "save": [1.0, 2.5, 1.25, 16.0, 1.25], "slow": [2.0, 4.0, 2.0, 8.0, 2.0]}
+    lines = disk_rates.table(took, {"save": "dd", "slow": "dd"}, 4_000_000_000)
+    assert lines[2:] == ["| dd | 1.00 (1.00 to 8.00) | 4.00 |  |  |",
+                         "| save | 1.25 (1.00 to 16.00) | 3.20 | 80% (80% to 80%) | yes |",
+                         "| slow | 2.00 (2.00 to 8.00) | 2.00 | 50% (50% to 50%) | no |"]
