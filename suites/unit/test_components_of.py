@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from alpha import config
 from alpha.data.prepare import Order, prepare
 from alpha.gates.contracts.data.tokenizer_hf import Reference
 from alpha.registry.admission import needed
+from alpha.train import assemble
 from alpha.train.assemble import components_of, program_for
 from alpha.train.catalogue import catalogue
 
@@ -61,6 +63,27 @@ def _used_of_prepared(root: Path) -> set[str]:
         (root / f"{i}.txt").write_text(text)
     made = prepare(Order((str(root),), tokenizer="bytes"), root / "made")
     return _used(f"data.corpus='{made.folder}'", "data.tokenizer='bytes'")[0]
+
+
+def test_a_tokenizer_learns_from_as_much_as_is_asked(tmp_path: Path) -> None:
+    """However large the sample; the text of a test is too small to show it."""
+    asked: list[int] = []
+
+    class Text:
+        hash = "00"
+
+        def sample(self, nbytes: int) -> Text:
+            asked.append(nbytes)
+            return self
+
+        def texts(self) -> list[bytes]:
+            return [b"some text, some more text"] * 9
+
+    small = config.load(CONFIGS / "tiny.toml")
+    for sample in (1 << 20, 3 << 30):
+        cfg = replace(small, data=replace(small.data, tokenizer="bpe", cache=str(tmp_path / str(sample)), vocab=260, sample=sample))
+        assemble.tokenizer_for(cfg, Text())  # type: ignore[arg-type]
+    assert asked == [1 << 20, 3 << 30]
 
 
 def test_every_component_that_no_kernel_is_is_used_by_some_run(tmp_path: Path) -> None:

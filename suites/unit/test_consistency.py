@@ -43,6 +43,7 @@ INVENTED: list[tuple[str, str, Callable[[Record], Record], str]] = [
     ("cpu", "gradient", env(driver="580.1"), "driver"),
     ("cpu", "perf", env(flops=""), "flops"),
     ("cpu", "perf", case(share=0.99), "a share of 0.99"),
+    ("cpu", "perf", lambda r: case(share=0.98 * r.cases[0]["share"])(r), "a share of 0."),
     ("cpu", "perf", case(ceiling_ns=None), "no time of the ceiling"),
     ("cuda", "perf", case(share=0.99), "a share of 0.99"),
     ("cuda", "parity", env(driver=""), "driver"),

@@ -7,10 +7,13 @@ import time
 from functools import partial
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import alpha.backends.cpu.workers as workers_module
+from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.workers import SPIN_NS, Workers
+from alpha.gates.contracts.reference import kernels, program
 
 
 @pytest.fixture(params=(1, 2, 3, 5))
@@ -121,3 +124,14 @@ def test_worker_numbers_are_never_shared_at_one_time(pool):
 
     for _ in range(10):
         cpu.items(4 * pool.n, body)()
+
+
+def test_an_executor_gives_blas_its_threads_back():
+    def threads() -> set[int]:
+        return {x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"}
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = threads()
+        with CpuExecutor(program("gpt"), kernels()):
+            assert threads() == {1}
+        assert threads() == before == {2}

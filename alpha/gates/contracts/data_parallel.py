@@ -16,6 +16,7 @@ from alpha.errors import ShapeError
 from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, Batches, Reference, batches_of, both, hash_of, references, refuses, yes
 from alpha.graph.order import COMM, COMPUTE, Order
 from alpha.graph.plan import Program
+from alpha.graph.state import StateLayout, TensorSpec
 from alpha.graph.verify_program import verify_program
 from alpha.optim.init import fill_initial
 from alpha.optim.update import adamw, sgd
@@ -160,6 +161,22 @@ def _of_no_host(ref: Reference, rng: np.random.Generator) -> Measured:
     return yes(good, cases=cases)
 
 
+def _own_settings(rng: np.random.Generator) -> Measured:
+    """With a cut state each rank's updates name what its cut holds, with decay and rate of every tensor."""
+    layout = StateLayout([TensorSpec(f"block.{u}.t{k}", (int(rng.integers(1, 3000)),), f"block.{u}", decay=bool(k % 2),
+                                     lr_scale=float(rng.uniform(0.1, 9))) for u in range(3) for k in range(3)])
+    wrong = 0
+    for name, optimizer in (("adamw", adamw(SCHEDULE)), ("sgd", sgd(SCHEDULE))):
+        for ranks in (2, 8):
+            sharded = layout.shard(ranks)
+            start = {unit.name: unit.start for unit in sharded.units}
+            for rank in range(ranks):
+                nodes = [n for n in DataParallel(ranks, 1).update(rank, optimizer, layout, 0).nodes if n.op == name]
+                told = [(start[n.layer] + at, *rest) for n in nodes for at, *rest in n.attrs["segments"]]  # type: ignore[attr-defined]
+                wrong += sorted(told) != sorted(sharded.segments(rank))
+    return yes(not wrong, f"{wrong} ranks", cases=20)
+
+
 def _hashes(ref: Reference, rng: np.random.Generator) -> Measured:
     text = " ".join(program(ref.name, ranks, zero).hash() for ranks in (2, 8) for zero in (0, 1))
     return Measured(error=0.0, bound=0.0, digest=hash_of(np.frombuffer(text.encode(), np.uint8)))
@@ -177,6 +194,6 @@ def _refuse_ranks(rng: np.random.Generator) -> Measured:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "data_parallel.pass": {"parity": [*both(_same_bits(1)), *both(_same_bits(2), "micros-"), *both(_same_bits(1, "sgd"), "sgd-")[:1],
                                       *both(_against_oracle, "oracle-"), *both(_beside, "beside-"), *both(_stored_once, "once-"),
-                                      *both(_of_no_host, "host-")],
+                                      *both(_of_no_host, "host-"), ("own-settings", _own_settings)],
                            "determinism": both(_hashes), "faults": [("ranks", _refuse_ranks)]},
 }

@@ -202,8 +202,11 @@ def by_hand(rng: np.random.Generator) -> Measured:
     checks = []
     with _run(rng) as run:
         with run.loop("a") as loop:
+            asked, batch = list[int](), loop.sampler.batch
+            loop.sampler.batch = lambda step, *call, **more: asked.append(step) or batch(step, *call, **more)  # type: ignore[method-assign, func-returns-value]
             loop.start()
             checks.append(("finished", loop.run()))
+            checks.append((f"text of steps {sorted(set(asked))}", set(asked) == set(range(5))))
             got = _bits(loop)
         expected: list[tuple[object, ...]] = []
         with run.loop("b") as loop:
@@ -245,6 +248,11 @@ def resumed(rng: np.random.Generator) -> Measured:
                 checks.append((f"{name}: did not finish", loop.run()))
                 checks.append((f"{name}: other bits", _bits(loop) == expected))
             checks.append((f"{name}: other rows", run.rows(name) == run.rows("whole")))
+        with run.loop("stop4") as loop:
+            verdicts, alone = [False], loop.ranks.all
+            loop.ranks.all = lambda holds: alone(holds) and (verdicts.pop() if verdicts else True)  # type: ignore[method-assign]
+            loop.resume()
+            checks.append(("a checkpoint that another rank found damaged", loop.step == 4 and len(loop.passed) == 1))
         with run.loop("stop4") as loop:
             loop.resume(4)
             checks.append(("an earlier checkpoint", loop.step == 4 and loop.run() and _bits(loop) == expected))
@@ -529,6 +537,8 @@ def bad_step_ahead(rng: np.random.Generator) -> Measured:
             checks.append(("nothing was handed over behind it", executor.ahead == 3))
             checks.append(("changed the state", _bits(loop) == before))
             checks.append(("counted", loop.step == 2 and simple.steps(loop.checkpoints) == [2] and run.rows("b")[-1][-1] == 0))
+            told = run.rows("b")[-1]
+            checks.append((f"a number that is none is told: {told}", None in told and not {math.inf, "inf", "nan"} & {*told}))
             checks.append(("did not go on", loop.run() and _bits(loop) == expected))
     return _measured(checks)
 

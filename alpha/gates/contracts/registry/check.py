@@ -276,6 +276,12 @@ def _loosened(rng: np.random.Generator) -> Measured:
     _red(checks, "a catch that did not run", lambda c: c.catch([parity_case(ratio=9.0)], declared=2), "would now pass")
     with mock.patch.object(policy, "AWAITING", {HERE.key: {FAULT.id: "later"}}):
         _red(checks, "an excuse for a class of CPUs", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
+    fails = parity_case(ratio=9.0)
+    for what, record in (("component", make("parity", [fails], component=BASE.id)),
+                         ("gate", make("gradient", [fails], component=KERNEL.id))):
+        _red(checks, f"a catch whose record is of another {what}", lambda c, record=record: c.catch([], record=record),  # type: ignore[misc]
+             "another component or gate")
+    _red(checks, "no file of catches", lambda c: (c.root / HERE.key / NAME).unlink(), "no gate is recorded")
     _red(checks, "an error without text", lambda c: c.catch([], record=None, error=""), "would now pass")
 
     def edited(c: _Committed) -> None:
