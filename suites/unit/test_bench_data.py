@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import data_speed
 import pytest
 
 from alpha import cli, config
@@ -54,3 +55,19 @@ def test_a_run_file_is_asked_for(run_file: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["bench", "data"]) == 2
     assert "alpha bench data RUN.toml" in capsys.readouterr().err
     assert cli.main(["bench", "data", str(run_file), "--steps", "2", "--set", "data.mixture=x"]) == 2
+
+
+def test_the_table_of_delivered_tokens_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_speed.shards, "SHARD_TOKENS", 1 << 17)
+    monkeypatch.setattr(data_speed, "CONSUMED", 1e9)
+    page = tmp_path / "page.md"
+    page.write_text("before\n" + "\nformer\n".join(data_speed.MARKS) + "\nbehind\n")
+    words = ["--shards", "3", "--steps", "2", "--write", str(page)]
+    assert data_speed.main(words) == 0
+    told = page.read_text()
+    assert told.startswith("before\n") and told.endswith("\nbehind\n") and "former" not in told
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines() if line.startswith(("| windows", "| packed"))]
+    assert [row[1] for row in rows] == ["cold", "warm"] * 2
+    assert all(float(row[2]) > 0 and float(row[3]) > 0 for row in rows)
+    page.write_text("no marks")
+    assert data_speed.main(words) == 2 and page.read_text() == "no marks"
