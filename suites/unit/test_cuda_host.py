@@ -55,9 +55,6 @@ SEEN_BY = {
 }  # fmt: skip
 """Planted fault -> the cheapest case of its gate that rejects it, of the smaller model, and of the ways to run the one that shows it."""
 
-LAST = 40
-"""Steps of the long run, judged at five places: the kernels here are the oracles themselves, so no error grows with more."""
-
 ARENA = 1 << 24
 """Stands for LARGE of the case of memory: host memory is handed out to the byte, so no granularity has to be made small."""
 
@@ -67,7 +64,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     kernels = emulated(cuda_run.kernels())
     monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
     monkeypatch.setattr(cuda_run, "LARGE", ARENA)
-    monkeypatch.setattr(cuda_run, "LAST", LAST)
     with emulated_gpu() as found:
         yield found
 
