@@ -1,6 +1,7 @@
 """`alpha bench comm`: collectives among processes of this machine, by op, algorithm and size, beside one core's memcpy. Floor 8.
 
-Every call is timed on every rank, from a common barrier; a call takes what its slowest rank takes. Figures are medians over calls. The fits
+Every call is timed on every rank, from a common barrier; a call takes what its slowest rank takes. The algorithms of an op take turns, call
+by call, so that what else the machine does meets all of them. Figures are medians over calls. The fits
 are t = a + b n by least squares of the relative error: a is the latency, b the inverse bandwidth. Shares of memcpy compare the fastest call
 with the fastest copy, which is timed before each case: a busy machine slows down both, and not alike.
 """
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
@@ -171,16 +174,18 @@ def _measure(world: World, names: Sequence[str], sizes: Sequence[int], calls: in
     group, cases = world.group(WORLD), _cases()
     world.rule = measure(world).rule()
     rows, copies = [], _copies(group)
-    for name in names:
-        row = Row(name)
+    for _, same_op in groupby(names, key=lambda name: name.split()[0]):
+        of_op = [Row(name) for name in same_op]
         for nbytes in sizes:
             x, out = np.ones(nbytes // 4, np.float32), np.zeros(nbytes // 4, np.float32)
-            found = _timed(group, lambda: cases[name](group, x, out), calls or _calls(nbytes))  # noqa: B023
-            row.seconds[nbytes], row.fastest[nbytes] = found
-        row.fit()
-        rows.append(row)
+            found = _timed(group, [partial(cases[row.name], group, x, out) for row in of_op], calls or _calls(nbytes))
+            for row, seconds in zip(of_op, found):
+                row.seconds[nbytes], row.fastest[nbytes] = seconds
+        for row in of_op:
+            row.fit()
+        rows += of_op
         copies += _copies(group)
-    barrier = _timed(group, lambda: collectives.barrier(group), calls or 1000)
+    (barrier,) = _timed(group, [lambda: collectives.barrier(group)], calls or 1000)
     rule = {op: world.rule.limits(op, world.size) for op in ("all_reduce", "all_gather", "broadcast")}
     return Result(world.size, Seconds(median(copies), min(copies)), barrier, rows, rule)
 
@@ -189,18 +194,19 @@ def _calls(nbytes: int) -> int:
     return max(_FEWEST, min(_CALLS, _BYTES // nbytes))
 
 
-def _timed(group: Group, call: Callable[[], None], calls: int) -> Seconds:
-    """Of one call on its slowest rank."""
-    own = np.empty(calls)
+def _timed(group: Group, turns: Sequence[Callable[[], None]], calls: int) -> list[Seconds]:
+    """Of so many calls of each of some that take turns, on their slowest rank."""
+    own = np.empty((calls, len(turns)))
     for i in range(-_WARM_UP, calls):
-        collectives.barrier(group)
-        start = time.perf_counter()
-        call()
-        own[max(i, 0)] = time.perf_counter() - start
-    every = np.empty(calls * group.size)
-    collectives.all_gather(group, own, every)
-    slowest = every.reshape(group.size, calls).max(axis=0)
-    return Seconds(float(np.median(slowest)), float(slowest.min()))
+        for k, call in enumerate(turns):
+            collectives.barrier(group)
+            start = time.perf_counter()
+            call()
+            own[max(i, 0), k] = time.perf_counter() - start
+    every = np.empty(own.size * group.size)
+    collectives.all_gather(group, own.reshape(-1), every)
+    slowest = every.reshape(group.size, calls, len(turns)).max(axis=0)
+    return [Seconds(float(m), float(f)) for m, f in zip(np.median(slowest, axis=0), slowest.min(axis=0))]
 
 
 def _copies(group: Group) -> list[float]:

@@ -6,22 +6,25 @@ The members' functions run in the processes of suites/support/members.py and ret
 from __future__ import annotations
 
 import io
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from alpha.bench import comm
+from alpha.bench import comm, command
 from alpha.comm import collectives
 from alpha.comm.links import measure
 from alpha.comm.world import WORLD, World
 from alpha.errors import GraphError, InputError, ShapeError
 from alpha.gates.contracts.ranks.calls import ALGORITHMS, COUNTS, DTYPES, OPS, drawn, one, summed
 from alpha.gates.contracts.ranks.members import Ended, Members
+from alpha.report import curves
 from alpha.types import NUMPY
 
 PAYLOAD = 4096
@@ -224,7 +227,7 @@ def test_links_are_measured_alike_on_all_ranks(members: Members) -> None:
     assert ((latency > 0) == ~np.eye(3, dtype=bool)).all() and (latency == latency.T).all()
 
 
-def test_the_benchmark_measures_every_collective() -> None:
+def test_the_benchmark_measures_every_collective(tmp_path: Path) -> None:
     result = comm.bench(3, sizes=(1024, 40_000), calls=3)
     assert {r.name.split()[0] for r in result.rows} == {*OPS, "send"} and {n for r in result.rows for n in r.seconds} == {1024, 40_000}
     assert all(t > 0 for r in result.rows for t in r.seconds.values()) and result.barrier.fastest > 0 and result.memcpy.fastest > 0
@@ -234,6 +237,10 @@ def test_the_benchmark_measures_every_collective() -> None:
     planted = replace(result, rows=[comm.Row("all_reduce whole", fastest={8: 3.0}), comm.Row("all_reduce direct", fastest={8: 2.0})],
                       rule={"all_reduce": [(0, "whole"), (16, "direct")]})
     assert planted.price("all_reduce") == 1.5
+    written = tmp_path / "comm.json"
+    command._write(str(written), {"comm": result})
+    picture = curves.draw(json.loads(written.read_text())["comm"])
+    assert all(f">{name}<" in picture for name in ("direct", "whole", "halving", "unordered", *OPS, "send", "memcpy of one core")), picture
     with pytest.raises(InputError, match="no such collective"):
         comm.bench(2, "nothing")
     with pytest.raises(InputError, match="among ranks"):
