@@ -23,6 +23,8 @@ SHAPES = ("gpt2", "llama3", "qwen")
 _LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 _SPECIAL = {"gpt2": "<|endoftext|>", "llama3": "<|end_of_text|>", "qwen": "<|endoftext|>"}
 _TOOL, _TOOLS = "<tool>", "<tool>s"
+_UNMADE = "ħŧđłŋ"
+"""A word and a token that no merge makes, for no drawn text holds it: whole where the file says that merges are ignored, else in parts."""
 _SPACES = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 _PIECES = (
     *("the def Größe return naïve I'm WE'LL it'ſ 'ſx 'LLama 'REx x's don't 1234567 ٣٤٥ Ⅷ² = == -> \"\"\" /** 日本語の文 한국어 שלום "
@@ -128,6 +130,7 @@ class Reference:
         if shape == "llama3":
             tokens.append(b"return naive")  # no merge makes it, and no word is it
             tokens.append("русский".encode())  # no merge need make it: it is taken whole
+        tokens.append(_UNMADE.encode())
         ids = rng.permutation(len(tokens)).tolist()
         self.ids = dict(zip(tokens, ids))
         self.eod, self.tool = len(ids) + 1, len(ids)
@@ -186,7 +189,8 @@ def _ids_as_reference(rng: np.random.Generator) -> Measured:
         made = Reference(rng, shape)
         own = made.opened()
         samples = [text(rng, int(n)) for n in rng.integers(1, 40, 30)]
-        samples += ["", "a", " ", "\n", " \n a", "русский", "x русский", "return naive", "'LL'll'ſ'K", _TOOLS + _TOOL, "a" * 300, " " * 300]
+        samples += ["", "a", " ", "\n", " \n a", "русский", "x русский", _UNMADE, f"x {_UNMADE}", "return naive", "'LL'll'ſ'K",
+                    _TOOLS + _TOOL, "a" * 300, " " * 300]
         samples += list(_PIECES)
         for data in (*samples, *samples):  # the second time from the cache
             count.check(own.encode(data.encode()).tolist() == made.encode(data), f"{shape}: ids of {data[:60]!r}")
