@@ -391,8 +391,11 @@ def _layout() -> StateLayout:
 
 
 def at_words(world: World, seed: int) -> Found:
-    """What the first says, all hear; rows that each filled come together; the largest of what was asked is decided; steps are told."""
+    """What the first says, all hear; rows that each filled come together; the largest of what was asked is decided; steps are told. One
+    that is alone is the first of one."""
     ranks, wrong, rng = Ranks(world), list[str](), np.random.default_rng(seed)
+    alone = Ranks()
+    wrong += [] if (alone.rank, alone.size, alone.first, alone.hear("x")) == (0, 1, True, "x") else [f"alone: {alone.rank} of {alone.size}"]
     for text in ("", "a run", "runs/\u00e9t\u00e9/" + "x" * 1001):
         wrong += [] if ranks.hear(text if ranks.first else "rubbish") == text else [f"hear {text[:10]!r}"]
     for n in (1, world.size, 3 * world.size + 1):
@@ -405,7 +408,7 @@ def at_words(world: World, seed: int) -> Found:
         wrong += [] if got == max(asked) else [f"decided {got} of {asked}"]
     ranks.begin(7)
     wrong += [] if world.step == 7 else [f"step {world.step}"]
-    return wrong, 10
+    return wrong, 11
 
 
 def _executor(layout: StateLayout, seed: int) -> Any:

@@ -115,6 +115,11 @@ def _perf(rng: np.random.Generator) -> Measured:
     for factor, out in ((0.95, False), (1.09, False), (1.11, True), (1.6, True)):
         came = judge(make("perf", _one("perf", share=factor * share)), pin=sound)
         checks.that(bool(came.above_pin) == out and came.verdict == PASS, f"{factor} times the pinned share: {came}")
+    line = sound.line("a")
+    assert line is not None
+    for most, out in ((line.most, False), (math.nextafter(line.most, 9), True)):
+        came = judge(make("perf", _one("perf", share=most)), pin=sound)
+        checks.that(bool(came.above_pin) == out, f"a share of {most!r} beside a most of {line.most!r}: {came}")
     for verdict, what, low, estimate, high, again in (
         (PASS, "no slowdown", -0.01, 0.0, 0.019, False), (FAIL, "slower", 0.01, 0.03, 0.05, True),
         (AMBIGUOUS, "slower, not reproduced", 0.01, 0.03, 0.05, False), (AMBIGUOUS, "wide", -0.01, 0.01, 0.03, True),
