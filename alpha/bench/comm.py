@@ -112,7 +112,7 @@ class Row:
 
 @dataclass
 class Result:
-    """All cases among `ranks` processes. `memcpy`: of one core's copy of COPIED bytes; `barrier`: of one; `rule`: op -> (fewest
+    """All cases among `ranks` processes. `memcpy`: of one core's copy of `copied` bytes; `barrier`: of one; `rule`: op -> (fewest
     bytes, algorithm) by the links that were measured at the start."""
 
     ranks: int
@@ -120,6 +120,7 @@ class Result:
     barrier: Seconds
     rows: list[Row]
     rule: dict[str, list[tuple[int, str]]]
+    copied: int = COPIED
 
     def price(self, op: str) -> float:
         """The time of what the rule takes over that of the fastest algorithm, at the size where that is worst; nan where one was not
@@ -234,7 +235,7 @@ def show(result: Result, console: Console) -> None:
     table.add_column("us a call")
     for name in (*(f"{n >> 20} MiB" if n >> 20 else f"{n >> 10} KiB" for n in sizes), "latency us", "GB/s", "of memcpy"):
         table.add_column(name, justify="right")
-    copied = COPIED / result.memcpy.fastest
+    copied = result.copied / result.memcpy.fastest
     for r in result.rows:
         shares = [n / t / copied for n, t in r.fastest.items()]
         bars = "".join(_BARS[min(8, round(8 * s))] for s in shares)
@@ -248,4 +249,4 @@ def show(result: Result, console: Console) -> None:
         console.print(f"{op}: " + ", ".join(f"{name} from {n:,} bytes" for n, name in limits) + said, style="dim")
     barrier = result.barrier
     console.print(f"barrier of {result.ranks} ranks: median {barrier.median * 1e6:.1f} us, fastest {barrier.fastest * 1e6:.1f}; "
-                  f"memcpy by one core: median {1e-9 * COPIED / result.memcpy.median:.2f} GB/s, fastest {copied / 1e9:.2f}")
+                  f"memcpy by one core: median {1e-9 * result.copied / result.memcpy.median:.2f} GB/s, fastest {copied / 1e9:.2f}")

@@ -18,9 +18,6 @@ from alpha.report.canvas import RC, alone, canvas, svg_of
 from alpha.report.extra import matplotlib
 from alpha.report.palette import series
 
-COPIED = 64 << 20
-"""Bytes of the copy that is timed: COPIED of alpha/bench/comm.py."""
-
 Curve = Mapping[int, float]
 
 
@@ -33,7 +30,7 @@ def draw(found: Mapping[str, Any]) -> str:
         if op == "all_reduce":
             sums[algorithm] = {int(n): 1e6 * t for n, t in row["seconds"].items()}
         ops.setdefault(op, {int(n): 1e-9 * int(n) / t for n, t in row["fastest"].items()})
-    memcpy = 1e-9 * COPIED / found["memcpy"][1]
+    memcpy = 1e-9 * found["copied"] / found["memcpy"][1]
     with matplotlib.rc_context(RC):
         figure, (left, right) = canvas(3.6, 2)
         _lines(left, sums)
