@@ -125,7 +125,7 @@ def test_parity_launches_every_compiled_file(pytestconfig: pytest.Config, seed: 
             patch.setattr(subjects, "component_digests", lambda *a, **k: {"implementation": "emulated"})
             patch.setattr(launches, "compile_kernel", lambda source, launched=launched: (launched.add(source), source)[1])
             cuda_subjects.opened.cache_clear()
-            _, judgement = run.measure(component, "parity")
+            _, judgement = run.measure(component, "parity", SOUND)
             cuda_subjects.opened.cache_clear()
         assert judgement.verdict == PASS
         compiled = [s for s in sources_of([component]) if not s.path.startswith("gemm/")]
