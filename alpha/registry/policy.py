@@ -32,12 +32,7 @@ HOST_PROFILES = ("host", "count")
 """Profiles of components whose results do not come out of vector units: integers, bytes, and float64 scalars of the C library."""
 
 
-AWAITING: Mapping[str, Mapping[str, str]] = {
-    "cuda_sm90_H200": {
-        "executor.cuda.profiled-launch-twice": "it was measured where CUPTI times profiled steps; the path that the fault breaks is taken "
-                                               "where CUPTI is not installed",
-    },
-}
+AWAITING: Mapping[str, Mapping[str, str]] = {}
 """Reference class of GPUs -> what the merge gate finds missing or older than the code there, by the name it gives it -> why. It is told as
 NOT_RUN and counted, in place of an error, for a machine of CI has no GPU. Nothing else is excused: a failing verdict, a forged line or a
 loosened judge stays an error, and no run on such a GPU takes old evidence for current. An entry that is not needed is an error."""

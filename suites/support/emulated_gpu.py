@@ -414,7 +414,7 @@ class _Spot:
         a = self._matrix(x, rows, columns)
         with np.errstate(all="ignore"):
             made = np.concatenate([a.T @ self._array(v, rows * 4, np.float64).reshape(-1, 4), np.square(a).sum(0)[:, None]], 1)
-            self._array(out, columns * 5, np.float64)[...] += made.reshape(-1)
+        self._array(out, columns * 5, np.float64)[...] = made.reshape(-1)
 
     def _gather(self, x: int, places: int, out: int, many: int, size: int) -> None:
         at = self._array(places, many, np.int64)

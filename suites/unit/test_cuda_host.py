@@ -15,7 +15,7 @@ from emulated_gpu import EmulatedGpu, bf16_bits, emulated, emulated_gpu, on
 
 import alpha
 from alpha.backends import checks
-from alpha.backends.cuda import executor, memory_check, observe, staging
+from alpha.backends.cuda import executor, memory_check, observe, spot, staging
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import mark
@@ -31,7 +31,7 @@ from alpha.train.catalogue import catalogue
 from alpha.types import Attrs, Table
 
 COMPONENT = "executor.cuda"
-FAULTS = {f.id: f for f in load_faults() if f.component == COMPONENT}
+FAULTS = {f.id: f for f in load_faults() if f.component == COMPONENT and not f.source}
 GATES = ("parity", "determinism", "faults")
 CASES = [(gate, name) for gate in GATES for name, _ in contract_cases(catalogue()[COMPONENT], gate)]
 
@@ -45,13 +45,14 @@ LATE = {
 
 SEEN_BY = {
     "arena-larger": "memory", "arena-not-whole": "replay-llama", "first-inputs-again": "ways-llama: 0",
-    "graph-of-another-plan": "tree-2-llama", "input-types-ignored": "inputs-llama", "inputs-not-delivered": "replay-llama",
-    "inputs-stale": "replay-llama", "launch-dropped": "replay-llama", "memory-kept": "memory", "no-room-unsaid": "no-room",
-    "only-state-counted": "no-room", "outputs-not-fetched": "copy-llama", "profiled-launch-twice": "ways-llama: 1 profiled",
+    "graph-of-another-plan": "tree-2-llama", "hashes-share-a-place": "flips-llama", "input-types-ignored": "inputs-llama",
+    "inputs-not-delivered": "replay-llama", "inputs-stale": "replay-llama", "inspected-launch-twice": "ways-llama: 1 checked",
+    "launch-dropped": "replay-llama", "memory-kept": "memory", "no-room-unsaid": "no-room", "only-state-counted": "no-room",
+    "outputs-not-fetched": "copy-llama", "products-of-other-sides": "spots-llama", "profiled-launch-twice": "ways-llama: 1 bare",
     "replay-blind": "replay-llama", "replay-cut-short": "ways-llama: 3 watched", "results-not-waited-for": "copy-llama",
     "results-of-what-is-behind": "ways-llama: 0 ahead", "staged-batch-kept": "replay-llama", "state-forgotten": "ways-llama: 1 resumed",
     "state-not-returned": "copy-llama", "state-returned-again": "copy-llama", "unknown-inputs-ignored": "inputs-llama",
-    "watched-launch-dropped": "ways-llama: 1 watched",
+    "watched-launch-dropped": "ways-llama: 1 watched", "watched-look-twice": "ways-llama: 0 watched checked",
 }  # fmt: skip
 """Planted fault -> the cheapest case of its gate that rejects it, of the smaller model, and of the ways to run the one that shows it."""
 
@@ -149,10 +150,12 @@ def test_curves_of_one_kind_are_rarely_refused() -> None:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, text: str) -> None:
-    """The module's names, defined by another text, wherever the executor uses them."""
+    """The module's names, defined by another text, wherever the executor uses them; what it has from elsewhere is what it has now."""
     made = types.ModuleType(module.__name__)
     made.__file__ = module.__file__
     exec(compile(text, str(module.__file__), "exec"), vars(made))
+    vars(made).update({n: x for n, x in vars(module).items() if n in vars(made) and not n.startswith("__")
+                       and getattr(vars(made)[n], "__module__", module.__name__) != module.__name__})
     for user in (executor, staging, cuda_run, module):
         for name, value in vars(made).items():
             if isinstance(value, type | types.FunctionType) and value.__module__ == module.__name__ and hasattr(user, name):
@@ -161,10 +164,24 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, text: str) 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_planted_faults_are_caught(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
-    modules = {m.__name__: m for m in (checks, executor, memory_check, observe, staging)}
+    modules = {m.__name__: m for m in (checks, executor, memory_check, observe, spot, staging)}
     module = modules["alpha." + fault.file.removesuffix(".py").replace("/", ".")]
     plant(monkeypatch, module, broken(fault, (Path(alpha.__file__).parent / fault.file).read_text(encoding="utf-8")))
     assert rejects(monkeypatch, fault.gate, SEEN_BY[fault.id.removeprefix(f"{COMPONENT}.")]), f"{fault.gate} accepts: {fault.why}"
+
+
+def test_an_instrument_hides_no_fault_of_single_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels are timed a profiled step is one graph, and a launch that goes by itself is seen by the way `bare` alone."""
+    fault, kernels = FAULTS["executor.cuda.profiled-launch-twice"], emulated(cuda_run.kernels())
+    monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
+    with emulated_gpu(instrument=True):
+        plant(monkeypatch, observe, broken(fault, (Path(alpha.__file__).parent / fault.file).read_text(encoding="utf-8")))
+        assert not rejects(monkeypatch, "determinism", "ways-llama: 1 profiled")
+        monkeypatch.undo()
+        monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
+        assert not rejects(monkeypatch, "determinism", "ways-llama: 1 bare")
+        plant(monkeypatch, observe, broken(fault, (Path(alpha.__file__).parent / fault.file).read_text(encoding="utf-8")))
+        assert rejects(monkeypatch, "determinism", "ways-llama: 1 bare")
 
 
 @pytest.mark.parametrize("name", LATE)

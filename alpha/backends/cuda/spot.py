@@ -23,8 +23,8 @@ from alpha.graph.plan import Ref
 from alpha.types import TensorType
 
 SOURCE = Source(path="profile/spot.cu")
-THREADS, TILE, SLAB = 256, 16384, 256
-"""As in the source: threads of a block, bytes of one of `hash`, rows of one of `columns`."""
+THREADS, TILE, COLUMNS = 256, 16384, 32
+"""As in the source: threads of a block, bytes of one of `hash`, columns of one of `columns`."""
 
 VECTORS = 4
 """What one launch multiplies with."""
@@ -154,8 +154,7 @@ class DeviceMemory:
             self.stream.synchronize()
             upload(given, padded)
             if transposed:
-                fill(out, 0, self.stream)
-                self._run(f"spot_columns_{dtype}", (-(-columns // THREADS), -(-rows // SLAB), 1), span, given, out, rows, columns)
+                self._run(f"spot_columns_{dtype}", (-(-columns // COLUMNS), 1, 1), span, given, out, rows, columns)
             else:
                 self._run(f"spot_rows_{dtype}", (-(-rows * 32 // THREADS), 1, 1), span, given, out, rows, columns)
             self.stream.synchronize()
