@@ -18,7 +18,6 @@ from alpha.data.tokenizer import Tokenizer
 from alpha.errors import InputError
 from alpha.graph.plan import Program
 from alpha.graph.state import StateLayout
-from alpha.optim.init import fill_initial
 from alpha.train import hf_tokenizer, rundir
 from alpha.train.assemble import program_for, threads_for, vocabulary
 from alpha.train.engine import Executor, open_executor, refresh
@@ -56,12 +55,12 @@ Fill = Callable[[np.ndarray, StateLayout, int], None]
 """Writes the first parameters: (the flat array, its layout, the run's seed)."""
 
 
-def beginning(cfg: Config, tokenizer: Tokenizer) -> Fill:
-    """What the parameters of a new run begin from: drawn by the seed, or those of `train.start_from`. InputError where that is another
-    model, by the first key that differs, or has another tokenizer; also as `open_source`, and for a run as `simple.at`."""
+def beginning(cfg: Config, tokenizer: Tokenizer) -> Fill | None:
+    """What the parameters of a new run begin from: None where they are drawn by the seed, or those of `train.start_from`. InputError where
+    that is another model, by the first key that differs, or has another tokenizer; also as `open_source`, and for a run as `simple.at`."""
     source = cfg.train.start_from
     if not source:
-        return fill_initial
+        return None
     fill: Fill
     if source.startswith(PREFIX):
         model = open_source(source)

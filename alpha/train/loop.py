@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -130,12 +130,13 @@ class Loop:
             "program": self.program.hash(),
         }
 
-    def start(self, fill: Callable[[np.ndarray, StateLayout, int], None] = fill_initial) -> None:
-        """Initial state: parameters by `fill`, by default drawn by (seed, tensor name), moments and the step counter zero."""
-        for kind, (_, flat) in self.states().items():
+    def start(self, fill: Callable[[np.ndarray, StateLayout, int], None] | None = None) -> None:
+        """Initial state: parameters by `fill`, or drawn by (seed, tensor name), moments and the step counter zero."""
+        for kind in self.plans["snapshot"].outputs:
             if kind != "param":
-                flat[...] = 0
-        fill(self.executor.state("param"), self.program.states["param"], self.cfg.run.seed)
+                self.executor.clear(kind)
+        fill = fill or partial(fill_initial, workers=int(str(self.program.facts.get("threads", 0))))
+        fill(self.executor.blank("param"), self.program.states["param"], self.cfg.run.seed)
         refresh(self.executor)
         self.step, self._handed = 0, None
         self.spots.restart(self.step)

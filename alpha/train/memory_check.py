@@ -18,11 +18,9 @@ from alpha.checkpoint import ranges
 from alpha.comm.segment import PAYLOAD_BYTES
 from alpha.errors import MachineError
 from alpha.graph.plan import Program
+from alpha.optim.init import HELD
 
 MIB = 1 << 20
-
-DRAW = 48
-"""Bytes an element while a tensor's initial values are drawn (alpha/optim/init.py): eight arrays of float64 or half as long."""
 
 ORDER2_MODEL = 384 * MIB
 """The order-2 model with its counts, while it is fitted (alpha/data/ngram.py)."""
@@ -77,10 +75,9 @@ def need(program: Program, rank: int = 0, *, checked: bool = False) -> Need:
     state = sum(n for name, n in arenas.items() if name.startswith("state."))
     saved = ranges.place({kind: program.states[kind] for kind in program.plans["snapshot"].outputs}, rank, program.ranks)[1]
     threads = int(str(program.facts["threads"]))
-    largest = max((t.size for t in program.states["param"].tensors), default=0)
     plans = program.plans_of(rank)
     spots = max((held(x) for step in program.role(rank).schedule for x in plans[step.plan].launches), default=0) + state // 64
-    beside = max(DRAW * largest, ORDER2_MODEL, LOOK * threads, spots) + BUFFERS * threads + REST
+    beside = max(HELD * threads, ORDER2_MODEL, LOOK * threads, spots) + BUFFERS * threads + REST
     beside += saved + _collectives(program, rank, checked)
     return Need(state, sum(arenas.values()) - state, beside, RESERVED * (threads + 1))
 

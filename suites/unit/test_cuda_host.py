@@ -44,12 +44,13 @@ LATE = {
 """Waits that are left out, and the case of parity that sees it: a GPU may be quick enough to hide it, a late stream is not."""
 
 SEEN_BY = {
-    "arena-larger": "memory", "arena-not-whole": "replay-llama", "first-inputs-again": "ways-llama: 0",
-    "graph-of-another-plan": "tree-2-llama", "hashes-share-a-place": "flips-llama", "input-types-ignored": "inputs-llama",
-    "inputs-not-delivered": "replay-llama", "inputs-stale": "replay-llama", "inspected-launch-twice": "ways-llama: 1 checked",
-    "launch-dropped": "replay-llama", "memory-kept": "memory", "no-room-unsaid": "no-room", "only-state-counted": "no-room",
-    "outputs-not-fetched": "copy-llama", "products-of-other-sides": "spots-llama", "profiled-launch-twice": "ways-llama: 1 bare",
-    "replay-blind": "replay-llama", "replay-cut-short": "ways-llama: 3 watched", "results-not-waited-for": "copy-llama",
+    "arena-larger": "memory", "arena-not-whole": "replay-llama", "cleared-comes-back": "ways-llama: 0 blank",
+    "first-inputs-again": "ways-llama: 0", "graph-of-another-plan": "tree-2-llama", "hashes-share-a-place": "flips-llama",
+    "input-types-ignored": "inputs-llama", "inputs-not-delivered": "replay-llama", "inputs-stale": "replay-llama",
+    "inspected-launch-twice": "ways-llama: 1 checked", "launch-dropped": "replay-llama", "memory-kept": "memory",
+    "no-room-unsaid": "no-room", "only-state-counted": "no-room", "outputs-not-fetched": "copy-llama",
+    "products-of-other-sides": "spots-llama", "profiled-launch-twice": "ways-llama: 1 bare", "replay-blind": "replay-llama",
+    "replay-cut-short": "ways-llama: 3 watched", "results-not-waited-for": "copy-llama",
     "results-of-what-is-behind": "ways-llama: 0 ahead", "staged-batch-kept": "replay-llama", "state-forgotten": "ways-llama: 1 resumed",
     "state-not-returned": "copy-llama", "state-returned-again": "copy-llama", "unknown-inputs-ignored": "inputs-llama",
     "watched-launch-dropped": "ways-llama: 1 watched", "watched-look-twice": "ways-llama: 0 watched checked",

@@ -93,6 +93,14 @@ class CpuExecutor:
         """The same to read only."""
         return self.state(kind)
 
+    def blank(self, kind: str) -> np.ndarray:
+        """The same to be written whole: what it holds until then is of no use."""
+        return self.state(kind)
+
+    def clear(self, kind: str) -> None:
+        """Zeros in place of what a kind of state holds."""
+        self.state(kind)[...] = 0
+
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns views of the outputs, valid until the next run."""
         self.enqueue((plan,), [inputs or {}])

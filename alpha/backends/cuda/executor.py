@@ -26,7 +26,7 @@ from alpha.errors import GraphError
 from alpha.graph.plan import Launch, Plan, Program, Ref
 from alpha.profile.recorder import Recorder
 from alpha.registry.gpu import gpu_class
-from alpha.types import TensorType
+from alpha.types import NUMPY, TensorType
 
 
 class CudaExecutor:
@@ -108,6 +108,17 @@ class CudaExecutor:
         self.stream.synchronize()
         flat = TensorType((layout.size,), layout.dtype)
         return from_device(download(Span(arena.address, arena.nbytes), *device_bytes(flat)), flat)
+
+    def blank(self, kind: str) -> np.ndarray:
+        """An array of zeros that takes the place of a kind of state, as `state` does: what the device holds is not fetched."""
+        self._lent[kind] = np.zeros(self.program.states[kind].size, NUMPY[self.program.states[kind].dtype])
+        return self._lent[kind]
+
+    def clear(self, kind: str) -> None:
+        """Zeros in place of what a kind of state holds, and of what was handed out of it."""
+        self._lent.pop(kind, None)
+        arena = self.arenas[f"state.{kind}"]
+        fill(Span(arena.address, arena.nbytes), 0, self.stream)
 
     def _return(self, kind: str | None = None) -> None:
         """Upload what `state` has handed out since the last run, of one kind or of all; those of other kinds stay handed out."""

@@ -76,10 +76,12 @@ LARGE = 1 << 30
 """Bytes of the arena that makes a device's granularity small beside 2 %."""
 
 WAYS = ("1 calls", "1", "1 uncaptured", "1 watched", "1 profiled", "1 staged", "1 resumed", "2 staged", "3 watched", "0", "0 watched",
-        "0 profiled", "0 staged", "1 watched ahead", "0 ahead", "1 bare", "0 bare", "1 checked", "0 watched checked")
+        "0 profiled", "0 staged", "1 watched ahead", "0 ahead", "1 bare", "0 bare", "1 checked", "0 watched checked",
+        "0 blank")
 """Ways to run the same steps: microbatches of one replay (0: all), and how. `calls`: each Plan by itself, its end waited for; `ahead`: a
 step's microbatches are handed over before the results of the step before are waited for; `bare`: profiled from the second step on, with
-the instrument off, so that launches go by themselves between time stamps; `checked`: as spot checks of every step see it."""
+the instrument off, so that launches go by themselves between time stamps; `checked`: as spot checks of every step see it; `blank`: from a
+state that was spoiled and then cleared, as a run begins."""
 
 KEPT = ("param", "m", "v")
 """Kinds of state whose bits two runs must share."""
@@ -411,8 +413,8 @@ def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
 def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
     """Three steps of two shards of two microbatches: each call by itself, and handed over in replays of one, two, three and all four
     microbatches; captured, launch by launch, watched, profiled with an instrument and without, checked, with inputs that are staged while
-    the step before computes, one step ahead, and down and up again after the first step: the same parameters and moments, and the same
-    loss of each step."""
+    the step before computes, one step ahead, after another state, and down and up again after the first step: the same parameters and
+    moments, and the same loss of each step."""
     steps = [batches_of(ref, rng, 2, 2) for _ in range(3)]
     param, p = _drawn(ref, rng)["param"].astype(np.float32), program(ref.name, 2, 2)
     found, losses = {}, {}
@@ -420,6 +422,8 @@ def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
         words = way.split()
         cut, ahead = replace(p, replay=int(words[0])), "ahead" in words
         with opened(cut, param, captured="uncaptured" not in words) as executor:
+            if "blank" in words:
+                _begin_again(executor, param)
             told, bare, spots = [], "bare" in words, Judged(executor, rng) if "checked" in words else None
             if spots is not None:
                 spots.restart(0)
@@ -455,6 +459,17 @@ def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
     other = [w for w, d in found.items() if d != found[WAYS[0]] or losses.get(w, losses[WAYS[0]]) != losses[WAYS[0]]]
     return Measured(error=float(len(other)), bound=0.0, cases=len(found), digest=found[WAYS[0]],
                     note=f"other than {WAYS[0]}: " + ", ".join(other))
+
+
+def _begin_again(executor: CudaExecutor, param: np.ndarray) -> None:
+    """Spoil the state, on the device and as it is handed out, and put it back."""
+    kinds = executor.program.plans["snapshot"].outputs
+    for kind in (*kinds, *kinds):
+        executor.state(kind)[...] = 1
+    for kind in kinds:
+        executor.clear(kind)
+    executor.blank("param")[...] = param
+    executor.run("narrow")
 
 
 def _handed(calls: Sequence[Step], text: Batches) -> tuple[tuple[str, ...], list[dict[str, np.ndarray]]]:
