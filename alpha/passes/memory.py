@@ -137,9 +137,8 @@ def _classes(graph: Graph, chosen: Mapping[Node, Component], order: Order) -> di
             of[v] = c
             c.last = max(c.last, order.window(i)[1])
             c.members.append(v)
-    for part in sorted(parts & reads.keys(), key=lambda v: v.name):
-        raise GraphError("a part of a bucket is read beside it", came=part, expected="a value that the bucket alone reads",
-                         do="give the bucket a copy")
+    for node in buckets:
+        _still_there(graph, node, chosen, of, reads, order)
     _homes(graph, of, until, end, buckets)
     for v, c in of.items():
         c.last = max(c.last, until.get(v, c.first), end if v in kept else -1)
@@ -158,6 +157,20 @@ def _may_overwrite(node: Node, i: int, operand: int, out: Value, of: Mapping[Val
     if c.home is not None:  # only the state box that `out` is to become
         return out in target and c.home == (f"state.{target[out][0]}", target[out][1] * ITEMSIZE[out.type.dtype])
     return out not in target or target[out] == target.get(source)
+
+
+def _still_there(graph: Graph, bucket: Node, chosen: Mapping[Node, Component], of: Mapping[Value, _Class], reads: Mapping[Value, list[int]],
+                 order: Order) -> None:
+    """GraphError where a part of a bucket, or what shares its storage as a view of it or as what it is a view of, is read when what takes
+    the bucket's place may have been written."""
+    makers = {m.producer for m in of[bucket.outputs[0]].members}
+    over = [i for i, node in enumerate(graph.nodes) if node in chosen and node in makers]
+    for v in (m for part in bucket.inputs for m in of[part].members) if over else ():
+        late = [graph.nodes[j] for j in reads.get(v, ()) if not all(order.before(j, i) for i in over)]
+        if late or v in graph.roots():
+            raise GraphError("a part of a bucket, or what it is a view of, is read after the bucket is overwritten",
+                             came=f"{v}, read by {late[0] if late else 'the plan as a result'}", expected="readings before that",
+                             do="give the bucket a copy")
 
 
 def _targets(graph: Graph, kept: set[Value]) -> dict[Value, tuple[str, int]]:

@@ -694,9 +694,31 @@ def _read_twice(rng: np.random.Generator) -> Measured:
 
 
 def _refuse_bucket(rng: np.random.Generator) -> Measured:
-    """A bucket without a place, and one of whose parts is read beside it."""
-    found = [refuses(GraphError, lambda: _bucketed("output")), refuses(GraphError, lambda: _bucketed(read_again=True))]
-    return yes(all(m.error == 0 for m in found), cases=2)
+    """A bucket without a place, and one that shares storage with what is read when the sum over ranks may stand there: a part, what a part
+    is a view of, a view of a part, or a result of the plan. What is read before may be."""
+    found = [refuses(GraphError, lambda: _bucketed("output")), refuses(GraphError, lambda: _bucketed(read_again=True)),
+             refuses(GraphError, lambda: _bucket_of_views("after")), refuses(GraphError, lambda: _bucket_of_views("view after")),
+             refuses(GraphError, lambda: _bucket_of_views("result"))]
+    sound = _bucket_of_views("before").launches
+    return yes(all(m.error == 0 for m in found) and [x.op for x in sound] == ["matmul", "scale", "all_reduce"], cases=6)
+
+
+def _bucket_of_views(how: str) -> Plan:
+    """A bucket whose part is a view of a product, which is read before the sum over ranks, after it, as a view of the part, or by the
+    caller."""
+    t = Tracer("views")
+    x = t.input("x", (4, 4), "f32")
+    product = t.matmul(x, x)
+    part = t.reshape(product, shape=(16,))
+    total = t.all_reduce(t.bucket(part, offsets=(0,), size=64), group="dp", size=2, reduce="sum") if how != "before" else None
+    if how == "result":
+        t.output("product", product)
+    else:
+        t.output("more", t.scale(t.reshape(part, shape=(2, 8)) if how == "view after" else product, factor=3.0))
+    total = total or t.all_reduce(t.bucket(part, offsets=(0,), size=64), group="dp", size=2, reduce="sum")
+    t.update(t.state("grad0", 0, (64,), "f32"), total)
+    graph = verify(prune(t.graph), "trace")
+    return lay_out(graph, select(graph, _with_exchange(), "cpu"), 2, {"grad0": 256})
 
 
 def _refuse_copy(rng: np.random.Generator) -> Measured:
