@@ -14,13 +14,14 @@ import pytest
 from rich.console import Console
 
 from alpha import cli
+from alpha.backends.cuda import binaries, spot
 from alpha.backends.cuda.binaries import Binaries, sources_of
 from alpha.backends.cuda.kernels import loss, matmul
 from alpha.backends.cuda.kernels.gemm import GemmProblem, choose
 from alpha.backends.cuda.values import from_device, to_device
 from alpha.cli import gating
 from alpha.component import Component
-from alpha.cuda_runtime import manifest
+from alpha.cuda_runtime import manifest, mark
 from alpha.cuda_runtime.compile import Source
 from alpha.errors import InputError, UngatedError
 from alpha.gates import run, subjects
@@ -31,6 +32,7 @@ from alpha.registry.evidence import reference_classes, write_reference
 from alpha.registry.gpu import GpuClass, class_here, class_of_key, family, gpu_class, why_not_here
 from alpha.registry.judge import Judgement
 from alpha.registry.machine import machine_class
+from alpha.registry.package import Package
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.train.catalogue import catalogue
@@ -148,6 +150,18 @@ def test_the_digest_of_a_kernel_holds_its_binaries() -> None:
     digests = component_digests(catalogue()["attention.bf16.sm90"], "parity")
     assert set(digests) == {"implementation", "row", "cases", "measure", "binaries"}
     assert "binaries" not in component_digests(catalogue()["matmul.f32.cpu"], "parity")
+
+
+def test_the_executor_binds_what_stamps_and_hashes_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cubin of either is other evidence."""
+    executor = catalogue()["executor.cuda"]
+    assert isinstance(executor.binaries, Binaries) and set(executor.binaries.sources()) == {mark.SOURCE, spot.SOURCE}
+    before = component_digests(executor, "faults")
+    for changed in (str(source) for source in executor.binaries.sources()):
+        monkeypatch.setattr(binaries, "binary_digests", lambda sources, changed=changed: {
+            name: "another" if name == changed else digest for name, digest in manifest.binary_digests(sources).items()})
+        after = component_digests(executor, "faults", package=Package())
+        assert [name for name in before if before[name] != after[name]] == ["binaries"]
 
 
 @pytest.mark.skipif(gpu_class() is not None, reason="this machine has a GPU")
