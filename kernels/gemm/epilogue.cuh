@@ -124,6 +124,68 @@ struct Epilogue {
         for (int q = 0; q < 4; ++q) stmatrix_x4(at[q], v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]);
     }
 
+    // DEFER. The whole tile, rounded: what its chunks hold, in the order of the accumulators.
+    using Rounded = uint32_t[C::DEFER ? C::MI : 1][C::DEFER ? BN / 4 : 1];
+    __device__ __forceinline__ void round(Rounded& rounded, const Accumulators& acc, const Bias& bias) const {
+#pragma unroll
+        for (int mi = 0; mi < C::MI; ++mi) {
+#pragma unroll
+            for (int pair = 0; pair < BN / 4; ++pair) {
+                const float b0 = BIAS ? bf16_low(bias[pair / 2]) : 0.0f;
+                const float b1 = BIAS ? bf16_high(bias[pair / 2]) : 0.0f;
+                const float x0 = acc[mi][pair * 2], x1 = acc[mi][pair * 2 + 1];
+                rounded[mi][pair] = pack_bf16(BIAS ? x0 + b0 : x0, BIAS ? x1 + b1 : x1);
+            }
+        }
+    }
+
+    // DEFER. Writes chunk `item` of a rounded tile and sends it off. Begins where begin() said.
+    template <int ITEM>
+    __device__ __forceinline__ void write_rounded(const Rounded& rounded) {
+        if (issuer) tma_store_wait_read<STAGING - 1>();
+        named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
+        const uint32_t address = smem_address(buffer_of(0));
+        const uint32_t* const v = PAIR ? &rounded[0][ITEM * 16] : &rounded[ITEM / CHUNKS][ITEM % CHUNKS * 16];
+#pragma unroll
+        for (int q = 0; q < 4; ++q)
+            stmatrix_x4(address + swizzle_128(warp_row + (lane & 15), q * 32 + (lane >> 4) * 16), v[4 * q], v[4 * q + 1], v[4 * q + 2],
+                        v[4 * q + 3]);
+        fence_async_shared();
+        named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
+        if (issuer) {
+            send_item(PAIR ? ITEM % CHUNKS * KINDS + ITEM / CHUNKS : ITEM * KINDS, 0);
+            tma_store_commit();
+        }
+        ++chunks_done;
+    }
+
+    // DEFER. What leaves the activation, at once: it is made of what is not yet rounded.
+    __device__ __forceinline__ void write_activated(const Accumulators& acc, const Bias& bias) {
+#pragma unroll
+        for (int item = KINDS - 1; item < ITEMS; item += KINDS) {
+            if (issuer) tma_store_wait_read<STAGING - 1>();
+            named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
+            write_item(acc, bias, item, 0);
+            fence_async_shared();
+            named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
+            if (issuer) {
+                send_item(item, 0);
+                tma_store_commit();
+            }
+            ++chunks_done;
+        }
+    }
+
+    // DEFER. Those chunks of a rounded tile whose turn is `first` .. `last` - 1.
+    __device__ __forceinline__ void write_rounded(const Rounded& rounded, int first, int last) {
+        if constexpr (C::DEFER) {
+            if (first <= 0 && 0 < last) write_rounded<0>(rounded);
+            if (first <= 1 && 1 < last) write_rounded<1>(rounded);
+            if (first <= 2 && 2 < last) write_rounded<2>(rounded);
+            if (first <= 3 && 3 < last) write_rounded<3>(rounded);
+        }
+    }
+
     // Writes item `item` of the tile into its staging buffer, which is `i` further on. All threads.
     __device__ __forceinline__ void write_item(const Accumulators& acc, const Bias& bias, int item, int i) const {
         const int kind = item % KINDS;

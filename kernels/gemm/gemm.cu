@@ -71,6 +71,8 @@ __device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barrie
     uint32_t steps_done = 0;  // of the ring, by everyone
     int turn = 0;
     float acc[C::MI][C::BN / 2];
+    typename Epilogue<C>::Rounded rounded;
+    bool pending = false;  // whether a rounded tile has yet to be written
     if (C::PINGPONG && warpgroup == 1) named_barrier_arrive(TURN_BARRIER, 256);  // warpgroup 0 begins
     Walk<C> walk(p);
     Work work;
@@ -79,18 +81,35 @@ __device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barrie
             steps_done += work.k_count;
             continue;
         }
-        epilogue.begin(work);
         const uint32_t steps_before = steps_done;
         steps_done += work.k_count;
         typename Epilogue<C>::Bias bias;
+        if constexpr (C::DEFER) {
+            multiply<C, 4>(acc, slots, ring, steps_before, work, warpgroup, lane, [&](int step) {
+                if (pending) epilogue.write_rounded(rounded, step, step + 1);
+            });
+            if (pending) epilogue.write_rounded(rounded, work.k_count, 4);
+            pending = C::SPLIT ? work.slot < 0 : true;
+            if (!pending) {
+                epilogue.write_partial(acc, work.slot, rank);
+                continue;
+            }
+            epilogue.begin(work);
+            epilogue.load_bias(bias);
+            if constexpr (C::SAVE_PRE) epilogue.write_activated(acc, bias);
+            epilogue.round(rounded, acc, bias);
+            continue;
+        }
+        epilogue.begin(work);
         epilogue.load_bias(bias);
-        multiply<C>(acc, slots, ring, steps_before, work, warpgroup, lane, [&] { epilogue.load_first_aux(); });
+        multiply<C, 1>(acc, slots, ring, steps_before, work, warpgroup, lane, [&](int) { epilogue.load_first_aux(); });
         if (C::SPLIT && work.slot >= 0) {
             epilogue.write_partial(acc, work.slot, rank);
             continue;
         }
         epilogue.write(acc, bias);
     }
+    if (C::DEFER && pending) epilogue.write_rounded(rounded, 0, 4);
     if (issuer) tma_store_wait<0>();
 }
 

@@ -143,6 +143,7 @@ class GemmConfig:
     staging: int = 2
     cluster: int = 2
     pingpong: bool = False
+    defer: bool = False
     group: int = 8
     along_n: bool = False
     split_tiles: int = 0
@@ -152,6 +153,7 @@ class GemmConfig:
     def __str__(self) -> str:
         text = f"{self.bm}x{self.bn}x{BLOCK_K} s{self.stages}/{self.staging} c{self.cluster}"
         text += " pingpong" if self.pingpong else ""
+        text += " deferred" if self.defer else ""
         text += f" group {self.group}{'n' if self.along_n else 'm'}"
         return text + (f" split {self.split_tiles} tiles into {self.split_units}" if self.split_units else "")
 
@@ -185,6 +187,7 @@ class GemmConfig:
                 "GEMM_SAVE_PRE": int(problem.save_pre),
                 "GEMM_AUX_IN": {"none": 0, "gelu_gradient": 1}[problem.aux_input],
                 "GEMM_SPLIT": int(self.split_units > 0),
+                **({"GEMM_DEFER": 1} if self.defer else {}),
             },
         )
         return [gemm, Source.of("gemm/split_reduce.cu", tile)] if self.split_units else [gemm]
