@@ -71,7 +71,8 @@ def main() -> int:
     states = states_of(args.mb)
     with tempfile.TemporaryDirectory(prefix="alpha-rates-", dir=args.folder) as name:
         at = Path(name)
-        data, held = ranges.image(states, 0, 1)
+        kept = ranges.OfArrays()
+        data, held = ranges.image(states, 0, 1, kept)
         copy = at / "dd"
 
         def dd(*options: str) -> None:
@@ -92,7 +93,7 @@ def main() -> int:
         turns: dict[str, tuple[Callable[[], None], Callable[[], None], str]] = {
             "`dd`, forced": (lambda: copy.unlink(missing_ok=True), lambda: dd(f"if={kept}", f"of={copy}", "conv=fsync"), ""),
             "write, force and rename": (lambda: shutil.rmtree(simple.at(at)), save, "`dd`, forced"),
-            "copy": (lambda: None, lambda: ranges.image(states, 0, 1, data) and None, ""),
+            "copy": (lambda: None, lambda: ranges.image(states, 0, 1, kept) and None, ""),
             "`dd` from a cold cache": (lambda: drop(kept), lambda: dd(f"if={kept}", "of=/dev/null"), ""),
             "load, from a cold cache": (lambda: drop(state), load, "`dd` from a cold cache"),
             "load, from a warm one": (lambda: None, load, ""),
