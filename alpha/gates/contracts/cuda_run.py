@@ -421,7 +421,8 @@ def _saved(ref: Reference, rng: np.random.Generator) -> Measured:
             for calls in p.replays() if i < len(steps) else ():
                 executor.enqueue(*_handed(calls, steps[i]))
             if parts:
-                executor.outputs(p.schedule[-1].plan)  # of the step behind the copies, which its update waited for
+                if i > 1:  # the first copies are waited for before anything else is, the later ones behind the update that waits for them
+                    executor.outputs(p.schedule[-1].plan)
                 copies.wait()
                 for kind, pieces in parts.items():
                     cases += 1
