@@ -417,6 +417,7 @@ def _saved(ref: Reference, rng: np.random.Generator) -> Measured:
     wrong, cases = list[str](), 0
     with opened(p, param) as executor:
         copies, parts = executor.downloads, dict[str, list[tuple[int, np.ndarray]]]()
+        lent = {kind: copies.lend(kind) for kind in kinds}
         for i in range(len(steps) + 1):
             for calls in p.replays() if i < len(steps) else ():
                 executor.enqueue(*_handed(calls, steps[i]))
@@ -430,7 +431,6 @@ def _saved(ref: Reference, rng: np.random.Generator) -> Measured:
                     wrong += [] if good else [f"{kind} behind step {i - 1}"]
             if i == len(steps):
                 break
-            lent = {kind: copies.lend(kind) for kind in kinds}
             room, at = copies.room(sum(x.shape[0] * x.dtype.itemsize for x in lent.values())), 0
             copies.begin()
             for kind, x in lent.items():
