@@ -187,19 +187,19 @@ def image(states: Mapping[str, tuple[StateLayout, Flat]], rank: int, ranks: int,
     An array of `states` is whole or this rank's cut. `copies`: how it comes there, by default from arrays; it is there once they have been
     waited for.
     """
-    copies = copies or OfArrays()
+    way: Copies = copies or OfArrays()
     held, size = place({kind: layout for kind, (layout, _) in states.items()}, rank, ranks)
     cut = {kind: in_array(kind, layout, flat, rank, ranks)[0] for kind, (layout, flat) in states.items()}
     local = {kind: iter(flat_shards(layout, ranks).ranks[rank]) for kind, (layout, _) in states.items()}
-    out = copies.room(size)
-    copies.begin()
+    out = way.room(size)
+    way.begin()
     for h in held:
         (layout, flat), piece = states[h.kind], next(local[h.kind])
         start = piece.offset
         if not cut[h.kind]:
             start = layout.offsets[h.tensor] + sum(lo * stride for (lo, _), stride in zip(h.box, piece.strides))
-        copies.copy(flat, start, out[h.at : h.stop].view(dtype_of(layout)))
-    copies.end()
+        way.copy(flat, start, out[h.at : h.stop].view(dtype_of(layout)))
+    way.end()
     return out, held
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.checkpoint.ranges import Flat
 from alpha.config import Config
 from alpha.data.mixture import Streams
@@ -116,12 +116,12 @@ class Loop:
 
     # -- state -----------------------------------------------------------------------------------------------------------------
 
-    def states(self) -> simple.States:
+    def states(self) -> folders.States:
         """What a checkpoint holds: every kind that the plan `snapshot` names, as (layout, flat array). Of a kind that ranks share the
         array is this rank's cut."""
         return {kind: (self.program.states[kind], self.executor.state(kind)) for kind in self.plans["snapshot"].outputs}
 
-    def snapshot(self) -> simple.States:
+    def snapshot(self) -> folders.States:
         """The same to be read: nothing goes back into the state."""
         return {kind: (self.program.states[kind], self.executor.look(kind)) for kind in self.plans["snapshot"].outputs}
 
@@ -151,15 +151,15 @@ class Loop:
         self.step, self._handed = 0, None
         self.spots.restart(self.step)
 
-    def resume(self, step: int | None = None) -> simple.Saved:
+    def resume(self, step: int | None = None) -> folders.Saved:
         """The state of a checkpoint (default: the latest that is whole); returns its manifest. `passed` then holds an error for each one
         behind it. InputError if its configuration, tokenizer or text is another, CorruptError if the step that was asked for, or every
         checkpoint, is damaged. Every rank reads what it holds, whatever number of ranks saved it."""
         found = ""
         if self.ranks.first:
-            simple.clean(self.checkpoints)
-            found = json.dumps([simple.at(self.checkpoints, step).name] if step is not None or not simple.steps(self.checkpoints)
-                               else [simple.at(self.checkpoints, s).name for s in reversed(simple.steps(self.checkpoints))])
+            folders.clean(self.checkpoints)
+            found = json.dumps([folders.at(self.checkpoints, step).name] if step is not None or not folders.steps(self.checkpoints)
+                               else [folders.at(self.checkpoints, s).name for s in reversed(folders.steps(self.checkpoints))])
         self.passed = []
         for name in json.loads(self.ranks.hear(found)):
             error = None
@@ -177,13 +177,13 @@ class Loop:
         self.spots.restart(self.step)
         self.ranks.meet()  # all have read it
         if self.ranks.first:
-            simple.set_aside(self.checkpoints, self.step)
+            folders.set_aside(self.checkpoints, self.step)
         self.metrics.rewind(self.step, self.ranks.size)
         return saved
 
-    def _restore(self, path: Path) -> simple.Saved:
+    def _restore(self, path: Path) -> folders.Saved:
         """The state of one checkpoint of this run."""
-        saved = simple.inspect(path, verify=False)
+        saved = folders.inspect(path, verify=False)
         mine = self.facts()
         before = lasting(self.cfg, saved.facts.get("steps", self.cfg.train.steps))
         if before.identity() == saved.facts.get("config"):  # of this run, which may have been meant to be shorter or longer
@@ -211,7 +211,7 @@ class Loop:
     def load(self, path: Path) -> None:
         """The state of a checkpoint, and what kernels read from it."""
         with self.ranks.patient():
-            simple.load(path, self.states(), cut=(self.ranks.rank, self.ranks.size))
+            folders.load(path, self.states(), cut=(self.ranks.rank, self.ranks.size))
             refresh(self.executor)
 
     def save(self) -> Path:
@@ -220,7 +220,7 @@ class Loop:
         self.begin_save()
         with self.recorder.span("checkpoint"):
             self.saver.finish()
-        return simple.at(self.checkpoints, self.step)
+        return folders.at(self.checkpoints, self.step)
 
     def begin_save(self) -> None:
         """Copy the state, which is then saved beside what follows, after what was measured: so no row is lost of a step that will not run

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from alpha.checkpoint import ranges, simple
+from alpha.checkpoint import folders, ranges
 from alpha.checkpoint.disk import Disk
 from alpha.errors import GraphError
 from alpha.graph.state import StateLayout
@@ -31,7 +31,7 @@ Stands = tuple[int, Path]
 
 
 class Saver:
-    """Saves into `folder`. `keep`, `every`: which checkpoints stay (simple.commit). `late`: how the state comes from a device; None: it
+    """Saves into `folder`. `keep`, `every`: which checkpoints stay (folders.commit). `late`: how the state comes from a device; None: it
     lies in arrays. There is one copy of what this rank writes, in memory of `copies`."""
 
     def __init__(self, folder: Path, ranks: Ranks, *, keep: int = 2, every: int = 0, disk: Disk | None = None,
@@ -57,17 +57,17 @@ class Saver:
                              do="call finish first")
         rank, size = self.ranks.rank, self.ranks.size
         with self.ranks.patient():
-            temporary = Path(self.ranks.hear(str(simple.begin(self.folder, step, disk=self.disk)) if self.ranks.first else ""))
+            temporary = Path(self.ranks.hear(str(folders.begin(self.folder, step, disk=self.disk)) if self.ranks.first else ""))
         copy, held = self.copy(states)
         layouts = {kind: layout for kind, (layout, _) in states.items()}
 
         def commit() -> Stands:
-            return step, simple.commit(temporary, step, layouts, size, facts, keep=self.keep, every=self.every, disk=self.disk)
+            return step, folders.commit(temporary, step, layouts, size, facts, keep=self.keep, every=self.every, disk=self.disk)
 
         def write() -> None:
             self.copies.wait()
             self._copying = None
-            self._written = self._pool.submit(partial(simple.write, temporary, rank, size, copy, held, disk=self.disk))
+            self._written = self._pool.submit(partial(folders.write, temporary, rank, size, copy, held, disk=self.disk))
 
         self._commit, self._copying = commit, write
         if not self.late:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.comm.checked import checked
 from alpha.comm.clock import align
 from alpha.comm.links import measure
@@ -148,7 +148,7 @@ def train(
         saved = None
         if held:
             loop.holds = held.check
-        if resume is not None and (at is not None or simple.steps(run.checkpoints)):
+        if resume is not None and (at is not None or folders.steps(run.checkpoints)):
             saved = loop.resume(at)
         else:
             loop.start(fill or begin())

@@ -40,7 +40,7 @@ LATE = {
     "slot overwritten while it is copied": ("staging", "        slot.sent.synchronize()\n", "", "tree-8-llama"),
     "slot sent before it was taken": ("staging", "        self._copies.wait_for_event(slot.taken)\n", "", "tree-8-llama"),
     "outputs read too early": ("executor", "        results.there.synchronize()\n", "", "copy-llama"),
-    "state written while it is copied": ("downloads", "            self._stream.wait_for_event(self._done)\n", "            pass\n", "saved-llama"),
+    "state written while it is copied": ("downloads", "self._stream.wait_for_event(self._done)", "pass", "saved-llama"),
     "state copied before it is written": ("downloads", "        self._copies.wait_for_event(self._written)\n", "", "saved-llama"),
     "copies read too early": ("downloads", "        self._done.synchronize()\n", "", "saved-llama"),
     "copies done on another stream": ("downloads", "self._done.record(self._copies)", "self._done.record(self._stream)", "saved-llama"),

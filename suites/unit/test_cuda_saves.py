@@ -1,4 +1,4 @@
-"""Saves of a run on an emulated GPU: what stands is the state as it was, copied beside the next step; what they add is told; no bit moves."""
+"""Saves of a run on an emulated GPU: what stands is the state as it was, copied beside the next step; what they add is told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from emulated_gpu import EmulatedGpu, emulated, emulated_gpu
 from wrong_wiring import Wiring, planted
 
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.checkpoint.disk import Disk
 from alpha.component import Catalogue
 from alpha.errors import AlphaError, GraphError, MachineError, SpotCheckError
@@ -86,10 +86,10 @@ def test_what_stands_is_the_state_as_it_was(gpu: EmulatedGpu, kernels: Catalogue
         loop.run()
         assert bits(loop.snapshot().items()) == want[STEPS]
         size = loop.stalls.nbytes
-    assert simple.steps(loop.checkpoints) == [2, 4, 6, 8, 9] and ahead == [True] * 4 + [False]
-    for step in simple.steps(loop.checkpoints):
-        simple.inspect(simple.at(loop.checkpoints, step))
-        assert bits(simple.read(simple.at(loop.checkpoints, step)).items()) == want[step], f"step {step} is torn"
+    assert folders.steps(loop.checkpoints) == [2, 4, 6, 8, 9] and ahead == [True] * 4 + [False]
+    for step in folders.steps(loop.checkpoints):
+        folders.inspect(folders.at(loop.checkpoints, step))
+        assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == want[step], f"step {step} is torn"
     assert [x.nbytes for x in gpu.pinned].count(size) == 1 and gpu.allocated == 0
 
 
@@ -98,7 +98,7 @@ def test_the_files_are_those_of_arrays(gpu: EmulatedGpu, kernels: Catalogue, tmp
     with flips.on_device(tmp_path / "run", kernels, verify=0, steps=STEPS) as loop:
         loop.advance()
         made = loop.save()
-        plain = simple.save(tmp_path / "plain", loop.step, loop.snapshot(), loop.facts())
+        plain = folders.save(tmp_path / "plain", loop.step, loop.snapshot(), loop.facts())
         name = "rank-00000-of-00001.state"
         assert (made / name).read_bytes() == (plain / name).read_bytes()
 
@@ -108,7 +108,7 @@ def test_a_run_goes_on_from_what_was_copied_beside_a_step(gpu: EmulatedGpu, kern
     want = undisturbed(tmp_path / "none", kernels)
     with flips.on_device(tmp_path / "run", kernels, verify=0, profile=0, steps=STEPS, checkpoint_every=EVERY, keep=99) as loop:
         assert not loop.run(Watch(stop=lambda: int(loop.step == 7)))
-    assert simple.steps(loop.checkpoints) == [2, 4, 6, 7]
+    assert folders.steps(loop.checkpoints) == [2, 4, 6, 7]
     for step in (7, 4):
         with flips.on_device(tmp_path / "run", kernels, verify=0, profile=0, steps=STEPS, checkpoint_every=EVERY, keep=99) as loop:
             loop.resume(step)
@@ -124,7 +124,7 @@ def test_one_save_at_a_time(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path
             loop.saver.start(2, loop.lent(), loop.facts())
         with pytest.raises(GraphError, match="before the last one was waited for"):
             loop.saver.copy(loop.lent())
-        assert loop.saver.finish() == (1, simple.at(loop.checkpoints, 1)) and not loop.saver.writing
+        assert loop.saver.finish() == (1, folders.at(loop.checkpoints, 1)) and not loop.saver.writing
 
 
 def test_what_the_host_writes_to_the_state_waits_for_the_copy(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
@@ -135,12 +135,12 @@ def test_what_the_host_writes_to_the_state_waits_for_the_copy(gpu: EmulatedGpu, 
         loop.executor.state("param")[...] = 7
         loop.executor.run("narrow")
         loop.saver.finish()
-        assert bits(simple.read(simple.at(loop.checkpoints, 1)).items()) == want
+        assert bits(folders.read(folders.at(loop.checkpoints, 1)).items()) == want
         assert (loop.executor.look("param") == 7).all()
         loop.executor.state("param")[...] = 8  # handed out and not yet given back
         loop.saver.start(2, loop.lent(), loop.facts())
         loop.saver.finish()
-        layout, flat = simple.read(simple.at(loop.checkpoints, 2))["param"]
+        layout, flat = folders.read(folders.at(loop.checkpoints, 2))["param"]
         assert all((flat[layout.offsets[t.name] : layout.offsets[t.name] + t.size] == 8).all() for t in layout.tensors)
 
 
@@ -160,7 +160,7 @@ def test_memory_that_flips_ends_the_run_before_it_is_a_checkpoint(gpu: EmulatedG
         loop.begin_save = flipped  # type: ignore[method-assign]
         with pytest.raises(SpotCheckError, match="memory changed by itself"):
             loop.run()
-        assert simple.steps(loop.checkpoints) == [2]
+        assert folders.steps(loop.checkpoints) == [2]
 
 
 def test_no_page_locked_memory_is_said_before_the_first_step(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path,
