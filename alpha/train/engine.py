@@ -10,6 +10,7 @@ import numpy as np
 
 from alpha.backends.checks import Inspector
 from alpha.backends.cpu.executor import CpuExecutor
+from alpha.backends.cuda.downloads import Downloads
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.digest import Digests
 from alpha.backends.world import World
@@ -26,13 +27,16 @@ class Executor(Protocol):
     `enqueue` hands Plans over, to run one after the other, and may return before they have: then `stage` sends the inputs of later ones
     meanwhile, and `outputs` waits. `run` is both, for one Plan. Where `runs_ahead`, the Plans of the next step may be handed over before
     `outputs` is asked for those of this one. On the CPU a Plan has run when `enqueue` returns. An `inspector` sees every launch while it is
-    set; `check` calls what hashes memory, by `digests`, between Plans.
+    set; `check` calls what hashes memory, by `digests`, between Plans. `downloads`: where the state lies on a device, how a save copies it
+    beside Plans that only read it.
     """
 
     program: Program
     recorder: Recorder
     inspector: Inspector | None
 
+    @property
+    def downloads(self) -> Downloads | None: ...
     @property
     def digests(self) -> Digests: ...
     @property

@@ -161,9 +161,10 @@ class Allocation:
 
 @dataclass
 class EmulatedGpu:
-    """State of the machine: bytes allocated, and where page-locked memory lies."""
+    """State of the machine: bytes allocated, where page-locked memory lies, and the largest piece of it that the host grants."""
 
     total: int = 2 << 30
+    largest: int = 1 << 40
     allocated: int = 0
     pinned: list[np.ndarray] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
@@ -172,7 +173,9 @@ class EmulatedGpu:
         return any(p.ctypes.data <= x.ctypes.data and x.ctypes.data + x.nbytes <= p.ctypes.data + p.nbytes for p in self.pinned)
 
     def pagelocked_empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        self.pinned.append(np.zeros(shape, dtype))
+        if np.dtype(dtype).itemsize * int(np.prod(shape)) > self.largest:
+            raise MemoryError("cuMemHostAlloc failed: out of memory")
+        self.pinned.append(np.full(shape, 0xA5, dtype))
         return self.pinned[-1]
 
     def htod_async(self, target: int, x: np.ndarray, stream: Stream) -> None:

@@ -15,7 +15,7 @@ from emulated_gpu import EmulatedGpu, bf16_bits, emulated, emulated_gpu, on
 
 import alpha
 from alpha.backends import checks
-from alpha.backends.cuda import executor, memory_check, observe, spot, staging
+from alpha.backends.cuda import downloads, executor, memory_check, observe, spot, staging
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import mark
@@ -40,6 +40,12 @@ LATE = {
     "slot overwritten while it is copied": ("staging", "        slot.sent.synchronize()\n", "", "tree-8-llama"),
     "slot sent before it was taken": ("staging", "        self._copies.wait_for_event(slot.taken)\n", "", "tree-8-llama"),
     "outputs read too early": ("executor", "        results.there.synchronize()\n", "", "copy-llama"),
+    "state written while it is copied": ("downloads", "self._stream.wait_for_event(self._done)", "pass", "saved-llama"),
+    "state copied before it is written": ("downloads", "        self._copies.wait_for_event(self._written)\n", "", "saved-llama"),
+    "copies read too early": ("downloads", "        self._done.synchronize()\n", "", "saved-llama"),
+    "copies done on another stream": ("downloads", "self._done.record(self._copies)", "self._done.record(self._stream)", "saved-llama"),
+    "state written on another stream": ("downloads", "            self._written.record(self._stream)\n\n    def free",
+                                        "            self._written.record(self._copies)\n\n    def free", "saved-llama"),
 }  # fmt: skip
 """Waits that are left out, and the case of parity that sees it: a GPU may be quick enough to hide it, a late stream is not."""
 
@@ -53,6 +59,7 @@ SEEN_BY = {
     "replay-cut-short": "ways-llama: 3 watched", "results-not-waited-for": "copy-llama",
     "results-of-what-is-behind": "ways-llama: 0 ahead", "staged-batch-kept": "replay-llama", "state-forgotten": "ways-llama: 1 resumed",
     "state-not-returned": "copy-llama", "state-returned-again": "copy-llama", "unknown-inputs-ignored": "inputs-llama",
+    "save-elsewhere": "saved-llama", "save-from-the-start": "saved-llama", "save-first-stretch": "saved-llama",
     "watched-launch-dropped": "ways-llama: 1 watched", "watched-look-twice": "ways-llama: 0 watched checked",
 }  # fmt: skip
 """Planted fault -> the cheapest case of its gate that rejects it, of the smaller model, and of the ways to run the one that shows it."""
@@ -165,7 +172,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: types.ModuleType, text: str) 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_planted_faults_are_caught(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
-    modules = {m.__name__: m for m in (checks, executor, memory_check, observe, spot, staging)}
+    modules = {m.__name__: m for m in (checks, downloads, executor, memory_check, observe, spot, staging)}
     module = modules["alpha." + fault.file.removesuffix(".py").replace("/", ".")]
     plant(monkeypatch, module, broken(fault, (Path(alpha.__file__).parent / fault.file).read_text(encoding="utf-8")))
     assert rejects(monkeypatch, fault.gate, SEEN_BY[fault.id.removeprefix(f"{COMPONENT}.")]), f"{fault.gate} accepts: {fault.why}"
@@ -188,7 +195,7 @@ def test_an_instrument_hides_no_fault_of_single_launches(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", LATE)
 def test_every_wait_is_needed(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     module, find, change, seen_by = LATE[name]
-    found = {"staging": staging, "executor": executor}[module]
+    found = {"staging": staging, "executor": executor, "downloads": downloads}[module]
     text = Path(str(found.__file__)).read_text(encoding="utf-8")
     assert text.count(find) == 1
     plant(monkeypatch, found, text.replace(find, change))

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 
 from alpha.backends.checks import Inspector, check_finite
+from alpha.backends.cuda.downloads import Downloads
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.memory_check import check_memory
 from alpha.backends.cuda.observe import Ran, Watch, stamps_of
@@ -60,6 +61,8 @@ class CudaExecutor:
         self._places = {name: {k: self.span(r) for k, r in plan.inputs.items()} for name, plan in program.plans.items()}
         self._results = {name: Results.of(self.device, plan) for name, plan in program.plans.items()}
         self._stamps = stamps_of(self._bound[call.plan] for call in program.schedule)
+        self.downloads = Downloads(self.device, self.stream, program.states, self.arenas, self._return)
+        self._writes = {name: {out.arena for x in plan.launches for out in x.outs} for name, plan in program.plans.items()}
         self.stream.synchronize()
 
     def _bind(self, plan: Plan, catalogue: Catalogue) -> list[tuple[Launch, Callable[[int], None]]]:
@@ -125,7 +128,8 @@ class CudaExecutor:
         for k in list(self._lent) if kind is None else [kind] * (kind in self._lent):
             array, arena = self._lent.pop(k), self.arenas[f"state.{k}"]
             flat = TensorType(array.shape, self.program.states[k].dtype)
-            upload(Span(arena.address, arena.nbytes), to_device(array, flat), self.stream)
+            with self.downloads.writing({f"state.{k}"}):
+                upload(Span(arena.address, arena.nbytes), to_device(array, flat), self.stream)
 
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns copies of the outputs when they are there."""
@@ -151,7 +155,8 @@ class CudaExecutor:
         with self.recorder.span("host_to_device"):
             self._feed(found, inputs)
         if any(self._bound[p] for p in plans):
-            self._launch(found)
+            with self.downloads.writing({arena for p in plans for arena in self._writes[p]}):
+                self._launch(found)
         for plan in found:
             results = self._results[plan.name]
             if results is not None:
@@ -269,9 +274,10 @@ class CudaExecutor:
         found = self.program.plans[plan]
         self._feed([found], [inputs or {}])
         self._lay([found], 0)
-        for index, (_, run) in enumerate(self._bound[plan]):
-            run(int(self.stream.handle))
-            check_finite(found, index, self.read)
+        with self.downloads.writing(self._writes[plan]):
+            for index, (_, run) in enumerate(self._bound[plan]):
+                run(int(self.stream.handle))
+                check_finite(found, index, self.read)
 
     def _feed(self, plans: Sequence[Plan], inputs: Sequence[Mapping[str, np.ndarray]] | None) -> None:
         if inputs is not None or not self._staging.holds(plans):
@@ -298,6 +304,7 @@ class CudaExecutor:
         if self._seen is not None:
             self._seen.free()
         self._staging.free()
+        self.downloads.free()
         for arena in (*self.arenas.values(), *self._constants.values()):
             arena.free()
 

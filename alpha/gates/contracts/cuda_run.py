@@ -407,6 +407,48 @@ def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
         return yes(all(held), cases=len(held))
 
 
+def _saved(ref: Reference, rng: np.random.Generator) -> Measured:
+    """What is copied of the state behind each update, beside the microbatches of the next step, is what the update left, every element of
+    every kind, from any element on; and the steps have the bits that they have without. The first copy begins before its update has run."""
+    steps, p = [batches_of(ref, rng, 2, 2) for _ in range(3)], program(ref.name, 2, 2)
+    param = _drawn(ref, rng)["param"].astype(np.float32)
+    kinds = list(p.plans["snapshot"].outputs)
+    with opened(p, param) as executor:
+        left = []
+        for batches in steps:
+            _in_replays(executor, batches)
+            left.append({kind: executor.look(kind) for kind in kinds})
+    wrong, cases = list[str](), 0
+    with opened(p, param) as executor:
+        copies, parts = executor.downloads, dict[str, list[tuple[int, np.ndarray]]]()
+        lent = {kind: copies.lend(kind) for kind in kinds}
+        for i in range(len(steps) + 1):
+            for calls in p.replays() if i < len(steps) else ():
+                executor.enqueue(*_handed(calls, steps[i]))
+            if parts:
+                if i > 1:  # the first copies are waited for before anything else is, the later ones behind the update that waits for them
+                    executor.outputs(p.schedule[-1].plan)
+                copies.wait()
+                for kind, pieces in parts.items():
+                    cases += 1
+                    good = all(x.tobytes() == left[i - 1][kind][at : at + x.size].tobytes() for at, x in pieces)
+                    wrong += [] if good else [f"{kind} behind step {i - 1}"]
+            if i == len(steps):
+                break
+            room, at = copies.room(sum(x.shape[0] * x.dtype.itemsize for x in lent.values())), 0
+            copies.begin()
+            for kind, x in lent.items():
+                parts[kind] = []
+                for start, stop in ((0, x.shape[0] // 3), (x.shape[0] // 3, x.shape[0])):
+                    target = room[at : at + (stop - start) * x.dtype.itemsize].view(x.dtype)
+                    copies.copy(x, start, target)
+                    parts[kind].append((start, target))
+                    at += target.nbytes
+            copies.end()
+        wrong += [f"{kind} at the end" for kind in kinds if executor.look(kind).tobytes() != left[-1][kind].tobytes()]
+    return yes(not wrong, "; ".join(wrong)[:120], cases=cases + len(kinds))
+
+
 # -- bits --------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -634,7 +676,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
         "parity": [*_both(_against_oracle), *_both(_replay_same, "replay-"), *_both(_reads_only, "read-only-"), *_both(_ahead, "ahead-"),
                    *_both(_logits, "logits-"), *_both(_later_microbatch, "later-"), *_both(_copy_follows, "copy-"),
                    *[case for s in (2, 8) for case in _both(_tree(s), f"tree-{s}-")], *_both(_learns, "learns-"),
-                   *_both(_along, "along-"), ("band-llama", lambda rng: _band(references()["llama"], rng)),
+                   *_both(_along, "along-"), *_both(_saved, "saved-"), ("band-llama", lambda rng: _band(references()["llama"], rng)),
                    *_both(_not_accused, "spots-")],
         "determinism": [*_both(_ways, "ways-"), *_both(_recompute_same_bits, "recompute-")],
         "faults": [("memory", lambda rng: _memory(references()["llama"], rng)),  # of the whole device: no other gate may use it meanwhile
