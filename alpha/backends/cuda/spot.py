@@ -134,8 +134,8 @@ class DeviceMemory:
         if not places.size:
             return from_device(np.empty(places.shape, dtype), TensorType(places.shape, t.dtype))
         at, out = self._room(8 * places.size, dtype.itemsize * places.size)
-        self.stream.synchronize()
-        upload(at, np.ascontiguousarray(places, np.int64))
+        wanted = np.ascontiguousarray(places, np.int64)
+        upload(at, wanted, self.stream)  # in its order: a launch there might not see a copy outside it
         self._run("spot_gather", (-(-places.size // THREADS), 1, 1), span, at, out, places.size, dtype.itemsize)
         self.stream.synchronize()
         return from_device(download(out, places.shape, dtype), TensorType(places.shape, t.dtype))
@@ -151,8 +151,7 @@ class DeviceMemory:
             chosen = v[:, start : start + VECTORS]
             padded[:, : chosen.shape[1]] = chosen
             given, out = self._room(padded.nbytes, 40 * many)
-            self.stream.synchronize()
-            upload(given, padded)
+            upload(given, padded, self.stream)
             if transposed:
                 self._run(f"spot_columns_{dtype}", (-(-columns // COLUMNS), 1, 1), span, given, out, rows, columns)
             else:

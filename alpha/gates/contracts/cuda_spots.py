@@ -104,7 +104,9 @@ def flip(executor: CudaExecutor, arena: str, start: int, mask: np.ndarray) -> No
     """Turn round the bits of an arena that a mask of bytes has, from byte `start` on, once all that was enqueued is done."""
     span = Span(executor.arenas[arena].address + start, mask.size)
     executor.stream.synchronize()
-    upload(span, download(span, mask.shape, np.uint8) ^ mask)
+    turned = download(span, mask.shape, np.uint8) ^ mask
+    upload(span, turned, executor.stream)  # in its order: a launch there might not see a copy outside it
+    executor.stream.synchronize()
 
 
 def disturbed(executor: CudaExecutor, batches: Batches, rng: np.random.Generator) -> Measured:
