@@ -49,6 +49,7 @@ from alpha.train.saving import Saver, Stands
 from alpha.train.seal import Seal
 from alpha.train.spots import Spots
 from alpha.train.stalls import Stalls
+from alpha.train.telling import telling
 
 UPDATES = ("grad_norm", "grad_clip", "optimizer")
 """Phases of a step that write the state: what is copied of it beside a step is copied before them."""
@@ -87,8 +88,9 @@ class Watch:
 class Loop:
     """A run's state and what moves it. `step`: optimizer steps done; `sample_tokens`: most tokens of a sample; `seal`: what checkpoints
     say of how they came to be; `passed`: an error for each damaged checkpoint that `resume` passed over; `holds`: asked before anything
-    is saved, raises where the run directory is no longer this process's; `ended_by`: what `Watch.stop` said that ended the run early, 0
-    for nothing; `stalls`: what saves add to its steps. Of many ranks each has a loop, and all take the same turns."""
+    is saved, raises where the run directory is no longer this process's; `tell`: told how far a long read has come; `ended_by`: what
+    `Watch.stop` said that ended the run early, 0 for nothing; `stalls`: what saves add to its steps. Of many ranks each has a loop, and all
+    take the same turns."""
 
     def __init__(
         self, cfg: Config, executor: Executor, sampler: Sampler, validation: TokenStream | Streams, tokenizer: Tokenizer,
@@ -101,6 +103,7 @@ class Loop:
         self.saver = Saver(checkpoints, self.ranks, keep=cfg.train.keep, every=cfg.train.keep_every, late=executor.downloads)
         self.passed: list[CorruptError] = []
         self.seal = Seal()
+        self.tell: Callable[[str], None] = lambda text: None
         self.holds: Callable[[], None] = lambda: None
         self.program = executor.program
         self.role, self.plans = self.program.role(self.ranks.rank), self.program.plans_of(self.ranks.rank)
@@ -211,8 +214,8 @@ class Loop:
 
     def load(self, path: Path) -> None:
         """The state of a checkpoint, and what kernels read from it."""
-        with self.ranks.patient():
-            folders.load(path, self.states(), cut=(self.ranks.rank, self.ranks.size))
+        with self.ranks.patient(), telling(f"reading {path.name}", self.tell) as told:
+            folders.load(path, self.states(), cut=(self.ranks.rank, self.ranks.size), told=told)
             refresh(self.executor)
 
     def save(self) -> Path:

@@ -147,7 +147,7 @@ def train(
         loop = Loop(cfg, executor, sampler, data.validation, data.tokenizer, run.checkpoints, metrics, ranks)
         saved = None
         if held:
-            loop.holds = held.check
+            loop.holds, loop.tell = held.check, printer.say
         if resume is not None and (at is not None or folders.steps(run.checkpoints)):
             saved = loop.resume(at)
         else:

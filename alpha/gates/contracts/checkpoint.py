@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -691,6 +694,69 @@ def a_rank_that_dies(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
+class _SlowFile(io.RawIOBase):
+    """A file that delivers a few bytes at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "rb", buffering=0)  # closed below
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, at: int, whence: int = 0) -> int:
+        return self._file.seek(at, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(memoryview(buffer)[:1000])
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def slow_disk(rng: np.random.Generator) -> Measured:
+    """A disk that delivers a kilobyte at a time: what is loaded is right, in the memory of a block or two, and after every block it is told
+    how far the load has come."""
+    count, of, block = Count(), layouts(rng, 40, 60), 1 << 16
+    states, opened = state(rng, of), ranges.open_regular
+    with folder() as at:
+        made = saved_by(at, 1, states, 2, block=block)
+        after, told = empty(of), list[tuple[int, int]]()
+        files = [f for f in made.iterdir() if f.suffix == ranges.STATE]
+        size = sum(f.stat().st_size for f in files)
+        base = 0
+
+        def heard(done: int, total: int) -> None:
+            nonlocal base
+            if not told:  # what is wanted has been worked out, and no block is there yet
+                tracemalloc.start()
+                base = tracemalloc.get_traced_memory()[0]
+            told.append((done, total))
+
+        ranges.open_regular = lambda path: io.BufferedReader(_SlowFile(path)) if path in files else opened(path)  # type: ignore
+        try:
+            folders.load(made, after, told=heard)
+            peak = tracemalloc.get_traced_memory()[1] - base
+        finally:
+            tracemalloc.stop()
+            ranges.open_regular = opened
+    steps = [b - a for (a, _), (b, _) in pairwise(told)]
+    count.check(same(after, states), "other state")
+    count.check(told[0] == (0, size) and told[-1] == (size, size), f"told {told[:1]} to {told[-1:]} of {size} bytes")
+    count.check(bool(steps) and all(0 < s <= block for s in steps), f"told in steps of {max(steps, default=0)} bytes")
+    count.check(size > 8 * block and peak < 3 * block, f"{peak} bytes were taken for blocks of {block}")
+    return count.measured()
+
+
 def _is(at: Path, step: int, expected: States) -> bool:
     """Whether the checkpoint of a step is whole and holds this state."""
     after = empty({kind: layout for kind, (layout, _) in expected.items()})
@@ -802,6 +868,7 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("a rank that dies", a_rank_that_dies),
             ("two writers", two_writers),
             ("clocks", clocks),
+            ("slow disk", slow_disk),
             ("synced", synced),
         ],
     }
