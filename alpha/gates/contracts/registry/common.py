@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import AlphaError
+from alpha.registry import gpu
 from alpha.registry.machine import MachineClass
 from alpha.registry.pins import FEWEST, Pin, code_of
 from alpha.registry.record import Record
@@ -58,6 +60,15 @@ class Checks:
 
 
 @contextmanager
+def with_gpus(*models: str, joined: Sequence[tuple[int, int]] = ((1, 0),), why_unknown: str = "") -> Iterator[None]:
+    """A machine with these GPUs, of which NVLink joins the pairs `joined`; without any, one that has no driver."""
+    found = gpu.Seen(tuple(gpu.GpuClass(capability="sm90", model=m) for m in models), "" if models else "no nvidia-smi", "1.0",
+                     frozenset(joined), why_unknown)
+    with mock.patch.object(gpu, "asked", lambda: found):
+        yield
+
+
+@contextmanager
 def folder() -> Iterator[Path]:
     """A temporary folder."""
     with tempfile.TemporaryDirectory(prefix="alpha-registry-") as name:
@@ -90,7 +101,7 @@ GOOD: Mapping[str, Sequence[Mapping[str, Any]]] = {
 """Raw numbers that pass, by gate."""
 
 
-def make(gate: str, cases: Sequence[Mapping[str, Any]] | None = None, *, component: str = "made.up", machine: MachineClass = HERE,
+def make(gate: str, cases: Sequence[Mapping[str, Any]] | None = None, *, component: str = "made.up", machine: gpu.AnyClass = HERE,
          digests: Mapping[str, str] | None = None, declared: int | None = None, probes: Sequence[Sequence[Any]] = ()) -> Record:
     """A record with passing cases unless others are given."""
     cases = GOOD[gate] if cases is None else cases
