@@ -52,7 +52,7 @@ def layout(graph: Graph, chosen: Mapping[Node, Component], threads: int, state_b
     def ref(v: Value) -> Ref:
         c = of[v]
         arena, base = c.home if c.home is not None else ("act", c.offset)
-        return Ref(arena, base, v.type)
+        return Ref(arena, base, v.type, None if v.extent is None else ref(v.extent))
 
     launches: list[Launch] = []
     number: dict[int, int] = {}
@@ -64,7 +64,8 @@ def layout(graph: Graph, chosen: Mapping[Node, Component], threads: int, state_b
         where = Ref("act", extra[i].offset, TensorType((extra[i].nbytes,), "bool")) if i in extra else None
         launches.append(Launch(node.op, chosen[node].id, tuple(map(ref, node.inputs)), tuple(map(ref, node.outputs)), dict(node.attrs),
                                where, node.layer, node.phase, node.source, spec.flops(types, node.attrs),
-                               spec.min_bytes(types, node.attrs), node.stream, tuple(number[j] for j in order.waits(i))))
+                               spec.min_bytes(types, node.attrs), node.stream, tuple(number[j] for j in order.waits(i)),
+                               node.stage, node.microbatch, node.sms))
     inputs = {k: ref(v) for k, v in graph.inputs.items()}
     outputs = {k: ref(v) for k, v in graph.outputs.items()}
     arenas = {f"state.{k}": n for k, n in state_bytes.items()}
@@ -100,7 +101,8 @@ def _classes(graph: Graph, chosen: Mapping[Node, Component], order: Order) -> di
     until: dict[Value, int] = {}
     buckets = [node for node in graph.nodes if node.op == "bucket"]
     for i, node in enumerate(graph.nodes):
-        for v in node.inputs if node.op != "bucket" else ():
+        counts = [v.extent for v in (*node.inputs, *node.outputs) if v.extent is not None]
+        for v in (*node.inputs, *counts) if node.op != "bucket" else ():
             reads.setdefault(v, []).append(i)
             until[v] = max(until.get(v, -1), order.window(i)[1])
     end = len(graph.nodes)

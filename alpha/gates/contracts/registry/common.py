@@ -101,7 +101,7 @@ GOOD: Mapping[str, Sequence[Mapping[str, Any]]] = {
 """Raw numbers that pass, by gate."""
 
 
-def make(gate: str, cases: Sequence[Mapping[str, Any]] | None = None, *, component: str = "made.up", machine: gpu.AnyClass = HERE,
+def make(gate: str, cases: Sequence[Mapping[str, Any]] | None = None, *, component: str = "made.up", machine: MachineClass = HERE,
          digests: Mapping[str, str] | None = None, declared: int | None = None, probes: Sequence[Sequence[Any]] = ()) -> Record:
     """A record with passing cases unless others are given."""
     cases = GOOD[gate] if cases is None else cases

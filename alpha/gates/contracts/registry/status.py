@@ -53,7 +53,7 @@ def catalogue(*components: Component) -> Catalogue:
 
 def passing(components: Iterable[Component], package: Package, machine: AnyClass = HERE) -> list[Record]:
     """Current, passing records of every gate that these owe."""
-    return [make(g, component=c.id, machine=machine, digests=component_digests(c, g, package=package))
+    return [make(g, component=c.id, machine=machine, digests=component_digests(c, g, package=package))  # type: ignore[arg-type]
             for c in components for g in policy.owed(c)]
 
 
@@ -204,7 +204,8 @@ def _of_devices(rng: np.random.Generator) -> Measured:
     everything = set(policy.owed(PAIR))
     for what, machine, missing in (
         ("two GPUs", TWO, set()), ("one GPU", ONE, everything), ("other links", replace(TWO, link="pcie"), everything),
-        ("another model", replace(TWO, model="H100"), {"determinism", "faults", "perf"}), ("four GPUs", replace(TWO, devices=4), everything),
+        ("another model", replace(TWO, model="H100"), {"determinism", "faults", "perf"}),
+        ("four GPUs", replace(TWO, devices=4), everything),
     ):
         with folder() as root, with_gpus("H200", "H200"):
             save(passing((PAIR,), package, machine), root)
