@@ -210,14 +210,14 @@ def broken() -> dict[str, tuple[Callable[[], Graph], tuple[str, ...]]]:
             return t.graph
         return make
 
-    def counted(rows_type: TensorType = COUNT, shape: tuple[int, ...] = (4,), known: bool = True) -> Callable[[], Graph]:
+    def counted(rows_type: TensorType = COUNT, shape: tuple[int, ...] = (4,), known: bool = True, read: bool = True) -> Callable[[], Graph]:
         def make() -> Graph:
             t = Tracer("counted")
             x, n = t.input("x", shape, "f32"), Value(rows_type, "n", "input")
             x.extent = n
             if known:
                 t.graph.inputs["n"] = n
-            t.output("y", t.scale(x, factor=2.0))
+            t.output("y", t.scale(x, factor=2.0) if read else x)
             return t.graph
         return make
 
@@ -228,7 +228,7 @@ def broken() -> dict[str, tuple[Callable[[], Graph], tuple[str, ...]]]:
             t.source, t.phase = "model.py:7", "backward" if other == "backward" else "forward"
             n, m = t.input("n", (), "i32"), t.input("m", (), "i32")
             x = t.extent(t.input("x", (4, 4), "f32"), n)
-            beside = {"all": (4, 4), "other": (4, 4), "shifted": (6, 4, 4), "": None}.get(other)
+            beside = {"all": (4, 4), "other": (4, 4), "shifted": (1, 4, 4), "": None}.get(other)
             more = [t.input("b", beside, "f32")] if beside else [x] if op == "add" else []
             if other == "other":
                 t.extent(more[0], m)
@@ -262,14 +262,14 @@ def broken() -> dict[str, tuple[Callable[[], Graph], tuple[str, ...]]]:
         "stage-forth": (held(_two_stages(0, 1, back)), ("a stage that goes backward", "stage 1 reads", "an earlier one")),
         "stage-late": (held(_two_stages(1, 0, ("forward", "backward"))), ("a stage that goes backward",)),
         "other-microbatch": (held(_two_stages(0, 0, microbatch=1)), ("microbatch 1 reads scale.0 of microbatch 0", *where)),
-        "unknown": (counted(known=False), ("does not know", "n")),
+        "unknown": (counted(known=False), ("does not know", "n")), "unknown-unread": (counted(known=False, read=False), ("does not know",)),
         "vector": (counted(TensorType((1,), "i32")), ("no integer of the device",)),
         "float": (counted(TensorType((), "f32")), ("no integer of the device",)),
         "scalar": (counted(shape=()), ("without rows",)),
         "by-columns": (crossing("transpose", perm=(1, 0)), ("reads behind an extent", "transpose", "model.py:7")),
         "summed": (crossing("sum", axis=(0,), keepdims=False), ("reads behind an extent",)),
         "gradient": (crossing("scale", "backward", factor=2.0), ("phase backward",)),
-        "two": (crossing("add", "other"), ("several extents",)), "shifted": (crossing("add", "shifted"), ("extent",)),
+        "two": (crossing("add", "other"), ("several extents",)), "shifted": (crossing("add", "shifted"), ("of one axis",)),
         "beside": (crossing("add", "all"), ("an operand of all rows",)), "lost": (crossing("scale", "lost", factor=2.0), ("without its",)),
         "box": (box(False), ("fewer rows than it has",)), "other-box": (box(True), ("fewer rows than it has",)),
     }
