@@ -5,24 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
+from alpha.backends.cpu.catalogue import fill as fill_cpu
 from alpha.backends.cpu.catalogue import run as run_kernel
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cuda.catalogue import fill as fill_cuda
+from alpha.backends.reference.executor import ReferenceExecutor
+from alpha.comm.catalogue import fill as fill_comm
+from alpha.comm.world import World
 from alpha.component import Catalogue, Measured
 from alpha.errors import AlphaError, GraphError
+from alpha.gates.contracts.ranks.members import members
 from alpha.gates.contracts.reference import filled, kernels, refuses, yes
 from alpha.graph.differentiate import differentiate
 from alpha.graph.effects import COUNT, ROWWISE
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, Value, prune
 from alpha.graph.order import COMM, COMPUTE
-from alpha.graph.plan import MULTIPROCESSORS, Plan, Program, Step
+from alpha.graph.plan import MULTIPROCESSORS, Plan, Program, Role, Step
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
 from alpha.graph.verify import verify
+from alpha.graph.verify_program import verify_program
 from alpha.ops.table import row
 from alpha.passes.build import lower
 from alpha.passes.expand import expand
@@ -43,6 +50,14 @@ def _names(action: Callable[[], object], *said: str) -> str:
     except AlphaError as error:
         return "; ".join(f"{word!r} is not said: {error}" for word in said if word not in str(error)).replace("\n", " ")
     return f"accepted where {said[0]!r} was to be said"
+
+
+@cache
+def collectives() -> Catalogue:
+    """The CPU's kernels, and its collectives."""
+    found = filled(fill_cpu)
+    fill_comm(found)
+    return found
 
 
 def pipeline() -> Tracer:
@@ -380,3 +395,77 @@ def refuse_other_rows(rng: np.random.Generator) -> Measured:
     return refuses(GraphError, lambda: CpuExecutor(changed, kernels()))
 
 
+
+
+# -- ranks -----------------------------------------------------------------------------------------------------------------------------
+
+
+def exchanged(ranks: int) -> Program:
+    """All that collectives move by a count that the device holds: a sum, a broadcast, a sum on one rank, and an exchange around a ring."""
+    plans, layout = [], StateLayout([TensorSpec("w", (4,), "u")])
+    for rank in range(ranks):
+        t = Tracer("exchanged")
+        t.source = "model.py:7"
+        x, n = t.input("x", (BOUND, WIDTH), "f32"), t.input("n", (), "i32")  # x comes before what counts it
+        t.extent(x, n)
+        t.output("sum", t.all_reduce(x, group="dp", size=ranks, reduce="average"))
+        t.output("root", t.broadcast(x, group="dp", size=ranks, root=ranks - 1))
+        t.output("reduced", t.reduce(t.scale(x, factor=3.0), group="dp", size=ranks, root=0))
+        if rank == 0:
+            t.send(x, group="dp", size=ranks, to=1)
+        if rank == 1:
+            t.output("sent", t.extent(t.receive(group="dp", size=ranks, source=0, shape=(BOUND, WIDTH), dtype="f32"), n))
+        plans.append(replace(lower(t.graph, collectives(), "cpu", 1, {"param": layout}), name="p"))
+    others = tuple(Role((Step("p"),), {"p": f"p~{r}"}) for r in range(1, ranks))
+    return Program("exchanged", {"p" if not r else f"p~{r}": plan for r, plan in enumerate(plans)}, (Step("p"),), {"param": layout},
+                   {"threads": 1}, others=others, groups={"dp": (tuple(range(ranks)),)})
+
+
+def _given(seed: int, rank: int, n: int) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng((seed, rank, n)).standard_normal((BOUND, WIDTH)).astype(np.float32), "n": np.array(n, np.int32)}
+
+
+def at_counts(world: World, seed: int, apart: int) -> list[list[bytes]]:
+    """A rank's results for every count; `apart`: how many rows more the last rank counts."""
+    p = exchanged(world.size)
+    world.add_groups(p.groups)
+    found: list[list[bytes]] = []
+    with CpuExecutor(p, collectives(), world) as executor:
+        for n in range(apart + 1 if apart else BOUND + 1):
+            mine = n + apart * (world.rank == world.size - 1)
+            out = executor.run("p", _given(seed, world.rank, mine))
+            found.append([bytes(out[k]) for k in sorted(out)])
+    return found
+
+
+def ranks_count(rng: np.random.Generator) -> Measured:
+    """Ranks exchange as many rows as their devices say, none to the bound: the bits are the reference executor's, who also agrees with the
+    oracle; whole tensors never travel."""
+    seed, wrong, cases = int(rng.integers(1 << 30)), [], 0
+    for size in (2, 3):
+        p = verify_program(exchanged(size))
+        ended = members().run(at_counts, size, seed, 0)
+        if any(e.result is None for e in ended):
+            return yes(False, next(e.error for e in ended if e.result is None)[-200:])
+        held = {}
+        for mode, catalogue in (("kernels", collectives()), ("oracle", None)):
+            with ReferenceExecutor(p, catalogue, mode=mode) as executor:
+                held[mode] = [executor.run([[("p", _given(seed, r, n))] for r in range(size)]) for n in range(BOUND + 1)]
+        for n in range(BOUND + 1):
+            for r in range(size):
+                own, exact = held["kernels"][n][r], held["oracle"][n][r]
+                good = ended[r].result[n] == [bytes(own[k]) for k in sorted(own)] and all(x.shape == (n, WIDTH) for x in own.values())
+                good &= all(np.allclose(own[k], exact[k], rtol=1e-6, atol=1e-6) for k in own)
+                wrong += [] if good else [f"{n} rows, rank {r} of {size}"]
+                cases += 1
+    return yes(not wrong, "; ".join(wrong)[:200], cases)
+
+
+def refuse_other_counts(rng: np.random.Generator) -> Measured:
+    """Ranks whose devices count other rows end, and the one that differs is named; the reference executor says so too."""
+    ended = members().run(at_counts, 2, 5, 1)
+    wrong = [f"rank {r}: {e.status}, {e.error[-120:]}" for r, e in enumerate(ended) if e.result is not None or "count" not in e.error]
+    with ReferenceExecutor(exchanged(2)) as executor:
+        calls = [[("p", _given(5, r, 3 + r))] for r in range(2)]
+        wrong.append(_names(lambda: executor.run(calls), "count other rows", "rank 1: all_reduce", "model.py:7", "(4, 3)"))
+    return yes(not any(wrong), "; ".join(wrong)[:200], cases=3)

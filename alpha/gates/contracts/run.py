@@ -775,7 +775,7 @@ def _learns(name: str) -> Case:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
         "parity": [("beside", _beside), ("overlaps", _overlaps), ("gets-on", _gets_on), ("hashes", _hashes), ("inspected", _inspected),
-                   ("handed-over", _handed_over), ("extents", effects.counted_rows),
+                   ("handed-over", _handed_over), ("extents", effects.counted_rows), ("extents-of-ranks", effects.ranks_count),
                    *_both(_against_oracle),
                    *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
@@ -784,6 +784,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
                    ("other-scratch", _other_scratch), ("extent-outside", effects.refuse_rows),
+                   ("extents-apart", effects.refuse_other_counts),
                    ("extent-of-other-rows", effects.refuse_other_rows)],
     },
     "program.step": {
