@@ -14,9 +14,13 @@ import pytest
 from rich.console import Console
 
 from alpha import cli
+from alpha.backends.cuda import launches
 from alpha.backends.cuda.binaries import Binaries, sources_of
+from alpha.backends.cuda.calls import Call
+from alpha.backends.cuda.cubins_of import ANYWHERE, NullGpu
 from alpha.backends.cuda.kernels import loss, matmul
 from alpha.backends.cuda.kernels.gemm import GemmProblem, choose
+from alpha.backends.cuda.lib import Operand
 from alpha.backends.cuda.values import from_device, to_device
 from alpha.cli import gating
 from alpha.component import Catalogue, Component
@@ -25,6 +29,8 @@ from alpha.cuda_runtime.compile import Source
 from alpha.errors import InputError, UngatedError
 from alpha.gates import run, subjects
 from alpha.gates.cuda.calls import large, timed
+from alpha.graph.plan import MULTIPROCESSORS
+from alpha.ops.table import row
 from alpha.registry import admission, gpu, policy
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import reference_classes, write_reference
@@ -226,6 +232,40 @@ def test_every_kernel_has_cases_and_timed_calls_inside_its_envelope() -> None:
         for call in calls:
             assert c.envelope.why_outside(call.types, call.attrs) is None, c.id
     assert len(large(catalogue()["matmul.bf16.sm90"])) > 20
+
+
+def grids(component: Component, call: Call, budget: int, patch: pytest.MonkeyPatch) -> list[int]:
+    """Thread blocks of every launch of a call that is bound with a budget, without a GPU."""
+    found: list[int] = []
+
+    class Noting:
+        def prepare(self, grid: tuple[int, int, int], *rest: object, **more: object) -> Noting:
+            found.append(grid[0] * grid[1] * grid[2])
+            return self
+
+        def __call__(self, stream: object = None) -> None:
+            return None
+
+    patch.setattr(launches, "_NOTHING", Noting())
+    made = NullGpu()
+    made.blocks = budget
+    outs = row(str(component.op)).infer(list(call.types), call.attrs)
+    with launches.recording():
+        component.implementation(made, *([Operand(ANYWHERE, t) for t in types] for types in (call.types, outs)), call.attrs)
+    return found
+
+
+def test_kernels_that_are_budgeted_keep_to_every_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launch of any timed call has more thread blocks than the budget has multiprocessors. So it takes no more of them."""
+    budgeted = [c for c in kernels() if c.budgeted]
+    assert {"rmsnorm.bf16.sm90", "add_layernorm.bf16.sm90", "adamw.f32.sm90"} <= {c.id for c in budgeted}
+    for c in budgeted:
+        for call in timed(c):
+            assert max(grids(c, call, 0, monkeypatch)) > MULTIPROCESSORS, f"{c.id}: a budget would change nothing"
+            for budget in (1, 7, 16, MULTIPROCESSORS):
+                assert all(n <= budget for n in grids(c, call, budget, monkeypatch)), f"{c.id} with {budget}"
+    others = [catalogue()[f"{op}.bf16.sm90"] for op in ("rmsnorm_bwd", "gelu", "sum")]
+    assert all(not c.budgeted and max(grids(c, timed(c)[0], 7, monkeypatch)) > 7 for c in others), "what keeps to none would not be seen"
 
 
 def test_operands_of_other_types_are_outside() -> None:
