@@ -14,7 +14,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Workers
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, ShapeError
-from alpha.gates.contracts import effects
+from alpha.gates.contracts import effects, parts
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import (
     VOCAB,
@@ -997,10 +997,12 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)],
                                ("order", _order_is_reachability), ("beside", _beside_is_apart), ("bucket", _bucket_in_place),
                                ("bucket-kept", _bucket_kept), ("aligned", _aligned), ("read-twice", _read_twice),
-                               ("scattered", _scattered_apart), ("largest-first", _largest_first), ("placed", effects.launches_placed)],
+                               ("scattered", _scattered_apart), ("largest-first", _largest_first), ("placed", effects.launches_placed),
+                               ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered)],
                     "determinism": _HASHES_LLAMA,
                     "faults": [("copy", _refuse_copy), ("late-read", _refuse_late_read), ("own-read", _refuse_own_read),
-                               ("late-wait", _refuse_late_wait), ("bucket", _refuse_bucket), ("late-extent", effects.refuse_late_extent)]},
+                               ("late-wait", _refuse_late_wait), ("bucket", _refuse_bucket), ("late-extent", effects.refuse_late_extent),
+                               ("part-updated", parts.refuse_update), ("part-outside", parts.refuse_outside)]},
     "verify.pass": {"parity": [*_both(_verify_accepts), ("effects", effects.accepts), ("pruned", effects.pruned_kept)],
                     "determinism": _HASHES,
                     "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
