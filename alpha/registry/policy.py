@@ -6,6 +6,7 @@ Nothing here is digested: a change of policy makes no evidence stale, it changes
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from alpha.component import Component
 from alpha.ops.spec import OpSpec
@@ -79,13 +80,14 @@ def carries(component: Component, gate: str, source: AnyClass, here: AnyClass, *
 
     Same class: always. Else gates that carry only: of host profiles under the same NumPy; of numeric ones under the same
     instruction set, NumPy and thread count, when no BLAS is called (its kernel is then all that differs). Between GPU models: parity
-    and gradient within one compute capability, whose machine code they run.
+    and gradient within one compute capability, whose machine code they run, on as many devices with the same links.
     """
     if source == here:
         return True
     carried = gate_of(gate).carried
     if isinstance(source, GpuClass) or isinstance(here, GpuClass):
-        return carried and isinstance(source, GpuClass) and isinstance(here, GpuClass) and source.capability == here.capability
+        same = isinstance(source, GpuClass) and isinstance(here, GpuClass) and source == replace(here, model=source.model)
+        return carried and same
     if not carried or source.numpy != here.numpy:
         return False
     if component.profile in HOST_PROFILES:

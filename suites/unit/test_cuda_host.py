@@ -24,11 +24,15 @@ from alpha.errors import GraphError
 from alpha.gates.contracts import cuda_run
 from alpha.gates.contracts.engine import contract_cases
 from alpha.gates.subjects import generator
+from alpha.graph.plan import MULTIPROCESSORS, Program, Ref, Step
+from alpha.graph.state import StateLayout, TensorSpec
+from alpha.graph.trace import Tracer
 from alpha.ops.numerics import round_to
+from alpha.passes.build import lower
 from alpha.profile.noise import quantile
 from alpha.registry.faults import Fault, broken, load_faults
 from alpha.train.catalogue import catalogue
-from alpha.types import Attrs, Table
+from alpha.types import Attrs, Table, TensorType
 
 COMPONENT = "executor.cuda"
 FAULTS = {f.id: f for f in load_faults() if f.component == COMPONENT and not f.source}
@@ -190,6 +194,51 @@ def test_an_instrument_hides_no_fault_of_single_launches(monkeypatch: pytest.Mon
         assert not rejects(monkeypatch, "determinism", "ways-llama: 1 bare")
         plant(monkeypatch, observe, broken(fault, (Path(alpha.__file__).parent / fault.file).read_text(encoding="utf-8")))
         assert rejects(monkeypatch, "determinism", "ways-llama: 1 bare")
+
+
+def normalised(budgets: tuple[int, ...]) -> Program:
+    """A Program of the GPU: one normalisation for each SM budget."""
+    t = Tracer("p")
+    x, gain = t.input("x", (8, 64), "bf16"), t.input("gain", (64,), "bf16")
+    for t.sms in budgets:
+        x = t.rmsnorm(x, gain, eps=1e-5)[0]
+    t.output("y", x)
+    layout = StateLayout([TensorSpec("w", (4,), "u")])
+    plan = lower(t.graph, cuda_run.kernels(), "cuda", MULTIPROCESSORS, {"param": layout})
+    return Program("budgets", {"p": plan}, (Step("p"),), {"param": layout}, {"multiprocessors": MULTIPROCESSORS})
+
+
+def bound_with(p: Program) -> list[int]:
+    """The budgets that the executor hands to binders, launch by launch."""
+    noted: list[int] = []
+
+    def noting(gpu: Gpu, ins: list[Operand], outs: list[Operand], attrs: Attrs) -> Callable[[int], None]:
+        noted.append(gpu.blocks)
+        run: Callable[[int], None] = cuda_run.kernels()["rmsnorm.bf16.sm90"].implementation(gpu, ins, outs, attrs)
+        return run
+
+    catalogue = Catalogue()
+    catalogue.add(replace(cuda_run.kernels()["rmsnorm.bf16.sm90"], implementation=noting))
+    with executor.CudaExecutor(p, catalogue):
+        return noted
+
+
+def test_a_launch_is_bound_with_its_budget(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = normalised((0, 1, 16, 132))
+    assert [x.sms for x in p.plans["p"].launches] == bound_with(p) == [0, 1, 16, 132]
+    text = Path(str(executor.__file__)).read_text(encoding="utf-8")
+    assert text.count(" blocks=launch.sms,") == 1
+    plant(monkeypatch, executor, text.replace(" blocks=launch.sms,", ""))
+    assert bound_with(p) == [0] * 4, "a budget that is forgotten would not be seen"
+
+
+def test_an_extent_is_refused_by_the_gpu(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = normalised((0,))
+    (x,) = p.plans["p"].launches
+    counted = replace(x, ins=(replace(x.ins[0], extent=Ref("io", 0, TensorType((), "i32"))), *x.ins[1:]))
+    changed = replace(p, plans={"p": replace(p.plans["p"], launches=(counted,))})
+    with pytest.raises(GraphError, match=r"no kernel of the GPU takes an extent[^~]*rmsnorm.bf16.sm90, model line test_cuda_host.py"):
+        bound_with(changed)
 
 
 @pytest.mark.parametrize("name", LATE)

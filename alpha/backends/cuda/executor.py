@@ -69,7 +69,10 @@ class CudaExecutor:
         bound = []
         for launch in plan.launches:
             component = catalogue[launch.component]
-            gpu = Gpu(self.device, self.span(launch.scratch) if launch.scratch else None, constants=self._constants)
+            if any(r.extent is not None for r in (*launch.ins, *launch.outs)):
+                raise GraphError("no kernel of the GPU takes an extent", came=f"{component.id}, model line {launch.source}",
+                                 expected="tensors of all their rows", do="run it on the CPU")
+            gpu = Gpu(self.device, self.span(launch.scratch) if launch.scratch else None, blocks=launch.sms, constants=self._constants)
             run = component.implementation(gpu, [self.operand(r) for r in launch.ins], [self.operand(r) for r in launch.outs], launch.attrs)
             planned = launch.scratch.type.nbytes if launch.scratch else 0
             if gpu.used != planned:

@@ -19,7 +19,7 @@ from alpha.profile.noise import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
 from alpha.registry.evidence import default_roots, local_root
 from alpha.registry.faults import Fault, broken
-from alpha.registry.gpu import class_here, gpu_class, why_not_here
+from alpha.registry.gpu import class_here, why_not_here
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.machine import machine_class
 from alpha.registry.package import Package
@@ -82,9 +82,9 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     """
     package, pins = Package(), shipped_pins()
     faults = [f for f in faults if not why_not_here(catalogue[f.component])]
-    gpu = gpu_class()
     roots = None if root is None else [root]
-    old = {**known(roots), **(known(roots, gpu.key) if gpu is not None else {})} if stale else {}
+    here = {machine.key for f in faults if (machine := class_here(catalogue[f.component])) is not None} if stale else ()
+    old = {fault: catch for key in sorted(here) for fault, catch in known(roots, key).items()}
     results: dict[str, Result] = {}
     jobs: list[plant.Job] = []
     device: list[Fault] = []

@@ -17,6 +17,7 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.backends.digest import WORDS, HostDigests
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
+from alpha.gates.contracts import effects
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.optimizers import one_row, textbook
 from alpha.gates.contracts.reference import (
@@ -772,7 +773,7 @@ def _learns(name: str) -> Case:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
         "parity": [("beside", _beside), ("overlaps", _overlaps), ("gets-on", _gets_on), ("hashes", _hashes), ("inspected", _inspected),
-                   ("handed-over", _handed_over),
+                   ("handed-over", _handed_over), ("extents", effects.counted_rows), ("extents-of-ranks", effects.ranks_count),
                    *_both(_against_oracle),
                    *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
@@ -780,7 +781,9 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
-                   ("other-scratch", _other_scratch)],
+                   ("other-scratch", _other_scratch), ("extent-outside", effects.refuse_rows),
+                   ("extents-apart", effects.refuse_other_counts),
+                   ("extent-of-other-rows", effects.refuse_other_rows)],
     },
     "program.step": {
         "parity": [*[(f"tree-{s}x{m}-{n}", c) for s, m in ((1, 2), (2, 1), (4, 2)) for n, c in _both(_tree(s, m))],

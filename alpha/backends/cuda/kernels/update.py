@@ -260,7 +260,7 @@ KERNELS = (
     ),
     Component(
         id="adamw.f32.sm90", kind="kernel", backend="cuda", op="adamw", implementation=adamw, requires=SM90A,
-        inplace=((0, 0), (1, 2), (2, 3), (3, 8)), calls=Calls(further=_adamw_samples, timed=(_TIMED_ADAMW,)),
+        inplace=((0, 0), (1, 2), (2, 3), (3, 8)), calls=Calls(further=_adamw_samples, timed=(_TIMED_ADAMW,)), budgeted=True,
         binaries=Binaries(cubins_of("adamw", adamw, lambda: [
             ([_FLAT] * 4 + [_SCALAR] * 2 + [_INTEGER] * 2 + more, _ADAMW) for more in ([], [TensorType((64,), "bf16")])])),
         envelope=Envelope(dtypes=("f32", "bf16"), limits=(
