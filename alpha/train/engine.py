@@ -27,16 +27,13 @@ class Executor(Protocol):
     `enqueue` hands Plans over, to run one after the other, and may return before they have: then `stage` sends the inputs of later ones
     meanwhile, and `outputs` waits. `run` is both, for one Plan. Where `runs_ahead`, the Plans of the next step may be handed over before
     `outputs` is asked for those of this one. On the CPU a Plan has run when `enqueue` returns. An `inspector` sees every launch while it is
-    set; `check` calls what hashes memory, by `digests`, between Plans. `downloads`: where the state lies on a device, how a save copies it
-    beside Plans that only read it.
+    set; `check` calls what hashes memory, by `digests`, between Plans.
     """
 
     program: Program
     recorder: Recorder
     inspector: Inspector | None
 
-    @property
-    def downloads(self) -> Downloads | None: ...
     @property
     def digests(self) -> Digests: ...
     @property
@@ -73,6 +70,11 @@ def open_executor(program: Program, catalogue: Catalogue, world: World | None = 
     if backend != "cpu":
         raise MachineError("no transport reaches ranks of this back end", came=backend, expected="cpu", do="run one rank on the GPU")
     return CpuExecutor(program, catalogue, world)
+
+
+def downloads_of(executor: Executor) -> Downloads | None:
+    """Where the state lies on a device: how a save copies it, beside Plans that only read it. None where `look` is the state itself."""
+    return executor.downloads if isinstance(executor, CudaExecutor) else None
 
 
 REFRESH = ("narrow", "shard")

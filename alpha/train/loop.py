@@ -40,7 +40,7 @@ from alpha.profile.store import Store
 from alpha.train import forbidden
 from alpha.train import sample as sampling
 from alpha.train.communication import RankRecorder
-from alpha.train.engine import Executor, refresh
+from alpha.train.engine import Executor, downloads_of, refresh
 from alpha.train.evaluate import Evaluation, evaluate, model_inputs
 from alpha.train.extend import lasting, require_same_rates
 from alpha.train.ranks import Ranks
@@ -98,9 +98,10 @@ class Loop:
     ) -> None:  # fmt: skip
         self.cfg, self.executor, self.sampler = cfg, executor, sampler
         self.ranks = ranks or Ranks()
+        self.downloads = downloads_of(executor)
         self.validation, self.tokenizer = validation, tokenizer
         self.checkpoints, self.metrics = checkpoints, metrics
-        self.saver = Saver(checkpoints, self.ranks, keep=cfg.train.keep, every=cfg.train.keep_every, late=executor.downloads)
+        self.saver = Saver(checkpoints, self.ranks, keep=cfg.train.keep, every=cfg.train.keep_every, late=self.downloads)
         self.passed: list[CorruptError] = []
         self.seal = Seal()
         self.tell: Callable[[str], None] = lambda text: None
@@ -110,7 +111,7 @@ class Loop:
         self.replays = self.program.replays(self.ranks.rank)
         world = self.ranks.world
         self.recorder = executor.recorder = RankRecorder(metrics, world) if world else Recorder(metrics)
-        self.stalls = Stalls(self.recorder.clock, beside=executor.downloads is not None)
+        self.stalls = Stalls(self.recorder.clock, beside=self.downloads is not None)
         self.step, self.sample_tokens, self.ended_by = 0, sampling.TOKENS, 0
         self.spots = Spots(cfg.train.verify, cfg.run.seed, executor, self.ranks.rank, metrics)
         self._staged: int | None = None
@@ -130,7 +131,7 @@ class Loop:
 
     def lent(self) -> dict[str, tuple[StateLayout, Flat]]:
         """The same to be copied by the saver: of a state on a device what stands for it."""
-        lend = self.executor.downloads.lend if self.executor.downloads is not None else self.executor.look
+        lend = self.downloads.lend if self.downloads is not None else self.executor.look
         return {kind: (self.program.states[kind], lend(kind)) for kind in self.plans["snapshot"].outputs}
 
     def facts(self) -> dict[str, Any]:
@@ -341,7 +342,7 @@ class Loop:
         """Whether the next step may be handed over ahead: nothing but it follows this one, and neither is looked at launch by launch."""
         t, following = self.cfg.train, self.step + 1
         checked = self.spots.due(self.step) or self.spots.due(following)
-        saves = t.checkpoint_every if self.executor.downloads is None else 0  # else a save is copied beside the step
+        saves = t.checkpoint_every if self.downloads is None else 0  # else a save is copied beside the step
         pause = checked or any(every and following % every == 0 for every in (t.eval_every, t.sample_every, saves))
         return self.executor.runs_ahead and following < t.steps and not (pause or self.profiled(self.step) or self.profiled(following))
 

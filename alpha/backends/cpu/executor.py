@@ -46,8 +46,6 @@ class CpuExecutor:
 
     runs_ahead = False
     """Whether a loop may hand over the next step before it asks for this one's results: here they are there when `enqueue` returns."""
-    downloads = None
-    """How a save gets the state that lies elsewhere: here `look` is the state itself."""
 
     def __init__(self, program: Program, catalogue: Catalogue, world: World | None = None) -> None:
         rank, size = (world.rank, world.size) if world else (0, 1)
