@@ -40,6 +40,7 @@ from alpha.registry.machine import machine_class
 from alpha.registry.package import Package
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
+from alpha.train import doctor
 from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
 
@@ -180,6 +181,7 @@ def test_several_gpus_are_a_class_with_what_links_them(says: Callable[..., None]
     assert class_here(kernel) == H200
     assert why_not_here(four) == "needs gpus>=4: this machine has 3 (GPU H200, compute capability 9.0)"
     assert gpu.gpu_environment() == {"driver": "570.1"}
+    assert [f.found for f in doctor._gpu() if f.topic == "GPU class"] == [", ".join(c.key for c in gpu.gpu_classes())]
 
 
 @pytest.mark.parametrize(("rows", "matrix", "code", "why"), [
