@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from alpha import cli
 from alpha.checkpoint import folders
 from alpha.train import loop, telling
 
@@ -52,8 +54,6 @@ def test_a_short_one_is_not_told() -> None:
 def test_a_run_on_a_slow_disk_tells_its_load(tmp_path: Path, small_corpus: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch,
                                              capsys: pytest.CaptureFixture[str]) -> None:
     """A load that hangs in one block is told all the same."""
-    from alpha import cli
-
     sets = {"run.out": str(tmp_path), "train.steps": 4, "train.final_windows": 2, "train.profile": 0, "train.eval_every": 0,
             "data.baseline": "false", "optim.warmup": 1}
     given = [x for k, v in sets.items() for x in ("--set", f"{k}={v}")]
@@ -67,7 +67,16 @@ def test_a_run_on_a_slow_disk_tells_its_load(tmp_path: Path, small_corpus: Calla
             yield number, data
 
     monkeypatch.setattr(folders.ranges, "blocks", slow)
-    monkeypatch.setattr(loop, "telling", lambda what, say: telling.telling(what, lambda text: (say(text), said.set())[0], every=0.05))
+
+    def telling_soon(what: str, say: Callable[[str], None]) -> AbstractContextManager[telling.Told]:
+        def heard(text: str) -> None:
+            say(text)
+            if "nothing came" in text:
+                said.set()
+
+        return telling.telling(what, heard, every=0.05)
+
+    monkeypatch.setattr(loop, "telling", telling_soon)
     capsys.readouterr()
     assert cli.main(["lab", str(path), "--resume", *given[2:]]) == 0
     out = " ".join(capsys.readouterr().out.split())
