@@ -14,6 +14,8 @@ import pytest
 import warm
 from threadpoolctl import threadpool_limits
 
+from alpha.train import peak
+
 pytest_plugins = ["alpha.gates.plugin"]
 
 INHERITED = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_NUMERIC", "LC_TIME", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR",
@@ -70,9 +72,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if item.get_closest_marker("gate") is not None:
         return (yield)
     with pytest.MonkeyPatch.context() as patch:
-        for module, values in warm.QUICK.items():
-            for name, value in values.items():
-                patch.setattr(f"{module}.{name}", value)
+        for name, value in warm.PEAK.items():
+            patch.setattr(peak, name, value)
         return (yield)
 
 

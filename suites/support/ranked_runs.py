@@ -28,10 +28,11 @@ from rich.console import Console
 from alpha import config
 from alpha.checkpoint import simple
 from alpha.checkpoint.disk import Disk
+from alpha.comm import links
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.profile.store import read
-from alpha.train import launch, session
+from alpha.train import launch, peak, session
 from alpha.train.catalogue import catalogue
 from alpha.train.console import Printer
 from alpha.train.interrupt import Interrupt
@@ -78,6 +79,8 @@ SHORT = Deadlines(join=20.0, stall=2.0, abort=2.0)
 
 
 def main(folder: str, *jobs: str) -> None:
+    peak.REPEATS, peak.COPIES, peak.COPY_BYTES = 2, 1, 1 << 20
+    links.LARGE, links.ADDED, links._TIMES = 1 << 14, 1 << 16, {links.SMALL: 5, 1 << 14: 3}  # a seventh of such a short run, otherwise
     for job in jobs:
         print(json.dumps(ran(Path(folder), json.loads(job))), flush=True)
 

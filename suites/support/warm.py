@@ -151,12 +151,9 @@ def _server() -> socket.socket:
 # -- the server's side ---------------------------------------------------------------------------------------------------------
 
 
-QUICK: dict[str, dict[str, Any]] = {
-    "alpha.train.peak": {"REPEATS": 5, "COPIES": 1, "COPY_BYTES": 1 << 20},
-    "alpha.comm.links": {"LARGE": 1 << 14, "ADDED": 1 << 16, "_TIMES": {1: 5, 1 << 14: 3}},
-}
-"""Module -> its constants in runs that tests train: few and small products, copies and messages. The whole takes three quarters of a tiny
-run, and of one on many ranks a third."""
+PEAK = {"REPEATS": 5, "COPIES": 1, "COPY_BYTES": 1 << 20}
+"""Constants of alpha/train/peak.py in runs that tests train: few and small products and copies. The whole takes three quarters of a tiny
+run."""
 
 
 ALLOCATED = 20_000
@@ -176,13 +173,13 @@ def preload() -> None:
     for name in ("alpha.cli", "alpha.report.command", "pytest", "alpha.gates.adversarial.plant"):
         importlib.import_module(name)
     from alpha.ops.table import table
-    from alpha.train import forbidden
+    from alpha.train import forbidden, peak
     from alpha.train.catalogue import catalogue
 
     catalogue(), table()  # import every file of kernels and rows
     _ = forbidden._WATCH.allowed.files  # what installed distributions list
-    for name, values in QUICK.items():
-        vars(importlib.import_module(name)).update(values)
+    for name, value in PEAK.items():
+        setattr(peak, name, value)
 
 
 def serve(asked: socket.socket) -> None:
@@ -255,19 +252,17 @@ def _begin(request: dict[str, Any], fds: Sequence[int]) -> None:
 
 
 class _Quick:
-    """Finds modules of QUICK of another tree, each once, and measures quickly there too."""
+    """Finds alpha.train.peak of another tree, once, and measures the machine's peak quickly there too."""
 
-    def __init__(self) -> None:
-        self.due = dict(QUICK)
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        values = self.due.pop(name, None)
-        if values is None:
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != "alpha.train.peak":
             return None
+        sys.meta_path.remove(_Quick)  # type: ignore[arg-type]
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: (execute(module), vars(module).update(values))[0]  # type: ignore[method-assign]
+            spec.loader.exec_module = lambda module: (execute(module), vars(module).update(PEAK))[0]  # type: ignore[method-assign]
         return spec
 
 
@@ -275,7 +270,7 @@ def _change_tree(root: str) -> None:
     """From here on Alpha is that of another tree, here and in what is started from here."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "alpha"]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _Quick())
+    sys.meta_path.insert(0, _Quick)  # type: ignore[arg-type]
     sys.path[1:] = [root, *(p for p in sys.path[1:] if Path(p or ".").resolve() not in OWN)]
     os.environ["PYTHONPATH"] = root
     sys.dont_write_bytecode = False  # a second command there finds the first one's
