@@ -55,10 +55,6 @@ SEEN_BY = {
 }  # fmt: skip
 """Planted fault -> the cheapest case of its gate that rejects it, of the smaller model, and of the ways to run the one that shows it."""
 
-EVERY = 20
-"""Stands for EVERY of the runs along which the state is held against the oracle: half of a gate's moments, first and last among them. The
-kernels are oracles here. What the host may do wrong at one step it does at the next judged one, and every planted fault is seen elsewhere."""
-
 ARENA = 1 << 24
 """Stands for LARGE of the case of memory: host memory is handed out to the byte, so no granularity has to be made small."""
 
@@ -68,7 +64,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     kernels = emulated(cuda_run.kernels())
     monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
     monkeypatch.setattr(cuda_run, "LARGE", ARENA)
-    monkeypatch.setattr(cuda_run, "EVERY", EVERY)
     with emulated_gpu() as found:
         yield found
 
