@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -14,11 +16,13 @@ import pytest
 from emulated_gpu import EmulatedGpu, emulated, emulated_gpu
 from wrong_wiring import Wiring, planted
 
+from alpha.backends.cuda.downloads import Downloads
 from alpha.backends.cuda.observe import Watch
 from alpha.checkpoint import folders
 from alpha.checkpoint.disk import Disk
 from alpha.component import Catalogue
 from alpha.errors import AlphaError, GraphError, MachineError, SpotCheckError
+from alpha.gates.contracts import cuda_run
 from alpha.graph.state import StateLayout
 from alpha.profile.store import read
 from alpha.tomlfile import tomllib
@@ -93,6 +97,23 @@ def test_what_stands_is_the_state_as_it_was(gpu: EmulatedGpu, kernels: Catalogue
         folders.inspect(folders.at(loop.checkpoints, step))
         assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == want[step], f"step {step} is torn"
     assert [x.nbytes for x in gpu.pinned].count(size) == 1 and gpu.allocated == 0
+
+
+def test_a_closed_executor_goes_at_once(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when Python next looks for cycles: its page-locked memory would then be freed inside a capture, which ends the capture."""
+    def left() -> object:
+        with cuda_run.opened(cuda_run.program("llama", 1, 1), np.zeros(1, np.float32)) as executor:
+            return weakref.ref(executor)
+
+    monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
+    gc.collect()
+    gc.disable()
+    try:
+        assert left()() is None
+        monkeypatch.setattr(Downloads, "free", lambda self: self._copies.synchronize())
+        assert left()() is not None, "a cycle would not be seen"
+    finally:
+        gc.enable()
 
 
 def test_the_files_are_those_of_arrays(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ from alpha.graph.state import StateLayout
 from alpha.types import NUMPY, TensorType
 
 
+def _nothing() -> None:
+    """What is given back once all is."""
+
+
 @dataclass(frozen=True)
 class Away:
     """A kind of state that lies on the device: its flat array's shape, and its elements' type on device and host."""
@@ -110,7 +114,8 @@ class Downloads:
             self._written.record(self._stream)
 
     def free(self) -> None:
-        """Give the host memory back."""
+        """Give the host memory back, and let go of who opened this: it holds page-locked memory, which a cycle of references would free
+        when Python looks for cycles. Inside the capture of another executor's graph that ends the capture."""
         self._copies.synchronize()
         self._under_way.clear()
-        self._room = None
+        self._room, self._settle = None, _nothing

@@ -138,8 +138,8 @@ def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: i
 
 def _run_all(jobs: Sequence[plant.Job], catalogue: Catalogue, workers: int,
              on_result: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
-    """All of them; those of the GPU's fault gate one at a time, because it looks at the memory of the whole device."""
-    alone = [j for j in jobs if any(catalogue[component].backend == "cuda" and gate == "faults" for component, gate in j.attempts)]
+    """All of them; those of the GPU that must be alone one at a time, behind the others."""
+    alone = [j for j in jobs if catalogue[j.attempts[0][0]].backend == "cuda" and cuda_plant.alone(j)]
     return [*plant.run_all([j for j in jobs if j not in alone], workers=workers, on_result=on_result),
             *plant.run_all(alone, workers=1, on_result=on_result)]
 
