@@ -188,7 +188,7 @@ def _read(files: Sequence[Range], wanted: Iterable[int], told: Callable[[int, in
     for of in files:
         count = -(-of.size // of.block)
         mine = [n - first for n in asked if first <= n < first + count]
-        for number, data in ranges.blocks(of, mine) if mine else ():
+        for number, data in ranges.blocks(of, mine) if mine or not of.size else ():  # what holds nothing is looked at: nobody else would
             done += data.size
             told(done, total)
             yield first + number, data

@@ -535,6 +535,22 @@ def a_rank_that_did_not_write(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
+def empty_files(rng: np.random.Generator) -> Measured:
+    """Of a rank that holds nothing the file is empty. Removed or grown it is refused all the same, though no tensor is in it."""
+    count, of = Count(), layouts(rng, 0)
+    before = state(rng, of)
+    with folder() as at:
+        path = saved_by(at, 5, before, 2, 4096, {"x": 1})
+        file = path / "rank-00001-of-00002.state"
+        count.check(file.stat().st_size == 0 and _is(at, 5, before), "two ranks, of which one holds nothing")
+        for said, strike in (("removed", file.unlink), ("grown", lambda: file.write_bytes(rng.bytes(3)))):
+            strike()
+            count.refuses(CorruptError, lambda: folders.load(path, empty(of)), said)
+            file.write_bytes(b"")
+        count.check(_is(at, 5, before), "as it was")
+    return count.measured()
+
+
 def edited_manifest(rng: np.random.Generator) -> Measured:
     """Each field changed by hand is CorruptError; changed with its hash redone, it is refused for what it now says."""
     count, of = Count(), layouts(rng)
@@ -670,7 +686,7 @@ def power_cut(rng: np.random.Generator) -> Measured:
 
 def a_rank_that_dies(rng: np.random.Generator) -> Measured:
     """A rank ends between any two operations of its part: what the others commit then is refused, or whole. The next save stands."""
-    count, of = Count(), layouts(rng, 1, 20)
+    count, of = Count(), layouts(rng, 11, 20)  # of fewer blocks the second rank may hold nothing
     old, new = state(rng, of), state(rng, of)
     for operation in range(1, 99):
         with folder() as at:
@@ -858,6 +874,7 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
         "determinism": [("same bytes", same_bytes)],
         "faults": [
             ("damaged files", damaged_files),
+            ("empty files", empty_files),
             ("edited manifest", edited_manifest),
             ("edited index", edited_index),
             ("a rank that did not write", a_rank_that_did_not_write),
