@@ -130,7 +130,7 @@ def test_faults_in_device_code_that_look_at_the_whole_device_run_alone(monkeypat
 
     monkeypatch.setattr(cuda_plant, "run_one", one)
     faults = [f for f in load_faults() if f.source][:5]
-    jobs = [cuda_plant.job_of("executor.cuda" if i % 2 else "rope_packed.bf16.sm90", "faults" if i % 2 else "parity", str(i)) for i in range(5)]
+    jobs = [cuda_plant.job_of("executor.cuda", "faults" if i % 2 else "parity", str(i)) for i in range(5)]
     assert [o.job.name for o in cuda_plant.run_all(faults, jobs, workers=5)] == ["0", "1", "2", "3", "4"]
     assert seen["1"] == {"1"} and seen["3"] == {"3"}
     assert any(len(together) > 1 for together in seen.values()), "the others would be seen one at a time too"
