@@ -61,7 +61,7 @@ SEEN_BY = {
     "no-room-unsaid": "no-room", "only-state-counted": "no-room", "outputs-not-fetched": "copy-llama",
     "products-of-other-sides": "spots-llama", "profiled-launch-twice": "ways-llama: 1 bare", "replay-blind": "replay-llama",
     "replay-cut-short": "ways-llama: 3 watched", "results-not-waited-for": "copy-llama",
-    "results-of-what-is-behind": "ways-llama: 0 ahead", "staged-batch-kept": "replay-llama", "state-forgotten": "ways-llama: 1 resumed",
+    "results-of-what-is-behind": "copy-llama", "staged-batch-kept": "replay-llama", "state-forgotten": "ways-llama: 1 resumed",
     "state-not-returned": "copy-llama", "state-returned-again": "copy-llama", "unknown-inputs-ignored": "inputs-llama",
     "save-elsewhere": "saved-llama", "save-from-the-start": "saved-llama", "save-first-stretch": "saved-llama",
     "watched-launch-dropped": "ways-llama: 1 watched", "watched-look-twice": "ways-llama: 0 watched checked",

@@ -347,7 +347,7 @@ def older_versions(rng: np.random.Generator) -> Measured:
 
 def some_kinds(rng: np.random.Generator) -> Measured:
     """The parameters alone are read where they alone are asked for: no other block is looked at."""
-    count, of = Count(), layouts(rng, 3, 20)
+    count, of = Count(), layouts(rng, 11, 20)  # of fewer blocks the second rank may hold nothing
     before = state(rng, of)
     with folder() as at:
         path = saved_by(at, 7, before, 2, 64)
