@@ -38,21 +38,28 @@ def entropy_of(counts: NDArray[np.int64]) -> float:
     return float(-(p * np.log2(p)).sum())
 
 
+def _again(digests_n2: NDArray[np.uint64]) -> int:
+    """How many of these digests, uint64 [n, 2], an earlier one equals."""
+    ordered = digests_n2[np.lexsort(digests_n2.T)]
+    return int((ordered[1:] == ordered[:-1]).all(axis=1).sum())
+
+
 def measure(stream: TokenStream) -> Side:
-    """The statistics of a stream. 16 bytes of memory a document, and a shard. CorruptError where a block is damaged."""
+    """The statistics of a stream. Some 70 bytes of memory a document, and a shard. CorruptError where a block is damaged."""
     counts = np.zeros(stream.vocab_size, dtype=np.int64)
-    seen: list[bytes] = []
+    seen: list[NDArray[np.uint64]] = []
     for shard in stream.shards:
         shard.verify()
         counts += np.bincount(shard.tokens, minlength=stream.vocab_size)
         tokens, bounds = shard.tokens, shard.starts.tolist()
-        seen += [xxhash.xxh3_128_digest(tokens[a:b].data) for a, b in pairwise(bounds)]
+        digests = b"".join(xxhash.xxh3_128_digest(tokens[a:b].data) for a, b in pairwise(bounds))
+        seen.append(np.frombuffer(digests, dtype=np.uint64).reshape(-1, 2))
     lengths = np.diff(stream.document_starts) - 1
     spread = (lengths.min(), np.median(lengths), lengths.mean(), np.percentile(lengths, 95), lengths.max())
     return Side(
         documents=stream.documents, tokens=len(stream), text_bytes=stream.text_bytes, shards=len(stream.shards),
         lengths=tuple(float(x) for x in spread), entropy=entropy_of(counts), used=int((counts > 0).sum()),  # type: ignore[arg-type]
-        vocabulary=stream.vocab_size, duplicates=len(seen) - len(set(seen)))  # fmt: skip
+        vocabulary=stream.vocab_size, duplicates=_again(np.concatenate(seen)))  # fmt: skip
 
 
 def statistics(data: Prepared) -> dict[str, Side]:

@@ -116,6 +116,25 @@ def _as_reference(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
+def _labels(rng: np.random.Generator) -> Measured:
+    """Values of a label are counted apart up to a bound, those that come first; the others together, in a unit and over all of them."""
+    count, most = Count(), int(rng.integers(1, 9))
+    with folder() as root, mock.patch.object(sources, "MOST_VALUES", most):
+        values = [0, *rng.integers(0, 30, 400).tolist()]
+        lines = [json.dumps({"text": f"document {i}", "lang": value}) + "\n" for i, value in enumerate(values)]
+        write_texts(root, {"a.jsonl": "".join(lines).encode()})
+        first = [str(value) for value in dict.fromkeys(values)][:most]
+        for unit in (UNIT, 1 << 20):
+            made = prepare.prepare(_order(root / "a.jsonl", unit=unit), root / f"{unit}")
+            came = dict(made.facts["labels"]["lang"])
+            together = came.pop(sources.OTHER_VALUES, 0)
+            count.check(sorted(came) == sorted(first), f"values apart: {sorted(came)} instead of {sorted(first)}")
+            count.check(together + sum(came.values()) == len(values), f"{together} and {came} are not {len(values)} documents")
+            if unit > UNIT:
+                count.check(all(came[value] == [*map(str, values)].count(value) for value in first), f"counts: {came}")
+    return count.measured()
+
+
 def _small_sources(rng: np.random.Generator) -> Measured:
     """Where no document lies below the share, the lowest is validated on, with its copies."""
     count = Count()
@@ -256,7 +275,7 @@ def _bad_sources(rng: np.random.Generator) -> Measured:
                     count.check(False, f"{name} is a document")
             made = prepare.prepare(_order(path, rules=sources.Rules(skip_bad=True)), root / f"{name}-2")
             count.check((made.facts["bad"], sum(c["documents"] for c in made.facts["counts"].values())) == (1, 400), f"{name}: counted")
-        (root / "long.jsonl").write_bytes(b'{"text": "a"}\n{"text": "' + b"b" * 5000 + b'"}\n{"text": "c"}\n{"text": "d"}\n')
+        (root / "long.jsonl").write_bytes(b'{"text": "a"}\n{"text": "' + b"b" * 9000 + b'"}\n{"text": "c"}\n{"text": "d"}\n')
         order = _order(root / "long.jsonl", rules=sources.Rules(longest=4000))
         count.refuses(InputError, prepare.prepare, "a long line", order, root / "long-1")
         for unit in (UNIT, 1 << 20):
@@ -330,6 +349,7 @@ def _folders(rng: np.random.Generator) -> Measured:
 CASES: Cases = {
     "parity": [
         ("documents, sides, tokens and counts as the reference", _as_reference),
+        ("values of a label are counted apart up to a bound", _labels),
         ("small sources have something to validate on", _small_sources),
     ],
     "determinism": [
