@@ -52,7 +52,8 @@ def _wrong(came: Mapping[int, str], due: Mapping[int, str]) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["windows", "packed", "mixture"])
 def test_kills_and_other_ranks_change_no_token(kind: str, tmp_path: Path) -> None:
-    """Each time by other ranks, microbatches and depths of what is made ahead, from a step that all ranks of the time before had read, or an earlier one."""
+    """Each time by other ranks, microbatches and depths of what is made ahead, from a step that all ranks of the time before had read, or
+    an earlier one."""
     folder = _sources(tmp_path, kind)
     rng, due = random.Random(f"order {kind}"), _due(kind, folder)
     kept, begin, met = dict[int, str](), 0, 0
