@@ -20,7 +20,7 @@ import pytest
 import zstandard
 
 from alpha import cli, config
-from alpha.data import prepare, prepared, sources
+from alpha.data import inspect, prepare, prepared, sources
 from alpha.data.inspect import statistics
 from alpha.errors import AlphaError, ConfigError, InputError, MachineError
 from alpha.train.assemble import components_of, known_tokenizer, open_data, program_for, sampler_for
@@ -253,6 +253,13 @@ def test_statistics_are_those_of_a_count_by_hand(plain: prepared.Prepared) -> No
         assert found.lengths[0] == min(map(len, texts)) and found.lengths[-1] == max(map(len, texts))
         assert found.lengths[2] == pytest.approx(sum(map(len, texts)) / len(texts))
     assert sum(plain.facts["labels"]["language"].values()) == len(TEXTS)
+
+
+def test_statistics_by_a_few_documents_at_a_time(plain: prepared.Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    due = statistics(plain)
+    for at_once in (1, 2, 5):
+        monkeypatch.setattr(inspect, "_AT_ONCE", at_once)
+        assert statistics(plain) == due
 
 
 # -- runs on prepared data -----------------------------------------------------------------------------------------------------
