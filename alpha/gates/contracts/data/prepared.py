@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -130,20 +131,21 @@ def _as_reference(rng: np.random.Generator) -> Measured:
 
 def _labels(rng: np.random.Generator) -> Measured:
     """Values of a label are counted apart up to a bound, those that come first; the others together, in a unit and over all of them."""
-    count, most = Count(), int(rng.integers(1, 9))
-    with folder() as root, mock.patch.object(sources, "MOST_VALUES", most):
-        values = [0, *rng.integers(0, 30, 400).tolist()]
-        lines = [json.dumps({"text": f"document {i}", "lang": value}) + "\n" for i, value in enumerate(values)]
-        write_texts(root, {"a.jsonl": "".join(lines).encode()})
+    count, most = Count(), sources.MOST_VALUES
+    with folder() as root:
+        values = [*range(most - 1), *rng.integers(0, 2 * most, 2000).tolist()]
+        lines = [json.dumps({"text": f"{i}", "lang": value}) for i, value in enumerate(values)]
+        write_texts(root, {"a.jsonl": "\n".join(lines).encode()})
+        due = Counter(map(str, values))
         first = [str(value) for value in dict.fromkeys(values)][:most]
-        for unit in (UNIT, 1 << 20):
+        for unit in (50_000, 1 << 20):
             made = prepare.prepare(_order(root / "a.jsonl", unit=unit), root / f"{unit}")
             came = dict(made.facts["labels"]["lang"])
             together = came.pop(sources.OTHER_VALUES, 0)
-            count.check(sorted(came) == sorted(first), f"values apart: {sorted(came)} instead of {sorted(first)}")
-            count.check(together + sum(came.values()) == len(values), f"{together} and {came} are not {len(values)} documents")
-            if unit > UNIT:
-                count.check(all(came[value] == [*map(str, values)].count(value) for value in first), f"counts: {came}")
+            count.check(len(came) == most < len(due), f"{len(came)} values apart, of {len(due)}")
+            count.check(together + sum(came.values()) == len(values), f"{together} and {sum(came.values())} are not {len(values)}")
+            if unit > 50_000:
+                count.check(came == {value: due[value] for value in first}, "values apart are not those that came first")
     return count.measured()
 
 
