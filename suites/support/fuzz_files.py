@@ -28,6 +28,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ import zstandard
 from alpha import config
 from alpha.checkpoint import folders, npy, ranges, safetensors
 from alpha.checkpoint import hf as hub
-from alpha.data import hashed, prepare, prepared, shards, sources
+from alpha.data import hashed, prepare, prepared, regular, shards, sources
 from alpha.data.tokenizer import BPETokenizer
 from alpha.data.tokenizer_file import load_tokenizer
 from alpha.data.tokenizer_hf import _letters, read_hugging_face
@@ -196,6 +197,9 @@ def _documents(path: Path) -> int:
 def readers(root: Path) -> list[Reader]:
     """All of them, with their sound files below `root`."""
     made: list[Reader] = []
+    for name in ("_class", "complement", "union"):  # functions of sets of characters alone, most of the time of a tokenizer.json
+        kept = lru_cache(1024)(getattr(regular, name))
+        setattr(regular, name, lambda ranges, kept=kept: kept(tuple(ranges)))
 
     def add(name: str, file: Path, read: Callable[[], object], parse: Any = None, form: Any = None, share: int = 20) -> None:
         made.append(Reader(name, file, file.read_bytes(), read, parse, form, share))
