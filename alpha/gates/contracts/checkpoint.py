@@ -579,6 +579,7 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
             ("facts", lambda c: c["facts"].update(x=2), None),
             ("version", lambda c: c.update(version=4), InputError),
             ("an older version", lambda c: c.update(version=2), CorruptError),
+            ("an older version with indexes", lambda c: c.update(version=2, kinds={}, indexes=[{}]), CorruptError),
             ("format", lambda c: c.update(format="other"), InputError),
             ("a kind gone", lambda c: c["kinds"].pop("m"), InputError),
             ("a kind more", lambda c: c["kinds"].update(w=c["kinds"]["m"]), InputError),
@@ -597,7 +598,8 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
             attempt(edit, CorruptError, f"{what} edited", rehash=False)
             if after_rehash is not None:
                 attempt(edit, after_rehash, f"{what} edited and hashed again", rehash=True)
-        for raw in (b"", b"{}", b"[]", b"null", b"\xff\xfe", json.dumps(original).encode()[:-9]):
+        endless = json.dumps(original).replace('"step": 5', '"step": 1e999').encode()
+        for raw in (b"", b"{}", b"[]", b"null", b"\xff\xfe", json.dumps(original).encode()[:-9], endless):
             (path / folders.MANIFEST).write_bytes(raw)
             count.refuses(CorruptError, lambda: folders.load(path, empty(of)), f"manifest {raw[:8]!r}")
     return count.measured()
