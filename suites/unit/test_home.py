@@ -14,6 +14,7 @@ import warm
 
 from alpha import cli, config
 from alpha.checkpoint import folders
+from alpha.cli import gating
 from alpha.data.tokenizer import BPETokenizer, ByteTokenizer
 from alpha.errors import InputError
 from alpha.profile.store import read
@@ -231,3 +232,16 @@ def test_a_run_keeps_its_folder_from_the_start(began: Path, monkeypatch: pytest.
     monkeypatch.chdir(began)
     with rundir.create(config.load("folder.toml", ["run.name=new"]), ByteTokenizer()) as held:
         assert rundir.read_manifest(held.path)["folder"] == str(began)
+
+
+def test_gates_for_a_run_in_another_folder(began: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a refused resume is told to run finds the run's text too."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(gating, "cmd_run", lambda ids, **how: asked.append(list(ids)) or 0)
+    monkeypatch.chdir(began)
+    assert cli.main(["lab", "prepared.toml", "--set", "run.name=gates"]) == 0
+    for source in ("prepared.toml", "runs/gates"):
+        assert cli.main(["gate", "run", "--for", source, "--stale"]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["gate", "run", "--for", os.path.relpath(began / "runs" / "gates"), "--stale"]) == 0
+    assert asked[0] == asked[1] == asked[2] and "corpus.prepared" in asked[0] and Path.cwd() == tmp_path
