@@ -340,6 +340,12 @@ def older_versions(rng: np.random.Generator) -> Measured:
                     count.refuses(CorruptError, partial(folders.load, path, empty(of)), f"version {version}: {name} flipped at {place}")
                     raw[place] ^= 4
                 (path / name).write_bytes(raw)
+            head = (path / "param.npy").read_bytes().replace(b"'<f4'", b"',f4'", 1)  # NumPy has Python read such a list
+            (path / "param.npy").write_bytes(head)
+            content = json.loads((path / folders.MANIFEST).read_bytes())
+            content["kinds"]["param"]["sha256"] = hashlib.sha256(head).hexdigest()
+            reseal(path, content)
+            count.refuses(CorruptError, partial(folders.load, path, empty(of)), f"version {version}: a type that is no Python")
             os.rename(path / "m.npy", path / "w.npy")
             count.refuses(CorruptError, partial(folders.inspect, path), f"version {version}: a file missing")
     return count.measured()
