@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from alpha.trackers.start import Made, trackers
 from alpha.train import launch, rundir
 from alpha.train.catalogue import catalogue
 from alpha.train.console import Printer, duration
+from alpha.train.home import at_home
 from alpha.train.interrupt import EXIT, Interrupt
 from alpha.train.ranks import Ranks
 from alpha.train.session import Outcome, Prepared, prepare, same_run, train
@@ -54,6 +56,15 @@ def cmd_train(args: argparse.Namespace) -> int:
         raise InputError(
             "a run directory and --at are for resuming", came=args.source, expected="a run file, or --resume", do="add --resume"
         )
+    here = Path.cwd()
+    with nullcontext() if resume is None else at_home(cfg, resume) as run:
+        if Path.cwd() != here:
+            _report(args.command, f"relative paths are those of {Path.cwd()}, where the run's last session ran")
+        return _start(args, cfg, run)
+
+
+def _start(args: argparse.Namespace, cfg: Config, resume: Path | None) -> int:
+    """One process, the ranks that the command asks for, or one rank of another launcher's job."""
     place = launch.seat(os.environ)
     if place is not None:
         return _as_rank(args, cfg, resume, place)
