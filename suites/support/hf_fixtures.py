@@ -3,6 +3,7 @@
     python suites/support/hf_fixtures.py make FOLDER        the fixtures
     python suites/support/hf_fixtures.py logits FOLDER ...  logits of models that are there, as JSON
     python suites/support/hf_fixtures.py save FROM TO BYTES ...  models that are there, as transformers saves them in files of so many bytes
+    python suites/support/hf_fixtures.py round-trips FOLDER   models of hf_round_trips.py; folder -> what the model is, as JSON
 
 The Python is one that has torch and transformers, and nothing of Alpha: no process of Alpha holds torch.
 """
@@ -42,6 +43,32 @@ MODELS = {
 }
 """Name -> (model, its configuration, sizes, type that it is saved in, largest file)."""
 
+LARGER_GPT = {**GPT, "vocab_size": 320, "n_positions": 48, "n_embd": 48, "n_layer": 3}
+LARGER_LLAMA = {**LLAMA, "vocab_size": 320, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "rope_theta": 500000.0}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}
+
+ROUND_TRIPS = {
+    "gpt2": ("GPT-2, tied head", GPT2LMHeadModel, GPT2Config, LARGER_GPT, torch.float32, "1GB"),
+    "gpt2-head": ("GPT-2, a head of its own", GPT2LMHeadModel, GPT2Config, {**LARGER_GPT, "tie_word_embeddings": False}, torch.float32,
+                  "1GB"),
+    "llama-tied": ("Llama, tied head", LlamaForCausalLM, LlamaConfig, {**LARGER_LLAMA, "tie_word_embeddings": True}, torch.float32, "1GB"),
+    "llama": ("Llama, a head of its own", LlamaForCausalLM, LlamaConfig, LARGER_LLAMA, torch.float32, "1GB"),
+    "llama3": ("Llama, frequencies scaled as Llama 3 does", LlamaForCausalLM, LlamaConfig, {**LARGER_LLAMA, "rope_parameters": LLAMA3},
+               torch.float32, "1GB"),
+    "linear": ("Llama, frequencies scaled linearly", LlamaForCausalLM, LlamaConfig, {**LARGER_LLAMA, "rope_parameters": {
+        "rope_type": "linear", "rope_theta": 500.0, "factor": 2.5}}, torch.float32, "1GB"),
+    "biases": ("Llama, biases in attention", LlamaForCausalLM, LlamaConfig, {**LARGER_LLAMA, "attention_bias": True}, torch.float32, "1GB"),
+    "head-dim": ("Llama, `head_dim` apart from width / heads", LlamaForCausalLM, LlamaConfig, {**LARGER_LLAMA, "head_dim": 20},
+                 torch.float32, "1GB"),
+    "qwen2": ("Qwen2, biases of queries, keys, values", Qwen2ForCausalLM, Qwen2Config, {**LARGER_LLAMA, "rms_norm_eps": 1e-6},
+              torch.float32, "1GB"),
+    "files": ("Llama, in several files", LlamaForCausalLM, LlamaConfig, LARGER_LLAMA, torch.float32, "100KB"),
+    "bf16": ("Llama, saved in BF16", LlamaForCausalLM, LlamaConfig, LARGER_LLAMA, torch.bfloat16, "1GB"),
+    "f16": ("GPT-2, saved in F16", GPT2LMHeadModel, GPT2Config, LARGER_GPT, torch.float16, "1GB"),
+}
+"""Folder -> (what it is, model, its configuration, sizes, type that it is saved in, largest file)."""
+
 
 def logits(folder: Path) -> list[list[float]]:
     """float32 [tokens, vocabulary]."""
@@ -64,6 +91,18 @@ def make(out: Path) -> None:
         (out / name / "logits.json").write_text(json.dumps(found) + "\n")
 
 
+def round_trips(out: Path) -> dict[str, str]:
+    """Every model of ROUND_TRIPS, in folders of `out`: folder -> what it is."""
+    for number, (name, (_, model, config, sizes, dtype, largest)) in enumerate(ROUND_TRIPS.items()):
+        torch.manual_seed(number)
+        made = model(config(**sizes))
+        with torch.no_grad():
+            for p in made.parameters():  # a product as large as what goes in; biases and gains are seen
+                p.copy_(torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.dim() > 1 else 0.3))
+        made.to(dtype).save_pretrained(out / name, max_shard_size=largest)
+    return {name: of[0] for name, of in ROUND_TRIPS.items()}
+
+
 def save(source: str, out: str, largest: str) -> None:
     """The model of one folder in another, in float32 and files of at most `largest` bytes."""
     AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).save_pretrained(out, max_shard_size=int(largest))
@@ -74,6 +113,8 @@ if __name__ == "__main__":
     transformers.utils.logging.disable_progress_bar()
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]))
+    elif sys.argv[1] == "round-trips":
+        print(json.dumps(round_trips(Path(sys.argv[2]))))
     elif sys.argv[1] == "save":
         for wanted in zip(sys.argv[2::3], sys.argv[3::3], sys.argv[4::3]):
             save(*wanted)
