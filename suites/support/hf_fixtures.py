@@ -5,6 +5,9 @@
     python suites/support/hf_fixtures.py save FROM TO BYTES ...  models that are there, as transformers saves them in files of so many bytes
     python suites/support/hf_fixtures.py round-trips FOLDER   models of hf_round_trips.py; folder -> what the model is, as JSON
 
+    python suites/support/hf_fixtures.py hub FOLDER TEXT     a model as hubs have them, its tokenizer learnt of the file TEXT
+    python suites/support/hf_fixtures.py greedy FOLDER PROMPT TOKENS   ids of PROMPT, and the text that most likely follows it, as JSON
+
 The Python is one that has torch and transformers, and nothing of Alpha: no process of Alpha holds torch.
 """
 
@@ -103,6 +106,31 @@ def round_trips(out: Path) -> dict[str, str]:
     return {name: of[0] for name, of in ROUND_TRIPS.items()}
 
 
+def hub(out: str, text: str) -> None:
+    """A Llama with groups of heads and scaled frequencies, in BF16 and several files, its vocabulary longer than its tokenizer's."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    learnt = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train([text], learnt)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(out)
+    torch.manual_seed(20)
+    made = LlamaForCausalLM(LlamaConfig(**{**LARGER_LLAMA, "vocab_size": 416, "rope_parameters": LLAMA3}))
+    made.to(torch.bfloat16).save_pretrained(out, max_shard_size="60KB")
+
+
+def greedy(folder: str, prompt: str, tokens: int) -> dict[str, object]:
+    """The prompt's ids, and the text of the `tokens` ids behind it."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+    with torch.no_grad():
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens, pad_token_id=0)
+    return {"ids": ids[0].tolist(), "text": tokenizer.decode(found[0, ids.shape[1] :])}
+
+
 def save(source: str, out: str, largest: str) -> None:
     """The model of one folder in another, in float32 and files of at most `largest` bytes."""
     AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).save_pretrained(out, max_shard_size=int(largest))
@@ -115,6 +143,10 @@ if __name__ == "__main__":
         make(Path(sys.argv[2]))
     elif sys.argv[1] == "round-trips":
         print(json.dumps(round_trips(Path(sys.argv[2]))))
+    elif sys.argv[1] == "hub":
+        hub(*sys.argv[2:])
+    elif sys.argv[1] == "greedy":
+        print(json.dumps(greedy(sys.argv[2], sys.argv[3], int(sys.argv[4]))))
     elif sys.argv[1] == "save":
         for wanted in zip(sys.argv[2::3], sys.argv[3::3], sys.argv[4::3]):
             save(*wanted)

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -378,6 +379,52 @@ def test_the_page_s_walkthrough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert cli.main(["lab", *args[1:], *short] if args[0] == "train" else args) == 0, capsys.readouterr().err
     before, after = (contract.opened(tmp_path / name, 32)[2] for name in ("published", "tuned"))
     assert 0 < np.abs(after - before).max() <= 10 * 1e-4 * 10  # ten steps at 1e-4: AdamW moves each number by a few times the rate at most
+
+
+TUNE = """
+[run]
+name = "tuned"
+{model}
+sequence = 32
+validation = 0.2
+baseline = false
+[train]
+steps = 10
+batch = 8
+final_windows = 2
+profile = 0
+[optim]
+lr = 1e-3
+warmup = 2
+"""
+
+
+@with_theirs
+def test_a_model_of_theirs_is_tuned_and_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that transformers saved, with a tokenizer that `tokenizers` learnt, is tuned on text of ours by the page's run file and
+    exported. What came out is another model, and transformers has our ids of a prompt, our logits, and the text that we have behind it."""
+    script, prompt = str(ROOT / "suites" / "support" / "hf_fixtures.py"), "def tokens of a run: "
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    page = (ROOT / "docs" / "hugging-face.md").read_text()
+    (model,) = re.findall(r"^    \[model\]\n(?:    .*\n|\n)*    tokenizer_file = .*\n", page, re.M)
+    (tmp_path / "tune.toml").write_text(TUNE.format(model=textwrap.dedent(model)))
+    monkeypatch.chdir(tmp_path)
+    theirs(script, "hub", "hub", str(ROOT / "docs" / "ranks.md"))
+    assert len(list(Path("hub").glob("*.safetensors"))) > 2
+    assert cli.main(["lab", "tune.toml", "--init", "hf:hub"]) == 0, capsys.readouterr().err
+    assert cli.main(["checkpoint", "export", "runs/tuned", "--out", "tuned"]) == 0
+    found, layout, flat = contract.opened(Path("tuned"), 32)
+    before = contract.opened(Path("hub"), 32)[2]
+    assert found.sizes == hf.open_hub(Path("hub")).sizes and 1e-4 < np.abs(flat - before).max() <= 10 * 1e-3 * 10
+    tokens = contract.expected(contract.fixtures()[0])[0]
+    ours = logits_of(hub.run_file(found.sizes, "x", tmp_path, len(tokens), {}), found.sizes, layout, flat, tokens)
+    assert hf_round_trips.error(ours, json.loads(theirs(script, "logits", "tuned"))[0]) <= contract.BOUND
+    capsys.readouterr()
+    assert cli.main(["sample", "hf:tuned", "--prompt", prompt, "--tokens", "8", "--temperature", "0"]) == 0
+    said = json.loads(theirs(script, "greedy", "tuned", prompt, "8"))
+    assert said["ids"] == rundir.read_tokenizer(Path("runs/tuned")).encode(prompt.encode()).tolist() and len(said["text"]) >= 8
+    assert capsys.readouterr().out.rstrip("\n") == (prompt + said["text"]).rstrip("\n")
 
 
 def test_what_a_run_may_begin_from(run: Path, published: Path, tmp_path: Path) -> None:
