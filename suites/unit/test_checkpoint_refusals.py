@@ -67,6 +67,17 @@ def root(tmp_path_factory: pytest.TempPathFactory, small_corpus: Callable[[Path]
     return path
 
 
+def test_a_checkpoint_leads_to_commit_and_kernels(root: Path) -> None:
+    """Its seal names the run, whose manifest says of each session which code ran, and which components it had."""
+    run = root / "runs" / "one"
+    manifest = json.loads((run / "manifest.json").read_text())
+    for path in steps(run):
+        found = json.loads((path / folders.MANIFEST).read_text())["facts"]
+        assert found["seal"]["run"] == manifest["run"] and found["program"] == manifest["program"]
+    assert {"adamw.f32.cpu", "accumulate.f32.cpu"} <= manifest["components"].keys()
+    assert all({"commit", "dirty", "version"} <= session["code"].keys() for session in manifest["sessions"]), manifest["sessions"][0].keys()
+
+
 def steps(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step-*"))
 
