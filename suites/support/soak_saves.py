@@ -211,7 +211,12 @@ def started(cfg: Config, ranks: int, killer: Killer | None, victim: int, error: 
             error.write_text(ended.error)
         finally:
             os._exit(code)
-    code, until = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time.monotonic() + GONE_S
+    try:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGKILL)  # its ranks end with it
+        raise
+    until = time.monotonic() + GONE_S
     while _alive(pid):  # of a killed job; who holds the run holds it until then
         if time.monotonic() > until:
             error.write_text(f"processes are left {GONE_S:g} s after the first one has ended")
@@ -221,13 +226,19 @@ def started(cfg: Config, ranks: int, killer: Killer | None, victim: int, error: 
 
 
 def _alive(session: int) -> list[int]:
-    """Processes of a session that have not ended."""
+    """Processes of a session of which a thread has not ended: one that forces a file to the medium outlives the first thread of a process
+    that is killed, and holds what the process holds."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
-            state, _, _, own = path.read_text().rpartition(")")[2].split()[:4]
-            found += [int(path.parent.name)] if int(own) == session and state not in "ZX" else []
+            if int(_stat(path)[3]) == session and any(_stat(thread)[0] not in "ZX" for thread in path.glob("task/*")):
+                found.append(int(path.name))
     return found
+
+
+def _stat(path: Path) -> list[str]:
+    """State, parent, group, session and more of a process or thread."""
+    return (path / "stat").read_text().rpartition(")")[2].split()
 
 
 def standing(folder: Path) -> Checkpoints:
@@ -333,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     found, code = Found(), 0
     try:
-        with tempfile.TemporaryDirectory(prefix="alpha-kills-") as made:
+        with tempfile.TemporaryDirectory(prefix="alpha-kills-", ignore_cleanup_errors=True) as made:
             soak(Path(made), given.seed, given.kills, found)
     except KeyboardInterrupt:
         code = 130
