@@ -39,7 +39,8 @@ two_cores = pytest.mark.skipif(len(perf.cores()) < perf.RANKS, reason="NOT_RUN: 
 
 @two_cores
 @pytest.mark.parametrize("name", ["all_gather.cpu", "barrier.cpu"])
-def test_a_record_holds_the_cases_that_its_nonce_gives(name: str) -> None:
+def test_a_record_holds_the_cases_that_its_nonce_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perf, "at_speed", left_alone)
     component = catalogue()[name]
     record = perf.measure(component, NONCE)
     found = [c for c in cases_of(record) if isinstance(c, Share)]
@@ -67,6 +68,25 @@ def test_without_a_core_for_each_rank_nothing_is_measured(monkeypatch: pytest.Mo
     judgement = judge(record)
     assert judgement.verdict == NOT_RUN and not judgement.satisfied
     assert record.declared == 2 and "may use 1" in record.environment["not_measured"]
+
+
+@two_cores
+def test_a_case_of_which_no_block_was_left_alone_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one is, and the record says what is missing and why: NOT_RUN, never FAIL."""
+    monkeypatch.setattr(perf, "JOBS", 2)
+    monkeypatch.setattr(perf, "at_speed", loses_its_core)
+    record = perf.measure(catalogue()["send.cpu"], NONCE)
+    judgement = judge(record)
+    assert judgement.verdict == NOT_RUN and not judgement.satisfied
+    assert [c["name"] for c in record.cases] == ["short"] and record.declared == 2
+    assert record.environment["not_measured"]== "long: other work took a core in all but 4 of 80 blocks"
+
+
+def test_blocks_in_which_a_rank_lost_its_core_do_not_count() -> None:
+    """The others last from the first start to the last end, whichever rank that is."""
+    one = [perf.Block(0, 40, 4, 0), perf.Block(0, 8, 4, 1), perf.Block(3, 20, 2, 0)]
+    other = [perf.Block(2, 44, 4, 0), perf.Block(0, 8, 4, 0), perf.Block(1, 19, 2, 0)]
+    assert list(perf._undisturbed([one, other])) == [44 / 4, 19 / 2]
 
 
 def test_threads_of_one_core_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +157,20 @@ def never_meets(world: World, *arguments: Any) -> Any:
 def patches_the_clock(world: World, *arguments: Any) -> Any:
     time.perf_counter_ns = lambda: 0
     return AT_SPEED(world, *arguments)
+
+
+def loses_its_core(world: World, *arguments: Any) -> Any:
+    """In all blocks of long calls but the first two of each job, and in no other."""
+    found = left_alone(world, *arguments)
+    if arguments[1] == "long":
+        found["blocks"]["calls"] = [b._replace(lost=int(i >= 2)) for i, b in enumerate(found["blocks"]["calls"])]
+    return found
+
+
+def left_alone(world: World, *arguments: Any) -> Any:
+    """Every block counts, however busy the machine is."""
+    found = AT_SPEED(world, *arguments)
+    return {**found, "blocks": {arm: [b._replace(lost=0) for b in blocks] for arm, blocks in found["blocks"].items()}}
 
 
 def dies(world: World, *arguments: Any) -> Any:

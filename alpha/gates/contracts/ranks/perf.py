@@ -6,21 +6,26 @@ one sees it. The other is that of its bytes: those that must cross (`wire_bytes`
 half as many bytes. Calls follow each other so that each needs the one before: roots, senders and receivers take turns.
 
 Blocks of calls and of probes alternate in random order. A block is a drawn number of calls, end to end, from when both ranks have met over
-the counters; it lasts from the first rank's start to the last rank's end. As in gates/perf.py the fastest block counts, the best of several
-tries in fresh processes, and no block is longer than it must be: what else the machine does misses one of them sooner. Operands are new in
-each block and change in one place before every call, results are poisoned, and after some blocks, drawn, and the last the results are held
-against the bits that the row promises. The rule that chooses algorithms is the default one, not one of links measured at that moment.
+the counters; it lasts from the first rank's start to the last rank's end. Only blocks count in which neither rank lost its core to other
+work (getrusage(2), ru_nivcsw), for a rank that waits lets others have it: a rule that never looks at the times. Of those the fastest block
+counts, as in gates/perf.py, and the best of several tries in fresh processes. Where they are too few, the case has no entry, so the judge
+says NOT_RUN, and the record's environment says why (`not_measured`).
+
+Operands are new in each block and change in one place before every call, results are poisoned, and after some blocks, drawn, and the last
+the results are held against the bits that the row promises. The rule that chooses algorithms is the default one, not one of links measured
+at that moment.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,35 +50,46 @@ RANKS = 2
 SIZES = {"short": 1 << 10, "long": 1 << 20}
 """Case name -> bytes of the longer of operand and result: far less than one message, and several messages. A barrier has none."""
 
+CALLS = {"short": 4, "long": 2}
+"""Calls of a block, before the draw of up to half as many more; two at least, so that both ranks get something."""
+
+HOPS, COPIES = 400, 8
+"""The same of the probes."""
+
 BLOCKS = 40
-BLOCK_NS = 250_000
-"""A block of calls lasts about this long, one of a probe half as long."""
+"""Blocks of a job."""
+
+FEWEST, JOBS = 5, 10
+"""Undisturbed blocks of calls and of each probe without which a case is not measured, and jobs after which it is given up."""
 
 KEPT = 20
 """Times of the fastest blocks that a record holds."""
 
-MOST = 2000
-"""Most calls of a block, before the draw of up to half as many more."""
-
 SPINS = 2000
 """Looks at a counter before a rank lets others have its core."""
 
-TOUCHED = 4096
+TOUCHED = 64
 """Places that calls change, in turn."""
+
+
+class Disturbed(Exception):
+    """Other work took the ranks' cores too often for what is left to be believed."""
 
 
 def measure(component: Component, nonce: str | None = None, *, tries: int | None = None) -> Record:
     """Run the gate; the verdict is the judge's. `tries`: see `perf.best_of`; given, results are not held against the row."""
     nonce, op, todo = nonce or fresh_nonce(), str(component.op), sizes(component)
     line, found, having = perf.lines(component), list[Share](), cores()
-    if len(having) < RANKS:
-        why = f"{RANKS} ranks need a core each, and this process may use {len(having)}"
-        return make_record(component, "perf", nonce, len(todo), [], flops=FLOPS, not_measured=why)
-    for name, nbytes in todo.items():
+    refused = [] if len(having) >= RANKS else [f"{RANKS} ranks need a core each, and this process may use {len(having)}"]
+    for name, nbytes in todo.items() if not refused else ():
         rng = generator(nonce, component.id, "perf", name)
-        once = partial(_case, op, name, nbytes, having[:RANKS], rng, tries is None)
-        found.append(perf.best_of(line.get(name), tries, once))
-    return make_record(component, "perf", nonce, len(todo), found, flops=FLOPS)
+        try:
+            once = partial(_case, op, name, nbytes, having[:RANKS], rng, tries is None)
+            found.append(perf.best_of(line.get(name), tries, once))
+        except Disturbed as error:
+            refused.append(f"{name}: {error}")
+    more = {"not_measured": "; ".join(refused)} if refused else {}
+    return make_record(component, "perf", nonce, len(todo), found, flops=FLOPS, **more)
 
 
 def sizes(component: Component) -> Mapping[str, int]:
@@ -99,19 +115,32 @@ def cores() -> list[int]:
 
 
 def _case(op: str, name: str, nbytes: int, on: list[int], rng: np.random.Generator, checked: bool) -> Share:
-    """One job of two ranks, and what its blocks say."""
-    ended = members().run(at_speed, RANKS, op, nbytes, int(rng.integers(1 << 30)), on, checked)
-    wrong = [why for e in ended if (why := _why(e))]
-    if wrong:
-        return Share(name=name, share=0.0, times_ns=(), note=wrong[0][:120])
-    times = {arm: [(max(e for _, e, _ in spans) - min(s for s, _, _ in spans)) / spans[0][2]
-                   for spans in zip(*(e.result[arm] for e in ended))] for arm in ended[0].result if arm != "wrong"}
+    """Jobs of two ranks until enough of their blocks were undisturbed, and what these say. Disturbed where they never are."""
+    times: dict[str, list[float]] = {}
+    for _ in range(JOBS):
+        ended = members().run(at_speed, RANKS, op, name, nbytes, int(rng.integers(1 << 30)), on, checked)
+        wrong = [why for e in ended if (why := _why(e))]
+        if wrong:
+            return Share(name=name, share=0.0, times_ns=(), note=wrong[0][:120])
+        for arm in ended[0].result["blocks"]:
+            times.setdefault(arm, []).extend(_undisturbed([e.result["blocks"][arm] for e in ended]))
+        if min(map(len, times.values())) >= FEWEST:
+            break
+    else:
+        raise Disturbed(f"other work took a core in all but {min(map(len, times.values()))} of {JOBS * BLOCKS} blocks")
     hop = min(times["hop"])
     moved = _crossing(op, nbytes) * min(times["copy"]) / _copied(nbytes) if "copy" in times else 0.0
     taken = sorted(round(t) for t in times["calls"])
     return Share(name=name, share=short(max(hop, moved) / taken[0], 4), times_ns=tuple(taken[:KEPT]),
                  ceiling_ns=round(max(hop, moved)), limit="bytes" if moved >= hop else "hops",
                  shape=" ".join(map(str, _types(op, nbytes)))[:120])
+
+
+def _undisturbed(ranks: list[list[Block]]) -> Iterator[float]:
+    """Nanoseconds of a call in each block in which no rank lost its core: from the first one's start to the last one's end."""
+    for same in zip(*ranks):
+        if not any(b.lost for b in same):
+            yield (max(b.end for b in same) - min(b.start for b in same)) / same[0].calls
 
 
 def _why(ended: Ended) -> str:
@@ -188,15 +217,6 @@ class Counters:
                 self._world.advance()  # RankError where the other one failed
                 os.sched_yield()
 
-    def agree(self, number: int) -> int:
-        """The first rank's number."""
-        self.said[0] = number
-        self.hop(2 * RANKS)
-        found = number if self._world.rank == 0 else self.heard[0]
-        self.hop(2 * RANKS)
-        self.said[0] = 0
-        return found
-
 
 class Calls:
     """Calls of one collective as this rank makes them, and what they must leave behind."""
@@ -257,47 +277,48 @@ class Calls:
         return "" if want.tobytes() == self._out.tobytes() else "timed calls gave wrong results"
 
 
-def at_speed(world: World, op: str, nbytes: int, seed: int, on: list[int], checked: bool) -> dict[str, Any]:
-    """Arm -> (start, end, calls) of each block on this rank, by a clock that both share; 'wrong': what was, or ''."""
+class Block(NamedTuple):
+    """One block on one rank. start, end: ns of a clock that both ranks share; lost: how often another process got this rank's core though
+    it could have gone on."""
+
+    start: int
+    end: int
+    calls: int
+    lost: int
+
+
+def at_speed(world: World, op: str, name: str, nbytes: int, seed: int, on: list[int], checked: bool) -> dict[str, Any]:
+    """blocks: arm -> its blocks on this rank, in order; wrong: what was, or ''."""
     os.sched_setaffinity(0, {on[world.rank]})
     rng, counters = np.random.default_rng(seed), Counters(world)
     calls = Calls(world, op, nbytes, counters, rng)
-    arms: dict[str, Callable[[int], None]] = {"calls": calls, "hop": counters.hop}
-    if nbytes >= SIZES["long"]:
-        arms["copy"] = partial(_copy, np.ones(_copied(nbytes), np.uint8), np.zeros(_copied(nbytes), np.uint8))
-    calls.renew(rng)
-    repeats = [_repeats(counters, arm, BLOCK_NS // (1 if name == "calls" else 2)) for name, arm in arms.items()]
-    taken: dict[str, Any] = {arm: [] for arm in arms}
+    arms: dict[str, tuple[Callable[[int], None], int]] = {"calls": (calls, CALLS[name]), "hop": (counters.hop, HOPS)}
+    if name == "long":
+        arms["copy"] = partial(_copy, np.ones(_copied(nbytes), np.uint8), np.zeros(_copied(nbytes), np.uint8)), COPIES
+    taken: dict[str, list[Block]] = {arm: [] for arm in arms}
     wrong = ""
-    for name, times in _blocks(list(arms), repeats, rng):
-        if name == "calls":
-            calls.renew(rng)
-        taken[name].append(_block(counters, arms[name], times))
-        if name == "calls" and checked and (rng.random() < 0.3 or len(taken[name]) == BLOCKS):
-            wrong = wrong or calls.wrong(times)
+    for order in orders(len(arms), BLOCKS + 1, rng):
+        for i in order:
+            arm, (call, fewest) = list(arms)[i], list(arms.values())[i]
+            times = fewest + int(rng.integers(0, fewest // 2 + 1))  # the same draw on both ranks
+            if arm == "calls":
+                calls.renew(rng)
+            taken[arm].append(_block(counters, call, times))
+            if arm == "calls" and checked and (rng.random() < 0.3 or len(taken[arm]) > BLOCKS):
+                wrong = wrong or calls.wrong(times)
     if time.perf_counter_ns is not CLOCK:
         wrong = "the clock was patched"
-    return {**taken, "wrong": wrong}
+    return {"blocks": {arm: blocks[1:] for arm, blocks in taken.items()}, "wrong": wrong}  # the first block warms up
 
 
-def _blocks(arms: list[str], repeats: list[int], rng: np.random.Generator) -> Iterator[tuple[str, int]]:
-    """(arm, number of calls) of each block, in order: the same draw on both ranks."""
-    for order in orders(len(arms), BLOCKS, rng):
-        for i in order:
-            yield arms[i], repeats[i] + int(rng.integers(0, repeats[i] // 2 + 1))
-
-
-def _block(counters: Counters, arm: Callable[[int], None], times: int) -> tuple[int, int, int]:
+def _block(counters: Counters, call: Callable[[int], None], times: int) -> Block:
     counters.hop(2 * RANKS)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+    counters.hop(RANKS)
     start = CLOCK()
-    arm(times)
-    return start, CLOCK(), times
-
-
-def _repeats(counters: Counters, arm: Callable[[int], None], ns: int) -> int:
-    """Calls of a block that lasts about `ns`; two at least, so that both ranks get something."""
-    took = min(end - start for start, end, _ in (_block(counters, arm, RANKS) for _ in range(20)))
-    return counters.agree(max(RANKS, min(MOST, round(ns * RANKS / max(took, 1)))))
+    call(times)
+    end = CLOCK()
+    return Block(start, end, times, resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - before)
 
 
 def _copy(source: np.ndarray, target: np.ndarray, times: int) -> None:
