@@ -119,7 +119,7 @@ def _case(op: str, name: str, nbytes: int, on: list[int], rng: np.random.Generat
     times: dict[str, list[float]] = {}
     for _ in range(JOBS):
         ended = members().run(at_speed, RANKS, op, name, nbytes, int(rng.integers(1 << 30)), on, checked)
-        wrong = [why for e in ended if (why := _why(e))]
+        wrong = [why for e in sorted(ended, key=_told) if (why := _why(e))]
         if wrong:
             return Share(name=name, share=0.0, times_ns=(), note=wrong[0][:120])
         for arm in ended[0].result["blocks"]:
@@ -143,10 +143,16 @@ def _undisturbed(ranks: list[list[Block]]) -> Iterator[float]:
             yield (max(b.end for b in same) - min(b.start for b in same)) / same[0].calls
 
 
+def _told(ended: Ended) -> bool:
+    """Whether a member ended because another one did: its own text says less."""
+    return ended.rank is not None
+
+
 def _why(ended: Ended) -> str:
     """What went wrong with a member; '' where nothing did."""
     if ended.result is None:
-        return ended.error.strip().splitlines()[-1] if ended.error else f"a rank ended with status {ended.status}"
+        lines = ended.error.strip().splitlines() or [f"a rank ended with status {ended.status}"]
+        return lines[0 if _told(ended) else -1]
     return str(ended.result["wrong"])
 
 
