@@ -53,6 +53,8 @@ class World:
         self._beating = threading.Thread(target=self._beat, daemon=True, name="alpha-heartbeat")
         self._beating.start()
         try:
+            if segment.bridge:
+                self._watch.watch_bridge(segment.bridge)
             self._watch.join()
             self.add_group(WORLD, [range(segment.size)])
         except BaseException:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -19,7 +20,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from alpha.comm.bridge import Bridge
 from alpha.comm.control import ABSENT, Failure
+from alpha.comm.meet import Across, Met, meet
 from alpha.comm.process import Served, process_state
 from alpha.comm.rendezvous import ask, offer
 from alpha.comm.segment import Segment
@@ -115,6 +118,34 @@ def join(place: Seat, deadlines: Deadlines | None = None) -> World:
     return World(segment, place.rank, local_rank=place.local_rank, deadlines=limits)
 
 
+# -- several hosts -------------------------------------------------------------------------------------------------------------
+
+
+def segment_of(met: Met, across: Across) -> Segment:
+    """The memory that this host's ranks share with each other and with its bridge."""
+    return Segment.create(met.size, epoch=met.epoch, here=met.hosts[across.host].ranks, job=met.job)
+
+
+def start_bridge(met: Met, across: Across, segment: Segment, limits: Deadlines) -> int:
+    """Fork the process that carries what ranks here have for ranks elsewhere, before any rank is there. Its number; it ends after them."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        met.door.close()
+        segment.bridge = pid
+        return pid
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        _die_with(parent)
+        Bridge(segment, met.hosts, across.host, met.door, across.secret, limits.abort).run()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
 # -- started here --------------------------------------------------------------------------------------------------------------
 
 
@@ -159,29 +190,40 @@ class _Child:
         return str(self.told.get("error", ""))
 
 
-def launch(size: int, body: Body, *, epoch: int = 0, deadlines: Deadlines | None = None) -> Ended:
-    """Run `body` in `size` new processes to their end. `epoch`: how often the job was started before.
+def launch(size: int, body: Body, *, epoch: int = 0, deadlines: Deadlines | None = None, across: Across | None = None) -> Ended:
+    """Run `body` in `size` new processes to their end. `epoch`: how often the job was started before. `across`: the job has other hosts,
+    which are met first; `size` ranks are here.
 
-    Call it while this process has one thread of its own. MachineError where the machine has no memory to share, or no more processes.
+    Call it while this process has one thread of its own. MachineError where the machine has no memory to share, or no more processes;
+    RankError naming hosts that never come.
     """
     limits = deadlines or Deadlines()
-    segment = Segment.create(size, epoch=epoch)
+    met = meet(across, size, epoch, secrets.randbits(64), limits.join) if across else None
+    segment = segment_of(met, across) if met and across else Segment.create(size, epoch=epoch)
     parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     children: list[_Child] = []
     try:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        bridge = start_bridge(met, across, segment, limits) if met and across else 0
         try:
-            for rank in range(size):
+            for rank in segment.here:
                 children.append(_start(rank, segment, body, limits, parent, before, children))
         except OSError as error:
             _end(children)
             raise MachineError("the ranks cannot be started", came=f"{len(children)} of {size}: {error.strerror}",
                                do="start fewer ranks, or raise the limit on processes (ulimit -u)") from error
-        return _look_after(children, segment, limits, before)
+        ended = _look_after(children, segment, limits, before)
+        if bridge:
+            os.waitpid(bridge, 0)
+            bridge = 0
+        return ended
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _end(children)
+        if bridge:
+            os.kill(bridge, signal.SIGKILL)
+            os.waitpid(bridge, 0)
         segment.close()
 
 
@@ -214,7 +256,7 @@ def _be(rank: int, segment: Segment, body: Body, limits: Deadlines, parent: int,
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which forwards it once
         _die_with(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        with World(segment, rank, deadlines=limits) as world:
+        with World(segment, rank, local_rank=rank - segment.here.start, deadlines=limits) as world:
             status = body(world, tell)
         tell(code=status)
     except AlphaError as error:
@@ -361,16 +403,16 @@ def _end(children: list[_Child]) -> None:
 
 def _verdict(children: list[_Child], segment: Segment, signals: list[int]) -> Ended:
     """What the whole job came to."""
-    told = children[0].told
+    told, here = children[0].told, {child.rank: child for child in children}
     failures = segment.control.failures()
     if signals and any(child.code != 0 and not child.error for child in children):
         return Ended(EXIT + signals[0], "" if not failures else "interrupted", told=told)
     if not failures:
         return Ended(max(child.code or 0 for child in children), told=told)
     first = failures[0]
-    teller = children[first.teller]
+    teller = here.get(first.teller)
     account = "\n".join(_account(child, segment) for child in children)
-    if teller.error and not teller.told["blames"]:
+    if teller and teller.error and not teller.told["blames"]:
         return Ended(int(teller.told["error_code"]), f"rank {teller.rank}: {teller.error}", False, account, told)
     return Ended(1, first.text, True, account, told)
 
