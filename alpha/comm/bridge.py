@@ -342,13 +342,14 @@ class Bridge:
         """All messages of one ring that have not gone out: from their slots, where they stay until they are released."""
         segment, source, to = self._segment, self._segment.here[i], link.host.ranks[j]
         ring = segment.ring_at(c, source, to)
-        for sequence in range(int(link.next[c, i, j]), int(link.sent[c, i, j])):
+        sent = int(link.sent[c, i, j])  # read once: more may be sent meanwhile
+        for sequence in range(int(link.next[c, i, j]), sent):
             at = segment.slot(ring, sequence)
             length = SPACE + min(nbytes_of(self._memory, at), segment.payload_bytes)
             head = FRAME.pack(_MAGIC, _VERSION, DATA, c, source, to, sequence, length)
             link.out.append(memoryview(head + _digest(link.seed, head, self._memory[at : at + SPACE])))
             link.out.append(self._memory[at : at + length])
-        link.next[c, i, j] = link.sent[c, i, j]
+        link.next[c, i, j] = sent
 
     def _frame(self, link: _Link, kind: int, channel: int = 0, source: int = 0, to: int = 0, sequence: int = 0,
                body: bytes = b"") -> list[memoryview]:

@@ -16,7 +16,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -35,6 +36,9 @@ from alpha.train.interrupt import EXIT
 PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>. What counts is the end of the thread that forked: the parent's only one."""
 
+SECRET = 16
+"""Fewest characters of a job's secret."""
+
 LOOK_S = 0.05
 """How often the parent looks whether a rank has told a failure."""
 
@@ -52,18 +56,22 @@ Body = Callable[[World, Tell], int]
 
 @dataclass(frozen=True)
 class Seat:
-    """A place in a job of another launcher. `secret`: what that launcher gave to all ranks of this job, and to no other job."""
+    """A place in a job of another launcher. `name`: what that launcher gave to all ranks of this job on this host, and to no other job.
+    `across`: the job has other hosts; `local_size`: ranks of this one."""
 
     rank: int
     size: int
     local_rank: int
-    secret: str
+    name: str
+    across: Across | None = None
+    local_size: int = 0
 
 
 def seat(environment: Mapping[str, str]) -> Seat | None:
-    """The place that RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT give; None where they give none, or a job of one.
+    """The place that RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT give; None where they give none.
 
-    InputError for a part of them, for numbers that do not fit, and for a job on several hosts.
+    The ranks of a host follow one another, and all hosts have as many, as torchrun starts them. InputError for a part of them, and for
+    numbers that do not fit.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return None
@@ -74,12 +82,29 @@ def seat(environment: Mapping[str, str]) -> Seat | None:
         raise InputError("the environment gives a rank that its job has not",
                          came=f"RANK={rank}, LOCAL_RANK={local_rank}, WORLD_SIZE={size}",
                          expected=f"ranks from 0 to {size - 1}", do="look at what the launcher sets")
-    if environment.get("LOCAL_WORLD_SIZE", str(size)) != str(size):
-        raise InputError("the ranks of a job are on one host", came=f"LOCAL_WORLD_SIZE={environment['LOCAL_WORLD_SIZE']} of {size}",
-                         expected=f"all {size} here", do="start as many ranks as one host has cores")
     address = environment.get("MASTER_ADDR", "localhost")
-    _require_here(address)
-    return Seat(rank, size, local_rank, f"{address} {numbers['MASTER_PORT']} {environment.get('TORCHELASTIC_RUN_ID', '')}")
+    name = f"{address} {numbers['MASTER_PORT']} {environment.get('TORCHELASTIC_RUN_ID', '')}"
+    local_size = _number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else size
+    if local_size == size:
+        _require_here(address)
+        return Seat(rank, size, local_rank, name)
+    if not local_size or size % local_size or rank % local_size != local_rank:
+        raise InputError("the hosts of a job have the same number of ranks, one after the other", came=f"RANK={rank}, "
+                         f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size}, WORLD_SIZE={size}",
+                         expected="RANK = host LOCAL_WORLD_SIZE + LOCAL_RANK", do="look at what the launcher sets")
+    host = rank // local_size
+    across = Across(host, size // local_size, address, numbers["MASTER_PORT"], secret(environment))
+    return Seat(rank, size, local_rank, f"{name} {host}", across, local_size)
+
+
+def secret(environment: Mapping[str, str]) -> bytes:
+    """ALPHA_SECRET, which hosts of one job prove to each other. InputError where there is none, or one that can be guessed."""
+    text = environment.get("ALPHA_SECRET", "")
+    if len(text) < SECRET:
+        raise InputError("hosts of a job know each other by a secret", came=f"ALPHA_SECRET of {len(text)} characters" if text else
+                         "no ALPHA_SECRET", expected=f"{SECRET} characters or more, the same on all hosts",
+                         do='on one host `openssl rand -hex 16`; set it on all, by the launcher\'s own means')
+    return text.encode()
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -102,20 +127,34 @@ def _require_here(address: str) -> None:
                          expected="an address of this host, such as localhost", do="start all ranks here") from error
 
 
-def join(place: Seat, deadlines: Deadlines | None = None) -> World:
-    """Meet the other ranks of the job. RankError naming those that never come, BusyError for a second job with the same port."""
-    limits = deadlines or Deadlines()
-    if place.rank == 0:
-        segment = Segment.create(place.size)
-        offer(segment, place.secret, limits.join)
+@contextmanager
+def join(place: Seat, deadlines: Deadlines | None = None) -> Iterator[World]:
+    """Meet the other ranks of the job, and leave it at the end. The first rank of a host meets the other hosts, and keeps their bridge.
+
+    RankError naming those that never come, BusyError for a second job with the same port.
+    """
+    limits, bridge = deadlines or Deadlines(), 0
+    if place.local_rank:
+        segment = ask(place.name, place.rank, limits.join)
+    elif place.across:
+        met = meet(place.across, place.local_size, 0, secrets.randbits(64), limits.join)
+        segment = segment_of(met, place.across)
+        bridge = start_bridge(met, place.across, segment, limits)
+        offer(segment, place.name, limits.join)
     else:
-        segment = ask(place.secret, place.rank, limits.join)
+        segment = Segment.create(place.size)
+        offer(segment, place.name, limits.join)
     if segment.size != place.size:
         error = InputError("ranks of one job were given different sizes of it", came=f"WORLD_SIZE={place.size} for rank {place.rank}",
-                           expected=f"{segment.size}, as rank 0 has it", do="look at what the launcher sets")
+                           expected=f"{segment.size}, as rank {segment.here.start} has it", do="look at what the launcher sets")
         _fail(segment, place.rank, str(error))
         raise error
-    return World(segment, place.rank, local_rank=place.local_rank, deadlines=limits)
+    try:
+        with World(segment, place.rank, local_rank=place.local_rank, deadlines=limits) as world:
+            yield world
+    finally:
+        if bridge:  # it ends after the last rank here, and with this process
+            os.waitpid(bridge, 0)
 
 
 # -- several hosts -------------------------------------------------------------------------------------------------------------
