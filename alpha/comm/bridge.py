@@ -1,16 +1,16 @@
 """The bridge of one host: it carries messages, credits and the state of ranks to the bridges of the other hosts. Floor 4.
 
-Ranks know one way to each other: rings in shared memory, and the control block (shm.py, control.py). Where the other rank is on another host,
-the bridges of both keep the two copies of the ring alike. A message that was sent here is copied from its slot to the same slot there; that
-it was released there is told here. A slot is kept until then, so whatever a broken connection has lost is sent again from it, and the count
-of each ring says what: every message is delivered once. There is always a slot for what comes, so nobody stops reading.
+Ranks know one way to each other: rings in shared memory, and the control block (shm.py, control.py). Where the other rank is on another
+host, the bridges of both keep the two copies of the ring alike. A message that was sent here is copied from its slot to the same slot
+there; that it was released there is told here. A slot is kept until then, so whatever a broken connection has lost is sent again from it,
+and the count of each ring says what: every message is delivered once. There is always a slot for what comes, so nobody stops reading.
 
-A frame is checked over its header and the header of the message, with a seed of the connection. What fails that, or comes out of order, ends
-the connection, not the job. The payload has the checksum of the message, which the receiving rank checks (J. H. Saltzer, D. P. Reed and
-D. D. Clark, End-to-end arguments in system design, ACM TOCS 2(4), 1984).
+A frame is checked over its header and the header of the message, with a seed of the connection. What fails that, or comes out of order,
+ends the connection, not the job. The payload has the checksum of the message, which the receiving rank checks (J. H. Saltzer, D. P. Reed
+and D. D. Clark, End-to-end arguments in system design, ACM TOCS 2(4), 1984).
 
-A host that says nothing for SILENCE_S, or whose connection stays broken for BROKEN_S, is lost, and the job with it. Only time counts in which
-this process was served (process.py).
+A host that says nothing for SILENCE_S, or whose connection stays broken for BROKEN_S, is lost, and the job with it. Only time counts in
+which this process was served (process.py).
 """
 
 from __future__ import annotations

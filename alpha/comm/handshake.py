@@ -1,8 +1,8 @@
 """Connections whose two ends prove to each other that they know the job's secret, before anything else is read. Floor 4.
 
-Challenge and answer, both ways (HMAC-SHA256, RFC 2104): each end draws 32 bytes, and answers the other's with a MAC over both draws and its
-own role, so no answer serves twice or the other way round. All parts have fixed lengths. It keeps strangers and other jobs out; what follows
-is neither encrypted nor signed, so whoever can write into a connection between hosts can write into a job.
+Challenge and answer, both ways (HMAC-SHA256, RFC 2104): each end draws 32 bytes, and answers the other's with a MAC over both draws and
+its own role, so no answer serves twice or the other way round. All parts have fixed lengths. It keeps strangers and other jobs out. What
+follows is neither encrypted nor signed: whoever can write into a connection between hosts can write into a job.
 
     door -> guest   MAGIC, 32 random bytes
     guest -> door   MAGIC, 32 random bytes, MAC("guest")
@@ -152,7 +152,8 @@ class Door:
 
 
 def knock(where: tuple[str, int], secret: bytes, seconds: float = PATIENCE_S) -> Peer:
-    """Connect to a door, prove this end and have the other proved. OSError where nobody answers in time; RankError where somebody else does."""
+    """Connect to a door, prove this end and have the other proved. OSError where nobody answers in time; RankError where somebody else
+    does."""
     link = socket.create_connection(where, timeout=seconds)
     try:
         offered = _exactly(link, _OFFERED)

@@ -27,8 +27,8 @@ _PAUSE_S = 0.05
 
 @dataclass(frozen=True)
 class Across:
-    """A job's hosts, as one of them is told when it starts. `host`: its number; `hosts`: how many; `address`, `port`: where the first one is
-    met; `secret`: what all know and nobody else."""
+    """A job's hosts, as one of them is told when it starts. `host`: its number; `hosts`: how many; `address`, `port`: where the first one
+    is met; `secret`: what all know and nobody else."""
 
     host: int
     hosts: int
@@ -73,7 +73,7 @@ def _gather(across: Across, ranks: int, epoch: int, job: int, until: float, dead
                 raise RankError(f"hosts never came: {', '.join(map(str, missing))}", rank=-1, came=f"{len(came) + 1} of {across.hosts}, "
                                 f"{door.refused} strangers sent away", expected=f"all within {deadline:g} s",
                                 do="look at the logs of those hosts: did they start, with this address, port and ALPHA_SECRET?")
-            select.select([*door.descriptors(), *(p.link for p, _ in talking)], [], [], _PAUSE_S)
+            select.select([*door.descriptors(), *(p.link.fileno() for p, _ in talking)], [], [], _PAUSE_S)
             talking += [(peer, bytearray()) for peer in door.look()]
             for entry in list(talking):
                 told = _heard(*entry)
@@ -89,7 +89,8 @@ def _gather(across: Across, ranks: int, epoch: int, job: int, until: float, dead
         places += [[came[h][0].link.getpeername()[0], int(came[h][1]["port"])] for h in range(1, across.hosts)]
         epoch = max(epoch, *(int(told["epoch"]) for _, told in came.values()))
         if sum(counts) > MOST_RANKS:
-            error = InputError("a job has another number of ranks", came=f"{sum(counts)} on {across.hosts} hosts", expected=f"1 to {MOST_RANKS}")
+            error = InputError("a job has another number of ranks", came=f"{sum(counts)} on {across.hosts} hosts",
+                               expected=f"1 to {MOST_RANKS}")
             for peer, _ in came.values():
                 _say(peer, {"error": str(error)})
             raise error
@@ -156,7 +157,8 @@ def _come(across: Across, ranks: int, epoch: int, until: float, deadline: float)
 
 def _hosts(counts: list[int], places: list[list[Any]]) -> tuple[Host, ...]:
     starts = [sum(counts[:i]) for i in range(len(counts))]
-    return tuple(Host(str(address), int(port), range(start, start + count)) for start, count, (address, port) in zip(starts, counts, places))
+    return tuple(Host(str(address), int(port), range(start, start + count))
+                 for start, count, (address, port) in zip(starts, counts, places))
 
 
 def _bound(address: str) -> str:

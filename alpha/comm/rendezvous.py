@@ -1,7 +1,8 @@
 """How ranks that some other launcher started come to one segment: over a socket in the abstract namespace of this host. Floor 4.
 
-The first rank of a host makes the segment and hands its descriptor to every rank that asks (SCM_RIGHTS of unix(7)). The socket has no file, and is gone with
-its process. Only processes of the same user are answered; the name is drawn from what the launcher gives to all ranks of a job alone.
+The first rank of a host makes the segment and hands its descriptor to every rank there that asks (SCM_RIGHTS of unix(7)). The socket has
+no file, and is gone with its process. Only processes of the same user are answered; the name is drawn from what the launcher gives to the
+ranks of this job on this host alone.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def _answer(link: socket.socket, segment: Segment, missing: set[int]) -> None:
 
 
 def ask(secret: str, rank: int, deadline: float) -> Segment:
-    """Another rank: the segment of the job. RankError where the first rank does not answer; InputError where it has no place for this one."""
+    """Another rank: the segment of the job. RankError where the first rank does not answer; InputError where it has no place for this
+    one."""
     until = time.monotonic() + deadline
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:

@@ -111,7 +111,9 @@ class Segment:
         """u64[channels, size, size] each, views: messages sent and released, by channel, source and receiver."""
         n, step = self.size, self.ring_size
         shape, strides = (self.channels, n, n), (n * n * step, n * step, step)
-        sent, released = (np.ndarray(shape, np.uint64, self.memory, self._rings_at + at, strides) for at in (0, RELEASED))
+        at = self._rings_at
+        sent: np.ndarray = np.ndarray(shape, np.uint64, self.memory, at, strides)
+        released: np.ndarray = np.ndarray(shape, np.uint64, self.memory, at + RELEASED, strides)
         return sent, released
 
     def slot(self, ring: int, sequence: int) -> int:

@@ -117,6 +117,11 @@ class World:
         for group in self._groups.values():
             group.rule = rule
 
+    @property
+    def bridge(self) -> int:
+        """The process that carries what goes to other hosts, 0 where there are none."""
+        return self._segment.bridge
+
     def advance(self) -> None:
         """Tell the others that this rank gets on; an executor does it at each launch. RankError if any rank has failed."""
         self._control.advance(self.rank)

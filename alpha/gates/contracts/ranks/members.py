@@ -67,8 +67,8 @@ class Members:
 
     def run(self, function: Callable[..., Any], size: int, *arguments: Any, limit_s: float = LIMIT_S, deadlines: Deadlines | None = None,
             absent: Sequence[int] = (), **layout: Any) -> list[Ended]:
-        """`absent`: ranks that never start. `layout`: of the segment (payload_bytes, slots), and `hosts` that the ranks are on, each with its
-        bridge, and the `wire` between those (network.py).
+        """`absent`: ranks that never start. `layout`: of the segment (payload_bytes, slots), and `hosts` that the ranks are on, each with
+        its bridge, and the `wire` between those (network.py).
         `limit_s`: seconds in which the machine serves each."""
         return self._ask(function, size, arguments, limit_s, deadlines, tuple(absent), layout)
 

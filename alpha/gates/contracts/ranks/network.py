@@ -10,6 +10,7 @@ import socket
 import time
 import traceback
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from alpha.comm.bridge import Bridge, Host
@@ -42,7 +43,7 @@ class Network:
     def __init__(self, size: int, hosts: int, wire: Wire | None = None, **layout: Any) -> None:
         cuts = [size * i // hosts for i in range(hosts + 1)]
         doors = [Door(("127.0.0.1", 0), SECRET) for _ in range(hosts)]
-        parts = [range(a, b) for a, b in zip(cuts, cuts[1:])]
+        parts = [range(a, b) for a, b in pairwise(cuts)]
         self.segments, job = list[Segment](), None
         for part in parts:
             self.segments.append(Segment.create(size, here=part, job=job, **layout))
@@ -50,7 +51,7 @@ class Network:
         self.pids, ports = list[int](), [door.port for door in doors]
         if wire is not None:
             ports = [self._proxy(port, wire) for port in ports]
-        told = [Host("127.0.0.1", port, part) for port, part in zip(ports, parts)]
+        self.told = [Host("127.0.0.1", port, part) for port, part in zip(ports, parts)]
         self.bridges = list[int]()
         for i, (segment, door) in enumerate(zip(self.segments, doors)):
             pid = os.fork()
@@ -59,7 +60,7 @@ class Network:
                 try:
                     for other in doors[:i] + doors[i + 1 :]:
                         other.listening.close()
-                    Bridge(segment, told, i, door, SECRET, 5.0).run()
+                    Bridge(segment, self.told, i, door, SECRET, 5.0).run()
                     status = 0
                 except BaseException:
                     traceback.print_exc()
@@ -99,7 +100,7 @@ class Network:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 wrong.append(f"the bridge of host {i} does not end")
-            elif status:
+            elif status not in (0, signal.SIGKILL):  # killed by the case itself
                 wrong.append(f"the bridge of host {i} ended with {os.waitstatus_to_exitcode(status)}")
         for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
