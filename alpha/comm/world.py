@@ -118,6 +118,11 @@ class World:
             group.rule = rule
 
     @property
+    def here(self) -> range:
+        """The ranks of this host."""
+        return self._segment.here
+
+    @property
     def bridge(self) -> int:
         """The process that carries what goes to other hosts, 0 where there are none."""
         return self._segment.bridge

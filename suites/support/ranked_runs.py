@@ -1,9 +1,10 @@
 """Runs of one small model on any number of ranks, for tests: `ranked_runs.py FOLDER JOB...` prints what each left, a line of JSON each.
 
-A JOB is JSON: {"name", "ranks", "hosts": how many they are on, each a process that starts its own, "zero", "from": name of the job whose run is copied and resumed, "at": from which checkpoint, "plant": what
-goes wrong, "victim": on which rank (modulo their number), "step": after how many steps, or "after": after how many seconds of that rank's
-processor time, or "save" and "point": at which moment of which of its saves, "faults": of each start its own such words, "restarts",
-"fewest", "deadlines": others than SHORT, "set": other keys of the run file}. FOLDER holds a small corpus `text`.
+A JOB is JSON: {"name", "ranks", "hosts": how many they are on, each a process that starts its own, "zero", "from": name of the job whose
+run is copied and resumed, "at": from which checkpoint, "plant": what goes wrong, "victim": on which rank (modulo their number), "step":
+after how many steps, or "after": after how many seconds of that rank's processor time, or "save" and "point": at which moment of which of
+its saves, "faults": of each start its own such words, "restarts", "fewest", "deadlines": others than SHORT, "set": other keys of the run
+file}. FOLDER holds a small corpus `text`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from alpha.gates.contracts.ranks.hosts import mutated
 def main(count: int, seed: int) -> int:
     began, wrong = time.process_time(), mutated(count, np.random.default_rng(seed))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{count:,} frames, {len(wrong)} wrong, {time.process_time() - began:.0f} s of processor time, {peak:.0f} MiB at most; seed {seed}")
+    took = time.process_time() - began
+    print(f"{count:,} frames, {len(wrong)} wrong, {took:.0f} s of processor time, {peak:.0f} MiB at most; seed {seed}")
     print("\n".join(wrong[:20]), end="\n" if wrong else "")
     return bool(wrong)
 

@@ -77,6 +77,22 @@ def _streams(rng: np.random.Generator) -> Measured:
     return sound([partial(members().run, at_streams, 2, seed_of(rng), 40, hosts=2, deadlines=SOUND)])
 
 
+def at_leaving_early(world: World, seed: int) -> Found:
+    """One rank sends and leaves; the other one receives when a host that is gone would long have been given up."""
+    group, x = world.group(WORLD), np.random.default_rng(seed).standard_normal(150_000).astype(np.float32)
+    out = np.empty_like(x)
+    if world.rank == 0:
+        collectives.send(group, x, to=1)
+    else:
+        time.sleep(bridges.BROKEN_S + 0.6)
+        collectives.receive(group, out, source=0)
+    return ([] if world.rank == 0 or out.tobytes() == x.tobytes() else ["what was sent before leaving came otherwise"]), 1
+
+
+def _early(rng: np.random.Generator) -> Measured:
+    return sound([partial(members().run, at_leaving_early, 2, seed_of(rng), hosts=2, deadlines=SOUND)])
+
+
 def at_sum(world: World, seed: int) -> str:
     """The digest of sums and gathers of all ranks."""
     group, found = world.group(WORLD), hashlib.sha256()
@@ -276,7 +292,7 @@ def mutated(frames: int, rng: np.random.Generator) -> list[str]:
             if what == 0:
                 frame[int(rng.integers(bridges.FRAME.size + 16 + bridges.SPACE))] ^= 1 << int(rng.integers(8))
             elif what == 1:
-                frame = frame[: int(rng.integers(1, bridges.FRAME.size + 16 + bridges.SPACE))] + rng.integers(0, 256, 700).astype(np.uint8).tobytes()
+                frame = frame[: int(rng.integers(1, bridges.FRAME.size + 16 + bridges.SPACE))] + rng.bytes(700)
             elif what == 2:
                 at = int(rng.integers(bridges.FRAME.size))
                 frame[at : at + 4] = rng.integers(0, 256, len(frame[at : at + 4])).astype(np.uint8).tobytes()
@@ -311,6 +327,47 @@ def mutated(frames: int, rng: np.random.Generator) -> list[str]:
         return wrong
     finally:
         ends.close()
+
+
+def _unsound(rng: np.random.Generator) -> Measured:
+    """Frames with a right checksum that no sound peer sends: each ends the connection, and nothing of it stays."""
+    wrong, good = list[str](), rng.bytes(bridges.SPACE + 100)
+    resume = np.zeros((5, 1, 1), np.uint64)
+    for name, kind, channel, source, to, sequence, body in (
+        ("a message too early", bridges.DATA, 0, 0, 1, 1, good),
+        ("a message too late", bridges.DATA, 0, 0, 1, 2**63, good),
+        ("a message longer than a slot", bridges.DATA, 0, 0, 1, 0, rng.bytes(bridges.SPACE + 4096 + 64)),
+        ("a message shorter than its header", bridges.DATA, 0, 0, 1, 0, rng.bytes(bridges.SPACE - 1)),
+        ("a message of a rank here", bridges.DATA, 0, 1, 0, 0, good),
+        ("a message of nobody", bridges.DATA, 0, 2, 1, 0, good),
+        ("a message of no channel", bridges.DATA, 5, 0, 1, 0, good),
+        ("a release of what was never sent", bridges.CREDIT, 0, 1, 0, 1, b""),
+        ("a release by a rank here", bridges.CREDIT, 0, 0, 1, 0, b""),
+        ("words of a rank here", bridges.RECORD, 0, 1, 0, 0, bytes(193)),
+        ("words that are none", bridges.RECORD, 0, 0, 0, 0, bytes(192)),
+        ("an error without bounds", bridges.RECORD, 0, 0, 0, 0, bytes([1]) + bytes(192) + bytes(2000)),
+        ("counts of other rings", bridges.RESUME, 0, 0, 0, 0, resume.tobytes() + bytes(8)),
+        ("counts of messages that were never sent", bridges.RESUME, 0, 0, 0, 0, (resume + np.uint64(3)).tobytes()),
+        ("a frame of no kind", 0, 0, 0, 0, 0, b""),
+        ("a frame of a kind to come", bridges.BYE + 1, 0, 0, 0, 0, b""),
+        ("a frame without bounds", bridges.RECORD, 0, 0, 0, 0, bytes(bridges._MOST + 1)),
+    ):
+        ends = Ends()
+        try:
+            sender, receiver = (b._links[0] for b in ends.bridges)
+            head = bridges.FRAME.pack(bridges._MAGIC, 1, kind, channel, source, to, sequence, len(body))
+            assert sender.link is not None
+            sender.link.send(head + bridges._digest(7, head, body[: bridges.SPACE] if kind == bridges.DATA else body) + body[:4500])
+            try:
+                ends.bridges[1]._read(receiver)
+                wrong.append(f"{name} is taken")
+            except bridges._Broken:
+                pass
+            if any(c.any() for c in ends.segments[1].counters()) or ends.segments[1].control.failed():
+                wrong.append(f"{name} leaves a trace")
+        finally:
+            ends.close()
+    return _measured(wrong, 17)
 
 
 def _frames(rng: np.random.Generator) -> Measured:
@@ -473,9 +530,11 @@ def _not_met(rng: np.random.Generator) -> Measured:
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
-    "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams), ("met", _met)],
+    "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
+                                 ("early", _early), ("met", _met)],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")), ("frames", _frames),
+                                 ("unsound", _unsound),
                                  ("handshakes", _handshakes), ("crowd", _crowd), ("false doors", _false_doors), ("not met", _not_met)]},
 }
