@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
+from itertools import count as counting
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ def at_leaving_early(world: World, seed: int) -> Found:
 
 
 def _early(rng: np.random.Generator) -> Measured:
-    seed = next(s for s in count(seed_of(rng)) if random.Random(s).randrange(2))  # what breaks is the way to the one that receives
+    seed = next(s for s in counting(seed_of(rng)) if random.Random(s).randrange(2))  # what breaks is the way to the one that receives
     wire = Wire(cuts=1, most=500_000, seed=seed)
     return sound([partial(members().run, at_leaving_early, 2, seed, hosts=2, wire=wire, deadlines=SOUND)])
 
