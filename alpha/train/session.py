@@ -128,11 +128,13 @@ def train(
         fill = begin() if resume is None else None  # before anything is made; a run that goes on needs what it began from no more
         evidence: Mapping[str, Any] = {}
         checking = world is not None and cfg.machine.debug in ("check", "all")
+        if ranks.rank == ranks.here.start:  # of each host
+            memory_check.require(program, ranks.here, checked=checking)
+            memory_check.require_room_for_saves(program, ranks.here)
         if ranks.first:
             with ranks.patient(STARTING_S):
-                memory_check.require(program, range(ranks.size), checked=checking)
-                memory_check.require_room_for_saves(program, range(ranks.size))
-                evidence = admit(components_of(cfg, program), calls_of(program)) if admit is not None else {}
+                apart = ["transport.tcp"] if len(ranks.here) < ranks.size else []
+                evidence = admit([*components_of(cfg, program), *apart], calls_of(program)) if admit is not None else {}
         ranks.meet()  # the others stand by until the first rank has been let in
         kernels = checked(catalogue) if checking else catalogue
         stack.enter_context(forbidden.training())  # the gates that `admit` may have run started processes of their own
