@@ -143,7 +143,7 @@ def _across(args: argparse.Namespace) -> Across | None:
                          came=f"--hosts {args.hosts}, --host {args.host}, --nproc {args.nproc}, --meet {args.meet or 'nothing'}",
                          expected=f"--host from 0 to {args.hosts - 1}, --nproc of each, --meet ADDRESS:PORT of host 0",
                          do="give all hosts the same --hosts, --nproc and --meet, and each its own --host")
-    return Across(args.host, args.hosts, address, int(port), launch.secret(os.environ))
+    return Across(args.host, args.hosts, address, int(port), launch.secret(os.environ), launch.streams(os.environ))
 
 
 def _report(command: str, text: str) -> None:

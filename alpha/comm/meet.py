@@ -1,7 +1,7 @@
 """How the hosts of a job find each other: all come to the first one, which tells each where the others are. Floor 4.
 
     host i -> host 0    number, ranks, where its bridge will listen, how often it was started
-    host 0 -> host i    job, epoch, ranks in all, where every host's bridge listens
+    host 0 -> host i    job, epoch, ranks in all, streams, where every host's bridge listens
 
 Both are one line of JSON, at most MOST bytes, on a connection that has been proved (handshake.py).
 """
@@ -28,13 +28,14 @@ _PAUSE_S = 0.05
 @dataclass(frozen=True)
 class Across:
     """A job's hosts, as one of them is told when it starts. `host`: its number; `hosts`: how many; `address`, `port`: where the first one
-    is met; `secret`: what all know and nobody else."""
+    is met; `secret`: what all know and nobody else; `streams`: connections between two ranks, of which those of the first host count."""
 
     host: int
     hosts: int
     address: str
     port: int
     secret: bytes
+    streams: int = 1
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Met:
     epoch: int
     hosts: tuple[Host, ...]
     door: Door
+    streams: int
 
     @property
     def size(self) -> int:
@@ -95,9 +97,9 @@ def _gather(across: Across, ranks: int, epoch: int, job: int, until: float, dead
                 _say(peer, {"error": str(error)})
             raise error
         for peer, _ in came.values():
-            _say(peer, {"job": job, "epoch": epoch, "ranks": counts, "places": places})
+            _say(peer, {"job": job, "epoch": epoch, "ranks": counts, "places": places, "streams": across.streams})
             peer.link.close()
-        return Met(job, epoch, _hosts(counts, places), door)
+        return Met(job, epoch, _hosts(counts, places), door, across.streams)
     except BaseException:
         door.close()
         raise
@@ -149,7 +151,8 @@ def _come(across: Across, ranks: int, epoch: int, until: float, deadline: float)
                 raise InputError("host 0 has no place for this host", came=str(told.get("error", "it closed the connection")),
                                  expected="one number for each host, and the same number of hosts for all",
                                  do="look at what each host was started with; host 0's log may say more")
-            return Met(int(told["job"]), int(told["epoch"]), _hosts(told["ranks"], told["places"]), door)
+            return Met(int(told["job"]), int(told["epoch"]), _hosts(told["ranks"], told["places"]), door,
+                       int(told["streams"]))
         except BaseException:
             door.close()
             raise

@@ -63,7 +63,7 @@ def _answer(link: socket.socket, segment: Segment, missing: set[int]) -> None:
             return
         (rank,) = _ASKED.unpack(asked)
         if rank in missing:
-            socket.send_fds(link, [_TAKEN.pack(_OK)], [segment.fd] if segment.bell < 0 else [segment.fd, segment.bell])
+            socket.send_fds(link, [_TAKEN.pack(_OK)], [segment.fd])
             missing.discard(rank)
         else:
             link.send(_TAKEN.pack(_TAKEN_RANK if rank in segment.here else _NO_SUCH_RANK))
@@ -81,11 +81,11 @@ def ask(secret: str, rank: int, deadline: float) -> Segment:
                 link.settimeout(max(0.001, until - time.monotonic()))
                 link.connect(_name(secret))
                 link.send(_ASKED.pack(rank))
-                said, fds, _, _ = socket.recv_fds(link, _TAKEN.size, 2)
+                said, fds, _, _ = socket.recv_fds(link, _TAKEN.size, 1)
             except OSError:  # nobody listens yet, or no longer
                 said, fds = b"", []
         if fds:
-            return Segment(*fds)
+            return Segment(fds[0])
         if said:
             raise InputError("rank 0 has no place for this rank", came=f"rank {rank}", expected="a rank of the job that nobody else is",
                              do="look at RANK and WORLD_SIZE in the environment of all ranks")

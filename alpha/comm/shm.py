@@ -14,6 +14,7 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -38,43 +39,57 @@ def in_order() -> None:
         _fence()
 
 
+class Elsewhere(Protocol):
+    """What carries the rings to and from one rank on another host, of one channel (streams.py)."""
+
+    def carry(self) -> bool:
+        """Send what the ring to that rank holds that has not gone out; whether all of it is on its way by now."""
+
+    def credit(self) -> None:
+        """A message of that rank was released."""
+
+    def rest(self, seconds: float) -> None:
+        """Wait so long at most for something to come, and take it."""
+
+
 class _Ring:
-    """One direction between two ranks."""
+    """One direction between two ranks. `peer`: the other one; `elsewhere`: what carries it, None on this host."""
 
-    __slots__ = ("at", "count", "elsewhere", "memory", "payloads", "released", "sent", "slots")
+    __slots__ = ("at", "count", "elsewhere", "memory", "payloads", "peer", "released", "sent", "slots")
 
-    def __init__(self, segment: Segment, channel: int, source: int, to: int) -> None:
+    def __init__(self, segment: Segment, channel: int, source: int, to: int, peer: int, elsewhere: Elsewhere | None) -> None:
         start = segment.ring(channel, source, to)
         self.memory, self.slots = memoryview(segment.memory), segment.slots
         self.sent, self.released = (self.memory[start + i : start + i + 8].cast("Q") for i in (0, RELEASED))
         self.at = [segment.slot(start, i) for i in range(self.slots)]
         whole = np.frombuffer(segment.memory, np.uint8)
         self.payloads = [whole[a + SPACE : a + SPACE + segment.payload_bytes] for a in self.at]
-        self.elsewhere = source not in segment.here or to not in segment.here
+        self.peer, self.elsewhere = peer, elsewhere
         self.count = 0  # messages that this side has sent, or released
 
 
 class SharedMemory:
     """The links of one rank to the other members of a group (alpha/comm/transport.py: Transport).
 
-    members: the ranks of the group, in order. channel: the group's number in the job. One thread uses it at a time. Of members on other
-    hosts the bridge is what fills and empties the other ends of the rings (bridge.py).
+    members: the ranks of the group, in order. channel: the group's number in the job. One thread uses it at a time. elsewhere: gives
+    what fills and empties the other ends of the rings of a member on another host, by channel and rank.
     """
 
-    def __init__(self, segment: Segment, watch: Watch, channel: int, members: Sequence[int]) -> None:
+    def __init__(self, segment: Segment, watch: Watch, channel: int, members: Sequence[int],
+                 elsewhere: Callable[[int, int], Elsewhere] | None = None) -> None:
         if channel >= segment.channels:
             raise GraphError("a job has too many groups", came=channel, expected=f"at most {segment.channels - 1} besides the world")
         self.payload_bytes = segment.payload_bytes
         self._watch, self._members, self._job, self._epoch = watch, tuple(members), segment.job, segment.epoch
-        self._tell, me = segment.ring_bell, watch.rank
-        self._out = {i: _Ring(segment, channel, me, r) for i, r in enumerate(members) if r != me}
-        self._in = {i: _Ring(segment, channel, r, me) for i, r in enumerate(members) if r != me}
+        me, far = watch.rank, {r: elsewhere(channel, r) for r in members if r not in segment.here} if elsewhere else {}
+        self._out = {i: _Ring(segment, channel, me, r, r, far.get(r)) for i, r in enumerate(members) if r != me}
+        self._in = {i: _Ring(segment, channel, r, me, r, far.get(r)) for i, r in enumerate(members) if r != me}
 
     def send(self, to: int, about: About, chunk: int, payload: np.ndarray) -> None:
         """See Transport."""
         ring, nbytes = self._out[to], payload.size
         sequence, released, slots = ring.count, ring.released, ring.slots
-        self._wait(lambda: sequence - released[0] < slots, to, about)
+        self._wait(lambda: sequence - released[0] < slots, ring, about)
         slot = sequence % slots
         head = header(about, job=self._job, epoch=self._epoch, sender=self._watch.rank, sequence=sequence, chunk=chunk, nbytes=nbytes)
         at = ring.at[slot]
@@ -82,18 +97,17 @@ class SharedMemory:
         ring.payloads[slot][:nbytes] = payload
         ring.memory[at : at + HEADER.size] = head
         CHECKSUM.pack_into(ring.memory, at + HEADER.size, code)
-        if not _STORES_IN_ORDER:
-            _fence()
+        in_order()
         ring.count = ring.sent[0] = sequence + 1
-        if ring.elsewhere:
-            self._tell()
+        if ring.elsewhere is not None:
+            self._carry(ring, ring.elsewhere, about)
         self._watch.control.advance(self._watch.rank)
 
     def receive(self, source: int, about: About, chunk: int, nbytes: int) -> np.ndarray:
         """See Transport."""
         ring = self._in[source]
         sequence, sent = ring.count, ring.sent
-        self._wait(lambda: sent[0] > sequence, source, about)
+        self._wait(lambda: sent[0] > sequence, ring, about)
         slot = sequence % ring.slots
         expected = header(about, job=self._job, epoch=self._epoch, sender=self._members[source], sequence=sequence, chunk=chunk,
                           nbytes=nbytes)
@@ -113,18 +127,21 @@ class SharedMemory:
         """See Transport."""
         ring = self._in[source]
         ring.count += 1
-        if not _STORES_IN_ORDER:
-            _fence()
+        in_order()
         ring.released[0] = ring.count
-        if ring.elsewhere:
-            self._tell()
+        if ring.elsewhere is not None:
+            ring.elsewhere.credit()
         self._watch.control.advance(self._watch.rank)
 
-    def _wait(self, ready: Callable[[], bool], peer: int, about: About) -> None:
+    def _wait(self, ready: Callable[[], bool], ring: _Ring, about: About) -> None:
         if not ready():
-            self._watch.until(ready, self._members[peer], about.op)
-        if not _STORES_IN_ORDER:
-            _fence()
+            self._watch.until(ready, ring.peer, about.op, None if ring.elsewhere is None else ring.elsewhere.rest)
+        in_order()
+
+    def _carry(self, ring: _Ring, elsewhere: Elsewhere, about: About) -> None:
+        """A message is on its way once this machine has taken it over: a rank that computes sends nothing."""
+        if not elsewhere.carry():
+            self._watch.until(elsewhere.carry, ring.peer, about.op, elsewhere.rest)
 
     def _other_message(self, source: int, about: About, came: bytes, expected: bytes) -> RankError:
         found = differences(came, expected)

@@ -64,6 +64,8 @@ class Watch:
         self._poll, self._watched = select.poll(), dict[int, int]()
         self._slowest: dict[str, float] = {}
         self._x = np.ones(_LANES)
+        self.rest: Callable[[float], object] = time.sleep
+        """How a wait spends so many seconds: a rank with others on other hosts looks after its connections."""
 
     def join(self) -> None:
         """Wait until all ranks are there, and watch their processes from then on. RankError naming those that never came."""
@@ -111,26 +113,30 @@ class Watch:
         self._poll.register(fd, select.POLLIN)
         self._watched[fd] = _BRIDGE
 
-    def until(self, ready: Callable[[], bool], peer: int, op: str) -> None:
-        """Return as soon as `ready()`. `peer`: the rank whose doing that is; `op`: the collective. RankError when any rank failed or died,
-        or when the one that all wait for gets on with nothing."""
-        if ready():
+    def until(self, ready: Callable[[], bool], peer: int, op: str, rest: Callable[[float], object] | None = None) -> None:
+        """Return as soon as `ready()`. `peer`: the rank whose doing that is; `op`: the collective; `rest`: waits so many seconds at most
+        and comes back when something may have changed, where somebody wakes this process. RankError when any rank failed or died, or when
+        the one that all wait for gets on with nothing."""
+        if ready() or (self._spin(ready) if rest is None else rest(LONGEST_S) or ready()):
             return
-        end = time.monotonic_ns() + SPIN_NS
-        while time.monotonic_ns() < end:
-            if ready():
-                return
-            np.add(self._x, 1.0, out=self._x)
-            if ready():
-                return
-            os.sched_yield()  # spinning on is faster alone, and many times slower where others want this processor
         self.control.wait(self.rank, peer)
         try:
-            self._sleep(ready, peer, op)
+            self._sleep(ready, peer, op, rest)
         finally:
             self.control.wait(self.rank, None)
 
-    def _sleep(self, ready: Callable[[], bool], peer: int, op: str) -> None:
+    def _spin(self, ready: Callable[[], bool]) -> bool:
+        end = time.monotonic_ns() + SPIN_NS
+        while time.monotonic_ns() < end:
+            if ready():
+                return True
+            np.add(self._x, 1.0, out=self._x)
+            if ready():
+                return True
+            os.sched_yield()  # spinning on is faster alone, and many times slower where others want this processor
+        return False
+
+    def _sleep(self, ready: Callable[[], bool], peer: int, op: str, rest: Callable[[float], object] | None) -> None:
         pause, look = SHORTEST_S, 0
         limit = int(1e9 * max(self.deadlines.stall, 3 * self._slowest.get(op, 0.0)))
         seen: tuple[object, ...] = ()
@@ -153,7 +159,10 @@ class Watch:
                     seen, served = state, self._served(chain[-1])
                 elif served.look() > limit and (now > self.control.patience(chain[-1]) or self._frozen(chain[-1])):
                     raise self.fail(self._stalled(chain, op, served.ns / 1e9))
-            time.sleep(pause)
+            if rest is not None:
+                rest(LONGEST_S)
+                continue
+            self.rest(pause)
             pause = min(2 * pause, LONGEST_S)
 
     def _chain(self, peer: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from alpha.comm.group import Group, Place
 from alpha.comm.rule import Rule
 from alpha.comm.segment import Segment
 from alpha.comm.shm import SharedMemory
+from alpha.comm.streams import Streams, call
 from alpha.comm.watch import Deadlines, Watch
 from alpha.errors import GraphError, InputError, RankError
 
@@ -48,13 +49,16 @@ class World:
         self._segment, self._groups = segment, dict[str, Group]()
         self._control, self._recorder = segment.control, segment.recorder(rank)
         self._watch = Watch(segment.control, rank, deadlines or Deadlines())
+        self._streams: Streams | None = None
         self._left = threading.Event()
-        self._control.join(rank, os.getpid())
         self._beating = threading.Thread(target=self._beat, daemon=True, name="alpha-heartbeat")
+        self._control.join(rank, os.getpid())
         self._beating.start()
         try:
             if segment.bridge:
                 self._watch.watch_bridge(segment.bridge)
+                self._streams = Streams(segment, rank, call(segment, self._watch.deadlines.join))
+                self._watch.rest = self._streams.nap
             self._watch.join()
             self.add_group(WORLD, [range(segment.size)])
         except BaseException:
@@ -64,6 +68,8 @@ class World:
     def _beat(self) -> None:
         while not self._left.wait(_BEAT_S):
             self._control.beat(self.rank)
+            if self._streams is not None:
+                self._streams.settle()
 
     @property
     def flights(self) -> FlightRecorder:
@@ -89,7 +95,8 @@ class World:
                              expected=f"each of 0 to {self.size - 1} once")
         members = next(tuple(t) for t in tuples if self.rank in t)
         number = int.from_bytes(hashlib.sha256(repr((name, [tuple(t) for t in tuples])).encode()).digest()[:4], "little")
-        transport = SharedMemory(self._segment, self._watch, len(self._groups), members)
+        transport = SharedMemory(self._segment, self._watch, len(self._groups), members,
+                                 self._streams.lane if self._streams else None)
         group = Group(name, number, members, transport, self._watch, self._recorder, self.place, self._rule)
         self._groups[name] = group
         return group
@@ -152,7 +159,11 @@ class World:
         """Leave the job. What others still wait for from this rank never comes."""
         self._left.set()
         self._beating.join()
+        if self._streams is not None:
+            self._streams.linger(self._watch.deadlines.join)
         self._control.leave(self.rank)
+        if self._streams is not None:
+            self._streams.close()
         self._watch.close()
 
     def __enter__(self) -> World:

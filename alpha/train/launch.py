@@ -16,17 +16,18 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from alpha.comm.bridge import Bridge
 from alpha.comm.control import ABSENT, Failure
+from alpha.comm.handshake import Door
 from alpha.comm.meet import Across, Met, meet
 from alpha.comm.process import Served, process_state
 from alpha.comm.rendezvous import ask, offer
-from alpha.comm.segment import Segment
+from alpha.comm.segment import MOST_STREAMS, Segment
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.cuda_runtime._bindings import library
@@ -57,14 +58,18 @@ Body = Callable[[World, Tell], int]
 @dataclass(frozen=True)
 class Seat:
     """A place in a job of another launcher. `name`: what that launcher gave to all ranks of this job on this host, and to no other job.
-    `across`: the job has other hosts; `local_size`: ranks of this one."""
+    `across`: the job has other hosts, with as many ranks each."""
 
     rank: int
     size: int
     local_rank: int
     name: str
     across: Across | None = None
-    local_size: int = 0
+
+    @property
+    def local_size(self) -> int:
+        """Ranks of this host."""
+        return self.size // (self.across.hosts if self.across else 1)
 
 
 def seat(environment: Mapping[str, str]) -> Seat | None:
@@ -93,8 +98,9 @@ def seat(environment: Mapping[str, str]) -> Seat | None:
                          f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size}, WORLD_SIZE={size}",
                          expected="RANK = host LOCAL_WORLD_SIZE + LOCAL_RANK", do="look at what the launcher sets")
     host = rank // local_size
-    across = Across(host, size // local_size, address, numbers["MASTER_PORT"], secret(environment))
-    return Seat(rank, size, local_rank, f"{name} {host}", across, local_size)
+    across = Across(host, size // local_size, address, numbers["MASTER_PORT"], secret(environment),
+                    streams(environment))
+    return Seat(rank, size, local_rank, f"{name} {host}", across)
 
 
 def secret(environment: Mapping[str, str]) -> bytes:
@@ -105,6 +111,14 @@ def secret(environment: Mapping[str, str]) -> bytes:
                          "no ALPHA_SECRET", expected=f"{SECRET} characters or more, the same on all hosts",
                          do='on one host `openssl rand -hex 16`; set it on all, by the launcher\'s own means')
     return text.encode()
+
+
+def streams(environment: Mapping[str, str]) -> int:
+    """ALPHA_STREAMS: connections between two ranks of different hosts; 1 where nothing is said. InputError for a number that cannot be."""
+    count = _number(environment, "ALPHA_STREAMS") if "ALPHA_STREAMS" in environment else 1
+    if not 1 <= count <= MOST_STREAMS:
+        raise InputError("two ranks have another number of connections", came=f"ALPHA_STREAMS={count}", expected=f"1 to {MOST_STREAMS}")
+    return count
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -162,11 +176,12 @@ def join(place: Seat, deadlines: Deadlines | None = None) -> Iterator[World]:
 
 def segment_of(met: Met, across: Across) -> Segment:
     """The memory that this host's ranks share with each other and with its bridge."""
-    return Segment.create(met.size, epoch=met.epoch, here=met.hosts[across.host].ranks, job=met.job)
+    return Segment.create(met.size, epoch=met.epoch, here=met.hosts[across.host].ranks, job=met.job, streams=met.streams)
 
 
-def start_bridge(met: Met, across: Across, segment: Segment, limits: Deadlines) -> int:
-    """Fork the process that carries what ranks here have for ranks elsewhere, before any rank is there. Its number; it ends after them."""
+def start_bridge(met: Met, across: Across, segment: Segment, limits: Deadlines, others: Sequence[Door] = ()) -> int:
+    """Fork the process that connects this host's ranks to those elsewhere, before any rank is there. Its number; it ends after them.
+    `others`: doors of this process that are not the bridge's."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -177,6 +192,8 @@ def start_bridge(met: Met, across: Across, segment: Segment, limits: Deadlines) 
     try:
         os.setpgid(0, 0)
         _die_with(parent)
+        for door in others:
+            door.close()
         Bridge(segment, met.hosts, across.host, met.door, across.secret, limits.abort).run()
         status = 0
     except BaseException:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import random
 import secrets
 import signal
 import socket
@@ -16,27 +15,30 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count as counting
 from typing import Any
 
 import numpy as np
 
 from alpha.comm import bridge as bridges
-from alpha.comm import collectives, handshake
+from alpha.comm import collectives, handshake, line
 from alpha.comm.bridge import Bridge, Host
 from alpha.comm.handshake import Door, knock
+from alpha.comm.line import Broken
 from alpha.comm.meet import Across, Met, meet
 from alpha.comm.segment import Segment
+from alpha.comm.streams import NOBODY, Streams
 from alpha.comm.world import WORLD, World
 from alpha.component import Measured
-from alpha.errors import AlphaError, InputError, RankError
+from alpha.errors import RankError
 from alpha.gates.contracts.ranks.calls import OPS
 from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, seed_of, sound
 from alpha.gates.contracts.ranks.jobs import Case, Found, _hash, _measured, at_channels
-from alpha.gates.contracts.ranks.members import Ended, members
+from alpha.gates.contracts.ranks.members import Ended, at_once, in_threads, members
 from alpha.gates.contracts.ranks.network import SECRET, Network, Wire
 
 ALONE_AND_APART: tuple[dict[str, Any], ...] = ({}, {"hosts": 2}, {"hosts": 4})
+OF_RANKS = (line.DATA, line.CREDIT, line.RESUME)
+"""Frames that ranks say to each other; the others bridges do."""
 LOST_S = bridges.SILENCE_S + bridges.BROKEN_S + 4.0
 """From the moment when a host falls silent until all ranks have ended, without waits for processors."""
 
@@ -76,26 +78,45 @@ def at_streams(world: World, seed: int, count: int) -> Found:
 
 
 def _streams(rng: np.random.Generator) -> Measured:
-    return sound([partial(members().run, at_streams, 2, seed_of(rng), 40, hosts=2, deadlines=SOUND)])
+    """Through one connection, and through several that overtake each other."""
+    return sound([partial(members().run, at_streams, 2, seed_of(rng), 40, hosts=2, streams=streams, deadlines=SOUND)
+                  for streams in (1, 4)])
 
 
 def at_leaving_early(world: World, seed: int) -> Found:
-    """One rank sends and leaves; the other one receives when a host that is gone would long have been given up. On the way the connection
-    broke, so what was sent has to be sent again."""
+    """One rank sends and leaves, while the connection breaks: what was sent is sent again before that rank is gone. The other one receives
+    late, and goes on when a host that is gone would long have been given up."""
     group, x = world.group(WORLD), np.random.default_rng(seed).standard_normal(150_000).astype(np.float32)
     out = np.empty_like(x)
     if world.rank == 0:
         collectives.send(group, x, to=1)
     else:
-        time.sleep(bridges.BROKEN_S + 0.6)
+        time.sleep(0.5)
         collectives.receive(group, out, source=0)
+        time.sleep(bridges.BROKEN_S + 0.6)
+        world.advance()
     return ([] if world.rank == 0 or out.tobytes() == x.tobytes() else ["what was sent before leaving came otherwise"]), 1
 
 
 def _early(rng: np.random.Generator) -> Measured:
-    seed = next(s for s in counting(seed_of(rng)) if random.Random(s).randrange(2))  # what breaks is the way to the one that receives
-    wire = Wire(cuts=1, most=500_000, seed=seed)
-    return sound([partial(members().run, at_leaving_early, 2, seed, hosts=2, wire=wire, deadlines=SOUND)])
+    """Also of several connections, of which some break."""
+    return sound([partial(members().run, at_leaving_early, 2, seed_of(rng), hosts=2, streams=streams,
+                          wire=Wire(cuts=3, most=500_000, seed=seed_of(rng)), deadlines=SOUND) for streams in (1, 3)])
+
+
+def at_silence_between(world: World, seed: int) -> Found:
+    """Messages that are sent and taken while the rank at the other end computes, so that nobody waits for what the connection lost."""
+    group, wrong = world.group(WORLD), list[str]()
+    for i in range(6):
+        x = np.random.default_rng((seed, i)).standard_normal(9000).astype(np.float32)
+        out = np.empty_like(x)
+        if world.rank == i % 2:
+            collectives.send(group, x, to=1 - world.rank)
+            time.sleep(0.2)
+        else:
+            collectives.receive(group, out, source=1 - world.rank)
+            wrong += [] if out.tobytes() == x.tobytes() else [f"message {i} came otherwise"]
+    return wrong, 6
 
 
 def at_sum(world: World, seed: int) -> str:
@@ -126,7 +147,12 @@ def _cut(rng: np.random.Generator) -> Measured:
     """Connections that break again and again: what was lost is sent again, once, and no bit moves."""
     seed = seed_of(rng)
     wire = Wire(cuts=6, most=int(rng.integers(2_000, 80_000)), seed=seed)
-    return sound([partial(members().run, at_random, size, "all_reduce", seed, hosts=size, wire=wire, deadlines=SOUND) for size in (2, 3)])
+    jobs: list[Callable[[], list[Ended]]]
+    jobs = [partial(members().run, at_random, size, "all_reduce", seed, hosts=size, wire=wire, deadlines=SOUND) for size in (2, 3)]
+    jobs += [partial(members().run, at_silence_between, 2, seed, hosts=2, wire=wire, deadlines=SOUND),
+             partial(members().run, at_streams, 2, seed, 40, hosts=2, streams=4, wire=Wire(cuts=12, most=400_000, seed=seed),
+                     deadlines=SOUND)]
+    return sound(jobs)
 
 
 def _flipped(rng: np.random.Generator) -> Measured:
@@ -172,34 +198,14 @@ def _strangers(rng: np.random.Generator) -> Measured:
     thread = threading.Thread(target=besiege)
     thread.start()
     try:
-        ended = run_on(network, at_random, "all_reduce", seed)
+        ended = in_threads(2, partial(at_random, op="all_reduce", seed=seed), segments=network.segments, deadlines=SOUND)
     finally:
         stop.set()
         thread.join()
         wrong += network.close()
-    wrong += [f"rank {r}: {e.error[-100:]}" for r, e in enumerate(ended) if e.result is None or e.result[0]]
+    wrong += [f"rank {r}: {str(e)[-100:]}" for r, e in enumerate(ended) if isinstance(e, Exception) or e[0]]
     wrong += [] if sent[0] else ["no stranger came"]
     return _measured(wrong, 2)
-
-
-def run_on(network: Network, function: Callable[..., Found], *arguments: object) -> list[Ended]:
-    """`function(world, *arguments)` of every rank in a thread of its own."""
-    size = network.segments[0].size
-    found = [Ended(0) for _ in range(size)]
-
-    def member(rank: int) -> None:
-        try:
-            with World(network.segment(rank), rank, deadlines=SOUND) as world:
-                found[rank].result = function(world, *arguments)
-        except Exception as error:
-            found[rank].error = str(error)
-
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(size)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    return found
 
 
 # -- what is named -----------------------------------------------------------------------------------------------------------------
@@ -245,7 +251,7 @@ def _named(ended: Sequence[Ended], says: str, names: dict[int, int]) -> Measured
 
 
 class Ends:
-    """The bridges of two hosts with one rank each, in this process, and a socket pair between them."""
+    """Two hosts with one rank each, in this process: their bridges, and the ranks' connections, over socket pairs."""
 
     def __init__(self) -> None:
         doors = [Door(("127.0.0.1", 0), SECRET) for _ in range(2)]
@@ -253,29 +259,68 @@ class Ends:
         first = Segment.create(2, here=range(1), payload_bytes=4096, slots=4)
         self.segments = [first, Segment.create(2, here=range(1, 2), job=first.job, payload_bytes=4096, slots=4)]
         self.bridges = [Bridge(s, told, i, door, SECRET, 1.0) for i, (s, door) in enumerate(zip(self.segments, doors))]
-        for segment in self.segments:
-            segment.ring(0, 0, 1)
+        self.streams = [Streams(s, i, None) for i, s in enumerate(self.segments)]
+        self.lanes = [s.lane(0, 1 - i) for i, s in enumerate(self.streams)]
         self.connect()
 
     def connect(self) -> None:
-        """A new connection, which both ends have resumed."""
-        pair = socket.socketpair()
-        for bridge, end in zip(self.bridges, pair):
-            end.setblocking(False)
-            bridge._connected(bridge._links[0], handshake.Peer(end, 7))
+        """New connections, of bridges and of ranks, which both ends have resumed."""
+        for pair, connected in ((socket.socketpair(), self._of_bridges), (socket.socketpair(), self._of_ranks)):
+            for i, end in enumerate(pair):
+                end.setblocking(False)
+                connected(i, handshake.Peer(end, 7))
         self.turn()
         self.turn()
+
+    def _of_bridges(self, i: int, peer: handshake.Peer) -> None:
+        self.bridges[i]._connected((1 - i, NOBODY, NOBODY, 0), peer)
+
+    def _of_ranks(self, i: int, peer: handshake.Peer) -> None:
+        self.streams[i].connected(1 - i, 0, peer)
 
     def turn(self) -> None:
         """Each end sends what it has and reads what came."""
         for bridge in self.bridges:
-            bridge._carry(bridge._links[0], True)
-            bridge._flush(bridge._links[0])
+            link = bridge._links[0]
+            bridge._carry(link, True)
+            assert link.line is not None
+            link.line.flush()
         for bridge in self.bridges:
             bridge._read(bridge._links[0])
+        for streams in self.streams:
+            streams.rest(0)
+
+    def say(self, frame: bytes, *, to_bridge: bool) -> bool:
+        """Host 0 says something to host 1's bridge, or its rank to that host's; whether the connection broke."""
+        link = self.bridges[1]._links[0]
+        near = self.bridges[0]._links[0].line if to_bridge else self.lanes[0].pair.streams[0].line
+        assert near is not None
+        near.socket.send(frame)
+        if not to_bridge:
+            self.streams[1].rest(0)
+            return self.lanes[1].pair.streams[0].line is None
+        try:
+            self.bridges[1]._read(link)
+        except Broken:
+            return True
+        return False
+
+    def forget(self, count: int) -> None:
+        """All have sent and released so many messages, nobody failed, and no connection is left."""
+        for lane in self.lanes:
+            lane.out.sent[0] = lane.out.released[0] = count if lane is self.lanes[0] else 0
+        self.lanes[1].back.sent[0] = self.lanes[1].back.released[0] = count
+        for segment in self.segments:
+            segment.control._flags[:] = bytes(2)
+        for bridge in self.bridges:
+            link = bridge._links[0]
+            if link.line is not None:
+                bridge._break(link, "next")
+            link.bye_heard = False
 
     def close(self) -> None:
-        for bridge, segment in zip(self.bridges, self.segments):
+        for bridge, streams, segment in zip(self.bridges, self.streams, self.segments):
+            streams.close()
             bridge.close()
             segment.close()
 
@@ -285,50 +330,35 @@ def mutated(frames: int, rng: np.random.Generator) -> list[str]:
     frame is refused with the connection, or is the one that was sent. What lies behind a message's own header the ranks check."""
     ends, wrong = Ends(), list[str]()
     try:
-        sender, receiver = (b._links[0] for b in ends.bridges)
-        taken = 0
+        taken, checked = 0, line.HEAD_BYTES + line.SPACE
         for i in range(frames):
-            body = rng.integers(0, 256, int(rng.integers(bridges.SPACE, 600))).astype(np.uint8).tobytes()
-            kind = int(rng.integers(bridges.DATA, bridges.BYE))
-            to = int(kind in (bridges.DATA, bridges.CREDIT))
-            head = bridges.FRAME.pack(bridges._MAGIC, 1, kind, 0, 0, to, taken, len(body))
-            frame = bytearray(head + bridges._digest(7, head, body[: bridges.SPACE] if kind == bridges.DATA else body) + body)
+            body = rng.integers(0, 256, int(rng.integers(line.SPACE, 600))).astype(np.uint8).tobytes()
+            kind = int(rng.choice([k for k in range(line.DATA, line.WANT + 1) if k != line.BYE]))
+            frame = bytearray(line.frame(7, kind, 0, 0, int(kind in OF_RANKS), taken, 0, body))
             what = int(rng.integers(6))
             if what == 0:
-                frame[int(rng.integers(bridges.FRAME.size + 16 + bridges.SPACE))] ^= 1 << int(rng.integers(8))
+                frame[int(rng.integers(checked))] ^= 1 << int(rng.integers(8))
             elif what == 1:
-                at = int(rng.integers(1, bridges.FRAME.size + 16 + bridges.SPACE))
+                at = int(rng.integers(1, checked))
                 frame = frame[:at] + bytes([frame[at] ^ int(rng.integers(1, 256))]) + rng.bytes(700)
             elif what == 2:
-                at = int(rng.integers(bridges.FRAME.size))
+                at = int(rng.integers(line.FRAME.size))
                 frame[at : at + 4] = rng.integers(0, 256, len(frame[at : at + 4])).astype(np.uint8).tobytes()
             elif what == 3:
-                frame = bytearray(rng.integers(0, 256, int(rng.integers(41, 900))).astype(np.uint8).tobytes())
+                frame = bytearray(rng.integers(0, 256, int(rng.integers(line.HEAD_BYTES + 1, 900))).astype(np.uint8).tobytes())
             elif what == 4:
                 frame = frame + frame
-            assert sender.link is not None
-            before = int(ends.segments[1].counters()[0][0, 0, 1])
-            try:
-                sender.link.send(frame)
-                ends.bridges[1]._read(receiver)
-                broken = False
-            except bridges._Broken:
-                broken = True
-            after = int(ends.segments[1].counters()[0][0, 0, 1])
-            sound = kind == bridges.DATA and what in (4, 5)
+            before = ends.lanes[1].back.sent[0]
+            broken = ends.say(bytes(frame), to_bridge=kind not in OF_RANKS)
+            after = ends.lanes[1].back.sent[0]
+            sound = kind == line.DATA and what in (4, 5)
             if after - before > sound or (after == before and sound):
                 wrong.append(f"frame {i}, change {what} of kind {kind}: {after - before} messages delivered")
             taken = after
-            if after - int(ends.segments[1].counters()[1][0, 0, 1]) >= 4:
-                ends.segments[1].counters()[1][0, 0, 1] = after
-            if broken or receiver.parsed is not None or receiver.got or what != 5:
-                for segment in ends.segments:  # the sending side never sent them
-                    segment.counters()[0][0, 0, 1] = after
-                    segment.counters()[1][0, 0, 1] = after
-                    segment.control._flags[:] = bytes(2)
-                for bridge in ends.bridges:
-                    bridge._break(bridge._links[0], "next")
-                    bridge._links[0].bye_heard = False
+            if after - ends.lanes[1].back.released[0] >= 4:
+                ends.lanes[1].back.released[0] = after
+            if broken or what != 5:
+                ends.forget(after)  # the sending side never sent them
                 ends.connect()
         return wrong
     finally:
@@ -337,43 +367,47 @@ def mutated(frames: int, rng: np.random.Generator) -> list[str]:
 
 def _unsound(rng: np.random.Generator) -> Measured:
     """Frames with a right checksum that no sound peer sends: each ends the connection, and nothing of it stays."""
-    wrong, good = list[str](), rng.bytes(bridges.SPACE + 100)
-    resume = np.zeros((5, 1, 1), np.uint64)
-    for name, kind, channel, source, to, sequence, body in (
-        ("a message too early", bridges.DATA, 0, 0, 1, 1, good),
-        ("a message too late", bridges.DATA, 0, 0, 1, 2**63, good),
-        ("a message longer than a slot", bridges.DATA, 0, 0, 1, 0, rng.bytes(bridges.SPACE + 4096 + 64)),
-        ("a message shorter than its header", bridges.DATA, 0, 0, 1, 0, rng.bytes(bridges.SPACE - 1)),
-        ("a message of a rank here", bridges.DATA, 0, 1, 0, 0, good),
-        ("a message of nobody", bridges.DATA, 0, 2, 1, 0, good),
-        ("a message of no channel", bridges.DATA, 5, 0, 1, 0, good),
-        ("a release of what was never sent", bridges.CREDIT, 0, 1, 0, 1, b""),
-        ("a release by a rank here", bridges.CREDIT, 0, 0, 1, 0, b""),
-        ("words of a rank here", bridges.RECORD, 0, 1, 0, 0, bytes(193)),
-        ("words that are none", bridges.RECORD, 0, 0, 0, 0, bytes(192)),
-        ("an error without bounds", bridges.RECORD, 0, 0, 0, 0, bytes([1]) + bytes(192) + bytes(2000)),
-        ("counts of other rings", bridges.RESUME, 0, 0, 0, 0, resume.tobytes() + bytes(8)),
-        ("counts of messages that were never sent", bridges.RESUME, 0, 0, 0, 0, (resume + np.uint64(3)).tobytes()),
-        ("a frame of no kind", 0, 0, 0, 0, 0, b""),
-        ("a frame of a kind to come", bridges.BYE + 1, 0, 0, 0, 0, b""),
-        ("a frame without bounds", bridges.RECORD, 0, 0, 0, 0, bytes(bridges._MOST + 1)),
-    ):
+    wrong, good = list[str](), rng.bytes(line.SPACE + 100)
+    resume = np.zeros((5,), np.uint64)
+    cases: tuple[tuple[str, bool, int, int, int, int, int, int, bytes], ...] = (
+        ("a message too early", False, line.DATA, 0, 0, 1, 1, 0, good),
+        ("a message too late", False, line.DATA, 0, 0, 1, 2**63, 0, good),
+        ("a message longer than a slot", False, line.DATA, 0, 0, 1, 0, 0, rng.bytes(line.SPACE + 4096 + 64)),
+        ("a message shorter than its header", False, line.DATA, 0, 0, 1, 0, 0, rng.bytes(line.SPACE - 1)),
+        ("a message of a rank here", False, line.DATA, 0, 1, 0, 0, 0, good),
+        ("a message of nobody", False, line.DATA, 0, 2, 1, 0, 0, good),
+        ("a message of no channel", False, line.DATA, 5, 0, 1, 0, 0, good),
+        ("a message that releases what was never sent", False, line.DATA, 0, 0, 1, 0, 1, good),
+        ("a release of what was never sent", False, line.CREDIT, 0, 0, 1, 0, 1, b""),
+        ("a release by a rank here", False, line.CREDIT, 0, 1, 0, 0, 0, b""),
+        ("counts of other rings", False, line.RESUME, 0, 0, 1, 0, 0, resume.tobytes() + bytes(8)),
+        ("counts of messages that were never sent", False, line.RESUME, 0, 0, 1, 0, 0, (resume + np.uint64(3)).tobytes()),
+        ("words to a rank", False, line.RECORD, 0, 0, 0, 0, 0, bytes(193)),
+        ("a frame of no kind", False, 0, 0, 0, 0, 0, 0, b""),
+        ("a frame of a kind to come", False, line.WANT + 1, 0, 0, 0, 0, 0, b""),
+        ("a frame without bounds", False, line.RESUME, 0, 0, 0, 0, 0, bytes(line.MOST + 1)),
+        ("words of a rank here", True, line.RECORD, 0, 1, 0, 0, 0, bytes(193)),
+        ("words that are none", True, line.RECORD, 0, 0, 0, 0, 0, bytes(192)),
+        ("an error without bounds", True, line.RECORD, 0, 0, 0, 0, 0, bytes([1]) + bytes(192) + bytes(2000)),
+        ("a message to a bridge", True, line.DATA, 0, 0, 1, 0, 0, good),
+        ("a release to a bridge", True, line.CREDIT, 0, 0, 1, 0, 0, b""),
+        ("a wish for ranks of others", True, line.WANT, 0, 1, 1, 0, 0, b""),
+        ("a wish for a stream too many", True, line.WANT, 0, 0, 1, 1, 0, b""),
+        ("a frame without bounds to a bridge", True, line.RECORD, 0, 0, 0, 0, 0, bytes(line.MOST + 1)),
+    )
+    for name, to_bridge, *words, body in cases:
         ends = Ends()
         try:
-            sender, receiver = (b._links[0] for b in ends.bridges)
-            head = bridges.FRAME.pack(bridges._MAGIC, 1, kind, channel, source, to, sequence, len(body))
-            assert sender.link is not None
-            sender.link.send(head + bridges._digest(7, head, body[: bridges.SPACE] if kind == bridges.DATA else body) + body[:4500])
-            try:
-                ends.bridges[1]._read(receiver)
+            kind, channel, source, to, sequence, released = words
+            whole = line.frame(7, kind, channel, source, to, sequence, released, body)
+            if not ends.say(whole[: line.HEAD_BYTES + 4500], to_bridge=to_bridge):
                 wrong.append(f"{name} is taken")
-            except bridges._Broken:
-                pass
-            if any(c.any() for c in ends.segments[1].counters()) or ends.segments[1].control.failed():
+            lane = ends.lanes[1]
+            if any(c[0] for ring in (lane.out, lane.back) for c in (ring.sent, ring.released)) or ends.segments[1].control.failed():
                 wrong.append(f"{name} leaves a trace")
         finally:
             ends.close()
-    return _measured(wrong, 17)
+    return _measured(wrong, len(cases))
 
 
 def _frames(rng: np.random.Generator) -> Measured:
@@ -470,50 +504,44 @@ def _false_doors(rng: np.random.Generator) -> Measured:
         thread.join()
     ends = Ends()
     try:
-        bridge, job = ends.bridges[0], ends.segments[0].job
-        for words, known in (((job, 0, 1, 2), True), ((job ^ 1, 0, 1, 2), False), ((job, 1, 1, 2), False), ((job, 0, 1, 3), False),
-                             ((job, 0, 0, 2), False), ((job, 0, 7, 2), False)):
-            hello = bridges._HELLO.pack(*words)
-            said = b"".join(bridge._frame(bridge._links[0], bridges.HELLO, body=hello))
-            found = bridge._who(handshake.Peer(socket.socket(), bridge._links[0].seed), said)
-            wrong += [] if found == (1 if known else None) else [f"who says {words} is host {found}"]
+        bridge, job, nobody = ends.bridges[0], ends.segments[0].job, (NOBODY, NOBODY, 0)
+        for words, key in (((job, 0, 1, 2, 1, *nobody), (1, *nobody)), ((job, 0, 1, 2, 1, 1, 0, 0), (1, 0, 1, 0)),
+                           ((job ^ 1, 0, 1, 2, 1, *nobody), None), ((job, 1, 1, 2, 1, *nobody), None), ((job, 0, 1, 3, 1, *nobody), None),
+                           ((job, 0, 0, 2, 1, *nobody), None), ((job, 0, 7, 2, 1, *nobody), None), ((job, 0, 1, 2, 2, *nobody), None),
+                           ((job, 0, 1, 2, 1, 0, 0, 0), None), ((job, 0, 1, 2, 1, 1, 1, 0), None), ((job, 0, 1, 2, 1, 1, 0, 1), None)):
+            said = line.frame(7, line.HELLO, body=bridges.SAID.pack(*words))
+            found = bridge._who(handshake.Peer(socket.socket(), 7), said)
+            wrong += [] if found == key else [f"who says {words} connects {found}"]
     finally:
         ends.close()
-    return _measured(wrong, 7)
+    return _measured(wrong, 12)
 
 
 # -- meeting -----------------------------------------------------------------------------------------------------------------------
 
 
-def _meeting(*hosts: tuple[int, int, int, bytes], deadline: float = 20.0) -> list[Met | AlphaError]:
+def _meeting(*hosts: tuple[int, int, int, bytes], deadline: float = 20.0) -> list[Met | Exception]:
     """What each of these (number, hosts, ranks, secret) comes to, all at once on this machine."""
-    found: list[Met | AlphaError] = [InputError("nothing")] * len(hosts)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
 
-    def come(i: int) -> None:
+    def come(i: int) -> Met:
         number, count, ranks, secret = hosts[i]
-        try:
-            found[i] = meet(Across(number, count, "127.0.0.1", port, secret), ranks, i, 1000 + i, deadline)
-            found[i].door.close()  # type: ignore[union-attr]
-        except AlphaError as error:
-            found[i] = error
+        met = meet(Across(number, count, "127.0.0.1", port, secret, 3 + i), ranks, i, 1000 + i, deadline)
+        met.door.close()
+        return met
 
-    threads = [threading.Thread(target=come, args=(i,)) for i in range(len(hosts))]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    return found
+    return at_once([partial(come, i) for i in range(len(hosts))])
 
 
 def _met(rng: np.random.Generator) -> Measured:
-    """Three hosts with 2, 1 and 3 ranks: all know the same job, the most starts that one had, and whose ranks are whose."""
+    """Three hosts with 2, 1 and 3 ranks: all know the same job, the most starts that one had, the streams of the first, and whose
+    ranks are whose."""
     secret = secrets.token_bytes(16)
     found = _meeting((0, 3, 2, secret), (1, 3, 1, secret), (2, 3, 3, secret))
     parts = [range(2), range(2, 3), range(3, 6)]
     wrong = [f"host {i}: {m}" for i, m in enumerate(found)
-             if not isinstance(m, Met) or (m.job, m.epoch, m.size, [h.ranks for h in m.hosts]) != (1000, 2, 6, parts)]
+             if not isinstance(m, Met) or (m.job, m.epoch, m.size, m.streams, [h.ranks for h in m.hosts]) != (1000, 2, 6, 3, parts)]
     wrong += [] if len({m.hosts for m in found if isinstance(m, Met)}) == 1 else ["hosts were told of different ports"]
     return _measured(wrong, 3)
 

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -205,22 +205,36 @@ def _member(segment: Segment | None, rank: int, function: Callable[..., Any], ar
         return Ended(0, None, traceback.format_exc())
 
 
-def in_threads(size: int, function: Callable[[World], Any], *, deadlines: Deadlines | None = None, **layout: Any) -> list[Any]:
-    """The same within this process: `function(world)` of each rank in a thread of its own; what each returned or raised."""
-    segment, found = Segment.create(size, **layout), list[Any]([None] * size)
+def in_threads(size: int, function: Callable[[World], Any], *, segments: Sequence[Segment] | None = None,
+               deadlines: Deadlines | None = None, **layout: Any) -> list[Any]:
+    """The same within this process: `function(world)` of each rank in a thread of its own; what each returned or raised. `segments`: of
+    each rank, where they are on several hosts; else one is made."""
+    one = None if segments else Segment.create(size, **layout)
 
-    def member(rank: int) -> None:
+    def member(rank: int) -> Any:
+        with World(one or segments[rank], rank, deadlines=deadlines) as world:  # type: ignore[index]
+            return function(world)
+
+    found = at_once([partial(member, rank) for rank in range(size)])
+    if one:
+        one.close()
+    return found
+
+
+def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Each in a thread of its own; what each returned or raised."""
+    found = list[Any]([None] * len(calls))
+
+    def run(i: int) -> None:
         try:
-            with World(segment, rank, deadlines=deadlines) as world:
-                found[rank] = function(world)
+            found[i] = calls[i]()
         except Exception as error:
-            found[rank] = error
+            found[i] = error
 
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
     for t in threads:
         t.start()
     for t in threads:
         t.join(LIMIT_S)
     assert not any(t.is_alive() for t in threads), "a member hangs"
-    segment.close()
     return found

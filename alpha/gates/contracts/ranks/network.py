@@ -8,15 +8,17 @@ import selectors
 import signal
 import socket
 import time
-import traceback
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from alpha.comm.bridge import Bridge, Host
+from alpha.comm.bridge import Host
 from alpha.comm.handshake import Door
+from alpha.comm.meet import Across, Met
 from alpha.comm.process import Served
 from alpha.comm.segment import Segment
+from alpha.comm.watch import Deadlines
+from alpha.train.launch import start_bridge
 
 SECRET = b"of the gates' own jobs"
 HANDSHAKE = 200
@@ -54,22 +56,9 @@ class Network:
         self.told = [Host("127.0.0.1", port, part) for port, part in zip(ports, parts)]
         self.bridges = list[int]()
         for i, (segment, door) in enumerate(zip(self.segments, doors)):
-            pid = os.fork()
-            if not pid:
-                status = 1
-                try:
-                    for other in doors[:i] + doors[i + 1 :]:
-                        other.listening.close()
-                    Bridge(segment, self.told, i, door, SECRET, 5.0).run()
-                    status = 0
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(status)
-            segment.bridge = pid
-            self.bridges.append(pid)
-        for door in doors:
-            door.listening.close()
+            met = Met(segment.job, 0, tuple(self.told), door, segment.streams)
+            across = Across(i, hosts, "127.0.0.1", door.port, SECRET, segment.streams)
+            self.bridges.append(start_bridge(met, across, segment, Deadlines(), doors[i + 1 :]))
 
     def segment(self, rank: int) -> Segment:
         """That of the rank's host."""
