@@ -151,14 +151,14 @@ class Lane:
         if self.back.released[0] - self.back.told >= len(self.back.slots) // 2:
             with self._all.lock:
                 self.tell()
+                self.carry()
 
     def tell(self) -> None:
-        """Say how many messages of that rank were released."""
+        """Put in line how many messages of that rank were released."""
         first = self.pair.streams[0]
         if first.resumed and first.line is not None:
             self.back.told = self.back.released[0]
             first.line.put(CREDIT, self.channel, self._all.rank, self.pair.peer, 0, self.back.told)
-            self._all.turn(first, read=False)
 
     def send(self, stream: Stream, sent: int) -> None:
         """All messages that go through this connection and have not gone out, from their slots."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from alpha.comm.bridge import Bridge
+from alpha.comm.meet import meet
 from alpha.comm.shm import SharedMemory
+from alpha.comm.streams import Streams
 from alpha.comm.watch import Watch
 from alpha.component import Catalogue, Component
 from alpha.train.handshake import require_same_start
@@ -23,6 +25,11 @@ def _of_ranks(name: str, implementation: Callable[..., object], *presupposes: st
                      requires=("ranks>=2",), contract=contract)
 
 
+def across_hosts() -> tuple[Callable[..., object], ...]:
+    """What messages between hosts rest on: how hosts meet, their bridges, and the connections of ranks."""
+    return meet, Bridge, Streams
+
+
 COMPONENTS = (
     Component(
         id="train.loop",
@@ -33,7 +40,7 @@ COMPONENTS = (
         contract="alpha.gates.contracts.train",
     ),
     _of_ranks("transport.shm", SharedMemory),
-    _of_ranks("transport.tcp", Bridge, "transport.shm", "watch.progress", contract="alpha.gates.contracts.ranks.hosts"),
+    _of_ranks("transport.tcp", across_hosts, "transport.shm", "watch.progress", contract="alpha.gates.contracts.ranks.hosts"),
     _of_ranks("watch.progress", Watch),
     _of_ranks("launch.ranks", launch, "watch.progress"),
     _of_ranks("handshake.ranks", require_same_start, "all_gather.cpu"),

@@ -512,9 +512,11 @@ def _false_doors(rng: np.random.Generator) -> Measured:
             said = line.frame(7, line.HELLO, body=bridges.SAID.pack(*words))
             found = bridge._who(handshake.Peer(socket.socket(), 7), said)
             wrong += [] if found == key else [f"who says {words} connects {found}"]
+        ends.say(line.frame(7, line.WANT, source=0, to=1), to_bridge=True)
+        wrong += [] if list(ends.bridges[1]._wanted) == [(0, 1, 0, 0)] else ["nobody hears what the earlier host asks for"]
     finally:
         ends.close()
-    return _measured(wrong, 12)
+    return _measured(wrong, 13)
 
 
 # -- meeting -----------------------------------------------------------------------------------------------------------------------
