@@ -61,6 +61,7 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
                    help="with `step` and `data`: override one key; may be repeated")
     p.add_argument("--ranks", type=int, default=2, metavar="N", help="with `comm`: processes (default: 2)")
+    p.add_argument("--hosts", type=int, default=1, metavar="N", help="with `comm`: 2: messages between two hosts, beside plain sockets")
     p.add_argument("--against", metavar="TREE", help="today's kernel against that of another source tree or git revision: a verdict")
     p.add_argument("--json", type=path_argument, metavar="FILE", help="write the figures as JSON too")
     p.add_argument("--record", action="store_true", help="keep the figures under baselines/bench, from a clean commit, for docs to quote; "
@@ -181,8 +182,10 @@ def _step(args: argparse.Namespace, console: Console) -> int:
 
 def _comm(args: argparse.Namespace, console: Console) -> int:
     if args.source is not None or args.against or args.record or args.peers:
-        raise InputError("`alpha bench comm` takes --ranks, --case, --rounds and --json", came="another argument",
+        raise InputError("`alpha bench comm` takes --ranks, --hosts, --case, --rounds and --json", came="another argument",
                          do="leave out the others")
+    if args.hosts != 1:
+        return _hosts(args, console)
     from alpha.bench import comm  # a process without ranks maps no library for them
 
     result = comm.bench(args.ranks, args.case, calls=args.rounds)
@@ -190,6 +193,17 @@ def _comm(args: argparse.Namespace, console: Console) -> int:
     comm.show(result, console)
     if args.json:
         _write(args.json, {"comm": result})
+    return 0
+
+
+def _hosts(args: argparse.Namespace, console: Console) -> int:
+    from alpha.bench import hosts
+
+    rows = hosts.bench(args.hosts, calls=args.rounds)
+    console.print(environment()["cpu"])
+    hosts.show(rows, console)
+    if args.json:
+        _write(args.json, {"hosts": rows})
     return 0
 
 

@@ -95,8 +95,8 @@ class World:
                              expected=f"each of 0 to {self.size - 1} once")
         members = next(tuple(t) for t in tuples if self.rank in t)
         number = int.from_bytes(hashlib.sha256(repr((name, [tuple(t) for t in tuples])).encode()).digest()[:4], "little")
-        transport = SharedMemory(self._segment, self._watch, len(self._groups), members,
-                                 self._streams.lane if self._streams else None)
+        elsewhere = self._streams.lane if self._streams else None
+        transport = SharedMemory(self._segment, self._watch, len(self._groups), members, elsewhere)
         group = Group(name, number, members, transport, self._watch, self._recorder, self.place, self._rule)
         self._groups[name] = group
         return group
