@@ -120,7 +120,7 @@ def _plain(world: World, links: Sequence[socket.socket]) -> Call:
     first, second = (send, receive) if world.rank == 0 else (receive, send)
 
     def call(x: np.ndarray) -> None:
-        first(memoryview(x))
+        first(x.data)
         second(back)
     return call
 

@@ -88,7 +88,7 @@ class Bridge:
         self._ranks = dict[int, tuple[int, Served]]()  # rank here -> descriptor of its process, its clock
         self._wanted, self._knocking = dict[Key, None](), dict[Key, threading.Thread]()
         self._fresh, self._made = list[tuple[Key, Peer]](), dict[Key, float]()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell, self._closing = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), threading.Lock()
         self._place = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._place.bind(meeting_place(segment))
         self._place.listen(segment.size)
@@ -123,7 +123,11 @@ class Bridge:
             if fd >= 0:
                 os.close(fd)
         self._ranks.clear()
-        os.close(self._bell)
+        with self._closing:
+            os.close(self._bell)
+            self._bell = -1
+            for _, peer in self._fresh:
+                peer.link.close()
 
     def _ended(self) -> bool:
         if self._control.failed():
@@ -258,8 +262,12 @@ class Bridge:
             peer.link.send(frame(peer.seed, HELLO, body=said))  # it fits an empty buffer
         except Exception:  # it is tried again until the link is lost
             return
-        self._fresh.append((key, peer))
-        os.eventfd_write(self._bell, 1)
+        with self._closing:
+            if self._bell < 0:
+                peer.link.close()
+                return
+            self._fresh.append((key, peer))
+            os.eventfd_write(self._bell, 1)
 
     def _connected(self, key: Key, peer: Peer) -> None:
         self._made[key] = time.monotonic()

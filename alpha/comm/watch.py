@@ -7,6 +7,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -39,20 +40,53 @@ class Deadlines:
     abort: float = 5.0
 
 
-class _ServedElsewhere:
-    """A rank on another host, as that host's bridge tells of it (process.Served)."""
+class _Clock(Protocol):
+    """For how long a rank was served since somebody began to look."""
+
+    def look(self) -> int:
+        """Nanoseconds so far."""
+
+
+class _Here:
+    """How a rank of this host is seen: by its process."""
+
+    def __init__(self, control: Control, rank: int) -> None:
+        self._control, self._rank = control, rank
+
+    def served(self) -> _Clock:
+        """A clock that begins now."""
+        return Served(self._control.pid(self._rank))
+
+    def doing(self) -> str:
+        """What its process does."""
+        return process_state(self._control.pid(self._rank))
+
+    def end(self) -> int | None:
+        """A descriptor that can be read when it has ended (pidfd_open(2))."""
+        return os.pidfd_open(self._control.pid(self._rank))
+
+
+class _Elsewhere:
+    """How a rank of another host is seen: by what its bridge tells. That one sees it end, too."""
 
     def __init__(self, control: Control, rank: int) -> None:
         self._control, self._rank, self._began = control, rank, control.served(rank)
 
-    @property
-    def ns(self) -> int:
-        """Nanoseconds in which its machine served it, so far."""
-        return self._control.served(self._rank) - self._began
+    def served(self) -> _Clock:
+        """A clock that begins now."""
+        return _Elsewhere(self._control, self._rank)
 
     def look(self) -> int:
-        """The same."""
-        return self.ns
+        """Nanoseconds since this was made."""
+        return self._control.served(self._rank) - self._began
+
+    def doing(self) -> str:
+        """Whether its process is stopped."""
+        return "stopped" if self._control.frozen(self._rank) else "on another host"
+
+    def end(self) -> int | None:
+        """None: nothing here shows that."""
+        return None
 
 
 class Watch:
@@ -62,6 +96,7 @@ class Watch:
         self.control, self.rank, self.deadlines = control, rank, deadlines
         self.step = -1
         self._poll, self._watched = select.poll(), dict[int, int]()
+        self._seen = [(_Here if r in control.here else _Elsewhere)(control, r) for r in range(control.size)]
         self._slowest: dict[str, float] = {}
         self._x = np.ones(_LANES)
         self.rest: Callable[[float], object] = time.sleep
@@ -87,11 +122,8 @@ class Watch:
             time.sleep(LONGEST_S)
 
     def _watch(self, rank: int) -> None:
-        pid = self.control.pid(rank)
-        if rank not in self.control.here:
-            return  # its own host's bridge sees it end
         try:
-            fd = os.pidfd_open(pid)
+            fd = self._seen[rank].end()
         except ProcessLookupError:
             if self.control.state(rank) == LEFT:
                 return
@@ -101,8 +133,9 @@ class Watch:
         except OSError as error:
             raise MachineError("this system does not let ranks watch each other", came=f"pidfd_open: {error.strerror}",
                                expected="Linux 5.3 or newer") from error
-        self._poll.register(fd, select.POLLIN)
-        self._watched[fd] = rank
+        if fd is not None:
+            self._poll.register(fd, select.POLLIN)
+            self._watched[fd] = rank
 
     def watch_bridge(self, pid: int) -> None:
         """Watch the process that carries what goes to other hosts and comes from them, too."""
@@ -140,7 +173,7 @@ class Watch:
         pause, look = SHORTEST_S, 0
         limit = int(1e9 * max(self.deadlines.stall, 3 * self._slowest.get(op, 0.0)))
         seen: tuple[object, ...] = ()
-        served = self._served(peer)
+        served = self._seen[peer].served()
         while not ready():
             if self.control.failed():
                 raise self._stopped(op)
@@ -156,9 +189,9 @@ class Watch:
                 chain = self._chain(peer)
                 state = (chain, self.control.progress(chain[-1]))
                 if state != seen:
-                    seen, served = state, self._served(chain[-1])
+                    seen, served = state, self._seen[chain[-1]].served()
                 elif served.look() > limit and (now > self.control.patience(chain[-1]) or self._frozen(chain[-1])):
-                    raise self.fail(self._stalled(chain, op, served.ns / 1e9))
+                    raise self.fail(self._stalled(chain, op, served.look() / 1e9))
             if rest is not None:
                 rest(LONGEST_S)
                 continue
@@ -175,18 +208,8 @@ class Watch:
             chain.append(following)
         return tuple(chain)
 
-    def _served(self, rank: int) -> Served | _ServedElsewhere:
-        return Served(self.control.pid(rank)) if rank in self.control.here else _ServedElsewhere(self.control, rank)
-
     def _frozen(self, rank: int) -> bool:
-        if rank not in self.control.here:
-            return self.control.frozen(rank)
-        return process_state(self.control.pid(rank)) == "stopped"
-
-    def _state(self, rank: int) -> str:
-        if rank in self.control.here:
-            return process_state(self.control.pid(rank))
-        return "stopped" if self.control.frozen(rank) else "on another host"
+        return self._seen[rank].doing() == "stopped"
 
     def _look_for_death(self, op: str) -> None:
         for fd, _ in self._poll.poll(0):
@@ -215,7 +238,7 @@ class Watch:
         what = f"ranks wait for each other in {op}" if ring else f"rank {last} gets on with nothing while {op} waits for it"
         beat = (time.monotonic_ns() - self.control.heartbeat(last)) / 1e9
         return RankError(what, rank=last, op=op, step=self.step, expected=f"progress within {seconds:.1f} s",
-                         came=f"{waits}; rank {last} is {self._state(last)}, last heartbeat {beat:.1f} s ago, "
+                         came=f"{waits}; rank {last} is {self._seen[last].doing()}, last heartbeat {beat:.1f} s ago, "
                          f"last seen in {self._place(last)}", do="look at its log; work that takes longer is announced with World.patient")
 
     def _place(self, rank: int) -> str:

@@ -119,6 +119,16 @@ def at_silence_between(world: World, seed: int) -> Found:
     return wrong, 6
 
 
+def at_computing(world: World) -> Found:
+    """Ranks that compute for longer than a host may be out of reach, while bridges alone talk, over connections that break early."""
+    end = time.monotonic() + bridges.BROKEN_S + 1.5
+    while time.monotonic() < end:
+        time.sleep(0.1)
+        world.advance()
+    collectives.barrier(world.group(WORLD))
+    return [], 1
+
+
 def at_sum(world: World, seed: int) -> str:
     """The digest of sums and gathers of all ranks."""
     group, found = world.group(WORLD), hashlib.sha256()
@@ -150,6 +160,7 @@ def _cut(rng: np.random.Generator) -> Measured:
     jobs: list[Callable[[], list[Ended]]]
     jobs = [partial(members().run, at_random, size, "all_reduce", seed, hosts=size, wire=wire, deadlines=SOUND) for size in (2, 3)]
     jobs += [partial(members().run, at_silence_between, 2, seed, hosts=2, wire=wire, deadlines=SOUND),
+             partial(members().run, at_computing, 2, hosts=2, wire=Wire(cuts=3, most=1500, seed=seed), deadlines=SOUND),
              partial(members().run, at_streams, 2, seed, 40, hosts=2, streams=4, wire=Wire(cuts=12, most=400_000, seed=seed),
                      deadlines=SOUND)]
     return sound(jobs)
