@@ -199,6 +199,11 @@ class Streams:
                 found = pair.lanes[channel] = Lane(self, pair, channel, out, back)
             return found
 
+    @property
+    def broken(self) -> int:
+        """How often connections broke."""
+        return sum(stream.broken for pair in self._pairs.values() for stream in pair.streams)
+
     def nap(self, seconds: float) -> None:
         """Of a wait for ranks here: to the microsecond, which `rest` is not."""
         select.select([self._epoll], [], [], seconds)

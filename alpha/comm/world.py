@@ -134,6 +134,11 @@ class World:
         """The process that carries what goes to other hosts, 0 where there are none."""
         return self._segment.bridge
 
+    @property
+    def broken(self) -> int:
+        """How often this rank's connections to ranks on other hosts broke."""
+        return self._streams.broken if self._streams else 0
+
     def advance(self) -> None:
         """Tell the others that this rank gets on; an executor does it at each launch. RankError if any rank has failed."""
         self._control.advance(self.rank)
