@@ -13,6 +13,7 @@ import pytest
 from test_ranks import SAME, alone, folder, run, went_on  # noqa: F401
 
 from alpha import __main__ as cli
+from alpha.bench import hosts as bench
 from alpha.errors import InputError
 from alpha.gates.contracts.ranks import hosts
 from alpha.train.launch import seat
@@ -69,10 +70,27 @@ def test_what_the_environment_may_say_of_hosts() -> None:
     found = seat(whole)
     assert found is not None and found.across is not None
     assert (found.across.host, found.across.hosts, found.across.address, found.across.port) == (1, 2, "192.0.2.1", 29500)
+    assert found.across.streams == 1 and found.local_size == 4
+    many = seat({**whole, "ALPHA_STREAMS": "4"})
+    assert many is not None and many.across is not None and many.across.streams == 4
     other = seat({**whole, "RANK": "1"})
     assert other is not None and other.name != found.name  # both hosts may be on one machine
     for wrong, words in (({"LOCAL_RANK": "2"}, "LOCAL_RANK=2"), ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3"),
-                         ({"ALPHA_SECRET": ""}, "no ALPHA_SECRET"), ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0")):
+                         ({"ALPHA_SECRET": ""}, "no ALPHA_SECRET"), ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0"),
+                         ({"ALPHA_STREAMS": "0"}, "ALPHA_STREAMS=0"), ({"ALPHA_STREAMS": "17"}, "ALPHA_STREAMS=17")):
         with pytest.raises(InputError) as caught:
             seat({**whole, **wrong})
         assert words in str(caught.value)
+
+
+def test_messages_beside_plain_sockets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = bench.bench(2, sizes=(4, 1 << 20), streams=(1, 3), calls=3)
+    assert [(r.streams, r.nbytes) for r in rows] == [(1, 4), (1, 1 << 20), (3, 4), (3, 1 << 20)]
+    for r in rows:
+        assert set(r.fastest) == set(bench.ARMS) and all(0 < r.fastest[arm] <= r.median[arm] for arm in bench.ARMS)
+        assert r.share("send") == r.fastest["sockets"] / r.fastest["send"]
+    monkeypatch.setattr(bench.bench, "__defaults__", ((4,), (1,), None))
+    assert cli.main(["bench", "comm", "--hosts", "2", "--rounds", "2"]) == 0
+    assert "messages / sockets" in capsys.readouterr().out
+    assert cli.main(["bench", "comm", "--hosts", "3"]) == 2
+    assert "--hosts 3" in capsys.readouterr().err
