@@ -23,7 +23,7 @@ from alpha.comm import bridge as bridges
 from alpha.comm import collectives, handshake, line
 from alpha.comm.bridge import Bridge, Host
 from alpha.comm.handshake import Door, knock
-from alpha.comm.line import Broken
+from alpha.comm.line import Broken, Line
 from alpha.comm.meet import Across, Met, meet
 from alpha.comm.segment import Segment
 from alpha.comm.streams import NOBODY, Streams
@@ -424,6 +424,36 @@ def _unsound(rng: np.random.Generator) -> Measured:
     return _measured(wrong, len(cases))
 
 
+def _framing(rng: np.random.Generator) -> Measured:
+    """Frames of every length through a connection that takes a few KiB at a time: each comes whole and in order, and nothing breaks."""
+    pair = socket.socketpair()
+    for end in pair:
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    room, came, sent = memoryview(bytearray(1 << 16)), list[tuple[int, int, bytes]](), list[tuple[int, int, bytes]]()
+    out, back = (Line(handshake.Peer(end, 7), lambda frame: room[: frame.length]) for end in pair)
+    try:
+        for i in range(120):
+            body = rng.bytes(int(rng.integers(line.SPACE, (600, 9000)[i % 2])))
+            sent.append((line.DATA if rng.integers(2) else line.RECORD, i, body))
+            if sent[-1][0] == line.DATA:
+                out.put_message(0, 0, 1, i, 0, memoryview(body))
+            else:
+                out.put(line.RECORD, sequence=i, body=body)
+        for _ in range(10_000):
+            if out.flush() and len(came) == len(sent):
+                break
+            back.read(lambda frame, body: came.append((frame.kind, frame.sequence, bytes(body))))
+        wrong = [f"frame {i} came otherwise" for i, (x, y) in enumerate(zip(sent, came)) if x != y]
+        wrong += [] if len(came) == len(sent) else [f"{len(came)} of {len(sent)} frames came"]
+    except Broken as error:
+        wrong = [f"the connection broke: {error}"]
+    finally:
+        for end in pair:
+            end.close()
+    return _measured(wrong, 120)
+
+
 def _frames(rng: np.random.Generator) -> Measured:
     """A few hundred frames of any kind, spoiled in any way."""
     return _measured(mutated(300, rng), 300)
@@ -581,7 +611,7 @@ def _not_met(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
-                                 ("early", _early), ("met", _met)],
+                                 ("early", _early), ("met", _met), ("framing", _framing)],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")), ("frames", _frames),
