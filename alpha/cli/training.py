@@ -27,7 +27,7 @@ from alpha.registry.judge import Judgement
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.trackers.start import Made, trackers
-from alpha.train import launch, rundir
+from alpha.train import engines, launch, rundir
 from alpha.train.catalogue import catalogue
 from alpha.train.console import Printer, duration
 from alpha.train.home import at_home
@@ -53,6 +53,8 @@ def cmd_train(args: argparse.Namespace) -> int:
     resume = None
     if args.resume:
         resume = Path(args.source) if Path(args.source).is_dir() else rundir.find(cfg)
+    elif args.go_on:
+        resume = _newest(args, cfg)
     elif Path(args.source).is_dir() or args.at is not None:
         raise InputError(
             "a run directory and --at are for resuming", came=args.source, expected="a run file, or --resume", do="add --resume"
@@ -64,12 +66,24 @@ def cmd_train(args: argparse.Namespace) -> int:
         return _start(args, cfg, run)
 
 
+def _newest(args: argparse.Namespace, cfg: Config) -> Path | None:
+    """The run that `--continue` goes on with; None where it begins one."""
+    if args.init is not None or args.at is not None or Path(args.source).is_dir():
+        raise InputError("--continue goes on with the newest run of a run file, or begins it", came=f"{args.source} with --init or --at",
+                         expected="a run file, and neither", do="use --resume with a run directory or --at; set train.start_from for --init")
+    try:
+        return rundir.find(cfg)
+    except InputError:
+        return None  # begun by no start so far
+
+
 def _start(args: argparse.Namespace, cfg: Config, resume: Path | None) -> int:
     """One process, the ranks that the command asks for, or one rank of another launcher's job."""
-    place = launch.seat(os.environ)
+    place = launch.seat(engines.ranks(os.environ))
     if place is not None:
         return _as_rank(args, cfg, resume, place)
     with trackers(cfg.log, partial(_report, args.command)) as made:
+        _placed(args)
         if args.nproc != 1 or args.hosts != 1:
             return _with_ranks(args, cfg, resume, made)
         return _session(args, cfg, resume, args.at, made=made)
@@ -91,7 +105,7 @@ def _session(args: argparse.Namespace, cfg: Config, resume: Path | None, at: int
 
 def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: launch.Seat) -> int:
     """One rank of a job that another launcher started."""
-    if args.nproc not in (1, place.size) or args.restarts or args.hosts != 1:
+    if args.nproc not in (1, place.size) or args.restarts or args.hosts not in (None, 1):
         raise InputError("another launcher starts the ranks of this job, and starts them again",
                          came=f"WORLD_SIZE={place.size}, --nproc {args.nproc}, --restarts {args.restarts}, --hosts {args.hosts}",
                          expected="none of --nproc, --restarts and --hosts", do="leave them out, or unset RANK and WORLD_SIZE")
@@ -131,6 +145,16 @@ def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made
     if ended.error:
         report(f"{ended.error}\n{ended.account}" if ended.lost else ended.error)
     return ended.code
+
+
+def _placed(args: argparse.Namespace) -> None:
+    """Fill in --hosts, --host and --meet from what the engine of a cluster says, where the command line leaves them out."""
+    told = engines.place(os.environ)
+    if told is not None and args.hosts in (None, told.hosts or args.hosts):
+        args.hosts = args.hosts or told.hosts or None
+        args.host = told.host if args.host is None else args.host
+        args.meet = args.meet or told.meet
+    args.hosts, args.host = 1 if args.hosts is None else args.hosts, args.host or 0
 
 
 def _across(args: argparse.Namespace) -> Across | None:

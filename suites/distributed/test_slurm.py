@@ -1,0 +1,88 @@
+"""A real Slurm on this machine (suites/support/slurm.py) runs examples/slurm/train.sbatch: the bits of one process, requeued on fewer nodes.
+
+NOT_RUN, with the reason, where Slurm or network namespaces are missing.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apart_runs
+import pytest
+import ranked_runs
+import slurm
+from slurm import Slurm
+
+TEMPLATE = Path(__file__).parents[2] / "examples" / "slurm" / "train.sbatch"
+STEPS = ["--set", "train.steps=30", "--set", "train.checkpoint_every=5", "--set", "train.keep=99"]
+
+pytestmark = pytest.mark.skipif(bool(slurm.why_not()), reason=f"NOT_RUN: {slurm.why_not()}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("slurm")
+    apart_runs.corpus(path)
+    (path / "alpha").write_text(f'#!/bin/sh\nexec {sys.executable} -m alpha "$@"\n')
+    (path / "alpha").chmod(0o755)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, Any]:
+    """What one process leaves."""
+    return apart_runs.alone(folder, "alone", STEPS)
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    with Slurm(tmp_path_factory.mktemp("cluster"), request.param) as made:
+        yield made
+
+
+def submit(cluster: Slurm, folder: Path, name: str, *options: str, zero: int = 1) -> tuple[int, Path]:
+    """A job of the template, and its log."""
+    log, run = folder / f"{name}.log", apart_runs.run_file(folder, name, zero)
+    own = {"ALPHA": str(folder / "alpha"), "ALPHA_COMMAND": "lab", "PYTHONPATH": str(TEMPLATE.parents[2]), "PYTHONUNBUFFERED": "1"}
+    exported = ",".join(["ALL", *(f"{k}={v}" for k, v in own.items())])
+    job = cluster.submit(*options, f"--export={exported}", f"--output={log}", "--time=5", str(TEMPLATE), str(run), *STEPS)
+    return job, log
+
+
+def has_the_bits(folder: Path, name: str, alone: dict[str, Any]) -> None:
+    found = ranked_runs.left(folder / "runs" / name)
+    for what in apart_runs.SAME:
+        assert found[what] == alone[what], what
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_one_node(cluster: Slurm, folder: Path, alone: dict[str, Any]) -> None:
+    """Two tasks are two ranks; one task that starts two ranks is a job of its own. A run file that is wrong is not requeued."""
+    job, log = submit(cluster, folder, "node", "--nodes=1", "--ntasks-per-node=2")
+    assert cluster.wait(job) == "COMPLETED", log.read_text()
+    assert "ranks     2, " in log.read_text()
+    has_the_bits(folder, "node", alone)
+    job, log = submit(cluster, folder, "wrong", "--nodes=1", "--ntasks-per-node=3")
+    assert cluster.wait(job) == "FAILED" and "3 ranks, train.shards = 8" in log.read_text()
+
+
+@pytest.mark.parametrize("cluster", [2], indirect=True)
+def test_two_nodes_of_which_one_is_lost(cluster: Slurm, folder: Path, alone: dict[str, Any]) -> None:
+    """The job is requeued, goes on with the other node from its last checkpoint, and ends with the bits of one process."""
+    job, log = submit(cluster, folder, "lost", "--nodes=1-2", "--ntasks-per-node=2")
+    until = time.monotonic() + 120
+    while not log.exists() or "step 12/30" not in log.read_text():
+        assert time.monotonic() < until, log.read_text() if log.exists() else cluster.state(job)
+        time.sleep(0.02)
+    cluster.hosts.kill(1)
+    assert cluster.wait(job) == "COMPLETED", log.read_text()
+    text = log.read_text()
+    first, again = re.findall(r"ranks     (\d), ", text)
+    assert (first, again) == ("4", "2"), text
+    assert re.search(r"rank [23]|host 1 ", text), text
+    has_the_bits(folder, "lost", alone)
