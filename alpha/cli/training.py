@@ -83,7 +83,7 @@ def _start(args: argparse.Namespace, cfg: Config, resume: Path | None) -> int:
     if place is not None:
         return _as_rank(args, cfg, resume, place)
     with trackers(cfg.log, partial(_report, args.command)) as made:
-        _placed(args)
+        _placed(args, os.environ)
         if args.nproc != 1 or args.hosts != 1:
             return _with_ranks(args, cfg, resume, made)
         return _session(args, cfg, resume, args.at, made=made)
@@ -147,9 +147,9 @@ def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made
     return ended.code
 
 
-def _placed(args: argparse.Namespace) -> None:
+def _placed(args: argparse.Namespace, environment: Mapping[str, str]) -> None:
     """Fill in --hosts, --host and --meet from what the engine of a cluster says, where the command line leaves them out."""
-    told = engines.place(os.environ)
+    told = engines.place(environment)
     if told is not None and args.hosts in (None, told.hosts or args.hosts):
         args.hosts = args.hosts or told.hosts or None
         args.host = told.host if args.host is None else args.host

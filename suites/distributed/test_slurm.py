@@ -72,17 +72,25 @@ def test_one_node(cluster: Slurm, folder: Path, alone: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("cluster", [2], indirect=True)
-def test_two_nodes_of_which_one_is_lost(cluster: Slurm, folder: Path, alone: dict[str, Any]) -> None:
-    """The job is requeued, goes on with the other node from its last checkpoint, and ends with the bits of one process."""
-    job, log = submit(cluster, folder, "lost", "--nodes=1-2", "--ntasks-per-node=2")
+@pytest.mark.parametrize("fewer", [False, True])
+def test_two_nodes_of_which_one_is_lost(cluster: Slurm, folder: Path, alone: dict[str, Any], fewer: bool) -> None:
+    """Slurm requeues the job. It goes on from its last checkpoint, all ranks on the other node or on both, and ends with the bits of one
+    process."""
+    name = f"lost{fewer:d}"
+    job, log = submit(cluster, folder, name, "--nodes=2", "--ntasks-per-node=2")
     until = time.monotonic() + 120
     while not log.exists() or "step 12/30" not in log.read_text():
         assert time.monotonic() < until, log.read_text() if log.exists() else cluster.state(job)
         time.sleep(0.02)
     cluster.hosts.kill(1)
-    assert cluster.wait(job) == "COMPLETED", log.read_text()
+    assert cluster.wait(job, "PENDING") == "PENDING", log.read_text()
+    if fewer:
+        assert not cluster.run("scontrol", "update", f"JobId={job}", "NumNodes=1-1").strip()
+    else:
+        cluster.node(1)
+    assert cluster.wait(job, seconds=120) == "COMPLETED", log.read_text()
     text = log.read_text()
-    first, again = re.findall(r"ranks     (\d), ", text)
-    assert (first, again) == ("4", "2"), text
-    assert re.search(r"rank [23]|host 1 ", text), text
-    has_the_bits(folder, "lost", alone)
+    assert text.count("ranks     4, ") == 2 and "from step 10" in text, text  # Slurm keeps a job's number of tasks
+    assert f"NumNodes={1 if fewer else 2} " in cluster.run("scontrol", "show", "job", str(job))
+    assert re.search(r"host 1 .* is out of reach|rank [23] died", text), text
+    has_the_bits(folder, name, alone)

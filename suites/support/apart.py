@@ -27,12 +27,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-NETNS = Path("/run/netns")
+NETNS, ETC = Path("/run/netns"), Path("/etc/netns")
+"""Where ip-netns(8) keeps namespaces, and files that those have in place of /etc's."""
 CLONE_NEWNET = 0x40000000
 """<sched.h>."""
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
 """<linux/if_tun.h>."""
 MTU = 1500
+
+
+BOTH = ((0, 1), (1, 0))
+"""Both ways between the first two hosts."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,9 @@ def why_not(tun: bool = False) -> str:
 
 
 class Hosts:
-    """`count` hosts, with addresses `address(i)`. What runs in them ends with `close`."""
+    """`count` hosts, with addresses `address(i)`; `known`: names of them, which all can look up. What runs in them ends with `close`."""
 
-    def __init__(self, count: int, wire: Wire | None = None) -> None:
+    def __init__(self, count: int, wire: Wire | None = None, known: Sequence[str] = ()) -> None:
         _sweep()
         self.names = [f"alpha-{os.getpid()}-{i}" for i in range(count)]
         self._switch, self._relay, self._control = f"alpha-{os.getpid()}-switch", 0, -1
@@ -84,6 +89,10 @@ class Hosts:
             for i, name in enumerate(self.names):
                 _must("-n", name, "link", "set", "net0", "up", "mtu", str(MTU))
                 _must("-n", name, "address", "add", f"{self.address(i)}/24", "dev", "net0")
+                if known:
+                    (ETC / name).mkdir(parents=True)
+                    lines = ["127.0.0.1 localhost", *(f"{self.address(h)} {known[h]}" for h in range(len(known)))]
+                    (ETC / name / "hosts").write_text("\n".join(lines) + "\n")
         except BaseException:
             self.close()
             raise
@@ -166,7 +175,7 @@ class Hosts:
             os.close(self._control)
             self._relay = 0
         while self._made:
-            _ip("netns", "del", self._made.pop())
+            _remove(self._made.pop())
 
 
 def _ip(*words: str) -> subprocess.CompletedProcess[str]:
@@ -179,12 +188,19 @@ def _must(*words: str) -> None:
         raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
 
 
+def _remove(name: str) -> None:
+    _ip("netns", "del", name)
+    shutil.rmtree(ETC / name, ignore_errors=True)
+
+
 def _sweep() -> None:
     """Take away what a process left that was killed."""
     for path in NETNS.glob("alpha-*-*") if NETNS.is_dir() else ():
         found = re.match(r"alpha-(\d+)-", path.name)
         if found and not Path(f"/proc/{found[1]}").exists():
-            _ip("netns", "del", path.name)
+            for pid in _ip("netns", "pids", path.name).stdout.split():
+                os.kill(int(pid), signal.SIGKILL)
+            _remove(path.name)
 
 
 # -- packets -------------------------------------------------------------------------------------------------------------------

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from apart import Hosts, Wire, why_not
+from apart import BOTH, Hosts, Wire, why_not
 from apart_runs import PORT, Started, alone, corpus, differs, run_file, start
 
 from alpha.profile.store import read
@@ -41,7 +39,6 @@ WIRES = {
     "5 ms of delay and up to 10 ms more, which reorders": Wire(delay_s=0.005, jitter_s=0.01),
     "1 % lost, 1 % doubled, 2 ms and up to 3 ms more": Wire(loss=0.01, double=0.01, delay_s=0.002, jitter_s=0.003),
 }
-BOTH = ((0, 1), (1, 0))
 
 
 class Job:

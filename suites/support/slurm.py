@@ -1,6 +1,6 @@
 """A real Slurm on hosts of one machine (apart.py): Debian's slurmctld, slurmd and munge, for tests. Needs root.
 
-Host i is node h<i>. Nothing of it is outside `folder` but the hosts' own names in /etc/netns, which go with `close`.
+Host i is node h<i>. All that it writes is in `folder`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SlurmctldHost=h0({address})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CryptoType=crypto/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -40,7 +40,7 @@ SlurmdParameters=config_overrides
 JobRequeue=1
 ReturnToService=2
 KillWait=5
-SlurmdTimeout=10
+SlurmdTimeout=5
 MinJobAge=3600
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
@@ -60,7 +60,7 @@ class Slurm:
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder, self.count = folder, count
-        self.hosts, self._daemons, self._etc = Hosts(count), list[subprocess.Popen[str]](), list[Path]()
+        self.hosts, self._daemons = Hosts(count, known=[f"h{i}" for i in range(count)]), list[subprocess.Popen[str]]()
         try:
             self._configure()
             self._daemon(0, "munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={folder}/munge.key",
@@ -84,12 +84,6 @@ class Slurm:
         nodes = "\n".join(f"NodeName=h{i} NodeAddr={Hosts.address(i)} CPUs=4 RealMemory=1000" for i in range(self.count))
         (self.folder / "slurm.conf").write_text(CONF.format(folder=self.folder, address=Hosts.address(0), nodes=nodes))
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # looked for where it is not named, and not used here
-        names = "127.0.0.1 localhost\n" + "".join(f"{Hosts.address(i)} h{i}\n" for i in range(self.count))
-        for name in self.hosts.names:
-            etc = Path("/etc/netns") / name
-            etc.mkdir(parents=True)
-            self._etc.append(etc)
-            (etc / "hosts").write_text(names)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -149,5 +143,3 @@ class Slurm:
         self.hosts.close()
         for daemon in self._daemons:
             daemon.wait()
-        for etc in self._etc:
-            shutil.rmtree(etc, ignore_errors=True)
