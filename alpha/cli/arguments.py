@@ -53,8 +53,8 @@ def parser() -> argparse.ArgumentParser:
         _settings(p)
         p.add_argument("--init", metavar="SOURCE", help="begin with the parameters of RUN[@STEP] or hf:FOLDER; sets train.start_from")
         p.add_argument("--resume", action="store_true", help="go on with the newest run of this name, or with the directory given")
-        p.add_argument("--continue", action="store_true", dest="go_on", help="go on with the newest run of this name where there is one, else "
-                       "begin it: what engines of clusters start again and again")  # fmt: skip
+        p.add_argument("--continue", action="store_true", dest="go_on", help="go on with the newest run of this name where there is "
+                       "one, else begin it: what engines of clusters start again and again")  # fmt: skip
         p.add_argument("--at", type=int, metavar="STEP", help="resume from this checkpoint instead of the latest")
         p.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks to start on this machine (default %(default)s)")
         p.add_argument("--hosts", type=int, metavar="N", help="hosts of the job, each of which runs this command (default: Slurm's, or 1)")

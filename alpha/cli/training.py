@@ -69,8 +69,8 @@ def cmd_train(args: argparse.Namespace) -> int:
 def _newest(args: argparse.Namespace, cfg: Config) -> Path | None:
     """The run that `--continue` goes on with; None where it begins one."""
     if args.init is not None or args.at is not None or Path(args.source).is_dir():
-        raise InputError("--continue goes on with the newest run of a run file, or begins it", came=f"{args.source} with --init or --at",
-                         expected="a run file, and neither", do="use --resume with a run directory or --at; set train.start_from for --init")
+        raise InputError("--continue goes on with the newest run of a run file, or begins it", came=f"{args.source}, --at or --init",
+                         expected="a run file alone", do="use --resume with a run directory or --at; set train.start_from for --init")
     try:
         return rundir.find(cfg)
     except InputError:
@@ -83,9 +83,9 @@ def _start(args: argparse.Namespace, cfg: Config, resume: Path | None) -> int:
     if place is not None:
         return _as_rank(args, cfg, resume, place)
     with trackers(cfg.log, partial(_report, args.command)) as made:
-        _placed(args, os.environ)
-        if args.nproc != 1 or args.hosts != 1:
-            return _with_ranks(args, cfg, resume, made)
+        across = engines.across(args, os.environ)
+        if args.nproc != 1 or across:
+            return _with_ranks(args, cfg, resume, made, across)
         return _session(args, cfg, resume, args.at, made=made)
 
 
@@ -116,9 +116,8 @@ def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: 
         return _session(args, cfg, resume, args.at, world, made)
 
 
-def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made: Made) -> int:
+def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made: Made, across: Across | None) -> int:
     """Start the ranks here, and again where some are lost."""
-    across = _across(args)
     _require_ranks(cfg, args.nproc * args.hosts)
     fewest = args.nproc if args.fewest is None else args.fewest
     if args.restarts < 0 or not (1 if across else 2) <= fewest <= args.nproc or (across and fewest != args.nproc):
@@ -145,29 +144,6 @@ def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made
     if ended.error:
         report(f"{ended.error}\n{ended.account}" if ended.lost else ended.error)
     return ended.code
-
-
-def _placed(args: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    """Fill in --hosts, --host and --meet from what the engine of a cluster says, where the command line leaves them out."""
-    told = engines.place(environment)
-    if told is not None and args.hosts in (None, told.hosts or args.hosts):
-        args.hosts = args.hosts or told.hosts or None
-        args.host = told.host if args.host is None else args.host
-        args.meet = args.meet or told.meet
-    args.hosts, args.host = 1 if args.hosts is None else args.hosts, args.host or 0
-
-
-def _across(args: argparse.Namespace) -> Across | None:
-    """The job's hosts, as the command line names them; None for this one alone."""
-    if args.hosts == 1:
-        return None
-    address, _, port = args.meet.rpartition(":")
-    if not 0 <= args.host < args.hosts or args.nproc < 1 or not address or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise InputError("a job on several hosts says where they meet, and which one this is",
-                         came=f"--hosts {args.hosts}, --host {args.host}, --nproc {args.nproc}, --meet {args.meet or 'nothing'}",
-                         expected=f"--host from 0 to {args.hosts - 1}, --nproc of each, --meet ADDRESS:PORT of host 0",
-                         do="give all hosts the same --hosts, --nproc and --meet, and each its own --host")
-    return Across(args.host, args.hosts, address, int(port), launch.secret(os.environ))
 
 
 def _report(command: str, text: str) -> None:

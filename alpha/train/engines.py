@@ -1,16 +1,19 @@
 """What the engine of a cluster says in the environment of the processes that it starts: Slurm and Kubernetes. Floor 6.
 
 Slurm's `srun` starts a process for each rank, or one on each host that starts the ranks itself. Only what it says of the step counts: a
-batch script, or a shell of `salloc`, has variables of the whole job and is one process. An indexed Job of Kubernetes says which pod this is.
+batch script, or a shell of `salloc`, has variables of the whole job and is one process. An indexed Job of Kubernetes numbers its pods.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from alpha.comm.meet import Across
 from alpha.errors import InputError
+from alpha.train.launch import secret
 
 PORTS = range(20000, 30000)
 """Jobs of Slurm meet at these ports, each at one of its own: MASTER_PORT names another one. They lie below those that Linux gives away."""
@@ -62,6 +65,26 @@ def place(environment: Mapping[str, str]) -> Place | None:
     if "JOB_COMPLETION_INDEX" in environment:
         return Place(_number(environment, "JOB_COMPLETION_INDEX"))
     return None
+
+
+def across(args: argparse.Namespace, environment: Mapping[str, str]) -> Across | None:
+    """The job's hosts, as --hosts, --host and --meet name them and an engine says where the command line leaves them out; None for this one
+    alone. `args` holds the first two of them then. InputError for what does not fit."""
+    told = place(environment)
+    if told is not None and args.hosts in (None, told.hosts or args.hosts):
+        args.hosts = args.hosts or told.hosts or None
+        args.host = told.host if args.host is None else args.host
+        args.meet = args.meet or told.meet
+    args.hosts, args.host = 1 if args.hosts is None else args.hosts, args.host or 0
+    if args.hosts == 1:
+        return None
+    address, _, port = args.meet.rpartition(":")
+    if not 0 <= args.host < args.hosts or args.nproc < 1 or not address or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise InputError("a job on several hosts says where they meet, and which one this is",
+                         came=f"--hosts {args.hosts}, --host {args.host}, --nproc {args.nproc}, --meet {args.meet or 'nothing'}",
+                         expected=f"--host from 0 to {args.hosts - 1}, --nproc of each, --meet ADDRESS:PORT of host 0",
+                         do="give all hosts the same --hosts, --nproc and --meet, and each its own --host")
+    return Across(args.host, args.hosts, address, int(port), secret(environment))
 
 
 def _step(environment: Mapping[str, str]) -> Mapping[str, int] | None:

@@ -1,4 +1,4 @@
-"""A real Slurm on this machine (suites/support/slurm.py) runs examples/slurm/train.sbatch: the bits of one process, requeued on fewer nodes.
+"""A real Slurm on this machine (suites/support/slurm.py) runs examples/slurm/train.sbatch: the bits of one process, also on fewer nodes.
 
 NOT_RUN, with the reason, where Slurm or network namespaces are missing.
 """

@@ -78,7 +78,7 @@ class Hosts:
         _sweep()
         self.names = [f"alpha-{os.getpid()}-{i}" for i in range(count)]
         self._switch, self._relay, self._control = f"alpha-{os.getpid()}-switch", 0, -1
-        self._made: list[str] = []
+        self._made, self._started = list[str](), list[subprocess.Popen[str]]()
         try:
             for name in self.names:
                 self._namespace(name)
@@ -136,7 +136,8 @@ class Hosts:
 
     def start(self, host: int, command: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.Popen[str]:
         """Run a command in a host; options of subprocess.Popen."""
-        return subprocess.Popen(["ip", "netns", "exec", self.names[host], *command], text=True, **options)
+        self._started.append(subprocess.Popen(["ip", "netns", "exec", self.names[host], *command], text=True, **options))
+        return self._started[-1]
 
     def processes(self, host: int) -> list[int]:
         """Numbers of all processes in it."""
@@ -169,6 +170,10 @@ class Hosts:
         for i, name in enumerate(self.names):
             if name in self._made:
                 self.kill(i)
+        for process in self._started:
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         if self._relay:
             os.kill(self._relay, signal.SIGKILL)
             os.waitpid(self._relay, 0)

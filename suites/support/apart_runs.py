@@ -83,7 +83,8 @@ def run_file(folder: Path, name: str, zero: int = 0) -> Path:
 
 def environment(**others: str) -> dict[str, str]:
     """Of a host's command: this process's, with the job's secret and nothing that another launcher set."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "MASTER_", "JOB_COMPLETION")) and k not in ("RANK", "WORLD_SIZE")}
+    theirs = ("SLURM_", "MASTER_", "JOB_COMPLETION_INDEX", "RANK", "WORLD_SIZE")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(theirs)}
     return {**kept, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(Path(__file__).parents[2]), "ALPHA_SECRET": SECRET, **others}
 
 
@@ -113,7 +114,7 @@ def differs(folder: Path, name: str, one: Mapping[str, Any], started: Sequence[S
     """'' where a run has the bits of one process; else what is wrong with it."""
     codes = [s.process.returncode for s in started]
     if any(codes):
-        return f"exit codes {codes}: {started[next(i for i, c in enumerate(codes) if c)].text[-400:]}"
+        return f"exit codes {codes}: " + "; ".join(s.text[-600:] for s in started)
     found = ranked_runs.left(folder / "runs" / name)
     return ", ".join(f"other {what}" for what in SAME if found[what] != one[what])
 

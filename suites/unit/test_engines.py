@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from alpha.cli import training
+from alpha.comm.meet import Across
 from alpha.errors import InputError
 from alpha.train import engines
 from alpha.train.engines import Place, first_host
@@ -57,7 +57,8 @@ def test_a_pod_of_an_indexed_job_is_a_host() -> None:
 
 
 @pytest.mark.parametrize(("names", "first"), [
-    ("node1", "node1"), ("node[1-4]", "node1"), ("node[007,9-12],login", "node007"), ("rack[1-2]n[07-12]-ib,x", "rack1n07-ib"), ("a,b", "a"),
+    ("node1", "node1"), ("node[1-4]", "node1"), ("node[007,9-12],login", "node007"), ("rack[1-2]n[07-12]-ib,x", "rack1n07-ib"),
+    ("a,b", "a"),
 ])  # fmt: skip
 def test_the_first_host_of_a_list(names: str, first: str) -> None:
     assert first_host(names) == first
@@ -86,6 +87,8 @@ def test_what_slurm_may_not_say(wrong: dict[str, str], words: str) -> None:
     ({**STEP, "SLURM_STEP_NUM_TASKS": "2"}, {"hosts": 1}, (1, 0, "")),  # the command line counts
 ])  # fmt: skip
 def test_what_the_command_line_leaves_out(said: dict[str, str], given: dict[str, object], found: tuple[int, int, str]) -> None:
-    args = argparse.Namespace(**{"hosts": None, "host": None, "meet": "", **given})
-    training._placed(args, said)
+    args = argparse.Namespace(**{"nproc": 1, "hosts": None, "host": None, "meet": "", **given})
+    across = engines.across(args, {"ALPHA_SECRET": SECRET, **said})
     assert (args.hosts, args.host, args.meet) == found
+    address, _, port = found[2].partition(":")
+    assert across == (None if found[0] == 1 else Across(found[1], found[0], address, int(port), SECRET.encode()))
