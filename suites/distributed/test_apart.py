@@ -1,7 +1,7 @@
 """Runs on hosts that share nothing but a network: namespaces of this machine (suites/support/apart.py), with the commands that users give.
 
-NOT_RUN, with the reason, where the machine makes none. `python suites/support/apart_runs.py` makes the whole bit table, apart_faults.py the
-whole fault table.
+NOT_RUN, with the reason, where the machine makes none. `python suites/support/apart_runs.py bits` makes the whole bit table,
+`python suites/support/apart_faults.py` the whole fault table.
 """
 
 from __future__ import annotations
@@ -125,6 +125,17 @@ def test_a_bad_network_is_no_fault(folder: Path, alone: dict[str, Any]) -> None:
 
     _, wrong = apart_faults.sample(folder, "cut", alone, Wire(), cut, False)
     assert "a false alarm" in wrong, wrong
+
+
+def test_the_map_of_two_hosts(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each host says what it is made of, and ways between hosts are told from those inside them."""
+    assert apart_runs.two_hosts() == 0
+    said = capfd.readouterr().out
+    for words in ("host 0: ranks 0 to 1; ", "host 1: ranks 2 to 3; ", "inside host 0: ", "host 0 to host 1: ", "inside host 1: ",
+                  "  link net0"):
+        assert said.count(words) == (2 if "link" in words else 1), said
+    near, far = (float(said.split(words)[1].split(" us")[0].replace(",", "")) for words in ("inside host 1: ", "host 0 to host 1: "))
+    assert far > 0 and near > 0 and "those that move most get the" in said
 
 
 def test_the_job_of_kubernetes(folder: Path, alone: dict[str, Any]) -> None:

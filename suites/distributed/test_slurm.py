@@ -5,7 +5,9 @@ NOT_RUN, with the reason, where Slurm or network namespaces are missing.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ import pytest
 import ranked_runs
 import slurm
 from slurm import Slurm
+
+from alpha.profile.store import read
 
 TEMPLATE = Path(__file__).parents[2] / "examples" / "slurm" / "train.sbatch"
 STEPS = ["--set", "train.steps=30", "--set", "train.checkpoint_every=5", "--set", "train.keep=99"]
@@ -54,6 +58,14 @@ def submit(cluster: Slurm, folder: Path, name: str, *options: str, zero: int = 1
     return job, log
 
 
+def reach(cluster: Slurm, job: int, log: Path) -> None:
+    """Wait until 12 steps are done and the checkpoint of step 10 stands."""
+    until = time.monotonic() + 120
+    while not log.exists() or "step 12/30" not in log.read_text() or "step 10: saved" not in log.read_text():
+        assert time.monotonic() < until, log.read_text() if log.exists() else cluster.state(job)
+        time.sleep(0.02)
+
+
 def has_the_bits(folder: Path, name: str, alone: dict[str, Any]) -> None:
     found = ranked_runs.left(folder / "runs" / name)
     for what in apart_runs.SAME:
@@ -69,6 +81,21 @@ def test_one_node(cluster: Slurm, folder: Path, alone: dict[str, Any]) -> None:
     has_the_bits(folder, "node", alone)
     job, log = submit(cluster, folder, "wrong", "--nodes=1", "--ntasks-per-node=3")
     assert cluster.wait(job) == "FAILED" and "3 ranks, train.shards = 8" in log.read_text()
+    assert "Restarts=0 " in cluster.run("scontrol", "show", "job", str(job))
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_a_rank_that_is_lost(cluster: Slurm, folder: Path, alone: dict[str, Any]) -> None:
+    """The template has the job started again, which goes on from its last checkpoint."""
+    job, log = submit(cluster, folder, "rank", "--nodes=1", "--ntasks-per-node=2")
+    reach(cluster, job, log)
+    ranks = read(folder / "runs" / "rank" / "metrics.sqlite", "sessions", "rank, pid")
+    os.kill(int(dict(ranks)[1]), signal.SIGKILL)
+    assert cluster.wait(job, "PENDING") == "PENDING", log.read_text()
+    assert cluster.wait(job) == "COMPLETED", log.read_text()
+    assert "rank 1 died" in log.read_text() and "from step 10" in log.read_text()
+    assert "Restarts=1 " in cluster.run("scontrol", "show", "job", str(job))
+    has_the_bits(folder, "rank", alone)
 
 
 @pytest.mark.parametrize("cluster", [2], indirect=True)
@@ -78,10 +105,7 @@ def test_two_nodes_of_which_one_is_lost(cluster: Slurm, folder: Path, alone: dic
     process."""
     name = f"lost{fewer:d}"
     job, log = submit(cluster, folder, name, "--nodes=2", "--ntasks-per-node=2")
-    until = time.monotonic() + 120
-    while not log.exists() or "step 12/30" not in log.read_text():
-        assert time.monotonic() < until, log.read_text() if log.exists() else cluster.state(job)
-        time.sleep(0.02)
+    reach(cluster, job, log)
     cluster.hosts.kill(1)
     assert cluster.wait(job, "PENDING") == "PENDING", log.read_text()
     if fewer:

@@ -1,6 +1,7 @@
-"""Runs on hosts of their own (apart.py), as their users start them: `python suites/support/apart_runs.py` makes the bit table.
+"""Runs on hosts of their own (apart.py), as their users start them: `python suites/support/apart_runs.py bits` makes the bit table.
 
-Layouts of four ranks, with and without ZeRO-1, must leave the losses, norms, validations, samples and checkpoints of one process.
+Layouts of four ranks, with and without ZeRO-1, must leave the losses, norms, validations, samples and checkpoints of one process. `map`
+prints what `alpha bench comm` says of two hosts with two ranks each.
 """
 
 from __future__ import annotations
@@ -119,11 +120,28 @@ def differs(folder: Path, name: str, one: Mapping[str, Any], started: Sequence[S
     return ", ".join(f"other {what}" for what in SAME if found[what] != one[what])
 
 
-def main() -> int:
-    why, wrong = why_not(), 0
+def main(what: str = "bits") -> int:
+    why = why_not()
     if why:
         print(f"NOT_RUN: {why}")
         return 3
+    return {"bits": bits, "map": two_hosts}[what]()
+
+
+def two_hosts() -> int:
+    """The map, and one collective."""
+    words = ["bench", "comm", "--ranks", "2", "--hosts", "2", "--case", "all_reduce whole", "--rounds", "7"]
+    with Hosts(2) as hosts:
+        ends = [Started(hosts.start(i, [*ALPHA[:-1], *words, "--host", str(i), "--meet", f"{hosts.address(0)}:{PORT}"], env=environment(),
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)) for i in range(2)]
+        codes = [end.wait() for end in ends]
+    print(ends[0].text, ends[1].text, sep="")
+    return max(codes)
+
+
+def bits() -> int:
+    """Every layout, and one that is another run."""
+    wrong = 0
     with tempfile.TemporaryDirectory() as made, Hosts(4) as hosts:
         folder = Path(made)
         corpus(folder)
@@ -142,4 +160,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(*sys.argv[1:]))
