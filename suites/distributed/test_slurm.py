@@ -112,7 +112,7 @@ def test_two_nodes_of_which_one_is_lost(cluster: Slurm, folder: Path, alone: dic
         assert not cluster.run("scontrol", "update", f"JobId={job}", "NumNodes=1-1").strip()
     else:
         cluster.node(1)
-    assert cluster.wait(job, seconds=120) == "COMPLETED", log.read_text()
+    assert cluster.wait(job) == "COMPLETED", log.read_text()
     text = log.read_text()
     assert text.count("ranks     4, ") == 2 and "from step 10" in text, text  # Slurm keeps a job's number of tasks
     assert f"NumNodes={1 if fewer else 2} " in cluster.run("scontrol", "show", "job", str(job))

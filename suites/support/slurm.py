@@ -40,7 +40,7 @@ SlurmdParameters=config_overrides
 JobRequeue=1
 ReturnToService=2
 KillWait=5
-SlurmdTimeout=5
+SlurmdTimeout=10
 MinJobAge=3600
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
