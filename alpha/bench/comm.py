@@ -1,4 +1,4 @@
-"""`alpha bench comm`: collectives among processes of this machine, by op, algorithm and size, beside one core's memcpy. Floor 8.
+"""`alpha bench comm`: collectives among processes of one machine or several, by op, algorithm and size, beside one core's memcpy. Floor 8.
 
 Every call is timed on every rank, from a common barrier; a call takes what its slowest rank takes. The algorithms of an op take turns, call
 by call, so that what else the machine does meets all of them. Figures are medians over calls. The fits
@@ -8,7 +8,10 @@ with the fastest copy, which is timed before each case: a busy machine slows dow
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import secrets
 import subprocess
 import sys
 import time
@@ -24,13 +27,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from alpha.comm import collectives
+from alpha.comm import collectives, topology
 from alpha.comm.group import Group
-from alpha.comm.links import measure
+from alpha.comm.links import Links, measure
+from alpha.comm.meet import Across, meet
 from alpha.comm.segment import Segment
+from alpha.comm.topology import Way
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import WORLD, World
 from alpha.errors import InputError
+from alpha.train import launch
 
 SIZES = tuple(1 << k for k in range(10, 27, 2))
 """Bytes of an operand: 1 KiB to 64 MiB."""
@@ -38,6 +44,8 @@ COPIED = 64 << 20
 _CALLS, _FEWEST, _BYTES = 200, 7, 256 << 20
 """Most and fewest calls of one case, and bytes after which it has had enough."""
 _WARM_UP = 2
+_TOLD = 1 << 14
+"""Bytes in which a host tells what it is made of."""
 
 Body = Callable[[Group, np.ndarray, np.ndarray], None]
 
@@ -110,16 +118,29 @@ class Row:
         self.latency, self.inverse_bandwidth = float(a), float(b)
 
 
+@dataclass(frozen=True)
+class Map:
+    """`hosts`: the host of each rank; `machines`: what each host is made of, in lines; `ways`: what a message takes in and between them;
+    `apart`: ranks of a group -> seconds that a byte takes between its worst neighbours, where its ranks follow one another, and where they
+    lie as far apart as they can; and whether the first is the place of what moves most (topology.place)."""
+
+    hosts: list[int]
+    machines: list[list[str]]
+    ways: list[Way]
+    apart: dict[int, tuple[float, float, bool]]
+
+
 @dataclass
 class Result:
     """All cases among `ranks` processes. `memcpy`: of one core's copy of `copied` bytes; `barrier`: of one; `rule`: op -> (fewest
-    bytes, algorithm) by the links that were measured at the start."""
+    bytes, algorithm) by the links that were measured at the start; `map`: where they ran."""
 
     ranks: int
     memcpy: Seconds
     barrier: Seconds
     rows: list[Row]
     rule: dict[str, list[tuple[int, str]]]
+    map: Map
     copied: int = COPIED
 
     def price(self, op: str) -> float:
@@ -135,21 +156,25 @@ class Result:
         return max(found[1:], default=math.nan)
 
 
-def bench(ranks: int, pattern: str = "*", sizes: Sequence[int] = SIZES, calls: int | None = None) -> Result:
-    """Start the other ranks, measure, and end them. InputError for a number of ranks or a pattern that gives nothing."""
-    if ranks < 2:
+def bench(ranks: int, pattern: str = "*", sizes: Sequence[int] = SIZES, calls: int | None = None,
+          across: Across | None = None) -> Result:  # fmt: skip
+    """Start the other ranks of this host, measure, and end them. `across`: there are other hosts, which are given the same, with as many
+    ranks each. InputError for a number of ranks or a pattern that gives nothing."""
+    if ranks < 1 or (ranks < 2 and across is None):
         raise InputError("collectives run among ranks", came=ranks, expected="2 or more")
     names = [name for name in _cases() if fnmatchcase(name, pattern)]
     if not names and pattern != "barrier":
         raise InputError("no such collective", came=pattern, expected=", ".join(_cases()))
-    segment = Segment.create(ranks)
+    met = meet(across, ranks, 0, secrets.randbits(64), _DEADLINES.join) if across else None
+    segment = launch.segment_of(met, across) if met and across else Segment.create(ranks)
+    bridge = launch.start_bridge(met, across, segment, _DEADLINES) if met and across else 0
     given = [",".join(names), ",".join(map(str, sizes)), str(calls or 0)]
     text = "import sys; from alpha.bench.comm import member; member(*sys.argv[1:])"
     others = [subprocess.Popen([sys.executable, "-c", text, str(segment.fd), str(rank), *given], pass_fds=[segment.fd])
-              for rank in range(1, ranks)]
+              for rank in segment.here[1:]]
     try:
-        with World(segment, 0, deadlines=_DEADLINES) as world:
-            found = _measure(world, names, sizes, calls)
+        with World(segment, segment.here.start, deadlines=_DEADLINES) as world:
+            found = _measure(world, segment.here.start, names, sizes, calls)
     finally:
         for process in others:
             try:
@@ -157,6 +182,8 @@ def bench(ranks: int, pattern: str = "*", sizes: Sequence[int] = SIZES, calls: i
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if bridge:
+            os.waitpid(bridge, 0)
         segment.close()
     return found
 
@@ -167,13 +194,16 @@ _DEADLINES = Deadlines(stall=30.0)
 
 def member(fd: str, rank: str, names: str, sizes: str, calls: str) -> None:
     """What every rank but the first runs, in a process of its own."""
-    with World(Segment(int(fd)), int(rank), deadlines=_DEADLINES) as world:
-        _measure(world, [name for name in names.split(",") if name], [int(n) for n in sizes.split(",")], int(calls) or None)
+    segment = Segment(int(fd))
+    with World(segment, int(rank), deadlines=_DEADLINES) as world:
+        chosen = [name for name in names.split(",") if name]
+        _measure(world, segment.here.start, chosen, [int(n) for n in sizes.split(",")], int(calls) or None)
 
 
-def _measure(world: World, names: Sequence[str], sizes: Sequence[int], calls: int | None) -> Result:
+def _measure(world: World, first: int, names: Sequence[str], sizes: Sequence[int], calls: int | None) -> Result:
     group, cases = world.group(WORLD), _cases()
-    world.rule = measure(world).rule()
+    links = measure(world)
+    world.rule, where = links.rule(), _map(group, first, links)
     rows, copies = [], _copies(group)
     for _, same_op in groupby(names, key=lambda name: name.split()[0]):
         of_op = [Row(name) for name in same_op]
@@ -188,7 +218,25 @@ def _measure(world: World, names: Sequence[str], sizes: Sequence[int], calls: in
         copies += _copies(group)
     (barrier,) = _timed(group, [lambda: collectives.barrier(group)], calls or 1000)
     rule = {op: world.rule.limits(op, world.size) for op in ("all_reduce", "all_gather", "broadcast")}
-    return Result(world.size, Seconds(median(copies), min(copies)), barrier, rows, rule)
+    return Result(world.size, Seconds(median(copies), min(copies)), barrier, rows, rule, where)
+
+
+def _map(group: Group, first: int, links: Links) -> Map:
+    """`first`: the lowest rank of this one's host."""
+    own, every = np.zeros(_TOLD, np.int32), np.empty(_TOLD * group.size, np.int32)
+    said = json.dumps(topology.read().lines()[: _TOLD // 100]).encode()[:_TOLD] if first == group.index else b"[]"
+    own[0] = first
+    own[1 : 1 + len(said)] = np.frombuffer(said, np.uint8)
+    collectives.all_gather(group, own, every)
+    firsts, told = every.reshape(group.size, _TOLD)[:, 0].tolist(), every.reshape(group.size, _TOLD)[:, 1:]
+    starts = sorted(set(firsts))
+    machines = [json.loads(told[start].astype(np.uint8).tobytes().rstrip(b"\0")) for start in starts]
+    hosts = [starts.index(f) for f in firsts]
+    cost, apart = links.inverse_bandwidth, dict[int, tuple[float, float, bool]]()
+    for size in (n for n in range(2, group.size) if group.size % n == 0):
+        order = topology.place({"most": (size, 2.0), "least": (group.size // size, 1.0)}, cost)
+        apart[size] = *topology.spread(size, cost), order[0] == "most"
+    return Map(hosts, machines, topology.ways(hosts, links.latency, links.inverse_bandwidth), apart)
 
 
 def _calls(nbytes: int) -> int:
@@ -223,13 +271,29 @@ def _copies(group: Group) -> list[float]:
     return times or [0.0]
 
 
+def _show_map(where: Map, console: Console) -> None:
+    for host, lines in enumerate(where.machines):
+        ranks = [r for r, h in enumerate(where.hosts) if h == host]
+        console.print(f"host {host}: ranks {ranks[0]} to {ranks[-1]}; {lines[0]}")
+        for line in lines[1:]:
+            console.print(f"  {line}", style="dim")
+    for way in where.ways:
+        a, b = way.hosts
+        console.print(f"{f'inside host {a}' if a == b else f'host {a} to host {b}'}: {1e6 * way.latency:,.1f} us a message, "
+                      f"{1e9 * way.inverse_bandwidth:.3f} ns a byte")
+    for size, (near, far, follow) in where.apart.items():
+        console.print(f"groups of {size}: {1e9 * near:.3f} ns a byte where their ranks follow one another, {1e9 * far:.3f} where they lie "
+                      f"{len(where.hosts) // size} apart: those that move most get the {'first' if follow else 'second'}", style="dim")
+
+
 # -- showing -------------------------------------------------------------------------------------------------------------------
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def show(result: Result, console: Console) -> None:
-    """A table of times with the fits, bars of bandwidth against one core's memcpy, and the rule of algorithms."""
+    """The map, a table of times with the fits, bars of bandwidth against one core's memcpy, and the rule of algorithms."""
+    _show_map(result.map, console)
     sizes = list(result.rows[0].seconds) if result.rows else []
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("us a call")

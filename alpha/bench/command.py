@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -60,8 +61,11 @@ def arguments(p: argparse.ArgumentParser) -> None:
                    f"with `data`: steps (default: {data.STEPS})")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
                    help="with `step` and `data`: override one key; may be repeated")
-    p.add_argument("--ranks", type=int, default=2, metavar="N", help="with `comm`: processes (default: 2)")
-    p.add_argument("--hosts", type=int, default=1, metavar="N", help="with `comm`: 2: messages between two hosts, beside plain sockets")
+    p.add_argument("--ranks", type=int, default=2, metavar="N", help="with `comm`: processes, on each host (default: 2)")
+    p.add_argument("--hosts", type=int, metavar="N", help="with `comm`: hosts, each of which runs this command (default: 1); 2 and no --meet: "
+                   "messages between two hosts on this machine, beside plain sockets")
+    p.add_argument("--host", type=int, metavar="I", help="with `comm`: which of them this is, from 0; the first one prints")
+    p.add_argument("--meet", default="", metavar="ADDRESS:PORT", help="with `comm`: where host 0 is met; all know the secret ALPHA_SECRET")
     p.add_argument("--against", metavar="TREE", help="today's kernel against that of another source tree or git revision: a verdict")
     p.add_argument("--json", type=path_argument, metavar="FILE", help="write the figures as JSON too")
     p.add_argument("--record", action="store_true", help="keep the figures under baselines/bench, from a clean commit, for docs to quote; "
@@ -182,13 +186,18 @@ def _step(args: argparse.Namespace, console: Console) -> int:
 
 def _comm(args: argparse.Namespace, console: Console) -> int:
     if args.source is not None or args.against or args.record or args.peers:
-        raise InputError("`alpha bench comm` takes --ranks, --hosts, --case, --rounds and --json", came="another argument",
+        raise InputError("`alpha bench comm` takes --ranks, --hosts, --host, --meet, --case, --rounds and --json", came="another argument",
                          do="leave out the others")
-    if args.hosts != 1:
-        return _hosts(args, console)
     from alpha.bench import comm  # a process without ranks maps no library for them
+    from alpha.train import engines
 
-    result = comm.bench(args.ranks, args.case, calls=args.rounds)
+    if (args.hosts or 1) != 1 and args.host is None and not args.meet and engines.place(os.environ) is None:
+        return _hosts(args, console)
+    args.nproc = args.ranks
+    across = engines.across(args, os.environ)
+    result = comm.bench(args.ranks, args.case, calls=args.rounds, across=across)
+    if across and across.host:
+        return 0
     console.print(environment()["cpu"])
     comm.show(result, console)
     if args.json:

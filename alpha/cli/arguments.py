@@ -53,11 +53,12 @@ def parser() -> argparse.ArgumentParser:
         _settings(p)
         p.add_argument("--init", metavar="SOURCE", help="begin with the parameters of RUN[@STEP] or hf:FOLDER; sets train.start_from")
         p.add_argument("--resume", action="store_true", help="go on with the newest run of this name, or with the directory given")
+        p.add_argument("--continue", action="store_true", dest="go_on", help="go on with the newest run of this name where there is "
+                       "one, else begin it: what engines of clusters start again and again")  # fmt: skip
         p.add_argument("--at", type=int, metavar="STEP", help="resume from this checkpoint instead of the latest")
         p.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks to start on this machine (default %(default)s)")
-        p.add_argument("--hosts", type=int, default=1, metavar="N",
-                       help="hosts of the job, each of which runs this command (default %(default)s)")  # fmt: skip
-        p.add_argument("--host", type=int, default=0, metavar="I", help="which of them this is, from 0 (default %(default)s)")
+        p.add_argument("--hosts", type=int, metavar="N", help="hosts of the job, each of which runs this command (default: Slurm's, or 1)")
+        p.add_argument("--host", type=int, metavar="I", help="which of them this is, from 0 (default: as Slurm or Kubernetes says, or 0)")
         p.add_argument("--meet", default="", metavar="ADDRESS:PORT", help="where host 0 is met; all know the secret ALPHA_SECRET")
         p.add_argument("--restarts", type=int, default=0, metavar="N", help="start again from the last good checkpoint this often, if "
                        "ranks are lost (default %(default)s)")  # fmt: skip

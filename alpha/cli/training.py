@@ -27,7 +27,7 @@ from alpha.registry.judge import Judgement
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
 from alpha.trackers.start import Made, trackers
-from alpha.train import launch, rundir
+from alpha.train import engines, launch, rundir
 from alpha.train.catalogue import catalogue
 from alpha.train.console import Printer, duration
 from alpha.train.home import at_home
@@ -53,6 +53,8 @@ def cmd_train(args: argparse.Namespace) -> int:
     resume = None
     if args.resume:
         resume = Path(args.source) if Path(args.source).is_dir() else rundir.find(cfg)
+    elif args.go_on:
+        resume = _newest(args, cfg)
     elif Path(args.source).is_dir() or args.at is not None:
         raise InputError(
             "a run directory and --at are for resuming", came=args.source, expected="a run file, or --resume", do="add --resume"
@@ -64,14 +66,26 @@ def cmd_train(args: argparse.Namespace) -> int:
         return _start(args, cfg, run)
 
 
+def _newest(args: argparse.Namespace, cfg: Config) -> Path | None:
+    """The run that `--continue` goes on with; None where it begins one."""
+    if args.init is not None or args.at is not None or Path(args.source).is_dir():
+        raise InputError("--continue goes on with the newest run of a run file, or begins it", came=f"{args.source}, --at or --init",
+                         expected="a run file alone", do="use --resume with a run directory or --at; set train.start_from for --init")
+    try:
+        return rundir.find(cfg)
+    except InputError:
+        return None  # begun by no start so far
+
+
 def _start(args: argparse.Namespace, cfg: Config, resume: Path | None) -> int:
     """One process, the ranks that the command asks for, or one rank of another launcher's job."""
-    place = launch.seat(os.environ)
+    place = launch.seat(engines.ranks(os.environ))
     if place is not None:
         return _as_rank(args, cfg, resume, place)
     with trackers(cfg.log, partial(_report, args.command)) as made:
-        if args.nproc != 1 or args.hosts != 1:
-            return _with_ranks(args, cfg, resume, made)
+        across = engines.across(args, os.environ)
+        if args.nproc != 1 or across:
+            return _with_ranks(args, cfg, resume, made, across)
         return _session(args, cfg, resume, args.at, made=made)
 
 
@@ -91,7 +105,7 @@ def _session(args: argparse.Namespace, cfg: Config, resume: Path | None, at: int
 
 def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: launch.Seat) -> int:
     """One rank of a job that another launcher started."""
-    if args.nproc not in (1, place.size) or args.restarts or args.hosts != 1:
+    if args.nproc not in (1, place.size) or args.restarts or args.hosts not in (None, 1):
         raise InputError("another launcher starts the ranks of this job, and starts them again",
                          came=f"WORLD_SIZE={place.size}, --nproc {args.nproc}, --restarts {args.restarts}, --hosts {args.hosts}",
                          expected="none of --nproc, --restarts and --hosts", do="leave them out, or unset RANK and WORLD_SIZE")
@@ -102,9 +116,8 @@ def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: 
         return _session(args, cfg, resume, args.at, world, made)
 
 
-def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made: Made) -> int:
+def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made: Made, across: Across | None) -> int:
     """Start the ranks here, and again where some are lost."""
-    across = _across(args)
     _require_ranks(cfg, args.nproc * args.hosts)
     fewest = args.nproc if args.fewest is None else args.fewest
     if args.restarts < 0 or not (1 if across else 2) <= fewest <= args.nproc or (across and fewest != args.nproc):
@@ -131,19 +144,6 @@ def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made
     if ended.error:
         report(f"{ended.error}\n{ended.account}" if ended.lost else ended.error)
     return ended.code
-
-
-def _across(args: argparse.Namespace) -> Across | None:
-    """The job's hosts, as the command line names them; None for this one alone."""
-    if args.hosts == 1:
-        return None
-    address, _, port = args.meet.rpartition(":")
-    if not 0 <= args.host < args.hosts or args.nproc < 1 or not address or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise InputError("a job on several hosts says where they meet, and which one this is",
-                         came=f"--hosts {args.hosts}, --host {args.host}, --nproc {args.nproc}, --meet {args.meet or 'nothing'}",
-                         expected=f"--host from 0 to {args.hosts - 1}, --nproc of each, --meet ADDRESS:PORT of host 0",
-                         do="give all hosts the same --hosts, --nproc and --meet, and each its own --host")
-    return Across(args.host, args.hosts, address, int(port), launch.secret(os.environ), launch.streams(os.environ))
 
 
 def _report(command: str, text: str) -> None:

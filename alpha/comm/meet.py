@@ -123,19 +123,35 @@ def _fits(told: Mapping[str, Any], across: Across, came: Mapping[int, object], p
 
 
 def _come(across: Across, ranks: int, epoch: int, until: float, deadline: float) -> Met:
+    met = None
+    while met is None:
+        met = _visit(across, _first(across, until, deadline), ranks, epoch, until, deadline)
+        if met is None:  # the bridge of a start that is not over yet: it takes no guests, and this host comes again
+            if time.monotonic() > until:
+                raise RankError("host 0 never took this host in", rank=0, came="it closed every connection",
+                                expected=f"that it begins this start within {deadline:g} s",
+                                do="look at its log: does it still run what this host was in before?")
+            time.sleep(_PAUSE_S)
+    return met
+
+
+def _first(across: Across, until: float, deadline: float) -> Peer:
+    """A connection to host 0."""
     why = "nobody listened there"
     while True:
         try:
-            peer = knock((across.address, across.port), across.secret)
+            return knock((across.address, across.port), across.secret)
         except OSError as error:
             why = str(error)
-        else:
-            break
         if time.monotonic() > until:
             raise RankError("host 0 was never met", rank=0, came=f"{across.address}:{across.port}: {why}",
                             expected=f"that it answers within {deadline:g} s",
                             do="look at its log; look at address, port, firewall and ALPHA_SECRET on both")
         time.sleep(_PAUSE_S)
+
+
+def _visit(across: Across, peer: Peer, ranks: int, epoch: int, until: float, deadline: float) -> Met | None:
+    """Say who this is and hear who all are; None where that end closed without a word."""
     with peer.link:
         door = Door((peer.link.getsockname()[0], 0), across.secret)
         try:
@@ -147,8 +163,11 @@ def _come(across: Across, ranks: int, epoch: int, until: float, deadline: float)
                                     do="look at its log, which names the hosts that are missing")
                 select.select([peer.link], [], [], _PAUSE_S)
                 told = _heard(peer, said)
+            if not told:
+                door.close()
+                return None
             if "places" not in told:
-                raise InputError("host 0 has no place for this host", came=str(told.get("error", "it closed the connection")),
+                raise InputError("host 0 has no place for this host", came=str(told.get("error", "it said something else")),
                                  expected="one number for each host, and the same number of hosts for all",
                                  do="look at what each host was started with; host 0's log may say more")
             return Met(int(told["job"]), int(told["epoch"]), _hosts(told["ranks"], told["places"]), door,

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 
+from alpha.comm import topology
 from alpha.component import Catalogue
 from alpha.data.corpus import stdlib_corpus
 from alpha.errors import AlphaError, shown
@@ -54,6 +55,7 @@ def _host() -> list[Finding]:
         Finding(OK, "numpy", f"{here['numpy']}, BLAS {here['blas']}"),
         Finding(OK, "processor", f"{here['cpu']}, {cores} core{'s' if cores > 1 else ''} for this process, {here['system']}"),
     ]  # fmt: skip
+    out += [Finding(OK, "topology", line) for line in topology.read().lines()]
     memory = _memory()
     if memory:
         out.append(Finding(OK, "memory", f"{memory / 2**30:.1f} GiB"))
