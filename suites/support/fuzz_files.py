@@ -200,6 +200,10 @@ def readers(root: Path) -> list[Reader]:
     for name in ("_class", "complement", "union"):  # functions of sets of characters alone, most of the time of a tokenizer.json
         kept = lru_cache(1024)(getattr(regular, name))
         setattr(regular, name, lambda ranges, kept=kept: kept(tuple(ranges)))
+    laid_out, text_of = lru_cache(1024)(folders.StateLayout), lru_cache(1)(runs.read_toml)
+    for module, name, of in ((folders, "StateLayout", lambda tensors, dtype: laid_out(tuple(tensors), dtype)),  # half of a checkpoint's time
+                             (runs, "read_toml", text_of)):  # of a file that is whole: half of the time of metrics.sqlite  # fmt: skip
+        setattr(module, name, of)
 
     def add(name: str, file: Path, read: Callable[[], object], parse: Any = None, form: Any = None, share: int = 20) -> None:
         made.append(Reader(name, file, file.read_bytes(), read, parse, form, share))
