@@ -201,7 +201,7 @@ def readers(root: Path) -> list[Reader]:
         kept = lru_cache(1024)(getattr(regular, name))
         setattr(regular, name, lambda ranges, kept=kept: kept(tuple(ranges)))
     laid_out, text_of = lru_cache(1024)(folders.StateLayout), lru_cache(1)(runs.read_toml)
-    for module, name, of in ((folders, "StateLayout", lambda tensors, dtype: laid_out(tuple(tensors), dtype)),  # half of a checkpoint's time
+    for module, name, of in ((folders, "StateLayout", lambda tensors, dtype: laid_out(tuple(tensors), dtype)),  # half of checkpoints
                              (runs, "read_toml", text_of)):  # of a file that is whole: half of the time of metrics.sqlite  # fmt: skip
         setattr(module, name, of)
 
