@@ -5,7 +5,8 @@ supervisor goes on from the last good checkpoint, with 1, 2 or 4 ranks, or fewer
 steps. Half of the moments are drawn from the processor time of a rank, the others from the file operations of a save.
 
 What must hold of a sample: the job ended because of the rank that was struck, and nobody else; it is told how. Of a run: the bits of one
-process, checkpoints too; no process is left, nothing in a /dev/shm of its own, no folder of an unfinished save. Undisturbed runs have no error.
+process, checkpoints too; no process is left, nothing in a /dev/shm of its own, no folder of an unfinished save. Undisturbed runs have no
+error.
 """
 
 from __future__ import annotations
