@@ -54,13 +54,14 @@ def refused_by_tests(mutant: Mutant) -> str:
     imports = re.compile(rf"from alpha\.{package} import .*\b{name}\b|(from|import) alpha\.{module}\b")
     files = [f for f in sorted((SUITES / "unit").glob("test_*.py")) if imports.search(f.read_text())] or [SUITES / test for test in TESTS]
     with tempfile.TemporaryDirectory(prefix="alpha-mutant-") as made:
-        shutil.copytree(SUITES.parent / "alpha", Path(made) / "alpha", ignore=shutil.ignore_patterns("__pycache__"))
-        for beside in ("baselines", "configs", "docs", "kernels"):
+        for folder in ("alpha", "suites"):
+            shutil.copytree(SUITES.parent / folder, Path(made) / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        for beside in ("baselines", "configs", "docs", "kernels", "pyproject.toml"):
             (Path(made) / beside).symlink_to(SUITES.parent / beside)
         (Path(made) / "alpha" / mutant.file).write_text(mutant.text)
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:xdist", *map(str, files)]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:xdist", *(str(f.relative_to(SUITES.parent)) for f in files)]
         environment = os.environ | {"PYTHONPATH": made}
-        done = subprocess.run(command, cwd=SUITES.parent, capture_output=True, text=True, env=environment, check=False)
+        done = subprocess.run(command, cwd=made, capture_output=True, text=True, env=environment, check=False)
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     return failed[1] if failed else ""
 

@@ -1,4 +1,4 @@
-"""The table of faults by number in docs/ranks.md, against the planted faults' files."""
+"""Tables of the handbook that name planted faults, against their files: by number (ranks), by effect (architecture)."""
 
 from __future__ import annotations
 
@@ -38,3 +38,19 @@ def test_every_fault_of_the_table_is_planted() -> None:
     ("| `all_reduce.divided-twice` |", "| |"), ("| 47 |", "| 48 |"), ("| 56 | waits", "| waits")])
 def test_a_table_that_says_something_else_is_seen(was: str, now: str) -> None:
     assert was in PAGE and wrong(PAGE.replace(was, now))
+
+
+def unplanted(page: str) -> list[str]:
+    """Of the table of effects, what is named as planted and is not; 'no row' where a field of a node has none."""
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| [^|]+ \| (`[^|]+`) \|$", page, re.MULTILINE)
+    known = {f["id"] for path in (ROOT / "alpha").rglob("*.faults.toml") for f in read_toml(path)["fault"]}
+    said = " ".join(field for field, _ in rows)
+    return [id for _, named in rows for id in re.findall(r"`([^`]+)`", named) if id not in known] + [
+        f"{field}: no row" for field in ("stream", "stage", "microbatch", "sms", "group", "extents") if field not in said]
+
+
+def test_what_is_said_of_effects_is_planted() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert unplanted(page) == []
+    assert unplanted(page.replace("`select.any-budget`", "`select.some-budget`")) == ["select.some-budget"]
+    assert unplanted(page.replace("| `sms` |", "| budget |")) == ["sms: no row"]
