@@ -22,17 +22,19 @@ from pathlib import Path
 import numpy as np
 
 import alpha
-from alpha.gates.adversarial.mutants import Fate, Mutant, Target, mutate, run, scores
+from alpha.gates.adversarial.mutants import RANKS, Fate, Mutant, Target, mutate, run, scores
 from alpha.gates.subjects import fresh_nonce
 from alpha.profile.noise import wilson
 from alpha.registry.gates import PINNED
 from alpha.tomlfile import read_toml
+from alpha.train.catalogue import catalogue
 
 ROOMS = ("comm", "parallel")
 ELSEWHERE = (("watch.progress", "faults"), ("transport.shm", "parity"), ("transport.shm", "faults"), ("all_reduce.cpu", "parity"))
 """(component, gate) of files in which nothing is planted."""
 MOST = 4
 """Gates that are asked about a mutant."""
+COLLECTIVES = {c.op for c in catalogue() if c.op and any(need.startswith(RANKS) for need in c.requires)}
 TESTS = ("unit/test_comm.py", "distributed/test_hosts.py")
 """Of files that no unit test imports."""
 SUITES = Path(__file__).parents[1]
@@ -43,7 +45,7 @@ def asked(path: Path, function: str) -> tuple[tuple[str, str], ...]:
     most frequent first; gates of time are left out."""
     planted = path.with_suffix(".faults.toml")
     found = Counter((f["component"], f["gate"]) for f in read_toml(planted)["fault"]) if planted.is_file() else Counter(ELSEWHERE)
-    own = [(f"{function}.cpu", "parity")] if f"{function}.cpu" in {component for component, _ in found} else []
+    own = [(f"{function}.cpu", "parity")] if path.name in ("catalogue.py", "collectives.py") and function in COLLECTIVES else []
     return tuple(dict.fromkeys(own + [pair for pair, _ in found.most_common() if pair[1] not in PINNED]))[:MOST]
 
 
@@ -100,6 +102,10 @@ def main(arguments: Sequence[str]) -> int:
 
     fates = run(drawn(number, seed), workers=int(arguments[2]) if arguments[2:] else 2, on_result=told)
     tested = {f.mutant.name: said for f in fates if not f.caught_by and not f.excuse and (said := refused_by_tests(f.mutant))}
+    for file in sorted({f.mutant.file for f in fates if f.mutant.name in tested}):
+        sound = (Path(alpha.__file__).parent / file).read_text(encoding="utf-8")
+        refused = refused_by_tests(Mutant("ranks", file, "", (), "", "", sound))
+        assert not refused, f"{refused} fails without a mutant in {file}: what it refuses means nothing"
     for name, test in tested.items():
         print(f"{name}\n      refused by {test}")
     for file, n in sorted(Counter(f.mutant.file for f in fates).items()):

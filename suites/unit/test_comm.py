@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from alpha.comm import collectives, process, shm, watch
+from alpha.comm import collectives, links, process, shm, watch
 from alpha.comm.agree import agree
 from alpha.comm.clock import Clocks, align
 from alpha.comm.control import Control, Failure, control_bytes
@@ -210,6 +211,29 @@ def test_the_end_of_a_process_is_seen_at_once() -> None:
         waiting.until(lambda: time.monotonic() > began + 60, 1, "barrier")
     os.waitpid(pid, 0)
     waiting.close()
+
+
+def test_who_is_stopped_is_not_waited_for() -> None:
+    """Whatever it asked for before, on this host; of a rank elsewhere its host says so."""
+    segment = Segment.create(2)
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+        os._exit(0)
+    try:
+        segment.control.join(1, pid)
+        segment.control.be_patient(1, time.monotonic_ns() + 600 * 10**9)
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(RankError, match="rank 1 is stopped"):
+            Watch(segment.control, 0, SHORT).until(lambda: time.monotonic() > began + 60, 1, "barrier")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    elsewhere = Segment.create(2, here=range(1)).control
+    assert not Watch(elsewhere, 0, SHORT)._frozen(1)
+    elsewhere.serve(1, 1, True)
+    assert Watch(elsewhere, 0, SHORT)._frozen(1)
 
 
 def test_a_circle_of_waits_is_called_one() -> None:
@@ -466,6 +490,16 @@ def test_as_much_of_a_value_is_shown_as_fits() -> None:
 
 def test_of_two_the_second_is_the_odd_one() -> None:
     assert [e.rank for e in in_threads(2, agreeing(0))] == [1, 1]
+
+
+def test_every_pair_of_links_is_timed_once() -> None:
+    """All ranks have one table, both ways alike; nothing is timed with itself."""
+    found = in_threads(3, links.measure, deadlines=Deadlines(stall=1.0))
+    assert all(isinstance(f, links.Links) for f in found), found
+    for table in ("latency", "inverse_bandwidth"):
+        (first, *others) = (getattr(f, table) for f in found)
+        assert all(np.array_equal(first, other) for other in others)
+        assert np.array_equal(first, first.T) and ((first > 0) == ~np.eye(3, dtype=bool)).all()
 
 
 # -- rendezvous --------------------------------------------------------------------------------------------------------------------
