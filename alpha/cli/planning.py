@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 
-from alpha.cli.common import load_source
+from alpha.cli.common import in_its_folder, load_source
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cuda_runtime import manifest
@@ -23,9 +24,20 @@ def cmd_plan(args: argparse.Namespace) -> int:
     """What a run would be. Nothing of it is allocated and no text is read, so a plan of 70 billion parameters takes seconds."""
     cfg, path = load_source(args.source, args.set), Path(args.source)
     printer = Printer()
+    vocabulary = rundir.read_tokenizer(path).vocab_size if path.is_dir() else None
+    with ExitStack() as folder:
+        try:
+            folder.enter_context(in_its_folder(args.source, cfg))
+        except InputError as error:  # no text is read: a run whose text is gone is planned all the same
+            printer.say(f"{error.what}: {error.came}; paths are those of this folder", "yellow")
+        return _plan(args, cfg, vocabulary, printer)
+
+
+def _plan(args: argparse.Namespace, cfg: Config, vocabulary: int | None, printer: Printer) -> int:
+    """Print what a run of `cfg` would be; its paths are those of the working folder."""
     with printer.doing("building the program"):
         catalogue = loadable_catalogue()
-        plan = _planned(cfg, catalogue, rundir.read_tokenizer(path).vocab_size if path.is_dir() else None)
+        plan = _planned(cfg, catalogue, vocabulary)
     program, flops = plan.program, plan.flops
     if args.table is not None:
         if args.table not in program.plans:

@@ -17,6 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -222,11 +223,14 @@ def _json_lines(piece: Piece, rules: Rules, tally: Tally) -> Iterator[bytes]:
 
 
 def _field_of(line: bytes, rules: Rules, tally: Tally) -> bytes:
-    """The text of a line, its labels counted. ValueError says why there is none."""
+    """The text of a line, its labels counted. ValueError says why there is none, and names no line: the caller counts those of the file."""
     try:
         content = json_of(line)
     except UnicodeDecodeError as error:
         raise ValueError(f"it is no UTF-8: {error.reason} at byte {error.start}") from None
+    except JSONDecodeError as error:
+        where = f"character {error.pos + 1}" if error.pos < len(error.doc.rstrip()) else "its end"
+        raise ValueError(f"it is no JSON: {error.msg.removesuffix(' at')} at {where}") from None
     if not isinstance(content, dict):
         raise ValueError(f"it is no object but {type(content).__name__}")
     return _taken(content, rules, tally)

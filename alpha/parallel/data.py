@@ -34,10 +34,12 @@ SUMS = "grad"
 
 @dataclass(frozen=True)
 class DataParallel:
-    """Data parallel over `ranks` ranks; `zero`: 1 cuts the optimizer's state over them, 0 does not. ShapeError for other numbers."""
+    """Data parallel over `ranks` ranks; `zero`: 1 cuts the optimizer's state over them, 0 does not; `micros`: microbatches of a shard, the
+    last of which sums over the ranks. ShapeError for other numbers."""
 
     ranks: int
     zero: int = 0
+    micros: int = 1
 
     def __post_init__(self) -> None:
         if self.ranks < 2 or PARTS % self.ranks:
@@ -63,6 +65,9 @@ class DataParallel:
         if shape.shards % self.ranks:
             raise ShapeError("the ranks do not divide the logical shards", came=f"{self.ranks} ranks, {shape.shards} shards",
                              expected=f"{self.ranks} shards or a multiple", do="set train.shards; it is part of the numerics")
+        if shape.micros != self.micros:
+            raise ShapeError("the ranks sum in another microbatch than a shard's last", came=f"the last of {self.micros}",
+                             expected=f"the last of {shape.micros}", do="make DataParallel and StepShape of the same numbers")
 
     def sharded(self, params: StateLayout, kinds: tuple[str, ...]) -> Mapping[str, ShardedLayout]:
         """The optimizer's kinds, the master copy and the summed gradients; nothing where the state is not cut."""
@@ -70,10 +75,11 @@ class DataParallel:
 
     def reduce(self, t: Tracer, params: StateLayout, slot: int) -> None:
         """Sum the gradients of the traced microbatch, and what lies in the slots below `slot`, over the ranks: unit after unit, in the
-        order in which they are complete.
+        order in which they are complete. All that sums is marked with the microbatch, so no sound Program runs it in another one.
 
         The sums of a unit go to `grad<slot>`, or a rank's cut of them to `grad`; those of loss and count always to `grad<slot>`."""
         cuts = {unit.name: unit for unit in params.shard(self.ranks).units}
+        t.microbatch = self.micros - 1
         for unit in _as_completed(t.graph, stats_layout(params).units, f"grad{slot}"):
             n = unit.stop - unit.start
             bucket = _bucket(t, unit, f"grad{slot}")
@@ -89,6 +95,7 @@ class DataParallel:
             else:
                 t.update(box, t.all_reduce(bucket, group=GROUP, size=self.ranks, reduce="sum"))
             t.stream = COMPUTE
+        t.microbatch = None
 
     def update(self, rank: int, optimizer: Optimizer, params: StateLayout, slot: int) -> Graph:
         """The update of all state, or of a rank's cut of it: unit after unit, each gathered while the next is updated."""

@@ -38,7 +38,13 @@ def check_sums(path: Path, metadata: Mapping[str, str], manifest: Mapping[str, A
                     + ", ".join(f"{x / 1e9:.1f} GFLOP/s" for x in peak.flops), "one, which every utilisation stands against")  # fmt: skip
     for name, stated in (("flops", metadata.get("peak_flops")), ("bandwidth", metadata.get("peak_bandwidth")),
                          ("flops", dict(manifest.get("flops", {})).get("peak"))):  # fmt: skip
-        if len(peak) and stated not in (None, "") and not float(stated) == peak[name].iloc[0]:  # type: ignore[arg-type]
+        if not len(peak) or stated in (None, ""):
+            continue
+        try:
+            alike = float(stated) == peak[name].iloc[0]  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise wrong("the peak of a run is no number", path, f"{stated!r} ({name})", "a number") from None
+        if not alike:
             raise wrong("the run states two peaks", path, f"{stated} beside {peak[name].iloc[0]} ({name}) in run_peak", "one number")
     parts = tables["flops_parts"]
     if not len(parts):
@@ -53,7 +59,7 @@ def check_sums(path: Path, metadata: Mapping[str, str], manifest: Mapping[str, A
 def _product(metadata: Mapping[str, str], *keys: str) -> float | None:
     try:
         return float(np.prod([float(metadata[k]) for k in keys]))
-    except (KeyError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return None  # not stated; what is no number is refused where it is read
 
 

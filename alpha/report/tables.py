@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 
 from alpha.errors import BusyError, CorruptError
 from alpha.profile.phases import OVERLAPPING, PHASES
+from alpha.profile.schema import COMMUNICATION, SOURCES, TABLES, WAITS
 from alpha.profile.store import connect
 from alpha.report.extra import pandas as pd
 
@@ -65,7 +68,7 @@ class Reader:
                                 do="end what holds it, then go on") from error
             raise CorruptError("the metrics cannot be read", came=f"{self.path}: {error}", expected="a sound SQLite file",
                                do="restore it from a copy") from error
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter of a damaged name, or of a message that quotes one
             raise CorruptError("the metrics are damaged", came=f"{self.path}: {error}", expected="a sound SQLite file",
                                do="restore it from a copy") from error
 
@@ -81,8 +84,16 @@ class Reader:
         return self.cursor(statement, values)[1]
 
 
-_OF_A_STEP = ("step", "rank", "session", "began_ns", "wall_ns", "step_ns", "profiled", "launches", "unexplained_ns")
-"""Columns of step_timing besides its phases that every report reads."""
+YOUNGER = {"step_timing": ("checks_ns",)}
+"""Table -> columns that a file of today's schema may lack: a release added them."""
+
+
+@cache
+def _columns_of(table: str) -> tuple[str, ...]:
+    """Of a table of KEYS, in today's schema."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(";".join((TABLES, COMMUNICATION, WAITS, SOURCES)))
+        return tuple(name for _, name, *_ in db.execute(f"PRAGMA table_info({table})"))
 
 
 def frame(db: Reader, table: str, after: int | None = None) -> pd.DataFrame:
@@ -92,7 +103,7 @@ def frame(db: Reader, table: str, after: int | None = None) -> pd.DataFrame:
         return pd.DataFrame()
     later = "" if after is None else f" WHERE step > {int(after)}"
     names, rows = db.cursor(f"SELECT * FROM {table}{later} ORDER BY {KEYS[table]}")
-    missing = [c for c in ((*EXCLUSIVE, *OVERLAPPED, *_OF_A_STEP) if table == "step_timing" else ()) if c not in (*names, "checks_ns")]
+    missing = [c for c in _columns_of(table) if c not in (*names, *YOUNGER.get(table, ()))]
     if missing:
         raise CorruptError("the metrics lack a column of their schema", came=f"{db.path}: {table} without {', '.join(missing)}",
                            expected="every column of its schema", do="restore the file")

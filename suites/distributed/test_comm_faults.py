@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shm import nothing_left
+from shm import SHM, apart, nothing_left
 
 from alpha.comm import collectives
 from alpha.comm.segment import Segment
@@ -210,3 +210,26 @@ def test_what_stays_behind_is_seen() -> None:
         finally:
             os.unlink(f"{file.name}-left")
             os.unlink(file.name)
+
+
+def test_a_soak_sees_its_own_names_alone() -> None:
+    """What another process leaves in /dev/shm is not seen from within, what one of its own leaves there is; outside neither is left."""
+    others, own = SHM / f"alpha-test-{os.getpid()}-others", SHM / f"alpha-test-{os.getpid()}-own"
+    pid = os.fork()
+    if pid == 0:
+        code = 2
+        try:
+            if apart():
+                code = 1
+                with nothing_left(0.0):
+                    subprocess.run(["nsenter", f"--mount=/proc/{os.getppid()}/ns/mnt", "touch", others], check=True)
+                with pytest.raises(AssertionError, match=own.name), nothing_left(0.0):
+                    subprocess.run(["touch", own], check=True)
+                code = 0
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        assert code == (0 if os.geteuid() == 0 else 2) and not own.exists() and others.exists() == (code == 0)
+    finally:
+        others.unlink(missing_ok=True)

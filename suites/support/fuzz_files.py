@@ -1,11 +1,11 @@
 """Every reader of a file, on files that are broken: each is read or refused by an error of Alpha's.
 
-    python suites/support/fuzz_files.py [TIMES [SEED [READER ...]]]
+    python suites/support/fuzz_files.py [--lane I/N] [TIMES [SEED [READER ...]]]
 
 A mutant has bytes changed, put in, taken out or doubled; or, where the file is JSON, a value put in place of another one, half of the time
 with the hashes made anew, so that what lies behind them is reached. Any other exception, a warning, a crash, CPU_S seconds of CPU time or
 MEMORY bytes beyond what the process held is a finding. It is told with its number: seed and number make the mutant again.
-Default: 1,000,000 times, another seed each time.
+Default: 1,000,000 times, another seed each time. `--lane I/N`: the I-th of N parts of that run, for as many processes: counts add up.
 """
 
 from __future__ import annotations
@@ -200,6 +200,10 @@ def readers(root: Path) -> list[Reader]:
     for name in ("_class", "complement", "union"):  # functions of sets of characters alone, most of the time of a tokenizer.json
         kept = lru_cache(1024)(getattr(regular, name))
         setattr(regular, name, lambda ranges, kept=kept: kept(tuple(ranges)))
+    laid_out, text_of = lru_cache(1024)(folders.StateLayout), lru_cache(1)(runs.read_toml)
+    for module, name, of in ((folders, "StateLayout", lambda tensors, dtype: laid_out(tuple(tensors), dtype)),  # half of checkpoints
+                             (runs, "read_toml", text_of)):  # of a file that is whole: half of the time of metrics.sqlite  # fmt: skip
+        setattr(module, name, of)
 
     def add(name: str, file: Path, read: Callable[[], object], parse: Any = None, form: Any = None, share: int = 20) -> None:
         made.append(Reader(name, file, file.read_bytes(), read, parse, form, share))
@@ -337,13 +341,14 @@ def chunk(each: Sequence[Reader], first: int, times: int, seed: int, wrong: Path
     wrong.write_text(json.dumps([found.read, found.refused, found.wrong]))
 
 
-def fuzz(times: int, seed: int, only: Sequence[str] = (), told: Callable[[int, Found], None] = lambda done, found: None) -> Found:
-    """Break files `times` times. A process that dies is a finding, and the others go on."""
+def fuzz(times: int, seed: int, only: Sequence[str] = (), told: Callable[[int, Found], None] = lambda done, found: None, lane: int = 0,
+         lanes: int = 1) -> Found:  # fmt: skip
+    """Break files `times` times, or in one of several lanes its part of them. A process that dies is a finding, and the others go on."""
     total, at = Found(), mmap.mmap(-1, 128)
     with tempfile.TemporaryDirectory(prefix="alpha-fuzz-") as name:
         root = Path(name)
         each = [reader for reader in readers(root) if not only or reader.name in only]
-        for first in range(0, times, CHUNK):
+        for first in range(lane * CHUNK, times, lanes * CHUNK):
             report = root / "report.json"
             report.unlink(missing_ok=True)
             pid = os.fork()
@@ -373,16 +378,19 @@ def fuzz(times: int, seed: int, only: Sequence[str] = (), told: Callable[[int, F
 
 def main(arguments: Sequence[str]) -> int:
     """Fuzz, print a table, and end with 1 where something was found."""
+    lane, lanes = 1, 1
+    if arguments[:1] == ["--lane"]:
+        (lane, lanes), arguments = map(int, arguments[1].split("/")), arguments[2:]
     times = int(arguments[0]) if arguments else 1_000_000
     seed = int(arguments[1]) if arguments[1:] else random.SystemRandom().getrandbits(64)
     print(f"seed {seed}", flush=True)
     began = time.monotonic()
 
     def told(done: int, found: Found) -> None:
-        if done % (50 * CHUNK) == 0:
+        if done % (50 * CHUNK) <= (lanes - 1) * CHUNK:
             print(f"{done:,} in {time.monotonic() - began:,.0f} s, {len(found.wrong)} findings", flush=True)
 
-    found = fuzz(times, seed, arguments[2:], told)
+    found = fuzz(times, seed, arguments[2:], told, lane - 1, lanes)
     print("| file | read | refused |\n|---|---|---|")
     for name in sorted({*found.read, *found.refused}):
         print(f"| {name} | {found.read[name]:,} | {found.refused[name]:,} |")

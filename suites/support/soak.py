@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from shm import nothing_left
+from shm import apart, nothing_left
 
 from alpha.comm import collectives
 from alpha.comm.watch import Deadlines
@@ -89,6 +89,7 @@ def main() -> int:
     rng, started, code = np.random.default_rng(args.seed), time.monotonic(), 0
     counts, wrong, slowest = Counter[str](), [], dict.fromkeys(args.faults, 0.0)
     drawn = [f for f in args.faults for _ in range(args.each or 0)]
+    apart()
     with nothing_left(), Members(apart=True) as members:
         try:
             while drawn if args.each else time.monotonic() - started < 60 * args.minutes:

@@ -5,8 +5,8 @@ supervisor goes on from the last good checkpoint, with 1, 2 or 4 ranks, or fewer
 steps. Half of the moments are drawn from the processor time of a rank, the others from the file operations of a save.
 
 What must hold of a sample: the job ended because of the rank that was struck, and nobody else; it is told how. Of a run: the bits of one
-process, checkpoints too; no process is left, nothing in /dev/shm, and no folder of an unfinished save. An undisturbed run has no error.
-With `--hosts 2` all runs are undisturbed ones of two hosts: whoever is accused there, is so falsely.
+process, checkpoints too; no process is left, nothing in a /dev/shm of its own, no folder of an unfinished save. Undisturbed runs have no
+error. With `--hosts 2` all runs are undisturbed ones of two hosts: whoever is accused there, is so falsely.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import ranked_runs
-from shm import nothing_left
+from shm import apart, nothing_left
 
 from alpha.train import peak
 
@@ -51,6 +51,7 @@ def main() -> int:
     peak.REPEATS, peak.COPIES, peak.COPY_BYTES = 2, 1, 1 << 20
     found, wrong, report = Counter[str](), 0, time.monotonic()
     seconds: dict[str, list[float]] = defaultdict(list)
+    print("/dev/shm is", "this soak's own" if apart() else "everybody's: a file that others leave there is taken for the soak's")
     with tempfile.TemporaryDirectory() as made, nothing_left():
         folder = Path(made)
         (folder / "text").mkdir()

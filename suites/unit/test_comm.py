@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from alpha.comm import collectives, process, shm, watch
+from alpha.comm import collectives, links, process, shm, watch
 from alpha.comm.agree import agree
 from alpha.comm.clock import Clocks, align
-from alpha.comm.control import Control, Failure
+from alpha.comm.control import Control, Failure, control_bytes
 from alpha.comm.flight import RECORDS
 from alpha.comm.message import HEADER, OPS, About, checksum, differences, header
 from alpha.comm.process import LATE_NS, SAMPLE_NS, Served, process_state
-from alpha.comm.rendezvous import ask, offer
+from alpha.comm.rendezvous import _name, ask, offer
 from alpha.comm.rule import COSTS, Rule
-from alpha.comm.segment import CHANNELS, MOST_RANKS, Segment, reserve
+from alpha.comm.segment import CHANNELS, MOST_RANKS, PAYLOAD_BYTES, Segment, reserve
 from alpha.comm.watch import Deadlines, Watch
 from alpha.comm.world import WORLD, World
 from alpha.errors import BusyError, GraphError, InputError, MachineError, RankError
@@ -77,6 +81,12 @@ def test_impossible_slots_are_refused(payload: int, slots: int) -> None:
         Segment.create(2, payload_bytes=payload, slots=slots)
 
 
+def test_messages_of_many_ranks_are_shorter() -> None:
+    """Up to eight ranks have whole messages, more have an eighth, so that rings of all pairs fit a machine."""
+    assert [PAYLOAD_BYTES // Segment.create(n).payload_bytes for n in (2, 8, 9, 16)] == [1, 1, 8, 8]
+    assert PAYLOAD_BYTES % 512 == 0
+
+
 # -- messages ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -109,6 +119,20 @@ def test_the_earliest_error_is_the_first() -> None:
     control.fail(Failure(0, 2, "barrier", 9, 50, "a second word of rank 0"))
     assert control.failed()
     assert control.failures() == [Failure(0, -1, "", -1, 100, "early, with a sign: \u00e9"), Failure(2, 1, "all_reduce", 7, 200, "late")]
+
+
+def test_what_a_rank_says_is_what_others_read() -> None:
+    """Where a rank is, with and without a step; no record reaches into the flags before them or into what lies before the block."""
+    memory = mmap.mmap(-1, 4096 + control_bytes(3))
+    control = Control(memory, 4096, 3)
+    for rank, said in enumerate(((2, 3, 4, 5), (7, 1, 2, -1), (1, 1, 1, 0))):
+        control.at(rank, *said)
+        assert control.place(rank) == said
+        control.serve(rank, 10**9, True)
+    assert not control.failed() and not any(memory[:4096])
+    served = watch._ServedElsewhere(control, 1)
+    control.serve(1, 4 * 10**9, False)
+    assert served.look() == 3 * 10**9
 
 
 def test_a_long_error_is_cut() -> None:
@@ -161,6 +185,57 @@ def test_time_without_a_processor_is_not_spent_joining(monkeypatch: pytest.Monke
     assert not looks
 
 
+def test_a_rank_is_given_up_when_the_limit_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processor time of the rank that all wait for: here every look finds 0.1 s more of it, and 1 s is the limit."""
+    control, looks = Segment.create(2).control, count(1)
+    waiting = Watch(control, 0, Deadlines(stall=1.0))
+    served = SimpleNamespace(ns=0)
+    served.look = lambda: setattr(served, "ns", 10**8 * next(looks)) or served.ns
+    monkeypatch.setattr(waiting, "_served", lambda rank: served)
+    with pytest.raises(RankError, match=r"progress within 1\.1 s"):
+        waiting.until(lambda: False, 1, "barrier")
+
+
+def test_the_end_of_a_process_is_seen_at_once() -> None:
+    """Long before it would be given up, and whoever its parent is."""
+    segment = Segment.create(2)
+    pid = os.fork()
+    if pid == 0:
+        segment.control.join(1, os.getpid())
+        time.sleep(0.5)
+        os._exit(0)
+    waiting = Watch(segment.control, 0, Deadlines(stall=600.0))
+    waiting.join()
+    began = time.monotonic()
+    with pytest.raises(RankError, match="rank 1 died"):
+        waiting.until(lambda: time.monotonic() > began + 60, 1, "barrier")
+    os.waitpid(pid, 0)
+    waiting.close()
+
+
+def test_who_is_stopped_is_not_waited_for() -> None:
+    """Whatever it asked for before, on this host; of a rank elsewhere its host says so."""
+    segment = Segment.create(2)
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(600)
+        os._exit(0)
+    try:
+        segment.control.join(1, pid)
+        segment.control.be_patient(1, time.monotonic_ns() + 600 * 10**9)
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(RankError, match="rank 1 is stopped"):
+            Watch(segment.control, 0, SHORT).until(lambda: time.monotonic() > began + 60, 1, "barrier")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    elsewhere = Segment.create(2, here=range(1)).control
+    assert not Watch(elsewhere, 0, SHORT)._frozen(1)
+    elsewhere.serve(1, 1, True)
+    assert Watch(elsewhere, 0, SHORT)._frozen(1)
+
+
 def test_a_circle_of_waits_is_called_one() -> None:
     def body(world: World) -> None:
         collectives.receive(world.group(WORLD), np.empty(3, np.float32), source=(world.rank + 1) % world.size)
@@ -190,6 +265,13 @@ def test_a_rank_has_one_process() -> None:
         World(segment, 0)
     with pytest.raises(InputError, match="no such rank"):
         World(segment, 1)
+
+
+def test_a_rank_knows_its_place_and_its_groups() -> None:
+    with World(Segment.create(1), 0) as alone, World(Segment.create(1), 0, local_rank=5, device="cuda:5") as placed:
+        assert (alone.local_rank, alone.device) == (0, "cpu") and (placed.local_rank, placed.device) == (5, "cuda:5")
+        alone.add_groups({WORLD: [(0,)], "dp": [(0,)]})
+        assert alone.group("dp").members == (0,)
 
 
 def test_two_threads_in_one_group_are_refused() -> None:
@@ -354,6 +436,15 @@ def test_measurements_and_what_the_rule_makes_of_them(rule: Rule, op: str, membe
     assert {n: rule.choose(op, members, n) for n in sizes} == sizes
 
 
+def test_every_size_at_which_the_choice_changes_is_recorded() -> None:
+    """From nothing to 2^30 bytes, the first byte too."""
+    free = Rule(latency=0.0)
+    assert free.limits("broadcast", 4) == [(0, "direct"), (1, "halving")]
+    for op in COSTS:
+        chosen = [(n, Rule().choose(op, 4, n)) for n in (0, *(2**k for k in range(31)))]
+        assert Rule().limits(op, 4) == [x for x, before in zip(chosen, [(0, ""), *chosen]) if x[1] != before[1]]
+
+
 def test_latency_and_bandwidth_decide() -> None:
     assert Rule(1e-3, 1e-12).choose("all_reduce", 8, 1 << 16) == "halving"  # six messages in place of seven
     assert Rule(1e-6, 1e-9).choose("all_reduce", 8, 1 << 26) in ("direct", "halving")
@@ -388,8 +479,27 @@ def test_the_odd_one_is_named(odd: int, named: int) -> None:
         assert f"rank {named} was started otherwise" in str(error) and "seed of rank" in str(error) and ": 8" in str(error)
 
 
+def test_as_much_of_a_value_is_shown_as_fits() -> None:
+    def body(world: World) -> None:
+        agree(world.group(WORLD), {"text": "ab"[world.rank] * 250}, "rank {rank} differs", "start alike")
+
+    for error in in_threads(2, body):
+        assert isinstance(error, RankError)
+        assert str(error.came).endswith(": " + "b" * 200) and str(error.expected).endswith(": " + "a" * 200)
+
+
 def test_of_two_the_second_is_the_odd_one() -> None:
     assert [e.rank for e in in_threads(2, agreeing(0))] == [1, 1]
+
+
+def test_every_pair_of_links_is_timed_once() -> None:
+    """All ranks have one table, both ways alike; nothing is timed with itself."""
+    found = in_threads(3, links.measure, deadlines=Deadlines(stall=1.0))
+    assert all(isinstance(f, links.Links) for f in found), found
+    for table in ("latency", "inverse_bandwidth"):
+        (first, *others) = (getattr(f, table) for f in found)
+        assert all(np.array_equal(first, other) for other in others)
+        assert np.array_equal(first, first.T) and ((first > 0) == ~np.eye(3, dtype=bool)).all()
 
 
 # -- rendezvous --------------------------------------------------------------------------------------------------------------------
@@ -411,6 +521,19 @@ def test_ranks_of_another_launcher_meet() -> None:
 def test_a_rank_that_never_asks_is_named() -> None:
     with pytest.raises(RankError, match="ranks never came: 1, 2"):
         offer(Segment.create(3), "alone", 0.1)
+
+
+def test_who_asks_and_says_nothing_holds_up_nobody() -> None:
+    segment = Segment.create(2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent, ThreadPoolExecutor(2) as pool:
+        offering = pool.submit(offer, segment, "silence", 30.0)
+        while silent.connect_ex(_name("silence")):
+            time.sleep(0.01)
+        asking = pool.submit(ask, "silence", 1, 30.0)
+        try:
+            assert asking.result(20).job == segment.job and offering.result(20) is None
+        finally:
+            silent.close()
 
 
 def test_another_user_gets_no_segment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def kernels() -> Catalogue:
 def program(ranks: int, zero: int) -> Program:
     return verify_program(build_program(
         name="gpt", model=references()["gpt"].model, optimizer=adamw(SCHEDULE, max_norm=0.2), catalogue=kernels(), threads=1,
-        shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=SHARDS, micros=2), over=DataParallel(ranks, zero) if ranks > 1 else None))
+        shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=SHARDS, micros=2), over=DataParallel(ranks, zero, 2) if ranks > 1 else None))
 
 
 def train(executor: CpuExecutor, rank: int, texts: list[Batches]) -> tuple[list[dict[str, bytes]], bytes]:

@@ -84,6 +84,39 @@ def bits(run: Path) -> dict[str, bytes]:
     return {kind: array.tobytes() for kind, (_, array) in folders.read(saved).items()}
 
 
+@pytest.mark.parametrize("kind", ("tokenizer", "prepared"))
+def test_a_run_is_planned_from_any_folder(kind: str, began: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                          capsys: pytest.CaptureFixture[str]) -> None:
+    """With the tokenizer and the components that it has, whatever lies under the names that it reads where the command is called."""
+    monkeypatch.chdir(began)
+    assert cli.main(["lab", f"{kind}.toml", "--set", f"run.name={kind}-planned"]) == 0
+    (tmp_path / "tokenizers").mkdir()
+    ByteTokenizer().save(tmp_path / "tokenizers" / "t.json")
+    run, said = Path("runs", f"{kind}-planned"), []
+    for folder in (began, tmp_path):
+        monkeypatch.chdir(folder)
+        capsys.readouterr()
+        assert cli.main(["plan", os.path.relpath(began / run)]) == 0 and Path.cwd() == folder
+        said.append(capsys.readouterr().out)
+    assert "of the run's tokenizer" in said[0] and said[0] == said[1]
+    assert ("corpus.prepared" if kind == "prepared" else "tokenizer.bpe") in said[0]
+
+
+def test_a_run_whose_text_is_gone_is_planned(began: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(began)
+    assert cli.main(["lab", "folder.toml", "--set", "run.name=gone", "--set", "train.steps=2"]) == 0
+    (began / "text").rename(began / "moved")
+    try:
+        monkeypatch.chdir(tmp_path)
+        capsys.readouterr()
+        assert cli.main(["plan", os.path.relpath(began / "runs" / "gone")]) == 0
+        said = capsys.readouterr().out
+    finally:
+        (began / "moved").rename(began / "text")
+    assert f"what the run reads is gone: {began} has no text" in said and "corpus.folder" in said
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_in_another_folder(kind: str, began: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                          capsys: pytest.CaptureFixture[str]) -> None:

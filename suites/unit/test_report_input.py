@@ -40,9 +40,15 @@ def spoil(path: Path, how: str) -> None:
         case "column gone":
             made_runs.edit(path, "DROP VIEW step_timing_ms")
             made_runs.edit(path, "ALTER TABLE step_timing DROP COLUMN comm_ns")
+        case "column of a profile gone":  # of a mutant: no reader but the one that computes asked for it
+            made_runs.edit(path, "ALTER TABLE op_profile DROP COLUMN dispatches")
+        case "name of a column":  # of a mutant: what SQLite says of the table cannot be decoded either
+            made_runs.edit(path, "PRAGMA journal_mode=DELETE")
+            metrics.write_bytes(metrics.read_bytes().replace(b"dispatches INTEGER", b"\xffispatches INTEGER"))
         case "second peak": made_runs.edit(path, "INSERT INTO run_peak VALUES (1, 2e12, 4e10, 'measured again')")
         case "other peak": made_runs.edit(path, "UPDATE run_metadata SET value = '1.1e12' WHERE key = 'peak_flops'")
         case "other bandwidth": made_runs.edit(path, "UPDATE run_peak SET bandwidth = 5e10")
+        case "peak no number": made_runs.edit(path, "UPDATE run_metadata SET value = '1e12?' WHERE key = 'peak_flops'")
         case "peak of the manifest":
             manifest = json.loads((path / "manifest.json").read_text())
             manifest["flops"]["peak"] *= 2
@@ -82,7 +88,9 @@ BAD = [
     ("foreign", InputError, "not a run directory"), ("half", InputError, "only half of the run directory"),
     ("no metrics", InputError, "manifest.json is there"), ("zero bytes", CorruptError, "never finished"),
     ("newer", InputError, "newer schema"), ("damaged", CorruptError, "damaged"), ("no database", CorruptError, "damaged"),
-    ("table gone", CorruptError, "no such table"), ("column gone", CorruptError, "without comm_ns"), ("text", CorruptError, "'fast'"),
+    ("table gone", CorruptError, "no such table"), ("column gone", CorruptError, "without comm_ns"),
+    ("column of a profile gone", CorruptError, "without dispatches"), ("name of a column", CorruptError, "metrics are damaged"),
+    ("text", CorruptError, "'fast'"),
     ("real", CorruptError, "1.5"), ("negative", CorruptError, "idle_ns = -5 at step 50, rank 0"),
     ("too long", CorruptError, "sum to more than its wall time"), ("long step", CorruptError, "longer than its interval"),
     ("unexplained", CorruptError, "unexplained time of a step"), ("clock", CorruptError, "steps backwards"),
@@ -91,6 +99,7 @@ BAD = [
     ("no session", CorruptError, "never began"), ("profile", CorruptError, "device_ns = -1"), ("phase", CorruptError, "lunch"),
     ("tokens", CorruptError, "tokens = -1"), ("manifest", CorruptError, "manifest of a run is damaged"),
     ("second peak", CorruptError, "more than one peak"), ("other peak", CorruptError, "states two peaks"),
+    ("peak no number", CorruptError, "'1e12?'"),
     ("other bandwidth", CorruptError, "states two peaks"), ("peak of the manifest", CorruptError, "states two peaks"),
     ("part", CorruptError, "parts of the model FLOPs"), ("part executed", CorruptError, "parts of the executed FLOPs"),
     ("config", CorruptError, "configuration of a run is damaged"), ("metadata", CorruptError, "devices = 'many'"),

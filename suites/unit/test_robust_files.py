@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_runs import make
+from nobody import as_nobody
 
 from alpha import cli
 from alpha.checkpoint import folders
@@ -298,26 +298,6 @@ def test_damaged_run_directories(made: Path, tmp_path: Path) -> None:
         (run / name).write_bytes(kept)
 
 
-def _as_nobody(action: Callable[[], int]) -> int:
-    """The exit code of `action` in a child that no longer may write everywhere, as root may."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code = 99
-    try:
-        if os.geteuid() == 0:
-            os.setgid(65534)
-            os.setuid(65534)
-        code = action()
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
 @pytest.mark.parametrize("left", ["nothing", "wal"])
 def test_a_read_only_run_folder(made: Path, tmp_path: Path, left: str) -> None:
     """Metrics are in WAL mode: a reader wants a file beside them, which cannot be made. Planted: without `_readable` both fail."""
@@ -349,11 +329,11 @@ def test_a_read_only_run_folder(made: Path, tmp_path: Path, left: str) -> None:
         path.chmod(0o555 if path.is_dir() else 0o444)
     run.chmod(0o555)
     try:
-        assert _as_nobody(lambda: len(reading.load(run).tables["step_timing"]) and 0) == 0
-        assert _as_nobody(lambda: cli.main(["trace", str(run), "--out", str(out / "t.json")])) == 0 and (out / "t.json").stat().st_size
-        assert _as_nobody(lambda: cli.main(["trace", str(run)])) == 3  # says: --out FILE
+        assert as_nobody(lambda: len(reading.load(run).tables["step_timing"]) and 0)[0] == 0
+        assert as_nobody(lambda: cli.main(["trace", str(run), "--out", str(out / "t.json")]))[0] == 0 and (out / "t.json").stat().st_size
+        assert as_nobody(lambda: cli.main(["trace", str(run)]))[0] == 3  # says: --out FILE
         if left == "wal":
-            assert _as_nobody(lambda: 0 if reading.load(run).metadata.get("kept") == "in the log" else 5) == 0
+            assert as_nobody(lambda: 0 if reading.load(run).metadata.get("kept") == "in the log" else 5)[0] == 0
     finally:
         run.chmod(0o755)
 

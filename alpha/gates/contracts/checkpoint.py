@@ -6,14 +6,14 @@ takes back what was never forced to the medium (halves files, forgets folder ent
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
 import os
+import pickle
 import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -27,6 +27,7 @@ from alpha.checkpoint.disk import Disk
 from alpha.component import Measured
 from alpha.errors import CorruptError, GraphError, InputError, MachineError
 from alpha.gates.contracts.corruptions import campaign
+from alpha.gates.contracts.disks import Beside, Failing, Killed, Losing, SlowFile, full
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.types import NUMPY
 
@@ -35,10 +36,6 @@ States = dict[str, tuple[StateLayout, np.ndarray]]
 
 DRAWN = 500
 """Corruptions that the faults gate draws; `python suites/support/corruptions.py` draws as many as it is told."""
-
-
-class Killed(BaseException):
-    """The process ends here: no handler of the package may see it."""
 
 
 class Count:
@@ -152,92 +149,6 @@ def reseal(path: Path, content: dict[str, Any]) -> None:
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="alpha-checkpoint-") as name:
         yield Path(name) / "checkpoints"
-
-
-# -- disks that fail -----------------------------------------------------------------------------------------------------------
-
-
-class Failing(Disk):
-    """Fails at operation number `at`: each call, and each chunk of a write, is one. `failure` makes what is raised."""
-
-    def __init__(self, at: int, failure: Callable[[], BaseException]) -> None:
-        self.at, self.failure, self.done = at, failure, 0
-
-    def step(self) -> None:
-        self.done += 1
-        if self.done == self.at:
-            raise self.failure()
-
-    def make(self, folder: Path) -> None:
-        self.step()
-        super().make(folder)
-
-    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-        def counted() -> Iterator[bytes | memoryview]:
-            for chunk in chunks:
-                if len(chunk):
-                    self.step()
-                yield chunk
-
-        self.step()
-        super().write(path, counted())
-        self.step()
-
-    def sync_folder(self, folder: Path) -> None:
-        self.step()
-        super().sync_folder(folder)
-        self.step()
-
-    def rename(self, source: Path, target: Path) -> None:
-        self.step()
-        super().rename(source, target)
-        self.step()
-
-    def remove(self, folder: Path) -> None:
-        self.step()
-        for path in sorted(folder.iterdir()):
-            path.unlink()
-            self.step()
-        super().remove(folder)
-
-
-class Losing(Failing):
-    """Also remembers what was never forced to the medium. `power_cut` takes it back.
-
-    `journaled`: whether unforced renames survive (both happen on real file systems).
-    """
-
-    def __init__(self, at: int, journaled: bool) -> None:
-        super().__init__(at, Killed)
-        self.journaled = journaled
-        self.loose_entries: set[Path] = set()  # files whose folder was not forced since they were made
-        self.loose_names: list[tuple[Path, Path]] = []
-
-    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-        self.loose_entries.add(path)
-        super().write(path, chunks)
-
-    def sync_folder(self, folder: Path) -> None:
-        super().sync_folder(folder)
-        self.loose_entries = {p for p in self.loose_entries if p.parent != folder}
-        self.loose_names = [n for n in self.loose_names if n[1].parent != folder]
-
-    def rename(self, source: Path, target: Path) -> None:
-        super().rename(source, target)
-        self.loose_names.append((source, target))
-        self.loose_entries = {target / p.name if p.parent == source else p for p in self.loose_entries}
-
-    def power_cut(self) -> None:
-        for path in self.loose_entries:
-            path.unlink(missing_ok=True)
-        if not self.journaled:
-            for source, target in reversed(self.loose_names):
-                if target.exists() and not source.exists():
-                    os.rename(target, source)
-
-
-def _full() -> OSError:
-    return OSError(errno.ENOSPC, "No space left on device")
 
 
 # -- parity --------------------------------------------------------------------------------------------------------------------
@@ -672,7 +583,7 @@ def disk_full(rng: np.random.Generator) -> Measured:
     """The disk fills up at every write position in turn: MachineError, and the checkpoint before it still loads."""
     count = Count()
     for again in (False, True):
-        _interrupted(rng, lambda k: Failing(k, _full), count, again=again)
+        _interrupted(rng, lambda k: Failing(k, full), count, again=again)
     return count.measured()
 
 
@@ -718,67 +629,54 @@ def a_rank_that_dies(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
-class _SlowFile(io.RawIOBase):
-    """A file that delivers a few bytes at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "rb", buffering=0)  # closed below
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, at: int, whence: int = 0) -> int:
-        return self._file.seek(at, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def readinto(self, buffer: Any) -> int:
-        return self._file.readinto(memoryview(buffer)[:1000])
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
 def slow_disk(rng: np.random.Generator) -> Measured:
     """A disk that delivers a kilobyte at a time: what is loaded is right, in the memory of a block or two, and after every block it is told
     how far the load has come."""
     count, of, block = Count(), layouts(rng, 40, 60), 1 << 16
-    states, opened = state(rng, of), ranges.open_regular
+    states = state(rng, of)
     with folder() as at:
         made = saved_by(at, 1, states, 2, block=block)
-        after, told = empty(of), list[tuple[int, int]]()
-        files = [f for f in made.iterdir() if f.suffix == ranges.STATE]
-        size = sum(f.stat().st_size for f in files)
-        base = 0
-
-        def heard(done: int, total: int) -> None:
-            nonlocal base
-            if not told:  # what is wanted has been worked out, and no block is there yet
-                tracemalloc.start()
-                base = tracemalloc.get_traced_memory()[0]
-            told.append((done, total))
-
-        ranges.open_regular = lambda path: io.BufferedReader(_SlowFile(path)) if path in files else opened(path)  # type: ignore
-        try:
-            folders.load(made, after, told=heard)
-            peak = tracemalloc.get_traced_memory()[1] - base
-        finally:
-            tracemalloc.stop()
-            ranges.open_regular = opened
+        size = sum(f.stat().st_size for f in made.iterdir() if f.suffix == ranges.STATE)
+        loaded, told, peak = _alone(lambda: _load_slowly(made, states))
     steps = [b - a for (a, _), (b, _) in pairwise(told)]
-    count.check(same(after, states), "other state")
+    count.check(loaded, "other state")
     count.check(told[0] == (0, size) and told[-1] == (size, size), f"told {told[:1]} to {told[-1:]} of {size} bytes")
     count.check(bool(steps) and all(0 < s <= block for s in steps), f"told in steps of {max(steps, default=0)} bytes")
     count.check(size > 8 * block and peak < 3 * block, f"{peak} bytes were taken for blocks of {block}")
     return count.measured()
+
+
+def _load_slowly(made: Path, states: States) -> tuple[bool, list[tuple[int, int]], int]:
+    """Load from a slow disk: whether the state is right, what was told, and the most bytes that were taken from the first word on."""
+    after, told, opened = empty({kind: layout for kind, (layout, _) in states.items()}), list[tuple[int, int]](), ranges.open_regular
+
+    def heard(done: int, total: int) -> None:
+        if not told:  # what is wanted has been worked out, and no block is there yet
+            tracemalloc.start()
+        told.append((done, total))
+
+    ranges.open_regular = lambda path: io.BufferedReader(SlowFile(path)) if path.suffix == ranges.STATE else opened(path)  # type: ignore
+    folders.load(made, after, told=heard)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return same(after, states), told, peak
+
+
+def _alone(action: Callable[[], Any]) -> Any:
+    """What `action` returns in a process that has this thread alone: tracemalloc counts what every thread of a process takes."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with os.fdopen(write, "wb") as pipe:
+                pipe.write(pickle.dumps(action()))
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as said:
+        answer = said.read()
+    os.waitpid(pid, 0)
+    return pickle.loads(answer)
 
 
 def _is(at: Path, step: int, expected: States) -> bool:
@@ -789,19 +687,6 @@ def _is(at: Path, step: int, expected: States) -> bool:
     except (CorruptError, InputError):
         return False
     return same(after, expected)
-
-
-class Beside(Failing):
-    """Lets another writer act before operation number `at`."""
-
-    def __init__(self, at: int, other: Callable[[], object]) -> None:
-        super().__init__(at, Killed)
-        self.other = other
-
-    def step(self) -> None:
-        self.done += 1
-        if self.done == self.at:
-            self.other()
 
 
 def two_writers(rng: np.random.Generator) -> Measured:

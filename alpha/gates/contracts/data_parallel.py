@@ -12,7 +12,7 @@ from alpha.backends.cpu.catalogue import fill as fill_cpu
 from alpha.backends.reference.executor import ReferenceExecutor
 from alpha.comm.catalogue import fill as fill_comm
 from alpha.component import Catalogue, Measured
-from alpha.errors import ShapeError
+from alpha.errors import GraphError, ShapeError
 from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, Batches, Reference, batches_of, both, hash_of, references, refuses, yes
 from alpha.graph.order import COMM, COMPUTE, Order
 from alpha.graph.plan import Program
@@ -45,7 +45,7 @@ def program(name: str, ranks: int, zero: int = 0, *, micros: int = 1, optimizer:
     made = adamw(SCHEDULE, max_norm=CLIP) if optimizer == "adamw" else sgd(SCHEDULE, momentum=0.9, max_norm=CLIP)
     return build_program(name=name, model=references()[name].model, optimizer=made, catalogue=kernels(), threads=threads,
                          shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros),
-                         over=DataParallel(ranks, zero) if ranks > 1 else None)
+                         over=DataParallel(ranks, zero, micros) if ranks > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,26 @@ def _beside(ref: Reference, rng: np.random.Generator) -> Measured:
     return Measured(error=float(wrong), bound=0.0, cases=cases)
 
 
+def _in_the_last(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Whatever sums over ranks is of the last microbatch, so a schedule that runs it in an earlier one is refused, by what it would sum."""
+    found: list[Measured] = []
+    for zero in (0, 1):
+        p = program(ref.name, 4, zero, micros=2)
+        name = f"micro_last@{(SHARDS // 4).bit_length() - 1}"
+        sums = [x for x in p.plans[name].launches if x.phase == "reduce"]
+        found += [yes({x.microbatch for x in sums} == {1} and len(sums) == 2 * len(p.states["grad0"].units))]
+        for rank in range(4):
+            role = p.role(rank)
+            at = next(i for i, step in enumerate(role.schedule) if step.plan == name)
+            steps = [*role.schedule]
+            steps[at - 1], steps[at] = replace(steps[at], micro=0), replace(steps[at - 1], micro=1)
+            early = replace(role, schedule=tuple(steps))
+            others = tuple(early if r == rank else p.role(r) for r in range(1, 4))
+            wrong = replace(p, schedule=early.schedule if rank == 0 else p.schedule, others=others)
+            found.append(refuses(GraphError, lambda wrong=wrong: verify_program(wrong)))  # type: ignore[misc]
+    return yes(all(m.error == 0 for m in found), cases=len(found))
+
+
 def _stored_once(ref: Reference, rng: np.random.Generator) -> Measured:
     """Eight ranks share the plans that are equal; only what a cut's place decides is a rank's own. One hash covers all."""
     whole, cut = program(ref.name, 8, 0), program(ref.name, 8, 1)
@@ -183,17 +203,20 @@ def _hashes(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _refuse_ranks(rng: np.random.Generator) -> Measured:
-    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, and bf16."""
+    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, another last microbatch, and bf16."""
     found = [refuses(ShapeError, lambda: program("gpt", 4, 0, shards=2)), refuses(ShapeError, lambda: DataParallel(3)),
              refuses(ShapeError, lambda: DataParallel(128)), refuses(ShapeError, lambda: DataParallel(1)),
              refuses(ShapeError, lambda: DataParallel(2, 2)),
+             refuses(ShapeError, lambda: DataParallel(2, micros=2).check(StepShape(micro_batch=1, seq=8, shards=2), "f32")),
+             refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2, micros=2), "f32")),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2), "bf16"))]
     return yes(all(m.error == 0 for m in found), cases=len(found))
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "data_parallel.pass": {"parity": [*both(_same_bits(1)), *both(_same_bits(2), "micros-"), *both(_same_bits(1, "sgd"), "sgd-")[:1],
-                                      *both(_against_oracle, "oracle-"), *both(_beside, "beside-"), *both(_stored_once, "once-"),
+                                      *both(_against_oracle, "oracle-"), *both(_beside, "beside-"), *both(_in_the_last, "last-"),
+                                      *both(_stored_once, "once-"),
                                       *both(_of_no_host, "host-"), ("own-settings", _own_settings)],
                            "determinism": both(_hashes), "faults": [("ranks", _refuse_ranks)]},
 }

@@ -4,7 +4,6 @@ folder can be wrong. Floor 7.
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 import struct
@@ -19,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from alpha.checkpoint import hf, safetensors
-from alpha.checkpoint.disk import Disk
 from alpha.component import Measured
 from alpha.errors import AlphaError, CorruptError, InputError, MachineError
 from alpha.gates.contracts.data.support import Cases, Count
+from alpha.gates.contracts.disks import Failing, Killed, full
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import prune
 from alpha.graph.state import StateLayout
@@ -431,54 +430,22 @@ def _tensors(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
-class _Killed(BaseException):
-    """The process ends here: no handler of the package may see it."""
-
-
-class _Failing(Disk):
-    """A disk whose `at`-th operation raises `error`."""
-
-    def __init__(self, at: int, error: BaseException) -> None:
-        self.at, self.error, self.done = at, error, 0
-
-    def _next(self) -> None:
-        self.done += 1
-        if self.done == self.at:
-            raise self.error
-
-    def make(self, folder: Path) -> None:
-        self._next()
-        super().make(folder)
-
-    def write(self, path: Path, chunks: Any) -> None:
-        self._next()
-        super().write(path, chunks)
-
-    def sync_folder(self, folder: Path) -> None:
-        self._next()
-        super().sync_folder(folder)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._next()
-        super().rename(source, target)
-
-
 def _disk(rng: np.random.Generator) -> Measured:
     """Whatever operation the disk refuses, or the process is killed before: the folder is whole or not there. A refusal is an error that
     says so, and leaves nothing beside it."""
     count, (sizes, layout, flat) = Count(), drawn(rng, "gpt2", True)
-    for error in (OSError(errno.ENOSPC, "No space left on device"), _Killed()):
+    for failure in (full, Killed):
         for operation in range(1, 99):
-            disk = _Failing(operation, error)
+            disk = Failing(operation, failure)
             with scratch() as at:
                 try:
                     hf.export(at / "m", sizes, flat, layout, eod=0, files={"y": b"y"}, disk=disk)
                     count.check(disk.done < operation, f"operation {operation} was swallowed")
                     count.refuses(InputError, hf.export, "a folder that is there", at / "m", sizes, flat, layout, eod=0, files={})
                     break
-                except (MachineError, _Killed):
+                except (MachineError, Killed):
                     left = sorted(p.name for p in at.iterdir())
-                    count.check(isinstance(error, _Killed) or left in ([], ["m"]), f"operation {operation} left {left}")
+                    count.check(failure is Killed or left in ([], ["m"]), f"operation {operation} left {left}")
                     whole = "m" not in left or ((at / "m" / "y").exists() and opened(at / "m", 5)[2].tobytes() == flat.tobytes())
                     count.check(whole, f"operation {operation} left half a model")
     return count.measured()
