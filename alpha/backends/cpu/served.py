@@ -1,20 +1,19 @@
 """Kernels run for another process: single launches through the executor of a run, over memory that the other process owns. Floor 4.
 
-`wait` forks: its process has imported all that a run imports but the kernels. Each fork imports these, then answers until the other
-side closes. So a fork is as cheap as its imports, and knows of the other process what a launch says: types, attributes, places, workers.
+`wait` forks: its process has imported all that a run imports, kernels among it. Each fork answers until the other side closes, and knows
+of that what a launch says: types, attributes, places, workers.
 
-A request is its length (8 bytes) and a pickle of (name, arguments), with a file of shared memory beside it where one is handed over. An
+A request is its length (8 bytes) and a pickle of (name, arguments), with files beside it where they are handed over. An
 answer is its length and JSON, so that what answers cannot run code where it is read: {"ok": result} or {"error": [class, text]}.
 
-    bind    number, component, workers, base, ins, outs, attrs [file of `base` bytes]: a Plan of one launch; its scratch is put behind
-            `base` -> bytes of scratch
+    bind    number, component, workers, base, ins, outs, attrs, drop [file of `base` bytes]: a Plan of one launch, its scratch put behind
+            `base`; Plans of the numbers in `drop` are let go -> bytes of scratch
     call    number: run that Plan
-    arm     calls: a Plan of many launches, of those that were bound; then watch the bell (below)
+    arm     calls: a Plan of many launches, of those that were bound
     seen    what the launches of the last armed Plan left, at the places that were asked for
-    drop    numbers
 
-The bell is shared memory that is handed over at the start: two words. The other side writes a number into the first, and the armed Plan
-runs; then this side writes the same number into the second. That costs less than a message by a socket, and no sleep.
+Two pipes are handed over at the start. A byte on the first starts the armed Plan; the same byte comes back on the second when it has run.
+That is a third of what a request costs, and nothing but the Plan happens in between.
 """
 
 from __future__ import annotations
@@ -43,12 +42,6 @@ from alpha.ops.table import table
 from alpha.types import NUMPY, Attrs, TensorType
 
 HEAD = struct.Struct("<q")
-BELL = np.dtype(np.int64)
-BELL_WORDS = 512
-
-WATCHED = 200_000
-"""Looks at the bell before the next request is waited for: some 10 ms."""
-
 Placed = tuple[int, TensorType]
 """An operand: its offset in the shared memory, its type."""
 
@@ -96,16 +89,16 @@ class OneLaunch(CpuExecutor):
 class Side:
     """The handlers."""
 
-    def __init__(self, catalogue: Catalogue, bell: np.ndarray) -> None:
-        self._catalogue, self._bell = catalogue, bell
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
         self._executors: dict[int, OneLaunch] = {}
         self._held: dict[int, OneLaunch] = {}
         self._armed: OneLaunch | None = None
         self._seen: list[Any] = []
 
-    def bind(self, file: int | None, number: int, component: str, workers: int, base: int, ins: Sequence[Placed], outs: Sequence[Placed],
-             attrs: Attrs) -> int:
-        assert file is not None
+    def bind(self, file: int, number: int, component: str, workers: int, base: int, ins: Sequence[Placed], outs: Sequence[Placed],
+             attrs: Attrs, drop: Sequence[int]) -> int:
+        self._drop(drop)
         found = self._catalogue[component]
         need = scratch_bytes(found, [t for _, t in ins], attrs, workers)
         os.ftruncate(file, max(1, base + need))
@@ -122,10 +115,10 @@ class Side:
         self._held[number] = executor
         return need
 
-    def call(self, file: int | None, number: int) -> None:
+    def call(self, number: int) -> None:
         self._held[number].enqueue((str(number),))
 
-    def arm(self, file: int | None, calls: Sequence[Call]) -> None:
+    def arm(self, calls: Sequence[Call]) -> None:
         """Every launch gets its own steps: elements written, the launch, an element kept."""
         self._seen = []
         steps: list[tuple[Launch, Callable[[], object]]] = []
@@ -142,19 +135,14 @@ class Side:
         self._armed.chain(_plan("step", *(launch for launch, _ in steps)), steps)
 
     def run_armed(self) -> None:
-        """Until the bell rings, then the armed Plan; nothing if it does not ring for long."""
+        """The armed Plan."""
         assert self._armed is not None
-        words, last = memoryview(self._bell), int(self._bell[1])
-        for _ in range(WATCHED):
-            if words[0] != last:
-                self._armed.enqueue(("step",))
-                words[1] = words[0]
-                return
+        self._armed.enqueue(("step",))
 
-    def seen(self, file: int | None) -> list[float]:
+    def seen(self) -> list[float]:
         return self._seen
 
-    def drop(self, file: int | None, numbers: Sequence[int]) -> None:
+    def _drop(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             executor = self._held.pop(number, None)
             if executor is not None:
@@ -173,52 +161,52 @@ def _keep(seen: list[Any], out: memoryview, place: int) -> None:
     seen.append(out[place])
 
 
-def answer(talk: socket.socket, catalogue: Catalogue, bell: np.ndarray) -> None:
-    """Answer until the other side closes."""
-    side = Side(catalogue, bell)
-    failed: list[str] | None = None
+def answer(talk: socket.socket, start: int, done: int, catalogue: Catalogue) -> None:
+    """Answer until the other side closes. `start`, `done`: the pipes."""
+    side, failed = Side(catalogue), list[str]()
     while (request := receive(talk)) is not None:
-        data, file = request
+        data, files = request
         do, arguments = pickle.loads(data)
         try:
-            if failed is not None:
-                (name, text), failed = failed, None
-                send(talk, json.dumps({"error": [name, text]}).encode())
-                continue
-            result = {"ok": getattr(side, do)(file, **arguments)}
+            if failed:
+                result: dict[str, Any] = {"error": failed}
+                failed = []
+            else:
+                result = {"ok": getattr(side, do)(*files, **arguments)}
         except Exception as error:  # the other side decides what a failure means
             result = {"error": _told(error)}
         finally:
-            if file is not None:
+            for file in files:
                 os.close(file)
         send(talk, json.dumps(result).encode())
         if do == "arm" and "ok" in result:
+            word = os.read(start, 1)
             try:
                 side.run_armed()
-            except Exception as error:
+            except Exception as error:  # told when the next request comes
                 failed = _told(error)
-                bell[1] = bell[0]
+            os.write(done, word)
 
 
 def _told(error: Exception) -> list[str]:
     return [type(error).__name__, (error.what if isinstance(error, AlphaError) else str(error))[:2000]]
 
 
-def send(talk: socket.socket, data: bytes, file: int | None = None) -> None:
-    """A message, with a file."""
-    if file is None:
-        talk.sendall(HEAD.pack(len(data)) + data)
-    else:
-        talk.sendmsg([HEAD.pack(len(data))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
+def send(talk: socket.socket, data: bytes, *files: int) -> None:
+    """A message, with files."""
+    if files:
+        talk.sendmsg([HEAD.pack(len(data))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
         talk.sendall(data)
+    else:
+        talk.sendall(HEAD.pack(len(data)) + data)
 
 
-def receive(talk: socket.socket) -> tuple[bytes, int | None] | None:
-    """The next message and the file that came with it; None when the other side has closed."""
+def receive(talk: socket.socket) -> tuple[bytes, list[int]] | None:
+    """The next message and the files that came with it; None when the other side has closed."""
     head, files = b"", list[int]()
     while len(head) < HEAD.size:
         try:
-            more, came, _, _ = socket.recv_fds(talk, HEAD.size - len(head), 1)
+            more, came, _, _ = socket.recv_fds(talk, HEAD.size - len(head), 3)
         except ConnectionResetError:
             return None
         if not more:
@@ -231,18 +219,13 @@ def receive(talk: socket.socket) -> tuple[bytes, int | None] | None:
             return None
         parts.append(part)
         left -= len(part)
-    return b"".join(parts), files[0] if files else None
+    return b"".join(parts), files
 
 
-def shared(file: int) -> np.ndarray:
-    """The bell in this file."""
-    return np.frombuffer(mmap.mmap(file, BELL_WORDS * BELL.itemsize), BELL)
-
-
-def as_in_a_run(talk: socket.socket, bell: int, catalogue: Catalogue) -> None:
-    """The life of a fork."""
+def as_in_a_run(talk: int, start: int, done: int, catalogue: Catalogue) -> None:
+    """The life of a fork. What it is handed: a socket, the end of one pipe to read, of another to write."""
     np.seterr(all="ignore")
-    answer(talk, catalogue, shared(bell))
+    answer(socket.socket(fileno=talk), start, done, catalogue)
 
 
 def every_kernel() -> Catalogue:
@@ -253,26 +236,26 @@ def every_kernel() -> Catalogue:
 
 
 def wait(talk: socket.socket) -> None:
-    """Fork for every two messages: the first brings a socket, the second the file of a bell. Answers the process id. When the other side
-    closes, all forks are ended."""
+    """Fork for every message: it brings what `as_in_a_run` is handed. Answers the process id. When the other side closes, all forks are
+    ended."""
     catalogue = every_kernel()
     table()
     OneLaunch(catalogue, 1).close()  # it finds libraries, once per process
     gc.collect()
     gc.freeze()
     forks: set[int] = set()
-    while (first := receive(talk)) is not None and (second := receive(talk)) is not None:
-        assert first[1] is not None and second[1] is not None
+    while (request := receive(talk)) is not None:
+        ends = request[1]
         forks -= {pid for pid in forks if os.waitpid(pid, os.WNOHANG)[0]}
         pid = os.fork()
         if pid == 0:
             talk.close()
             try:
-                as_in_a_run(socket.socket(fileno=first[1]), second[1], catalogue)
+                as_in_a_run(*ends, catalogue)
             finally:
                 os._exit(0)
-        os.close(first[1])
-        os.close(second[1])
+        for end in ends:
+            os.close(end)
         forks.add(pid)
         send(talk, json.dumps(pid).encode())
     for pid in forks:  # of none has the number been given anew: nobody else waits for them

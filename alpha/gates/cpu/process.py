@@ -21,9 +21,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -90,17 +90,15 @@ class Forks:
         if self._process is not None:
             self._process.wait()
 
-    def fork(self, bell: int) -> tuple[socket.socket, int]:
-        """A fork that answers at this socket, and its process id."""
-        served, (ours, theirs) = _served(), socket.socketpair()
-        with theirs:
-            served.send(self._talk, b"", theirs.fileno())
-            served.send(self._talk, b"", bell)
+    def fork(self, *ends: int) -> int:
+        """Fork; the fork is handed these (served.as_in_a_run). Its process id."""
+        served = _served()
+        served.send(self._talk, b"", *ends)
         self._talk.settimeout(PATIENCE)
         answer = served.receive(self._talk)
         if answer is None:
             raise errors.MachineError("the process that runs kernels ended", do="look at what it wrote to the error stream")
-        return ours, int(json.loads(answer[0]))
+        return int(json.loads(answer[0]))
 
 
 _FORKED: dict[int, Forks] = {}
@@ -130,49 +128,49 @@ class Candidate:
 
     def __init__(self, component: Component) -> None:
         self.component, self._served = component, _served()
-        self._bell_file = _memory(self._served.BELL_WORDS * self._served.BELL.itemsize)
-        self.bell = self._served.shared(self._bell_file)
-        self._words = memoryview(self.bell)
-        self._next, self._dropped = 0, list[int]()
-        self._pools: dict[int, int] = {}
-        self._rung = 0
-        if _of_the_catalogue(component):
-            self._talk, self.pid = _forks().fork(self._bell_file)
-            self._own = False
-        else:
-            self._talk, self.pid = self._forked()
-            self._own = True
-        os.close(self._bell_file)
+        self._next, self._dropped, self._pools, self._closed = 0, list[int](), set[int](), ""
+        self._talk, theirs = socket.socketpair()
+        start, self._start = os.pipe()
+        self._done, done = os.pipe()
+        ends = theirs.fileno(), start, done
+        self._own = not _of_the_catalogue(component)
+        try:
+            self.pid = self._forked(ends) if self._own else _forks().fork(*ends)
+        finally:
+            theirs.close()
+            os.close(start)
+            os.close(done)
         self._talk.settimeout(PATIENCE)
-        self._closed = ""
 
-    def _forked(self) -> tuple[socket.socket, int]:
+    def _forked(self, ends: tuple[int, int, int]) -> int:
         """A fork of this process, for a kernel that only lives here."""
-        ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
             try:
-                ours.close()
-                for held in (*_RUNNING.values(), *_FORKED.values()):
+                for held in (self, *_RUNNING.values(), *_FORKED.values()):
                     held.let_go()
                 catalogue = Catalogue()
                 catalogue.add(self.component)
-                self._served.as_in_a_run(theirs, self._bell_file, catalogue)
+                self._served.as_in_a_run(*ends, catalogue)
             finally:
                 os._exit(0)
-        theirs.close()
-        return ours, pid
+        return pid
 
     def let_go(self) -> None:
         """Close this side's socket alone: in a fork of this process."""
         self._talk.close()
+        for end in (self._start, self._done):
+            try:
+                os.close(end)
+            except OSError:
+                pass  # closed before
 
-    def ask(self, do: str, file: int | None = None, **arguments: Any) -> Any:
+    def ask(self, do: str, *files: int, **arguments: Any) -> Any:
         """The result of a request; what the kernel raised is raised here under its name. VerdictError when its process is gone."""
         if self._closed:
             raise VerdictError(self._closed)
         try:
-            self._served.send(self._talk, pickle.dumps((do, arguments)), file)
+            self._served.send(self._talk, pickle.dumps((do, arguments)), *files)
             answer = self._served.receive(self._talk)
         except TimeoutError:
             raise self._gone(f"the kernel did not come back within {PATIENCE:g} s") from None
@@ -192,8 +190,6 @@ class Candidate:
 
     def bind(self, types: Sequence[TensorType], inputs: int, starts: Sequence[int], end: int, attrs: Any, workers: int) -> CpuBound:
         """Operands at these offsets of memory of their own, and the kernel bound to them."""
-        if self._dropped:
-            self.ask("drop", numbers=[self._dropped.pop() for _ in range(len(self._dropped))])
         base = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         file = _memory(max(base, 1))
         try:
@@ -203,9 +199,9 @@ class Candidate:
                 x[...] = np.nan if x.dtype.kind == "f" else 0
             self._next += 1
             number, placed = self._next, list(zip(starts, types))
-            self._pools.setdefault(workers, workers)
+            self._pools.add(workers)
             need = self.ask("bind", file, number=number, component=self.component.id, workers=workers, base=base, ins=placed[:inputs],
-                            outs=placed[inputs:], attrs=attrs)
+                            outs=placed[inputs:], attrs=attrs, drop=[self._dropped.pop() for _ in range(len(self._dropped))])
             scratch = np.frombuffer(mmap.mmap(file, need, offset=base), np.uint8) if need else np.empty(0, np.uint8)
         finally:
             os.close(file)
@@ -226,40 +222,52 @@ class Candidate:
             return f"the kernel left {max(0, more)} threads and {len(children)} processes running"
         return ""
 
-    def batch(self, calls: Sequence[Any], about: int = 0) -> int:
-        """Nanoseconds from the order to run these calls as one Plan to its end, by this process's clock. `about`: what is expected."""
-        self.ask("arm", calls=list(calls))
-        words, self._rung = self._words, self._rung + 1
-        rung = self._rung
-        rest = 0.6e-9 * about if about > 200_000 else 0.0
-        end = time.monotonic() + PATIENCE
-        start = CLOCK()
-        words[0] = rung
-        if rest:
-            time.sleep(rest)
-        looks = 0
-        while words[1] != rung:
-            looks += 1
-            if looks % 100_000 == 0 and (time.monotonic() > end or not self._alive()):
-                raise self._gone("the kernel did not come back from a timed batch")
-        return CLOCK() - start
-
-    def _alive(self) -> bool:
+    @contextmanager
+    def on_one_core(self, rng: np.random.Generator) -> Iterator[None]:
+        """Within it this thread and the kernel's share one core, drawn: what one of them does is then the other's only wait, and a message
+        takes 6 us where it may take 40 between two cores."""
+        if not hasattr(os, "sched_setaffinity"):
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        core = {int(rng.choice(sorted(before)))}
         try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
+            os.sched_setaffinity(self.pid, core)
+            os.sched_setaffinity(0, core)
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(self.pid, before)
+
+    def batch(self, calls: Sequence[Any]) -> int:
+        """Nanoseconds from the order to run these calls as one Plan until its end is told, by this process's clock."""
+        self.ask("arm", calls=list(calls))
+        start = CLOCK()
+        os.write(self._start, b"!")
+        told = os.read(self._done, 1)
+        took = CLOCK() - start
+        if not told:
+            raise self._gone("the kernel's process ended in a timed batch")
+        return took
 
     def close(self) -> None:
         """End the process."""
-        self._closed = self._closed or "the kernel's process has been ended"
-        self._talk.close()
+        if self._closed:
+            return
+        self._closed = "the kernel's process has been ended"
+        self.let_go()
         try:
             os.kill(self.pid, signal.SIGKILL)
             if self._own:
                 os.waitpid(self.pid, 0)
         except OSError:
-            pass
+            pass  # it had ended
+
+    @property
+    def runs(self) -> bool:
+        """Whether it can still be asked."""
+        return not self._closed
 
 
 def raised(name: str, text: str) -> Exception:
@@ -340,7 +348,7 @@ _RUNNING: dict[int, Candidate] = {}
 def candidate(component: Component) -> Candidate:
     """The process of a kernel: that which runs, where it is this kernel's."""
     running = _RUNNING.get(os.getpid())
-    if running is not None and running.component is component and not running._closed:
+    if running is not None and running.component is component and running.runs:
         return running
     end()
     _RUNNING[os.getpid()] = Candidate(component)
