@@ -66,7 +66,7 @@ what else the machine does misses one of them sooner."""
 PROBE_NS = 300_000
 """The same for a probe of the ceiling, which no message starts."""
 
-MOST_CALLS = 1000
+MOST_CALLS = 4000
 """Most calls of a block."""
 
 TRIES = 4
@@ -166,8 +166,10 @@ def _case(component: Component, name: str, case: Case, nonce: str, checked: bool
     times: dict[str, list[int]] = {arm: [] for arm in ("kernel", *(p.name for p in probes))}
     note, empty, whole = "", list[int](), list[int]()
     with bound.candidate.on_one_core(rng):
-        once_ns = min(_Batch(bound, contents, 1, rng).run() for _ in range(5))
-        most = max(1, min(MOST_CALLS, round(BLOCK_NS / once_ns)))
+        most = 1
+        for _ in range(3):  # the first is what a message costs rather than a call
+            once_ns = min(_Batch(bound, contents, most, rng).run() for _ in range(2)) / most
+            most = max(1, min(MOST_CALLS, round(BLOCK_NS / once_ns)))
         arms = [(p.name, p.call, repeats_for(p.call, PROBE_NS)) for p in probes]
         for order in orders(1 + len(arms), BLOCKS, rng):
             for i in order:

@@ -6,6 +6,7 @@ of that what a launch says: types, attributes, places, workers.
 A request is its length (8 bytes) and a pickle of (name, arguments), with files beside it where they are handed over. An
 answer is its length and JSON, so that what answers cannot run code where it is read: {"ok": result} or {"error": [class, text]}.
 
+    ready   nothing: whatever starts once per process has started
     bind    number, component, workers, base, ins, outs, attrs, drop [file of `base` bytes]: a Plan of one launch, its scratch put behind
             `base`; Plans of the numbers in `drop` are let go -> bytes of scratch
     call    number: run that Plan
@@ -114,6 +115,11 @@ class Side:
         executor.load(_plan(str(number), launch), arena, memory)
         self._held[number] = executor
         return need
+
+    def ready(self) -> None:
+        """All threads that a process with one worker has are there afterwards."""
+        self._executors[1] = OneLaunch(self._catalogue, 1)
+        np.dot(np.ones((2, 2)), np.ones((2, 2)))
 
     def call(self, number: int) -> None:
         self._held[number].enqueue((str(number),))

@@ -141,6 +141,15 @@ class Candidate:
             os.close(start)
             os.close(done)
         self._talk.settimeout(PATIENCE)
+        self.ask("ready")
+        self._threads = len(self._tasks())
+
+    def _tasks(self) -> list[str]:
+        """Its threads, as the operating system counts them."""
+        try:
+            return os.listdir(f"/proc/{self.pid}/task")
+        except OSError:
+            return []
 
     def _forked(self, ends: tuple[int, int, int]) -> int:
         """A fork of this process, for a kernel that only lives here."""
@@ -212,14 +221,13 @@ class Candidate:
     def left_running(self, whole: bool) -> str:
         """What the kernel has started beside the workers of its process, as the operating system counts it; '' where that is nothing.
         `whole`: processes as well, which costs more to find out."""
-        try:
-            threads = os.listdir(f"/proc/{self.pid}/task")
-            children = "".join(Path(f"/proc/{self.pid}/task/{t}/children").read_text() for t in threads if whole).split()
-        except OSError:
-            return ""
-        more = len(threads) - 1 - sum(n - 1 for n in self._pools)
+        threads, children = self._tasks(), ""
+        for thread in threads if whole else ():
+            with suppress(OSError):  # it has ended
+                children += Path(f"/proc/{self.pid}/task/{thread}/children").read_text()
+        more = len(threads) - self._threads - sum(n - 1 for n in self._pools)
         if more > 0 or children:
-            return f"the kernel left {max(0, more)} threads and {len(children)} processes running"
+            return f"the kernel left {max(0, more)} threads and {len(children.split())} processes running"
         return ""
 
     @contextmanager
