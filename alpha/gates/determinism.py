@@ -40,7 +40,7 @@ from alpha.registry.record import Record
 SECONDS = 0.15
 """Time after which a case stops repeating, once it has the runs it owes."""
 
-MOST_RUNS = 100
+MOST_RUNS = 200
 WORKERS = (1, 2, 3)
 GARBAGE = (0xFF, 0x00, 0x7B)
 

@@ -50,13 +50,15 @@ _WHOLE_MODELS = {"executor.cuda": 40.0}
 
 TABLE = (
     Gate(name="parity", engine="alpha.gates.parity:measure",
-         engines={"cuda": "alpha.gates.cuda.parity:measure", "outside": "alpha.gates.outside.parity:measure"},
+         engines={"cpu": "alpha.gates.cpu.parity:measure", "cuda": "alpha.gates.cuda.parity:measure",
+                  "outside": "alpha.gates.outside.parity:measure"},
          cases=(Exact, Relative, Contract),
          owed_by=("kernel", "host", "program", "model", "count", "collective"), seconds=0.6, slow=_WHOLE_MODELS, carried=True),
     Gate(name="gradient", engine="alpha.gates.gradient:measure",
          cases=(Slope, Contract),
          owed_by=("kernel", "model", "collective"), seconds=0.2, carried=True),
-    Gate(name="determinism", engine="alpha.gates.determinism:measure", engines={"cuda": "alpha.gates.cuda.determinism:measure"},
+    Gate(name="determinism", engine="alpha.gates.determinism:measure",
+         engines={"cpu": "alpha.gates.cpu.determinism:measure", "cuda": "alpha.gates.cuda.determinism:measure"},
          cases=(Repeats,),
          owed_by=("kernel", "host", "program", "model", "collective"), seconds=0.5, slow=_WHOLE_MODELS,
          # 300 runs find a 1 % flake with 95 % probability, 100 a 3 % one

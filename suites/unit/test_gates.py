@@ -170,7 +170,7 @@ def _perf_with(monkeypatch: pytest.MonkeyPatch, shares: list[float], pinned: flo
     """The entry that measurements with these shares end in, and how many were taken."""
     taken: list[float] = []
 
-    def case(component: object, name: str, case: object, nonce: str, checked: bool, rng: object) -> Share:
+    def case(component: object, name: str, case: object, nonce: str, checked: bool, rng: object, messages: object) -> Share:
         assert checked == (tries is None)
         taken.append(shares[len(taken)])
         return Share(name=name, share=taken[-1], times_ns=(1,), note=note)

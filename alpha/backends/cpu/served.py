@@ -103,7 +103,7 @@ class Side:
         found = self._catalogue[component]
         need = scratch_bytes(found, [t for _, t in ins], attrs, workers)
         os.ftruncate(file, max(1, base + need))
-        memory = np.frombuffer(mmap.mmap(file, max(1, base + need)), np.uint8)
+        memory = np.frombuffer(mapped(file, max(1, base + need)), np.uint8)
         memory[base:] = 0xFF
         arena = f"act.{number}"
         scratch = Ref(arena, base, TensorType((need,), "bool")) if need else None
@@ -157,6 +157,11 @@ class Side:
 
 def _plan(name: str, *launches: Launch) -> Plan:
     return Plan(name, launches, {}, {}, {}, Memory(0, 0, 0))
+
+
+def mapped(file: int, nbytes: int, offset: int = 0) -> mmap.mmap:
+    """Shared memory, its pages fetched at once rather than one by one when they are first touched."""
+    return mmap.mmap(file, nbytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), offset=offset)
 
 
 def _flat(x: np.ndarray) -> memoryview:

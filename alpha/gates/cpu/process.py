@@ -202,7 +202,7 @@ class Candidate:
         base = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         file = _memory(max(base, 1))
         try:
-            memory = mmap.mmap(file, max(base, 1))
+            memory = self._served.mapped(file, max(base, 1))
             arrays: list[np.ndarray] = [np.ndarray(t.shape, NUMPY[t.dtype], memory, at) for t, at in zip(types, starts)]
             for x in arrays[:inputs]:
                 x[...] = np.nan if x.dtype.kind == "f" else 0
@@ -211,7 +211,7 @@ class Candidate:
             self._pools.add(workers)
             need = self.ask("bind", file, number=number, component=self.component.id, workers=workers, base=base, ins=placed[:inputs],
                             outs=placed[inputs:], attrs=attrs, drop=[self._dropped.pop() for _ in range(len(self._dropped))])
-            scratch = np.frombuffer(mmap.mmap(file, need, offset=base), np.uint8) if need else np.empty(0, np.uint8)
+            scratch = np.frombuffer(self._served.mapped(file, need, base), np.uint8) if need else np.empty(0, np.uint8)
         finally:
             os.close(file)
         bound = CpuBound(self, number, arrays[:inputs], arrays[inputs:], scratch)

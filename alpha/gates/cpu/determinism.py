@@ -1,0 +1,91 @@
+"""The determinism gate of a kernel of the CPU: the same bits, run after run, whatever moves around the kernel. Floor 7.
+
+As determinism.py, in the kernel's own process (process.py). What varies between runs: the number of workers (1, 2 and one that is drawn
+up to the most that a run is likely to have, the most itself with the first case), the addresses of every buffer (fresh memory; 0 to 7
+elements past a 256-byte boundary, or as in the arena of a run on any such boundary of a page), the garbage in outputs and scratch, a
+neighbour thread, and the order of the cases.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from alpha.component import Component
+from alpha.gates.determinism import GARBAGE, SECONDS, chosen, difference, neighbour
+from alpha.gates.subjects import (
+    Bound,
+    Case,
+    bind,
+    checksum,
+    crash,
+    fresh_nonce,
+    generator,
+    make_record,
+    same_bits,
+    spec_of,
+    warm_up,
+)
+from alpha.registry.cases import CaseRecord, Repeats
+from alpha.registry.policy import required_runs
+from alpha.registry.record import Record
+
+MOST_RUNS = 64
+"""Runs of a case, once it has those that it owes: of four cases 256 together."""
+
+MOST_WORKERS = 16
+"""The most workers of a run on one socket, about: bits do not depend on them."""
+
+CYCLE = 8
+"""Of so many runs the first few are on fresh buffers, one for each number of workers; the others reuse them."""
+
+
+def measure(component: Component, nonce: str | None = None) -> Record:
+    """Run the gate; the verdict is the judge's."""
+    nonce = nonce or fresh_nonce()
+    warm_up(component)
+    todo = chosen(component, nonce)
+    least = -(-required_runs(component, "determinism") // max(1, len(todo)))
+    rng = generator(nonce, component.id, "determinism")
+    found, used = [], set[int]()
+    with neighbour(int(rng.integers(2**31))):
+        for i, case in enumerate(todo):
+            workers = (1, 2, int(rng.integers(3, MOST_WORKERS)) if i else MOST_WORKERS)
+            used.update(workers)
+            try:
+                found.append(_repeat(component, case, rng, least, workers))
+            except Exception as error:  # a kernel that raises has no bits to compare
+                found.append(Repeats(name=case.name, runs=0, distinct=0, digest="", note=crash(error)))
+    return make_record(component, "determinism", nonce, len(todo), found, workers=",".join(map(str, sorted(used))))
+
+
+def _repeat(component: Component, case: Case, rng: np.random.Generator, least: int, workers: tuple[int, ...]) -> Repeats:
+    contents = case.arrays()
+    digests: dict[str, int] = {}
+    reference: list[np.ndarray] = []
+    note, runs, started = "", 0, time.perf_counter()
+    bounds: list[Bound] = []
+    while runs < least or (runs < MOST_RUNS and time.perf_counter() - started < SECONDS):
+        if runs % CYCLE < len(workers):
+            offset = int(rng.integers(8)) if rng.random() < 0.5 else 64 * int(rng.integers(16))
+            bounds = [*bounds[-2:], bind(component, case, workers=workers[runs % CYCLE], offset=offset)]
+            bounds[-1].fill(contents)
+        bound = bounds[int(rng.integers(len(bounds)))] if runs % CYCLE >= len(workers) else bounds[-1]
+        bound.run(GARBAGE[int(rng.integers(len(GARBAGE)))])
+        runs += 1
+        if reference and same_bits(bound.outs, reference):
+            digests[next(iter(digests))] += 1
+            continue
+        digest = checksum(bound.outs)[:16]
+        digests[digest] = digests.get(digest, 0) + 1
+        if not reference:
+            reference = [x.copy() for x in bound.outs]
+        elif not note:
+            note = difference(spec_of(component).outputs, reference, bound.outs)
+    return Repeats(name=case.name, runs=runs, distinct=len(digests), digest=next(iter(digests)), note=note)
+
+
+def listed(component: Component, nonce: str) -> list[tuple[type[CaseRecord], str]]:
+    """(sort, name) of each case that a record of this nonce holds (expected.py)."""
+    return [(Repeats, case.name) for case in chosen(component, nonce)]
