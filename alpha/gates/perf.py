@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from alpha.backends.spot import Spot
 from alpha.component import Component
 from alpha.errors import GraphError
 from alpha.flops.v1 import VERSION as FLOPS
@@ -47,6 +48,7 @@ from alpha.gates.subjects import (
     warm_up,
 )
 from alpha.gates.tolerance import allowance, weighed
+from alpha.graph.plan import Launch, Ref
 from alpha.profile.noise import CLOCK, block, orders, repeats_for
 from alpha.registry.cases import CaseRecord, Share
 from alpha.registry.gpu import class_here
@@ -187,7 +189,7 @@ def _case(component: Component, name: str, case: Case, nonce: str, checked: bool
     messages.append(min(empty) / min(whole))
     if time.perf_counter_ns is not CLOCK:
         return Share(name=name, share=0.0, times_ns=tuple(times["kernel"]), note="the clock was patched")
-    if checked and (note := note or batch.wrong(component, case, nonce if name == "cache" else "")):
+    if checked and (note := note or batch.wrong(component, case, nonce if name == "cache" else "") or batch.beyond(component, case, rng)):
         return Share(name=name, share=0.0, times_ns=tuple(times["kernel"]), note=note)
     spec = spec_of(component)
     rates = {p.name: p.work / min(times[p.name]) for p in probes}
@@ -261,6 +263,17 @@ class _Batch:
             if len(seen) != self.calls or not np.array_equal(np.array(seen[k], want.dtype), want, equal_nan=want.dtype.kind == "f"):
                 return "timed calls gave wrong outputs"
         return ""
+
+
+    def beyond(self, component: Component, case: Case, rng: np.random.Generator) -> str:
+        """What spot checks say of the last launch, by what they draw and not by its size: a kernel may go wrong at large sizes alone."""
+        last = _with(case, self._contents(self.calls))
+        inputs, n = last.arrays(), len(case.types)
+        refs = [Ref("act", i, t) for i, t in enumerate((*case.types, *case.out_types(spec_of(component))))]
+        launch = Launch(str(component.op), component.id, tuple(refs[:n]), tuple(refs[n:]), case.attrs, None, "", "", "", 0, 0)
+        spot = Spot(launch, lambda ref: inputs[ref.offset], rng)
+        looks = list(spot.looks(lambda ref: self.bound.outs[ref.offset - n]))
+        return "" if all(look.ratio <= 1 for look in looks) else "timed calls gave wrong outputs: a spot check says so"
 
 
 def _with(case: Case, contents: Sequence[np.ndarray]) -> Case:
