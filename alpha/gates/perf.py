@@ -210,7 +210,7 @@ class _Batch:
     def __init__(self, bound: Any, contents: Sequence[np.ndarray], calls: int, rng: np.random.Generator) -> None:
         self.bound, self.calls, self._rng = bound, calls, rng
         factor = 1 + 0.01 * float(rng.random())
-        self._start = [x * x.dtype.type(factor) if x.dtype.kind == "f" else x for x in contents]
+        self._start = [np.asarray(x * x.dtype.type(factor)) if x.dtype.kind == "f" else x for x in contents]
         floats = [i for i, x in enumerate(contents) if x.dtype.kind == "f" and x.size]
         self._changed = max(floats, key=lambda i: contents[i].size) if floats else None
         outs = [i for i, out in enumerate(bound.outs) if out.size]
@@ -239,7 +239,7 @@ class _Batch:
 
     def _contents(self, calls: int) -> list[np.ndarray]:
         """The inputs of the last of the first `calls` launches."""
-        found = [x.copy() for x in self._start]
+        found = [np.array(x) for x in self._start]
         for i, value in self._writes[:calls]:
             found[self._changed or 0].reshape(-1)[i] = value
         return found
