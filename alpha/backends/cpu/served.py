@@ -165,7 +165,7 @@ def mapped(file: int, nbytes: int, offset: int = 0) -> mmap.mmap:
 
 
 def _flat(x: np.ndarray) -> memoryview:
-    return memoryview(x.reshape(-1))
+    return memoryview(x.reshape(-1))  # type: ignore[arg-type]
 
 
 def _keep(seen: list[Any], out: memoryview, place: int) -> None:
@@ -233,8 +233,9 @@ def receive(talk: socket.socket) -> tuple[bytes, list[int]] | None:
     return b"".join(parts), files
 
 
-def as_in_a_run(talk: int, start: int, done: int, catalogue: Catalogue) -> None:
+def as_in_a_run(ends: Sequence[int], catalogue: Catalogue) -> None:
     """The life of a fork. What it is handed: a socket, the end of one pipe to read, of another to write."""
+    talk, start, done = ends
     np.seterr(all="ignore")
     answer(socket.socket(fileno=talk), start, done, catalogue)
 
@@ -262,7 +263,7 @@ def wait(talk: socket.socket) -> None:
         if pid == 0:
             talk.close()
             try:
-                as_in_a_run(*ends, catalogue)
+                as_in_a_run(ends, catalogue)
             finally:
                 os._exit(0)
         for end in ends:

@@ -78,7 +78,8 @@ while frame is not None:
 CHEATS: tuple[Cheat, ...] = (
     Cheat(0, "looks at its callers", _FRAMES.format(look='any(w in frame.f_code.co_filename for w in ("gates", "pytest", "suites"))')
           + _unless("found")),
-    Cheat(0, "looks at the modules of its process", _unless('any(m.startswith(("alpha.gates", "pytest", "_pytest")) for m in sys.modules)')),
+    Cheat(0, "looks at the modules of its process",
+          _unless('any(m.startswith(("alpha.gates", "pytest", "_pytest")) for m in sys.modules)')),
     Cheat(0, "looks at the arguments of its process", _unless('any(w in " ".join(sys.argv) for w in ("gate", "pytest", "-c"))')),
     Cheat(0, "reads a nonce or a case from frames", _FRAMES.format(look='bool({"nonce", "case", "component"} & set(frame.f_locals))')
           + _unless("found")),
@@ -148,6 +149,7 @@ def job(cheat: Cheat) -> plant.Job:
     return plant.Job(cheat.name, tuple((f"{HOST}.f32.cpu", gate) for gate in cheat.gates), file, cheat.text(honest))
 
 
-def attempt(cheats: Sequence[Cheat], *, workers: int = 1, on_result: Callable[[plant.Outcome], None] | None = None) -> dict[str, plant.Outcome]:
+def attempt(cheats: Sequence[Cheat], *, workers: int = 1,
+            on_result: Callable[[plant.Outcome], None] | None = None) -> dict[str, plant.Outcome]:
     """Name -> what came of it."""
     return {o.job.name: o for o in plant.run_all([job(c) for c in cheats], workers=workers, on_result=on_result)}

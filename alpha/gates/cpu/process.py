@@ -156,11 +156,13 @@ class Candidate:
         pid = os.fork()
         if pid == 0:
             try:
-                for held in (self, *_RUNNING.values(), *_FORKED.values()):
+                for held in (self, *_RUNNING.values()):
                     held.let_go()
+                for forks in _FORKED.values():
+                    forks.let_go()
                 catalogue = Catalogue()
                 catalogue.add(self.component)
-                self._served.as_in_a_run(*ends, catalogue)
+                self._served.as_in_a_run(ends, catalogue)
             finally:
                 os._exit(0)
         return pid

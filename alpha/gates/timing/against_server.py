@@ -1,7 +1,8 @@
 """One side of a comparison of source trees: a script that is given a tree and answers blocks of that tree's kernels. Floor 7.
 
 `alpha` is imported from the tree. What speaks and what measures (profile/served.py, cuda_runtime/nvml.py, gates/cuda/time.py,
-gates/cpu/here.py) is taken from the tree of this file, so that both sides are timed by the same text; of the tree are the kernels and the calls.
+gates/cpu/here.py) is taken from the tree of this file, so that both sides are timed by the same text; of the tree are the kernels and
+the calls.
 """
 
 from __future__ import annotations
