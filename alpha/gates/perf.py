@@ -60,15 +60,15 @@ from alpha.registry.record import Record
 SIZES = {"cache": (60_000, 8_000_000), "memory": (1_200_000, 150_000_000)}
 """Case name -> (elements in and out together, FLOPs): whichever is reached first."""
 
-BLOCKS = 8
-BLOCK_NS = 11_000_000
-"""A block repeats the call until it lasts about this long: an order and its answer, some 10 us, are then under 0.2 %. Many short blocks:
+BLOCKS = 12
+BLOCK_NS = 6_000_000
+"""A block repeats the call until it lasts about this long: an order and its answer, some 10 us, are then about 0.2 %. Many short blocks:
 what else the machine does misses one of them sooner."""
 
 PROBE_NS = 300_000
 """The same for a probe of the ceiling, which no message starts."""
 
-PROBE_BLOCKS = 3
+PROBE_BLOCKS = 2
 """Blocks of a probe for each of the kernel's."""
 
 MOST_CALLS = 4000

@@ -1,6 +1,6 @@
 """The parity gate of a kernel of the CPU: parity.py over its process, and what it does in a long run. Floor 7.
 
-One further entry: a Plan of a drawn number of launches on one input, thousands, after each of which a drawn element of an output is kept.
+One further entry: a Plan of a drawn number of launches on one input, hundreds, after each of which a drawn element of an output is kept.
 All must be those of the first call (`many calls`).
 """
 
@@ -15,7 +15,7 @@ from alpha.gates.subjects import bind, cases, crash, fresh_nonce, generator, sam
 from alpha.registry.cases import CaseRecord, Exact
 from alpha.registry.record import Record
 
-CALLS = (1000, 4000)
+CALLS = (400, 1600)
 """The number of calls is drawn between these; of an input of many elements fewer (ELEMENTS)."""
 
 ELEMENTS = 4_000_000
