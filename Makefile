@@ -5,11 +5,15 @@
 PYTHON ?= python3
 # Tests run as the CPU class whose evidence ships; `make test ALPHA_CPU=` takes all that this CPU has, and measures its gates first.
 test test-all gates: export ALPHA_CPU ?= avx2
+# Where CI is set, pytest explains a failed comparison by a diff without bounds: hours, for a megabyte of bytes. `pytest -vv` asks for it.
+unexport CI BUILD_NUMBER
 VENV := .venv
 BIN := $(VENV)/bin
 # Two workers: tests that must not be disturbed are marked `alone`, and the other worker waits for them (alpha/gates/plugin.py).
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest suites -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A test that hangs is named, with every thread's stack, and its worker replaced; the slowest test takes a tenth of this.
+TIMEOUT ?= 600
+PYTEST := $(BIN)/python -m pytest suites -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout $(TIMEOUT) --timeout-method thread
 
 .PHONY: setup train test test-all nvcc kernels lint gates clean
 

@@ -76,6 +76,7 @@ class Component:
     `launches`: of what runs whole Programs, the kernels among which they choose; evidence binds to those that they may launch.
     `inplace`: (output index, input index) pairs that may share memory when the planner proves that the input dies here.
     `scratch`: bytes of scratch the kernel needs, from (input types, attrs, threads); the planner reserves exactly that.
+    `budgeted`: of a kernel, whether each of its launches keeps to an SM budget; where it is not, a node with a budget is refused.
     `calls`: of a kernel, what gates and benchmarks call it on beside its row's samples (calls.py of its back end).
     `contract`: dotted module whose `CASES[id][gate]` lists the cases of a component that has no op row:
     `CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measured]]]]]`.
@@ -96,6 +97,7 @@ class Component:
     calls: Any = field(default=None, hash=False)
     binaries: Callable[[], Mapping[str, str]] | None = None
     launches: Callable[[], Iterable[Component]] | None = None
+    budgeted: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import warm
+from threadpoolctl import threadpool_limits
 
 from alpha.train import peak
 
@@ -37,6 +38,7 @@ def pytest_configure() -> None:
     os.environ["LC_ALL"], os.environ["TZ"], os.environ["TERM"] = "C.UTF-8", "UTC", "dumb"
     time.tzset()
     keep_memory()
+    one_thread()
     warm.collect_seldom()
 
 
@@ -49,6 +51,13 @@ def keep_memory() -> None:
         os.environ[name] = str(threshold)
         if mallopt is not None:
             mallopt(number, threshold)
+
+
+def one_thread() -> None:
+    """BLAS on one thread, here and in processes that tests start, as the gates have it (`pin_blas`). Products of tests are small, and a
+    second thread of BLAS that waits for the next one spins: on two cores it takes the core of the other worker."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    threadpool_limits(1, "blas")
 
 
 def pytest_collection_finish() -> None:

@@ -22,6 +22,14 @@ class Inspector(Protocol):
         """It has run."""
 
 
+def cut(ref: Ref, x: np.ndarray, rows: int, whose: str = "") -> np.ndarray:
+    """The rows of a tensor, as the integer says that its extent is: a view. InputError, naming `whose` it is, outside of 0 to its bound."""
+    if not 0 <= rows <= ref.type.shape[0]:
+        raise InputError(f"an extent lies outside its bound{': ' if whose else ''}{whose}", came=f"{rows} rows of {ref}",
+                         expected=f"0 to {ref.type.shape[0]}", do="hand in as many rows as the plan allows")
+    return x[:rows]
+
+
 def check_inputs(plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:
     """InputError unless `inputs` are exactly those of the plan, in shape and dtype."""
     if set(inputs) != set(plan.inputs):

@@ -25,7 +25,7 @@ from alpha.ops.numerics import ACCUMULATE, UNIT_ROUNDOFF, growth, round_to, ulp,
 from alpha.ops.spec import Arrays
 from alpha.ops.table import row
 from alpha.registry.judge import RATIO
-from alpha.types import Attrs
+from alpha.types import Attrs, TensorType
 
 VECTORS = 4
 """Projections: two wrong elements of one row hide each other in all of them once in 16 times."""
@@ -104,9 +104,10 @@ class _Drawn:
     """A part of a launch against the row's oracle."""
 
     def __init__(self, launch: Launch, part: Part, ins: Sequence[np.ndarray], rng: np.random.Generator) -> None:
-        self._launch, self._part, self._rng, self._spec = launch, part, rng, row(launch.op)
+        self._launch, self._part, self._rng, self._spec = launch, part, rng, row(part.op or launch.op)
+        self._types, self._results = [launch.ins[i].type for i in part.operands()], [launch.outs[i] for i in part.results()]
         moved = launch.op == "embedding"  # rows of a table, which is not copied to move some of them
-        self._ins = tuple(x if moved else _wide(take(x)) for take, x in zip(part.ins, ins, strict=True))
+        self._ins = tuple(x if moved else _wide(take(x)) for take, x in zip(part.ins, [ins[i] for i in part.operands()], strict=True))
         if moved:
             self._ins = (ins[0], part.ins[1](ins[1]))
         self._want = [np.asarray(y) for y in self._spec.oracle(*self._ins, **part.attrs)]
@@ -114,22 +115,23 @@ class _Drawn:
     def look(self, read: Read) -> Look:
         launch, part = self._launch, self._part
         having = [i for i, take in enumerate(part.outs) if take is not None]
-        got = {i: np.asarray(part.outs[i](read(launch.outs[i]))) for i in having}  # type: ignore[misc]
+        refs = self._results
+        got = {i: np.asarray(part.outs[i](read(refs[i]))) for i in having}  # type: ignore[misc]
         allowed = self._slack()
-        worst = {i: _ratio(got[i], self._want[i], allowed[i], launch.outs[i].type.dtype) for i in having}
+        worst = {i: _ratio(got[i], self._want[i], allowed[i], refs[i].type.dtype) for i in having}
         for draws in (FEW, MANY):
             if all(x.max(initial=0.0) <= 1 for x in worst.values()) or not any(r.type.is_float for r in launch.ins):
                 break
             naive = self._naive(draws)
             allowed = [np.maximum(a, RATIO * n) for a, n in zip(allowed, naive)]
-            worst = {i: _ratio(got[i], self._want[i], allowed[i], launch.outs[i].type.dtype) for i in having}
+            worst = {i: _ratio(got[i], self._want[i], allowed[i], refs[i].type.dtype) for i in having}
         largest = max(having, key=lambda i: float(worst[i].max(initial=0.0)))
         ratio, place = float(worst[largest].max(initial=0.0)), ""
         if not ratio <= 1:
             at = int(np.argmax(worst[largest]))
-            shape, take = launch.outs[largest].type.shape, part.outs[largest]
-            whole = take(np.arange(launch.outs[largest].type.size).reshape(shape)).reshape(-1)[at]  # type: ignore[misc]
-            place = _place(launch, largest, np.unravel_index(int(whole), shape), got[largest].reshape(-1)[at],
+            shape, take = refs[largest].type.shape, part.outs[largest]
+            whole = take(np.arange(refs[largest].type.size).reshape(shape)).reshape(-1)[at]  # type: ignore[misc]
+            place = _place(launch, part.results()[largest], np.unravel_index(int(whole), shape), got[largest].reshape(-1)[at],
                            self._want[largest].reshape(-1)[at], np.broadcast_to(allowed[largest], worst[largest].shape).reshape(-1)[at])
         return Look("rows" if part.rows else "whole", sum(x.size for x in got.values()), ratio, place)
 
@@ -140,7 +142,7 @@ class _Drawn:
         u = UNIT_ROUNDOFF[ACCUMULATE[dtype]]
         bounds = spec.bound(self._ins, self._part.attrs) if spec.bound else [0.0] * len(self._want)
         return [0.5 * ulp(w, r.type.dtype) + np.asarray(b) * u if w.dtype.kind == "f" else np.zeros(w.shape)
-                for w, b, r in zip(self._want, bounds, launch.outs, strict=True)]
+                for w, b, r in zip(self._want, bounds, self._results, strict=True)]
 
     def _naive(self, draws: int) -> list[float]:
         """The largest error of the walk over the part and over `draws` draws, of each result."""
@@ -148,21 +150,21 @@ class _Drawn:
         dtype = spec.compute_dtype([r.type for r in launch.ins]) or "f32"
         errors = [0.0] * len(self._want)
         for draw in range(draws):
-            ins = self._ins if draw == 0 else _nudged(self._ins, launch, self._rng)
+            ins = self._ins if draw == 0 else _nudged(self._ins, self._types, self._rng)
             exact = spec.oracle(*ins, **self._part.attrs)
-            for precision in {ACCUMULATE[dtype] if r.type.dtype == ACCUMULATE[dtype] else dtype for r in launch.outs}:
+            for precision in {ACCUMULATE[dtype] if r.type.dtype == ACCUMULATE[dtype] else dtype for r in self._results}:
                 walked = walk(spec.oracle, precision, ins, self._part.attrs, mixed=dtype)
-                for i, (w, e, r) in enumerate(zip(walked, exact, launch.outs, strict=True)):
+                for i, (w, e, r) in enumerate(zip(walked, exact, self._results, strict=True)):
                     if r.type.dtype == precision and np.asarray(e).dtype.kind == "f":
                         error = np.abs(round_to(w, precision) - e)
                         errors[i] = max(errors[i], float(np.max(error, initial=0.0, where=np.isfinite(error))))
         return errors
 
 
-def _nudged(ins: Arrays, launch: Launch, rng: np.random.Generator) -> Arrays:
+def _nudged(ins: Arrays, types: Sequence[TensorType], rng: np.random.Generator) -> Arrays:
     """Every float operand times a factor near 1, rounded again: the walk's roundings fall elsewhere."""
     factors = 1 + 2.0**-8 * rng.uniform(-1, 1, len(ins))
-    return tuple(round_to(x * f, r.type.dtype) if r.type.is_float else x for x, f, r in zip(ins, factors, launch.ins))
+    return tuple(round_to(x * f, t.dtype) if t.is_float else x for x, f, t in zip(ins, factors, types, strict=True))
 
 
 def _ratio(got: np.ndarray, want: np.ndarray, allowed: np.ndarray, dtype: str) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Checkpoints: state on disk, whole or not at all. `simple` is the format, `disk` the file operations it is made of."""
+"""Checkpoints: state on disk, whole or not at all. `folders` is the format, `ranges` its files, `disk` its file operations."""

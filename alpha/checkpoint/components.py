@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from alpha.checkpoint import hf, offline, simple
+from alpha.checkpoint import folders, hf, offline
 from alpha.component import Catalogue, Component
 
 
-class SimpleCheckpoint:
-    """What `checkpoint.simple` is made of: the functions that a run calls."""
+class RangedCheckpoint:
+    """What `checkpoint.ranges` is made of: the functions that a run calls."""
 
-    save = staticmethod(simple.save)
-    begin = staticmethod(simple.begin)
-    write = staticmethod(simple.write)
-    commit = staticmethod(simple.commit)
-    inspect = staticmethod(simple.inspect)
-    load = staticmethod(simple.load)
-    read = staticmethod(simple.read)
-    at = staticmethod(simple.at)
+    save = staticmethod(folders.save)
+    begin = staticmethod(folders.begin)
+    write = staticmethod(folders.write)
+    commit = staticmethod(folders.commit)
+    inspect = staticmethod(folders.inspect)
+    load = staticmethod(folders.load)
+    read = staticmethod(folders.read)
+    at = staticmethod(folders.at)
     relay = staticmethod(offline.relay)
-    clean = staticmethod(simple.clean)
-    set_aside = staticmethod(simple.set_aside)
+    clean = staticmethod(folders.clean)
+    set_aside = staticmethod(folders.set_aside)
 
 
 class HuggingFace:
@@ -32,7 +32,7 @@ class HuggingFace:
 
 COMPONENTS = (
     Component(id="checkpoint.hf", kind="checkpoint", profile="host", implementation=HuggingFace, contract="alpha.gates.contracts.hf"),
-    Component(id="checkpoint.simple", kind="checkpoint", profile="host", implementation=SimpleCheckpoint,
+    Component(id="checkpoint.ranges", kind="checkpoint", profile="host", implementation=RangedCheckpoint,
               contract="alpha.gates.contracts.checkpoint"),
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from alpha.checkpoint import ranges, simple
+from alpha.checkpoint import folders, ranges
 from alpha.checkpoint.disk import Disk
 from alpha.errors import InputError
 from alpha.graph.state import Copy, StateLayout, reshard
@@ -23,17 +23,17 @@ def relay(path: Path, folder: Path, size: int, *, disk: Disk | None = None) -> P
     Every block is checked as it is read. InputError if it is there already or no rank is to hold it, CorruptError if it is damaged,
     MachineError if the disk refuses.
     """
-    saved = simple.inspect(path, verify=False)
-    if size < 1 or saved.step in simple.steps(folder):
+    saved = folders.inspect(path, verify=False)
+    if size < 1 or saved.step in folders.steps(folder):
         raise InputError("the checkpoint cannot be laid out anew like this", came=f"{size} ranks, into {folder}",
                          expected="one rank or more, and a folder without a checkpoint of this step", do="take a new folder")  # fmt: skip
     files, layouts = saved.files(), {kind: saved.layout(kind) for kind in saved.kinds}
-    temporary = simple.begin(folder, saved.step, disk=disk)
+    temporary = folders.begin(folder, saved.step, disk=disk)
     for rank in range(size):
         held, _ = ranges.place(layouts, rank, size)
-        with simple.refusing(temporary, disk or Disk()):
+        with folders.refusing(temporary, disk or Disk()):
             ranges.write(temporary, rank, size, stream(files, layouts, rank, size), held, disk or Disk())
-    return simple.commit(temporary, saved.step, layouts, size, saved.facts, keep=1 << 30, disk=disk)
+    return folders.commit(temporary, saved.step, layouts, size, saved.facts, keep=1 << 30, disk=disk)
 
 
 def stream(files: Sequence[ranges.Range], layouts: Mapping[str, StateLayout], rank: int, size: int) -> Iterator[np.ndarray]:

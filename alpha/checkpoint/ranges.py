@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -44,6 +44,53 @@ STATE, INDEX = ".state", ".json"
 
 States = Mapping[str, tuple[StateLayout, np.ndarray]]
 """Kind of state -> its layout and its flat array [layout.size]."""
+
+
+class Flat(Protocol):
+    """A flat array, or what stands for one that lies elsewhere."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+
+
+class Copies(Protocol):
+    """How what is saved comes from where it lies into host memory. `begin`: the copies that follow are of the state as it is. `copy`:
+    elements from `start` on to `target`, which holds them once `wait` has returned; what later changes the state does not show there.
+    `room`: memory u8[nbytes] that copies may go to, zero elsewhere; that of the call before where it fits."""
+
+    def room(self, nbytes: int) -> np.ndarray: ...
+    def begin(self) -> None: ...
+    def copy(self, source: Any, start: int, target: np.ndarray) -> None: ...
+    def end(self) -> None: ...
+    def wait(self) -> None: ...
+
+
+class OfArrays:
+    """Copies of arrays: each is there when `copy` returns."""
+
+    def __init__(self) -> None:
+        self._room: np.ndarray | None = None
+
+    def room(self, nbytes: int) -> np.ndarray:
+        """As Copies says."""
+        if self._room is None or self._room.nbytes != nbytes:
+            self._room = np.zeros(nbytes, np.uint8)
+        return self._room
+
+    def begin(self) -> None:
+        """Nothing: a copy is of what the array is then."""
+
+    def copy(self, source: np.ndarray, start: int, target: np.ndarray) -> None:
+        """As Copies says."""
+        target[...] = source[start : start + target.size]
+
+    def end(self) -> None:
+        """Nothing is on its way."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +154,7 @@ def corrupt(path: Path, why: str, came: object, expected: object) -> CorruptErro
 # -- arrays --------------------------------------------------------------------------------------------------------------------
 
 
-def in_array(kind: str, layout: StateLayout, flat: np.ndarray, rank: int, ranks: int) -> tuple[bool, tuple[Piece, ...]]:
+def in_array(kind: str, layout: StateLayout, flat: Flat, rank: int, ranks: int) -> tuple[bool, tuple[Piece, ...]]:
     """Whether an array is a rank's cut of its kind (else it is whole), and the pieces that it holds, those without elements left out.
 
     GraphError if it is of neither size.
@@ -133,23 +180,26 @@ def place(layouts: Mapping[str, StateLayout], rank: int, ranks: int) -> tuple[tu
     return tuple(held), at
 
 
-def image(states: States, rank: int, ranks: int, buffer: np.ndarray | None = None) -> tuple[np.ndarray, tuple[Held, ...]]:
+def image(states: Mapping[str, tuple[StateLayout, Flat]], rank: int, ranks: int,
+          copies: Copies | None = None) -> tuple[np.ndarray, tuple[Held, ...]]:  # fmt: skip
     """A copy of what this rank writes, u8[bytes of its file], and what lies where in it.
 
-    An array of `states` is whole or this rank's cut. `buffer`: that of an earlier call, used again where it fits.
+    An array of `states` is whole or this rank's cut. `copies`: how it comes there, by default from arrays; it is there once they have been
+    waited for.
     """
+    way: Copies = copies or OfArrays()
     held, size = place({kind: layout for kind, (layout, _) in states.items()}, rank, ranks)
-    out = buffer if buffer is not None and buffer.shape == (size,) else np.zeros(size, np.uint8)
     cut = {kind: in_array(kind, layout, flat, rank, ranks)[0] for kind, (layout, flat) in states.items()}
     local = {kind: iter(flat_shards(layout, ranks).ranks[rank]) for kind, (layout, _) in states.items()}
+    out = way.room(size)
+    way.begin()
     for h in held:
         (layout, flat), piece = states[h.kind], next(local[h.kind])
-        elements = prod(h.shape)
         start = piece.offset
         if not cut[h.kind]:
             start = layout.offsets[h.tensor] + sum(lo * stride for (lo, _), stride in zip(h.box, piece.strides))
-        dtype = dtype_of(layout)
-        out[h.at : h.stop].view(dtype)[...] = flat[start : start + elements]
+        way.copy(flat, start, out[h.at : h.stop].view(dtype_of(layout)))
+    way.end()
     return out, held
 
 

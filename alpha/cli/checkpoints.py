@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from alpha.checkpoint import offline, simple
+from alpha.checkpoint import folders, offline
 from alpha.checkpoint.safetensors import MOST_SHARD
 from alpha.files import path_argument
 from alpha.train import hub, rundir
@@ -64,15 +64,15 @@ SOURCE = "a run directory, and which checkpoint of it (default: the latest), or 
 def _checkpoint(source: str) -> Path:
     """The folder that RUN[@STEP] means, or that was given."""
     path, step = hub.at_step(source)
-    if step is None and (path / simple.MANIFEST).is_file() and not rundir.is_run(path):
+    if step is None and (path / folders.MANIFEST).is_file() and not rundir.is_run(path):
         return path
-    return simple.at(path / "checkpoints", step)
+    return folders.at(path / "checkpoints", step)
 
 
 def cmd_inspect(args: argparse.Namespace) -> int:
     """Print the manifest's content, without the lists of tensors."""
     path = _checkpoint(args.source)
-    saved = simple.inspect(path, verify=False)
+    saved = folders.inspect(path, verify=False)
     print(f"{path}: step {saved.step}, saved by {len(saved.indexes) or 1} rank{'s' * (len(saved.indexes) > 1)}")
     for kind in saved.kinds:
         layout = saved.layout(kind)
@@ -86,7 +86,7 @@ def cmd_inspect(args: argparse.Namespace) -> int:
 def cmd_verify(args: argparse.Namespace) -> int:
     """Check every byte; CorruptError (exit code 2) names what is damaged."""
     path = _checkpoint(args.source)
-    saved = simple.inspect(path)
+    saved = folders.inspect(path)
     print(f"{path}: step {saved.step} is whole; {sum(of.size for of in saved.files()):,} bytes of state were checked")
     return 0
 

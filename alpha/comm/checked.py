@@ -31,7 +31,7 @@ def checked(catalogue: Catalogue) -> Catalogue:
     found = Catalogue()
     found.broken = dict(catalogue.broken)
     for component in catalogue:
-        found.add(_checked(component) if component.op in CHECKED and "ranks>=2" in component.requires else component)
+        found.add(_checked(component) if component.op in CHECKED and component.profile == "collective" else component)
     return found
 
 

@@ -29,6 +29,10 @@ TEXT_SUFFIXES = frozenset(
 """What a folder's files must end in, in lower case, to be text. A file or a glob that is named is taken whatever it ends in."""
 
 
+PACKED_SUFFIXES = frozenset({".parquet", ".gz", ".zst", ".zstd"})
+"""What no file that is text ends in. `alpha data prepare` reads them."""
+
+
 def path_bytes(relpath: str) -> bytes:
     """The bytes of a relative path that go into a hash (UTF-8; undecodable file names keep their bytes)."""
     return relpath.encode("utf-8", "surrogateescape")
@@ -94,20 +98,27 @@ class Corpus:
         return Corpus(name, self.root, tuple(sorted(documents, key=_order)))
 
     def sample(self, max_bytes: int) -> Corpus:
-        """Documents in order of the hash of their path, for as long as they fit into `max_bytes`; all if all fit.
+        """Documents in order of the hash of their path, for as long as they fit into `max_bytes`; all if all fit. Where not even the first
+        one fits, its beginning: up to the last line end that does, else to the last character.
 
-        Independent of the listing order, and a larger sample contains a smaller one. InputError if not even one fits.
+        Independent of the listing order, and a larger sample contains a smaller one. InputError if there is no room for a character.
         """
         taken, total = [], 0
-        for document in sorted(self.documents, key=lambda d: (sha256_hex(path_bytes(d.relpath)), d.relpath)):
+        order = sorted(self.documents, key=lambda d: (sha256_hex(path_bytes(d.relpath)), d.relpath))
+        for document in order:
             if total + document.size > max_bytes:
                 break
             taken.append(document)
             total += document.size
         if not taken:
-            raise InputError(
-                "a sample of the corpus would be empty", came=f"max_bytes={max_bytes}", expected="room for at least one file"
-            )
+            text = self.read(order[0]) if order and max_bytes > 0 else b""
+            at = text.rfind(b"\n", 0, max_bytes) + 1
+            at = at or next((i for i in range(max_bytes, 0, -1) if text[i : i + 1] and text[i] & 0xC0 != 0x80), 0)
+            if not at:
+                raise InputError("a sample of the corpus would be empty", came=f"max_bytes={max_bytes}", expected="room for some text",
+                                 do="raise data.sample")
+            begin = (order[0].part or (0, 0))[0]
+            taken = [Document(order[0].relpath, sha256_hex(text[:at]), at, (begin, begin + at))]
         return self.subset(f"{self.name}[sample {max_bytes}]", taken)
 
 
@@ -160,6 +171,9 @@ def folder_corpus(root: Path, pattern: str = "") -> Corpus:
     InputError if `root` does not exist or nothing with text in it matches.
     """
     if root.is_file():
+        if root.suffix.lower() in PACKED_SUFFIXES:
+            raise InputError("a corpus is no text", came=root, expected="text, or data that was prepared",
+                             do=f"run `alpha data prepare {root} --out FOLDER`, and name the folder")
         return corpus_of_files(root.name, root.parent, [root.name])
     if not root.is_dir():
         raise InputError("the corpus has no such path", came=root, expected="a folder of text files, or one file",

@@ -160,7 +160,7 @@ class JoinedCorpus(Corpus):
         return self.parts[int(number)].read(replace(document, relpath=relpath))
 
     def sample(self, max_bytes: int) -> Corpus:
-        """Of each source its sample of `max_bytes` by weight; a source whose first document does not fit adds none, unless all do not."""
+        """Of each source its sample of `max_bytes` by weight; a source that has no room adds none, unless all have none."""
         taken, refused = list[Corpus](), list[InputError]()
         for part, weight in zip(self.parts, self.weights):
             try:

@@ -28,7 +28,7 @@ from alpha.data.files import disk_error, hold
 from alpha.data.hashed import load_hashed, save_hashed
 from alpha.data.prepared import FORMAT, MANIFEST, SIDES, TOKENIZER, UNFINISHED, VERSION, Prepared, open_prepared
 from alpha.data.shards import ShardWriter, open_shard, save_listing
-from alpha.data.sources import PIECE, Piece, Rules, Tally, documents, files_of, pieces_in_units
+from alpha.data.sources import PIECE, Piece, Rules, Tally, count_value, documents, files_of, pieces_in_units
 from alpha.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer
 from alpha.data.tokenizer_file import load_tokenizer, open_tokenizer
 from alpha.errors import BusyError, InputError, MachineError
@@ -327,7 +327,9 @@ def _finish(order: Order, folder: Path, units: Sequence[Unit], bound: float, tok
     labels: dict[str, Counter[str]] = {}
     for m in made:
         for label, values in m["labels"].items():
-            labels.setdefault(label, Counter()).update(values)
+            found = labels.setdefault(label, Counter())
+            for value, times in values.items():
+                count_value(found, value, times)
     sources = [{"name": name, "files": len({p.path for _, s, one in units for p in one if s == i}),
                 "bytes": sum(p.size for _, s, one in units for p in one if s == i),
                 **{key: sum(m["sides"][side][key] for m in made if m["source"] == i for side in SIDES)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,11 +27,14 @@ from alpha.files import json_of, open_regular
 PART = 1 << 20
 """Bytes of text from which on a file is several documents."""
 MOST_LINE = 1 << 26
-"""Bytes of the longest line of JSON, 64 MiB: what one document may take of a worker's memory."""
+"""Bytes of the longest line of JSON, or of the longest text of a row, 64 MiB: what one document may take of a worker's memory."""
+MOST_VALUES = 1 << 12
+"""Values of a label that are counted apart, those that come first."""
+OTHER_VALUES = "(other values)"
 PIECE = 1 << 25
 """Bytes of a file that are one piece, 32 MiB."""
-_ROWS = 64
-"""Rows of Parquet that are in memory at once."""
+_ROWS, _ROWS_BYTES = 64, 1 << 24
+"""Rows of Parquet that are in memory at once, at most, and what they should take together, by the mean of their row group."""
 _MARK = b"\xef\xbb\xbf"
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -41,7 +45,7 @@ _DO = "mend it, or leave out what is no document with --skip-bad"
 @dataclass(frozen=True)
 class Rules:
     """What decides which documents a file holds. `field`: of the text in JSON and Parquet; `labels`: fields whose values are counted;
-    `part`, `longest`: bytes of a part of a text, and of a line of JSON, at most."""
+    `part`, `longest`: bytes of a part of a text, and of a line of JSON or a row's text, at most."""
 
     field: str = "text"
     labels: tuple[str, ...] = ()
@@ -118,7 +122,7 @@ def pieces_of(path: Path, piece: int = PIECE) -> list[Piece]:
         raise _unreadable(path, error) from error
     if kind == "parquet":
         groups = _parquet(path).metadata
-        sizes = [groups.row_group(i).total_byte_size for i in range(groups.num_row_groups)]
+        sizes = [max(groups.row_group(i).total_byte_size, 0) for i in range(groups.num_row_groups)]  # the file says them, and may lie
         return [Piece(str(path), kind, "", i, i + 1, n) for i, n in enumerate(sizes)]
     if packing:
         return [Piece(str(path), kind, packing, 0, size, size)] if size else []
@@ -187,7 +191,7 @@ def _json_lines(piece: Piece, rules: Rules, tally: Tally) -> Iterator[bytes]:
         with open_regular(piece.path) as raw, _unpacked(raw, piece.packing) as file:
             if piece.begin:
                 file.seek(piece.begin - 1)
-                at += _skip_line(file) - 1
+                at += _skip_line(file, piece.end - piece.begin + 1) - 1  # no further: a line over many pieces is read once
             while piece.packing or at < piece.end:
                 begins, line = at, file.readline(rules.longest + 1)
                 if not line:
@@ -240,15 +244,23 @@ def _taken(content: dict[str, Any], rules: Rules, tally: Tally) -> bytes:
             raise ValueError(f'its "{rules.field}" holds half a surrogate pair at character {error.start}') from None
     if not isinstance(text, bytes):
         raise ValueError(f'its "{rules.field}" is no string but {type(text).__name__}')
+    if len(text) > rules.longest:
+        raise ValueError(f'its "{rules.field}" is longer than {rules.longest} bytes')
     for label in rules.labels:
-        tally.labels.setdefault(label, Counter())[str(content.get(label))[:80]] += 1
+        count_value(tally.labels.setdefault(label, Counter()), str(content.get(label))[:80])
     return text
 
 
-def _skip_line(file: BinaryIO) -> int:
-    """Read on behind the next line end; the bytes read."""
+def count_value(counts: Counter[str], value: str, times: int = 1) -> None:
+    """Count a label's value, or OTHER_VALUES where MOST_VALUES others came before it: a field that differs in each line takes no memory."""
+    apart = value in counts or len(counts) - (OTHER_VALUES in counts) < MOST_VALUES
+    counts[value if apart else OTHER_VALUES] += times
+
+
+def _skip_line(file: BinaryIO, most: int = sys.maxsize) -> int:
+    """Read on behind the next line end, at most `most` bytes; the bytes read."""
     skipped = 0
-    while chunk := file.readline(1 << 20):
+    while chunk := file.readline(min(1 << 20, most - skipped)):
         skipped += len(chunk)
         if chunk.endswith(b"\n"):
             break
@@ -320,7 +332,7 @@ def _rows(piece: Piece, rules: Rules, tally: Tally) -> Iterator[bytes]:
                          do="name the column of the text with --field")
     number = sum(file.metadata.row_group(i).num_rows for i in range(piece.begin))
     try:
-        for batch in file.iter_batches(_ROWS, range(piece.begin, piece.end), [rules.field, *rules.labels]):
+        for batch in file.iter_batches(_rows_at_once(file, piece), range(piece.begin, piece.end), [rules.field, *rules.labels]):
             for row in batch.to_pylist():
                 number += 1
                 try:
@@ -336,13 +348,19 @@ def _rows(piece: Piece, rules: Rules, tally: Tally) -> Iterator[bytes]:
         raise _unreadable(piece.path, error) from error
 
 
+def _rows_at_once(file: Any, piece: Piece) -> int:
+    rows = sum(file.metadata.row_group(i).num_rows for i in range(piece.begin, piece.end))
+    return min(_ROWS, max(1, _ROWS_BYTES * rows // max(1, piece.size)))
+
+
 def _parquet(path: Path) -> Any:
+    """The file, of which a part of a row group is read at a time."""
     try:
         import pyarrow.parquet
     except ImportError as error:
         raise _needs("pyarrow", ".parquet") from error
     try:
-        file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+        file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
         file.schema_arrow.names  # noqa: B018  # read here, where a name that is no UTF-8 is an error of the file
         return file
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
@@ -362,10 +380,10 @@ def _needs(package: str, suffix: str) -> MachineError:
 def pieces_in_units(files: Sequence[Path], unit: int = PIECE) -> list[tuple[Piece, ...]]:
     """The pieces of files in order, neighbours together up to `unit` bytes: what one worker reads at a time. Depends on the files alone."""
     units: list[list[Piece]] = []
-    filled = unit
+    filled = 0
     for path in files:
         for piece in pieces_of(path, unit):
-            if filled + piece.size > unit:
+            if not units or filled + piece.size > unit:
                 units.append([])
                 filled = 0
             units[-1].append(piece)

@@ -165,7 +165,26 @@ class _WordIds(dict[bytes, bytes]):
         return ids
 
 
-class BPETokenizer(Tokenizer):
+class MadeTokenizer(Tokenizer):
+    """One that holds its tokens, and how it was made, as they were read or trained."""
+
+    _tokens: tuple[bytes, ...]
+    _record: Mapping[str, Any]
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> Sequence[bytes]:
+        return self._tokens
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        return self._record
+
+
+class BPETokenizer(MadeTokenizer):
     """Byte-level byte pair encoding. `merges[k]` is the pair of ids that becomes id 257 + k; earlier merges go first."""
 
     kind = "bpe"
@@ -196,18 +215,6 @@ class BPETokenizer(Tokenizer):
             tokens.append(tokens[left] + tokens[right])
         self._tokens = tuple(tokens)
         self._cache = _WordIds(self._encode_word, self.dtype)
-
-    @property
-    def vocab_size(self) -> int:
-        return FIRST_MERGE + len(self.merges)
-
-    @property
-    def tokens(self) -> Sequence[bytes]:
-        return self._tokens
-
-    @property
-    def record(self) -> Mapping[str, Any]:
-        return self._record
 
     def form(self) -> dict[str, Any]:
         return {"kind": self.kind, "eod": self.eod, "pattern": self.pattern,

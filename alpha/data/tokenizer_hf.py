@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from alpha.data.files import read_file, sha256_hex
 from alpha.data.form_c import form_c
 from alpha.data.regular import Ranges, translate
-from alpha.data.tokenizer import MAX_VOCABULARY, Merge, Tokenizer
+from alpha.data.tokenizer import MAX_VOCABULARY, MadeTokenizer, Merge
 from alpha.errors import InputError
 from alpha.files import MOST_TEXT, json_of
 
@@ -107,7 +107,7 @@ def _last(token: bytes) -> bytes:
     return token[start:] if len(token) - start == len(_first(token[start:] + b"\x80\x80\x80")) else b""
 
 
-class HuggingFaceTokenizer(Tokenizer):
+class HuggingFaceTokenizer(MadeTokenizer):
     """A byte-level BPE tokenizer that `read_hugging_face` read."""
 
     kind = "hf"
@@ -136,18 +136,6 @@ class HuggingFaceTokenizer(Tokenizer):
         self._added = [_Added(form["added"], self.eod, normalized, self._normal) for normalized in (False, True)]
         self._joins = _Joins((self._tokens[left], self._tokens[right]) for left, right in self._merges)
         self._cache = _Words(self)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._tokens)
-
-    @property
-    def tokens(self) -> Sequence[bytes]:
-        return self._tokens
-
-    @property
-    def record(self) -> Mapping[str, Any]:
-        return self._record
 
     def form(self) -> dict[str, Any]:
         return self._form

@@ -16,7 +16,7 @@ from alpha.registry import check as registry_check
 from alpha.registry.check import ERROR, WARNING, Finding
 from alpha.registry.evidence import shipped_root
 from alpha.registry.faults import Fault, load_faults
-from alpha.registry.gpu import gpu_class
+from alpha.registry.gpu import gpu_classes
 from alpha.registry.history import History, hash_of
 from alpha.registry.machine import machine_class
 from alpha.registry.package import Package
@@ -65,8 +65,7 @@ def _owed_audits(root: Path, history: History) -> list[Finding]:
         return [Finding(WARNING, root.name, 0, "history", f"NOT_RUN: what was committed before: {why}",
                         "check in a clone with its history")]
     new = history.changed(root)
-    gpu = gpu_class()
-    here = {machine_class().key, gpu.key if gpu is not None else ""}
+    here = {machine_class().key, *(gpu.key for gpu in gpu_classes())}
     counts = Counter(line.record.machine for line in consistency.lines(root) if hash_of(line.text.encode()) in new) if new else {}
     return [Finding(WARNING, f"{root.name}/{machine}", 0, "audit", f"NOT_RUN: {n} lines differ from {history.base[:12]}: an audit is owed",
                     "run `alpha gate audit --changed --all` on a machine of that class")

@@ -192,8 +192,9 @@ def locked(config: pytest.Config, name: str, *, shared: bool = False) -> Iterato
     if worker is None:
         yield
         return
-    with open(Path(worker["alpha_locks"]) / name, "w") as file:  # closed, hence unlocked, however the process ends
-        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    with open(Path(worker["alpha_locks"]) / name, "w+") as file:  # closed, hence unlocked, however the process ends
+        # a record lock: a process that a test forks and leaves behind does not inherit it, as it would the lock of an open file (flock)
+        fcntl.lockf(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
 
 

@@ -20,6 +20,10 @@ MANY, RUNS, RUN, COLUMNS = 8, 16, 64, 8
 """How many rows are drawn; runs of neighbouring elements and their length; columns. The first and the last are always among them, where
 sizes that nobody tried tend to go wrong."""
 
+QUERIES, KEYS, SCORES = 4, 3, 1 << 18
+"""Of attention with more scores than SCORES in what one key head sees, so many queries and keys are drawn: the walk that its tolerance is
+made from takes all scores at once, minutes at a length of 4096."""
+
 CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gelu", "silu", "scale", "cast"), ("e>e",)),
     **dict.fromkeys(("add", "mul", "accumulate", "gelu_bwd", "silu_bwd", "swiglu"), ("ee>e",)),
@@ -42,12 +46,24 @@ Operands that a call leaves out are the last ones, so their letters are left ove
 @dataclass(frozen=True)
 class Part:
     """What of one call is computed by itself. `ins`: of each operand; `outs`: of each result, None for what is not in the part; `attrs`:
-    those of the smaller call; `rows`: False where the part is the whole call."""
+    those of the smaller call; `rows`: False where the part is the whole call. `op`: the row whose oracle gives it, '' for that of the call;
+    then `of` says which operand of the call each of its own is taken from, and `to` which result each of its own is a part of."""
 
     ins: tuple[Take, ...]
     outs: tuple[Take | None, ...]
     attrs: Attrs
     rows: bool = True
+    op: str = ""
+    of: tuple[int, ...] = ()
+    to: tuple[int, ...] = ()
+
+    def operands(self) -> tuple[int, ...]:
+        """Of each operand of the part the call's."""
+        return self.of or tuple(range(len(self.ins)))
+
+    def results(self) -> tuple[int, ...]:
+        """Of each result of the part the call's."""
+        return self.to or tuple(range(len(self.outs)))
 
 
 def parts(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs, rng: np.random.Generator) -> Iterator[Part]:
@@ -56,6 +72,8 @@ def parts(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs:
         yield _of_update(ins, outs, attrs, rng)
     elif op == "square_sums":
         yield _of_leaves(outs, attrs, rng)
+    elif op in _ATTENTION and scores_of(op, ins, attrs) > SCORES:
+        yield from _of_long(op, ins, attrs, rng)
     elif op in ("attention_packed", "attention_packed_bwd"):
         yield _of_heads(op, ins, outs, attrs, rng)
     elif op in CUTS and _fits(op, ins, outs, attrs):
@@ -152,10 +170,73 @@ def _of_heads(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], at
     return Part(takes, (queries, rows) if forward else (all_,), {**attrs, "heads": each, "kv_heads": 1})
 
 
+_ATTENTION = ("attention", "attention_bwd", "attention_packed", "attention_packed_bwd")
+
+
+def scores_of(op: str, ins: Sequence[TensorType], attrs: Attrs) -> int:
+    """Scores of one sample and one key head's queries."""
+    if op in ("attention_packed", "attention_packed_bwd"):
+        return int(attrs["heads"]) // int(attrs["kv_heads"]) * ins[0].shape[1] ** 2  # type: ignore[call-overload]
+    q, k = ins[op == "attention_bwd"], ins[1 + (op == "attention_bwd")]
+    return q.shape[1] * k.shape[1] * q.shape[2] // k.shape[2]
+
+
+def _of_long(op: str, ins: Sequence[TensorType], attrs: Attrs, rng: np.random.Generator) -> Iterator[Part]:
+    """Of one sample and key head: single queries among the keys that they see, and, of the backward, single keys among the queries that see
+    them. Given lse and o, neither asks for more. Causal and window are in what is taken, so the smaller calls have neither."""
+    packed, back = "packed" in op, op.endswith("_bwd")
+    if packed:
+        heads, groups = int(attrs["heads"]), int(attrs["kv_heads"])  # type: ignore[call-overload]
+        batch, t, width = ins[back].shape
+        s, d = t, width // (heads + 2 * groups)
+    else:
+        (batch, t, heads, d), (_, s, groups, _) = ins[back].shape, ins[1 + back].shape
+    each, b, g = heads // groups, int(rng.integers(batch)), int(rng.integers(groups))
+    mine = slice(g * each, (g + 1) * each)
+    causal, window = bool(attrs["causal"]), int(attrs["window"])  # type: ignore[call-overload]
+    smaller: Attrs = {"causal": False, "window": 0, "scale": attrs["scale"]}
+
+    def heads_of(first: int, many: int, at: slice) -> Take:
+        """[B, n, heads, D] of some rows: columns of a packed operand, or heads of one of four axes."""
+        def take(x: np.ndarray) -> np.ndarray:
+            if x.ndim == 4:
+                return x[b : b + 1, at, first : first + many]
+            found = np.asarray(x[b : b + 1, at, first * d : (first + many) * d])
+            return found.reshape(1, found.shape[1], many, d)
+        return take
+
+    def part(queries: slice, keys: slice, results: tuple[bool, ...]) -> Part:
+        def lse(x: np.ndarray) -> np.ndarray:
+            return x[b : b + 1, mine, queries]
+
+        q = heads_of(g * each, each, queries)
+        k, v = (heads_of(heads + g, 1, keys), heads_of(heads + groups + g, 1, keys)) if packed else (heads_of(g, 1, keys),) * 2
+        documents = ((lambda x: x[b : b + 1, queries]), (lambda x: x[b : b + 1, keys]))
+        of = ((0, 1, 1, 1, 2, 3) if back else (0, 0, 0)) if packed else tuple(range(6 if back else 3))
+        more = documents if len(ins) > max(of) + 1 else ()
+        of = (*of, *range(max(of) + 1, max(of) + 1 + len(more)))
+        if not back:
+            return Part((q, k, v, *more), (q, lse), smaller, op="attention", of=of, to=(0, 1))
+        outs = tuple(take if asked else None for take, asked in zip((q, k, v), results))
+        return Part((q, q, k, v, q, lse, *more), outs, smaller, op="attention_bwd", of=of, to=(0, 0, 0) if packed else (0, 1, 2))
+
+    for i in drawn(t, QUERIES, rng).tolist():
+        place = i + s - t
+        first, stop = max(0, place - window + 1) if window else 0, min(s, place + 1) if causal else s
+        if stop > first:
+            yield part(slice(i, i + 1), slice(first, stop), (True, False, False))
+    for j in drawn(s, KEYS, rng).tolist() if back else ():
+        first, stop = max(0, j - (s - t)) if causal else 0, min(t, j - (s - t) + window) if window else t
+        if stop > first:
+            yield part(slice(first, stop), slice(j, j + 1), (False, True, True))
+
+
 def widened(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs) -> int:
     """Elements of operands and results that the parts of a call hold at once beyond what is drawn: whole operands, scores of attention."""
     if op in ("adamw", "sgd", "square_sums", "embedding"):
         return 0
+    if op in _ATTENTION and scores_of(op, ins, attrs) > SCORES:
+        return 8 * max(t.shape[1] for t in ins if len(t.shape) > 2) * max(t.shape[-1] for t in ins)
     if op in ("attention_packed", "attention_packed_bwd"):
         length = ins[0].shape[1]
         return int(attrs["heads"]) // int(attrs["kv_heads"]) * length * length  # type: ignore[call-overload]

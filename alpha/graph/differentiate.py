@@ -27,7 +27,8 @@ def differentiate(t: Tracer, loss: Value, wrt: Sequence[Value]) -> list[Value]:
     """Append to `t`'s graph the gradient of the scalar `loss` with respect to each of `wrt` and return those values, in order.
 
     Nodes are visited in reverse order and several cotangents of one value are added in the order in which they arise, so the result
-    is a function of the graph alone. Emitted nodes carry the layer and source of the node they differentiate and phase 'backward'.
+    is a function of the graph alone. Emitted nodes carry the layer, source, stage, microbatch and SM
+    budget of the node they differentiate and phase 'backward'.
     The gradient of a parameter (one of `wrt`) has the type in which its compute type is summed, f32 for bf16.
     GraphError if the loss is not a scalar, does not depend on one of `wrt`, or passes through a row without a vjp, and if a gradient of
     a parameter arrives rounded to a narrower type.
@@ -51,6 +52,7 @@ def _gradients(t: Tracer, loss: Value, wrt: Sequence[Value], *, apart: bool) -> 
             needs.update(v for v in node.outputs if v.type.is_float)
     forward = list(graph.nodes)
     saved = t.layer, t.phase, t.source
+    placed = t.stage, t.microbatch, t.sms
     t.phase = "backward"
     t.source = "loss"
     one = t("fill", shape=(), value=1.0, dtype=loss.type.dtype)
@@ -65,6 +67,7 @@ def _gradients(t: Tracer, loss: Value, wrt: Sequence[Value], *, apart: bool) -> 
             raise GraphError("the loss passes through a row that cannot be differentiated", came=repr(node),
                              expected=f"a row with a vjp ({spec.why_no_vjp})", do="use a differentiable op in the model")
         t.layer, t.source = node.layer, node.source
+        t.stage, t.microbatch, t.sms = node.stage, node.microbatch, node.sms
         grads = spec.vjp(emit, node, [cotangents.get(v) for v in node.outputs])
         for value, grad in zip(node.inputs, grads, strict=True):
             if grad is None or value not in needs:
@@ -86,6 +89,7 @@ def _gradients(t: Tracer, loss: Value, wrt: Sequence[Value], *, apart: bool) -> 
             else:
                 cotangents[value] = t("add", cotangents[value], grad) if value in cotangents else grad
     t.layer, t.phase, t.source = saved
+    t.stage, t.microbatch, t.sms = placed
     missing = [v.name for v in wrt if not terms[v] and v not in cotangents]
     if missing:
         raise GraphError("the loss does not depend on a parameter", came=", ".join(missing),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from alpha.errors import GraphError
 from alpha.graph.order import COMPUTE
@@ -22,7 +22,10 @@ PHASES = ("forward", "recompute", "backward", "wgrad", "reduce", "update")
 
 @dataclass(eq=False)
 class Value:
-    """One tensor. `kind`: 'input', 'state' or 'node'. A state value names its box: `state` = (kind of state, element offset)."""
+    """One tensor. `kind`: 'input', 'state' or 'node'. A state value names its box: `state` = (kind of state, element offset).
+
+    `type` is a static bound. `extent`: the integer, an input or a state i32[], that says how many rows along the first axis the tensor has
+    when the graph runs, from 0 to the bound; None: all of them. What lies behind these rows is rubbish (alpha/graph/effects.py)."""
 
     type: TensorType
     name: str
@@ -30,6 +33,7 @@ class Value:
     state: tuple[str, int] | None = None
     producer: Node | None = None
     index: int = 0
+    extent: Value | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,8 +45,10 @@ class Value:
 
 @dataclass(eq=False)
 class Node:
-    """One call of an op row. `source` is the model's file:line, for messages only: it never enters a hash. `stream`: one of
-    alpha/graph/order.py; what is not on the compute stream may run beside it."""
+    """One call of an op row. `source` is the model's file:line, for messages only: it never enters a hash.
+
+    Its effects: `stream`, one of alpha/graph/order.py; what is not on the compute stream may run beside it. `stage` of a pipeline and
+    `microbatch`, both from 0, None outside of any; `sms`, the SM budget: most multiprocessors that it takes, 0 for no limit."""
 
     op: str
     inputs: tuple[Value, ...]
@@ -52,6 +58,9 @@ class Node:
     phase: str = "forward"
     source: str = ""
     stream: str = COMPUTE
+    stage: int | None = None
+    microbatch: int | None = None
+    sms: int = 0
 
     @property
     def acts(self) -> bool:
@@ -60,9 +69,13 @@ class Node:
 
     def over(self, inputs: tuple[Value, ...]) -> Node:
         """The same call of other operands, with results of its own."""
-        new = Node(self.op, inputs, self.attrs, (), self.layer, self.phase, self.source, self.stream)
-        new.outputs = tuple(Value(v.type, v.name, "node", None, new, v.index) for v in self.outputs)
+        new = replace(self, inputs=inputs, outputs=())
+        new.outputs = tuple(Value(v.type, v.name, "node", None, new, v.index, v.extent) for v in self.outputs)
         return new
+
+    def effects(self) -> tuple[object, ...]:
+        """What it says beside its operands. Calls that become one have the same."""
+        return self.stream, self.stage, self.microbatch, self.sms
 
     def __repr__(self) -> str:
         left = ", ".join(map(repr, self.outputs))
@@ -100,19 +113,24 @@ class Graph:
         lines = []
         for name in sorted(self.inputs):
             number[self.inputs[name]] = f"in:{name}"
-            lines.append(f"in:{name} {self.inputs[name].type}")
         for key, v in self.states.items():
             number[v] = f"state:{key[0]}+{key[1]}:{v.type}"
+
+        def rows(v: Value) -> str:
+            return f" rows {number[v.extent]}" if v.extent is not None else ""
+
+        lines += [f"in:{name} {v.type}{rows(v)}" for name, v in sorted(self.inputs.items())]
+        lines += [f"{number[v]}{rows(v)}" for v in self.states.values() if v.extent is not None]
         count = 0
         for node in self.nodes:
             outs = []
             for v in node.outputs:
                 number[v] = f"%{count}"
-                outs.append(f"%{count}:{v.type}")
+                outs.append(f"%{count}:{v.type}{rows(v)}")
                 count += 1
             attrs = attrs_text(node.attrs)
             lines.append(f"{' '.join(outs)} = {node.op} {' '.join(number[v] for v in node.inputs)} {attrs} {node.layer} {node.phase}"
-                         + (f" on {node.stream}" if node.stream != COMPUTE else ""))
+                         + effects_text(node.stream, node.stage, node.microbatch, node.sms))
         lines += [f"out:{k} = {number[v]}" for k, v in sorted(self.outputs.items())]
         lines += [f"update:{k[0]}+{k[1]} = {number[v]}" for k, v in sorted(self.updates.items(), key=lambda item: item[0])]
         return "\n".join(lines)
@@ -120,6 +138,12 @@ class Graph:
     def hash(self) -> str:
         """sha256 of the canonical text."""
         return hashlib.sha256(self.text().encode()).hexdigest()
+
+
+def effects_text(stream: str, stage: int | None, microbatch: int | None, sms: int = 0) -> str:
+    """Canonical text of effects: nothing for those that are as they are by default."""
+    named = (("on", stream or None), ("stage", stage), ("microbatch", microbatch), ("sms", sms or None))
+    return "".join(f" {name} {value}" for name, value in named if value is not None)
 
 
 def attrs_text(attrs: Mapping[str, object]) -> str:
@@ -150,6 +174,7 @@ def prune(graph: Graph, roots: Iterable[Value] | None = None) -> Graph:
         if node.acts or any(v in needed for v in node.outputs):
             needed.update(node.inputs)
             kept.append(node)
+    needed.update([v.extent for v in (*needed, *graph.inputs.values()) if v.extent is not None])
     return Graph(graph.name, dict(graph.inputs), {k: v for k, v in graph.states.items() if v in needed}, kept[::-1],
                  dict(graph.outputs), dict(graph.updates))
 

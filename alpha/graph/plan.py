@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from alpha.errors import InputError
-from alpha.graph.ir import attrs_text
+from alpha.graph.ir import attrs_text, effects_text
 from alpha.graph.order import COMPUTE
 from alpha.graph.state import StateLayout
 from alpha.types import Attrs, TensorType
@@ -25,19 +25,31 @@ never read from a device, and a plan is the same on every machine."""
 
 @dataclass(frozen=True)
 class Ref:
-    """A contiguous tensor at a byte offset of an arena."""
+    """A contiguous tensor at a byte offset of an arena. `extent`: where the integer lies that says how many of its rows hold something when
+    the plan runs, from 0 to those of the type; None: all."""
 
     arena: str
     offset: int
     type: TensorType
+    extent: Ref | None = None
 
     @property
     def stop(self) -> int:
         """First byte after the tensor."""
         return self.offset + self.type.nbytes
 
+    @property
+    def whole(self) -> Ref:
+        """The tensor up to its bound."""
+        return self if self.extent is None else replace(self, extent=None)
+
+    @property
+    def kind(self) -> str:
+        """Its type, and its extent where it has one."""
+        return f"{self.type}" + (f" rows {self.extent}" if self.extent is not None else "")
+
     def __str__(self) -> str:
-        return f"{self.arena}+{self.offset}:{self.type}"
+        return f"{self.arena}+{self.offset}:{self.kind}"
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ class Launch:
     """One call of a component. `flops`: executed; `nbytes`: fewest that must move. `source` never enters a hash.
 
     `stream`: one of alpha/graph/order.py; `after`: earlier launches of the plan, on other streams, that it waits for. A plan has run when
-    all its streams have. Whoever has one stream runs the launches in order."""
+    all its streams have. Whoever has one stream runs the launches in order. `stage`, `microbatch`, `sms`: as its Node says."""
 
     op: str
     component: str
@@ -60,11 +72,15 @@ class Launch:
     nbytes: int
     stream: str = COMPUTE
     after: tuple[int, ...] = ()
+    stage: int | None = None
+    microbatch: int | None = None
+    sms: int = 0
 
     def text(self) -> str:
         """Canonical text without the source line."""
-        beside = f" on {self.stream}" if self.stream != COMPUTE else ""
+        beside = effects_text(self.stream, None, None)
         beside += f" after {' '.join(map(str, self.after))}" if self.after else ""
+        beside += effects_text(COMPUTE, self.stage, self.microbatch, self.sms)
         return (f"{self.component} {' '.join(map(str, self.ins))} -> {' '.join(map(str, self.outs))} "
                 f"{attrs_text(self.attrs)} {self.scratch} {self.layer} {self.phase}{beside}")
 
@@ -105,13 +121,13 @@ class Plan:
 
     def computation(self) -> str:
         """Canonical text without places of activations: of each operand there stands which launches made it. So it says what is computed,
-        and not for how many workers scratch was planned."""
+        and not for how many workers scratch was planned. SM budgets move no bit and are left out."""
         held = _Held()
         lines = [f"in {k} {r}" for k, r in sorted(self.inputs.items())]
         for number, x in enumerate(self.launches):
             ins = " ".join(map(held.read, x.ins))
             outs = " ".join(held.write(ref, f"{number}.{i}") for i, ref in enumerate(x.outs))
-            lines.append(replace(x, ins=(), outs=(), scratch=None).text() + f" {ins} -> {outs}")
+            lines.append(replace(x, ins=(), outs=(), scratch=None, sms=0).text() + f" {ins} -> {outs}")
         lines += [f"out {k} {held.read(r)}" for k, r in sorted(self.outputs.items())]
         lines += [f"arena {k} {n}" for k, n in sorted(self.arenas.items()) if k != _ACTIVATIONS]
         return "\n".join(lines)
@@ -152,7 +168,7 @@ class _Held:
         lo, hi = self._within(ref)
         parts = [f"{name}[{max(start, ref.offset) - origin}:{min(stop, ref.stop) - origin}]"
                  for start, stop, name, origin in self._parts[lo:hi]]
-        return f"{'+'.join(parts)}:{ref.type}"
+        return f"{'+'.join(parts)}:{ref.kind}"
 
     def write(self, ref: Ref, name: str) -> str:
         """A result takes its place; what it overlaps is gone."""
@@ -165,7 +181,7 @@ class _Held:
         kept += [(ref.stop, stop, n, o) for _, stop, n, o in gone[-1:] if stop > ref.stop]
         self._parts[lo:hi] = kept
         self._starts[lo:hi] = [start for start, *_ in kept]
-        return f"{name}:{ref.type}"
+        return f"{name}:{ref.kind}"
 
     def _within(self, ref: Ref) -> tuple[int, int]:
         """The parts that overlap a tensor: from, to."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from alpha.errors import GraphError, InputError, ShapeError
+from alpha.graph.effects import extent_of, no_extent
 from alpha.graph.ir import Graph, Node, Value
 from alpha.graph.order import COMPUTE
 from alpha.graph.state import Init, StateLayout, TensorSpec
@@ -43,6 +44,9 @@ class Tracer:
         self._layout = layout
         self._unit = ""
         self.layer, self.phase, self.source, self.stream = "", "forward", "", COMPUTE
+        self.stage: int | None = None
+        self.microbatch: int | None = None
+        self.sms = 0
 
     # -- nodes -----------------------------------------------------------------------------------------------------------------
 
@@ -68,9 +72,11 @@ class Tracer:
         except ShapeError as error:
             raise ShapeError(f"{error.what} (at {where}, layer {self.layer or 'none'})", came=error.came, expected=error.expected,
                              do=error.do) from None
-        node = Node(op, inputs, attrs, layer=self.layer, phase=self.phase, source=where, stream=self.stream)
+        node = Node(op, inputs, attrs, layer=self.layer, phase=self.phase, source=where, stream=self.stream, stage=self.stage,
+                    microbatch=self.microbatch, sms=self.sms)
         count = len(self.graph.nodes)
-        node.outputs = tuple(Value(t, f"{op}.{count}" + (f".{i}" if len(types) > 1 else ""), "node", None, node, i)
+        node.outputs = tuple(Value(t, f"{op}.{count}" + (f".{i}" if len(types) > 1 else ""), "node", None, node, i,
+                                   extent_of(op, inputs))
                              for i, t in enumerate(types))
         self.graph.nodes.append(node)
         return node.outputs if len(node.outputs) != 1 or op == "split" else node.outputs[0]
@@ -142,6 +148,18 @@ class Tracer:
         if key not in self.graph.states:
             self.graph.states[key] = Value(TensorType(tuple(shape), dtype), name or f"{kind}+{offset}", "state", (kind, offset))
         return self.graph.states[key]
+
+    def extent(self, value: Value, rows: Value) -> Value:
+        """Let the integer `rows`, an input or a state i32[], say how many rows of `value` there are. Returns `value`: an input, a state box
+        or what is received. GraphError for another one, which has the extent of what it is made of."""
+        if value.producer is not None and value.producer.op != "receive":
+            raise GraphError("the extent of a value is that of its operands", came=value, expected="an input, a state box or a receipt")
+        value.extent = rows
+        found = no_extent(value)
+        if found is not None:
+            value.extent = None
+            raise GraphError(found[0], came=found[1], expected=found[2])
+        return value
 
     # -- results ---------------------------------------------------------------------------------------------------------------
 

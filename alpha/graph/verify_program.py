@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from alpha.errors import GraphError
+from alpha.graph.effects import COUNT, Refusal, backward, cannot_cross, refused
 from alpha.graph.ir import attrs_text
 from alpha.graph.order import COMPUTE, Order
 from alpha.graph.plan import Launch, Plan, Program, Ref
@@ -40,9 +41,7 @@ class _Call:
         return self.members.index(self.rank)
 
     def __str__(self) -> str:
-        x = self.launch
-        types = ", ".join(str(r.type) for r in (x.ins or x.outs))
-        return f"rank {self.rank}: {x.op}({types}) of {x.layer or 'no layer'}, plan {self.plan}, model line {x.source}"
+        return _told(self.rank, self.plan, self.launch)
 
 
 def verify_program(program: Program) -> Program:
@@ -50,9 +49,11 @@ def verify_program(program: Program) -> Program:
 
     Invariants: every group parts the ranks; each microbatch of each shard is run by one rank; launches of two streams that touch the same
     bytes, one of them writing, are ordered; the members of a group issue the same collectives in the same order, with one root, count and
-    element type; every send meets a receive; the ranks never wait for one another in a circle.
+    element type; every send meets a receive; the ranks never wait for one another in a circle; effects and extents are such as
+    alpha/graph/effects.py allows, and members agree in them.
     """
     _groups_part_ranks(program)
+    _effects_can_be(program)
     _text_is_dealt_once(program)
     orders = {key: _ordered(key, plan) for key, plan in program.plans.items()}
     calls = [_issued(program, rank, orders) for rank in range(program.ranks)]
@@ -90,6 +91,47 @@ def _text_is_dealt_once(program: Program) -> None:
             if (shard, micro) not in found:
                 raise GraphError("no rank runs some text of a step", came=f"shard {shard}, microbatch {micro}",
                                  expected="every microbatch of a shard once")
+
+
+def _effects_can_be(program: Program) -> None:
+    """Of every launch of every rank: its effects by themselves, its microbatch against the step's, and its extents."""
+    seen: set[tuple[str, int | None]] = set()
+    for rank in range(program.ranks):
+        role = program.role(rank)
+        runs = {(name, None) for name in role.plans} | {(step.plan, step.micro) for step in role.schedule}
+        for name, micro in sorted(runs, key=str):
+            key = role.plans[name]
+            if (key, micro) in seen:
+                continue
+            seen.add((key, micro))
+            for x in program.plans[key].launches:
+                found = refused(x) or _other_microbatch(x, micro) or _no_extent(x, program.plans[key])
+                if found is not None:
+                    raise GraphError(found[0], came=f"{_told(rank, name, x)}: {found[1]}", expected=found[2])
+
+
+def _other_microbatch(x: Launch, micro: int | None) -> Refusal | None:
+    if micro is None or x.microbatch is None or x.microbatch == micro:
+        return None
+    return "a launch of another microbatch than its plan runs for", f"microbatch {x.microbatch}", f"microbatch {micro}"
+
+
+def _no_extent(x: Launch, plan: Plan) -> Refusal | None:
+    """Why the extents of a launch cannot be: each is an integer among the inputs or in the state, and the row goes by rows."""
+    refs = (*x.ins, *x.outs)
+    extents = {r.extent for r in refs if r.extent is not None}
+    for n in extents:
+        known = n in plan.inputs.values() or (n.arena.startswith("state.") and n.stop <= plan.arenas.get(n.arena, 0))
+        if not known or n.type != COUNT or n.extent is not None:
+            return "an extent that the plan does not know", n, f"an input of the plan or a state box, {COUNT}"
+    if any(r.extent is not None and not r.type.shape for r in refs):
+        return "an extent of a tensor without rows", ", ".join(map(str, refs)), "a tensor of one axis or more"
+    return cannot_cross(x.op, x.phase, [(r.type, r.extent) for r in x.ins], [(r.type, r.extent) for r in x.outs])
+
+
+def _told(rank: int, plan: str, x: Launch) -> str:
+    types = ", ".join(str(r.type) for r in (x.ins or x.outs))
+    return f"rank {rank}: {x.op}({types}) of {x.layer or 'no layer'}, plan {plan}, model line {x.source}"
 
 
 def _ordered(key: str, plan: Plan) -> Order:
@@ -133,6 +175,7 @@ def _shared(a: Launch, b: Launch) -> Ref | None:
 
 def _touched(x: Launch) -> Iterable[tuple[Ref, bool]]:
     yield from ((r, False) for r in x.ins)
+    yield from ((r.extent, False) for r in (*x.ins, *x.outs) if r.extent is not None)
     yield from ((r, True) for r in x.outs)
     if x.scratch is not None:
         yield x.scratch, True
@@ -185,6 +228,7 @@ def _facts(call: _Call) -> dict[str, str]:
     rest = {k: v for k, v in x.attrs.items() if k != place}
     return {"op": x.op, "layer": x.layer, "element type": " ".join(r.type.dtype for r in (*x.ins, *x.outs)),
             "count": " ".join(str(list(r.type.shape)) for r in (*x.ins, *x.outs)), "root": str(x.attrs.get(place)),
+            "extent": " ".join(str(r.extent) for r in (*x.ins, *x.outs)), "stage": str(x.stage), "microbatch": str(x.microbatch),
             "attributes": attrs_text(rest)}
 
 
@@ -231,8 +275,26 @@ def _exchanged(members: tuple[int, ...], own: Sequence[Sequence[_Call]]) -> list
             if given != taken:
                 raise GraphError("a send and its receive differ in count or element type", came=f"{receives[k]}: {taken}",
                                  expected=f"as {sends[k]}: {given}")
+            _exchange_placed(sends[k], receives[k])
             events.append([sends[k], receives[k]])
     return events
+
+
+def _exchange_placed(send: _Call, receive: _Call) -> None:
+    """GraphError where an exchange joins two microbatches, or stages against the way of its phase, or where one end alone has an
+    extent."""
+    a, b = send.launch, receive.launch
+    if a.microbatch != b.microbatch:
+        raise GraphError("a send and its receive are of two microbatches", came=f"{receive}: microbatch {b.microbatch}",
+                         expected=f"as {send}: microbatch {a.microbatch}")
+    if (a.ins[0].extent is None) != (b.outs[0].extent is None):
+        raise GraphError("of a send and its receive one alone has an extent", came=f"{receive}: {b.outs[0]}",
+                         expected=f"as {send}: {a.ins[0]}")
+    if a.stage is not None and b.stage is not None:
+        back = backward(a.phase)
+        if b.stage > a.stage if back else b.stage < a.stage:
+            raise GraphError("a stage that goes backward", came=f"{receive}: stage {b.stage}, from {send}: stage {a.stage}",
+                             expected="the same stage or an earlier one" if back else "the same stage or a later one")
 
 
 def _can_end(events: Sequence[Sequence[_Call]]) -> None:

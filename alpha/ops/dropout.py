@@ -45,7 +45,7 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
                       attrs={"rate": rate, "seed": seed, "purpose": purpose})
     yield case("ragged", (3, 5, 7), 0.1, step=17, seed=1234, purpose="attention")
     yield case("keep-all", (2, 9), 0.0, step=1)
-    yield case("rare", (2, 13), 0.9, seed=2**32 - 1, purpose=2**32 - 1)
+    yield case("rare", (2, 67), 0.9, seed=2**32 - 1, purpose=2**32 - 1)
     yield case("late", (2, 66), 0.25, step=2**31 - 1, seed=7, purpose="block 3", first=2**31 - 7)
     yield case("block+617", (2, 17001), 0.1, step=5, seed=99, purpose=3)
     yield case("batch", (37, 6), 0.3, step=2, seed=5, purpose=1)

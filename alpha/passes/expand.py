@@ -7,6 +7,7 @@ selection names it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from alpha.component import Catalogue
@@ -17,8 +18,8 @@ from alpha.types import Attrs
 
 
 class _Parts:
-    """The Emit of compositions: appends to `nodes` what `backend` has kernels for, or what has no composition, with `like`'s layer, phase
-    and source."""
+    """The Emit of compositions: appends to `nodes` what `backend` has kernels for, or what has no composition, with `like`'s layer, phase,
+    source and effects."""
 
     def __init__(self, catalogue: Catalogue, backend: str) -> None:
         self.catalogue, self.backend = catalogue, backend
@@ -40,7 +41,7 @@ class _Parts:
             made = self.apart(op, inputs, attrs)
         else:
             assert self.like is not None
-            node = Node(op, inputs, attrs, (), self.like.layer, self.like.phase, self.like.source)
+            node = replace(self.like, op=op, inputs=inputs, attrs=attrs, outputs=())
             types = row(op).infer([v.type for v in inputs], attrs)
             made = node.outputs = tuple(Value(t, f"{self.like.outputs[0].name}.{op}", "node", None, node, i) for i, t in enumerate(types))
             self.nodes.append(node)
@@ -50,7 +51,8 @@ class _Parts:
 def expand(graph: Graph, catalogue: Catalogue, backend: str) -> Graph:
     """The graph with every node that no kernel of `backend` covers replaced by its row's composition, where the row has one.
 
-    The parts stand where the node stood, in its layer and phase. A new Graph; the same nodes where nothing is to be replaced.
+    The parts stand where the node stood, in its layer and phase, with its effects. A new Graph; the same nodes where nothing is to be
+    replaced.
     """
     parts = _Parts(catalogue, backend)
     values: dict[Value, Value] = {}

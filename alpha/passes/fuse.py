@@ -7,6 +7,8 @@ cannot differ from what it replaces.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from alpha.component import Catalogue
 from alpha.errors import ShapeError
 from alpha.graph.ir import Graph, Node, Value, rebuild
@@ -18,7 +20,8 @@ from alpha.passes.select import kernel_for
 def fuse(graph: Graph, catalogue: Catalogue, backend: str) -> Graph:
     """Replace every match of every fused row that `backend` has a kernel for, largest patterns first, first match in node order first.
 
-    A match must be closed: values made inside and not among the fused row's outputs are read by nothing outside.
+    A match must be closed: values made inside and not among the fused row's outputs are read by nothing outside. Its nodes have the same
+    effects, and the fused row has them.
     """
     rows = [s for s in table().values() if isinstance(s, FusedSpec) and catalogue.for_op(s.name, backend)]
     for spec in sorted(rows, key=lambda s: (-len(s.parts), s.name)):
@@ -40,6 +43,8 @@ def _fuse_row(graph: Graph, spec: FusedSpec, catalogue: Catalogue, backend: str)
             phases = {n.phase for n in nodes}
             if used & set(nodes) or (len(phases) > 1 and not phases <= {"backward", "wgrad"}):
                 continue  # forward work stays forward: recompute and the phase profile depend on it
+            if len({n.effects() for n in nodes}) > 1 or any(v.extent is not None for n in nodes for v in n.outputs):
+                continue  # one launch has one place, and no fused row knows extents
             results = spec.results(match)
             inside = {v for n in nodes for v in n.outputs}
             closed = all(v in results or (v not in roots and all(r in nodes for r in readers.get(v, ()))) for v in inside)
@@ -56,7 +61,7 @@ def _fuse_row(graph: Graph, spec: FusedSpec, catalogue: Catalogue, backend: str)
             if kernel_for(catalogue, backend, spec.name, types, attrs) is None:
                 continue
             end = graph.nodes[place]
-            node = Node(spec.name, tuple(operands), attrs, (), end.layer, end.phase, end.source)
+            node = replace(end, op=spec.name, inputs=tuple(operands), attrs=attrs, outputs=())
             node.outputs = tuple(Value(t, old.name, "node", None, node, i)
                                  for i, (t, old) in enumerate(zip(inferred, results, strict=True)))
             values.update(zip(results, node.outputs))

@@ -3,7 +3,7 @@
 Values that are views of one another, or that a kernel may overwrite in place, share one *storage class*. A class lives from its first
 write to its last read; what runs on a stream beside compute may do so at any place of its window (alpha/graph/order.py). Classes that
 are inputs, outputs or state have fixed homes; the rest are packed into the activation arena, largest first, at the lowest offset free over
-their lifetime. A bucket lies in the state box that it becomes, and its operands lie in it.
+their lifetime. A bucket lies in the state box that it becomes, and its operands lie in it. A part of a flat value lies in that value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ALIGN = 256
 
 @dataclass(eq=False)
 class _Class:
-    """One storage: its members, fixed home if any, bytes, first write and last read (indices in the schedule)."""
+    """One storage: its members, fixed home if any, bytes, first write and last read (indices in the schedule). `at`: first byte of members
+    that do not begin with it."""
 
     home: tuple[str, int] | None = None
     nbytes: int = 0
@@ -32,6 +33,7 @@ class _Class:
     last: int = -1
     members: list[Value] = field(default_factory=list)
     offset: int = -1
+    at: dict[Value, int] = field(default_factory=dict)
 
 
 def layout(graph: Graph, chosen: Mapping[Node, Component], threads: int, state_bytes: Mapping[str, int]) -> Plan:
@@ -52,7 +54,7 @@ def layout(graph: Graph, chosen: Mapping[Node, Component], threads: int, state_b
     def ref(v: Value) -> Ref:
         c = of[v]
         arena, base = c.home if c.home is not None else ("act", c.offset)
-        return Ref(arena, base, v.type)
+        return Ref(arena, base + c.at.get(v, 0), v.type, None if v.extent is None else ref(v.extent))
 
     launches: list[Launch] = []
     number: dict[int, int] = {}
@@ -64,7 +66,8 @@ def layout(graph: Graph, chosen: Mapping[Node, Component], threads: int, state_b
         where = Ref("act", extra[i].offset, TensorType((extra[i].nbytes,), "bool")) if i in extra else None
         launches.append(Launch(node.op, chosen[node].id, tuple(map(ref, node.inputs)), tuple(map(ref, node.outputs)), dict(node.attrs),
                                where, node.layer, node.phase, node.source, spec.flops(types, node.attrs),
-                               spec.min_bytes(types, node.attrs), node.stream, tuple(number[j] for j in order.waits(i))))
+                               spec.min_bytes(types, node.attrs), node.stream, tuple(number[j] for j in order.waits(i)),
+                               node.stage, node.microbatch, node.sms))
     inputs = {k: ref(v) for k, v in graph.inputs.items()}
     outputs = {k: ref(v) for k, v in graph.outputs.items()}
     arenas = {f"state.{k}": n for k, n in state_bytes.items()}
@@ -100,7 +103,8 @@ def _classes(graph: Graph, chosen: Mapping[Node, Component], order: Order) -> di
     until: dict[Value, int] = {}
     buckets = [node for node in graph.nodes if node.op == "bucket"]
     for i, node in enumerate(graph.nodes):
-        for v in node.inputs if node.op != "bucket" else ():
+        counts = [v.extent for v in (*node.inputs, *node.outputs) if v.extent is not None]
+        for v in (*node.inputs, *counts) if node.op != "bucket" else ():
             reads.setdefault(v, []).append(i)
             until[v] = max(until.get(v, -1), order.window(i)[1])
     end = len(graph.nodes)
@@ -124,6 +128,7 @@ def _classes(graph: Graph, chosen: Mapping[Node, Component], order: Order) -> di
             c = of[node.inputs[0]]
             of[node.outputs[0]] = c
             c.members.append(node.outputs[0])
+            c.at[node.outputs[0]] = c.at.get(node.inputs[0], 0) + _offset(node)
             continue
         taken: set[int] = set()
         for index, v in enumerate(node.outputs):
@@ -137,13 +142,17 @@ def _classes(graph: Graph, chosen: Mapping[Node, Component], order: Order) -> di
             of[v] = c
             c.last = max(c.last, order.window(i)[1])
             c.members.append(v)
-    for part in sorted(parts & reads.keys(), key=lambda v: v.name):
-        raise GraphError("a part of a bucket is read beside it", came=part, expected="a value that the bucket alone reads",
-                         do="give the bucket a copy")
+    for node in buckets:
+        _still_there(graph, node, chosen, of, reads, order)
     _homes(graph, of, until, end, buckets)
     for v, c in of.items():
         c.last = max(c.last, until.get(v, c.first), end if v in kept else -1)
     return of
+
+
+def _offset(node: Node) -> int:
+    """Bytes from the first of what a view is of to its own first one."""
+    return int(str(node.attrs["offset"])) * ITEMSIZE[node.outputs[0].type.dtype] if node.op == "part" else 0
 
 
 def _may_overwrite(node: Node, i: int, operand: int, out: Value, of: Mapping[Value, _Class], reads: Mapping[Value, list[int]], order: Order,
@@ -151,13 +160,27 @@ def _may_overwrite(node: Node, i: int, operand: int, out: Value, of: Mapping[Val
     """Whether `out` may take the storage of `node.inputs[operand]`: whatever else reads it has run, and no fixed home is broken."""
     source = node.inputs[operand]
     c = of[source]
-    if source.type.nbytes != out.type.nbytes or any(of[v] is c for k, v in enumerate(node.inputs) if k != operand):
+    if not source.type.nbytes == out.type.nbytes == c.nbytes or any(of[v] is c for k, v in enumerate(node.inputs) if k != operand):
         return False
     if any(m in kept or any(j != i and not order.before(j, i) for j in reads.get(m, ())) for m in c.members):
         return False
     if c.home is not None:  # only the state box that `out` is to become
         return out in target and c.home == (f"state.{target[out][0]}", target[out][1] * ITEMSIZE[out.type.dtype])
     return out not in target or target[out] == target.get(source)
+
+
+def _still_there(graph: Graph, bucket: Node, chosen: Mapping[Node, Component], of: Mapping[Value, _Class], reads: Mapping[Value, list[int]],
+                 order: Order) -> None:
+    """GraphError where a part of a bucket, or what shares its storage as a view of it or as what it is a view of, is read when what takes
+    the bucket's place may have been written."""
+    makers = {m.producer for m in of[bucket.outputs[0]].members}
+    over = [i for i, node in enumerate(graph.nodes) if node in chosen and node in makers]
+    for v in (m for part in bucket.inputs for m in of[part].members) if over else ():
+        late = [graph.nodes[j] for j in reads.get(v, ()) if not all(order.before(j, i) for i in over)]
+        if late or v in graph.roots():
+            raise GraphError("a part of a bucket, or what it is a view of, is read after the bucket is overwritten",
+                             came=f"{v}, read by {late[0] if late else 'the plan as a result'}", expected="readings before that",
+                             do="give the bucket a copy")
 
 
 def _targets(graph: Graph, kept: set[Value]) -> dict[Value, tuple[str, int]]:
@@ -211,11 +234,11 @@ def _homes(graph: Graph, of: dict[Value, _Class], until: Mapping[Value, int], en
 def _settle(graph: Graph, of: dict[Value, _Class], until: Mapping[Value, int], end: int, v: Value, home: tuple[str, int]) -> None:
     """Give the class of `v` its home, a place of a state arena."""
     c = of[v]
-    if c.home == home:
+    if c.home == home and c.nbytes == v.type.nbytes:
         return
     span = (home[1], home[1] + v.type.nbytes)
-    if c.home is not None:
-        raise GraphError("a state update would need a copy", came=f"{v} lives in {c.home}", expected=f"{home}",
+    if c.home is not None or c.nbytes != v.type.nbytes:
+        raise GraphError("a state update would need a copy", came=f"{v} lives in {c.home or 'a part of a buffer'}", expected=f"{home}",
                          do="let a node produce the new value, not a leaf or another state box")
     for s in graph.states.values():
         assert s.state is not None

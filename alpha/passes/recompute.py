@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from alpha.errors import InputError
 from alpha.graph.ir import Graph, Node, Value, rebuild
 
@@ -41,8 +43,8 @@ def recompute(graph: Graph, policy: str, ops: tuple[str, ...] = ()) -> Graph:
             return value  # a leaf, a layer boundary or a value that is kept
         if value not in copies:
             ins = tuple(copy_of(v, layer) for v in producer.inputs)
-            node = Node(producer.op, ins, producer.attrs, (), producer.layer, "recompute", producer.source)
-            node.outputs = tuple(Value(v.type, v.name + "'", "node", None, node, v.index) for v in producer.outputs)
+            node = replace(producer, inputs=ins, outputs=(), phase="recompute")
+            node.outputs = tuple(Value(v.type, v.name + "'", "node", None, node, v.index, v.extent) for v in producer.outputs)
             copies.update(zip(producer.outputs, node.outputs))
             order.append(node)
         return copies[value]

@@ -132,7 +132,8 @@ class Facts:
     """Mean step_ns of steady (step, rank) pairs."""
     save_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Exclusive checkpoint_ns of the steps from each save with steps behind it to the next one in its session, of each rank. Of a run that
-    does not say how often it saves: of each (step, rank) that has some."""
+    does not say how often it saves: of each (step, rank) that has some. Of one that copies beside steps of a device: what it measured of a
+    save itself (median)."""
     save_foretold_ns: float | None = None
     """What a save was foretold to add, by the rehearsal of the latest session."""
     op_device_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))

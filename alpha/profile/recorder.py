@@ -259,6 +259,11 @@ class Recorder:
             self._at.device.append((_INDEX[phase], start_ns, stop_ns))
             self._at.launches += launches
 
+    def on_device(self, *phases: str) -> int:
+        """ns of this interval that a device was busy with these phases, as far as it has told."""
+        wanted = {_INDEX[phase] for phase in phases}
+        return sum(stop - start for phase, start, stop in self._at.device if phase in wanted)
+
     def ran_kernels(self, plans: Mapping[str, Plan], activity: Activity) -> None:
         """Every kernel of a profiled step of a device was timed; `plans` by name. They take the place of what `ran_on_device` said of its
         phases, whose pieces hold gaps."""

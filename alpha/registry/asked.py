@@ -22,7 +22,7 @@ from alpha.registry.cases import Repeats
 from alpha.registry.evidence import load_file, path_of, reference_classes, write_atomic
 from alpha.registry.faults import Fault
 from alpha.registry.gates import TABLE, cases_of
-from alpha.registry.gpu import family
+from alpha.registry.gpu import sort
 from alpha.registry.syntax import meaning
 from alpha.tomlfile import parse_toml
 
@@ -53,8 +53,8 @@ def today(catalogue: Catalogue, root: Path, faults: Iterable[Fault], sources: Ma
     found |= {f"fault {fault.id}": "1" for fault in faults}
     for component in catalogue:
         found |= {f"owed {component.id} {gate}": "1" for gate in policy.owed(component)}
-        if family(component) in references:
-            for gate, record in load_file(path_of(root, references[family(component)], component.id)).items():
+        if sort(component) in references:
+            for gate, record in load_file(path_of(root, references[sort(component)], component.id)).items():
                 # which and how many samples a kernel's bits are repeated on is drawn
                 drawn = component.kind == "kernel" and any(isinstance(c, Repeats) for c in cases_of(record))
                 found[f"cases {component.id} {gate}"] = "1" if drawn else f"{sum(c.n for c in cases_of(record)):g}"

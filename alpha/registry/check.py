@@ -21,7 +21,7 @@ from alpha.registry.digest import component_digests
 from alpha.registry.evidence import REFERENCE, classes, load_file, path_of, reference_classes, stale
 from alpha.registry.faults import Fault
 from alpha.registry.gates import PINNED
-from alpha.registry.gpu import family, family_of
+from alpha.registry.gpu import sort, sort_of
 from alpha.registry.judge import Judgement, judge
 from alpha.registry.package import Package
 from alpha.registry.pins import Pins, folder_of, key_of_record
@@ -104,7 +104,7 @@ class _Check:
 
     def files(self, machine: str, *, reference: bool) -> None:
         """Every evidence file of one class: known component, whole lines, verdicts, digests, probes."""
-        known = {path_of(self.root, machine, c.id): c for c in self.catalogue if family(c) == family_of(machine)}
+        known = {path_of(self.root, machine, c.id): c for c in self.catalogue if sort(c) == sort_of(machine)}
         for path in sorted((self.root / machine).iterdir()):
             if path.name in (catches.NAME, signatures.NAME):
                 continue
@@ -238,9 +238,9 @@ class _Check:
                      "run `alpha gate catches mutants --ship`; kill each survivor or explain it in gates/adversarial/equivalents.toml")
 
     def _owed_by(self, fault_id: str, machine: str) -> bool:
-        """Whether a class must have a catch of this fault: its component's gates are owed on classes of that family."""
+        """Whether a class must have a catch of this fault: its component's gates are owed on classes of that sort."""
         component_id = self.faults[fault_id].component
-        return family_of(machine) == (family(self.catalogue[component_id]) if component_id in self.catalogue else "cpu")
+        return sort_of(machine) == (sort(self.catalogue[component_id]) if component_id in self.catalogue else "cpu")
 
 
 def stale_names(catch: catches.Catch, digests: dict[str, str], fault: Fault) -> list[str]:

@@ -17,7 +17,7 @@ from alpha.registry import catches
 from alpha.registry.cases import Share
 from alpha.registry.evidence import classes, load_file
 from alpha.registry.gates import GATES, cases_of
-from alpha.registry.gpu import GpuClass, class_of_key, family_of
+from alpha.registry.gpu import GpuClass, class_of_key, family_of, sort, sort_of
 from alpha.registry.history import hash_of
 from alpha.registry.record import Record
 
@@ -83,8 +83,8 @@ def _environment(record: Record, catalogue: Catalogue) -> list[str]:
         timed = False
     if not timed:
         wrong.append(f"it took {env.get('seconds')!r} seconds")
-    if component is not None and family_of(record.machine) != ("cuda" if component.backend == "cuda" else "cpu"):
-        wrong.append("it was measured on a class of another family than its component's")
+    if component is not None and sort_of(record.machine) != sort(component):
+        wrong.append(f"it was measured on a class of the sort {sort_of(record.machine)}, and its component asks for {sort(component)}")
     if isinstance(machine, GpuClass):
         return wrong
     if ".".join(env.get("numpy", "").split(".")[:2]) != machine.numpy:

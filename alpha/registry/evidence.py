@@ -18,7 +18,7 @@ from pathlib import Path
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.files import read_regular
 from alpha.registry.gates import GATES
-from alpha.registry.gpu import AnyClass, class_of_key, family_of
+from alpha.registry.gpu import AnyClass, class_of_key, sort_of
 from alpha.registry.record import MAX_BYTES, Record, parse
 from alpha.resources import ROOT
 
@@ -65,14 +65,15 @@ def classes(root: Path) -> list[str]:
 
 
 def reference_classes(root: Path) -> dict[str, str]:
-    """family -> key, from the REFERENCE file of a root; {} when there is no such file. InputError where a family has two."""
+    """Sort of class (`gpu.sort_of`) -> key, from the REFERENCE file of a root; {} when there is no such file. InputError where a sort has
+    two."""
     path = root / REFERENCE
     found: dict[str, str] = {}
     for line in _text(path, "REFERENCE").split() if path.is_file() else ():
         key = class_of_key(line).key
-        if family_of(key) in found:
-            raise InputError("a family has two reference classes", came=f"{found[family_of(key)]}, {key}", expected="one line each")
-        found[family_of(key)] = key
+        if sort_of(key) in found:
+            raise InputError("a sort of classes has two reference classes", came=f"{found[sort_of(key)]}, {key}", expected="one line each")
+        found[sort_of(key)] = key
     return found
 
 
@@ -82,9 +83,9 @@ def reference_class(root: Path) -> str | None:
 
 
 def write_reference(root: Path, machine: AnyClass) -> None:
-    """Name the reference class of a root for the family of this class; that of the other family stays."""
-    found = {**reference_classes(root), family_of(machine.key): machine.key}
-    write_atomic(root / REFERENCE, "".join(f"{found[family]}\n" for family in ("cpu", "cuda") if family in found))
+    """Name the reference class of a root for the sort of this class; those of other sorts stay."""
+    found = {**reference_classes(root), sort_of(machine.key): machine.key}
+    write_atomic(root / REFERENCE, "".join(f"{found[sort]}\n" for sort in sorted(found)))
 
 
 def lines_of(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ from alpha.registry.claims import why_no_claim
 from alpha.registry.digest import calls_blas, component_digests
 from alpha.registry.evidence import Evidence, Found, classes, current, default_roots, reference_classes, stale
 from alpha.registry.gates import gate_of
-from alpha.registry.gpu import AnyClass, class_of_key, family, family_of, gpu_class, why_not_here
+from alpha.registry.gpu import AnyClass, class_of_key, devices_of, family, gpu_class, sort, sort_of, why_not_here
 from alpha.registry.judge import NOT_RUN, judge
 from alpha.registry.machine import MachineClass, machine_class
 from alpha.registry.package import Package
@@ -79,15 +79,15 @@ class Status:
 class Registry:
     """The status of every component of a catalogue on one machine class. A snapshot: make a new one after files changed.
 
-    `machine`: the CPU's class, `gpu`: the GPU's (default: this machine's). Where there is no GPU, kernels of the GPU are judged by the
-    evidence of the roots' reference class; `why_not_here` says that they cannot run. Pins lie beside the first root.
+    `machine`: the CPU's class, `gpu`: one of GPUs (default: this machine's). Where there are no such GPUs, what asks for them is judged by
+    the evidence of the roots' reference class; `why_not_here` says that they cannot run. Pins lie beside the first root.
     """
 
     def __init__(self, catalogue: Catalogue, roots: Sequence[Path] | None = None, machine: MachineClass | None = None,
                  package: Package | None = None, gpu: AnyClass | None = None) -> None:
         self.catalogue = catalogue
         self.machine = machine or machine_class()
-        self._gpu = gpu
+        self._gpus = {} if gpu is None else {sort_of(gpu.key): gpu}
         self.evidence = Evidence(default_roots() if roots is None else roots)
         self.pins = Pins(folder_of(self.evidence.roots[0]))
         self._package = package or Package()
@@ -101,13 +101,18 @@ class Registry:
         return component_digests(component, gate, package=self._package)
 
     def machine_of(self, component: Component) -> AnyClass | None:
-        """The class whose evidence says whether this component is usable; None when there is no GPU and no reference class of one."""
+        """The class whose evidence says whether this component is usable; None when there are not as many GPUs as it asks for, and no
+        reference class of so many."""
         if family(component) == "cpu":
             return self.machine
-        if self._gpu is None:
-            keys = [k for root in self.evidence.roots if (k := reference_classes(root).get("cuda"))]
-            self._gpu = gpu_class() or (class_of_key(keys[0]) if keys else None)
-        return self._gpu
+        wanted = sort(component)
+        if wanted not in self._gpus:
+            keys = [k for root in self.evidence.roots if (k := reference_classes(root).get(wanted))]
+            found = gpu_class(devices_of(component)) or (class_of_key(keys[0]) if keys else None)
+            if found is None:
+                return None
+            self._gpus[wanted] = found
+        return self._gpus[wanted]
 
     def status(self, component_id: str) -> Status:
         """Every owed gate of a component; GraphError if components presuppose each other in a circle."""
@@ -136,7 +141,7 @@ class Registry:
     def _gate(self, component: Component, gate: str) -> GateStatus:
         machine = self.machine_of(component)
         if machine is None:
-            return GateStatus(gate, NOT_RUN, why_not_here(component) or "no reference class of the GPU")
+            return GateStatus(gate, NOT_RUN, why_not_here(component) or f"no reference class of the sort {sort(component)}")
         try:
             digests = self.digests(component, gate)
         except InputError as error:  # code that is being written: a source that does not parse or compile has no digest
@@ -163,7 +168,7 @@ class Registry:
             return here
         if gate_of(gate).carried:
             others = sorted({key for root in self.evidence.roots for key in classes(root)} - {machine.key})
-            for key in (k for k in others if family_of(k) == family_of(machine.key)):
+            for key in (k for k in others if sort_of(k) == sort_of(machine.key)):
                 if not policy.carries(component, gate, class_of_key(key), machine, blas=self._calls_blas(component)):
                     continue
                 found = self.evidence.best(component.id, key, gate, digests)

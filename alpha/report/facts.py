@@ -94,7 +94,9 @@ def facts(run: Run) -> Facts:
 
 def _stalls(run: Run, rows: pd.DataFrame) -> np.ndarray:
     """ns that each save added to the steps from it to the next one. `rows`: those with steps behind them in their session."""
-    every = run.number("checkpoint_every")
+    every, beside = run.number("checkpoint_every"), run.number("save_measured_ns")
+    if beside is not None:  # copied beside steps of a device: no phase of theirs holds it
+        return np.array([beside], np.int64)
     if every is None:
         return rows.checkpoint_ns[rows.checkpoint_ns > 0].to_numpy(np.int64)
     saved = rows.assign(save=(rows.step + 1) // int(every), of=(rows.groupby(["rank", "session"]).step.transform("min")) // int(every))

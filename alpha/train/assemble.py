@@ -360,7 +360,7 @@ def calls_of(program: Program) -> list[tuple[str, tuple[TensorType, ...], Attrs]
 PASSES = ("differentiate.pass", "expand.pass", "layout.pass", "memory.pass", "program.step", "schedule.pass", "select.pass", "verify.pass")
 """What makes every Program."""
 
-EVERY_RUN = ("checkpoint.simple", "flops.v1", "sampler.permuted", "shards.v2", "train.loop")
+EVERY_RUN = ("checkpoint.ranges", "flops.v1", "sampler.permuted", "shards.v2", "train.loop")
 """What every run uses beside its Program. Evaluation chooses its windows itself, so no run uses `sampler.ordered`."""
 
 

@@ -7,6 +7,8 @@ from functools import cache, partial
 
 from alpha.backends.cpu.catalogue import fill as fill_cpu
 from alpha.backends.cpu.executor import CpuExecutor
+from alpha.backends.cuda import spot
+from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.catalogue import fill as fill_cuda
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.lib import SM90A
@@ -14,6 +16,7 @@ from alpha.checkpoint.components import fill as fill_checkpoint
 from alpha.comm.catalogue import fill as fill_comm
 from alpha.component import Catalogue, Component
 from alpha.config import FAMILIES
+from alpha.cuda_runtime import mark
 from alpha.data.catalogue import fill as fill_data
 from alpha.errors import CorruptError
 from alpha.flops.v1 import count
@@ -30,7 +33,7 @@ _RUN, _MODELS = "alpha.gates.contracts.run", "alpha.gates.contracts.models"
 OWN = (
     Component(id="executor.cpu", kind="executor", profile="program", backend="cpu", implementation=CpuExecutor, contract=_RUN),
     Component(id="executor.cuda", kind="executor", profile="program", backend="cuda", implementation=CudaExecutor, requires=SM90A,
-              contract="alpha.gates.contracts.cuda_run"),
+              binaries=Binaries(lambda: (mark.SOURCE, spot.SOURCE)), contract="alpha.gates.contracts.cuda_run"),
     Component(id="program.step", kind="program", profile="program", implementation=build_program, contract=_RUN),
     Component(id="data_parallel.pass", kind="pass", profile="host", implementation=DataParallel,
               contract="alpha.gates.contracts.data_parallel",

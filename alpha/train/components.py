@@ -28,7 +28,7 @@ COMPONENTS = (
         kind="program",
         profile="program",
         implementation=Loop,
-        presupposes=("checkpoint.simple", "sampler.permuted"),
+        presupposes=("checkpoint.ranges", "sampler.permuted"),
         contract="alpha.gates.contracts.train",
     ),
     _of_ranks("transport.shm", SharedMemory),
@@ -36,8 +36,8 @@ COMPONENTS = (
     _of_ranks("launch.ranks", launch, "watch.progress"),
     _of_ranks("handshake.ranks", require_same_start, "all_gather.cpu"),
     _of_ranks("decisions.ranks", Ranks, "all_gather.cpu", "barrier.cpu", "broadcast.cpu", "receive.cpu", "send.cpu"),
-    _of_ranks("saver.ranks", Saver, "decisions.ranks", "checkpoint.simple"),
-    _of_ranks("supervisor.restarts", supervise, "checkpoint.simple"),
+    _of_ranks("saver.ranks", Saver, "decisions.ranks", "checkpoint.ranges"),
+    _of_ranks("supervisor.restarts", supervise, "checkpoint.ranges"),
 )
 
 

@@ -16,6 +16,7 @@ from alpha.component import Catalogue
 from alpha.data.corpus import stdlib_corpus
 from alpha.errors import AlphaError, shown
 from alpha.registry.evidence import classes, shipped_root
+from alpha.registry.gpu import gpu_classes
 from alpha.registry.machine import environment, machine_class
 from alpha.registry.status import Registry
 from alpha.train import forbidden
@@ -112,6 +113,8 @@ def _gpu() -> list[Finding]:
         out.append(
             Finding(OK, "GPU", names.replace("\n", "; ")) if names else Finding(MISSING, "GPU", "nvidia-smi finds none", "check the driver")
         )
+    if classes := gpu_classes():
+        out.append(Finding(OK, "GPU class", ", ".join(c.key for c in classes)))
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         out.append(Finding(MISSING, "nvcc", "not on PATH", "kernels for Hopper are compiled with the CUDA toolkit's nvcc"))

@@ -10,6 +10,7 @@ import numpy as np
 
 from alpha.backends.checks import Inspector
 from alpha.backends.cpu.executor import CpuExecutor
+from alpha.backends.cuda.downloads import Downloads
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.digest import Digests
 from alpha.backends.world import World
@@ -39,6 +40,8 @@ class Executor(Protocol):
     def runs_ahead(self) -> bool: ...
     def state(self, kind: str) -> np.ndarray: ...
     def look(self, kind: str) -> np.ndarray: ...
+    def blank(self, kind: str) -> np.ndarray: ...
+    def clear(self, kind: str) -> None: ...
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]: ...
     def stage(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]]) -> None: ...
     def enqueue(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]] | None = None) -> None: ...
@@ -67,6 +70,11 @@ def open_executor(program: Program, catalogue: Catalogue, world: World | None = 
     if backend != "cpu":
         raise MachineError("no transport reaches ranks of this back end", came=backend, expected="cpu", do="run one rank on the GPU")
     return CpuExecutor(program, catalogue, world)
+
+
+def downloads_of(executor: Executor) -> Downloads | None:
+    """Where the state lies on a device: how a save copies it, beside Plans that only read it. None where `look` is the state itself."""
+    return executor.downloads if isinstance(executor, CudaExecutor) else None
 
 
 REFRESH = ("narrow", "shard")

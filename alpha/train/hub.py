@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from alpha import config
-from alpha.checkpoint import hf, simple
+from alpha.checkpoint import folders, hf
 from alpha.checkpoint.hf import Hub
 from alpha.checkpoint.safetensors import MOST_SHARD
 from alpha.component import Catalogue
@@ -18,7 +18,6 @@ from alpha.data.tokenizer import Tokenizer
 from alpha.errors import InputError
 from alpha.graph.plan import Program
 from alpha.graph.state import StateLayout
-from alpha.optim.init import fill_initial
 from alpha.train import hf_tokenizer, rundir
 from alpha.train.assemble import program_for, threads_for, vocabulary
 from alpha.train.engine import Executor, open_executor, refresh
@@ -56,12 +55,12 @@ Fill = Callable[[np.ndarray, StateLayout, int], None]
 """Writes the first parameters: (the flat array, its layout, the run's seed)."""
 
 
-def beginning(cfg: Config, tokenizer: Tokenizer) -> Fill:
-    """What the parameters of a new run begin from: drawn by the seed, or those of `train.start_from`. InputError where that is another
-    model, by the first key that differs, or has another tokenizer; also as `open_source`, and for a run as `simple.at`."""
+def beginning(cfg: Config, tokenizer: Tokenizer) -> Fill | None:
+    """What the parameters of a new run begin from: None where they are drawn by the seed, or those of `train.start_from`. InputError where
+    that is another model, by the first key that differs, or has another tokenizer; also as `open_source`, and for a run as `folders.at`."""
     source = cfg.train.start_from
     if not source:
-        return fill_initial
+        return None
     fill: Fill
     if source.startswith(PREFIX):
         model = open_source(source)
@@ -70,9 +69,9 @@ def beginning(cfg: Config, tokenizer: Tokenizer) -> Fill:
         fill = lambda flat, layout, seed: model.fill(flat, layout)  # noqa: E731
     else:
         path, step = at_step(source)
-        other, own, checkpoint = rundir.read_config(path), rundir.read_tokenizer(path), simple.at(path / "checkpoints", step)
+        other, own, checkpoint = rundir.read_config(path), rundir.read_tokenizer(path), folders.at(path / "checkpoints", step)
         sizes = sizes_of(other, vocabulary(other, own.vocab_size))
-        fill = lambda flat, layout, seed: (simple.load(checkpoint, {"param": (layout, flat)}, some=True), None)[1]  # noqa: E731
+        fill = lambda flat, layout, seed: (folders.load(checkpoint, {"param": (layout, flat)}, some=True), None)[1]  # noqa: E731
     if own.hash != tokenizer.hash:
         raise InputError(f"the run's tokenizer is not that of {path}", came=f"{tokenizer.kind} {tokenizer.hash[:16]}",
                          expected=f"{own.kind} {own.hash[:16]}", do="take the model's own in [data]")
@@ -109,7 +108,7 @@ def import_model(source: str, out: Path, catalogue: Catalogue) -> Path:
     states = empty_states(program)
     model.fill(states["param"][1], states["param"][0])
     with rundir.create(cfg, tokenizer) as held:
-        simple.save(held.checkpoints, 0, states, {"tokenizer": tokenizer.hash, "config": cfg.identity(), "program": program.hash(),
+        folders.save(held.checkpoints, 0, states, {"tokenizer": tokenizer.hash, "config": cfg.identity(), "program": program.hash(),
                                                   "from": str(model.path.resolve())})
         return held.path
 
@@ -135,18 +134,18 @@ def export_run(path: Path, step: int | None, out: Path, most: int = MOST_SHARD) 
     InputError for what is no run, has no such checkpoint, or is a model that has no place there; CorruptError, MachineError.
     """
     cfg, tokenizer = rundir.read_config(path), rundir.read_tokenizer(path)
-    checkpoint = simple.at(path / "checkpoints", step)
+    checkpoint = folders.at(path / "checkpoints", step)
     if cfg.model.window:
         raise InputError("this model has no place among Hugging Face's", came=f"model.window = {cfg.model.window}", expected="0")
     vocab = vocabulary(cfg, tokenizer.vocab_size)
-    layout, flat = simple.read(checkpoint, "param")["param"]
+    layout, flat = folders.read(checkpoint, "param")["param"]
     files, why = hf_tokenizer.files(tokenizer)
     sizes = {**sizes_of(cfg, vocab), "dropout": cfg.model.dropout}
     hf.export(out, sizes, flat, layout, eod=tokenizer.eod, files=files, most=most)
-    return simple.inspect(checkpoint, verify=False).step, why
+    return folders.inspect(checkpoint, verify=False).step, why
 
 
-def empty_states(program: Program) -> simple.States:
+def empty_states(program: Program) -> folders.States:
     """Arrays for all that a checkpoint of this Program holds, full of zeros."""
     kinds = program.plans["snapshot"].outputs
     return {kind: (program.states[kind], np.zeros(program.states[kind].size, NUMPY[program.states[kind].dtype])) for kind in kinds}

@@ -14,15 +14,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
+from alpha.checkpoint.ranges import Flat
 from alpha.config import Config
 from alpha.data.mixture import Streams
 from alpha.data.prefetch import Call
@@ -38,7 +40,7 @@ from alpha.profile.store import Store
 from alpha.train import forbidden
 from alpha.train import sample as sampling
 from alpha.train.communication import RankRecorder
-from alpha.train.engine import Executor, refresh
+from alpha.train.engine import Executor, downloads_of, refresh
 from alpha.train.evaluate import Evaluation, evaluate, model_inputs
 from alpha.train.extend import lasting, require_same_rates
 from alpha.train.ranks import Ranks
@@ -47,6 +49,10 @@ from alpha.train.saving import Saver, Stands
 from alpha.train.seal import Seal
 from alpha.train.spots import Spots
 from alpha.train.stalls import Stalls
+from alpha.train.telling import telling
+
+UPDATES = ("grad_norm", "grad_clip", "optimizer")
+"""Phases of a step that write the state: what is copied of it beside a step is copied before them."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,9 @@ class Watch:
 class Loop:
     """A run's state and what moves it. `step`: optimizer steps done; `sample_tokens`: most tokens of a sample; `seal`: what checkpoints
     say of how they came to be; `passed`: an error for each damaged checkpoint that `resume` passed over; `holds`: asked before anything
-    is saved, raises where the run directory is no longer this process's; `ended_by`: what `Watch.stop` said that ended the run early, 0
-    for nothing; `stalls`: what saves add to its steps. Of many ranks each has a loop, and all take the same turns."""
+    is saved, raises where the run directory is no longer this process's; `tell`: told how far a long read has come; `ended_by`: what
+    `Watch.stop` said that ended the run early, 0 for nothing; `stalls`: what saves add to its steps. Of many ranks each has a loop, and all
+    take the same turns."""
 
     def __init__(
         self, cfg: Config, executor: Executor, sampler: Sampler, validation: TokenStream | Streams, tokenizer: Tokenizer,
@@ -91,33 +98,41 @@ class Loop:
     ) -> None:  # fmt: skip
         self.cfg, self.executor, self.sampler = cfg, executor, sampler
         self.ranks = ranks or Ranks()
+        self.downloads = downloads_of(executor)
         self.validation, self.tokenizer = validation, tokenizer
         self.checkpoints, self.metrics = checkpoints, metrics
-        self.saver = Saver(checkpoints, self.ranks, keep=cfg.train.keep, every=cfg.train.keep_every)
+        self.saver = Saver(checkpoints, self.ranks, keep=cfg.train.keep, every=cfg.train.keep_every, late=self.downloads)
         self.passed: list[CorruptError] = []
         self.seal = Seal()
+        self.tell: Callable[[str], None] = lambda text: None
         self.holds: Callable[[], None] = lambda: None
         self.program = executor.program
         self.role, self.plans = self.program.role(self.ranks.rank), self.program.plans_of(self.ranks.rank)
         self.replays = self.program.replays(self.ranks.rank)
         world = self.ranks.world
         self.recorder = executor.recorder = RankRecorder(metrics, world) if world else Recorder(metrics)
-        self.stalls = Stalls(self.recorder.clock)
+        self.stalls = Stalls(self.recorder.clock, beside=self.downloads is not None)
         self.step, self.sample_tokens, self.ended_by = 0, sampling.TOKENS, 0
         self.spots = Spots(cfg.train.verify, cfg.run.seed, executor, self.ranks.rank, metrics)
         self._staged: int | None = None
         self._handed: int | None = None
+        self._was_ahead = False
 
     # -- state -----------------------------------------------------------------------------------------------------------------
 
-    def states(self) -> simple.States:
+    def states(self) -> folders.States:
         """What a checkpoint holds: every kind that the plan `snapshot` names, as (layout, flat array). Of a kind that ranks share the
         array is this rank's cut."""
         return {kind: (self.program.states[kind], self.executor.state(kind)) for kind in self.plans["snapshot"].outputs}
 
-    def snapshot(self) -> simple.States:
-        """The same to be written down: nothing goes back into the state."""
+    def snapshot(self) -> folders.States:
+        """The same to be read: nothing goes back into the state."""
         return {kind: (self.program.states[kind], self.executor.look(kind)) for kind in self.plans["snapshot"].outputs}
+
+    def lent(self) -> dict[str, tuple[StateLayout, Flat]]:
+        """The same to be copied by the saver: of a state on a device what stands for it."""
+        lend = self.downloads.lend if self.downloads is not None else self.executor.look
+        return {kind: (self.program.states[kind], lend(kind)) for kind in self.plans["snapshot"].outputs}
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint must agree on with the run that loads it, and its seal."""
@@ -130,25 +145,26 @@ class Loop:
             "program": self.program.hash(),
         }
 
-    def start(self, fill: Callable[[np.ndarray, StateLayout, int], None] = fill_initial) -> None:
-        """Initial state: parameters by `fill`, by default drawn by (seed, tensor name), moments and the step counter zero."""
-        for kind, (_, flat) in self.states().items():
+    def start(self, fill: Callable[[np.ndarray, StateLayout, int], None] | None = None) -> None:
+        """Initial state: parameters by `fill`, or drawn by (seed, tensor name), moments and the step counter zero."""
+        for kind in self.plans["snapshot"].outputs:
             if kind != "param":
-                flat[...] = 0
-        fill(self.executor.state("param"), self.program.states["param"], self.cfg.run.seed)
+                self.executor.clear(kind)
+        fill = fill or partial(fill_initial, workers=int(str(self.program.facts.get("threads", 0))))
+        fill(self.executor.blank("param"), self.program.states["param"], self.cfg.run.seed)
         refresh(self.executor)
         self.step, self._handed = 0, None
         self.spots.restart(self.step)
 
-    def resume(self, step: int | None = None) -> simple.Saved:
+    def resume(self, step: int | None = None) -> folders.Saved:
         """The state of a checkpoint (default: the latest that is whole); returns its manifest. `passed` then holds an error for each one
         behind it. InputError if its configuration, tokenizer or text is another, CorruptError if the step that was asked for, or every
         checkpoint, is damaged. Every rank reads what it holds, whatever number of ranks saved it."""
         found = ""
         if self.ranks.first:
-            simple.clean(self.checkpoints)
-            found = json.dumps([simple.at(self.checkpoints, step).name] if step is not None or not simple.steps(self.checkpoints)
-                               else [simple.at(self.checkpoints, s).name for s in reversed(simple.steps(self.checkpoints))])
+            folders.clean(self.checkpoints)
+            found = json.dumps([folders.at(self.checkpoints, step).name] if step is not None or not folders.steps(self.checkpoints)
+                               else [folders.at(self.checkpoints, s).name for s in reversed(folders.steps(self.checkpoints))])
         self.passed = []
         for name in json.loads(self.ranks.hear(found)):
             error = None
@@ -166,13 +182,13 @@ class Loop:
         self.spots.restart(self.step)
         self.ranks.meet()  # all have read it
         if self.ranks.first:
-            simple.set_aside(self.checkpoints, self.step)
+            folders.set_aside(self.checkpoints, self.step)
         self.metrics.rewind(self.step, self.ranks.size)
         return saved
 
-    def _restore(self, path: Path) -> simple.Saved:
+    def _restore(self, path: Path) -> folders.Saved:
         """The state of one checkpoint of this run."""
-        saved = simple.inspect(path, verify=False)
+        saved = folders.inspect(path, verify=False)
         mine = self.facts()
         before = lasting(self.cfg, saved.facts.get("steps", self.cfg.train.steps))
         if before.identity() == saved.facts.get("config"):  # of this run, which may have been meant to be shorter or longer
@@ -199,8 +215,8 @@ class Loop:
 
     def load(self, path: Path) -> None:
         """The state of a checkpoint, and what kernels read from it."""
-        with self.ranks.patient():
-            simple.load(path, self.states(), cut=(self.ranks.rank, self.ranks.size))
+        with self.ranks.patient(), telling(f"reading {path.name}", self.tell) as told:
+            folders.load(path, self.states(), cut=(self.ranks.rank, self.ranks.size), told=told)
             refresh(self.executor)
 
     def save(self) -> Path:
@@ -209,35 +225,38 @@ class Loop:
         self.begin_save()
         with self.recorder.span("checkpoint"):
             self.saver.finish()
-        return simple.at(self.checkpoints, self.step)
+        return folders.at(self.checkpoints, self.step)
 
     def begin_save(self) -> None:
         """Copy the state, which is then saved beside what follows, after what was measured: so no row is lost of a step that will not run
-        again. The save before has been finished."""
+        again. The save before has been finished. Where the next step was handed over ahead, its end tells whether the state was still what
+        the last update wrote, and nothing is made a checkpoint before."""
         self.holds()
         with self.recorder.span("checkpoint"):
             forbidden.check(f"at the checkpoint of step {self.step}")
-            self.spots.read("before a checkpoint")
+            if self._handed is None:
+                self.spots.read("before a checkpoint")
             self.recorder.so_far()
             self.metrics.flush()
-            self.saver.start(self.step, self.snapshot(), self.facts())
+            self.saver.start(self.step, self.lent(), self.facts())
 
     def foretell_saves(self) -> None:
         """Rehearse what a step will wait for at a save, before the first step, where a save will have steps behind it. Left out are the
         folder, the look at libraries once a checkpoint stands, and the state's spot checks, which are told by themselves."""
         every = self.cfg.train.checkpoint_every
 
-        def act() -> int:
+        def act() -> None:
             forbidden.check("before the first step")
             self.metrics.flush()
             self.facts()
-            return int(self.saver.copy(self.snapshot())[0].nbytes)
+
+        def copy() -> int:
+            return int(self.saver.copy(self.lent())[0].nbytes)
 
         if every and (self.step // every + 1) * every < self.cfg.train.steps:
-            self.stalls.rehearse(act)
+            self.stalls.rehearse(act, copy, self.saver.copies.wait)
             if self.ranks.first:
-                self.metrics.describe({"save_bytes": self.stalls.nbytes, "save_foretold_ns": self.stalls.foretold_ns,
-                                       "checkpoint_every": every})
+                self.metrics.describe({"save_bytes": self.stalls.nbytes, "checkpoint_every": every, **self.stalls.facts()})
 
     # -- one step --------------------------------------------------------------------------------------------------------------
 
@@ -267,7 +286,7 @@ class Loop:
         recorder, (*micros, update), handed = self.recorder, self.replays, self._handed == self.step
         self.ranks.begin(self.step)
         recorder.begin(self.step, profiled=self.profiled(self.step), ahead=handed)
-        self._handed = None
+        self._handed, self._was_ahead = None, handed
         self.spots.begin(self.step)
         with np.errstate(all="ignore"):  # a bad value is the finite flag's business, not a warning's
             for calls in micros if not handed else ():
@@ -302,6 +321,7 @@ class Loop:
         )
         if self.ranks.first:
             self.metrics.add("step_metrics", {k: _plain(v) for k, v in vars(result).items()})
+        self.stalls.stepped(took, recorder.on_device(*UPDATES), saving=self.saver.writing, usual=self.usual(self.step))
         if not result.finite:
             recorder.abandon()
             self.explain(result)
@@ -314,11 +334,16 @@ class Loop:
         """Whether each launch of this step is looked at by itself."""
         return sampled(step, self.cfg.train.steps, self.cfg.train.profile)
 
+    def usual(self, step: int) -> bool:
+        """Whether this step is one like most: handed over ahead, neither checked nor looked at launch by launch."""
+        return self._was_ahead and not (self.profiled(step) or self.spots.due(step))
+
     def unbroken(self) -> bool:
         """Whether the next step may be handed over ahead: nothing but it follows this one, and neither is looked at launch by launch."""
         t, following = self.cfg.train, self.step + 1
         checked = self.spots.due(self.step) or self.spots.due(following)
-        pause = checked or any(every and following % every == 0 for every in (t.eval_every, t.sample_every, t.checkpoint_every))
+        saves = t.checkpoint_every if self.downloads is None else 0  # else a save is copied beside the step
+        pause = checked or any(every and following % every == 0 for every in (t.eval_every, t.sample_every, saves))
         return self.executor.runs_ahead and following < t.steps and not (pause or self.profiled(self.step) or self.profiled(following))
 
     def enqueue(self, calls: Sequence[Step], step: int) -> None:
@@ -375,7 +400,9 @@ class Loop:
     def run(self, watch: Watch | None = None) -> bool:
         """Train to the last step. Returns False if `watch.stop` ended it early (resumable), True when all steps are done."""
         try:
-            return self._run(watch or Watch())
+            done = self._run(watch or Watch())
+            self.note_stalls()
+            return done
         finally:
             self.saver.rest()
 
@@ -385,7 +412,7 @@ class Loop:
             result = self.advance(ahead=self.unbroken())
             watch.step(result)
             last, stopping = self.step == t.steps, self.ranks.decide(self.executor, result.numbers(), watch.stop())
-            with self.stalls.adding():
+            with self.adding():
                 if self.saver.writing:
                     self.holds()
                 _tell(watch, self.saver.poll())
@@ -398,7 +425,7 @@ class Loop:
                 with self.ranks.patient():
                     watch.sampled(self.step, self.sample())
             if last or stopping or (t.checkpoint_every and self.step % t.checkpoint_every == 0):
-                with self.stalls.adding():
+                with self.adding():
                     with self.recorder.span("checkpoint"):
                         before = self.saver.finish()
                     _tell(watch, before)
@@ -408,13 +435,23 @@ class Loop:
                         made = self.saver.finish()
                     _tell(watch, made)
                 else:
+                    self.note_stalls()
                     self.stalls.save()
-                    with self.stalls.adding():
+                    with self.adding():
                         self.begin_save()
             if stopping and not last:
                 self._handed, self.ended_by = None, stopping
                 return False
         return True
+
+    def note_stalls(self) -> None:
+        """What is foretold of saves and was measured of those that are over."""
+        if self.ranks.first:
+            self.metrics.describe(self.stalls.facts())
+
+    def adding(self) -> AbstractContextManager[None]:
+        """What the host does for a save: the steps wait for it, unless a device has the next one already."""
+        return nullcontext() if self._handed is not None else self.stalls.adding()
 
     def evaluate(self, windows: int) -> Evaluation:
         """Validate on `windows` windows (0 = all), of each source of a mixture, and note the results. Returned is their sum."""

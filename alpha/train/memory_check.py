@@ -3,7 +3,7 @@
 Linux promises memory that it does not have: a run that does not fit is killed without a word, or hangs in a BLAS that asks for its buffers
 again and again. So what a Program needs is added up and held against everything that limits this process: what is free in the machine,
 control groups (versions 1 and 2) and resource limits. Swap counts for nothing: training in it would not end. What a GPU holds is its
-executor's business.
+executor's business; of the host's memory such a run is asked for what saves are copied to, which is page-locked.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from alpha.checkpoint import ranges
 from alpha.comm.segment import PAYLOAD_BYTES
 from alpha.errors import MachineError
 from alpha.graph.plan import Program
+from alpha.optim.init import HELD
 
 MIB = 1 << 20
-
-DRAW = 48
-"""Bytes an element while a tensor's initial values are drawn (alpha/optim/init.py): eight arrays of float64 or half as long."""
 
 ORDER2_MODEL = 384 * MIB
 """The order-2 model with its counts, while it is fitted (alpha/data/ngram.py)."""
@@ -75,14 +73,18 @@ def need(program: Program, rank: int = 0, *, checked: bool = False) -> Need:
     collectives are done again by their rows (alpha/comm/checked.py). Rings have their memory before this is asked: they are not left."""
     arenas = program.arenas(rank)
     state = sum(n for name, n in arenas.items() if name.startswith("state."))
-    saved = ranges.place({kind: program.states[kind] for kind in program.plans["snapshot"].outputs}, rank, program.ranks)[1]
+    saved = saves(program, rank)
     threads = int(str(program.facts["threads"]))
-    largest = max((t.size for t in program.states["param"].tensors), default=0)
     plans = program.plans_of(rank)
     spots = max((held(x) for step in program.role(rank).schedule for x in plans[step.plan].launches), default=0) + state // 64
-    beside = max(DRAW * largest, ORDER2_MODEL, LOOK * threads, spots) + BUFFERS * threads + REST
+    beside = max(HELD * threads, ORDER2_MODEL, LOOK * threads, spots) + BUFFERS * threads + REST
     beside += saved + _collectives(program, rank, checked)
     return Need(state, sum(arenas.values()) - state, beside, RESERVED * (threads + 1))
+
+
+def saves(program: Program, rank: int = 0) -> int:
+    """Bytes that a save of this rank copies: those of its file."""
+    return ranges.place({kind: program.states[kind] for kind in program.plans["snapshot"].outputs}, rank, program.ranks)[1]
 
 
 def _collectives(program: Program, rank: int, checked: bool) -> int:
@@ -113,6 +115,20 @@ def require(program: Program, ranks: Sequence[int] = (0,), *, checked: bool = Fa
                 expected=f"at most {_gib(limit.left)}, which is what {limit.name} leaves",
                 do="lower train.micro_batch or set train.recompute = \"block\" (activations), make the model smaller (state), lower "
                    "machine.threads or --nproc, or raise the limit; `alpha plan` tells the bytes apart",
+            )  # fmt: skip
+
+
+def require_room_for_saves(program: Program, ranks: Sequence[int] = (0,)) -> None:
+    """MachineError where the host of a GPU has no room for what saves are copied to. On the CPU `require` counts it."""
+    if program.facts["backend"] == "cpu":
+        return
+    wanted = sum(saves(program, rank) for rank in ranks) + REST
+    for limit in limits():
+        if not limit.addresses and wanted > limit.left:
+            raise MachineError(
+                "the host has no room for what a save is copied to", came=f"{_gib(wanted)}, page-locked",
+                expected=f"at most {_gib(limit.left)}, which is what {limit.name} leaves",
+                do="raise the limit, free host memory, or train a smaller model: 12 bytes a parameter with AdamW",
             )  # fmt: skip
 
 

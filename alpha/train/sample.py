@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.component import Catalogue
 from alpha.data.tokenizer import Tokenizer
 from alpha.errors import InputError, NonFiniteError
@@ -90,11 +90,11 @@ def open_run(path: Path, catalogue: Catalogue, step: int | None = None) -> tuple
     forbidden.watch()
     cfg = rundir.read_config(path)
     tokenizer = rundir.read_tokenizer(path)
-    checkpoint = simple.at(path / "checkpoints", step)
+    checkpoint = folders.at(path / "checkpoints", step)
     program = program_for(cfg, vocabulary(cfg, tokenizer.vocab_size), catalogue, threads_for(cfg))
     executor = open_executor(program, catalogue)
     kinds = program.plans["snapshot"].outputs
-    saved = simple.load(checkpoint, {kind: (program.states[kind], executor.state(kind)) for kind in kinds})
+    saved = folders.load(checkpoint, {kind: (program.states[kind], executor.state(kind)) for kind in kinds})
     refresh(executor)
     if saved.facts.get("tokenizer") != tokenizer.hash:
         executor.close()

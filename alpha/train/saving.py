@@ -1,8 +1,11 @@
 """Saving beside training: a rank copies its cut of the state and trains on, while a thread writes the copy. One save at a time. Floor 6.
 
-    start    the first rank makes the folder; each rank copies what it writes, and its thread begins
+    start    the first rank makes the folder; each rank copies what it writes, and its thread begins once the copy is there
     poll     after each step: once all ranks have written, the first one's thread makes it a checkpoint; what the disk refused is raised
     finish   waits until it stands: before the next save, where a run ends, and where something has to stand at once
+
+A copy of arrays is there when `start` returns. One that comes from a device is there when the next step is over, for that step's update
+waits for it; so `poll` finds it done, and the thread has no business with the device.
 
 All ranks call these alike. Between ranks nothing is said in threads: the loop asks, so collectives keep their order.
 """
@@ -17,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from alpha.checkpoint import ranges, simple
+from alpha.checkpoint import folders, ranges
 from alpha.checkpoint.disk import Disk
+from alpha.errors import GraphError
+from alpha.graph.state import StateLayout
 from alpha.train.ranks import Ranks
 
 Stands = tuple[int, Path]
@@ -26,12 +31,15 @@ Stands = tuple[int, Path]
 
 
 class Saver:
-    """Saves into `folder`. `keep`, `every`: which checkpoints stay (simple.commit). It holds one copy of what this rank writes."""
+    """Saves into `folder`. `keep`, `every`: which checkpoints stay (folders.commit). `late`: how the state comes from a device; None: it
+    lies in arrays. There is one copy of what this rank writes, in memory of `copies`."""
 
-    def __init__(self, folder: Path, ranks: Ranks, *, keep: int = 2, every: int = 0, disk: Disk | None = None) -> None:
+    def __init__(self, folder: Path, ranks: Ranks, *, keep: int = 2, every: int = 0, disk: Disk | None = None,
+                 late: ranges.Copies | None = None) -> None:  # fmt: skip
         self.folder, self.ranks, self.keep, self.every, self.disk = folder, ranks, keep, every, disk or Disk()
+        self.late, self.copies = late is not None, late or ranges.OfArrays()
         self._pool = ThreadPoolExecutor(1, "save")
-        self._copy: np.ndarray | None = None
+        self._copying: Callable[[], None] | None = None
         self._written: Future[None] | None = None
         self._commit: Callable[[], Stands] | None = None
         self._made: Future[Stands] | None = None
@@ -39,29 +47,41 @@ class Saver:
     @property
     def writing(self) -> bool:
         """Whether a save is under way that some rank may still be writing; the same on all ranks."""
-        return self._written is not None
+        return self._copying is not None or self._written is not None
 
-    def start(self, step: int, states: ranges.States, facts: Mapping[str, Any]) -> None:
-        """Copy `states` (arrays whole, or this rank's cut), and write the copy beside what follows. The save before has been finished."""
+    def start(self, step: int, states: Mapping[str, tuple[StateLayout, ranges.Flat]], facts: Mapping[str, Any]) -> None:
+        """Copy `states` (arrays whole, or this rank's cut, or what stands for them), and write the copy beside what follows. GraphError
+        unless the save before has been finished: its copy is still being written."""
+        if self.writing or self._made is not None:
+            raise GraphError("a save began before the last one was finished", came=f"step {step}", expected="one save at a time",
+                             do="call finish first")
         rank, size = self.ranks.rank, self.ranks.size
         with self.ranks.patient():
-            temporary = Path(self.ranks.hear(str(simple.begin(self.folder, step, disk=self.disk)) if self.ranks.first else ""))
+            temporary = Path(self.ranks.hear(str(folders.begin(self.folder, step, disk=self.disk)) if self.ranks.first else ""))
         copy, held = self.copy(states)
         layouts = {kind: layout for kind, (layout, _) in states.items()}
 
         def commit() -> Stands:
-            return step, simple.commit(temporary, step, layouts, size, facts, keep=self.keep, every=self.every, disk=self.disk)
+            return step, folders.commit(temporary, step, layouts, size, facts, keep=self.keep, every=self.every, disk=self.disk)
 
-        self._commit = commit
-        self._written = self._pool.submit(partial(simple.write, temporary, rank, size, copy, held, disk=self.disk))
+        def write() -> None:
+            self.copies.wait()
+            self._copying = None
+            self._written = self._pool.submit(partial(folders.write, temporary, rank, size, copy, held, disk=self.disk))
 
-    def copy(self, states: ranges.States) -> tuple[np.ndarray, tuple[ranges.Held, ...]]:
-        """The copy of what this rank writes, u8[bytes of its file], in the memory of the one before, and what lies where in it."""
-        self._copy, held = ranges.image(states, self.ranks.rank, self.ranks.size, self._copy)
-        return self._copy, held
+        self._commit, self._copying = commit, write
+        if not self.late:
+            write()
+
+    def copy(self, states: Mapping[str, tuple[StateLayout, ranges.Flat]]) -> tuple[np.ndarray, tuple[ranges.Held, ...]]:
+        """The copy of what this rank writes, u8[bytes of its file], in the memory of the one before, and what lies where in it. It is there
+        once `copies` has been waited for."""
+        return ranges.image(states, self.ranks.rank, self.ranks.size, self.copies)
 
     def poll(self) -> Stands | None:
         """After a step: go on with the save under way. On the first rank what stands now, told once. What the disk refused is raised."""
+        if self._copying is not None:
+            self._copying()
         if self._written is not None:
             mine = self._written.done()
             if mine:
@@ -73,6 +93,8 @@ class Saver:
     def finish(self) -> Stands | None:
         """Wait on all ranks until the save under way stands; what `poll` returns, where it has not told it."""
         with self.ranks.patient():
+            if self._copying is not None:
+                self._copying()
             if self._written is not None:
                 self._wrote()
                 self.ranks.meet()
@@ -85,7 +107,7 @@ class Saver:
         """Wait until this rank's thread does nothing, whatever became of the save: nobody writes into the run behind its end."""
         work: list[Future[Any]] = [future for future in (self._written, self._made) if future is not None]
         wait(work)
-        self._written = self._made = None
+        self._copying = self._written = self._made = None
 
     def _wrote(self) -> None:
         """Raise what writing raised."""

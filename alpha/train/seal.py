@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.data.files import sha256_hex
 from alpha.errors import AlphaError
 from alpha.train import rundir
@@ -35,7 +35,7 @@ def evidence_hash(evidence: Mapping[str, Mapping[str, str]]) -> str:
     return sha256_hex(json.dumps(evidence, sort_keys=True).encode())
 
 
-def broken(manifest: Mapping[str, Any], saved: simple.Saved | None = None) -> str:
+def broken(manifest: Mapping[str, Any], saved: folders.Saved | None = None) -> str:
     """Why a run with this manifest, and state from this checkpoint, is not soundly GATED; '' if it is."""
     if not manifest:
         return "its manifest is missing"
@@ -64,8 +64,8 @@ def why_ungated(path: Path) -> str:
     try:
         manifest = rundir.read_manifest(path)
         why = broken(manifest)
-        for step in simple.steps(path / "checkpoints"):
-            why = why or broken(manifest, simple.inspect(simple.at(path / "checkpoints", step), verify=False))
+        for step in folders.steps(path / "checkpoints"):
+            why = why or broken(manifest, folders.inspect(folders.at(path / "checkpoints", step), verify=False))
     except (AlphaError, OSError) as error:
         return f"it cannot be read: {error.what if isinstance(error, AlphaError) else error}"
     return why

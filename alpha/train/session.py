@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.comm.checked import checked
 from alpha.comm.clock import align
 from alpha.comm.links import measure
@@ -129,6 +129,7 @@ def train(
         if ranks.first:
             with ranks.patient(STARTING_S):
                 memory_check.require(program, range(ranks.size), checked=checking)
+                memory_check.require_room_for_saves(program, range(ranks.size))
                 evidence = admit(components_of(cfg, program), calls_of(program)) if admit is not None else {}
         ranks.meet()  # the others stand by until the first rank has been let in
         kernels = checked(catalogue) if checking else catalogue
@@ -146,8 +147,8 @@ def train(
         loop = Loop(cfg, executor, sampler, data.validation, data.tokenizer, run.checkpoints, metrics, ranks)
         saved = None
         if held:
-            loop.holds = held.check
-        if resume is not None and (at is not None or simple.steps(run.checkpoints)):
+            loop.holds, loop.tell = held.check, printer.say
+        if resume is not None and (at is not None or folders.steps(run.checkpoints)):
             saved = loop.resume(at)
         else:
             loop.start(fill or begin())
@@ -270,6 +271,8 @@ def _watch(held: RunDir, board: Board, log: RankLog, note_speed: Callable[[], No
             note_libraries(held)
         log.say("checkpoint", step, path=path)
         board.saved(step, path)
+        if foretold := loop.stalls.at_first():
+            board.printer.say(f"saves     {foretold}")
 
     def stopping() -> int:
         asked = stop()

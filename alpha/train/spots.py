@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from time import perf_counter_ns
 
 import numpy as np
@@ -35,6 +36,10 @@ DRAWN = 8
 
 BUDGET = 0.002
 """Share of a step's time for hashing the state between checked steps."""
+
+SHARE, SPACED = 0.005, 50
+"""Checked steps of a device cost at most this share of the time between them, or they move apart: to a multiple of `train.verify`. Who asks
+for fewer steps than SPACED gets what was asked for."""
 
 _AGAIN = ("resume from the latest checkpoint with --resume. If the same place fails again, a kernel is wrong there: `alpha gate run` it. "
           "If not, suspect this machine's memory or processor")
@@ -73,7 +78,9 @@ class Spots:
         self._seed, self._executor, self._metrics = seed, executor, metrics
         program = executor.program
         self._schedule, self._plans = program.role(rank).schedule, program.plans_of(rank)
-        self._first, self._step = True, -1
+        self.apart = every
+        """Steps between checked ones, by what they cost."""
+        self._first, self._step, self._looked = True, -1, 0
         self._rng = np.random.default_rng()
         self._call = -1
         self._drawn: dict[tuple[int, int], str] = {}
@@ -106,13 +113,13 @@ class Spots:
 
     def due(self, step: int) -> bool:
         """Whether launches of this step are looked at."""
-        return self.on and (self._first or step % self.every == 0)
+        return self.on and (self._first or step % self.apart == 0)
 
     # -- a step ----------------------------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
         """A step begins."""
-        self._step, self._ns = step, 0
+        self._step, self._ns, self._looked = step, 0, 0
         if not self.due(step):
             return
         self._rng = np.random.default_rng([self._seed, step, self.rank])
@@ -134,7 +141,17 @@ class Spots:
 
     def took(self, ns: int) -> None:
         """What the step took, checks included."""
-        self._step_ns = ns - self._ns
+        if self._looked:
+            self._space()
+        else:
+            self._step_ns = ns - self._ns
+
+    def _space(self) -> None:
+        """Put checked steps of a device as far apart as this one's cost asks for; a first one looks at more than later ones."""
+        if self.every < SPACED or not self._step_ns or not self._executor.digests.late:
+            return
+        cost = self._ns * min(1.0, DRAWN / self._looked)
+        self.apart = self.every * max(1, ceil(cost / (SHARE * self.every * self._step_ns)))
 
     def _draw(self) -> None:
         """Which launches, as (call of the schedule, index), and what is hashed for them: (call, index) of a writer -> operands."""
@@ -146,7 +163,7 @@ class Spots:
         names = sorted(by)
         if not self._first:
             names = [names[i] for i in self._rng.permutation(len(names))[:DRAWN]]
-        self._drawn = {by[name][int(self._rng.integers(len(by[name])))]: name for name in names}
+        self._drawn, self._looked = {by[name][int(self._rng.integers(len(by[name])))]: name for name in names}, len(names)
         for name in {call.plan for call in self._schedule} - set(self._flows):
             flow = self._flows[name] = {}
             launches = self._plans[name].launches
@@ -269,7 +286,7 @@ class Spots:
         self._hashes.clear()
         if not self.on:
             return
-        digests, due = self._executor.digests, (self._first and step == self._step) or step % self.every == 0
+        digests, due = self._executor.digests, (self._first and step == self._step) or step % self.apart == 0
         timed = due or not digests.late
         if timed:
             digests.wait()

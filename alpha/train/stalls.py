@@ -1,4 +1,8 @@
-"""What saves add to a run's steps: foretold before the first step by a rehearsal, measured at each save. Floor 6."""
+"""What saves add to a run's steps: foretold by a rehearsal before the first step, measured at each save. Floor 6.
+
+Where steps wait while the state is copied, a save adds what it takes. Where it is copied *beside* a step of a device, it adds what copy or
+host take longer than the step's microbatches; how long those take, the steps before the save tell.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +17,100 @@ LINE = 0.02
 
 @dataclass
 class Stalls:
-    """Of one rank and session. `clock`: ns; `nbytes`: what a save copies; `foretold_ns`: what a rehearsed one took, None where no save has
-    steps behind it; `measured_ns`: of each save what it added to the steps from it to the next one."""
+    """Of one rank and session. `clock`: ns; `beside`: the state is copied beside steps; `nbytes`: what a save copies; `host_ns`, `copy_ns`:
+    what the host of a rehearsed save took, and its copy until it was there, None where no save has steps behind it; `waits_ns`: of each
+    save what the host kept the steps waiting for, and `under_way` the steps that ran while it was under way; `quiet` and `microbatches`:
+    usual steps without a save, whole and without their updates."""
 
     clock: Callable[[], int]
+    beside: bool = False
     nbytes: int = 0
-    foretold_ns: int | None = None
-    measured_ns: list[int] = field(default_factory=list)
+    host_ns: int | None = None
+    copy_ns: int | None = None
+    waits_ns: list[int] = field(default_factory=list)
+    under_way: list[list[int]] = field(default_factory=list)
+    quiet: list[int] = field(default_factory=list)
+    microbatches: list[int] = field(default_factory=list)
 
-    def rehearse(self, act: Callable[[], int]) -> None:
-        """`act`: all that a step waits for at a save; returns the bytes that it copied. It runs twice, for the first time takes the memory
-        that every later one finds; the second is what saves will take."""
+    def rehearse(self, act: Callable[[], None], copy: Callable[[], int], wait: Callable[[], None]) -> None:
+        """`act`: what the host does at a save; `copy`: begins to copy the state, returns how many bytes; `wait`: until they are there. All
+        of it twice, for the first time takes the memory that every later one finds; the second is what saves will take."""
         for _ in range(2):
             began = self.clock()
-            self.nbytes = act()
-            self.foretold_ns = self.clock() - began
+            act()
+            begun = self.clock()
+            self.nbytes = copy()
+            self.host_ns = self.clock() - began
+            wait()
+            self.copy_ns = self.clock() - begun
+
+    def stepped(self, ns: int, update_ns: int, *, saving: bool, usual: bool) -> None:
+        """A step beside which a save may be copied took `ns`, its update `update_ns` of them. `saving`: one was under way; `usual`: else it
+        was a step like others. Those that were not are left out: what they took more has other reasons."""
+        if not (self.beside and usual):
+            return
+        if saving and self.under_way:
+            self.under_way[-1].append(ns)
+        elif not saving:
+            self.quiet.append(ns)
+            self.microbatches.append(ns - update_ns)
 
     def save(self) -> None:
         """A save with steps behind it begins: what is added from here on is its own."""
-        self.measured_ns.append(0)
+        self.waits_ns.append(0)
+        self.under_way.append([])
 
     @contextmanager
     def adding(self) -> Iterator[None]:
         """The steps wait for the latest save; before the first one nothing is counted."""
         began = self.clock()
         yield
-        if self.measured_ns:
-            self.measured_ns[-1] += self.clock() - began
+        if self.waits_ns:
+            self.waits_ns[-1] += self.clock() - began
+
+    @property
+    def foretold_ns(self) -> int | None:
+        """What a save will add. None before it is known: where no save was rehearsed, or no usual step has been timed yet."""
+        if self.host_ns is None or self.copy_ns is None:
+            return None
+        if not self.beside:
+            return self.host_ns
+        return max(0, max(self.host_ns, self.copy_ns) - round(median(self.microbatches))) if self.microbatches else None
+
+    @property
+    def measured_ns(self) -> list[int]:
+        """What each save added to the steps from it to the next one: what they waited, and beside steps of a device what those took longer
+        than usual ones; nothing where no usual one was timed."""
+        if not self.beside:
+            return list(self.waits_ns)
+        if not self.quiet:
+            return []
+        usual = round(median(self.quiet))
+        return [waited + sum(steps) - len(steps) * usual for waited, steps in zip(self.waits_ns, self.under_way)]
+
+    def facts(self) -> dict[str, int]:
+        """For the run's metadata: what is foretold, and beside steps of a device what was measured (median)."""
+        found = {} if self.foretold_ns is None else {"save_foretold_ns": self.foretold_ns}
+        if self.beside and self.copy_ns is not None:
+            found["save_copy_ns"] = self.copy_ns
+            if self.measured_ns:
+                found["save_measured_ns"] = round(median(self.measured_ns))
+        return found
 
     def before(self) -> str:
         """What is foretold, before the first step; '' where nothing is."""
-        if self.foretold_ns is None:
+        if self.host_ns is None or self.copy_ns is None:
             return ""
-        return f"{self.nbytes / 1e6:,.1f} MB copied at each, {self.foretold_ns / 1e6:,.1f} ms foretold"
+        if not self.beside:
+            return f"{self.nbytes / 1e6:,.1f} MB copied at each, {self.host_ns / 1e6:,.1f} ms foretold"
+        return (f"{self.nbytes / 1e6:,.1f} MB copied at each to page-locked memory, in {self.copy_ns / 1e6:,.1f} ms beside the next step's "
+                f"microbatches, {self.host_ns / 1e6:,.1f} ms of the host's; a step waits for what lasts longer than they")
+
+    def at_first(self) -> str:
+        """What the first save beside steps will add, from the steps before it; '' where that was told, or cannot be."""
+        if not self.beside or self.foretold_ns is None or len(self.waits_ns) != 1:
+            return ""
+        return f"{self.foretold_ns / 1e6:,.1f} ms foretold beside microbatches of {median(self.microbatches) / 1e6:,.1f} ms"
 
     def after(self, step_ns: float) -> str:
         """Foretold beside measured, as shares of a mean step of `step_ns`, and how far the latter is above LINE; '' where no save has been

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.errors import AlphaError
 from alpha.train.launch import Ended
 
@@ -45,9 +45,9 @@ def supervise(start: Start, ranks: int, *, restarts: int, fewest: int, resume: P
 def last_good(run: Path) -> int | None:
     """The last step of a run whose checkpoint is whole; None where it has none."""
     folder = run / "checkpoints"
-    for step in reversed(simple.steps(folder)):
+    for step in reversed(folders.steps(folder)):
         try:
-            simple.inspect(simple.at(folder, step))
+            folders.inspect(folders.at(folder, step))
             return step
         except AlphaError:
             continue  # torn or damaged: an earlier one may be whole

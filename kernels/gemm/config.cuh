@@ -26,6 +26,7 @@ struct Config {
     static constexpr bool SAVE_PRE = GEMM_SAVE_PRE;
     static constexpr bool AUX_IN = GEMM_AUX_IN;
     static constexpr bool SPLIT = GEMM_SPLIT;
+    static constexpr bool DEFER = GEMM_DEFER;
 
     // Operands.
     static constexpr bool PAIR = ACT == Activation::swiglu;  // B holds gate and up, half of its rows each: a tile has half as many columns
@@ -53,6 +54,8 @@ struct Config {
     static_assert(BN % 64 == 0 && BN <= 256, "panels of 64 columns");
     static_assert(!PAIR || (OUT == Output::bf16 && !B_MN && !BIAS && !AUX_IN && BN % 128 == 0), "SwiGLU: bf16 output, K-major weights");
     static_assert(!SPLIT || (!BIAS && ACT == Activation::none && !AUX_IN), "split tiles have a plain epilogue");
+    static_assert(!DEFER || (!PINGPONG && !SPLIT && OUT == Output::bf16 && ACT == Activation::none && !AUX_IN && PER == 1),
+                  "what waits to be written is the product and its bias, rounded to bf16");
     static_assert(!AUX_IN || (OUT == Output::bf16 && !SAVE_PRE), "aux input uses the staging buffers");
     static_assert(STAGES * STAGE_BYTES + 2 * STAGING * CHUNK_BYTES + 512 + 1024 <= 232448, "shared memory budget");
 };

@@ -21,7 +21,9 @@ struct Epilogue {
     static constexpr int PER = C::PER;
     static constexpr bool PAIR = C::PAIR, BIAS = C::BIAS, SAVE_PRE = C::SAVE_PRE, AUX_IN = C::AUX_IN;
     using Accumulators = float[C::MI][BN / 2];
-    using Bias = uint32_t[BIAS ? BN / 8 : 1];  // of a thread's columns, in pairs
+    static constexpr int BIASES = C::DEFER ? BN / 64 : BN / 8;  // pairs of columns whose bias a thread holds
+    using Bias = uint32_t[BIAS ? BIASES : 1];
+    using Rounded = uint32_t[C::DEFER ? C::MI : 1][C::DEFER ? BN / 4 : 1];  // a thread's part of a tile in bf16, in pairs
 
     const Problem& p;
     const TensorMap& map_c;
@@ -41,12 +43,14 @@ struct Epilogue {
         batch = work.batch;
     }
 
-    // This thread's columns of the bias, asked for now and used after the steps; 0 beyond N.
-    __device__ __forceinline__ void load_bias(Bias& bias) const {
+    // The bias of this thread's columns in tile column `n`, asked for now and used after the steps; 0 beyond N. DEFER leaves few registers:
+    // of the eight lanes that have the same columns each holds an eighth.
+    __device__ __forceinline__ void load_bias(Bias& bias, int n) const {
         if constexpr (BIAS) {
+            const int first = C::DEFER ? lane / 4 * BIASES : 0;
 #pragma unroll
-            for (int j = 0; j < BN / 8; ++j) {
-                const int column = column0 + j * 8 + (lane % 4) * 2;
+            for (int j = 0; j < BIASES; ++j) {
+                const int column = n * C::OUT_BN + (first + j) * 8 + (lane % 4) * 2;
                 bias[j] = 0;
                 if (column + 1 < p.n) bias[j] = __ldg(reinterpret_cast<const unsigned int*>(p.bias + column));
                 if (column + 1 == p.n) bias[j] = __ldg(reinterpret_cast<const unsigned short*>(p.bias + column));
@@ -122,6 +126,45 @@ struct Epilogue {
         }
 #pragma unroll
         for (int q = 0; q < 4; ++q) stmatrix_x4(at[q], v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]);
+    }
+
+    // DEFER. The tile, its bias added, as it will leave. All lanes of a warp together: they hold each other's bias.
+    __device__ __forceinline__ void round(Rounded& rounded, const Accumulators& acc, const Bias& bias) const {
+#pragma unroll
+        for (int mi = 0; mi < C::MI; ++mi) {
+#pragma unroll
+            for (int j = 0; j < BN / 8; ++j) {
+                const float* const d = &acc[mi][4 * j];
+                uint32_t two = 0;
+                if constexpr (BIAS) two = __shfl_sync(~0u, bias[j % BIASES], j / BIASES * 4 + lane % 4);
+                const float b0 = bf16_low(two), b1 = bf16_high(two);
+                rounded[mi][2 * j] = pack_bf16(BIAS ? d[0] + b0 : d[0], BIAS ? d[1] + b1 : d[1]);
+                rounded[mi][2 * j + 1] = pack_bf16(BIAS ? d[2] + b0 : d[2], BIAS ? d[3] + b1 : d[3]);
+            }
+        }
+    }
+
+    // DEFER. Writes chunks `first` .. `last` - 1 of a rounded tile and sends them off.
+    __device__ __forceinline__ void write_rounded(const Rounded& rounded, int first, int last) {
+#pragma unroll
+        for (int item = 0; item < ITEMS; ++item) {
+            if (item < first || item >= last) continue;
+            if (issuer) tma_store_wait_read<STAGING - 1>();
+            named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
+            const uint32_t address = smem_address(buffer_of(0));
+            const uint32_t* const v = &rounded[item / CHUNKS][item % CHUNKS * 16];
+#pragma unroll
+            for (int q = 0; q < 4; ++q)
+                stmatrix_x4(address + swizzle_128(warp_row + (lane & 15), q * 32 + (lane >> 4) * 16), v[4 * q], v[4 * q + 1],
+                            v[4 * q + 2], v[4 * q + 3]);
+            fence_async_shared();  // by the writers, towards the copy engine
+            named_barrier_sync(STAGING_BARRIER + warpgroup, 128);
+            if (issuer) {
+                send_item(item, 0);
+                tma_store_commit();
+            }
+            ++chunks_done;
+        }
     }
 
     // Writes item `item` of the tile into its staging buffer, which is `i` further on. All threads.

@@ -10,6 +10,8 @@
 //                 multicasts that half to both
 //   PINGPONG      0: both consumer warpgroups work on one tile (BM/2 rows each). 1: each has a tile of its own, so that the epilogue of
 //                 one runs under the matrix instructions of the other
+//   DEFER         1: (not PINGPONG, bf16) a tile is only rounded at its end, to half its registers, and written under the first steps of
+//                 the next one
 //   A_MN, B_MN    0: K contiguous (x, W of a forward pass);  1: M (or N) contiguous (dy and x of a weight gradient, W of an input
 //                 gradient). wgmma reads both, so there is no transpose kernel
 //   OUT           0: bf16;  1: fp32;  2: fp32, added to what is there
@@ -34,7 +36,7 @@
 //   empty[s]  4 arrivals per consumer warpgroup that reads the slot (one per warp, after wgmma_wait showed that warp's reads of the slot
 //             are complete), from each CTA of the cluster. The producer waits on it before it refills the slot.
 //   staging   thread 0 of a warpgroup issues all its stores, so bulk groups are its own; a group holds PER buffers. Before buffers are
-//             rewritten: thread 0 waits until at most STAGING / PER - 1 younger groups are unread, then a named barrier of the
+//             rewritten (DEFER too, a chunk a step): thread 0 waits until at most STAGING / PER - 1 younger groups are unread, then a named barrier of the
 //             warpgroup. After writing: each thread fences towards the async proxy, the same named barrier, thread 0 issues the stores.
 //   turn w    (PINGPONG, named barrier) warpgroup w waits for it before its steps, the other arrives after the last full[] wait of its
 //             own. So every phase of every full[s] is seen by one warpgroup before the other waits for the next one. Without it a wait
@@ -71,6 +73,8 @@ __device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barrie
     uint32_t steps_done = 0;  // of the ring, by everyone
     int turn = 0;
     float acc[C::MI][C::BN / 2];
+    typename Epilogue<C>::Rounded rounded;
+    bool waiting = false;  // whether a rounded tile has yet to be written
     if (C::PINGPONG && warpgroup == 1) named_barrier_arrive(TURN_BARRIER, 256);  // warpgroup 0 begins
     Walk<C> walk(p);
     Work work;
@@ -79,18 +83,29 @@ __device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barrie
             steps_done += work.k_count;
             continue;
         }
-        epilogue.begin(work);
         const uint32_t steps_before = steps_done;
         steps_done += work.k_count;
         typename Epilogue<C>::Bias bias;
-        epilogue.load_bias(bias);
-        multiply<C>(acc, slots, ring, steps_before, work, warpgroup, lane, [&] { epilogue.load_first_aux(); });
+        epilogue.load_bias(bias, work.n);
+        if constexpr (C::DEFER) {
+            multiply<C, C::ITEMS>(acc, slots, ring, steps_before, work, warpgroup, lane, [&](int step) {
+                if (waiting) epilogue.write_rounded(rounded, step, step + 1);
+            });
+            if (waiting) epilogue.write_rounded(rounded, work.k_count, C::ITEMS);  // where there are fewer steps than chunks
+            epilogue.begin(work);
+            epilogue.round(rounded, acc, bias);
+            waiting = true;
+            continue;
+        }
+        epilogue.begin(work);
+        multiply<C, 1>(acc, slots, ring, steps_before, work, warpgroup, lane, [&](int) { epilogue.load_first_aux(); });
         if (C::SPLIT && work.slot >= 0) {
             epilogue.write_partial(acc, work.slot, rank);
             continue;
         }
         epilogue.write(acc, bias);
     }
+    if (C::DEFER && waiting) epilogue.write_rounded(rounded, 0, C::ITEMS);
     if (issuer) tma_store_wait<0>();
 }
 

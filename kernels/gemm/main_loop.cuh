@@ -21,8 +21,8 @@ __device__ __forceinline__ void release(RingBarriers barriers, uint32_t slot, in
 }
 
 // acc = A B^T over the steps of `work`, for this warpgroup's rows. `slots`: shared address of the operand slots. `steps_before`: steps that
-// went through the ring before these. `beside()` is called once, while the products of the first step run.
-template <class C, class Beside>
+// went through the ring before these. `beside(step)` is called while the products of each of the first BESIDE steps run.
+template <class C, int BESIDE, class Beside>
 __device__ __forceinline__ void multiply(float (&acc)[C::MI][C::BN / 2], uint32_t slots, RingBarriers barriers, uint32_t steps_before,
                                          const Work& work, int warpgroup, int lane, const Beside& beside) {
     constexpr int PANEL_BYTES = C::PANEL_BYTES;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void multiply(float (&acc)[C::MI][C::BN / 2], uint32_
             wgmma_wait<1>();
             release<C>(barriers, previous, lane);
         }
-        if (step == 0) beside();
+        if (step < BESIDE) beside(step);
         previous = slot;
         if (++slot == C::STAGES) {
             slot = 0;

@@ -20,7 +20,7 @@ import warm
 
 from alpha import config
 from alpha.backends.cpu.executor import CpuExecutor
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.config import Config
 from alpha.errors import BusyError, CorruptError, InputError, MachineError, NonFiniteError
 from alpha.graph.plan import Program
@@ -145,7 +145,7 @@ def test_metrics_hold_what_the_checkpoints_say(made: tuple[Config, Dataset, dict
     assert [r[0] for r in rows] == list(range(12)) and all(r[2] == 128 and r[3] == 1 and r[4] > 0 for r in rows)
     assert rows[-1][1] < rows[0][1]
     assert [r[0] for r in read(path / "metrics.sqlite", "evaluations")] == [4, 8]
-    assert simple.steps(path / "checkpoints")[-1] == 12 and len(simple.steps(path / "checkpoints")) == cfg.train.keep
+    assert folders.steps(path / "checkpoints")[-1] == 12 and len(folders.steps(path / "checkpoints")) == cfg.train.keep
 
 
 def test_kill_9_at_any_moment(root: Path, made: tuple[Config, Dataset, dict[str, bytes], Path], tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_kill_9_at_any_moment(root: Path, made: tuple[Config, Dataset, dict[str,
         finally:
             process.kill()
         assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-        if process.returncode == 0 and simple.steps(folder / "checkpoints")[-1] == 12:
+        if process.returncode == 0 and folders.steps(folder / "checkpoints")[-1] == 12:
             break
     assert kills >= 1, "the process was never caught alive"
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["t"]
@@ -235,7 +235,7 @@ def test_a_bad_step_leaves_the_state_and_names_its_op(root: Path, family: str) -
         assert "block.1" in message and "model line" in message and "shard 0" in message and "step-00000002" in message
         row = read(s.held.metrics, "step_metrics", "step, loss, finite")[-1]
         assert row[0] == 2 and row[2] == 0
-        assert simple.at(s.held.checkpoints).name == "step-00000002"
+        assert folders.at(s.held.checkpoints).name == "step-00000002"
 
 
 def test_a_resume_that_would_not_continue_is_refused(made: tuple[Config, Dataset, dict[str, bytes], Path], tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_resume_that_would_not_continue_is_refused(made: tuple[Config, Dataset
     fewer = config.load(path / "config.toml", ["data.validation=0.4"])
     with Session(cfg, assemble.open_data(fewer), tmp_path / "run") as s, pytest.raises(InputError, match="text or order of samples"):
         s.loop.resume()
-    newest = simple.at(tmp_path / "run" / "checkpoints")
+    newest = folders.at(tmp_path / "run" / "checkpoints")
     data_file = newest / "rank-00000-of-00001.state"
     raw = bytearray(data_file.read_bytes())
     raw[-9000] ^= 4
@@ -272,7 +272,7 @@ def test_a_full_disk_while_saving_loses_nothing(
             with pytest.raises(MachineError, match="disk is full") as caught:
                 s.loop.run()
         assert caught.value.exit_code == 3
-    assert simple.steps(tmp_path / "run" / "checkpoints") == [9]
+    assert folders.steps(tmp_path / "run" / "checkpoints") == [9]
     with Session(cfg, data, tmp_path / "run") as s:
         s.loop.resume()
         assert s.loop.run() and s.bits() == expected

@@ -17,7 +17,7 @@ import pytest
 import warm
 
 from alpha import cli, config
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.cli import training
 from alpha.dashboard.folder import Folder
 from alpha.data.tokenizer import ByteTokenizer
@@ -99,7 +99,7 @@ def edit(path: Path, old: str, new: str) -> None:
 def test_a_gated_run_stays_gated(gated: Path, alpha: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resumed, moved, and with newer evidence; its checkpoints say which evidence admitted them."""
     assert status_of(gated) == "GATED"
-    assert simple.inspect(simple.at(gated / "checkpoints")).facts["seal"]["status"] == "GATED"
+    assert folders.inspect(folders.at(gated / "checkpoints")).facts["seal"]["status"] == "GATED"
     code, out, _ = alpha("train", gated, "--resume", "--at", 6)
     assert code == 0 and "UNGATED" not in out and status_of(gated) == "GATED"
     monkeypatch.setitem(EVIDENCE, "train.loop", {"faults": "newer"})
@@ -140,9 +140,9 @@ def test_not_by_the_manifest_of_a_gated_run(gated: Path, lab: Path, alpha: Run) 
 def test_not_by_copying_its_checkpoint(gated: Path, lab: Path, alpha: Run) -> None:
     """The checkpoints are of one configuration and one text, so nothing but the seal tells them apart."""
     edit(lab / "config.toml", 'name = "lab"', 'name = "gated"')
-    for step in simple.steps(gated / "checkpoints"):
-        shutil.rmtree(simple.at(gated / "checkpoints", step))
-        shutil.copytree(simple.at(lab / "checkpoints", step), gated / "checkpoints" / f"step-{step:08d}")
+    for step in folders.steps(gated / "checkpoints"):
+        shutil.rmtree(folders.at(gated / "checkpoints", step))
+        shutil.copytree(folders.at(lab / "checkpoints", step), gated / "checkpoints" / f"step-{step:08d}")
     assert status_of(gated) == "UNGATED"
     assert "UNGATED" in alpha("sample", gated, "--prompt", "def", "--tokens", 2)[2]
     assert alpha("trace", gated, "--out", gated / "t.json")[0] == 0
@@ -152,7 +152,7 @@ def test_not_by_copying_its_checkpoint(gated: Path, lab: Path, alpha: Run) -> No
 
 
 def test_not_by_an_edited_checkpoint(lab: Path, alpha: Run) -> None:
-    edit(simple.at(lab / "checkpoints", 6) / "manifest.json", '"status":"UNGATED"', '"status":"GATED"')
+    edit(folders.at(lab / "checkpoints", 6) / "manifest.json", '"status":"UNGATED"', '"status":"GATED"')
     code, _, err = alpha("train", lab, "--resume", "--at", 6)
     assert code == 2 and "its manifest was edited or torn" in err
 
@@ -175,11 +175,11 @@ def test_a_gated_run_that_went_through_the_lab_is_ungated_for_good(gated: Path, 
 
 def test_an_older_checkpoint_goes_on_ungated(gated: Path, alpha: Run) -> None:
     """Made before seals: it loads, and what comes of it is UNGATED."""
-    file = simple.at(gated / "checkpoints", 6) / "manifest.json"
+    file = folders.at(gated / "checkpoints", 6) / "manifest.json"
     content = json.loads(file.read_text())
     content.pop("sha256")
     content["facts"].pop("seal")
-    states = simple.read(file.parent)
+    states = folders.read(file.parent)
     shutil.rmtree(file.parent)
     saved_before(file.parent.parent, content["step"], states, 1, content["facts"])
     code, out, _ = alpha("train", gated, "--resume", "--at", 6)
@@ -213,7 +213,7 @@ def test_a_console_that_goes_away_takes_nothing_with_it(root: Path, tmp_path: Pa
         code = process.wait(timeout=120)
     finally:
         process.kill()
-    finished = code == 0 and simple.steps(tmp_path / "lab" / "checkpoints")[-1:] == [8] and not errors
+    finished = code == 0 and folders.steps(tmp_path / "lab" / "checkpoints")[-1:] == [8] and not errors
     assert finished == (not planted), errors.decode()
 
 
@@ -226,7 +226,7 @@ def test_a_console_on_a_full_disk_takes_nothing_with_it(root: Path, tmp_path: Pa
         code = process.wait(timeout=120)
     finally:
         process.kill()
-    assert code == 0 and simple.steps(tmp_path / "lab" / "checkpoints")[-1] == 8 and not errors, errors.decode()
+    assert code == 0 and folders.steps(tmp_path / "lab" / "checkpoints")[-1] == 8 and not errors, errors.decode()
 
 
 def steps_of(path: Path) -> int:
@@ -252,7 +252,7 @@ def test_an_interrupted_run_saves_and_says_so(root: Path, tmp_path: Path, sent: 
         assert process.wait(timeout=60) == code
     finally:
         process.kill()
-    last = simple.steps(tmp_path / "lab" / "checkpoints")[-1]
+    last = folders.steps(tmp_path / "lab" / "checkpoints")[-1]
     assert last == steps_of(tmp_path / "lab") >= 2, "the step that ran was saved"
     assert read(tmp_path / "lab" / "metrics.sqlite", "sessions", "ended") == [("stopped",)]
 
@@ -267,7 +267,7 @@ def test_nohup_is_respected(root: Path, tmp_path: Path) -> None:
         assert process.wait(timeout=90) == 0
     finally:
         process.kill()
-    assert simple.steps(tmp_path / "lab" / "checkpoints")[-1] == 100
+    assert folders.steps(tmp_path / "lab" / "checkpoints")[-1] == 100
 
 
 # -- what a kill leaves --------------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def lost_rows(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> li
     step = read(path, "op_profile", "min(step)")[0][0]
     others: list[Path] = []
     seen: dict[str, int] = {}
-    real = simple.commit
+    real = folders.commit
 
     def rows(metrics: Path) -> dict[str, int]:
         return {t: read(metrics, f"{t} WHERE step = {step} ", "count(*)")[0][0] for t in tables}
@@ -301,7 +301,7 @@ def lost_rows(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> li
             raise Killed
         return made
 
-    monkeypatch.setattr(simple, "commit", killed)
+    monkeypatch.setattr(folders, "commit", killed)
     with pytest.raises(Killed):
         cli.main(["lab", str(root / "lab.toml"), "--set", f"run.out={tmp_path}", "--set", "train.profile=4",
                   "--set", "train.checkpoint_every=1", "--set", f"run.name={cfg.run.name}"])

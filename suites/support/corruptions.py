@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.gates.contracts.checkpoint import empty, layouts, saved_by, state
 from alpha.gates.contracts.corruptions import SPOILS, campaign
 
@@ -31,7 +31,7 @@ def main() -> int:
         at = Path(name)
         others = [saved_by(at / where, step, state(rng, of), 2, 4096, {"x": step}) for where, step in (("other", 5), ("other", 6))]
         path = saved_by(at / "checkpoints", 5, state(rng, of), 2, 4096, {"x": 1})
-        refused, undetected = campaign(path, others, lambda spoilt: simple.load(spoilt, empty(of)), args.count, rng)
+        refused, undetected = campaign(path, others, lambda spoilt: folders.load(spoilt, empty(of)), args.count, rng)
     kinds = sorted({file for _, file in refused})
     print(f"| damage | {' | '.join(kinds)} |\n|---|{'---|' * len(kinds)}")
     for what in sorted(SPOILS):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from alpha.checkpoint import ranges, simple
+from alpha.checkpoint import folders, ranges
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.registry.machine import machine_class
 
@@ -71,28 +71,29 @@ def main() -> int:
     states = states_of(args.mb)
     with tempfile.TemporaryDirectory(prefix="alpha-rates-", dir=args.folder) as name:
         at = Path(name)
-        data, held = ranges.image(states, 0, 1)
+        kept = ranges.OfArrays()
+        data, held = ranges.image(states, 0, 1, kept)
         copy = at / "dd"
 
         def dd(*options: str) -> None:
             subprocess.run(["dd", "bs=4M", "status=none", *options], check=True)
 
         def save() -> None:
-            temporary = simple.begin(at, 1)
-            simple.write(temporary, 0, 1, data, held)
-            simple.commit(temporary, 1, {kind: layout for kind, (layout, _) in states.items()}, 1, {})
+            temporary = folders.begin(at, 1)
+            folders.write(temporary, 0, 1, data, held)
+            folders.commit(temporary, 1, {kind: layout for kind, (layout, _) in states.items()}, 1, {})
 
         def load() -> None:
-            simple.load(simple.at(at), states)
+            folders.load(folders.at(at), states)
 
         save()
-        state = simple.at(at) / (ranges.stem(0, 1) + ranges.STATE)
+        state = folders.at(at) / (ranges.stem(0, 1) + ranges.STATE)
         kept = at / "kept"
         shutil.copy(state, kept)
         turns: dict[str, tuple[Callable[[], None], Callable[[], None], str]] = {
             "`dd`, forced": (lambda: copy.unlink(missing_ok=True), lambda: dd(f"if={kept}", f"of={copy}", "conv=fsync"), ""),
-            "write, force and rename": (lambda: shutil.rmtree(simple.at(at)), save, "`dd`, forced"),
-            "copy": (lambda: None, lambda: ranges.image(states, 0, 1, data) and None, ""),
+            "write, force and rename": (lambda: shutil.rmtree(folders.at(at)), save, "`dd`, forced"),
+            "copy": (lambda: None, lambda: ranges.image(states, 0, 1, kept) and None, ""),
             "`dd` from a cold cache": (lambda: drop(kept), lambda: dd(f"if={kept}", "of=/dev/null"), ""),
             "load, from a cold cache": (lambda: drop(state), load, "`dd` from a cold cache"),
             "load, from a warm one": (lambda: None, load, ""),

@@ -108,11 +108,15 @@ class DullTrainer:
             return []
         taken = list[bytes]()
         for (_, share), (texts, _) in zip(self.sources, self.sides):
-            room = self.tables["data"]["sample"] * share
+            room, first = int(self.tables["data"]["sample"] * share), len(taken)
             for _, text in sorted(texts.items(), key=lambda item: (sha256(item[0]).hexdigest(), item[0])):
-                room -= len(text)
-                if room < 0:
+                if len(text) > room:
+                    if len(taken) == first:
+                        places = range(1, room + 1)
+                        ends = [i for i in places if text[i - 1] == 10] or [i for i in places if not 128 <= text[i] < 192]
+                        taken.append(text[: max(ends, default=0)])
                     break
+                room -= len(text)
                 taken.append(text)
         counted = Counter(word for text in taken for word in WORDS.findall(text))
         words = {word: (list(word), n) for word, n in counted.items() if n >= 2}

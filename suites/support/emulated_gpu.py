@@ -161,9 +161,10 @@ class Allocation:
 
 @dataclass
 class EmulatedGpu:
-    """State of the machine: bytes allocated, and where page-locked memory lies."""
+    """State of the machine: bytes allocated, where page-locked memory lies, and the largest piece of it that the host grants."""
 
     total: int = 2 << 30
+    largest: int = 1 << 40
     allocated: int = 0
     pinned: list[np.ndarray] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
@@ -172,7 +173,9 @@ class EmulatedGpu:
         return any(p.ctypes.data <= x.ctypes.data and x.ctypes.data + x.nbytes <= p.ctypes.data + p.nbytes for p in self.pinned)
 
     def pagelocked_empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        self.pinned.append(np.zeros(shape, dtype))
+        if np.dtype(dtype).itemsize * int(np.prod(shape)) > self.largest:
+            raise MemoryError("cuMemHostAlloc failed: out of memory")
+        self.pinned.append(np.full(shape, 0xA5, dtype))
         return self.pinned[-1]
 
     def htod_async(self, target: int, x: np.ndarray, stream: Stream) -> None:
@@ -414,7 +417,7 @@ class _Spot:
         a = self._matrix(x, rows, columns)
         with np.errstate(all="ignore"):
             made = np.concatenate([a.T @ self._array(v, rows * 4, np.float64).reshape(-1, 4), np.square(a).sum(0)[:, None]], 1)
-            self._array(out, columns * 5, np.float64)[...] += made.reshape(-1)
+        self._array(out, columns * 5, np.float64)[...] = made.reshape(-1)
 
     def _gather(self, x: int, places: int, out: int, many: int, size: int) -> None:
         at = self._array(places, many, np.int64)

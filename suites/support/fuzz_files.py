@@ -28,6 +28,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ import pyarrow.parquet
 import zstandard
 
 from alpha import config
+from alpha.checkpoint import folders, npy, ranges, safetensors
 from alpha.checkpoint import hf as hub
-from alpha.checkpoint import npy, ranges, safetensors, simple
-from alpha.data import hashed, prepare, prepared, shards, sources
+from alpha.data import hashed, prepare, prepared, regular, shards, sources
 from alpha.data.tokenizer import BPETokenizer
 from alpha.data.tokenizer_file import load_tokenizer
 from alpha.data.tokenizer_hf import _letters, read_hugging_face
@@ -182,7 +183,7 @@ def _shard(raw: bytes) -> Callable[[Any], bytes]:
 
 def _manifest(content: Any) -> bytes:
     content.pop("sha256", None)
-    return _json({**content, "sha256": simple._digest(content)})
+    return _json({**content, "sha256": folders._digest(content)})
 
 
 def _documents(path: Path) -> int:
@@ -196,6 +197,9 @@ def _documents(path: Path) -> int:
 def readers(root: Path) -> list[Reader]:
     """All of them, with their sound files below `root`."""
     made: list[Reader] = []
+    for name in ("_class", "complement", "union"):  # functions of sets of characters alone, most of the time of a tokenizer.json
+        kept = lru_cache(1024)(getattr(regular, name))
+        setattr(regular, name, lambda ranges, kept=kept: kept(tuple(ranges)))
 
     def add(name: str, file: Path, read: Callable[[], object], parse: Any = None, form: Any = None, share: int = 20) -> None:
         made.append(Reader(name, file, file.read_bytes(), read, parse, form, share))
@@ -249,7 +253,7 @@ def readers(root: Path) -> list[Reader]:
     rng = np.random.default_rng(1)
     of = layouts(rng, 2)
     saved = saved_by(root / "checkpoints", 5, state(rng, of), 2, 4096, {"x": 1})
-    add("checkpoint manifest", saved / simple.MANIFEST, lambda: simple.inspect(saved), json.loads, _manifest)
+    add("checkpoint manifest", saved / folders.MANIFEST, lambda: folders.inspect(saved), json.loads, _manifest)
     index = saved / f"rank-00000-of-00002{ranges.INDEX}"
     assert json.loads(index.read_bytes())["held"], "an index of nothing would be broken"
 
@@ -257,7 +261,7 @@ def readers(root: Path) -> list[Reader]:
         return ranges.read_index(index, ranges.digest_of(index), of)
 
     add("checkpoint index", index, read_index, json.loads, ranges.canonical)
-    add("checkpoint ranges", index.with_suffix(ranges.STATE), lambda: simple.inspect(saved))
+    add("checkpoint ranges", index.with_suffix(ranges.STATE), lambda: folders.inspect(saved))
     layout, old = StateLayout([TensorSpec("w", (3, 5), "unit")]), root / "old"
     old.mkdir()
     np.save(old / "param.npy", np.arange(layout.size, dtype=np.float32))

@@ -26,8 +26,9 @@ import xxhash
 from rich.console import Console
 
 from alpha import config
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.checkpoint.disk import Disk
+from alpha.comm import links
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.profile.store import read
@@ -79,6 +80,7 @@ SHORT = Deadlines(join=20.0, stall=2.0, abort=2.0)
 
 def main(folder: str, *jobs: str) -> None:
     peak.REPEATS, peak.COPIES, peak.COPY_BYTES = 2, 1, 1 << 20
+    links.LARGE, links.ADDED, links._TIMES = 1 << 14, 1 << 16, {links.SMALL: 5, 1 << 14: 3}  # a seventh of such a short run, otherwise
     for job in jobs:
         print(json.dumps(ran(Path(folder), json.loads(job))), flush=True)
 
@@ -133,8 +135,8 @@ def left(path: Path) -> dict[str, Any]:
         "samples": sorted(read(database, "samples", "step, text")),
         "timed": sorted(read(database, "step_timing", "rank, step")),
         "moments": sorted(read(database, "sessions", "session, rank, clock_ns, unix_ns")),
-        "checkpoints": {step: {kind: xxhash.xxh3_128_hexdigest(x.data) for kind, (_, x) in simple.read(simple.at(folder, step)).items()}
-                        for step in simple.steps(folder)},
+        "checkpoints": {step: {kind: xxhash.xxh3_128_hexdigest(x.data) for kind, (_, x) in folders.read(folders.at(folder, step)).items()}
+                        for step in folders.steps(folder)},
         "logs": sorted(p.name for p in (path / "logs").iterdir()),
         "held": sorted(p.name for p in folder.iterdir()),
         "folders": sorted(p.name for p in path.parent.iterdir()),
@@ -240,7 +242,7 @@ def _stop_while_saving(loop: Loop) -> None:
     def save(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    simple.write = save  # type: ignore[assignment]
+    folders.write = save  # type: ignore[assignment]
 
 
 def _slow(loop: Loop) -> None:

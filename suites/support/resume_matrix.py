@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from alpha.checkpoint import ranges, simple
+from alpha.checkpoint import folders, ranges
 from alpha.gates.contracts.checkpoint import States, cut_of, layouts
 from alpha.types import NUMPY
 
@@ -42,10 +42,10 @@ def matrix() -> str:
     before, lines = drawn(), [f"| saved by | {' | '.join(map(_name, JOBS))} |", f"|---|{'---|' * len(JOBS)}"]
     with tempfile.TemporaryDirectory(prefix="alpha-matrix-") as name:
         for saved in JOBS:
-            temporary = simple.begin(Path(name) / _name(saved), 1)
+            temporary = folders.begin(Path(name) / _name(saved), 1)
             for rank in range(saved[0]):
-                simple.write(temporary, rank, saved[0], *ranges.image(held(before, rank, *saved), rank, saved[0]))
-            path = simple.commit(temporary, 1, {kind: layout for kind, (layout, _) in before.items()}, saved[0], {})
+                folders.write(temporary, rank, saved[0], *ranges.image(held(before, rank, *saved), rank, saved[0]))
+            path = folders.commit(temporary, 1, {kind: layout for kind, (layout, _) in before.items()}, saved[0], {})
             lines.append(f"| {_name(saved)} | {' | '.join(f'{_same(path, before, *loaded)} of {loaded[0]}' for loaded in JOBS)} |")
     return "\n".join(lines)
 
@@ -56,7 +56,7 @@ def _same(path: Path, before: States, ranks: int, zero: int) -> int:
     for rank in range(ranks):
         expected = held(before, rank, ranks, zero)
         found = {kind: (layout, np.full_like(flat, 7)) for kind, (layout, flat) in expected.items()}
-        simple.load(path, found, cut=(rank, ranks))
+        folders.load(path, found, cut=(rank, ranks))
         good += all(found[kind][1].tobytes() == flat.tobytes() for kind, (_, flat) in expected.items())
     return good
 

@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 
 from alpha import cli
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.profile.store import read
 from alpha.train import peak, session
 from alpha.train.engine import Executor
@@ -69,7 +69,7 @@ def watched(run_file: Path, folder: Path) -> WatchedRun:
     seen.evaluations = sorted(read(metrics, "evaluations", "step, nats, tokens, bytes, windows"))
     seen.samples = dict(read(metrics, "samples", "step, text"))
     for path in sorted((folder / "checkpoints").glob("step-*")):
-        seen.checkpoints[int(path.name[5:])] = {kind: flat for kind, (_, flat) in simple.read(path).items()}
+        seen.checkpoints[int(path.name[5:])] = {kind: flat for kind, (_, flat) in folders.read(path).items()}
     return seen
 
 

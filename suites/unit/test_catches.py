@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from alpha.gates.adversarial import catches, mutants, plant
-from alpha.registry.faults import load_faults
+from alpha.gates.adversarial import catches, cuda_plant, mutants, plant
+from alpha.registry.faults import Fault, load_faults
 from alpha.registry.gpu import why_not_here
 from alpha.train.catalogue import catalogue
 
@@ -116,3 +116,21 @@ def test_who_ends_the_run_keeps_what_was_caught(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(KeyboardInterrupt):
         catches.run(catalogue(), faults, stale=False, root=tmp_path)
     assert set(catches.known([tmp_path])) == {faults[0].id}
+
+
+def test_faults_in_device_code_that_look_at_the_whole_device_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, seen = set[str](), dict[str, set[str]]()
+
+    def one(job: plant.Job, fault: Fault, *, planted: bool = True) -> plant.Outcome:
+        running.add(job.name)
+        time.sleep(0.05)
+        seen[job.name] = set(running)
+        running.discard(job.name)
+        return plant.Outcome(job)
+
+    monkeypatch.setattr(cuda_plant, "run_one", one)
+    faults = [f for f in load_faults() if f.source][:5]
+    jobs = [cuda_plant.job_of("executor.cuda", "faults" if i % 2 else "parity", str(i)) for i in range(5)]
+    assert [o.job.name for o in cuda_plant.run_all(faults, jobs, workers=5)] == ["0", "1", "2", "3", "4"]
+    assert seen["1"] == {"1"} and seen["3"] == {"3"}
+    assert any(len(together) > 1 for together in seen.values()), "the others would be seen one at a time too"

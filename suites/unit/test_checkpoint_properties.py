@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from resume_matrix import matrix
 
 from alpha import cli
-from alpha.checkpoint import offline, simple
+from alpha.checkpoint import folders, offline
 from alpha.gates.contracts.checkpoint import States, copied, cut_of, empty, same, saved_by
 from alpha.graph.state import StateLayout, TensorSpec
 
@@ -35,14 +35,14 @@ def test_saved_laid_out_anew_and_loaded(shapes: Shapes, seed: int, by: int, anew
     before = drawn(shapes, seed)
     with tempfile.TemporaryDirectory() as name:
         path = saved_by(Path(name) / "a", 3, before, by, 64 * blocks, cut=cut)
-        simple.inspect(path)
+        folders.inspect(path)
         for found in (path, offline.relay(path, Path(name) / "b", anew)):
             after = empty({kind: layout for kind, (layout, _) in before.items()})
-            simple.load(found, after)
+            folders.load(found, after)
             assert same(after, before)
             for rank in range(to):
                 own = {kind: (x, np.full(x.shard(to).size, 7, np.float32)) for kind, (x, _) in before.items()}
-                simple.load(found, own, cut=(rank, to))
+                folders.load(found, own, cut=(rank, to))
                 assert all(own[k][1].tobytes() == cut_of(x, flat, rank, to).tobytes() for k, (x, flat) in after.items())
 
 
@@ -66,8 +66,8 @@ def test_commands(run: tuple[Path, States], tmp_path: Path, capsys: pytest.Captu
     out = capsys.readouterr().out
     assert "step 4, saved by 2 ranks" in out and "param: 3 tensors, 1,208 elements of f32, 4,832 bytes" in out and 'tokenizer: "abc"' in out
     assert cli.main(["checkpoint", "reshard", str(path), "--ranks", "3", "--out", str(tmp_path / "anew")]) == 0
-    found = simple.at(tmp_path / "anew")
-    assert found.name == "step-00000008" and len(list(found.iterdir())) == 7 and same(simple.read(found), copied(before))
+    found = folders.at(tmp_path / "anew")
+    assert found.name == "step-00000008" and len(list(found.iterdir())) == 7 and same(folders.read(found), copied(before))
     assert cli.main(["checkpoint", "verify", str(found)]) == 0
     assert "step 8 is whole; 9," in capsys.readouterr().out
     data = found / "rank-00000-of-00003.state"

@@ -50,3 +50,12 @@ def test_one_red_target_makes_it_red(tmp_path: Path, fails: str) -> None:
     assert asked[:4] == ["began nvcc", "ended nvcc", "began test", "ended test"]
     assert sorted(asked[4:]) == sorted(f"{x} {y}" for x in ("began", "ended") for y in ("lint", "kernels", "gates"))
     assert output == [f"make {x} says so" for x in ("nvcc", "test", "kernels", "lint", "gates")]
+
+
+def test_a_test_that_fails_ends() -> None:
+    """A test failed by design, and CI with it, after 90 minutes: where the variable CI is set, pytest compares long values line by line."""
+    shows = ["--no-print-directory", "--eval", 'shown:; @echo "[$$CI$$BUILD_NUMBER]" $(PYTEST)', "shown"]
+    done = subprocess.run(["make", *shows], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT,
+                          env={**os.environ, "CI": "true", "BUILD_NUMBER": "1", "MAKEFLAGS": ""})
+    variables, command = done.stdout.split(maxsplit=1)
+    assert variables == "[]" and "--timeout " in command

@@ -14,25 +14,33 @@ import pytest
 from rich.console import Console
 
 from alpha import cli
+from alpha.backends.cuda import binaries, launches, spot
 from alpha.backends.cuda.binaries import Binaries, sources_of
+from alpha.backends.cuda.calls import Call
+from alpha.backends.cuda.cubins_of import ANYWHERE, NullGpu
 from alpha.backends.cuda.kernels import loss, matmul
 from alpha.backends.cuda.kernels.gemm import GemmProblem, choose
+from alpha.backends.cuda.lib import Operand
 from alpha.backends.cuda.values import from_device, to_device
 from alpha.cli import gating
-from alpha.component import Component
-from alpha.cuda_runtime import manifest
+from alpha.component import Catalogue, Component
+from alpha.cuda_runtime import manifest, mark
 from alpha.cuda_runtime.compile import Source
 from alpha.errors import InputError, UngatedError
 from alpha.gates import run, subjects
 from alpha.gates.cuda.calls import large, timed
+from alpha.graph.plan import MULTIPROCESSORS
+from alpha.ops.table import row
 from alpha.registry import admission, gpu, policy
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import reference_classes, write_reference
 from alpha.registry.gpu import GpuClass, class_here, class_of_key, family, gpu_class, why_not_here
 from alpha.registry.judge import Judgement
 from alpha.registry.machine import machine_class
+from alpha.registry.package import Package
 from alpha.registry.record import Record
 from alpha.registry.status import Registry
+from alpha.train import doctor
 from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
 
@@ -123,7 +131,7 @@ def test_bf16_there_and_back() -> None:
 
 
 def test_classes_and_what_carries_over() -> None:
-    for c in (H200, H100):
+    for c in (H200, H100, replace(H200, devices=2, link="nvlink"), replace(H100, devices=8, link="pcie")):
         assert class_of_key(c.key) == c
     assert class_of_key(machine_class().key) == machine_class()
     with pytest.raises(InputError):
@@ -135,7 +143,66 @@ def test_classes_and_what_carries_over() -> None:
     assert not policy.carries(kernel, "parity", replace(H100, capability="sm100"), H200, blas=False)
 
 
-def test_each_family_has_its_reference_class(tmp_path: Path) -> None:
+ROWS = "NVIDIA H200, 9.0, 570.1\n" * 3
+MATRIX = """\x1b[4m\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV18\tSYS\tPHB\t0-47\t0
+GPU1\tNV18\t X \tNV18\tSYS\t0-47\t0
+GPU2\tSYS\tNV18\t X \tSYS\t48-95\t1
+NIC0\tPHB\tSYS\tSYS\t X
+
+Legend:
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """A made-up nvidia-smi that prints these rows of GPUs and this matrix."""
+    def tool(rows: str, matrix: str, code: int = 0) -> None:
+        (tmp_path / "rows").write_text(rows)
+        (tmp_path / "matrix").write_text(matrix)
+        script = f'#!/bin/sh\nif [ "$1" = topo ]; then cat {tmp_path}/matrix; exit {code}; fi\ncat {tmp_path}/rows\n'
+        (tmp_path / "nvidia-smi").write_text(script)
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        gpu.asked.cache_clear()
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    yield tool
+    gpu.asked.cache_clear()
+
+
+def test_several_gpus_are_a_class_with_what_links_them(says: Callable[..., None]) -> None:
+    says(ROWS, MATRIX)
+    assert [c.key for c in gpu.gpu_classes()] == ["cuda_sm90_H200", "cuda_sm90_H200x2-nvlink", "cuda_sm90_H200x3-pcie"]
+    assert gpu.gpu_class(4) is None
+    kernel = catalogue()["matmul.bf16.sm90"]
+    pair, four = (replace(kernel, requires=("sm_90a", f"gpus>={n}")) for n in (2, 4))
+    assert str(class_here(pair)) == str(replace(H200, devices=2, link="nvlink"))
+    assert class_here(kernel) == H200
+    assert why_not_here(four) == "needs gpus>=4: this machine has 3 (GPU H200, compute capability 9.0)"
+    assert gpu.gpu_environment() == {"driver": "570.1"}
+    assert [f.found for f in doctor._gpu() if f.topic == "GPU class"] == [", ".join(c.key for c in gpu.gpu_classes())]
+
+
+@pytest.mark.parametrize(("rows", "matrix", "code", "why"), [
+    (ROWS[:24], MATRIX, 0, "this machine has 1"),
+    ("NVIDIA H200, 9.0, 1\nNVIDIA H100 PCIe, 9.0, 1\n", MATRIX, 0, "of different models"),
+    (ROWS, "topo is not supported\n", 0, "does not say what links"),
+    (ROWS, MATRIX, 9, "nvidia-smi fails"),
+    ("No devices were found\n", "", 0, "finds no GPU: No devices were found"),
+    ("", "", 0, "finds no GPU"),
+], ids=("one GPU", "two models", "no matrix", "no answer", "none found", "nothing said"))
+def test_too_few_gpus_or_unknown_links_are_no_class(says: Callable[..., None], rows: str, matrix: str, code: int, why: str) -> None:
+    says(rows, matrix, code)
+    pair = replace(catalogue()["matmul.bf16.sm90"], requires=("gpus>=2",))
+    assert why in why_not_here(pair) and class_here(pair) is None
+    filled = Catalogue()
+    filled.add(pair)
+    assert run.tasks(filled, [pair.id], stale=False) == []
+    assert why in run.not_here(filled, [pair.id])[pair.id]
+
+
+def test_each_sort_has_its_reference_class(tmp_path: Path) -> None:
     write_reference(tmp_path, H200)
     write_reference(tmp_path, machine_class())
     assert reference_classes(tmp_path) == {"cpu": machine_class().key, "cuda": H200.key}
@@ -148,6 +215,18 @@ def test_the_digest_of_a_kernel_holds_its_binaries() -> None:
     digests = component_digests(catalogue()["attention.bf16.sm90"], "parity")
     assert set(digests) == {"implementation", "row", "cases", "measure", "binaries"}
     assert "binaries" not in component_digests(catalogue()["matmul.f32.cpu"], "parity")
+
+
+def test_the_executor_binds_what_stamps_and_hashes_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cubin of either is other evidence."""
+    executor = catalogue()["executor.cuda"]
+    assert isinstance(executor.binaries, Binaries) and set(executor.binaries.sources()) == {mark.SOURCE, spot.SOURCE}
+    before = component_digests(executor, "faults")
+    for changed in (str(source) for source in executor.binaries.sources()):
+        monkeypatch.setattr(binaries, "binary_digests", lambda sources, changed=changed: {
+            name: "another" if name == changed else digest for name, digest in manifest.binary_digests(sources).items()})
+        after = component_digests(executor, "faults", package=Package())
+        assert [name for name in before if before[name] != after[name]] == ["binaries"]
 
 
 @pytest.mark.skipif(gpu_class() is not None, reason="this machine has a GPU")
@@ -170,6 +249,40 @@ def test_every_kernel_has_cases_and_timed_calls_inside_its_envelope() -> None:
     assert len(large(catalogue()["matmul.bf16.sm90"])) > 20
 
 
+def grids(component: Component, call: Call, budget: int, patch: pytest.MonkeyPatch) -> list[int]:
+    """Thread blocks of every launch of a call that is bound with a budget, without a GPU."""
+    found: list[int] = []
+
+    class Noting:
+        def prepare(self, grid: tuple[int, int, int], *rest: object, **more: object) -> Noting:
+            found.append(grid[0] * grid[1] * grid[2])
+            return self
+
+        def __call__(self, stream: object = None) -> None:
+            return None
+
+    patch.setattr(launches, "_NOTHING", Noting())
+    made = NullGpu()
+    made.blocks = budget
+    outs = row(str(component.op)).infer(list(call.types), call.attrs)
+    with launches.recording():
+        component.implementation(made, *([Operand(ANYWHERE, t) for t in types] for types in (call.types, outs)), call.attrs)
+    return found
+
+
+def test_kernels_that_are_budgeted_keep_to_every_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launch of any timed call has more thread blocks than the budget has multiprocessors. So it takes no more of them."""
+    budgeted = [c for c in kernels() if c.budgeted]
+    assert {"rmsnorm.bf16.sm90", "add_layernorm.bf16.sm90", "adamw.f32.sm90"} <= {c.id for c in budgeted}
+    for c in budgeted:
+        for call in timed(c):
+            assert max(grids(c, call, 0, monkeypatch)) > MULTIPROCESSORS, f"{c.id}: a budget would change nothing"
+            for budget in (1, 7, 16, MULTIPROCESSORS):
+                assert all(n <= budget for n in grids(c, call, budget, monkeypatch)), f"{c.id} with {budget}"
+    others = [catalogue()[f"{op}.bf16.sm90"] for op in ("rmsnorm_bwd", "gelu", "sum")]
+    assert all(not c.budgeted and max(grids(c, timed(c)[0], 7, monkeypatch)) > 7 for c in others), "what keeps to none would not be seen"
+
+
 def test_operands_of_other_types_are_outside() -> None:
     kernel = catalogue()["attention_bwd.bf16.sm90"]
     bf16, f32 = TensorType((1, 64, 2, 64), "bf16"), TensorType((1, 2, 64), "f32")
@@ -183,7 +296,7 @@ def test_operands_of_other_types_are_outside() -> None:
 @pytest.fixture
 def h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine says that it has one."""
-    monkeypatch.setattr(gpu, "_asked", lambda: (H200, "", "580.0"))
+    monkeypatch.setattr(gpu, "asked", lambda: gpu.Seen((H200,), driver="580.0"))
 
 
 def small_gpu_run(root: Path, fill: Callable[[Path], None]) -> Path:

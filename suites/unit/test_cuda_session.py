@@ -11,7 +11,7 @@ from emulated_gpu import NAME, EmulatedGpu, emulated, emulated_gpu
 
 from alpha import config
 from alpha.backends.cuda.executor import CudaExecutor
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.errors import MachineError, NonFiniteError
@@ -84,7 +84,7 @@ def configured(root: Path, family: str = "gpt", more: tuple[str, ...] = ()) -> C
 
 def bits(outcome: Outcome, step: int) -> dict[str, bytes]:
     """The files of a checkpoint's state."""
-    folder = simple.at(outcome.path / "checkpoints", step)
+    folder = folders.at(outcome.path / "checkpoints", step)
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.suffix == ".state"}
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import device_flips
 import flips
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from alpha.types import Attrs, TensorType
 
 STEPS = 5
 WORD = TensorType((), "i32")
+FAULTS = tomllib.loads((Path(flips.__file__).parent / "device_eyes.toml").read_text(encoding="utf-8"))["fault"]
 
 
 @pytest.fixture
@@ -283,7 +285,18 @@ def test_launches_that_are_looked_at(gpu: EmulatedGpu, kernels: Catalogue, tmp_p
     assert [n for _, n in counted] == [sum(launches)] * 3
 
 
-FAULTS = tomllib.loads((Path(flips.__file__).parent / "device_eyes.toml").read_text(encoding="utf-8"))["fault"]
+def test_the_campaign_strikes_and_counts(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial strikes once; in a checked step all that moves a bit is seen there. Undisturbed steps are not accused."""
+    monkeypatch.setattr(flips, "SIZES", {"64 bytes": 64})
+    monkeypatch.setattr(device_flips, "ENOUGH", 3)
+    quiet = device_flips.undisturbed(tmp_path, 60, kernels)
+    assert quiet["steps"] == 3 and quiet["beyond"] == 0 and 0 < max(quiet["worst_ratio_by_op"].values()) <= 1
+    rows = device_flips.campaign(tmp_path, 60, kernels, most=2)
+    assert [(row["flipped_in"], row["step"], row["trials"]) for row in rows] == [
+        (kind, step, 2) for kind in ("weights", "moments", "gradients", "activations") for step in ("checked", "between")]
+    for row in rows[::2]:
+        assert row["seen_of_those"] == row["moved_a_bit"] and set(row["latency_steps"]) <= {0}
+    assert rows[0]["moved_a_bit"] == rows[2]["moved_a_bit"] == 2
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f["id"] for f in FAULTS])

@@ -41,7 +41,8 @@ def test_sides_of_a_known_program(tmp_path: Path) -> None:
 
 
 def test_sides_of_a_component(tmp_path: Path) -> None:
-    """No sample has an id that is no row: exactly these sides are left of its own file, and they are lines of kernels/."""
+    """Its one index is a row, or is drawn from a few that are none: of its own file sides about ids that are no row are left, and they are
+    lines of kernels/."""
     subprocess.run([sys.executable, HERE, "--call", COMPONENT, str(tmp_path)], check=True, capture_output=True)
     left, sides = untaken([tmp_path])
     own = {line for file, line, _, _ in left if file == "embedding/forward.cu"}

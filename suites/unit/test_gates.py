@@ -15,7 +15,7 @@ from alpha.cli import gating
 from alpha.component import Component
 from alpha.errors import GraphError, ShapeError
 from alpha.flops import v1 as flops
-from alpha.gates import evaluate, gradient, parity, perf, recompute, run, subjects
+from alpha.gates import evaluate, gradient, parity, perf, recompute, run, subjects, tolerance
 from alpha.gates.adversarial import catches, mutants, plant
 from alpha.gates.contracts.registry.common import pin_of
 from alpha.gates.subjects import make_record
@@ -27,7 +27,7 @@ from alpha.registry import machine, pins, policy, status
 from alpha.registry.cases import Relative, Share
 from alpha.registry.faults import load_faults
 from alpha.registry.gates import cases_of
-from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, PASS, judge
+from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, PASS, RATIO, judge
 from alpha.registry.pins import line_of
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
@@ -163,6 +163,24 @@ def test_cases_of_few_elements_borrow_power_but_do_not_make_it() -> None:
     assert floors(one=0.2, two=9.0) == [9.0, 9.0]
     assert floors(large=0.3, one=9.0) == [0.3, 9.0]  # a large case owes its own
     assert floors(one=None) == [None]
+
+
+@pytest.mark.parametrize("name", ["dropout.f32.cpu", "dropout.bf16.sm90"])
+def test_every_draw_of_dropout_tells_precisions_apart(name: str) -> None:
+    """Also where a tenth is kept. With the 26 elements that the sample had once, some of these draws kept nothing or told nothing."""
+    component, spec = catalogue()[name], subjects.spec_of(catalogue()[name])
+
+    def powerless(drawn: int, less: bool) -> int:
+        (case,) = (c for c in subjects.cases(component, f"{drawn:032x}") if c.name == "rare")
+        if less:
+            x, step, ids = case.inputs
+            case = replace(case, inputs=(x[:, :13], step, ids), types=(replace(case.types[0], shape=(2, 13)), *case.types[1:]))
+        dtypes, allowed = [t.dtype for t in case.out_types(spec)], tolerance.allowance(spec, case, f"{drawn:032x}")
+        told = not tolerance.exact_below(allowed.want, dtypes)
+        return not told or not allowed.ratio(tolerance.lower(spec, case), dtypes) > RATIO
+
+    assert sum(powerless(i, less=False) for i in range(60)) == 0
+    assert sum(powerless(i, less=True) for i in range(60)) > 0
 
 
 def _perf_with(monkeypatch: pytest.MonkeyPatch, shares: list[float], pinned: float, note: str = "",

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpha import cli
-from alpha.checkpoint import hf, safetensors, simple
+from alpha.checkpoint import folders, hf, safetensors
 from alpha.config import Config
 from alpha.data.tokenizer import PATTERNS, BPETokenizer, ByteTokenizer, Tokenizer
 from alpha.errors import InputError
@@ -90,7 +90,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layout, flat = states["param"]
         for start, size in layout.ranges():
             flat[start : start + size] = np.random.default_rng(size).standard_normal(size)
-        simple.save(held.checkpoints, 3, states, {})
+        folders.save(held.checkpoints, 3, states, {})
         return held.path
 
 
@@ -101,7 +101,7 @@ def test_a_run_is_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert sorted(p.name for p in out.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     model, _, flat = contract.opened(out, 5)
     states = hub.empty_states(program_for(rundir.read_config(run), 257, catalogue(), 1))
-    simple.load(simple.at(run / "checkpoints"), states)
+    folders.load(folders.at(run / "checkpoints"), states)
     assert flat.tobytes() == states["param"][1].tobytes() and model.sizes["vocab_size"] == 257
     assert cli.main(["checkpoint", "export", str(run), "--out", str(tmp_path / "small"), "--max-shard-size", "1e-5"]) == 0
     assert "step 3" in capsys.readouterr().out and len(list(tmp_path.glob("small/model-*-of-*.safetensors"))) > 2
@@ -369,7 +369,7 @@ def test_what_a_run_may_begin_from(run: Path, published: Path, tmp_path: Path) -
         flat = np.full(layout.size, np.nan, np.float32)
         hub.beginning(replace(own, train=replace(own.train, start_from=source)), ByteTokenizer())(flat, layout, 1)
         found.append(flat.tobytes())
-    assert len(set(found)) == 1 and found[0] == simple.read(simple.at(run / "checkpoints"), "param")["param"][1].tobytes()
+    assert len(set(found)) == 1 and found[0] == folders.read(folders.at(run / "checkpoints"), "param")["param"][1].tobytes()
     for source in (str(run), f"hf:{published}"):
         for key, value in (("rope_base", 7.0), ("vocab_size", 264)):
             other = replace(own, train=replace(own.train, start_from=source), model=replace(own.model, **{key: value}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "alpha"
@@ -15,6 +16,7 @@ FLOORS = {
 WITHIN_FLOOR_0 = {"errors": 0, "files": 0, "resources": 1, "types": 1, "tomlfile": 1, "config": 2, "component": 2}
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     """Module -> modules of the package that it imports, wherever in the file."""
     modules = {}

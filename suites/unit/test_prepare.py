@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import sys
@@ -10,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from math import log2
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -17,7 +20,7 @@ import pytest
 import zstandard
 
 from alpha import cli, config
-from alpha.data import prepare, prepared, sources
+from alpha.data import inspect, prepare, prepared, sources
 from alpha.data.inspect import statistics
 from alpha.errors import AlphaError, ConfigError, InputError, MachineError
 from alpha.train.assemble import components_of, known_tokenizer, open_data, program_for, sampler_for
@@ -141,6 +144,70 @@ def test_a_line_that_never_ends_takes_no_memory(tmp_path: Path) -> None:
         assert (found, tally.bad) == (20, 1) and most < 40 << 20 and (one == packed or most < 4 << 20), (one, found, most)
 
 
+def test_a_line_over_many_pieces_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece that lies within it looks for the next line no further than its own end."""
+    path, bytes_read = tmp_path / "a.jsonl", [0]
+    path.write_bytes(lines(TEXTS[:9]) + b'{"text": "' + b"a" * (4 << 20) + b'"}\n' + lines(TEXTS[9:20]))
+
+    class Told(io.FileIO):
+        def readinto(self, buffer: Any) -> int | None:
+            found = super().readinto(buffer)
+            bytes_read[0] += found or 0
+            return found
+
+    monkeypatch.setattr(sources, "open_regular", lambda path: io.BufferedReader(Told(path)))
+    tally = sources.Tally()
+    pieces = sources.pieces_of(path, 1 << 16)
+    found = sum(1 for piece in pieces for _ in sources.documents(piece, sources.Rules(longest=1 << 14, skip_bad=True), tally))
+    assert (len(pieces) > 64, found, tally.bad) == (True, 20, 1)
+    assert bytes_read[0] < 3 * path.stat().st_size, f"{bytes_read[0]:,} bytes read of a file of {path.stat().st_size:,}"
+
+
+@pytest.mark.parametrize("packing", ["none", "zstd"])
+def test_a_row_group_is_read_in_parts(tmp_path: Path, packing: str) -> None:
+    """Memory follows the rows at once, not the row group: 32 MiB of text in one."""
+    rng = random.Random(2)
+    texts = [rng.randbytes(16 << 10).hex() for _ in range(1 << 10)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", use_dictionary=False, compression=packing,
+                                data_page_size=1 << 18, write_batch_size=8)  # fmt: skip
+    before, most, found = pyarrow.total_allocated_bytes(), 0, 0
+    for piece in sources.pieces_of(tmp_path / "a.parquet"):
+        for text in sources.documents(piece, sources.Rules(), sources.Tally()):
+            assert text.decode() == texts[found]
+            found, most = found + 1, max(most, pyarrow.total_allocated_bytes() - before)
+    assert found == len(texts) and most < 12 << 20, f"{most:,} bytes"
+
+
+def test_rows_at_once_are_fewer_where_they_are_long() -> None:
+    def file(rows: int) -> Any:
+        return SimpleNamespace(metadata=SimpleNamespace(row_group=lambda i: SimpleNamespace(num_rows=rows)))
+
+    def piece(size: int) -> sources.Piece:
+        return sources.Piece("a", "parquet", "", 0, 1, size)
+
+    found = [sources._rows_at_once(file(rows), piece(size))
+             for rows, size in ((1000, 1000), (16, 16 << 20), (4, 16 << 20), (4, 64 << 20), (1, 1 << 40), (0, 0), (-5, 9), (9, 0))]
+    assert found == [64, 16, 4, 1, 1, 1, 1, 64]
+
+
+def test_a_row_longer_than_a_line_may_be(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", text=[*TEXTS[:9], "é" * 3000, *TEXTS[9:]])
+    assert "row 10:" in (said := refused(path, tmp_path, longest=5999)) and "longer than 5999 bytes" in said
+    made = prepare.prepare(order(path, longest=5999, skip_bad=True), tmp_path / "out")
+    assert (made.facts["bad"], sum(stream.documents for stream in made.streams.values())) == (1, len(TEXTS))
+    assert prepare.prepare(order(path, longest=6000), tmp_path / "all").facts["bad"] == 0
+
+
+def test_sizes_that_a_parquet_file_states_may_be_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by fuzzing: the first row group of -5 bytes, or of 0, belonged to no unit."""
+    groups = [SimpleNamespace(total_byte_size=size) for size in (-5, 0, 9, -(2**62), 9)]
+    monkeypatch.setattr(sources, "_parquet", lambda path: SimpleNamespace(
+        metadata=SimpleNamespace(num_row_groups=len(groups), row_group=groups.__getitem__)))
+    (tmp_path / "a.parquet").touch()
+    units = sources.pieces_in_units([tmp_path / "a.parquet"], 10)
+    assert [[piece.begin for piece in unit] for unit in units] == [[0, 1, 2, 3], [4]]
+
+
 # -- the commands --------------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +253,13 @@ def test_statistics_are_those_of_a_count_by_hand(plain: prepared.Prepared) -> No
         assert found.lengths[0] == min(map(len, texts)) and found.lengths[-1] == max(map(len, texts))
         assert found.lengths[2] == pytest.approx(sum(map(len, texts)) / len(texts))
     assert sum(plain.facts["labels"]["language"].values()) == len(TEXTS)
+
+
+def test_statistics_by_a_few_documents_at_a_time(plain: prepared.Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    due = statistics(plain)
+    for at_once in (1, 2, 5):
+        monkeypatch.setattr(inspect, "_AT_ONCE", at_once)
+        assert statistics(plain) == due
 
 
 # -- runs on prepared data -----------------------------------------------------------------------------------------------------

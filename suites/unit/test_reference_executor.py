@@ -13,11 +13,27 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.reference.executor import ReferenceExecutor
 from alpha.component import Catalogue
 from alpha.errors import GraphError, InputError
-from alpha.gates.contracts.reference import batches_of, kernels, layout_of, program, random_state, references, text_of, training_graph
+from alpha.gates.contracts.mixed import declared
+from alpha.gates.contracts.reference import (
+    BATCH,
+    SCHEDULE,
+    SEQ,
+    batches_of,
+    kernels,
+    layout_of,
+    program,
+    random_state,
+    references,
+    text_of,
+    training_graph,
+)
 from alpha.graph.evaluate import evaluate
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
 from alpha.graph.state import StateLayout, TensorSpec
+from alpha.ops.numerics import round_to
 from alpha.ops.table import row
+from alpha.optim.update import adamw
+from alpha.passes.build import StepShape, build_program
 from alpha.types import ITEMSIZE, TensorType
 
 MODELS = ("gpt", "llama")
@@ -44,6 +60,26 @@ def test_oracles_give_the_float64_model(name: str) -> None:
         for (kind, offset), want in updates.items():
             got = executor.state(0, kind)[offset : offset + want.size]
             np.testing.assert_allclose(got, want.reshape(-1), rtol=1e-10, atol=1e-12 * np.abs(want).max(initial=0))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plans_of_the_gpu_run_by_oracles_too(name: str) -> None:
+    """A step of the GPU's Program, its fused rows and bf16 copies, is that of the CPU's where bf16 holds the parameters exactly."""
+    ref = references()[name]
+    on_gpu = build_program(name=name, model=ref.model, optimizer=adamw(SCHEDULE), catalogue=declared(), backend="cuda", precision="bf16",
+                           shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=2, micros=2))
+    batches = batches_of(ref, np.random.default_rng(5), 2, 2)
+    found = []
+    for p, to in ((on_gpu, "bf16"), (program(name, shards=2, micros=2), "bf16"), (program(name, shards=2, micros=2), "f32")):
+        with ReferenceExecutor(p) as executor:
+            start(executor, lambda kind, executor=executor: executor.state(0, kind), name, 6)  # type: ignore[misc]
+            executor.state(0, "param")[...] = round_to(executor.state(0, "param"), to)
+            if "narrow" in p.plans:
+                executor.run([[("narrow", {})]])
+            found.append(executor.step(lambda s, m: batches[s, m])[0])
+    for k in found[0]:
+        np.testing.assert_allclose(found[0][k], found[1][k], rtol=1e-9)
+    assert abs(found[0]["loss_sum"] / found[2]["loss_sum"] - 1) > 1e-6, "other parameters would not be seen"
 
 
 @pytest.mark.parametrize("name", MODELS)

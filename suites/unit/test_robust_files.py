@@ -18,7 +18,7 @@ import pytest
 from made_runs import make
 
 from alpha import cli
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.cli import reading as cli_reading
 from alpha.cuda_runtime import manifest
 from alpha.data import shards
@@ -192,12 +192,12 @@ def test_special_files_in_place_of_data(tmp_path: Path) -> None:
 def saved(tmp_path: Path) -> tuple[Path, dict[str, tuple[StateLayout, np.ndarray]]]:
     layout = StateLayout([TensorSpec("w", (3, 5), "unit")])
     states = {"param": (layout, np.arange(layout.size, dtype=np.float32))}
-    return simple.save(tmp_path / "checkpoints", 4, states, {"a": 1}), states
+    return folders.save(tmp_path / "checkpoints", 4, states, {"a": 1}), states
 
 
 def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the manifest and give it the hash that it then has."""
-    content = json.loads((path / simple.MANIFEST).read_text())
+    content = json.loads((path / folders.MANIFEST).read_text())
     change(content)
     reseal(path, content)
 
@@ -205,19 +205,19 @@ def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def test_a_fifo_as_a_checkpoint_file(saved: tuple[Path, Any]) -> None:
     """Planted: `open` in place of `open_regular` waits for ever."""
     path, states = saved
-    for name in ("rank-00000-of-00001.state", "rank-00000-of-00001.json", simple.MANIFEST):
+    for name in ("rank-00000-of-00001.state", "rank-00000-of-00001.json", folders.MANIFEST):
         kept = (path / name).read_bytes()
         (path / name).unlink()
         os.mkfifo(path / name)
         with pytest.raises(CorruptError, match="FIFO"):
-            simple.load(path, states)
+            folders.load(path, states)
         (path / name).unlink()
         (path / name).symlink_to("/dev/zero")
         with pytest.raises(CorruptError):
-            simple.load(path, states)
+            folders.load(path, states)
         (path / name).unlink()
         (path / name).write_bytes(kept)
-    assert simple.load(path, states).step == 4
+    assert folders.load(path, states).step == 4
 
 
 @pytest.mark.parametrize("file", ["../outside.npy", "/etc/passwd", "a/../../outside.npy", "..", "", ".hidden.npy", "param", None, 3, ["x"]])
@@ -226,7 +226,7 @@ def test_an_older_manifest_whose_file_leaves_the_folder(saved: tuple[Path, Any],
     shutil.copy(path / "param.npy", path.parent / "outside.npy")
     edited(path, lambda content: content["kinds"]["param"].update(file=file))
     with pytest.raises(CorruptError, match="not one that a save writes"):
-        simple.load(path, saved[1])
+        folders.load(path, saved[1])
 
 
 @pytest.mark.parametrize("change", [
@@ -240,7 +240,7 @@ def test_a_checkpoint_manifest_of_other_types(saved: tuple[Path, Any], change: C
     path, states = saved
     edited(path, change)
     with pytest.raises(InputError):
-        simple.load(path, states)
+        folders.load(path, states)
 
 
 @pytest.mark.parametrize("change", [
@@ -252,14 +252,14 @@ def test_an_older_manifest_of_other_types(saved: tuple[Path, Any], tmp_path: Pat
     path = saved_before(tmp_path / "older", 4, saved[1], 2, {})
     edited(path, change)
     with pytest.raises(InputError):
-        simple.load(path, saved[1])
+        folders.load(path, saved[1])
 
 
 def test_damaged_checkpoint_files(saved: tuple[Path, Any]) -> None:
     path, states = saved
-    for name in ("rank-00000-of-00001.state", "rank-00000-of-00001.json", simple.MANIFEST):
+    for name in ("rank-00000-of-00001.state", "rank-00000-of-00001.json", folders.MANIFEST):
         raw = (path / name).read_bytes()
-        assert survives(lambda: simple.load(path, states), (path / name).write_bytes, raw, 60) == 64, name
+        assert survives(lambda: folders.load(path, states), (path / name).write_bytes, raw, 60) == 64, name
         (path / name).write_bytes(raw)
 
 

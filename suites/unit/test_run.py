@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from alpha import cli
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.cli import training
 from alpha.errors import InputError, NonFiniteError, UngatedError
 from alpha.profile.store import Store, connect, read
@@ -86,7 +86,7 @@ def test_the_report_at_the_end(root: Path, alpha: Run) -> None:
 def test_a_gated_run_is_refused_before_it_begins(root: Path, alpha: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(printer: object, source: str, ids: list[str], calls: list[Any]) -> None:
         assert "train.loop" not in ids or calls
-        assert {"checkpoint.simple", "tokenizer.bpe", "executor.cpu", "model.gpt", "optimizer.adamw"} <= set(ids)
+        assert {"checkpoint.ranges", "tokenizer.bpe", "executor.cpu", "model.gpt", "optimizer.adamw"} <= set(ids)
         assert not {"tokenizer.bytes", "model.llama", "optimizer.sgd", "recompute.pass"} & set(ids)
         assert {c[0] for c in calls} >= {"adamw.f32.cpu", "attention_packed.f32.cpu", "linear_cross_entropy_grad.f32.cpu"}
         raise UngatedError("a run needs components that are not usable", came="x")
@@ -146,7 +146,7 @@ def test_a_run_lasts_longer_than_it_was_meant_to(root: Path, alpha: Run) -> None
     assert alpha("lab", root / "run.toml", "--set", "run.name=longest", "--set", "optim.schedule=wsd")[0] == 0
     path = root / "runs" / "longest"
     assert alpha("lab", path, "--resume", "--set", "train.steps=8")[0] == 0
-    assert simple.steps(path / "checkpoints")[-1] == 8 and "steps = 8" in (path / "config.toml").read_text()
+    assert folders.steps(path / "checkpoints")[-1] == 8 and "steps = 8" in (path / "config.toml").read_text()
     assert alpha("lab", path, "--resume")[0] == 0 and len(read(path / "metrics.sqlite", "step_metrics", "step")) == 8
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import random
 import re
 import sqlite3
@@ -22,6 +23,7 @@ from watched_run import watched
 from wrong_wiring import seen, wirings
 
 from alpha import config
+from alpha.train.assemble import open_data
 
 ROOT = Path(__file__).parents[2]
 FAR = 400
@@ -61,6 +63,21 @@ def test_a_nan_agrees_with_nothing(tmp_path: Path) -> None:
     found = list(problems(file, ran))
     for part in ("loss nan", f"validation after {done}: nan nats", "logits nan apart"):
         assert any(part in what for what in found), (part, found)
+
+
+def test_a_sample_smaller_than_its_first_text_learns_from_its_beginning(tmp_path: Path) -> None:
+    """Sources of one file and of many, and mixtures: what a tokenizer learns is what the second trainer learns from the same run file."""
+    cut = 0
+    for number in range(FAR, FAR + 12):
+        file = draw(number, tmp_path / str(number))
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables["data"] |= {"tokenizer": "bpe", "vocab": 259, "sample": random.Random(number).randrange(60, 200)}
+        file.write_text("".join(f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+                                for name, keys in tables.items()), encoding="utf-8")  # fmt: skip
+        dull = DullTrainer(file)
+        cut += any(len(text) > tables["data"]["sample"] for texts, _ in dull.sides for text in texts.values())
+        assert [tuple(merge) for merge in open_data(config.load(file)).tokenizer.form()["merges"]] == dull.merges, number
+    assert cut > 3, "no sample was smaller than a text"
 
 
 def test_waits_for_data_are_told_of_every_step(tmp_path: Path) -> None:

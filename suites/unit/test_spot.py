@@ -15,11 +15,13 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.spot import HEAD, PRODUCTS, Look, Spot
 from alpha.component import Catalogue
 from alpha.config import from_tables
+from alpha.graph import cuts
 from alpha.graph.cuts import CUTS, drawn, runs
 from alpha.graph.plan import Plan, Program, Ref
 from alpha.ops.numerics import round_to
 from alpha.ops.table import row, table
 from alpha.optim.init import fill_initial
+from alpha.train import spots
 from alpha.train.assemble import program_for
 from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
@@ -115,13 +117,70 @@ def test_a_kernel_that_goes_wrong_where_no_gate_looked_is_seen(component: str, f
     assert all("got" in look.place and "expected" in look.place for _, look in found)
 
 
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_long_attention_is_looked_at_by_single_queries_and_keys(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    monkeypatch.setattr(cuts, "SCORES", 0)
+    assert not [(op, look) for op, look in looks(program(family), catalogue()) if not look.ratio <= 1]
+    wrong = "attention_packed.f32.cpu", "attention_packed_bwd.f32.cpu"
+    for component in wrong if family == "gpt" else ():
+        found = [op for op, look in looks(program(family), spoiled(component, _after_calls)) if not look.ratio <= 1]
+        assert set(found) == {component.split(".")[0]}, found
+
+
+@pytest.mark.parametrize("op", ["attention", "attention_bwd", "attention_packed", "attention_packed_bwd"])
+def test_single_queries_and_keys_are_those_of_the_whole_call(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    """Causal, windowed, by documents, of grouped heads, with more keys than queries and the other way round."""
+    monkeypatch.setattr(cuts, "SCORES", 0)
+    rng, seen = np.random.default_rng(0), 0
+    for sample in row(op).samples(np.random.default_rng(3)):
+        ins = [np.asarray(x) for x in sample.inputs]
+        outs = row(op).oracle(*ins, **sample.attrs)
+        types = [TensorType(x.shape, "f32" if x.dtype.kind == "f" else "i32") for x in ins], [TensorType(x.shape, "f32") for x in outs]
+        for part in cuts.parts(op, *types, sample.attrs, rng):
+            found = row(part.op).oracle(*[take(ins[i]) for take, i in zip(part.ins, part.operands(), strict=True)], **part.attrs)
+            for got, take, i in zip(found, part.outs, part.results(), strict=True):
+                if take is not None:
+                    np.testing.assert_allclose(got, take(outs[i]), rtol=1e-9, atol=1e-10, err_msg=f"{op} {sample.name}")
+                    seen += got.size
+    assert seen > 1000
+
+
+def test_a_look_at_long_attention_costs_by_what_is_drawn() -> None:
+    """At the length of a Llama: as a whole its scores alone take 512 MiB, and the walk over them minutes."""
+    qkv, attrs = TensorType((8, 4096, 3072), "bf16"), {"heads": 32, "kv_heads": 8, "causal": True, "window": 0, "scale": 0.125}
+    do, lse = TensorType((8, 4096, 2048), "bf16"), TensorType((8, 32, 4096), "f32")
+    for op, ins, outs in (("attention_packed", [qkv], [do, lse]), ("attention_packed_bwd", [do, qkv, do, lse], [qkv])):
+        assert cuts.scores_of(op, ins, attrs) == 4 * 4096**2 > cuts.SCORES >= 512**2
+        for part in cuts.parts(op, ins, outs, attrs, np.random.default_rng(1)):
+            shapes = [take(np.broadcast_to(np.int8(0), ins[i].shape)).shape for take, i in zip(part.ins, part.operands(), strict=True)]
+            queries, keys = (shapes[1], shapes[2]) if op.endswith("bwd") else shapes[:2]
+            assert queries[2] == 4 and keys[2] == 1 and 1 in (queries[1], keys[1])
+
+
+def test_checked_steps_of_a_device_move_apart_by_what_they_cost() -> None:
+    def spaced(every: int, cost: float, late: bool = True, looked: int = spots.DRAWN) -> int:
+        it = object.__new__(spots.Spots)
+        it.every = it.apart = every
+        it._executor = SimpleNamespace(digests=SimpleNamespace(late=late))  # type: ignore[assignment]
+        it._step_ns, it._ns, it._looked = 0, 0, 0
+        it.took(1000)
+        it._ns, it._looked = int(cost * 1000), looked
+        it.took(int(cost * 1000) + 1000)
+        assert it._step_ns == 1000
+        return it.apart
+
+    assert spaced(200, 1) == 200 and spaced(200, 1.1) == 400 and spaced(200, 100) == 20_000
+    assert spaced(200, 3, looked=3 * spots.DRAWN) == 200, "a first step looks at more"
+    assert spaced(200, 100, late=False) == 200 and spaced(1, 100) == 1
+
+
 def test_cuts_are_of_rows_that_there_are() -> None:
-    for op, cuts in CUTS.items():
+    for op, found in CUTS.items():
         spec = table()[op]
-        for cut in cuts:
+        for cut in found:
             letters, results = cut.split(">")
             assert len(letters) == len(spec.inputs) and len(results) == len(spec.outputs), op
-        assert all(any(cut.split(">")[1][i] != "." for cut in cuts) for i in range(len(spec.outputs))), f"{op}: a result that no cut has"
+        assert all(any(cut.split(">")[1][i] != "." for cut in found) for i in range(len(spec.outputs))), f"{op}: a result that no cut has"
     assert set(PRODUCTS) <= set(table())
 
 

@@ -58,7 +58,7 @@ def test_another_cubin_makes_its_kernels_and_their_programs_stale(monkeypatch: p
 
 SHAPES: dict[str, dict[str, Any]] = {
     "Component": {"backend": "host", "op": None, "presupposes": (), "requires": (), "inplace": (), "scratch": None, "contract": "",
-                  "binaries": None, "launches": None},
+                  "binaries": None, "launches": None, "budgeted": False},
     "Envelope": {"dtypes": ("f32",), "limits": ()},
     "Limit": {},
     "Measured": {"cases": 1, "digest": "", "note": ""},

@@ -34,7 +34,7 @@ def stalls(rehearsed: tuple[int, int], waits: list[list[int]]) -> Stalls:
 
     with made.adding():
         wait(1000)  # no save was before it
-    made.rehearse(lambda: wait(next(turns)))
+    made.rehearse(lambda: None, lambda: wait(next(turns)), lambda: None)
     for own in waits:
         made.save()
         for ms in own:

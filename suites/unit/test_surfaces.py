@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from alpha import cli, config, errors
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.component import KINDS
 from alpha.data import shards, tokenizer
 from alpha.flops import v1
@@ -49,7 +49,7 @@ def surfaces() -> list[str]:
             lines.append("config {} {}: {}, default {}".format(section, *(c.strip() for c in line.split("|")[1:4])))
     lines += [f"op {s.name}({', '.join(s.inputs)}) -> {', '.join(s.outputs)}" for s in table().values()]
     lines += [f"kind {k}" for k in KINDS] + [f"gate {g}" for g in GATES]
-    lines += [f"format evidence {record.FORMAT}", f"format checkpoint {simple.VERSION}", f"format tokenizer {tokenizer.VERSION}",
+    lines += [f"format evidence {record.FORMAT}", f"format checkpoint {folders.VERSION}", f"format tokenizer {tokenizer.VERSION}",
               f"format shards {shards.VERSION}", f"format metrics {schema.VERSION}", f"format manifest {rundir.MANIFEST_FORMAT}",
               f"format flops {v1.VERSION}"]
     with closing(sqlite3.connect(":memory:")) as db:

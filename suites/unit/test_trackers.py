@@ -12,7 +12,7 @@ import pytest
 import warm
 
 from alpha import cli
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.profile.store import Store, read
 from alpha.trackers import start
 from alpha.trackers.clients import Client
@@ -36,7 +36,7 @@ def trained(run_file: Path, name: str, *more: str) -> Path:
 
 
 def state(run: Path) -> dict[str, np.ndarray]:
-    return {kind: flat for kind, (_, flat) in simple.read(simple.at(run / "checkpoints", 6)).items()}
+    return {kind: flat for kind, (_, flat) in folders.read(folders.at(run / "checkpoints", 6)).items()}
 
 
 def measured(run: Path) -> Values:

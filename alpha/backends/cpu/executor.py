@@ -9,14 +9,15 @@ from types import TracebackType
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from alpha.backends.checks import Inspector, check_finite, check_inputs
+from alpha.backends.checks import Inspector, check_finite, check_inputs, cut
 from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.observe import HandOver, ObservedWorkers, note, resident
 from alpha.backends.cpu.stream import Stream
 from alpha.backends.digest import HostDigests
 from alpha.backends.world import World
-from alpha.component import Catalogue
+from alpha.component import Catalogue, Component
 from alpha.errors import GraphError, InputError, MachineError
+from alpha.graph.effects import ROWWISE
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Plan, Program, Ref
 from alpha.profile.recorder import Recorder
@@ -71,18 +72,36 @@ class CpuExecutor:
             component = catalogue[launch.component]
             scratch = self.view(launch.scratch).view(np.uint8) if launch.scratch else np.empty(0, np.uint8)
             cpu = RankCpu(self.workers, scratch, self.world)
+            if any(r.extent is not None for r in (*launch.ins, *launch.outs)):
+                bound.append((launch, self._cut_when_run(launch, component, cpu)))
+                continue
             run = component.implementation(cpu, [self.view(r) for r in launch.ins], [self.view(r) for r in launch.outs], launch.attrs)
             if cpu.used != scratch.size:
                 raise GraphError("a kernel took other scratch than was planned", came=f"{component.id}: {cpu.used}", expected=scratch.size)
             bound.append((launch, run))
         return bound
 
+    def _cut_when_run(self, launch: Launch, component: Component, cpu: RankCpu) -> Callable[[], None]:
+        """A call on as many rows as the extents say when it runs: bound then. InputError naming op and model line outside of the bounds.
+        GraphError for another row, and for a kernel with scratch."""
+        if launch.op not in ROWWISE or launch.scratch is not None:
+            raise GraphError("a kernel takes no extent", came=f"{component.id}, model line {launch.source}",
+                             expected=f"one without scratch, of {', '.join(ROWWISE)}")
+
+        def call() -> None:
+            for ref in (*launch.ins, *launch.outs):
+                if ref.extent is not None:
+                    cut(ref, np.empty(0), int(self.view(ref.extent)), f"{launch.op} of {launch.layer or 'no layer'}, line {launch.source}")
+            component.implementation(cpu, [self.view(r) for r in launch.ins], [self.view(r) for r in launch.outs], launch.attrs)()
+        return call
+
     def view(self, ref: Ref) -> np.ndarray:
-        """The array at a planned place: shares memory with the arena."""
+        """The array at a planned place: shares memory with the arena. Where it has an extent, the rows that this says now."""
         dtype = NUMPY[ref.type.dtype]
         if dtype.itemsize != ITEMSIZE[ref.type.dtype]:
             raise GraphError("the CPU holds bf16 as float32: not inside plans", came=ref)
-        return self.arenas[ref.arena][ref.offset : ref.stop].view(dtype).reshape(ref.type.shape)
+        x = self.arenas[ref.arena][ref.offset : ref.stop].view(dtype).reshape(ref.type.shape)
+        return x if ref.extent is None else cut(ref, x, int(self.view(ref.extent)))
 
     def state(self, kind: str) -> np.ndarray:
         """The flat array of one kind of state, in elements, padding included; writes go to the run's state."""
@@ -92,6 +111,14 @@ class CpuExecutor:
     def look(self, kind: str) -> np.ndarray:
         """The same to read only."""
         return self.state(kind)
+
+    def blank(self, kind: str) -> np.ndarray:
+        """The same to be written whole: what it holds until then is of no use."""
+        return self.state(kind)
+
+    def clear(self, kind: str) -> None:
+        """Zeros in place of what a kind of state holds."""
+        self.state(kind)[...] = 0
 
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns views of the outputs, valid until the next run."""
@@ -233,7 +260,7 @@ class CpuExecutor:
     def _feed(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:
         check_inputs(plan, inputs)
         for name, ref in plan.inputs.items():
-            self.view(ref)[...] = inputs[name]
+            self.view(ref.whole)[...] = inputs[name]
 
     def resident(self) -> dict[str, int]:
         """Bytes of each arena that are in memory now (pages that were touched), and of the whole process under 'process'."""

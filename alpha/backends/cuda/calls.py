@@ -37,11 +37,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Large:
-    """A case of parity that is too large for a sequential walk. `draw`: its operands. `error`: (generator, operands, attributes, outputs)
-    -> (the worst error over its tolerance, elements looked at)."""
+    """A case of parity that is too large for a sequential walk, or that the row's oracle refuses. `draw`: its operands. `error`:
+    (generator, operands, attributes, outputs) -> (the worst error over its tolerance, elements looked at)."""
 
     draw: Callable[[np.random.Generator], Drawn]
     error: Callable[[np.random.Generator, Sequence[np.ndarray], dict[str, object], Sequence[np.ndarray]], tuple[float, int]]
+
+
+def alike(want: np.ndarray, got: np.ndarray) -> tuple[float, int]:
+    """(0, elements) where both are the same numbers, NaN among them; else infinity."""
+    return 0.0 if np.array_equal(want, got, equal_nan=True) else float("inf"), got.size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 
 from alpha.backends.checks import Inspector, check_finite
+from alpha.backends.cuda.downloads import Downloads
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.backends.cuda.memory_check import check_memory
 from alpha.backends.cuda.observe import Ran, Watch, stamps_of
@@ -26,7 +27,7 @@ from alpha.errors import GraphError
 from alpha.graph.plan import Launch, Plan, Program, Ref
 from alpha.profile.recorder import Recorder
 from alpha.registry.gpu import gpu_class
-from alpha.types import TensorType
+from alpha.types import NUMPY, TensorType
 
 
 class CudaExecutor:
@@ -60,13 +61,18 @@ class CudaExecutor:
         self._places = {name: {k: self.span(r) for k, r in plan.inputs.items()} for name, plan in program.plans.items()}
         self._results = {name: Results.of(self.device, plan) for name, plan in program.plans.items()}
         self._stamps = stamps_of(self._bound[call.plan] for call in program.schedule)
+        self.downloads = Downloads(self.device, self.stream, program.states, self.arenas, self._return)
+        self._writes = {name: {out.arena for x in plan.launches for out in x.outs} for name, plan in program.plans.items()}
         self.stream.synchronize()
 
     def _bind(self, plan: Plan, catalogue: Catalogue) -> list[tuple[Launch, Callable[[int], None]]]:
         bound = []
         for launch in plan.launches:
             component = catalogue[launch.component]
-            gpu = Gpu(self.device, self.span(launch.scratch) if launch.scratch else None, constants=self._constants)
+            if any(r.extent is not None for r in (*launch.ins, *launch.outs)):
+                raise GraphError("no kernel of the GPU takes an extent", came=f"{component.id}, model line {launch.source}",
+                                 expected="tensors of all their rows", do="run it on the CPU")
+            gpu = Gpu(self.device, self.span(launch.scratch) if launch.scratch else None, blocks=launch.sms, constants=self._constants)
             run = component.implementation(gpu, [self.operand(r) for r in launch.ins], [self.operand(r) for r in launch.outs], launch.attrs)
             planned = launch.scratch.type.nbytes if launch.scratch else 0
             if gpu.used != planned:
@@ -109,12 +115,24 @@ class CudaExecutor:
         flat = TensorType((layout.size,), layout.dtype)
         return from_device(download(Span(arena.address, arena.nbytes), *device_bytes(flat)), flat)
 
+    def blank(self, kind: str) -> np.ndarray:
+        """An array of zeros that takes the place of a kind of state, as `state` does: what the device holds is not fetched."""
+        self._lent[kind] = np.zeros(self.program.states[kind].size, NUMPY[self.program.states[kind].dtype])
+        return self._lent[kind]
+
+    def clear(self, kind: str) -> None:
+        """Zeros in place of what a kind of state holds, and of what was handed out of it."""
+        self._lent.pop(kind, None)
+        arena = self.arenas[f"state.{kind}"]
+        fill(Span(arena.address, arena.nbytes), 0, self.stream)
+
     def _return(self, kind: str | None = None) -> None:
         """Upload what `state` has handed out since the last run, of one kind or of all; those of other kinds stay handed out."""
         for k in list(self._lent) if kind is None else [kind] * (kind in self._lent):
             array, arena = self._lent.pop(k), self.arenas[f"state.{k}"]
             flat = TensorType(array.shape, self.program.states[k].dtype)
-            upload(Span(arena.address, arena.nbytes), to_device(array, flat), self.stream)
+            with self.downloads.writing({f"state.{k}"}):
+                upload(Span(arena.address, arena.nbytes), to_device(array, flat), self.stream)
 
     def run(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Run one Plan. `inputs` by name, of the planned shape and dtype. Returns copies of the outputs when they are there."""
@@ -140,7 +158,8 @@ class CudaExecutor:
         with self.recorder.span("host_to_device"):
             self._feed(found, inputs)
         if any(self._bound[p] for p in plans):
-            self._launch(found)
+            with self.downloads.writing({arena for p in plans for arena in self._writes[p]}):
+                self._launch(found)
         for plan in found:
             results = self._results[plan.name]
             if results is not None:
@@ -258,9 +277,10 @@ class CudaExecutor:
         found = self.program.plans[plan]
         self._feed([found], [inputs or {}])
         self._lay([found], 0)
-        for index, (_, run) in enumerate(self._bound[plan]):
-            run(int(self.stream.handle))
-            check_finite(found, index, self.read)
+        with self.downloads.writing(self._writes[plan]):
+            for index, (_, run) in enumerate(self._bound[plan]):
+                run(int(self.stream.handle))
+                check_finite(found, index, self.read)
 
     def _feed(self, plans: Sequence[Plan], inputs: Sequence[Mapping[str, np.ndarray]] | None) -> None:
         if inputs is not None or not self._staging.holds(plans):
@@ -287,6 +307,7 @@ class CudaExecutor:
         if self._seen is not None:
             self._seen.free()
         self._staging.free()
+        self.downloads.free()
         for arena in (*self.arenas.values(), *self._constants.values()):
             arena.free()
 

@@ -23,8 +23,8 @@ from alpha.graph.plan import Ref
 from alpha.types import TensorType
 
 SOURCE = Source(path="profile/spot.cu")
-THREADS, TILE, SLAB = 256, 16384, 256
-"""As in the source: threads of a block, bytes of one of `hash`, rows of one of `columns`."""
+THREADS, TILE, COLUMNS = 256, 16384, 32
+"""As in the source: threads of a block, bytes of one of `hash`, columns of one of `columns`."""
 
 VECTORS = 4
 """What one launch multiplies with."""
@@ -134,8 +134,8 @@ class DeviceMemory:
         if not places.size:
             return from_device(np.empty(places.shape, dtype), TensorType(places.shape, t.dtype))
         at, out = self._room(8 * places.size, dtype.itemsize * places.size)
-        self.stream.synchronize()
-        upload(at, np.ascontiguousarray(places, np.int64))
+        wanted = np.ascontiguousarray(places, np.int64)
+        upload(at, wanted, self.stream)  # in its order: a launch there might not see a copy outside it
         self._run("spot_gather", (-(-places.size // THREADS), 1, 1), span, at, out, places.size, dtype.itemsize)
         self.stream.synchronize()
         return from_device(download(out, places.shape, dtype), TensorType(places.shape, t.dtype))
@@ -151,11 +151,9 @@ class DeviceMemory:
             chosen = v[:, start : start + VECTORS]
             padded[:, : chosen.shape[1]] = chosen
             given, out = self._room(padded.nbytes, 40 * many)
-            self.stream.synchronize()
-            upload(given, padded)
+            upload(given, padded, self.stream)
             if transposed:
-                fill(out, 0, self.stream)
-                self._run(f"spot_columns_{dtype}", (-(-columns // THREADS), -(-rows // SLAB), 1), span, given, out, rows, columns)
+                self._run(f"spot_columns_{dtype}", (-(-columns // COLUMNS), 1, 1), span, given, out, rows, columns)
             else:
                 self._run(f"spot_rows_{dtype}", (-(-rows * 32 // THREADS), 1, 1), span, given, out, rows, columns)
             self.stream.synchronize()

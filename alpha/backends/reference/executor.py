@@ -131,6 +131,7 @@ class ReferenceExecutor:
         other, operands = held.popleft()
         if [r.type for r in other.ins] != [r.type for r in launch.outs]:
             raise GraphError("what is sent is not what is received", came=f"{_where(source, other)}; {_where(rank, launch)}")
+        self._same_rows([source, rank], [operands, tuple(self._ranks[rank].read(r) for r in launch.outs)], launch)
         self._run(launch, [source, rank], [operands, ()], [[], [launch]])
         return (rank,)
 
@@ -146,8 +147,17 @@ class ReferenceExecutor:
                 raise GraphError("members of a group make different calls", came=f"{_where(rank, launch)}; {_where(m, x)}",
                                  expected="the same op, attributes and types")
         operands = [tuple(self._ranks[m].read(r) for r in x.ins) for m, x in zip(members, calls)]
+        self._same_rows(members, operands, launch)
         self._run(launch, members, operands, [[x] for x in calls])
         return members
+
+    def _same_rows(self, members: Sequence[int], operands: Sequence[Arrays], launch: Launch) -> None:
+        """GraphError where the extents of members differ: none would have what another one counts on."""
+        counts = [[x.shape for x in own] for own in operands]
+        for m, own in zip(members, counts):
+            if own != counts[0]:
+                raise GraphError("members of a group count other rows", came=f"{_where(m, launch)}: {own}",
+                                 expected=f"as rank {members[0]}: {counts[0]}", do="let the extents of all members say the same")
 
     def _run(self, launch: Launch, members: Sequence[int], operands: Sequence[Arrays], calls: Sequence[Sequence[Launch]]) -> None:
         """The results of all members, each into what its own calls name."""

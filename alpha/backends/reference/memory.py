@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from alpha.backends.checks import cut
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.component import Catalogue
 from alpha.errors import GraphError
@@ -30,11 +31,11 @@ class Rank(Protocol):
     def feed(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:
         """Write the inputs of a plan."""
     def read(self, ref: Ref) -> np.ndarray:
-        """A copy of the tensor at a place."""
+        """A copy of the tensor at a place: of its rows, where it has an extent."""
     def write(self, ref: Ref, x: np.ndarray) -> None:
-        """Store a tensor at a place."""
+        """Store a tensor, or these rows of it, at a place."""
     def poison(self, ref: Ref) -> None:
-        """Overwrite a place with rubbish."""
+        """Overwrite a place with rubbish, behind its extent too."""
     def launch(self, plan: Plan, index: int) -> None:
         """Run one launch that needs no other rank, what it writes poisoned first."""
     def across(self, spec: OpSpec, members: Sequence[Arrays], types: Sequence[TensorType], attrs: Attrs) -> Sequence[Arrays]:
@@ -62,18 +63,22 @@ class OracleRank:
 
     def feed(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:
         for name, ref in plan.inputs.items():
-            self.write(ref, np.asarray(inputs[name]))
+            self.write(ref.whole, np.asarray(inputs[name]))
+
+    def _rows(self, ref: Ref) -> np.ndarray:
+        x = self._flat(ref).reshape(ref.type.shape)
+        return x if ref.extent is None else cut(ref, x, int(self.read(ref.extent)))
 
     def read(self, ref: Ref) -> np.ndarray:
         """Floats as float64, integers in their type."""
-        x = self._flat(ref).reshape(ref.type.shape)
+        x = self._rows(ref)
         return np.array(x) if ref.type.is_float else x.astype(NUMPY[ref.type.dtype])
 
     def write(self, ref: Ref, x: np.ndarray) -> None:
         if x.dtype.kind == "i" and ((x > _WHOLE) | (x < -_WHOLE)).any():
             raise GraphError("the reference executor holds integers as float64", came=f"{ref}: {int(x.min())} to {int(x.max())}",
                              expected="at most 2^53")
-        self._flat(ref)[...] = x.reshape(-1)
+        self._rows(ref)[...] = x
 
     def poison(self, ref: Ref) -> None:
         self._arenas[ref.arena][ref.offset : ref.stop] = np.nan if ref.type.is_float else -1
@@ -115,7 +120,7 @@ class KernelRank:
 
     def feed(self, plan: Plan, inputs: Mapping[str, np.ndarray]) -> None:
         for name, ref in plan.inputs.items():
-            self.write(ref, inputs[name])
+            self.write(ref.whole, inputs[name])
 
     def read(self, ref: Ref) -> np.ndarray:
         return np.array(self._cpu.view(ref))

@@ -19,7 +19,7 @@ from alpha.profile.noise import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
 from alpha.registry.evidence import default_roots, local_root
 from alpha.registry.faults import Fault, broken
-from alpha.registry.gpu import class_here, gpu_class, why_not_here
+from alpha.registry.gpu import class_here, why_not_here
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.machine import machine_class
 from alpha.registry.package import Package
@@ -30,8 +30,8 @@ KEPT = 3
 """Failing entries of a record that a catch keeps."""
 
 
-WHOLE = 200.0
-"""Seconds that a gate over whole models on the GPU may take on a broken copy, beside others: three times what it takes alone."""
+WHOLE = 500.0
+"""Seconds that a gate over whole models on the GPU may take on a broken copy, beside others: three times what the longest takes alone."""
 
 SAVED = 24
 """Faults in device code after which what was caught is saved: a GPU's time may end."""
@@ -82,9 +82,9 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     """
     package, pins = Package(), shipped_pins()
     faults = [f for f in faults if not why_not_here(catalogue[f.component])]
-    gpu = gpu_class()
     roots = None if root is None else [root]
-    old = {**known(roots), **(known(roots, gpu.key) if gpu is not None else {})} if stale else {}
+    here = {machine.key for f in faults if (machine := class_here(catalogue[f.component])) is not None} if stale else ()
+    old = {fault: catch for key in sorted(here) for fault, catch in known(roots, key).items()}
     results: dict[str, Result] = {}
     jobs: list[plant.Job] = []
     device: list[Fault] = []
@@ -138,8 +138,8 @@ def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: i
 
 def _run_all(jobs: Sequence[plant.Job], catalogue: Catalogue, workers: int,
              on_result: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
-    """All of them; those of the GPU's fault gate one at a time, because it looks at the memory of the whole device."""
-    alone = [j for j in jobs if any(catalogue[component].backend == "cuda" and gate == "faults" for component, gate in j.attempts)]
+    """All of them; those of the GPU that must be alone one at a time, behind the others."""
+    alone = [j for j in jobs if catalogue[j.attempts[0][0]].backend == "cuda" and cuda_plant.alone(j)]
     return [*plant.run_all([j for j in jobs if j not in alone], workers=workers, on_result=on_result),
             *plant.run_all(alone, workers=1, on_result=on_result)]
 

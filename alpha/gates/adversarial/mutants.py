@@ -34,7 +34,7 @@ from alpha.tomlfile import read_toml
 NUMBER = 36
 """Mutants of a full run: half of kernels, a sixth of vjps, a third of everything else."""
 
-RANKS = "ranks>=2"
+RANKS = "ranks>="
 """What components of ranks require."""
 
 _BINARY = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
@@ -106,7 +106,7 @@ def targets(catalogue: Catalogue) -> list[Target]:
             if vjp is not None and "gradient" in owed and hasattr(vjp, "__code__") and "<" not in vjp.__qualname__:
                 add("vjps", [(_file(vjp.__code__.co_filename), vjp.__qualname__)], c, ("gradient",))
         elif hasattr(c.implementation, "__qualname__"):
-            of_ranks = RANKS in c.requires or c.id.startswith("data_parallel")
+            of_ranks = any(need.startswith(RANKS) for need in c.requires) or c.id.startswith("data_parallel")
             add("ranks" if of_ranks else c.kind, _own(c), c, owed)
             if c.op is not None:  # a collective's binder calls the function of its name
                 add("ranks", _reached(sys.modules[collectives.__name__], c.op), c, owed)

@@ -1,4 +1,4 @@
-"""Cases of `checkpoint.simple`: bit-exact round trips, the same bytes twice, and every way a save or a file can go wrong. Floor 5.
+"""Cases of `checkpoint.ranges`: bit-exact round trips, the same bytes twice, and every way a save or a file can go wrong. Floor 5.
 
 Kills and power cuts are simulated by a Disk that counts operations: a kill raises something that no handler catches; a power cut also
 takes back what was never forced to the medium (halves files, forgets folder entries, undoes renames).
@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from alpha.checkpoint import offline, ranges, simple
+from alpha.checkpoint import folders, offline, ranges
 from alpha.checkpoint.disk import Disk
 from alpha.component import Measured
 from alpha.errors import CorruptError, GraphError, InputError, MachineError
@@ -105,12 +108,12 @@ def copied(states: States) -> States:
 def saved_by(at: Path, step: int, states: States, ranks: int, block: int = ranges.BLOCK, facts: dict[str, Any] | None = None,
              disk: Disk | None = None, cut: bool = False) -> Path:  # fmt: skip
     """Saved by so many ranks, one after another. `cut`: each has its cut alone of every kind that is as long as a unit."""
-    temporary = simple.begin(at, step, disk=disk)
+    temporary = folders.begin(at, step, disk=disk)
     for rank in range(ranks):
         mine = {kind: (layout, cut_of(layout, flat, rank, ranks) if cut else flat) for kind, (layout, flat) in states.items()}
         data, held = ranges.image(mine, rank, ranks)
         ranges.write(temporary, rank, ranks, ranges.cut(data, block), held, disk or Disk(), block)
-    return simple.commit(temporary, step, {kind: layout for kind, (layout, _) in states.items()}, ranks, facts or {}, disk=disk)
+    return folders.commit(temporary, step, {kind: layout for kind, (layout, _) in states.items()}, ranks, facts or {}, disk=disk)
 
 
 def cut_of(layout: StateLayout, flat: np.ndarray, rank: int, ranks: int) -> np.ndarray:
@@ -135,14 +138,14 @@ def saved_before(at: Path, step: int, states: States, version: int, facts: dict[
         kinds[kind] = {"file": f"{kind}.npy", "dtype": flat.dtype.str, "size": layout.size,
                        "sha256": hashlib.sha256((path / f"{kind}.npy").read_bytes()).hexdigest(),
                        "tensors": [[t.name, list(t.shape), t.unit, layout.offsets[t.name]] for t in layout.tensors]}  # fmt: skip
-    reseal(path, {"format": simple.FORMAT, "version": version, "step": step, "facts": facts, "kinds": kinds})
+    reseal(path, {"format": folders.FORMAT, "version": version, "step": step, "facts": facts, "kinds": kinds})
     return path
 
 
 def reseal(path: Path, content: dict[str, Any]) -> None:
     """Write a manifest with the hash that it then has."""
     content.pop("sha256", None)
-    (path / simple.MANIFEST).write_bytes(ranges.canonical({**content, "sha256": simple._digest(content)}))
+    (path / folders.MANIFEST).write_bytes(ranges.canonical({**content, "sha256": folders._digest(content)}))
 
 
 @contextmanager
@@ -247,12 +250,12 @@ def round_trip(rng: np.random.Generator) -> Measured:
     facts = {"program": "abc", "sampler": {"next_sample": 12345}, "text": "ü\n"}
     with folder() as at:
         source = copied(before)
-        path = simple.save(at, 42, source, facts)
+        path = folders.save(at, 42, source, facts)
         count.check(
             all(np.array_equal(source[k][1].view(np.uint32), before[k][1].view(np.uint32)) for k in of), "saving wrote to the state"
         )
         after = empty(of)
-        saved = simple.load(path, after)
+        saved = folders.load(path, after)
         for kind in of:
             count.check(same({kind: before[kind]}, {kind: after[kind]}), f"{kind} differs")
             flat, layout = after[kind][1].copy(), of[kind]
@@ -265,7 +268,7 @@ def round_trip(rng: np.random.Generator) -> Measured:
             expected = tensor(before, kind, name)
             count.check(raw[start : start + len(expected)] == expected, f"{kind} {name} lies elsewhere than its index says")
             count.check([n for _, n in box] == list(of[kind].by_name[name].shape), f"{kind} {name}: box {box}")
-        count.check(simple.inspect(path).step == 42, "what was saved is not found whole")
+        count.check(folders.inspect(path).step == 42, "what was saved is not found whole")
     return count.measured()
 
 
@@ -279,12 +282,12 @@ def any_ranks(rng: np.random.Generator) -> Measured:
             files = sorted(p.name for p in path.iterdir())
             count.check(len(files) == 2 * ranks_ + 1, f"{len(files)} files of {ranks_} ranks")
             after = empty(of)
-            simple.load(path, after)
+            folders.load(path, after)
             count.check(same(after, before), f"{ranks_} ranks, blocks of {block}: read whole, it differs")
             for size in (2, 5):
                 for rank in range(size):
                     own = {k: (x, np.full(x.shard(size).size, 7, NUMPY[x.dtype])) for k, x in of.items()}
-                    simple.load(path, own, cut=(rank, size))
+                    folders.load(path, own, cut=(rank, size))
                     held = {k: (x, cut_of(x, after[k][1], rank, size)) for k, x in of.items()}
                     count.check(all(own[k][1].tobytes() == held[k][1].tobytes() for k in of), f"{ranks_} to {size}: rank {rank} differs")
     return count.measured()
@@ -313,7 +316,7 @@ def relaid(rng: np.random.Generator) -> Measured:
         raw[int(rng.integers(0, len(raw)))] ^= 16
         data.write_bytes(raw)
         count.refuses(CorruptError, lambda: offline.relay(made[3], at / "damaged", 2), "a flipped bit")
-        count.check(simple.steps(at / "damaged") == [], "what was read from a damaged checkpoint stands")
+        count.check(folders.steps(at / "damaged") == [], "what was read from a damaged checkpoint stands")
     return count.measured()
 
 
@@ -325,26 +328,26 @@ def older_versions(rng: np.random.Generator) -> Measured:
         with folder() as at:
             path = saved_before(at, 3, before, version, {"x": 1})
             after = empty(of)
-            count.check(simple.load(path, after).facts == {"x": 1} and same(after, before), f"version {version} differs")
+            count.check(folders.load(path, after).facts == {"x": 1} and same(after, before), f"version {version} differs")
             own = {k: (x, np.full(x.shard(4).size, 7, NUMPY[x.dtype])) for k, x in of.items()}
-            simple.load(path, own, cut=(1, 4))
+            folders.load(path, own, cut=(1, 4))
             count.check(own["m"][1].tobytes() == cut_of(of["m"], after["m"][1], 1, 4).tobytes(), f"version {version}: a cut differs")
             for name in ("m.npy", "param.npy"):
                 raw = bytearray((path / name).read_bytes())
                 for place in (*(int(x) for x in rng.integers(0, len(raw), 8)), len(raw) - 1):
                     raw[place] ^= 4
                     (path / name).write_bytes(raw)
-                    count.refuses(CorruptError, partial(simple.load, path, empty(of)), f"version {version}: {name} flipped at {place}")
+                    count.refuses(CorruptError, partial(folders.load, path, empty(of)), f"version {version}: {name} flipped at {place}")
                     raw[place] ^= 4
                 (path / name).write_bytes(raw)
             os.rename(path / "m.npy", path / "w.npy")
-            count.refuses(CorruptError, partial(simple.inspect, path), f"version {version}: a file missing")
+            count.refuses(CorruptError, partial(folders.inspect, path), f"version {version}: a file missing")
     return count.measured()
 
 
 def some_kinds(rng: np.random.Generator) -> Measured:
     """The parameters alone are read where they alone are asked for: no other block is looked at."""
-    count, of = Count(), layouts(rng, 3, 20)
+    count, of = Count(), layouts(rng, 11, 20)  # of fewer blocks the second rank may hold nothing
     before = state(rng, of)
     with folder() as at:
         path = saved_by(at, 7, before, 2, 64)
@@ -354,14 +357,14 @@ def some_kinds(rng: np.random.Generator) -> Measured:
         raw[next(start for kind, _, _, start in held if kind == "m")] ^= 1
         data.write_bytes(raw)
         after = {"param": empty(of)["param"]}
-        simple.load(path, after, some=True)
+        folders.load(path, after, some=True)
         count.check(same(after, {"param": before["param"]}), "parameters differ")
-        count.refuses(InputError, lambda: simple.load(path, after), "fewer kinds, not asked for")
+        count.refuses(InputError, lambda: folders.load(path, after), "fewer kinds, not asked for")
         (kind, (layout, _)), *_ = after.items()
         other = layout.kept_in("i32" if layout.dtype == "f32" else "f32")
-        count.refuses(InputError, lambda: simple.load(path, {kind: (other, np.zeros(other.size, NUMPY[other.dtype]))}, some=True),
+        count.refuses(InputError, lambda: folders.load(path, {kind: (other, np.zeros(other.size, NUMPY[other.dtype]))}, some=True),
                       "numbers of another type")
-        count.refuses(CorruptError, lambda: simple.load(path, empty(of)), "a moment flipped")
+        count.refuses(CorruptError, lambda: folders.load(path, empty(of)), "a moment flipped")
     return count.measured()
 
 
@@ -377,9 +380,9 @@ def other_layout(rng: np.random.Generator) -> Measured:
     other = {k: StateLayout([moved(t) for t in x.tensors], x.dtype) if k != "counter" else x for k, x in of.items()}
     count.check(other["param"].offsets["block.0.w"] != of["param"].offsets["block.0.w"], "the layouts do not differ")
     with folder() as at:
-        path = simple.save(at, 1, before, {})
+        path = folders.save(at, 1, before, {})
         after = empty(other)
-        simple.load(path, after, rename={"embedding.wte": "embedding.token.weight"})
+        folders.load(path, after, rename={"embedding.wte": "embedding.token.weight"})
         for kind, (layout, _) in before.items():
             for t in layout.tensors:
                 name = moved(t).name if kind != "counter" else t.name
@@ -392,32 +395,32 @@ def keeps(rng: np.random.Generator) -> Measured:
     count, of = Count(), layouts(rng)
     states = {step: state(rng, of) for step in (9, 10, 100, 101)}
     with folder() as at:
-        count.check(simple.steps(at) == [], "steps of no folder")
+        count.check(folders.steps(at) == [], "steps of no folder")
         at.mkdir(exist_ok=True)
         (at / "step-00000777").write_bytes(b"")
-        count.check(simple.steps(at) == [], "a file is taken for a checkpoint")
+        count.check(folders.steps(at) == [], "a file is taken for a checkpoint")
         (at / "step-00000777").unlink()
-        count.refuses(InputError, lambda: simple.at(at), "no checkpoint")
+        count.refuses(InputError, lambda: folders.at(at), "no checkpoint")
         for step, x in states.items():
-            simple.save(at, step, x, {}, keep=3)
-        count.check(simple.steps(at) == [10, 100, 101], f"kept {simple.steps(at)}")
+            folders.save(at, step, x, {}, keep=3)
+        count.check(folders.steps(at) == [10, 100, 101], f"kept {folders.steps(at)}")
         after = empty(of)
-        count.check(simple.load(simple.at(at), after).step == 101 and same(after, states[101]), "the latest is not the last saved")
-        simple.load(simple.at(at, 10), after)
+        count.check(folders.load(folders.at(at), after).step == 101 and same(after, states[101]), "the latest is not the last saved")
+        folders.load(folders.at(at, 10), after)
         count.check(same(after, states[10]), "an earlier checkpoint differs")
-        count.refuses(InputError, lambda: simple.at(at, 11), "a step that was not saved")
-        simple.save(at, 100, states[9], {}, keep=2)
-        count.check(simple.steps(at) == [10, 100, 101], "saving again dropped a later checkpoint")
-        simple.load(simple.at(at, 100), after)
+        count.refuses(InputError, lambda: folders.at(at, 11), "a step that was not saved")
+        folders.save(at, 100, states[9], {}, keep=2)
+        count.check(folders.steps(at) == [10, 100, 101], "saving again dropped a later checkpoint")
+        folders.load(folders.at(at, 100), after)
         count.check(same(after, states[9]), "saving a step again kept the old one")
-        simple.set_aside(at, 10)
-        count.check(simple.steps(at) == [10] and len(list(at.iterdir())) == 3, "setting aside")
-        simple.save(at, 100, states[100], {}, keep=1)
-        count.check(simple.steps(at) == [100], "keep = 1")
+        folders.set_aside(at, 10)
+        count.check(folders.steps(at) == [10] and len(list(at.iterdir())) == 3, "setting aside")
+        folders.save(at, 100, states[100], {}, keep=1)
+        count.check(folders.steps(at) == [100], "keep = 1")
     with folder() as at:
         for step in range(1, 8):
-            simple.save(at, step, states[9], {}, keep=2, every=3)
-        count.check(simple.steps(at) == [3, 6, 7], f"every third stays: {simple.steps(at)}")
+            folders.save(at, step, states[9], {}, keep=2, every=3)
+        count.check(folders.steps(at) == [3, 6, 7], f"every third stays: {folders.steps(at)}")
     return count.measured()
 
 
@@ -433,9 +436,9 @@ def same_bytes(rng: np.random.Generator) -> Measured:
         for start, size in layout.ranges():
             flat[start : start + size] = one[kind][1][start : start + size]
     with folder() as at:
-        a = simple.save(at / "a", 3, one, {"x": 1, "y": 2})
-        simple.save(at / "b", 2, state(rng, of), {})
-        b = simple.save(at / "b", 3, two, {"y": 2, "x": 1})
+        a = folders.save(at / "a", 3, one, {"x": 1, "y": 2})
+        folders.save(at / "b", 2, state(rng, of), {})
+        b = folders.save(at / "b", 3, two, {"y": 2, "x": 1})
         names = sorted(p.name for p in a.iterdir())
         count.check(names == sorted(p.name for p in b.iterdir()), "other files")
         for name in names:
@@ -458,7 +461,7 @@ def damaged_files(rng: np.random.Generator) -> Measured:
         def load(spoilt: Path) -> None:
             after = empty(of)
             try:
-                simple.load(spoilt, after)
+                folders.load(spoilt, after)
             except CorruptError:
                 left = {flat.tobytes() for _, flat in after.values()}
                 untouched = {flat.tobytes() for _, flat in empty(of).values()}
@@ -484,7 +487,7 @@ def edited_index(rng: np.random.Generator) -> Measured:
     with folder() as at:
         path = saved_by(at, 5, state(rng, of), 2, 256)
         file = path / "rank-00000-of-00002.json"
-        manifest, original = (json.loads((path / name).read_bytes()) for name in (simple.MANIFEST, file.name))
+        manifest, original = (json.loads((path / name).read_bytes()) for name in (folders.MANIFEST, file.name))
         edits: dict[str, Callable[[dict], object]] = {
             "size": lambda c: c.update(size=c["size"] + 1), "no size": lambda c: c.pop("size"), "size a text": lambda c: c.update(size="9"),
             "block": lambda c: c.update(block=512), "no block": lambda c: c.update(block=0),
@@ -509,8 +512,8 @@ def edited_index(rng: np.random.Generator) -> Measured:
             edit(content)
             file.write_bytes(ranges.canonical(content))
             reseal(path, {**manifest, "indexes": [ranges.digest_of(file), manifest["indexes"][1]]})
-            count.refuses(CorruptError, lambda: simple.load(path, empty(of)), f"{what} of an index")
-            count.refuses(CorruptError, lambda: simple.inspect(path), f"{what} of an index, verified")
+            count.refuses(CorruptError, lambda: folders.load(path, empty(of)), f"{what} of an index")
+            count.refuses(CorruptError, lambda: folders.inspect(path), f"{what} of an index, verified")
     return count.measured()
 
 
@@ -519,16 +522,32 @@ def a_rank_that_did_not_write(rng: np.random.Generator) -> Measured:
     count, of = Count(), layouts(rng, 3)
     before = state(rng, of)
     with folder() as at:
-        simple.save(at, 1, before, {})
+        folders.save(at, 1, before, {})
         for rank, size, stated in ((0, 2, 2), (1, 2, 2), (0, 2, 1)):
-            temporary = simple.begin(at, 2)
-            simple.write(temporary, rank, size, *ranges.image(before, rank, size))
-            count.refuses(MachineError, partial(simple.commit, temporary, 2, of, stated, {}), f"rank {rank} of {size} alone")
-        temporary = simple.begin(at, 2)
+            temporary = folders.begin(at, 2)
+            folders.write(temporary, rank, size, *ranges.image(before, rank, size))
+            count.refuses(MachineError, partial(folders.commit, temporary, 2, of, stated, {}), f"rank {rank} of {size} alone")
+        temporary = folders.begin(at, 2)
         data, held = ranges.image({k: x for k, x in before.items() if k != "v"}, 0, 1)
-        simple.write(temporary, 0, 1, data, held)
-        count.refuses(GraphError, lambda: simple.commit(temporary, 2, of, 1, {}), "a kind that nobody wrote")
-        count.check(simple.steps(at) == [1], "it was committed")
+        folders.write(temporary, 0, 1, data, held)
+        count.refuses(GraphError, lambda: folders.commit(temporary, 2, of, 1, {}), "a kind that nobody wrote")
+        count.check(folders.steps(at) == [1], "it was committed")
+    return count.measured()
+
+
+def empty_files(rng: np.random.Generator) -> Measured:
+    """Of a rank that holds nothing the file is empty. Removed or grown it is refused all the same, though no tensor is in it."""
+    count, of = Count(), layouts(rng, 0)
+    before = state(rng, of)
+    with folder() as at:
+        path = saved_by(at, 5, before, 2, 4096, {"x": 1})
+        file = path / "rank-00001-of-00002.state"
+        count.check(file.stat().st_size == 0 and _is(at, 5, before), "two ranks, of which one holds nothing")
+        for said, strike in (("removed", file.unlink), ("grown", lambda: file.write_bytes(rng.bytes(3)))):
+            strike()
+            count.refuses(CorruptError, lambda: folders.load(path, empty(of)), said)
+            file.write_bytes(b"")
+        count.check(_is(at, 5, before), "as it was")
     return count.measured()
 
 
@@ -536,19 +555,19 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
     """Each field changed by hand is CorruptError; changed with its hash redone, it is refused for what it now says."""
     count, of = Count(), layouts(rng)
     with folder() as at:
-        path = simple.save(at, 5, state(rng, of), {"x": 1})
+        path = folders.save(at, 5, state(rng, of), {"x": 1})
         rows = of["m"].by_name["embedding.token.weight"].shape[0]
-        original = json.loads((path / simple.MANIFEST).read_bytes())
+        original = json.loads((path / folders.MANIFEST).read_bytes())
 
         def attempt(edit: Callable[[dict], object], kind: type[Exception], what: str, *, rehash: bool) -> None:
             content = json.loads(json.dumps(original))
             edit(content)
             if rehash:
                 content.pop("sha256")
-                content["sha256"] = simple._digest(content)
-            (path / simple.MANIFEST).write_text(json.dumps(content))
+                content["sha256"] = folders._digest(content)
+            (path / folders.MANIFEST).write_text(json.dumps(content))
             after = empty(of)
-            count.refuses(kind, lambda: simple.load(path, after), what)
+            count.refuses(kind, lambda: folders.load(path, after), what)
             count.check(same(after, empty(of)), f"{what}: something was loaded")
 
         def first(c: dict) -> list:
@@ -579,8 +598,8 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
             if after_rehash is not None:
                 attempt(edit, after_rehash, f"{what} edited and hashed again", rehash=True)
         for raw in (b"", b"{}", b"[]", b"null", b"\xff\xfe", json.dumps(original).encode()[:-9]):
-            (path / simple.MANIFEST).write_bytes(raw)
-            count.refuses(CorruptError, lambda: simple.load(path, empty(of)), f"manifest {raw[:8]!r}")
+            (path / folders.MANIFEST).write_bytes(raw)
+            count.refuses(CorruptError, lambda: folders.load(path, empty(of)), f"manifest {raw[:8]!r}")
     return count.measured()
 
 
@@ -589,16 +608,16 @@ def wrong_arrays(rng: np.random.Generator) -> Measured:
     count, of = Count(), layouts(rng)
     good = state(rng, of)
     with folder() as at:
-        path = simple.save(at, 1, good, {})
+        path = folders.save(at, 1, good, {})
         for what, bad in (("short", good["m"][1][:-1]), ("float64", np.zeros(of["m"].size)), ("2-d", good["m"][1].reshape(2, -1))):
             wrong = {**good, "m": (of["m"], bad)}
-            count.refuses(GraphError, partial(simple.save, at, 2, wrong, {}), f"saving, {what}")
-            count.refuses(GraphError, partial(simple.load, path, wrong), f"loading, {what}")
+            count.refuses(GraphError, partial(folders.save, at, 2, wrong, {}), f"saving, {what}")
+            count.refuses(GraphError, partial(folders.load, path, wrong), f"loading, {what}")
         fewer = {k: good[k] for k in ("param", "counter")}
-        count.refuses(InputError, lambda: simple.load(path, fewer), "moments that nobody asked for")
+        count.refuses(InputError, lambda: folders.load(path, fewer), "moments that nobody asked for")
         more = {**good, "w": good["m"]}
-        count.refuses(InputError, lambda: simple.load(path, more, some=True), "a kind that it does not hold")
-        count.check(simple.steps(at) == [1], "a refused save left a checkpoint")
+        count.refuses(InputError, lambda: folders.load(path, more, some=True), "a kind that it does not hold")
+        count.check(folders.steps(at) == [1], "a refused save left a checkpoint")
     return count.measured()
 
 
@@ -612,11 +631,11 @@ def _interrupted(rng: np.random.Generator, disk_at: Callable[[int], Failing], co
     while True:
         at_operation += 1
         with folder() as at:
-            simple.save(at, 1, old, {"which": "old"}, keep=1)
+            folders.save(at, 1, old, {"which": "old"}, keep=1)
             disk = disk_at(at_operation)
             finished = False
             try:
-                simple.save(at, target, new, {"which": "new"}, keep=1, disk=disk)
+                folders.save(at, target, new, {"which": "new"}, keep=1, disk=disk)
                 finished = True
             except Killed:
                 pass
@@ -626,15 +645,15 @@ def _interrupted(rng: np.random.Generator, disk_at: Callable[[int], Failing], co
                 disk.power_cut()
             where = f"operation {at_operation}{' again' if again else ''}"
             after = empty(of)
-            simple.clean(at)
+            folders.clean(at)
             try:
-                saved = simple.load(simple.at(at), after)
+                saved = folders.load(folders.at(at), after)
                 expected = {"old": old, "new": new}[saved.facts["which"]]
                 count.check(same(after, expected), f"{where}: a mixture was loaded")
                 count.check(not finished or saved.facts["which"] == "new", f"{where}: a finished save was lost")
             except (CorruptError, InputError) as error:
                 count.check(False, f"{where}: {error.what}")
-            simple.save(at, 3, old, {"which": "old"}, keep=1)
+            folders.save(at, 3, old, {"which": "old"}, keep=1)
             count.check([p.name for p in at.iterdir()] == ["step-00000003"], f"{where}: leftovers {sorted(p.name for p in at.iterdir())}")
             if finished:
                 count.check(disk.done < disk.at, f"{where}: a failure was swallowed")
@@ -667,27 +686,90 @@ def power_cut(rng: np.random.Generator) -> Measured:
 
 def a_rank_that_dies(rng: np.random.Generator) -> Measured:
     """A rank ends between any two operations of its part: what the others commit then is refused, or whole. The next save stands."""
-    count, of = Count(), layouts(rng, 1, 20)
+    count, of = Count(), layouts(rng, 11, 20)  # of fewer blocks the second rank may hold nothing
     old, new = state(rng, of), state(rng, of)
     for operation in range(1, 99):
         with folder() as at:
-            simple.save(at, 1, old, {})
-            temporary, disk = simple.begin(at, 2), Failing(operation, Killed)
-            simple.write(temporary, 0, 2, *ranges.image(new, 0, 2))
+            folders.save(at, 1, old, {})
+            temporary, disk = folders.begin(at, 2), Failing(operation, Killed)
+            folders.write(temporary, 0, 2, *ranges.image(new, 0, 2))
             try:
-                simple.write(temporary, 1, 2, *ranges.image(new, 1, 2), disk=disk)
+                folders.write(temporary, 1, 2, *ranges.image(new, 1, 2), disk=disk)
                 break
             except Killed:
                 pass
             try:
-                simple.commit(temporary, 2, of, 2, {})
+                folders.commit(temporary, 2, of, 2, {})
             except (MachineError, CorruptError):  # its index is missing, or torn
-                count.check(simple.steps(at) == [1], f"operation {operation}: refused, and {simple.steps(at)} stand")
+                count.check(folders.steps(at) == [1], f"operation {operation}: refused, and {folders.steps(at)} stand")
             else:  # it ended behind its last byte
                 count.check(_is(at, 2, new), f"operation {operation}: torn, and committed")
             count.check(_is(at, 1, old), f"operation {operation}: the checkpoint before it is damaged")
-            simple.save(at, 3, new, {}, keep=1)
+            folders.save(at, 3, new, {}, keep=1)
             count.check([p.name for p in at.iterdir()] == ["step-00000003"] and _is(at, 3, new), f"operation {operation}: the next save")
+    return count.measured()
+
+
+class _SlowFile(io.RawIOBase):
+    """A file that delivers a few bytes at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "rb", buffering=0)  # closed below
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, at: int, whence: int = 0) -> int:
+        return self._file.seek(at, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(memoryview(buffer)[:1000])
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def slow_disk(rng: np.random.Generator) -> Measured:
+    """A disk that delivers a kilobyte at a time: what is loaded is right, in the memory of a block or two, and after every block it is told
+    how far the load has come."""
+    count, of, block = Count(), layouts(rng, 40, 60), 1 << 16
+    states, opened = state(rng, of), ranges.open_regular
+    with folder() as at:
+        made = saved_by(at, 1, states, 2, block=block)
+        after, told = empty(of), list[tuple[int, int]]()
+        files = [f for f in made.iterdir() if f.suffix == ranges.STATE]
+        size = sum(f.stat().st_size for f in files)
+        base = 0
+
+        def heard(done: int, total: int) -> None:
+            nonlocal base
+            if not told:  # what is wanted has been worked out, and no block is there yet
+                tracemalloc.start()
+                base = tracemalloc.get_traced_memory()[0]
+            told.append((done, total))
+
+        ranges.open_regular = lambda path: io.BufferedReader(_SlowFile(path)) if path in files else opened(path)  # type: ignore
+        try:
+            folders.load(made, after, told=heard)
+            peak = tracemalloc.get_traced_memory()[1] - base
+        finally:
+            tracemalloc.stop()
+            ranges.open_regular = opened
+    steps = [b - a for (a, _), (b, _) in pairwise(told)]
+    count.check(same(after, states), "other state")
+    count.check(told[0] == (0, size) and told[-1] == (size, size), f"told {told[:1]} to {told[-1:]} of {size} bytes")
+    count.check(bool(steps) and all(0 < s <= block for s in steps), f"told in steps of {max(steps, default=0)} bytes")
+    count.check(size > 8 * block and peak < 3 * block, f"{peak} bytes were taken for blocks of {block}")
     return count.measured()
 
 
@@ -695,7 +777,7 @@ def _is(at: Path, step: int, expected: States) -> bool:
     """Whether the checkpoint of a step is whole and holds this state."""
     after = empty({kind: layout for kind, (layout, _) in expected.items()})
     try:
-        simple.load(simple.at(at, step), after)
+        folders.load(folders.at(at, step), after)
     except (CorruptError, InputError):
         return False
     return same(after, expected)
@@ -723,16 +805,16 @@ def two_writers(rng: np.random.Generator) -> Measured:
     for step in (2, 3):
         for operation in range(1, 99):
             with folder() as at:
-                simple.save(at, 1, mine, {})
-                disk, refused = Beside(operation, partial(simple.save, at, step, theirs, {}, keep=9)), False
+                folders.save(at, 1, mine, {})
+                disk, refused = Beside(operation, partial(folders.save, at, step, theirs, {}, keep=9)), False
                 try:
-                    simple.save(at, 2, mine, {}, keep=9, disk=disk)
+                    folders.save(at, 2, mine, {}, keep=9, disk=disk)
                 except MachineError:
                     refused = True
                 if disk.done < operation:
                     break
                 where = f"step {step} beside operation {operation}"
-                stand = simple.steps(at)
+                stand = folders.steps(at)
                 count.check(stand == sorted({1, *([] if refused and step == 3 else [2]), step}), f"{where}: {stand} stand")
                 count.check(step == 2 or _is(at, 3, theirs), f"{where}: the other's is damaged")
                 count.check(_is(at, 1, mine), f"{where}: the one before is damaged")
@@ -747,16 +829,16 @@ def clocks(rng: np.random.Generator) -> Measured:
     with folder() as at:
         states = {step: state(rng, of) for step in range(1, 7)}
         for step, states_ in states.items():
-            path = simple.save(at, step, states_, {}, keep=3)
+            path = folders.save(at, step, states_, {}, keep=3)
             now = int(rng.integers(0, 1 << 32)) if step % 2 else (1 << 32) // step
             for file in (*path.iterdir(), path):
                 os.utime(file, (now, now))
             expected = [s for s in states if s <= step][-3:]
-            count.check(simple.steps(at) == expected, f"behind step {step}: {simple.steps(at)} instead of {expected}")
-            count.check(simple.at(at) == path and _is(at, step, states_), f"the latest behind step {step} is {simple.at(at).name}")
-        os.utime(simple.at(at, 6), (0, 0))
-        os.utime(simple.at(at, 4), (1 << 33, 1 << 33))
-        count.check(simple.at(at).name == "step-00000006", "the latest is the one with the latest time")
+            count.check(folders.steps(at) == expected, f"behind step {step}: {folders.steps(at)} instead of {expected}")
+            count.check(folders.at(at) == path and _is(at, step, states_), f"the latest behind step {step} is {folders.at(at).name}")
+        os.utime(folders.at(at, 6), (0, 0))
+        os.utime(folders.at(at, 4), (1 << 33, 1 << 33))
+        count.check(folders.at(at).name == "step-00000006", "the latest is the one with the latest time")
     return count.measured()
 
 
@@ -774,7 +856,7 @@ def synced(rng: np.random.Generator) -> Measured:
     with folder() as at:
         os.fsync = spy
         try:
-            path = simple.save(at, 1, state(rng, of), {})
+            path = folders.save(at, 1, state(rng, of), {})
         finally:
             os.fsync = real
         for file in path.iterdir():
@@ -786,12 +868,13 @@ def synced(rng: np.random.Generator) -> Measured:
 
 
 CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measured]]]]] = {
-    "checkpoint.simple": {
+    "checkpoint.ranges": {
         "parity": [("round trip", round_trip), ("other layout", other_layout), ("keeps", keeps), ("any ranks", any_ranks),
                    ("relaid", relaid), ("older versions", older_versions), ("some kinds", some_kinds)],
         "determinism": [("same bytes", same_bytes)],
         "faults": [
             ("damaged files", damaged_files),
+            ("empty files", empty_files),
             ("edited manifest", edited_manifest),
             ("edited index", edited_index),
             ("a rank that did not write", a_rank_that_did_not_write),
@@ -802,6 +885,7 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("a rank that dies", a_rank_that_dies),
             ("two writers", two_writers),
             ("clocks", clocks),
+            ("slow disk", slow_disk),
             ("synced", synced),
         ],
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.errors import CorruptError
 
 Spoil = Callable[[Path, Path, np.random.Generator], None]
@@ -138,8 +138,8 @@ def campaign(path: Path, others: list[Path], load: Callable[[Path], object], cou
                 undetected.append(f"{what}, {name}: loaded")
             except CorruptError as error:
                 said = str(error)
-                if any(n in said or (n == simple.MANIFEST and ("manifest" in said or "its folder" in said)) for n in touched):
-                    refused[what, "manifest" if name == simple.MANIFEST else Path(name).suffix[1:]] += 1
+                if any(n in said or (n == folders.MANIFEST and ("manifest" in said or "its folder" in said)) for n in touched):
+                    refused[what, "manifest" if name == folders.MANIFEST else Path(name).suffix[1:]] += 1
                 else:
                     undetected.append(f"{what}, {name}: not named in {said[:120]!r}")
             except Exception as error:  # any other class is a wrong answer

@@ -15,6 +15,7 @@ from alpha.backends.cuda.staging import staging_bytes
 from alpha.component import Catalogue, Measured
 from alpha.cuda_runtime.memory import aligned
 from alpha.errors import InputError, MachineError, NonFiniteError
+from alpha.gates.contracts.cuda_spots import Judged, checked_step, disturbed, undisturbed
 from alpha.gates.contracts.mixed import MACHINE, Arenas, by_tensor, mixed_graph
 from alpha.gates.contracts.reference import (
     SCHEDULE,
@@ -75,9 +76,12 @@ LARGE = 1 << 30
 """Bytes of the arena that makes a device's granularity small beside 2 %."""
 
 WAYS = ("1 calls", "1", "1 uncaptured", "1 watched", "1 profiled", "1 staged", "1 resumed", "2 staged", "3 watched", "0", "0 watched",
-        "0 profiled", "0 staged", "1 watched ahead", "0 ahead")
+        "0 profiled", "0 staged", "1 watched ahead", "0 ahead", "1 bare", "0 bare", "1 checked", "0 watched checked",
+        "0 blank")
 """Ways to run the same steps: microbatches of one replay (0: all), and how. `calls`: each Plan by itself, its end waited for; `ahead`: a
-step's microbatches are handed over before the results of the step before are waited for."""
+step's microbatches are handed over before the results of the step before are waited for; `bare`: profiled from the second step on, with
+the instrument off, so that launches go by themselves between time stamps; `checked`: as spot checks of every step see it; `blank`: from a
+state that was spoiled and then cleared, as a run begins."""
 
 KEPT = ("param", "m", "v")
 """Kinds of state whose bits two runs must share."""
@@ -403,13 +407,56 @@ def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
         return yes(all(held), cases=len(held))
 
 
+def _saved(ref: Reference, rng: np.random.Generator) -> Measured:
+    """What is copied of the state behind each update, beside the microbatches of the next step, is what the update left, every element of
+    every kind, from any element on; and the steps have the bits that they have without. The first copy begins before its update has run."""
+    steps, p = [batches_of(ref, rng, 2, 2) for _ in range(3)], program(ref.name, 2, 2)
+    param = _drawn(ref, rng)["param"].astype(np.float32)
+    kinds = list(p.plans["snapshot"].outputs)
+    with opened(p, param) as executor:
+        left = []
+        for batches in steps:
+            _in_replays(executor, batches)
+            left.append({kind: executor.look(kind) for kind in kinds})
+    wrong, cases = list[str](), 0
+    with opened(p, param) as executor:
+        copies, parts = executor.downloads, dict[str, list[tuple[int, np.ndarray]]]()
+        lent = {kind: copies.lend(kind) for kind in kinds}
+        for i in range(len(steps) + 1):
+            for calls in p.replays() if i < len(steps) else ():
+                executor.enqueue(*_handed(calls, steps[i]))
+            if parts:
+                if i > 1:  # the first copies are waited for before anything else is, the later ones behind the update that waits for them
+                    executor.outputs(p.schedule[-1].plan)
+                copies.wait()
+                for kind, pieces in parts.items():
+                    cases += 1
+                    good = all(x.tobytes() == left[i - 1][kind][at : at + x.size].tobytes() for at, x in pieces)
+                    wrong += [] if good else [f"{kind} behind step {i - 1}"]
+            if i == len(steps):
+                break
+            room, at = copies.room(sum(x.shape[0] * x.dtype.itemsize for x in lent.values())), 0
+            copies.begin()
+            for kind, x in lent.items():
+                parts[kind] = []
+                for start, stop in ((0, x.shape[0] // 3), (x.shape[0] // 3, x.shape[0])):
+                    target = room[at : at + (stop - start) * x.dtype.itemsize].view(x.dtype)
+                    copies.copy(x, start, target)
+                    parts[kind].append((start, target))
+                    at += target.nbytes
+            copies.end()
+        wrong += [f"{kind} at the end" for kind in kinds if executor.look(kind).tobytes() != left[-1][kind].tobytes()]
+    return yes(not wrong, "; ".join(wrong)[:120], cases=cases + len(kinds))
+
+
 # -- bits --------------------------------------------------------------------------------------------------------------------------------
 
 
 def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
     """Three steps of two shards of two microbatches: each call by itself, and handed over in replays of one, two, three and all four
-    microbatches; captured, launch by launch, watched, profiled, with inputs that are staged while the step before computes, one step
-    ahead, and down and up again after the first step: the same parameters and moments, and the same loss of each step."""
+    microbatches; captured, launch by launch, watched, profiled with an instrument and without, checked, with inputs that are staged while
+    the step before computes, one step ahead, after another state, and down and up again after the first step: the same parameters and
+    moments, and the same loss of each step."""
     steps = [batches_of(ref, rng, 2, 2) for _ in range(3)]
     param, p = _drawn(ref, rng)["param"].astype(np.float32), program(ref.name, 2, 2)
     found, losses = {}, {}
@@ -417,18 +464,26 @@ def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
         words = way.split()
         cut, ahead = replace(p, replay=int(words[0])), "ahead" in words
         with opened(cut, param, captured="uncaptured" not in words) as executor:
-            told = []
+            if "blank" in words:
+                _begin_again(executor, param)
+            told, bare, spots = [], "bare" in words, Judged(executor, rng) if "checked" in words else None
+            if spots is not None:
+                spots.restart(0)
             for i, batches in enumerate(steps):
-                if {"watched", "profiled"} & set(words):
-                    executor.recorder.begin(i, profiled="profiled" in words, ahead=ahead and i > 0)
+                if {"watched", "profiled", "bare"} & set(words):
+                    executor.recorder.begin(i, profiled="profiled" in words or (bare and i > 0), ahead=ahead and i > 0)
                 following = steps[i + 1] if (ahead or "staged" in words) and i + 1 < len(steps) else None
                 if "calls" in words:
                     told.append(_loss(_step(executor, batches)))
+                elif spots is not None:
+                    told.append(_loss(checked_step(executor, spots, i, batches)))
                 elif ahead:
                     told.append(_loss(_one_ahead(executor, batches, following, begun=i > 0)))
                     executor.recorder.end_step(ahead=following is not None)
                 else:
                     told.append(_loss(_in_replays(executor, batches, following, staged="staged" in words and i > 0)))
+                if bare:
+                    executor.watch.instrument = None
                 if "resumed" in words and i == 0:
                     break
             if "resumed" not in words:
@@ -446,6 +501,17 @@ def _ways(ref: Reference, rng: np.random.Generator) -> Measured:
     other = [w for w, d in found.items() if d != found[WAYS[0]] or losses.get(w, losses[WAYS[0]]) != losses[WAYS[0]]]
     return Measured(error=float(len(other)), bound=0.0, cases=len(found), digest=found[WAYS[0]],
                     note=f"other than {WAYS[0]}: " + ", ".join(other))
+
+
+def _begin_again(executor: CudaExecutor, param: np.ndarray) -> None:
+    """Spoil the state, on the device and as it is handed out, and put it back."""
+    kinds = executor.program.plans["snapshot"].outputs
+    for kind in (*kinds, *kinds):
+        executor.state(kind)[...] = 1
+    for kind in kinds:
+        executor.clear(kind)
+    executor.blank("param")[...] = param
+    executor.run("narrow")
 
 
 def _handed(calls: Sequence[Step], text: Batches) -> tuple[tuple[str, ...], list[dict[str, np.ndarray]]]:
@@ -491,6 +557,21 @@ def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
     again = [any(x.phase == "recompute" for x in program(ref.name, policy=p).plans["micro_first@0"].launches) for p in KEEP_BITS[ref.name]]
     return Measured(error=float(sum(d != plain for d in digests) + again.count(False)), bound=0.0, cases=len(found), digest=plain,
                     note="other bits than without: " + ", ".join(str(p) for p, d in found.items() if d != plain))
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _not_accused(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Two steps of two shards of two microbatches, each of whose launches is recomputed."""
+    with opened(program(ref.name, 2, 2), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
+        return undisturbed(executor, [batches_of(ref, rng, 2, 2) for _ in range(2)], rng)
+
+
+def _accused(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Flipped bits and wrong results are told of in their step, by name."""
+    with opened(program(ref.name), _drawn(ref, rng)["param"].astype(np.float32)) as executor:
+        return disturbed(executor, batches_of(ref, rng, 1, 1), rng)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------------------------
@@ -595,10 +676,12 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
         "parity": [*_both(_against_oracle), *_both(_replay_same, "replay-"), *_both(_reads_only, "read-only-"), *_both(_ahead, "ahead-"),
                    *_both(_logits, "logits-"), *_both(_later_microbatch, "later-"), *_both(_copy_follows, "copy-"),
                    *[case for s in (2, 8) for case in _both(_tree(s), f"tree-{s}-")], *_both(_learns, "learns-"),
-                   *_both(_along, "along-"), ("band-llama", lambda rng: _band(references()["llama"], rng))],
+                   *_both(_along, "along-"), *_both(_saved, "saved-"), ("band-llama", lambda rng: _band(references()["llama"], rng)),
+                   *_both(_not_accused, "spots-")],
         "determinism": [*_both(_ways, "ways-"), *_both(_recompute_same_bits, "recompute-")],
         "faults": [("memory", lambda rng: _memory(references()["llama"], rng)),  # of the whole device: no other gate may use it meanwhile
                    ("no-room", lambda rng: _no_room(references()["llama"], rng)), *_both(_bad_inputs, "inputs-"),
-                   *_both(_replay_names, "replay-"), *_both(_bad_step_harmless, "bad-step-")],
+                   *_both(_replay_names, "replay-"), *_both(_bad_step_harmless, "bad-step-"),
+                   *_both(_accused, "flips-")],
     },
 }

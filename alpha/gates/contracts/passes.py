@@ -14,6 +14,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Workers
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, ShapeError
+from alpha.gates.contracts import effects, parts
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import (
     VOCAB,
@@ -694,9 +695,31 @@ def _read_twice(rng: np.random.Generator) -> Measured:
 
 
 def _refuse_bucket(rng: np.random.Generator) -> Measured:
-    """A bucket without a place, and one of whose parts is read beside it."""
-    found = [refuses(GraphError, lambda: _bucketed("output")), refuses(GraphError, lambda: _bucketed(read_again=True))]
-    return yes(all(m.error == 0 for m in found), cases=2)
+    """A bucket without a place, and one that shares storage with what is read when the sum over ranks may stand there: a part, what a part
+    is a view of, a view of a part, or a result of the plan. What is read before may be."""
+    found = [refuses(GraphError, lambda: _bucketed("output")), refuses(GraphError, lambda: _bucketed(read_again=True)),
+             refuses(GraphError, lambda: _bucket_of_views("after")), refuses(GraphError, lambda: _bucket_of_views("view after")),
+             refuses(GraphError, lambda: _bucket_of_views("result"))]
+    sound = _bucket_of_views("before").launches
+    return yes(all(m.error == 0 for m in found) and [x.op for x in sound] == ["matmul", "scale", "all_reduce"], cases=6)
+
+
+def _bucket_of_views(how: str) -> Plan:
+    """A bucket whose part is a view of a product, which is read before the sum over ranks, after it, as a view of the part, or by the
+    caller."""
+    t = Tracer("views")
+    x = t.input("x", (4, 4), "f32")
+    product = t.matmul(x, x)
+    part = t.reshape(product, shape=(16,))
+    total = t.all_reduce(t.bucket(part, offsets=(0,), size=64), group="dp", size=2, reduce="sum") if how != "before" else None
+    if how == "result":
+        t.output("product", product)
+    else:
+        t.output("more", t.scale(t.reshape(part, shape=(2, 8)) if how == "view after" else product, factor=3.0))
+    total = total or t.all_reduce(t.bucket(part, offsets=(0,), size=64), group="dp", size=2, reduce="sum")
+    t.update(t.state("grad0", 0, (64,), "f32"), total)
+    graph = verify(prune(t.graph), "trace")
+    return lay_out(graph, select(graph, _with_exchange(), "cpu"), 2, {"grad0": 256})
 
 
 def _refuse_copy(rng: np.random.Generator) -> Measured:
@@ -970,40 +993,46 @@ _HASHES_LLAMA = _both(_plan_hash_elsewhere)[1:]
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "differentiate.pass": {"parity": [*_both(_finite_difference), ("shared-value", _shared_value),
                                       *[(f"scaled-{n}", c) for n, c in _both(_scaled_loss)],
-                                      ("second-result", _second_result), *[(f"told-{n}", c) for n, c in _both(_told_where)]],
+                                      ("second-result", _second_result), *[(f"told-{n}", c) for n, c in _both(_told_where)],
+                                      ("placed", effects.backward_placed)],
                            "determinism": _HASHES,
                            "faults": [("no-vjp", _refuse_no_vjp), ("unused-parameter", _refuse_unused), ("shape", _refuse_shape)]},
     "recompute.pass": {"parity": [*[(f"block-{n}", c) for n, c in _both(_recompute("block", ()))],
                                   *[(f"ops-{n}", c) for n, c in _both(_recompute("ops", ACTIVATIONS))],
                                   *[(f"across-layers-{n}", c) for n, c in _both(_recompute("ops", ("add",)))],
-                                  *[(f"saves-{n}", c) for n, c in _both(_recompute_saves)], ("exchanges", _exchanges_kept)],
+                                  *[(f"saves-{n}", c) for n, c in _both(_recompute_saves)], ("exchanges", _exchanges_kept),
+                                  ("placed", effects.copies_placed)],
                        "determinism": _HASHES, "faults": [("unknown-policy", _unknown_policy), ("absent-op", _absent_op)]},
     "expand.pass": {"parity": [*_both(_expand), ("every-row", _expand_rows), ("nested", _expand_nested),
-                               *[(f"keeps-{n}", c) for n, c in _both(_expand_keeps)]],
+                               *[(f"keeps-{n}", c) for n, c in _both(_expand_keeps)], ("placed", effects.parts_placed)],
                     "determinism": _HASHES, "faults": [("envelope", _expand_envelope), ("no-kernel", _expand_names)]},
     "fuse.pass": {"parity": [*_both(_fuse), ("every-row", _fuse_finds), ("outside-reader", _fuse_keeps_outside_readers),
-                             ("phases", _fuse_within_a_phase)],
+                             ("phases", _fuse_within_a_phase), ("placed", effects.fused_placed)],
                   "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
     "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)],
                                  ("groups", _schedule_keeps_groups)],
                       "determinism": _HASHES_LLAMA, "faults": [("cycle", _refuse_cycle)]},
-    "select.pass": {"parity": _both(_select), "determinism": _HASHES_LLAMA,
-                    "faults": [("dtype", _refuse_dtype), ("no-kernel", _refuse_no_kernel)]},
+    "select.pass": {"parity": [*_both(_select), ("budget", effects.budgets_chosen)], "determinism": _HASHES_LLAMA,
+                    "faults": [("dtype", _refuse_dtype), ("no-kernel", _refuse_no_kernel), ("effects", effects.refuse_budget)]},
     "memory.pass": {"parity": [*[(f"ownership-{n}", c) for n, c in _both(_ownership)],
                                *[(f"bits-{n}", c) for n, c in _both(_planned_equals_fresh)],
                                *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)],
                                ("order", _order_is_reachability), ("beside", _beside_is_apart), ("bucket", _bucket_in_place),
                                ("bucket-kept", _bucket_kept), ("aligned", _aligned), ("read-twice", _read_twice),
-                               ("scattered", _scattered_apart), ("largest-first", _largest_first)],
+                               ("scattered", _scattered_apart), ("largest-first", _largest_first), ("placed", effects.launches_placed),
+                               ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered)],
                     "determinism": _HASHES_LLAMA,
                     "faults": [("copy", _refuse_copy), ("late-read", _refuse_late_read), ("own-read", _refuse_own_read),
-                               ("late-wait", _refuse_late_wait), ("bucket", _refuse_bucket)]},
-    "verify.pass": {"parity": _both(_verify_accepts), "determinism": _HASHES,
+                               ("late-wait", _refuse_late_wait), ("bucket", _refuse_bucket), ("late-extent", effects.refuse_late_extent),
+                               ("part-updated", parts.refuse_update), ("part-outside", parts.refuse_outside)]},
+    "verify.pass": {"parity": [*_both(_verify_accepts), ("effects", effects.accepts), ("pruned", effects.pruned_kept)],
+                    "determinism": _HASHES,
                     "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
                                ("twice", _broken(_twice)), ("overlap", _broken(_overlap)),
                                ("adopted", _broken(_adopted)), ("phase", _broken(_phase)),
                                ("stream", _broken(_stream)),
-                               ("pipeline", _lower_verifies)]},
+                               ("pipeline", _lower_verifies), ("extent-of-made", effects.refuse_extent_of_made),
+                               *((name, effects.refuses_graph(name)) for name in effects.broken())]},
     "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules), ("leaves", _leaves),
                                ("tables", _tables)],
                     "determinism": [("offsets", _layout_hash)],

@@ -17,6 +17,7 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.backends.digest import WORDS, HostDigests
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
+from alpha.gates.contracts import effects
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.optimizers import one_row, textbook
 from alpha.gates.contracts.reference import (
@@ -138,13 +139,17 @@ class _LateWorld:
         self.advanced += 1
 
 
+def _of_two(name: str, plan: Plan) -> Program:
+    """A Program whose step is this plan, on each of two ranks."""
+    role = Role((Step(name),), {name: name})
+    return Program(name, {name: plan}, role.schedule, {}, {"threads": 1}, others=(role,), groups={"dp": ((0, 1),)})
+
+
 def _gets_on(rng: np.random.Generator) -> Measured:
     """A rank says that it gets on before each Plan, one without collectives too: so it hears that another has failed."""
     t = Tracer("plain")
     t.output("y", t.scale(t.input("x", (64,), "f32"), factor=2.0))
-    role = Role((Step("plain"),), {"plain": "plain"})
-    p = Program("plain", {"plain": lower(t.graph, kernels(), "cpu", 1, {})}, role.schedule, {}, {"threads": 1}, others=(role,),
-                groups={"dp": ((0, 1),)})
+    p = _of_two("plain", lower(t.graph, kernels(), "cpu", 1, {}))
     world = _LateWorld()
     with CpuExecutor(p, kernels(), world) as executor:
         for _ in range(3):
@@ -183,9 +188,7 @@ def _beside(rng: np.random.Generator) -> Measured:
     t.output("last", last)
     catalogue = filled(fill)
     catalogue.add(Component(id="all_reduce.late", kind="kernel", backend="cpu", op="all_reduce", implementation=_late))
-    plan = lower(t.graph, catalogue, "cpu", 1, {})
-    role = Role((Step("beside"),), {"beside": "beside"})
-    p = Program("beside", {"beside": plan}, role.schedule, {}, {"threads": 1}, others=(role,), groups={"dp": ((0, 1),)})
+    p = _of_two("beside", lower(t.graph, catalogue, "cpu", 1, {}))
     wrong, runs = 0, 3
     with CpuExecutor(p, catalogue, _LateWorld()) as executor:
         executor.recorder = timed = _TimedRecorder()
@@ -237,9 +240,7 @@ def _dropped(rng: np.random.Generator) -> Measured:
               Component(id="all_reduce.waits", kind="kernel", backend="cpu", op="all_reduce", implementation=exchange),
               Component(id="gelu.fails", kind="kernel", backend="cpu", op="gelu", implementation=fails)):
         catalogue.add(c)
-    plan = lower(t.graph, catalogue, "cpu", 1, {})
-    role = Role((Step("dropped"),), {"dropped": "dropped"})
-    p = Program("dropped", {"dropped": plan}, role.schedule, {}, {"threads": 1}, others=(role,), groups={"dp": ((0, 1),)})
+    p = _of_two("dropped", lower(t.graph, catalogue, "cpu", 1, {}))
     given = {"x": rng.integers(-99, 100, 64).astype(np.float32)}
     with CpuExecutor(p, catalogue, _LateWorld()) as executor:
         assert executor._comm is not None
@@ -281,9 +282,7 @@ def _overlaps(rng: np.random.Generator) -> Measured:
               Component(id="all_reduce.waits", kind="kernel", backend="cpu", op="all_reduce", implementation=exchange),
               Component(id="gelu.last", kind="kernel", backend="cpu", op="gelu", implementation=last)):
         catalogue.add(c)
-    role = Role((Step("overlaps"),), {"overlaps": "overlaps"})
-    p = Program("overlaps", {"overlaps": lower(t.graph, catalogue, "cpu", 1, {})}, role.schedule, {}, {"threads": 1}, others=(role,),
-                groups={"dp": ((0, 1),)})
+    p = _of_two("overlaps", lower(t.graph, catalogue, "cpu", 1, {}))
     given = rng.integers(-99, 100, 64).astype(np.float32)
     with CpuExecutor(p, catalogue, _LateWorld()) as executor:
         out = executor.run("overlaps", {"x": given})
@@ -774,7 +773,7 @@ def _learns(name: str) -> Case:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
         "parity": [("beside", _beside), ("overlaps", _overlaps), ("gets-on", _gets_on), ("hashes", _hashes), ("inspected", _inspected),
-                   ("handed-over", _handed_over),
+                   ("handed-over", _handed_over), ("extents", effects.counted_rows), ("extents-of-ranks", effects.ranks_count),
                    *_both(_against_oracle),
                    *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
@@ -782,7 +781,9 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
-                   ("other-scratch", _other_scratch)],
+                   ("other-scratch", _other_scratch), ("extent-outside", effects.refuse_rows),
+                   ("extents-apart", effects.refuse_other_counts),
+                   ("extent-of-other-rows", effects.refuse_other_rows)],
     },
     "program.step": {
         "parity": [*[(f"tree-{s}x{m}-{n}", c) for s, m in ((1, 2), (2, 1), (4, 2)) for n, c in _both(_tree(s, m))],

@@ -22,7 +22,7 @@ import numpy as np
 
 from alpha import config
 from alpha.backends.cpu.executor import CpuExecutor
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.checkpoint.disk import Disk
 from alpha.component import Catalogue, Measured
 from alpha.config import Config
@@ -223,7 +223,7 @@ def by_hand(rng: np.random.Generator) -> Measured:
         checks.append(("metrics differ from what the update gave out", run.rows("a") == expected))
         found = read(run.root / "a" / "m.sqlite", "evaluations", "step, windows")
         checks.append(("validations at other steps", found == [(2, 5), (4, 5)]))
-        checks.append(("checkpoints at other steps", simple.steps(run.root / "a" / "checkpoints") == [4, 5]))
+        checks.append(("checkpoints at other steps", folders.steps(run.root / "a" / "checkpoints") == [4, 5]))
     return _measured(checks)
 
 
@@ -269,7 +269,7 @@ def taken_back(rng: np.random.Generator) -> Measured:
         loop.run()
         expected, rows = _bits(loop), run.rows("a")
         loop.resume(2)
-        checks.append(("later checkpoints stand", simple.steps(loop.checkpoints) == [2]))
+        checks.append(("later checkpoints stand", folders.steps(loop.checkpoints) == [2]))
         loop.metrics.flush()
         checks.append(("rows of later steps stand", run.rows("a") == rows[:2]))
         checks.append(("other bits", loop.run() and _bits(loop) == expected and run.rows("a") == rows))
@@ -423,7 +423,7 @@ def not_this_run(rng: np.random.Generator) -> Measured:
             checks.append(("resumed from nothing", _refused(loop, InputError)))
             loop.start()
             loop.run()
-            last, expected = simple.at(loop.checkpoints), _bits(loop)
+            last, expected = folders.at(loop.checkpoints), _bits(loop)
         for override in ("run.seed=2", "optim.weight_decay=0.2", "train.steps=6"):
             with run.loop("a", run.config(2, override)) as loop:
                 checks.append((f"resumed with {override}", _refused(loop, InputError)))
@@ -445,7 +445,7 @@ def not_this_run(rng: np.random.Generator) -> Measured:
             checks.append(("the damaged file is not named", "rank-00000-of-00001.state" in str(loop.passed)))
             checks.append(("other bits afterwards", loop.run() and _bits(loop) == expected))
             for step in (4, 5):
-                file = simple.at(loop.checkpoints, step) / STATE
+                file = folders.at(loop.checkpoints, step) / STATE
                 file.write_bytes(file.read_bytes()[:-1])
         with run.loop("a") as loop:
             checks.append(("resumed where nothing is whole", _raises(loop.resume, CorruptError)))
@@ -472,7 +472,7 @@ def full_disk(rng: np.random.Generator) -> Measured:
             finally:
                 Disk.write = real  # type: ignore[method-assign]
             checks.append((f"the message is {message!r}", "disk is full" in message))
-            checks.append(("an earlier checkpoint is gone", simple.steps(loop.checkpoints) == [2, 3]))
+            checks.append(("an earlier checkpoint is gone", folders.steps(loop.checkpoints) == [2, 3]))
         with run.loop("a") as loop:
             loop.resume()
             checks.append(("other bits afterwards", loop.step == 3 and loop.run() and _bits(loop) == expected))
@@ -502,7 +502,7 @@ def bad_step(rng: np.random.Generator) -> Measured:
             checks.append((f"{value}: names no op ({message[:60]})", "block.0" in message and "model line" in message))
             checks.append((f"{value}: changed the state", _bits(loop) == before))
             checks.append((f"{value}: counted", loop.step == 1 and run.rows("a")[-1][0] == 1 and run.rows("a")[-1][-1] == 0))
-            checks.append((f"{value}: not saved", simple.steps(loop.checkpoints) == [1]))
+            checks.append((f"{value}: not saved", folders.steps(loop.checkpoints) == [1]))
         loop.executor.recorder.finish()
         loop.metrics.flush()
         timed = read(run.root / "a" / "m.sqlite", "step_timing", "step")
@@ -536,7 +536,7 @@ def bad_step_ahead(rng: np.random.Generator) -> Measured:
             checks.append(("not refused", refused))
             checks.append(("nothing was handed over behind it", executor.ahead == 3))
             checks.append(("changed the state", _bits(loop) == before))
-            checks.append(("counted", loop.step == 2 and simple.steps(loop.checkpoints) == [2] and run.rows("b")[-1][-1] == 0))
+            checks.append(("counted", loop.step == 2 and folders.steps(loop.checkpoints) == [2] and run.rows("b")[-1][-1] == 0))
             told = run.rows("b")[-1]
             checks.append((f"a number that is none is told: {told}", None in told and not {math.inf, "inf", "nan"} & {*told}))
             checks.append(("did not go on", loop.run() and _bits(loop) == expected))
@@ -557,13 +557,13 @@ def sealed(rng: np.random.Generator) -> Measured:
         folder = run.root / "gated"
         session: dict[str, object] = {"gated": True, "evidence": "e1", "program": program, "from_step": 0}
         good = {"run": "one", "status": "GATED", "sessions": [session]}
-        saved, lab, unset = (simple.inspect(simple.at(run.root / n / "checkpoints")) for n in ("gated", "lab", "unset"))
+        saved, lab, unset = (folders.inspect(folders.at(run.root / n / "checkpoints")) for n in ("gated", "lab", "unset"))
         checks.append(("a gated run is not", broken(rundir.sealed(good), saved) == "" == broken(rundir.sealed(good))))
 
-        def threat(what: str, manifest: Mapping[str, object], found: simple.Saved | None = saved) -> None:
+        def threat(what: str, manifest: Mapping[str, object], found: folders.Saved | None = saved) -> None:
             checks.append((f"{what}: GATED", bool(broken(manifest, found))))
 
-        def seal_of(**changed: str) -> simple.Saved:
+        def seal_of(**changed: str) -> folders.Saved:
             return replace(saved, facts={**saved.facts, "seal": {**saved.facts["seal"], **changed}})
 
         threat("no manifest", {})
@@ -586,8 +586,8 @@ def sealed(rng: np.random.Generator) -> Measured:
         held.write_manifest(good)
         held.close()
         checks.append((f"the folder is not GATED: {why_ungated(folder)}", why_ungated(folder) == ""))
-        last = simple.at(folder / "checkpoints")
-        (last / simple.MANIFEST).write_text((last / simple.MANIFEST).read_text().replace("GATED", "gated"))
+        last = folders.at(folder / "checkpoints")
+        (last / folders.MANIFEST).write_text((last / folders.MANIFEST).read_text().replace("GATED", "gated"))
         checks.append(("an edited checkpoint is GATED", bool(why_ungated(folder))))
     return _measured(checks)
 
@@ -639,7 +639,7 @@ def run_directory(rng: np.random.Generator) -> Measured:
             with run.loop("a") as loop:
                 loop.start()
                 loop.holds = one.check
-                checks.append(("saved after it lost the folder", _busy(loop.save) and simple.steps(loop.checkpoints) == []))
+                checks.append(("saved after it lost the folder", _busy(loop.save) and folders.steps(loop.checkpoints) == []))
             two.check()
             two.close()
         finally:

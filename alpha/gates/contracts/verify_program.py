@@ -18,6 +18,9 @@ from alpha.types import TensorType
 
 Case = Callable[[np.random.Generator], Measured]
 
+N = Ref("state.counter", 0, TensorType((), "i32"))
+"""Where an extent lies."""
+
 PAIRS = {"near": ((0, 1), (2, 3)), "far": ((0, 2), (1, 3))}
 
 
@@ -42,16 +45,33 @@ def reads() -> Launch:
     return replace(x, outs=(replace(x.outs[0], offset=8192),))
 
 
+def counted(op: str = "all_reduce", *, at: int = 0, rows: Ref | None = N, n: int = 64, other: Ref | None = N, **attrs: Any) -> Launch:
+    """A launch whose operand has the extent `rows`, and whose result `other`."""
+    x = call(op, n, at=at, **attrs)
+    return replace(x, ins=tuple(replace(r, extent=rows) for r in x.ins), outs=tuple(replace(r, extent=other) for r in x.outs))
+
+
 def job(*ranks: Sequence[Launch], groups: Any = None, text: Sequence[tuple[int, int]] | None = None) -> Program:
     """A Program whose ranks run one plan each, with these launches, for one microbatch: by default a shard of its own, in one group."""
     plans, roles = {}, []
     shards = text or [(r, 0) for r in range(len(ranks))]
     for r, launches in enumerate(ranks):
         key = "micro_last" if r == 0 else f"micro_last~{r}"
-        plans[key] = Plan("micro_last", tuple(launches), {}, {}, {"state.grad": 1 << 20}, Memory(0, 0, 0))
+        plans[key] = Plan("micro_last", tuple(launches), {}, {}, {"state.grad": 1 << 20, "state.counter": 64}, Memory(0, 0, 0))
         roles.append(Role((Step("micro_last", *shards[r]),), {"micro_last": key}))
     return Program("job", plans, roles[0].schedule, {}, others=tuple(roles[1:]),
                    groups={"dp": (tuple(range(len(ranks))),)} if groups is None else groups)
+
+
+def to(other: int, stage: int, op: str = "send", at: int = 4096) -> Launch:
+    """One end of an exchange of two ranks, of microbatch 0, forward."""
+    place: dict[str, Any] = {"to": other} if op == "send" else {"source": other}
+    return replace(call(op, at=at, group="dp", size=2, **place), stage=stage, microbatch=0, phase="forward")
+
+
+def back(other: int, stage: int, op: str = "receive") -> Launch:
+    """The same of the backward, elsewhere in memory."""
+    return replace(to(other, stage, op, 8192), phase="backward")
 
 
 def sound() -> dict[str, Program]:
@@ -68,6 +88,10 @@ def sound() -> dict[str, Program]:
             "root": job(*[(root, call("barrier", group="dp", size=4))] * 4), "pairs": job(*crossed, groups=PAIRS),
             "waits": job(waits, waits, waits, waits), "one": job((), groups={}),
             "two-streams": job((near, far), (far, near), (far, near), (near, far), groups=PAIRS),
+            "placed": job(*[(replace(reduced(), stage=1, microbatch=0, sms=132), replace(reduced("block.1"), sms=r)) for r in range(4)]),
+            "pipeline": job((to(1, 0), back(1, 0)), (to(0, 1, "receive"), back(0, 1, "send"))),
+            "extents": job(*[(counted(group="dp", size=2, reduce="sum"),)] * 2),
+            "extent-sent": job((counted("send", group="dp", size=2, to=1),), (counted("receive", group="dp", size=2, source=0),)),
             "both-read": job((call("send", group="dp", size=2, to=1), reads()), (call("receive", group="dp", size=2, source=0),))}
 
 
@@ -85,6 +109,10 @@ def broken() -> dict[str, tuple[Program, str]]:
     def odd(x: Launch) -> Program:
         """Three ranks sum, the last one does something else."""
         return job((one,), (one,), (one,), (x,))
+
+    def one_rank(x: Launch) -> Program:
+        """A rank by itself; what is no collective runs beside."""
+        return job((replace(x, attrs={"group": "dp", "size": 1, "reduce": "sum"}),))
 
     def rooted(x: Launch) -> Program:
         root = call("broadcast", group="dp", size=4, root=0)
@@ -119,6 +147,25 @@ def broken() -> dict[str, tuple[Program, str]]:
         "scratch": (job((single, replace(call("gelu", at=4096, stream=COMPUTE), scratch=single.outs[0])),), "same bytes"),
         "waits-ahead": (job((replace(one, after=(1,)), use)), "does not come before"),
         "unordered": (job((one, replace(two, stream=COMPUTE))), "nothing orders"),
+        "sms": (odd(replace(one, sms=133)), "rank 3: all_reduce(f32[64]) of block.0, plan micro_last, model line model.py:7: 133"),
+        "sms-below": (odd(replace(one, sms=-1)), "SM budget"), "stage-below": (odd(replace(one, stage=-1)), "rank 3: all_reduce"),
+        "other-stage": (odd(replace(one, stage=1)), "in the stage"),
+        "other-microbatch": (odd(replace(one, microbatch=0)), "in the microbatch"),
+        "step-microbatch": (odd(replace(use, microbatch=1)), "rank 3: scale(f32[64]) of block.0, plan micro_last, model line model.py:7: "
+                                                             "microbatch 1"),
+        "exchange-stage": (job((to(1, 1),), (to(0, 0, "receive"),)), "stage 0, from rank 0: send"),
+        "exchange-back": (job((back(1, 1),), (back(0, 0, "send"),)), "stage 1, from rank 1: send"),
+        "exchange-microbatch": (job((to(1, 0),), (replace(to(0, 1, "receive"), microbatch=None),)), "two microbatches"),
+        "extent-elsewhere": (one_rank(counted(rows=replace(N, arena="act"), other=None)), "rank 0: all_reduce(f32[64]) of block.0"),
+        "extent-behind": (one_rank(counted(rows=replace(N, offset=64), other=None)), "does not know"),
+        "extent-type": (one_rank(counted(rows=replace(N, type=TensorType((1,), "i32")), other=None)), "does not know"),
+        "extent-row": (one_rank(counted("gelu")), "behind an extent"), "extent-lost": (one_rank(counted(other=None)), "without its"),
+        "extent-two": (one_rank(counted(other=replace(N, offset=4))), "several extents"),
+        "extent-of-one": (odd(counted(group="dp", size=4, reduce="sum")), "in the extent"),
+        "extent-exchange": (job((counted("send", group="dp", size=2, to=1),), (call("receive", group="dp", size=2, source=0),)),
+                            "one alone has an extent"),
+        "extent-overwritten": (job((counted(group="dp", size=1, reduce="sum"), replace(use, outs=(replace(N, extent=None),), ins=()))),
+                               "same bytes"),
         "text-twice": (job((one,), (one,), (one,), (one,), text=[(0, 0), (1, 0), (1, 0), (3, 0)]), "rank 1 and rank 2"),
         "text-missing": (job((one,), (one,), (one,), (one,), text=[(0, 0), (1, 0), (2, 0), (4, 0)]), "shard 3"),
     }

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alpha.backends.cuda import spot
 from alpha.backends.cuda.binaries import Binaries, sources_of
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import compile as nvcc
-from alpha.cuda_runtime import manifest, mark
+from alpha.cuda_runtime import manifest
 from alpha.cuda_runtime.compile import CompileError, Cubin, Source
 from alpha.cuda_runtime.opcodes import Opcodes, opcodes
 from alpha.cuda_runtime.toolchain import INSTALL, find_nvcc
@@ -29,8 +28,8 @@ from alpha.errors import AlphaError, InputError, MachineError
 from alpha.gates.device_code import audit as kernels_audit
 from alpha.gates.device_code import baseline as kernels_baseline
 
-OWN = (mark.SOURCE, spot.SOURCE, Source.of("probe/peak.cu"))
-"""What is compiled for no component: time stamps of the profiler, what spot checks ask of a device, the ceiling of the perf gate."""
+OWN = (Source.of("probe/peak.cu"),)
+"""What is compiled for no component: the ceiling of the perf gate."""
 
 
 def needed(catalogue: Catalogue, ids: Sequence[str] = ()) -> list[Source]:

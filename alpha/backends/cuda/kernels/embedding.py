@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from alpha.backends.cuda.binaries import Binaries
-from alpha.backends.cuda.calls import Call, Calls, bf16, f32, i32, plain
+from alpha.backends.cuda.calls import Call, Calls, Drawn, Large, alike, bf16, f32, i32, plain
 from alpha.backends.cuda.cubins_of import Signature, cubins_of
 from alpha.backends.cuda.launches import (
     MULTIPROCESSORS,
@@ -273,6 +273,45 @@ def _samples(op: str, rng: np.random.Generator) -> Iterable[Sample]:
             yield Sample(name=f"gpu-{width}", inputs=(*into, rng.standard_normal((n, width)), _ids(rng, n, 11)), attrs={"vocab": 11})
 
 
+ASTRAY = (-1, -(2**31), 9, 2**31 - 1)
+"""Ids that are no row of a table of 9."""
+
+
+def _draw_astray(op: str, rng: np.random.Generator) -> Drawn:
+    """Ids of which some are no row, by which a lookup gives NaN and a gradient is left out. So many, and a width so large, that lanes walk
+    over whole rounds of ids; in the gradient one id comes more often than there is room for in one part."""
+    n, width = (9000, 16) if "_bwd" in op else (70, 72)
+    ids = _ids(rng, n, 9)
+    ids[rng.permutation(n)[: 3 * len(ASTRAY)]] = 3 * ASTRAY
+    if op == "take_row":
+        return [(rng.integers(-99, 99, (1, 9, 72)).astype(float), "bf16"), (rng.choice(ASTRAY, 1).astype(np.int32), "i32")], {}
+    if "_bwd" in op:
+        into = [(rng.integers(-9, 9, (9, width)).astype(float), "f32")] if op.endswith("_accumulate") else []
+        return [*into, (rng.integers(-9, 9, (n, width)).astype(float), "bf16"), (ids, "i32")], {"vocab": 9}
+    found: Drawn = [(rng.integers(-99, 99, (9, width)).astype(float), "bf16"), (ids, "i32")], {}
+    if op == "embedding_add":
+        places = rng.integers(0, 9, n).astype(np.int32)
+        places[rng.permutation(n)[: 2 * len(ASTRAY)]] = 2 * ASTRAY
+        found[0].extend([(rng.integers(-99, 99, (9, width)).astype(float), "bf16"), (places, "i32")])
+    return found
+
+
+def _astray_error(op: str, rng: np.random.Generator, inputs: Sequence[np.ndarray], attrs: Attrs,
+                  outs: Sequence[np.ndarray]) -> tuple[float, int]:
+    """Sums of small integers are exact."""
+    if "_bwd" in op:
+        *into, dy, ids = inputs
+        want = into[0].copy() if into else np.zeros(outs[0].shape)
+        good = (ids >= 0) & (ids < len(want))
+        np.add.at(want, ids[good], dy[good])
+        return alike(want, outs[0])
+    total = np.zeros(())
+    for table, ids in zip(inputs[::2], inputs[1::2]):
+        rows = table.reshape(-1, table.shape[-1])
+        total = total + np.where(((ids >= 0) & (ids < len(rows)))[:, None], rows[np.clip(ids, 0, len(rows) - 1)], np.nan)
+    return alike(total.reshape(outs[0].shape), outs[0])
+
+
 _TOKENS, _TABLE, _TOKEN_GRADIENT = i32(65536), bf16(50304, 768), bf16(65536, 768)
 
 
@@ -307,7 +346,8 @@ def _component(op: str, binder: Kernel, **more: object) -> Component:
             *([Limit(text="one sequence", holds=lambda types, attrs: types[0].shape[0] == 1)] if op == "take_row" else []),
             *([Limit(text="fewer than 2^25 rows", holds=lambda types, attrs: 1 <= attrs["vocab"] < 2**25)] if back else []),  # type: ignore[operator]
         )),
-        calls=Calls(further=partial(_samples, op), differentiated=partial(_samples, "embedding"), timed=(_timed(op),), paths=_paths(op)),
+        calls=Calls(further=partial(_samples, op), differentiated=partial(_samples, "embedding"), timed=(_timed(op),), paths=_paths(op),
+                    large={"astray": Large(partial(_draw_astray, op), partial(_astray_error, op))}),
         **more)  # type: ignore[arg-type]
 
 

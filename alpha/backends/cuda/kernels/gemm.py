@@ -29,6 +29,7 @@ BLOCK_K = 64
 CHUNK_BYTES = 64 * 128
 THREADS = 384
 SHARED_LIMIT = 232_448
+CLUSTERS = MULTIPROCESSORS // 2
 
 Output = Literal["bf16", "f32", "f32+="]
 Activation = Literal["none", "gelu", "swiglu"]
@@ -70,7 +71,12 @@ class GemmProblem:
     @property
     def plain(self) -> bool:
         """Whether nothing is done to the product but to round it: only then can tiles be split along K."""
-        return not self.bias and self.activation == "none" and self.aux_input == "none"
+        return not self.bias and not self.computes
+
+    @property
+    def computes(self) -> bool:
+        """Whether the epilogue does more than to add a bias and to round."""
+        return self.activation != "none" or self.aux_input != "none"
 
     @property
     def busy(self) -> bool:
@@ -133,8 +139,9 @@ class GemmConfig:
     """How it is computed. The bits of the result depend on it only where tiles are split along K, and never on `blocks`.
 
     `bm`, `bn`: tile. `stages`: operand ring. `staging`: 8 KB output buffers per consumer warpgroup. `cluster`: 2 shares B
-    between two tiles. `pingpong`: one tile per consumer warpgroup. `group`, `along_n`: walk over tiles. `split_units` runs
-    over the first `split_tiles` tiles (both 0: none). `blocks`: most CTAs (0: one per multiprocessor).
+    between two tiles. `pingpong`: one tile per consumer warpgroup. `defer`: a tile is written under the products of the next one.
+    `group`, `along_n`: walk over tiles. `split_units` runs over the first `split_tiles` tiles (both 0: none). `blocks`: most CTAs
+    (0: one per multiprocessor).
     """
 
     bm: int = 128
@@ -143,6 +150,7 @@ class GemmConfig:
     staging: int = 2
     cluster: int = 2
     pingpong: bool = False
+    defer: bool = False
     group: int = 8
     along_n: bool = False
     split_tiles: int = 0
@@ -151,7 +159,7 @@ class GemmConfig:
 
     def __str__(self) -> str:
         text = f"{self.bm}x{self.bn}x{BLOCK_K} s{self.stages}/{self.staging} c{self.cluster}"
-        text += " pingpong" if self.pingpong else ""
+        text += " pingpong" if self.pingpong else " deferred" if self.defer else ""
         text += f" group {self.group}{'n' if self.along_n else 'm'}"
         return text + (f" split {self.split_tiles} tiles into {self.split_units}" if self.split_units else "")
 
@@ -185,6 +193,7 @@ class GemmConfig:
                 "GEMM_SAVE_PRE": int(problem.save_pre),
                 "GEMM_AUX_IN": {"none": 0, "gelu_gradient": 1}[problem.aux_input],
                 "GEMM_SPLIT": int(self.split_units > 0),
+                "GEMM_DEFER": int(self.defer),
             },
         )
         return [gemm, Source.of("gemm/split_reduce.cu", tile)] if self.split_units else [gemm]
@@ -208,6 +217,8 @@ class GemmConfig:
             ),
             (self.split_units <= max(self.split_tiles, 1) * steps, f"{self.split_units} runs", "at least one k step per run"),
             (not self.split_units or problem.plain, "split tiles with an epilogue", "a plain output"),
+            (not self.defer or (problem.out == "bf16" and not problem.computes), "a deferred tile", "bf16, at most with a bias"),
+            (not self.defer or not (self.pingpong or self.split_units), "a deferred tile", "no ping-pong and no split"),
             (tiles + self.split_units < 2**31, f"{tiles} tiles", "fewer than 2^31"),
         ]
         for good, came, expected in rules:
@@ -217,57 +228,55 @@ class GemmConfig:
 
 PINGPONG = GemmConfig(bm=128, bn=128, stages=6, pingpong=True)
 COOPERATIVE = GemmConfig()
+DEFERRED = GemmConfig(defer=True)
 SMALL = GemmConfig(bm=128, bn=128, stages=6)
 BUSY = GemmConfig(bm=128, bn=128, stages=5, staging=4, pingpong=True)  # for epilogues with much to compute or to write
-
-# Where another walk or cluster was at least 2 % faster than the rule of `choose`: (M, N, K, a_major, b_major). Measured on an
-# H200 beside cuBLAS; docs/log/kernels-gemm.md has the figures.
-TUNED: dict[tuple[int, int, int, str, str], GemmConfig] = {
-    (16384, 768, 768, "k", "n"): replace(PINGPONG, cluster=1),
-    (16384, 3072, 768, "k", "k"): replace(PINGPONG, group=4),
-    (16384, 2048, 2048, "k", "k"): replace(PINGPONG, group=4),
-    (16384, 2048, 2048, "k", "n"): replace(PINGPONG, group=4),
-    (8192, 4096, 4096, "k", "n"): replace(PINGPONG, group=4),
-}
 
 
 def compiled(problem: GemmProblem) -> tuple[GemmConfig, ...]:
     """What `choose` picks among for problems of this kind (transposition, output, epilogue), as far as compilation is concerned: walks and
     the number of splits vary."""
-    found = [BUSY] if problem.busy else [PINGPONG, COOPERATIVE]
+    if problem.busy:
+        return (BUSY,)
+    found = [PINGPONG] if problem.computes else [PINGPONG, _wide(problem)]
     if problem.plain:
         found += [replace(c, split_tiles=1, split_units=2) for c in (COOPERATIVE, SMALL)]
-        found += [c for (*_, a, b), c in TUNED.items() if (a, b) == (problem.a_major, problem.b_major)]
     return tuple(found)
 
 
 def choose(problem: GemmProblem, blocks: int = 0) -> GemmConfig:
-    """The config for a problem: the tuned one, or by rule.
+    """The config for a problem, by rule.
 
-    Ping-pong (with more output buffers for busy epilogues) unless (a) K is long or a side is very wide: 128x256 tiles, which
-    read less through L2; or (b) the last wave of tiles would leave over a tenth of the chip idle: its tiles are split along
-    K, into runs of at least 8 steps. Only plain epilogues can split. MULTIPROCESSORS decides the split, hence the bits; it is not
-    the budget of a launch, which is `blocks`.
+    Tiles of 128x256 move fewer bytes than those of 128x128, so they need fewer joules, and a GPU in steady state has no more to give. They
+    are taken (a) for bf16 from 8 steps of K on, written under the products of the next tile, (b) for fp32, whose tiles cannot wait in
+    registers, from 96 steps on; in both cases where they need no more waves than ping-pong's. All else is ping-pong, with more output
+    buffers for busy epilogues. From 64 steps on a last wave of tiles that would leave over a tenth of the chip idle is split along K,
+    into runs of at least 8 steps. Only plain epilogues can split. MULTIPROCESSORS decides the split, hence the bits; it is not the budget
+    of a launch, which is `blocks`.
     """
     return replace(_chosen(problem), blocks=blocks)
 
 
+def _wide(problem: GemmProblem) -> GemmConfig:
+    return DEFERRED if problem.out == "bf16" else COOPERATIVE
+
+
 def _chosen(problem: GemmProblem) -> GemmConfig:
-    key = (problem.m, problem.n, problem.k, problem.a_major, problem.b_major)
-    if problem.plain and problem.batch == 1 and key in TUNED:
-        return TUNED[key]
+    if problem.busy:
+        return BUSY
     steps = -(-problem.k // BLOCK_K)
-    clusters = MULTIPROCESSORS // 2
-    long = steps > 512 or max(problem.m, problem.n) > 65536
-    base = BUSY if problem.busy else COOPERATIVE if long else PINGPONG
-    tiles = base.tiles(problem)[2]
-    fill = tiles / (-(-tiles // clusters) * clusters)
-    if problem.plain and (steps >= 128 if long else steps >= 64 and fill < 0.9):
-        base = SMALL if COOPERATIVE.tiles(problem)[2] * 6 < clusters else COOPERATIVE
-        rest = base.tiles(problem)[2] % clusters
-        if rest:
-            return replace(base, split_tiles=rest, split_units=max(rest, min(clusters, rest * steps // 8)))
-    return base
+    if problem.plain and steps >= 64:
+        base = SMALL if COOPERATIVE.tiles(problem)[2] * 6 < CLUSTERS else COOPERATIVE
+        waves, rest = divmod(base.tiles(problem)[2], CLUSTERS)
+        if rest and waves + rest / CLUSTERS < 0.9 * (waves + 1):
+            return replace(base, split_tiles=rest, split_units=max(rest, min(CLUSTERS, rest * steps // 8)))
+    wide = _wide(problem)
+    fits = not problem.computes and 2 * _waves(wide, problem) <= 1.05 * _waves(PINGPONG, problem)
+    return wide if fits and steps >= (8 if wide.defer else 96) else PINGPONG
+
+
+def _waves(config: GemmConfig, problem: GemmProblem) -> int:
+    return -(-config.tiles(problem)[2] // CLUSTERS)
 
 
 class _Problem(ctypes.Structure):

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from alpha.backends.cuda.binaries import Binaries
-from alpha.backends.cuda.calls import Calls, bf16, i32, plain, product
+from alpha.backends.cuda.calls import Calls, Drawn, Large, alike, bf16, i32, plain, product
 from alpha.backends.cuda.cubins_of import Signature, cubins_of
 from alpha.backends.cuda.kernels import gemm
 from alpha.backends.cuda.kernels.gemm import GemmProblem
@@ -297,7 +297,30 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
                      inputs=(rng.standard_normal((5, 8)), rng.standard_normal((v, 8)), targets))
 
 
-CALLS = Calls(further=_samples, timed=(
+def _draw_astray(rng: np.random.Generator) -> Drawn:
+    """Targets of which one is no column and is not ignored."""
+    targets = rng.integers(0, 53, 5).astype(np.int32)
+    targets[rng.integers(5)] = rng.choice((-2, 53, 2**31 - 1))
+    attrs: dict[str, object] = {"ignore_index": -1, "z_loss": 1e-3, "chunk": 2}
+    return [(rng.standard_normal((5, 8)).round(1), "bf16"), (rng.standard_normal((53, 8)).round(1), "bf16"), (targets, "i32")], attrs
+
+
+def _draw_overflow(sign: float, rng: np.random.Generator) -> Drawn:
+    """Logits of which one row is infinite: all of them above, or all below."""
+    x = np.zeros((5, 8))
+    x[rng.integers(5)] = sign * 2.0**100
+    return [(x, "bf16"), (np.full((1027, 8), 2.0**100), "bf16"), (rng.integers(0, 1027, 5).astype(np.int32), "i32")], {
+        "ignore_index": -1, "z_loss": 0.0, "chunk": 2}
+
+
+def _not_finite(rng: np.random.Generator, inputs: Sequence[np.ndarray], attrs: Attrs, outs: Sequence[np.ndarray]) -> tuple[float, int]:
+    """The sum of the losses is no number, so that the step is refused."""
+    return alike(np.full(outs[0].shape, np.nan), outs[0])
+
+
+LARGE = {"astray": Large(_draw_astray, _not_finite), "above": Large(partial(_draw_overflow, 1.0), _not_finite),
+         "below": Large(partial(_draw_overflow, -1.0), _not_finite)}
+CALLS = Calls(further=_samples, large=LARGE, timed=(
     product(bf16(8192, 768), bf16(50304, 768), i32(8192), below=50304, ignore_index=-1, z_loss=0.0, chunk=4096),))
 
 

@@ -145,17 +145,38 @@ def _accumulated_exact(rng: np.random.Generator) -> Iterable[Sample]:
     yield from _products(lambda *s: rng.integers(-8, 9, s).astype(float), True)
 
 
+BROAD = (2056, 5128, 520)  # several tiles a block, written under each other's products, with sides and K that end inside a tile
+
 LARGE: Mapping[str, tuple[int, int, int, bool, bool, bool]] = {  # M, N, K, a transposed, b transposed, fp32 result
     f"{kind}-{'T' if ta else 'N'}{'T' if tb else 'N'}{'-wide' if wide else ''}": (m, n, k, ta, tb, wide)
-    for kind, m, n, k in (("split-few", 264, 200, 4136), ("split", 1032, 1096, 4104), ("broad", 72, 65608, 72))
-    for ta in (False, True) for tb in (False, True) for wide in (False, True)
+    for kind, m, n, k, outputs in (("split-few", 264, 200, 4136, (False, True)), ("split", 1032, 1096, 4104, (False, True)),
+                                   ("broad", *BROAD, (False,)), ("long", 2040, 2048, 6152, (True,)))
+    for ta in (False, True) for tb in (False, True) for wide in outputs
 } | {
     "forward": (8192, 3072, 768, False, True, False),
     "input-gradient": (16384, 768, 768, False, False, False),
     "weight-gradient": (768, 2304, 16384, True, False, True),
     "input-gradient-wide": (16384, 768, 768, False, False, True),
 }
-"""Between these and the samples every compiled file is launched."""
+"""Between these, those with a bias and the samples every compiled file is launched."""
+
+
+def _draw_biased(ta: bool, tb: bool, rng: np.random.Generator) -> Drawn:
+    """A product of BROAD and its bias."""
+    m, n, k = BROAD
+    ((a, _), (b, _)), attrs = draw_product(m, n, k + 1, ta, tb, False, rng)
+    operands = (a[:k] if ta else a[:, :k], b[:, :k] if tb else b[:k], b[:, k] if tb else b[k])
+    return [(np.ascontiguousarray(x), "bf16") for x in operands], attrs
+
+
+def _biased_error(rng: np.random.Generator, inputs: Sequence[np.ndarray], attrs: dict[str, object],
+                  outs: Sequence[np.ndarray]) -> tuple[float, int]:
+    """As `product_error`: a bias is one more step of K, from a column of ones."""
+    a, b, bias = inputs
+    ones = np.ones((1, a.shape[1]) if attrs["trans_a"] else (a.shape[0], 1), a.dtype)
+    left = np.concatenate([a, ones], 0 if attrs["trans_a"] else 1)
+    right = np.concatenate([b, bias[:, None] if attrs["trans_b"] else bias[None]], 1 if attrs["trans_b"] else 0)
+    return product_error(rng, [left, right], attrs, outs)
 
 
 def _repeated(rng: np.random.Generator) -> Drawn:
@@ -180,7 +201,10 @@ def _compared(m: int, n: int, k: int) -> Iterable[Call]:
 
 CALLS = Calls(
     further=_samples, exactly=_exact, repeated=_repeated,
-    large={name: Large(partial(draw_product, *shape), product_error) for name, shape in LARGE.items()},
+    large={name: Large(partial(draw_product, *shape), product_error) for name, shape in LARGE.items()} | {
+        f"biased-{'T' if ta else 'N'}{'T' if tb else 'N'}": Large(partial(_draw_biased, ta, tb), _biased_error)
+        for ta in (False, True) for tb in (False, True)
+    },
     timed=(
         product(bf16(16384, 768), bf16(3072, 768), name="forward-gpt", trans_b=True),
         product(bf16(8192, 8192), bf16(8192, 2048), name="input-gradient-llama"),

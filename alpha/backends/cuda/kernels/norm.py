@@ -325,7 +325,7 @@ def _component(op: str, kind: str, add: bool) -> Component:
     return Component(
         id=f"{op}.bf16.sm90", kind="kernel", backend="cuda", op=op, implementation=binder, requires=SM90A,
         scratch=partial(_scratch, kind, add) if back else None, binaries=Binaries(cubins_of(op, binder, partial(_compiled, op))),
-        inplace=((0, 0),) if back and add else (), calls=_calls(kind, add, back),
+        inplace=((0, 0),) if back and add else (), calls=_calls(kind, add, back), budgeted=not back,
         envelope=Envelope(dtypes=("bf16", "f32") if back else ("bf16",), limits=(
             Limit(text="bf16 as compute type", holds=lambda types, attrs: row(op).compute_dtype(types) == "bf16"),
             Limit(text="a last axis that is a multiple of 8, up to 8192", holds=_fits),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Literal
 
 import numpy as np
 
 from alpha.backends.cuda.binaries import Binaries
-from alpha.backends.cuda.calls import Calls, bf16, i32, plain
+from alpha.backends.cuda.calls import Calls, Drawn, Large, alike, bf16, i32, plain
 from alpha.backends.cuda.cubins_of import Signature, cubins_of
 from alpha.backends.cuda.launches import PER_VECTOR, Operation, addresses, ceil_div, kernel, launch, require, structure
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, in_place
@@ -174,7 +175,27 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
                              inputs=(rng.standard_normal((1, 3, (heads + 2) * 128)), places))
 
 
-CALLS = Calls(further=_samples, timed=(
+ASTRAY = (-1, -(2**31), TURNS, 2**31 - 1)
+"""Positions that the table of turns lacks."""
+
+
+def _draw_astray(layout: str, rng: np.random.Generator) -> Drawn:
+    """Rows at position 0, which turns nothing, and at positions past the table, whose turned heads are NaN; heads of 48, which leave a
+    warp's last lanes idle."""
+    places = np.zeros((1, 21), np.int32)
+    places[0, rng.permutation(21)[: 2 * len(ASTRAY)]] = 2 * ASTRAY
+    attrs: dict[str, object] = {"heads": 12, "kv_heads": 1, "base": 1e4, "layout": layout, "inverse": False}
+    return [(rng.integers(-99, 99, (1, 21, 14 * 48)).astype(float), "bf16"), (places, "i32")], attrs
+
+
+def _astray_error(rng: np.random.Generator, inputs: Sequence[np.ndarray], attrs: Attrs, outs: Sequence[np.ndarray]) -> tuple[float, int]:
+    want = inputs[0].copy()
+    want[..., : 13 * 48][inputs[1] != 0] = np.nan
+    return alike(want, outs[0])
+
+
+LARGE = {f"astray-{layout}": Large(partial(_draw_astray, layout), _astray_error) for layout in ("half", "interleaved")}
+CALLS = Calls(further=_samples, large=LARGE, timed=(
     plain(bf16(2, 4096, 48 * 64), i32(2, 4096), below=4096, base=5e5, layout="half", inverse=False, heads=32, kv_heads=8),))
 
 KERNELS = (

@@ -23,6 +23,7 @@ from alpha.backends.cuda.launches import Operation, addresses, kernel, launch, l
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, Parts, in_place
 from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime.memory import aligned
+from alpha.ops.spec import Sample
 from alpha.types import Attrs, Table, TensorType
 
 BLOCK = 65536  # of the norm: as in alpha/ops/global_norm.py
@@ -216,6 +217,31 @@ def scratch(types: Sequence[TensorType], attrs: Attrs, multiprocessors: int) -> 
     return aligned(4 * PARTS * max(1, _blocks(attrs)))
 
 
+def _scalars_samples(rng: np.random.Generator) -> Iterable[Sample]:
+    """No segments, no token that counts, and blocks that begin off a 16-byte boundary."""
+    rates = Table.of(10.0 ** rng.uniform(-6, -2, 7))
+    apart = ((2, 8192), (8197, 70_000))
+    for name, n, segments, count, size in (("no-blocks", 16, (), 2048.0, 1.0), ("no-tokens", 80, ((0, 80),), 0.0, 1.0),
+                                           ("apart", 78_200, apart, 300.0, 0.1)):
+        yield Sample(name=f"gpu-{name}", attrs={"segments": segments, "max_norm": 1.0, "rates": rates},
+                     inputs=(rng.standard_normal(n) * size, np.array(count), np.array(7.25), np.array(3, np.int32)))
+
+
+def _scalars_exactly(rng: np.random.Generator) -> Iterable[Sample]:
+    """A norm that is not finite, beside a loss that is."""
+    yield Sample(name="gpu-norm-not-finite", attrs={"segments": ((0, 1), (2, 2)), "max_norm": 0.0, "rates": Table.of(rng.random(24))},
+                 inputs=(np.array([3.0, 0.0, np.inf, 1.0]), np.array(4.0), np.array(2.0), np.array(3, np.int32)))
+
+
+def _adamw_samples(rng: np.random.Generator) -> Iterable[Sample]:
+    """Segments that begin off a 16-byte boundary."""
+    n, segments = 9000, ((1, 70, 1.0, 1.0), (75, 8, 0.0, 0.5), (90, 8900, 1.0, 1.0))
+    for name, more in (("apart", ()), ("apart-copy", (rng.standard_normal(n),))):
+        yield Sample(name=f"gpu-{name}", attrs={"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "segments": segments},
+                     inputs=(rng.standard_normal(n), rng.standard_normal(n), rng.standard_normal(n) * 0.3, rng.random(n) * 0.5,
+                             np.array(0.5), np.array(1e-2), np.array(4, np.int32), np.array(1, np.int32), *more))
+
+
 _FLAT, _SCALAR, _INTEGER = TensorType((64,), "f32"), TensorType((), "f32"), TensorType((), "i32")
 _RULE = {"segments": ((0, 64),), "max_norm": 1.0, "rates": Table.of([1.0, 0.5])}
 _ADAMW: dict[str, Any] = {"segments": ((0, 64, 1.0, 1.0),), "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
@@ -227,14 +253,14 @@ _TIMED_ADAMW = plain(*[f32(_LONG)] * 4, f32(), f32(), i32(), i32(), bf16(_LONG),
 KERNELS = (
     Component(
         id="update_scalars.f32.sm90", kind="kernel", backend="cuda", op="update_scalars", implementation=update_scalars, requires=SM90A,
-        scratch=scratch, inplace=((6, 3),), calls=Calls(timed=(_TIMED_SCALARS,)),
+        scratch=scratch, inplace=((6, 3),), calls=Calls(further=_scalars_samples, exactly=_scalars_exactly, timed=(_TIMED_SCALARS,)),
         binaries=Binaries(cubins_of("update_scalars", update_scalars, lambda: [([_FLAT, _SCALAR, _SCALAR, _INTEGER], _RULE)])),
         envelope=Envelope(limits=(
             Limit(text="at most 3.8 billion elements", holds=lambda types, attrs: _blocks(attrs) <= MOST_BLOCKS),)),
     ),
     Component(
         id="adamw.f32.sm90", kind="kernel", backend="cuda", op="adamw", implementation=adamw, requires=SM90A,
-        inplace=((0, 0), (1, 2), (2, 3), (3, 8)), calls=Calls(timed=(_TIMED_ADAMW,)),
+        inplace=((0, 0), (1, 2), (2, 3), (3, 8)), calls=Calls(further=_adamw_samples, timed=(_TIMED_ADAMW,)), budgeted=True,
         binaries=Binaries(cubins_of("adamw", adamw, lambda: [
             ([_FLAT] * 4 + [_SCALAR] * 2 + [_INTEGER] * 2 + more, _ADAMW) for more in ([], [TensorType((64,), "bf16")])])),
         envelope=Envelope(dtypes=("f32", "bf16"), limits=(

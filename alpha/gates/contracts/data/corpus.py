@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,21 @@ def _samples(rng: np.random.Generator) -> Measured:
         count.check(came == expected and last <= came, f"sample of {limit} bytes")
         last = came
     count.check(whole.sample(whole.size).documents == whole.documents, "a sample of all is not all")
+    with folder() as root:
+        line = ("é" * int(rng.integers(4, 20)) + "\n").encode()
+        lines, one = line * 30, "é€".encode() * 40
+        write_texts(root, {"lines.txt": lines, "one.txt": one})
+        for name, text, at in (("lines.txt", lines, 6), ("one.txt", one, 7)):
+            alone = corpus.open_corpus(str(root / name))
+            cut = replace(alone.documents[0], sha256=hashlib.sha256(text[at:]).hexdigest(), size=len(text) - at, part=(at, len(text)))
+            for begin, of in ((0, alone), (at, alone.subset("x", [cut]))):
+                for most in (4, len(line) - 1, len(line), 3 * len(line) + 1, *rng.integers(9, len(text) - 8, 3).tolist()):
+                    if most >= len(text) - begin:
+                        continue
+                    part = text[begin : begin + most]
+                    due = part[: part.rfind(b"\n") + 1] or part.decode(errors="ignore").encode()
+                    sample = of.sample(most)
+                    count.check(list(sample.texts()) == [due] and sample.size == len(due), f"{most} bytes of {name} from {begin}")
     return count.measured()
 
 
@@ -178,7 +194,12 @@ def _bad_input(rng: np.random.Generator) -> Measured:
         count.refuses(InputError, lambda: corpus.stdlib_corpus(root / "none"), "no folder")
         count.refuses(InputError, lambda: corpus.corpus_of_files("x", root, ["gone.py"]), "a file that is not there")
         count.refuses(InputError, lambda: corpus.corpus_of_files("x", root, []), "no files")
-        count.refuses(InputError, lambda: corpus.corpus_of_files("x", root, ["notes.md"]).sample(3), "a sample too small")
+        for most in (0, -1):
+            count.refuses(InputError, corpus.corpus_of_files("x", root, ["notes.md"]).sample, f"a sample of {most} bytes", most)
+        write_texts(root, {"one.txt": "é".encode(), "rows.parquet": b"PAR1", "lines.jsonl.GZ": b"text", "lines.jsonl.zst": b"text"})
+        count.refuses(InputError, corpus.corpus_of_files("x", root, ["one.txt"]).sample, "a sample of half a character", 1)
+        for name in ("rows.parquet", "lines.jsonl.GZ", "lines.jsonl.zst"):
+            count.refuses(InputError, corpus.open_corpus, name, str(root / name))
     return count.measured()
 
 

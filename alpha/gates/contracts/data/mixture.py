@@ -212,7 +212,7 @@ def _bad_input(rng: np.random.Generator) -> Measured:
         splits[1] = replace(splits[1], train=splits[0].validation, validation=splits[0].train)
         count.refuses(InputError, mixture.kept_apart, "sources that hold out each other's texts", splits)
         corpus = mixture.joined("both", [open_corpus(str(root / name)) for name in ("a", "b")], (1, 1))
-        count.refuses(InputError, corpus.sample, "a sample of nothing", 2)
+        count.refuses(InputError, corpus.sample, "a sample of nothing", 1)
     return count.measured()
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -33,38 +34,43 @@ def _lines(rng: np.random.Generator, number: int) -> list[str]:
     return [*made, "", "é" * 40, *made[:3]]
 
 
-def _json(rng: np.random.Generator, texts: list[str], ends: tuple[str, ...] = ("\n", "\r\n", "\n \n")) -> bytes:
+def _json(rng: np.random.Generator, texts: list[str], field: str, ends: tuple[str, ...] = ("\n", "\r\n", "\n \n")) -> bytes:
     """The lines of a file; escapes or not, blank lines between, the last without an end."""
-    lines = [json.dumps({"n": i, "text": text, "lang": "ab"[i % 2]}, ensure_ascii=bool(rng.integers(2))) for i, text in enumerate(texts)]
+    lines = [json.dumps({"n": i, field: text, "lang": "ab"[i % 2]}, ensure_ascii=bool(rng.integers(2))) for i, text in enumerate(texts)]
     return "".join(line + ends[int(rng.integers(len(ends)))] for line in lines[:-1]).encode() + lines[-1].encode()
 
 
-def _parts(data: bytes) -> list[bytes]:
-    """A text in parts as the handbook says: one begins at the first line that begins at or behind each multiple of PART, else at the first
-    character."""
+def _parts(data: bytes, part: int) -> list[bytes]:
+    """A text in parts as the handbook says: one begins at the first line that begins at or behind each multiple of `part`, else at the
+    first character."""
     cuts = {0, len(data)}
-    for at in range(PART, len(data), PART):
-        behind = [i for i in range(at, min(at + PART, len(data)) + 1) if data[i - 1 : i] == b"\n"]
+    for at in range(part, len(data), part):
+        behind = [i for i in range(at, min(at + part, len(data)) + 1) if data[i - 1 : i] == b"\n"]
         starts = [i for i in range(at, at + 4) if i >= len(data) or data[i] & 0xC0 != 0x80]
         cuts.add(behind[0] if behind else starts[0] if starts else at)
     bounds = sorted(cuts)
     return [data[a:b] for a, b in pairwise(bounds) if b > a]
 
 
-def made_up(rng: np.random.Generator, root: Path) -> tuple[list[bytes], int, int]:
-    """Sources below `root`: the documents that they hold, in order; lines of JSON; how many of these are empty."""
+def made_up(rng: np.random.Generator, root: Path, field: str = "text", part: int = PART, unit: int = UNIT) -> tuple[list[bytes], int, int]:
+    """Sources below `root`: the documents that they hold, in order; lines of JSON; how many of these are empty. `field`: of their text;
+    `part`, `unit`: by which they will be cut, units at whole hundreds."""
     plain, packed, more = _lines(rng, 60), _lines(rng, 30), _lines(rng, 5)
     long = b"T" + text_like(rng, 9000) + b"\xe2\x82\xac" * 1000 + b"\n" + text_like(rng, 900)
+    wide = 91 - len(field.encode())
+    numbers = [f"{i:0{wide}d}" for i in range(2 * unit // 100)]
+    hundreds = "".join(f'{{"{field}": "{number}"}}\n' for number in numbers)
     texts = {
-        "a.jsonl": _json(rng, plain), "b.jsonl.gz": gzip.compress(_json(rng, packed)), "c.ndjson": b"\xef\xbb\xbf" + _json(rng, more),
-        "cc.jsonl": b"".join(b'{"text": "%087d"}\n' % i for i in range(2 * UNIT // 100)),  # lines of 100 bytes: one begins at each border
+        "a.jsonl": _json(rng, plain, field), "b.jsonl.gz": gzip.compress(_json(rng, packed, field)),
+        "c.ndjson": b"\xef\xbb\xbf" + _json(rng, more, field),
+        "cc.jsonl": hundreds.encode(),  # lines of 100 bytes: one begins at each border
         "d/long.txt": long, "d/mark.md": b"\xef\xbb\xbfmarked", "d/raw.txt": b"\xff\0" + any_bytes(rng, 77).replace(b"\n", b"."),
         "e.txt": b"", "f.txt": b"x", "photo.png": b"no text", ".git/config.txt": b"hidden", "g.txt": b"f1\n" * 99,
     }  # fmt: skip
     write_texts(root, texts)
-    raw = _parts(texts["d/raw.txt"])
-    said = [*plain, *packed, *more, *(f"{i:087d}" for i in range(2 * UNIT // 100))]
-    found = [*(s.encode() for s in said), *_parts(long), b"marked", *raw, b"x", *_parts(texts["g.txt"])]
+    raw = _parts(texts["d/raw.txt"], part)
+    said = [*plain, *packed, *more, *numbers]
+    found = [*(s.encode() for s in said), *_parts(long, part), b"marked", *raw, b"x", *_parts(texts["g.txt"], part)]
     return [text for text in found if text], len(said), sum(not text for text in said)
 
 
@@ -85,15 +91,19 @@ def _tokens(texts: list[bytes], by: tokenizer.Tokenizer) -> list[int]:
 
 
 def _as_reference(rng: np.random.Generator) -> Measured:
-    """Documents, their order, their sides, tokens, counts, against a reader that holds all in memory."""
+    """Documents, their order, their sides, tokens, counts, against a reader that holds all in memory. All that may be set is drawn."""
     count = Count()
     with folder() as root:
-        texts, lines, empty = made_up(rng, root / "texts")
         saved = root / "own.json"
         tokenizer.BPETokenizer([(115, 101), (32, 32), (257, 108)]).save(saved)
-        for kind in ("bytes", "bpe:300", str(saved)):
-            share = float(rng.uniform(0.05, 0.4))
-            made = prepare.prepare(_order(root / "texts", tokenizer=kind, validation=share), root / f"out{count.cases}")
+        size = int(rng.integers(280, 320))
+        for kind, field in (("bytes", "text"), (f"bpe:{size}", ("body", "t", "t\xe9xt")[int(rng.integers(3))]), (str(saved), "content")):
+            part, unit = (PART, UNIT) if kind == "bytes" else (int(rng.integers(200, 2000)), 100 * int(rng.integers(12, 60)))
+            texts, lines, empty = made_up(rng, root / field, field, part, unit)
+            share, labels = float(rng.uniform(0.05, 0.4)), ("lang", "n", "none")[: int(rng.integers(1, 4))]
+            rules = sources.Rules(field, labels, part, skip_bad=bool(rng.integers(2)))
+            order = _order(root / field, tokenizer=kind, validation=share, rules=rules, unit=unit, sample=10**6, licence=f"CC {share}")
+            made = prepare.prepare(order, root / f"out{count.cases}")
             sides = _split(texts, share)
             for side, expected in sides.items():
                 stream, wanted = made.streams[side], _tokens(expected, made.tokenizer)
@@ -105,14 +115,37 @@ def _as_reference(rng: np.random.Generator) -> Measured:
                 count.check((found.size, len(found.documents)) == (sum(map(len, expected)), len(expected)), f"{kind}: sizes, {side}")
                 numbers = {"documents": len(expected), "tokens": len(wanted), "text_bytes": found.size}
                 count.check(dict(made.facts["counts"][side]) == numbers, f"{kind}: counts, {side}")
-            if kind == "bpe:300":
-                learned = tokenizer.BPETokenizer.train(sides["train"], 300)
+            if kind == f"bpe:{size}":
+                learned = tokenizer.BPETokenizer.train(sides["train"], size)
                 count.check(made.tokenizer.hash == learned.hash, "what the tokenizer learned from")
-            count.check(made.tokenizer.vocab_size == {"bytes": 257, "bpe:300": 300}.get(kind, 260), f"{kind}: vocabulary")
+            count.check(made.tokenizer.vocab_size == {"bytes": 257, f"bpe:{size}": size}.get(kind, 260), f"{kind}: vocabulary")
             count.check(not {*sides["train"]} & {*list(prepared.PreparedText((made.streams["validation"],), made.tokenizer).texts())},
                         "a text is on both sides")  # fmt: skip
-            said = sum(sum(values.values()) for values in made.facts["labels"].values())
-            count.check((said, made.facts["empty"], made.facts["bad"]) == (lines, empty, 0), f"{kind}: labels, empty, bad")
+            count.check((made.facts["empty"], made.facts["bad"], made.facts["licence"], made.facts["field"])
+                        == (empty, 0, f"CC {share}", field), f"{kind}: empty, bad, licence, field")  # fmt: skip
+            counted = {label: sum(values.values()) for label, values in made.facts["labels"].items()}
+            count.check(counted == dict.fromkeys(labels, lines), f"{kind}: labels: {counted}")
+            count.check(set(made.facts["labels"]["lang"]) <= {"a", "b", "None"}, f"{kind}: values of a label")
+    return count.measured()
+
+
+def _labels(rng: np.random.Generator) -> Measured:
+    """Values of a label are counted apart up to a bound, those that come first; the others together, in a unit and over all of them."""
+    count, most = Count(), sources.MOST_VALUES
+    with folder() as root:
+        values = [*range(most - 1), *rng.integers(0, 2 * most, 2000).tolist()]
+        lines = [json.dumps({"text": f"{i}", "lang": value}) for i, value in enumerate(values)]
+        write_texts(root, {"a.jsonl": "\n".join(lines).encode()})
+        due = Counter(map(str, values))
+        first = [str(value) for value in dict.fromkeys(values)][:most]
+        for unit in (50_000, 1 << 20):
+            made = prepare.prepare(_order(root / "a.jsonl", unit=unit), root / f"{unit}")
+            came = dict(made.facts["labels"]["lang"])
+            together = came.pop(sources.OTHER_VALUES, 0)
+            count.check(len(came) == most < len(due), f"{len(came)} values apart, of {len(due)}")
+            count.check(together + sum(came.values()) == len(values), f"{together} and {sum(came.values())} are not {len(values)}")
+            if unit > 50_000:
+                count.check(came == {value: due[value] for value in first}, "values apart are not those that came first")
     return count.measured()
 
 
@@ -256,7 +289,7 @@ def _bad_sources(rng: np.random.Generator) -> Measured:
                     count.check(False, f"{name} is a document")
             made = prepare.prepare(_order(path, rules=sources.Rules(skip_bad=True)), root / f"{name}-2")
             count.check((made.facts["bad"], sum(c["documents"] for c in made.facts["counts"].values())) == (1, 400), f"{name}: counted")
-        (root / "long.jsonl").write_bytes(b'{"text": "a"}\n{"text": "' + b"b" * 5000 + b'"}\n{"text": "c"}\n{"text": "d"}\n')
+        (root / "long.jsonl").write_bytes(b'{"text": "a"}\n{"text": "' + b"b" * 9000 + b'"}\n{"text": "c"}\n{"text": "d"}\n')
         order = _order(root / "long.jsonl", rules=sources.Rules(longest=4000))
         count.refuses(InputError, prepare.prepare, "a long line", order, root / "long-1")
         for unit in (UNIT, 1 << 20):
@@ -330,6 +363,7 @@ def _folders(rng: np.random.Generator) -> Measured:
 CASES: Cases = {
     "parity": [
         ("documents, sides, tokens and counts as the reference", _as_reference),
+        ("values of a label are counted apart up to a bound", _labels),
         ("small sources have something to validate on", _small_sources),
     ],
     "determinism": [

@@ -151,6 +151,9 @@ def _damaged_shards(rng: np.random.Generator) -> Measured:
         for data in damaged:
             path.write_bytes(data)
             count.refuses(CorruptError, lambda: shards.open_stream(parent), f"damaged shard of {len(data)} bytes")
+        start = whole.index(b'"tokenizer":') + 14  # of the right length: its own hash alone tells it
+        path.write_bytes(whole[:start] + (b"0" if whole[start : start + 1] != b"0" else b"1") + whole[start + 1 :])
+        count.refuses(CorruptError, shards.open_shard, "a header with another tokenizer, by itself", path)
         path.write_bytes(whole)
         count.check(len(shards.open_stream(parent)) == len(stream), "the whole file is refused")
     return count.measured()

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from alpha import config
-from alpha.checkpoint import simple
+from alpha.checkpoint import folders
 from alpha.checkpoint.disk import Disk
 from alpha.comm import collectives
 from alpha.comm.message import About
@@ -448,13 +448,13 @@ def at_saves(world: World, seed: int) -> Found:
             Timer(0.05, begun.set).start()
             made = saver.finish()
             if made is not None or ranks.first:
-                wrong += [] if made == (step, simple.at(folder, step)) else [f"step {step}: {made} was told"]
-            found, expected = simple.read(simple.at(folder, step)), _drawn(seed + step)
+                wrong += [] if made == (step, folders.at(folder, step)) else [f"step {step}: {made} was told"]
+            found, expected = folders.read(folders.at(folder, step)), _drawn(seed + step)
             for kind in expected:
                 wrong += [] if same({kind: found[kind]}, {kind: expected[kind]}) else [f"step {step}: {kind} differs"]
-            files = sorted(p.name for p in simple.at(folder, step).iterdir())
+            files = sorted(p.name for p in folders.at(folder, step).iterdir())
             wrong += [] if len(files) == 2 * world.size + 1 else [f"step {step}: {files}"]
-            wrong += [] if simple.steps(folder) == [step] else [f"step {step}: {simple.steps(folder)} stand"]
+            wrong += [] if folders.steps(folder) == [step] else [f"step {step}: {folders.steps(folder)} stand"]
             ranks.meet()
     return wrong, 12
 
@@ -483,8 +483,8 @@ def _refused_saves(rng: np.random.Generator) -> Measured:
                 saver.rest()
                 saver.start(2, _drawn(1), {})
                 saver.finish()
-                wrong += [] if simple.steps(saver.folder) == [2] else [f"{simple.steps(saver.folder)} stand"]
-                wrong += [] if same(simple.read(simple.at(saver.folder)), _drawn(1)) else ["the save after it differs"]
+                wrong += [] if folders.steps(saver.folder) == [2] else [f"{folders.steps(saver.folder)} stand"]
+                wrong += [] if same(folders.read(folders.at(saver.folder)), _drawn(1)) else ["the save after it differs"]
                 saver.start(3, _drawn(2), {})
                 begun = Event()
                 saver._pool.submit(begun.wait)
@@ -591,9 +591,9 @@ def _supervised(endings: Sequence[launch.Ended], saves: Sequence[int | None], *,
             step = saves[len(starts) - 1]
             if step is not None:
                 (run / "checkpoints").mkdir(parents=True, exist_ok=True)
-                simple.save(run / "checkpoints", abs(step), _states(), {}, keep=9)
+                folders.save(run / "checkpoints", abs(step), _states(), {}, keep=9)
                 if step < 0:
-                    _tear(simple.at(run / "checkpoints", -step))
+                    _tear(folders.at(run / "checkpoints", -step))
             return replace(endings[len(starts) - 1], told={"path": str(run)})
 
         ended = supervisor.supervise(start, ranks, restarts=restarts, fewest=fewest, resume=None, at=None, report=said.append,

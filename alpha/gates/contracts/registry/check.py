@@ -15,7 +15,7 @@ import numpy as np
 from alpha.component import Measured
 from alpha.errors import CorruptError
 from alpha.gates.contracts.registry.common import HERE, OTHER, PROCESSOR, Case, Checks, folder, make, parity_case, pin_of
-from alpha.gates.contracts.registry.status import BASE, KERNEL, TOP, catalogue, passing
+from alpha.gates.contracts.registry.status import BASE, KERNEL, ONE, PAIR, SINGLE, TOP, TWO, catalogue, passing
 from alpha.registry import judge as judges
 from alpha.registry import mutants, policy
 from alpha.registry.catches import NAME, Catch, catch_digests, load_catches, save_catches
@@ -389,6 +389,27 @@ def _current(rng: np.random.Generator) -> Measured:
     return checks.measured()
 
 
+def _devices(rng: np.random.Generator) -> Measured:
+    """What asks for two GPUs owes evidence on reference classes of two, and what asks for one on those of one."""
+    checks = Checks()
+    for component, machine, other in ((PAIR, TWO, SINGLE), (SINGLE, ONE, PAIR)):
+        with folder() as at:
+            c = _Committed(at)
+            write_reference(c.root, machine)
+            save(passing((component,), c.package, machine), c.root)
+            found = check(catalogue(BASE, TOP, KERNEL, component, other), c.root, _agree, faults=(FAULT,), package=c.package)
+            wrong = [f.what for f in found.findings if "does not exist" in f.what or "no evidence on the reference class" in f.what]
+            checks.that(not wrong, f"{component.id} on {machine.key}: {wrong[:1]}")
+            save(passing((other,), c.package, machine), c.root)
+            found = check(catalogue(BASE, TOP, KERNEL, component, other), c.root, _agree, faults=(FAULT,), package=c.package)
+            checks.that(any("does not exist" in f.what for f in found.findings), f"evidence of {other.id} on {machine.key} is accepted")
+            path_of(c.root, machine.key, component.id).unlink()
+            found = check(catalogue(BASE, TOP, KERNEL, component, other), c.root, _agree, faults=(FAULT,), package=c.package)
+            missing = [f for f in found.findings if f.about.startswith(component.id) and "no evidence on the reference class" in f.what]
+            checks.that(len(missing) == len(policy.owed(component)), f"{len(missing)} gates of {component.id} are missed on {machine.key}")
+    return checks.measured()
+
+
 def _mutants(rng: np.random.Generator) -> Measured:
     """A score that falls, was edited, is missing or of older engines turns the check red; a rise is the next line to hold."""
     checks = Checks()
@@ -411,7 +432,8 @@ CASES: dict[str, dict[str, list[Case]]] = {
     "registry.check": {
         "parity": [("sound evidence is green", _green), ("digests twice", _current)],
         "determinism": [("printed", _printed)],
-        "faults": [("seeded mutants", _mutants), ("edited metric or verdict", _edited), ("evidence of other code or class", _foreign),
+        "faults": [("seeded mutants", _mutants), ("several devices", _devices),
+                   ("edited metric or verdict", _edited), ("evidence of other code or class", _foreign),
                    ("loosened tolerance", _loosened), ("renewal awaited", _awaited), ("slow or unpinned", _speed),
                    ("skipped or renamed case", _skipped)],
     },

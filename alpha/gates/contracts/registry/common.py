@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import AlphaError
+from alpha.registry import gpu
 from alpha.registry.machine import MachineClass
 from alpha.registry.pins import FEWEST, Pin, code_of
 from alpha.registry.record import Record
@@ -55,6 +57,15 @@ class Checks:
     def measured(self, digest: str = "") -> Measured:
         """error = number of broken observations against bound 0."""
         return Measured(error=float(len(self.wrong)), bound=0.0, cases=self.count, digest=digest, note="; ".join(self.wrong)[:200])
+
+
+@contextmanager
+def with_gpus(*models: str, joined: Sequence[tuple[int, int]] = ((1, 0),), why_unknown: str = "") -> Iterator[None]:
+    """A machine with these GPUs, of which NVLink joins the pairs `joined`; without any, one that has no driver."""
+    found = gpu.Seen(tuple(gpu.GpuClass(capability="sm90", model=m) for m in models), "" if models else "no nvidia-smi", "1.0",
+                     frozenset(joined), why_unknown)
+    with mock.patch.object(gpu, "asked", lambda: found):
+        yield
 
 
 @contextmanager

@@ -12,8 +12,20 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError, InputError, MachineError
-from alpha.gates.contracts.registry.common import HERE, OTHER, Case, Checks, folder, make, parity_case
-from alpha.registry.evidence import Evidence, classes, current, load_file, path_of, reference_class, save, stale, write_reference
+from alpha.gates.contracts.registry.common import HERE, OTHER, Case, Checks, folder, make, parity_case, with_gpus
+from alpha.registry.evidence import (
+    Evidence,
+    classes,
+    current,
+    load_file,
+    path_of,
+    reference_class,
+    reference_classes,
+    save,
+    stale,
+    write_reference,
+)
+from alpha.registry.gpu import LINKS, GpuClass, class_of_key, gpu_classes
 from alpha.registry.machine import MachineClass, isa_level, machine_class
 from alpha.registry.record import MAX_BYTES, canonical, content_hash, parse
 
@@ -168,6 +180,31 @@ def _machine(rng: np.random.Generator) -> Measured:
     return checks.measured()
 
 
+def _gpu_classes(rng: np.random.Generator) -> Measured:
+    """Keys of GPU classes say how many devices there are and what links them; each number of devices has a reference class of its own."""
+    checks = Checks()
+    one = GpuClass(capability="sm90", model="H200")
+    several = [replace(one, devices=n, link=link) for n in (2, 8, 16) for link in LINKS]
+    for machine in (one, *several, replace(several[0], model="H100-80GB-HBM3")):
+        checks.that(class_of_key(machine.key) == machine, f"{machine.key} does not come back")
+        checks.that("/" not in machine.key and " " not in machine.key, f"{machine.key} is no folder name")
+    checks.that(len({m.key for m in (one, *several)}) == 1 + len(several), "classes share a key")
+    checks.that(several[0].key == "cuda_sm90_H200x2-nvlink", f"two devices over NVLink are {several[0].key}")
+    for key in ("cuda_90_H200", "cuda_sm90_H200x1-nvlink", "cuda_sm90_H200x02-nvlink", "cuda_sm90_H200x0-pcie"):
+        checks.raises(InputError, f"the key {key!r}", lambda key=key: GpuClass.from_key(key))  # type: ignore[misc]
+    with folder() as root:
+        for named_one in (several[0], HERE, one):
+            write_reference(root, named_one)
+        named = {"cpu": HERE.key, "cuda": one.key, "cuda x2": several[0].key}
+        checks.that(reference_classes(root) == named, f"reference classes are {reference_classes(root)}")
+        write_reference(root, several[1])
+        checks.that(reference_classes(root) == {**named, "cuda x2": several[1].key}, "another class of two devices does not take the place")
+    with with_gpus("H200", "H200", "H200", joined=((1, 0), (2, 1))):
+        found = [c.key for c in gpu_classes()]
+        checks.that(found == ["cuda_sm90_H200", "cuda_sm90_H200x2-nvlink", "cuda_sm90_H200x3-pcie"], f"three GPUs are {found}")
+    return checks.measured()
+
+
 def _same_bytes(rng: np.random.Generator) -> Measured:
     """The same records give the same bytes, whatever the order in which they came."""
     checks = Checks()
@@ -181,7 +218,8 @@ def _same_bytes(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.evidence": {
-        "parity": [("round trip", _round_trip), ("stack of roots", _stack), ("machine classes", _machine)],
+        "parity": [("round trip", _round_trip), ("stack of roots", _stack), ("machine classes", _machine),
+                   ("classes of several GPUs", _gpu_classes)],
         "determinism": [("same bytes", _same_bytes)],
         "faults": [("edited by hand", _edited), ("of another class or component", _elsewhere), ("torn", _torn), ("full disk", _full_disk)],
     },

@@ -11,13 +11,14 @@ import numpy as np
 
 from alpha.component import Catalogue, Component, Envelope, Limit, Measured
 from alpha.errors import GraphError, InputError, UngatedError
-from alpha.gates.contracts.registry.common import HERE, OTHER, SAME_ISA, Case, Checks, folder, make, parity_case, pin_of
+from alpha.gates.contracts.registry.common import HERE, OTHER, SAME_ISA, Case, Checks, folder, make, parity_case, pin_of, with_gpus
 from alpha.registry import policy
 from alpha.registry.digest import component_digests
-from alpha.registry.evidence import save
+from alpha.registry.evidence import save, write_reference
 from alpha.registry.gates import GATES, TABLE
+from alpha.registry.gpu import AnyClass, GpuClass, class_here, why_not_here
 from alpha.registry.judge import FAIL, NOT_RUN
-from alpha.registry.machine import MachineClass
+from alpha.registry.machine import MachineClass, machine_class
 from alpha.registry.package import Package
 from alpha.registry.pins import Pins, binding, folder_of, key_of_record
 from alpha.registry.record import Record, canonical
@@ -36,6 +37,11 @@ KERNEL = Component(id="gelu.f32.made", kind="kernel", backend="cpu", op="gelu", 
                    envelope=Envelope(limits=(Limit(text="at most 4 rows", holds=lambda t, a: t[0].shape[0] <= 4),)))
 BLAS = replace(KERNEL, id="gelu.f32.blas", implementation=_product)
 
+ONE = GpuClass(capability="sm90", model="H200")
+TWO = replace(ONE, devices=2, link="nvlink")
+SINGLE = replace(KERNEL, id="gelu.f32.single", backend="cuda", requires=("sm_90a",))
+PAIR = replace(SINGLE, id="gelu.f32.pair", requires=("sm_90a", "gpus>=2"))
+
 
 def catalogue(*components: Component) -> Catalogue:
     """A catalogue of these."""
@@ -45,9 +51,9 @@ def catalogue(*components: Component) -> Catalogue:
     return filled
 
 
-def passing(components: Iterable[Component], package: Package, machine: MachineClass = HERE) -> list[Record]:
+def passing(components: Iterable[Component], package: Package, machine: AnyClass = HERE) -> list[Record]:
     """Current, passing records of every gate that these owe."""
-    return [make(g, component=c.id, machine=machine, digests=component_digests(c, g, package=package))
+    return [make(g, component=c.id, machine=machine, digests=component_digests(c, g, package=package))  # type: ignore[arg-type]
             for c in components for g in policy.owed(c)]
 
 
@@ -163,6 +169,59 @@ def _carried(rng: np.random.Generator) -> Measured:
     return checks.measured()
 
 
+def _devices(rng: np.random.Generator) -> Measured:
+    """A component is measured on as many GPUs as it asks for; where there are fewer it is NOT_RUN, with the reason."""
+    checks, package = Checks(), Package()
+    several = {"gpus": PAIR, "ranks": replace(PAIR, id="gelu.f32.ranks", requires=("sm_90a", "ranks>=2"))}
+    for what, c in several.items():
+        with with_gpus():
+            checks.that("no nvidia-smi" in why_not_here(c), f"{what}, no GPU: {why_not_here(c)}")
+        with with_gpus("H200"):
+            checks.that(f"{what}>=2: this machine has 1" in why_not_here(c), f"{what}, one GPU: {why_not_here(c)!r}")
+            checks.that(class_here(c) is None and class_here(SINGLE) == ONE, f"{what}, one GPU: {class_here(c)}")
+            with folder() as root:
+                verdicts = {g.verdict: g.why for g in _registry(root, package, c).status(c.id).gates.values()}
+                checks.that(list(verdicts) == [NOT_RUN] and "this machine has 1" in verdicts[NOT_RUN], f"{what}, one GPU: {verdicts}")
+        with with_gpus("H200", "H100"):
+            checks.that("different models" in why_not_here(c), f"{what}, two models: {why_not_here(c)!r}")
+        with with_gpus("H200", "H200", why_unknown="nvidia-smi does not say"):
+            checks.that("does not say" in why_not_here(c), f"{what}, unknown links: {why_not_here(c)!r}")
+        with with_gpus("H200", "H200", "H200"):
+            checks.that(why_not_here(c) == "" and class_here(c) == TWO, f"{what}, three GPUs: {why_not_here(c) or class_here(c)}")
+    for need in ("gpus>=0", "gpus>=two", "gpus>2", "ranks>=", "sm_90a sm_80"):
+        odd = why_not_here(replace(PAIR, requires=(need,)))
+        checks.that("nothing here knows" in odd, f"{need}: {odd!r}")
+    on_cpus = replace(KERNEL, requires=("ranks>=8",))
+    with with_gpus():
+        checks.that(why_not_here(on_cpus) == "" and class_here(on_cpus) == machine_class(), "ranks on CPUs ask for GPUs")
+        checks.that("gpus>=1" in why_not_here(replace(KERNEL, requires=("gpus>=1",))), "a host component that asks for a GPU runs without")
+    return checks.measured()
+
+
+def _of_devices(rng: np.random.Generator) -> Measured:
+    """Evidence of one GPU says nothing of two, and other links are another class; parity of another model carries over."""
+    checks, package = Checks(), Package()
+    everything = set(policy.owed(PAIR))
+    for what, machine, missing in (
+        ("two GPUs", TWO, set()), ("one GPU", ONE, everything), ("other links", replace(TWO, link="pcie"), everything),
+        ("another model", replace(TWO, model="H100"), {"determinism", "faults", "perf"}),
+        ("four GPUs", replace(TWO, devices=4), everything),
+    ):
+        with folder() as root, with_gpus("H200", "H200"):
+            save(passing((PAIR,), package, machine), root)
+            found = _registry(root, package, PAIR, SINGLE).status(PAIR.id)
+            checks.that(set(found.missing) == missing, f"evidence of {what}: {found.missing}")
+    with folder() as root, with_gpus():
+        save(passing((PAIR,), package, TWO), root)
+        checks.that(not _registry(root, package, PAIR).status(PAIR.id).usable, "judged by a class that no reference names")
+        write_reference(root, TWO)
+        write_reference(root, ONE)
+        r = _registry(root, package, PAIR, SINGLE)
+        checks.that(r.status(PAIR.id).usable and not r.status(SINGLE.id).usable, "the reference class of two GPUs is not asked")
+        checks.that((r.machine_of(PAIR), r.machine_of(SINGLE)) == (TWO, ONE), f"{r.machine_of(PAIR)}, {r.machine_of(SINGLE)}")
+    return checks.measured()
+
+
 def _presupposed(rng: np.random.Generator) -> Measured:
     """What a component presupposes must be usable, to any depth; a circle is an error."""
     checks, package = Checks(), Package()
@@ -237,7 +296,8 @@ def _order(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.status": {
-        "parity": [("usable", _usable), ("carried over", _carried), ("presupposed", _presupposed), ("policy", _policy)],
+        "parity": [("usable", _usable), ("carried over", _carried), ("presupposed", _presupposed), ("policy", _policy),
+                   ("several devices", _devices), ("evidence of several devices", _of_devices)],
         "determinism": [("order", _order)],
         "faults": [("refused", _refused), ("calls outside the envelope", _calls)],
     },

@@ -11,7 +11,7 @@ once. Nothing is used unchecked: the manifest's own hash covers the indexes', wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -135,12 +135,14 @@ def refusing(temporary: Path, disk: Disk) -> Iterator[None]:
         raise refused(temporary.parent / temporary.name[len(".tmp-") :], error) from error
 
 
-def load(path: Path, into: States, *, rename: Mapping[str, str] | None = None, cut: tuple[int, int] = (0, 1), some: bool = False) -> Saved:
+def load(path: Path, into: States, *, rename: Mapping[str, str] | None = None, cut: tuple[int, int] = (0, 1), some: bool = False,
+         told: Callable[[int, int], None] = lambda done, total: None) -> Saved:  # fmt: skip
     """Fill the arrays of `into` from the checkpoint `path`, every tensor bit for bit; padding becomes zero. Returns its manifest.
 
     `rename`: today's tensor name -> its name in the checkpoint, for the tensors that were renamed since. `cut`: (rank, ranks); an array of
     the size of a cut over these ranks takes this rank's (StateLayout.shard). `some`: `into` may leave out kinds of state. Only the blocks
-    that hold what is wanted are read, each once, checked, in the memory of one block.
+    that hold what is wanted are read, each once, checked, in the memory of one block. `told`: (bytes that are there, bytes of all), before
+    the first block and with each.
     CorruptError: torn, edited, or a file missing; where a block of state is, all arrays are zero then. InputError: another version, or
     other kinds, names or shapes than `into` has; then nothing is written.
     """
@@ -168,7 +170,7 @@ def load(path: Path, into: States, *, rename: Mapping[str, str] | None = None, c
     for _, flat in into.values():
         flat[...] = 0
     try:
-        for block, data in _read(files, wanted):
+        for block, data in _read(files, wanted, told):
             for flat, copy in wanted[block]:
                 ranges.move(copy, ranges.elements(data, flat.dtype), flat)
     except CorruptError:
@@ -178,13 +180,17 @@ def load(path: Path, into: States, *, rename: Mapping[str, str] | None = None, c
     return saved
 
 
-def _read(files: Sequence[Range], wanted: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
+def _read(files: Sequence[Range], wanted: Iterable[int], told: Callable[[int, int], None]) -> Iterator[tuple[int, np.ndarray]]:
     """(number among all blocks, bytes) of the wanted ones, file after file."""
-    first, asked = 0, sorted(wanted)
+    first, asked, sizes = 0, sorted(wanted), [min(of.block, of.size - n * of.block) for of, n in ranges.numbered(files)]
+    done, total = 0, sum(sizes[n] for n in asked)
+    told(done, total)
     for of in files:
         count = -(-of.size // of.block)
         mine = [n - first for n in asked if first <= n < first + count]
-        for number, data in ranges.blocks(of, mine) if mine else ():
+        for number, data in ranges.blocks(of, mine) if mine or not of.size else ():  # what holds nothing is looked at: nobody else would
+            done += data.size
+            told(done, total)
             yield first + number, data
         first += count
 

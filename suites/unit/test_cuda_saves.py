@@ -1,0 +1,272 @@
+"""Saves of a run on an emulated GPU: what stands is the state as it was, copied beside the next step; what they add is told."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import inspect
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import flips
+import numpy as np
+import pytest
+from emulated_gpu import EmulatedGpu, emulated, emulated_gpu
+from wrong_wiring import Wiring, planted
+
+from alpha.backends.cuda.downloads import Downloads
+from alpha.backends.cuda.observe import Watch
+from alpha.checkpoint import folders
+from alpha.checkpoint.disk import Disk
+from alpha.component import Catalogue
+from alpha.errors import AlphaError, GraphError, MachineError, SpotCheckError
+from alpha.gates.contracts import cuda_run
+from alpha.graph.state import StateLayout
+from alpha.profile.store import read
+from alpha.tomlfile import tomllib
+from alpha.train import memory_check
+from alpha.train.catalogue import catalogue
+from alpha.train.loop import Watch as Looks
+from alpha.train.stalls import Stalls
+
+STEPS, EVERY = 9, 2
+Bits = dict[str, bytes]
+
+
+class Slow(Disk):
+    """Writes block after block, slowly."""
+
+    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+        def late() -> Iterator[bytes | memoryview]:
+            for chunk in chunks:
+                time.sleep(0.02)
+                yield bytes(chunk)
+                time.sleep(0.02)
+
+        super().write(path, late())
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
+    monkeypatch.setattr(Watch, "due", False)  # clocks are set now and then, which takes an idle stream: on a slow machine at any step
+    with emulated_gpu() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Catalogue:
+    return emulated(catalogue())
+
+
+def bits(states: Iterable[tuple[str, tuple[StateLayout, np.ndarray]]]) -> Bits:
+    """Of every tensor of every kind, padding left out."""
+    return {f"{kind} {t.name}": flat[layout.offsets[t.name] : layout.offsets[t.name] + t.size].tobytes()
+            for kind, (layout, flat) in states for t in layout.tensors}
+
+
+def undisturbed(folder: Path, kernels: Catalogue) -> dict[int, Bits]:
+    """The state behind each step of a run that never saves, read while nothing runs."""
+    with flips.on_device(folder, kernels, verify=0, profile=0, steps=STEPS) as loop:
+        found = {}
+        while loop.step < STEPS:
+            loop.advance()
+            found[loop.step] = bits(loop.snapshot().items())
+        return found
+
+
+def test_what_stands_is_the_state_as_it_was(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
+    """Also where the disk is slower than the steps, in one piece of page-locked memory, beside the next step's microbatches."""
+    want, ahead = undisturbed(tmp_path / "none", kernels), list[int]()
+    with flips.on_device(tmp_path / "saved", kernels, verify=0, profile=0, steps=STEPS, checkpoint_every=EVERY, keep=99) as loop:
+        loop.saver.disk = Slow()
+        loop.foretell_saves()
+        begin = loop.begin_save
+
+        def begun() -> None:
+            ahead.append(loop._handed == loop.step)
+            begin()
+
+        loop.begin_save = begun  # type: ignore[method-assign]
+        loop.run()
+        assert bits(loop.snapshot().items()) == want[STEPS]
+        size = loop.stalls.nbytes
+    assert folders.steps(loop.checkpoints) == [2, 4, 6, 8, 9] and ahead == [True] * 4 + [False]
+    for step in folders.steps(loop.checkpoints):
+        folders.inspect(folders.at(loop.checkpoints, step))
+        assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == want[step], f"step {step} is torn"
+    assert [x.nbytes for x in gpu.pinned].count(size) == 1 and gpu.allocated == 0
+
+
+def test_a_closed_executor_goes_at_once(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when Python next looks for cycles: its page-locked memory would then be freed inside a capture, which ends the capture."""
+    def left() -> object:
+        with cuda_run.opened(cuda_run.program("llama", 1, 1), np.zeros(1, np.float32)) as executor:
+            return weakref.ref(executor)
+
+    monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
+    gc.collect()
+    gc.disable()
+    try:
+        assert left()() is None
+        monkeypatch.setattr(Downloads, "free", lambda self: self._copies.synchronize())
+        assert left()() is not None, "a cycle would not be seen"
+    finally:
+        gc.enable()
+
+
+def test_the_files_are_those_of_arrays(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
+    """Byte for byte, what lies between tensors included."""
+    with flips.on_device(tmp_path / "run", kernels, verify=0, steps=STEPS) as loop:
+        loop.advance()
+        made = loop.save()
+        plain = folders.save(tmp_path / "plain", loop.step, loop.snapshot(), loop.facts())
+        name = "rank-00000-of-00001.state"
+        assert (made / name).read_bytes() == (plain / name).read_bytes()
+
+
+def test_a_run_goes_on_from_what_was_copied_beside_a_step(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
+    """From each checkpoint to the bits of a run that was never disturbed; one was stopped while the next step was handed over."""
+    want = undisturbed(tmp_path / "none", kernels)
+    with flips.on_device(tmp_path / "run", kernels, verify=0, profile=0, steps=STEPS, checkpoint_every=EVERY, keep=99) as loop:
+        assert not loop.run(Looks(stop=lambda: int(loop.step == 7)))
+    assert folders.steps(loop.checkpoints) == [2, 4, 6, 7]
+    for step in (7, 4):
+        with flips.on_device(tmp_path / "run", kernels, verify=0, profile=0, steps=STEPS, checkpoint_every=EVERY, keep=99) as loop:
+            loop.resume(step)
+            assert loop.run() and bits(loop.snapshot().items()) == want[STEPS]
+
+
+def test_one_save_at_a_time(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
+    with flips.on_device(tmp_path / "run", kernels, verify=0, steps=STEPS) as loop:
+        loop.advance()
+        loop.saver.start(1, loop.lent(), loop.facts())
+        assert loop.saver.writing
+        with pytest.raises(GraphError, match="a save began before the last one was finished"):
+            loop.saver.start(2, loop.lent(), loop.facts())
+        with pytest.raises(GraphError, match="before the last one was waited for"):
+            loop.saver.copy(loop.lent())
+        assert loop.saver.finish() == (1, folders.at(loop.checkpoints, 1)) and not loop.saver.writing
+
+
+def test_what_the_host_writes_to_the_state_waits_for_the_copy(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
+    with flips.on_device(tmp_path / "run", kernels, verify=0, steps=STEPS) as loop:
+        loop.advance()
+        want = bits(loop.snapshot().items())
+        loop.saver.start(1, loop.lent(), loop.facts())
+        loop.executor.state("param")[...] = 7
+        loop.executor.run("narrow")
+        loop.saver.finish()
+        assert bits(folders.read(folders.at(loop.checkpoints, 1)).items()) == want
+        assert (loop.executor.look("param") == 7).all()
+        loop.executor.state("param")[...] = 8  # handed out and not yet given back
+        loop.saver.start(2, loop.lent(), loop.facts())
+        loop.saver.finish()
+        layout, flat = folders.read(folders.at(loop.checkpoints, 2))["param"]
+        assert all((flat[layout.offsets[t.name] : layout.offsets[t.name] + t.size] == 8).all() for t in layout.tensors)
+
+
+def test_memory_that_flips_ends_the_run_before_it_is_a_checkpoint(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alpha.train.spots.BUDGET", 1e6)
+    with flips.on_device(tmp_path / "run", kernels, verify=100, profile=0, steps=STEPS, checkpoint_every=EVERY, keep=99) as loop:
+        arena, begin = loop.executor.arenas["state.param"], loop.begin_save  # type: ignore[attr-defined]
+
+        def flipped() -> None:
+            if loop.step == 4:
+                assert loop._handed == 4
+                loop.executor.stream.synchronize()  # type: ignore[attr-defined]
+                np.frombuffer((ctypes.c_uint8 * 8192).from_address(arena.address), np.uint8)[4096] ^= 4
+            begin()
+
+        loop.begin_save = flipped  # type: ignore[method-assign]
+        with pytest.raises(SpotCheckError, match="memory changed by itself"):
+            loop.run()
+        assert folders.steps(loop.checkpoints) == [2]
+
+
+def test_no_page_locked_memory_is_said_before_the_first_step(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    with flips.on_device(tmp_path / "run", kernels, verify=0, steps=STEPS, checkpoint_every=EVERY) as loop:
+        gpu.largest = 1 << 20
+        with pytest.raises(MachineError, match="page-locked memory for saves cannot be had"):
+            loop.foretell_saves()
+        left = memory_check.saves(loop.program) + memory_check.REST
+        for spare in (0, -1):
+            monkeypatch.setattr(memory_check, "limits", lambda spare=spare: [memory_check.Limit("a box", left + spare)])
+            if not spare:
+                memory_check.require_room_for_saves(loop.program)
+                continue
+            with pytest.raises(MachineError, match="the host has no room for what a save is copied to"):
+                memory_check.require_room_for_saves(loop.program)
+
+
+MS = 1_000_000
+
+
+def test_what_is_foretold_beside_steps_and_what_is_measured() -> None:
+    now = [0]
+
+    def took(ms: int) -> int:
+        now[0] += ms * MS
+        return 9_000_000
+
+    made = Stalls(lambda: now[0], beside=True)
+    made.rehearse(lambda: took(3) and None, lambda: took(1), lambda: took(30) and None)
+    made.rehearse(lambda: took(2) and None, lambda: took(1), lambda: took(29) and None)
+    assert (made.host_ns, made.copy_ns, made.foretold_ns, made.measured_ns) == (3 * MS, 30 * MS, None, [])
+    assert made.before() == ("9.0 MB copied at each to page-locked memory, in 30.0 ms beside the next step's microbatches, 3.0 ms of the "
+                             "host's; a step waits for what lasts longer than they")
+    for ms in (25, 26, 24):
+        made.stepped(ms * MS, MS, saving=False, usual=True)
+    made.stepped(500 * MS, MS, saving=False, usual=False)  # a profiled one
+    assert made.foretold_ns == 6 * MS and made.at_first() == ""
+    made.save()
+    assert made.at_first() == "6.0 ms foretold beside microbatches of 24.0 ms"
+    made.stepped(32 * MS, MS, saving=True, usual=True)
+    made.stepped(25 * MS, MS, saving=False, usual=True)
+    made.save()
+    with made.adding():
+        took(2)  # not hidden behind microbatches
+    for ms in (31, 26):
+        made.stepped(ms * MS, MS, saving=True, usual=True)
+    assert made.measured_ns == [7 * MS, 2 * MS + 6 * MS + MS] and made.at_first() == ""
+    assert made.facts() == {"save_foretold_ns": 6 * MS, "save_copy_ns": 30 * MS, "save_measured_ns": 8 * MS}
+    assert made.after(100 * MS) == ("2 with steps behind: 6.0 ms foretold, 8.0 ms measured (median), 6.0% and 8.0% of a mean step; "
+                                    "6.0% above the line of 2%")
+    made.microbatches = [40 * MS]
+    assert made.foretold_ns == 0  # all of it fits
+
+
+def test_a_run_says_what_its_saves_add(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
+    with flips.on_device(tmp_path / "run", kernels, verify=0, profile=0, steps=STEPS, checkpoint_every=4, keep=99) as loop:
+        loop.foretell_saves()
+        seen = list[tuple[int, bool]]()
+        stepped = loop.stalls.stepped
+
+        def told(ns: int, update_ns: int, *, saving: bool, usual: bool) -> None:
+            seen.append((loop.step, saving and usual))
+            assert 0 < update_ns < ns
+            stepped(ns, update_ns, saving=saving, usual=usual)
+
+        loop.stalls.stepped = told  # type: ignore[method-assign]
+        loop.run()
+        assert [step for step, of_save in seen if of_save][:1] == [4] and len(seen) == STEPS and len(loop.stalls.measured_ns) == 2
+        assert "2 with steps behind" in loop.stalls.after(1e6)
+    found = dict(read(tmp_path / "run" / "metrics.sqlite", "run_metadata"))
+    assert int(found["save_bytes"]) == memory_check.saves(loop.program)
+    assert int(found["save_copy_ns"]) > 0 and {"save_foretold_ns", "save_measured_ns"} <= set(found)
+
+
+FAULTS = tomllib.loads((Path(flips.__file__).parent / "device_saves.toml").read_text(encoding="utf-8"))["fault"]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[f["id"] for f in FAULTS])
+def test_a_planted_fault_is_seen(fault: dict[str, str], request: pytest.FixtureRequest) -> None:
+    """The test that the fault names fails where the fault is planted, and passes without it (it runs above)."""
+    test: Callable[..., None] = globals()[fault["seen"]]
+    given = {name: request.getfixturevalue(name) for name in inspect.signature(test).parameters}
+    wiring = Wiring(fault["id"], fault["file"], fault["find"], fault["replace"], fault["why"])
+    with planted(wiring.file, wiring.text), pytest.raises((AssertionError, AlphaError)):
+        test(**given)
