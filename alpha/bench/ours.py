@@ -24,12 +24,11 @@ from alpha.cuda_runtime.memory import Arena, Span, aligned, download, fill, uplo
 from alpha.cuda_runtime.nvml import Clocks, Reading
 from alpha.errors import InputError
 from alpha.gates import perf
-from alpha.gates.cpu.here import bind
 from alpha.gates.cuda import calls as cuda_calls
 from alpha.gates.cuda import perf as cuda_perf
 from alpha.gates.cuda.subjects import opened
 from alpha.gates.cuda.time import FLUSH_BYTES, LAUNCHES, contents, timed_block
-from alpha.gates.subjects import Case, generator, once, pin_blas, spec_of
+from alpha.gates.subjects import Case, bind, generator, once, pin_blas, spec_of
 from alpha.ops.numerics import round_to
 from alpha.ops.table import row, table
 from alpha.profile import noise

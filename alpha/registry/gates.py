@@ -54,7 +54,7 @@ TABLE = (
                   "outside": "alpha.gates.outside.parity:measure"},
          cases=(Exact, Relative, Contract),
          owed_by=("kernel", "host", "program", "model", "count", "collective"), seconds=0.6, slow=_WHOLE_MODELS, carried=True),
-    Gate(name="gradient", engine="alpha.gates.gradient:measure",
+    Gate(name="gradient", engine="alpha.gates.gradient:measure", engines={"cpu": "alpha.gates.cpu.gradient:measure"},
          cases=(Slope, Contract),
          owed_by=("kernel", "model", "collective"), seconds=0.2, carried=True),
     Gate(name="determinism", engine="alpha.gates.determinism:measure",
@@ -63,7 +63,7 @@ TABLE = (
          owed_by=("kernel", "host", "program", "model", "collective"), seconds=0.5, slow=_WHOLE_MODELS,
          # 300 runs find a 1 % flake with 95 % probability, 100 a 3 % one
          repeats={("kernel", "cpu"): 100, ("kernel", "cuda"): 300, ("kernel", "outside"): 100}),
-    Gate(name="faults", engine="alpha.gates.faults:measure",
+    Gate(name="faults", engine="alpha.gates.faults:measure", engines={"cpu": "alpha.gates.cpu.faults:measure"},
          cases=(Refusal, Contract),
          calls=("warm_up", "samples", "refused", "bind"),
          owed_by=("kernel", "host", "program", "model", "collective"), seconds=0.1, slow=_WHOLE_MODELS),

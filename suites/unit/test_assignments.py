@@ -28,7 +28,6 @@ EXCUSED = {
     ("gates/adversarial/cuda_plant.py", "subjects.component_digests"): "a planted fault has digests of its own, in a process of its own",
     ("gates/sanitize/engine.py", "setattr(module)"): "wrappers only note what they would load",
     ("gates/adversarial/redteam.py", "time.perf_counter_ns"): "the cheat that patches the clock",
-    ("gates/adversarial/redteam.py", "patch.object(Candidate)"): "a cheat that hears which calls are timed",
     ("gates/adversarial/redteam.py", "patch.object(subjects)"): "cheats go in the clothes of an honest component",
     ("gates/adversarial/redteam.py", "patch.object(judges)"): "the cheat that loosens a tolerance",
     ("gates/adversarial/redteam.py", "patch.object(perf)"): "a cheat that hears which calls are timed, and is tried as often as any may be",

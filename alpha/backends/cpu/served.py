@@ -1,20 +1,18 @@
-"""Kernels run for another process: single launches through the executor of a run, over memory that the other process owns. Floor 4.
+"""Kernels run for another process: single launches through the executor of a run, over memory that both share. Floor 4.
 
 `wait` forks: its process has imported all that a run imports, kernels among it. Each fork answers until the other side closes, and knows
 of that what a launch says: types, attributes, places, workers.
 
-A request is its length (8 bytes) and a pickle of (name, arguments), with files beside it where they are handed over. An
-answer is its length and JSON, so that what answers cannot run code where it is read: {"ok": result} or {"error": [class, text]}.
+A request is its length (8 bytes) and a pickle of (name, arguments). An answer is its length and JSON, so that what answers cannot run code
+where it is read: {"ok": result} or {"error": [class, text]}. A length below zero is a call of the launch of that number, the most frequent
+request by far; where it returns, the answer is a length of zero and nothing more.
 
-    ready   nothing: whatever starts once per process has started
-    bind    number, component, workers, base, ins, outs, attrs, drop [file of `base` bytes]: a Plan of one launch, its scratch put behind
-            `base`; Plans of the numbers in `drop` are let go -> bytes of scratch
-    call    number: run that Plan
-    arm     calls: a Plan of many launches, of those that were bound
-    seen    what the launches of the last armed Plan left, at the places that were asked for
-
-Two pipes are handed over at the start. A byte on the first starts the armed Plan; the same byte comes back on the second when it has run.
-That is a third of what a request costs, and nothing but the Plan happens in between.
+    ready    nothing: whatever starts once per process has started
+    scratch  component, ins, outs, attrs, workers -> bytes of scratch that a launch of them takes
+    bind     number, component, workers, ins, outs, attrs, scratch, size, drop: a Plan of one launch over the shared memory, which is
+             `size` bytes long by now; Plans of the numbers in `drop` are let go
+    many     number, keeps: a Plan of that launch as often as there are keeps, after each of which an element of an output is kept
+             -> these elements
 """
 
 from __future__ import annotations
@@ -34,8 +32,9 @@ from typing import Any
 
 import numpy as np
 
-from alpha.backends.cpu.catalogue import fill, scratch_bytes
+from alpha.backends.cpu.catalogue import fill
 from alpha.backends.cpu.executor import CpuExecutor
+from alpha.backends.cpu.lib import Cpu
 from alpha.component import Catalogue
 from alpha.errors import AlphaError
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref
@@ -43,201 +42,147 @@ from alpha.ops.table import table
 from alpha.types import NUMPY, Attrs, TensorType
 
 HEAD = struct.Struct("<q")
+ARENA = "act"
 Placed = tuple[int, TensorType]
-"""An operand: its offset in the shared memory, its type."""
-
-Call = tuple[int, tuple[tuple[int, int, float], ...], tuple[int, int] | None]
-"""A launch of an armed Plan: number; elements of its operands to write before it (operand, place, value); the element of an output to
-keep after it (output, place)."""
+"""An operand: its offset in the shared memory in bytes, its type."""
 
 
 class OneLaunch(CpuExecutor):
-    """An executor whose Plans come and go, each with an arena of its own."""
+    """An executor whose Plans come and go. All lie in one arena."""
 
     def __init__(self, catalogue: Catalogue, workers: int) -> None:
         super().__init__(Program("step", {}, (), {}, {"threads": workers}), catalogue)
         self._catalogue = catalogue
 
-    def load(self, plan: Plan, arena: str, memory: np.ndarray) -> None:
-        """Bind a Plan over this arena."""
-        self.arenas[arena] = memory
+    def load(self, plan: Plan, memory: np.ndarray) -> None:
+        """Bind a Plan over this memory."""
+        self.arenas[ARENA] = memory
         self._bound[plan.name] = self._bind(plan, self._catalogue)
         self._plans[plan.name] = plan
 
-    def view(self, ref: Ref) -> np.ndarray:
-        """The array at a place; bf16 as float32, which no run's plan holds and kernels are called on all the same."""
-        if ref.type.dtype != "bf16":
-            return super().view(ref)
-        held = NUMPY["bf16"]
-        return self.arenas[ref.arena][ref.offset : ref.offset + ref.type.size * held.itemsize].view(held).reshape(ref.type.shape)
-
-    def drop(self, name: str, arena: str) -> None:
-        """Let go of a Plan and its arena."""
+    def drop(self, name: str) -> None:
+        """Let go of a Plan."""
         self._bound.pop(name, None)
         self._plans.pop(name, None)
-        self.arenas.pop(arena, None)
 
-    def chain(self, plan: Plan, steps: Sequence[tuple[Launch, Callable[[], object]]]) -> None:
-        """A Plan out of launches that are bound already, and of what stands between them."""
-        self._bound[plan.name] = list(steps)  # type: ignore[arg-type]
+    def repeat(self, name: str, after: Sequence[Callable[[], object]]) -> Plan:
+        """The Plan `many`: the launch of a Plan of one as often as there are steps after it, each followed by its own."""
+        launch, run = self._bound[name][0]
+        steps = [(launch, step) for own in after for step in (run, own)]
+        plan = _plan("many", *(launch for launch, _ in steps))
+        self._bound[plan.name] = steps  # type: ignore[assignment]
         self._plans[plan.name] = plan
-
-    def only(self, name: str) -> tuple[Launch, Callable[[], None]]:
-        """The launch of a Plan of one."""
-        return self._bound[name][0]
+        return plan
 
 
 class Side:
-    """The handlers."""
+    """The handlers of a fork. `file`: the shared memory."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
-        self._executors: dict[int, OneLaunch] = {}
-        self._held: dict[int, OneLaunch] = {}
-        self._armed: OneLaunch | None = None
-        self._seen: list[Any] = []
-
-    def bind(self, file: int, number: int, component: str, workers: int, base: int, ins: Sequence[Placed], outs: Sequence[Placed],
-             attrs: Attrs, drop: Sequence[int]) -> int:
-        self._drop(drop)
-        found = self._catalogue[component]
-        need = scratch_bytes(found, [t for _, t in ins], attrs, workers)
-        os.ftruncate(file, max(1, base + need))
-        memory = np.frombuffer(mapped(file, max(1, base + need)), np.uint8)
-        memory[base:] = 0xFF
-        arena = f"act.{number}"
-        scratch = Ref(arena, base, TensorType((need,), "bool")) if need else None
-        launch = Launch(str(found.op), component, tuple(Ref(arena, at, t) for at, t in ins), tuple(Ref(arena, at, t) for at, t in outs),
-                        attrs, scratch, "blocks.0", "forward", "", 0, 0)
-        if workers not in self._executors:
-            self._executors[workers] = OneLaunch(self._catalogue, workers)
-        executor = self._executors[workers]
-        executor.load(_plan(str(number), launch), arena, memory)
-        self._held[number] = executor
-        return need
+    def __init__(self, catalogue: Catalogue, file: int, alone: OneLaunch | None = None) -> None:
+        self._catalogue, self._file = catalogue, file
+        self._executors = {1: alone} if alone is not None else {}
+        self._held: dict[int, tuple[OneLaunch, Launch]] = {}
+        self._memory = np.empty(0, np.uint8)
 
     def ready(self) -> None:
         """All threads that a process with one worker has are there afterwards."""
-        self._executors[1] = OneLaunch(self._catalogue, 1)
+        self._executor(1)
         np.dot(np.ones((2, 2)), np.ones((2, 2)))
 
-    def call(self, number: int) -> None:
-        self._held[number].enqueue((str(number),))
+    def scratch(self, component: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs, workers: int) -> int:
+        cpu = Cpu(self._executor(workers).workers)
+        arrays = [np.empty(t.shape, NUMPY[t.dtype]) for t in (*ins, *outs)]
+        self._catalogue[component].implementation(cpu, arrays[: len(ins)], arrays[len(ins) :], attrs)
+        return cpu.used
 
-    def arm(self, calls: Sequence[Call]) -> None:
-        """Every launch gets its own steps: elements written, the launch, an element kept."""
-        self._seen = []
-        steps: list[tuple[Launch, Callable[[], object]]] = []
-        for number, writes, keep in calls:
-            self._armed = self._held[number]
-            launch, run = self._armed.only(str(number))
-            for operand, place, value in writes:
-                steps.append((launch, partial(_flat(self._armed.view(launch.ins[operand])).__setitem__, place, value)))
-            steps.append((launch, run))
-            if keep is not None:
-                steps.append((launch, partial(_keep, self._seen, _flat(self._armed.view(launch.outs[keep[0]])), keep[1])))
-        if self._armed is None:
-            raise KeyError("nothing is bound")
-        self._armed.chain(_plan("step", *(launch for launch, _ in steps)), steps)
-
-    def run_armed(self) -> None:
-        """The armed Plan."""
-        assert self._armed is not None
-        self._armed.enqueue(("step",))
-
-    def seen(self) -> list[float]:
-        return self._seen
-
-    def _drop(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            executor = self._held.pop(number, None)
+    def bind(self, number: int, component: str, workers: int, ins: Sequence[Placed], outs: Sequence[Placed], attrs: Attrs,
+             scratch: tuple[int, int] | None, size: int, drop: Sequence[int]) -> None:
+        for old in drop:
+            executor, _ = self._held.pop(old, (None, None))
             if executor is not None:
-                executor.drop(str(number), f"act.{number}")
+                executor.drop(str(old))
+        if size > self._memory.nbytes:
+            self._memory = np.frombuffer(mapped(self._file, size), np.uint8)
+        found, executor = self._catalogue[component], self._executor(workers)
+        region = Ref(ARENA, scratch[0], TensorType((scratch[1],), "bool")) if scratch else None
+        launch = Launch(str(found.op), component, tuple(Ref(ARENA, at, t) for at, t in ins), tuple(Ref(ARENA, at, t) for at, t in outs),
+                        attrs, region, "blocks.0", "forward", "", 0, 0)
+        executor.load(_plan(str(number), launch), self._memory)
+        self._held[number] = executor, launch
+
+    def call(self, number: int) -> None:
+        """Run the Plan of one launch."""
+        self._held[number][0].enqueue((str(number),))
+
+    def many(self, number: int, keeps: Sequence[tuple[int, int]]) -> list[Any]:
+        executor, launch = self._held[number]
+        kept: list[Any] = []
+        flat = [memoryview(executor.view(ref).reshape(-1)) for ref in launch.outs]  # type: ignore[arg-type]
+        executor.repeat(str(number), [partial(_keep, kept, flat[output], place) for output, place in keeps])
+        executor.enqueue(("many",))
+        executor.drop("many")
+        return kept
+
+    def _executor(self, workers: int) -> OneLaunch:
+        if workers not in self._executors:
+            self._executors[workers] = OneLaunch(self._catalogue, workers)
+        return self._executors[workers]
 
 
 def _plan(name: str, *launches: Launch) -> Plan:
     return Plan(name, launches, {}, {}, {}, Memory(0, 0, 0))
 
 
-def mapped(file: int, nbytes: int, offset: int = 0) -> mmap.mmap:
+def _keep(kept: list[Any], out: memoryview, place: int) -> None:
+    kept.append(out[place])
+
+
+def mapped(file: int, nbytes: int) -> mmap.mmap:
     """Shared memory, its pages fetched at once rather than one by one when they are first touched."""
-    return mmap.mmap(file, nbytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), offset=offset)
+    return mmap.mmap(file, nbytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
 
 
-def _flat(x: np.ndarray) -> memoryview:
-    return memoryview(x.reshape(-1))  # type: ignore[arg-type]
-
-
-def _keep(seen: list[Any], out: memoryview, place: int) -> None:
-    seen.append(out[place])
-
-
-def answer(talk: socket.socket, start: int, done: int, catalogue: Catalogue) -> None:
-    """Answer until the other side closes. `start`, `done`: the pipes."""
-    side, failed = Side(catalogue), list[str]()
-    while (request := receive(talk)) is not None:
-        data, files = request
-        do, arguments = pickle.loads(data)
+def answer(talk: socket.socket, side: Side) -> None:
+    """Answer until the other end closes."""
+    called = HEAD.pack(0)
+    while len(head := read(talk, HEAD.size)) == HEAD.size:
+        length = HEAD.unpack(head)[0]
         try:
-            if failed:
-                result: dict[str, Any] = {"error": failed}
-                failed = []
-            else:
-                result = {"ok": getattr(side, do)(*files, **arguments)}
+            if length < 0:
+                side.call(-length)
+                talk.sendall(called)
+                continue
+            do, arguments = pickle.loads(read(talk, length))
+            result: dict[str, Any] = {"ok": getattr(side, do)(**arguments)}
         except Exception as error:  # the other side decides what a failure means
-            result = {"error": _told(error)}
-        finally:
-            for file in files:
-                os.close(file)
+            result = {"error": [type(error).__name__, (error.what if isinstance(error, AlphaError) else str(error))[:2000]]}
         send(talk, json.dumps(result).encode())
-        if do == "arm" and "ok" in result:
-            word = os.read(start, 1)
-            try:
-                side.run_armed()
-            except Exception as error:  # told when the next request comes
-                failed = _told(error)
-            os.write(done, word)
 
 
-def _told(error: Exception) -> list[str]:
-    return [type(error).__name__, (error.what if isinstance(error, AlphaError) else str(error))[:2000]]
+def send(talk: socket.socket, data: bytes) -> None:
+    """A message."""
+    talk.sendall(HEAD.pack(len(data)) + data)
 
 
-def send(talk: socket.socket, data: bytes, *files: int) -> None:
-    """A message, with files."""
-    if files:
-        talk.sendmsg([HEAD.pack(len(data))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
-        talk.sendall(data)
-    else:
-        talk.sendall(HEAD.pack(len(data)) + data)
-
-
-def receive(talk: socket.socket) -> tuple[bytes, list[int]] | None:
-    """The next message and the files that came with it; None when the other side has closed."""
-    head, files = b"", list[int]()
-    while len(head) < HEAD.size:
-        try:
-            more, came, _, _ = socket.recv_fds(talk, HEAD.size - len(head), 3)
-        except ConnectionResetError:
-            return None
-        if not more:
-            return None
-        head, files = head + more, files + came
-    left, parts = HEAD.unpack(head)[0], []
+def read(talk: socket.socket, nbytes: int) -> bytes:
+    """So many bytes; fewer when the other side has closed."""
+    parts, left = list[bytes](), nbytes
     while left:
-        part = talk.recv(min(left, 1 << 20))
+        try:
+            part = talk.recv(min(left, 1 << 20))
+        except ConnectionResetError:
+            part = b""
         if not part:
-            return None
+            break
         parts.append(part)
         left -= len(part)
-    return b"".join(parts), files
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def as_in_a_run(ends: Sequence[int], catalogue: Catalogue) -> None:
-    """The life of a fork. What it is handed: a socket, the end of one pipe to read, of another to write."""
-    talk, start, done = ends
+def as_in_a_run(talk: int, file: int, catalogue: Catalogue, alone: OneLaunch | None = None) -> None:
+    """The life of a fork. `talk`: a socket; `file`: the shared memory; `alone`: an executor of one worker that is there already."""
     np.seterr(all="ignore")
-    answer(socket.socket(fileno=talk), start, done, catalogue)
+    answer(socket.socket(fileno=talk), Side(catalogue, file, alone))
 
 
 def every_kernel() -> Catalogue:
@@ -248,28 +193,37 @@ def every_kernel() -> Catalogue:
 
 
 def wait(talk: socket.socket) -> None:
-    """Fork for every message: it brings what `as_in_a_run` is handed. Answers the process id. When the other side closes, all forks are
-    ended."""
+    """Fork for every message: it is one byte, and brings what `as_in_a_run` is handed. Answers the process id. When the other side closes,
+    all forks are ended."""
     catalogue = every_kernel()
     table()
-    OneLaunch(catalogue, 1).close()  # it finds libraries, once per process
+    alone = OneLaunch(catalogue, 1)  # it finds libraries, once per process, and has no thread that a fork would lack
     gc.collect()
     gc.freeze()
     forks: set[int] = set()
-    while (request := receive(talk)) is not None:
-        ends = request[1]
+    while True:
+        message, handed, _, _ = socket.recv_fds(talk, 1, 2)
+        if not message:
+            break
         forks -= {pid for pid in forks if os.waitpid(pid, os.WNOHANG)[0]}
         pid = os.fork()
         if pid == 0:
             talk.close()
             try:
-                as_in_a_run(ends, catalogue)
+                as_in_a_run(*handed, catalogue, alone)
             finally:
                 os._exit(0)
-        for end in ends:
-            os.close(end)
+        for file in handed:
+            os.close(file)
         forks.add(pid)
-        send(talk, json.dumps(pid).encode())
+        talk.sendall(HEAD.pack(pid))
     for pid in forks:  # of none has the number been given anew: nobody else waits for them
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def hand_over(talk: socket.socket, *files: int) -> int:
+    """What `wait` answers to a message that brings these: the id of the new process; 0 when the other side has closed."""
+    talk.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
+    told = read(talk, HEAD.size)
+    return int(HEAD.unpack(told)[0]) if len(told) == HEAD.size else 0

@@ -7,14 +7,12 @@ library) need a GPU; the CPU's counterpart of 15 is the check of loaded librarie
 from __future__ import annotations
 
 import hashlib
-import mmap
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -23,10 +21,10 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
 from alpha.errors import CorruptError
 from alpha.gates import determinism, expected, parity, perf, recompute, subjects
-from alpha.gates.cpu.process import Candidate
 from alpha.gates.tolerance import allowance
 from alpha.ops.spec import Sample
 from alpha.ops.table import row
+from alpha.profile import noise
 from alpha.registry import evidence
 from alpha.registry import judge as judges
 from alpha.registry.cases import CaseRecord, Refusal, Relative, Share
@@ -180,37 +178,32 @@ def _memoised_prefix() -> str:
 
 def _memoised_content() -> str:
     """A memory of whole inputs is right, so it may pass. It gains nothing: no timed call, of any try, sees contents that came before."""
-    known = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)  # the kernel's process and this one share it: number of calls, then a word each
-    count = known[:8].view(np.int64)
+    seen: set[tuple[tuple[int, ...], bytes]] = set()
+    known: list[bool] = []
     timed: list[bool] = []
 
     def remembering(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
-        honest, seen = _call(cpu, ins, outs, attrs), _SEEN
+        honest = _call(cpu, ins, outs, attrs)
 
         def run() -> None:
             content = (ins[0].shape, hashlib.sha1(ins[0].tobytes()).digest())
-            known[8 + int(count[0])] = content in seen
-            count[0] += 1
+            known.append(content in seen)
             seen.add(content)
             honest()
 
         return run
 
-    def batch(candidate: Candidate, calls: Sequence[Any]) -> int:
-        start = 8 + int(count[0])
-        took = whole(candidate, calls)
-        timed.extend(bool(x) for x in known[start : 8 + int(count[0])])
+    def block(call: Callable[[], object], repeats: int, before: Callable[[], object] | None = None) -> int:
+        start = len(known)
+        took = noise.block(call, repeats, before)
+        timed.extend(known[start:])
         return took
 
-    whole = Candidate.batch
     every_try = {case: Line(middle=1e9, spread=0.0, allowance=0.0) for case in perf.SIZES}
-    with mock.patch.object(Candidate, "batch", batch), mock.patch.object(perf, "lines", lambda component: every_try):
+    with mock.patch.object(perf, "block", block), mock.patch.object(perf, "lines", lambda component: every_try):
         taken = [c.tries for c in cases_of(_measured(perf.measure, _kernel(remembering))) if isinstance(c, Share)]
     all_tried = taken == [perf.TRIES] * len(perf.SIZES)
     return f"none of {len(timed)} timed calls found what it remembered" if all_tried and timed and not any(timed) else ""
-
-
-_SEEN: set[tuple[tuple[int, ...], bytes]] = set()
 
 
 def _fixed_seed() -> str:
@@ -317,9 +310,10 @@ def _last_output_only() -> str:
 
 
 def _patched_clock() -> str:
-    """The clock that it patches is its own process's. It gains nothing: what is a thousandth by that clock is not above the ceiling."""
+    real = time.perf_counter_ns
+
     def patching(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
-        honest, real = _call(cpu, ins, outs, attrs), time.perf_counter_ns
+        honest = _call(cpu, ins, outs, attrs)
 
         def run() -> None:
             honest()
@@ -327,13 +321,10 @@ def _patched_clock() -> str:
 
         return run
 
-    shares = [c.share for c in cases_of(_measured(perf.measure, _kernel(patching))) if isinstance(c, Share)]
-    return f"shares of {shares}, as without it" if len(shares) == len(perf.SIZES) and all(0 < share < 1 for share in shares) else ""
-
-
-def honest_passes() -> str:
-    """What an honest kernel in the same clothes is found to be, by each engine that the cheats go through; '' when nothing."""
-    return "; ".join(filter(None, (_verdict(engine, _kernel(_call)) for engine in (parity.measure, determinism.measure, perf.measure))))
+    try:
+        return _verdict(perf.measure, _kernel(patching))
+    finally:
+        time.perf_counter_ns = real
 
 
 HANDLED = Refusal(name="x", error=0.0, bound=0.0)

@@ -1,39 +1,28 @@
 """The determinism gate of a kernel of the CPU: the same bits, run after run, whatever moves around the kernel. Floor 7.
 
-As determinism.py, in the kernel's own process (process.py). What varies between runs: the number of workers (1, 2 and one that is drawn
-up to the most that a run is likely to have, the most itself with the first case), the addresses of every buffer (fresh memory; 0 to 7
-elements past a 256-byte boundary, or as in the arena of a run on any such boundary of a page), the garbage in outputs and scratch, a
-neighbour thread, and the order of the cases.
+As determinism.py, over the kernel in its own process (process.py). What varies between runs: the number of workers (1, 2 and one that is
+drawn up to the most that a run is likely to have, the most itself with the first case), the addresses of every buffer (0 to 7 elements
+past a drawn 256-byte boundary, or on one as in the arena of a run), the garbage in outputs and scratch, a neighbour thread, and the order
+of the cases.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from alpha.component import Component
+from alpha.gates.cpu import engine
+from alpha.gates.cpu.process import Candidate
 from alpha.gates.determinism import GARBAGE, SECONDS, chosen, difference, neighbour
-from alpha.gates.subjects import (
-    Bound,
-    Case,
-    bind,
-    checksum,
-    crash,
-    fresh_nonce,
-    generator,
-    make_record,
-    same_bits,
-    spec_of,
-    warm_up,
-)
+from alpha.gates.subjects import Bound, Case, bind, checksum, crash, generator, make_record, pin_blas, same_bits, spec_of
 from alpha.registry.cases import CaseRecord, Repeats
 from alpha.registry.policy import required_runs
 from alpha.registry.record import Record
 
-MOST_RUNS = 64
-"""Runs of a case, once it has those that it owes: of four cases 256 together."""
-
+MOST_RUNS = 200
 MOST_WORKERS = 16
 """The most workers of a run on one socket, about: bits do not depend on them."""
 
@@ -43,8 +32,12 @@ CYCLE = 8
 
 def measure(component: Component, nonce: str | None = None) -> Record:
     """Run the gate; the verdict is the judge's."""
-    nonce = nonce or fresh_nonce()
-    warm_up(component)
+    return engine.measure(component, "determinism", nonce, _measure)
+
+
+def _measure(candidate: Candidate, nonce: str) -> Record:
+    pin_blas()
+    component = candidate.component
     todo = chosen(component, nonce)
     least = -(-required_runs(component, "determinism") // max(1, len(todo)))
     rng = generator(nonce, component.id, "determinism")
@@ -54,24 +47,25 @@ def measure(component: Component, nonce: str | None = None) -> Record:
             workers = (1, 2, int(rng.integers(3, MOST_WORKERS)) if i else MOST_WORKERS)
             used.update(workers)
             try:
-                found.append(_repeat(component, case, rng, least, workers))
+                found.append(_repeat([candidate.stand_in(n) for n in workers], case, rng, least))
             except Exception as error:  # a kernel that raises has no bits to compare
                 found.append(Repeats(name=case.name, runs=0, distinct=0, digest="", note=crash(error)))
     return make_record(component, "determinism", nonce, len(todo), found, workers=",".join(map(str, sorted(used))))
 
 
-def _repeat(component: Component, case: Case, rng: np.random.Generator, least: int, workers: tuple[int, ...]) -> Repeats:
+def _repeat(components: Sequence[Component], case: Case, rng: np.random.Generator, least: int) -> Repeats:
     contents = case.arrays()
     digests: dict[str, int] = {}
     reference: list[np.ndarray] = []
     note, runs, started = "", 0, time.perf_counter()
     bounds: list[Bound] = []
     while runs < least or (runs < MOST_RUNS and time.perf_counter() - started < SECONDS):
-        if runs % CYCLE < len(workers):
-            offset = int(rng.integers(8)) if rng.random() < 0.5 else 64 * int(rng.integers(16))
-            bounds = [*bounds[-2:], bind(component, case, workers=workers[runs % CYCLE], offset=offset)]
+        fresh = runs % CYCLE
+        if fresh < len(components):
+            offset = int(rng.integers(8)) if rng.random() < 0.5 else 0
+            bounds = [*bounds[-2:], bind(components[fresh], case, offset=offset)]
             bounds[-1].fill(contents)
-        bound = bounds[int(rng.integers(len(bounds)))] if runs % CYCLE >= len(workers) else bounds[-1]
+        bound = bounds[-1] if fresh < len(components) else bounds[int(rng.integers(len(bounds)))]
         bound.run(GARBAGE[int(rng.integers(len(GARBAGE)))])
         runs += 1
         if reference and same_bits(bound.outs, reference):
@@ -82,7 +76,7 @@ def _repeat(component: Component, case: Case, rng: np.random.Generator, least: i
         if not reference:
             reference = [x.copy() for x in bound.outs]
         elif not note:
-            note = difference(spec_of(component).outputs, reference, bound.outs)
+            note = difference(spec_of(components[0]).outputs, reference, bound.outs)
     return Repeats(name=case.name, runs=runs, distinct=len(digests), digest=next(iter(digests)), note=note)
 
 

@@ -1,4 +1,4 @@
-"""The parity gate of a kernel of the CPU: parity.py over its process, and what it does in a long run. Floor 7.
+"""The parity gate of a kernel of the CPU: parity.py over the kernel in its own process, and what it does in a long run. Floor 7.
 
 One further entry: a Plan of a drawn number of launches on one input, hundreds, after each of which a drawn element of an output is kept.
 All must be those of the first call (`many calls`).
@@ -6,12 +6,15 @@ All must be those of the first call (`many calls`).
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from alpha.component import Component
 from alpha.gates import parity
-from alpha.gates.cpu.process import ordinary
-from alpha.gates.subjects import bind, cases, crash, fresh_nonce, generator, same_bits, spec_of
+from alpha.gates.cpu import engine
+from alpha.gates.cpu.process import Candidate
+from alpha.gates.subjects import bind, cases, crash, generator, same_bits, spec_of
 from alpha.registry.cases import CaseRecord, Exact
 from alpha.registry.record import Record
 
@@ -26,34 +29,35 @@ MANY = "many calls"
 
 def measure(component: Component, nonce: str | None = None) -> Record:
     """Run the gate; the verdict is the judge's."""
-    nonce = nonce or fresh_nonce()
-    return parity.measure(component, nonce, many)
+    return engine.measure(component, "parity", nonce, _measure)
 
 
-def many(component: Component, nonce: str) -> list[CaseRecord]:
+def _measure(candidate: Candidate, nonce: str) -> Record:
+    return parity.measure(candidate.stand_in(), nonce, partial(_long_run, candidate))
+
+
+def _long_run(candidate: Candidate, component: Component, nonce: str) -> list[CaseRecord]:
     """The further entry."""
     rng = generator(nonce, component.id, MANY)
-    among = cases(component, nonce)
-    sizes = {c.name: sum(t.size for t in c.out_types(spec_of(component))) for c in among}
-    todo = sorted((c for c in among if sizes[c.name]), key=lambda c: sum(t.size for t in c.types) + sizes[c.name])
-    if not todo:
+    spec = spec_of(component)
+    having = [(sum(t.size for t in c.types) + n, c) for c in cases(component, nonce) if (n := sum(t.size for t in c.out_types(spec)))]
+    having.sort(key=lambda sized: sized[0])
+    if not having:
         return [Exact(name=MANY, error=1.0, note="no sample has an output with an element")]
-    case = todo[int(rng.integers(-(-len(todo) // 4)))]
+    size, case = having[int(rng.integers(-(-len(having) // 4)))]
     try:
-        bound = bind(component, case)
+        bound, launched = bind(component, case), candidate.latest
+        assert launched is not None
         bound.fill(case.arrays())
         bound.run()
         first = [x.copy() for x in bound.outs]
-        size = sum(x.size for x in (*bound.ins, *bound.outs))
+        outputs = [o for o, x in enumerate(first) if x.size]
         calls = max(1, min(int(rng.integers(*CALLS)), ELEMENTS // size))
-        for out in bound.outs:
-            ordinary(out)
-        having = [i for i, x in enumerate(first) if x.size]
-        keeps = [(o, int(rng.integers(first[o].size))) for o in rng.choice(having, calls).tolist()]
-        bound.candidate.batch([(bound.number, (), keep) for keep in keeps])
-        seen = bound.candidate.ask("seen")
-        for k, ((o, i), value) in enumerate(zip(keeps, seen, strict=True)):
-            want = first[o].reshape(-1)[i]
+        keeps = [(o, int(rng.integers(first[o].size))) for o in rng.choice(outputs, calls).tolist()]
+        for x in bound.outs:
+            x[...] = np.ones((), x.dtype)  # in place of poison: what looks like results
+        for k, ((o, at), value) in enumerate(zip(keeps, launched.many(keeps), strict=True)):
+            want = first[o].reshape(-1)[at]
             if not np.array_equal(np.array(value, want.dtype), want, equal_nan=want.dtype.kind == "f"):
                 return [Exact(name=MANY, error=1.0, note=f"call {k + 2} of one input left {value!r} where the first left {want!r}"[:120])]
         return [Exact(name=MANY, error=float(not same_bits(bound.outs, first)))]

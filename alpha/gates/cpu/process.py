@@ -1,8 +1,12 @@
-"""The judge's side of a CPU kernel's process: memory that the judge owns, calls, the clock. Floor 7.
+"""The judge's side of a CPU kernel's process: calls over memory that is copied in and out. Floor 7.
 
 Kernels run where no gate is loaded: a process that has imported what a run imports waits, and is forked for each gate
 (alpha/backends/cpu/served.py). There a kernel is bound and called by the executor of a run. What it is judged by (contents, answers,
-tolerances, clock, probes of the ceiling, statistics) is here, where it is never called.
+tolerances, statistics) is here, where it is never called.
+
+The gates' engines see a component like any other (`Candidate.stand_in`). Its binder hands each bind and each call over. Before each call
+operands and scratch are copied into memory that both processes share, and operands are copied back behind it: what the kernel writes at
+any other time is not seen.
 
 A kernel that is not the catalogue's own (a test has made it) is called in a fork of this process, which is all that differs.
 """
@@ -22,10 +26,10 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +37,22 @@ import numpy as np
 
 import alpha
 from alpha import errors
+from alpha.backends.cpu.lib import ALIGN, Cpu
 from alpha.component import Catalogue, Component
 from alpha.errors import VerdictError
-from alpha.profile.noise import CLOCK
-from alpha.types import NUMPY, TensorType
+from alpha.types import NUMPY, Attrs, TensorType
 
 PATIENCE = 60.0
 """Seconds that an answer may take; then the process is ended and the case fails."""
 
 LOOKED_FOR = 16
-"""After one run of so many on the same operands, processes that the kernel has started are looked for; threads after each."""
+"""After one call of so many, processes that the kernel has started are looked for; threads after each."""
 
-ORDINARY = 1021
-"""Elements of the block that outputs are filled with, again and again, where they are to look like results."""
+LEAST = 1 << 20
+"""Bytes of shared memory at first. It grows by doubling."""
+
+STARTS = 256
+"""Places, ALIGN bytes apart, at which the first operand of a launch may lie."""
 
 _FORKS = """
 import socket, sys
@@ -68,6 +75,7 @@ class Forks:
     def __init__(self, talk: socket.socket | None = None) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._talk = talk if talk is not None else self._started()
+        self._talk.settimeout(PATIENCE)
 
     def _started(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -90,15 +98,15 @@ class Forks:
         if self._process is not None:
             self._process.wait()
 
-    def fork(self, *ends: int) -> int:
-        """Fork; the fork is handed these (served.as_in_a_run). Its process id."""
-        served = _served()
-        served.send(self._talk, b"", *ends)
-        self._talk.settimeout(PATIENCE)
-        answer = served.receive(self._talk)
-        if answer is None:
+    def fork(self, *files: int) -> int:
+        """Fork; the fork is handed these (served.as_in_a_run). Its process id. MachineError where there is no such process."""
+        try:
+            pid = int(_served().hand_over(self._talk, *files))
+        except OSError:
+            pid = 0
+        if not pid:
             raise errors.MachineError("the process that runs kernels ended", do="look at what it wrote to the error stream")
-        return int(json.loads(answer[0]))
+        return pid
 
 
 _FORKED: dict[int, Forks] = {}
@@ -116,6 +124,13 @@ def _forks() -> Forks:
     return _FORKED[os.getpid()]
 
 
+@atexit.register
+def _leave() -> None:
+    forks = _FORKED.pop(os.getpid(), None)
+    if forks is not None:
+        forks.close()
+
+
 def _of_the_catalogue(component: Component) -> bool:
     from alpha.train.catalogue import loadable_catalogue
 
@@ -124,259 +139,216 @@ def _of_the_catalogue(component: Component) -> bool:
 
 
 class Candidate:
-    """The process of one kernel."""
+    """The process of one kernel, and the memory that is shared with it."""
 
     def __init__(self, component: Component) -> None:
         self.component, self._served = component, _served()
-        self._next, self._dropped, self._pools, self._closed = 0, list[int](), set[int](), ""
+        self._next, self._calls, self._dropped, self._pools, self._closed = 0, 0, list[int](), set[int](), ""
+        self._rng = np.random.default_rng()
+        self.latest: Launched | None = None
+        """What was bound last."""
+        self._file, self._memory = _memory(), np.empty(0, np.uint8)
         self._talk, theirs = socket.socketpair()
-        start, self._start = os.pipe()
-        self._done, done = os.pipe()
-        ends = theirs.fileno(), start, done
         self._own = not _of_the_catalogue(component)
-        try:
-            self.pid = self._forked(ends) if self._own else _forks().fork(*ends)
-        finally:
-            theirs.close()
-            os.close(start)
-            os.close(done)
+        with theirs:
+            self.pid = self._forked(theirs) if self._own else _forks().fork(theirs.fileno(), self._file)
         self._talk.settimeout(PATIENCE)
         self.ask("ready")
-        self._threads = len(self._tasks())
+        self._threads = self._running()
 
-    def _tasks(self) -> list[str]:
-        """Its threads, as the operating system counts them."""
-        try:
-            return os.listdir(f"/proc/{self.pid}/task")
-        except OSError:
-            return []
-
-    def _forked(self, ends: tuple[int, int, int]) -> int:
+    def _forked(self, theirs: socket.socket) -> int:
         """A fork of this process, for a kernel that only lives here."""
         pid = os.fork()
         if pid == 0:
             try:
-                for held in (self, *_RUNNING.values()):
-                    held.let_go()
+                self._talk.close()
                 for forks in _FORKED.values():
                     forks.let_go()
                 catalogue = Catalogue()
                 catalogue.add(self.component)
-                self._served.as_in_a_run(ends, catalogue)
+                self._served.as_in_a_run(theirs.detach(), self._file, catalogue)
             finally:
                 os._exit(0)
         return pid
 
-    def let_go(self) -> None:
-        """Close this side's socket alone: in a fork of this process."""
-        self._talk.close()
-        for end in (self._start, self._done):
-            try:
-                os.close(end)
-            except OSError:
-                pass  # closed before
+    def _running(self) -> int:
+        """Threads of its process, as the operating system counts them."""
+        try:
+            return os.stat(f"/proc/{self.pid}/task").st_nlink
+        except OSError:
+            return 0
 
-    def ask(self, do: str, *files: int, **arguments: Any) -> Any:
+    def ask(self, do: str, **arguments: Any) -> Any:
         """The result of a request; what the kernel raised is raised here under its name. VerdictError when its process is gone."""
+        data = pickle.dumps((do, arguments))
+        return self._asked(self._served.HEAD.pack(len(data)) + data)
+
+    def _asked(self, request: bytes) -> Any:
         if self._closed:
             raise VerdictError(self._closed)
+        head = self._served.HEAD
         try:
-            self._served.send(self._talk, pickle.dumps((do, arguments)), *files)
-            answer = self._served.receive(self._talk)
+            self._talk.sendall(request)
+            told = self._served.read(self._talk, head.size)
+            length = head.unpack(told)[0] if len(told) == head.size else -1
+            data = self._served.read(self._talk, length) if length > 0 else b""
         except TimeoutError:
             raise self._gone(f"the kernel did not come back within {PATIENCE:g} s") from None
         except OSError as error:
             raise self._gone(f"the kernel's process ended: {error.strerror}") from None
-        if answer is None:
-            raise self._gone("the kernel's process ended")
-        found = json.loads(answer[0])
-        if "error" in found:
-            raise raised(*found["error"])
-        return found["ok"]
+        if length == 0:
+            return None
+        try:
+            found = json.loads(data)
+            if "error" not in found:
+                return found["ok"]
+            name, text = map(str, found["error"])
+        except (ValueError, TypeError, KeyError):  # it ended, or what answered is not what was started
+            raise self._gone("the kernel's process ended") from None
+        raise raised(name, text)
 
     def _gone(self, why: str) -> VerdictError:
         self.close()
         self._closed = why
         return VerdictError(why)
 
-    def bind(self, types: Sequence[TensorType], inputs: int, starts: Sequence[int], end: int, attrs: Any, workers: int) -> CpuBound:
-        """Operands at these offsets of memory of their own, and the kernel bound to them."""
-        base = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
-        file = _memory(max(base, 1))
-        try:
-            memory = self._served.mapped(file, max(base, 1))
-            arrays: list[np.ndarray] = [np.ndarray(t.shape, NUMPY[t.dtype], memory, at) for t, at in zip(types, starts)]
-            for x in arrays[:inputs]:
-                x[...] = np.nan if x.dtype.kind == "f" else 0
-            self._next += 1
-            number, placed = self._next, list(zip(starts, types))
-            self._pools.add(workers)
-            need = self.ask("bind", file, number=number, component=self.component.id, workers=workers, base=base, ins=placed[:inputs],
-                            outs=placed[inputs:], attrs=attrs, drop=[self._dropped.pop() for _ in range(len(self._dropped))])
-            scratch = np.frombuffer(self._served.mapped(file, need, base), np.uint8) if need else np.empty(0, np.uint8)
-        finally:
-            os.close(file)
-        bound = CpuBound(self, number, arrays[:inputs], arrays[inputs:], scratch)
-        weakref.finalize(bound, self._dropped.append, number)
-        return bound
+    def stand_in(self, workers: int = 1) -> Component:
+        """The component for the gates' engines: with so many workers its kernel is called in its process."""
+        return replace(self.component, implementation=partial(_handed_over, self, workers))
 
-    def left_running(self, whole: bool) -> str:
-        """What the kernel has started beside the workers of its process, as the operating system counts it; '' where that is nothing.
-        `whole`: processes as well, which costs more to find out."""
-        threads, children = self._tasks(), ""
-        for thread in threads if whole else ():
+    def scratch(self, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs, workers: int) -> int:
+        """Bytes of scratch that a launch takes."""
+        return int(self.ask("scratch", component=self.component.id, ins=list(ins), outs=list(outs), attrs=attrs, workers=workers))
+
+    def bind(self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], scratch: np.ndarray, types: Sequence[TensorType], attrs: Attrs,
+             workers: int) -> Launched:
+        """The kernel bound to copies of these arrays, which lie as these do within ALIGN bytes, and apart or together as these do."""
+        at = ALIGN * int(self._rng.integers(STARTS))
+        placed: dict[int, int] = {}
+        starts: list[int] = []
+        arrays = [*ins, *outs, scratch]
+        for x in arrays:
+            address = x.ctypes.data
+            if address not in placed or not x.nbytes:
+                placed[address] = at + address % ALIGN
+                at = -(-(placed[address] + x.nbytes) // ALIGN) * ALIGN
+            starts.append(placed[address])
+        self._reach(at)
+        pairs = [(x, np.ndarray(x.shape, x.dtype, self._memory, start)) for x, start in zip(arrays, starts)]
+        for x, shared in pairs:
+            shared[...] = x
+        self._next += 1
+        number, where = self._next, list(zip(starts, types))
+        self._pools.add(workers)
+        self.ask("bind", number=number, component=self.component.id, workers=workers, ins=where[: len(ins)], outs=where[len(ins) :],
+                 attrs=attrs, scratch=(starts[-1], scratch.nbytes) if scratch.nbytes else None, size=self._memory.nbytes,
+                 drop=[self._dropped.pop() for _ in range(len(self._dropped))])
+        self.latest = Launched(self, number, pairs)
+        weakref.finalize(self.latest, self._dropped.append, number)
+        return self.latest
+
+    def _reach(self, nbytes: int) -> None:
+        """As much shared memory at least. What is bound already keeps its own view of it."""
+        if nbytes > self._memory.nbytes:
+            size = max(LEAST, 1 << (nbytes - 1).bit_length())
+            os.ftruncate(self._file, size)
+            self._memory = np.frombuffer(self._served.mapped(self._file, size), np.uint8)
+
+    def call(self, number: int) -> None:
+        """Call once. VerdictError where the kernel leaves anything running."""
+        self._asked(self._served.HEAD.pack(-number))
+        self.look()
+
+    def look(self) -> None:
+        """VerdictError where the kernel has left anything running."""
+        self._calls += 1
+        more, children = self._running() - self._threads - sum(n - 1 for n in self._pools), ""
+        for thread in os.listdir(f"/proc/{self.pid}/task") if self._threads and self._calls % LOOKED_FOR == 1 else ():
             with suppress(OSError):  # it has ended
                 children += Path(f"/proc/{self.pid}/task/{thread}/children").read_text()
-        more = len(threads) - self._threads - sum(n - 1 for n in self._pools)
         if more > 0 or children:
-            return f"the kernel left {max(0, more)} threads and {len(children.split())} processes running"
-        return ""
-
-    @contextmanager
-    def on_one_core(self, rng: np.random.Generator) -> Iterator[None]:
-        """Within it this thread and the kernel's share one core, drawn: what one of them does is then the other's only wait, and a message
-        takes 6 us where it may take 40 between two cores."""
-        if not hasattr(os, "sched_setaffinity"):
-            yield
-            return
-        before = os.sched_getaffinity(0)
-        core = {int(rng.choice(sorted(before)))}
-        try:
-            os.sched_setaffinity(self.pid, core)
-            os.sched_setaffinity(0, core)
-            yield
-        finally:
-            os.sched_setaffinity(0, before)
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(self.pid, before)
-
-    def batch(self, calls: Sequence[Any]) -> int:
-        """Nanoseconds from the order to run these calls as one Plan until its end is told, by this process's clock."""
-        self.ask("arm", calls=list(calls))
-        start = CLOCK()
-        os.write(self._start, b"!")
-        told = os.read(self._done, 1)
-        took = CLOCK() - start
-        if not told:
-            raise self._gone("the kernel's process ended in a timed batch")
-        return took
+            raise VerdictError(f"the kernel left {max(0, more)} threads and {len(children.split())} processes running")
 
     def close(self) -> None:
         """End the process."""
         if self._closed:
             return
         self._closed = "the kernel's process has been ended"
-        self.let_go()
-        try:
+        self._talk.close()
+        os.close(self._file)
+        with suppress(OSError):  # it had ended
             os.kill(self.pid, signal.SIGKILL)
             if self._own:
                 os.waitpid(self.pid, 0)
-        except OSError:
-            pass  # it had ended
 
-    @property
-    def runs(self) -> bool:
-        """Whether it can still be asked."""
-        return not self._closed
+
+class Launched:
+    """A kernel bound in its process: called, it is called there. `pairs`: each array with its copy; scratch last."""
+
+    def __init__(self, candidate: Candidate, number: int, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        self._candidate, self.number, self._pairs = candidate, number, pairs
+
+    def __call__(self) -> None:
+        self.over(lambda: self._candidate.call(self.number))
+
+    def many(self, keeps: Sequence[tuple[int, int]]) -> list[Any]:
+        """Call as often as there are keeps, in one Plan. The elements, at (output, place), that each left."""
+        kept: list[Any] = []
+        self.over(lambda: kept.extend(self._candidate.ask("many", number=self.number, keeps=list(keeps))))
+        self._candidate.look()
+        return kept
+
+    def over(self, call: Callable[[], None]) -> None:
+        """Call over the copies. What is there afterwards comes back, whether the call fails or not."""
+        for x, shared in self._pairs:
+            shared[...] = x
+        try:
+            call()
+        finally:
+            for x, shared in self._pairs[:-1]:
+                x[...] = shared
+
+
+def _handed_over(candidate: Candidate, workers: int, cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray],
+                 attrs: Attrs) -> Callable[[], None]:
+    """The binder of a stand-in. A dry bind, which has no scratch yet, is told how much there must be."""
+    types = [TensorType(x.shape, _NAMES[x.dtype]) for x in (*ins, *outs)]
+    if cpu._scratch is None:
+        cpu.scratch((candidate.scratch(types[: len(ins)], types[len(ins) :], attrs, workers),), np.uint8)
+        return _nothing
+    return candidate.bind(ins, outs, cpu._scratch, types, attrs, workers)
+
+
+_NAMES = {NUMPY[name]: name for name in NUMPY if name != "bf16"}
+"""The element type that a plan has for an array: bf16 is held as f32."""
+
+
+def _nothing() -> None:
+    """A call that was bound without memory."""
 
 
 def raised(name: str, text: str) -> Exception:
     """An exception of this name, as what handles it knows it."""
     known = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(known, type) and issubclass(known, Exception):
-        try:
+        with suppress(TypeError):
             return known(text)
-        except TypeError:
-            pass
     return type(name, (RuntimeError,), {})(text)
 
 
-@dataclass
-class CpuBound:
-    """A kernel bound to operands in memory that this process owns (subjects.Bound)."""
-
-    candidate: Candidate
-    number: int
-    ins: list[np.ndarray]
-    outs: list[np.ndarray]
-    scratch: np.ndarray
-    _runs: int = 0
-
-    def fill(self, contents: Iterable[np.ndarray]) -> None:
-        """Write contents into the input buffers."""
-        for buffer, x in zip(self.ins, contents):
-            buffer[...] = x
-
-    def run(self, garbage: int | None = None, *, keep: int | None = None) -> None:
-        """Poison outputs (but number `keep`) and scratch, then call once. Without a given byte outputs hold NaN at the first, third ...
-        run and ordinary-looking numbers at the others, so that neither tells a kernel that nobody has computed yet. VerdictError where
-        the kernel leaves anything running."""
-        self._runs += 1
-        poison = 0xFF if garbage is None else garbage
-        for i, out in enumerate(self.outs):
-            if i != keep:
-                if garbage is None and self._runs % 2 == 0:
-                    ordinary(out)
-                else:
-                    np.ndarray((out.nbytes,), np.uint8, out.data)[...] = poison if out.dtype != np.bool_ else 1
-        self.scratch[...] = poison
-        self.call()
-        if left := self.candidate.left_running(self._runs % LOOKED_FOR == 1):
-            raise VerdictError(left)
-
-    def call(self) -> None:
-        """Call once."""
-        self.candidate.ask("call", number=self.number)
+@contextmanager
+def apart(component: Component) -> Iterator[Candidate]:
+    """Within it the kernel has a process of its own, which no gate before it has used."""
+    candidate = Candidate(component)
+    try:
+        yield candidate
+    finally:
+        candidate.close()
 
 
-def ordinary(out: np.ndarray) -> None:
-    """Fill an output with what looks like results."""
-    block = _looks_like_results()
-    out[...] = np.resize((block if out.dtype.kind == "f" else block > 0).astype(out.dtype), out.shape)
-
-
-@cache
-def _looks_like_results() -> np.ndarray:
-    return np.random.default_rng(int.from_bytes(os.urandom(8), "little")).standard_normal(ORDINARY)
-
-
-def _memory(nbytes: int) -> int:
+def _memory() -> int:
     """A file that lies in memory alone."""
     if hasattr(os, "memfd_create"):
-        file = os.memfd_create("operands")
-    else:
-        with tempfile.TemporaryFile() as held:
-            file = os.dup(held.fileno())
-    os.ftruncate(file, nbytes)
-    return file
-
-
-_RUNNING: dict[int, Candidate] = {}
-"""The one candidate whose process runs, by the process that runs it."""
-
-
-def candidate(component: Component) -> Candidate:
-    """The process of a kernel: that which runs, where it is this kernel's."""
-    running = _RUNNING.get(os.getpid())
-    if running is not None and running.component is component and running.runs:
-        return running
-    end()
-    _RUNNING[os.getpid()] = Candidate(component)
-    return _RUNNING[os.getpid()]
-
-
-def end() -> None:
-    """End the process that runs: the next call starts another."""
-    running = _RUNNING.pop(os.getpid(), None)
-    if running is not None:
-        running.close()
-
-
-def _leave() -> None:
-    end()
-    forks = _FORKED.pop(os.getpid(), None)
-    if forks is not None:
-        forks.close()
-
-
-atexit.register(_leave)
+        return os.memfd_create("operands")
+    with tempfile.TemporaryFile() as held:
+        return os.dup(held.fileno())

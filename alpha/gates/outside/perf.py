@@ -89,7 +89,7 @@ def _case(component: Component, case: Case, nonce: str, checked: bool) -> tuple[
     sets = [bind(component, case) for _ in range(most)]
     for bound in sets:
         bound.fill(contents)
-    probes = {c.name: (c, repeats_for(c.call, perf.PROBE_NS), list[int]()) for c in perf.ceilings(case, component)}
+    probes = {c.name: (c, repeats_for(c.call, perf.BLOCK_NS // 2), list[int]()) for c in perf.ceilings(case, component)}
     times, messages, whole, spent, note = list[int](), list[int](), 0, 0.0, ""
     for _ in range(BATCHES):
         chosen = [sets[i] for i in rng.permutation(most)[: int(rng.integers(-(-most // 2), most + 1))]]

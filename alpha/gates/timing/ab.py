@@ -20,9 +20,8 @@ import numpy as np
 
 from alpha.component import Component
 from alpha.errors import MachineError
-from alpha.gates.cpu.here import bind
 from alpha.gates.perf import representative
-from alpha.gates.subjects import fresh_nonce, pin_blas
+from alpha.gates.subjects import bind, fresh_nonce, pin_blas
 from alpha.profile import noise
 from alpha.profile.noise import ALPHA, PAIRS, ROUNDS, Interval, Verdict, block, interval, pairs_of, repeats_for
 from alpha.registry.cases import Slowdown

@@ -1,8 +1,7 @@
 """One side of a comparison of source trees: a script that is given a tree and answers blocks of that tree's kernels. Floor 7.
 
-`alpha` is imported from the tree. What speaks and what measures (profile/served.py, cuda_runtime/nvml.py, gates/cuda/time.py,
-gates/cpu/here.py) is taken from the tree of this file, so that both sides are timed by the same text; of the tree are the kernels and
-the calls.
+`alpha` is imported from the tree. What speaks and what measures (profile/served.py, cuda_runtime/nvml.py, gates/cuda/time.py) is taken from
+the tree of this file, so that both sides are timed by the same text; of the tree are the kernels, the calls and how they are bound.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Side:
 
             subjects.pin_blas()
             found = perf.representative(c, nonce)[case]
-            self._bound = today("gates/cpu/here.py").bind(c, found)
+            self._bound = subjects.bind(c, found)
             self._bound.fill(found.arrays())
             self._bound.run()
             return f"{found.types} {found.attrs}"
