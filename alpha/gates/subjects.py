@@ -296,11 +296,6 @@ def _package() -> Package:
     return Package()
 
 
-def digests_now(component: Component, gate: str) -> dict[str, str]:
-    """What a record of this gate binds to, by the source files as they were when this process first looked."""
-    return component_digests(component, gate, package=_package())
-
-
 def make_record(component: Component, gate: str, nonce: str, declared: int, found: Sequence[CaseRecord],
                 probes: Sequence[Sequence[object]] = (), **more: str) -> Record:
     """The record of one measure, with today's digests and this machine's class. Many cases share entries (summarise.py)."""

@@ -11,7 +11,7 @@ from alpha.registry.record import Record
 
 def measure(component: Component, nonce: str | None = None) -> Record:
     """Run the gate; the verdict is the judge's."""
-    return engine.measure(component, "faults", nonce, lambda candidate, nonce: faults.measure(candidate.stand_in(), nonce))
+    return engine.measure(component, nonce, lambda candidate, nonce: faults.measure(candidate.stand_in(), nonce))
 
 
 def listed(component: Component, nonce: str) -> list[tuple[type[CaseRecord], str]]:

@@ -29,7 +29,7 @@ MANY = "many calls"
 
 def measure(component: Component, nonce: str | None = None) -> Record:
     """Run the gate; the verdict is the judge's."""
-    return engine.measure(component, "parity", nonce, _measure)
+    return engine.measure(component, nonce, _measure)
 
 
 def _measure(candidate: Candidate, nonce: str) -> Record:

@@ -45,7 +45,7 @@ from alpha.types import NUMPY, Attrs, TensorType
 PATIENCE = 60.0
 """Seconds that an answer may take; then the process is ended and the case fails."""
 
-LOOKED_FOR = 16
+LOOKED_FOR = 64
 """After one call of so many, processes that the kernel has started are looked for; threads after each."""
 
 LEAST = 1 << 20
