@@ -43,7 +43,10 @@ from alpha.types import NUMPY, Attrs, TensorType
 
 HEAD = struct.Struct("<q")
 ARENA = "act"
-Placed = tuple[int, TensorType]
+Typed = tuple[tuple[int, ...], str]
+"""An operand's shape and element type."""
+
+Placed = tuple[int, Typed]
 """An operand: its offset in the shared memory in bytes, its type."""
 
 
@@ -89,9 +92,9 @@ class Side:
         self._executor(1)
         np.dot(np.ones((2, 2)), np.ones((2, 2)))
 
-    def scratch(self, component: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs, workers: int) -> int:
+    def scratch(self, component: str, ins: Sequence[Typed], outs: Sequence[Typed], attrs: Attrs, workers: int) -> int:
         cpu = Cpu(self._executor(workers).workers)
-        arrays = [np.empty(t.shape, NUMPY[t.dtype]) for t in (*ins, *outs)]
+        arrays = [np.empty(shape, NUMPY[dtype]) for shape, dtype in (*ins, *outs)]
         self._catalogue[component].implementation(cpu, arrays[: len(ins)], arrays[len(ins) :], attrs)
         return cpu.used
 
@@ -105,8 +108,8 @@ class Side:
             self._memory = np.frombuffer(mapped(self._file, size), np.uint8)
         found, executor = self._catalogue[component], self._executor(workers)
         region = Ref(ARENA, scratch[0], TensorType((scratch[1],), "bool")) if scratch else None
-        launch = Launch(str(found.op), component, tuple(Ref(ARENA, at, t) for at, t in ins), tuple(Ref(ARENA, at, t) for at, t in outs),
-                        attrs, region, "blocks.0", "forward", "", 0, 0)
+        launch = Launch(str(found.op), component, tuple(Ref(ARENA, at, TensorType(*t)) for at, t in ins),
+                        tuple(Ref(ARENA, at, TensorType(*t)) for at, t in outs), attrs, region, "blocks.0", "forward", "", 0, 0)
         executor.load(_plan(str(number), launch), self._memory)
         self._held[number] = executor, launch
 

@@ -27,8 +27,11 @@ MOST_RUNS = 80
 MOST_WORKERS = 16
 """The most workers of a run on one socket, about: bits do not depend on them."""
 
-CYCLE = 8
+CYCLE = 16
 """Of so many runs the first few are on fresh buffers, one for each number of workers; the others reuse them."""
+
+AGAIN = (0.4, 0.4, 0.2)
+"""How often the buffers of each number of workers are used again: threads that wait for work take time too."""
 
 
 def measure(component: Component, nonce: str | None = None) -> Record:
@@ -66,7 +69,7 @@ def _repeat(components: Sequence[Component], case: Case, rng: np.random.Generato
             offset = int(rng.integers(8)) if rng.random() < 0.5 else 0
             bounds = [*bounds[-2:], bind(components[fresh], case, offset=offset)]
             bounds[-1].fill(contents)
-        bound = bounds[-1] if fresh < len(components) else bounds[int(rng.integers(len(bounds)))]
+        bound = bounds[-1] if fresh < len(components) else bounds[int(rng.choice(len(bounds), p=AGAIN))]
         bound.run(GARBAGE[int(rng.integers(len(GARBAGE)))])
         runs += 1
         if reference and same_bits(bound.outs, reference):

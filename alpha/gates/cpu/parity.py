@@ -14,14 +14,14 @@ from alpha.component import Component
 from alpha.gates import parity
 from alpha.gates.cpu import engine
 from alpha.gates.cpu.process import Candidate
-from alpha.gates.subjects import bind, cases, crash, generator, same_bits, spec_of
+from alpha.gates.subjects import accepts, bind, case_of, crash, generator, same_bits, samples, spec_of
 from alpha.registry.cases import CaseRecord, Exact
 from alpha.registry.record import Record
 
-CALLS = (400, 1600)
+CALLS = (250, 750)
 """The number of calls is drawn between these; of an input of many elements fewer (ELEMENTS)."""
 
-ELEMENTS = 4_000_000
+ELEMENTS = 2_000_000
 """Most elements of all operands of these calls together, so that they take some ten milliseconds."""
 
 MANY = "many calls"
@@ -39,12 +39,14 @@ def _measure(candidate: Candidate, nonce: str) -> Record:
 def _long_run(candidate: Candidate, component: Component, nonce: str) -> list[CaseRecord]:
     """The further entry."""
     rng = generator(nonce, component.id, MANY)
-    spec = spec_of(component)
-    having = [(sum(t.size for t in c.types) + n, c) for c in cases(component, nonce) if (n := sum(t.size for t in c.out_types(spec)))]
-    having.sort(key=lambda sized: sized[0])
-    if not having:
-        return [Exact(name=MANY, error=1.0, note="no sample has an output with an element")]
-    size, case = having[int(rng.integers(-(-len(having) // 4)))]
+    dtype, spec = component.envelope.dtypes[0], spec_of(component)
+    among = [s for which in ("samples", "exact") for s in samples(component, nonce, which)]
+    among = sorted(among, key=lambda s: sum(np.size(x) for x in s.inputs))
+    drawn = [among[i] for i in rng.permutation(-(-len(among) // 2))]  # of the smaller half
+    todo = (case_of(s, dtype, spec=spec) for s in drawn if accepts(component, s, dtype))
+    case = next((c for c in todo if any(t.size for t in c.out_types(spec))), None)
+    if case is None:
+        return [Exact(name=MANY, error=1.0, note="no small sample has an output with an element")]
     try:
         bound, launched = bind(component, case), candidate.latest
         assert launched is not None
@@ -52,7 +54,7 @@ def _long_run(candidate: Candidate, component: Component, nonce: str) -> list[Ca
         bound.run()
         first = [x.copy() for x in bound.outs]
         outputs = [o for o, x in enumerate(first) if x.size]
-        calls = max(1, min(int(rng.integers(*CALLS)), ELEMENTS // size))
+        calls = max(1, min(int(rng.integers(*CALLS)), ELEMENTS // sum(x.size for x in (*bound.ins, *bound.outs))))
         keeps = [(o, int(rng.integers(first[o].size))) for o in rng.choice(outputs, calls).tolist()]
         for x in bound.outs:
             x[...] = np.ones((), x.dtype)  # in place of poison: what looks like results

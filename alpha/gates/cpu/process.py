@@ -40,7 +40,7 @@ from alpha import errors
 from alpha.backends.cpu.lib import ALIGN, Cpu
 from alpha.component import Catalogue, Component
 from alpha.errors import VerdictError
-from alpha.types import NUMPY, Attrs, TensorType
+from alpha.types import NUMPY, Attrs
 
 PATIENCE = 60.0
 """Seconds that an answer may take; then the process is ended and the case fails."""
@@ -216,11 +216,11 @@ class Candidate:
         """The component for the gates' engines: with so many workers its kernel is called in its process."""
         return replace(self.component, implementation=partial(_handed_over, self, workers))
 
-    def scratch(self, ins: Sequence[TensorType], outs: Sequence[TensorType], attrs: Attrs, workers: int) -> int:
+    def scratch(self, ins: Sequence[tuple[tuple[int, ...], str]], outs: Sequence[tuple[tuple[int, ...], str]], attrs: Attrs, workers: int) -> int:
         """Bytes of scratch that a launch takes."""
-        return int(self.ask("scratch", component=self.component.id, ins=list(ins), outs=list(outs), attrs=attrs, workers=workers))
+        return int(self.ask("scratch", component=self.component.id, ins=ins, outs=outs, attrs=attrs, workers=workers))
 
-    def bind(self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], scratch: np.ndarray, types: Sequence[TensorType], attrs: Attrs,
+    def bind(self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], scratch: np.ndarray, types: Sequence[tuple[tuple[int, ...], str]], attrs: Attrs,
              workers: int) -> Launched:
         """The kernel bound to copies of these arrays, which lie as these do within ALIGN bytes, and apart or together as these do."""
         at = ALIGN * int(self._rng.integers(STARTS))
@@ -312,7 +312,7 @@ class Launched:
 def _handed_over(candidate: Candidate, workers: int, cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray],
                  attrs: Attrs) -> Callable[[], None]:
     """The binder of a stand-in. A dry bind, which has no scratch yet, is told how much there must be."""
-    types = [TensorType(x.shape, _NAMES[x.dtype]) for x in (*ins, *outs)]
+    types = [(x.shape, _NAMES[x.dtype]) for x in (*ins, *outs)]
     if cpu._scratch is None:
         cpu.scratch((candidate.scratch(types[: len(ins)], types[len(ins) :], attrs, workers),), np.uint8)
         return _nothing
