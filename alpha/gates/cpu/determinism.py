@@ -41,7 +41,7 @@ def measure(component: Component, nonce: str | None = None) -> Record:
 
 def _measure(candidate: Candidate, nonce: str) -> Record:
     pin_blas()
-    component = candidate.component
+    component, candidate.afresh = candidate.component, True
     todo = chosen(component, nonce)
     least = -(-required_runs(component, "determinism") // max(1, len(todo)))
     rng = generator(nonce, component.id, "determinism")

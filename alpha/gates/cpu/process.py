@@ -40,6 +40,7 @@ from alpha import errors
 from alpha.backends.cpu.lib import ALIGN, Cpu
 from alpha.component import Catalogue, Component
 from alpha.errors import VerdictError
+from alpha.graph.ir import attrs_text
 from alpha.types import NUMPY, Attrs
 
 PATIENCE = 60.0
@@ -50,6 +51,9 @@ LOOKED_FOR = 64
 
 LEAST = 1 << 20
 """Bytes of shared memory at first. It grows by doubling."""
+
+REMEMBERED = 8
+"""Launches that are kept though nobody holds them."""
 
 STARTS = 256
 """Places, ALIGN bytes apart, at which the first operand of a launch may lie."""
@@ -145,6 +149,9 @@ class Candidate:
         self.component, self._served = component, _served()
         self._next, self._calls, self._dropped, self._pools, self._closed = 0, 0, list[int](), set[int](), ""
         self._rng = np.random.default_rng()
+        self._recent: dict[object, Placed] = {}
+        self.afresh = False
+        """Whether each bind is one."""
         self.latest: Launched | None = None
         """What was bound last."""
         self._file, self._memory = _memory(), np.empty(0, np.uint8)
@@ -220,32 +227,44 @@ class Candidate:
         """Bytes of scratch that a launch takes."""
         return int(self.ask("scratch", component=self.component.id, ins=ins, outs=outs, attrs=attrs, workers=workers))
 
-    def bind(self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], scratch: np.ndarray, types: Sequence[tuple[tuple[int, ...], str]], attrs: Attrs,
-             workers: int) -> Launched:
-        """The kernel bound to copies of these arrays, which lie as these do within ALIGN bytes, and apart or together as these do."""
-        at = ALIGN * int(self._rng.integers(STARTS))
-        placed: dict[int, int] = {}
-        starts: list[int] = []
+    def bind(self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], scratch: np.ndarray, types: Sequence[tuple[tuple[int, ...], str]],
+             attrs: Attrs, workers: int) -> Launched:
+        """The kernel bound to copies of these arrays, which lie as these do within ALIGN bytes, and apart or together as these do. Where one
+        of the last so many (REMEMBERED) was like it, that one is called again, as a run calls what it has bound once: unless `afresh`."""
         arrays = [*ins, *outs, scratch]
-        for x in arrays:
-            address = x.ctypes.data
-            if address not in placed or not x.nbytes:
-                placed[address] = at + address % ALIGN
-                at = -(-(placed[address] + x.nbytes) // ALIGN) * ALIGN
-            starts.append(placed[address])
-        self._reach(at)
-        pairs = [(x, np.ndarray(x.shape, x.dtype, self._memory, start)) for x, start in zip(arrays, starts)]
-        for x, shared in pairs:
-            shared[...] = x
-        self._next += 1
-        number, where = self._next, list(zip(starts, types))
-        self._pools.add(workers)
-        self.ask("bind", number=number, component=self.component.id, workers=workers, ins=where[: len(ins)], outs=where[len(ins) :],
-                 attrs=attrs, scratch=(starts[-1], scratch.nbytes) if scratch.nbytes else None, size=self._memory.nbytes,
-                 drop=[self._dropped.pop() for _ in range(len(self._dropped))])
-        self.latest = Launched(self, number, pairs)
-        weakref.finalize(self.latest, self._dropped.append, number)
+        addresses = [x.__array_interface__["data"][0] for x in arrays]
+        alike = (tuple(types), attrs_text(attrs), workers, scratch.nbytes,
+                 tuple((a % ALIGN, addresses.index(a)) for a in addresses))
+        placed = None if self.afresh else self._recent.get(alike)
+        if placed is None:
+            placed = self._recent[alike] = self._placed(arrays, addresses, types, len(ins), attrs, workers)
+            if len(self._recent) > REMEMBERED:
+                del self._recent[next(iter(self._recent))]
+        self.latest = Launched(self, placed, [(x, np.ndarray(x.shape, x.dtype, self._memory, at)) for x, at in zip(arrays, placed.starts)])
         return self.latest
+
+    def _placed(self, arrays: Sequence[np.ndarray], addresses: Sequence[int], types: Sequence[tuple[tuple[int, ...], str]], inputs: int,
+                attrs: Attrs, workers: int) -> Placed:
+        at = ALIGN * int(self._rng.integers(STARTS))
+        known: dict[int, int] = {}
+        starts: list[int] = []
+        for x, address in zip(arrays, addresses):
+            if address not in known or not x.nbytes:
+                known[address] = at + address % ALIGN
+                at = -(-(known[address] + x.nbytes) // ALIGN) * ALIGN
+            starts.append(known[address])
+        self._reach(at)
+        for x, start in zip(arrays, starts):
+            np.ndarray(x.shape, x.dtype, self._memory, start)[...] = x
+        self._next += 1
+        number, where, scratch = self._next, list(zip(starts, types)), arrays[-1].nbytes
+        self._pools.add(workers)
+        self.ask("bind", number=number, component=self.component.id, workers=workers, ins=where[:inputs], outs=where[inputs:], attrs=attrs,
+                 scratch=(starts[-1], scratch) if scratch else None, size=self._memory.nbytes,
+                 drop=[self._dropped.pop() for _ in range(len(self._dropped))])
+        placed = Placed(number, starts)
+        weakref.finalize(placed, self._dropped.append, number)
+        return placed
 
     def _reach(self, nbytes: int) -> None:
         """As much shared memory at least. What is bound already keeps its own view of it."""
@@ -282,19 +301,26 @@ class Candidate:
                 os.waitpid(self.pid, 0)
 
 
+class Placed:
+    """A launch that is bound in the kernel's process. `starts`: where its operands lie in the shared memory, its scratch last."""
+
+    def __init__(self, number: int, starts: Sequence[int]) -> None:
+        self.number, self.starts = number, starts
+
+
 class Launched:
     """A kernel bound in its process: called, it is called there. `pairs`: each array with its copy; scratch last."""
 
-    def __init__(self, candidate: Candidate, number: int, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        self._candidate, self.number, self._pairs = candidate, number, pairs
+    def __init__(self, candidate: Candidate, placed: Placed, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        self._candidate, self._placed, self._pairs = candidate, placed, pairs
 
     def __call__(self) -> None:
-        self.over(lambda: self._candidate.call(self.number))
+        self.over(lambda: self._candidate.call(self._placed.number))
 
     def many(self, keeps: Sequence[tuple[int, int]]) -> list[Any]:
         """Call as often as there are keeps, in one Plan. The elements, at (output, place), that each left."""
         kept: list[Any] = []
-        self.over(lambda: kept.extend(self._candidate.ask("many", number=self.number, keeps=list(keeps))))
+        self.over(lambda: kept.extend(self._candidate.ask("many", number=self._placed.number, keeps=list(keeps))))
         self._candidate.look()
         return kept
 
