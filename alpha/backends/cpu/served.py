@@ -27,6 +27,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ import numpy as np
 from alpha.backends.cpu.catalogue import fill
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Cpu
+from alpha.backends.cpu.observe import ObservedWorkers
 from alpha.component import Catalogue
 from alpha.errors import AlphaError
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref
@@ -56,6 +58,13 @@ class OneLaunch(CpuExecutor):
     def __init__(self, catalogue: Catalogue, workers: int) -> None:
         super().__init__(Program("step", {}, (), {}, {"threads": workers}), catalogue)
         self._catalogue = catalogue
+
+    def beside(self, workers: int) -> OneLaunch:
+        """Another one with so many workers, without looking for libraries again."""
+        other = copy(self)
+        other.workers = ObservedWorkers(workers)
+        other.arenas, other._bound, other._plans = {}, {}, {}
+        return other
 
     def load(self, plan: Plan, memory: np.ndarray) -> None:
         """Bind a Plan over this memory."""
@@ -81,15 +90,14 @@ class OneLaunch(CpuExecutor):
 class Side:
     """The handlers of a fork. `file`: the shared memory."""
 
-    def __init__(self, catalogue: Catalogue, file: int, alone: OneLaunch | None = None) -> None:
+    def __init__(self, catalogue: Catalogue, file: int, alone: OneLaunch) -> None:
         self._catalogue, self._file = catalogue, file
-        self._executors = {1: alone} if alone is not None else {}
+        self._executors = {1: alone}
         self._held: dict[int, tuple[OneLaunch, Launch]] = {}
         self._memory = np.empty(0, np.uint8)
 
     def ready(self) -> None:
         """All threads that a process with one worker has are there afterwards."""
-        self._executor(1)
         np.dot(np.ones((2, 2)), np.ones((2, 2)))
 
     def scratch(self, component: str, ins: Sequence[Typed], outs: Sequence[Typed], attrs: Attrs, workers: int) -> int:
@@ -128,7 +136,7 @@ class Side:
 
     def _executor(self, workers: int) -> OneLaunch:
         if workers not in self._executors:
-            self._executors[workers] = OneLaunch(self._catalogue, workers)
+            self._executors[workers] = self._executors[1].beside(workers)
         return self._executors[workers]
 
 
@@ -185,7 +193,7 @@ def read(talk: socket.socket, nbytes: int) -> bytes:
 def as_in_a_run(talk: int, file: int, catalogue: Catalogue, alone: OneLaunch | None = None) -> None:
     """The life of a fork. `talk`: a socket; `file`: the shared memory; `alone`: an executor of one worker that is there already."""
     np.seterr(all="ignore")
-    answer(socket.socket(fileno=talk), Side(catalogue, file, alone))
+    answer(socket.socket(fileno=talk), Side(catalogue, file, alone or OneLaunch(catalogue, 1)))
 
 
 def every_kernel() -> Catalogue:
