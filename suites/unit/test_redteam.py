@@ -17,7 +17,7 @@ def test_the_honest_are_not() -> None:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, plant.Outcome]:
-    return apart.attempt([apart.HONEST, *apart.CHEATS])
+    return apart.attempt([apart.HONEST, *apart.CHEATS, *apart.SURVIVORS])
 
 
 @pytest.mark.parametrize("cheat", apart.CHEATS, ids=[f"{c.number}-{c.name.replace(' ', '-')}" for c in apart.CHEATS])
@@ -31,3 +31,10 @@ def test_a_kernel_that_looks_around_is_rejected(cheat: apart.Cheat, outcomes: di
 def test_its_wrapper_alone_is_not(outcomes: dict[str, plant.Outcome]) -> None:
     outcome = outcomes[apart.HONEST.name]
     assert not outcome.error and not outcome.caught_by and len(outcome.records) == len(apart.HONEST.gates)
+
+
+@pytest.mark.parametrize("cheat", apart.SURVIVORS, ids=[c.name.replace(" ", "-") for c in apart.SURVIVORS])
+def test_the_list_of_survivors_lags_behind_nothing(cheat: apart.Cheat, outcomes: dict[str, plant.Outcome]) -> None:
+    """A survivor that a gate has come to reject belongs among the cheats."""
+    outcome = outcomes[cheat.name]
+    assert not outcome.error and not outcome.caught_by and len(outcome.records) == len(cheat.gates)

@@ -18,10 +18,10 @@ from alpha.gates.subjects import accepts, bind, case_of, crash, generator, same_
 from alpha.registry.cases import CaseRecord, Exact
 from alpha.registry.record import Record
 
-CALLS = (250, 750)
+CALLS = (220, 440)
 """The number of calls is drawn between these; of an input of many elements fewer (ELEMENTS)."""
 
-ELEMENTS = 2_000_000
+ELEMENTS = 1_000_000
 """Most elements of all operands of these calls together, so that they take some ten milliseconds."""
 
 MANY = "many calls"

@@ -49,7 +49,7 @@ PATIENCE = 60.0
 LOOKED_FOR = 64
 """After one call of so many, processes that the kernel has started are looked for; threads after each."""
 
-LEAST = 1 << 20
+LEAST = 1 << 18
 """Bytes of shared memory at first. It grows by doubling."""
 
 REMEMBERED = 8
@@ -70,7 +70,7 @@ wait(talk)
 
 def _served() -> Any:
     """Found by name: evidence of a kernel does not bind to the executor's text, which has gates of its own."""
-    return importlib.import_module("alpha.backends.cpu.served")
+    return importlib.import_module(f"{alpha.__name__}.backends.cpu.served")
 
 
 class Forks:
@@ -136,9 +136,7 @@ def _leave() -> None:
 
 
 def _of_the_catalogue(component: Component) -> bool:
-    from alpha.train.catalogue import loadable_catalogue
-
-    known = loadable_catalogue()
+    known = importlib.import_module(f"{alpha.__name__}.train.catalogue").loadable_catalogue()  # by name as well: it leads to every component
     return component.id in known and known[component.id].implementation is component.implementation
 
 
