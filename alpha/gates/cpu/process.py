@@ -17,7 +17,6 @@ import atexit
 import builtins
 import importlib
 import json
-import mmap
 import os
 import pickle
 import signal
@@ -136,8 +135,12 @@ def _leave() -> None:
 
 
 def _of_the_catalogue(component: Component) -> bool:
-    known = importlib.import_module(f"{alpha.__name__}.train.catalogue").loadable_catalogue()  # by name as well: it leads to every component
+    known = importlib.import_module(f"{alpha.__name__}.train.catalogue").loadable_catalogue()  # by name too: all components
     return component.id in known and known[component.id].implementation is component.implementation
+
+
+Typed = tuple[tuple[int, ...], str]
+"""An operand's shape and element type, as the other side takes it."""
 
 
 class Candidate:
@@ -221,14 +224,14 @@ class Candidate:
         """The component for the gates' engines: with so many workers its kernel is called in its process."""
         return replace(self.component, implementation=partial(_handed_over, self, workers))
 
-    def scratch(self, ins: Sequence[tuple[tuple[int, ...], str]], outs: Sequence[tuple[tuple[int, ...], str]], attrs: Attrs, workers: int) -> int:
+    def scratch(self, ins: Sequence[Typed], outs: Sequence[Typed], attrs: Attrs, workers: int) -> int:
         """Bytes of scratch that a launch takes."""
         return int(self.ask("scratch", component=self.component.id, ins=ins, outs=outs, attrs=attrs, workers=workers))
 
-    def bind(self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], scratch: np.ndarray, types: Sequence[tuple[tuple[int, ...], str]],
+    def bind(self, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], scratch: np.ndarray, types: Sequence[Typed],
              attrs: Attrs, workers: int) -> Launched:
-        """The kernel bound to copies of these arrays, which lie as these do within ALIGN bytes, and apart or together as these do. Where one
-        of the last so many (REMEMBERED) was like it, that one is called again, as a run calls what it has bound once: unless `afresh`."""
+        """The kernel bound to copies of these arrays, which lie as these do within ALIGN bytes, and apart or together as these do. Where
+        one of the last (REMEMBERED) was like it, that one is called again, as a run calls what it has bound once: unless `afresh`."""
         arrays = [*ins, *outs, scratch]
         addresses = [x.__array_interface__["data"][0] for x in arrays]
         alike = (tuple(types), attrs_text(attrs), workers, scratch.nbytes,
@@ -241,7 +244,7 @@ class Candidate:
         self.latest = Launched(self, placed, [(x, np.ndarray(x.shape, x.dtype, self._memory, at)) for x, at in zip(arrays, placed.starts)])
         return self.latest
 
-    def _placed(self, arrays: Sequence[np.ndarray], addresses: Sequence[int], types: Sequence[tuple[tuple[int, ...], str]], inputs: int,
+    def _placed(self, arrays: Sequence[np.ndarray], addresses: Sequence[int], types: Sequence[Typed], inputs: int,
                 attrs: Attrs, workers: int) -> Placed:
         at = ALIGN * int(self._rng.integers(STARTS))
         known: dict[int, int] = {}
