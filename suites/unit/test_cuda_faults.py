@@ -94,7 +94,7 @@ def test_faults_are_rejected_over_emulated_device_code(pytestconfig: pytest.Conf
 
 
 def test_faults_compile_to_other_machine_code(pytestconfig: pytest.Config, seed: int) -> None:
-    """The first of the compiled files whose text holds the broken one; one fault is compiled into some of them only, so spread ones first."""
+    """The first of the compiled files that hold the broken text, spread ones first: a fault may be compiled into some of them only."""
     try:
         toolchain.find_nvcc()
     except MachineError as error:
