@@ -94,7 +94,7 @@ class Side:
         self._catalogue, self._file = catalogue, file
         self._executors = {1: alone}
         self._held: dict[int, tuple[OneLaunch, Launch]] = {}
-        self._memory = np.empty(0, np.uint8)
+        self._memory: np.ndarray = np.empty(0, np.uint8)
 
     def ready(self) -> None:
         """All threads that a process with one worker has are there afterwards."""
@@ -221,7 +221,7 @@ def wait(talk: socket.socket) -> None:
         if pid == 0:
             talk.close()
             try:
-                as_in_a_run(*handed, catalogue, alone)
+                as_in_a_run(handed[0], handed[1], catalogue, alone)
             finally:
                 os._exit(0)
         for file in handed:

@@ -155,7 +155,8 @@ class Candidate:
         """Whether each bind is one."""
         self.latest: Launched | None = None
         """What was bound last."""
-        self._file, self._memory = _memory(), np.empty(0, np.uint8)
+        self._file = _memory()
+        self._memory: np.ndarray = np.empty(0, np.uint8)
         self._talk, theirs = socket.socketpair()
         self._own = not _of_the_catalogue(component)
         with theirs:
