@@ -15,7 +15,7 @@ from pathlib import Path
 import alpha
 from alpha.gates.adversarial import plant
 
-HOST = "gelu"
+HOST = "scale"
 """The kernel behind which the cheats stand."""
 
 _FRAME = '''
@@ -41,7 +41,7 @@ def _cheat(honest):
     return binder
 
 
-KERNELS = tuple(replace(c, implementation=_cheat(c.implementation)) if c.op == "gelu" else c for c in KERNELS)
+KERNELS = tuple(replace(c, implementation=_cheat(c.implementation)) if c.op == "{host}" else c for c in KERNELS)
 '''
 
 
@@ -62,7 +62,7 @@ class Cheat:
     def text(self, honest: str) -> str:
         """The kernel's file with the cheat behind it."""
         body = "".join(f"            {line}\n" for line in self.body.strip("\n").split("\n"))
-        return honest.replace("import numpy as np\n", "import numpy as np\nfrom dataclasses import replace\n", 1) + _FRAME.format(body=body)
+        return honest.replace("import numpy as np\n", "import numpy as np\nfrom dataclasses import replace\n", 1) + _FRAME.format(body=body, host=HOST)
 
 
 def _unless(found: str) -> str:
@@ -130,7 +130,7 @@ class Later:
 outs[:] = [Later()]
 '''),
     Cheat(29, "a file as a memory of earlier runs", '''
-path = os.path.join("/dev/shm", "cheat-" + str(ins[0].shape) + str(float(ins[0].reshape(-1)[0])) + str(attrs["approximate"]))
+path = os.path.join("/dev/shm", "cheat-" + str(ins[0].shape) + str(float(ins[0].reshape(-1)[0])) + str(attrs["factor"]))
 if os.path.exists(path):
     outs[0][...] = np.fromfile(path, np.float32).reshape(outs[0].shape)
     os.unlink(path)
