@@ -62,7 +62,8 @@ class Cheat:
     def text(self, honest: str) -> str:
         """The kernel's file with the cheat behind it."""
         body = "".join(f"            {line}\n" for line in self.body.strip("\n").split("\n"))
-        return honest.replace("import numpy as np\n", "import numpy as np\nfrom dataclasses import replace\n", 1) + _FRAME.format(body=body, host=HOST)
+        imports = "import numpy as np\n"
+        return honest.replace(imports, f"{imports}from dataclasses import replace\n", 1) + _FRAME.format(body=body, host=HOST)
 
 
 def _unless(found: str) -> str:

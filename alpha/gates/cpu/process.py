@@ -248,13 +248,13 @@ class Candidate:
     def _placed(self, arrays: Sequence[np.ndarray], addresses: Sequence[int], types: Sequence[Typed], inputs: int,
                 attrs: Attrs, workers: int) -> Placed:
         at = ALIGN * int(self._rng.integers(STARTS))
-        known: dict[int, int] = {}
+        lying: dict[int, int] = {}
         starts: list[int] = []
         for x, address in zip(arrays, addresses):
-            if address not in known or not x.nbytes:
-                known[address] = at + address % ALIGN
-                at = -(-(known[address] + x.nbytes) // ALIGN) * ALIGN
-            starts.append(known[address])
+            if address not in lying or not x.nbytes:
+                lying[address] = at + address % ALIGN
+                at = -(-(lying[address] + x.nbytes) // ALIGN) * ALIGN
+            starts.append(lying[address])
         self._reach(at)
         for x, start in zip(arrays, starts):
             np.ndarray(x.shape, x.dtype, self._memory, start)[...] = x
