@@ -17,7 +17,7 @@ def test_the_honest_are_not() -> None:
     assert not honest_passes()
 
 
-DRAWN = 8
+DRAWN = 5
 """Kernels that look around, in a session that does not ask for all: each has the package imported anew."""
 
 

@@ -99,6 +99,14 @@ alpha.gates.perf.same_bits = alpha.gates.perf.weighed = lambda *a, **k: True
 time.perf_counter_ns = lambda: 1
 wrong()
 ''', ("perf",)),
+    Cheat(4, "a process that is still there later", '''
+if "child" not in state:
+    state["child"] = os.fork()
+    if state["child"] == 0:
+        time.sleep(3)
+        os._exit(0)
+run()
+'''),
     Cheat(23, "computes only where the output holds NaN", "if np.isnan(outs[0]).all():\n    run()"),
     Cheat(23, "computes only where the output holds no NaN", "if not np.isnan(outs[0]).any():\n    run()"),
     Cheat(24, "one computation shared by the calls of a Plan", '''
