@@ -114,7 +114,7 @@ now = time.perf_counter()
 if now - mine["last"] > 5e-3:
     run()
 mine["last"] = now
-''', ("perf",)),
+'''),
     Cheat(25, "looks for the expected answer in memory", '''
 for x in gc.get_objects():
     held = list(x.values()) if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else ()
