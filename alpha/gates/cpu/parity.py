@@ -21,7 +21,7 @@ from alpha.registry.record import Record
 CALLS = (220, 440)
 """The number of calls is drawn between these; of an input of many elements fewer (ELEMENTS)."""
 
-ELEMENTS = 1_000_000
+ELEMENTS = 8_000_000
 """Most elements of all operands of these calls together, so that they take some ten milliseconds."""
 
 MANY = "many calls"
@@ -42,7 +42,7 @@ def _long_run(candidate: Candidate, component: Component, nonce: str) -> list[Ca
     dtype, spec = component.envelope.dtypes[0], spec_of(component)
     among = [s for which in ("samples", "exact") for s in samples(component, nonce, which)]
     among = sorted(among, key=lambda s: sum(np.size(x) for x in s.inputs))
-    drawn = [among[i] for i in rng.permutation(-(-len(among) // 2))]  # of the smaller half
+    drawn = [among[i] for i in rng.permutation(-(-len(among) // 4))]  # of the smallest quarter
     todo = (case_of(s, dtype, spec=spec) for s in drawn if accepts(component, s, dtype))
     case = next((c for c in todo if any(t.size for t in c.out_types(spec))), None)
     if case is None:
