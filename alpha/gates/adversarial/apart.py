@@ -30,7 +30,7 @@ def _cheat(honest):
 
         def wrong():
             run()
-            outs[0].reshape(-1)[-1:] += np.float32(0.25)
+            outs[0].reshape(-1)[-1:] = np.float32(0.7310586)
 
         def call():
             state["calls"] += 1
