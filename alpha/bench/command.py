@@ -251,6 +251,9 @@ def _unknown_commits(console: Console) -> bool:
 
 
 def _against(args: argparse.Namespace, chosen: Sequence[Component], console: Console) -> int:
+    if others := [c.id for c in chosen if c.kind != "kernel"]:
+        raise InputError("--against compares kernels", came=others[0], expected="the id of a kernel",
+                         do="pin what else owes the perf gate anew when its code changes: `alpha gate pin`")
     tree, found = against.tree_of(args.against), []
     for c in chosen:
         verdicts: list[tuple[str, noise.Verdict]] = []

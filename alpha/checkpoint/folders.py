@@ -216,10 +216,11 @@ def inspect(path: Path, *, verify: bool = True) -> Saved:
         content = json_of(raw)
         stated = content.pop("sha256")
         form, version = content["format"], content["version"]
+        digest = _digest(content)  # ValueError for a number beyond every float
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise corrupt(path, "its manifest is not complete", f"{len(raw)} bytes ({error})", "JSON with a content hash") from error
-    if stated != _digest(content):
-        raise corrupt(path, "its manifest was edited or torn", f"sha256 {_digest(content)[:16]}", f"sha256 {str(stated)[:16]}")
+    if stated != digest:
+        raise corrupt(path, "its manifest was edited or torn", f"sha256 {digest[:16]}", f"sha256 {str(stated)[:16]}")
     if form != FORMAT or version not in READABLE:
         raise InputError(
             "the checkpoint has an unknown format",
@@ -244,7 +245,7 @@ def _unlike_a_manifest(content: Mapping[str, Any]) -> str:
     if type(step) is not int or step < 0 or not isinstance(facts, dict) or not isinstance(kinds, dict):
         return "step, facts or kinds of another type"
     ranged, indexes = content["version"] > 2, content.get("indexes", [])
-    if ranged and not (isinstance(indexes, list) and indexes and all(isinstance(digest, str) for digest in indexes)):
+    if not isinstance(indexes, list) or bool(indexes) != ranged or not all(isinstance(digest, str) for digest in indexes):
         return f"indexes {indexes!r}"
     for kind, of in kinds.items():
         if not isinstance(of, dict) or str(of.get("dtype")) not in _DTYPES or not isinstance(of.get("tensors"), list):

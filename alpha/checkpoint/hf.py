@@ -101,7 +101,11 @@ def open_hub(path: Path) -> Hub:
         raise InputError("no model here is of this type", came=f"{path / CONFIG}: model_type = {kind!r}", expected=", ".join(LAYOUTS))
     layout = LAYOUTS[kind]
     sizes = {"family": layout.family, **layout.sizes(_Reader(path / CONFIG, content))}
-    parts, found = tuple(layout.parts(sizes)), _without(layout, path, safetensors.folder(path))
+    found = _without(layout, path, safetensors.folder(path))
+    if sizes["layers"] > len(found):  # every block has tensors; a list of those of any number of blocks has no bound
+        raise InputError(f"the model in {path} has other tensors than its {CONFIG} says", came=f"{len(found)} tensors",
+                         expected=f"those of {sizes['layers']} blocks")
+    parts = tuple(layout.parts(sizes))
     wanted = {name: shape for p in parts for name, shape in p.theirs}
     _tied_head(path, sizes, parts[0], found)
     missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))

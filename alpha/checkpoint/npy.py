@@ -37,7 +37,7 @@ def read(path: Path, kind: str, facts: Mapping[str, Any], layout: StateLayout) -
             start = file.tell()
     except OSError as error:
         raise corrupt(path, "a file cannot be read", f"{name} ({error.strerror})", "every file of the manifest") from error
-    except (ValueError, TokenError) as error:
+    except (ValueError, SyntaxError, TokenError, UserWarning) as error:  # the last where warnings are errors
         raise corrupt(path, f"{name} is no array", error, "an .npy file") from error
     item = dtype_of(layout).itemsize
     if shape != (facts["size"],) or dtype != dtype_of(layout) or size != start + facts["size"] * item or start % ALIGN:

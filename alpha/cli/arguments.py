@@ -55,6 +55,10 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument("--resume", action="store_true", help="go on with the newest run of this name, or with the directory given")
         p.add_argument("--at", type=int, metavar="STEP", help="resume from this checkpoint instead of the latest")
         p.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks to start on this machine (default %(default)s)")
+        p.add_argument("--hosts", type=int, default=1, metavar="N",
+                       help="hosts of the job, each of which runs this command (default %(default)s)")  # fmt: skip
+        p.add_argument("--host", type=int, default=0, metavar="I", help="which of them this is, from 0 (default %(default)s)")
+        p.add_argument("--meet", default="", metavar="ADDRESS:PORT", help="where host 0 is met; all know the secret ALPHA_SECRET")
         p.add_argument("--restarts", type=int, default=0, metavar="N", help="start again from the last good checkpoint this often, if "
                        "ranks are lost (default %(default)s)")  # fmt: skip
         p.add_argument("--fewest", type=int, metavar="N", help="go on with fewer ranks, down to so many, if restarts get no further "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from alpha import config
 from alpha.config import Config
 from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, NOT_RUN, PASS
 from alpha.train import rundir
+from alpha.train.home import at_home
 
 _COLOUR = {PASS: "green", BASELINE: "cyan", AMBIGUOUS: "yellow", FAIL: "bold red", NOT_RUN: "dim"}
 
@@ -26,6 +28,13 @@ def load_source(source: str, overrides: Sequence[str]) -> Config:
             rundir.read_config(path)  # raises
         return config.load(path / "config.toml", overrides)
     return config.load(path, overrides)
+
+
+@contextmanager
+def in_its_folder(source: str, cfg: Config) -> Iterator[None]:
+    """Of a run directory: work where its relative paths start from, as `at_home`; of a run file: here."""
+    with at_home(cfg, Path(source)) if Path(source).is_dir() else nullcontext():
+        yield
 
 
 def this_command() -> str:

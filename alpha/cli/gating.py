@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from alpha.cli.common import coloured, console_or, load_source
+from alpha.cli.common import coloured, console_or, in_its_folder, load_source
 from alpha.cli.outside import cmd_outside
 from alpha.errors import InputError
 from alpha.gates import merge, run
@@ -54,9 +54,10 @@ def cmd_gate_run(args: argparse.Namespace) -> int:
     ids = list(args.ids)
     if args.run_file is not None:
         cfg = load_source(args.run_file, args.set)
-        vocab = vocabulary(cfg, open_data(cfg).tokenizer.vocab_size)
-        program = program_for(cfg, vocab, catalogue(), threads_for(cfg, args.nproc), args.nproc)
-        ids += admission.needed(catalogue(), components_of(cfg, program))
+        with in_its_folder(args.run_file, cfg):
+            vocab = vocabulary(cfg, open_data(cfg).tokenizer.vocab_size)
+            program = program_for(cfg, vocab, catalogue(), threads_for(cfg, args.nproc), args.nproc)
+            ids += admission.needed(catalogue(), components_of(cfg, program))
     elif args.set or args.nproc != 1:
         raise InputError("--set and --nproc are about a run file, and none is given", came=" ".join([*args.set, f"--nproc {args.nproc}"]),
                          expected="--for RUN.toml")

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from alpha.cli.common import load_source, shown, this_command
+from alpha.comm.meet import Across
 from alpha.comm.world import World
 from alpha.config import Config, Log
 from alpha.errors import ConfigError, InputError, MachineError
@@ -28,6 +30,7 @@ from alpha.trackers.start import Made, trackers
 from alpha.train import launch, rundir
 from alpha.train.catalogue import catalogue
 from alpha.train.console import Printer, duration
+from alpha.train.home import at_home
 from alpha.train.interrupt import EXIT, Interrupt
 from alpha.train.ranks import Ranks
 from alpha.train.session import Outcome, Prepared, prepare, same_run, train
@@ -54,11 +57,20 @@ def cmd_train(args: argparse.Namespace) -> int:
         raise InputError(
             "a run directory and --at are for resuming", came=args.source, expected="a run file, or --resume", do="add --resume"
         )
+    here = Path.cwd()
+    with nullcontext() if resume is None else at_home(cfg, resume) as run:
+        if Path.cwd() != here:
+            _report(args.command, f"relative paths are those of {Path.cwd()}, where the run's last session ran")
+        return _start(args, cfg, run)
+
+
+def _start(args: argparse.Namespace, cfg: Config, resume: Path | None) -> int:
+    """One process, the ranks that the command asks for, or one rank of another launcher's job."""
     place = launch.seat(os.environ)
     if place is not None:
         return _as_rank(args, cfg, resume, place)
     with trackers(cfg.log, partial(_report, args.command)) as made:
-        if args.nproc != 1:
+        if args.nproc != 1 or args.hosts != 1:
             return _with_ranks(args, cfg, resume, made)
         return _session(args, cfg, resume, args.at, made=made)
 
@@ -79,10 +91,10 @@ def _session(args: argparse.Namespace, cfg: Config, resume: Path | None, at: int
 
 def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: launch.Seat) -> int:
     """One rank of a job that another launcher started."""
-    if args.nproc not in (1, place.size) or args.restarts:
+    if args.nproc not in (1, place.size) or args.restarts or args.hosts != 1:
         raise InputError("another launcher starts the ranks of this job, and starts them again",
-                         came=f"WORLD_SIZE={place.size}, --nproc {args.nproc}, --restarts {args.restarts}",
-                         expected="neither --nproc nor --restarts", do="leave them out, or unset RANK and WORLD_SIZE")
+                         came=f"WORLD_SIZE={place.size}, --nproc {args.nproc}, --restarts {args.restarts}, --hosts {args.hosts}",
+                         expected="none of --nproc, --restarts and --hosts", do="leave them out, or unset RANK and WORLD_SIZE")
     if place.size == 1:
         return _session(args, cfg, resume, args.at)
     _require_ranks(cfg, place.size)
@@ -92,15 +104,16 @@ def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: 
 
 def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made: Made) -> int:
     """Start the ranks here, and again where some are lost."""
-    _require_ranks(cfg, args.nproc)
+    across = _across(args)
+    _require_ranks(cfg, args.nproc * args.hosts)
     fewest = args.nproc if args.fewest is None else args.fewest
-    if args.restarts < 0 or not 1 < fewest <= args.nproc:
+    if args.restarts < 0 or not (1 if across else 2) <= fewest <= args.nproc or (across and fewest != args.nproc):
         raise InputError("a job is started again a number of times, with ranks that there are",
                          came=f"--restarts {args.restarts}, --fewest {fewest}", expected=f"0 or more, and 2 to {args.nproc}")
 
     def start(ranks: int, number: int, path: Path | None, at: int | None) -> launch.Ended:
         own = same_run(cfg, path) if path is not None else cfg
-        prepared = prepare(own, catalogue(), Printer(), Ranks(), ranks)
+        prepared = prepare(own, catalogue(), Printer(), Ranks(), ranks * args.hosts)
         rundir.source_state()  # asked once, here
 
         def body(world: World, tell: launch.Tell) -> int:
@@ -111,13 +124,26 @@ def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made
 
             return _session(args, own, path, at, world, told, prepared)
 
-        return launch.launch(ranks, body, epoch=number)
+        return launch.launch(ranks, body, epoch=number, across=across)
 
     report = partial(_report, args.command)
     ended = supervise(start, args.nproc, restarts=args.restarts, fewest=fewest, resume=resume, at=args.at, report=report)
     if ended.error:
         report(f"{ended.error}\n{ended.account}" if ended.lost else ended.error)
     return ended.code
+
+
+def _across(args: argparse.Namespace) -> Across | None:
+    """The job's hosts, as the command line names them; None for this one alone."""
+    if args.hosts == 1:
+        return None
+    address, _, port = args.meet.rpartition(":")
+    if not 0 <= args.host < args.hosts or args.nproc < 1 or not address or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise InputError("a job on several hosts says where they meet, and which one this is",
+                         came=f"--hosts {args.hosts}, --host {args.host}, --nproc {args.nproc}, --meet {args.meet or 'nothing'}",
+                         expected=f"--host from 0 to {args.hosts - 1}, --nproc of each, --meet ADDRESS:PORT of host 0",
+                         do="give all hosts the same --hosts, --nproc and --meet, and each its own --host")
+    return Across(args.host, args.hosts, address, int(port), launch.secret(os.environ))
 
 
 def _report(command: str, text: str) -> None:

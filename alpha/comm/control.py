@@ -6,17 +6,21 @@ A word is 8 bytes, aligned, and has one writer; x86-64 and Arm store and load su
 from __future__ import annotations
 
 import mmap
+import struct
 import time
 from dataclasses import dataclass
 
 ABSENT, JOINED, LEFT = 0, 1, 2
 """States of a rank."""
 
-_WORDS = 16
+_WORDS = 24
 _TEXT = 1024
+_MOST = 2**64 - 1
 RANK_BYTES = 8 * _WORDS + _TEXT
 
-_STATE, _PID, _HEARTBEAT, _PROGRESS, _WAITS_FOR, _GROUP, _CALL, _OP, _STEP, _PATIENCE, _ERROR, _CULPRIT, _LENGTH, _NOW, _FAILED = range(15)
+(_STATE, _PID, _HEARTBEAT, _PROGRESS, _WAITS_FOR, _GROUP, _CALL, _OP, _STEP, _PATIENCE, _ERROR, _CULPRIT, _LENGTH, _NOW, _FAILED, _SERVED,
+ _FROZEN) = range(17)
+_TIMES = (_HEARTBEAT, _PATIENCE, _ERROR)
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,12 @@ class Failure:
 class Control:
     """The control block over `memory` at `start`: one record of RANK_BYTES for each of `size` ranks, and before them a flag for each.
 
-    Each rank writes its own record and flag alone.
+    Each rank writes its own record and flag alone; those of ranks on other hosts this host's bridge writes, from what it is told there.
+    `here`: the ranks of this host.
     """
 
-    def __init__(self, memory: mmap.mmap, start: int, size: int) -> None:
-        self.size = size
+    def __init__(self, memory: mmap.mmap, start: int, size: int, here: range | None = None) -> None:
+        self.size, self.here = size, range(size) if here is None else here
         self._flags = memoryview(memory)[start : start + size]
         self._clear = bytes(size)
         at = start + flags_bytes(size)
@@ -115,6 +120,41 @@ class Control:
     def patience(self, rank: int) -> int:
         """The time that a rank asked for, 0 for none."""
         return self._words[rank][_PATIENCE]
+
+    def serve(self, rank: int, ns: int, frozen: bool) -> None:
+        """For how long the machine served a rank, and whether its process is stopped: what only its own host sees."""
+        words = self._words[rank]
+        words[_SERVED], words[_FROZEN] = ns, frozen
+
+    def served(self, rank: int) -> int:
+        """Of a rank on another host: nanoseconds in which that machine served it, since it joined."""
+        return self._words[rank][_SERVED]
+
+    def frozen(self, rank: int) -> bool:
+        """Of a rank on another host: its process is stopped."""
+        return self._words[rank][_FROZEN] != 0
+
+    def record(self, rank: int) -> bytes:
+        """All words of a rank, and the text of its error if it told one: what another host is told."""
+        words = self._words[rank]
+        flag = self._flags[rank]
+        return bytes([flag]) + bytes(words) + (bytes(self._texts[rank][: words[_LENGTH]]) if flag else b"")
+
+    def mirror(self, rank: int, record: bytes, ahead: int) -> None:
+        """Keep what another host said of a rank of its own. `ahead`: nanoseconds that its clock is ahead of this one's. ValueError for what
+        is no record."""
+        text = record[1 + 8 * _WORDS :]
+        if len(record) < 1 + 8 * _WORDS or len(text) > _TEXT:
+            raise ValueError(f"a record of {len(record)} bytes")
+        told = struct.unpack_from(f"<{_WORDS}Q", record, 1)
+        if len(text) != record[0] * told[_LENGTH] or record[0] > 1:
+            raise ValueError(f"a record whose text has {len(text)} bytes, and says {told[_LENGTH]}")
+        words = self._words[rank]
+        for i, word in enumerate(told):
+            words[i] = max(1, word - ahead) & _MOST if word and i in _TIMES else word
+        if record[0] and not self._flags[rank]:
+            self._texts[rank][: len(text)] = text
+            self._flags[rank] = 1
 
     def fail(self, failure: Failure) -> None:
         """Tell the error of rank `failure.teller`, once; what it tells later is not heard."""

@@ -26,6 +26,7 @@ REDUCTIONS = ("", "sum", "average", "unordered")
 MAGIC = 0x414C5048
 HEADER = struct.Struct("<IBBBBIIQQQQIIiI")
 CHECKSUM = struct.Struct("<Q")
+_NBYTES, _NBYTES_AT = struct.Struct("<I"), 52
 SPACE = 128
 """Bytes before a payload: header, checksum, and what makes the payload begin on a cache line of its own."""
 
@@ -57,6 +58,11 @@ def header(about: About, *, job: int, epoch: int, sender: int, sequence: int, ch
     return HEADER.pack(MAGIC, OPS.index(about.op), DTYPES.index(about.dtype), ALGORITHMS.index(about.algorithm),
                        REDUCTIONS.index(about.reduce), epoch, about.group, job, sequence, about.call, about.count, chunk, nbytes,
                        about.place, sender)
+
+
+def nbytes_of(memory: memoryview, at: int) -> int:
+    """Bytes of the payload behind the header at `at`."""
+    return int(_NBYTES.unpack_from(memory, at + _NBYTES_AT)[0])
 
 
 def checksum(head: bytes, payload: np.ndarray) -> int:

@@ -1,7 +1,8 @@
 """How ranks that some other launcher started come to one segment: over a socket in the abstract namespace of this host. Floor 4.
 
-Rank 0 makes the segment and hands its descriptor to every rank that asks (SCM_RIGHTS of unix(7)). The socket has no file, and is gone with
-its process. Only processes of the same user are answered; the name is drawn from what the launcher gives to all ranks of a job alone.
+The first rank of a host makes the segment and hands its descriptor to every rank there that asks (SCM_RIGHTS of unix(7)). The socket has
+no file, and is gone with its process. Only processes of the same user are answered; the name is drawn from what the launcher gives to the
+ranks of this job on this host alone.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ def _name(secret: str) -> bytes:
 
 
 def offer(segment: Segment, secret: str, deadline: float) -> None:
-    """Rank 0: hand the segment to all other ranks, each once. `deadline`: seconds.
+    """The first rank of a host: hand the segment to the other ranks here, each once. `deadline`: seconds.
 
     BusyError where another job has this secret; RankError naming the ranks that never asked.
     """
-    until, missing = time.monotonic() + deadline, set(range(1, segment.size))
+    until, missing = time.monotonic() + deadline, set(segment.here[1:])
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         try:
             server.bind(_name(secret))
@@ -44,7 +45,7 @@ def offer(segment: Segment, secret: str, deadline: float) -> None:
                 link, _ = server.accept()
             except TimeoutError:
                 ranks = ", ".join(map(str, sorted(missing)))
-                raise RankError(f"ranks never came: {ranks}", rank=min(missing), expected=f"all {segment.size} within {deadline:g} s",
+                raise RankError(f"ranks never came: {ranks}", rank=min(missing), expected=f"all {len(segment.here)} within {deadline:g} s",
                                 do="look at the logs of those ranks: did they start, on this host, in this job?") from None
             with link:
                 link.settimeout(1.0)
@@ -62,16 +63,17 @@ def _answer(link: socket.socket, segment: Segment, missing: set[int]) -> None:
             return
         (rank,) = _ASKED.unpack(asked)
         if rank in missing:
-            socket.send_fds(link, [_TAKEN.pack(_OK)], [segment.fd])
+            socket.send_fds(link, [_TAKEN.pack(_OK)], [segment.fd] if segment.bell < 0 else [segment.fd, segment.bell])
             missing.discard(rank)
         else:
-            link.send(_TAKEN.pack(_TAKEN_RANK if 0 <= rank < segment.size else _NO_SUCH_RANK))
+            link.send(_TAKEN.pack(_TAKEN_RANK if rank in segment.here else _NO_SUCH_RANK))
     except OSError:
         return  # it went away meanwhile; if it was one of ours, it is still missing
 
 
 def ask(secret: str, rank: int, deadline: float) -> Segment:
-    """Another rank: the segment of the job. RankError where rank 0 does not answer; InputError where it has no place for this rank."""
+    """Another rank: the segment of the job. RankError where the first rank does not answer; InputError where it has no place for this
+    one."""
     until = time.monotonic() + deadline
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
@@ -79,11 +81,11 @@ def ask(secret: str, rank: int, deadline: float) -> Segment:
                 link.settimeout(max(0.001, until - time.monotonic()))
                 link.connect(_name(secret))
                 link.send(_ASKED.pack(rank))
-                said, fds, _, _ = socket.recv_fds(link, _TAKEN.size, 1)
+                said, fds, _, _ = socket.recv_fds(link, _TAKEN.size, 2)
             except OSError:  # nobody listens yet, or no longer
                 said, fds = b"", []
         if fds:
-            return Segment(fds[0])
+            return Segment(*fds)
         if said:
             raise InputError("rank 0 has no place for this rank", came=f"rank {rank}", expected="a rank of the job that nobody else is",
                              do="look at RANK and WORLD_SIZE in the environment of all ranks")

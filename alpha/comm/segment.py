@@ -12,6 +12,8 @@ import secrets
 import struct
 import sys
 
+import numpy as np
+
 from alpha.comm.control import Control, control_bytes
 from alpha.comm.flight import RING_BYTES, FlightRecorder
 from alpha.comm.message import SPACE
@@ -25,41 +27,50 @@ SLOTS = 4
 PAYLOAD_BYTES = 256 * 1024
 """Bytes of the longest message among up to 8 ranks: a slot and the next one stay in a cache of 1 MiB. More ranks have shorter ones."""
 
-_MAGIC, _VERSION = 0x616C706861, 1
-_HEADER = struct.Struct("<QIIIIIIQ")
+_MAGIC, _VERSION = 0x616C706861, 2
+_HEADER = struct.Struct("<QIIIIIIQII")
+_PID, _BRIDGE_AT = struct.Struct("<Q"), 128
 _PAGE = 4096
 _COUNTERS = 128
 """Bytes of a ring's two counters: each on a cache line of its own, because each has one writer."""
+RELEASED = 64
+"""Where the second one begins."""
 
 
 class Segment:
-    """Shared memory of one job of `size` ranks. `job`: 64 random bits. `epoch`: how often the job was started before."""
+    """Shared memory of one job of `size` ranks on one host. `job`: 64 random bits. `epoch`: how often the job was started before.
 
-    def __init__(self, fd: int) -> None:
-        """Over an open descriptor, which it owns from now on. InputError for what is no segment."""
-        self.fd = fd
+    `here`: the ranks of this host. Words and rings of ranks elsewhere are kept up to date by this host's bridge (bridge.py), which
+    `bell`, a descriptor of eventfd(2), tells of a message that was sent or released; -1 where all ranks are here.
+    """
+
+    def __init__(self, fd: int, bell: int = -1) -> None:
+        """Over an open descriptor, which it owns from now on, and the bell's. InputError for what is no segment."""
+        self.fd, self.bell = fd, bell
         head = os.pread(fd, _HEADER.size, 0)
-        magic, version, size, self.epoch, self.slots, payload, channels, self.job = \
-            _HEADER.unpack(head) if len(head) == _HEADER.size else (0,) * 8
+        magic, version, size, self.epoch, self.slots, payload, channels, self.job, first, count = \
+            _HEADER.unpack(head) if len(head) == _HEADER.size else (0,) * 10
         if (magic, version) != (_MAGIC, _VERSION):
             raise InputError("this descriptor is no segment of a job", came=f"magic {magic:#x}, version {version}",
                              expected=f"magic {_MAGIC:#x}, version {_VERSION}", do="start all ranks with one version of Alpha")
-        self.size, self.payload_bytes, self.channels = size, payload, channels
+        self.size, self.payload_bytes, self.channels, self.here = size, payload, channels, range(first, first + count)
         self._control_at = _PAGE
         self._flight_at = _paged(self._control_at + control_bytes(size))
         self._rings_at = _paged(self._flight_at + size * RING_BYTES)
-        self._ring_bytes = ring_bytes(self.slots, payload)
-        nbytes = self._rings_at + channels * size * size * self._ring_bytes
+        self.ring_size = ring_bytes(self.slots, payload)
+        nbytes = self._rings_at + channels * size * size * self.ring_size
         try:
             self.memory = mmap.mmap(fd, nbytes)
         except OSError as error:
             raise MachineError("this process gets no address space for what ranks share", came=f"{nbytes:,} bytes ({error.strerror})",
                                expected="addresses alone; memory stands behind those of its own groups", do="raise `ulimit -v`") from error
-        self.control = Control(self.memory, self._control_at, size)
+        self.control = Control(self.memory, self._control_at, size, self.here)
 
     @classmethod
-    def create(cls, size: int, *, epoch: int = 0, payload_bytes: int | None = None, slots: int = SLOTS) -> Segment:
-        """A new segment. InputError for a size that no job has; MachineError where the system has no such memory."""
+    def create(cls, size: int, *, epoch: int = 0, payload_bytes: int | None = None, slots: int = SLOTS, here: range | None = None,
+               job: int | None = None) -> Segment:
+        """A new segment of a new job, or of one that began on another host. InputError for a size that no job has; MachineError where the
+        system has no such memory."""
         if not 1 <= size <= MOST_RANKS:
             raise InputError("a job has another number of ranks", came=size, expected=f"1 to {MOST_RANKS}")
         payload = payload_bytes or (PAYLOAD_BYTES if size <= 8 else PAYLOAD_BYTES // 8)
@@ -70,15 +81,17 @@ class Segment:
             raise MachineError("ranks share memory without a name", came=sys.platform, expected="Linux 5.3 or newer")
         fixed = _paged(_paged(_PAGE + control_bytes(size)) + size * RING_BYTES)
         whole = fixed + (CHANNELS + 1) * size * size * ring_bytes(slots, payload)
+        here, job = range(size) if here is None else here, secrets.randbits(64) if job is None else job
         try:
+            bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if len(here) < size else -1
             fd = os.memfd_create("alpha-job")
             os.ftruncate(fd, whole)
-            os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, size, epoch, slots, payload, CHANNELS + 1, secrets.randbits(64)), 0)
+            os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, size, epoch, slots, payload, CHANNELS + 1, job, here.start, len(here)), 0)
         except OSError as error:
             raise MachineError("the ranks cannot share memory", came=f"{whole:,} bytes of addresses: {error.strerror}",
                                do="start fewer ranks, or raise the limits on open files and on their size (ulimit -n, -f)") from error
         reserve(fd, 0, fixed)
-        return cls(fd)
+        return cls(fd, bell)
 
     def recorder(self, rank: int) -> FlightRecorder:
         """The flight recorder of a rank."""
@@ -86,13 +99,46 @@ class Segment:
 
     def ring(self, channel: int, source: int, to: int) -> int:
         """Where the ring from one rank to another begins, memory reserved. MachineError when there is none left."""
-        at = self._rings_at + ((channel * self.size + source) * self.size + to) * self._ring_bytes
-        reserve(self.fd, at, self._ring_bytes)
+        at = self.ring_at(channel, source, to)
+        reserve(self.fd, at, self.ring_size)
         return at
 
+    def ring_at(self, channel: int, source: int, to: int) -> int:
+        """The same, of memory that is reserved."""
+        return self._rings_at + ((channel * self.size + source) * self.size + to) * self.ring_size
+
+    def counters(self) -> tuple[np.ndarray, np.ndarray]:
+        """u64[channels, size, size] each, views: messages sent and released, by channel, source and receiver."""
+        n, step = self.size, self.ring_size
+        shape, strides = (self.channels, n, n), (n * n * step, n * step, step)
+        at = self._rings_at
+        sent: np.ndarray = np.ndarray(shape, np.uint64, self.memory, at, strides)
+        released: np.ndarray = np.ndarray(shape, np.uint64, self.memory, at + RELEASED, strides)
+        return sent, released
+
+    def slot(self, ring: int, sequence: int) -> int:
+        """Where the slot of message `sequence` of a ring begins."""
+        return ring + _COUNTERS + sequence % self.slots * (SPACE + self.payload_bytes)
+
+    @property
+    def bridge(self) -> int:
+        """The process of this host's bridge, 0 where there is none yet."""
+        return int(_PID.unpack_from(self.memory, _BRIDGE_AT)[0])
+
+    @bridge.setter
+    def bridge(self, pid: int) -> None:
+        _PID.pack_into(self.memory, _BRIDGE_AT, pid)
+
+    def ring_bell(self) -> None:
+        """Tell the bridge that there is something to carry."""
+        if self.bell >= 0:
+            os.eventfd_write(self.bell, 1)
+
     def close(self) -> None:
-        """Give the descriptor back. The memory goes with the last process that maps it."""
+        """Give the descriptors back. The memory goes with the last process that maps it."""
         os.close(self.fd)
+        if self.bell >= 0:
+            os.close(self.bell)
 
 
 def reserve(fd: int, at: int, nbytes: int) -> None:

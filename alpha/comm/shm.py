@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from alpha.comm.message import CHECKSUM, HEADER, SPACE, About, checksum, differences, header
-from alpha.comm.segment import Segment
+from alpha.comm.segment import RELEASED, Segment
 from alpha.comm.watch import Watch
 from alpha.errors import GraphError, RankError
 
@@ -27,32 +27,38 @@ _FENCE = threading.Lock()
 
 
 def _fence() -> None:
-    """No load or store moves from one side to the other, on machines that would let it."""
     for _ in range(2):
         _FENCE.acquire()
         _FENCE.release()
 
 
+def in_order() -> None:
+    """No load or store moves from one side to the other, on machines that would let it."""
+    if not _STORES_IN_ORDER:
+        _fence()
+
+
 class _Ring:
     """One direction between two ranks."""
 
-    __slots__ = ("at", "count", "memory", "payloads", "released", "sent", "slots")
+    __slots__ = ("at", "count", "elsewhere", "memory", "payloads", "released", "sent", "slots")
 
     def __init__(self, segment: Segment, channel: int, source: int, to: int) -> None:
         start = segment.ring(channel, source, to)
         self.memory, self.slots = memoryview(segment.memory), segment.slots
-        self.sent, self.released = (self.memory[start + i : start + i + 8].cast("Q") for i in (0, 64))
-        stride = SPACE + segment.payload_bytes
-        self.at = [start + 128 + i * stride for i in range(self.slots)]
+        self.sent, self.released = (self.memory[start + i : start + i + 8].cast("Q") for i in (0, RELEASED))
+        self.at = [segment.slot(start, i) for i in range(self.slots)]
         whole = np.frombuffer(segment.memory, np.uint8)
-        self.payloads = [whole[a + SPACE : a + stride] for a in self.at]
+        self.payloads = [whole[a + SPACE : a + SPACE + segment.payload_bytes] for a in self.at]
+        self.elsewhere = source not in segment.here or to not in segment.here
         self.count = 0  # messages that this side has sent, or released
 
 
 class SharedMemory:
     """The links of one rank to the other members of a group (alpha/comm/transport.py: Transport).
 
-    members: the ranks of the group, in order. channel: the group's number in the job. One thread uses it at a time.
+    members: the ranks of the group, in order. channel: the group's number in the job. One thread uses it at a time. Of members on other
+    hosts the bridge is what fills and empties the other ends of the rings (bridge.py).
     """
 
     def __init__(self, segment: Segment, watch: Watch, channel: int, members: Sequence[int]) -> None:
@@ -60,7 +66,7 @@ class SharedMemory:
             raise GraphError("a job has too many groups", came=channel, expected=f"at most {segment.channels - 1} besides the world")
         self.payload_bytes = segment.payload_bytes
         self._watch, self._members, self._job, self._epoch = watch, tuple(members), segment.job, segment.epoch
-        me = watch.rank
+        self._tell, me = segment.ring_bell, watch.rank
         self._out = {i: _Ring(segment, channel, me, r) for i, r in enumerate(members) if r != me}
         self._in = {i: _Ring(segment, channel, r, me) for i, r in enumerate(members) if r != me}
 
@@ -79,6 +85,8 @@ class SharedMemory:
         if not _STORES_IN_ORDER:
             _fence()
         ring.count = ring.sent[0] = sequence + 1
+        if ring.elsewhere:
+            self._tell()
         self._watch.control.advance(self._watch.rank)
 
     def receive(self, source: int, about: About, chunk: int, nbytes: int) -> np.ndarray:
@@ -108,6 +116,8 @@ class SharedMemory:
         if not _STORES_IN_ORDER:
             _fence()
         ring.released[0] = ring.count
+        if ring.elsewhere:
+            self._tell()
         self._watch.control.advance(self._watch.rank)
 
     def _wait(self, ready: Callable[[], bool], peer: int, about: About) -> None:

@@ -21,6 +21,8 @@ SHORTEST_S, LONGEST_S = 50e-6, 1e-3
 """Sleeps of a wait, doubled from one to the next."""
 LOOK_NS = 20_000_000
 """How often a wait looks whether the others live and get on."""
+_BRIDGE = -1
+"""In place of a rank: the bridge."""
 _LANES = 512
 """Elements of a NumPy call that lets other threads of this process have the interpreter lock."""
 
@@ -35,6 +37,22 @@ class Deadlines:
     join: float = 60.0
     stall: float = 5.0
     abort: float = 5.0
+
+
+class _ServedElsewhere:
+    """A rank on another host, as that host's bridge tells of it (process.Served)."""
+
+    def __init__(self, control: Control, rank: int) -> None:
+        self._control, self._rank, self._began = control, rank, control.served(rank)
+
+    @property
+    def ns(self) -> int:
+        """Nanoseconds in which its machine served it, so far."""
+        return self._control.served(self._rank) - self._began
+
+    def look(self) -> int:
+        """The same."""
+        return self.ns
 
 
 class Watch:
@@ -68,6 +86,8 @@ class Watch:
 
     def _watch(self, rank: int) -> None:
         pid = self.control.pid(rank)
+        if rank not in self.control.here:
+            return  # its own host's bridge sees it end
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -81,6 +101,15 @@ class Watch:
                                expected="Linux 5.3 or newer") from error
         self._poll.register(fd, select.POLLIN)
         self._watched[fd] = rank
+
+    def watch_bridge(self, pid: int) -> None:
+        """Watch the process that carries what goes to other hosts and comes from them, too."""
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError as error:
+            raise self.fail(_bridge_died(self.rank, "")) from error
+        self._poll.register(fd, select.POLLIN)
+        self._watched[fd] = _BRIDGE
 
     def until(self, ready: Callable[[], bool], peer: int, op: str) -> None:
         """Return as soon as `ready()`. `peer`: the rank whose doing that is; `op`: the collective. RankError when any rank failed or died,
@@ -105,7 +134,7 @@ class Watch:
         pause, look = SHORTEST_S, 0
         limit = int(1e9 * max(self.deadlines.stall, 3 * self._slowest.get(op, 0.0)))
         seen: tuple[object, ...] = ()
-        served = Served(self.control.pid(peer))
+        served = self._served(peer)
         while not ready():
             if self.control.failed():
                 raise self._stopped(op)
@@ -121,7 +150,7 @@ class Watch:
                 chain = self._chain(peer)
                 state = (chain, self.control.progress(chain[-1]))
                 if state != seen:
-                    seen, served = state, Served(self.control.pid(chain[-1]))
+                    seen, served = state, self._served(chain[-1])
                 elif served.look() > limit and (now > self.control.patience(chain[-1]) or self._frozen(chain[-1])):
                     raise self.fail(self._stalled(chain, op, served.ns / 1e9))
             time.sleep(pause)
@@ -137,14 +166,27 @@ class Watch:
             chain.append(following)
         return tuple(chain)
 
+    def _served(self, rank: int) -> Served | _ServedElsewhere:
+        return Served(self.control.pid(rank)) if rank in self.control.here else _ServedElsewhere(self.control, rank)
+
     def _frozen(self, rank: int) -> bool:
+        if rank not in self.control.here:
+            return self.control.frozen(rank)
         return process_state(self.control.pid(rank)) == "stopped"
+
+    def _state(self, rank: int) -> str:
+        if rank in self.control.here:
+            return process_state(self.control.pid(rank))
+        return "stopped" if self.control.frozen(rank) else "on another host"
 
     def _look_for_death(self, op: str) -> None:
         for fd, _ in self._poll.poll(0):
             self._poll.unregister(fd)
             rank = self._watched.pop(fd)
             os.close(fd)
+            if rank == _BRIDGE:
+                self.stopped(op)
+                raise self.fail(_bridge_died(self.rank, op))
             if self.control.state(rank) != LEFT:
                 if self.control.failed():  # it told why before it ended
                     raise self._stopped(op)
@@ -164,7 +206,7 @@ class Watch:
         what = f"ranks wait for each other in {op}" if ring else f"rank {last} gets on with nothing while {op} waits for it"
         beat = (time.monotonic_ns() - self.control.heartbeat(last)) / 1e9
         return RankError(what, rank=last, op=op, step=self.step, expected=f"progress within {seconds:.1f} s",
-                         came=f"{waits}; rank {last} is {process_state(self.control.pid(last))}, last heartbeat {beat:.1f} s ago, "
+                         came=f"{waits}; rank {last} is {self._state(last)}, last heartbeat {beat:.1f} s ago, "
                          f"last seen in {self._place(last)}", do="look at its log; work that takes longer is announced with World.patient")
 
     def _place(self, rank: int) -> str:
@@ -199,6 +241,11 @@ class Watch:
         for fd in self._watched:
             os.close(fd)
         self._watched.clear()
+
+
+def _bridge_died(rank: int, op: str) -> RankError:
+    return RankError("the bridge of this host died", rank=rank, op=op, expected="that it carries until all ranks have left",
+                     do="look at the log of this host, and for the kernel's out-of-memory killer")
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -53,6 +53,8 @@ class World:
         self._beating = threading.Thread(target=self._beat, daemon=True, name="alpha-heartbeat")
         self._beating.start()
         try:
+            if segment.bridge:
+                self._watch.watch_bridge(segment.bridge)
             self._watch.join()
             self.add_group(WORLD, [range(segment.size)])
         except BaseException:
@@ -114,6 +116,16 @@ class World:
         self._rule = rule
         for group in self._groups.values():
             group.rule = rule
+
+    @property
+    def here(self) -> range:
+        """The ranks of this host."""
+        return self._segment.here
+
+    @property
+    def bridge(self) -> int:
+        """The process that carries what goes to other hosts, 0 where there are none."""
+        return self._segment.bridge
 
     def advance(self) -> None:
         """Tell the others that this rank gets on; an executor does it at each launch. RankError if any rank has failed."""

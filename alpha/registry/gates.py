@@ -22,7 +22,8 @@ from alpha.registry.record import Record
 class Gate:
     """One gate.
 
-    engine    module:function that measures it; `engines`: in its place for kernels of these back ends
+    engine    module:function that measures it; `engines`: in its place for kernels of these back ends, and for
+              other components of these profiles
     calls     functions of SUBJECTS by which the engine calls a kernel, part of what evidence binds to
     cases     sorts of cases that it writes (cases.py); judge.py has a judge for each sort, and the first stands for an engine that failed
     owed_by   profiles of the components that owe it
@@ -68,10 +69,11 @@ TABLE = (
          calls=("warm_up", "samples", "refused", "bind"),
          owed_by=("kernel", "host", "program", "model", "collective"), seconds=0.1, slow=_WHOLE_MODELS),
     Gate(name="perf", engine="alpha.gates.perf:measure",
-         engines={"cuda": "alpha.gates.cuda.perf:measure", "outside": "alpha.gates.outside.perf:measure"},
+         engines={"cuda": "alpha.gates.cuda.perf:measure", "outside": "alpha.gates.outside.perf:measure",
+                  "collective": "alpha.gates.contracts.ranks.perf:measure"},
          cases=(Share, Slowdown),
          calls=("warm_up", "bind"),  # its calls are not drawn from samples
-         owed_by=("kernel",), seconds=0.6, pinned=True),
+         owed_by=("kernel", "collective"), seconds=0.6, pinned=True),
 )
 """Every gate, in the order in which a component's are run."""
 
@@ -109,7 +111,7 @@ def asked_of(profile: str) -> tuple[str, ...]:
 def engine_of(name: str, component: Component) -> str:
     """module:function of the engine that measures a gate on this component; InputError for an unknown gate."""
     gate = gate_of(name)
-    return gate.engines.get(component.backend, gate.engine) if component.kind == "kernel" else gate.engine
+    return gate.engines.get(component.backend if component.kind == "kernel" else component.profile, gate.engine)
 
 
 def measured_by(name: str, component: Component) -> list[str]:

@@ -64,7 +64,7 @@ def open_data(cfg: Config) -> Dataset:
 
     InputError, CorruptError and MachineError as the parts say; InputError if a split is shorter than one sequence.
     """
-    prepared = [name for name in _sources(cfg) if is_prepared(Path(name))]
+    prepared = [name for name in sources_read(cfg) if is_prepared(Path(name))]
     if prepared:
         return _open_prepared(cfg, prepared)
     if cfg.data.mixture:
@@ -80,7 +80,7 @@ def open_data(cfg: Config) -> Dataset:
     return Dataset(corpus, split, tokenizer, *streams)
 
 
-def _sources(cfg: Config) -> list[str]:
+def sources_read(cfg: Config) -> list[str]:
     """The corpus, or those of the mixture. ConfigError where both are named."""
     if cfg.data.mixture and cfg.data.corpus != Data.corpus:
         raise ConfigError("data.corpus and data.mixture exclude each other", came=f"corpus {cfg.data.corpus}, mixture {cfg.data.mixture}",
@@ -91,7 +91,7 @@ def _sources(cfg: Config) -> list[str]:
 def _open_prepared(cfg: Config, names: list[str]) -> Dataset:
     """Streams as `alpha data prepare` made them, with their tokenizer; of a mixture all of one tokenizer and split alike, so that no text
     is on both sides. ConfigError where the run file asks for another vocabulary, InputError where sources do not go together."""
-    plain = sorted({*_sources(cfg)} - {*names})
+    plain = sorted({*sources_read(cfg)} - {*names})
     if plain:
         raise InputError("a mixture holds prepared and other sources", came=f"{plain[0]} beside {names[0]}", expected="all of one kind",
                          do=f"run `alpha data prepare {plain[0]} --out FOLDER` with the same tokenizer")
@@ -122,7 +122,7 @@ def _open_prepared(cfg: Config, names: list[str]) -> Dataset:
 
 def known_tokenizer(cfg: Config) -> Tokenizer | None:
     """The tokenizer of prepared data, or of a file; None where the run makes its own."""
-    folder = Path(_sources(cfg)[0])
+    folder = Path(sources_read(cfg)[0])
     if is_prepared(folder):
         return load_tokenizer(folder / TOKENIZER)
     path = tokenizer_file_of(cfg)
@@ -379,10 +379,10 @@ def components_of(cfg: Config, program: Program) -> list[str]:
     exactly these."""
     known = known_tokenizer(cfg)
     chosen = [f"tokenizer.{known.kind if known else cfg.data.tokenizer}"]
-    if is_prepared(Path(_sources(cfg)[0])):
+    if is_prepared(Path(sources_read(cfg)[0])):
         chosen += ["corpus.prepared"]
     else:
-        chosen += ["split.by_file", *("corpus.stdlib" if name == "stdlib" else "corpus.folder" for name in _sources(cfg))]
+        chosen += ["split.by_file", *("corpus.stdlib" if name == "stdlib" else "corpus.folder" for name in sources_read(cfg))]
     chosen += ["sampler.mixed"] if cfg.data.mixture else []
     chosen += ["sampler.prefetched"] if cfg.data.prefetch else []
     chosen += ["sampler.packed"] if cfg.data.packing == "documents" else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from alpha.comm.bridge import Bridge
 from alpha.comm.shm import SharedMemory
 from alpha.comm.watch import Watch
 from alpha.component import Catalogue, Component
@@ -17,9 +18,9 @@ from alpha.train.supervisor import supervise
 _JOBS = "alpha.gates.contracts.ranks.jobs"
 
 
-def _of_ranks(name: str, implementation: Callable[..., object], *presupposes: str) -> Component:
+def _of_ranks(name: str, implementation: Callable[..., object], *presupposes: str, contract: str = _JOBS) -> Component:
     return Component(id=name, kind="program", profile="program", implementation=implementation, presupposes=presupposes,
-                     requires=("ranks>=2",), contract=_JOBS)
+                     requires=("ranks>=2",), contract=contract)
 
 
 COMPONENTS = (
@@ -32,6 +33,7 @@ COMPONENTS = (
         contract="alpha.gates.contracts.train",
     ),
     _of_ranks("transport.shm", SharedMemory),
+    _of_ranks("transport.tcp", Bridge, "transport.shm", "watch.progress", contract="alpha.gates.contracts.ranks.hosts"),
     _of_ranks("watch.progress", Watch),
     _of_ranks("launch.ranks", launch, "watch.progress"),
     _of_ranks("handshake.ranks", require_same_start, "all_gather.cpu"),

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from alpha.comm.bridge import Bridge
 from alpha.comm.control import ABSENT, Failure
+from alpha.comm.meet import Across, Met, meet
 from alpha.comm.process import Served, process_state
 from alpha.comm.rendezvous import ask, offer
 from alpha.comm.segment import Segment
@@ -31,6 +35,9 @@ from alpha.train.interrupt import EXIT
 
 PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>. What counts is the end of the thread that forked: the parent's only one."""
+
+SECRET = 16
+"""Fewest characters of a job's secret."""
 
 LOOK_S = 0.05
 """How often the parent looks whether a rank has told a failure."""
@@ -49,18 +56,22 @@ Body = Callable[[World, Tell], int]
 
 @dataclass(frozen=True)
 class Seat:
-    """A place in a job of another launcher. `secret`: what that launcher gave to all ranks of this job, and to no other job."""
+    """A place in a job of another launcher. `name`: what that launcher gave to all ranks of this job on this host, and to no other job.
+    `across`: the job has other hosts; `local_size`: ranks of this one."""
 
     rank: int
     size: int
     local_rank: int
-    secret: str
+    name: str
+    across: Across | None = None
+    local_size: int = 0
 
 
 def seat(environment: Mapping[str, str]) -> Seat | None:
-    """The place that RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT give; None where they give none, or a job of one.
+    """The place that RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT give; None where they give none.
 
-    InputError for a part of them, for numbers that do not fit, and for a job on several hosts.
+    The ranks of a host follow one another, and all hosts have as many, as torchrun starts them. InputError for a part of them, and for
+    numbers that do not fit.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return None
@@ -71,12 +82,29 @@ def seat(environment: Mapping[str, str]) -> Seat | None:
         raise InputError("the environment gives a rank that its job has not",
                          came=f"RANK={rank}, LOCAL_RANK={local_rank}, WORLD_SIZE={size}",
                          expected=f"ranks from 0 to {size - 1}", do="look at what the launcher sets")
-    if environment.get("LOCAL_WORLD_SIZE", str(size)) != str(size):
-        raise InputError("the ranks of a job are on one host", came=f"LOCAL_WORLD_SIZE={environment['LOCAL_WORLD_SIZE']} of {size}",
-                         expected=f"all {size} here", do="start as many ranks as one host has cores")
     address = environment.get("MASTER_ADDR", "localhost")
-    _require_here(address)
-    return Seat(rank, size, local_rank, f"{address} {numbers['MASTER_PORT']} {environment.get('TORCHELASTIC_RUN_ID', '')}")
+    name = f"{address} {numbers['MASTER_PORT']} {environment.get('TORCHELASTIC_RUN_ID', '')}"
+    local_size = _number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else size
+    if local_size == size:
+        _require_here(address)
+        return Seat(rank, size, local_rank, name)
+    if not local_size or size % local_size or rank % local_size != local_rank:
+        raise InputError("the hosts of a job have the same number of ranks, one after the other", came=f"RANK={rank}, "
+                         f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_size}, WORLD_SIZE={size}",
+                         expected="RANK = host LOCAL_WORLD_SIZE + LOCAL_RANK", do="look at what the launcher sets")
+    host = rank // local_size
+    across = Across(host, size // local_size, address, numbers["MASTER_PORT"], secret(environment))
+    return Seat(rank, size, local_rank, f"{name} {host}", across, local_size)
+
+
+def secret(environment: Mapping[str, str]) -> bytes:
+    """ALPHA_SECRET, which hosts of one job prove to each other. InputError where there is none, or one that can be guessed."""
+    text = environment.get("ALPHA_SECRET", "")
+    if len(text) < SECRET:
+        raise InputError("hosts of a job know each other by a secret", came=f"ALPHA_SECRET of {len(text)} characters" if text else
+                         "no ALPHA_SECRET", expected=f"{SECRET} characters or more, the same on all hosts",
+                         do='on one host `openssl rand -hex 16`; set it on all, by the launcher\'s own means')
+    return text.encode()
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -99,20 +127,62 @@ def _require_here(address: str) -> None:
                          expected="an address of this host, such as localhost", do="start all ranks here") from error
 
 
-def join(place: Seat, deadlines: Deadlines | None = None) -> World:
-    """Meet the other ranks of the job. RankError naming those that never come, BusyError for a second job with the same port."""
-    limits = deadlines or Deadlines()
-    if place.rank == 0:
-        segment = Segment.create(place.size)
-        offer(segment, place.secret, limits.join)
+@contextmanager
+def join(place: Seat, deadlines: Deadlines | None = None) -> Iterator[World]:
+    """Meet the other ranks of the job, and leave it at the end. The first rank of a host meets the other hosts, and keeps their bridge.
+
+    RankError naming those that never come, BusyError for a second job with the same port.
+    """
+    limits, bridge = deadlines or Deadlines(), 0
+    if place.local_rank:
+        segment = ask(place.name, place.rank, limits.join)
+    elif place.across:
+        met = meet(place.across, place.local_size, 0, secrets.randbits(64), limits.join)
+        segment = segment_of(met, place.across)
+        bridge = start_bridge(met, place.across, segment, limits)
+        offer(segment, place.name, limits.join)
     else:
-        segment = ask(place.secret, place.rank, limits.join)
+        segment = Segment.create(place.size)
+        offer(segment, place.name, limits.join)
     if segment.size != place.size:
         error = InputError("ranks of one job were given different sizes of it", came=f"WORLD_SIZE={place.size} for rank {place.rank}",
-                           expected=f"{segment.size}, as rank 0 has it", do="look at what the launcher sets")
+                           expected=f"{segment.size}, as rank {segment.here.start} has it", do="look at what the launcher sets")
         _fail(segment, place.rank, str(error))
         raise error
-    return World(segment, place.rank, local_rank=place.local_rank, deadlines=limits)
+    try:
+        with World(segment, place.rank, local_rank=place.local_rank, deadlines=limits) as world:
+            yield world
+    finally:
+        if bridge:  # it ends after the last rank here, and with this process
+            os.waitpid(bridge, 0)
+
+
+# -- several hosts -------------------------------------------------------------------------------------------------------------
+
+
+def segment_of(met: Met, across: Across) -> Segment:
+    """The memory that this host's ranks share with each other and with its bridge."""
+    return Segment.create(met.size, epoch=met.epoch, here=met.hosts[across.host].ranks, job=met.job)
+
+
+def start_bridge(met: Met, across: Across, segment: Segment, limits: Deadlines) -> int:
+    """Fork the process that carries what ranks here have for ranks elsewhere, before any rank is there. Its number; it ends after them."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        met.door.close()
+        segment.bridge = pid
+        return pid
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        _die_with(parent)
+        Bridge(segment, met.hosts, across.host, met.door, across.secret, limits.abort).run()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
 
 
 # -- started here --------------------------------------------------------------------------------------------------------------
@@ -159,29 +229,40 @@ class _Child:
         return str(self.told.get("error", ""))
 
 
-def launch(size: int, body: Body, *, epoch: int = 0, deadlines: Deadlines | None = None) -> Ended:
-    """Run `body` in `size` new processes to their end. `epoch`: how often the job was started before.
+def launch(size: int, body: Body, *, epoch: int = 0, deadlines: Deadlines | None = None, across: Across | None = None) -> Ended:
+    """Run `body` in `size` new processes to their end. `epoch`: how often the job was started before. `across`: the job has other hosts,
+    which are met first; `size` ranks are here.
 
-    Call it while this process has one thread of its own. MachineError where the machine has no memory to share, or no more processes.
+    Call it while this process has one thread of its own. MachineError where the machine has no memory to share, or no more processes;
+    RankError naming hosts that never come.
     """
     limits = deadlines or Deadlines()
-    segment = Segment.create(size, epoch=epoch)
+    met = meet(across, size, epoch, secrets.randbits(64), limits.join) if across else None
+    segment = segment_of(met, across) if met and across else Segment.create(size, epoch=epoch)
     parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     children: list[_Child] = []
     try:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        bridge = start_bridge(met, across, segment, limits) if met and across else 0
         try:
-            for rank in range(size):
+            for rank in segment.here:
                 children.append(_start(rank, segment, body, limits, parent, before, children))
         except OSError as error:
             _end(children)
             raise MachineError("the ranks cannot be started", came=f"{len(children)} of {size}: {error.strerror}",
                                do="start fewer ranks, or raise the limit on processes (ulimit -u)") from error
-        return _look_after(children, segment, limits, before)
+        ended = _look_after(children, segment, limits, before)
+        if bridge:
+            os.waitpid(bridge, 0)
+            bridge = 0
+        return ended
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _end(children)
+        if bridge:
+            os.kill(bridge, signal.SIGKILL)
+            os.waitpid(bridge, 0)
         segment.close()
 
 
@@ -214,7 +295,7 @@ def _be(rank: int, segment: Segment, body: Body, limits: Deadlines, parent: int,
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which forwards it once
         _die_with(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        with World(segment, rank, deadlines=limits) as world:
+        with World(segment, rank, local_rank=rank - segment.here.start, deadlines=limits) as world:
             status = body(world, tell)
         tell(code=status)
     except AlphaError as error:
@@ -361,16 +442,16 @@ def _end(children: list[_Child]) -> None:
 
 def _verdict(children: list[_Child], segment: Segment, signals: list[int]) -> Ended:
     """What the whole job came to."""
-    told = children[0].told
+    told, here = children[0].told, {child.rank: child for child in children}
     failures = segment.control.failures()
     if signals and any(child.code != 0 and not child.error for child in children):
         return Ended(EXIT + signals[0], "" if not failures else "interrupted", told=told)
     if not failures:
         return Ended(max(child.code or 0 for child in children), told=told)
     first = failures[0]
-    teller = children[first.teller]
+    teller = here.get(first.teller)
     account = "\n".join(_account(child, segment) for child in children)
-    if teller.error and not teller.told["blames"]:
+    if teller and teller.error and not teller.told["blames"]:
         return Ended(int(teller.told["error_code"]), f"rank {teller.rank}: {teller.error}", False, account, told)
     return Ended(1, first.text, True, account, told)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -48,8 +49,8 @@ def describe(
     components = {**{c: {} for c in program.kernels()}, **evidence}
     held.write_manifest(
         {
-            "run": seal.run, "status": seal.status, "config": cfg.identity(), "program": program.hash(), "components": components,
-            "machine": hardware["machine"],
+            "run": seal.run, "status": seal.status, "folder": os.getcwd(), "config": cfg.identity(), "program": program.hash(),
+            "components": components, "machine": hardware["machine"],
             "flops": {"version": VERSION, "convention": CONVENTION, "per_token": flops.per_token, "peak": peak.flops,
                       "peak_source": peak.source},
             "tokenizer": data.tokenizer.hash, "corpus": data.corpus.hash,

@@ -30,6 +30,8 @@ class Ranks:
         self.rank = world.rank if world else 0
         self.size: int = world.size if world else 1
         self.first = self.rank == 0
+        self.here: range = world.here if world else range(1)
+        """The ranks of this host."""
 
     @property
     def _group(self) -> Group:

@@ -151,7 +151,7 @@ def create(cfg: Config, tokenizer: Tokenizer, status: str = UNGATED) -> RunDir:
         part.mkdir()
         held = RunDir(part)
         tokenizer.save(part / "tokenizer.json")
-        held.write_manifest({"run": os.urandom(16).hex(), "status": status, "sessions": []})
+        held.write_manifest({"run": os.urandom(16).hex(), "status": status, "sessions": [], "folder": os.getcwd()})
         write_atomic(part / "config.toml", cfg.resolved().encode())
         held.path = _named(part, out, cfg.run.name)
         sync_folder(out)
@@ -259,8 +259,9 @@ def _wrong_in(content: Mapping[str, Any]) -> str:
         return f"sessions = {sessions!r}"
     if not isinstance(content.get("flops", {}), dict):
         return f"flops = {content['flops']!r}"
-    if not isinstance(content.get("status", ""), str):
-        return f"status = {content['status']!r}"
+    for name in ("status", "folder"):
+        if not isinstance(content.get(name, ""), str):
+            return f"{name} = {content[name]!r}"
     return ""
 
 

@@ -117,6 +117,8 @@ def train(
                 require_same_start(world, cfg, str(resume or "a new run"))
         own = prepared or prepare(cfg, catalogue, printer, ranks, ranks.size)
         data, threads, program, flops, began, began_ns = own.data, own.threads, own.program, own.flops, own.began, own.began_ns
+        if resume is not None:
+            require_same_text(cfg, data, resume)
         if world:
             require_same_program(world, program, data)
             world.add_groups(program.groups)
@@ -126,11 +128,13 @@ def train(
         fill = begin() if resume is None else None  # before anything is made; a run that goes on needs what it began from no more
         evidence: Mapping[str, Any] = {}
         checking = world is not None and cfg.machine.debug in ("check", "all")
+        if ranks.rank == ranks.here.start:  # of each host
+            memory_check.require(program, ranks.here, checked=checking)
+            memory_check.require_room_for_saves(program, ranks.here)
         if ranks.first:
             with ranks.patient(STARTING_S):
-                memory_check.require(program, range(ranks.size), checked=checking)
-                memory_check.require_room_for_saves(program, range(ranks.size))
-                evidence = admit(components_of(cfg, program), calls_of(program)) if admit is not None else {}
+                apart = ["transport.tcp"] if len(ranks.here) < ranks.size else []
+                evidence = admit([*components_of(cfg, program), *apart], calls_of(program)) if admit is not None else {}
         ranks.meet()  # the others stand by until the first rank has been let in
         kernels = checked(catalogue) if checking else catalogue
         stack.enter_context(forbidden.training())  # the gates that `admit` may have run started processes of their own
@@ -320,6 +324,20 @@ def same_run(cfg: Config, path: Path) -> Config:
             do=f"resume with `alpha train {path} --resume`, or start a new run",
         )
     return replace(cfg, run=own.run)
+
+
+def require_same_text(cfg: Config, data: Dataset, path: Path) -> None:
+    """InputError unless the run in `path` read this text before, as far as its manifest tells; a checkpoint holds it against its own."""
+    manifest = rundir.read_manifest(path)
+    before = manifest.get("streams", {}) if rundir.is_sound(manifest) else {}
+    for side, now in (("train", data.train.hash), ("validation", data.validation.hash)):
+        if before.get(side, now) != now:
+            raise InputError(
+                "the run read another text before",
+                came=f"{cfg.data.mixture or cfg.data.corpus}, read in {Path.cwd()}: {side} {now[:16]}",
+                expected=f"{side} {before[side][:16]}, which {path} read in {manifest.get('folder') or 'a folder that it did not keep'}",
+                do="restore the text as it was (another Python has another standard library), or start a new run",
+            )
 
 
 def parameters(program: Program) -> int:

@@ -259,9 +259,9 @@ def test_what_the_environment_may_say() -> None:
     assert found is not None and (found.rank, found.size, found.local_rank) == (1, 2, 1)
     assert seat({}) is None
     other = seat({**whole, "TORCHELASTIC_RUN_ID": "b"})
-    assert other is not None and other.secret != found.secret
+    assert other is not None and other.name != found.name
     for wrong, words in (({"RANK": "2"}, "RANK=2"), ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two"), ({"MASTER_PORT": ""}, "no MASTER_PORT"),
-                         ({"MASTER_ADDR": "192.0.2.1"}, "MASTER_ADDR=192.0.2.1"), ({"LOCAL_WORLD_SIZE": "1"}, "one host"),
+                         ({"MASTER_ADDR": "192.0.2.1"}, "MASTER_ADDR=192.0.2.1"), ({"LOCAL_WORLD_SIZE": "1"}, "LOCAL_WORLD_SIZE=1"),
                          ({"RANK": "-1"}, "RANK=-1")):
         with pytest.raises(InputError) as caught:
             seat({**whole, **wrong})

@@ -8,4 +8,6 @@ from alpha.gates.plugin import Measured
 @pytest.mark.gate("perf")
 def test_perf(measured: Measured) -> None:
     record, judgement = measured()
+    if measured.component.kind != "kernel" and "not_measured" in record.environment:  # ranks: others had their cores, or there is one core
+        pytest.skip(f"NOT_RUN: {record.environment['not_measured']}")
     assert judgement.satisfied, f"{record.component} {judgement.verdict}: " + "; ".join(judgement.reasons)

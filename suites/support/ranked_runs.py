@@ -1,9 +1,10 @@
 """Runs of one small model on any number of ranks, for tests: `ranked_runs.py FOLDER JOB...` prints what each left, a line of JSON each.
 
-A JOB is JSON: {"name", "ranks", "zero", "from": name of the job whose run is copied and resumed, "at": from which checkpoint, "plant": what
-goes wrong, "victim": on which rank (modulo their number), "step": after how many steps, or "after": after how many seconds of that rank's
-processor time, or "save" and "point": at which moment of which of its saves, "faults": of each start its own such words, "restarts",
-"fewest", "deadlines": others than SHORT, "set": other keys of the run file}. FOLDER holds a small corpus `text`.
+A JOB is JSON: {"name", "ranks", "hosts": how many they are on, each a process that starts its own, "zero", "from": name of the job whose
+run is copied and resumed, "at": from which checkpoint, "plant": what goes wrong, "victim": on which rank (modulo their number), "step":
+after how many steps, or "after": after how many seconds of that rank's processor time, or "save" and "point": at which moment of which of
+its saves, "faults": of each start its own such words, "restarts", "fewest", "deadlines": others than SHORT, "set": other keys of the run
+file}. FOLDER holds a small corpus `text`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -29,6 +31,7 @@ from alpha import config
 from alpha.checkpoint import folders
 from alpha.checkpoint.disk import Disk
 from alpha.comm import links
+from alpha.comm.meet import Across
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.profile.store import read
@@ -107,7 +110,7 @@ def ran(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
 
         if job["ranks"] == 1 and "faults" not in job:
             return launch.Ended(one(None, lambda **_: None), told={"path": str(path)})
-        ended = launch.launch(ranks, one, epoch=number, deadlines=replace(SHORT, **job.get("deadlines", {})))
+        ended = _launched(job.get("hosts", 1), ranks, one, number, replace(SHORT, **job.get("deadlines", {})))
         ends.append(time.monotonic())
         return ended
 
@@ -118,6 +121,29 @@ def ran(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     seconds, path = time.monotonic() - began, Path(ended.told.get("path", path))
     return {"code": ended.code, "error": ended.error, "account": ended.account, "lost": ended.lost, "said": said, "seconds": seconds,
             "ended": ends, **(left(path) if path.is_dir() else {})}
+
+
+def _launched(hosts: int, ranks: int, one: launch.Body, number: int, limits: Deadlines) -> launch.Ended:
+    """How the first host says that the job ended. The others are forks of this process."""
+    if hosts == 1:
+        return launch.launch(ranks, one, epoch=number, deadlines=limits)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    across = [Across(i, hosts, "127.0.0.1", port, b"a secret of this test") for i in range(hosts)]
+    others = list[int]()
+    for i in range(1, hosts):
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                code = launch.launch(ranks // hosts, one, epoch=number, deadlines=limits, across=across[i]).code
+            finally:
+                os._exit(code)
+        others.append(pid)
+    ended = launch.launch(ranks // hosts, one, epoch=number, deadlines=limits, across=across[0])
+    for pid in others:
+        os.waitpid(pid, 0)
+    return ended
 
 
 @cache
@@ -259,6 +285,7 @@ def _late(run: Callable[[], None]) -> None:
 FAULTS: dict[str, Callable[[Loop], None]] = {
     "slow": _slow,
     "kill": lambda loop: os.kill(os.getpid(), signal.SIGKILL),
+    "kill-host": lambda loop: os.kill(os.getppid(), signal.SIGKILL),
     "stop": lambda loop: os.kill(os.getpid(), signal.SIGSTOP),
     "stop-saving": _stop_while_saving,
     "interrupt": lambda loop: os.kill(os.getppid(), signal.SIGINT),

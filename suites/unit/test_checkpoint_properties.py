@@ -8,6 +8,7 @@ from pathlib import Path
 import disk_rates
 import numpy as np
 import pytest
+import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from resume_matrix import matrix
@@ -49,6 +50,18 @@ def test_saved_laid_out_anew_and_loaded(shapes: Shapes, seed: int, by: int, anew
 def test_the_page_s_matrix() -> None:
     """The table of docs/checkpoints.md is what `suites/support/resume_matrix.py` prints."""
     assert matrix() in (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+
+
+def test_the_page_s_planted_faults() -> None:
+    """As many as docs/checkpoints.md says, 30 or more of them beside those that mirror what went wrong in public trainers."""
+    root = Path(__file__).parents[2]
+    files = [*root.glob("alpha/checkpoint/*.faults.toml"),
+             *(root / "alpha" / "train" / f"{name}.faults.toml" for name in ("saving", "extend", "rundir"))]
+    faults = [fault for file in files for fault in tomllib.loads(file.read_text())["fault"]]
+    assert f"parts too: {len(faults)} in `alpha/checkpoint`" in (root / "docs" / "checkpoints.md").read_text()
+    every = [f for file in root.glob("alpha/**/*.faults.toml") for f in tomllib.loads(file.read_text()).get("fault", [])]
+    mirrored = {f.get("mirrors") for f in every}
+    assert mirrored >= set(range(77, 83)) and sum(f.get("mirrors") not in range(77, 83) for f in faults) >= 30
 
 
 @pytest.fixture(scope="module")

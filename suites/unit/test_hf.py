@@ -11,18 +11,19 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
+import hf_round_trips
 import numpy as np
 import pytest
+from hf_round_trips import logits_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpha import cli
 from alpha.checkpoint import folders, hf, safetensors
-from alpha.config import Config
 from alpha.data.tokenizer import PATTERNS, BPETokenizer, ByteTokenizer, Tokenizer
 from alpha.errors import InputError
 from alpha.gates.contracts import hf as contract
@@ -32,7 +33,6 @@ from alpha.graph.state import StateLayout
 from alpha.train import hf_tokenizer, hub, rundir
 from alpha.train.assemble import program_for, threads_for
 from alpha.train.catalogue import catalogue
-from alpha.train.engine import open_executor, refresh
 
 ROOT = Path(__file__).resolve().parents[2]
 THEIRS = os.environ.get("ALPHA_HF_PYTHON")
@@ -41,24 +41,7 @@ with_theirs = pytest.mark.skipif(THEIRS is None, reason="NOT_RUN: ALPHA_HF_PYTHO
 
 def theirs(*args: str) -> str:
     """Standard output of their Python."""
-    done = subprocess.run([str(THEIRS), *args], capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def logits_of(cfg: Config, sizes: hf.Sizes, layout: StateLayout, flat: np.ndarray, tokens: list[int]) -> np.ndarray:
-    """float32 [tokens, vocabulary], by the kernels of the CPU."""
-    program = program_for(cfg, sizes["vocab_size"], catalogue(), threads_for(cfg))
-    with open_executor(program, catalogue()) as executor:
-        executor.state("param")[...] = flat
-        refresh(executor)
-        made = {"tokens": np.array([tokens], np.int32), "positions": np.arange(len(tokens), dtype=np.int32)[None]}
-        wanted = program.plans["decode"].inputs
-        found = []
-        for i in range(len(tokens)):
-            given = {**made, "index": np.array([i], np.int32)}
-            found.append(executor.run("decode", {k: given[k] for k in wanted})["logits"][0].copy())
-    return np.array(found)
+    return hf_round_trips.theirs(str(THEIRS), *args)
 
 
 @pytest.mark.parametrize("path", contract.fixtures(), ids=lambda p: p.name)
@@ -116,11 +99,7 @@ def written_of(seed: int, kind: str, tied: bool) -> tuple[hf.Sizes, StateLayout,
     """(sizes, parameters, the flat array of them) of a drawn model with the fixtures' vocabulary and positions or more."""
     sizes = contract.drawn(np.random.default_rng(seed), kind, tied)[0] | {"vocab_size": 23, "positions": 16}
     layout, _, _ = contract.layout_of(sizes, 12)
-    flat = np.zeros(layout.size, np.float32)
-    for t in layout.tensors:  # a product as large as what goes in: with larger ones float32 itself errs more than the bound
-        drawn = np.random.default_rng(layout.offsets[t.name]).standard_normal(t.size)
-        flat[layout.offsets[t.name] : layout.offsets[t.name] + t.size] = drawn * (t.shape[-1] ** -0.5 if len(t.shape) > 1 else 0.3)
-    return sizes, layout, flat
+    return sizes, layout, hf_round_trips.drawn(layout)
 
 
 @with_theirs
@@ -169,6 +148,48 @@ def test_the_fixtures_are_what_transformers_makes(tmp_path: Path) -> None:
     for path, found in zip(contract.fixtures(), json.loads(theirs(script, "logits", *map(str, contract.fixtures())))):
         want = contract.expected(path)[1]
         assert not np.abs(np.array(found) - want).max() > contract.BOUND * np.abs(want).max()
+
+
+TABLE = re.compile(r"^\| (\S.*?) \| (\d+) \| (\S+e-\d+) \| (\d+) of (\d+) \| (\S+e-\d+) \| (\d+) of (\d+) \|$", re.M)
+"""A row of the round trips of docs/hugging-face.md."""
+
+
+def test_the_page_s_round_trips_are_within_the_bound() -> None:
+    rows = TABLE.findall((ROOT / "docs" / "hugging-face.md").read_text())
+    assert len(rows) == 12 and hf_round_trips.HEAD in (ROOT / "docs" / "hugging-face.md").read_text()
+    for _, _, error_in, same_in, every_in, error_out, same_out, every_out in rows:
+        assert same_in == every_in == same_out == every_out and max(float(error_in), float(error_out)) <= contract.BOUND
+
+
+@with_theirs
+def test_the_page_s_round_trips_are_what_is_measured(tmp_path: Path) -> None:
+    """Counts alike; errors within the bound, and within four times of what the page says: the last bits are the machine's."""
+    found = hf_round_trips.trips(str(THEIRS), tmp_path)
+    rows = TABLE.findall((ROOT / "docs" / "hugging-face.md").read_text())
+    assert [(t.model, str(t.files)) for t in found] == [row[:2] for row in rows]
+    for trip, (_, _, error_in, same_in, _, error_out, same_out, _) in zip(found, rows):
+        assert trip.again and (trip.same_in, trip.same_out) == (int(same_in), int(same_out)) == (trip.tensors, trip.tensors), trip
+        for measured, said in ((trip.error_in, float(error_in)), (trip.error_out, float(error_out))):
+            assert measured <= contract.BOUND and said / 4 <= measured <= 4 * said, trip
+
+
+def test_a_round_trip_s_measures_see_what_is_wrong(tmp_path: Path) -> None:
+    """A bit of one tensor, a tensor that is missing or too many, one that is renamed; logits of a model whose rotary base is another's."""
+    path = next(p for p in contract.fixtures() if p.name == "llama-3.1")
+    every = len(safetensors.folder(path))
+    for number, (spoil, left) in enumerate((
+            (lambda x: x["model.norm.weight"].view(np.uint32).__ixor__(1), every - 1), (lambda x: x.pop("model.norm.weight"), every - 1),
+            (lambda x: x.update(more=np.zeros(2, np.float32)), -1), (lambda x: x.update(more=x.pop("model.norm.weight")), -1),
+            (lambda x: None, every))):
+        spoiled = shutil.copytree(path, tmp_path / str(number))
+        contract.rewritten(spoiled, spoil)
+        assert hf_round_trips.same(path, spoiled) == left
+    tokens, want = contract.expected(path)
+    model, layout, flat = contract.opened(path, len(tokens))
+    for sizes, good in ((model.sizes, True), ({**model.sizes, "rope_base": 21.0}, False), ({**model.sizes, "rope_scaling": ()}, False)):
+        ours = logits_of(hub.run_file(sizes, "x", Path("runs"), len(tokens), {}), sizes, layout, flat, tokens)
+        assert (hf_round_trips.error(ours, want.tolist()) <= contract.BOUND) is good
+        assert hf_round_trips.error(ours[:-1], want.tolist()) > contract.BOUND
 
 
 # -- tokenizers ----------------------------------------------------------------------------------------------------------------
@@ -358,6 +379,52 @@ def test_the_page_s_walkthrough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert cli.main(["lab", *args[1:], *short] if args[0] == "train" else args) == 0, capsys.readouterr().err
     before, after = (contract.opened(tmp_path / name, 32)[2] for name in ("published", "tuned"))
     assert 0 < np.abs(after - before).max() <= 10 * 1e-4 * 10  # ten steps at 1e-4: AdamW moves each number by a few times the rate at most
+
+
+TUNE = """
+[run]
+name = "tuned"
+{model}
+sequence = 32
+validation = 0.2
+baseline = false
+[train]
+steps = 10
+batch = 8
+final_windows = 2
+profile = 0
+[optim]
+lr = 1e-3
+warmup = 2
+"""
+
+
+@with_theirs
+def test_a_model_of_theirs_is_tuned_and_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that transformers saved, with a tokenizer that `tokenizers` learnt, is tuned on text of ours by the page's run file and
+    exported. What came out is another model, and transformers has our ids of a prompt, our logits, and the text that we have behind it."""
+    script, prompt = str(ROOT / "suites" / "support" / "hf_fixtures.py"), "def tokens of a run: "
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    page = (ROOT / "docs" / "hugging-face.md").read_text()
+    (model,) = re.findall(r"^    \[model\]\n(?:    .*\n|\n)*    tokenizer_file = .*\n", page, re.M)
+    (tmp_path / "tune.toml").write_text(TUNE.format(model=textwrap.dedent(model)))
+    monkeypatch.chdir(tmp_path)
+    theirs(script, "hub", "hub", str(ROOT / "docs" / "ranks.md"))
+    assert len(list(Path("hub").glob("*.safetensors"))) > 2
+    assert cli.main(["lab", "tune.toml", "--init", "hf:hub"]) == 0, capsys.readouterr().err
+    assert cli.main(["checkpoint", "export", "runs/tuned", "--out", "tuned"]) == 0
+    found, layout, flat = contract.opened(Path("tuned"), 32)
+    before = contract.opened(Path("hub"), 32)[2]
+    assert found.sizes == hf.open_hub(Path("hub")).sizes and 1e-4 < np.abs(flat - before).max() <= 10 * 1e-3 * 10
+    tokens = contract.expected(contract.fixtures()[0])[0]
+    ours = logits_of(hub.run_file(found.sizes, "x", tmp_path, len(tokens), {}), found.sizes, layout, flat, tokens)
+    assert hf_round_trips.error(ours, json.loads(theirs(script, "logits", "tuned"))[0]) <= contract.BOUND
+    capsys.readouterr()
+    assert cli.main(["sample", "hf:tuned", "--prompt", prompt, "--tokens", "8", "--temperature", "0"]) == 0
+    said = json.loads(theirs(script, "greedy", "tuned", prompt, "8"))
+    assert said["ids"] == rundir.read_tokenizer(Path("runs/tuned")).encode(prompt.encode()).tolist() and len(said["text"]) >= 8
+    assert capsys.readouterr().out.rstrip("\n") == (prompt + said["text"]).rstrip("\n")
 
 
 def test_what_a_run_may_begin_from(run: Path, published: Path, tmp_path: Path) -> None:

@@ -19,11 +19,12 @@ from alpha.profile.noise import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
 from alpha.registry.evidence import default_roots, local_root
 from alpha.registry.faults import Fault, broken
+from alpha.registry.gates import PINNED
 from alpha.registry.gpu import class_here, why_not_here
 from alpha.registry.judge import FAIL, judge
-from alpha.registry.machine import machine_class
+from alpha.registry.machine import machine_class, processor
 from alpha.registry.package import Package
-from alpha.registry.pins import shipped_pins
+from alpha.registry.pins import key_of, shipped_pins
 from alpha.registry.record import FORMAT, Record
 
 KEPT = 3
@@ -32,6 +33,9 @@ KEPT = 3
 
 WHOLE = 500.0
 """Seconds that a gate over whole models on the GPU may take on a broken copy, beside others: three times what the longest takes alone."""
+
+TIMED = 180.0
+"""Seconds that a gate judged by pins may take on a broken copy: what is slow is measured up to twelve times before it is believed."""
 
 SAVED = 24
 """Faults in device code after which what was caught is saved: a GPU's time may end."""
@@ -78,10 +82,10 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     """Run the faults whose catch is missing or stale (or all), keep the catches, and give one result per fault.
 
     `root`: where catches are looked up and kept (default: looked up everywhere, kept in the local root). `keep`: ids of all faults that
-    exist; saved catches of others are dropped (None drops nothing). Faults of components that cannot run on this machine are left out.
+    exist; saved catches of others are dropped (None drops nothing). Faults that no gate could reject on this machine are left out.
     """
     package, pins = Package(), shipped_pins()
-    faults = [f for f in faults if not why_not_here(catalogue[f.component])]
+    faults = [f for f in faults if not why_not(f, catalogue[f.component])]
     roots = None if root is None else [root]
     here = {machine.key for f in faults if (machine := class_here(catalogue[f.component])) is not None} if stale else ()
     old = {fault: catch for key in sorted(here) for fault, catch in known(roots, key).items()}
@@ -127,6 +131,15 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     return [results[f.id] for f in faults]
 
 
+def why_not(fault: Fault, component: Component) -> str:
+    """Why no gate can reject a fault on this machine: its component cannot run here, or is judged by pins that are not there; else ''."""
+    if why := why_not_here(component):
+        return why
+    here = class_here(component)
+    pinned = fault.gate not in PINNED or here is None or component.id in shipped_pins().load(key_of(here.key, processor()))
+    return "" if pinned else f"no pinned share of {component.id} on this kind of machine"
+
+
 def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: int = 6) -> None:
     """A few of the same gates on the unbroken copy must pass, or a catch would mean nothing: GraphError naming the gate that does not."""
     different = list({(f.component, f.gate): f for f in among}.values())
@@ -138,8 +151,8 @@ def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: i
 
 def _run_all(jobs: Sequence[plant.Job], catalogue: Catalogue, workers: int,
              on_result: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
-    """All of them; those of the GPU that must be alone one at a time, behind the others."""
-    alone = [j for j in jobs if catalogue[j.attempts[0][0]].backend == "cuda" and cuda_plant.alone(j)]
+    """All of them; those that must be alone one at a time, behind the others: on the GPU some, elsewhere what is timed."""
+    alone = [j for j in jobs if (cuda_plant.alone(j) if catalogue[j.attempts[0][0]].backend == "cuda" else j.attempts[0][1] in PINNED)]
     return [*plant.run_all([j for j in jobs if j not in alone], workers=workers, on_result=on_result),
             *plant.run_all(alone, workers=1, on_result=on_result)]
 
@@ -155,7 +168,7 @@ def _sound(outcomes: Sequence[plant.Outcome]) -> None:
 def job_of(fault: Fault, component: Component) -> plant.Job:
     """The fault applied to its file's text. `component`: the one that must be rejected."""
     source = Path(alpha.__file__).parent / fault.file
-    limit = WHOLE if component.backend == "cuda" else plant.TIMEOUT
+    limit = WHOLE if component.backend == "cuda" else TIMED if fault.gate in PINNED else plant.TIMEOUT
     return plant.Job(fault.id, ((fault.component, fault.gate),), fault.file, broken(fault, source.read_text(encoding="utf-8")), limit)
 
 

@@ -340,6 +340,12 @@ def older_versions(rng: np.random.Generator) -> Measured:
                     count.refuses(CorruptError, partial(folders.load, path, empty(of)), f"version {version}: {name} flipped at {place}")
                     raw[place] ^= 4
                 (path / name).write_bytes(raw)
+            head = (path / "param.npy").read_bytes().replace(b"'<f4'", b"',f4'", 1)  # NumPy has Python read such a list
+            (path / "param.npy").write_bytes(head)
+            content = json.loads((path / folders.MANIFEST).read_bytes())
+            content["kinds"]["param"]["sha256"] = hashlib.sha256(head).hexdigest()
+            reseal(path, content)
+            count.refuses(CorruptError, partial(folders.load, path, empty(of)), f"version {version}: a type that is no Python")
             os.rename(path / "m.npy", path / "w.npy")
             count.refuses(CorruptError, partial(folders.inspect, path), f"version {version}: a file missing")
     return count.measured()
@@ -579,6 +585,7 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
             ("facts", lambda c: c["facts"].update(x=2), None),
             ("version", lambda c: c.update(version=4), InputError),
             ("an older version", lambda c: c.update(version=2), CorruptError),
+            ("an older version with indexes", lambda c: c.update(version=2, kinds={}, indexes=[{}]), CorruptError),
             ("format", lambda c: c.update(format="other"), InputError),
             ("a kind gone", lambda c: c["kinds"].pop("m"), InputError),
             ("a kind more", lambda c: c["kinds"].update(w=c["kinds"]["m"]), InputError),
@@ -597,7 +604,8 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
             attempt(edit, CorruptError, f"{what} edited", rehash=False)
             if after_rehash is not None:
                 attempt(edit, after_rehash, f"{what} edited and hashed again", rehash=True)
-        for raw in (b"", b"{}", b"[]", b"null", b"\xff\xfe", json.dumps(original).encode()[:-9]):
+        endless = json.dumps(original).replace('"step": 5', '"step": 1e999').encode()
+        for raw in (b"", b"{}", b"[]", b"null", b"\xff\xfe", json.dumps(original).encode()[:-9], endless):
             (path / folders.MANIFEST).write_bytes(raw)
             count.refuses(CorruptError, lambda: folders.load(path, empty(of)), f"manifest {raw[:8]!r}")
     return count.measured()

@@ -352,6 +352,10 @@ def _configs(rng: np.random.Generator) -> Measured:
             for key, value in changes:
                 (path / "config.json").write_text(json.dumps({**before, key: value}))
                 says(count, partial(hf.open_hub, path), InputError, key, f"{key} = {value}")
+            if name in ("gpt2", "llama"):
+                deep = {**before, "n_layer" if name == "gpt2" else "num_hidden_layers": 20_000}
+                (path / "config.json").write_text(json.dumps(deep))
+                says(count, partial(hf.open_hub, path), InputError, "20000 blocks", "more blocks than tensors")
             for raw in (b"", b"[]", b"{", b"\xff", b"null"):
                 (path / "config.json").write_bytes(raw)
                 count.refuses(CorruptError, hf.open_hub, repr(raw), path)

@@ -33,6 +33,7 @@ from alpha.profile.store import Store, read
 from alpha.train import assemble, evaluate, rundir
 from alpha.train.assemble import Dataset
 from alpha.train.catalogue import catalogue
+from alpha.train.home import at_home
 from alpha.train.loop import Loop, Watch
 from alpha.train.seal import Seal, broken, why_ungated
 
@@ -659,6 +660,51 @@ def run_directory(rng: np.random.Generator) -> Measured:
     return _measured(checks)
 
 
+def from_any_folder(rng: np.random.Generator) -> Measured:
+    """A session works in the folder of the one before, where all is that it reads; else where it was called; else it ends."""
+    checks, before = [], Path.cwd()
+    with _run(rng) as run:
+        home, here = run.root / "home", run.root / "call" / "here"
+        cfg = replace(run.cfg, run=replace(run.cfg.run, out="runs"), data=replace(run.cfg.data, corpus="texts/*.txt"))
+        (home / "tokenizers").mkdir(parents=True)
+        here.mkdir(parents=True)
+        try:
+            os.chdir(home)
+            with rundir.create(cfg, run.data.tokenizer) as held:
+                path = held.path.resolve()
+            os.chdir(here)
+
+            def of(wanted: Config) -> str:
+                """Where a session goes on, as it is seen from inside; what it is refused for."""
+                try:
+                    with at_home(wanted, Path("../../home/runs/contract")) as found:
+                        if found.resolve() != path:
+                            return "another run"
+                        return Path.cwd().name
+                except InputError as error:
+                    return f"{error.came}".replace(str(run.root), "")
+                finally:
+                    checks.append(("it stays elsewhere", Path.cwd() == here))
+                    os.chdir(here)
+
+            both = replace(cfg, data=replace(cfg.data, corpus="stdlib", mixture="texts:2, more:1"))
+            filed = replace(cfg, data=replace(cfg.data, tokenizer="bpe", tokenizer_file="tokenizers/t.json"))
+            started = replace(cfg, train=replace(cfg.train, start_from="runs/first@1"))
+            checks.append(("a text that is nowhere", of(cfg) == "/home has no texts; /call/here has no texts"))
+            (here / "texts").mkdir()
+            checks.append(("a text that is here", of(cfg) == "here"))
+            (home / "texts").mkdir()
+            checks.append(("a text that is in both", of(cfg) == "home"))
+            checks.append(("half of a mixture", of(both) == "/home has no more; /call/here has no more"))
+            checks.append(("no tokenizer", of(filed) == "/home has no tokenizers/t.json; /call/here has no tokenizers/t.json"))
+            checks.append(("no beginning", of(started) == "/home has no runs/first; /call/here has no runs/first"))
+            (path / "checkpoints" / "step-00000001").mkdir(parents=True)
+            checks.append(("a beginning that is no more needed", of(started) == "home"))
+        finally:
+            os.chdir(before)
+    return _measured(checks)
+
+
 def _busy(action: Callable[[], object]) -> bool:
     """Whether `action` ends in a BusyError."""
     try:
@@ -724,6 +770,6 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
         ],
         "determinism": [("same bits", same_bits), ("sampled", sampled)],
         "faults": [("bad step", bad_step), ("bad step ahead", bad_step_ahead), ("not this run", not_this_run), ("full disk", full_disk),
-                   ("sealed", sealed), ("run directory", run_directory)],
+                   ("sealed", sealed), ("run directory", run_directory), ("from any folder", from_any_folder)],
     }
 }

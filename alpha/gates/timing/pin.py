@@ -18,6 +18,7 @@ from typing import Any
 from alpha.component import Catalogue, Component
 from alpha.errors import InputError, MachineError
 from alpha.gates import perf
+from alpha.gates.contracts.ranks import perf as ranks_perf
 from alpha.gates.cuda import perf as cuda_perf
 from alpha.registry import policy
 from alpha.registry.cases import Share
@@ -44,20 +45,21 @@ def timed(catalogue: Catalogue, ids: Iterable[str] = ()) -> list[Component]:
     chosen = [catalogue[i] for i in dict.fromkeys(ids)] or list(catalogue)
     found = [c for c in chosen if "perf" in policy.owed(c) and not why_not_here(c)]
     if not found:
-        raise InputError("nothing to pin", came=", ".join(c.id for c in chosen[:4]), expected="kernels that owe the perf gate and run here",
+        raise InputError("nothing to pin", came=", ".join(c.id for c in chosen[:4]), expected="what owes the perf gate and runs here",
                          do="list them with `alpha gate list`")
     return found
 
 
 def one(component: Component) -> dict[str, float]:
     """case -> share, measured once; MachineError where a case was not measured, or was measured wrongly."""
-    engine = cuda_perf.measure if family(component) == "cuda" else perf.measure
+    of_kernel = cuda_perf.measure if family(component) == "cuda" else perf.measure
+    engine = of_kernel if component.kind == "kernel" else ranks_perf.measure
     for _ in range(3):
         record = engine(component, tries=perf.PINNED)
         judgement = judge(record)
         if judgement.satisfied:
             return {c.name: c.share for c in cases_of(record) if isinstance(c, Share)}
-    raise MachineError("a kernel cannot be pinned", came=f"{component.id}: {judgement.verdict}: {'; '.join(judgement.reasons[:2])}"
+    raise MachineError("a component cannot be pinned", came=f"{component.id}: {judgement.verdict}: {'; '.join(judgement.reasons[:2])}"
                        f"{record.environment.get('not_measured', '')}", expected="every case measured, no share above 1",
                        do=f"`alpha gate run {component.id} --gate perf` says more")
 

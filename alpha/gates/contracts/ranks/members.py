@@ -31,6 +31,7 @@ from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.errors import RankError
 from alpha.gates.contracts.engine import child_environment
+from alpha.gates.contracts.ranks.network import Network
 
 LIMIT_S = 60.0
 
@@ -66,7 +67,8 @@ class Members:
 
     def run(self, function: Callable[..., Any], size: int, *arguments: Any, limit_s: float = LIMIT_S, deadlines: Deadlines | None = None,
             absent: Sequence[int] = (), **layout: Any) -> list[Ended]:
-        """`absent`: ranks that never start. `layout`: of the segment (payload_bytes, slots).
+        """`absent`: ranks that never start. `layout`: of the segment (payload_bytes, slots), and `hosts` that the ranks are on, each with
+        its bridge, and the `wire` between those (network.py).
         `limit_s`: seconds in which the machine serves each."""
         return self._ask(function, size, arguments, limit_s, deadlines, tuple(absent), layout)
 
@@ -130,7 +132,10 @@ def _job(module: str, file: str, name: str, size: int, arguments: tuple[Any, ...
         if folder not in sys.path:
             sys.path.insert(0, folder)
     function = getattr(importlib.import_module(module), name)
-    segment, start, clock = Segment.create(max(size, 1), **layout), time.monotonic(), time.monotonic_ns()
+    network = Network(size, **layout) if layout.get("hosts") else None
+    one = None if network else Segment.create(max(size, 1), **layout)
+    segments = [one or network.segment(r) for r in range(max(size, 1))]  # type: ignore[union-attr]
+    start, clock = time.monotonic(), time.monotonic_ns()
     children, ended = {}, [Ended(0) for _ in range(max(size, 1))]
     for rank in range(max(size, 1)):
         if rank in absent:
@@ -141,7 +146,7 @@ def _job(module: str, file: str, name: str, size: int, arguments: tuple[Any, ...
             status = 1
             try:
                 with os.fdopen(write, "wb") as pipe:
-                    _tell(pipe, _member(segment if size else None, rank, function, arguments, deadlines))
+                    _tell(pipe, _member(segments[rank] if size else None, rank, function, arguments, deadlines))
                 status = 0
             finally:
                 os._exit(status)
@@ -175,8 +180,11 @@ def _job(module: str, file: str, name: str, size: int, arguments: tuple[Any, ...
             ended[rank] = told
         ended[rank].status = os.waitstatus_to_exitcode(status)
         ended[rank].hung = hung and not stopped
-        ended[rank].beat = (segment.control.heartbeat(rank) - clock) / 1e9
-    segment.close()
+        ended[rank].beat = (segments[rank].control.heartbeat(rank) - clock) / 1e9
+    if one:
+        one.close()
+    for wrong in network.close() if network else ():
+        ended[0] = Ended(1, None, wrong)
     return ended
 
 

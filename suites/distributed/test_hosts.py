@@ -1,0 +1,78 @@
+"""Whole runs on several hosts: the bits of one process, hosts and ranks that are lost, and what hosts may be told.
+
+Hosts are processes on this machine, each of which starts ranks of its own (suites/support/ranked_runs.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_ranks import SAME, alone, folder, run, went_on  # noqa: F401
+
+from alpha import __main__ as cli
+from alpha.errors import InputError
+from alpha.gates.contracts.ranks import hosts
+from alpha.train.launch import seat
+
+SECRET = "0123456789abcdef"
+
+
+def test_any_number_of_hosts_has_the_bits_of_one_process(folder: Path, alone: dict[str, Any]) -> None:  # noqa: F811
+    """The bit table: hosts and ranks by ZeRO-1, then resumed on other numbers of both."""
+    jobs = [{"name": f"h{hosts}n4z{zero}", "hosts": hosts, "ranks": 4, "zero": zero} for hosts in (2, 4) for zero in (0, 1)]
+    jobs += [{"name": "h4-h2n8", "from": "h4n4z1", "at": 2, "hosts": 2, "ranks": 8, "zero": 0},
+             {"name": "h2-n1", "from": "h2n4z1", "at": 2, "ranks": 1}]
+    for job, found in zip(jobs, run(folder, *jobs)):
+        assert found["code"] == 0, (job, found["error"], found["account"])
+        for what in SAME:
+            assert found[what] == alone[what], (job, what)
+
+
+def test_a_host_that_is_lost_is_named_and_the_run_goes_on(folder: Path, alone: dict[str, Any]) -> None:  # noqa: F811
+    lost, rank = run(folder, {"name": "host", "hosts": 2, "ranks": 4, "plant": "kill-host", "victim": 3, "step": 3, "restarts": 1,
+                              "settled": True},
+                     {"name": "rank", "hosts": 2, "ranks": 4, "plant": "kill", "victim": 3, "step": 3, "restarts": 1, "settled": True})
+    went_on(lost, alone, r"host 1 \(ranks 2 to 3, .*\) is out of reach|rank [23] died", "from the checkpoint of step 2, with 4 ranks")
+    went_on(rank, alone, "rank 3 died", "from the checkpoint of step 2, with 4 ranks")
+
+
+def test_frames_that_were_spoiled(seed: int) -> None:
+    """None delivers another message, none ends the bridge. `python suites/support/spoiled_frames.py 1000000` takes more of them."""
+    assert not hosts.mutated(2_000, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(("options", "secret", "words"), [
+    (["--hosts", "2", "--nproc", "1", "--meet", "127.0.0.1:9"], None, "no ALPHA_SECRET"),
+    (["--hosts", "2", "--nproc", "1", "--meet", "127.0.0.1:9"], "short", "ALPHA_SECRET of 5 characters"),
+    (["--hosts", "2", "--nproc", "1"], SECRET, "--meet nothing"),
+    (["--hosts", "2", "--nproc", "1", "--host", "2", "--meet", "127.0.0.1:9"], SECRET, "--host 2"),
+    (["--hosts", "2", "--nproc", "1", "--meet", "127.0.0.1:70000"], SECRET, "--meet 127.0.0.1:70000"),
+    (["--hosts", "2", "--nproc", "1", "--meet", "192.0.2.1:9"], SECRET, "an address of its own"),
+    (["--hosts", "3", "--nproc", "1", "--meet", "127.0.0.1:9"], SECRET, "3 ranks"),
+])  # fmt: skip
+def test_hosts_that_cannot_be(options: list[str], secret: str | None, words: str, monkeypatch: pytest.MonkeyPatch,
+                              capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    if secret is None:
+        monkeypatch.delenv("ALPHA_SECRET", raising=False)
+    else:
+        monkeypatch.setenv("ALPHA_SECRET", secret)
+    assert cli.main(["lab", "configs/tiny.toml", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_the_environment_may_say_of_hosts() -> None:
+    whole = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500",
+             "ALPHA_SECRET": SECRET}
+    found = seat(whole)
+    assert found is not None and found.across is not None
+    assert (found.across.host, found.across.hosts, found.across.address, found.across.port) == (1, 2, "192.0.2.1", 29500)
+    other = seat({**whole, "RANK": "1"})
+    assert other is not None and other.name != found.name  # both hosts may be on one machine
+    for wrong, words in (({"LOCAL_RANK": "2"}, "LOCAL_RANK=2"), ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3"),
+                         ({"ALPHA_SECRET": ""}, "no ALPHA_SECRET"), ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0")):
+        with pytest.raises(InputError) as caught:
+            seat({**whole, **wrong})
+        assert words in str(caught.value)
