@@ -11,6 +11,9 @@ request by far; where it returns, the answer is a length of zero and nothing mor
     scratch  component, ins, outs, attrs, workers -> bytes of scratch that a launch of them takes
     bind     number, component, workers, ins, outs, attrs, scratch, size, drop: a Plan of one launch over the shared memory, which is
              `size` bytes long by now; Plans of the numbers in `drop` are let go
+    declared component -> what the component says of itself: op, dtypes, limits, inplace, requires, and whether it has calls
+    holds    component, limit, types, attrs -> whether that limit of its envelope holds
+    samples  component, which, rng -> its further samples, or those that it refuses
     many     number, keeps: a Plan of that launch as often as there are keeps, after each of which an element of an output is kept
              -> these elements
 """
@@ -18,6 +21,7 @@ request by far; where it returns, the answer is a length of zero and nothing mor
 from __future__ import annotations
 
 import array
+import base64
 import gc
 import json
 import mmap
@@ -26,6 +30,7 @@ import pickle
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
@@ -38,7 +43,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.observe import ObservedWorkers
 from alpha.component import Catalogue
-from alpha.errors import AlphaError
+from alpha.errors import AlphaError, CorruptError, GraphError
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref
 from alpha.ops.table import table
 from alpha.types import NUMPY, Attrs, TensorType
@@ -100,6 +105,20 @@ class Side:
         """All threads that a process with one worker has are there afterwards."""
         np.dot(np.ones((2, 2)), np.ones((2, 2)))
 
+    def declared(self, component: str) -> dict[str, Any]:
+        if self._catalogue.broken:
+            raise CorruptError("; ".join(f"{module} cannot be loaded: {why}" for module, why in self._catalogue.broken.items()))
+        c = self._catalogue[component]
+        return {"op": c.op, "dtypes": c.envelope.dtypes, "limits": [x.text for x in c.envelope.limits], "inplace": c.inplace,
+                "requires": c.requires, "calls": c.calls is not None}
+
+    def holds(self, component: str, limit: int, types: Sequence[Typed], attrs: Attrs) -> bool:
+        return bool(self._catalogue[component].envelope.limits[limit].holds([TensorType(*t) for t in types], attrs))
+
+    def samples(self, component: str, which: str, rng: np.random.Generator) -> list[dict[str, Any]]:
+        return [{"name": s.name, "inputs": [_written(np.asarray(x)) for x in s.inputs], "attrs": _plain(s.attrs), "wrt": s.wrt}
+                for s in getattr(self._catalogue[component].calls, which)(rng)]
+
     def scratch(self, component: str, ins: Sequence[Typed], outs: Sequence[Typed], attrs: Attrs, workers: int) -> int:
         cpu = Cpu(self._executor(workers).workers)
         arrays = [np.empty(shape, NUMPY[dtype]) for shape, dtype in (*ins, *outs)]
@@ -138,6 +157,22 @@ class Side:
         if workers not in self._executors:
             self._executors[workers] = self._executors[1].beside(workers)
         return self._executors[workers]
+
+
+def _written(x: np.ndarray) -> dict[str, Any]:
+    """An array for JSON."""
+    return {"dtype": x.dtype.str, "shape": x.shape, "bytes": base64.b64encode(np.ascontiguousarray(x).tobytes()).decode()}
+
+
+def _plain(value: Any) -> Any:
+    """Attributes for JSON, which writes a tuple as a list. A list would come back as a tuple, so there is none."""
+    if isinstance(value, list):
+        raise GraphError("an attribute is a list", came=value, do="make it a tuple")
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _plan(name: str, *launches: Launch) -> Plan:
@@ -231,6 +266,22 @@ def wait(talk: socket.socket) -> None:
     for pid in forks:  # of none has the number been given anew: nobody else waits for them
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def waiting(*files: int) -> socket.socket:
+    """A socket to a fork of this process that waits. `files`: what this process alone keeps open."""
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        try:
+            ours.close()
+            for file in files:
+                os.close(file)
+            sys.argv[:] = ["alpha", "train", "run.toml"]
+            wait(theirs)
+        finally:
+            os._exit(0)
+    theirs.close()
+    return ours
 
 
 def hand_over(talk: socket.socket, *files: int) -> int:

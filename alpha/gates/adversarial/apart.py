@@ -47,12 +47,14 @@ KERNELS = tuple(replace(c, implementation=_cheat(c.implementation)) if c.op == "
 
 @dataclass(frozen=True)
 class Cheat:
-    """`body`: statements of each call; `gates`: run in this order until one says FAIL, `by` being the one that must."""
+    """`body`: statements of each call; `gates`: run in this order until one says FAIL, `by` being the one that must. `loaded`: statements
+    when the file is loaded."""
 
     number: int
     name: str
     body: str
     gates: tuple[str, ...] = ("parity",)
+    loaded: str = ""
 
     @property
     def by(self) -> str:
@@ -63,7 +65,7 @@ class Cheat:
         """The kernel's file with the cheat behind it."""
         body = "".join(f"            {line}\n" for line in self.body.strip("\n").split("\n"))
         imports = "import numpy as np\n"
-        return honest.replace(imports, f"{imports}from dataclasses import replace\n", 1) + _FRAME.format(body=body, host=HOST)
+        return honest.replace(imports, f"{imports}from dataclasses import replace\n", 1) + _FRAME.format(body=body, host=HOST) + self.loaded
 
 
 def _unless(found: str) -> str:
@@ -99,6 +101,10 @@ alpha.gates.perf.same_bits = alpha.gates.perf.weighed = lambda *a, **k: True
 time.perf_counter_ns = lambda: 1
 wrong()
 ''', ("perf",)),
+    Cheat(0, "patches the judge when its file is loaded", "wrong()", loaded='''
+import alpha.gates.run, alpha.registry.judge
+alpha.gates.run.judge = lambda *a, **k: alpha.registry.judge.Judgement("PASS")
+'''),
     Cheat(4, "a process that is still there later", '''
 if "child" not in state:
     state["child"] = os.fork()

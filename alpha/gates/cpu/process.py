@@ -2,7 +2,7 @@
 
 Kernels run where no gate is loaded: a process that has imported what a run imports waits, and is forked for each gate
 (alpha/backends/cpu/served.py). There a kernel is bound and called by the executor of a run. What it is judged by (contents, answers,
-tolerances, statistics) is here, where it is never called.
+tolerances, statistics) is here, where its file is never loaded: what that declares is asked of another fork (declared.py).
 
 The gates' engines see a component like any other (`Candidate.stand_in`). Its binder hands each bind and each call over. Before each call
 operands and scratch are copied into memory that both processes share, and operands are copied back behind it: what the kernel writes at
@@ -13,7 +13,6 @@ A kernel that is not the catalogue's own (a test has made it) is called in a for
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import importlib
 import json
@@ -21,8 +20,6 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -57,14 +54,15 @@ REMEMBERED = 8
 STARTS = 256
 """Places, ALIGN bytes apart, at which the first operand of a launch may lie."""
 
-_FORKS = """
-import socket, sys
-talk = socket.socket(fileno=int(sys.argv[1]))
-sys.argv[:] = ["alpha", "train", "run.toml"]
-import alpha.train.session
-from alpha.backends.cpu.served import wait
-wait(talk)
-"""
+
+def in_its_process(*arguments: Any) -> Any:
+    """The implementation of a component of which only what its file declares is known here (declared.py)."""
+    raise VerdictError("a kernel is called where it is judged")
+
+
+def is_declared(component: Component) -> bool:
+    """Whether the kernel's file is loaded in other processes alone."""
+    return component.implementation is in_its_process
 
 
 def _served() -> Any:
@@ -72,120 +70,49 @@ def _served() -> Any:
     return importlib.import_module(f"{alpha.__name__}.backends.cpu.served")
 
 
-class Forks:
-    """The process that is forked: one for the life of this one. `talk`: a socket to it, where somebody has started it already."""
-
-    def __init__(self, talk: socket.socket | None = None) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._talk = talk if talk is not None else self._started()
-        self._talk.settimeout(PATIENCE)
-
-    def _started(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        paths = [str(Path(alpha.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-        told = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COVERAGE"))}
-        one = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        with theirs:
-            self._process = subprocess.Popen([sys.executable, "-c", _FORKS, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                             env={**told, **one, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
-        return ours
-
-    def let_go(self) -> None:
-        """Close this side's socket alone: in a fork of this process."""
-        self._talk.close()
-
-    def close(self) -> None:
-        """End it."""
-        self._talk.close()
-        if self._process is not None:
-            self._process.wait()
-
-    def fork(self, *files: int) -> int:
-        """Fork; the fork is handed these (served.as_in_a_run). Its process id. MachineError where there is no such process."""
-        try:
-            pid = int(_served().hand_over(self._talk, *files))
-        except OSError:
-            pid = 0
-        if not pid:
-            raise errors.MachineError("the process that runs kernels ended", do="look at what it wrote to the error stream")
-        return pid
-
-
-_FORKED: dict[int, Forks] = {}
-"""By process: a fork of this one has none."""
+_FORKED: list[socket.socket] = []
+"""A socket to the process that is forked, where there is one."""
 
 
 def use(talk: socket.socket) -> None:
-    """Fork the process at the other end of this socket from now on."""
-    _FORKED[os.getpid()] = Forks(talk)
+    """Fork the process at the other end of this socket from now on (served.wait)."""
+    _FORKED[:] = [talk]
+    talk.settimeout(PATIENCE)
 
 
-def _forks() -> Forks:
-    if os.getpid() not in _FORKED:
-        _FORKED[os.getpid()] = Forks()
-    return _FORKED[os.getpid()]
-
-
-@atexit.register
-def _leave() -> None:
-    forks = _FORKED.pop(os.getpid(), None)
-    if forks is not None:
-        forks.close()
-
-
-def _of_the_catalogue(component: Component) -> bool:
-    known = importlib.import_module(f"{alpha.__name__}.train.catalogue").loadable_catalogue()  # by name too: all components
-    return component.id in known and known[component.id].implementation is component.implementation
+def _fork(*files: int) -> int:
+    """The process id of a new fork, which is handed these (served.as_in_a_run). MachineError where there is nothing to fork."""
+    try:
+        pid = int(_served().hand_over(_FORKED[0], *files)) if _FORKED else 0
+    except OSError:
+        pid = 0
+    if not pid:
+        raise errors.MachineError("the process that runs kernels ended", do="look at what it wrote to the error stream")
+    return pid
 
 
 Typed = tuple[tuple[int, ...], str]
 """An operand's shape and element type, as the other side takes it."""
 
 
-class Candidate:
-    """The process of one kernel, and the memory that is shared with it."""
+class Fork:
+    """A fork that answers requests, and a file in memory that it shares with this process."""
 
-    def __init__(self, component: Component) -> None:
-        self.component, self._served = component, _served()
-        self._next, self._calls, self._dropped, self._pools, self._closed = 0, 0, list[int](), set[int](), ""
-        self._rng = np.random.default_rng()
-        self._recent: dict[object, Placed] = {}
-        self.afresh = False
-        """Whether each bind is one."""
-        self.latest: Launched | None = None
-        """What was bound last."""
+    def __init__(self) -> None:
+        self._served, self._closed = _served(), ""
         self._file = _memory()
-        self._memory: np.ndarray = np.empty(0, np.uint8)
         self._talk, theirs = socket.socketpair()
-        self._own = not _of_the_catalogue(component)
         with theirs:
-            self.pid = self._forked(theirs) if self._own else _forks().fork(theirs.fileno(), self._file)
+            self.pid = self._forked(theirs)
         self._talk.settimeout(PATIENCE)
-        self.ask("ready")
-        self._threads = self._running()
 
     def _forked(self, theirs: socket.socket) -> int:
-        """A fork of this process, for a kernel that only lives here."""
-        pid = os.fork()
-        if pid == 0:
-            try:
-                self._talk.close()
-                for forks in _FORKED.values():
-                    forks.let_go()
-                catalogue = Catalogue()
-                catalogue.add(self.component)
-                self._served.as_in_a_run(theirs.detach(), self._file, catalogue)
-            finally:
-                os._exit(0)
-        return pid
+        return _fork(theirs.fileno(), self._file)
 
-    def _running(self) -> int:
-        """Threads of its process, as the operating system counts them."""
-        try:
-            return os.stat(f"/proc/{self.pid}/task").st_nlink
-        except OSError:
-            return 0
+    @property
+    def ended(self) -> bool:
+        """Whether it answers no more."""
+        return bool(self._closed)
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """The result of a request; what the kernel raised is raised here under its name. VerdictError when its process is gone."""
@@ -220,6 +147,55 @@ class Candidate:
         self.close()
         self._closed = why
         return VerdictError(why)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._closed:
+            return
+        self._closed = "the kernel's process has been ended"
+        self._talk.close()
+        os.close(self._file)
+        with suppress(OSError):  # it had ended
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Candidate(Fork):
+    """The process of one kernel. One that a test has made is called in a fork of this process."""
+
+    def __init__(self, component: Component) -> None:
+        self.component, self._own = component, not is_declared(component)
+        self._next, self._calls, self._dropped, self._pools = 0, 0, list[int](), set[int]()
+        self._rng = np.random.default_rng()
+        self._recent: dict[object, Placed] = {}
+        self.afresh = False
+        """Whether each bind is one."""
+        self.latest: Launched | None = None
+        """What was bound last."""
+        self._memory: np.ndarray = np.empty(0, np.uint8)
+        super().__init__()
+        self.ask("ready")
+        self._threads = self._running()
+
+    def _forked(self, theirs: socket.socket) -> int:
+        if not self._own:
+            return super()._forked(theirs)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._talk.close()
+                catalogue = Catalogue()
+                catalogue.add(self.component)
+                self._served.as_in_a_run(theirs.detach(), self._file, catalogue)
+            finally:
+                os._exit(0)
+        return pid
+
+    def _running(self) -> int:
+        """Threads of its process, as the operating system counts them."""
+        try:
+            return os.stat(f"/proc/{self.pid}/task").st_nlink
+        except OSError:
+            return 0
 
     def stand_in(self, workers: int = 1) -> Component:
         """The component for the gates' engines: with so many workers its kernel is called in its process."""
@@ -292,14 +268,10 @@ class Candidate:
 
     def close(self) -> None:
         """End the process."""
-        if self._closed:
-            return
-        self._closed = "the kernel's process has been ended"
-        self._talk.close()
-        os.close(self._file)
-        with suppress(OSError):  # it had ended
-            os.kill(self.pid, signal.SIGKILL)
-            if self._own:
+        alive = not self._closed
+        super().close()
+        if alive and self._own:
+            with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
 
 
