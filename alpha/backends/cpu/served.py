@@ -268,10 +268,11 @@ def wait(talk: socket.socket) -> None:
         os.waitpid(pid, 0)
 
 
-def waiting(*files: int) -> socket.socket:
-    """A socket to a fork of this process that waits. `files`: what this process alone keeps open."""
+def waiting(*files: int) -> tuple[socket.socket, int]:
+    """A socket to a fork of this process that waits, and its process id. `files`: what this process alone keeps open."""
     ours, theirs = socket.socketpair()
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         try:
             ours.close()
             for file in files:
@@ -281,7 +282,7 @@ def waiting(*files: int) -> socket.socket:
         finally:
             os._exit(0)
     theirs.close()
-    return ours
+    return ours, pid
 
 
 def hand_over(talk: socket.socket, *files: int) -> int:

@@ -57,7 +57,7 @@ def child(job, out):
             from alpha.ops.table import table
             table()
             from alpha.backends.cpu.served import waiting
-            talk = waiting(out)
+            talk, _ = waiting(out)
             from alpha.gates.cpu import process
             from alpha.gates.cpu.declared import Declarations
             process.use(talk)

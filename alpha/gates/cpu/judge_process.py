@@ -34,10 +34,12 @@ talk = socket.socket(fileno=int(sys.argv[1]))
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 import alpha.train.session
 from alpha.backends.cpu.served import waiting
-kernels = waiting(talk.fileno())
+kernels, pid = waiting(talk.fileno())
 from alpha.gates.cpu.judge_process import answer
 from alpha.gates.run import measure
 answer(talk, kernels, measure)
+kernels.close()
+os.waitpid(pid, 0)
 """
 """Read from the standard input, so that no command line has it."""
 
