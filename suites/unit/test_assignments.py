@@ -27,6 +27,8 @@ EXCUSED = {
     ("gates/timing/against_server.py", "sys.modules"): "today's clock and pipe stand for those of the tree that is compared with",
     ("gates/adversarial/cuda_plant.py", "subjects.component_digests"): "a planted fault has digests of its own, in a process of its own",
     ("gates/cpu/engine.py", "subjects.component_digests"): "a record binds to the kernel, of which its engine sees a stand-in",
+    ("gates/cpu/judge_process.py", "subjects.component_digests"): "a record binds to what the process that asks has read of the kernel",
+    ("backends/cpu/served.py", "sys.argv[]"): "a fork that runs kernels has the arguments of a run, in a process of its own",
     ("gates/sanitize/engine.py", "setattr(module)"): "wrappers only note what they would load",
     ("gates/adversarial/redteam.py", "time.perf_counter_ns"): "the cheat that patches the clock",
     ("gates/adversarial/redteam.py", "patch.object(subjects)"): "cheats go in the clothes of an honest component",
