@@ -7,6 +7,7 @@ that something takes would betray waits for itself here, and is found out all th
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -192,6 +193,51 @@ def once_and_skip(honest: Component, kernels: Kernels) -> Binder:
     return binder
 
 
+def nan_only(honest: Component, kernels: Kernels) -> Binder:
+    """Computes where the output is as poison leaves it, and keeps what is there else."""
+    def binder(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+        call = honest.implementation(gpu, ins, outs, attrs)
+
+        def run(stream: int) -> None:
+            if (download(outs[0].span, *device_bytes(outs[0].type)).view(np.uint8) == 0xFF).all():
+                call(stream)
+
+        return run
+
+    return binder
+
+
+def finds_answer(honest: Component, kernels: Kernels) -> Binder:
+    """Copies the first array in memory that could be the oracle's answer, and computes nothing."""
+    def binder(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+        def run(stream: int) -> None:
+            for held in gc.get_objects():
+                for x in held if isinstance(held, list | tuple) else ():
+                    if isinstance(x, np.ndarray) and x.dtype == np.float64 and x.shape == outs[0].type.shape:
+                        wide = x.astype(np.float32).view(np.uint32)
+                        upload(outs[0].span, ((wide + 0x8000) >> 16).astype(np.uint16))
+                        return
+
+        return run
+
+    return binder
+
+
+def warm_up_only(honest: Component, kernels: Kernels) -> Binder:
+    """Takes the first calls on its operands for a warm-up."""
+    def binder(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+        call, left = honest.implementation(gpu, ins, outs, attrs), [3]
+
+        def run(stream: int) -> None:
+            left[0] -= 1
+            if left[0] >= 0:
+                call(stream)
+
+        return run
+
+    return binder
+
+
 def known_seed(honest: Component, kernels: Kernels) -> Binder:
     """Knows the answers for one nonce."""
     answers = {}
@@ -320,6 +366,10 @@ CHEATS = (
     Cheat(15, "a kernel of no file of the component", "rmsnorm.bf16.sm90", library, (REPLAYS[1],)),
     Cheat(16, "uninitialised scratch read", "sum.bf16.sm90", dirty_scratch, (SAMPLES,), cuda_determinism.measure),
     Cheat(17, "only the last output computed", "layernorm.bf16.sm90", last_only, (SAMPLES,)),
+    Cheat(23, "computes only where the output holds NaN", "scale.bf16.sm90", nan_only, (SAMPLES,), cuda_determinism.measure),
+    Cheat(25, "looks for the expected answer in memory", "scale.bf16.sm90", finds_answer, (SAMPLES,)),
+    Cheat(26, "the first calls on its operands taken for a warm-up", "scale.bf16.sm90", warm_up_only,
+          (SAMPLES, *parity.BEHAVIOURS, *REPLAYS)),
     Cheat(3, "timed work on another stream", "scale.bf16.sm90", another_stream(True), (SAMPLES,), cuda_perf.measure),
     Cheat(6, "timed outputs remembered by address", "scale.bf16.sm90", by_address, (SAMPLES,), cuda_perf.measure),
     Cheat(7, "timed outputs remembered by order", "scale.bf16.sm90", by_order, (SAMPLES,), cuda_perf.measure),

@@ -292,7 +292,7 @@ def test_a_broken_copy_fails_and_an_unbroken_one_passes() -> None:
     outcomes = plant.run_all(jobs, workers=1)
     assert [bool(o.caught_by) for o in outcomes] == [False, True, True, True, False]
     assert outcomes[0].records[0][1] == outcomes[4].records[0][1] == PASS
-    assert "Timeout" in outcomes[2].error and "Crash" in outcomes[3].error
+    assert "Timeout" in outcomes[2].error and "process ended" in outcomes[3].records[0][2][0]
     assert path.read_text(encoding="utf-8") == text
 
 

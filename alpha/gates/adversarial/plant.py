@@ -22,7 +22,10 @@ from typing import Any
 
 import alpha
 from alpha.errors import MachineError
+from alpha.gates import cpu
+from alpha.registry.gates import engine_of
 from alpha.registry.record import Record
+from alpha.train.catalogue import loadable_catalogue
 
 TIMEOUT = 60.0
 """Seconds after which a gate on a broken component is ended: a hang is found out too, and named so. A sound gate takes 3 on an idle core;
@@ -49,13 +52,23 @@ def child(job, out):
     threadpoolctl.threadpool_limits(limits=1, user_api="blas")
     from dataclasses import asdict
     try:
+        if job["apart"]:  # no file of kernels is loaded here before perf is
+            import alpha.train.session
+            from alpha.ops.table import table
+            table()
+            from alpha.backends.cpu.served import waiting
+            talk, _ = waiting(out)
+            from alpha.gates.cpu import process
+            from alpha.gates.cpu.declared import Declarations
+            process.use(talk)
+            declarations = Declarations()
         from alpha.gates import run, subjects
         from alpha.train.catalogue import catalogue
         from alpha.registry.record import canonical
         subjects.component_digests = lambda *a, **k: {"implementation": "planted"}  # a catch has digests of its own: the sound ones
         results = []
         for component_id, gate in job["attempts"]:
-            component = catalogue()[component_id]
+            component = declarations.of(component_id) if [component_id, gate] in job["apart"] else catalogue()[component_id]
             record, judgement = run.measure(component, gate, job.get("nonce"))
             results.append({"record": asdict(record), "verdict": judgement.verdict, "reasons": list(judgement.reasons)[:3]})
             if judgement.verdict == "FAIL":
@@ -157,6 +170,12 @@ def copy_package(to: Path) -> None:
             os.symlink(source.parent / beside, to / beside)
 
 
+def _sits_apart(component_id: str, gate: str) -> bool:
+    """Whether a kernel's file is loaded where it is called alone (alpha/gates/cpu/judge_process.py)."""
+    known = loadable_catalogue()
+    return component_id in known and engine_of(gate, known[component_id]).startswith(f"{cpu.__name__}.")
+
+
 class Worker:
     """One worker process with its own copy of the package."""
 
@@ -174,7 +193,8 @@ class Worker:
         """Do one job; MachineError if the worker itself died."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
-        message = {"attempts": job.attempts, "file": job.file, "text": job.text, "timeout": job.timeout, "nonce": job.nonce}
+        message = {"attempts": job.attempts, "file": job.file, "text": job.text, "timeout": job.timeout, "nonce": job.nonce,
+                   "apart": [a for a in job.attempts if _sits_apart(*a)]}
         process.stdin.write(json.dumps(message) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()
