@@ -62,8 +62,9 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
                    help="with `step` and `data`: override one key; may be repeated")
     p.add_argument("--ranks", type=int, default=2, metavar="N", help="with `comm`: processes, on each host (default: 2)")
-    p.add_argument("--hosts", type=int, metavar="N", help="with `comm`: hosts, each of which runs this command (default: 1); 2 and no --meet: "
-                   "messages between two hosts on this machine, beside plain sockets")
+    p.add_argument("--hosts", type=int, metavar="N",
+                   help="with `comm`: hosts, each of which runs this command (default: 1); "
+                        "2 and no --meet: messages between two hosts on this machine, beside plain sockets")
     p.add_argument("--host", type=int, metavar="I", help="with `comm`: which of them this is, from 0; the first one prints")
     p.add_argument("--meet", default="", metavar="ADDRESS:PORT", help="with `comm`: where host 0 is met; all know the secret ALPHA_SECRET")
     p.add_argument("--against", metavar="TREE", help="today's kernel against that of another source tree or git revision: a verdict")

@@ -36,6 +36,7 @@ from alpha.profile.phases import phase_of
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
 from alpha.train.catalogue import catalogue
+from alpha.train.spots import Spots
 from alpha.types import Table, TensorType
 
 US = 1000
@@ -190,9 +191,9 @@ class Ticks:
 
 @contextmanager
 def profiled(path: Path, *, instrument: bool = True, plant: Callable[[CudaExecutor, Ticks], None] = lambda executor, clock: None,
-             between: Callable[[CudaExecutor], None] = lambda executor: None) -> Iterator[sqlite3.Connection]:
+             between: Callable[[CudaExecutor], None] = lambda executor: None, verify: int = 0) -> Iterator[sqlite3.Connection]:
     """The metrics of a plain step and a profiled one of the small GPT: two replays, then the update. `plant`: changes the executor.
-    `between`: what the host does between the replays of the profiled step."""
+    `between`: what the host does between the replays of the profiled step. `verify`: spot checks as a run has them."""
     clock = Ticks()
     with pytest.MonkeyPatch.context() as patch, emulated_gpu(instrument=instrument):
         patch.setattr(emulated_gpu_module, "time", clock)
@@ -207,13 +208,21 @@ def profiled(path: Path, *, instrument: bool = True, plant: Callable[[CudaExecut
             store.begin(0, clock.now, clock.now, 0)
             plant(executor, clock)
             executor.recorder = Recorder(store, clock=clock.perf_counter_ns)
+            spots = Spots(verify, 0, executor, 0, store)
+            spots.restart(1)
+            spots._first = False
             for step in range(2):
                 executor.recorder.begin(step, profiled=step == 1)
+                spots.begin(step + 1)
                 for calls in program.replays():
+                    if calls[0].plan == "update":
+                        spots.read("before the update", now=False)
                     executor.enqueue(tuple(c.plan for c in calls), [text_of(batches, c) for c in calls])
                     if step == 1:
                         between(executor)
+                spots.wrote(step + 1)
                 executor.outputs("update")
+                spots.end(step + 1)
                 executor.recorder.end_step()
             executor.recorder.finish()
             store.mark(ended="finished")
@@ -229,6 +238,11 @@ def times(path: Path, **more: Any) -> dict[str, int]:
     with profiled(path, **more) as db:
         (row,) = db.execute("SELECT * FROM kernel_times").fetchall()
         return dict(row)
+
+
+def test_a_run_that_hashes_its_state_beside_the_steps_is_timed_too(tmp_path: Path) -> None:
+    found, without = times(tmp_path / "hashed.sqlite", verify=200), times(tmp_path / "without.sqlite")
+    assert found["kernels"] == without["kernels"] and found["stamps"] == without["stamps"] + 2, "around the hashes before the update"
 
 
 def before_launch(index: int, work: Callable[[], Any]) -> Callable[[CudaExecutor, Ticks], None]:

@@ -158,20 +158,21 @@ def test_a_look_at_long_attention_costs_by_what_is_drawn() -> None:
 
 
 def test_checked_steps_of_a_device_move_apart_by_what_they_cost() -> None:
-    def spaced(every: int, cost: float, late: bool = True, looked: int = spots.DRAWN) -> int:
+    def spaced(every: int, cost: float, late: bool = True, looked: int = spots.DRAWN, first: bool = False) -> int:
         it = object.__new__(spots.Spots)
         it.every = it.apart = every
         it._executor = SimpleNamespace(digests=SimpleNamespace(late=late))  # type: ignore[assignment]
-        it._step_ns, it._ns, it._looked = 0, 0, 0
-        it.took(1000)
-        it._ns, it._looked = int(cost * 1000), looked
-        it.took(int(cost * 1000) + 1000)
+        it._step_ns, it._cost = 0, 0.0
+        for ns, seen in reversed([(0, 0), (int(cost * 1000), looked)]) if first else [(0, 0), (int(cost * 1000), looked)]:
+            it._ns, it._looked = ns, seen
+            it.took(ns + 1000)
         assert it._step_ns == 1000
         return it.apart
 
     assert spaced(200, 1) == 200 and spaced(200, 1.1) == 400 and spaced(200, 100) == 20_000
     assert spaced(200, 3, looked=3 * spots.DRAWN) == 200, "a first step looks at more"
     assert spaced(200, 100, late=False) == 200 and spaced(1, 100) == 1
+    assert spaced(200, 100, first=True) == 20_000, "a session begins with a checked step, before any has said how long a step takes"
 
 
 def test_cuts_are_of_rows_that_there_are() -> None:
