@@ -222,7 +222,7 @@ def inspect(path: Path, *, verify: bool = True) -> Saved:
     if stated != digest:
         raise corrupt(path, "its manifest was edited or torn", f"sha256 {digest[:16]}", f"sha256 {str(stated)[:16]}")
     if raw != canonical({**content, "sha256": stated}):  # a blank more, which the hash of the content does not see
-        raise corrupt(path, "its manifest is not the text that a save writes", f"{len(raw)} bytes", "the same content without bytes between")
+        raise corrupt(path, "its manifest is not the text that a save writes", f"{len(raw)} bytes", "the content without bytes between")
     if form != FORMAT or version not in READABLE:
         raise InputError(
             "the checkpoint has an unknown format",

@@ -487,7 +487,7 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
             if rehash:
                 content.pop("sha256")
                 content["sha256"] = folders._digest(content)
-            (path / folders.MANIFEST).write_text(json.dumps(content))
+            (path / folders.MANIFEST).write_bytes(ranges.canonical(content))
             after = empty(of)
             count.refuses(kind, lambda: folders.load(path, after), what)
             count.check(same(after, empty(of)), f"{what}: something was loaded")
