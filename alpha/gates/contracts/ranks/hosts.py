@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -266,11 +267,11 @@ def _named(ended: Sequence[Ended], says: str, names: dict[int, int]) -> Measured
 class Ends:
     """Two hosts with one rank each, in this process: their bridges, and the ranks' connections, over socket pairs."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: int = 1) -> None:
         doors = [Door(("127.0.0.1", 0), SECRET) for _ in range(2)]
         told = [Host("127.0.0.1", door.port, range(i, i + 1)) for i, door in enumerate(doors)]
-        first = Segment.create(2, here=range(1), payload_bytes=4096, slots=4)
-        self.segments = [first, Segment.create(2, here=range(1, 2), job=first.job, payload_bytes=4096, slots=4)]
+        first = Segment.create(2, here=range(1), payload_bytes=4096, slots=4, streams=streams)
+        self.segments = [first, Segment.create(2, here=range(1, 2), job=first.job, payload_bytes=4096, slots=4, streams=streams)]
         self.bridges = [Bridge(s, told, i, door, SECRET, 1.0) for i, (s, door) in enumerate(zip(self.segments, doors))]
         self.streams = [Streams(s, i, None) for i, s in enumerate(self.segments)]
         self.lanes = [s.lane(0, 1 - i) for i, s in enumerate(self.streams)]
@@ -278,8 +279,8 @@ class Ends:
 
     def connect(self) -> None:
         """New connections, of bridges and of ranks, which both ends have resumed."""
-        for pair, connected in ((socket.socketpair(), self._of_bridges), (socket.socketpair(), self._of_ranks)):
-            for i, end in enumerate(pair):
+        for connected in (self._of_bridges, *(partial(self._of_ranks, n) for n in range(self.segments[0].streams))):
+            for i, end in enumerate(socket.socketpair()):
                 end.setblocking(False)
                 connected(i, handshake.Peer(end, 7))
         self.turn()
@@ -288,8 +289,8 @@ class Ends:
     def _of_bridges(self, i: int, peer: handshake.Peer) -> None:
         self.bridges[i]._connected((1 - i, NOBODY, NOBODY, 0), peer)
 
-    def _of_ranks(self, i: int, peer: handshake.Peer) -> None:
-        self.streams[i].connected(1 - i, 0, peer)
+    def _of_ranks(self, number: int, i: int, peer: handshake.Peer) -> None:
+        self.streams[i].connected(1 - i, number, peer)
 
     def turn(self) -> None:
         """Each end sends what it has and reads what came."""
@@ -303,15 +304,15 @@ class Ends:
         for streams in self.streams:
             streams.rest(0)
 
-    def say(self, frame: bytes, *, to_bridge: bool) -> bool:
-        """Host 0 says something to host 1's bridge, or its rank to that host's; whether the connection broke."""
+    def say(self, frame: bytes, *, to_bridge: bool, stream: int = 0) -> bool:
+        """Host 0 says something to host 1's bridge, or its rank to that host's by one connection; whether the connection broke."""
         link = self.bridges[1]._links[0]
-        near = self.bridges[0]._links[0].line if to_bridge else self.lanes[0].pair.streams[0].line
+        near = self.bridges[0]._links[0].line if to_bridge else self.lanes[0].pair.streams[stream].line
         assert near is not None
         near.socket.send(frame)
         if not to_bridge:
             self.streams[1].rest(0)
-            return self.lanes[1].pair.streams[0].line is None
+            return self.lanes[1].pair.streams[stream].line is None
         try:
             self.bridges[1]._read(link)
         except Broken:
@@ -452,6 +453,39 @@ def _framing(rng: np.random.Generator) -> Measured:
         for end in pair:
             end.close()
     return _measured(wrong, 120)
+
+
+def _whole(rng: np.random.Generator) -> Measured:
+    """A message counts when its last byte has come, wherever it and the next one are cut before."""
+    wrong, said = list[str](), [line.frame(7, line.DATA, 0, 0, 1, i, 0, rng.bytes(line.SPACE + 700)) for i in range(2)]
+    both, size, first = b"".join(said), len(said[0]), line.HEAD_BYTES + line.SPACE
+    ends_at = (1, line.FRAME.size, line.HEAD_BYTES - 1, line.HEAD_BYTES, first, int(rng.integers(first, size)), size - 1)
+    cuts = [i * size + at for i in range(2) for at in ends_at]
+    for cut in cuts:
+        ends = Ends()
+        try:
+            for part, count in ((both[:cut], cut // size), (both[cut:], 2)):
+                if ends.say(part, to_bridge=False) or ends.lanes[1].back.sent[0] != count:
+                    wrong.append(f"cut at byte {cut} of two of {size}: {ends.lanes[1].back.sent[0]} messages count, not {count}")
+        finally:
+            ends.close()
+    return _measured(wrong, len(cuts))
+
+
+def _fastest(rng: np.random.Generator) -> Measured:
+    """Messages count in their order, whichever of three connections is ahead."""
+    wrong, said = list[str](), [line.frame(7, line.DATA, 0, 0, 1, i, 0, rng.bytes(line.SPACE + 100)) for i in range(3)]
+    orders = list(permutations(range(3)))
+    for order in orders:
+        ends = Ends(streams=3)
+        try:
+            for i, n in enumerate(order):
+                want = next((k for k in range(3) if k not in order[: i + 1]), 3)
+                if ends.say(said[n], to_bridge=False, stream=n) or ends.lanes[1].back.sent[0] != want:
+                    wrong.append(f"of messages {order[: i + 1]} {ends.lanes[1].back.sent[0]} count, not {want}")
+        finally:
+            ends.close()
+    return _measured(wrong, len(orders))
 
 
 def _frames(rng: np.random.Generator) -> Measured:
@@ -611,7 +645,7 @@ def _not_met(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
-                                 ("early", _early), ("met", _met), ("framing", _framing)],
+                                 ("early", _early), ("met", _met), ("framing", _framing), ("whole", _whole), ("fastest", _fastest)],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")), ("frames", _frames),
