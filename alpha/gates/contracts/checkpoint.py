@@ -390,8 +390,8 @@ def damaged_files(rng: np.random.Generator) -> Measured:
             count.check(False, what)
         count.check(sum(refused.values()) == DRAWN and len(refused) > 20, f"{sum(refused.values())} refused, of {len(refused)} kinds")
         text = (path / folders.MANIFEST).read_bytes()
-        for at, more in ((0, b" "), (1, b"\t"), (len(text), b"\n"), (len(text), b"\r\n ")):
-            (path / folders.MANIFEST).write_bytes(text[:at] + more + text[at:])
+        for at, more in ((0, b" "), (1, b"\t"), (len(text), b"\n"), (len(text), b"\r\n ")):  # type: ignore[assignment]
+            (path / folders.MANIFEST).write_bytes(text[:at] + more + text[at:])  # type: ignore[index]
             count.refuses(CorruptError, lambda: load(path), f"{more!r} at byte {at} of a manifest")
         (path / folders.MANIFEST).write_bytes(text)
         load(path)

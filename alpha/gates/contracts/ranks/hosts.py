@@ -282,7 +282,7 @@ class Ends:
         for connected in (self._of_bridges, *(partial(self._of_ranks, n) for n in range(self.segments[0].streams))):
             for i, end in enumerate(socket.socketpair()):
                 end.setblocking(False)
-                connected(i, handshake.Peer(end, 7))
+                connected(i, handshake.Peer(end, 7))  # type: ignore[operator]
         self.turn()
         self.turn()
 
