@@ -43,11 +43,11 @@ from alpha.train.communication import RankRecorder
 from alpha.train.engine import Executor, downloads_of, refresh
 from alpha.train.evaluate import Evaluation, evaluate, model_inputs
 from alpha.train.extend import lasting, require_same_rates
+from alpha.train.pace import PacedSpots
 from alpha.train.ranks import Ranks
 from alpha.train.sample import generate, printable
 from alpha.train.saving import Saver, Stands
 from alpha.train.seal import Seal
-from alpha.train.spots import Spots
 from alpha.train.stalls import Stalls
 from alpha.train.telling import telling
 
@@ -113,7 +113,7 @@ class Loop:
         self.recorder = executor.recorder = RankRecorder(metrics, world) if world else Recorder(metrics)
         self.stalls = Stalls(self.recorder.clock, beside=self.downloads is not None)
         self.step, self.sample_tokens, self.ended_by = 0, sampling.TOKENS, 0
-        self.spots = Spots(cfg.train.verify, cfg.run.seed, executor, self.ranks.rank, metrics)
+        self.spots = PacedSpots(cfg.train.verify, cfg.run.seed, executor, self.ranks.rank, metrics)
         self._staged: int | None = None
         self._handed: int | None = None
         self._was_ahead = False

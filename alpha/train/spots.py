@@ -100,8 +100,6 @@ class Spots:
         self._hashes: dict[tuple[str, int], Digest] = {}
         self._gradients: dict[tuple[str, int], Digest] = {}
         self._turn, self._each_ns, self._step_ns = 0, 0.0, 0
-        self._cost = 0.0
-        """ns of a usual checked step, by the last one; 0 once the distance to the next one follows from it."""
 
     @property
     def on(self) -> bool:
@@ -122,8 +120,6 @@ class Spots:
     def begin(self, step: int) -> None:
         """A step begins."""
         self._step, self._ns, self._looked = step, 0, 0
-        if self.on and self._instrumented:
-            self._executor.digests.wait()  # hashes of the step before are no part of this one
         if not self.due(step):
             return
         self._rng = np.random.default_rng([self._seed, step, self.rank])
@@ -145,19 +141,17 @@ class Spots:
 
     def took(self, ns: int) -> None:
         """What the step took, checks included."""
-        if self._looked:  # a first one looks at more than later ones
-            self._cost = self._ns * min(1.0, DRAWN / self._looked)
+        if self._looked:
+            self._space()
         else:
             self._step_ns = ns - self._ns
-        if self._cost and self._step_ns:
-            self._space()
 
     def _space(self) -> None:
-        """Put checked steps of a device as far apart as the last one's cost asks for. Behind a session's first step that waits for the
-        second, which says how long a step takes."""
-        cost, self._cost = self._cost, 0.0
-        if self.every >= SPACED and self._executor.digests.late:
-            self.apart = self.every * max(1, ceil(cost / (SHARE * self.every * self._step_ns)))
+        """Put checked steps of a device as far apart as this one's cost asks for; a first one looks at more than later ones."""
+        if self.every < SPACED or not self._step_ns or not self._executor.digests.late:
+            return
+        cost = self._ns * min(1.0, DRAWN / self._looked)
+        self.apart = self.every * max(1, ceil(cost / (SHARE * self.every * self._step_ns)))
 
     def _draw(self) -> None:
         """Which launches, as (call of the schedule, index), and what is hashed for them: (call, index) of a writer -> operands."""
@@ -284,16 +278,8 @@ class Spots:
 
     def wrote(self, step: int) -> None:
         """The update of `step` has just been handed over: hash what is looked at before the next one."""
-        if self.on and not self._instrumented:
+        if self.on:
             self._executor.check(lambda: self._written(step + 1))
-        else:
-            self._hashes.clear()
-
-    @property
-    def _instrumented(self) -> bool:
-        """Whether kernels of this step are counted by an instrument, which would take for its own what a device runs beside it. Nothing is
-        hashed behind such a step then, and a checked one that follows it begins without."""
-        return self._executor.digests.late and self._executor.recorder.profiling
 
     def _written(self, step: int) -> None:
         """The state has just been written, and `step` comes next."""

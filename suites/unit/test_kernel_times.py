@@ -36,7 +36,7 @@ from alpha.profile.phases import phase_of
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
 from alpha.train.catalogue import catalogue
-from alpha.train.spots import Spots
+from alpha.train.pace import PacedSpots
 from alpha.types import Table, TensorType
 
 US = 1000
@@ -208,7 +208,7 @@ def profiled(path: Path, *, instrument: bool = True, plant: Callable[[CudaExecut
             store.begin(0, clock.now, clock.now, 0)
             plant(executor, clock)
             executor.recorder = Recorder(store, clock=clock.perf_counter_ns)
-            spots = Spots(verify, 0, executor, 0, store)
+            spots = PacedSpots(verify, 0, executor, 0, store)
             spots.restart(1)
             spots._first = False
             for step in range(2):

@@ -24,6 +24,7 @@ from alpha.optim.init import fill_initial
 from alpha.train import spots
 from alpha.train.assemble import program_for
 from alpha.train.catalogue import catalogue
+from alpha.train.pace import PacedSpots
 from alpha.types import TensorType
 
 VOCAB = 257
@@ -159,10 +160,10 @@ def test_a_look_at_long_attention_costs_by_what_is_drawn() -> None:
 
 def test_checked_steps_of_a_device_move_apart_by_what_they_cost() -> None:
     def spaced(every: int, cost: float, late: bool = True, looked: int = spots.DRAWN, first: bool = False) -> int:
-        it = object.__new__(spots.Spots)
+        it = object.__new__(PacedSpots)
         it.every = it.apart = every
         it._executor = SimpleNamespace(digests=SimpleNamespace(late=late))  # type: ignore[assignment]
-        it._step_ns, it._cost = 0, 0.0
+        it._step_ns = 0
         for ns, seen in reversed([(0, 0), (int(cost * 1000), looked)]) if first else [(0, 0), (int(cost * 1000), looked)]:
             it._ns, it._looked = ns, seen
             it.took(ns + 1000)
