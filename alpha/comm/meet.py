@@ -66,9 +66,9 @@ def meet(across: Across, ranks: int, epoch: int, job: int, deadline: float) -> M
 
 def _gather(across: Across, ranks: int, epoch: int, job: int, until: float, deadline: float) -> Met:
     door = Door((_bound(across.address), across.port), across.secret)
+    came: dict[int, tuple[Peer, Mapping[str, Any]]] = {}
+    talking: list[tuple[Peer, bytearray]] = []
     try:
-        came: dict[int, tuple[Peer, Mapping[str, Any]]] = {}
-        talking: list[tuple[Peer, bytearray]] = []
         while len(came) < across.hosts - 1:
             if time.monotonic() > until:
                 missing = [h for h in range(1, across.hosts) if h not in came]
@@ -98,11 +98,13 @@ def _gather(across: Across, ranks: int, epoch: int, job: int, until: float, dead
             raise error
         for peer, _ in came.values():
             _say(peer, {"job": job, "epoch": epoch, "ranks": counts, "places": places, "streams": across.streams})
-            peer.link.close()
         return Met(job, epoch, _hosts(counts, places), door, across.streams)
     except BaseException:
         door.close()
         raise
+    finally:
+        for peer, _ in [*came.values(), *talking]:
+            peer.link.close()
 
 
 def _fits(told: Mapping[str, Any], across: Across, came: Mapping[int, object], peer: Peer) -> bool:

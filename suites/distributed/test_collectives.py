@@ -292,5 +292,5 @@ def test_a_fit_finds_latency_and_bandwidth() -> None:
     assert falling.inverse_bandwidth == 0 and 2e-6 < falling.latency < 3e-6
     text = io.StringIO()
     once = comm.Seconds(1.0, 1.0)
-    comm.show(comm.Result(2, once, once, [replace(falling, fastest=falling.seconds)], {}), Console(file=text))
+    comm.show(comm.Result(2, once, once, [replace(falling, fastest=falling.seconds)], {}, comm.Map([], [], [], {})), Console(file=text))
     assert re.search(r"made .* 2\.3 +- ", text.getvalue()), text.getvalue()

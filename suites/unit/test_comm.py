@@ -130,7 +130,7 @@ def test_what_a_rank_says_is_what_others_read() -> None:
         assert control.place(rank) == said
         control.serve(rank, 10**9, True)
     assert not control.failed() and not any(memory[:4096])
-    served = watch._ServedElsewhere(control, 1)
+    served = watch._Elsewhere(control, 1).served()
     control.serve(1, 4 * 10**9, False)
     assert served.look() == 3 * 10**9
 
@@ -191,7 +191,7 @@ def test_a_rank_is_given_up_when_the_limit_is_over(monkeypatch: pytest.MonkeyPat
     waiting = Watch(control, 0, Deadlines(stall=1.0))
     served = SimpleNamespace(ns=0)
     served.look = lambda: setattr(served, "ns", 10**8 * next(looks)) or served.ns
-    monkeypatch.setattr(waiting, "_served", lambda rank: served)
+    waiting._seen[1] = SimpleNamespace(served=lambda: served, doing=lambda: "running")  # type: ignore[assignment]
     with pytest.raises(RankError, match=r"progress within 1\.1 s"):
         waiting.until(lambda: False, 1, "barrier")
 

@@ -588,7 +588,8 @@ def _false_doors(rng: np.random.Generator) -> Measured:
                            ((job, 0, 0, 2, 1, *nobody), None), ((job, 0, 7, 2, 1, *nobody), None), ((job, 0, 1, 2, 2, *nobody), None),
                            ((job, 0, 1, 2, 1, 0, 0, 0), None), ((job, 0, 1, 2, 1, 1, 1, 0), None), ((job, 0, 1, 2, 1, 1, 0, 1), None)):
             said = line.frame(7, line.HELLO, body=bridges.SAID.pack(*words))
-            found = bridge._who(handshake.Peer(socket.socket(), 7), said)
+            with socket.socket() as link:
+                found = bridge._who(handshake.Peer(link, 7), said)
             wrong += [] if found == key else [f"who says {words} connects {found}"]
         ends.say(line.frame(7, line.WANT, source=0, to=1), to_bridge=True)
         wrong += [] if list(ends.bridges[1]._wanted) == [(0, 1, 0, 0)] else ["nobody hears what the earlier host asks for"]
