@@ -186,13 +186,14 @@ def test_time_without_a_processor_is_not_spent_joining(monkeypatch: pytest.Monke
 
 
 def test_a_rank_is_given_up_when_the_limit_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In processor time of the rank that all wait for: here every look finds 0.1 s more of it, and 1 s is the limit."""
+    """In processor time of the rank that all wait for: here every look finds 0.1 s more of it, and 1 s is the limit. One look finds that it
+    is over, and the next one says by how much."""
     control, looks = Segment.create(2).control, count(1)
     waiting = Watch(control, 0, Deadlines(stall=1.0))
     served = SimpleNamespace(ns=0)
     served.look = lambda: setattr(served, "ns", 10**8 * next(looks)) or served.ns
     waiting._seen[1] = SimpleNamespace(served=lambda: served, doing=lambda: "running")  # type: ignore[assignment]
-    with pytest.raises(RankError, match=r"progress within 1\.1 s"):
+    with pytest.raises(RankError, match=r"progress within 1\.2 s"):
         waiting.until(lambda: False, 1, "barrier")
 
 
