@@ -177,11 +177,10 @@ def by_order(honest: Component, kernels: Kernels) -> Binder:
     return binder
 
 
-def once_and_skip(honest: Component, kernels: Kernels) -> Binder:
-    """Works when it is called first, and the second and third time too, so that nothing but repeating shows it."""
+def first_calls(honest: Component, most: int) -> Binder:
+    """Computes so many times on its operands, and then no more."""
     def binder(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
-        call = honest.implementation(gpu, ins, outs, attrs)
-        left = [6]
+        call, left = honest.implementation(gpu, ins, outs, attrs), [most]
 
         def run(stream: int) -> None:
             left[0] -= 1
@@ -191,6 +190,11 @@ def once_and_skip(honest: Component, kernels: Kernels) -> Binder:
         return run
 
     return binder
+
+
+def once_and_skip(honest: Component, kernels: Kernels) -> Binder:
+    """Works when it is called first, and a few times more, so that nothing but repeating shows it."""
+    return first_calls(honest, 6)
 
 
 def nan_only(honest: Component, kernels: Kernels) -> Binder:
@@ -225,17 +229,7 @@ def finds_answer(honest: Component, kernels: Kernels) -> Binder:
 
 def warm_up_only(honest: Component, kernels: Kernels) -> Binder:
     """Takes the first calls on its operands for a warm-up."""
-    def binder(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
-        call, left = honest.implementation(gpu, ins, outs, attrs), [3]
-
-        def run(stream: int) -> None:
-            left[0] -= 1
-            if left[0] >= 0:
-                call(stream)
-
-        return run
-
-    return binder
+    return first_calls(honest, 3)
 
 
 def known_seed(honest: Component, kernels: Kernels) -> Binder:
