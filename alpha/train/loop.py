@@ -6,7 +6,8 @@ contiguous shares, shard after shard and microbatch after microbatch, so the tex
 
 Where a device computes beside the host, the loop runs one step ahead: the microbatches of the next step are handed over before this step's
 results are waited for, and its update once they are known to be finite. Microbatches write gradients alone, which the next first one
-overwrites; so a step that was handed over ahead may be forgotten.
+overwrites; so a step that was handed over ahead may be forgotten. Whether or not a step was handed over ahead, a save of the state before it
+begins behind its microbatches: device and host have something to do beside the copy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ from alpha.train.telling import telling
 
 UPDATES = ("grad_norm", "grad_clip", "optimizer")
 """Phases of a step that write the state: what is copied of it beside a step is copied before them."""
+
+MICROBATCHES = ("forward", "backward")
+"""Those that read it, beside which it is copied."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ class Loop:
         self.validation, self.tokenizer = validation, tokenizer
         self.checkpoints, self.metrics = checkpoints, metrics
         self.saver = Saver(checkpoints, self.ranks, keep=cfg.train.keep, every=cfg.train.keep_every, late=self.downloads)
+        self.saver.ready = lambda step: self.ready(f"at the checkpoint of step {step}")
         self.passed: list[CorruptError] = []
         self.seal = Seal()
         self.tell: Callable[[str], None] = lambda text: None
@@ -116,7 +121,7 @@ class Loop:
         self.spots = PacedSpots(cfg.train.verify, cfg.run.seed, executor, self.ranks.rank, metrics)
         self._staged: int | None = None
         self._handed: int | None = None
-        self._was_ahead = False
+        self._save_due = False
 
     # -- state -----------------------------------------------------------------------------------------------------------------
 
@@ -134,6 +139,11 @@ class Loop:
         lend = self.downloads.lend if self.downloads is not None else self.executor.look
         return {kind: (self.program.states[kind], lend(kind)) for kind in self.plans["snapshot"].outputs}
 
+    @cached_property
+    def program_hash(self) -> str:
+        """Of the Program, which stays as it is while the loop does."""
+        return self.program.hash()
+
     def facts(self) -> dict[str, Any]:
         """What a checkpoint must agree on with the run that loads it, and its seal."""
         return {
@@ -142,7 +152,7 @@ class Loop:
             "steps": self.cfg.train.steps,
             "tokenizer": self.tokenizer.hash,
             "sampler": {"hash": self.sampler.hash, "next_step": self.step},
-            "program": self.program.hash(),
+            "program": self.program_hash,
         }
 
     def start(self, fill: Callable[[np.ndarray, StateLayout, int], None] | None = None) -> None:
@@ -153,7 +163,7 @@ class Loop:
         fill = fill or partial(fill_initial, workers=int(str(self.program.facts.get("threads", 0))))
         fill(self.executor.blank("param"), self.program.states["param"], self.cfg.run.seed)
         refresh(self.executor)
-        self.step, self._handed = 0, None
+        self.step, self._handed, self._save_due = 0, None, False
         self.spots.restart(self.step)
 
     def resume(self, step: int | None = None) -> folders.Saved:
@@ -178,7 +188,7 @@ class Loop:
         else:
             raise self.passed[0]
         self.step = saved.step
-        self._handed = None
+        self._handed, self._save_due = None, False
         self.spots.restart(self.step)
         self.ranks.meet()  # all have read it
         if self.ranks.first:
@@ -228,17 +238,34 @@ class Loop:
         return folders.at(self.checkpoints, self.step)
 
     def begin_save(self) -> None:
-        """Copy the state, which is then saved beside what follows, after what was measured: so no row is lost of a step that will not run
-        again. The save before has been finished. Where the next step was handed over ahead, its end tells whether the state was still what
-        the last update wrote, and nothing is made a checkpoint before."""
-        self.holds()
+        """Copy the state at once, which is then saved beside what follows. The save before has been finished. Where the next step was handed
+        over ahead, its end tells whether the state was still what the last update wrote, and nothing is made a checkpoint before."""
         with self.recorder.span("checkpoint"):
-            forbidden.check(f"at the checkpoint of step {self.step}")
             if self._handed is None:
                 self.spots.read("before a checkpoint")
             self.recorder.so_far()
-            self.metrics.flush()
             self.saver.start(self.step, self.lent(), self.facts())
+
+    def copy_state(self) -> None:
+        """Begin the save that is due, while a device has this step's microbatches. Whether the state was still what the last update wrote is
+        told by what is looked at before this step's update, when the step ends; nothing is made a checkpoint before."""
+        if self._save_due:
+            self._save_due = False
+            with self.recorder.span("checkpoint"):
+                self.saver.begin(self.step, self.lent(), self.facts())
+
+    def open_save(self) -> None:
+        """What the host does for a save that has begun, while a device has a step to compute."""
+        if self.saver.begun:
+            with self.recorder.span("checkpoint"):
+                self.saver.open()
+
+    def ready(self, when: str) -> None:
+        """What has to be before a save is written: the run directory is ours, nothing forbidden is here, and what was measured is in its
+        file, so that no row is lost of a step that will not run again."""
+        self.holds()
+        forbidden.check(when)
+        self.metrics.flush()
 
     def foretell_saves(self) -> None:
         """Rehearse what a step will wait for at a save, before the first step, where a save will have steps behind it. Left out are the
@@ -246,8 +273,7 @@ class Loop:
         every = self.cfg.train.checkpoint_every
 
         def act() -> None:
-            forbidden.check("before the first step")
-            self.metrics.flush()
+            self.ready("before the first step")
             self.facts()
 
         def copy() -> int:
@@ -284,13 +310,19 @@ class Loop:
         """One step; `ahead`: with the next one's microbatches handed over behind it. NonFiniteError naming the op if it was not finite:
         then the state is as before, and was saved."""
         recorder, (*micros, update), handed = self.recorder, self.replays, self._handed == self.step
+        checked = self.spots.due(self.step)
         self.ranks.begin(self.step)
         recorder.begin(self.step, profiled=self.profiled(self.step), ahead=handed)
-        self._handed, self._was_ahead = None, handed
+        self._handed = None
         self.spots.begin(self.step)
         with np.errstate(all="ignore"):  # a bad value is the finite flag's business, not a warning's
+            if checked and self._save_due:  # the host waits in each plan: what is copied is copied beside them, what the host does for it is put off
+                with self.stalls.adding():
+                    self.copy_state()
             for calls in micros if not handed else ():
                 self.enqueue(calls, self.step)
+                self.copy_state()
+            self.copy_state()
             self.spots.read("before the update", now=False)
             self.enqueue(update, self.step)
             self.spots.wrote(self.step)
@@ -301,6 +333,8 @@ class Loop:
                 self._handed = self.step + 1
             else:
                 self.stage()
+            if not checked:
+                self.open_save()
             with recorder.span("device_to_host"):
                 out = self.executor.outputs(self.role.schedule[-1].plan)
                 total, count, norm, lr, coefficient, finite = (
@@ -321,7 +355,8 @@ class Loop:
         )
         if self.ranks.first:
             self.metrics.add("step_metrics", {k: _plain(v) for k, v in vars(result).items()})
-        self.stalls.stepped(took, recorder.on_device(*UPDATES), saving=self.saver.writing, usual=self.usual(self.step))
+        self.stalls.stepped(took, recorder.on_device(*MICROBATCHES), ahead=handed, saving=self.saver.writing,
+                            usual=not (checked or self.profiled(self.step)))
         if not result.finite:
             recorder.abandon()
             self.explain(result)
@@ -333,10 +368,6 @@ class Loop:
     def profiled(self, step: int) -> bool:
         """Whether each launch of this step is looked at by itself."""
         return sampled(step, self.cfg.train.steps, self.cfg.train.profile)
-
-    def usual(self, step: int) -> bool:
-        """Whether this step is one like most: handed over ahead, neither checked nor looked at launch by launch."""
-        return self._was_ahead and not (self.profiled(step) or self.spots.due(step))
 
     def unbroken(self) -> bool:
         """Whether the next step may be handed over ahead: nothing but it follows this one, and neither is looked at launch by launch."""
@@ -437,8 +468,10 @@ class Loop:
                 else:
                     self.note_stalls()
                     self.stalls.save()
-                    with self.adding():
-                        self.begin_save()
+                    self._save_due = self.downloads is not None
+                    if not self._save_due:
+                        with self.stalls.adding():
+                            self.begin_save()
             if stopping and not last:
                 self._handed, self.ended_by = None, stopping
                 return False

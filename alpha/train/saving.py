@@ -1,11 +1,14 @@
 """Saving beside training: a rank copies its cut of the state and trains on, while a thread writes the copy. One save at a time. Floor 6.
 
-    start    the first rank makes the folder; each rank copies what it writes, and its thread begins once the copy is there
+    begin    each rank copies what it writes
+    open     the first rank makes the folder; the thread of each begins once the copy is there
+    start    both
     poll     after each step: once all ranks have written, the first one's thread makes it a checkpoint; what the disk refused is raised
     finish   waits until it stands: before the next save, where a run ends, and where something has to stand at once
 
-A copy of arrays is there when `start` returns. One that comes from a device is there when the next step is over, for that step's update
-waits for it; so `poll` finds it done, and the thread has no business with the device.
+A copy of arrays is there when `begin` returns. One that comes from a device is there when the next step is over, for that step's update
+waits for it; so `poll` finds it done, and the thread has no business with the device. `open` is what the host has to do for a save: where a
+device computes beside it, it is called when there is much to compute.
 
 All ranks call these alike. Between ranks nothing is said in threads: the loop asks, so collectives keep their order.
 """
@@ -32,13 +35,16 @@ Stands = tuple[int, Path]
 
 class Saver:
     """Saves into `folder`. `keep`, `every`: which checkpoints stay (folders.commit). `late`: how the state comes from a device; None: it
-    lies in arrays. There is one copy of what this rank writes, in memory of `copies`."""
+    lies in arrays. `ready`: called with the step before anything of a save is in the folder, raises where it may not be. There is one copy
+    of what this rank writes, in memory of `copies`."""
 
     def __init__(self, folder: Path, ranks: Ranks, *, keep: int = 2, every: int = 0, disk: Disk | None = None,
                  late: ranges.Copies | None = None) -> None:  # fmt: skip
         self.folder, self.ranks, self.keep, self.every, self.disk = folder, ranks, keep, every, disk or Disk()
         self.late, self.copies = late is not None, late or ranges.OfArrays()
+        self.ready: Callable[[int], None] = lambda step: None
         self._pool = ThreadPoolExecutor(1, "save")
+        self._begun: Callable[[], None] | None = None
         self._copying: Callable[[], None] | None = None
         self._written: Future[None] | None = None
         self._commit: Callable[[], Stands] | None = None
@@ -47,18 +53,39 @@ class Saver:
     @property
     def writing(self) -> bool:
         """Whether a save is under way that some rank may still be writing; the same on all ranks."""
-        return self._copying is not None or self._written is not None
+        return self.begun or self._copying is not None or self._written is not None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the state is being copied for a save that has not been opened."""
+        return self._begun is not None
 
     def start(self, step: int, states: Mapping[str, tuple[StateLayout, ranges.Flat]], facts: Mapping[str, Any]) -> None:
-        """Copy `states` (arrays whole, or this rank's cut, or what stands for them), and write the copy beside what follows. GraphError
-        unless the save before has been finished: its copy is still being written."""
+        """Begin a save and open it."""
+        self.begin(step, states, facts)
+        self.open()
+
+    def begin(self, step: int, states: Mapping[str, tuple[StateLayout, ranges.Flat]], facts: Mapping[str, Any]) -> None:
+        """Copy `states` (arrays whole, or this rank's cut, or what stands for them) as they are now. GraphError unless the save before has
+        been finished: its copy is still being written."""
         if self.writing or self._made is not None:
             raise GraphError("a save began before the last one was finished", came=f"step {step}", expected="one save at a time",
                              do="call finish first")
+        copy, held = self.copy(states)
+        self._begun = partial(self._open, step, states, facts, copy, held)
+
+    def open(self) -> None:
+        """Let the save that has begun be written beside what follows; nothing where none has."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun()
+
+    def _open(self, step: int, states: Mapping[str, tuple[StateLayout, ranges.Flat]], facts: Mapping[str, Any], copy: np.ndarray,
+              held: tuple[ranges.Held, ...]) -> None:  # fmt: skip
         rank, size = self.ranks.rank, self.ranks.size
+        self.ready(step)
         with self.ranks.patient():
             temporary = Path(self.ranks.hear(str(folders.begin(self.folder, step, disk=self.disk)) if self.ranks.first else ""))
-        copy, held = self.copy(states)
         layouts = {kind: layout for kind, (layout, _) in states.items()}
 
         def commit() -> Stands:
@@ -93,6 +120,7 @@ class Saver:
     def finish(self) -> Stands | None:
         """Wait on all ranks until the save under way stands; what `poll` returns, where it has not told it."""
         with self.ranks.patient():
+            self.open()
             if self._copying is not None:
                 self._copying()
             if self._written is not None:
@@ -107,7 +135,7 @@ class Saver:
         """Wait until this rank's thread does nothing, whatever became of the save: nobody writes into the run behind its end."""
         work: list[Future[Any]] = [future for future in (self._written, self._made) if future is not None]
         wait(work)
-        self._copying = self._written = self._made = None
+        self._begun = self._copying = self._written = self._made = None
 
     def _wrote(self) -> None:
         """Raise what writing raised."""

@@ -1,7 +1,7 @@
 """What saves add to a run's steps: foretold by a rehearsal before the first step, measured at each save. Floor 6.
 
-Where steps wait while the state is copied, a save adds what it takes. Where it is copied *beside* a step of a device, it adds what copy or
-host take longer than the step's microbatches; how long those take, the steps before the save tell.
+Where steps wait while the state is copied, a save adds what it takes. Where it is copied *beside* a step of a device, it adds what the copy
+takes longer than the step's microbatches, or the host longer than the step; how long those take, the steps before the save tell.
 """
 
 from __future__ import annotations
@@ -14,23 +14,29 @@ from statistics import median
 LINE = 0.02
 """Share of a mean step that a save may add to the steps until the next one, before its excess is told."""
 
+WARM_UP = 3
+"""Steps of a session that are no usual ones yet: graphs are captured."""
+
 
 @dataclass
 class Stalls:
-    """Of one rank and session. `clock`: ns; `beside`: the state is copied beside steps; `nbytes`: what a save copies; `host_ns`, `copy_ns`:
-    what the host of a rehearsed save took, and its copy until it was there, None where no save has steps behind it; `waits_ns`: of each
-    save what the host kept the steps waiting for, and `under_way` the steps that ran while it was under way; `quiet` and `microbatches`:
-    usual steps without a save, whole and without their updates."""
+    """Of one rank and session. `clock`: ns; `beside`: the state is copied beside steps; `nbytes`: what a save copies; `host_ns`,
+    `begin_ns`, `copy_ns`: of a rehearsed save what the host did for it, how long it began to copy, and how long that took until the copy was
+    there, None where no save has steps behind it; `waits_ns`: of each save what the host kept the steps waiting for, and `under_way` the
+    usual steps that ran while it was under way; `quiet`: usual steps without a save. Both are told apart by whether a step was handed over
+    ahead, for one that was not begins with a device that has nothing to do. `microbatches`: what they took of quiet steps."""
 
     clock: Callable[[], int]
     beside: bool = False
     nbytes: int = 0
     host_ns: int | None = None
+    begin_ns: int | None = None
     copy_ns: int | None = None
     waits_ns: list[int] = field(default_factory=list)
-    under_way: list[list[int]] = field(default_factory=list)
-    quiet: list[int] = field(default_factory=list)
+    under_way: list[list[tuple[bool, int]]] = field(default_factory=list)
+    quiet: dict[bool, list[int]] = field(default_factory=lambda: {True: [], False: []})
     microbatches: list[int] = field(default_factory=list)
+    steps: int = 0
 
     def rehearse(self, act: Callable[[], None], copy: Callable[[], int], wait: Callable[[], None]) -> None:
         """`act`: what the host does at a save; `copy`: begins to copy the state, returns how many bytes; `wait`: until they are there. All
@@ -39,21 +45,24 @@ class Stalls:
             began = self.clock()
             act()
             begun = self.clock()
+            self.host_ns = begun - began
             self.nbytes = copy()
-            self.host_ns = self.clock() - began
+            self.begin_ns = self.clock() - begun
             wait()
             self.copy_ns = self.clock() - begun
 
-    def stepped(self, ns: int, update_ns: int, *, saving: bool, usual: bool) -> None:
-        """A step beside which a save may be copied took `ns`, its update `update_ns` of them. `saving`: one was under way; `usual`: else it
-        was a step like others. Those that were not are left out: what they took more has other reasons."""
-        if not (self.beside and usual):
+    def stepped(self, ns: int, micro_ns: int, *, ahead: bool, saving: bool, usual: bool) -> None:
+        """A step beside which a save may be copied took `ns`, its microbatches `micro_ns` of them. `ahead`: it was handed over ahead;
+        `saving`: a save was under way; `usual`: else it was a step like others. Those that were not are left out, and so are the first
+        ones: what they took more has other reasons."""
+        self.steps += 1
+        if not (self.beside and usual and self.steps > WARM_UP):
             return
         if saving and self.under_way:
-            self.under_way[-1].append(ns)
+            self.under_way[-1].append((ahead, ns))
         elif not saving:
-            self.quiet.append(ns)
-            self.microbatches.append(ns - update_ns)
+            self.quiet[ahead].append(ns)
+            self.microbatches.append(micro_ns)
 
     def save(self) -> None:
         """A save with steps behind it begins: what is added from here on is its own."""
@@ -71,22 +80,25 @@ class Stalls:
     @property
     def foretold_ns(self) -> int | None:
         """What a save will add. None before it is known: where no save was rehearsed, or no usual step has been timed yet."""
-        if self.host_ns is None or self.copy_ns is None:
+        if self.host_ns is None or self.begin_ns is None or self.copy_ns is None:
             return None
+        host = self.host_ns + self.begin_ns
         if not self.beside:
-            return self.host_ns
-        return max(0, max(self.host_ns, self.copy_ns) - round(median(self.microbatches))) if self.microbatches else None
+            return host
+        if not self.microbatches:
+            return None
+        steps = [*self.quiet[True], *self.quiet[False]]
+        return max(0, self.copy_ns - round(median(self.microbatches)), host - round(median(steps)))
 
     @property
     def measured_ns(self) -> list[int]:
         """What each save added to the steps from it to the next one: what they waited, and beside steps of a device what those took longer
-        than usual ones; nothing where no usual one was timed."""
+        than usual ones. Saves beside steps with which no usual one can be compared are left out."""
         if not self.beside:
             return list(self.waits_ns)
-        if not self.quiet:
-            return []
-        usual = round(median(self.quiet))
-        return [waited + sum(steps) - len(steps) * usual for waited, steps in zip(self.waits_ns, self.under_way)]
+        usual = {ahead: round(median(steps)) for ahead, steps in self.quiet.items() if steps}
+        return [waited + sum(ns - usual[ahead] for ahead, ns in steps) for waited, steps in zip(self.waits_ns, self.under_way)
+                if all(ahead in usual for ahead, _ in steps)]
 
     def facts(self) -> dict[str, int]:
         """For the run's metadata: what is foretold, and beside steps of a device what was measured (median)."""
@@ -99,12 +111,13 @@ class Stalls:
 
     def before(self) -> str:
         """What is foretold, before the first step; '' where nothing is."""
-        if self.host_ns is None or self.copy_ns is None:
+        if self.host_ns is None or self.begin_ns is None or self.copy_ns is None:
             return ""
+        host = (self.host_ns + self.begin_ns) / 1e6
         if not self.beside:
-            return f"{self.nbytes / 1e6:,.1f} MB copied at each, {self.host_ns / 1e6:,.1f} ms foretold"
+            return f"{self.nbytes / 1e6:,.1f} MB copied at each, {host:,.1f} ms foretold"
         return (f"{self.nbytes / 1e6:,.1f} MB copied at each to page-locked memory, in {self.copy_ns / 1e6:,.1f} ms beside the next step's "
-                f"microbatches, {self.host_ns / 1e6:,.1f} ms of the host's; a step waits for what lasts longer than they")
+                f"microbatches, {host:,.1f} ms of the host's beside that step; it waits for what lasts longer")
 
     def at_first(self) -> str:
         """What the first save beside steps will add, from the steps before it; '' where that was told, or cannot be."""

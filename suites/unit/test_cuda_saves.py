@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import flips
 import numpy as np
@@ -28,6 +29,7 @@ from alpha.profile.store import read
 from alpha.tomlfile import tomllib
 from alpha.train import memory_check
 from alpha.train.catalogue import catalogue
+from alpha.train.loop import Loop
 from alpha.train.loop import Watch as Looks
 from alpha.train.stalls import Stalls
 
@@ -76,23 +78,75 @@ def undisturbed(folder: Path, kernels: Catalogue) -> dict[int, Bits]:
         return found
 
 
+Asked = tuple[str, int, int, int]
+"""'begin' or 'open' of a save; the step that runs; kernels of its microbatches and of its update that the device has yet to run."""
+
+
+def asked_of(loop: Loop) -> list[Asked]:
+    """What the device has yet to do whenever a save is begun or opened; it goes on as the loop does."""
+    found = list[Asked]()
+    update = {launch.component for launch in loop.plans["update"].launches}
+    micros = {launch.component for name, plan in loop.plans.items() if name.startswith("micro") for launch in plan.launches} - update
+
+    def watched(what: str) -> None:
+        own = getattr(loop.saver, what)
+
+        def noted(*given: object) -> None:
+            waiting = [getattr(work, "kernel", "") for work in loop.executor.stream.queue]  # type: ignore[attr-defined]
+            found.append((what, loop.step, sum(x in micros for x in waiting), sum(x in update for x in waiting)))
+            own(*given)
+
+        setattr(loop.saver, what, noted)
+
+    watched("begin")
+    watched("open")
+    return found
+
+
+PAUSES: dict[str, dict[str, int]] = {"none": {}, "validation": {"eval_every": EVERY, "eval_windows": 2}, "text": {"sample_every": EVERY},
+                                     "profiled": {"profile": STEPS}, "clocks": {}, "checks": {"verify": EVERY}}
+"""What stands between a step and a save, or looks at the step behind it."""
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+def test_a_save_begins_behind_microbatches_wherever_it_falls(pause: str, gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that neither its copy nor what the host does for it is waited for. A checked step waits for each plan: the copy is begun before
+    it, and the host does its part in the next step that does not."""
+    want = undisturbed(tmp_path / "none", kernels)
+    monkeypatch.setattr(Watch, "due", pause == "clocks")
+    sets: dict[str, object] = {"verify": 0, "profile": 0, "steps": STEPS, "checkpoint_every": EVERY, "keep": 99, **PAUSES[pause]}
+    with flips.on_device(tmp_path / "saved", kernels, **sets) as loop:
+        loop.sample_tokens = 2
+        loop.foretell_saves()
+        asked = asked_of(loop)
+        loop.run()
+        assert bits(loop.snapshot().items()) == want[STEPS]
+    assert folders.steps(loop.checkpoints) == [2, 4, 6, 8, 9]
+    for step in folders.steps(loop.checkpoints):
+        assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == want[step], f"step {step} is torn"
+    begun, opened = ([x[1:] for x in asked if x[0] == what] for what in ("begin", "open"))
+    assert [step for step, *_ in begun] == [2, 4, 6, 8, 9]
+    if pause == "checks":
+        assert [step for step, *_ in opened if step % EVERY] == [3, 5, 7, 9]
+        assert all(micros for step, micros, update in opened if step in (3, 5, 7))
+        return
+    assert all(micros > 0 and not update for _, micros, update in begun[:-1]), begun
+    assert {step for step, micros, update in opened if micros and update} >= {2, 4, 6, 8}, opened
+
+
 def test_what_stands_is_the_state_as_it_was(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
     """Also where the disk is slower than the steps, in one piece of page-locked memory, beside the next step's microbatches."""
-    want, ahead = undisturbed(tmp_path / "none", kernels), list[int]()
+    want = undisturbed(tmp_path / "none", kernels)
     with flips.on_device(tmp_path / "saved", kernels, verify=0, profile=0, steps=STEPS, checkpoint_every=EVERY, keep=99) as loop:
         loop.saver.disk = Slow()
         loop.foretell_saves()
-        begin = loop.begin_save
-
-        def begun() -> None:
-            ahead.append(loop._handed == loop.step)
-            begin()
-
-        loop.begin_save = begun  # type: ignore[method-assign]
+        asked = asked_of(loop)
         loop.run()
         assert bits(loop.snapshot().items()) == want[STEPS]
         size = loop.stalls.nbytes
-    assert folders.steps(loop.checkpoints) == [2, 4, 6, 8, 9] and ahead == [True] * 4 + [False]
+    assert folders.steps(loop.checkpoints) == [2, 4, 6, 8, 9]
+    assert [micros > 0 for what, _, micros, _ in asked if what == "begin"] == [True] * 4 + [False]
     for step in folders.steps(loop.checkpoints):
         folders.inspect(folders.at(loop.checkpoints, step))
         assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == want[step], f"step {step} is torn"
@@ -171,16 +225,15 @@ def test_memory_that_flips_ends_the_run_before_it_is_a_checkpoint(gpu: EmulatedG
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alpha.train.spots.BUDGET", 1e6)
     with flips.on_device(tmp_path / "run", kernels, verify=100, profile=0, steps=STEPS, checkpoint_every=EVERY, keep=99) as loop:
-        arena, begin = loop.executor.arenas["state.param"], loop.begin_save  # type: ignore[attr-defined]
+        arena, begin = loop.executor.arenas["state.param"], loop.saver.begin  # type: ignore[attr-defined]
 
-        def flipped() -> None:
-            if loop.step == 4:
-                assert loop._handed == 4
+        def flipped(step: int, *given: Any) -> None:
+            if step == 4:
                 loop.executor.stream.synchronize()  # type: ignore[attr-defined]
                 np.frombuffer((ctypes.c_uint8 * 8192).from_address(arena.address), np.uint8)[4096] ^= 4
-            begin()
+            begin(step, *given)
 
-        loop.begin_save = flipped  # type: ignore[method-assign]
+        loop.saver.begin = flipped  # type: ignore[method-assign]
         with pytest.raises(SpotCheckError, match="memory changed by itself"):
             loop.run()
         assert folders.steps(loop.checkpoints) == [2]
