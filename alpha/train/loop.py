@@ -325,6 +325,8 @@ class Loop:
             self.copy_state()
             self.spots.read("before the update", now=False)
             self.enqueue(update, self.step)
+            if not checked and self.spots.due(self.step + 1):  # then the host waits for the device in `wrote`
+                self.open_save()
             self.spots.wrote(self.step)
             if ahead:
                 with recorder.ahead():

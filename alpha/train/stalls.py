@@ -1,7 +1,8 @@
 """What saves add to a run's steps: foretold by a rehearsal before the first step, measured at each save. Floor 6.
 
 Where steps wait while the state is copied, a save adds what it takes. Where it is copied *beside* a step of a device, it adds what the copy
-takes longer than the step's microbatches, or the host longer than the step; how long those take, the steps before the save tell.
+takes longer than the step's microbatches, or the host longer than that step and what was handed over ahead behind it; how long those take,
+the steps before the save tell.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ class Stalls:
             return host
         if not self.microbatches:
             return None
-        steps = [*self.quiet[True], *self.quiet[False]]
-        return max(0, self.copy_ns - round(median(self.microbatches)), host - round(median(steps)))
+        micros = round(median(self.microbatches))
+        beside = round(median(self.quiet[True])) + micros if self.quiet[True] else round(median(self.quiet[False]))
+        return max(0, self.copy_ns - micros, host - beside)
 
     @property
     def measured_ns(self) -> list[int]:
@@ -117,7 +119,7 @@ class Stalls:
         if not self.beside:
             return f"{self.nbytes / 1e6:,.1f} MB copied at each, {host:,.1f} ms foretold"
         return (f"{self.nbytes / 1e6:,.1f} MB copied at each to page-locked memory, in {self.copy_ns / 1e6:,.1f} ms beside the next step's "
-                f"microbatches, {host:,.1f} ms of the host's beside that step; it waits for what lasts longer")
+                f"microbatches, {host:,.1f} ms of the host's beside all that the device was handed; it waits for what lasts longer")
 
     def at_first(self) -> str:
         """What the first save beside steps will add, from the steps before it; '' where that was told, or cannot be."""

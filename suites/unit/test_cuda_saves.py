@@ -8,6 +8,7 @@ import inspect
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,16 @@ def undisturbed(folder: Path, kernels: Catalogue) -> dict[int, Bits]:
         return found
 
 
-Asked = tuple[str, int, int, int]
-"""'begin' or 'open' of a save; the step that runs; kernels of its microbatches and of its update that the device has yet to run."""
+@dataclass(frozen=True)
+class Asked:
+    """`what`: 'begin' or 'open' of a save; `step`: the one that runs; `micros`, `update`: kernels of its microbatches and of its update that
+    the device has yet to run; `looked`: plans of it that were looked at launch by launch."""
+
+    what: str
+    step: int
+    micros: int
+    update: int
+    looked: int
 
 
 def asked_of(loop: Loop) -> list[Asked]:
@@ -92,8 +101,10 @@ def asked_of(loop: Loop) -> list[Asked]:
         own = getattr(loop.saver, what)
 
         def noted(*given: object) -> None:
+            if what == "open" and not loop.saver.begun:
+                return own(*given)
             waiting = [getattr(work, "kernel", "") for work in loop.executor.stream.queue]  # type: ignore[attr-defined]
-            found.append((what, loop.step, sum(x in micros for x in waiting), sum(x in update for x in waiting)))
+            found.append(Asked(what, loop.step, sum(x in micros for x in waiting), sum(x in update for x in waiting), loop.spots._call + 1))
             own(*given)
 
         setattr(loop.saver, what, noted)
@@ -125,14 +136,14 @@ def test_a_save_begins_behind_microbatches_wherever_it_falls(pause: str, gpu: Em
     assert folders.steps(loop.checkpoints) == [2, 4, 6, 8, 9]
     for step in folders.steps(loop.checkpoints):
         assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == want[step], f"step {step} is torn"
-    begun, opened = ([x[1:] for x in asked if x[0] == what] for what in ("begin", "open"))
-    assert [step for step, *_ in begun] == [2, 4, 6, 8, 9]
+    begun, opened = ([x for x in asked if x.what == what and x.step < STEPS] for what in ("begin", "open"))
+    assert [x.step for x in begun] == [2, 4, 6, 8]
     if pause == "checks":
-        assert [step for step, *_ in opened if step % EVERY] == [3, 5, 7, 9]
-        assert all(micros for step, micros, update in opened if step in (3, 5, 7))
-        return
-    assert all(micros > 0 and not update for _, micros, update in begun[:-1]), begun
-    assert {step for step, micros, update in opened if micros and update} >= {2, 4, 6, 8}, opened
+        assert not any(x.looked for x in begun), begun
+        assert [x.step for x in opened if x.micros and x.update] == [x.step for x in opened] == [3, 5, 7], opened
+    else:
+        assert all(x.micros and not x.update for x in begun), begun
+        assert [x.step for x in opened if x.micros and x.update] == [2, 4, 6, 8], opened
 
 
 def test_what_stands_is_the_state_as_it_was(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
@@ -146,7 +157,7 @@ def test_what_stands_is_the_state_as_it_was(gpu: EmulatedGpu, kernels: Catalogue
         assert bits(loop.snapshot().items()) == want[STEPS]
         size = loop.stalls.nbytes
     assert folders.steps(loop.checkpoints) == [2, 4, 6, 8, 9]
-    assert [micros > 0 for what, _, micros, _ in asked if what == "begin"] == [True] * 4 + [False]
+    assert [x.micros > 0 for x in asked if x.what == "begin"] == [True] * 4 + [False]
     for step in folders.steps(loop.checkpoints):
         folders.inspect(folders.at(loop.checkpoints, step))
         assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == want[step], f"step {step} is torn"
@@ -268,44 +279,58 @@ def test_what_is_foretold_beside_steps_and_what_is_measured() -> None:
     made = Stalls(lambda: now[0], beside=True)
     made.rehearse(lambda: took(3) and None, lambda: took(1), lambda: took(30) and None)
     made.rehearse(lambda: took(2) and None, lambda: took(1), lambda: took(29) and None)
-    assert (made.host_ns, made.copy_ns, made.foretold_ns, made.measured_ns) == (3 * MS, 30 * MS, None, [])
+
+    def stepped(*each: int, ahead: bool = True, saving: bool = False, usual: bool = True) -> None:
+        for ms in each:
+            made.stepped(ms * MS, (ms - 1) * MS if ahead else (ms - 4) * MS, ahead=ahead, saving=saving, usual=usual)
+
+    assert (made.host_ns, made.begin_ns, made.copy_ns, made.foretold_ns, made.measured_ns) == (2 * MS, MS, 30 * MS, None, [])
     assert made.before() == ("9.0 MB copied at each to page-locked memory, in 30.0 ms beside the next step's microbatches, 3.0 ms of the "
-                             "host's; a step waits for what lasts longer than they")
-    for ms in (25, 26, 24):
-        made.stepped(ms * MS, MS, saving=False, usual=True)
-    made.stepped(500 * MS, MS, saving=False, usual=False)  # a profiled one
+                             "host's beside all that the device was handed; it waits for what lasts longer")
+    stepped(900, 800, 700)  # the first ones of a session
+    assert made.foretold_ns is None
+    stepped(25, 26, 24)
+    stepped(500, usual=False)  # a profiled one
     assert made.foretold_ns == 6 * MS and made.at_first() == ""
     made.save()
     assert made.at_first() == "6.0 ms foretold beside microbatches of 24.0 ms"
-    made.stepped(32 * MS, MS, saving=True, usual=True)
-    made.stepped(25 * MS, MS, saving=False, usual=True)
+    stepped(32, saving=True)
+    stepped(25)
     made.save()
     with made.adding():
         took(2)  # not hidden behind microbatches
-    for ms in (31, 26):
-        made.stepped(ms * MS, MS, saving=True, usual=True)
+    stepped(31, 26, saving=True)
     assert made.measured_ns == [7 * MS, 2 * MS + 6 * MS + MS] and made.at_first() == ""
     assert made.facts() == {"save_foretold_ns": 6 * MS, "save_copy_ns": 30 * MS, "save_measured_ns": 8 * MS}
     assert made.after(100 * MS) == ("2 with steps behind: 6.0 ms foretold, 8.0 ms measured (median), 6.0% and 8.0% of a mean step; "
                                     "6.0% above the line of 2%")
+    made.save()
+    stepped(34, ahead=False, saving=True)  # behind a validation
+    stepped(26, saving=True)
+    assert len(made.measured_ns) == 2  # no usual step like it has been seen
+    stepped(28, 28, ahead=False)
+    assert made.measured_ns[2:] == [6 * MS + MS] and made.foretold_ns == 6 * MS
     made.microbatches = [40 * MS]
     assert made.foretold_ns == 0  # all of it fits
+    made.host_ns = 70 * MS
+    assert made.foretold_ns == 70 * MS + MS - 25 * MS - 40 * MS  # the host's part is longer than a step and the microbatches ahead
 
 
 def test_a_run_says_what_its_saves_add(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
     with flips.on_device(tmp_path / "run", kernels, verify=0, profile=0, steps=STEPS, checkpoint_every=4, keep=99) as loop:
         loop.foretell_saves()
-        seen = list[tuple[int, bool]]()
+        seen = list[tuple[int, bool, bool]]()
         stepped = loop.stalls.stepped
 
-        def told(ns: int, update_ns: int, *, saving: bool, usual: bool) -> None:
-            seen.append((loop.step, saving and usual))
-            assert 0 < update_ns < ns
-            stepped(ns, update_ns, saving=saving, usual=usual)
+        def told(ns: int, micro_ns: int, *, ahead: bool, saving: bool, usual: bool) -> None:
+            seen.append((loop.step, ahead, saving and usual))
+            assert 0 < micro_ns < ns
+            stepped(ns, micro_ns, ahead=ahead, saving=saving, usual=usual)
 
         loop.stalls.stepped = told  # type: ignore[method-assign]
         loop.run()
-        assert [step for step, of_save in seen if of_save][:1] == [4] and len(seen) == STEPS and len(loop.stalls.measured_ns) == 2
+        assert [step for step, _, of_save in seen if of_save][:1] == [4] and len(seen) == STEPS and len(loop.stalls.measured_ns) == 2
+        assert [step for step, ahead, _ in seen if not ahead] == [0], "a save kept a step from being handed over ahead"
         assert "2 with steps behind" in loop.stalls.after(1e6)
     found = dict(read(tmp_path / "run" / "metrics.sqlite", "run_metadata"))
     assert int(found["save_bytes"]) == memory_check.saves(loop.program)
@@ -319,7 +344,7 @@ FAULTS = tomllib.loads((Path(flips.__file__).parent / "device_saves.toml").read_
 def test_a_planted_fault_is_seen(fault: dict[str, str], request: pytest.FixtureRequest) -> None:
     """The test that the fault names fails where the fault is planted, and passes without it (it runs above)."""
     test: Callable[..., None] = globals()[fault["seen"]]
-    given = {name: request.getfixturevalue(name) for name in inspect.signature(test).parameters}
+    given = {name: fault.get(name) or request.getfixturevalue(name) for name in inspect.signature(test).parameters}
     wiring = Wiring(fault["id"], fault["file"], fault["find"], fault["replace"], fault["why"])
     with planted(wiring.file, wiring.text), pytest.raises((AssertionError, AlphaError)):
         test(**given)
