@@ -79,7 +79,7 @@ def facts(run: Run) -> Facts:
         steady_steps=len(steady), step_ns=plain.step_ns.to_numpy(), wall_ns=plain.wall_ns.to_numpy(),
         phases={p: plain[f"{p}_ns"].to_numpy() for p in PHASES},
         overlapped={p: plain[f"{p}_overlapped_ns"].to_numpy() for p in OVERLAPPING},
-        unexplained_ns=plain.unexplained_ns.to_numpy(), useful_ns=int(rows.step_ns.sum()), session_ns=int(lasted.sum()),
+        unexplained_ns=plain.unexplained_ns.to_numpy(), useful_ns=int((rows.step_ns - rows.checks_ns).sum()), session_ns=int(lasted.sum()),
         save_ns=_stalls(run, rows[rows.step < last]), save_foretold_ns=run.number("save_foretold_ns"),
         workflow_ns=int(lasted.groupby(sessions.session).max().sum()), tokens=int(np.nansum(one_step.tokens)),
         profiled_ns=int(profiled[profiled.index.isin(have)].sum()),

@@ -196,7 +196,7 @@ def test_rates_leave_out_warm_up_and_profiled_steps(tmp_path: Path) -> None:
     assert found["tokens_per_second"].value == pytest.approx(made_runs.TOKENS * len(slowest) / slowest.sum() * 1e9, rel=1e-12)
     assert found["mfu"].value == pytest.approx(found["tokens_per_second"].value * made_runs.FLOPS_PER_TOKEN / made_runs.PEAK_FLOPS / 2)
     sessions = run.tables["sessions"]
-    assert found["goodput"].value == pytest.approx(rows.step_ns.sum() / (sessions.seen_ns - sessions.began_ns).sum(), rel=1e-12)
+    assert found["goodput"].value == pytest.approx((rows.step_ns - rows.checks_ns).sum() / (sessions.seen_ns - sessions.began_ns).sum(), rel=1e-12)
     longest = sum(max(s.seen_ns - s.began_ns for s in sessions.itertuples() if s.session == i) for i in (0, 1))
     assert found["workflow_tokens_per_second"].value == pytest.approx(40 * made_runs.TOKENS / longest * 1e9, rel=1e-12)
 
@@ -212,6 +212,17 @@ def test_a_save_s_stall_is_what_it_added_until_the_next_one(tmp_path: Path) -> N
     found = facts(reading.load(path))
     assert found.save_ns.tolist() == [made_runs.SAVE + 1200, made_runs.SAVE + 300] * 2
     assert by_key(judge(found))["save_stall_foretold"].value == pytest.approx(2 * MS / (found.steady_mean_ns or 0), rel=1e-12)
+
+
+def test_checks_are_no_useful_time(tmp_path: Path) -> None:
+    """Of the same steps, goodput falls by just the share of the wall time that was checks and no work."""
+    path, took = made_runs.make(tmp_path / "r", steps=60, samples=2), MS
+    quick = reading.load(path)
+    made_runs.edit(path, "UPDATE step_timing SET checks_ns = checks_ns + ?, forward_ns = forward_ns - ? WHERE step % 10 = 0", (took, took))
+    slow = reading.load(path)
+    assert (timing(slow).step_ns == timing(quick).step_ns).all()
+    (high, low), wall = (by_key(judge(facts(run)))["goodput"].value or 0.0 for run in (quick, slow)), facts(quick).session_ns
+    assert high - low == pytest.approx(6 * took / wall, rel=1e-9) and low > 0
 
 
 def test_a_refused_step_is_not_useful(tmp_path: Path) -> None:
