@@ -6,8 +6,8 @@ contiguous shares, shard after shard and microbatch after microbatch, so the tex
 
 Where a device computes beside the host, the loop runs one step ahead: the microbatches of the next step are handed over before this step's
 results are waited for, and its update once they are known to be finite. Microbatches write gradients alone, which the next first one
-overwrites; so a step that was handed over ahead may be forgotten. Whether or not a step was handed over ahead, a save of the state before it
-begins behind its microbatches: device and host have something to do beside the copy.
+overwrites; so a step that was handed over ahead may be forgotten. Ahead or not, a save of the state before a step begins behind the step's
+microbatches: the device has something to do beside the copy and beside what the host does for it.
 """
 
 from __future__ import annotations
@@ -238,8 +238,9 @@ class Loop:
         return folders.at(self.checkpoints, self.step)
 
     def begin_save(self) -> None:
-        """Copy the state at once, which is then saved beside what follows. The save before has been finished. Where the next step was handed
-        over ahead, its end tells whether the state was still what the last update wrote, and nothing is made a checkpoint before."""
+        """Copy the state at once, which is then saved beside what follows. The save before has been finished. Where the next step was
+        handed over ahead, its end tells whether the state was still what the last update wrote, and nothing is made a checkpoint before.
+        """
         with self.recorder.span("checkpoint"):
             if self._handed is None:
                 self.spots.read("before a checkpoint")
@@ -247,8 +248,8 @@ class Loop:
             self.saver.start(self.step, self.lent(), self.facts())
 
     def copy_state(self) -> None:
-        """Begin the save that is due, while a device has this step's microbatches. Whether the state was still what the last update wrote is
-        told by what is looked at before this step's update, when the step ends; nothing is made a checkpoint before."""
+        """Begin the save that is due, while a device has this step's microbatches. Whether the state was still what the last update wrote
+        is told by what is looked at before this step's update, when the step ends; nothing is made a checkpoint before."""
         if self._save_due:
             self._save_due = False
             with self.recorder.span("checkpoint"):
@@ -316,7 +317,7 @@ class Loop:
         self._handed = None
         self.spots.begin(self.step)
         with np.errstate(all="ignore"):  # a bad value is the finite flag's business, not a warning's
-            if checked and self._save_due:  # the host waits in each plan: what is copied is copied beside them, what the host does for it is put off
+            if checked and self._save_due:  # the host waits in each plan: it begins the copy beside them, and puts off the rest
                 with self.stalls.adding():
                     self.copy_state()
             for calls in micros if not handed else ():

@@ -22,8 +22,8 @@ WARM_UP = 3
 @dataclass
 class Stalls:
     """Of one rank and session. `clock`: ns; `beside`: the state is copied beside steps; `nbytes`: what a save copies; `host_ns`,
-    `begin_ns`, `copy_ns`: of a rehearsed save what the host did for it, how long it began to copy, and how long that took until the copy was
-    there, None where no save has steps behind it; `waits_ns`: of each save what the host kept the steps waiting for, and `under_way` the
+    `begin_ns`, `copy_ns`: of a rehearsed save what the host did for it, how long it began to copy, and how long until the copy was there,
+    None where no save has steps behind it; `waits_ns`: of each save what the host kept the steps waiting for, and `under_way` the
     usual steps that ran while it was under way; `quiet`: usual steps without a save. Both are told apart by whether a step was handed over
     ahead, for one that was not begins with a device that has nothing to do. `microbatches`: what they took of quiet steps."""
 

@@ -104,7 +104,8 @@ def asked_of(loop: Loop) -> list[Asked]:
             if what == "open" and not loop.saver.begun:
                 return own(*given)
             waiting = [getattr(work, "kernel", "") for work in loop.executor.stream.queue]  # type: ignore[attr-defined]
-            found.append(Asked(what, loop.step, sum(x in micros for x in waiting), sum(x in update for x in waiting), loop.spots._call + 1))
+            left = sum(x in micros for x in waiting), sum(x in update for x in waiting)
+            found.append(Asked(what, loop.step, *left, loop.spots._call + 1))
             own(*given)
 
         setattr(loop.saver, what, noted)
