@@ -362,7 +362,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition("launch_overhead", "Launch-overhead share", "share",
                "CPU: (enqueue + wait of all launches) / step_ns of profiled steps; GPU: host enqueue while no stream is busy / step_ns",
                _launch_overhead, higher_is_better=False, unjudged=_perturbed),
-    Definition("goodput", "Goodput", "share", "step_ns of all stored steps, less their checks_ns / wall time of all sessions", _goodput, most=1.0),
+    Definition("goodput", "Goodput", "share", "(step_ns - checks_ns) of all stored steps / wall time of all sessions", _goodput, most=1.0),
     Definition("save_stall", "Stall per save, of a mean step", "share",
                f"median over saves with steps behind them of checkpoint_ns until the next save (copying, waiting for the disk) / mean "
                f"step_ns, {_STEADY}", _save_stall, higher_is_better=False),

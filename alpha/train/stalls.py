@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 
+from alpha.profile.noise import WARM_UP
+
 LINE = 0.02
 """Share of a mean step that a save may add to the steps until the next one, before its excess is told."""
-
-WARM_UP = 3
-"""Steps of a session that are no usual ones yet: graphs are captured."""
 
 
 @dataclass

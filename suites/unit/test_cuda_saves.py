@@ -81,7 +81,7 @@ def undisturbed(folder: Path, kernels: Catalogue) -> dict[int, Bits]:
 
 @dataclass(frozen=True)
 class Asked:
-    """`what`: 'begin' or 'open' of a save; `step`: the one that runs; `micros`, `update`: kernels of its microbatches and of its update that
+    """`what`: 'begin' or 'open' of a save; `step`: the one that runs; `micros`, `update`: kernels of its microbatches and its update that
     the device has yet to run; `looked`: plans of it that were looked at launch by launch."""
 
     what: str
