@@ -104,6 +104,12 @@ def _may_be_chance(record: Record) -> bool:
     return gate_of(record.gate).pinned and not any("note" in case for case in record.cases)
 
 
+def _keep(record: Record, root: Path) -> None:
+    """Keep a record: by the process that made it where that is another one, for a file of kernels may have patched this one."""
+    if not judge_process.keep(record, root):
+        save([record], root)
+
+
 def judged(record: Record, component: Component) -> Judgement:
     """The judge with what the component's profile asks for."""
     return judge(record, runs=policy.required_runs(component, record.gate), pin=shipped_pins().of(record))
@@ -164,7 +170,7 @@ def run(todo: Sequence[Task], *, budget: float | None = None, root: Path | None 
             done.left = list(todo[i:])
             break
         record, judgement = measure(task.component, task.gate)
-        save([record], root or local_root())
+        _keep(record, root or local_root())
         done.records.append(record)
         done.judgements.append(judgement)
         if on_result is not None:

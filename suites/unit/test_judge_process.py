@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from alpha.gates.cpu import judge_process, process
 from alpha.gates.cpu.declared import Declarations
 from alpha.gates.subjects import cases, fresh_nonce, samples, subjects_of
 from alpha.ops.spec import Sample
+from alpha.registry import evidence
 from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
 
@@ -125,3 +127,36 @@ def test_a_file_that_patches_the_judge_when_it_is_loaded_changes_no_verdict(tmp_
 
     assert code(honest) == 0
     assert code(cheat.text(honest)) == 1
+
+
+_FORGES = '''
+import alpha.gates.run
+_save = alpha.gates.run.save
+alpha.gates.run.save = lambda records, root: _save(
+    [replace(r, cases=[{k: 0.0 if k == "error" else v for k, v in c.items()} for c in r.cases]) for r in records], root)
+'''
+
+
+def test_a_file_that_patches_what_keeps_records_keeps_none(tmp_path: Path) -> None:
+    """By the command: what stands in the evidence is what the judging process made, and no pass."""
+    plant.copy_package(tmp_path)
+    file = tmp_path / "alpha/backends/cpu/kernels" / f"{apart.HOST}.py"
+    file.write_text(apart.Cheat(0, "wrong", "wrong()", loaded=_FORGES).text(file.read_text(encoding="utf-8")), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "alpha", "gate", "run", f"{apart.HOST}.f32.cpu", "--gate", "parity"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "FAIL" in done.stdout, done.stdout + done.stderr
+    (kept,) = [found["parity"] for path in tmp_path.rglob(f"{apart.HOST}.f32.cpu.jsonl") if "baselines" not in path.parts
+               for found in [evidence.load_file(path)]]
+    assert run.judged(kept, catalogue()[kept.component]).verdict == "FAIL"
+
+
+def test_what_was_measured_elsewhere_is_kept_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judging process keeps the last record that it made, once it is asked for that very one, and says what its disk refuses."""
+    record, _ = run.measure(catalogue()["add.f32.cpu"], "faults")
+    assert not judge_process.keep(replace(record, nonce="ab" * 16), tmp_path) and not list(tmp_path.iterdir())
+    assert judge_process.keep(record, tmp_path)
+    assert evidence.load_file(evidence.path_of(tmp_path, record.machine, record.component))["faults"] == record
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError):
+        judge_process.keep(record, tmp_path / "file")

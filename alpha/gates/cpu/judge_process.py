@@ -1,8 +1,8 @@
 """The process that judges kernels of the CPU: it never loads their files. Floor 7.
 
 Whoever runs gates has loaded all components, to know what they owe. So a gate of a kernel is handed over, as its id: to a process that has
-loaded the gates alone, measures there with the kernel in a process of its own (process.py), and judges. It is started with the first
-gate and ends with the process that asks.
+loaded the gates alone, measures there with the kernel in a process of its own (process.py), judges, and keeps the record where it is told
+to. It is started with the first gate and ends with the process that asks.
 
 The process that is forked for kernels branches off from it before it loads gates (served.wait).
 """
@@ -23,10 +23,12 @@ from typing import Any
 import alpha
 import alpha.backends.cpu.kernels as kernels_folder
 from alpha.component import Component
-from alpha.errors import MachineError, VerdictError
+from alpha.errors import AlphaError, MachineError, VerdictError
 from alpha.gates import subjects
 from alpha.gates.cpu import process
 from alpha.gates.cpu.declared import Declarations
+from alpha.registry.evidence import save
+from alpha.registry.record import Record
 
 _JUDGE = """
 import os, socket, sys
@@ -44,6 +46,9 @@ os.waitpid(pid, 0)
 """Read from the standard input, so that no command line has it."""
 
 _HEAD = struct.Struct("<q")
+
+_KEEP = "keep"
+"""Asks for the last record to be kept; no component has this id."""
 
 
 class JudgeProcess:
@@ -95,6 +100,13 @@ def measure(component: Component, gate: str, nonce: str | None) -> Any:
         raise
 
 
+def keep(record: Record, root: Path) -> bool:
+    """Let the judging process keep this record under `root`, as it made it, whatever this one takes it for. False where the last one that it
+    made is of another gate or nonce: it was measured elsewhere, and nothing is kept."""
+    ours = _JUDGES.get(os.getpid())
+    return ours is not None and bool(ours.ask(_KEEP, record.component, record.gate, record.nonce, str(root.absolute())))
+
+
 @atexit.register
 def _leave() -> None:
     ours = _JUDGES.pop(os.getpid(), None)
@@ -106,21 +118,38 @@ def answer(talk: socket.socket, kernels: socket.socket, measure: Callable[..., A
     """The life of the judging process. `kernels`: a socket to what is forked for kernels."""
     process.use(kernels)
     declarations = Declarations()
+    made: Record | None = None
     while True:
         try:
-            component_id, gate, nonce, digests = _received(talk)
+            request = _received(talk)
         except (OSError, EOFError):
             break
+        if request[0] == _KEEP:
+            _send(talk, _kept(made, *request[1:]))
+            continue
+        component_id, gate, nonce, digests = request
+        made = None
         subjects.component_digests = lambda *a, digests=digests, **k: dict(digests)
         try:
             found = measure(declarations.of(component_id), gate, nonce)
             if loaded := [m for m in sys.modules if m.startswith(f"{kernels_folder.__name__}.")]:
                 raise VerdictError("the process that judges has loaded a kernel's file", came=", ".join(loaded),
                                    do="find what has imported it: kernels are called in processes of their own")
+            made = found[0]
         except Exception as error:  # of whoever asks
             found = error
         _send(talk, found)
     declarations.close()
+
+
+def _kept(made: Record | None, component_id: str, gate: str, nonce: str, root: str) -> bool | Exception:
+    if made is None or (made.component, made.gate, made.nonce) != (component_id, gate, nonce):
+        return False
+    try:
+        save([made], Path(root))
+    except AlphaError as error:  # of whoever asks
+        return error
+    return True
 
 
 def _send(talk: socket.socket, message: Any) -> None:
