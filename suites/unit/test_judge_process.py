@@ -133,7 +133,7 @@ _FORGES = '''
 import alpha.gates.run
 _save = alpha.gates.run.save
 alpha.gates.run.save = lambda records, root: _save(
-    [replace(r, cases=[{k: 0.0 if k == "error" else v for k, v in c.items()} for c in r.cases]) for r in records], root)
+    [replace(r, cases=[{k: 0.0 if k in ("error", "ratio") else v for k, v in c.items()} for c in r.cases]) for r in records], root)
 '''
 
 

@@ -101,8 +101,8 @@ def measure(component: Component, gate: str, nonce: str | None) -> Any:
 
 
 def keep(record: Record, root: Path) -> bool:
-    """Let the judging process keep this record under `root`, as it made it, whatever this one takes it for. False where the last one that it
-    made is of another gate or nonce: it was measured elsewhere, and nothing is kept."""
+    """Let the judging process keep this record under `root`, as it made it, whatever this one takes it for. False where the last one that
+    it made is of another gate or nonce: this one was measured elsewhere, and nothing is kept."""
     ours = _JUDGES.get(os.getpid())
     return ours is not None and bool(ours.ask(_KEEP, record.component, record.gate, record.nonce, str(root.absolute())))
 
