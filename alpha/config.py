@@ -124,6 +124,8 @@ class Data:
     packing: str = key("windows", doc="what a sequence holds: a window of the stream, which cuts documents, or whole documents and padding",
                        choices=("windows", "documents"))
     documents: bool = key(False, doc="attention does not cross from one document into the next")
+    buckets: int = key(0, doc="length bucketing: so many steps' sequences are sorted by the pairs of query and key that they cost, and each "
+                       "step reads one bucket of them; 0 = none", unit="steps", least=0, most=1 << 12)
     prefetch: int = key(2, doc="microbatches that a thread makes ahead; 0 = each is made when it is read", least=0, most=1024)
     baseline: bool = key(True, doc="an order-2 byte model is fitted at the end, to compare bits per byte with")
     cache: str = key(".alpha/data", doc="folder of tokenizers and token shards; safe to delete")
@@ -258,6 +260,20 @@ class Config:
             f"sequence {d.sequence}, positions {m.positions}",
             f"at most {m.positions}",
             "raise model.positions or shorten the sequence",
+        )
+        _rule(
+            d.buckets != 1,
+            "data.buckets leaves every sequence where it is",
+            d.buckets,
+            "at least 2, or 0 for none",
+            "take 64, or leave data.buckets out",
+        )
+        _rule(
+            not d.buckets or (d.packing == "documents" and d.documents),
+            "data.buckets sorts sequences that all cost the same",
+            f'buckets = {d.buckets}, packing = "{d.packing}", documents = {_toml(d.documents)}',
+            'packing = "documents" and documents = true, under which a sequence costs what its documents are long',
+            "set both in [data], or leave data.buckets out",
         )
         _rule(
             t.shards & (t.shards - 1) == 0,

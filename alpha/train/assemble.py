@@ -6,11 +6,13 @@ import difflib
 import json
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from alpha.backends.cpu.catalogue import MOST_BYTES
 from alpha.component import Catalogue
 from alpha.config import FAMILIES, Config, Data
+from alpha.data.bucketed import BucketedSampler
 from alpha.data.corpus import Corpus, open_corpus
 from alpha.data.files import sha256_hex, sweep
 from alpha.data.mixture import MixedSampler, Streams, joined, kept_apart, sources_of
@@ -204,9 +206,10 @@ def tokenizer_file_of(cfg: Config) -> Path | None:
 def sampler_for(cfg: Config, data: Dataset) -> Sampler:
     """The order in which this run sees its sequences. Source i of a mixture is permuted by the seed plus i, modulo 2^64."""
     kind = PackedSampler if cfg.data.packing == "documents" else PermutedSampler
+    made = partial(BucketedSampler, buckets=cfg.data.buckets, most=cfg.model.window) if cfg.data.buckets else kind
 
     def of(stream: TokenStream, number: int = 0) -> PermutedSampler:
-        return kind(stream, sequence=cfg.data.sequence, global_batch=cfg.train.batch, seed=(cfg.run.seed + number) % 2**64)
+        return made(stream, sequence=cfg.data.sequence, global_batch=cfg.train.batch, seed=(cfg.run.seed + number) % 2**64)
 
     if isinstance(data.train, Streams):
         return MixedSampler([of(stream, i) for i, (_, stream) in enumerate(data.train.parts)],
@@ -386,6 +389,7 @@ def components_of(cfg: Config, program: Program) -> list[str]:
     chosen += ["sampler.mixed"] if cfg.data.mixture else []
     chosen += ["sampler.prefetched"] if cfg.data.prefetch else []
     chosen += ["sampler.packed"] if cfg.data.packing == "documents" else []
+    chosen += ["sampler.bucketed"] if cfg.data.buckets else []
     chosen += ["checkpoint.hf"] if cfg.train.start_from.startswith("hf:") else []
     chosen += ["ngram.order2"] if cfg.data.baseline else []
     return sorted({*program.components(), *EVERY_RUN, *chosen})

@@ -156,7 +156,7 @@ FROZEN = {
     "run": "name seed out",
     "model": "family layers width heads positions vocab_size tied norm_eps head_dim kv_heads attention_bias hidden rope_base "
     "rope_scaling window z_loss dropout",
-    "data": "corpus mixture tokenizer vocab tokenizer_file tokenizer_end sample validation sequence packing documents prefetch "
+    "data": "corpus mixture tokenizer vocab tokenizer_file tokenizer_end sample validation sequence packing documents buckets prefetch "
     "baseline cache",
     "train": "steps start_from batch shards zero precision micro_batch replay recompute fuse eval_every eval_windows final_windows "
     "checkpoint_every keep keep_every profile sample_every verify",
