@@ -1,11 +1,11 @@
-"""Length bucketing: every sequence of a step costs attention about as much as the step's others, so no rank waits for another's long documents.
+"""Length bucketing: the sequences of a step cost attention about the same, so no rank waits for another's long documents.
 
-Attention that stays in its document computes, for a document of n tokens in a sequence, the pairs of a query and the keys up to it:
-n (n + 1) / 2, or fewer if a query sees a bounded number of keys. So of two sequences of equal length the one of long documents costs more.
-A packed sequence keeps what it holds. What changes is the step that reads it: an epoch's order is that of PermutedSampler, taken `buckets`
-steps at a time. The sequences of such a pool are sorted by their pairs, of equals the earlier first, and cut into one bucket a step. Within a
-bucket they stand in the order of before; which step of the pool reads which bucket is a permutation keyed by (seed, the pool's first sample).
-It is the mega-batch of `group_by_length` in Hugging Face Transformers, computed for any sample by itself.
+Attention that stays in its document computes, of a document of n tokens, each query's pairs with the keys up to it: n (n + 1) / 2, or fewer
+if a query sees a bounded number of keys. So of two sequences of T tokens the one of longer documents costs more. A packed sequence keeps
+what it holds; what changes is the step that reads it. An epoch's order is that of PermutedSampler, taken `buckets` steps at a time: a pool.
+Its sequences are sorted by their pairs, of equals the earlier first, and cut into one bucket a step. In a bucket they stand in the order of
+before. Which step of the pool reads which bucket is a permutation keyed by (seed, the pool's first sample). So does `group_by_length` of
+Hugging Face Transformers with its mega-batches; here each sample is computed by itself.
 
 A pool lies in one epoch and begins where a step does; the last of an epoch has the steps that are left. Samples of a step that lies in two
 epochs keep their places. The order is a promise: runs resume by it. It takes 8 bytes a sequence, and 8 bytes a sequence of one pool.
@@ -26,7 +26,7 @@ from alpha.data.shards import TokenStream
 from alpha.errors import InputError
 
 TOLD_STEPS = 1000
-"""Steps of the first epoch from which `attention` tells how uneven they are."""
+"""Steps from which `attention` tells how uneven they are, at most."""
 
 
 def pairs_of(lengths: NDArray[np.int64], most: int = 0) -> NDArray[np.int64]:
@@ -54,7 +54,7 @@ class BucketedSampler(PackedSampler):
     """Training batches of packed documents whose sequences cost about the same attention, random access by step."""
 
     def __init__(self, stream: TokenStream, *, sequence: int, global_batch: int, seed: int, buckets: int, most: int = 0) -> None:
-        """As PackedSampler. `buckets`: steps of a pool, at least 2. `most`: keys that a query sees, 0 for all before it. InputError else."""
+        """As PackedSampler. `buckets`: steps of a pool, at least 2. `most`: keys that a query sees, 0 for all. InputError else."""
         if buckets < 2 or most < 0:
             raise InputError("impossible buckets", came=f"{buckets} buckets, queries that see {most} keys",
                              expected="at least 2 buckets; keys counted from 1, or 0 for all")
@@ -93,9 +93,9 @@ class BucketedSampler(PackedSampler):
 
 
 def attention(sampler: PermutedSampler, most: int = 0, documents: bool = True) -> dict[str, float]:
-    """What attention computes. `attended`: the share of an epoch's pairs that are left of those without regard to documents. `heaviest`: the
-    pairs of a step's heaviest sequence over the mean of its sequences, both summed over the first TOLD_STEPS whole steps of an epoch: how
-    much longer than the mean a rank of that sequence alone takes. 1 where attention crosses documents (`documents` false)."""
+    """What attention computes. `attended`: pairs of an epoch over those that there were if attention crossed documents. `heaviest`: pairs
+    of a step's heaviest sequence over the mean of its sequences, both summed over the first steps of the run, TOLD_STEPS or an epoch's:
+    what ranks of one sequence each wait for. Both are 1 where attention crosses documents (`documents` false)."""
     whole = int(pairs_of(np.array([sampler.sequence]), most)[0])
     pairs = sequence_pairs(sampler, most) if documents else np.full(sampler.windows, whole)
     batch = sampler.global_batch

@@ -15,9 +15,9 @@ from typing import Any
 
 from alpha.component import Catalogue
 from alpha.config import Config
+from alpha.data.bucketed import attention
 from alpha.data.files import sha256_hex
 from alpha.data.mixture import MixedSampler, sources_of
-from alpha.data.bucketed import attention
 from alpha.data.packing import waste
 from alpha.data.sampler import PermutedSampler, Sampler
 from alpha.flops.executed import by_part

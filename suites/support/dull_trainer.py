@@ -240,7 +240,7 @@ class DullTrainer:
         """The sequence that a sample of a source reads."""
         size, buckets, step = self.sequences(source), self.tables["data"]["buckets"], sample // self.batch
         begin = sample // size * size
-        whole = [s for s in range(begin // self.batch, (begin + size) // self.batch) if s * self.batch >= begin]  # steps of this epoch alone
+        whole = [s for s in range(begin // self.batch, (begin + size) // self.batch) if s * self.batch >= begin]  # of this epoch alone
         if not buckets or step not in whole:
             return self.permuted(source, *divmod(sample, size), size)
         pool = next(whole[i : i + buckets] for i in range(0, len(whole), buckets) if step in whole[i : i + buckets])

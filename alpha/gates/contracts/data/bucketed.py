@@ -1,4 +1,4 @@
-"""Cases of `sampler.bucketed`: an epoch's sequences once, pools walked one by one, steps of like attention, pairs counted place by place."""
+"""Cases of `sampler.bucketed`: pools walked one by one, each sequence once an epoch, even steps, pairs looked at one by one."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ def _ranks_share_the_batch(rng: np.random.Generator) -> Measured:
             whole = made.batch(step, documents=True)
             for ranks, micros in ((2, 1), (3, 4), (8, 1), (24, 1), (1, 24)):
                 each = [_make(stream, 32, 24, seed, 3) for _ in range(ranks)]
-                parts = [each[r].batch(step, r, ranks, micro=m, n_micro=micros, documents=True) for r in range(ranks) for m in range(micros)]
+                parts = [each[r].batch(step, r, ranks, micro=m, n_micro=micros, documents=True)
+                         for r in range(ranks) for m in range(micros)]
                 for name in ("inputs_bT", "targets_bT", "documents_bT", "samples_b"):
                     same = np.array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
                     count.check(same, f"{name} of {ranks} ranks, {micros} microbatches, step {step}")
@@ -197,9 +198,9 @@ def _bad_input(rng: np.random.Generator) -> Measured:
         made = _make(stream, 4, 6, int(rng.integers(100)))
         for shares in ((-1, 0, 1), (0, 1, 1), (0, -1, 2), (0, 0, 4), (0, 0, 0)):
             count.refuses(InputError, made.batch, f"share {shares}", *shares)
-        for sequence, batch, seed, buckets, most in ((0, 1, 0, 2, 0), (41, 1, 0, 2, 0), (4, 0, 0, 2, 0), (4, 1, -1, 2, 0), (4, 1, 1 << 64, 2, 0),
-                                                     (4, 1, 0, 1, 0), (4, 1, 0, 0, 0), (4, 1, 0, -2, 0), (4, 1, 0, 2, -1)):
-            count.refuses(InputError, _make, f"{sequence, batch, seed, buckets, most}", stream, sequence, batch, seed, buckets, most)
+        for facts in ((0, 1, 0, 2, 0), (41, 1, 0, 2, 0), (4, 0, 0, 2, 0), (4, 1, -1, 2, 0), (4, 1, 1 << 64, 2, 0),
+                      (4, 1, 0, 1, 0), (4, 1, 0, 0, 0), (4, 1, 0, -2, 0), (4, 1, 0, 2, -1)):
+            count.refuses(InputError, _make, str(facts), stream, *facts)
     return count.measured()
 
 
