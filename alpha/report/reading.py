@@ -21,7 +21,7 @@ OF_ATTENTION = ("attended", "heaviest")
 
 def sources(run: Run) -> View:
     """`sources`: [{source, share, *COUNTED, *OF_ATTENTION, bits_per_byte}], share: of the samples; bits_per_byte: the latest, None where
-    the run validates on all sources as one. `runs`: [{label, x, bits_per_byte}], one a source that is validated on by itself, over steps."""
+    the run validates on all sources as one. `runs`: [{label, x, bits_per_byte}], one a source validated on by itself, over steps."""
     try:
         stated = json.loads(run.metadata.get("sources", "[]"))
         rows: list[View] = [{"source": str(s["source"]), **{k: float(s[k]) for k in COUNTED},

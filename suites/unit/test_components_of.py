@@ -22,8 +22,9 @@ from alpha.train.catalogue import catalogue
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 HUGGING_FACE = ("data.tokenizer_file='FILE'", "data.vocab=512")
+BUCKETS = ("data.packing='documents'", "data.documents=true", "data.buckets=2")
 CHOICES = ((), ("train.fuse=false",), ("train.recompute='block'",), ("data.tokenizer='bytes'",), ("data.corpus='.'",),
-           ("data.mixture='stdlib:1, docs:2'",), HUGGING_FACE, ("data.packing='documents'",),
+           ("data.mixture='stdlib:1, docs:2'",), HUGGING_FACE, ("data.packing='documents'",), BUCKETS,
            ("optim.name='sgd'",), ("optim.schedule='cosine'", "optim.decay=0"), ("optim.schedule='wsd'",),
            ("model.family='llama'", "model.kv_heads=2"),
            ("model.family='llama'", "model.rope_scaling=[2.0]"), ("train.start_from='hf:model'",))
@@ -101,7 +102,7 @@ def test_every_component_that_no_kernel_is_is_used_by_some_run(tmp_path: Path) -
     (("optim.name='sgd'",), {"optimizer.sgd"}, {"optimizer.adamw"}),
     (("data.corpus='.'",), {"corpus.folder"}, {"corpus.stdlib"}),
     (("data.mixture='stdlib:1, docs:2'",), {"corpus.folder", "sampler.mixed"}, set()),
-    (("data.packing='documents'",), {"sampler.packed"}, set()),
+    (("data.packing='documents'",), {"sampler.packed"}, set()), (BUCKETS, {"sampler.packed", "sampler.bucketed"}, set()),
     (("train.start_from='hf:model'",), {"checkpoint.hf"}, set()),
     (("data.prefetch=0",), set(), {"sampler.prefetched"}),
 ])
