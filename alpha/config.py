@@ -270,9 +270,9 @@ class Config:
         )
         _rule(
             not d.buckets or (d.packing == "documents" and d.documents),
-            "data.buckets sorts sequences that all cost the same",
+            "data.buckets needs packed documents that attention keeps apart",
             f'buckets = {d.buckets}, packing = "{d.packing}", documents = {_toml(d.documents)}',
-            'packing = "documents" and documents = true, under which a sequence costs what its documents are long',
+            'packing = "documents", of which it sorts the sequences, and documents = true, without which all cost the same',
             "set both in [data], or leave data.buckets out",
         )
         _rule(

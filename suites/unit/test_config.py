@@ -149,7 +149,7 @@ def test_buckets_need_sequences_that_differ_in_cost() -> None:
     packed = ["data.packing=documents", "data.documents=true"]
     assert config.parse(SMALLEST, [*packed, "data.buckets=2"]).data.buckets == 2
     for other in ([], packed[:1], packed[1:]):
-        with pytest.raises(ConfigError, match=r"data\.buckets sorts sequences that all cost the same"):
+        with pytest.raises(ConfigError, match=r"data\.buckets needs packed documents that attention keeps apart"):
             config.parse(SMALLEST, [*other, "data.buckets=2"])
     for wrong in (1, -1, 5000):
         with pytest.raises(ConfigError, match=r"data\.buckets"):

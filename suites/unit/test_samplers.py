@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -94,7 +95,7 @@ def test_bucketed_epochs_hold_every_token_once_and_even_steps(sizes: list[int], 
                 steps = range(pool, min(pool + buckets, end))
                 spans = sorted((own.min(), own.max()) for own in
                                (made.pairs[made.window_of(np.arange(s * batch, s * batch + batch))] for s in steps))
-                assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:]))
+                assert all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
 @FEWER
