@@ -262,20 +262,6 @@ class Config:
             "raise model.positions or shorten the sequence",
         )
         _rule(
-            d.buckets != 1,
-            "data.buckets leaves every sequence where it is",
-            d.buckets,
-            "at least 2, or 0 for none",
-            "take 64, or leave data.buckets out",
-        )
-        _rule(
-            not d.buckets or (d.packing == "documents" and d.documents),
-            "data.buckets needs packed documents that attention keeps apart",
-            f'buckets = {d.buckets}, packing = "{d.packing}", documents = {_toml(d.documents)}',
-            'packing = "documents", of which it sorts the sequences, and documents = true, without which all cost the same',
-            "set both in [data], or leave data.buckets out",
-        )
-        _rule(
             t.shards & (t.shards - 1) == 0,
             "train.shards is no power of two",
             t.shards,

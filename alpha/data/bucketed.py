@@ -96,9 +96,9 @@ def attention(sampler: PermutedSampler, most: int = 0, documents: bool = True) -
     """What attention computes. `attended`: pairs of an epoch over those that there were if attention crossed documents. `heaviest`: pairs
     of a step's heaviest sequence over the mean of its sequences, both summed over the first steps of the run, TOLD_STEPS or an epoch's:
     what ranks of one sequence each wait for. Both are 1 where attention crosses documents (`documents` false)."""
-    whole = int(pairs_of(np.array([sampler.sequence]), most)[0])
-    pairs = sequence_pairs(sampler, most) if documents else np.full(sampler.windows, whole)
-    batch = sampler.global_batch
+    if not documents:
+        return {"attended": 1.0, "heaviest": 1.0}
+    pairs, whole, batch = sequence_pairs(sampler, most), int(pairs_of(np.array([sampler.sequence]), most)[0]), sampler.global_batch
     steps = max(1, min(sampler.windows // batch, TOLD_STEPS))
     read = pairs[sampler.window_of(np.arange(steps * batch, dtype=np.int64))].reshape(steps, batch)
     return {"attended": float(pairs.mean()) / whole, "heaviest": float(read.max(axis=1).sum() / read.mean(axis=1).sum())}

@@ -203,10 +203,25 @@ def tokenizer_file_of(cfg: Config) -> Path | None:
     return Path(d.tokenizer_file)
 
 
+def buckets_of(cfg: Config) -> int:
+    """`data.buckets`: steps of a pool, 0 for none. ConfigError where no sequence would move."""
+    d = cfg.data
+    if d.buckets == 1:
+        raise ConfigError("data.buckets leaves every sequence where it is", came=d.buckets, expected="at least 2, or 0 for none",
+                          do="take 64, or leave data.buckets out")
+    if d.buckets and not (d.packing == "documents" and d.documents):
+        raise ConfigError("data.buckets needs packed documents that attention keeps apart",
+                          came=f'buckets = {d.buckets}, packing = "{d.packing}", documents = {str(d.documents).lower()}',
+                          expected='packing = "documents", of which it sorts the sequences, and documents = true, without which all cost '
+                          "the same", do="set both in [data], or leave data.buckets out")
+    return d.buckets
+
+
 def sampler_for(cfg: Config, data: Dataset) -> Sampler:
     """The order in which this run sees its sequences. Source i of a mixture is permuted by the seed plus i, modulo 2^64."""
     kind = PackedSampler if cfg.data.packing == "documents" else PermutedSampler
-    made = partial(BucketedSampler, buckets=cfg.data.buckets, most=cfg.model.window) if cfg.data.buckets else kind
+    buckets = buckets_of(cfg)
+    made = partial(BucketedSampler, buckets=buckets, most=cfg.model.window) if buckets else kind
 
     def of(stream: TokenStream, number: int = 0) -> PermutedSampler:
         return made(stream, sequence=cfg.data.sequence, global_batch=cfg.train.batch, seed=(cfg.run.seed + number) % 2**64)
@@ -389,7 +404,7 @@ def components_of(cfg: Config, program: Program) -> list[str]:
     chosen += ["sampler.mixed"] if cfg.data.mixture else []
     chosen += ["sampler.prefetched"] if cfg.data.prefetch else []
     chosen += ["sampler.packed"] if cfg.data.packing == "documents" else []
-    chosen += ["sampler.bucketed"] if cfg.data.buckets else []
+    chosen += ["sampler.bucketed"] if buckets_of(cfg) else []
     chosen += ["checkpoint.hf"] if cfg.train.start_from.startswith("hf:") else []
     chosen += ["ngram.order2"] if cfg.data.baseline else []
     return sorted({*program.components(), *EVERY_RUN, *chosen})

@@ -14,6 +14,7 @@ import pytest
 
 from alpha import config
 from alpha.data.prepare import Order, prepare
+from alpha.errors import ConfigError
 from alpha.gates.contracts.data.tokenizer_hf import Reference
 from alpha.registry.admission import needed
 from alpha.train import assemble
@@ -94,6 +95,18 @@ def test_every_component_that_no_kernel_is_is_used_by_some_run(tmp_path: Path) -
     unused = {c.id for c in catalogue() if c.kind not in ("kernel", "evidence")} - used
     assert unused == {"sampler.ordered", "executor.cuda", "reduce.cpu", "all_to_all.cpu", "transport.tcp"}
     assert used <= {c.id for c in catalogue()}
+
+
+def test_buckets_need_sequences_that_differ_in_cost() -> None:
+    """And more than one bucket; each refusal names the key, and comes before a text is read."""
+    for choice in ((), BUCKETS[:1], BUCKETS[1:2]):
+        with pytest.raises(ConfigError, match=r"data\.buckets needs packed documents that attention keeps apart"):
+            _used(*choice, "data.buckets=2")
+    for wrong in (1, -1, 5000):
+        with pytest.raises(ConfigError, match=r"data\.buckets"):
+            _used(*BUCKETS[:2], f"data.buckets={wrong}")
+    for choice in (BUCKETS, (*BUCKETS[:2], "data.buckets=0")):
+        _used(*choice)
 
 
 @pytest.mark.parametrize(("choice", "more", "less"), [

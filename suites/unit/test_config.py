@@ -144,18 +144,6 @@ def test_llama_sizes() -> None:
         config.parse(SMALLEST, [*llama, "model.dropout=0.1"])
 
 
-def test_buckets_need_sequences_that_differ_in_cost() -> None:
-    """And more than one bucket; each refusal names the key."""
-    packed = ["data.packing=documents", "data.documents=true"]
-    assert config.parse(SMALLEST, [*packed, "data.buckets=2"]).data.buckets == 2
-    for other in ([], packed[:1], packed[1:]):
-        with pytest.raises(ConfigError, match=r"data\.buckets needs packed documents that attention keeps apart"):
-            config.parse(SMALLEST, [*other, "data.buckets=2"])
-    for wrong in (1, -1, 5000):
-        with pytest.raises(ConfigError, match=r"data\.buckets"):
-            config.parse(SMALLEST, [*packed, f"data.buckets={wrong}"])
-
-
 def test_every_key_is_documented() -> None:
     text = config.table()
     for name, section in config.parse(SMALLEST).sections():
