@@ -408,6 +408,8 @@ class Config:
             "train.replay",
             "train.zero",
         }
+        if not self.data.buckets:  # runs that began before the key was there go on
+            free.add("data.buckets")
         lines = [
             f"{name}.{f.name} = {_toml(getattr(section, f.name))}"
             for name, section in self.sections()

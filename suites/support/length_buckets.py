@@ -23,6 +23,7 @@ from data_speed import put
 
 from alpha.data import shards
 from alpha.data.bucketed import BucketedSampler, attention, sequence_pairs
+from alpha.data.mixture import MixedSampler
 from alpha.data.packing import GROUP, PackedSampler, Packing, best_fit, pieces_of, waste
 from alpha.data.sampler import PermutedSampler
 from alpha.registry.machine import machine_class
@@ -119,6 +120,28 @@ def table(documents: int) -> str:
     return "\n".join(lines)
 
 
+def mixtures(documents: int) -> str:
+    """Of mixtures of the shortest and the longest median, as Markdown."""
+    head = "| weights | sequence | order | heaviest sequence over mean | most of {} ranks over mean, pairs |"
+    lines = [head.format(RANKS), "|---|---|---|---|---|"]
+    with tempfile.TemporaryDirectory(prefix="alpha-buckets-") as folder:
+        streams = [stream_of(Path(folder), documents, median) for median in (MEDIANS[0], MEDIANS[-1])]
+        for weights in ((1, 1), (7, 3)):
+            for sequence in SEQUENCES:
+                how = {"sequence": sequence, "global_batch": BATCH, "seed": 1}
+                for name, each in (("packed", [PackedSampler(s, **how) for s in streams]),
+                                   ("packed, buckets", [BucketedSampler(s, **how, buckets=BUCKETS) for s in streams])):
+                    steps = min(one.windows for one in each) // BATCH
+                    source_b, place_b = MixedSampler(each, weights).turns.of(np.arange(steps * BATCH, dtype=np.int64))
+                    work_b = np.zeros(steps * BATCH, np.int64)
+                    for number, one in enumerate(each):
+                        own = source_b == number
+                        work_b[own] = sequence_pairs(one)[one.window_of(place_b[own])]
+                    lines.append(f"| {weights[0]} : {weights[1]} | {sequence} | {name} | {uneven(work_b, BATCH):.3f} "
+                                 f"| {uneven(work_b, RANKS):.3f} |")  # fmt: skip
+    return "\n".join(lines)
+
+
 def main(arguments: list[str]) -> int:
     """Measure, print, and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -126,7 +149,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--write", type=Path, help="a Markdown file with the two marks")
     asked = parser.parse_args(arguments)
     text = (f"{asked.documents:,} documents of each median, steps of {BATCH} sequences, pools of {BUCKETS} steps, blocks of {BLOCK}, one "
-            f"thread's processor time on `{machine_class().key}`:\n\n{table(asked.documents)}")  # fmt: skip
+            f"thread's processor time on `{machine_class().key}`:\n\n{table(asked.documents)}\n\n"
+            f"Mixtures of the medians {MEDIANS[0]} and {MEDIANS[-1]}:\n\n{mixtures(asked.documents)}")  # fmt: skip
     print(text)
     return put(asked.write, MARKS, text) if asked.write else 0
 

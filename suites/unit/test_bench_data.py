@@ -86,7 +86,7 @@ def test_the_table_of_buckets_is_measured(tmp_path: Path, monkeypatch: pytest.Mo
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nbehind\n") and "former" not in text
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == 8
+    assert len(rows) == 8 + 1 + 8 and [row[2] for row in rows[9:]] == ["packed", "packed, buckets"] * 4
     for windows, packed, buckets, alike in (rows[i : i + 4] for i in range(0, 8, 4)):
         assert windows[3] == "0.00%" and packed[3:6] == buckets[3:6] and float(alike[3][:-1]) > float(packed[3][:-1])
         assert float(buckets[6]) <= float(packed[6]) and float(buckets[7]) <= float(packed[7])

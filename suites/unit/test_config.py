@@ -55,7 +55,7 @@ def test_identity_follows_what_decides_bits_and_nothing_else() -> None:
     base = config.parse(SMALLEST).identity()
     for free in ("run.name=y", "run.out=z", "machine.threads=3", "machine.debug=all", "train.eval_every=1", "train.keep=9", "data.cache=c",
                  "data.baseline=false", "data.prefetch=0", "train.keep_every=7",
-                 "log.wandb=true"):
+                 "log.wandb=true", "data.buckets=0"):
         assert config.parse(SMALLEST, [free]).identity() == base
     for bound in (
         "run.seed=2",
@@ -65,6 +65,7 @@ def test_identity_follows_what_decides_bits_and_nothing_else() -> None:
         "model.tied=false",
         "data.vocab=600",
         "train.fuse=false",
+        "data.buckets=2",
     ):
         assert config.parse(SMALLEST, [bound]).identity() != base
 
