@@ -124,6 +124,8 @@ class Data:
     packing: str = key("windows", doc="what a sequence holds: a window of the stream, which cuts documents, or whole documents and padding",
                        choices=("windows", "documents"))
     documents: bool = key(False, doc="attention does not cross from one document into the next")
+    buckets: int = key(0, doc="length bucketing: so many steps' sequences are sorted by the pairs of query and key that they cost, and "
+                       "each step reads one bucket of them; 0 = none", unit="steps", least=0, most=1 << 12)
     prefetch: int = key(2, doc="microbatches that a thread makes ahead; 0 = each is made when it is read", least=0, most=1024)
     baseline: bool = key(True, doc="an order-2 byte model is fitted at the end, to compare bits per byte with")
     cache: str = key(".alpha/data", doc="folder of tokenizers and token shards; safe to delete")
@@ -406,6 +408,8 @@ class Config:
             "train.replay",
             "train.zero",
         }
+        if not self.data.buckets:  # runs that began before the key was there go on
+            free.add("data.buckets")
         lines = [
             f"{name}.{f.name} = {_toml(getattr(section, f.name))}"
             for name, section in self.sections()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from alpha.component import Catalogue, Component
+from alpha.data.bucketed import BucketedSampler
 from alpha.data.corpus import open_corpus, stdlib_corpus
 from alpha.data.mixture import MixedSampler
 from alpha.data.ngram import Order2Model
@@ -21,6 +22,8 @@ COMPONENTS = (
     Component(id="corpus.prepared", kind="corpus", profile="host", implementation=open_prepared, contract=_CONTRACT),
     Component(id="corpus.stdlib", kind="corpus", profile="host", implementation=stdlib_corpus, contract=_CONTRACT),
     Component(id="ngram.order2", kind="baseline", profile="host", implementation=Order2Model, contract=_CONTRACT),
+    Component(id="sampler.bucketed", kind="sampler", profile="host", implementation=BucketedSampler, contract=_CONTRACT,
+              presupposes=("sampler.packed",)),
     Component(id="sampler.mixed", kind="sampler", profile="host", implementation=MixedSampler, contract=_CONTRACT,
               presupposes=("sampler.permuted",)),
     Component(id="sampler.ordered", kind="sampler", profile="host", implementation=ordered_batches, contract=_CONTRACT),

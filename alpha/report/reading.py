@@ -15,14 +15,17 @@ from alpha.report.series import POINTS, View, buckets, plain, view
 
 COUNTED = ("weight", "sequences", "documents", "cut", "padding", "left_out")
 """Numbers of a source, as `sources` of run_metadata has them."""
+OF_ATTENTION = ("attended", "heaviest")
+"""Those that earlier releases did not tell: None there."""
 
 
 def sources(run: Run) -> View:
-    """`sources`: [{source, share, *COUNTED, bits_per_byte}], share: of the samples; bits_per_byte: the latest, None where the run validates
-    on all sources as one. `runs`: [{label, x, bits_per_byte}], one a source that is validated on by itself, over steps."""
+    """`sources`: [{source, share, *COUNTED, *OF_ATTENTION, bits_per_byte}], share: of the samples; bits_per_byte: the latest, None where
+    the run validates on all sources as one. `runs`: [{label, x, bits_per_byte}], one a source validated on by itself, over steps."""
     try:
         stated = json.loads(run.metadata.get("sources", "[]"))
-        rows: list[View] = [{"source": str(s["source"]), **{k: float(s[k]) for k in COUNTED}} for s in stated]
+        rows: list[View] = [{"source": str(s["source"]), **{k: float(s[k]) for k in COUNTED},
+                             **{k: float(s[k]) if k in s else None for k in OF_ATTENTION}} for s in stated]  # fmt: skip
         whole = sum(r["weight"] for r in rows)
         shares = [r["weight"] / whole for r in rows]
     except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:

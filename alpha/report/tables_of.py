@@ -119,10 +119,13 @@ def ranks(view: View, tail: str) -> Table:
 def sources(view: View, tail: str) -> Table:
     """A row a source: its share of the samples, and what an epoch of it is made of."""
     rows = [[s["source"], percent(s["share"], 2), f"{s['sequences']:,.0f}", f"{s['documents']:,.0f}", f"{s['cut']:,.0f}",
-             percent(s["padding"], 2), percent(s["left_out"], 4), NONE if s["bits_per_byte"] is None else f"{s['bits_per_byte']:.4f}"]
+             percent(s["padding"], 2), percent(s["left_out"], 4),
+             percent(s["attended"], 2), NONE if s["heaviest"] is None else f"{s['heaviest']:.3f}",
+             NONE if s["bits_per_byte"] is None else f"{s['bits_per_byte']:.4f}"]
             for s in view["sources"]]  # fmt: skip
-    columns = ("source", "of the samples", "sequences an epoch", "documents", "of them cut", "padding", "tokens left out", "bits per byte")
-    return _table(f"sources-rows{tail}", "Sources", view, columns, rows, pd.DataFrame(view["sources"]), range(1, 8))
+    columns = ("source", "of the samples", "sequences an epoch", "documents", "of them cut", "padding", "tokens left out",
+               "pairs attended", "heaviest over mean", "bits per byte")
+    return _table(f"sources-rows{tail}", "Sources", view, columns, rows, pd.DataFrame(view["sources"]), range(1, 10))
 
 
 def waits(view: View, tail: str) -> Table:

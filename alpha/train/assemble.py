@@ -6,11 +6,13 @@ import difflib
 import json
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from alpha.backends.cpu.catalogue import MOST_BYTES
 from alpha.component import Catalogue
 from alpha.config import FAMILIES, Config, Data
+from alpha.data.bucketed import BucketedSampler
 from alpha.data.corpus import Corpus, open_corpus
 from alpha.data.files import sha256_hex, sweep
 from alpha.data.mixture import MixedSampler, Streams, joined, kept_apart, sources_of
@@ -201,12 +203,28 @@ def tokenizer_file_of(cfg: Config) -> Path | None:
     return Path(d.tokenizer_file)
 
 
+def buckets_of(cfg: Config) -> int:
+    """`data.buckets`: steps of a pool, 0 for none. ConfigError where no sequence would move."""
+    d = cfg.data
+    if d.buckets == 1:
+        raise ConfigError("data.buckets leaves every sequence where it is", came=d.buckets, expected="at least 2, or 0 for none",
+                          do="take 64, or leave data.buckets out")
+    if d.buckets and not (d.packing == "documents" and d.documents):
+        raise ConfigError("data.buckets needs packed documents that attention keeps apart",
+                          came=f'buckets = {d.buckets}, packing = "{d.packing}", documents = {str(d.documents).lower()}',
+                          expected='packing = "documents", of which it sorts the sequences, and documents = true, without which all cost '
+                          "the same", do="set both in [data], or leave data.buckets out")
+    return d.buckets
+
+
 def sampler_for(cfg: Config, data: Dataset) -> Sampler:
     """The order in which this run sees its sequences. Source i of a mixture is permuted by the seed plus i, modulo 2^64."""
     kind = PackedSampler if cfg.data.packing == "documents" else PermutedSampler
+    buckets = buckets_of(cfg)
+    made = partial(BucketedSampler, buckets=buckets, most=cfg.model.window) if buckets else kind
 
     def of(stream: TokenStream, number: int = 0) -> PermutedSampler:
-        return kind(stream, sequence=cfg.data.sequence, global_batch=cfg.train.batch, seed=(cfg.run.seed + number) % 2**64)
+        return made(stream, sequence=cfg.data.sequence, global_batch=cfg.train.batch, seed=(cfg.run.seed + number) % 2**64)
 
     if isinstance(data.train, Streams):
         return MixedSampler([of(stream, i) for i, (_, stream) in enumerate(data.train.parts)],
@@ -386,6 +404,7 @@ def components_of(cfg: Config, program: Program) -> list[str]:
     chosen += ["sampler.mixed"] if cfg.data.mixture else []
     chosen += ["sampler.prefetched"] if cfg.data.prefetch else []
     chosen += ["sampler.packed"] if cfg.data.packing == "documents" else []
+    chosen += ["sampler.bucketed"] if buckets_of(cfg) else []
     chosen += ["checkpoint.hf"] if cfg.train.start_from.startswith("hf:") else []
     chosen += ["ngram.order2"] if cfg.data.baseline else []
     return sorted({*program.components(), *EVERY_RUN, *chosen})

@@ -15,6 +15,7 @@ from typing import Any
 
 from alpha.component import Catalogue
 from alpha.config import Config
+from alpha.data.bucketed import attention
 from alpha.data.files import sha256_hex
 from alpha.data.mixture import MixedSampler, sources_of
 from alpha.data.packing import waste
@@ -82,8 +83,9 @@ def tell_sources(metrics: Store, cfg: Config, sampler: Sampler) -> None:
     """What the run reads, by source: the key `sources` of run_metadata."""
     named = sources_of(cfg.data.mixture) if cfg.data.mixture else [(cfg.data.corpus, 1)]
     each = sampler.samplers if isinstance(sampler, MixedSampler) else (sampler,)
-    metrics.describe({"sources": json.dumps([{"source": name, "weight": weight, **waste(own)} for (name, weight), own in zip(named, each)
-                                             if isinstance(own, PermutedSampler)])})
+    metrics.describe({"sources": json.dumps([
+        {"source": name, "weight": weight, **waste(own), **attention(own, cfg.model.window, cfg.data.documents)}
+        for (name, weight), own in zip(named, each) if isinstance(own, PermutedSampler)])})  # fmt: skip
 
 
 def note_libraries(held: RunDir) -> None:

@@ -127,12 +127,16 @@ def main(arguments: list[str]) -> int:
         text = (f"{asked.shards} made-up shards, {size:,.0f} MB, {asked.steps} steps of {BATCH} x {SEQUENCE} tokens, one thread, on "
                 f"`{machine_class().key}`:\n\n{table(paths, asked.steps)}")  # fmt: skip
     print(text)
-    if asked.write:
-        whole, (begin, end) = asked.write.read_text(encoding="utf-8"), MARKS
-        if whole.count(begin) != 1 or whole.count(end) != 1:
-            print(f"{asked.write}: expected {begin} and {end} once each", file=sys.stderr)
-            return 2
-        asked.write.write_text(re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", whole, flags=re.S), encoding="utf-8")
+    return put(asked.write, MARKS, text) if asked.write else 0
+
+
+def put(page: Path, marks: tuple[str, str], text: str) -> int:
+    """Put `text` between the two marks of a Markdown file: 0, or 2 where they do not stand there once each."""
+    whole, (begin, end) = page.read_text(encoding="utf-8"), marks
+    if whole.count(begin) != 1 or whole.count(end) != 1:
+        print(f"{page}: expected {begin} and {end} once each", file=sys.stderr)
+        return 2
+    page.write_text(re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", whole, flags=re.S), encoding="utf-8")
     return 0
 
 

@@ -46,7 +46,7 @@ def _tables(rng: random.Random, folder: Path, family: str, seed: int) -> Tables:
     heads = rng.choice((2, 4))
     d = rng.choice((4, 6, 8))
     shards, micros, rows = rng.choice((2, 4)), rng.choice((2, 3)), rng.choice((1, 2))
-    sequence, steps = rng.randrange(9, 28), rng.randrange(3, 6)
+    sequence, steps = rng.randrange(9, 28) * (2 if seed % 9 == 5 else 1), rng.randrange(3, 6)
     warmup = rng.choice((1, 2))
     own = random.Random(f"model {seed}")  # so that a key more moves none of the other draws, which wrong wirings name
     model: dict[str, Any] = {
@@ -82,7 +82,8 @@ def _tables(rng: random.Random, folder: Path, family: str, seed: int) -> Tables:
                  "vocab": rng.randrange(259, 290), "sample": rng.randrange(300, 700) * (10 if mixture or corpus == "one.txt" else 1),
                  "validation": rng.uniform(0.3, 0.5),
                  "sequence": sequence, "packing": "documents" if seed % 9 in (5, 7) else "windows", "prefetch": (0, 1, 3)[seed % 3],
-                 "documents": rng.random() < 0.7, "cache": (folder / "cache").as_posix()},
+                 "documents": (masked := rng.random() < 0.7),
+                 "buckets": (2, 3, 5)[seed // 9 % 3] if masked and seed % 9 == 5 else 0, "cache": (folder / "cache").as_posix()},
         "train": {"steps": steps, "batch": shards * micros * rows, "shards": shards, "zero": 1, "precision": "f32", "micro_batch": rows,
                   "replay": rng.choice((0, 2, 3)), "recompute": rng.choice(RECOMPUTE[family]).replace("rope_packed", rope),
                   "fuse": rng.random() < 0.5,

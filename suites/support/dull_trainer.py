@@ -228,10 +228,30 @@ class DullTrainer:
         return {"tokens": np.array([[ids[i - 1] for i in at] + [END] * rest]), "targets": np.array([[ids[i] for i in at] + [-1] * rest]),
                 "documents": np.array([[documents[i] for i in at] + [-1] * rest])}
 
+    def cost(self, source: int, place: int) -> int:
+        """Pairs of a query and a key that attention computes in a training sequence."""
+        cost, seen, before = 0, 0, None
+        for document in self.sequence_of(source, place)["documents"][0]:
+            seen, before = (seen + 1 if document == before else 1), document
+            cost += min(seen, self.tables["model"]["window"] or seen)
+        return cost
+
     def window_of(self, source: int, sample: int) -> int:
         """The sequence that a sample of a source reads."""
-        size = self.sequences(source)
-        epoch, value = divmod(sample, size)
+        size, buckets, step = self.sequences(source), self.tables["data"]["buckets"], sample // self.batch
+        begin = sample // size * size
+        whole = [s for s in range(begin // self.batch, (begin + size) // self.batch) if s * self.batch >= begin]  # of this epoch alone
+        if not buckets or step not in whole:
+            return self.permuted(source, *divmod(sample, size), size)
+        pool = next(whole[i : i + buckets] for i in range(0, len(whole), buckets) if step in whole[i : i + buckets])
+        samples = range(pool[0] * self.batch, (pool[-1] + 1) * self.batch)
+        read = {s: self.permuted(source, *divmod(s, size), size) for s in samples}
+        by_cost = sorted(samples, key=lambda s: self.cost(source, read[s]))
+        turn = self.permuted(source, samples[0], step - pool[0], len(pool))
+        return read[sorted(by_cost[turn * self.batch : (turn + 1) * self.batch])[sample % self.batch]]
+
+    def permuted(self, source: int, epoch: int, value: int, size: int) -> int:
+        """Where the order of an epoch of `size` places of a source sends one of them."""
         half = max(4, ((size - 1).bit_length() + 1) // 2)
         key = _mix(_mix(self.tables["run"]["seed"] + source + GOLDEN) + (epoch + 1) * GOLDEN)
         keys = [_mix(key + i * GOLDEN) for i in range(1, 9)]

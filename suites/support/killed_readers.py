@@ -3,7 +3,7 @@
     python suites/support/killed_readers.py KIND FOLDER RANK RANKS MICROS DEPTH FIRST FILE
 
 One rank of RANKS reads the steps from FIRST on, its share in MICROS microbatches, DEPTH of them made ahead by a thread, 0 for none. A line
-of FILE is a sequence: step, sample, hash of its tokens. KIND: windows, packed, mixture (of both). FOLDER holds a folder a source.
+of FILE is a sequence: step, sample, hash of its tokens. KIND: windows, packed, bucketed, mixture (of all). FOLDER holds a folder a source.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+from alpha.data.bucketed import BucketedSampler
 from alpha.data.mixture import MixedSampler
 from alpha.data.packing import PackedSampler
 from alpha.data.prefetch import Prefetcher
@@ -30,8 +32,9 @@ PAUSE_S = 0.001
 def sampler(kind: str, folder: Path) -> Sampler:
     """Over the streams in the folders of `folder`, in the order of their names."""
     streams = [TokenStream([open_shard(path) for path in sorted(source.glob("*.tokens"))]) for source in sorted(folder.iterdir())]
-    kinds: Sequence[type[PermutedSampler]] = {"windows": [PermutedSampler], "packed": [PackedSampler],
-                                              "mixture": [PermutedSampler, PackedSampler, PermutedSampler]}[kind]
+    bucketed = partial(BucketedSampler, buckets=4)
+    kinds: Sequence[Callable[..., PermutedSampler]] = {"windows": [PermutedSampler], "packed": [PackedSampler], "bucketed": [bucketed],
+                                                       "mixture": [PermutedSampler, PackedSampler, bucketed]}[kind]
     made = [one(stream, sequence=SEQUENCE, global_batch=BATCH, seed=7 + i) for i, (one, stream) in enumerate(zip(kinds, streams))]
     return made[0] if len(made) == 1 else MixedSampler(made, WEIGHTS)
 

@@ -25,6 +25,7 @@ WIRING = {
     "data/split.py": "path_position split_by_file _cut",
     "data/sampler.py": "window_count _cut PermutedSampler",
     "data/mixture.py": "sources_of Turns MixedSampler JoinedCorpus joined kept_apart",
+    "data/bucketed.py": "pairs_of sequence_pairs BucketedSampler",
     "data/packing.py": "pieces_of best_fit pack PackedSampler",
     "data/permutation.py": "mix64 _words _network permuted",
     "data/tokenizer.py": "words_of _merged learn_merges",

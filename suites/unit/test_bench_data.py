@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import data_speed
+import length_buckets
+import numpy as np
 import pytest
 
 from alpha import cli, config
@@ -71,3 +73,28 @@ def test_the_table_of_delivered_tokens_is_recorded(tmp_path: Path, monkeypatch: 
     assert all(float(row[2]) > 0 and float(row[3]) > 0 for row in rows)
     page.write_text("no marks")
     assert data_speed.main(words) == 2 and page.read_text() == "no marks"
+
+
+def test_the_table_of_buckets_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a few documents: of each sequence, buckets leave padding and pairs as they are, and even the steps."""
+    for name, value in {"MEDIANS": (60,), "SEQUENCES": (128, 256), "STEPS": 1}.items():
+        monkeypatch.setattr(length_buckets, name, value)
+    page = tmp_path / "page.md"
+    page.write_text("before\n" + "\nformer\n".join(length_buckets.MARKS) + "\nbehind\n")
+    words = ["--documents", "1500", "--write", str(page)]
+    assert length_buckets.main(words) == 0
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nbehind\n") and "former" not in text
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 8 + 1 + 8 and [row[2] for row in rows[9:]] == ["packed", "packed, buckets"] * 4
+    for windows, packed, buckets, alike in (rows[i : i + 4] for i in range(0, 8, 4)):
+        assert windows[3] == "0.00%" and packed[3:6] == buckets[3:6] and float(alike[3][:-1]) > float(packed[3][:-1])
+        assert float(buckets[6]) <= float(packed[6]) and float(buckets[7]) <= float(packed[7])
+    page.write_text("no marks")
+    assert length_buckets.main(words) == 2 and page.read_text() == "no marks"
+
+
+def test_blocks_are_those_from_a_tile_s_first_document() -> None:
+    one, own = np.zeros(1024, int), np.arange(1024) // 128
+    late = np.arange(1024) >= 200
+    assert length_buckets.blocks(np.array([one, own, late])).tolist() == [36, 8, 1 + 2 + (2 + 3 + 4 + 5 + 6 + 7)]

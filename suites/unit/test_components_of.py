@@ -14,6 +14,7 @@ import pytest
 
 from alpha import config
 from alpha.data.prepare import Order, prepare
+from alpha.errors import ConfigError
 from alpha.gates.contracts.data.tokenizer_hf import Reference
 from alpha.registry.admission import needed
 from alpha.train import assemble
@@ -22,8 +23,9 @@ from alpha.train.catalogue import catalogue
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 HUGGING_FACE = ("data.tokenizer_file='FILE'", "data.vocab=512")
+BUCKETS = ("data.packing='documents'", "data.documents=true", "data.buckets=2")
 CHOICES = ((), ("train.fuse=false",), ("train.recompute='block'",), ("data.tokenizer='bytes'",), ("data.corpus='.'",),
-           ("data.mixture='stdlib:1, docs:2'",), HUGGING_FACE, ("data.packing='documents'",),
+           ("data.mixture='stdlib:1, docs:2'",), HUGGING_FACE, ("data.packing='documents'",), BUCKETS,
            ("optim.name='sgd'",), ("optim.schedule='cosine'", "optim.decay=0"), ("optim.schedule='wsd'",),
            ("model.family='llama'", "model.kv_heads=2"),
            ("model.family='llama'", "model.rope_scaling=[2.0]"), ("train.start_from='hf:model'",))
@@ -95,13 +97,25 @@ def test_every_component_that_no_kernel_is_is_used_by_some_run(tmp_path: Path) -
     assert used <= {c.id for c in catalogue()}
 
 
+def test_buckets_need_sequences_that_differ_in_cost() -> None:
+    """And more than one bucket; each refusal names the key, and comes before a text is read."""
+    for choice in ((), BUCKETS[:1], BUCKETS[1:2]):
+        with pytest.raises(ConfigError, match=r"data\.buckets needs packed documents that attention keeps apart"):
+            _used(*choice, "data.buckets=2")
+    for wrong in (1, -1, 5000):
+        with pytest.raises(ConfigError, match=r"data\.buckets"):
+            _used(*BUCKETS[:2], f"data.buckets={wrong}")
+    for choice in (BUCKETS, (*BUCKETS[:2], "data.buckets=0")):
+        _used(*choice)
+
+
 @pytest.mark.parametrize(("choice", "more", "less"), [
     (("train.fuse=false",), set(), {"fuse.pass"}), (("train.recompute='block'",), {"recompute.pass"}, set()),
     (("data.tokenizer='bytes'",), {"tokenizer.bytes"}, {"tokenizer.bpe"}), (HUGGING_FACE, {"tokenizer.hf"}, {"tokenizer.bpe"}),
     (("optim.name='sgd'",), {"optimizer.sgd"}, {"optimizer.adamw"}),
     (("data.corpus='.'",), {"corpus.folder"}, {"corpus.stdlib"}),
     (("data.mixture='stdlib:1, docs:2'",), {"corpus.folder", "sampler.mixed"}, set()),
-    (("data.packing='documents'",), {"sampler.packed"}, set()),
+    (("data.packing='documents'",), {"sampler.packed"}, set()), (BUCKETS, {"sampler.packed", "sampler.bucketed"}, set()),
     (("train.start_from='hf:model'",), {"checkpoint.hf"}, set()),
     (("data.prefetch=0",), set(), {"sampler.prefetched"}),
 ])

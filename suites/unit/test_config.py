@@ -55,7 +55,7 @@ def test_identity_follows_what_decides_bits_and_nothing_else() -> None:
     base = config.parse(SMALLEST).identity()
     for free in ("run.name=y", "run.out=z", "machine.threads=3", "machine.debug=all", "train.eval_every=1", "train.keep=9", "data.cache=c",
                  "data.baseline=false", "data.prefetch=0", "train.keep_every=7",
-                 "log.wandb=true"):
+                 "log.wandb=true", "data.buckets=0"):
         assert config.parse(SMALLEST, [free]).identity() == base
     for bound in (
         "run.seed=2",
@@ -65,6 +65,7 @@ def test_identity_follows_what_decides_bits_and_nothing_else() -> None:
         "model.tied=false",
         "data.vocab=600",
         "train.fuse=false",
+        "data.buckets=2",
     ):
         assert config.parse(SMALLEST, [bound]).identity() != base
 
@@ -156,7 +157,7 @@ FROZEN = {
     "run": "name seed out",
     "model": "family layers width heads positions vocab_size tied norm_eps head_dim kv_heads attention_bias hidden rope_base "
     "rope_scaling window z_loss dropout",
-    "data": "corpus mixture tokenizer vocab tokenizer_file tokenizer_end sample validation sequence packing documents prefetch "
+    "data": "corpus mixture tokenizer vocab tokenizer_file tokenizer_end sample validation sequence packing documents buckets prefetch "
     "baseline cache",
     "train": "steps start_from batch shards zero precision micro_batch replay recompute fuse eval_every eval_windows final_windows "
     "checkpoint_every keep keep_every profile sample_every verify",

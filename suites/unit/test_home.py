@@ -43,7 +43,8 @@ KINDS = {
     "glob": {"data.corpus": "text/[0-7].txt"},
     "mixture": {"data.corpus": "stdlib", "data.mixture": "text/1.txt:2, other:1"},
     "prepared": {"data.corpus": "own"},
-    "mixture of prepared": {"data.corpus": "stdlib", "data.mixture": "own:2, more:1", "data.packing": "documents"},
+    "mixture of prepared": {"data.corpus": "stdlib", "data.mixture": "own:2, more:1", "data.packing": "documents",
+                            "data.documents": True, "data.buckets": 2},
     "tokenizer": {"data.corpus": "text", "data.tokenizer": "bpe", "data.tokenizer_file": "tokenizers/t.json"},
     "beginning": {"data.corpus": "text", "train.start_from": "runs/first@2"},
 }

@@ -50,7 +50,7 @@ def _wrong(came: Mapping[int, str], due: Mapping[int, str]) -> list[int]:
     return sorted(sample for sample in came.keys() | due.keys() if came.get(sample) != due.get(sample))
 
 
-@pytest.mark.parametrize("kind", ["windows", "packed", "mixture"])
+@pytest.mark.parametrize("kind", ["windows", "packed", "bucketed", "mixture"])
 def test_kills_and_other_ranks_change_no_token(kind: str, tmp_path: Path) -> None:
     """Each time by other ranks, microbatches and depths of what is made ahead, from a step that all ranks of the time before had read, or
     an earlier one."""

@@ -347,7 +347,7 @@ def test_flops_by_part_stand_beside_their_totals(tmp_path: Path) -> None:
 
 def test_sources_and_waits_of_a_mixture(tmp_path: Path) -> None:
     each = {"sequences": 10, "documents": 4, "cut": 1, "padding": 0.25, "left_out": 0.0}
-    stated = [{"source": "a|<b>", "weight": 7, **each}, {"source": "c", "weight": 3, **each}]
+    stated = [{"source": "a|<b>", "weight": 7, **each, "attended": 0.5, "heaviest": 1.25}, {"source": "c", "weight": 3, **each}]
     path = made_runs.make(tmp_path / "r", steps=20, metadata={"sources": json.dumps(stated)})
     before = reading.load(path)
     assert views.sources(before)["runs"] == [] and "data.prefetch" in views.waits(before)["why"]
@@ -366,10 +366,13 @@ def test_sources_and_waits_of_a_mixture(tmp_path: Path) -> None:
     assert main([str(path), "--out", str(tmp_path / "out")]) == 0
     page = Page((tmp_path / "out" / "report.html").read_text())
     assert [row[0] for row in page.figures["sources-rows"][1]] == ["source", "a|<b>", "c"] and {"sources", "waits"} <= set(page.figures)
+    told = [dict(zip(page.figures["sources-rows"][1][0], row)) for row in page.figures["sources-rows"][1][1:]]
+    assert [(row["pairs attended"], row["heaviest over mean"]) for row in told] == [("50.00 %", "1.250"), (tables_of.NONE, tables_of.NONE)]
     made_runs.edit(path, "UPDATE data_waits SET ready = 5 WHERE step = 3")
     with pytest.raises(CorruptError, match="step 3"):
         reading.load(path)
-    for wrong in ("[", "[1]", "[{}]", json.dumps([{**stated[0], "weight": 0}]), json.dumps([{**stated[0], "cut": "x"}])):
+    for wrong in ("[", "[1]", "[{}]", json.dumps([{**stated[0], "weight": 0}]), json.dumps([{**stated[0], "cut": "x"}]),
+                  json.dumps([{**stated[0], "heaviest": None}])):
         run.metadata["sources"] = wrong
         with pytest.raises(CorruptError, match="sources"):
             views.sources(run)

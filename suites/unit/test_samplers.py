@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alpha.data.bucketed import BucketedSampler, pairs_of
 from alpha.data.mixture import MixedSampler, Turns
 from alpha.data.packing import NO_TARGET, PackedSampler, pack
 from alpha.data.permutation import permuted
 from alpha.data.sampler import PermutedSampler
+from alpha.data.shards import TokenStream
 from alpha.gates.contracts.data.mixture import source_stream
 from alpha.gates.contracts.data.packing import document_stream
 from alpha.models.parts import IGNORE
@@ -67,6 +71,64 @@ def test_packed_epochs_hold_every_token_once(sizes: list[int], sequence: int, se
         assert np.array_equal(np.sort(targets[targets != NO_TARGET]), np.arange(sum(sizes)))
         pieces = -(-np.array(sizes) // sequence)
         assert -(-sum(sizes) // sequence) <= made.windows <= pieces.sum()
+
+
+SIZES = st.lists(st.integers(1, 50), min_size=2, max_size=120)
+
+
+@FEWER
+@given(SIZES, st.integers(1, 30), st.integers(1, 9), st.integers(2, 7), st.integers(0, 12), st.integers(0, 2**63 - 1))
+def test_bucketed_epochs_hold_every_token_once_and_even_steps(sizes: list[int], sequence: int, batch: int, buckets: int, most: int,
+                                                              seed: int) -> None:
+    """Epoch by epoch, wherever steps begin in one; and no bucket of a pool reaches into the next: their pairs do not overlap."""
+    if sum(sizes) <= sequence:
+        sizes = [*sizes, sequence]
+    with TemporaryDirectory() as folder:
+        made = BucketedSampler(document_stream(Path(folder), sizes), sequence=sequence, global_batch=batch, seed=seed, buckets=buckets,
+                               most=most)
+        for epoch in range(3):
+            begin = epoch * made.windows
+            targets = made.read(np.arange(begin, begin + made.windows)).targets_bT
+            assert np.array_equal(np.sort(targets[targets != NO_TARGET]), np.arange(sum(sizes)))
+            first, end = -(-begin // batch), (begin + made.windows) // batch  # the steps that lie in this epoch alone
+            for pool in range(first, end, buckets):
+                steps = range(pool, min(pool + buckets, end))
+                spans = sorted((own.min(), own.max()) for own in
+                               (made.pairs[made.window_of(np.arange(s * batch, s * batch + batch))] for s in steps))
+                assert all(a[1] <= b[0] for a, b in pairwise(spans))
+
+
+@FEWER
+@given(SIZES, st.sampled_from([1, 2, 4]), st.sampled_from([1, 3]), st.integers(2, 5), st.integers(0, 2**63 - 1), st.randoms())
+def test_bucketed_runs_resume_at_every_step_by_any_ranks(sizes: list[int], ranks: int, micros: int, buckets: int, seed: int,
+                                                         random: Random) -> None:
+    """Alone and in a mixture with packed documents."""
+    with TemporaryDirectory() as folder:
+        streams = [document_stream(Path(folder), [*sizes, 9 + i]) for i in range(2)]
+
+        def one(stream: TokenStream) -> BucketedSampler:
+            return BucketedSampler(stream, sequence=8, global_batch=12, seed=seed, buckets=buckets)
+
+        def mixed() -> MixedSampler:
+            return MixedSampler([one(streams[0]), PackedSampler(streams[1], sequence=8, global_batch=12, seed=seed)], [2, 1])
+
+        for kind in (lambda: one(streams[0]), mixed):
+            whole = kind()
+            due = [whole.batch(step, documents=True) for step in range(12)]
+            for step in random.sample(range(12), 12):
+                readers = [kind() for _ in range(ranks)]
+                parts = [readers[r].batch(step, r, ranks, micro=m, n_micro=micros, documents=True)
+                         for r in range(ranks) for m in range(micros)]
+                for name in ("inputs_bT", "targets_bT", "documents_bT", "samples_b"):
+                    assert np.array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(due[step], name))
+
+
+@FEW
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=20), st.integers(0, 10**6))
+def test_pairs_are_the_keys_that_each_query_sees(lengths: list[int], most: int) -> None:
+    pairs = pairs_of(np.array(lengths), most)
+    due = [sum(range(min(n, most or n) + 1)) + max(0, n - (most or n)) * most for n in lengths]
+    assert pairs.tolist() == due
 
 
 @FEW

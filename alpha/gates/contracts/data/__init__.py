@@ -7,6 +7,7 @@ from the generator. A case judges nothing: it reports an error and a bound, and 
 from __future__ import annotations
 
 from alpha.gates.contracts.data import (
+    bucketed,
     corpus,
     mixture,
     ngram,
@@ -27,6 +28,7 @@ CASES: dict[str, Cases] = {
     "corpus.prepared": prepared.CASES,
     "corpus.stdlib": corpus.CASES,
     "ngram.order2": ngram.CASES,
+    "sampler.bucketed": bucketed.CASES,
     "sampler.mixed": mixture.CASES,
     "sampler.ordered": sampler.ORDERED_CASES,
     "sampler.packed": packing.CASES,

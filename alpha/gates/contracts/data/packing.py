@@ -35,7 +35,8 @@ def document_stream(root: Path, sizes: list[int], shards_of_it: int = 2) -> shar
     return shards.TokenStream(opened)
 
 
-def _sizes(rng: np.random.Generator, documents: int, typical: float) -> list[int]:
+def drawn_sizes(rng: np.random.Generator, documents: int, typical: float) -> list[int]:
+    """Lengths of documents, log-normal with that median, at least 1."""
     return [max(1, int(n)) for n in rng.lognormal(np.log(typical), 1.0, documents)]
 
 
@@ -72,7 +73,7 @@ def _every_token_once(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
         for sequence, typical in ((1, 3.0), (8, 3.0), (int(rng.integers(2, 60)), 30.0), (200, 30.0)):
-            stream = document_stream(root, _sizes(rng, int(rng.integers(4, 300)), typical))
+            stream = document_stream(root, drawn_sizes(rng, int(rng.integers(4, 300)), typical))
             if len(stream) <= sequence:
                 continue
             made, owner = _make(stream, sequence, 2, int(rng.integers(1 << 32))), stream.document_ids([0], len(stream))[0]
@@ -96,7 +97,7 @@ def _documents_stay_whole(rng: np.random.Generator) -> Measured:
     """A document that fits into a sequence lies in one; a longer one is cut at multiples of the sequence, into as few pieces as can be."""
     count = Count()
     with folder() as root:
-        sizes = _sizes(rng, 200, 20.0)
+        sizes = drawn_sizes(rng, 200, 20.0)
         stream, sequence = document_stream(root, sizes), int(rng.integers(15, 40))
         got = _epoch(_make(stream, sequence, 2, int(rng.integers(1 << 32))))
         assert got.documents_bT is not None
@@ -127,7 +128,7 @@ def _packing_as_reference(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
         drawn = ((300, 20.0, 32), (120, 60.0, 25), (packing.GROUP + 600, 3.0, 12))
-        for sizes, sequence in (*_APART, *((_sizes(rng, documents, typical), sequence) for documents, typical, sequence in drawn)):
+        for sizes, sequence in (*_APART, *((drawn_sizes(rng, documents, typical), sequence) for documents, typical, sequence in drawn)):
             made = _make(document_stream(root, sizes), sequence, 2, int(rng.integers(1 << 32)))
             due, p = reference_packing(sizes, sequence), made.packing
             own = [list(zip(p.starts[a:b].tolist(), p.lengths[a:b].tolist())) for a, b in zip(p.firsts, p.firsts[1:])]
@@ -144,7 +145,7 @@ def _waste(rng: np.random.Generator) -> Measured:
     """What is told of an epoch is what is counted in it, of packed documents and of windows."""
     count = Count()
     with folder() as root:
-        sizes = _sizes(rng, 150, 20.0)
+        sizes = drawn_sizes(rng, 150, 20.0)
         stream, sequence = document_stream(root, sizes), int(rng.integers(10, 40))
         ends = np.cumsum(sizes)
         for kind in (packing.PackedSampler, PermutedSampler):
@@ -164,7 +165,7 @@ def _waste(rng: np.random.Generator) -> Measured:
 def _ranks_share_the_batch(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
-        made = _make(document_stream(root, _sizes(rng, 200, 20.0)), 32, 24, int(rng.integers(1 << 32)))
+        made = _make(document_stream(root, drawn_sizes(rng, 200, 20.0)), 32, 24, int(rng.integers(1 << 32)))
         for step in (0, *rng.integers(1, 500, 4).tolist()):
             whole = made.batch(step, documents=True)
             for ranks, micros in ((2, 1), (3, 4), (8, 1), (24, 1), (1, 24)):
@@ -195,7 +196,7 @@ def _resume(rng: np.random.Generator) -> Measured:
     """A sampler made anew at any step, by any number of ranks, goes on where an uninterrupted one is; steps in any order."""
     count = Count()
     with folder() as root:
-        stream = document_stream(root, _sizes(rng, 60, 20.0))
+        stream = document_stream(root, drawn_sizes(rng, 60, 20.0))
         running = _make(stream, 32, 8, 3)
         uninterrupted = [running.batch(step).targets_bT for step in range(20)]
         for stop, ranks in zip(rng.integers(0, 20, 4).tolist(), (1, 2, 4, 8)):
