@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import alpha
 from alpha.gates.adversarial import catches, cuda_plant, mutants, plant
 from alpha.registry.faults import Fault, load_faults
+from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
 
 DRAWN = 18
@@ -110,11 +113,31 @@ def test_who_ends_the_run_keeps_what_was_caught(monkeypatch: pytest.MonkeyPatch,
         on_result(plant.Outcome(jobs[0], error="ValueError: planted"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(catches, "controls", lambda *a: None)
+    monkeypatch.setattr(catches, "controls", lambda *a: {})
     monkeypatch.setattr(catches, "_run_all", cut)
     with pytest.raises(KeyboardInterrupt):
         catches.run(catalogue(), faults, stale=False, root=tmp_path)
     assert set(catches.known([tmp_path])) == {faults[0].id}
+
+
+def test_a_fault_that_hangs_has_time_by_what_the_sound_gate_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more than all of it, never less than LEAST; a fault that was not seen to hang has all of it."""
+    names = {"quick": 0.5, "usual": 4.2, "slow": 30.0, "known": 3.0}
+    faults = [f for f in load_faults() if f.component == "registry.judge" and f.gate == "faults"][:1]
+    job = catches.job_of(faults[0], catalogue()[faults[0].component])
+    jobs = [replace(job, name=n, attempts=((n, "faults"),)) for n in names]
+    timed: list[str] = []
+
+    def sound(some: list[plant.Job], *_: object) -> list[plant.Outcome]:
+        assert all(j.text == (Path(alpha.__file__).parent / j.file).read_text() for j in some), "a broken text was timed"
+        timed.extend(j.name for j in some)
+        record = Record(component="", gate="", machine="", digests={}, nonce="", declared=0, cases=[], probes=[], environment={})
+        return [plant.Outcome(j, ((record, "PASS", ()),), seconds=names[j.name]) for j in some]
+
+    monkeypatch.setattr(catches, "_run_all", sound)
+    done = catches._hurried([*jobs, replace(jobs[0], name="other")], list(names), {jobs[3].attempts: 3.0}, catalogue(), 1)
+    assert [j.timeout for j in done] == [catches.LEAST, 21.0, plant.TIMEOUT, 15.0, plant.TIMEOUT]
+    assert timed == ["quick", "usual", "slow"]
 
 
 def test_faults_in_device_code_that_look_at_the_whole_device_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
