@@ -136,7 +136,7 @@ def test_a_fault_that_hangs_has_time_by_what_the_sound_gate_takes(monkeypatch: p
 
     monkeypatch.setattr(catches, "_run_all", sound)
     done = catches._hurried([*jobs, replace(jobs[0], name="other")], list(names), {jobs[3].attempts: 3.0}, catalogue(), 1)
-    assert [j.timeout for j in done] == [catches.LEAST, 21.0, plant.TIMEOUT, 15.0, plant.TIMEOUT]
+    assert [j.timeout for j in done] == [catches.LEAST, 13.0, plant.TIMEOUT, catches.LEAST, plant.TIMEOUT]
     assert timed == ["quick", "usual", "slow"]
 
 

@@ -38,7 +38,7 @@ WHOLE = 500.0
 TIMED = 180.0
 """Seconds that a gate judged by pins may take on a broken copy: what is slow is measured up to twelve times before it is believed."""
 
-LEAST, SURE = 10.0, 5.0
+LEAST, SURE = 10.0, 3.0
 """A fault that hung when it was last run has that many times what the sound gate takes now, and at least so many seconds: whatever keeps
 the machine busy slows both."""
 
