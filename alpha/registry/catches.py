@@ -6,7 +6,8 @@ The merge gate judges these records again: a recorded fault that would now pass 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from alpha.component import Component
@@ -43,7 +44,7 @@ class Catch:
 
     def line(self) -> str:
         """Canonical JSON with its content hash, without newline."""
-        body = {**asdict(self), "record": None if self.record is None else asdict(self.record), "format": FORMAT}
+        body = {**vars(self), "record": None if self.record is None else vars(self.record), "format": FORMAT}
         return canonical({**body, "content": content_hash(body)})
 
     def rejected(self, pins: Pins) -> bool:
@@ -75,11 +76,17 @@ def load_catches(root: Path, machine: str) -> dict[str, Catch]:
         raise _corrupt("the file of catches cannot be read", f"{machine}/{NAME}: {error}") from error
     if text and not text.endswith("\n"):
         raise _corrupt("the file of catches is torn: its last line has no end", path.name)
-    catches = [_parse(line, f"{machine}/{NAME}:{i}", machine) for i, line in enumerate(text.splitlines(), 1)]
+    return {c.fault: c for c in _catches_in(text, machine)}
+
+
+@lru_cache(maxsize=8)
+def _catches_in(text: str, machine: str) -> tuple[Catch, ...]:
+    """Those of a file's text; the merge gate reads each file several times."""
+    catches = tuple(_parse(line, f"{machine}/{NAME}:{i}", machine) for i, line in enumerate(text.splitlines(), 1))
     ids = [c.fault for c in catches]
     if ids != sorted(set(ids)):
         raise _corrupt("catches are not one per fault in sorted order", f"{machine}/{NAME}")
-    return {c.fault: c for c in catches}
+    return catches
 
 
 def _parse(line: str, where: str, machine: str) -> Catch:

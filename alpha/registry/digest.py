@@ -242,7 +242,7 @@ def _words(component: Component, gate: str, held: Mapping[str, Any], roots: Mapp
         more, texts = _mentioned(value, package)
         targets |= more
         words |= texts
-    return package.closure(frozenset(targets), frozenset(words))[1]
+    return package.closure(frozenset(targets), frozenset(words), frozenset(roots["measure"]))[1]
 
 
 def _promised(component: Component) -> Held:

@@ -24,7 +24,7 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,53 @@ class Node:
         return self.core.targets.union(*(p.targets for _, p in self.members))
 
 
+class Walk:
+    """Targets that were reached and words that were heard there. Both only grow, so one may be taken up where another ended."""
+
+    def __init__(self) -> None:
+        self.seen: set[Target] = set()
+        self.heard: set[str] = set()
+        self._awaited: set[str] = set()
+        self._waiting: list[dict[str, list[Node]]] = [{}]
+        """Nodes of which a member counts once its word is heard; those before the last are other walks', and stay as they are."""
+
+    def copy(self) -> Walk:
+        """One that goes on by itself; this one must not go on."""
+        other = Walk()
+        other.seen, other.heard, other._awaited = set(self.seen), set(self.heard), set(self._awaited)
+        other._waiting = [*self._waiting, {}]
+        return other
+
+    def go(self, node_of: Callable[[Target], Node], roots: Iterable[Target], words: Words) -> None:
+        """Reach these and hear those, and all that follows."""
+        seen, heard, awaited, waiting = self.seen, self.heard, self._awaited, self._waiting[-1]
+        queue, pieces = [r for r in roots if r not in seen], [Piece("", (), words)]
+        seen.update(queue)
+        while queue or pieces:
+            if not pieces:
+                node = node_of(queue.pop())
+                pieces.append(node.core)
+                if node.words:
+                    for word in node.words & heard:
+                        pieces += node.named[word]
+                    for word in node.words - heard:
+                        waiting.setdefault(word, []).append(node)
+                    awaited |= node.words
+            while pieces:
+                piece = pieces.pop()
+                if not piece.words <= heard:
+                    said = piece.words - heard
+                    heard |= said
+                    for word in said & awaited:
+                        for held in self._waiting:
+                            for node in held.get(word, ()):
+                                pieces += node.named[word]
+                if not piece.targets <= seen:
+                    new = piece.targets - seen
+                    seen |= new
+                    queue += new
+
+
 def is_mentioned(name: str, words: Words | set[str]) -> bool:
     """Whether a member's name is among words."""
     return f".{name}" in words or f"'{name}" in words
@@ -144,6 +191,7 @@ class Graph:
     sources: dict[str, Remembered | None] = field(default_factory=dict)
     nodes: dict[Target, Node] = field(default_factory=dict)
     closures: dict[tuple[frozenset[Target], Words], tuple[frozenset[Target], Words]] = field(default_factory=dict)
+    walks: dict[frozenset[Target], Walk] = field(default_factory=dict)
     slots: dict[tuple[Target, ...], Words] = field(default_factory=dict)
     hashes: dict[tuple[tuple[Target, ...], Words], str] = field(default_factory=dict)
 
@@ -345,39 +393,22 @@ class Package:
         path = self._path(module)
         return path is not None and path.name == "__init__.py"
 
-    def closure(self, roots: Iterable[Target], words: Words = frozenset()) -> tuple[frozenset[Target], Words]:
-        """(every target that the roots reach, every word that is mentioned there). `words`: what is mentioned besides."""
+    def closure(self, roots: Iterable[Target], words: Words = frozenset(),
+                among: frozenset[Target] = frozenset()) -> tuple[frozenset[Target], Words]:
+        """(every target that the roots reach, every word that is mentioned there). `words`: what is mentioned besides. `among`: roots of
+        theirs that others share, from which the walk is taken up; the result is the same without."""
         key = frozenset(roots), words
         if key not in self._graph.closures:
-            self._graph.closures[key] = self._closure(*key)
+            self._graph.closures[key] = self._closure(*key, among & key[0])
         return self._graph.closures[key]
 
-    def _closure(self, roots: frozenset[Target], words: Words) -> tuple[frozenset[Target], Words]:
-        seen, heard, pieces = set(roots), set(words), list[Piece]()
-        queue, waiting = list(roots), dict[str, list[Node]]()
-        awaited = set[str]()
-        while queue:
-            node = self._node(queue.pop())
-            pieces.append(node.core)
-            if node.members:
-                for word in node.words & heard:
-                    pieces += node.named[word]
-                for word in node.words - heard:
-                    waiting.setdefault(word, []).append(node)
-                awaited |= node.words
-            while pieces:
-                piece = pieces.pop()
-                if not piece.words <= heard:
-                    said = piece.words - heard
-                    heard |= said
-                    for word in said & awaited:
-                        for node in waiting.pop(word, ()):
-                            pieces += node.named[word]
-                if not piece.targets <= seen:
-                    new = piece.targets - seen
-                    seen |= new
-                    queue += new
-        return frozenset(seen), frozenset(heard)
+    def _closure(self, roots: frozenset[Target], words: Words, among: frozenset[Target]) -> tuple[frozenset[Target], Words]:
+        if among and among not in self._graph.walks:
+            self._graph.walks[among] = Walk()
+            self._graph.walks[among].go(self._node, among, frozenset())
+        walk = self._graph.walks[among].copy() if among else Walk()
+        walk.go(self._node, roots, words)
+        return frozenset(walk.seen), frozenset(walk.heard)
 
     def hash(self, roots: Iterable[Target], words: Words | None = None) -> str:
         """sha256 of the graph that the roots reach where these words are mentioned (default: those that are mentioned there)."""
@@ -405,23 +436,20 @@ class Package:
         return self._graph.slots[roots]
 
     def _hash(self, roots: tuple[Target, ...], words: Words) -> str:
-        order = dict.fromkeys(roots)
-        queue = list(order)
-        held: list[list[Piece]] = []
+        number: dict[Target, int] = {}
+        for root in roots:
+            number.setdefault(root, len(number))
+        queue, told = list(number), [repr([number[r] for r in roots])]
         for target in queue:  # grows while it is walked
-            held.append(self._node(target).active(words))
-            for edge in itertools.chain.from_iterable(p.ordered for p in held[-1]):
-                if edge not in order:
-                    order[edge] = None
-                    queue.append(edge)
-        number = {target: i for i, target in enumerate(queue)}
-        h = hashlib.sha256()
-        h.update(repr([number[r] for r in roots]).encode())
-        for pieces in held:
-            for piece in pieces:
-                h.update(f"\n{piece.text}:{[[number[e] for e in group] for group in piece.edges]}".encode())
-            h.update(b"\n")
-        return h.hexdigest()
+            node = self._node(target)
+            for piece in node.active(words) if node.members else (node.core,):
+                for edge in piece.ordered:
+                    if edge not in number:
+                        number[edge] = len(number)
+                        queue.append(edge)
+                told.append(f"\n{piece.text}:{[[number[e] for e in group] for group in piece.edges]}")
+            told.append("\n")
+        return hashlib.sha256("".join(told).encode()).hexdigest()
 
     def roots(self, symbol: str) -> tuple[Target, ...]:
         """Targets of 'module:qualname', a class with all its members. A method or inner function stands for the class or function that

@@ -158,8 +158,7 @@ def test_the_job_of_kubernetes(folder: Path, alone: dict[str, Any]) -> None:
     words = [*apart_runs.ALPHA, str(path), *command[3:], *apart_faults.STEPS]
     with Hosts(hosts, Wire(), known=[f"{name}-{i}.{pod['subdomain']}" for i in range(hosts)]) as made:
         def start(index: int) -> apart_runs.Started:
-            env = {**apart_runs.environment(), "JOB_COMPLETION_INDEX": str(index)}
-            return apart_runs.Started(made.start(index, words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            return apart_runs.Started(made.begin(index, words, apart_runs.environment(JOB_COMPLETION_INDEX=str(index))))
 
         pods, until = [start(i) for i in range(hosts)], time.monotonic() + apart_faults.PATIENCE_S
         while not pods[0].when("step 12/40"):

@@ -20,12 +20,14 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import warm
 
 NETNS, ETC = Path("/run/netns"), Path("/etc/netns")
 """Where ip-netns(8) keeps namespaces, and files that those have in place of /etc's."""
@@ -78,7 +80,7 @@ class Hosts:
         _sweep()
         self.names = [f"alpha-{os.getpid()}-{i}" for i in range(count)]
         self._switch, self._relay, self._control = f"alpha-{os.getpid()}-switch", 0, -1
-        self._made, self._started = list[str](), list[subprocess.Popen[str]]()
+        self._made, self._started = list[str](), list[subprocess.Popen[str] | warm.Process]()
         try:
             for name in self.names:
                 self._namespace(name)
@@ -136,8 +138,20 @@ class Hosts:
 
     def start(self, host: int, command: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.Popen[str]:
         """Run a command in a host; options of subprocess.Popen."""
-        self._started.append(subprocess.Popen(["ip", "netns", "exec", self.names[host], *command], text=True, **options))
-        return self._started[-1]
+        process = subprocess.Popen(["ip", "netns", "exec", self.names[host], *command], text=True, **options)
+        self._started.append(process)
+        return process
+
+    def begin(self, host: int, arguments: Sequence[object], environment: Mapping[str, str | None]) -> warm.Process:
+        """Run what `python ARGUMENTS` runs in a host, from a warm interpreter; both its streams are `stdout`, to be read."""
+        read, write = os.pipe()
+        try:
+            process = warm.start(arguments, environment=environment, namespace=self.names[host], stdout=write, stderr=write)
+        finally:
+            os.close(write)
+        process.stdout = os.fdopen(read, "rb")
+        self._started.append(process)
+        return process
 
     def processes(self, host: int) -> list[int]:
         """Numbers of all processes in it."""

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import ranked_runs
+import warm
 from apart import Hosts, why_not
 
-ALPHA = [sys.executable, "-m", "alpha", "lab"]
+ALPHA = ["-m", "alpha", "lab"]
+"""Of an interpreter."""
 SAME = ("steps", "evaluations", "samples", "checkpoints")
 WORDS = "def return self value None import for in if else while class".split()
 SECRET = "a secret of these hosts"
@@ -36,7 +38,7 @@ LIMIT_S = 240.0
 class Started:
     """One host's command. `said`: its lines, each with the moment (CLOCK_MONOTONIC, seconds) when it was read."""
 
-    process: subprocess.Popen[str]
+    process: warm.Process
     said: list[tuple[float, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -46,7 +48,7 @@ class Started:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.said.append((time.monotonic(), line.rstrip("\n")))
+            self.said.append((time.monotonic(), line.decode(errors="replace").rstrip("\n")))
 
     def when(self, words: str, since: float = 0.0) -> float | None:
         """The moment of the first line with these words, after `since`."""
@@ -82,23 +84,23 @@ def run_file(folder: Path, name: str, zero: int = 0) -> Path:
     return path
 
 
-def environment(**others: str) -> dict[str, str]:
-    """Of a host's command: this process's, with the job's secret and nothing that another launcher set."""
+def environment(**others: str) -> dict[str, str | None]:
+    """What a host's command finds otherwise than this process: the job's secret, and nothing that another launcher set."""
     theirs = ("SLURM_", "MASTER_", "JOB_COMPLETION_INDEX", "RANK", "WORLD_SIZE")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(theirs)}
-    return {**kept, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(Path(__file__).parents[2]), "ALPHA_SECRET": SECRET, **others}
+    gone = dict.fromkeys(k for k in os.environ if k.startswith(theirs))
+    return {**gone, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(Path(__file__).parents[2]), "ALPHA_SECRET": SECRET, **others}
 
 
 def start(hosts: Hosts, host: int, count: int, words: Sequence[str | Path], *, port: int = PORT, **env: str) -> Started:
     """Host number `host` of `count`; `words`: run file and options."""
     meet = ["--hosts", str(count), "--host", str(host), "--meet", f"{hosts.address(0)}:{port}"] if count > 1 else []
-    return Started(hosts.start(host, [*ALPHA, *map(str, words), *meet], env=environment(**env), stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT))
+    return Started(hosts.begin(host, [*ALPHA, *words, *meet], environment(**env)))
 
 
 def alone(folder: Path, name: str, options: Sequence[str] = ()) -> dict[str, Any]:
     """What one process leaves."""
-    subprocess.run([*ALPHA, run_file(folder, name), *options], env=environment(), stdout=subprocess.DEVNULL, check=True)
+    done = warm.run([*ALPHA, run_file(folder, name), *options], environment=environment(), timeout=LIMIT_S)
+    assert not done.returncode, done.stderr
     return ranked_runs.left(folder / "runs" / name)
 
 
@@ -132,8 +134,8 @@ def two_hosts() -> int:
     """The map, and one collective."""
     words = ["bench", "comm", "--ranks", "2", "--hosts", "2", "--case", "all_reduce whole", "--rounds", "7"]
     with Hosts(2) as hosts:
-        ends = [Started(hosts.start(i, [*ALPHA[:-1], *words, "--host", str(i), "--meet", f"{hosts.address(0)}:{PORT}"], env=environment(),
-                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)) for i in range(2)]
+        ends = [Started(hosts.begin(i, [*ALPHA[:-1], *words, "--host", i, "--meet", f"{hosts.address(0)}:{PORT}"], environment()))
+                for i in range(2)]
         codes = [end.wait() for end in ends]
     print(ends[0].text, ends[1].text, sep="")
     return max(codes)

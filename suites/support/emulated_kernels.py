@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 CHECKS = Path(__file__).resolve().parents[2] / "kernels" / "checks" / "bandwidth"
+FIBERS = Path(__file__).with_name("fibers.h")
 
 
 def _elements(address: int, rows: int, stride: int, dtype: type) -> np.ndarray:
@@ -92,6 +93,8 @@ def emulated_kernels(kernels: Path) -> Iterator[None]:
         patch.setattr(launches, "compile_kernel", lambda source: source)
         patch.setattr(nvcc, "KERNELS", kernels.resolve())
         patch.setattr(emu, "CACHE", {})
+        plain = emu.transform
+        patch.setattr(emu, "transform", lambda text: f"{FIBERS.read_text(encoding='utf-8')}\n{plain(text)}")
         turns = random.Random(7)
 
         class Launch(emu.Launch):  # type: ignore[misc, name-defined]

@@ -12,9 +12,11 @@ Each pytest process has one server, started when first asked. It ends with that 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import importlib.util
+import io
 import json
 import os
 import runpy
@@ -87,11 +89,13 @@ class Process:
                 stream.close()
 
 
-def start(arguments: Sequence[object], *, cwd: Path | None = None, root: Path | None = None, environment: Mapping[str, str] | None = None,
+def start(arguments: Sequence[object], *, cwd: Path | None = None, root: Path | None = None,
+          environment: Mapping[str, str | None] | None = None, namespace: str | None = None,
           stdin: int | BinaryIO = subprocess.DEVNULL, stdout: int | BinaryIO = subprocess.DEVNULL,
           stderr: int | BinaryIO = subprocess.DEVNULL) -> Process:
     """Start what `python ARGUMENTS` starts: `-c CODE`, `-m MODULE` or a script, and its arguments. Streams: a file, PIPE or DEVNULL.
-    `root`: a tree whose Alpha it is to import; `environment`: variables that differ from the server's."""
+    `root`: a tree whose Alpha it is to import; `environment`: variables that differ from the server's, None where they are not there;
+    `namespace`: the network namespace in which it is, as `ip netns exec` has it."""
     words = [str(a) for a in arguments]
     with ExitStack() as stack:
         ends: list[BinaryIO | None] = []
@@ -111,7 +115,7 @@ def start(arguments: Sequence[object], *, cwd: Path | None = None, root: Path | 
         told, tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(tells)
         request = json.dumps({"arguments": words, "cwd": str(cwd or Path.cwd()), "root": str(root) if root is not None else None,
-                              "environment": dict(environment or {})}).encode()
+                              "environment": dict(environment or {}), "namespace": namespace}).encode()
         assert len(request) < MESSAGE
         socket.send_fds(_server(), [request], [*given, tells.fileno()])
     return Process(words, told, ends[1], ends[2])
@@ -239,7 +243,14 @@ def _begin(request: dict[str, Any], fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
     os.chdir(request["cwd"])
-    os.environ.update(request["environment"])
+    for name, value in request["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    sys.stdout, sys.stderr = (_text(fd, stream) for fd, stream in ((1, sys.stdout), (2, sys.stderr)))
+    if request["namespace"] is not None:
+        _enter(request["namespace"])
     if request["root"] is not None:
         _change_tree(request["root"])
     code = _code(lambda: _interpret(request["arguments"]))
@@ -249,6 +260,38 @@ def _begin(request: dict[str, Any], fds: Sequence[int]) -> None:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _text(fd: int, was: Any) -> io.TextIOWrapper:
+    """The stream of an interpreter that begins: the server's knows of another file whether it can be sought in. Written at once where the
+    environment says so, and by lines where errors go."""
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False) if unbuffered else open(fd, "wb", closefd=False),  # type: ignore[arg-type]
+                            encoding=was.encoding, errors=was.errors, line_buffering=fd == 2, write_through=unbuffered)
+
+
+CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
+"""<sched.h>."""
+MS_BIND, MS_REC, MS_SLAVE, MNT_DETACH = 0x1000, 0x4000, 1 << 19, 2
+"""<sys/mount.h>."""
+
+
+def _enter(namespace: str) -> None:
+    """Be in a network namespace, with its /sys and its files of /etc, as ip-netns(8) says."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def done(code: int, what: str) -> None:
+        if code:
+            raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+    with open(f"/run/netns/{namespace}", "rb") as file:
+        done(libc.setns(file.fileno(), CLONE_NEWNET), "setns")
+    done(libc.unshare(CLONE_NEWNS), "unshare")
+    done(libc.mount(b"", b"/", b"none", ctypes.c_ulong(MS_SLAVE | MS_REC), None), "mounts of its own")
+    libc.umount2(b"/sys", MNT_DETACH)  # where none is mounted there is none to be taken away
+    done(libc.mount(namespace.encode(), b"/sys", b"sysfs", ctypes.c_ulong(0), None), "mount /sys")
+    for path in Path("/etc/netns", namespace).glob("*"):
+        done(libc.mount(bytes(path), bytes(Path("/etc", path.name)), b"none", ctypes.c_ulong(MS_BIND), None), f"mount {path}")
 
 
 class _Quick:

@@ -9,13 +9,13 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from planted import planted
 
 from alpha.component import Catalogue
 from alpha.errors import CorruptError
 from alpha.gates.contracts.registry.common import make
 from alpha.registry import asked, judge, policy
 from alpha.registry.evidence import load_file, path_of, reference_classes, shipped_root
-from alpha.registry.faults import load_faults
 from alpha.registry.gates import TABLE
 from alpha.registry.judge import AMBIGUOUS, Judgement
 from alpha.train.catalogue import catalogue
@@ -30,7 +30,7 @@ def sources() -> Items:
 
 @cache
 def items() -> Items:
-    return asked.today(catalogue(), shipped_root(), load_faults(), sources())
+    return asked.today(catalogue(), shipped_root(), planted(), sources())
 
 
 def edited(module: str, old: str, new: str) -> str:
@@ -112,9 +112,9 @@ def test_items_follow_the_code_and_the_evidence() -> None:
     with mock.patch.object(asked, "TABLE", fewer), mock.patch.object(policy, "EXEMPT", {**policy.EXEMPT, ("silu", "gradient"): "no"}), \
             mock.patch.object(asked, "load_file", lambda path: {"parity": replace(record, cases=record.cases[1:])}
                               if path.name == "silu.f32.cpu.jsonl" else load_file(path)):
-        now = asked.today(smaller, shipped_root(), load_faults()[1:], sources())
+        now = asked.today(smaller, shipped_root(), planted()[1:], sources())
     fell = " ".join(asked.fallen(items(), now))
-    for name in (f"fault {load_faults()[0].id}", "owed gelu.f32.cpu parity", "owed silu.f32.cpu gradient", "runs kernel cpu determinism",
+    for name in (f"fault {planted()[0].id}", "owed gelu.f32.cpu parity", "owed silu.f32.cpu gradient", "runs kernel cpu determinism",
                  "cases silu.f32.cpu parity", "cases silu.f32.cpu faults"):
         assert f"{name} " in fell, name
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated_gpu import emulated, emulated_gpu
+from planted import planted
 
 from alpha.backends.cuda.kernels import attention as binders
 from alpha.backends.cuda.kernels import flash as wrapper
@@ -30,7 +31,7 @@ from alpha.gates import parity, run, subjects, tolerance
 from alpha.gates.cuda import subjects as cuda_subjects
 from alpha.ops.numerics import walk as naive_walk
 from alpha.ops.table import row
-from alpha.registry.faults import Fault, broken, load_faults
+from alpha.registry.faults import Fault, broken
 from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
 
@@ -477,7 +478,7 @@ def test_spans_of_falling_ids_would_hang(recorder: Recorder, tmp_path: Path) -> 
             check(recorder, "attention.bf16.sm90", Layout(300, 300, True, 0, (ids, ids)), 64)
 
 
-FAULTS = [f for f in load_faults() if f.source in PARTS]
+FAULTS = [f for f in planted() if f.source in PARTS]
 
 
 def test_documents_have_faults_of_their_own() -> None:

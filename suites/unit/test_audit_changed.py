@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from planted import planted
 from rich.console import Console
 
 from alpha.cli import auditing
@@ -17,7 +18,6 @@ from alpha.gates.contracts.registry.common import OTHER
 from alpha.registry import history as histories
 from alpha.registry.catches import Catch, save_catches
 from alpha.registry.evidence import save
-from alpha.registry.faults import load_faults
 from alpha.registry.history import History
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
@@ -50,7 +50,7 @@ def root(tmp_path: Path, sound: dict[str, Record]) -> Path:
 
 
 def changed(root: Path, **more: bool) -> audit.Changed:
-    return audit.changed(catalogue(), root, History(root.parents[1]), load_faults()[:40], **more)
+    return audit.changed(catalogue(), root, History(root.parents[1]), planted()[:40], **more)
 
 
 def test_only_lines_that_differ_from_the_base(root: Path, sound: dict[str, Record]) -> None:
@@ -85,7 +85,7 @@ def test_what_was_made_up_does_not_repeat(root: Path, sound: dict[str, Record], 
 
 
 def test_a_planted_fault_that_passes_now_is_named(root: Path, sound: dict[str, Record], monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = next(f for f in load_faults()[:40] if f.component.endswith(".cpu"))
+    fault = next(f for f in planted()[:40] if f.component.endswith(".cpu"))
     machine = sound["parity"].machine
     save_catches([Catch(fault=fault.id, component=fault.component, gate=fault.gate, machine=machine, digests={}, record=None,
                         error="made up")], root)

@@ -8,12 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from planted import planted
 
+import alpha
 from alpha.gates.adversarial import catches, cuda_plant, mutants, plant
 from alpha.registry.faults import Fault, load_faults
+from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
 
 DRAWN = 18
@@ -104,17 +108,37 @@ def test_what_looks_at_the_whole_device_has_it_to_itself(monkeypatch: pytest.Mon
 
 def test_who_ends_the_run_keeps_what_was_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The second of two faults is cut off; the record of the first is there."""
-    faults = [f for f in load_faults() if f.component == "registry.judge" and f.gate == "faults"][:2]
+    faults = [f for f in planted() if f.component == "registry.judge" and f.gate == "faults"][:2]
 
     def cut(jobs: list[plant.Job], catalogue: object, workers: int, on_result: Callable[[plant.Outcome], None]) -> list[plant.Outcome]:
         on_result(plant.Outcome(jobs[0], error="ValueError: planted"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(catches, "controls", lambda *a: None)
+    monkeypatch.setattr(catches, "controls", lambda *a: {})
     monkeypatch.setattr(catches, "_run_all", cut)
     with pytest.raises(KeyboardInterrupt):
         catches.run(catalogue(), faults, stale=False, root=tmp_path)
     assert set(catches.known([tmp_path])) == {faults[0].id}
+
+
+def test_a_fault_that_hangs_has_time_by_what_the_sound_gate_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more than all of it, never less than LEAST; a fault that was not seen to hang has all of it."""
+    names = {"quick": 0.5, "usual": 4.2, "slow": 30.0, "known": 3.0}
+    faults = [f for f in planted() if f.component == "registry.judge" and f.gate == "faults"][:1]
+    job = catches.job_of(faults[0], catalogue()[faults[0].component])
+    jobs = [replace(job, name=n, attempts=((n, "faults"),)) for n in names]
+    timed: list[str] = []
+
+    def sound(some: list[plant.Job], *_: object) -> list[plant.Outcome]:
+        assert all(j.text == (Path(alpha.__file__).parent / j.file).read_text() for j in some), "a broken text was timed"
+        timed.extend(j.name for j in some)
+        record = Record(component="", gate="", machine="", digests={}, nonce="", declared=0, cases=[], probes=[], environment={})
+        return [plant.Outcome(j, ((record, "PASS", ()),), seconds=names[j.name]) for j in some]
+
+    monkeypatch.setattr(catches, "_run_all", sound)
+    done = catches._hurried([*jobs, replace(jobs[0], name="other")], list(names), {jobs[3].attempts: 3.0}, catalogue(), 1)
+    assert [j.timeout for j in done] == [catches.LEAST, 13.0, plant.TIMEOUT, catches.LEAST, plant.TIMEOUT]
+    assert timed == ["quick", "usual", "slow"]
 
 
 def test_faults_in_device_code_that_look_at_the_whole_device_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +152,7 @@ def test_faults_in_device_code_that_look_at_the_whole_device_run_alone(monkeypat
         return plant.Outcome(job)
 
     monkeypatch.setattr(cuda_plant, "run_one", one)
-    faults = [f for f in load_faults() if f.source][:5]
+    faults = [f for f in planted() if f.source][:5]
     jobs = [cuda_plant.job_of("executor.cuda", "faults" if i % 2 else "parity", str(i)) for i in range(5)]
     assert [o.job.name for o in cuda_plant.run_all(faults, jobs, workers=5)] == ["0", "1", "2", "3", "4"]
     assert seen["1"] == {"1"} and seen["3"] == {"3"}

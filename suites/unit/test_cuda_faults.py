@@ -16,6 +16,7 @@ import pytest
 import warm
 from emulated_gpu import emulated_gpu
 from emulated_kernels import emulated_kernels
+from planted import planted
 
 import alpha
 from alpha.backends.cuda import launches
@@ -27,14 +28,14 @@ from alpha.errors import MachineError
 from alpha.gates import run, subjects
 from alpha.gates.adversarial import cuda_plant
 from alpha.gates.cuda import subjects as cuda_subjects
-from alpha.registry.faults import Fault, load_faults
+from alpha.registry.faults import Fault
 from alpha.registry.gates import measured_by
 from alpha.registry.judge import FAIL, PASS
 from alpha.registry.package import symbol_digest
 from alpha.train.catalogue import catalogue
 
 SUPPORT = Path(__file__).parents[1] / "support"
-FAULTS = [f for f in load_faults() if f.source]
+FAULTS = [f for f in planted() if f.source]
 ON_TENSOR_CORES = ("attention", "matmul", "linear_gelu", "linear_swiglu")
 SOUND = "5a" * 16
 """The nonce of the unbroken runs. With others a sample of one element now and then has no power by itself, and parity says so."""

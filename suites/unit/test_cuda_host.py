@@ -12,6 +12,7 @@ import emulated_gpu as emulated_gpu_module
 import numpy as np
 import pytest
 from emulated_gpu import EmulatedGpu, bf16_bits, emulated, emulated_gpu, on
+from planted import planted
 
 import alpha
 from alpha.backends import checks
@@ -30,12 +31,12 @@ from alpha.graph.trace import Tracer
 from alpha.ops.numerics import round_to
 from alpha.passes.build import lower
 from alpha.profile.noise import quantile
-from alpha.registry.faults import Fault, broken, load_faults
+from alpha.registry.faults import Fault, broken
 from alpha.train.catalogue import catalogue
 from alpha.types import Attrs, Table, TensorType
 
 COMPONENT = "executor.cuda"
-FAULTS = {f.id: f for f in load_faults() if f.component == COMPONENT and not f.source}
+FAULTS = {f.id: f for f in planted() if f.component == COMPONENT and not f.source}
 GATES = ("parity", "determinism", "faults")
 CASES = [(gate, name) for gate in GATES for name, _ in contract_cases(catalogue()[COMPONENT], gate)]
 

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import apart
 import pytest
 import warm
 
@@ -44,6 +45,33 @@ def test_it_is_of_another_tree(tmp_path: Path) -> None:
     assert done.stdout.split() == ["True", "another", "another"]
     assert warm.run(["-c", "import alpha.cli"]).returncode == 0
     assert warm.run(["-c", "import os; print(os.environ['COLUMNS'])"], environment={"COLUMNS": "77"}).stdout == "77\n"
+
+
+def test_its_streams_are_new() -> None:
+    """Each line comes at once where the environment says so, what a stream says of itself is of its own file, and what is not to be in the
+    environment is not there."""
+    code = ("import os, sys, time; [s.reconfigure(errors='strict') for s in (sys.stdout, sys.stderr)]; print('LANG' in os.environ); "
+            "time.sleep(60)")
+    process = warm.start(["-c", code], environment={"LANG": None, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"False\n" and process.poll() is None
+    process.kill()
+    assert warm.run(["-c", "import os; print(os.environ['LANG'])"], environment={"LANG": "C"}).stdout == "C\n"
+
+
+@pytest.mark.skipif(bool(apart.why_not()), reason=f"NOT_RUN: {apart.why_not()}")
+def test_it_is_on_a_host() -> None:
+    """It sees what `ip netns exec` shows a process there: links in /sys, names in /etc/hosts, addresses; and this process none of it."""
+    code = ("import os, socket; print(sorted(os.listdir('/sys/class/net')), os.readlink('/proc/self/ns/net'), open('/etc/hosts').read(), "
+            "socket.gethostbyname('other'), os.getcwd())")
+    with apart.Hosts(2, known=["own", "other"]) as hosts:
+        there = hosts.begin(0, ["-c", code], {})
+        assert there.stdout is not None
+        warm_said = there.stdout.read().decode()
+        plain = hosts.start(0, [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert plain.stdout is not None
+        assert warm_said == plain.stdout.read() and "net0" in warm_said and hosts.address(1) in warm_said, warm_said
+    assert "net0" not in os.listdir("/sys/class/net") and "other" not in Path("/etc/hosts").read_text().split()
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["this tree", "another"])

@@ -6,7 +6,8 @@ bound to the digests of the sound component and of the fault, and run again when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,6 +37,10 @@ WHOLE = 500.0
 
 TIMED = 180.0
 """Seconds that a gate judged by pins may take on a broken copy: what is slow is measured up to twelve times before it is believed."""
+
+LEAST, SURE = 10.0, 3.0
+"""A fault that hung when it was last run has that many times what the sound gate takes now, and at least so many seconds: whatever keeps
+the machine busy slows both."""
 
 SAVED = 24
 """Faults in device code after which what was caught is saved: a GPU's time may end."""
@@ -114,7 +119,9 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     def save() -> None:  # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
         save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
 
-    controls([by_name[j.name] for j in jobs], catalogue, workers)
+    seconds = controls([by_name[j.name] for j in jobs], catalogue, workers)
+    hung = {fault for fault, catch in known(roots).items() if catch.error.startswith(plant.LATE)}
+    jobs = _hurried(jobs, hung, seconds, catalogue, workers)
     try:
         _run_all(jobs, catalogue, workers, finished)
     finally:  # who ends the run keeps what was caught
@@ -140,13 +147,35 @@ def why_not(fault: Fault, component: Component) -> str:
     return "" if pinned else f"no pinned share of {component.id} on this kind of machine"
 
 
-def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: int = 6) -> None:
+Seconds = dict[tuple[tuple[str, str], ...], float]
+"""What gates on the unbroken copy took, by a job's `attempts`."""
+
+
+def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: int = 6) -> Seconds:
     """A few of the same gates on the unbroken copy must pass, or a catch would mean nothing: GraphError naming the gate that does not."""
     different = list({(f.component, f.gate): f for f in among}.values())
     step = max(1, -(-len(different) // most))
-    jobs = [replace(job_of(f, catalogue[f.component]), text=(Path(alpha.__file__).parent / f.file).read_text(encoding="utf-8"))
-            for f in different[::step]]
-    _sound(_run_all(jobs, catalogue, workers))
+    return _controls([job_of(f, catalogue[f.component]) for f in different[::step]], catalogue, workers)
+
+
+def _controls(jobs: Sequence[plant.Job], catalogue: Catalogue, workers: int) -> Seconds:
+    outcomes = _run_all([_unbroken(j) for j in jobs], catalogue, workers)
+    _sound(outcomes)
+    return {o.job.attempts: o.seconds for o in outcomes}
+
+
+def _unbroken(job: plant.Job) -> plant.Job:
+    """The same gate on the sound text."""
+    return replace(job, text=(Path(alpha.__file__).parent / job.file).read_text(encoding="utf-8"))
+
+
+def _hurried(jobs: Sequence[plant.Job], hung: Collection[str], seconds: Seconds, catalogue: Catalogue, workers: int) -> list[plant.Job]:
+    """The jobs, of which those that `hung` need not wait for all of their time. `seconds`: of gates that were timed already."""
+    hanging = {j.attempts: j for j in jobs if j.name in hung and j.timeout == plant.TIMEOUT}
+    if untimed := [j for attempts, j in hanging.items() if attempts not in seconds]:
+        seconds = seconds | _controls(untimed, catalogue, workers)
+    limits = {a: float(min(plant.TIMEOUT, max(LEAST, math.ceil(SURE * seconds[a])))) for a in hanging}
+    return [replace(j, timeout=limits[j.attempts]) if j.name in hung and j.attempts in limits else j for j in jobs]
 
 
 def _run_all(jobs: Sequence[plant.Job], catalogue: Catalogue, workers: int,

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ from alpha.train.catalogue import loadable_catalogue
 TIMEOUT = 60.0
 """Seconds after which a gate on a broken component is ended: a hang is found out too, and named so. A sound gate takes 3 on an idle core;
 on cores that others kept busy one took 18, and a limit of 20 was passed."""
+
+LATE = "Timeout"
+"""How the error of a gate begins that did not end in time."""
 
 COMPILED = ".alpha/cubins"
 """The cache of compiled kernels, which a broken copy in Python loads as the sound package does."""
@@ -146,11 +150,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job: the records in order with their verdicts, or the error that ended the process."""
+    """What came of a job: the records in order with their verdicts, or the error that ended the process; and the seconds that it took."""
 
     job: Job
     records: tuple[tuple[Record, str, tuple[str, ...]], ...] = ()
     error: str = ""
+    seconds: float = 0.0
 
     @property
     def caught_by(self) -> str:
@@ -195,15 +200,18 @@ class Worker:
         assert process.stdin is not None and process.stdout is not None
         message = {"attempts": job.attempts, "file": job.file, "text": job.text, "timeout": job.timeout, "nonce": job.nonce,
                    "apart": [a for a in job.attempts if _sits_apart(*a)]}
+        began = time.monotonic()
         process.stdin.write(json.dumps(message) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()
         if not line:
             raise MachineError("a worker that runs gates on broken copies died", came=f"exit code {process.poll()}", do="run it again")
         answer: dict[str, Any] = json.loads(line)
+        seconds = time.monotonic() - began
         if "error" in answer:
-            return Outcome(job, error=str(answer["error"]))
-        return Outcome(job, tuple((Record(**r["record"]), r["verdict"], tuple(r["reasons"])) for r in answer["results"]))
+            return Outcome(job, error=str(answer["error"]), seconds=seconds)
+        records = tuple((Record(**r["record"]), r["verdict"], tuple(r["reasons"])) for r in answer["results"])
+        return Outcome(job, records, seconds=seconds)
 
     def end(self) -> None:
         """No more jobs: the process ends, and at once what it may be doing."""

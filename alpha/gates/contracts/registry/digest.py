@@ -271,6 +271,10 @@ def _members(rng: np.random.Generator) -> Measured:
         pool = package.hash(package.roots("mini.pool:Pool"))
         more = Package(write_package(at / "q", _altered("pool.py", "return 5", f"return {n}")), "mini")
         checks.that(pool != more.hash(more.roots("mini.pool:Pool")), "a class that is asked for leaves out a method")
+        folded = write_package(at / "r", _altered("pool.py", "return 5", "return helper()"))
+        roots = frozenset({("def", "mini.pool", "Pool")})
+        alone, taken_up = (Package(folded, "mini").closure(roots, frozenset({".other"}), among) for among in (frozenset(), roots))
+        checks.that(alone == taken_up and ("def", "mini.pool", "helper") in alone[0], "a walk that is taken up misses a word heard later")
     return checks.measured()
 
 
