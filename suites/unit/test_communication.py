@@ -54,7 +54,7 @@ def test_exposed_and_overlapped_by_hand() -> None:
 def test_a_step_with_more_collectives_than_are_kept_is_refused(tmp_path: Path) -> None:
     def body(world: World) -> None:
         with Store(tmp_path / "metrics.sqlite", world.rank) as store:
-            recorder = RankRecorder(store, world)
+            recorder = RankRecorder(store, world, ())
             recorder.begin(0)
             for _ in range(RECORDS + 1):
                 collectives.barrier(world.group(WORLD))
@@ -72,7 +72,7 @@ def test_a_plan_that_ran_on_one_thread_hides_nothing(tmp_path: Path) -> None:
     def body(world: World) -> None:
         with Store(tmp_path / "metrics.sqlite", world.rank) as store:
             store.rewind(0)
-            recorder = RankRecorder(store, world)
+            recorder = RankRecorder(store, world, ())
             recorder.begin(0)
             start = recorder.clock()
             collectives.barrier(world.group(WORLD))
@@ -118,7 +118,7 @@ def steps(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch, n: in
         world.add_groups(program.groups)
         with CpuExecutor(program, catalogue(), world) as executor, Store(folder / f"{world.rank}.sqlite", world.rank) as store:
             store.rewind(0, 2)
-            executor.recorder = RankRecorder(store, world)
+            executor.recorder = RankRecorder(store, world, program.role(world.rank).schedule)
             for step in range(n):
                 executor.recorder.begin(step)
                 for call in program.role(world.rank).schedule:
