@@ -135,7 +135,7 @@ class _Chosen:
     """Which steps and ranks, and the clocks of their sessions; checked."""
 
     def __init__(self, db: sqlite3.Connection, path: Path, steps: Collection[int] | None, ranks: Collection[int] | None) -> None:
-        also = " UNION SELECT step, rank FROM collectives" if _has_collectives(db) else ""
+        also = " UNION SELECT step, rank FROM collectives" if _has(db, "collectives") else ""
         have = db.execute(f"SELECT step, rank FROM gpu_timeline{also} ORDER BY step, rank").fetchall()
         have = list(dict.fromkeys(have))
         if not have:

@@ -89,7 +89,7 @@ def called(schedule: Sequence[Step], calls: Sequence[tuple[str, int, int]], step
     for number, (name, began, ended) in enumerate(calls):
         call = schedule[number] if number < len(schedule) else None
         if call is None or call.plan != name:
-            raise GraphError("a step runs another Plan than its schedule says", came=f"call {number} of step {step}, rank {rank}: {name}",
+            raise GraphError("a step ran another Plan than its schedule has", came=f"call {number} of step {step}: {name}",
                              expected="nothing more" if call is None else call.plan)
         found.append({"step": step, "rank": rank, "call": number, "plan": name, "shard": call.shard, "micro": call.micro,
                       "began_ns": began, "ended_ns": ended})
