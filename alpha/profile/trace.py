@@ -5,8 +5,9 @@ gaps, copies and fills, workers, communication, data loading, checkpoint writer.
 was, and whether its gaps may be judged (alpha/profile/kernels.py). What runs is a complete event (`X`); an arrow (`s` to `f`) leads from
 the enqueue of a launch to each of its executions, or from that of a graph to its first kernel; memory is a counter. In a collective an
 arrow leads from the rank that came last to each that waited for it. Of many ranks, what a Plan launches says the Plan, and the logical
-shard and microbatch whose text it ran with (none: it reads no text). Ranks are aligned at one moment of each session (alpha/comm/clock.py): `clock_ns` of each rank is one and the same, and its Unix time is taken from the
-lowest rank. Times are microseconds after the first event with three decimals, so no nanosecond is lost.
+shard and microbatch whose text it ran with (none: it reads no text). Ranks are aligned at one moment of each session
+(alpha/comm/clock.py): `clock_ns` of each rank is one and the same, and its Unix time is taken from the lowest rank. Times are microseconds
+after the first event with three decimals, so no nanosecond is lost.
 
 The file is written step by step into a temporary one beside it, which takes its name at the end: there is a whole trace or none.
 Format: "Trace Event Format", Duca and Sinclair.
