@@ -97,8 +97,8 @@ def called(schedule: Sequence[Step], calls: Sequence[tuple[str, int, int]], step
 
 
 class RankRecorder(Recorder):
-    """A recorder that also tells the collectives of each step interval, of one rank of many, and of a profiled one which call of `schedule`,
-    the rank's, ran when. For debugging, `each`: both of every step, one by one; `log`: called with the step, and with every collective as
+    """A recorder that also tells the collectives of each step interval, of one rank of many, and of a profiled one which call of the rank's
+    `schedule` ran when. For debugging, `each`: both of every step, one by one; `log`: called with the step, and with every collective as
     words."""
 
     def __init__(self, store: Store, world: World, schedule: Sequence[Step]) -> None:
