@@ -52,7 +52,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective of a step of rank 0: which Plan launches it, with whose text (None: it reads none), and the bytes of its whole operand."""
+    """A collective of a step of rank 0: which Plan launches it, and with whose text (None: it reads none)."""
 
     plan: str
     shard: int | None
@@ -73,7 +73,9 @@ def exchanges(program: Program) -> list[Exchange]:
 
 
 def plan_run(cfg: Config, catalogue: Catalogue, vocabulary: int | None = None, ranks: int = 1) -> Planned:
-    """Plan `cfg`, of so many ranks. `vocabulary`: ids of the run's tokenizer where it exists; else the configured number is taken, and said so."""
+    """Plan `cfg`, of so many ranks.
+
+    `vocabulary`: ids of the run's tokenizer where it exists; else the configured number is taken, and said so."""
     known = known_tokenizer(cfg)
     vocabulary = vocabulary or (known.vocab_size if known else None)
     vocab = ids_of_model(cfg, vocabulary or (257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab))
