@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     p = command("plan", cmd_plan, "parameters, FLOPs, memory and components of a run, without running it")
     p.add_argument("source", type=path_argument, metavar="RUN.toml", help="a run file or a run directory")
     _settings(p)
+    p.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks of the run, whose exchanges are listed (default %(default)s)")
     p.add_argument("--table", metavar="SEGMENT", help="print one Segment launch by launch, e.g. update or micro_first@0")
 
     p = command("sample", cmd_sample, "text from a trained model")

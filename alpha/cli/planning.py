@@ -17,7 +17,7 @@ from alpha.train import rundir
 from alpha.train.assemble import components_of
 from alpha.train.catalogue import loadable_catalogue
 from alpha.train.console import Printer
-from alpha.train.planned import Planned, plan_run
+from alpha.train.planned import Planned, exchanges, plan_run
 
 
 def cmd_plan(args: argparse.Namespace) -> int:
@@ -37,7 +37,7 @@ def _plan(args: argparse.Namespace, cfg: Config, vocabulary: int | None, printer
     """Print what a run of `cfg` would be; its paths are those of the working folder."""
     with printer.doing("building the program"):
         catalogue = loadable_catalogue()
-        plan = _planned(cfg, catalogue, vocabulary)
+        plan = _planned(cfg, catalogue, vocabulary, args.nproc)
     program, flops = plan.program, plan.flops
     if args.table is not None:
         if args.table not in program.plans:
@@ -68,6 +68,11 @@ def _plan(args: argparse.Namespace, cfg: Config, vocabulary: int | None, printer
     for arena, n in plan.arenas.items():
         printer.say(f"arena        {n:20,} bytes {n / 2**30:10.3f} GiB  {arena}")
     printer.say(f"peak         {plan.peak_bytes:20,} bytes {plan.peak_bytes / 2**30:10.3f} GiB  on the one device")
+    for e in exchanges(program):
+        x = e.launch
+        text = "no text" if e.shard is None else f"shard {e.shard}, microbatch {e.micro}"
+        printer.say(f"exchange     {e.nbytes:20,} bytes  {x.op} of {x.layer or 'all'}, group {x.attrs['group']}, stream {x.stream}, "
+                    f"{e.plan} ({text})")  # fmt: skip
     registry = Registry(catalogue)
     wanted = components_of(cfg, program)
     with manifest.only_looking():
@@ -82,10 +87,10 @@ def _plan(args: argparse.Namespace, cfg: Config, vocabulary: int | None, printer
     return 0
 
 
-def _planned(cfg: Config, catalogue: Catalogue, vocabulary: int | None) -> Planned:
+def _planned(cfg: Config, catalogue: Catalogue, vocabulary: int | None, ranks: int) -> Planned:
     """The plan from the kernels that load; where one is missing whose file does not, the error says so."""
     try:
-        return plan_run(cfg, catalogue, vocabulary)
+        return plan_run(cfg, catalogue, vocabulary, ranks)
     except InputError as error:
         if not catalogue.broken:
             raise

@@ -235,6 +235,14 @@ CREATE TABLE IF NOT EXISTS collectives (  -- each collective of a profiled step
     source TEXT NOT NULL,              -- the model's line
     PRIMARY KEY (step, rank, grp, call, op, asked_ns)
 );
+CREATE TABLE IF NOT EXISTS calls (  -- each Plan that a profiled step ran
+    step INTEGER NOT NULL, rank INTEGER NOT NULL,
+    call INTEGER NOT NULL,             -- position in the rank's schedule
+    plan TEXT NOT NULL,                -- Segment
+    shard INTEGER, micro INTEGER,      -- whose text it read, both from 0: logical shard and microbatch; NULL: it reads none
+    began_ns INTEGER NOT NULL, ended_ns INTEGER NOT NULL,   -- of its launches, the waits for those beside compute included
+    PRIMARY KEY (step, rank, call)
+);
 DROP VIEW IF EXISTS communication_per_step;
 CREATE VIEW communication_per_step AS  -- what a rank spent in collectives in a step
 SELECT step, rank, sum(calls) AS calls, sum(nbytes) AS nbytes, sum(total_ns) / 1e6 AS total_ms, sum(exposed_ns) / 1e6 AS exposed_ms,

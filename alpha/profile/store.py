@@ -147,7 +147,7 @@ class Store:
         forgets what others beyond them left."""
         for statement in COMMUNICATION.split(";\n"):
             self._say(statement, ())
-        for table in (*STEPPED, "communication", "collectives"):
+        for table in (*STEPPED, "communication", "collectives", "calls"):
             gone = f" OR rank >= {int(ranks)}" if self.rank == 0 else ""
             mine = "" if table == "step_metrics" else f" AND (rank = {int(self.rank)}{gone})"
             self._say(f"DELETE FROM {table} WHERE step >= ?{mine}", (step,))

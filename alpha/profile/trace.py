@@ -4,9 +4,10 @@ One process a rank, one thread a track, in a fixed order: steps, host enqueue, t
 gaps, copies and fills, workers, communication, data loading, checkpoint writer. A step says how much slower than its steady neighbours it
 was, and whether its gaps may be judged (alpha/profile/kernels.py). What runs is a complete event (`X`); an arrow (`s` to `f`) leads from
 the enqueue of a launch to each of its executions, or from that of a graph to its first kernel; memory is a counter. In a collective an
-arrow leads from the rank that came last to each that waited for it. Ranks are aligned at
-one moment of each session (alpha/comm/clock.py): `clock_ns` of each rank is one and the same, and its Unix time is taken from the
-lowest rank. Times are microseconds after the first event with three decimals, so no nanosecond is lost.
+arrow leads from the rank that came last to each that waited for it. Of many ranks, what a Plan launches says the Plan, and the logical
+shard and microbatch whose text it ran with (none: it reads no text). Ranks are aligned at one moment of each session
+(alpha/comm/clock.py): `clock_ns` of each rank is one and the same, and its Unix time is taken from the lowest rank. Times are microseconds
+after the first event with three decimals, so no nanosecond is lost.
 
 The file is written step by step into a temporary one beside it, which takes its name at the end: there is a whole trace or none.
 Format: "Trace Event Format", Duca and Sinclair.
@@ -135,7 +136,7 @@ class _Chosen:
     """Which steps and ranks, and the clocks of their sessions; checked."""
 
     def __init__(self, db: sqlite3.Connection, path: Path, steps: Collection[int] | None, ranks: Collection[int] | None) -> None:
-        also = " UNION SELECT step, rank FROM collectives" if _has_collectives(db) else ""
+        also = " UNION SELECT step, rank FROM collectives" if _has(db, "collectives") else ""
         have = db.execute(f"SELECT step, rank FROM gpu_timeline{also} ORDER BY step, rank").fetchall()
         have = list(dict.fromkeys(have))
         if not have:
@@ -206,7 +207,7 @@ class _Writer:
             self.meta["status"] = "UNGATED"
         marks = ",".join("?" * len(chosen.ranks))
         tracks = [t for (t,) in db.execute(f"SELECT DISTINCT track FROM gpu_timeline WHERE rank IN ({marks})", chosen.ranks)]
-        also = {"comm"} if _has_collectives(db) else set()
+        also = {"comm"} if _has(db, "collectives") else set()
         self.index = {t: i for i, t in enumerate(sorted({"steps", *also, *tracks}, key=_place))}
         self.lanes: dict[tuple[int, str], list[_Lane]] = {}
         self.zero = self._zero()
@@ -297,17 +298,19 @@ class _Writer:
         rows: list[_Event] = [("steps", f"step {step}", "step", began, began + wall, None)]
         rows += self.db.execute("SELECT track, name, category, start_ns, stop_ns, flow FROM gpu_timeline WHERE step = ? AND rank = ?",
                                 (step, rank))
-        if len(rows) == 1 and _has_collectives(self.db):  # not profiled; only its collectives were told (machine.debug)
+        if len(rows) == 1 and _has(self.db, "collectives"):  # not profiled; only its collectives were told (machine.debug)
             rows += self.db.execute("SELECT 'comm', op, 'comm', asked_ns, ended_ns, NULL FROM collectives WHERE step = ? AND rank = ?",
                                     (step, rank))
         for track, name, _, start, stop, _ in rows:
             self._sound(step, rank, track, name, start, stop, session)
         rows = _handed_over(rows)
         rows.sort(key=lambda r: (self.index[r[0]], r[3], -r[4]))
+        calls = self._calls(step, rank)
         ends: dict[int, list[tuple[str, int, int, int]]] = {}
         for track, name, category, start, stop, flow in rows:
             tid = self._lane(rank, track, session.at(start), session.at(stop), f"step {step}, rank {rank}, {track}: {name}")
-            args = {"step": step, **(self._slower(step, rank) if track == "steps" else {})}
+            call = next((said for began, ended, said in calls if began <= start and stop <= ended), {})
+            args = {"step": step, **(self._slower(step, rank) if track == "steps" else call)}
             self._event({"ph": "X", "name": name, "cat": category, "pid": rank + 1, "tid": tid, "args": args}, session.at(start),
                         stop - start)
             if track == "comm":
@@ -319,6 +322,17 @@ class _Writer:
         memory = self.db.execute("SELECT arena, actual FROM memory WHERE step = ? AND rank = ? ORDER BY arena", (step, rank)).fetchall()
         if memory:
             self._event({"ph": "C", "name": "memory, bytes", "pid": rank + 1, "tid": 0, "args": dict(memory)}, session.at(began + length))
+
+    def _calls(self, step: int, rank: int) -> list[tuple[int, int, dict[str, object]]]:
+        """From when to when each Plan of the step ran, and what its launches say of it."""
+        if not _has(self.db, "calls"):
+            return []
+        found = []
+        for plan, shard, micro, start, stop in self.db.execute(
+                "SELECT plan, shard, micro, began_ns, ended_ns FROM calls WHERE step = ? AND rank = ? ORDER BY call", (step, rank)):
+            text = {"shard": shard, "microbatch": micro}
+            found.append((start, stop, {"plan": plan, **{name: n for name, n in text.items() if n is not None}}))
+        return found
 
     def _slower(self, step: int, rank: int) -> dict[str, str]:
         """What a step says of itself: its slowdown, and whether gaps in it may be judged."""
@@ -360,7 +374,7 @@ class _Writer:
 
     def _meet(self, step: int) -> None:
         """Arrows between ranks, of the collectives of a step whose clocks and slices are all there."""
-        if not _has_collectives(self.db):
+        if not _has(self.db, "collectives"):
             return
         met: dict[tuple[int, int, str], list[tuple[int, int, int]]] = {}
         for rank, group, call, op, asked, ended in self.db.execute(
@@ -385,9 +399,9 @@ class _Writer:
                 self._event({"ph": "f", "bp": "e", **both, "pid": rank + 1, "tid": ends[1]}, came)
 
 
-def _has_collectives(db: sqlite3.Connection) -> bool:
-    """Runs of older releases have no such table."""
-    return bool(db.execute("SELECT 1 FROM sqlite_master WHERE name = 'collectives'").fetchone())
+def _has(db: sqlite3.Connection, table: str) -> bool:
+    """Runs of one rank, and those of older releases, have no such table."""
+    return bool(db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone())
 
 
 def _slowdowns(db: sqlite3.Connection) -> dict[tuple[int, int], float]:

@@ -17,7 +17,7 @@ from alpha.comm.flight import Record
 from alpha.comm.world import World
 from alpha.errors import GraphError
 from alpha.graph.order import COMM
-from alpha.graph.plan import Plan
+from alpha.graph.plan import Plan, Step
 from alpha.profile.phases import PHASES
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
@@ -82,24 +82,42 @@ def rows(found: Sequence[Spent], step: int, rank: int, each: bool) -> Iterator[t
     yield from (("communication", row) for row in sums.values())
 
 
-class RankRecorder(Recorder):
-    """A recorder that also tells the collectives of each step interval, of one rank of many. For debugging, `each`: those of every step one
-    by one; `log`: called with the step, and with every collective as words."""
+def called(schedule: Sequence[Step], calls: Sequence[tuple[str, int, int]], step: int, rank: int) -> list[dict[str, Any]]:
+    """Rows of the table `calls`: which call of the schedule each Plan that ran was. calls: (name, start, stop) in the order in which they
+    ran. GraphError where the schedule has another Plan in that place."""
+    found = []
+    for number, (name, began, ended) in enumerate(calls):
+        call = schedule[number] if number < len(schedule) else None
+        if call is None or call.plan != name:
+            raise GraphError("a step ran another Plan than its schedule has", came=f"call {number} of step {step}: {name}",
+                             expected="nothing more" if call is None else call.plan)
+        found.append({"step": step, "rank": rank, "call": number, "plan": name, "shard": call.shard, "micro": call.micro,
+                      "began_ns": began, "ended_ns": ended})
+    return found
 
-    def __init__(self, store: Store, world: World) -> None:
+
+class RankRecorder(Recorder):
+    """A recorder that also tells the collectives of each step interval, of one rank of many, and of a profiled one which call of the rank's
+    `schedule` ran when. For debugging, `each`: both of every step, one by one; `log`: called with the step, and with every collective as
+    words."""
+
+    def __init__(self, store: Store, world: World, schedule: Sequence[Step]) -> None:
         super().__init__(store)
+        self._schedule = schedule
         self.each = False
         self.log: Callable[..., None] | None = None
         self._flights, self._first = world.flights, world.flights.written
         self._beside: list[tuple[int, int]] = []
         self._alone: list[tuple[int, int]] = []
         self._waits: list[tuple[int, int]] = []
+        self._calls: list[tuple[str, int, int]] = []
+        """Name of a Plan that ran, and from when to when."""
 
     def begin(self, step: int, *, profiled: bool = False, ahead: bool = False) -> None:
         """As of every recorder; the collectives of the interval before are told."""
         self._tell(last=True)
         self._first = self._flights.written
-        self._beside, self._alone, self._waits = [], [], []
+        self._beside, self._alone, self._waits, self._calls = [], [], [], []
         super().begin(step, profiled=profiled, ahead=ahead)
 
     def so_far(self) -> None:
@@ -116,6 +134,8 @@ class RankRecorder(Recorder):
         """As of every recorder. Without `waits` all launches ran on the computing thread, one after the other."""
         super().ran(plan, marks, waits, checked)
         self._waits += waits
+        times = [*marks, *(t for wait in waits for t in wait)] or [self.clock()]
+        self._calls.append((plan.name, min(times), max(times)))
         where = self._beside if waits else self._alone
         where += [(marks[2 * i], marks[2 * i + 1]) for i, x in enumerate(plan.launches) if x.stream == COMM]
 
@@ -133,3 +153,5 @@ class RankRecorder(Recorder):
             self.log(step, op=r.op, group=r.group, call=r.call, dtype=r.dtype, nbytes=r.nbytes, us=(r.finished - r.created) / 1e3,
                      source=r.source)  # type: ignore[misc]
         self.store.later(lambda: rows(spent(records, beside, waits, alone), step, rank, each))
+        for row in called(self._schedule, self._calls, step, rank) if each else ():
+            self.store.add("calls", row)

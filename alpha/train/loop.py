@@ -115,7 +115,7 @@ class Loop:
         self.role, self.plans = self.program.role(self.ranks.rank), self.program.plans_of(self.ranks.rank)
         self.replays = self.program.replays(self.ranks.rank)
         world = self.ranks.world
-        self.recorder = executor.recorder = RankRecorder(metrics, world) if world else Recorder(metrics)
+        self.recorder = executor.recorder = RankRecorder(metrics, world, self.role.schedule) if world else Recorder(metrics)
         self.stalls = Stalls(self.recorder.clock, beside=self.downloads is not None)
         self.step, self.sample_tokens, self.ended_by = 0, sampling.TOKENS, 0
         self.spots = PacedSpots(cfg.train.verify, cfg.run.seed, executor, self.ranks.rank, metrics)

@@ -9,7 +9,7 @@ from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.flops.executed import by_part
 from alpha.flops.v1 import ModelFlops
-from alpha.graph.plan import Program
+from alpha.graph.plan import Launch, Program
 from alpha.train.assemble import flops_for, known_tokenizer, program_for, threads_for
 from alpha.train.assemble import vocabulary as ids_of_model
 
@@ -50,13 +50,37 @@ class Planned:
         return sum(done for _, done in self.parts.values())
 
 
-def plan_run(cfg: Config, catalogue: Catalogue, vocabulary: int | None = None) -> Planned:
-    """Plan `cfg`. `vocabulary`: ids of the run's tokenizer where it exists; else the configured number is taken, and said so."""
+@dataclass(frozen=True)
+class Exchange:
+    """A collective of a step of rank 0: which Plan launches it, and with whose text (None: it reads none)."""
+
+    plan: str
+    shard: int | None
+    micro: int | None
+    launch: Launch
+
+    @property
+    def nbytes(self) -> int:
+        """Of the larger side: what a reduce_scatter takes, and an all_gather gives."""
+        return max((sum(r.type.nbytes for r in refs) for refs in (self.launch.ins, self.launch.outs)), default=0)
+
+
+def exchanges(program: Program) -> list[Exchange]:
+    """All collectives of one step of rank 0, in the order in which it issues them."""
+    plans = program.plans_of(0)
+    return [Exchange(call.plan, call.shard, call.micro, x) for call in program.schedule for x in plans[call.plan].launches
+            if "group" in x.attrs]
+
+
+def plan_run(cfg: Config, catalogue: Catalogue, vocabulary: int | None = None, ranks: int = 1) -> Planned:
+    """Plan `cfg`, of so many ranks.
+
+    `vocabulary`: ids of the run's tokenizer where it exists; else the configured number is taken, and said so."""
     known = known_tokenizer(cfg)
     vocabulary = vocabulary or (known.vocab_size if known else None)
     vocab = ids_of_model(cfg, vocabulary or (257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab))
     source = "of the run's tokenizer" if vocabulary else "as configured; a small corpus may give fewer"
-    program = program_for(cfg, vocab, catalogue, threads_for(cfg))
+    program = program_for(cfg, vocab, catalogue, threads_for(cfg, ranks), ranks)
     flops, tokens, arenas = flops_for(cfg, vocab), cfg.train.batch * cfg.data.sequence, program.arenas()
     return Planned(
         program=program, vocabulary=vocab, vocabulary_source=source,

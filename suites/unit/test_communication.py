@@ -21,7 +21,7 @@ from alpha.errors import AlphaError, CorruptError
 from alpha.gates.contracts.ranks.members import in_threads
 from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, batches_of, references
 from alpha.graph.order import COMM
-from alpha.graph.plan import Launch, Memory, Plan, Program, Ref
+from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Step
 from alpha.optim.update import adamw
 from alpha.parallel.data import DataParallel
 from alpha.passes.build import StepShape, build_program
@@ -29,7 +29,7 @@ from alpha.profile.schema import COMMUNICATION
 from alpha.profile.store import Store
 from alpha.report import runs as reading
 from alpha.train.catalogue import catalogue
-from alpha.train.communication import RankRecorder, rows, spent
+from alpha.train.communication import RankRecorder, called, rows, spent
 from alpha.types import TensorType
 
 
@@ -54,7 +54,7 @@ def test_exposed_and_overlapped_by_hand() -> None:
 def test_a_step_with_more_collectives_than_are_kept_is_refused(tmp_path: Path) -> None:
     def body(world: World) -> None:
         with Store(tmp_path / "metrics.sqlite", world.rank) as store:
-            recorder = RankRecorder(store, world)
+            recorder = RankRecorder(store, world, ())
             recorder.begin(0)
             for _ in range(RECORDS + 1):
                 collectives.barrier(world.group(WORLD))
@@ -72,7 +72,7 @@ def test_a_plan_that_ran_on_one_thread_hides_nothing(tmp_path: Path) -> None:
     def body(world: World) -> None:
         with Store(tmp_path / "metrics.sqlite", world.rank) as store:
             store.rewind(0)
-            recorder = RankRecorder(store, world)
+            recorder = RankRecorder(store, world, ())
             recorder.begin(0)
             start = recorder.clock()
             collectives.barrier(world.group(WORLD))
@@ -118,7 +118,7 @@ def steps(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch, n: in
         world.add_groups(program.groups)
         with CpuExecutor(program, catalogue(), world) as executor, Store(folder / f"{world.rank}.sqlite", world.rank) as store:
             store.rewind(0, 2)
-            executor.recorder = RankRecorder(store, world)
+            executor.recorder = RankRecorder(store, world, program.role(world.rank).schedule)
             for step in range(n):
                 executor.recorder.begin(step)
                 for call in program.role(world.rank).schedule:
@@ -188,3 +188,13 @@ def test_communication_that_cannot_be_is_refused(run: Path, change: str, words: 
         db.commit()
     with pytest.raises(CorruptError, match=f"(?s)step 7, rank 1.*{words}"):
         reading.load(run)
+
+
+def test_a_plan_that_ran_is_a_call_of_the_schedule() -> None:
+    schedule = (Step("micro_first", 3, 0), Step("micro_last", 3, 1), Step("update"))
+    ran = [("micro_first", 10, 20), ("micro_last", 25, 40), ("update", 41, 50)]
+    found = [(r["call"], r["plan"], r["shard"], r["micro"], r["began_ns"], r["ended_ns"]) for r in called(schedule, ran, 5, 1)]
+    assert found == [(0, "micro_first", 3, 0, 10, 20), (1, "micro_last", 3, 1, 25, 40), (2, "update", None, None, 41, 50)]
+    for other in (ran[1:], [*ran, ("update", 51, 52)]):
+        with pytest.raises(AlphaError, match="another Plan than its schedule"):
+            called(schedule, other, 5, 1)

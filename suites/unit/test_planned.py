@@ -133,3 +133,12 @@ def test_a_width_of_heads_that_no_kernel_of_the_gpu_takes_is_named_by_its_key(se
 def test_widths_that_a_kernel_takes_are_planned() -> None:
     for width in (64, 96, 128):
         plan_run(config.load(CONFIGS / "llama-1b.toml", [f"model.head_dim={width}", "model.layers=1"]), catalogue(), 512)
+
+
+def test_exchanges_of_many_ranks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", str(CONFIGS / "ranks.toml"), "--nproc", "4"]) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("exchange")]
+    text = [" ".join(words) for words in said]
+    assert len(text) == 10 and all("group dp, stream comm" in line for line in text)
+    assert sum("micro_last@1 (shard 1, microbatch 0)" in line for line in text) == 5 == sum("update (no text)" in line for line in text)
+    assert cli.main(["plan", str(DEMO)]) == 0 and "exchange" not in capsys.readouterr().out

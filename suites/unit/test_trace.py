@@ -391,3 +391,24 @@ def test_clocks_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match=r"(?s)clocks of two ranks do not fit.*rank 0 left it 320000 ns before rank 1 came"):
         trace.write(run, tmp_path / "t.json")
     assert not (tmp_path / "t.json").exists()
+
+
+def test_what_a_plan_launches_names_its_microbatch(run: Path, tmp_path: Path) -> None:
+    """Of step 4 of rank 0: two Plans with text and one without; the first product lies in the first, the second and third in the others."""
+    db = sqlite3.connect(run)
+    db.executescript(COMMUNICATION)
+    began = CLOCKS[0] + 4 * 10_000_001
+    for call, (plan, shard, micro, start) in enumerate((("micro_first@0", 2, 0, 0), ("micro_last@0", 2, 1, 3), ("update", None, None, 5))):
+        db.execute("INSERT INTO calls VALUES (4, 0, ?, ?, ?, ?, ?, ?)",
+                   (call, plan, shard, micro, began + start * 10**6, began + start * 10**6 + 2_000_000 + 1_000_000 * (call == 0)))
+    db.commit()
+    db.close()
+    trace.write(run, tmp_path / "t.json")
+    document = load(tmp_path / "t.json")
+    assert breaches(document) == []
+    mine = [e for e in of(document, "X") if e["pid"] == 1 and e["args"]["step"] == 4]
+    said = [e["args"] for e in sorted(mine, key=lambda e: float(e["ts"])) if e["name"] == "matmul" and e["cat"] == "forward"]
+    first, last = {"plan": "micro_first@0", "shard": 2, "microbatch": 0}, {"plan": "micro_last@0", "shard": 2, "microbatch": 1}
+    assert said == [{"step": 4, **words} for words in (first, last, {"plan": "update"}) for _ in range(4)]
+    assert [e["args"] for e in mine if e["cat"] == "comm"] == [{"step": 4, **first}] * 2
+    assert all("plan" not in e["args"] for e in of(document, "X") if e["pid"] == 2 or e["cat"] == "step")

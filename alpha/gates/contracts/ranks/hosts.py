@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -22,10 +24,12 @@ import numpy as np
 
 from alpha.comm import bridge as bridges
 from alpha.comm import collectives, handshake, line
+from alpha.comm import meet as meets
 from alpha.comm.bridge import Bridge, Host
 from alpha.comm.handshake import Door, knock
 from alpha.comm.line import Broken, Line
 from alpha.comm.meet import Across, Met, meet
+from alpha.comm.process import Served
 from alpha.comm.segment import Segment
 from alpha.comm.streams import NOBODY, Streams
 from alpha.comm.world import WORLD, World
@@ -598,17 +602,122 @@ def _false_doors(rng: np.random.Generator) -> Measured:
     return _measured(wrong, 13)
 
 
+class _Set(Served):
+    """A served clock that stands where it is set, ns."""
+
+    def look(self) -> int:
+        return self.ns
+
+
+@contextmanager
+def _lone_bridge(size: int, here: int) -> Iterator[tuple[Bridge, _Set, Segment]]:
+    """The bridge of the second of two hosts, whose `here` ranks are there, with a clock that stands; the first host has all others."""
+    segment, doors = Segment.create(size, here=range(size - here, size)), [Door(("127.0.0.1", 0), SECRET) for _ in range(2)]
+    for rank in segment.here:
+        segment.control.join(rank, os.getpid())
+    parts = (range(size - here), segment.here)
+    bridge = Bridge(segment, [Host("127.0.0.1", d.port, part) for d, part in zip(doors, parts)], 1, doors[1], SECRET, 1.0)
+    clock = bridge._served = _Set(os.getpid())
+    try:
+        yield bridge, clock, segment
+    finally:
+        bridge.close()
+        doors[0].close()
+        segment.close()
+
+
+def _limits(rng: np.random.Generator) -> Measured:
+    """A host is lost when its connection has been broken for BROKEN_S, or was never there for BROKEN_S + SILENCE_S, and not before. Its
+    ranks are named, one or several."""
+    wrong, counted = list[str](), 0
+    for size, named in ((2, "host 0 (rank 0, "), (3, "host 0 (ranks 0 to 1, "), (5, "host 0 (ranks 0 to 3, ")):
+        for broke, limit in ((True, bridges.BROKEN_S), (False, bridges.BROKEN_S + bridges.SILENCE_S)):
+            with _lone_bridge(size, 1) as (bridge, clock, segment):
+                link, start = bridge._links[0], 0
+                if broke:
+                    with closing(socket.socket()) as near:
+                        start = clock.ns = int(rng.integers(1 << 40))
+                        link.line = Line(handshake.Peer(near, 7), bridges._no_messages)
+                        bridge._break(link, "it was cut")
+                for seconds, lost in ((limit - 0.001, False), (limit + 0.001, True)):
+                    clock.ns, counted = start + int(1e9 * seconds), counted + 1
+                    bridge._look_for_silence()
+                    if segment.control.failed() != lost:
+                        wrong.append(f"a host {'broken' if broke else 'absent'} for {seconds:g} s is {'kept' if lost else 'lost'}")
+                wrong += [f"of {size - 1} ranks the host says {f.text}" for f in segment.control.failures() if named not in f.text]
+    return _measured(wrong, counted)
+
+
+def _told(rng: np.random.Generator) -> Measured:
+    """What ranks do is told when it is time to look at them, and once more before BYE, however early that comes; then nothing is."""
+    ends, wrong, said = Ends(), list[str](), list[tuple[int, int]]()
+    try:
+        bridge, segment = ends.bridges[0], ends.segments[0]
+        link = bridge._links[0]
+        assert link.line is not None
+        steps: tuple[tuple[str, Callable[[], object], bool, list[int]], ...] = (
+            ("a rank that joined, not looked at", lambda: segment.control.join(0, os.getpid()), False, []),
+            ("a rank that is looked at", lambda: None, True, [line.RECORD]),
+            ("a rank that did nothing", lambda: None, True, []),
+            ("a step, not looked at", lambda: segment.control.begin(0, int(rng.integers(1, 1000))), False, []),
+            ("a rank that left, not looked at", lambda: segment.control.leave(0), False, [line.RECORD]),
+            ("nobody, when all of it has gone out", lambda: None, False, [line.BYE]),
+            ("whoever said BYE", lambda: segment.control.begin(0, 2000), False, []))
+        for name, happens, look, expected in steps:
+            happens()
+            bridge._carry(link, look)
+            link.line.flush()
+            said.clear()
+            far = ends.bridges[1]._links[0].line
+            assert far is not None
+            far.read(lambda frame, body: said.append((frame.kind, frame.source)))
+            wrong += [] if [kind for kind, _ in said] == expected else [f"of {name} it says frames {said}, not {expected}"]
+    finally:
+        ends.close()
+    return _measured(wrong, len(steps))
+
+
+def _slow_line(rng: np.random.Generator) -> Measured:
+    """What a host is told when it meets the others comes whole, also where the connection takes a few KiB at a time and its reader is
+    late. Nobody who does not read holds up whoever speaks, and a connection that was spoken to waits for nothing afterwards."""
+    wrong, what = list[str](), {"places": [f"host {i} {int(rng.integers(1 << 60))}" for i in range(1500)]}
+    near, far = socket.socketpair()
+    with near, far:
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+        near.setblocking(False)
+        came = bytearray()
+
+        def late() -> None:
+            time.sleep(0.1)
+            far.settimeout(5.0)
+            try:
+                while not came.endswith(b"\n") and (more := far.recv(1 << 16)):
+                    came.extend(more)
+            except OSError:
+                pass
+
+        reader = threading.Thread(target=late)
+        reader.start()
+        meets._say(handshake.Peer(near, 7), what)
+        wrong += [] if near.gettimeout() == 0.0 else [f"whoever was spoken to waits {near.gettimeout()} s for each word"]
+        near.shutdown(socket.SHUT_WR)
+        reader.join()
+        wrong += [] if bytes(came) == json.dumps(what).encode() + b"\n" else [f"{len(came)} bytes came of a line to a slow host"]
+    return _measured(wrong, 2)
+
+
 # -- meeting -----------------------------------------------------------------------------------------------------------------------
 
 
 def _meeting(*hosts: tuple[int, int, int, bytes], deadline: float = 20.0) -> list[Met | Exception]:
-    """What each of these (number, hosts, ranks, secret) comes to, all at once on this machine."""
+    """What each of these (number, hosts, ranks, secret) comes to, all at once on this machine. Host 0 is the last to give up: the others
+    hear nothing until their own deadline."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
 
     def come(i: int) -> Met:
         number, count, ranks, secret = hosts[i]
-        met = meet(Across(number, count, "127.0.0.1", port, secret, 3 + i), ranks, i, 1000 + i, deadline)
+        met = meet(Across(number, count, "127.0.0.1", port, secret, 3 + i), ranks, i, 1000 + i, deadline if number else deadline + 1.0)
         met.door.close()
         return met
 
@@ -651,5 +760,6 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")), ("frames", _frames),
                                  ("unsound", _unsound),
-                                 ("handshakes", _handshakes), ("crowd", _crowd), ("false doors", _false_doors), ("not met", _not_met)]},
+                                 ("handshakes", _handshakes), ("crowd", _crowd), ("false doors", _false_doors), ("not met", _not_met),
+                                 ("limits", _limits), ("told", _told), ("slow line", _slow_line)]},
 }

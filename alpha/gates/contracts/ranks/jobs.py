@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import and_, or_
 from pathlib import Path
 from threading import Event, Timer
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from alpha.checkpoint import folders
 from alpha.checkpoint.disk import Disk
 from alpha.comm import collectives
 from alpha.comm.message import About
+from alpha.comm.segment import Segment
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import WORLD, World
 from alpha.component import Measured
@@ -122,6 +124,18 @@ def _honest(rng: np.random.Generator) -> Measured:
     found = {faulty(link, "none", rng) for _ in range(20)}
     link.segment.close()
     return _measured(sorted(found - {"none: nobody saw it"}), 20)
+
+
+def _numbers(rng: np.random.Generator) -> Measured:
+    """Groups are told apart by all 32 bits of their number: among many names each bit is both 0 and 1, and no two numbers are equal."""
+    found = list[int]()
+    for _ in range(16):
+        with World(Segment.create(1), 0) as world:
+            found += [world.add_group(f"group {int(rng.integers(1 << 60))}", [(0,)]).number for _ in range(3)]
+    every, some = reduce(and_, found), reduce(or_, found)
+    wrong = [] if (every, some) == (0, 0xFFFFFFFF) else [f"bits {every | ~some & 0xFFFFFFFF:#x} of {len(found)} numbers never differ"]
+    wrong += [] if len(set(found)) == len(found) else ["two groups have one number"]
+    return _measured(wrong, len(found))
 
 
 def at_channels(world: World, seed: int) -> Found:
@@ -657,7 +671,8 @@ def _not_again(rng: np.random.Generator) -> Measured:
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
-    "transport.shm": {"parity": [("both-ways", _both_ways), ("full", _full), ("channels", _job(at_channels, 2)), ("honest", _honest)],
+    "transport.shm": {"parity": [("both-ways", _both_ways), ("full", _full), ("channels", _job(at_channels, 2)), ("honest", _honest),
+                                 ("numbers", _numbers)],
                       "determinism": [("both-ways", _both_ways)], "faults": [(fault, _planted(fault)) for fault in FAULTS]},
     "watch.progress": {"parity": [("waited", _waited)], "determinism": [("named", _named)],
                        "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left)]},
