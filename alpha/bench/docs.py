@@ -17,6 +17,7 @@ from alpha.bench import record
 from alpha.bench.peer import ROOT
 from alpha.bench.step import OURS, REFERENCE, UNCAPTURED
 from alpha.errors import InputError
+from alpha.registry.evidence import reference_classes, shipped_root
 from alpha.registry.gpu import class_of_key
 
 REGION = re.compile(r"(<!-- bench:(\S+) -->\n)(.*?)(<!-- /bench -->)", re.S)
@@ -130,8 +131,9 @@ def training(records: Sequence[Record]) -> str:
 
 
 def headline(records: Sequence[Record]) -> str:
-    """One sentence for the top of README: the first recorded step that was held against PyTorch."""
-    for r in _named(records, "step-"):
+    """One sentence for the top of README: the first recorded step that was held against PyTorch, on a class whose evidence ships."""
+    proved = set(reference_classes(shipped_root()).values())
+    for r in _named([r for r in records if r["machine"] in proved], "step-"):
         ours, best = _row(r, OURS), _row(r, r["step"]["quoted"])
         if ours is not None and best is not None and best["ratio"][1] is not None:
             return (f"**{r['step']['run']} on one {_hardware(r)}: {ours['tokens_per_second']:,.0f} tokens/s, "

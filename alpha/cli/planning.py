@@ -67,7 +67,7 @@ def _plan(args: argparse.Namespace, cfg: Config, vocabulary: int | None, printer
                     f"lower bound {memory.lower:,}, unshared {memory.total:,})")  # fmt: skip
     for arena, n in plan.arenas.items():
         printer.say(f"arena        {n:20,} bytes {n / 2**30:10.3f} GiB  {arena}")
-    printer.say(f"peak         {plan.peak_bytes:20,} bytes {plan.peak_bytes / 2**30:10.3f} GiB  on the one device")
+    printer.say(f"peak         {plan.peak_bytes:20,} bytes {plan.peak_bytes / 2**30:10.3f} GiB  on {'the one device' if args.nproc == 1 else 'rank 0'}")
     for e in exchanges(program):
         x = e.launch
         text = "no text" if e.shard is None else f"shard {e.shard}, microbatch {e.micro}"

@@ -22,7 +22,7 @@ import fcntl
 import json
 import random
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -37,8 +37,8 @@ from alpha.cuda_runtime.compile import REPOSITORY, compile_all
 from alpha.errors import AlphaError
 from alpha.gates import audit, run
 from alpha.registry import policy
-from alpha.registry.evidence import local_root, save, shipped_root, write_atomic
-from alpha.registry.gpu import family, gpu_class, why_not_here
+from alpha.registry.evidence import local_root, reference_classes, save, shipped_root, write_atomic
+from alpha.registry.gpu import AnyClass, family, gpu_class, why_not_here
 from alpha.registry.history import History
 from alpha.registry.judge import BASELINE, NOT_RUN, Judgement
 from alpha.registry.record import Record
@@ -63,6 +63,7 @@ class Tally:
     declared: dict[str, int] = field(default_factory=dict)
     executed: dict[str, int] = field(default_factory=dict)
     first: dict[str, int] = field(default_factory=dict)
+    unseen: dict[str, int] = field(default_factory=dict)
     noisy: dict[str, int] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
     selected: set[str] = field(default_factory=set)
@@ -79,7 +80,7 @@ class Tally:
         """What another worker tells. All of them collect the same, so that is taken once; what they ran is added."""
         for gate, count in told["declared"].items():
             self.declared[gate] = max(count, self.declared.get(gate, 0))
-        for name in ("executed", "first", "noisy"):
+        for name in ("executed", "first", "unseen", "noisy"):
             counts = getattr(self, name)
             for gate, count in told[name].items():
                 counts[gate] = counts.get(gate, 0) + count
@@ -294,6 +295,17 @@ def measured(request: pytest.FixtureRequest) -> Measured:
 
 
 @pytest.fixture
+def unseen(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """What `sampled` tells of a gate without evidence on this class; the session's end says how many there were."""
+    counts = request.config.stash[_PLAN].unseen
+
+    def told(gate: str) -> None:
+        counts[gate] = counts.get(gate, 0) + 1
+
+    return told
+
+
+@pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """The session's seed, printed at its end."""
     request.config.stash[_PLAN].drawn = True
@@ -305,20 +317,28 @@ def drawn(component: Component, seed: int) -> str:
     return random.Random(f"{seed} {component.id}").choice(policy.owed(component))
 
 
-def sampled(component: Component, registry: Registry, seed: int) -> list[str]:
+def sampled(component: Component, registry: Registry, seed: int, unseen: Callable[[str], None] = lambda gate: None) -> list[str]:
     """One gate of a component, drawn from the seed: where it disagrees with the evidence; [] where it agrees.
 
     It is measured twice: from a fresh nonce, which must be satisfied as the evidence says, and from the nonce of this machine's own
     record, where there is one, which must repeat (audit.py). Without current evidence there is nothing to agree with: a disagreement.
+    Only where this class is none whose evidence ships, and has none of this gate, the fresh nonce decides; `unseen` is told the gate.
     """
     gate = drawn(component, seed)
     status = registry.status(component.id).gates[gate]
-    if not status.satisfied:
+    if not status.machine and not _ships(registry.machine_of(component)):
+        unseen(gate)
+    elif not status.satisfied:
         return [f"{gate}: {status.why}; `alpha gate run {component.id} --stale` supplies it"]
     judgement = run.measure(component, gate)[1]
     found = [] if judgement.satisfied else [f"{gate} from a fresh nonce: {judgement.verdict}: {'; '.join(judgement.reasons[:2])}"]
     recorded = audit.records(registry, component).get(gate)
     return found + ([f"{gate} from the record's nonce: {x}" for x in audit.again(component, recorded)] if recorded is not None else [])
+
+
+def _ships(machine: AnyClass | None) -> bool:
+    """Whether evidence of this class stands in the tree, all of it: it is one that REFERENCE names, or no class at all."""
+    return machine is None or machine.key in reference_classes(shipped_root()).values()
 
 
 def hopper() -> str:
@@ -359,6 +379,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         terminalreporter.write_line(f"seed of what is drawn at random: {plan.seed}")
     if plan.needs_gpu:
         terminalreporter.write_line(f"h100: {len(plan.needs_gpu & plan.ran)} executed of {len(plan.needs_gpu)} selected")
+    for gate, count in sorted(plan.unseen.items()):
+        terminalreporter.write_line(f"{gate}: {count} components have no evidence on this class of GPU; a fresh one was judged")
     for why in sorted(set(plan.not_run.values())):
         count = sum(w == why for w in plan.not_run.values())
         terminalreporter.write_line(f"NOT_RUN: {count} tests: {why}")

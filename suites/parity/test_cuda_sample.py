@@ -33,8 +33,8 @@ def registry() -> Registry:
 
 @pytest.mark.h100
 @pytest.mark.parametrize("component", [c.id for c in catalogue() if family(c) == "cuda"])
-def test_a_sample_agrees_with_the_evidence(component: str, seed: int) -> None:
-    assert plugin.sampled(catalogue()[component], registry(), seed) == []
+def test_a_sample_agrees_with_the_evidence(component: str, seed: int, unseen: Callable[[str], None]) -> None:
+    assert plugin.sampled(catalogue()[component], registry(), seed, unseen) == []
 
 
 # -- what the sample itself sees, on a kernel of the CPU ---------------------------------------------------------------------------------
@@ -76,8 +76,10 @@ def test_an_honest_component_agrees(root: Path, gate: str) -> None:
     assert sampled(root, gate) == ""
 
 
-def test_a_kernel_that_is_wrong_now_disagrees(root: Path) -> None:
-    def late(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
+def late() -> Component:
+    """The honest one, and a little too much of everything."""
+
+    def bind(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs) -> Callable[[], None]:
         honest = HONEST.implementation(cpu, ins, outs, attrs)
 
         def compute() -> None:
@@ -86,7 +88,11 @@ def test_a_kernel_that_is_wrong_now_disagrees(root: Path) -> None:
 
         return compute
 
-    output = sampled(root, "parity", replace(HONEST, implementation=late))
+    return replace(HONEST, implementation=bind)
+
+
+def test_a_kernel_that_is_wrong_now_disagrees(root: Path) -> None:
+    output = sampled(root, "parity", late())
     assert "from a fresh nonce: FAIL" in output and "from the record's nonce" in output
 
 
@@ -101,6 +107,17 @@ def test_a_record_that_does_not_repeat_disagrees(root: Path, tmp_path: Path) -> 
 
 def test_without_evidence_there_is_nothing_to_agree_with(tmp_path: Path) -> None:
     assert f"`alpha gate run {HONEST.id} --stale` supplies it" in sampled(tmp_path, "parity")
+
+
+def test_on_a_class_that_ships_no_evidence_a_fresh_measurement_decides(tmp_path: Path) -> None:
+    """So the first run on another model of GPU tells of its kernels; one that is wrong is still seen."""
+    seed, told = seed_of("parity"), list[str]()
+    with mock.patch.object(plugin, "reference_classes", lambda root: {}):
+        with mock.patch.object(subjects, "component_digests", lambda c, g, **_: component_digests(HONEST, g)):
+            registry = SameDigests(catalogue(), [tmp_path])
+            assert plugin.sampled(HONEST, registry, seed, told.append) == [] and told == ["parity"]
+            (found,) = plugin.sampled(late(), registry, seed)
+    assert found.startswith("parity from a fresh nonce: FAIL")
 
 
 def test_a_finite_difference_is_not_compared_between_processors(root: Path) -> None:

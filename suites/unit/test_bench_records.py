@@ -108,6 +108,14 @@ def test_regions_show_the_record(place: Path) -> None:
     assert readme.startswith("# It\n") and readme.endswith("More.\n") and "Not recorded" in readme  # the whole run is not
 
 
+def test_the_headline_is_of_a_class_whose_evidence_ships() -> None:
+    """A step recorded on another GPU stands in the tables alone, however fast."""
+    one = {"subject": "step-gpt2-124m", "machine": "cuda_sm90_H200", **body("0" * 40)}
+    other = {**one, **body("0" * 40, ns=1e7), "machine": "cuda_sm90_A-faster-one", "hardware": "NVIDIA A"}
+    assert docs.headline([other, one]) == docs.headline([one]) and "on one NVIDIA H200" in docs.headline([one])
+    assert "Not recorded" in docs.headline([other]) and "NVIDIA A" in docs.training([other])
+
+
 LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "ns": lambda b: b["step"]["rows"][0].update(ns=9e7),
     "tokens_per_second": lambda b: b["step"]["rows"][0].update(tokens_per_second=7e5),
