@@ -13,6 +13,7 @@ from rich.console import Console
 
 from alpha import config
 from alpha.config import Config
+from alpha.errors import ConfigError
 from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, NOT_RUN, PASS
 from alpha.train import rundir
 from alpha.train.home import at_home
@@ -63,3 +64,15 @@ def console_or(console: Console | None) -> Console:
 def coloured(verdict: str) -> str:
     """A verdict in rich's markup."""
     return f"[{_COLOUR[verdict]}]{verdict}[/]"
+
+
+def require_ranks(cfg: Config, ranks: int) -> None:
+    """ConfigError where the ranks do not share the logical shards evenly, or their back end has no collectives."""
+    if cfg.machine.backend != "cpu":
+        raise ConfigError("ranks are processes of the CPU so far", came=f"backend {cfg.machine.backend}, {ranks} ranks", expected="cpu",
+                          do="leave out --nproc: one rank runs on the GPU")  # fmt: skip
+    if ranks < 1 or cfg.train.shards % ranks:
+        fitting = [n for n in range(2, cfg.train.shards + 1) if cfg.train.shards % n == 0]
+        raise ConfigError("the ranks do not divide the logical shards", came=f"{ranks} ranks, train.shards = {cfg.train.shards}",
+                          expected=f"--nproc out of {', '.join(map(str, fitting))}" if fitting else "one rank",
+                          do="take such a number, or set train.shards; it is part of the numerics")  # fmt: skip

@@ -6,7 +6,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from alpha.cli.common import in_its_folder, load_source
+from alpha.cli.common import in_its_folder, load_source, require_ranks
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cuda_runtime import manifest
@@ -35,6 +35,8 @@ def cmd_plan(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace, cfg: Config, vocabulary: int | None, printer: Printer) -> int:
     """Print what a run of `cfg` would be; its paths are those of the working folder."""
+    if args.nproc != 1:
+        require_ranks(cfg, args.nproc)
     with printer.doing("building the program"):
         catalogue = loadable_catalogue()
         plan = _planned(cfg, catalogue, vocabulary, args.nproc)
@@ -67,7 +69,8 @@ def _plan(args: argparse.Namespace, cfg: Config, vocabulary: int | None, printer
                     f"lower bound {memory.lower:,}, unshared {memory.total:,})")  # fmt: skip
     for arena, n in plan.arenas.items():
         printer.say(f"arena        {n:20,} bytes {n / 2**30:10.3f} GiB  {arena}")
-    printer.say(f"peak         {plan.peak_bytes:20,} bytes {plan.peak_bytes / 2**30:10.3f} GiB  on {'the one device' if args.nproc == 1 else 'rank 0'}")
+    where = "the one device" if args.nproc == 1 else "rank 0"
+    printer.say(f"peak         {plan.peak_bytes:20,} bytes {plan.peak_bytes / 2**30:10.3f} GiB  on {where}")
     for e in exchanges(program):
         x = e.launch
         text = "no text" if e.shard is None else f"shard {e.shard}, microbatch {e.micro}"

@@ -14,11 +14,11 @@ from typing import Any
 
 from rich.console import Console
 
-from alpha.cli.common import load_source, shown, this_command
+from alpha.cli.common import load_source, require_ranks, shown, this_command
 from alpha.comm.meet import Across
 from alpha.comm.world import World
 from alpha.config import Config, Log
-from alpha.errors import ConfigError, InputError, MachineError
+from alpha.errors import InputError, MachineError
 from alpha.gates import run as gate_runs
 from alpha.registry import admission
 from alpha.registry.evidence import local_root
@@ -111,14 +111,14 @@ def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: 
                          expected="none of --nproc, --restarts and --hosts", do="leave them out, or unset RANK and WORLD_SIZE")
     if place.size == 1:
         return _session(args, cfg, resume, args.at)
-    _require_ranks(cfg, place.size)
+    require_ranks(cfg, place.size)
     with trackers(cfg.log if place.rank == 0 else Log(), partial(_report, args.command)) as made, launch.join(place) as world:
         return _session(args, cfg, resume, args.at, world, made)
 
 
 def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made: Made, across: Across | None) -> int:
     """Start the ranks here, and again where some are lost."""
-    _require_ranks(cfg, args.nproc * args.hosts)
+    require_ranks(cfg, args.nproc * args.hosts)
     fewest = args.nproc if args.fewest is None else args.fewest
     if args.restarts < 0 or not (1 if across else 2) <= fewest <= args.nproc or (across and fewest != args.nproc):
         raise InputError("a job is started again a number of times, with ranks that there are",
@@ -148,18 +148,6 @@ def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made
 
 def _report(command: str, text: str) -> None:
     print(f"alpha {command}: {text}", file=sys.stderr, flush=True)
-
-
-def _require_ranks(cfg: Config, ranks: int) -> None:
-    """ConfigError where the ranks do not share the logical shards evenly, or their back end has no collectives."""
-    if cfg.machine.backend != "cpu":
-        raise ConfigError("ranks are processes of the CPU so far", came=f"backend {cfg.machine.backend}, {ranks} ranks", expected="cpu",
-                          do="leave out --nproc: one rank runs on the GPU")  # fmt: skip
-    if ranks < 1 or cfg.train.shards % ranks:
-        fitting = [n for n in range(2, cfg.train.shards + 1) if cfg.train.shards % n == 0]
-        raise ConfigError("the ranks do not divide the logical shards", came=f"{ranks} ranks, train.shards = {cfg.train.shards}",
-                          expected=f"--nproc out of {', '.join(map(str, fitting))}" if fitting else "one rank",
-                          do="take such a number, or set train.shards; it is part of the numerics")  # fmt: skip
 
 
 def _next(printer: Printer, outcome: Outcome, command: str) -> None:

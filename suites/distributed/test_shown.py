@@ -80,8 +80,8 @@ def test_one_trace_of_all_ranks_on_one_clock(runs: Path, tmp_path: Path) -> None
 
 
 def test_a_trace_says_whose_text_each_launch_and_exchange_ran_with(runs: Path, tmp_path: Path) -> None:
-    """Four ranks have a shard of the text each, so a rank's exchanges beside backward say its own one. What ranks agree on between two Plans
-    is of no Plan, and the update reads no text."""
+    """Four ranks have a shard of the text each, so a rank's exchanges beside backward say its own one. What ranks agree on between two
+    Plans is of no Plan, and the update reads no text."""
     trace.write(runs / "four" / "metrics.sqlite", tmp_path / "t.json")
     events = [e for e in load_trace(tmp_path / "t.json")["traceEvents"] if e["ph"] == "X"]
     with closing(sqlite3.connect(runs / "four" / "metrics.sqlite")) as db:
@@ -91,7 +91,7 @@ def test_a_trace_says_whose_text_each_launch_and_exchange_ran_with(runs: Path, t
     assert {plan for _, _, plan, shard, _ in calls if shard is None} >= {"update"}
     comm = [e for e in events if e["cat"] == "comm"]
     assert {e["args"].get("plan") for e in comm if e["name"] == "comm"} == {None}
-    reduced = {(e["name"], e["pid"] - 1, e["args"]["plan"], e["args"]["shard"], e["args"]["microbatch"]) for e in comm if e["name"] != "comm"}
+    reduced = {(e["name"], e["pid"] - 1, *(e["args"][key] for key in ("plan", "shard", "microbatch"))) for e in comm if e["name"] != "comm"}
     assert reduced == {("all_reduce", rank, "micro_last@0", rank, 0) for rank in range(4)}
     update = [e["args"] for e in events if e["args"].get("plan") == "update"]
     assert update and not any({"shard", "microbatch"} & args.keys() for args in update)

@@ -28,11 +28,8 @@ from types import TracebackType
 from typing import Any
 
 import warm
+from warm import CLONE_NEWNET, ETC, NETNS
 
-NETNS, ETC = Path("/run/netns"), Path("/etc/netns")
-"""Where ip-netns(8) keeps namespaces, and files that those have in place of /etc's."""
-CLONE_NEWNET = 0x40000000
-"""<sched.h>."""
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
 """<linux/if_tun.h>."""
 MTU = 1500

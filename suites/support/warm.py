@@ -272,6 +272,8 @@ def _text(fd: int, was: Any) -> io.TextIOWrapper:
 
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 """<sched.h>."""
+NETNS, ETC = Path("/run/netns"), Path("/etc/netns")
+"""Where ip-netns(8) keeps namespaces, and files that those have in place of /etc's."""
 MS_BIND, MS_REC, MS_SLAVE, MNT_DETACH = 0x1000, 0x4000, 1 << 19, 2
 """<sys/mount.h>."""
 
@@ -284,13 +286,13 @@ def _enter(namespace: str) -> None:
         if code:
             raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 
-    with open(f"/run/netns/{namespace}", "rb") as file:
+    with open(NETNS / namespace, "rb") as file:
         done(libc.setns(file.fileno(), CLONE_NEWNET), "setns")
     done(libc.unshare(CLONE_NEWNS), "unshare")
     done(libc.mount(b"", b"/", b"none", ctypes.c_ulong(MS_SLAVE | MS_REC), None), "mounts of its own")
     libc.umount2(b"/sys", MNT_DETACH)  # where none is mounted there is none to be taken away
     done(libc.mount(namespace.encode(), b"/sys", b"sysfs", ctypes.c_ulong(0), None), "mount /sys")
-    for path in Path("/etc/netns", namespace).glob("*"):
+    for path in (ETC / namespace).glob("*"):
         done(libc.mount(bytes(path), bytes(Path("/etc", path.name)), b"none", ctypes.c_ulong(MS_BIND), None), f"mount {path}")
 
 

@@ -142,3 +142,11 @@ def test_exchanges_of_many_ranks_are_listed(capsys: pytest.CaptureFixture[str]) 
     assert len(text) == 10 and all("group dp, stream comm" in line for line in text)
     assert sum("micro_last@1 (shard 1, microbatch 0)" in line for line in text) == 5 == sum("update (no text)" in line for line in text)
     assert cli.main(["plan", str(DEMO)]) == 0 and "exchange" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "ranks", "words"), [
+    ("plan", "0", "0 ranks"), ("plan", "-2", "-2 ranks"), ("plan", "3", "--nproc out of 2"), ("gate", "0", "0 ranks")])  # fmt: skip
+def test_ranks_that_training_refuses_are_refused_before(command: str, ranks: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = str(CONFIGS / "ranks.toml")
+    asked = {"plan": ["plan", source], "gate": ["gate", "run", "--for", source]}[command]
+    assert cli.main([*asked, "--nproc", ranks]) == 2 and words in capsys.readouterr().err

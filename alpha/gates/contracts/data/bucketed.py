@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from alpha.component import Measured
 from alpha.data import bucketed, packing, shards
 from alpha.data.sampler import PermutedSampler
 from alpha.errors import InputError
-from alpha.gates.contracts.data.packing import document_stream, drawn_sizes
+from alpha.gates.contracts.data.packing import digest_of_steps, document_stream, drawn_sizes, go_on, share_the_batch
 from alpha.gates.contracts.data.sampler import reference_window
 from alpha.gates.contracts.data.support import Cases, Count, folder, same_everywhere
 
@@ -130,29 +128,14 @@ def _ranks_share_the_batch(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
         stream, seed = document_stream(root, drawn_sizes(rng, 300, 20.0)), int(rng.integers(1 << 32))
-        made = _make(stream, 32, 24, seed, 3)
-        for step in (0, *rng.integers(1, 500, 4).tolist()):
-            whole = made.batch(step, documents=True)
-            for ranks, micros in ((2, 1), (3, 4), (8, 1), (24, 1), (1, 24)):
-                each = [_make(stream, 32, 24, seed, 3) for _ in range(ranks)]
-                parts = [each[r].batch(step, r, ranks, micro=m, n_micro=micros, documents=True)
-                         for r in range(ranks) for m in range(micros)]
-                for name in ("inputs_bT", "targets_bT", "documents_bT", "samples_b"):
-                    same = np.array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
-                    count.check(same, f"{name} of {ranks} ranks, {micros} microbatches, step {step}")
+        share_the_batch(count, lambda: _make(stream, 32, 24, seed, 3), rng)
     return count.measured()
 
 
 def steps_digest(data: bytes) -> str:
     """Hash of what a few steps see (also called in a fresh process)."""
-    digest = hashlib.sha256()
     with folder() as root:
-        made = _make(document_stream(root, [1 + data[i % len(data)] for i in range(90)]), 50, 8, data[0], 3)
-        for step in (0, 1, 30, 10_000):
-            batch = made.batch(step, documents=True)
-            assert batch.documents_bT is not None
-            digest.update(batch.inputs_bT.tobytes() + batch.targets_bT.tobytes() + batch.documents_bT.tobytes())
-    return f"{made.hash} {digest.hexdigest()}"
+        return digest_of_steps(_make(document_stream(root, [1 + data[i % len(data)] for i in range(90)]), 50, 8, data[0], 3))
 
 
 def _same_everywhere(rng: np.random.Generator) -> Measured:
@@ -164,15 +147,7 @@ def _resume(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
         stream = document_stream(root, drawn_sizes(rng, 90, 20.0))
-        running = _make(stream, 32, 8, 3)
-        uninterrupted = [running.batch(step).targets_bT for step in range(30)]
-        for stop, ranks in zip(range(30), (1, 2, 4, 8) * 8):
-            resumed = _make(stream, 32, 8, 3)
-            for step in range(stop, min(stop + 6, 30)):
-                came = np.concatenate([resumed.batch(step, rank, ranks).targets_bT for rank in range(ranks)])
-                count.check(np.array_equal(came, uninterrupted[step]), f"resumed at {stop} with {ranks} ranks: step {step}")
-        for step in rng.permutation(30).tolist():
-            count.check(np.array_equal(running.batch(step).targets_bT, uninterrupted[step]), f"step {step} asked again")
+        go_on(count, lambda: _make(stream, 32, 8, 3), range(30), 30, 6, rng)
     return count.measured()
 
 

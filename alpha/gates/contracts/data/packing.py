@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -162,30 +164,55 @@ def _waste(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
+def share_the_batch(count: Count, anew: Callable[[], PermutedSampler], rng: np.random.Generator) -> None:
+    """Parts that ranks read, each from a sampler made anew, are together the one batch of 24: several numbers of ranks and microbatches."""
+    made = anew()
+    for step in (0, *rng.integers(1, 500, 4).tolist()):
+        whole = made.batch(step, documents=True)
+        for ranks, micros in ((2, 1), (3, 4), (8, 1), (24, 1), (1, 24)):
+            each = [anew() for _ in range(ranks)]
+            parts = [each[r].batch(step, r, ranks, micro=m, n_micro=micros, documents=True) for r in range(ranks) for m in range(micros)]
+            for name in ("inputs_bT", "targets_bT", "documents_bT", "samples_b"):
+                same = np.array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
+                count.check(same, f"{name} of {ranks} ranks, {micros} microbatches, step {step}")
+
+
+def digest_of_steps(made: PermutedSampler) -> str:
+    """Hash of a sampler, and of what a few of its steps see."""
+    digest = hashlib.sha256()
+    for step in (0, 1, 30, 10_000):
+        batch = made.batch(step, documents=True)
+        assert batch.documents_bT is not None
+        digest.update(batch.inputs_bT.tobytes() + batch.targets_bT.tobytes() + batch.documents_bT.tobytes())
+    return f"{made.hash} {digest.hexdigest()}"
+
+
+def go_on(count: Count, anew: Callable[[], PermutedSampler], stops: Iterable[int], end: int, ahead: int, rng: np.random.Generator) -> None:
+    """A sampler made anew at each of `stops`, by 1, 2, 4 or 8 ranks in turn, sees up to `ahead` steps before `end` as an uninterrupted one
+    did, which sees them again in any order."""
+    running = anew()
+    uninterrupted = [running.batch(step).targets_bT for step in range(end)]
+    for stop, ranks in zip(stops, itertools.cycle((1, 2, 4, 8))):
+        resumed = anew()
+        for step in range(stop, min(stop + ahead, end)):
+            came = np.concatenate([resumed.batch(step, rank, ranks).targets_bT for rank in range(ranks)])
+            count.check(np.array_equal(came, uninterrupted[step]), f"resumed at {stop} with {ranks} ranks: step {step}")
+    for step in rng.permutation(end).tolist():
+        count.check(np.array_equal(running.batch(step).targets_bT, uninterrupted[step]), f"step {step} asked again")
+
+
 def _ranks_share_the_batch(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
-        made = _make(document_stream(root, drawn_sizes(rng, 200, 20.0)), 32, 24, int(rng.integers(1 << 32)))
-        for step in (0, *rng.integers(1, 500, 4).tolist()):
-            whole = made.batch(step, documents=True)
-            for ranks, micros in ((2, 1), (3, 4), (8, 1), (24, 1), (1, 24)):
-                parts = [made.batch(step, r, ranks, micro=m, n_micro=micros, documents=True) for r in range(ranks) for m in range(micros)]
-                for name in ("inputs_bT", "targets_bT", "documents_bT", "samples_b"):
-                    same = np.array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
-                    count.check(same, f"{name} of {ranks} ranks, {micros} microbatches, step {step}")
+        stream, seed = document_stream(root, drawn_sizes(rng, 200, 20.0)), int(rng.integers(1 << 32))
+        share_the_batch(count, lambda: _make(stream, 32, 24, seed), rng)
     return count.measured()
 
 
 def steps_digest(data: bytes) -> str:
     """Hash of what a few steps see (also called in a fresh process)."""
-    digest = hashlib.sha256()
     with folder() as root:
-        made = _make(document_stream(root, [1 + data[i % len(data)] for i in range(90)]), 50, 8, data[0])
-        for step in (0, 1, 30, 10_000):
-            batch = made.batch(step, documents=True)
-            assert batch.documents_bT is not None
-            digest.update(batch.inputs_bT.tobytes() + batch.targets_bT.tobytes() + batch.documents_bT.tobytes())
-    return f"{made.hash} {digest.hexdigest()}"
+        return digest_of_steps(_make(document_stream(root, [1 + data[i % len(data)] for i in range(90)]), 50, 8, data[0]))
 
 
 def _same_everywhere(rng: np.random.Generator) -> Measured:
@@ -197,15 +224,7 @@ def _resume(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
         stream = document_stream(root, drawn_sizes(rng, 60, 20.0))
-        running = _make(stream, 32, 8, 3)
-        uninterrupted = [running.batch(step).targets_bT for step in range(20)]
-        for stop, ranks in zip(rng.integers(0, 20, 4).tolist(), (1, 2, 4, 8)):
-            resumed = _make(stream, 32, 8, 3)
-            for step in range(stop, 20):
-                came = np.concatenate([resumed.batch(step, rank, ranks).targets_bT for rank in range(ranks)])
-                count.check(np.array_equal(came, uninterrupted[step]), f"resumed at {stop} with {ranks} ranks: step {step}")
-        for step in rng.permutation(20).tolist():
-            count.check(np.array_equal(running.batch(step).targets_bT, uninterrupted[step]), f"step {step} asked again")
+        go_on(count, lambda: _make(stream, 32, 8, 3), rng.integers(0, 20, 4).tolist(), 20, 20, rng)
     return count.measured()
 
 
