@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
+from math import sqrt
+from statistics import fmean, median, variance
 
 from alpha.profile.noise import WARM_UP
 
@@ -94,20 +95,37 @@ class Stalls:
     @property
     def measured_ns(self) -> list[int]:
         """What each save added to the steps from it to the next one: what they waited, and beside steps of a device what those took longer
-        than usual ones. Saves beside steps with which no usual one can be compared are left out."""
+        than the mean usual one. Steps are skewed, so that a sum of them exceeds as many medians. Saves beside steps with which no usual one
+        can be compared are left out."""
         if not self.beside:
             return list(self.waits_ns)
-        usual = {ahead: round(median(steps)) for ahead, steps in self.quiet.items() if steps}
-        return [waited + sum(ns - usual[ahead] for ahead, ns in steps) for waited, steps in zip(self.waits_ns, self.under_way)
+        usual = {ahead: fmean(steps) for ahead, steps in self.quiet.items() if steps}
+        return [waited + round(sum(ns - usual[ahead] for ahead, ns in steps)) for waited, steps in zip(self.waits_ns, self.under_way)
                 if all(ahead in usual for ahead, _ in steps)]
 
+    @property
+    def spread_ns(self) -> float | None:
+        """Twice the standard error of the mean of `measured_ns`: of the saves, and of the usual steps that they are compared with. None of
+        fewer than two saves."""
+        added = self.measured_ns
+        if len(added) < 2:
+            return None
+        square = variance(added) / len(added)
+        for ahead, steps in self.quiet.items():
+            compared = sum(a == ahead for save in self.under_way for a, _ in save) / len(self.under_way) if self.beside else 0.0
+            if compared and len(steps) > 1:
+                square += compared**2 * variance(steps) / len(steps)
+        return 2.0 * sqrt(square)
+
     def facts(self) -> dict[str, int]:
-        """For the run's metadata: what is foretold, and beside steps of a device what was measured (median)."""
+        """For the run's metadata: what is foretold, and beside steps of a device the mean of what was measured, with its `spread_ns`."""
         found = {} if self.foretold_ns is None else {"save_foretold_ns": self.foretold_ns}
         if self.beside and self.copy_ns is not None:
             found["save_copy_ns"] = self.copy_ns
             if self.measured_ns:
-                found["save_measured_ns"] = round(median(self.measured_ns))
+                found["save_measured_ns"] = round(fmean(self.measured_ns))
+            if self.spread_ns is not None:
+                found["save_spread_ns"] = round(self.spread_ns)
         return found
 
     def before(self) -> str:
@@ -131,8 +149,9 @@ class Stalls:
         rehearsed or made."""
         if self.foretold_ns is None or not self.measured_ns or not step_ns > 0:
             return ""
-        took = float(median(self.measured_ns))
+        took, spread = fmean(self.measured_ns), self.spread_ns
         share = took / step_ns
         return (f"{len(self.measured_ns)} with steps behind: {self.foretold_ns / 1e6:,.1f} ms foretold, {took / 1e6:,.1f} ms measured "
-                f"(median), {self.foretold_ns / step_ns:.1%} and {share:.1%} of a mean step"
+                + (f"(mean, give or take {spread / 1e6:,.1f} ms), " if spread is not None else "(one), ")
+                + f"{self.foretold_ns / step_ns:.1%} and {share:.1%} of a mean step"
                 + (f"; {share - LINE:.1%} above the line of {LINE:.0%}" if share > LINE else ""))

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -302,15 +303,23 @@ def test_what_is_foretold_beside_steps_and_what_is_measured() -> None:
         took(2)  # not hidden behind microbatches
     stepped(31, 26, saving=True)
     assert made.measured_ns == [7 * MS, 2 * MS + 6 * MS + MS] and made.at_first() == ""
-    assert made.facts() == {"save_foretold_ns": 6 * MS, "save_copy_ns": 30 * MS, "save_measured_ns": 8 * MS}
-    assert made.after(100 * MS) == ("2 with steps behind: 6.0 ms foretold, 8.0 ms measured (median), 6.0% and 8.0% of a mean step; "
-                                    "6.0% above the line of 2%")
+    spread = 2 * sqrt((1.0 + 1.0) / 2 + 1.5**2 * (1 + 1 + 0 + 0) / 3 / 4) * MS  # two saves, 1.5 steps beside one, four usual steps
+    assert made.spread_ns == pytest.approx(spread) and made.spread_ns > 2 * MS
+    assert made.facts() == {"save_foretold_ns": 6 * MS, "save_copy_ns": 30 * MS, "save_measured_ns": 8 * MS, "save_spread_ns": round(spread)}
+    assert made.after(100 * MS) == ("2 with steps behind: 6.0 ms foretold, 8.0 ms measured (mean, give or take 2.3 ms), 6.0% and 8.0% of a "
+                                    "mean step; 6.0% above the line of 2%")
     made.save()
     stepped(34, ahead=False, saving=True)  # behind a validation
     stepped(26, saving=True)
     assert len(made.measured_ns) == 2  # no usual step like it has been seen
     stepped(28, 28, ahead=False)
     assert made.measured_ns[2:] == [6 * MS + MS] and made.foretold_ns == 6 * MS
+    stepped(*[25] * 95, 345)  # one of 100 usual steps is slow: the mean 28.2, the median 25
+    made.save()
+    stepped(*[28] * 20, 32, saving=True)
+    added = (20 * 28 + 32 - 21 * 28.2) * MS
+    assert made.measured_ns[-1] == pytest.approx(added, abs=1), "skewed steps are held against their median"
+    assert made.foretold_ns == 6 * MS
     made.microbatches = [40 * MS]
     assert made.foretold_ns == 0  # all of it fits
     made.host_ns = 70 * MS
