@@ -287,13 +287,9 @@ def test_products_and_attention_are_shown_by_shape() -> None:
     assert "| 1 x 32 x 16384 x 128 | - | - | 500 (1.10) | - |" in text
 
 
-STILL_DIRTY = {"gpt2-124m-h200-pair"}
-"""Reports that were made before, from changed code. A new one leaves the set; none enters it."""
-
-
 def test_reports_come_from_clean_commits() -> None:
     dirty = {p.parent.name for p in (ROOT / "reports").glob("*/report.md") if "+changes" in p.read_text()}
-    assert dirty <= STILL_DIRTY, f"made from changed code: {sorted(dirty - STILL_DIRTY)}"
+    assert not dirty, f"made from changed code: {sorted(dirty)}"
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------------------------

@@ -19,14 +19,12 @@ from alpha.train.planned import plan_run
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text()
 TEXTS = "examples/torch_sources.py"
-UNMADE = "gpt2-124m-h200-pair"
-"""The report of runs on a text that nobody has kept; docs/benchmarks.md says so."""
 
 
 def run_file(record: dict[str, Any]) -> str:
     """The run file of a record of a step, `step-NAME`, or of a whole run on a GPU, `run-NAME`."""
     kind, _, name = record["subject"].partition("-")
-    return f"{name}.toml" if kind == "step" else f"{name}-{record['hardware'].split()[-1].lower()}.toml"
+    return f"{name}.toml" if kind == "step" else f"{name}-whole.toml"
 
 
 PATHS = sorted(path for kind in ("step", "run") for path in (ROOT / "baselines" / "bench").glob(f"cuda_*/{kind}-*.json"))
@@ -52,11 +50,8 @@ def test_a_figure_has_its_run_file(record: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("path", sorted(p for p in (ROOT / "reports").iterdir() if (p / "report.md").exists()), ids=lambda p: p.name)
 def test_a_report_has_its_run_file(path: Path) -> None:
-    """Or the docs say why there is none."""
-    if path.name == UNMADE:
-        assert f"`reports/{UNMADE}`" in BENCHMARKS
-    else:
-        assert (ROOT / "configs" / f"{path.name}.toml").exists()
+    """A pair of runs has one for both."""
+    assert (ROOT / "configs" / f"{path.name.removesuffix('-pair')}.toml").exists()
 
 
 def test_the_command_makes_the_text_of_the_run_files(tmp_path: Path) -> None:
@@ -86,6 +81,6 @@ def test_the_text_that_is_made_is_that_of_the_pinned_bits() -> None:
         sys.path.pop(0)
     log = (ROOT / "docs" / "log" / "structure.md").read_text()
     assert f"hash\n{torch_sources.SHA256[:16]})" in log and "steps 1 and 2 of GPT-2 are 0x1.5f5a8cp+3" in log
-    losses = (ROOT / "reports" / "gpt2-124m-h200" / "csv" / "loss.csv").read_text().splitlines()
+    losses = (ROOT / "reports" / "gpt2-124m-whole" / "csv" / "loss.csv").read_text().splitlines()
     (first,) = (line.split(",")[3] for line in losses if line.startswith("gpt2-124m,loss,0,"))
     assert float(first) == float.fromhex("0x1.5f5a8cp+3")
