@@ -31,7 +31,8 @@ def run(folder: Path, every: int, saves: int, batch: int) -> tuple[Loop, dict[in
     """The loop when it has ended, when each step began (ns), and what each took (ms)."""
     cfg = from_tables({
         "run": {"name": "slots", "out": str(folder)}, "model": {"family": "gpt", "layers": 12, "width": 768, "heads": 12},
-        "data": {"corpus": "stdlib", "tokenizer": "bpe", "vocab": 1024, "sample": 200_000, "sequence": 1024, "cache": str(folder / "cache")},
+        "data": {"corpus": "stdlib", "tokenizer": "bpe", "vocab": 1024, "sample": 200_000, "sequence": 1024,
+                 "cache": str(folder / "cache")},
         "train": {"steps": every * (saves + 1), "batch": batch, "precision": "bf16", "eval_every": 0, "checkpoint_every": every, "keep": 1,
                   "profile": 0, "verify": 0},
         "optim": {"lr": 6e-4, "warmup": 20}, "machine": {"backend": "cuda"}})  # fmt: skip
@@ -73,8 +74,8 @@ def main() -> int:
     print("| save | slot with it, ms | slot without, ms | added, ms |\n|---|---|---|---|")
     for start, (saving, without) in zip(starts, slots):
         print(f"| {start + BEFORE} | {saving:.2f} | {without:.2f} | {saving - without:+.2f} |")
-    print(f"a save adds {fmean(added):+.2f} ms, give or take {spread:.2f} (twice the standard error): {fmean(added) / step:+.2%}, give or take "
-          f"{spread / step:.2%} of a mean step")
+    print(f"a save adds {fmean(added):+.2f} ms, give or take {spread:.2f} (twice the standard error): "
+          f"{fmean(added) / step:+.2%}, give or take {spread / step:.2%} of a mean step")
     print(f"the run itself: {stalls.after(step * 1e6)}")
     slowest = sorted(((ms - step, s) for s, ms in took.items() if s >= 10), reverse=True)[:5]
     print("most over the mean, ms at step: " + ", ".join(f"{over:.1f} at {s}" for over, s in slowest))

@@ -305,7 +305,8 @@ def test_what_is_foretold_beside_steps_and_what_is_measured() -> None:
     assert made.measured_ns == [7 * MS, 2 * MS + 6 * MS + MS] and made.at_first() == ""
     spread = 2 * sqrt((1.0 + 1.0) / 2 + 1.5**2 * (1 + 1 + 0 + 0) / 3 / 4) * MS  # two saves, 1.5 steps beside one, four usual steps
     assert made.spread_ns == pytest.approx(spread) and made.spread_ns > 2 * MS
-    assert made.facts() == {"save_foretold_ns": 6 * MS, "save_copy_ns": 30 * MS, "save_measured_ns": 8 * MS, "save_spread_ns": round(spread)}
+    assert made.facts() == {"save_foretold_ns": 6 * MS, "save_copy_ns": 30 * MS, "save_measured_ns": 8 * MS,
+                            "save_spread_ns": round(spread)}
     assert made.after(100 * MS) == ("2 with steps behind: 6.0 ms foretold, 8.0 ms measured (mean, give or take 2.3 ms), 6.0% and 8.0% of a "
                                     "mean step; 6.0% above the line of 2%")
     made.save()
