@@ -16,6 +16,7 @@ from planted import planted
 
 import alpha
 from alpha.gates.adversarial import catches, cuda_plant, mutants, plant
+from alpha.gates.contracts.engine import contract_cases
 from alpha.registry.faults import Fault, load_faults
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
@@ -157,3 +158,24 @@ def test_faults_in_device_code_that_look_at_the_whole_device_run_alone(monkeypat
     assert [o.job.name for o in cuda_plant.run_all(faults, jobs, workers=5)] == ["0", "1", "2", "3", "4"]
     assert seen["1"] == {"1"} and seen["3"] == {"3"}
     assert any(len(together) > 1 for together in seen.values()), "the others would be seen one at a time too"
+
+
+FAULTY = "verify_program.text-missing"
+
+
+def test_cases_that_were_seen_to_fail_come_first() -> None:
+    """They alone are measured while they fail; where they pass, or one of them is gone, so are all the others."""
+    fault = next(f for f in load_faults(catalogue=catalogue()) if f.id == FAULTY)
+    component = catalogue()[fault.component]
+    names = [name for name, _ in contract_cases(component, fault.gate)]
+    whole = catches.job_of(fault, component)
+    (seen,) = plant.run_all([whole], workers=1)
+    first = catches._failed(catches.catch_of(fault, seen, {}, component))
+    assert first and len(seen.records[0][0].cases) > 2 * len(first) and set(first) <= set(names), "entries of several cases name the worst"
+    other = tuple(name for name in names if name not in first)[:1]
+    jobs = [replace(whole, first=first), replace(whole, first=other), replace(whole, first=(*first, "gone")),
+            replace(catches._unbroken(whole), first=other)]
+    outcomes = plant.run_all(jobs, workers=1)
+    everything = len(seen.records[0][0].cases)
+    assert [len(o.records[0][0].cases) for o in outcomes] == [len(first), everything, everything, everything]
+    assert [o.caught_by for o in outcomes] == [fault.gate] * 3 + [""]

@@ -106,7 +106,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
         elif fault.source:
             device.append(fault)
         else:
-            jobs.append(job_of(fault, catalogue[fault.component]))
+            jobs.append(replace(job_of(fault, catalogue[fault.component]), first=_failed(catch)))
 
     def finished(outcome: plant.Outcome) -> None:
         fault = by_name[outcome.job.name]
@@ -199,6 +199,12 @@ def job_of(fault: Fault, component: Component) -> plant.Job:
     source = Path(alpha.__file__).parent / fault.file
     limit = WHOLE if component.backend == "cuda" else TIMED if fault.gate in PINNED else plant.TIMEOUT
     return plant.Job(fault.id, ((fault.component, fault.gate),), fault.file, broken(fault, source.read_text(encoding="utf-8")), limit)
+
+
+def _failed(catch: Catch | None) -> tuple[str, ...]:
+    """Names of the cases that were seen to fail, the worst of each entry; they most likely will again."""
+    record = None if catch is None else catch.record
+    return () if record is None else tuple(str(case.get("worst") or case["name"]) for case in record.cases)
 
 
 def catch_of(fault: Fault, outcome: plant.Outcome, digests: dict[str, str], component: Component) -> Catch:
