@@ -1,4 +1,5 @@
-"""When a run on a device is looked at: spot checks move apart from a session's first step on, and leave a profiled step alone. Floor 6."""
+"""When a run on a device is looked at: spot checks move apart from a session's first step on, and leave alone a profiled step, and one
+behind which the device's clock is set. Floor 6."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ class PacedSpots(Spots):
     _before: tuple[int, int] | None = None
     """ns and components of a first checked step, until an unchecked one has said how long a step takes."""
 
+    _left = False
+    """Whether the last step was left without hashes so that the clock could be set."""
+
     def begin(self, step: int) -> None:
         """A step begins. What runs beside a profiled one is waited for: an instrument would take its kernels for those of the step."""
         if self.on and self._instrumented:
@@ -18,8 +22,11 @@ class PacedSpots(Spots):
         super().begin(step)
 
     def wrote(self, step: int) -> None:
-        """The update of `step` has just been handed over. Nothing is hashed behind a profiled step, so what follows begins without."""
-        if self.on and self._instrumented:
+        """The update of `step` has just been handed over. Nothing is hashed behind a profiled step, so what follows begins without; nor
+        where no step may be handed over ahead, for the device's clock is set on a stream with nothing on it, and until it was the device
+        waits for the host behind each step. Where a reason that stays forbids that, every second step is hashed."""
+        self._left = self._executor.digests.late and not self._executor.runs_ahead and not self._left
+        if self.on and (self._instrumented or self._left):
             self._hashes.clear()
         else:
             super().wrote(step)
