@@ -12,7 +12,7 @@ class PacedSpots(Spots):
     _before: tuple[int, int] | None = None
     """ns and components of a first checked step, until an unchecked one has said how long a step takes."""
 
-    _left = False
+    _unhashed = False
     """Whether the last step was left without hashes so that the clock could be set."""
 
     def begin(self, step: int) -> None:
@@ -25,8 +25,8 @@ class PacedSpots(Spots):
         """The update of `step` has just been handed over. Nothing is hashed behind a profiled step, so what follows begins without; nor
         where no step may be handed over ahead, for the device's clock is set on a stream with nothing on it, and until it was the device
         waits for the host behind each step. Where a reason that stays forbids that, every second step is hashed."""
-        self._left = self._executor.digests.late and not self._executor.runs_ahead and not self._left
-        if self.on and (self._instrumented or self._left):
+        self._unhashed = self._executor.digests.late and not self._executor.runs_ahead and not self._unhashed
+        if self.on and (self._instrumented or self._unhashed):
             self._hashes.clear()
         else:
             super().wrote(step)
