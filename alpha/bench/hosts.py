@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alpha.comm import collectives
+from alpha.comm.group import move
 from alpha.comm.message import About
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import WORLD, World
@@ -131,12 +132,14 @@ def _messages(world: World) -> Call:
 
     def send(x: np.ndarray) -> None:
         for i, at in enumerate(range(0, x.size, most)):
-            transport.send(other, about, i, x[at : at + most])
+            transport.send(other, about, i, x[at : at + most], kept=True)
+        transport.done(about)
 
     def receive(x: np.ndarray) -> None:
-        for i, at in enumerate(range(0, x.size, most)):
-            piece = x[at : at + most]
-            piece[...] = transport.receive(other, about, i, piece.size)
+        pieces = [x[at : at + most] for at in range(0, x.size, most)]
+        transport.expect(other, pieces)
+        for i, piece in enumerate(pieces):
+            move(transport.receive(other, about, i, piece.size), piece)
             transport.release(other)
 
     first, second = (send, receive) if world.rank == 0 else (receive, send)

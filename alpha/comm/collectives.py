@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alpha.comm.group import Call, Group
+from alpha.comm.group import Call, Group, move
 from alpha.errors import GraphError, ShapeError
 from alpha.ops.numerics import round_to
 from alpha.types import FLOATS, NUMPY
@@ -56,7 +56,7 @@ def reduce_scatter(group: Group, x: np.ndarray, out: np.ndarray, *, reduce: str 
         start = pieces[group.index].start
         for k, own in enumerate(blocks[group.index]):
             for j in call.others():
-                call.send(j, x[blocks[j][k]])
+                call.send(j, x[blocks[j][k]], kept=True)
             _total(call, x[own], out[own.start - start : own.stop - start])
 
 
@@ -67,12 +67,14 @@ def all_gather(group: Group, x: np.ndarray, out: np.ndarray, *, dtype: str = "",
     out, n = out.reshape(-1), group.size
     with group.call("all_gather", dtype, out.size, out.nbytes, algorithm=algorithm) as call:
         pieces = _even(out.size, n)
-        _copy(x.reshape(-1), out[pieces[group.index]])
+        move(x.reshape(-1), out[pieces[group.index]])
         if algorithm == "direct":
             blocks = [_blocks(call, out, p) for p in pieces]
+            for j in call.others():
+                call.expect(j, [out[block] for block in blocks[j]])
             for k, own in enumerate(blocks[group.index]):
                 for j in call.others():
-                    call.send(j, out[own])
+                    call.send(j, out[own], kept=True)
                 for j in call.others():
                     call.take(j, out[blocks[j][k]])
         elif algorithm == "ring":
@@ -91,13 +93,16 @@ def broadcast(group: Group, x: np.ndarray, out: np.ndarray, *, root: int, dtype:
     behind = (group.index - _member(group, "root", root)) % n
     parent, children = _FROM_ROOT[algorithm](behind, n)
     with group.call("broadcast", dtype, x.size, x.nbytes, algorithm=algorithm, place=root) as call:
-        for block in _blocks(call, out, slice(0, out.size)):
+        blocks = _blocks(call, out, slice(0, out.size))
+        if behind:
+            call.expect((parent + root) % n, [out[block] for block in blocks])
+        for block in blocks:
             if behind:
                 call.take((parent + root) % n, out[block])
             else:
-                _copy(x[block], out[block])
+                move(x[block], out[block])
             for child in children:
-                call.send((child + root) % n, out[block])
+                call.send((child + root) % n, out[block], kept=True)
 
 
 def reduce(group: Group, x: np.ndarray, out: np.ndarray, *, root: int, dtype: str = "") -> None:
@@ -122,7 +127,7 @@ def all_to_all(group: Group, x: np.ndarray, out: np.ndarray, *, dtype: str = "")
     x, out = x.reshape(-1), out.reshape(-1)
     with group.call("all_to_all", dtype, x.size, x.nbytes) as call:
         pieces = _even(x.size, group.size)
-        _copy(x[pieces[group.index]], out[pieces[group.index]])
+        move(x[pieces[group.index]], out[pieces[group.index]])
         blocks = [_blocks(call, x, p) for p in pieces]
         for k in range(len(blocks[0])):
             for j in call.others():
@@ -138,7 +143,7 @@ def send(group: Group, x: np.ndarray, *, to: int, dtype: str = "") -> None:
         raise GraphError("nobody sends to itself", came=f"member {to}", expected="another member")
     with group.call("send", dtype, x.size, x.nbytes, pair=(group.index, to)) as call:
         for block in _blocks(call, x, slice(0, x.size)):
-            call.send(to, x[block])
+            call.send(to, x[block], kept=True)
 
 
 def receive(group: Group, out: np.ndarray, *, source: int, dtype: str = "") -> None:
@@ -147,7 +152,9 @@ def receive(group: Group, out: np.ndarray, *, source: int, dtype: str = "") -> N
     if _member(group, "source", source) == group.index:
         raise GraphError("nobody receives from itself", came=f"member {source}", expected="another member")
     with group.call("send", dtype, out.size, out.nbytes, pair=(source, group.index)) as call:
-        for block in _blocks(call, out, slice(0, out.size)):
+        blocks = _blocks(call, out, slice(0, out.size))
+        call.expect(source, [out[block] for block in blocks])
+        for block in blocks:
             call.take(source, out[block])
 
 
@@ -187,12 +194,6 @@ def _checked(op: str, x: np.ndarray, out: np.ndarray, ratio: tuple[int, int], dt
     if reduce and (name not in _SUMMED or (reduce == "average" and name not in FLOATS)):
         raise ShapeError(f"{op}: no {reduce} of this type", came=name, expected="floats, or integers and reduce = 'sum'")
     return name
-
-
-def _copy(x: np.ndarray, out: np.ndarray) -> None:
-    """out = x, unless they are one array."""
-    if x.__array_interface__["data"] != out.__array_interface__["data"]:
-        out[...] = x
 
 
 def _member(group: Group, word: str, place: int) -> int:
@@ -298,7 +299,7 @@ def _halving(call: Call, x: np.ndarray, out: np.ndarray) -> None:
     starts, bits = _subtrees(group.size)
     mine = max(i for i, start in enumerate(starts) if start <= group.index)
     local, here = group.index - starts[mine], bits[mine]
-    _copy(x, out)
+    move(x, out)
     ranges = [slice(0, out.size)]  # before each halving, and after the last
     for k in range(here):
         low, high = _halves(ranges[-1])
@@ -379,7 +380,7 @@ def _receive_blocks(call: Call, source: int, out: np.ndarray, part: slice, *, ad
 
 def _ring(call: Call, x: np.ndarray, out: np.ndarray) -> None:
     """Sums around a ring, then the finished pieces around it once more: unordered."""
-    _copy(x, out)
+    move(x, out)
     pieces = _even(out.size, call.group.size)
     _ring_sums(call, out, pieces)
     _finish(call, out[pieces[call.group.index]])

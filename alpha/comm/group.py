@@ -58,7 +58,13 @@ class Group:
             record = self._recorder.create(self.number, number, op, dtype, nbytes, watch.step, self._place.source)
             watch.stopped(op)
             self._recorder.start(record)
-            yield Call(self, About(op, dtype, self.number, number, count, algorithm, reduce, place))
+            call = Call(self, About(op, dtype, self.number, number, count, algorithm, reduce, place))
+            try:
+                yield call
+                self.transport.done(call.about)
+            except BaseException:
+                self.transport.withdraw()
+                raise
             self._recorder.finish(record)
             watch.took(op, time.monotonic() - start)
         finally:
@@ -87,10 +93,15 @@ class Call:
         me, n = self.group.index, self.group.size
         return [(me + i) % n for i in range(1, n)]
 
-    def send(self, to: int, x: np.ndarray) -> None:
-        """One message: contiguous elements; they may be written again at once."""
-        self.group.transport.send(to, self.about, self._sent[to], x.view(np.uint8))
+    def send(self, to: int, x: np.ndarray, *, kept: bool = False) -> None:
+        """One message: contiguous elements; they may be written again at once. `kept`: they are not, before this call ends or the member
+        has answered."""
+        self.group.transport.send(to, self.about, self._sent[to], x.view(np.uint8), kept=kept)
         self._sent[to] += 1
+
+    def expect(self, source: int, outs: Sequence[np.ndarray | None]) -> None:
+        """The next messages of a member belong there (None: of one that is only read), which nobody reads or writes before they came."""
+        self.group.transport.expect(source, [None if out is None else out.view(np.uint8) for out in outs])
 
     def receive(self, source: int, like: np.ndarray) -> np.ndarray:
         """The next message of a member, of `like`'s size and type, to read until `release`."""
@@ -104,5 +115,11 @@ class Call:
 
     def take(self, source: int, out: np.ndarray) -> None:
         """The next message of a member into `out`."""
-        out[...] = self.receive(source, out)
+        move(self.receive(source, out), out)
         self.release(source)
+
+
+def move(x: np.ndarray, out: np.ndarray) -> None:
+    """out = x, unless they are one array."""
+    if x.__array_interface__["data"] != out.__array_interface__["data"]:
+        out[...] = x

@@ -436,13 +436,13 @@ def _framing(rng: np.random.Generator) -> Measured:
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     room, came, sent = memoryview(bytearray(1 << 16)), list[tuple[int, int, bytes]](), list[tuple[int, int, bytes]]()
-    out, back = (Line(handshake.Peer(end, 7), lambda frame: room[: frame.length]) for end in pair)
+    out, back = (Line(handshake.Peer(end, 7), lambda frame: (room[: line.SPACE], room[line.SPACE : frame.length])) for end in pair)
     try:
         for i in range(120):
             body = rng.bytes(int(rng.integers(line.SPACE, (600, 9000)[i % 2])))
             sent.append((line.DATA if rng.integers(2) else line.RECORD, i, body))
             if sent[-1][0] == line.DATA:
-                out.put_message(0, 0, 1, i, 0, memoryview(body))
+                out.put_message(0, 0, 1, i, 0, memoryview(body)[: line.SPACE], memoryview(body)[line.SPACE :])
             else:
                 out.put(line.RECORD, sequence=i, body=body)
         for _ in range(10_000):
