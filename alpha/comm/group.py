@@ -12,6 +12,7 @@ import numpy as np
 from alpha.comm.flight import FlightRecorder
 from alpha.comm.message import OPS, About
 from alpha.comm.rule import Rule
+from alpha.comm.shm import LENT_BYTES
 from alpha.comm.transport import Transport
 from alpha.comm.watch import Watch
 from alpha.errors import GraphError
@@ -120,6 +121,6 @@ class Call:
 
 
 def move(x: np.ndarray, out: np.ndarray) -> None:
-    """out = x, unless they are one array."""
-    if x.__array_interface__["data"] != out.__array_interface__["data"]:
+    """out = x. Where both are one array, a long one is left alone."""
+    if x.nbytes < LENT_BYTES or x.__array_interface__["data"] != out.__array_interface__["data"]:
         out[...] = x

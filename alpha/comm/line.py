@@ -106,12 +106,13 @@ class Line:
         in the core's cache. Broken for what no sound peer sends, and where it closed."""
         took = False
         while True:
-            rooms = self._missing() if self._frame is not None else [self._ahead[self._staged :]]
-            missing = sum(map(len, rooms)) if self._frame is not None else 0
-            if missing:
-                rooms.append(self._ahead)  # what comes next begins in the same call
+            missing, room = 0, self._ahead[self._staged :]
             try:
-                count = self.socket.recvmsg_into(rooms)[0]
+                if self._frame is None:
+                    count = self.socket.recv_into(room)
+                else:  # what comes next begins in the same call
+                    missing = len(self._body) + len(self._rest) - self._got
+                    count = self.socket.recvmsg_into([*self._missing(), room])[0]
             except BlockingIOError:
                 return took
             if not count:
@@ -123,7 +124,7 @@ class Line:
                 self._finish(take)
             self._staged += count - missing
             took |= self._unpack(take) or bool(missing)
-            if missing or (self._frame is None and count < len(rooms[-1])):
+            if missing or (self._frame is None and count < len(room)):
                 return took
 
     def _missing(self) -> list[memoryview]:
@@ -138,10 +139,14 @@ class Line:
             self._begin(ahead[at : at + HEAD_BYTES])
             at, self._got = at + HEAD_BYTES, 0
             for room in (self._body, self._rest):
-                got = min(len(room), end - at)
+                got = len(room)
+                if at + got > end:
+                    got = end - at
+                    room = room[:got]
                 if got:
-                    room[:got] = ahead[at : at + got]
-                    at, self._got = at + got, self._got + got
+                    room[:] = ahead[at : at + got]
+                    at += got
+                    self._got += got
             if self._got < len(self._body) + len(self._rest):
                 self._staged = 0
                 return took

@@ -57,7 +57,7 @@ class Elsewhere(Protocol):
         """The payload of a message belongs there, unless it has begun to come."""
 
     def came(self, sequence: int, nbytes: int) -> memoryview:
-        """Where the payload of a message lies that has come; asked once."""
+        """Where a payload of LENT_BYTES or more lies that has come; asked once."""
 
     def withdraw(self) -> None:
         """Of a call that failed: nothing is lent and nothing expected any more."""
@@ -160,7 +160,7 @@ class SharedMemory:
         expected = header(about, job=self._job, epoch=self._epoch, sender=self._members[source], sequence=sequence, chunk=chunk,
                           nbytes=nbytes)
         at, payload = ring.at[slot], ring.payloads[slot][:nbytes]
-        if ring.elsewhere is not None:
+        if ring.elsewhere is not None and nbytes >= LENT_BYTES:
             payload = np.frombuffer(ring.elsewhere.came(sequence, nbytes), np.uint8)
         came = ring.memory[at : at + HEADER.size]
         if came != expected:

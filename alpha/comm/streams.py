@@ -36,7 +36,7 @@ from alpha.comm.line import CREDIT, DATA, RESUME, Broken, Frame, Line
 from alpha.comm.message import SPACE, nbytes_of
 from alpha.comm.process import Served, process_state
 from alpha.comm.segment import RELEASED, Segment
-from alpha.comm.shm import in_order
+from alpha.comm.shm import LENT_BYTES, in_order
 from alpha.errors import RankError
 
 ASK = struct.Struct("<HHH")
@@ -191,9 +191,9 @@ class Lane:
             self.back.payloads.setdefault(sequence, out)
 
     def came(self, sequence: int, nbytes: int) -> memoryview:
-        """Where the payload of a message lies that has come."""
-        with self._all.lock:
-            return self.back.payloads.pop(sequence, None) or self.back.slot(sequence, nbytes)
+        """Where a payload of LENT_BYTES or more lies that has come; asked once. Nobody else has to do with it any more."""
+        found = self.back.payloads.pop(sequence, None)
+        return self.back.slot(sequence, nbytes) if found is None else found
 
     def withdraw(self) -> None:
         """Of a call that failed: nothing goes out from where it was lent any more, and nothing comes in where it was to belong. A
@@ -393,7 +393,7 @@ class Streams:
         room = 0 <= nbytes <= self._segment.payload_bytes
         if not room or sequence != stream.came[frame.channel] or sequence - ring.released[0] >= len(ring.slots):
             raise Broken("it sent a message that is not the next one")
-        payload = ring.payloads.get(sequence)
+        payload = ring.payloads.get(sequence) if nbytes >= LENT_BYTES else ring.slot(sequence, nbytes)
         if payload is None or len(payload) != nbytes:
             payload = ring.payloads[sequence] = ring.slot(sequence, nbytes)
         return ring.slots[sequence % len(ring.slots)][:SPACE], payload
