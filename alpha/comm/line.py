@@ -110,8 +110,8 @@ class Line:
             try:
                 if self._frame is None:
                     count = self.socket.recv_into(room)
-                else:  # what comes next begins in the same call
-                    missing = len(self._body) + len(self._rest) - self._got
+                else:  # and in the same call what comes next, up to where the next payload may begin
+                    missing, room = len(self._body) + len(self._rest) - self._got, room[: HEAD_BYTES + SPACE]
                     count = self.socket.recvmsg_into([*self._missing(), room])[0]
             except BlockingIOError:
                 return took
