@@ -124,13 +124,15 @@ class Line:
                 self._finish(take)
             self._staged += count - missing
             took |= self._unpack(take) or bool(missing)
-            if missing or (self._frame is None and count < len(room)):
+            if missing > _AHEAD or (self._frame is None and count - missing < len(room)):
                 return took
 
     def _missing(self) -> list[memoryview]:
         """Where the rest of the frame that is on its way in belongs."""
         behind = self._got - len(self._body)
-        return [self._rest[behind:]] if behind >= 0 else [self._body[self._got :], self._rest]
+        if behind >= 0:
+            return [self._rest[behind:]]
+        return [self._body[self._got :], self._rest] if self._rest else [self._body[self._got :]]
 
     def _unpack(self, take: Callable[[Frame, memoryview], None]) -> bool:
         """Frames out of what was read ahead; the rest of one that is longer is read straight to where it belongs."""

@@ -29,8 +29,11 @@ from alpha.comm.bridge import Bridge, Host
 from alpha.comm.handshake import Door, knock
 from alpha.comm.line import Broken, Line
 from alpha.comm.meet import Across, Met, meet
+from alpha.comm.message import HEADER, SPACE, About
+from alpha.comm.message import header as make_header
 from alpha.comm.process import Served
 from alpha.comm.segment import Segment
+from alpha.comm.shm import LENT_BYTES
 from alpha.comm.streams import NOBODY, Streams
 from alpha.comm.world import WORLD, World
 from alpha.component import Measured
@@ -77,6 +80,7 @@ def at_streams(world: World, seed: int, count: int, breaks: bool) -> Found:
         out = np.empty_like(x)
         if (world.rank + i) % 2:
             collectives.send(group, x, to=1 - world.rank)
+            x.fill(-1)  # it is the sender's again, whatever has to be sent again
         else:
             collectives.receive(group, out, source=1 - world.rank)
             wrong += [] if out.tobytes() == x.tobytes() else [f"message {i} of {n} elements came otherwise"]
@@ -88,6 +92,58 @@ def _streams(rng: np.random.Generator) -> Measured:
     """Through one connection, and through several that overtake each other."""
     return sound([partial(members().run, at_streams, 2, seed_of(rng), 40, False, hosts=2, streams=streams, deadlines=SOUND)
                   for streams in (1, 4)])
+
+
+def at_other_lengths(world: World) -> None:
+    """A long message comes where another length is expected."""
+    group, x = world.group(WORLD), np.ones(60_000 - 20_000 * world.rank, np.float32)
+    if world.rank == 0:
+        collectives.send(group, x, to=1)
+        collectives.barrier(group)
+    else:
+        collectives.receive(group, x, source=0)
+
+
+def _other_lengths(rng: np.random.Generator) -> Measured:
+    return _named(members().run(at_other_lengths, 2, hosts=2, deadlines=SHORT), "runs another collective", {0: 0, 1: 0})
+
+
+def _straight(rng: np.random.Generator) -> Measured:
+    """A payload comes in where it is expected, unless it has begun to come, and counts when all of it has come. What was lent goes out from
+    where it lies. After a call that failed nobody reads or writes there any more, and what was on its way comes again."""
+    wrong, n = list[str](), LENT_BYTES + 4096
+    for begun, fails in ((False, False), (True, False), (False, True)):
+        ends = Ends(payload_bytes=1 << 16)
+        try:
+            near, far = ends.lanes
+            lent, out, body = (np.frombuffer(bytearray(rng.bytes(n)), np.uint8) for _ in range(3))
+            about = About("send", "bool", 0, 1, n)
+            header, payload = near.out.slots[0][:SPACE], lent.tobytes()
+            header[: HEADER.size] = make_header(about, job=0, epoch=0, sender=0, sequence=0, chunk=0, nbytes=n)
+            said, kept = line.frame(7, line.DATA, 0, 0, 1, 0, 0, bytes(header) + payload), out.tobytes()
+            cut = int(rng.integers(line.HEAD_BYTES + SPACE + 1, len(said)))
+            if not begun:
+                far.expect(0, out.data)
+            wrong += ["it broke"] if ends.say(said[:cut], to_bridge=False) else []
+            far.expect(0, body.data)
+            if fails:
+                far.withdraw()
+                kept = out.tobytes()
+                near.lend(0, lent.data)
+                near.out.sent[0] = 1
+                near.withdraw()
+                lent.fill(0)
+                ends.connect()
+            else:
+                wrong += ["it counts early"] if far.back.sent[0] else []
+                ends.say(said[cut:], to_bridge=False)
+            wrong += [] if far.back.sent[0] == 1 else [f"{far.back.sent[0]} messages came"]
+            wrong += [] if bytes(far.came(0, n)) == payload else ["it came otherwise"]
+            if (out.tobytes() == payload) == (begun or fails) or (begun or fails) != (out.tobytes() == kept):
+                wrong.append(f"what was expected {'late' if begun else 'and withdrawn' if fails else 'in time'} is elsewhere")
+        finally:
+            ends.close()
+    return _measured(wrong, 3)
 
 
 def at_leaving_early(world: World, seed: int) -> Found:
@@ -271,11 +327,11 @@ def _named(ended: Sequence[Ended], says: str, names: dict[int, int]) -> Measured
 class Ends:
     """Two hosts with one rank each, in this process: their bridges, and the ranks' connections, over socket pairs."""
 
-    def __init__(self, streams: int = 1) -> None:
+    def __init__(self, streams: int = 1, payload_bytes: int = 4096) -> None:
         doors = [Door(("127.0.0.1", 0), SECRET) for _ in range(2)]
         told = [Host("127.0.0.1", door.port, range(i, i + 1)) for i, door in enumerate(doors)]
-        first = Segment.create(2, here=range(1), payload_bytes=4096, slots=4, streams=streams)
-        self.segments = [first, Segment.create(2, here=range(1, 2), job=first.job, payload_bytes=4096, slots=4, streams=streams)]
+        first = Segment.create(2, here=range(1), payload_bytes=payload_bytes, slots=4, streams=streams)
+        self.segments = [first, Segment.create(2, here=range(1, 2), job=first.job, payload_bytes=payload_bytes, slots=4, streams=streams)]
         self.bridges = [Bridge(s, told, i, door, SECRET, 1.0) for i, (s, door) in enumerate(zip(self.segments, doors))]
         self.streams = [Streams(s, i, None) for i, s in enumerate(self.segments)]
         self.lanes = [s.lane(0, 1 - i) for i, s in enumerate(self.streams)]
@@ -436,6 +492,10 @@ def _framing(rng: np.random.Generator) -> Measured:
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     room, came, sent = memoryview(bytearray(1 << 16)), list[tuple[int, int, bytes]](), list[tuple[int, int, bytes]]()
+
+    def take(frame: line.Frame, body: memoryview) -> None:
+        came.append((frame.kind, frame.sequence, bytes(room[: frame.length] if frame.kind == line.DATA else body)))
+
     out, back = (Line(handshake.Peer(end, 7), lambda frame: (room[: line.SPACE], room[line.SPACE : frame.length])) for end in pair)
     try:
         for i in range(120):
@@ -448,7 +508,7 @@ def _framing(rng: np.random.Generator) -> Measured:
         for _ in range(10_000):
             if out.flush() and len(came) == len(sent):
                 break
-            back.read(lambda frame, body: came.append((frame.kind, frame.sequence, bytes(body))))
+            back.read(take)
         wrong = [f"frame {i} came otherwise" for i, (x, y) in enumerate(zip(sent, came)) if x != y]
         wrong += [] if len(came) == len(sent) else [f"{len(came)} of {len(sent)} frames came"]
     except Broken as error:
@@ -755,11 +815,11 @@ def _not_met(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
-                                 ("early", _early), ("met", _met), ("framing", _framing), ("whole", _whole), ("fastest", _fastest)],
+                                 ("early", _early), ("straight", _straight), ("met", _met), ("framing", _framing), ("whole", _whole), ("fastest", _fastest)],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")), ("frames", _frames),
-                                 ("unsound", _unsound),
+                                 ("unsound", _unsound), ("other lengths", _other_lengths),
                                  ("handshakes", _handshakes), ("crowd", _crowd), ("false doors", _false_doors), ("not met", _not_met),
                                  ("limits", _limits), ("told", _told), ("slow line", _slow_line)]},
 }
