@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -119,8 +119,17 @@ class Mute:
     def __init__(self, transport: SharedMemory) -> None:
         self._transport, self.payload_bytes = transport, transport.payload_bytes
 
-    def send(self, to: int, about: About, chunk: int, payload: np.ndarray) -> None:
+    def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
         pass
+
+    def done(self, about: About) -> None:
+        self._transport.done(about)
+
+    def withdraw(self) -> None:
+        self._transport.withdraw()
+
+    def expect(self, source: int, outs: Sequence[np.ndarray | None]) -> None:
+        self._transport.expect(source, outs)
 
     def receive(self, source: int, about: About, chunk: int, nbytes: int) -> np.ndarray:
         return self._transport.receive(source, about, chunk, nbytes)
@@ -132,7 +141,7 @@ class Mute:
 class Flipped(Mute):
     """A transport whose slots change after they were filled: one bit of each payload."""
 
-    def send(self, to: int, about: About, chunk: int, payload: np.ndarray) -> None:
+    def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
         ring = self._transport._out[to]
         sent = ring.sent
         ring.sent = bytearray(8)  # type: ignore[assignment]  # the receiver must not see it before the bit has turned

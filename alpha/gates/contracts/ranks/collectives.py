@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from functools import reduce as fold
 from types import SimpleNamespace
@@ -297,9 +297,19 @@ class Late:
         if self._rng.random() < 0.3:
             time.sleep(float(self._rng.random()) * 1e-3)
 
-    def send(self, to: int, about: About, chunk: int, payload: np.ndarray) -> None:
+    def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
         self._rest()
-        self._transport.send(to, about, chunk, payload)
+        self._transport.send(to, about, chunk, payload, kept=kept)
+
+    def done(self, about: About) -> None:
+        self._transport.done(about)
+
+    def withdraw(self) -> None:
+        self._transport.withdraw()
+
+    def expect(self, source: int, outs: Sequence[np.ndarray | None]) -> None:
+        self._rest()
+        self._transport.expect(source, outs)
 
     def receive(self, source: int, about: About, chunk: int, nbytes: int) -> np.ndarray:
         self._rest()
