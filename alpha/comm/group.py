@@ -28,17 +28,22 @@ class Group:
     """A rank's tuple of a group.
 
     name: the group's. number: 32 bits of name and tuples. members: the ranks of this tuple, in order. rule: which algorithm runs when.
-    `index`: this rank's place among the members; `size`: how many they are.
+    `index`: this rank's place among the members; `size`: how many they are; `together`: how many of them each host has (Rule.together).
     """
 
     def __init__(self, name: str, number: int, members: Sequence[int], transport: Transport, watch: Watch, recorder: FlightRecorder,
                  place: Place, rule: Rule) -> None:
-        self.name, self.number, self.members, self.transport, self.rule = name, number, tuple(members), transport, rule
+        self.name, self.number, self.members, self.transport = name, number, tuple(members), transport
+        self.rule, self.together = rule, rule.together(members)
         self.index, self.size = self.members.index(watch.rank), len(self.members)
         self._watch, self._recorder, self._place = watch, recorder, place
         self._busy = threading.Lock()
         self._numbers: dict[tuple[int, int] | None, int] = {}
         self._partials: list[np.ndarray] = []
+
+    def follow(self, rule: Rule) -> None:
+        """Choose by another rule from now on; all members do."""
+        self.rule, self.together = rule, rule.together(self.members)
 
     @contextmanager
     def call(self, op: str, dtype: str, count: int, nbytes: int, *, algorithm: str = "direct", reduce: str = "",

@@ -28,23 +28,26 @@ from alpha.comm import meet as meets
 from alpha.comm.bridge import Bridge, Host
 from alpha.comm.handshake import Door, knock
 from alpha.comm.line import Broken, Line
+from alpha.comm.links import measure
 from alpha.comm.meet import Across, Met, meet
 from alpha.comm.message import HEADER, SPACE, About
 from alpha.comm.message import header as make_header
 from alpha.comm.process import Served
 from alpha.comm.segment import Segment
-from alpha.comm.shm import LENT_BYTES
+from alpha.comm.shm import LENT_BYTES, SharedMemory
 from alpha.comm.streams import NOBODY, Streams
 from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import RankError
-from alpha.gates.contracts.ranks.calls import OPS
+from alpha.gates.contracts.ranks.calls import DTYPES, OPS, Mute, one, summed
 from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, seed_of, sound
 from alpha.gates.contracts.ranks.jobs import Case, Found, _hash, _measured, at_channels
 from alpha.gates.contracts.ranks.members import Ended, at_once, in_threads, members
 from alpha.gates.contracts.ranks.network import SECRET, Network, Wire
 
 ALONE_AND_APART: tuple[dict[str, Any], ...] = ({}, {"hosts": 2}, {"hosts": 4})
+COUNTED = 240_000
+"""Elements of a sum whose bytes between hosts are counted: all pieces are equal."""
 OF_RANKS = (line.DATA, line.CREDIT, line.RESUME)
 """Frames that ranks say to each other; the others bridges do."""
 LOST_S = bridges.SILENCE_S + bridges.BROKEN_S + 4.0
@@ -204,6 +207,56 @@ def at_sum(world: World, seed: int) -> str:
         collectives.all_gather(group, x, every)
         found.update(out.tobytes() + every.tobytes())
     return found.hexdigest()
+
+
+class Counted(Mute):
+    """A transport that counts the bytes of payloads that leave this host."""
+
+    def __init__(self, transport: SharedMemory, away: Sequence[bool]) -> None:
+        super().__init__(transport)
+        self._away, self.nbytes = away, 0
+
+    def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
+        """Counted and sent."""
+        self.nbytes += payload.size * self._away[to]
+        self._transport.send(to, about, chunk, payload, kept=kept)
+
+
+def at_hosts(world: World, seed: int) -> tuple[list[str], dict[str, int], tuple[int, ...]]:
+    """Sums that are added inside hosts first have the bits of the tree: short ones, long ones, of all types, in place or not. Then what
+    leaves this host, by algorithm, of a sum of COUNTED elements, and the host of each rank as it was found."""
+    group, rng = world.group(WORLD), np.random.default_rng(seed)
+    world.rule = measure(world).rule()
+    wrong = [one(group, "all_reduce", dtype, int(rng.integers(1, 70_000)), algorithm="hosts", reduce=reduce, in_place=bool(rng.integers(2)),
+                 seed=seed + i) for i in range(2) for dtype in DTYPES for reduce in ("sum", "average") if summed("all_reduce", dtype, reduce)]
+    whole, sent = group.transport, dict[str, int]()
+    assert isinstance(whole, SharedMemory)
+    x = np.ones(COUNTED, np.float32)
+    for algorithm in ("direct", "hosts"):
+        group.transport = counted = Counted(whole, [r not in world.here for r in group.members])
+        collectives.all_reduce(group, x, x, algorithm=algorithm)
+        sent[algorithm] = counted.nbytes
+    group.transport = whole
+    return [w for w in wrong if w], sent, world.rule.hosts
+
+
+def _by_hosts(rng: np.random.Generator) -> Measured:
+    """Two and three hosts with one, two and four ranks each, and two with unlike numbers. Of m ranks on each of k hosts 2 n (k - 1) of a
+    sum's n bytes leave a host, and m times as many where it is flat. Where the numbers are unlike no host adds first."""
+    wrong, total = list[str](), 4 * COUNTED
+    for size, hosts, together in ((4, 2, 2), (6, 3, 2), (8, 2, 4), (3, 3, 1), (3, 2, 1)):
+        ended = members().run(at_hosts, size, seed_of(rng), hosts=hosts, deadlines=SOUND)
+        wrong += [f"rank {r} of {size}: {(e.result[0] if e.result else e.error)[-200:]}" for r, e in enumerate(ended)
+                  if e.result is None or e.result[0]]
+        if any(e.result is None for e in ended):
+            continue
+        by = {name: sum(e.result[1][name] for e in ended) for name in ("direct", "hosts")}
+        layout = ended[0].result[2]
+        wrong += [] if len(set(layout)) == hosts and all(e.result[2] == layout for e in ended) else [f"hosts are taken to be {layout}"]
+        if size == hosts * max(together, 1):
+            expected = {"direct": 2 * total * together * (hosts - 1), "hosts": 2 * total * (hosts - 1)}
+            wrong += [] if by == expected else [f"among {size} on {hosts} hosts {by} bytes leave a host, not {expected}"]
+    return _measured(wrong, 5)
 
 
 def _bits(rng: np.random.Generator) -> Measured:
@@ -818,7 +871,7 @@ def _not_met(rng: np.random.Generator) -> Measured:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
                                  ("early", _early), ("straight", _straight), ("met", _met), ("framing", _framing), ("whole", _whole),
-                                 ("fastest", _fastest)],
+                                 ("fastest", _fastest), ("hosts", _by_hosts)],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")), ("frames", _frames),
