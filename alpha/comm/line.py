@@ -49,7 +49,7 @@ class Frame(NamedTuple):
 
 
 class Line:
-    """One connection. `place`: where header (u8[SPACE]) and payload of a message belong; it raises Broken for one that must not come now."""
+    """One connection. `place`: where header (u8[SPACE]) and payload of a message belong; it raises Broken for what must not come now."""
 
     def __init__(self, peer: Peer, place: Callable[[Frame], tuple[memoryview, memoryview]]) -> None:
         self.socket, self.seed, self._place = peer.link, peer.seed, place

@@ -35,7 +35,7 @@ class Links:
     hosts: tuple[int, ...]
 
     def rule(self) -> Rule:
-        """By the slowest pair and the slowest rank: a collective is as slow as that. Of several hosts also by the slowest pair inside one."""
+        """By the slowest pair and the slowest rank: a collective is as slow as that. Of several hosts also by the slowest pair in one."""
         if len(self.latency) < 2:
             return Rule(message=self.message)
         found = Rule(float(self.latency.max()), float(self.inverse_bandwidth.max()), float(self.addition.max()), self.message)

@@ -19,7 +19,7 @@ OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all
 DTYPES = tuple(ITEMSIZE)
 ALGORITHMS = ("direct", "whole", "halving", "ring", "hosts")
 """direct: an owner loads its piece from all members. whole: each member loads everything from all members. halving: recursive halving and
-doubling, nearest neighbour first. ring: each member hands on what its neighbour gave. hosts: direct inside a host, halving between hosts."""
+doubling, nearest neighbour first. ring: each member hands on what its neighbour gave. hosts: direct in a host, halving between hosts."""
 REDUCTIONS = ("", "sum", "average", "unordered")
 """What becomes of the operands. unordered: a sum whose order depends on the owner of the piece."""
 

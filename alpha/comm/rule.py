@@ -42,7 +42,7 @@ a number of members that is no power of two moves the operand once more each way
 
 def _by_hosts(p: int, m: int, n: int, r: Rule) -> float:
     """Seconds of a sum of n bytes over p members, m on each host: inside, between, and inside again."""
-    part = n / m
+    part = -(-n // m)
     inside = (m - 1) * (2 * r.near_latency * r.messages(part) + part * (2 * r.near_inverse_bandwidth + r.addition))
     return inside + COSTS["all_reduce"]["halving"](p // m, part, r)
 
@@ -108,5 +108,5 @@ class Rule:
         """What was measured, and the rule that follows: '... ns a byte; all_reduce whole, from 4,096 bytes direct; ...'."""
         rules = [f"{op} " + ", ".join(f"from {n:,} bytes {name}" if n else name for n, name in self.limits(op, members)) for op in COSTS]
         near = f" ({1e6 * self.near_latency:.1f} us + {1e9 * self.near_inverse_bandwidth:.3f} ns inside a host)" if self.hosts else ""
-        return f"{1e6 * self.latency:.1f} us + {1e9 * self.inverse_bandwidth:.3f} ns a byte{near}, {1e9 * self.addition:.3f} ns more where " \
-               f"it is added; {'; '.join(rules)}"
+        return f"{1e6 * self.latency:.1f} us + {1e9 * self.inverse_bandwidth:.3f} ns a byte{near}, " \
+               f"{1e9 * self.addition:.3f} ns more where it is added; {'; '.join(rules)}"

@@ -5,9 +5,9 @@ from its slot, and received straight into the same slot there; that it was relea
 whatever a broken connection has lost is sent again from it, and the count of each ring says what: every message is delivered once. There is
 always a slot for what comes, so nobody stops reading.
 
-A long payload is copied into no slot where that can be avoided. A sender may lend it from where it lies: what was not released when it wants
-its memory back goes into its slot then. A receiver may say beforehand where a payload belongs: it comes in there, is checked there, and
-counts for nothing before that.
+A long payload is copied into no slot where that can be avoided. A sender may lend it from where it lies: what was not released when it
+wants its memory back goes into its slot then. A receiver may say beforehand where a payload belongs: it comes in there, is checked there,
+and counts for nothing before that.
 
 Between two ranks are Segment.streams connections. Message n goes through number n mod streams, credits through the first one. The receiver
 counts what came through each; up to the least of these counts all messages are there. So a ring is in order whatever overtakes what.

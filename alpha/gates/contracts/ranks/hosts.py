@@ -227,8 +227,9 @@ def at_hosts(world: World, seed: int) -> tuple[list[str], dict[str, int], tuple[
     leaves this host, by algorithm, of a sum of COUNTED elements, and the host of each rank as it was found."""
     group, rng = world.group(WORLD), np.random.default_rng(seed)
     world.rule = measure(world).rule()
+    kinds = [(dtype, reduce) for dtype in DTYPES for reduce in ("sum", "average") if summed("all_reduce", dtype, reduce)]
     wrong = [one(group, "all_reduce", dtype, int(rng.integers(1, 70_000)), algorithm="hosts", reduce=reduce, in_place=bool(rng.integers(2)),
-                 seed=seed + i) for i in range(2) for dtype in DTYPES for reduce in ("sum", "average") if summed("all_reduce", dtype, reduce)]
+                 seed=seed + i) for i in range(2) for dtype, reduce in kinds]
     whole, sent = group.transport, dict[str, int]()
     assert isinstance(whole, SharedMemory)
     x = np.ones(COUNTED, np.float32)
