@@ -6,15 +6,15 @@ Thakur, Rabenseifner and Gropp, Optimization of collective communication operati
 message is answered by one before the next block, so every message of a long operand takes the latency; what is only moved streams. The
 choice moves no bit of a result.
 
-A flat algorithm is as slow as its slowest pair. One that adds inside each host first sends between hosts what one member of each host owns:
-of m members on a host it moves 1/m of the bytes of `direct` there.
+Of a sum over several hosts what goes between them has another price than what stays. An algorithm that adds inside each host first sends
+between hosts what one member of each host owns: of m members on a host it moves 1/m of the bytes of `direct` there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from alpha.comm.segment import PAYLOAD_BYTES
@@ -40,11 +40,14 @@ COSTS: Mapping[str, Mapping[str, Callable[[int, int, Rule], float]]] = {
 a number of members that is no power of two moves the operand once more each way."""
 
 
-def _by_hosts(p: int, m: int, n: int, r: Rule) -> float:
-    """Seconds of a sum of n bytes over p members, m on each host: inside, between, and inside again."""
-    part = -(-n // m)
-    inside = (m - 1) * (2 * r.near_latency * r.messages(part) + part * (2 * r.near_inverse_bandwidth + r.addition))
-    return inside + COSTS["all_reduce"]["halving"](p // m, part, r)
+def _across(p: int, m: int, n: int, r: Rule) -> dict[str, float]:
+    """algorithm -> seconds of a sum of n bytes over p members, m on each host. A flat algorithm has m - 1 of p - 1 others near; recursive
+    halving does the steps inside a host first. `hosts` is `direct` inside and recursive halving between."""
+    costs, part = COSTS["all_reduce"], -(-n // m)
+    near = replace(r, latency=r.near_latency, inverse_bandwidth=r.near_inverse_bandwidth)
+    between = costs["halving"](p // m, part, r)
+    flat = {name: ((m - 1) * costs[name](p, n, near) + (p - m) * costs[name](p, n, r)) / (p - 1) for name in ("direct", "whole")}
+    return {**flat, "hosts": costs["direct"](m, n, near) + between, "halving": costs["halving"](m, n, near) + between}
 
 
 def _halved(p: int, n: int, r: Rule) -> int:
@@ -76,9 +79,10 @@ class Rule:
         members on each host."""
         if op not in COSTS or members == 1:
             return "direct"
-        costs = {name: cost(members, nbytes, self) for name, cost in COSTS[op].items()}
         if op == "all_reduce" and 1 < together < members:
-            costs["hosts"] = _by_hosts(members, together, nbytes, self)
+            costs = _across(members, together, nbytes, self)
+        else:
+            costs = {name: cost(members, nbytes, self) for name, cost in COSTS[op].items()}
         return min(costs, key=lambda name: costs[name])
 
     def together(self, members: Sequence[int]) -> int:
