@@ -40,7 +40,7 @@ from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import RankError
 from alpha.gates.contracts.ranks.calls import DTYPES, OPS, Mute, one, summed
-from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, seed_of, sound
+from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, at_vjp, seed_of, sound
 from alpha.gates.contracts.ranks.jobs import Case, Found, _hash, _measured, at_channels
 from alpha.gates.contracts.ranks.members import Ended, at_once, in_threads, members
 from alpha.gates.contracts.ranks.network import SECRET, Network, Wire
@@ -258,6 +258,12 @@ def _by_hosts(rng: np.random.Generator) -> Measured:
             expected = {"direct": 2 * total * together * (hosts - 1), "hosts": 2 * total * (hosts - 1)}
             wrong += [] if by == expected else [f"among {size} on {hosts} hosts {by} bytes leave a host, not {expected}"]
     return _measured(wrong, 5)
+
+
+def _adjoint(rng: np.random.Generator) -> Measured:
+    """Gradients: the rows' vjps, run over two hosts, stand against central differences of their oracles."""
+    return sound([partial(members().run, at_vjp, 2 if op in ("send", "receive") else 3, op, seed_of(rng), hosts=2, deadlines=SOUND)
+                  for op in OPS if op != "barrier"])
 
 
 def _bits(rng: np.random.Generator) -> Measured:
@@ -872,7 +878,7 @@ def _not_met(rng: np.random.Generator) -> Measured:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
                                  ("early", _early), ("straight", _straight), ("met", _met), ("framing", _framing), ("whole", _whole),
-                                 ("fastest", _fastest), ("hosts", _by_hosts)],
+                                 ("fastest", _fastest), ("hosts", _by_hosts), ("adjoint", _adjoint)],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")), ("frames", _frames),
