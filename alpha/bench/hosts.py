@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -32,6 +33,7 @@ SIZES = (4, *(1 << k for k in range(10, 27, 2)))
 STREAMS = (1, 4)
 ARMS = ("sockets", "messages", "send")
 """Plain sockets; messages of the transport; the collectives send and receive."""
+CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _MOST, _FEWEST, _BYTES = 1000, 16, 512 << 20
 """Most and fewest calls of one size, and bytes after which it has had enough."""
 _WARM_UP = 3
@@ -174,3 +176,4 @@ def show(rows: Sequence[Row], console: Console) -> None:
         times = [f"{1e6 * r.fastest[arm]:,.1f} ({1e6 * r.median[arm]:,.1f})" for arm in ARMS]
         table.add_row(size, str(r.streams), *times, f"{r.share('messages'):.2f}", f"{r.share('send'):.2f}")
     console.print(table)
+    console.print(f"congestion control of all connections: {CONTROL.read_text().strip()}", style="dim")
