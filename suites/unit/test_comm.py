@@ -442,7 +442,7 @@ def test_measurements_and_what_the_rule_makes_of_them(rule: Rule, op: str, membe
     ((0, 0, 2, 2), (0, 2, 1, 3), 1), ((0, 0, 2), (0, 1, 2), 1), ((0, 0, 0, 3, 3, 3), range(6), 1), ((0, 0, 2, 2, 4, 4), range(6), 2),
     ((0, 0, 0, 0, 4, 4, 4, 4), range(8), 4), ((0, 0, 2, 2), (3, 2, 1, 0), 2),
 ])
-def test_members_of_a_host_are_together_where_their_sums_are_subtrees(hosts: tuple[int, ...], members: Sequence[int], together: int) -> None:
+def test_members_are_together_where_their_sums_are_subtrees(hosts: tuple[int, ...], members: Sequence[int], together: int) -> None:
     assert Rule(hosts=hosts).together(members) == together
 
 
