@@ -57,6 +57,10 @@ def _exchange(group: Group, x: np.ndarray, out: np.ndarray) -> None:
         collectives.receive(group, x, source=0)
 
 
+BY_HOSTS = "all_reduce hosts"
+"""The sum that adds inside each host first: of several hosts alone."""
+
+
 def _cases() -> dict[str, Body]:
     """Name -> the call. Operands have `size` bytes; a gather's piece and a scatter's result are a share of that."""
     def piece(group: Group, x: np.ndarray) -> np.ndarray:
@@ -78,6 +82,7 @@ def _cases() -> dict[str, Body]:
     return {
         "send": _exchange,
         **{f"all_reduce {name}": all_reduce(name) for name in ("direct", "whole", "halving")},
+        BY_HOSTS: all_reduce("hosts"),
         "all_reduce unordered": lambda g, x, out: collectives.all_reduce(g, x, out, reduce="unordered"),
         "reduce_scatter direct": lambda g, x, out: collectives.reduce_scatter(g, even(g, x), piece(g, out)),
         **{f"all_gather {name}": gather(name) for name in ("direct", "ring")},
@@ -162,7 +167,7 @@ def bench(ranks: int, pattern: str = "*", sizes: Sequence[int] = SIZES, calls: i
     ranks each. InputError for a number of ranks or a pattern that gives nothing."""
     if ranks < 1 or (ranks < 2 and across is None):
         raise InputError("collectives run among ranks", came=ranks, expected="2 or more")
-    names = [name for name in _cases() if fnmatchcase(name, pattern)]
+    names = [name for name in _cases() if fnmatchcase(name, pattern) and (across or name != BY_HOSTS)]
     if not names and pattern != "barrier":
         raise InputError("no such collective", came=pattern, expected=", ".join(_cases()))
     met = meet(across, ranks, 0, secrets.randbits(64), _DEADLINES.join) if across else None

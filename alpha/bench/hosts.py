@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alpha.comm import collectives
+from alpha.comm.group import move
 from alpha.comm.message import About
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import WORLD, World
@@ -31,6 +33,7 @@ SIZES = (4, *(1 << k for k in range(10, 27, 2)))
 STREAMS = (1, 4)
 ARMS = ("sockets", "messages", "send")
 """Plain sockets; messages of the transport; the collectives send and receive."""
+CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _MOST, _FEWEST, _BYTES = 1000, 16, 512 << 20
 """Most and fewest calls of one size, and bytes after which it has had enough."""
 _WARM_UP = 3
@@ -131,12 +134,14 @@ def _messages(world: World) -> Call:
 
     def send(x: np.ndarray) -> None:
         for i, at in enumerate(range(0, x.size, most)):
-            transport.send(other, about, i, x[at : at + most])
+            transport.send(other, about, i, x[at : at + most], kept=True)
+        transport.done(about)
 
     def receive(x: np.ndarray) -> None:
-        for i, at in enumerate(range(0, x.size, most)):
-            piece = x[at : at + most]
-            piece[...] = transport.receive(other, about, i, piece.size)
+        pieces = [x[at : at + most] for at in range(0, x.size, most)]
+        transport.expect(other, pieces)
+        for i, piece in enumerate(pieces):
+            move(transport.receive(other, about, i, piece.size), piece)
             transport.release(other)
 
     first, second = (send, receive) if world.rank == 0 else (receive, send)
@@ -171,3 +176,4 @@ def show(rows: Sequence[Row], console: Console) -> None:
         times = [f"{1e6 * r.fastest[arm]:,.1f} ({1e6 * r.median[arm]:,.1f})" for arm in ARMS]
         table.add_row(size, str(r.streams), *times, f"{r.share('messages'):.2f}", f"{r.share('send'):.2f}")
     console.print(table)
+    console.print(f"congestion control of all connections: {CONTROL.read_text().strip()}", style="dim")

@@ -394,5 +394,5 @@ class Bridge:
             raise Broken("it sent a frame that is of ranks")
 
 
-def _no_messages(frame: Frame) -> memoryview:
+def _no_messages(frame: Frame) -> tuple[memoryview, memoryview]:
     raise Broken("it sent a message, which is for ranks")

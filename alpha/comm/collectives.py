@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alpha.comm.group import Call, Group
+from alpha.comm.group import Call, Group, move
 from alpha.errors import GraphError, ShapeError
 from alpha.ops.numerics import round_to
 from alpha.types import FLOATS, NUMPY
@@ -27,12 +27,12 @@ def all_reduce(group: Group, x: np.ndarray, out: np.ndarray, *, reduce: str = "s
     """out = the tree's sum, or average, of all members' x. `out` may be x.
 
     reduce: sum, average, or unordered (a sum around a ring, whose order of additions depends on the owner of a piece).
-    dtype: where the array does not say it, as bf16. algorithm: direct, whole, halving; default: the group's rule.
+    dtype: where the array does not say it, as bf16. algorithm: direct, whole, halving, hosts; default: the group's rule.
     """
     dtype = _checked("all_reduce", x, out, (1, 1), dtype, reduce)
     if reduce == "unordered":
         algorithm = "ring"
-    algorithm = algorithm or group.rule.choose("all_reduce", group.size, x.nbytes)
+    algorithm = algorithm or group.rule.choose("all_reduce", group.size, x.nbytes, group.together)
     if algorithm not in _ALL_REDUCE:
         raise GraphError("all_reduce has no such algorithm", came=algorithm, expected=", ".join(_ALL_REDUCE))
     with group.call("all_reduce", dtype, x.size, x.nbytes, algorithm=algorithm, reduce=reduce) as call, np.errstate(all="ignore"):
@@ -56,7 +56,7 @@ def reduce_scatter(group: Group, x: np.ndarray, out: np.ndarray, *, reduce: str 
         start = pieces[group.index].start
         for k, own in enumerate(blocks[group.index]):
             for j in call.others():
-                call.send(j, x[blocks[j][k]])
+                call.send(j, x[blocks[j][k]], kept=True)
             _total(call, x[own], out[own.start - start : own.stop - start])
 
 
@@ -67,12 +67,14 @@ def all_gather(group: Group, x: np.ndarray, out: np.ndarray, *, dtype: str = "",
     out, n = out.reshape(-1), group.size
     with group.call("all_gather", dtype, out.size, out.nbytes, algorithm=algorithm) as call:
         pieces = _even(out.size, n)
-        _copy(x.reshape(-1), out[pieces[group.index]])
+        move(x.reshape(-1), out[pieces[group.index]])
         if algorithm == "direct":
             blocks = [_blocks(call, out, p) for p in pieces]
+            for j in call.others():
+                call.expect(j, [out[block] for block in blocks[j]])
             for k, own in enumerate(blocks[group.index]):
                 for j in call.others():
-                    call.send(j, out[own])
+                    call.send(j, out[own], kept=True)
                 for j in call.others():
                     call.take(j, out[blocks[j][k]])
         elif algorithm == "ring":
@@ -91,13 +93,16 @@ def broadcast(group: Group, x: np.ndarray, out: np.ndarray, *, root: int, dtype:
     behind = (group.index - _member(group, "root", root)) % n
     parent, children = _FROM_ROOT[algorithm](behind, n)
     with group.call("broadcast", dtype, x.size, x.nbytes, algorithm=algorithm, place=root) as call:
-        for block in _blocks(call, out, slice(0, out.size)):
+        blocks = _blocks(call, out, slice(0, out.size))
+        if behind:
+            call.expect((parent + root) % n, [out[block] for block in blocks])
+        for block in blocks:
             if behind:
                 call.take((parent + root) % n, out[block])
             else:
-                _copy(x[block], out[block])
+                move(x[block], out[block])
             for child in children:
-                call.send((child + root) % n, out[block])
+                call.send((child + root) % n, out[block], kept=True)
 
 
 def reduce(group: Group, x: np.ndarray, out: np.ndarray, *, root: int, dtype: str = "") -> None:
@@ -122,7 +127,7 @@ def all_to_all(group: Group, x: np.ndarray, out: np.ndarray, *, dtype: str = "")
     x, out = x.reshape(-1), out.reshape(-1)
     with group.call("all_to_all", dtype, x.size, x.nbytes) as call:
         pieces = _even(x.size, group.size)
-        _copy(x[pieces[group.index]], out[pieces[group.index]])
+        move(x[pieces[group.index]], out[pieces[group.index]])
         blocks = [_blocks(call, x, p) for p in pieces]
         for k in range(len(blocks[0])):
             for j in call.others():
@@ -138,7 +143,7 @@ def send(group: Group, x: np.ndarray, *, to: int, dtype: str = "") -> None:
         raise GraphError("nobody sends to itself", came=f"member {to}", expected="another member")
     with group.call("send", dtype, x.size, x.nbytes, pair=(group.index, to)) as call:
         for block in _blocks(call, x, slice(0, x.size)):
-            call.send(to, x[block])
+            call.send(to, x[block], kept=True)
 
 
 def receive(group: Group, out: np.ndarray, *, source: int, dtype: str = "") -> None:
@@ -147,7 +152,9 @@ def receive(group: Group, out: np.ndarray, *, source: int, dtype: str = "") -> N
     if _member(group, "source", source) == group.index:
         raise GraphError("nobody receives from itself", came=f"member {source}", expected="another member")
     with group.call("send", dtype, out.size, out.nbytes, pair=(source, group.index)) as call:
-        for block in _blocks(call, out, slice(0, out.size)):
+        blocks = _blocks(call, out, slice(0, out.size))
+        call.expect(source, [out[block] for block in blocks])
+        for block in blocks:
             call.take(source, out[block])
 
 
@@ -189,12 +196,6 @@ def _checked(op: str, x: np.ndarray, out: np.ndarray, ratio: tuple[int, int], dt
     return name
 
 
-def _copy(x: np.ndarray, out: np.ndarray) -> None:
-    """out = x, unless they are one array."""
-    if x.__array_interface__["data"] != out.__array_interface__["data"]:
-        out[...] = x
-
-
 def _member(group: Group, word: str, place: int) -> int:
     if not 0 <= place < group.size:
         raise GraphError(f"{word} is the place of a member", came=place, expected=f"0 to {group.size - 1}")
@@ -216,13 +217,19 @@ def _blocks(call: Call, x: np.ndarray, piece: slice) -> list[slice]:
 
 
 def _total(call: Call, own: np.ndarray, out: np.ndarray) -> None:
-    """out = the finished sum of one block: this member's and the next message of every other one, read where they lie."""
-    group = call.group
-    parts = [own if j == group.index else call.receive(j, own) for j in range(group.size)]
-    _add(group, parts, out, 0)
-    for j in call.others():
-        call.release(j)
+    """out = the finished sum of one block of all members."""
+    _sum(call, range(call.group.size), own, out)
     _finish(call, out)
+
+
+def _sum(call: Call, members: Sequence[int], own: np.ndarray, out: np.ndarray) -> None:
+    """out = the sum of one block: this member's and the next message of every other one of these, read where they lie."""
+    group = call.group
+    parts = [own if j == group.index else call.receive(j, own) for j in members]
+    _add(group, parts, out, 0)
+    for j in members:
+        if j != group.index:
+            call.release(j)
 
 
 def _add(group: Group, parts: Sequence[np.ndarray], out: np.ndarray, level: int) -> None:
@@ -288,30 +295,64 @@ def _whole(call: Call, x: np.ndarray, out: np.ndarray) -> None:
 
 
 def _halving(call: Call, x: np.ndarray, out: np.ndarray) -> None:
-    """Recursive halving, then recursive doubling, nearest neighbour first: bits of the tree.
+    """Recursive halving, then recursive doubling, among all."""
+    move(x, out)
+    _halve(call, out, slice(0, out.size), range(call.group.size))
+
+
+def _hosts(call: Call, x: np.ndarray, out: np.ndarray) -> None:
+    """Each member owns a piece among those of its host, and adds what they send of it. Those who own the same piece on each host halve and
+    double it among themselves, so each byte of a host's sum leaves it once. Then the piece goes to all on the host.
+
+    The sum of a host is a subtree of the tree of all members (Rule.together), and the hosts' sums are added as that tree adds them.
+    """
+    group = call.group
+    host, local = divmod(group.index, group.together)
+    here = range(host * group.together, (host + 1) * group.together)
+    others = [here[(local + i) % len(here)] for i in range(1, len(here))]
+    pieces = _even(x.size, len(here))
+    blocks = [_blocks(call, x, piece) for piece in pieces]
+    for k in range(max(map(len, blocks))):
+        for j in others:
+            if k < len(blocks[j - here.start]):
+                call.send(j, x[blocks[j - here.start][k]])
+        if k < len(blocks[local]):
+            own = blocks[local][k]
+            _sum(call, here, x[own], out[own])
+    _halve(call, out, pieces[local], range(local, group.size, group.together))
+    for k in range(max(map(len, blocks))):
+        for j in others:
+            if k < len(blocks[local]):
+                call.send(j, out[blocks[local][k]])
+        for j in others:
+            if k < len(blocks[j - here.start]):
+                call.take(j, out[blocks[j - here.start][k]])
+
+
+def _halve(call: Call, out: np.ndarray, whole: slice, members: Sequence[int]) -> None:
+    """A range of `out` becomes the finished sum of that of these members, nearest neighbour first: bits of the tree.
 
     The tree of n members is a chain of full subtrees, whose sizes are the powers of two in n, largest first: T0 + (T1 + (T2 + ...)).
     Each subtree halves within itself, at distance 1, 2, 4 and so on. Then the last subtree hands its sums to the one before, and so on to
     the first, which finishes. The way back is the same, reversed.
     """
-    group = call.group
-    starts, bits = _subtrees(group.size)
-    mine = max(i for i, start in enumerate(starts) if start <= group.index)
-    local, here = group.index - starts[mine], bits[mine]
-    _copy(x, out)
-    ranges = [slice(0, out.size)]  # before each halving, and after the last
+    starts, bits = _subtrees(len(members))
+    me = members.index(call.group.index)
+    mine = max(i for i, start in enumerate(starts) if start <= me)
+    local, here = me - starts[mine], bits[mine]
+    ranges = [whole]  # before each halving, and after the last
     for k in range(here):
         low, high = _halves(ranges[-1])
         keep, give = (high, low) if local >> k & 1 else (low, high)
-        partner = starts[mine] + (local ^ 1 << k)
+        partner = members[starts[mine] + (local ^ 1 << k)]
         _exchange(call, partner, partner, out, give, keep, add=True)
         ranges.append(keep)
     above, below = [], []
     if mine:  # members of the subtree before, each of which owns a part of this member's range
-        above = [(starts[mine - 1] + other, _range(out.size, other, bits[mine - 1]))
+        above = [(members[starts[mine - 1] + other], _range(whole, other, bits[mine - 1]))
                  for other in range(local, 1 << bits[mine - 1], 1 << here)]
     if mine + 1 < len(starts):
-        below = [(starts[mine + 1] + local % (1 << bits[mine + 1]), ranges[-1])]
+        below = [(members[starts[mine + 1] + local % (1 << bits[mine + 1])], ranges[-1])]
     for member, part in below:
         _receive_blocks(call, member, out, part, add=True)
     for member, part in above:
@@ -326,7 +367,7 @@ def _halving(call: Call, x: np.ndarray, out: np.ndarray) -> None:
     for k in reversed(range(here)):
         low, high = _halves(ranges[k])
         own, other = (high, low) if local >> k & 1 else (low, high)
-        partner = starts[mine] + (local ^ 1 << k)
+        partner = members[starts[mine] + (local ^ 1 << k)]
         _exchange(call, partner, partner, out, own, other, add=False)
 
 
@@ -341,9 +382,9 @@ def _halves(whole: slice) -> tuple[slice, slice]:
     return slice(whole.start, middle), slice(middle, whole.stop)
 
 
-def _range(count: int, local: int, bits: int) -> slice:
+def _range(whole: slice, local: int, bits: int) -> slice:
     """What a member of a subtree of 2^bits members owns after halving."""
-    found = slice(0, count)
+    found = whole
     for k in range(bits):
         found = _halves(found)[local >> k & 1]
     return found
@@ -379,7 +420,7 @@ def _receive_blocks(call: Call, source: int, out: np.ndarray, part: slice, *, ad
 
 def _ring(call: Call, x: np.ndarray, out: np.ndarray) -> None:
     """Sums around a ring, then the finished pieces around it once more: unordered."""
-    _copy(x, out)
+    move(x, out)
     pieces = _even(out.size, call.group.size)
     _ring_sums(call, out, pieces)
     _finish(call, out[pieces[call.group.index]])
@@ -400,7 +441,7 @@ def _ring_gather(call: Call, out: np.ndarray, pieces: Sequence[slice]) -> None:
         _exchange(call, (me + 1) % n, (me - 1) % n, out, pieces[(me - step) % n], pieces[(me - step - 1) % n], add=False)
 
 
-_ALL_REDUCE = {"direct": _direct, "whole": _whole, "halving": _halving, "ring": _ring}
+_ALL_REDUCE = {"direct": _direct, "whole": _whole, "halving": _halving, "ring": _ring, "hosts": _hosts}
 
 # Of a broadcast: (member behind the root, members) -> (who gives to it, to whom it gives), all counted from the root.
 _FROM_ROOT = {

@@ -12,6 +12,7 @@ import numpy as np
 from alpha.comm.flight import FlightRecorder
 from alpha.comm.message import OPS, About
 from alpha.comm.rule import Rule
+from alpha.comm.shm import LENT_BYTES
 from alpha.comm.transport import Transport
 from alpha.comm.watch import Watch
 from alpha.errors import GraphError
@@ -27,17 +28,22 @@ class Group:
     """A rank's tuple of a group.
 
     name: the group's. number: 32 bits of name and tuples. members: the ranks of this tuple, in order. rule: which algorithm runs when.
-    `index`: this rank's place among the members; `size`: how many they are.
+    `index`: this rank's place among the members; `size`: how many they are; `together`: how many of them each host has (Rule.together).
     """
 
     def __init__(self, name: str, number: int, members: Sequence[int], transport: Transport, watch: Watch, recorder: FlightRecorder,
                  place: Place, rule: Rule) -> None:
-        self.name, self.number, self.members, self.transport, self.rule = name, number, tuple(members), transport, rule
+        self.name, self.number, self.members, self.transport = name, number, tuple(members), transport
+        self.rule, self.together = rule, rule.together(members)
         self.index, self.size = self.members.index(watch.rank), len(self.members)
         self._watch, self._recorder, self._place = watch, recorder, place
         self._busy = threading.Lock()
         self._numbers: dict[tuple[int, int] | None, int] = {}
         self._partials: list[np.ndarray] = []
+
+    def follow(self, rule: Rule) -> None:
+        """Choose by another rule from now on; all members do."""
+        self.rule, self.together = rule, rule.together(self.members)
 
     @contextmanager
     def call(self, op: str, dtype: str, count: int, nbytes: int, *, algorithm: str = "direct", reduce: str = "",
@@ -58,7 +64,13 @@ class Group:
             record = self._recorder.create(self.number, number, op, dtype, nbytes, watch.step, self._place.source)
             watch.stopped(op)
             self._recorder.start(record)
-            yield Call(self, About(op, dtype, self.number, number, count, algorithm, reduce, place))
+            call = Call(self, About(op, dtype, self.number, number, count, algorithm, reduce, place))
+            try:
+                yield call
+                self.transport.done(call.about)
+            except BaseException:
+                self.transport.withdraw()
+                raise
             self._recorder.finish(record)
             watch.took(op, time.monotonic() - start)
         finally:
@@ -87,10 +99,15 @@ class Call:
         me, n = self.group.index, self.group.size
         return [(me + i) % n for i in range(1, n)]
 
-    def send(self, to: int, x: np.ndarray) -> None:
-        """One message: contiguous elements; they may be written again at once."""
-        self.group.transport.send(to, self.about, self._sent[to], x.view(np.uint8))
+    def send(self, to: int, x: np.ndarray, *, kept: bool = False) -> None:
+        """One message: contiguous elements; they may be written again at once. `kept`: they are not, before this call ends or the member
+        has answered."""
+        self.group.transport.send(to, self.about, self._sent[to], x.view(np.uint8), kept=kept)
         self._sent[to] += 1
+
+    def expect(self, source: int, outs: Sequence[np.ndarray | None]) -> None:
+        """The next messages of a member belong there (None: of one that is only read), which nobody reads or writes before they came."""
+        self.group.transport.expect(source, [None if out is None else out.view(np.uint8) for out in outs])
 
     def receive(self, source: int, like: np.ndarray) -> np.ndarray:
         """The next message of a member, of `like`'s size and type, to read until `release`."""
@@ -104,5 +121,11 @@ class Call:
 
     def take(self, source: int, out: np.ndarray) -> None:
         """The next message of a member into `out`."""
-        out[...] = self.receive(source, out)
+        move(self.receive(source, out), out)
         self.release(source)
+
+
+def move(x: np.ndarray, out: np.ndarray) -> None:
+    """out = x. Where both are one array, a long one is left alone."""
+    if x.nbytes < LENT_BYTES or x.__array_interface__["data"] != out.__array_interface__["data"]:
+        out[...] = x

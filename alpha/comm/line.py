@@ -3,7 +3,7 @@
 A frame says its kind, channel, ranks, number and length. It is checked over that and its body, of a message over the message's header, with
 a seed of the connection. What fails the check ends the connection, not the job. The payload of a message has the checksum of the message,
 which the receiving rank checks (J. H. Saltzer, D. P. Reed and D. D. Clark, End-to-end arguments in system design, ACM TOCS 2(4), 1984).
-Messages go out from where they lie and come in where they belong; only their first bytes, which came with the frame's head, are copied.
+Messages go out from where they lie and come in where they belong; only their first bytes, which travel with the frame's head, are copied.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Frame(NamedTuple):
 
 
 class Line:
-    """One connection. `place`: where the body of a message belongs; it raises Broken for one that must not come now."""
+    """One connection. `place`: where header (u8[SPACE]) and payload of a message belong; it raises Broken for what must not come now."""
 
-    def __init__(self, peer: Peer, place: Callable[[Frame], memoryview]) -> None:
+    def __init__(self, peer: Peer, place: Callable[[Frame], tuple[memoryview, memoryview]]) -> None:
         self.socket, self.seed, self._place = peer.link, peer.seed, place
         self.out: deque[memoryview] = deque()
         self.full = False
@@ -59,7 +59,7 @@ class Line:
         self._ahead, self._staged = memoryview(bytearray(_AHEAD)), 0
         self._frame: Frame | None = None
         self._head = b""
-        self._body, self._got = memoryview(b""), 0
+        self._body, self._rest, self._got = memoryview(b""), memoryview(b""), 0
 
     @property
     def between(self) -> bool:
@@ -71,11 +71,18 @@ class Line:
         """A frame goes in line."""
         self.out.append(memoryview(frame(self.seed, kind, channel, source, to, sequence, released, body)))
 
-    def put_message(self, channel: int, source: int, to: int, sequence: int, released: int, message: memoryview) -> None:
-        """A message goes in line. It stays where it is, unchanged, until it has gone out."""
-        head = FRAME.pack(MAGIC, VERSION, DATA, channel, source, to, sequence, released, len(message))
-        self.out.append(memoryview(head + _digest(self.seed, head, message[:SPACE])))
-        self.out.append(message)
+    def put_message(self, channel: int, source: int, to: int, sequence: int, released: int, header: memoryview,
+                    payload: memoryview) -> None:
+        """A message goes in line: header (u8[SPACE]) and payload, which stays where it is, unchanged, until it has gone out."""
+        head = FRAME.pack(MAGIC, VERSION, DATA, channel, source, to, sequence, released, SPACE + len(payload))
+        self.out.append(memoryview(b"".join((head, _digest(self.seed, head, header), header))))
+        if payload:
+            self.out.append(payload)
+
+    def holds(self, memory: memoryview) -> bool:
+        """Whether a frame that is on its way in belongs there, or one in line lies there."""
+        coming = self._frame is not None and self._rest.obj is memory.obj
+        return coming or any(part.obj is memory.obj for part in self.out)
 
     def flush(self) -> bool:
         """Send what is in line, as far as it goes at once; whether all went."""
@@ -95,40 +102,54 @@ class Line:
         return True
 
     def read(self, take: Callable[[Frame, memoryview], None]) -> bool:
-        """Take what has come, whole frame by whole frame; whether any did. Broken for what no sound peer sends, and where it closed."""
+        """Take what has come, whole frame by whole frame, up to the first long one; whether any did. So whoever checks that one finds it
+        in the core's cache. Broken for what no sound peer sends, and where it closed."""
         took = False
         while True:
-            straight = self._frame is not None
-            room = self._body[self._got :] if straight else self._ahead[self._staged :]
+            missing, room = 0, self._ahead[self._staged :]
             try:
-                count = self.socket.recv_into(room)
+                if self._frame is None:
+                    count = self.socket.recv_into(room)
+                else:  # and in the same call what comes next, up to where the next payload may begin
+                    missing, room = len(self._body) + len(self._rest) - self._got, room[: HEAD_BYTES + SPACE]
+                    count = self.socket.recvmsg_into([*self._missing(), room])[0]
             except BlockingIOError:
                 return took
             if not count:
                 raise Broken("it closed the connection")
-            if straight:
+            if count < missing:  # that was all
                 self._got += count
-                if self._got == len(self._body):
-                    self._finish(take)
-                    took = True
-                continue
-            self._staged += count
-            took |= self._unpack(take)
-            if self._frame is None and count < len(room):
                 return took
+            if missing:
+                self._finish(take)
+            self._staged += count - missing
+            took |= self._unpack(take) or bool(missing)
+            if missing > _AHEAD or (self._frame is None and count - missing < len(room)):
+                return took
+
+    def _missing(self) -> list[memoryview]:
+        """Where the rest of the frame that is on its way in belongs."""
+        behind = self._got - len(self._body)
+        if behind >= 0:
+            return [self._rest[behind:]]
+        return [self._body[self._got :], self._rest] if self._rest else [self._body[self._got :]]
 
     def _unpack(self, take: Callable[[Frame, memoryview], None]) -> bool:
         """Frames out of what was read ahead; the rest of one that is longer is read straight to where it belongs."""
         at, end, took, ahead = 0, self._staged, False, self._ahead
         while end - at >= HEAD_BYTES:
             self._begin(ahead[at : at + HEAD_BYTES])
-            at += HEAD_BYTES
-            body = self._body
-            got = self._got = min(len(body), end - at)
-            if got:
-                body[:got] = ahead[at : at + got]
-                at += got
-            if got < len(body):
+            at, self._got = at + HEAD_BYTES, 0
+            for room in (self._body, self._rest):
+                got = len(room)
+                if at + got > end:
+                    got = end - at
+                    room = room[:got]
+                if got:
+                    room[:] = ahead[at : at + got]
+                    at += got
+                    self._got += got
+            if self._got < len(self._body) + len(self._rest):
                 self._staged = 0
                 return took
             self._finish(take)
@@ -146,17 +167,17 @@ class Line:
         if frame.kind != DATA:
             if frame.length > MOST:
                 raise Broken("it sent a frame without bounds")
-            body = memoryview(bytearray(frame.length))
+            body, rest = memoryview(bytearray(frame.length)), memoryview(b"")
         else:
-            body = self._place(frame)
-        self._frame, self._head, self._body = frame, bytes(head), body
+            body, rest = self._place(frame)
+        self._frame, self._head, self._body, self._rest = frame, bytes(head), body, rest
 
     def _finish(self, take: Callable[[Frame, memoryview], None]) -> None:
         frame, body = self._frame, self._body
         assert frame is not None
-        if self._head[FRAME.size :] != _digest(self.seed, self._head[: FRAME.size], body[:SPACE] if frame.kind == DATA else body):
+        if self._head[FRAME.size :] != _digest(self.seed, self._head[: FRAME.size], body):
             raise Broken("it sent a frame with another checksum")
-        self._frame = None
+        self._frame, self._rest = None, memoryview(b"")
         take(frame, body)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,7 +22,8 @@ _TIMES = {SMALL: 20, LARGE: 4}
 @dataclass(frozen=True)
 class Links:
     """latency: f64[size, size], seconds of an empty message; inverse_bandwidth: f64[size, size], seconds per byte; zeros on the diagonal.
-    addition: f64[size], seconds per byte that each rank adds, beyond those of a copy. message: bytes of the longest message.
+    addition: f64[size], seconds per byte that each rank adds, beyond those of a copy. message: bytes of the longest message. hosts: of each
+    rank, the first rank of its host.
 
     All ranks hold the same numbers, those of the lower rank of each pair.
     """
@@ -31,12 +32,18 @@ class Links:
     inverse_bandwidth: np.ndarray
     addition: np.ndarray
     message: int
+    hosts: tuple[int, ...]
 
     def rule(self) -> Rule:
-        """By the slowest pair and the slowest rank: a collective is as slow as that."""
+        """By the slowest pair and the slowest rank: a collective is as slow as that. Of several hosts also by the slowest pair in one."""
         if len(self.latency) < 2:
             return Rule(message=self.message)
-        return Rule(float(self.latency.max()), float(self.inverse_bandwidth.max()), float(self.addition.max()), self.message)
+        found = Rule(float(self.latency.max()), float(self.inverse_bandwidth.max()), float(self.addition.max()), self.message)
+        if len(set(self.hosts)) == 1:
+            return found
+        near = np.equal.outer(self.hosts, self.hosts)
+        return replace(found, hosts=self.hosts, near_latency=float(self.latency[near].max()),
+                       near_inverse_bandwidth=float(self.inverse_bandwidth[near].max()))
 
 
 def measure(world: World) -> Links:
@@ -53,13 +60,14 @@ def measure(world: World) -> Links:
                 small, large = (_round_trip(group, low, high, n) for n in (SMALL, LARGE))
                 found[:, low, high] = small, max(large - small, 1e-12) / (4 * LARGE)
             collectives.barrier(group)
-    every, additions = np.empty((world.size, *found.shape)), np.empty(world.size)
+    every, additions, hosts = np.empty((world.size, *found.shape)), np.empty(world.size), np.empty(world.size, np.int32)
     collectives.all_gather(group, found, every, algorithm="direct")
     collectives.all_gather(group, np.array([addition]), additions, algorithm="direct")
+    collectives.all_gather(group, np.array([world.here.start], np.int32), hosts, algorithm="direct")
     for low in range(world.size):
         for high in range(low + 1, world.size):
             found[:, low, high] = found[:, high, low] = every[low, :, low, high]
-    return Links(found[0], found[1], additions, message)
+    return Links(found[0], found[1], additions, message, tuple(hosts.tolist()))
 
 
 def _addition(message: int) -> float:

@@ -17,9 +17,9 @@ from alpha.types import ITEMSIZE
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "send", "barrier")
 """Collectives as messages count them; a receive takes the messages of a send."""
 DTYPES = tuple(ITEMSIZE)
-ALGORITHMS = ("direct", "whole", "halving", "ring")
+ALGORITHMS = ("direct", "whole", "halving", "ring", "hosts")
 """direct: an owner loads its piece from all members. whole: each member loads everything from all members. halving: recursive halving and
-doubling, nearest neighbour first. ring: each member hands on what its neighbour gave."""
+doubling, nearest neighbour first. ring: each member hands on what its neighbour gave. hosts: direct in a host, halving between hosts."""
 REDUCTIONS = ("", "sum", "average", "unordered")
 """What becomes of the operands. unordered: a sum whose order depends on the owner of the piece."""
 

@@ -5,13 +5,17 @@ communication challenge for MPP, Parallel Computing 20(3), 1994), adding n bytes
 Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, IJHPCA 19(1), 2005. Where members add, each
 message is answered by one before the next block, so every message of a long operand takes the latency; what is only moved streams. The
 choice moves no bit of a result.
+
+Of a sum over several hosts what goes between them has another price than what stays. An algorithm that adds inside each host first sends
+between hosts what one member of each host owns: of m members on a host it moves 1/m of the bytes of `direct` there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from alpha.comm.segment import PAYLOAD_BYTES
 
@@ -36,6 +40,16 @@ COSTS: Mapping[str, Mapping[str, Callable[[int, int, Rule], float]]] = {
 a number of members that is no power of two moves the operand once more each way."""
 
 
+def _across(p: int, m: int, n: int, r: Rule) -> dict[str, float]:
+    """algorithm -> seconds of a sum of n bytes over p members, m on each host. A flat algorithm has m - 1 of p - 1 others near; recursive
+    halving does the steps inside a host first. `hosts` is `direct` inside and recursive halving between."""
+    costs, part = COSTS["all_reduce"], -(-n // m)
+    near = replace(r, latency=r.near_latency, inverse_bandwidth=r.near_inverse_bandwidth)
+    between = costs["halving"](p // m, part, r)
+    flat = {name: ((m - 1) * costs[name](p, n, near) + (p - m) * costs[name](p, n, r)) / (p - 1) for name in ("direct", "whole")}
+    return {**flat, "hosts": costs["direct"](m, n, near) + between, "halving": costs["halving"](m, n, near) + between}
+
+
 def _halved(p: int, n: int, r: Rule) -> int:
     """Messages each way of recursive halving."""
     return sum(r.messages(n / 2 ** (k + 1)) for k in range(p.bit_length() - 1)) + _odd(p) * r.messages(n)
@@ -48,18 +62,38 @@ def _odd(p: int) -> bool:
 @dataclass(frozen=True)
 class Rule:
     """The slowest pair's `latency` (seconds per message) and `inverse_bandwidth` (seconds per byte), and the slowest rank's `addition`
-    (seconds per byte that it adds, beyond those of a copy). `message`: bytes of the longest message. The defaults are a laptop's."""
+    (seconds per byte that it adds, beyond those of a copy). `message`: bytes of the longest message. The defaults are a laptop's.
+
+    `hosts`: the host of each rank, () where all are on one; `near_latency`, `near_inverse_bandwidth`: of the slowest pair on one host."""
 
     latency: float = 20e-6
     inverse_bandwidth: float = 3e-10
     addition: float = 4e-11
     message: int = PAYLOAD_BYTES
+    hosts: tuple[int, ...] = ()
+    near_latency: float = 0.0
+    near_inverse_bandwidth: float = 0.0
 
-    def choose(self, op: str, members: int, nbytes: int) -> str:
-        """The algorithm that is expected to be done first; of equal ones the first in COSTS. 'direct' where there is one only."""
+    def choose(self, op: str, members: int, nbytes: int, together: int = 1) -> str:
+        """The algorithm that is expected to be done first; of equal ones the first in COSTS. 'direct' where there is one only. `together`:
+        members on each host."""
         if op not in COSTS or members == 1:
             return "direct"
-        return min(COSTS[op], key=lambda name: COSTS[op][name](members, nbytes, self))
+        if op == "all_reduce" and 1 < together < members:
+            costs = _across(members, together, nbytes, self)
+        else:
+            costs = {name: cost(members, nbytes, self) for name, cost in COSTS[op].items()}
+        return min(costs, key=lambda name: costs[name])
+
+    def together(self, members: Sequence[int]) -> int:
+        """How many members (ranks) each host has, where their sums are subtrees of the tree of all: a power of two that is the same on all
+        hosts, one after the other. Else 1: each is on its own. All of them where there is one host."""
+        if not self.hosts:
+            return len(members)
+        runs = [(host, len(list(found))) for host, found in groupby(self.hosts[rank] for rank in members)]
+        count = runs[0][1]
+        alike = len(dict(runs)) == len(runs) and all(n == count for _, n in runs)
+        return count if alike and (len(runs) == 1 or not _odd(count)) else 1
 
     def messages(self, nbytes: float) -> int:
         """In which so many bytes travel: one even for nothing."""
@@ -69,7 +103,7 @@ class Rule:
         """What is recorded: (fewest bytes, algorithm) at each power of two where the choice changes."""
         found: list[tuple[int, str]] = []
         for nbytes in (0, *(1 << k for k in range(31))):
-            name = self.choose(op, members, nbytes)
+            name = self.choose(op, members, nbytes, self.together(range(members)))
             if not found or found[-1][1] != name:
                 found.append((nbytes, name))
         return found
@@ -77,5 +111,6 @@ class Rule:
     def text(self, members: int) -> str:
         """What was measured, and the rule that follows: '... ns a byte; all_reduce whole, from 4,096 bytes direct; ...'."""
         rules = [f"{op} " + ", ".join(f"from {n:,} bytes {name}" if n else name for n, name in self.limits(op, members)) for op in COSTS]
-        return f"{1e6 * self.latency:.1f} us + {1e9 * self.inverse_bandwidth:.3f} ns a byte, {1e9 * self.addition:.3f} ns more where it " \
-               f"is added; {'; '.join(rules)}"
+        near = f" ({1e6 * self.near_latency:.1f} us + {1e9 * self.near_inverse_bandwidth:.3f} ns inside a host)" if self.hosts else ""
+        return f"{1e6 * self.latency:.1f} us + {1e9 * self.inverse_bandwidth:.3f} ns a byte{near}, " \
+               f"{1e9 * self.addition:.3f} ns more where it is added; {'; '.join(rules)}"

@@ -39,8 +39,28 @@ def in_order() -> None:
         _fence()
 
 
+LENT_BYTES = 32 * 1024
+"""From so many bytes on a payload between hosts is not copied into a slot where that can be avoided. A shorter one is copied in less time
+than it takes to say where it lies."""
+
+
 class Elsewhere(Protocol):
     """What carries the rings to and from one rank on another host, of one channel (streams.py)."""
+
+    def lend(self, sequence: int, payload: memoryview) -> None:
+        """The payload of a message that is not counted yet lies there, and not in its slot, until `keep`."""
+
+    def keep(self) -> bool:
+        """What was lent and is not released goes into its slot; whether that was possible by now."""
+
+    def expect(self, sequence: int, out: memoryview) -> None:
+        """The payload of a message belongs there, unless it has begun to come."""
+
+    def came(self, sequence: int, nbytes: int) -> memoryview:
+        """Where a payload of LENT_BYTES or more lies that has come; asked once."""
+
+    def withdraw(self) -> None:
+        """Of a call that failed: nothing is lent and nothing expected any more."""
 
     def carry(self) -> bool:
         """Send what the ring to that rank holds that has not gone out; whether all of it is on its way by now."""
@@ -84,8 +104,9 @@ class SharedMemory:
         me, far = watch.rank, {r: elsewhere(channel, r) for r in members if r not in segment.here} if elsewhere else {}
         self._out = {i: _Ring(segment, channel, me, r, r, far.get(r)) for i, r in enumerate(members) if r != me}
         self._in = {i: _Ring(segment, channel, r, me, r, far.get(r)) for i, r in enumerate(members) if r != me}
+        self._lent = dict[int, _Ring]()
 
-    def send(self, to: int, about: About, chunk: int, payload: np.ndarray) -> None:
+    def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
         """See Transport."""
         ring, nbytes = self._out[to], payload.size
         sequence, released, slots = ring.count, ring.released, ring.slots
@@ -94,7 +115,11 @@ class SharedMemory:
         head = header(about, job=self._job, epoch=self._epoch, sender=self._watch.rank, sequence=sequence, chunk=chunk, nbytes=nbytes)
         at = ring.at[slot]
         code = checksum(head, payload)  # of what was asked for, not of what was copied: the receiver sees whether the copy is right
-        ring.payloads[slot][:nbytes] = payload
+        if kept and ring.elsewhere is not None and nbytes >= LENT_BYTES:
+            ring.elsewhere.lend(sequence, payload.data)
+            self._lent[to] = ring
+        else:
+            ring.payloads[slot][:nbytes] = payload
         ring.memory[at : at + HEADER.size] = head
         CHECKSUM.pack_into(ring.memory, at + HEADER.size, code)
         in_order()
@@ -102,6 +127,29 @@ class SharedMemory:
         if ring.elsewhere is not None:
             self._carry(ring, ring.elsewhere, about)
         self._watch.control.advance(self._watch.rank)
+
+    def done(self, about: About) -> None:
+        """See Transport."""
+        while self._lent:
+            _, ring = self._lent.popitem()
+            assert ring.elsewhere is not None
+            if not ring.elsewhere.keep():
+                self._watch.until(ring.elsewhere.keep, ring.peer, about.op, ring.elsewhere.rest)
+
+    def withdraw(self) -> None:
+        """See Transport."""
+        self._lent.clear()
+        for ring in self._in.values():
+            if ring.elsewhere is not None:
+                ring.elsewhere.withdraw()
+
+    def expect(self, source: int, outs: Sequence[np.ndarray | None]) -> None:
+        """See Transport."""
+        ring = self._in[source]
+        if ring.elsewhere is not None:
+            for i, out in enumerate(outs):
+                if out is not None and out.size >= LENT_BYTES:
+                    ring.elsewhere.expect(ring.count + i, out.data)
 
     def receive(self, source: int, about: About, chunk: int, nbytes: int) -> np.ndarray:
         """See Transport."""
@@ -112,6 +160,8 @@ class SharedMemory:
         expected = header(about, job=self._job, epoch=self._epoch, sender=self._members[source], sequence=sequence, chunk=chunk,
                           nbytes=nbytes)
         at, payload = ring.at[slot], ring.payloads[slot][:nbytes]
+        if ring.elsewhere is not None and nbytes >= LENT_BYTES:
+            payload = np.frombuffer(ring.elsewhere.came(sequence, nbytes), np.uint8)
         came = ring.memory[at : at + HEADER.size]
         if came != expected:
             raise self._watch.fail(self._other_message(source, about, bytes(came), expected))

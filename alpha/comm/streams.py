@@ -5,6 +5,10 @@ from its slot, and received straight into the same slot there; that it was relea
 whatever a broken connection has lost is sent again from it, and the count of each ring says what: every message is delivered once. There is
 always a slot for what comes, so nobody stops reading.
 
+A long payload is copied into no slot where that can be avoided. A sender may lend it from where it lies: what was not released when it
+wants its memory back goes into its slot then. A receiver may say beforehand where a payload belongs: it comes in there, is checked there,
+and counts for nothing before that.
+
 Between two ranks are Segment.streams connections. Message n goes through number n mod streams, credits through the first one. The receiver
 counts what came through each; up to the least of these counts all messages are there. So a ring is in order whatever overtakes what.
 
@@ -32,7 +36,7 @@ from alpha.comm.line import CREDIT, DATA, RESUME, Broken, Frame, Line
 from alpha.comm.message import SPACE, nbytes_of
 from alpha.comm.process import Served, process_state
 from alpha.comm.segment import RELEASED, Segment
-from alpha.comm.shm import in_order
+from alpha.comm.shm import LENT_BYTES, in_order
 from alpha.errors import RankError
 
 ASK = struct.Struct("<HHH")
@@ -72,14 +76,19 @@ def call(segment: Segment, seconds: float) -> socket.socket:
 
 
 class _Ring:
-    """One direction between two ranks, as its connections see it. `told`: releases that the sender was told of."""
+    """One direction between two ranks, as its connections see it. `told`: releases that the sender was told of. `payloads`: by message,
+    where its payload lies that was lent, or where it belongs or has begun to come; by the lock of the connections."""
 
     def __init__(self, segment: Segment, channel: int, source: int, to: int) -> None:
         start, memory = segment.ring(channel, source, to), memoryview(segment.memory)
         self.sent, self.released = (memory[start + i : start + i + 8].cast("Q") for i in (0, RELEASED))
         at = [segment.slot(start, i) for i in range(segment.slots)]
         self.slots = [memory[a : a + SPACE + segment.payload_bytes] for a in at]
-        self.told = 0
+        self.told, self.payloads = 0, dict[int, memoryview]()
+
+    def slot(self, sequence: int, nbytes: int) -> memoryview:
+        """Room for so many bytes of payload in the slot of a message."""
+        return self.slots[sequence % len(self.slots)][SPACE : SPACE + nbytes]
 
 
 class Stream:
@@ -153,6 +162,49 @@ class Lane:
                 self.tell()
                 self.carry()
 
+    def lend(self, sequence: int, payload: memoryview) -> None:
+        """The payload of a message that is not counted yet lies there, and not in its slot, until `keep`."""
+        with self._all.lock:
+            self.out.payloads[sequence] = payload
+
+    def keep(self) -> bool:
+        """What was lent and is not released goes into its slot; whether that was possible: nothing may be in line from where it lies."""
+        with self._all.lock:
+            for stream in self.pair.streams:
+                if stream.line is not None and stream.line.out:
+                    self._all.turn(stream, read=False)
+                    if stream.line is not None and stream.line.out:
+                        return False
+            self._keep()
+            return True
+
+    def _keep(self) -> None:
+        lent, released = self.out.payloads, self.out.released[0]
+        for sequence, payload in lent.items():
+            if sequence >= released:
+                self.out.slot(sequence, len(payload))[:] = payload
+        lent.clear()
+
+    def expect(self, sequence: int, out: memoryview) -> None:
+        """The payload of a message belongs there, unless it has begun to come."""
+        with self._all.lock:
+            self.back.payloads.setdefault(sequence, out)
+
+    def came(self, sequence: int, nbytes: int) -> memoryview:
+        """Where a payload of LENT_BYTES or more lies that has come; asked once. Nobody else has to do with it any more."""
+        found = self.back.payloads.pop(sequence, None)
+        return self.back.slot(sequence, nbytes) if found is None else found
+
+    def withdraw(self) -> None:
+        """Of a call that failed: nothing goes out from where it was lent any more, and nothing comes in where it was to belong. A
+        connection that is about to is dropped, and what it lost sent again."""
+        with self._all.lock:
+            for stream in self.pair.streams:
+                if stream.line is not None and any(map(stream.line.holds, (*self.out.payloads.values(), *self.back.payloads.values()))):
+                    self._all.drop(stream)
+            self.back.payloads.clear()
+            self._keep()
+
     def tell(self) -> None:
         """Put in line how many messages of that rank were released."""
         first = self.pair.streams[0]
@@ -165,10 +217,12 @@ class Lane:
         assert stream.line is not None
         slots, channel, count, back = self.out.slots, self.channel, len(self.pair.streams), self.back
         for sequence in range(stream.next[channel], sent, count):
-            slot = slots[sequence % len(slots)]
-            message = slot[: min(SPACE + nbytes_of(slot, 0), len(slot))]
+            header = slots[sequence % len(slots)][:SPACE]
+            payload = self.out.payloads.get(sequence)
+            if payload is None:
+                payload = self.out.slot(sequence, nbytes_of(header, 0))
             back.told = back.released[0]
-            stream.line.put_message(channel, self._all.rank, self.pair.peer, sequence, back.told, message)
+            stream.line.put_message(channel, self._all.rank, self.pair.peer, sequence, back.told, header, payload)
             stream.next[channel] = sequence + count
 
 
@@ -251,7 +305,7 @@ class Streams:
         """Give back what is open."""
         with self.lock:
             for stream in list(self._by_fd.values()):
-                self._drop(stream)
+                self.drop(stream)
             if self._bridge is not None:
                 self._bridge.close()
             self._epoll.close()
@@ -290,7 +344,7 @@ class Streams:
                 self._pairs[peer] = _Pair(self._segment, peer)
             stream = self._pairs[peer].streams[number]
             if stream.line is not None:  # one that this end does not know to be broken yet
-                self._drop(stream)
+                self.drop(stream)
             if proved.link.family == socket.AF_INET:
                 proved.link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
             stream.line = line = Line(proved, lambda frame: self._place(stream, frame))
@@ -299,7 +353,8 @@ class Streams:
             line.put(RESUME, source=self.rank, to=peer, body=struct.pack(f"<{len(stream.came)}Q", *stream.came))
             self.turn(stream)
 
-    def _drop(self, stream: Stream) -> None:
+    def drop(self, stream: Stream) -> None:
+        """A connection is of no more use."""
         assert stream.line is not None
         fd = stream.line.socket.fileno()
         self._epoll.unregister(fd)
@@ -320,7 +375,7 @@ class Streams:
                 line.full = full
                 self._epoll.modify(line.socket.fileno(), select.EPOLLIN | (select.EPOLLOUT if full else 0))
         except (Broken, OSError):
-            self._drop(stream)
+            self.drop(stream)
             self._ask(stream)
 
     # -- frames --
@@ -331,13 +386,17 @@ class Streams:
             raise Broken("it sent a frame of other ranks")
         return stream.pair.lanes.get(frame.channel) or self.lane(frame.channel, stream.pair.peer)
 
-    def _place(self, stream: Stream, frame: Frame) -> memoryview:
-        """Where a message belongs. Broken for what is not the next one."""
-        ring, sequence = self._lane(stream, frame).back, frame.sequence
-        room = SPACE <= frame.length <= SPACE + self._segment.payload_bytes
+    def _place(self, stream: Stream, frame: Frame) -> tuple[memoryview, memoryview]:
+        """Where header and payload of a message belong: the payload where it is expected with this length, else in its slot, also when it
+        is sent again. Broken for what is not the next one."""
+        ring, sequence, nbytes = self._lane(stream, frame).back, frame.sequence, frame.length - SPACE
+        room = 0 <= nbytes <= self._segment.payload_bytes
         if not room or sequence != stream.came[frame.channel] or sequence - ring.released[0] >= len(ring.slots):
             raise Broken("it sent a message that is not the next one")
-        return ring.slots[sequence % len(ring.slots)][: frame.length]
+        payload = ring.payloads.get(sequence) if nbytes >= LENT_BYTES else ring.slot(sequence, nbytes)
+        if payload is None or len(payload) != nbytes:
+            payload = ring.payloads[sequence] = ring.slot(sequence, nbytes)
+        return ring.slots[sequence % len(ring.slots)][:SPACE], payload
 
     def _take(self, stream: Stream, frame: Frame, body: memoryview) -> None:
         """A whole frame."""

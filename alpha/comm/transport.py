@@ -6,6 +6,7 @@ message of another job, epoch, group or collective, nor one whose checksum is wr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -22,8 +23,19 @@ class Transport(Protocol):
     payload_bytes: int
     """Bytes of the longest message."""
 
-    def send(self, to: int, about: About, chunk: int, payload: np.ndarray) -> None:
-        """Hand over one message (u8[n], n <= payload_bytes); returns when `payload` may be written again."""
+    def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
+        """Hand over one message (u8[n], n <= payload_bytes); returns when `payload` may be written again. `kept`: it stays as it is until
+        `done`, or until the member's answer to it has come."""
+
+    def done(self, about: About) -> None:
+        """The end of a collective: returns when all that was to be kept may be written again."""
+
+    def withdraw(self) -> None:
+        """The end of a collective that failed: from now on nothing is read or written where it was kept or expected."""
+
+    def expect(self, source: int, outs: Sequence[np.ndarray | None]) -> None:
+        """Where the next messages of a member belong (u8[n] each; None: wherever the transport holds it). They may be written from now
+        on, in any order and more than once, until `receive` has given them; what it gives lies there or elsewhere."""
 
     def receive(self, source: int, about: About, chunk: int, nbytes: int) -> np.ndarray:
         """The next message of a member, checked: u8[nbytes] where the transport holds it, to read until `release`."""

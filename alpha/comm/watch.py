@@ -150,7 +150,7 @@ class Watch:
         """Return as soon as `ready()`. `peer`: the rank whose doing that is; `op`: the collective; `rest`: waits so many seconds at most
         and comes back when something may have changed, where somebody wakes this process. RankError when any rank failed or died, or when
         the one that all wait for gets on with nothing."""
-        if ready() or (self._spin(ready) if rest is None else rest(LONGEST_S) or ready()):
+        if ready() or (self._spin(ready) if rest is None else self._rest(ready, rest)):
             return
         self.control.wait(self.rank, peer)
         try:
@@ -168,6 +168,16 @@ class Watch:
                 return True
             os.sched_yield()  # spinning on is faster alone, and many times slower where others want this processor
         return False
+
+    @staticmethod
+    def _rest(ready: Callable[[], bool], rest: Callable[[float], object]) -> bool:
+        """Whether it is ready before nothing came for so long: where parts of a message come, each ends a rest."""
+        end = time.monotonic_ns() + int(1e9 * LONGEST_S)
+        while not ready():
+            if time.monotonic_ns() >= end:
+                return False
+            rest(LONGEST_S)
+        return True
 
     def _sleep(self, ready: Callable[[], bool], peer: int, op: str, rest: Callable[[float], object] | None) -> None:
         pause, look = SHORTEST_S, 0

@@ -122,7 +122,7 @@ class World:
     def rule(self, rule: Rule) -> None:
         self._rule = rule
         for group in self._groups.values():
-            group.rule = rule
+            group.follow(rule)
 
     @property
     def here(self) -> range:

@@ -1,13 +1,14 @@
-"""Curves of collectives among ranks: time of a call and bandwidth by size. Floor 8.
+"""Curves of collectives among ranks: time of a call and bandwidth by size. Also of messages between two hosts. Floor 8.
 
     alpha bench comm --json FILE.json && python -m alpha.report.curves FILE.json FILE.svg
+    alpha bench comm --hosts 2 --json FILE.json && python -m alpha.report.curves FILE.json FILE.svg
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from alpha.report.extra import matplotlib
 from alpha.report.palette import series
 
 Curve = Mapping[int, float]
+TARGET = 0.8
+"""Of plain sockets' speed, that long messages are to reach."""
 
 
 def draw(found: Mapping[str, Any]) -> str:
@@ -42,11 +45,37 @@ def draw(found: Mapping[str, Any]) -> str:
         return alone(svg_of(figure, "comm"))
 
 
+def draw_hosts(rows: Sequence[Mapping[str, Any]]) -> str:
+    """An SVG file of what the command wrote with `--hosts 2`. On the left microseconds of a call by way and streams, medians; on the right
+    plain sockets' time over that of each other way, medians, and the target of long messages."""
+    times, shares = dict[str, dict[int, float]](), dict[str, dict[int, float]]()
+    for row in rows:
+        for arm, seconds in row["median"].items():
+            name, n = f"{arm}, {row['streams']} stream{'s' if row['streams'] > 1 else ''}", int(row["nbytes"])
+            times.setdefault(name, {})[n] = 1e6 * seconds
+            if arm != "sockets":
+                shares.setdefault(name, {})[n] = row["median"]["sockets"] / seconds
+    with matplotlib.rc_context(RC):
+        figure, (left, right) = canvas(3.6, 2)
+        _lines(left, times)
+        _lines(right, shares)
+        right.set_yscale("linear")
+        right.set_ylim(bottom=0)
+        right.axhline(TARGET, color="#808080", linestyle="--", linewidth=1)
+        left.set_title("bytes there and 4 back, us (median)")
+        right.set_title("plain sockets' time over ours (median)")
+        return alone(svg_of(figure, "hosts"))
+
+
+def _size(nbytes: float, _: object) -> str:
+    return f"{nbytes / 2**20:g} MiB" if nbytes >= 1 << 20 else f"{nbytes / 2**10:g} KiB" if nbytes >= 1 << 10 else f"{nbytes:g} B"
+
+
 def _lines(axis: Axes, curves: Mapping[str, Curve]) -> None:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n / 2**20:g} MiB" if n >= 1 << 20 else f"{n / 2**10:g} KiB"))
-    axis.xaxis.set_major_locator(FixedLocator([1 << k for k in range(10, 40, 5)]))
+    axis.xaxis.set_major_formatter(FuncFormatter(_size))
+    axis.xaxis.set_major_locator(FixedLocator([4, *(1 << k for k in range(10, 40, 5))]))
     axis.xaxis.set_minor_locator(NullLocator())
     for i, (name, points) in enumerate(curves.items()):
         colour, dash = series(i)
@@ -57,4 +86,5 @@ def _lines(axis: Axes, curves: Mapping[str, Curve]) -> None:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(draw(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["comm"]), encoding="utf-8")
+    told = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(sys.argv[2]).write_text(draw_hosts(told["hosts"]) if "hosts" in told else draw(told["comm"]), encoding="utf-8")

@@ -5,6 +5,7 @@ Hosts are processes on this machine, each of which starts ranks of its own (suit
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from alpha import __main__ as cli
 from alpha.bench import hosts as bench
 from alpha.errors import InputError
 from alpha.gates.contracts.ranks import hosts
+from alpha.report import curves
 from alpha.train.launch import seat
 
 SECRET = "0123456789abcdef"
@@ -89,6 +91,9 @@ def test_messages_beside_plain_sockets(capsys: pytest.CaptureFixture[str], monke
     for r in rows:
         assert set(r.fastest) == set(bench.ARMS) and all(0 < r.fastest[arm] <= r.median[arm] for arm in bench.ARMS)
         assert r.share("send") == r.fastest["sockets"] / r.fastest["send"]
+    told = json.loads(json.dumps([{"streams": r.streams, "nbytes": r.nbytes, "median": r.median} for r in rows]))
+    picture = curves.draw_hosts(told)
+    assert all(f">{name}<" in picture for name in ("sockets, 1 stream", "messages, 3 streams", "send, 3 streams")), picture
     monkeypatch.setattr(bench.bench, "__defaults__", ((4,), (1,), None))
     assert cli.main(["bench", "comm", "--hosts", "2", "--rounds", "2"]) == 0
     assert "messages / sockets" in capsys.readouterr().out

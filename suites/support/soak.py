@@ -59,11 +59,11 @@ def _between_messages(world: World, fault: str, messages: int) -> None:
     transport, left = world.group(WORLD).transport, [messages]
     send = transport.send
 
-    def counted(*given: object) -> None:
+    def counted(*given: object, **words: object) -> None:
         left[0] -= 1
         if not left[0]:
             misbehave(world, fault)
-        send(*given)  # type: ignore[arg-type]
+        send(*given, **words)  # type: ignore[arg-type]
 
     transport.send = counted  # type: ignore[method-assign]
 

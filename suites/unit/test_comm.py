@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -434,7 +434,16 @@ def test_the_rule_takes_the_cheapest(op: str, members: int) -> None:
 
 @pytest.mark.parametrize("rule, op, members, sizes", CHOICES)
 def test_measurements_and_what_the_rule_makes_of_them(rule: Rule, op: str, members: int, sizes: dict[int, str]) -> None:
-    assert {n: rule.choose(op, members, n) for n in sizes} == sizes
+    assert {n: rule.choose(op, members, n, rule.together(range(members))) for n in sizes} == sizes
+
+
+@pytest.mark.parametrize("hosts, members, together", [
+    ((), (0, 1, 2), 3), ((0, 0, 0), (0, 1, 2), 3), ((0, 0, 2, 2), (0, 1, 2, 3), 2), ((0, 0, 2, 2), (2, 3), 2), ((0, 0, 2, 2), (0, 2), 1),
+    ((0, 0, 2, 2), (0, 2, 1, 3), 1), ((0, 0, 2), (0, 1, 2), 1), ((0, 0, 0, 3, 3, 3), range(6), 1), ((0, 0, 2, 2, 4, 4), range(6), 2),
+    ((0, 0, 0, 0, 4, 4, 4, 4), range(8), 4), ((0, 0, 2, 2), (3, 2, 1, 0), 2),
+])
+def test_members_are_together_where_their_sums_are_subtrees(hosts: tuple[int, ...], members: Sequence[int], together: int) -> None:
+    assert Rule(hosts=hosts).together(members) == together
 
 
 def test_every_size_at_which_the_choice_changes_is_recorded() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -22,7 +22,8 @@ BY_NAME = {row.name: row for row in ROWS}
 COUNTS = (0, 1, 31, 601, 1024, 5003)
 """Nothing, one, primes, exactly one message of 4-byte elements, several messages with a rest."""
 DTYPES = ("f64", "f32", "bf16", "i64", "i32", "bool")
-ALGORITHMS = {"all_reduce": ("direct", "whole", "halving"), "all_gather": ("direct", "ring"), "broadcast": ("direct", "halving", "ring")}
+ALGORITHMS = {"all_reduce": ("direct", "whole", "halving", "hosts"),
+              "all_gather": ("direct", "ring"), "broadcast": ("direct", "halving", "ring")}
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 
 
@@ -119,8 +120,17 @@ class Mute:
     def __init__(self, transport: SharedMemory) -> None:
         self._transport, self.payload_bytes = transport, transport.payload_bytes
 
-    def send(self, to: int, about: About, chunk: int, payload: np.ndarray) -> None:
+    def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
         pass
+
+    def done(self, about: About) -> None:
+        self._transport.done(about)
+
+    def withdraw(self) -> None:
+        self._transport.withdraw()
+
+    def expect(self, source: int, outs: Sequence[np.ndarray | None]) -> None:
+        self._transport.expect(source, outs)
 
     def receive(self, source: int, about: About, chunk: int, nbytes: int) -> np.ndarray:
         return self._transport.receive(source, about, chunk, nbytes)
@@ -132,7 +142,7 @@ class Mute:
 class Flipped(Mute):
     """A transport whose slots change after they were filled: one bit of each payload."""
 
-    def send(self, to: int, about: About, chunk: int, payload: np.ndarray) -> None:
+    def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
         ring = self._transport._out[to]
         sent = ring.sent
         ring.sent = bytearray(8)  # type: ignore[assignment]  # the receiver must not see it before the bit has turned

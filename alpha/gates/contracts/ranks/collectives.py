@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from functools import reduce as fold
 from types import SimpleNamespace
@@ -297,9 +297,19 @@ class Late:
         if self._rng.random() < 0.3:
             time.sleep(float(self._rng.random()) * 1e-3)
 
-    def send(self, to: int, about: About, chunk: int, payload: np.ndarray) -> None:
+    def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
         self._rest()
-        self._transport.send(to, about, chunk, payload)
+        self._transport.send(to, about, chunk, payload, kept=kept)
+
+    def done(self, about: About) -> None:
+        self._transport.done(about)
+
+    def withdraw(self) -> None:
+        self._transport.withdraw()
+
+    def expect(self, source: int, outs: Sequence[np.ndarray | None]) -> None:
+        self._rest()
+        self._transport.expect(source, outs)
 
     def receive(self, source: int, about: About, chunk: int, nbytes: int) -> np.ndarray:
         self._rest()
@@ -463,6 +473,10 @@ CHOICES: tuple[tuple[Rule, str, int, dict[int, str]], ...] = (
     # many ranks: fewer messages, then fewer bytes
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "all_reduce", 4, {KIB: "whole", 64 * KIB: "halving", 512 * KIB: "halving"}),
     (Rule(MS, 1e-12, 0.0, 256 * KIB), "all_reduce", 8, {64 * KIB: "halving"}),
+    # two hosts of two ranks: from a few KiB on sums are added inside first; not where ranks of one host do not follow one another
+    (Rule(50 * US, 1e-9, 4e-11, 256 * KIB, (0, 0, 2, 2), 5 * US, 1e-10), "all_reduce", 4,
+     {KIB: "whole", 64 * KIB: "hosts", 64 * MIB: "hosts"}),
+    (Rule(50 * US, 1e-9, 4e-11, 256 * KIB, (0, 1, 0, 1), 5 * US, 1e-10), "all_reduce", 4, {KIB: "whole", 64 * MIB: "direct"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 8, {KIB: "halving", 64 * MIB: "ring"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 2, {KIB: "direct", 64 * MIB: "direct"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "all_gather", 4, {KIB: "direct", 64 * MIB: "direct"}),
@@ -474,7 +488,7 @@ def _chosen(op: str) -> Case:
     def case(rng: np.random.Generator) -> Measured:
         asked = [(rule, n, nbytes, want) for rule, name, n, sizes in CHOICES if name == op for nbytes, want in sizes.items()]
         wrong = [f"{nbytes:,} bytes of {n} ranks by {rule}: {came}" for rule, n, nbytes, want in asked
-                 if (came := rule.choose(op, n, nbytes)) != want]
+                 if (came := rule.choose(op, n, nbytes, rule.together(range(n)))) != want]
         return Measured(error=float(len(wrong)), bound=0.0, cases=len(asked), note=wrong[0][:120] if wrong else "")
     return case
 

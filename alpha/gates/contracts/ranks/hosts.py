@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -28,20 +28,26 @@ from alpha.comm import meet as meets
 from alpha.comm.bridge import Bridge, Host
 from alpha.comm.handshake import Door, knock
 from alpha.comm.line import Broken, Line
+from alpha.comm.links import measure
 from alpha.comm.meet import Across, Met, meet
+from alpha.comm.message import HEADER, SPACE, About
+from alpha.comm.message import header as make_header
 from alpha.comm.process import Served
 from alpha.comm.segment import Segment
+from alpha.comm.shm import LENT_BYTES, SharedMemory
 from alpha.comm.streams import NOBODY, Streams
 from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import RankError
-from alpha.gates.contracts.ranks.calls import OPS
-from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, seed_of, sound
+from alpha.gates.contracts.ranks.calls import DTYPES, OPS, Mute, one, summed
+from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, at_vjp, seed_of, sound
 from alpha.gates.contracts.ranks.jobs import Case, Found, _hash, _measured, at_channels
 from alpha.gates.contracts.ranks.members import Ended, at_once, in_threads, members
 from alpha.gates.contracts.ranks.network import SECRET, Network, Wire
 
 ALONE_AND_APART: tuple[dict[str, Any], ...] = ({}, {"hosts": 2}, {"hosts": 4})
+COUNTED = 240_000
+"""Elements of a sum whose bytes between hosts are counted: all pieces are equal."""
 OF_RANKS = (line.DATA, line.CREDIT, line.RESUME)
 """Frames that ranks say to each other; the others bridges do."""
 LOST_S = bridges.SILENCE_S + bridges.BROKEN_S + 4.0
@@ -77,6 +83,7 @@ def at_streams(world: World, seed: int, count: int, breaks: bool) -> Found:
         out = np.empty_like(x)
         if (world.rank + i) % 2:
             collectives.send(group, x, to=1 - world.rank)
+            x.fill(-1)  # it is the sender's again, whatever has to be sent again
         else:
             collectives.receive(group, out, source=1 - world.rank)
             wrong += [] if out.tobytes() == x.tobytes() else [f"message {i} of {n} elements came otherwise"]
@@ -88,6 +95,60 @@ def _streams(rng: np.random.Generator) -> Measured:
     """Through one connection, and through several that overtake each other."""
     return sound([partial(members().run, at_streams, 2, seed_of(rng), 40, False, hosts=2, streams=streams, deadlines=SOUND)
                   for streams in (1, 4)])
+
+
+def at_other_lengths(world: World) -> None:
+    """A long message comes where another length is expected."""
+    group, x = world.group(WORLD), np.ones(40_000 + 20_000 * world.rank, np.float32)
+    if world.rank == 0:
+        collectives.send(group, x, to=1)
+        collectives.barrier(group)
+    else:
+        collectives.receive(group, x, source=0)
+
+
+def _other_lengths(rng: np.random.Generator) -> Measured:
+    return _named(members().run(at_other_lengths, 2, hosts=2, deadlines=SHORT), "runs another collective", {0: 0, 1: 0})
+
+
+def _straight(rng: np.random.Generator) -> Measured:
+    """A payload comes in where it is expected, unless it has begun to come, and counts when all of it has come. What was lent goes out from
+    where it lies. After a call that failed nobody reads or writes there any more, and what was on its way comes again."""
+    wrong, n = list[str](), LENT_BYTES + 4096
+    for begun, fails in ((False, False), (True, False), (False, True)):
+        ends = Ends(payload_bytes=1 << 16)
+        try:
+            near, far = ends.lanes
+            lent, out, body = (np.frombuffer(bytearray(rng.bytes(n)), np.uint8) for _ in range(3))
+            about = About("send", "bool", 0, 1, n)
+            header, payload = near.out.slots[0][:SPACE], lent.tobytes()
+            header[: HEADER.size] = make_header(about, job=0, epoch=0, sender=0, sequence=0, chunk=0, nbytes=n)
+            said, kept = line.frame(7, line.DATA, 0, 0, 1, 0, 0, bytes(header) + payload), out.tobytes()
+            cut = int(rng.integers(line.HEAD_BYTES + SPACE + 1, len(said)))
+            if not begun:
+                far.expect(0, out.data)
+            wrong += ["it broke"] if ends.say(said[:cut], to_bridge=False) else []
+            far.expect(0, body.data)
+            if fails:
+                far.withdraw()
+                kept = out.tobytes()
+                with suppress(OSError):  # that connection was dropped
+                    ends.say(said[cut:], to_bridge=False)
+                near.lend(0, lent.data)
+                near.out.sent[0] = 1
+                near.withdraw()
+                lent.fill(0)
+                ends.connect()
+            else:
+                wrong += ["it counts early"] if far.back.sent[0] else []
+                ends.say(said[cut:], to_bridge=False)
+            wrong += [] if far.back.sent[0] == 1 else [f"{far.back.sent[0]} messages came"]
+            wrong += [] if bytes(far.came(0, n)) == payload else ["it came otherwise"]
+            if (out.tobytes() == payload) == (begun or fails) or (begun or fails) != (out.tobytes() == kept):
+                wrong.append(f"what was expected {'late' if begun else 'and withdrawn' if fails else 'in time'} is elsewhere")
+        finally:
+            ends.close()
+    return _measured(wrong, 3)
 
 
 def at_leaving_early(world: World, seed: int) -> Found:
@@ -146,6 +207,63 @@ def at_sum(world: World, seed: int) -> str:
         collectives.all_gather(group, x, every)
         found.update(out.tobytes() + every.tobytes())
     return found.hexdigest()
+
+
+class Counted(Mute):
+    """A transport that counts the bytes of payloads that leave this host."""
+
+    def __init__(self, transport: SharedMemory, away: Sequence[bool]) -> None:
+        super().__init__(transport)
+        self._away, self.nbytes = away, 0
+
+    def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
+        """Counted and sent."""
+        self.nbytes += payload.size * self._away[to]
+        self._transport.send(to, about, chunk, payload, kept=kept)
+
+
+def at_hosts(world: World, seed: int) -> tuple[list[str], dict[str, int], tuple[int, ...]]:
+    """Sums that are added inside hosts first have the bits of the tree: short ones, long ones, of all types, in place or not. Then what
+    leaves this host, by algorithm, of a sum of COUNTED elements, and the host of each rank as it was found."""
+    group, rng = world.group(WORLD), np.random.default_rng(seed)
+    world.rule = measure(world).rule()
+    kinds = [(dtype, reduce) for dtype in DTYPES for reduce in ("sum", "average") if summed("all_reduce", dtype, reduce)]
+    wrong = [one(group, "all_reduce", dtype, int(rng.integers(1, 70_000)), algorithm="hosts", reduce=reduce, in_place=bool(rng.integers(2)),
+                 seed=seed + i) for i in range(2) for dtype, reduce in kinds]
+    whole, sent = group.transport, dict[str, int]()
+    assert isinstance(whole, SharedMemory)
+    x = np.ones(COUNTED, np.float32)
+    for algorithm in ("direct", "hosts"):
+        group.transport = counted = Counted(whole, [r not in world.here for r in group.members])
+        collectives.all_reduce(group, x, x, algorithm=algorithm)
+        sent[algorithm] = counted.nbytes
+    group.transport = whole
+    return [w for w in wrong if w], sent, world.rule.hosts
+
+
+def _by_hosts(rng: np.random.Generator) -> Measured:
+    """Two and three hosts with one, two and four ranks each, and two with unlike numbers. Of m ranks on each of k hosts 2 n (k - 1) of a
+    sum's n bytes leave a host, and m times as many where it is flat. Where the numbers are unlike no host adds first."""
+    wrong, total = list[str](), 4 * COUNTED
+    for size, hosts, together in ((4, 2, 2), (6, 3, 2), (8, 2, 4), (3, 3, 1), (5, 2, 1)):
+        ended = members().run(at_hosts, size, seed_of(rng), hosts=hosts, deadlines=SOUND)
+        wrong += [f"rank {r} of {size}: {(e.result[0] if e.result else e.error)[-200:]}" for r, e in enumerate(ended)
+                  if e.result is None or e.result[0]]
+        if any(e.result is None for e in ended):
+            continue
+        by = {name: sum(e.result[1][name] for e in ended) for name in ("direct", "hosts")}
+        layout = ended[0].result[2]
+        wrong += [] if len(set(layout)) == hosts and all(e.result[2] == layout for e in ended) else [f"hosts are taken to be {layout}"]
+        if size == hosts * max(together, 1):
+            expected = {"direct": 2 * total * together * (hosts - 1), "hosts": 2 * total * (hosts - 1)}
+            wrong += [] if by == expected else [f"among {size} on {hosts} hosts {by} bytes leave a host, not {expected}"]
+    return _measured(wrong, 5)
+
+
+def _adjoint(rng: np.random.Generator) -> Measured:
+    """Gradients: the rows' vjps, run over two hosts, stand against central differences of their oracles."""
+    return sound([partial(members().run, at_vjp, 2 if op in ("send", "receive") else 3, op, seed_of(rng), hosts=2, deadlines=SOUND)
+                  for op in OPS if op != "barrier"])
 
 
 def _bits(rng: np.random.Generator) -> Measured:
@@ -271,11 +389,11 @@ def _named(ended: Sequence[Ended], says: str, names: dict[int, int]) -> Measured
 class Ends:
     """Two hosts with one rank each, in this process: their bridges, and the ranks' connections, over socket pairs."""
 
-    def __init__(self, streams: int = 1) -> None:
+    def __init__(self, streams: int = 1, payload_bytes: int = 4096) -> None:
         doors = [Door(("127.0.0.1", 0), SECRET) for _ in range(2)]
         told = [Host("127.0.0.1", door.port, range(i, i + 1)) for i, door in enumerate(doors)]
-        first = Segment.create(2, here=range(1), payload_bytes=4096, slots=4, streams=streams)
-        self.segments = [first, Segment.create(2, here=range(1, 2), job=first.job, payload_bytes=4096, slots=4, streams=streams)]
+        first = Segment.create(2, here=range(1), payload_bytes=payload_bytes, slots=4, streams=streams)
+        self.segments = [first, Segment.create(2, here=range(1, 2), job=first.job, payload_bytes=payload_bytes, slots=4, streams=streams)]
         self.bridges = [Bridge(s, told, i, door, SECRET, 1.0) for i, (s, door) in enumerate(zip(self.segments, doors))]
         self.streams = [Streams(s, i, None) for i, s in enumerate(self.segments)]
         self.lanes = [s.lane(0, 1 - i) for i, s in enumerate(self.streams)]
@@ -436,19 +554,23 @@ def _framing(rng: np.random.Generator) -> Measured:
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     room, came, sent = memoryview(bytearray(1 << 16)), list[tuple[int, int, bytes]](), list[tuple[int, int, bytes]]()
-    out, back = (Line(handshake.Peer(end, 7), lambda frame: room[: frame.length]) for end in pair)
+
+    def take(frame: line.Frame, body: memoryview) -> None:
+        came.append((frame.kind, frame.sequence, bytes(room[: frame.length] if frame.kind == line.DATA else body)))
+
+    out, back = (Line(handshake.Peer(end, 7), lambda frame: (room[: line.SPACE], room[line.SPACE : frame.length])) for end in pair)
     try:
         for i in range(120):
             body = rng.bytes(int(rng.integers(line.SPACE, (600, 9000)[i % 2])))
             sent.append((line.DATA if rng.integers(2) else line.RECORD, i, body))
             if sent[-1][0] == line.DATA:
-                out.put_message(0, 0, 1, i, 0, memoryview(body))
+                out.put_message(0, 0, 1, i, 0, memoryview(body)[: line.SPACE], memoryview(body)[line.SPACE :])
             else:
                 out.put(line.RECORD, sequence=i, body=body)
         for _ in range(10_000):
             if out.flush() and len(came) == len(sent):
                 break
-            back.read(lambda frame, body: came.append((frame.kind, frame.sequence, bytes(body))))
+            back.read(take)
         wrong = [f"frame {i} came otherwise" for i, (x, y) in enumerate(zip(sent, came)) if x != y]
         wrong += [] if len(came) == len(sent) else [f"{len(came)} of {len(sent)} frames came"]
     except Broken as error:
@@ -755,11 +877,12 @@ def _not_met(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
-                                 ("early", _early), ("met", _met), ("framing", _framing), ("whole", _whole), ("fastest", _fastest)],
+                                 ("early", _early), ("straight", _straight), ("met", _met), ("framing", _framing), ("whole", _whole),
+                                 ("fastest", _fastest), ("hosts", _by_hosts), ("adjoint", _adjoint)],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")), ("frames", _frames),
-                                 ("unsound", _unsound),
+                                 ("unsound", _unsound), ("other lengths", _other_lengths),
                                  ("handshakes", _handshakes), ("crowd", _crowd), ("false doors", _false_doors), ("not met", _not_met),
                                  ("limits", _limits), ("told", _told), ("slow line", _slow_line)]},
 }
