@@ -664,7 +664,8 @@ def _replays(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _schedule_shape(rng: np.random.Generator) -> Measured:
-    """Every (shard, microbatch) exactly once, in order; slots by trailing ones; log2 S + 1 gradient buffers; update last and once."""
+    """Every (shard, microbatch) exactly once, in order; slots by trailing ones; log2 S + 1 gradient buffers; update last and once.
+    Pieces that are handed over at once hold so many microbatches each, with the trees behind them, and what is left."""
     good, cases = True, 0
     for shards in (1, 2, 4, 8):
         for micros in (1, 3):
@@ -674,6 +675,12 @@ def _schedule_shape(rng: np.random.Generator) -> Measured:
             good &= [s.plan for s in p.schedule].count("update") == 1 and p.schedule[-1].plan == "update"
             good &= sum(k.startswith("grad") for k in p.states) == shards.bit_length()
             good &= sum(s.plan.startswith("tree@") for s in p.schedule) == shards - 1
+            for replay in (0, 1, 2, 3, 5):
+                *pieces, last = replace(p, replay=replay).replays()
+                held = [sum(s.shard is not None for s in piece) for piece in pieces]
+                good &= held == [min(replay or len(seen), len(seen) - at) for at in range(0, len(seen), replay or len(seen))]
+                good &= (*(s for piece in pieces for s in piece), *last) == p.schedule and last == p.schedule[-1:]
+                good &= all(piece[0].shard is not None for piece in pieces)
             cases += 1
     good &= [trailing_ones(s) for s in range(8)] == [0, 1, 0, 2, 0, 1, 0, 3]
     good &= StepShape(micro_batch=2, seq=3, shards=4, micros=5).tokens == 2 * 3 * 4 * 5
