@@ -3,6 +3,7 @@ totals against those derived by hand."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -21,9 +22,9 @@ from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import BATCH, hash_of, in_new_process, reference_of, refuses, yes
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, prune
-from alpha.graph.state import StateLayout, TensorSpec
+from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
-from alpha.optim.init import draw
+from alpha.optim.init import PIECE, draw, fill_initial
 from alpha.tomlfile import read_toml
 
 Case = Callable[[np.random.Generator], Measured]
@@ -193,8 +194,6 @@ def _decay(family: str) -> Case:
 def _init_moments(rng: np.random.Generator) -> Measured:
     """200,000 draws: mean within 5 sigma of 0, variance within 5 sigma of std^2, no draw repeated across names or seeds. The same name has
     the same bits."""
-    from alpha.graph.state import Init
-
     n, seed = 200_000, int(rng.integers(1 << 30))
     a = draw(TensorSpec("a", (n,), "u", Init("normal", 0.02)), seed).astype(np.float64)
     b = draw(TensorSpec("b", (n,), "u", Init("normal", 0.02)), seed).astype(np.float64)
@@ -204,6 +203,31 @@ def _init_moments(rng: np.random.Generator) -> Measured:
     seeds = {draw(few, s).tobytes() for s in (seed, seed + (1 << 30), seed + (1 << 32), seed + (1 << 62), seed + (1 << 63))}
     sound = (again == a.astype(np.float32)).all() and len(seeds) == 5
     return Measured(error=max(z) + (0 if sound else np.inf), bound=5.0, cases=8, note="sigmas")
+
+
+def _initial(rng: np.random.Generator) -> Measured:
+    """A whole array of parameters, of tensors in one piece and in many, as its definition gives them: the words of one generator a tensor,
+    pair after pair, by Box and Muller. Padding is zero whatever lay there; any number of threads gives the same bits."""
+    sizes = [int(n) for n in rng.integers(1, 70, 3)] + [int(rng.integers(3, 5)) * PIECE + int(n) for n in rng.integers(0, 9, 2)]
+    kinds = [Init("normal", float(10.0 ** rng.uniform(-3, 1))) for _ in sizes] + [Init("ones"), Init("zeros")]
+    tensors = [TensorSpec(f"u.{i}.t", (n,), f"u.{i % 3}", kinds[i]) for i, n in enumerate([*sizes, 5, 6])]
+    layout, seed = StateLayout(tensors), int(rng.integers(1 << 63))
+    want = np.zeros(layout.size, np.float32)
+    for spec in tensors:
+        at = slice(layout.offsets[spec.name], layout.offsets[spec.name] + spec.size)
+        if spec.init.kind == "normal":
+            key = int.from_bytes(hashlib.sha256(f"{seed}:{spec.name}".encode()).digest()[:16], "little")
+            u = (np.random.Philox(key=key).random_raw(2 * (-(-spec.size // 2))) >> np.uint64(11)) * 2.0**-53
+            radius, angle = np.sqrt(-2 * np.log1p(-u[0::2])), 2 * np.pi * u[1::2]
+            want[at] = (np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).ravel() * spec.init.std)[: spec.size]
+        else:
+            want[at] = spec.init.kind == "ones"
+    wrong = 0
+    for workers in (1, 2, 7, 0):
+        got = np.full(layout.size, np.nan, np.float32)
+        fill_initial(got, layout, seed, workers)
+        wrong += int(np.count_nonzero(got.view(np.uint32) != want.view(np.uint32)))
+    return Measured(error=float(wrong), bound=0.0, cases=4, note="elements whose bits differ")
 
 
 def _gradient(family: str) -> Case:
@@ -293,7 +317,7 @@ def _mfu(rng: np.random.Generator) -> Measured:
 def _family(family: str) -> dict[str, list[tuple[str, Case]]]:
     return {"parity": [("reference", _against_reference(family)), ("settings", _with_settings(family)),
                        ("published-counts", _counts(family)), ("causal", _causal(family)), ("decay-and-init", _decay(family)),
-                       ("moments", _init_moments), *FAMILY_CASES[family].parity],
+                       ("moments", _init_moments), ("initial", _initial), *FAMILY_CASES[family].parity],
             "gradient": [("whole-model", _gradient(family))], "determinism": [("elsewhere", _same_elsewhere(family))],
             "faults": [("too-long", _too_long(family))]}
 

@@ -920,7 +920,7 @@ def _shard_is_cut(rng: np.random.Generator) -> Measured:
 
 def _leaves(rng: np.random.Generator) -> Measured:
     """Leaves hold every element of every tensor once, in pieces of at most `most`, and are the same, rank after rank, whatever the cut."""
-    length = 64 * (3 * int(rng.integers(3, 30)) + 1)  # of a part of three leaves, which do not divide it
+    length = 64 * (3 * int(rng.integers(3, 10)) + 1)  # of a part of three leaves, which do not divide it
     most = length // 3 + 1 + int(rng.integers(0, length // 10))
     bigs = [64 * length, *(n * 64 * most + int(rng.integers(1, most)) for n in (1, 2))]
     tensors = [*_random_layout(rng).tensors, *(TensorSpec(f"block.{i}.big", (n,), f"block.{i}") for i, n in enumerate(bigs, 3))]
