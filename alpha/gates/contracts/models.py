@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
-from math import sqrt
+from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ import numpy as np
 from alpha.component import Measured
 from alpha.errors import ConfigError
 from alpha.flops import v1
-from alpha.flops.parts import ATTENTION, FEED_FORWARD, LOGITS, PARTS, PROJECTIONS
+from alpha.flops.executed import executed, part_of, tensors_by_place
+from alpha.flops.parts import ATTENTION, FEED_FORWARD, LOGITS, OTHERS, PARTS, PROJECTIONS, part_of_weight
 from alpha.gates.contracts.families import FAMILY_CASES, FamilyCase, Params
 from alpha.gates.contracts.mixed import merged
-from alpha.gates.contracts.reference import BATCH, hash_of, in_new_process, reference_of, refuses, yes
+from alpha.gates.contracts.reference import BATCH, Reference, both, hash_of, in_new_process, program, reference_of, refuses, yes
 from alpha.graph.evaluate import evaluate
-from alpha.graph.ir import Graph, prune
+from alpha.graph.ir import Graph, Value, prune
+from alpha.graph.plan import Step
 from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
 from alpha.optim.init import PIECE, draw, fill_initial
@@ -306,6 +308,65 @@ def _formula(rng: np.random.Generator) -> Measured:
     return Measured(error=float(worst), bound=0.0, cases=len(_sizes()))
 
 
+def _counted(rng: np.random.Generator) -> Measured:
+    """Products of drawn shapes, of weights and of activations, transposed or not, some of a weight that another reads as well, and
+    attention between drawn numbers of queries and keys: each counts 2 M N K, or 4 B H T S D, half of it where causal."""
+    wrong = []
+    for _ in range(12):
+        t, want, weights, held = Tracer("counted"), dict.fromkeys(PARTS, 0), dict[str, int](), list[Value]()
+        for i in range(int(rng.integers(2, 6))):
+            m, n, k = (int(x) for x in rng.choice(np.arange(2, 30), 3, replace=False))
+            lead = tuple(int(x) for x in rng.integers(2, 4, int(rng.integers(0, 2))))
+            turned, part = rng.random(2) < 0.5, (PROJECTIONS, FEED_FORWARD, LOGITS, OTHERS)[int(rng.integers(4))]
+            layer = LOGITS if part == LOGITS else "block.0"
+            name = {PROJECTIONS: "attention.q", FEED_FORWARD: "mlp.up", LOGITS: "weight", OTHERS: "gate"}[part] + str(i)
+            x = t.input(f"x{i}", (*lead, *((k, m) if turned[0] else (m, k))), "f32")
+            with t.unit(layer):
+                if held and rng.random() < 0.3:  # the same weight once more, to whatever it fits
+                    w, x = held[-1], t.input(f"y{i}", (5, held[-1].shape[0]), "f32")
+                    part, turned, size = part_of_weight(w.name) if layer != LOGITS else LOGITS, (False, False), 5 * w.type.size
+                else:
+                    w = t.param(name, (n, k) if turned[1] else (k, n), Init("zeros"))
+                    held.append(w)
+                    size = prod(lead) * m * n * k
+                t.matmul(x, w, trans_a=bool(turned[0]), trans_b=bool(turned[1]))
+            want[part] += 2 * size
+            weights[w.name] = w.type.size
+        for i, causal in enumerate((False, True)):
+            b, heads, d, queries, keys = (int(x) for x in rng.choice(np.arange(1, 20), 5, replace=False))
+            q, kv = t.input(f"q{i}", (b, queries, 2 * heads, d), "f32"), t.input(f"k{i}", (b, keys, heads, d), "f32")
+            t.attention(q, kv, kv, causal=causal, window=0, scale=1.0)
+            packed = t.input(f"p{i}", (b, queries, 4 * heads * d), "f32")
+            t.attention_packed(packed, heads=2 * heads, kv_heads=heads, causal=causal, window=0, scale=1.0)
+            full = 8 * b * heads * queries * d * (queries + keys)
+            want[ATTENTION] += full - (4 * b * heads * queries * d * queries + 4 * b * heads * queries * d * keys) * causal
+        f = v1.count(t.graph, 1)
+        wrong += [] if (dict(f.forward), f.matmul_parameters) == (want, sum(weights.values())) else [f"{f.forward} for {want}"]
+    return yes(not wrong, wrong[0][:300] if wrong else "", cases=12)
+
+
+def _executed(ref: Reference, rng: np.random.Generator) -> Measured:
+    """What a step executes, part by part: in all what its plans say; of the forward what as many validations execute, where dropout does
+    nothing; in a block, products count with their weights, attention as itself, norms and sums as others."""
+    p, wrong = program(ref.name, shards=4, micros=2), []
+    micros = sum(call.shard is not None for call in p.schedule)
+    found, seen = executed(p), executed(replace(p, schedule=(Step("eval"),) * micros))
+    if sum(found.values()) != sum(p.plans[call.plan].flops() for call in p.schedule):
+        wrong.append("the sum of all")
+    for part in (LOGITS, PROJECTIONS, FEED_FORWARD, ATTENTION):
+        if not found[part, "forward"] == seen[part, "forward"] > 0:
+            wrong.append(f"{part}: {found[part, 'forward']} for {seen[part, 'forward']}")
+    for call in p.schedule:
+        for x in p.plans[call.plan].launches:
+            if x.layer.startswith("block."):
+                name = ATTENTION if x.op.startswith("attention") else "products" if "matmul" in x.op or "linear" in x.op else ""
+                name = OTHERS if name == "" and (x.op.startswith("sum") or "norm" in x.op or x.op == "dropout") else name
+                told = part_of(x, tensors_by_place(p.states))
+                if name and told != name and not (name == "products" and told in (PROJECTIONS, FEED_FORWARD)):
+                    wrong.append(f"{x.op} of {x.layer} in {told}")
+    return yes(not wrong, "; ".join(wrong[:3]), cases=6)
+
+
 def _mfu(rng: np.random.Generator) -> Measured:
     t, seq = _trace("gpt2-124m")
     f = v1.count(t.graph, seq)
@@ -324,5 +385,6 @@ def _family(family: str) -> dict[str, list[tuple[str, Case]]]:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     **{f"model.{name}": _family(name) for name in FAMILY_CASES},
-    "flops.v1": {"parity": [("golden", _golden), ("golden-parts", _golden_parts), ("closed-form", _formula), ("mfu", _mfu)]},
+    "flops.v1": {"parity": [("golden", _golden), ("golden-parts", _golden_parts), ("closed-form", _formula), ("counted", _counted),
+                             *both(_executed, "executed-"), ("mfu", _mfu)]},
 })

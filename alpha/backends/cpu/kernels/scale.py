@@ -72,7 +72,8 @@ def cast(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs:
 
 def _nan(rng: np.random.Generator) -> Iterable[Sample]:
     """NaN of any payload, of either sign, is NaN in the narrower type; infinities and what is next to them stay what they are."""
-    words = np.array([0, 1 << 44, 1 << 45, (1 << 51) - 1, *rng.integers(0, 1 << 51, 4)], np.uint64) | np.uint64(1 << 51)  # those that are quiet
+    words = np.array([0, 1 << 44, 1 << 45, (1 << 51) - 1, *rng.integers(0, 1 << 51, 4)], np.uint64)
+    words |= np.uint64(1 << 51)  # those that are quiet
     odd = np.concatenate([words | np.uint64(0x7FF << 52), words | np.uint64(0xFFF << 52)]).view(np.float64)
     ends = [np.inf, -np.inf, 3.38e38, -3.38e38, 0.0, -0.0]
     yield Sample(name="nan-payloads", inputs=(np.concatenate([odd, ends]),), attrs={"dtype": "bf16"}, wrt=())
