@@ -137,6 +137,7 @@ def _torn(rng: np.random.Generator) -> Measured:
             checks.raises(CORRUPT, f"torn after {cut} bytes", lambda: load_file(path))
         for what, wrong in {"out of order": parity + "\n" + faults + "\n", "a gate twice": parity + "\n" + parity + "\n",
                             "spaces": parity.replace(",", ", ") + "\n", "an empty line": parity + "\n\n", "not ASCII": "é" + text,
+                            "the keys turned round": json.dumps(dict(reversed(json.loads(parity).items())), separators=(",", ":")) + "\n",
                             "over-long": canonical({**json.loads(parity), "nonce": "0" * MAX_BYTES}) + "\n"}.items():
             _line(path, wrong)
             checks.raises(CORRUPT, what, lambda: load_file(path))
