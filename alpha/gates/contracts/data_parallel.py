@@ -40,11 +40,11 @@ def kernels() -> Catalogue:
 
 @cache
 def program(name: str, ranks: int, zero: int = 0, *, micros: int = 1, optimizer: str = "adamw", shards: int = SHARDS,
-            threads: int = 1) -> Program:
+            threads: int = 1, policy: str = "none") -> Program:
     """A reference model over `ranks` ranks; of one rank the Program without any mode of parallelism. `threads`: workers of each rank."""
     made = adamw(SCHEDULE, max_norm=CLIP) if optimizer == "adamw" else sgd(SCHEDULE, momentum=0.9, max_norm=CLIP)
     return build_program(name=name, model=references()[name].model, optimizer=made, catalogue=kernels(), threads=threads,
-                         shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros),
+                         policy=(policy, ()), shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros),
                          over=DataParallel(ranks, zero, micros) if ranks > 1 else None)
 
 
@@ -129,6 +129,19 @@ def _beside(ref: Reference, rng: np.random.Generator) -> Measured:
         wrong += sorted(units) != sorted(u.name for u in program(ref.name, 2, zero).states["grad0"].units)
         cases += len(beside)
     return Measured(error=float(wrong), bound=0.0, cases=cases)
+
+
+def _recomputed(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Where blocks are recomputed they are in every microbatch of a rank, also in the one that sums over ranks, whose memory falls as that
+    of the others; the bits stay."""
+    kept, again = (program(ref.name, 2, 1, shards=4, policy=policy) for policy in ("none", "block"))
+    micros = [name for name in again.plans if name.startswith("micro")]
+    wrong = [name for name in again.plans if (name in micros) != any(x.phase == "recompute" for x in again.plans[name].launches)]
+    wrong += [f"memory of {name}" for name in micros if not again.plans[name].memory.lower < kept.plans[name].memory.lower]
+    texts, seed = [batches_of(ref, rng, 4, 1)], int(rng.integers(1 << 30))
+    a, b = (train(p, ref, texts, seed) for p in (kept, again))
+    wrong += [] if a.params.tobytes() == b.params.tobytes() and a.apart == b.apart == 0 else ["other bits"]
+    return yes(len(micros) > 1 and not wrong, f"{micros}: {wrong}", cases=len(again.plans))
 
 
 def _in_the_last(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -216,7 +229,7 @@ def _refuse_ranks(rng: np.random.Generator) -> Measured:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "data_parallel.pass": {"parity": [*both(_same_bits(1)), *both(_same_bits(2), "micros-"), *both(_same_bits(1, "sgd"), "sgd-")[:1],
                                       *both(_against_oracle, "oracle-"), *both(_beside, "beside-"), *both(_in_the_last, "last-"),
-                                      *both(_stored_once, "once-"),
+                                      *both(_stored_once, "once-"), *both(_recomputed, "recomputed-")[:1],
                                       *both(_of_no_host, "host-"), ("own-settings", _own_settings)],
                            "determinism": both(_hashes), "faults": [("ranks", _refuse_ranks)]},
 }
