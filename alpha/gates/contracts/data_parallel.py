@@ -14,14 +14,16 @@ from alpha.comm.catalogue import fill as fill_comm
 from alpha.component import Catalogue, Measured
 from alpha.errors import GraphError, ShapeError
 from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, Batches, Reference, batches_of, both, hash_of, references, refuses, yes
+from alpha.graph.ir import Value
 from alpha.graph.order import COMM, COMPUTE, Order
 from alpha.graph.plan import Program
-from alpha.graph.state import StateLayout, TensorSpec
+from alpha.graph.state import Init, StateLayout, TensorSpec
+from alpha.graph.trace import Tracer
 from alpha.graph.verify_program import verify_program
 from alpha.optim.init import fill_initial
 from alpha.optim.update import adamw, sgd
 from alpha.parallel.data import DataParallel
-from alpha.passes.build import StepShape, build_program
+from alpha.passes.build import Model, StepShape, build_program, trace_training
 
 Case = Callable[[np.random.Generator], Measured]
 SHARDS, STEPS = 8, 3
@@ -144,6 +146,29 @@ def _recomputed(ref: Reference, rng: np.random.Generator) -> Measured:
     return yes(len(micros) > 1 and not wrong, f"{micros}: {wrong}", cases=len(again.plans))
 
 
+def _as_completed(rng: np.random.Generator) -> Measured:
+    """Units whose parameters are used here and there are summed in the order in which the last of each is complete."""
+    wrong, orders = 0, set()
+    for _ in range(12):
+        uses = [str(x) for x in rng.permutation([*"aabbcc"])]
+
+        def loss(t: Tracer, training: bool, uses: list[str] = uses) -> tuple[Value, Value]:
+            x = t.input("x", (4, 4), "f32")
+            for i, name in enumerate(uses):
+                with t.unit(name):
+                    x = t.gelu(t.matmul(x, t.param(f"w{i}", (4, 4), Init("ones"))), approximate="tanh")
+            return t.sum(x, axis=(0, 1), keepdims=False), t.count_valid(t.input("targets", (6,), "i32"), ignore_index=-1)
+
+        model = Model(name="here and there", loss=loss)
+        params = StateLayout(trace_training(model, None, "shapes", None, False)[0].tensors.values())
+        t, graph = trace_training(model, params, "micro_last@0", 0, False)
+        DataParallel(2).reduce(t, params, 0)
+        told = [n.layer for n in graph.nodes if n.acts and n.layer in uses]
+        wrong += told != sorted(set(uses), key=lambda name, uses=uses: -uses.index(name))  # type: ignore[misc]
+        orders.add(tuple(told))
+    return yes(not wrong and len(orders) > 2, f"{wrong} of 12; {sorted(orders)}", cases=12)
+
+
 def _in_the_last(ref: Reference, rng: np.random.Generator) -> Measured:
     """Whatever sums over ranks is of the last microbatch, so a schedule that runs it in an earlier one is refused, by what it would sum."""
     found: list[Measured] = []
@@ -230,6 +255,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "data_parallel.pass": {"parity": [*both(_same_bits(1)), *both(_same_bits(2), "micros-"), *both(_same_bits(1, "sgd"), "sgd-")[:1],
                                       *both(_against_oracle, "oracle-"), *both(_beside, "beside-"), *both(_in_the_last, "last-"),
                                       *both(_stored_once, "once-"), *both(_recomputed, "recomputed-")[:1],
+                                      ("as-completed", _as_completed),
                                       *both(_of_no_host, "host-"), ("own-settings", _own_settings)],
                            "determinism": both(_hashes), "faults": [("ranks", _refuse_ranks)]},
 }

@@ -902,6 +902,26 @@ def _reshard_round_trip(rng: np.random.Generator) -> Measured:
     return Measured(error=float(wrong), bound=0.0, cases=6)
 
 
+def _lowest_replica(rng: np.random.Generator) -> Measured:
+    """Of ranks that hold the same elements, whole tensors or equal cuts of them, the lowest is read."""
+    from alpha.graph.state import Layout, Piece, flat_shards, reshard, row_major, whole
+
+    layout = _random_layout(rng)
+    (mine,) = whole(layout).ranks
+    shapes = {t.name: t.shape for t in layout.tensors}
+    halves = flat_shards(layout, 2).ranks
+    wrong = cases = 0
+    for source in (Layout(shapes, (mine,) * 3), Layout(shapes, (*halves, *halves, *halves[::-1]))):
+        for c in reshard(source, whole(layout)):
+            cases += 1
+            wrong += c.source >= (1 if len(source.ranks) == 3 else 2)
+    part = Piece("w", ((1, 3),), 0, row_major((2,)))
+    overlapping = Layout({"w": (4,)}, ((part,), (Piece("w", ((0, 4),), 0, (1,)),)))
+    taken = {c.box: c.source for c in reshard(overlapping, Layout({"w": (4,)}, ((Piece("w", ((0, 4),), 0, (1,)),),)))}
+    wrong += taken != {((1, 3),): 0, ((0, 1),): 1, ((3, 4),): 1}
+    return Measured(error=float(wrong), bound=0.0, cases=cases + 1)
+
+
 def _shard_is_cut(rng: np.random.Generator) -> Measured:
     """Rank r of R holds elements [r, r+1) * len / R of every unit, at the same place in its local array."""
     from alpha.graph.state import flat_shards, reshard, whole
@@ -1090,9 +1110,10 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                ("stream", _broken(_stream)),
                                ("pipeline", _lower_verifies), ("extent-of-made", effects.refuse_extent_of_made),
                                ("redeclared", traced.redeclared), ("stacked", traced.stacked_in_order), ("overlaps", traced.overlaps),
+                               ("places", traced.places),
                                *((name, effects.refuses_graph(name)) for name in effects.broken())]},
     "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules), ("leaves", _leaves),
-                               ("tables", _tables)],
+                               ("tables", _tables), ("replicas", _lowest_replica)],
                     "determinism": [("offsets", _layout_hash)],
                     "faults": [("gap", _refuse_gap), ("missing", _refuse_missing), ("split-leaf", _refuse_split_leaf)]},
 })

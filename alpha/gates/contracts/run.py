@@ -17,7 +17,7 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.backends.digest import WORDS, HostDigests
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
-from alpha.gates.contracts import effects
+from alpha.gates.contracts import effects, traced
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.optimizers import one_row, textbook
 from alpha.gates.contracts.reference import (
@@ -709,6 +709,23 @@ def _shared_gradient(rng: np.random.Generator) -> Measured:
     return Measured(error=worst, bound=0.0, cases=cases)
 
 
+def _training_apart(rng: np.random.Generator) -> Measured:
+    """A model whose loss is another one in training: microbatches run that, validation the other."""
+    def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
+        x = t.scale(t.param("a", (6,), Init("ones")), factor=5.0 if training else 3.0)
+        return t.sum(x, axis=(0,), keepdims=False), t.count_valid(t.input("targets", (6,), "i32"), ignore_index=-1)
+
+    p = build_program(name="apart", model=Model(name="apart", loss=loss), optimizer=sgd(SCHEDULE), catalogue=kernels(),
+                      shape=StepShape(micro_batch=1, seq=6))
+    with CpuExecutor(p, kernels()) as executor:
+        for offset, n in p.states["param"].ranges():
+            executor.state("param")[offset : offset + n] = 1
+        found = [float(executor.run("eval", {"targets": np.zeros(6, np.int32)})["loss_sum"])]
+        executor.run("micro_first@0", {"targets": np.zeros(6, np.int32)})
+        found += [float(executor.state("grad0")[p.states["grad0"].offsets[f"{STATS}.loss_sum"]]), float(executor.state("grad0")[0])]
+    return yes(found == [18.0, 30.0, 5.0], str(found), cases=3)
+
+
 def _order_of_terms(rng: np.random.Generator) -> Measured:
     """A parameter that is used four times: its terms are added one after the other, the last use first, to the bit."""
     def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
@@ -790,7 +807,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                    *_both(_against_oracle),
                    *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
-                   ("staged-once", lambda rng: _staged_once(references()["llama"], rng))],
+                   ("staged-once", lambda rng: _staged_once(references()["llama"], rng)), ("parts-of-calls", traced.parts_of_calls)],
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
@@ -801,7 +818,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "program.step": {
         "parity": [*[(f"tree-{s}x{m}-{n}", c) for s, m in ((1, 2), (2, 1), (4, 2)) for n, c in _both(_tree(s, m))],
                    *[(f"sum-{n}", c) for n, c in _both(_sum_of_all)], ("schedule", _schedule_shape), ("shared-gradient", _shared_gradient),
-                   ("order-of-terms", _order_of_terms),
+                   ("order-of-terms", _order_of_terms), ("training-apart", _training_apart),
                    *[(f"recompute-{n}", c) for n, c in _both(_recompute_same_bits)],
                    *[(f"snapshot-{n}", c) for n, c in _both(_snapshot_is_state)]],
         "determinism": _both(_program_hash)[1:],

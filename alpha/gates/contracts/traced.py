@@ -13,14 +13,16 @@ import numpy as np
 from alpha.component import Measured
 from alpha.errors import GraphError, ShapeError
 from alpha.gates.contracts.reference import refuses, yes
+from alpha.graph.cuts import CUTS, MANY, RUN, RUNS, drawn, parts, runs
 from alpha.graph.differentiate import differentiate
-from alpha.graph.ir import Graph, prune
+from alpha.graph.ir import PHASES, Graph, prune
 from alpha.graph.order import COMM
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
 from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
 from alpha.graph.verify import verify
 from alpha.ops.numerics import ACCUMULATE
+from alpha.ops.table import row, table
 from alpha.types import TensorType
 
 
@@ -51,6 +53,7 @@ def stacked_in_order(rng: np.random.Generator) -> Measured:
         taken = False
         with t.unit("u"), suppress(GraphError):
             taken = t.stacked(chosen, (8, 16), Init("zeros")).state == ("param", layout.offsets[f"u.{chosen[0]}"])
+            taken &= all(t.param(name, (8, 16), Init("zeros")).shape == (8, 16) for name in chosen)  # each is still itself
         cases += 1
         wrong += [] if taken == lies else ["".join(chosen)]
     return yes(not wrong, ", ".join(wrong), cases=cases)
@@ -114,6 +117,33 @@ def overlaps(rng: np.random.Generator) -> Measured:
         refused = refuses(GraphError, lambda graph=t.graph: verify(graph, "boxes")).error == 0  # type: ignore[misc]
         wrong += [] if refused == shared else [str(sorted(t.graph.updates))]
     return yes(not wrong and min(counts) > 5, f"{counts} {wrong[:1]}", cases=cases)
+
+
+def places(rng: np.random.Generator) -> Measured:
+    """Every phase that reads what any phase made, in the same stage or microbatch, the one before, the one after, or none: refused where a
+    stage would go the wrong way or a microbatch would read another's, and nowhere else."""
+    wrong, cases = [], 0
+    for made in PHASES:
+        for reads in PHASES:
+            for first, second in ((1, 1), (1, 2), (2, 1), (None, 1), (1, None)):
+                for what in ("stage", "microbatch"):
+                    t = Tracer("places")
+                    t.phase = made
+                    setattr(t, what, first)
+                    x = t.scale(t.input("x", (4,), "f32"), factor=2.0)
+                    t.phase = reads
+                    setattr(t, what, second)
+                    t.output("y", t.scale(x, factor=2.0))
+                    apart = None not in (first, second) and first != second
+                    if what == "stage":
+                        back = {made, reads} <= {"backward", "wgrad"}
+                        wanted = apart and "update" not in (made, reads) and (second > first) == back  # type: ignore[operator]
+                    else:
+                        wanted = apart and reads not in ("wgrad", "reduce", "update")
+                    refused = refuses(GraphError, lambda graph=t.graph: verify(graph, "places")).error == 0  # type: ignore[misc]
+                    cases += 1
+                    wrong += [] if refused == wanted else [f"{what} {first} {made} to {second} {reads}"]
+    return yes(not wrong, ", ".join(wrong[:4]), cases=cases)
 
 
 # -- texts that tell apart --------------------------------------------------------------------------------------------------------
@@ -241,3 +271,43 @@ def program_texts(rng: np.random.Generator) -> Measured:
     same = [_program(facts={"shards": 2, "threads": 7}), _program(replay=0), _program(made_by=("x",))]
     wrong = "" if {p.hash() for p in same} == {base.hash()} else "workers, replay or who made it"
     return _apart(hashes, wrong)
+
+
+# -- parts of calls -----------------------------------------------------------------------------------------------------------------
+
+
+def parts_of_calls(rng: np.random.Generator) -> Measured:
+    """What a run looks at of a launch: on the samples of every row, the oracle on the operands of each part gives that part of what it gives
+    on all of them. What is drawn of many holds both ends, and nothing beyond."""
+    worst, cases, seen = 0.0, 0, set[str]()
+    for name, spec in table().items():
+        if spec.across is not None or spec.view:
+            continue
+        for sample in spec.samples(rng):
+            ins = tuple(np.asarray(x) for x in sample.inputs)
+            if sum(x.size for x in ins) > 6000:
+                continue
+            types = [TensorType(x.shape, "f32" if x.dtype.kind == "f" else "i32") for x in ins]
+            if name == "adamw":
+                types[8:] = [TensorType(x.shape, "bf16") for x in ins[8:]]
+            with np.errstate(all="ignore"):
+                whole = spec.oracle(*ins, **sample.attrs)
+                for part in parts(name, types, spec.infer(types, sample.attrs), sample.attrs, rng):
+                    took = [take(ins[i]) for take, i in zip(part.ins, part.operands(), strict=True)]
+                    made = row(part.op or name).oracle(*took, **part.attrs)
+                    for take, to, got in zip(part.outs, part.results(), made, strict=True):
+                        if take is None:
+                            continue
+                        want = np.asarray(take(whole[to]), np.float64)
+                        size = float(np.abs(want[np.isfinite(want)]).max(initial=1e-300))
+                        alike = (got == want) | (np.isnan(got) & np.isnan(want))
+                        same = np.where(np.isfinite(want), np.abs(got - want) / size, np.where(alike, 0.0, np.inf))
+                        worst, cases = max(worst, float(np.nan_to_num(same, nan=np.inf).max(initial=0.0))), cases + 1
+                    seen |= {name} if part.rows else set()
+    missing = ", ".join(sorted({*CUTS, "adamw", "sgd", "square_sums", "attention_packed"} - seen))
+    for n in (1, RUN, MANY, RUNS * RUN, *(int(x) for x in rng.integers(RUNS * RUN + 1, 1 << 20, 20))):
+        at, few = runs(n, rng), drawn(n, MANY, rng)
+        ends = {*range(min(n, RUN)), *range(max(0, n - RUN), n)} <= {*at.tolist()} and {0, n - 1} <= {*few.tolist()}
+        sound = all(x[0] == 0 and x[-1] == n - 1 and (np.diff(x) > 0).all() for x in (at, few))
+        worst += not (ends and sound and len(at) <= RUNS * RUN and len(few) <= MANY)
+    return Measured(error=worst + bool(missing), bound=1e-9, cases=cases, note=f"relative; not cut: {missing or 'none'}")
