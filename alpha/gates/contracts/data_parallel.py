@@ -199,7 +199,11 @@ def _stored_once(ref: Reference, rng: np.random.Generator) -> Measured:
     good &= [s.shard for r in range(8) for s in cut.role(r).schedule if s.shard is not None] == list(range(8))
     small, large = cut.arenas(7), whole.arenas(7)
     good &= all(8 * small[f"state.{kind}"] == large[f"state.{kind}"] for kind in ("m", "v"))
-    return yes(good, cases=6)
+    for p, parts in ((cut, 8), (whole, 1)):
+        held = {kind: ref_.type.size for kind, ref_ in p.plans["snapshot"].outputs.items()}
+        good &= {"m", "v", "param"} <= set(held) and all(held[kind] * parts == p.states[kind].size for kind in ("m", "v"))
+        good &= held["param"] == p.states["param"].size
+    return yes(good, cases=8)
 
 
 def _of_no_host(ref: Reference, rng: np.random.Generator) -> Measured:

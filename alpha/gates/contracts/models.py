@@ -17,7 +17,7 @@ from alpha.component import Measured
 from alpha.errors import ConfigError
 from alpha.flops import v1
 from alpha.flops.executed import executed, part_of, tensors_by_place
-from alpha.flops.parts import ATTENTION, FEED_FORWARD, LOGITS, OTHERS, PARTS, PROJECTIONS, part_of_weight
+from alpha.flops.parts import ATTENTION, DIRECTIONS, FEED_FORWARD, LOGITS, OTHERS, PARTS, PROJECTIONS, part_of_weight
 from alpha.gates.contracts.families import FAMILY_CASES, FamilyCase, Params
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import BATCH, Reference, both, hash_of, in_new_process, program, reference_of, refuses, yes
@@ -364,7 +364,16 @@ def _executed(ref: Reference, rng: np.random.Generator) -> Measured:
                 told = part_of(x, tensors_by_place(p.states))
                 if name and told != name and not (name == "products" and told in (PROJECTIONS, FEED_FORWARD)):
                     wrong.append(f"{x.op} of {x.layer} in {told}")
-    return yes(not wrong, "; ".join(wrong[:3]), cases=6)
+    again = program(ref.name, policy="block")
+    phases = {"recompute": 0, "update": 0}
+    for call in again.schedule:
+        for x in again.plans[call.plan].launches:
+            if x.phase in ("recompute", "update"):
+                phases[x.phase] += x.flops
+    told = {to: sum(n for (_, of), n in executed(again).items() if of == to) for to in DIRECTIONS}
+    if not 0 < phases["recompute"] == told["recompute"] or not 0 < phases["update"] == told["update"]:
+        wrong.append(f"{told} for {phases}")
+    return yes(not wrong, "; ".join(wrong[:3]), cases=8)
 
 
 def _mfu(rng: np.random.Generator) -> Measured:

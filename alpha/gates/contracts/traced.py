@@ -277,8 +277,8 @@ def program_texts(rng: np.random.Generator) -> Measured:
 
 
 def parts_of_calls(rng: np.random.Generator) -> Measured:
-    """What a run looks at of a launch: on the samples of every row, the oracle on the operands of each part gives that part of what it gives
-    on all of them. What is drawn of many holds both ends, and nothing beyond."""
+    """What a run looks at of a launch: on the samples of every row, the oracle on the operands of each part gives that part of what it
+    gives on all of them. What is drawn of many holds both ends, and nothing beyond."""
     worst, cases, seen = 0.0, 0, set[str]()
     for name, spec in table().items():
         if spec.across is not None or spec.view:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from alpha.config import Config
 from alpha.data.mixture import Streams
 from alpha.data.sampler import Batch
 from alpha.data.shards import TokenStream
-from alpha.errors import AlphaError, BusyError, CorruptError, InputError, MachineError, NonFiniteError
+from alpha.errors import AlphaError, BusyError, CorruptError, InputError, MachineError, NonFiniteError, SpotCheckError
 from alpha.graph.plan import Program
 from alpha.models.parts import IGNORE
 from alpha.profile.store import Store, read
@@ -511,6 +512,51 @@ def _no_room(disk: Disk, path: Path, chunks: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def changed_meanwhile(rng: np.random.Generator) -> Measured:
+    """Weights and moments that change by themselves, between the last microbatch of the step behind a checked one and its update, end the
+    run by name."""
+    checks = []
+    with _run(rng) as run:
+        for kind in ("param", "m", "v"):
+            with run.loop(kind) as loop:
+                loop.start()
+                enqueue, layout = loop.executor.enqueue, loop.program.states[kind]
+                tensor = layout.tensors[int(rng.integers(len(layout.tensors)))]
+                place = layout.offsets[tensor.name] + int(rng.integers(tensor.size))
+
+                def flipped(plans: tuple[str, ...], inputs: Any = None, *, loop: Loop = loop, kind: str = kind, place: int = place,
+                            enqueue: Any = enqueue) -> None:
+                    enqueue(plans, inputs)
+                    if plans[-1] != "update" and loop.step == 1:
+                        CpuExecutor.state(loop.executor, kind).view(np.uint32)[place] ^= np.uint32(1 << 20)  # type: ignore[arg-type]
+
+                loop.executor.enqueue = flipped  # type: ignore[method-assign]
+                loop.advance()
+                try:
+                    loop.advance()
+                    checks.append((f"{kind}: nothing was told", False))
+                except SpotCheckError as error:
+                    checks.append((f"{kind}: {error}"[:120], kind in error.what and tensor.name in str(error)))
+    return _measured(checks)
+
+
+def foretold(rng: np.random.Generator) -> Measured:
+    """A save is rehearsed where one will have steps behind it, and only there: from any step, for any distance between saves."""
+    checks = []
+    with _run(rng) as run, run.loop("a") as loop:
+        told: list[int] = []
+        loop.stalls.rehearse = lambda *how: told.append(loop.step)  # type: ignore[method-assign]
+        for every in (0, 1, 2, 3, 4, 5, 6):
+            loop.cfg = replace(loop.cfg, train=replace(loop.cfg.train, checkpoint_every=every))
+            for step in range(5):
+                loop.step = step
+                told.clear()
+                loop.foretell_saves()
+                wanted = any(every and at % every == 0 for at in range(step + 1, 5))
+                checks.append((f"every {every} from step {step}", bool(told) == wanted))
+    return _measured(checks)
+
+
 def bad_step(rng: np.random.Generator) -> Measured:
     """A step that is not finite is refused: named, state untouched and saved, the step not counted."""
     checks = []
@@ -793,10 +839,11 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("by hand", by_hand),
             ("resumed", resumed), ("lasts longer", lasts_longer), ("taken back", taken_back),
             ("ahead", ahead),
-            ("validation", validation),
+            ("validation", validation), ("foretold", foretold),
         ],
         "determinism": [("same bits", same_bits), ("sampled", sampled)],
-        "faults": [("bad step", bad_step), ("bad step ahead", bad_step_ahead), ("not this run", not_this_run), ("full disk", full_disk),
+        "faults": [("bad step", bad_step), ("bad step ahead", bad_step_ahead), ("changed meanwhile", changed_meanwhile),
+                   ("not this run", not_this_run), ("full disk", full_disk),
                    ("sealed", sealed), ("run directory", run_directory), ("from any folder", from_any_folder)],
     }
 }

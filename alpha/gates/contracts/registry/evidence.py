@@ -119,6 +119,9 @@ def _elsewhere(rng: np.random.Generator) -> Measured:
         unknown = path_of(root, HERE.key, "gate")
         _line(unknown, replace(make("parity", component="gate"), gate="speed").line() + "\n")
         checks.raises(CORRUPT, "evidence of an unknown gate", lambda: load_file(unknown), naming="speed")
+        for first, second in ((HERE, OTHER), (GpuClass(capability="sm90", model="H200"), GpuClass(capability="sm90", model="H100"))):
+            (root / "REFERENCE").write_text(f"{first.key}\n{second.key}\n")
+            checks.raises(InputError, "two reference classes of one sort", lambda: reference_classes(root), naming=second.key)
         checks.raises(InputError, "a path as component id", lambda: path_of(root, HERE.key, "../made.up"))
         checks.raises(InputError, "a folder that is no class", lambda: path_of(root, "laptop", "made.up"), naming="laptop")
     return checks.measured()
