@@ -317,19 +317,19 @@ def _counted(rng: np.random.Generator) -> Measured:
         for i in range(int(rng.integers(2, 6))):
             m, n, k = (int(x) for x in rng.choice(np.arange(2, 30), 3, replace=False))
             lead = tuple(int(x) for x in rng.integers(2, 4, int(rng.integers(0, 2))))
-            turned, part = rng.random(2) < 0.5, (PROJECTIONS, FEED_FORWARD, LOGITS, OTHERS)[int(rng.integers(4))]
+            turned, part = (rng.random(2) < 0.5).tolist(), (PROJECTIONS, FEED_FORWARD, LOGITS, OTHERS)[int(rng.integers(4))]
             layer = LOGITS if part == LOGITS else "block.0"
             name = {PROJECTIONS: "attention.q", FEED_FORWARD: "mlp.up", LOGITS: "weight", OTHERS: "gate"}[part] + str(i)
             x = t.input(f"x{i}", (*lead, *((k, m) if turned[0] else (m, k))), "f32")
             with t.unit(layer):
                 if held and rng.random() < 0.3:  # the same weight once more, to whatever it fits
                     w, x = held[-1], t.input(f"y{i}", (5, held[-1].shape[0]), "f32")
-                    part, turned, size = part_of_weight(w.name) if layer != LOGITS else LOGITS, (False, False), 5 * w.type.size
+                    part, turned, size = part_of_weight(w.name) if layer != LOGITS else LOGITS, [False, False], 5 * w.type.size
                 else:
                     w = t.param(name, (n, k) if turned[1] else (k, n), Init("zeros"))
                     held.append(w)
                     size = prod(lead) * m * n * k
-                t.matmul(x, w, trans_a=bool(turned[0]), trans_b=bool(turned[1]))
+                t.matmul(x, w, trans_a=turned[0], trans_b=turned[1])
             want[part] += 2 * size
             weights[w.name] = w.type.size
         for i, causal in enumerate((False, True)):
@@ -370,9 +370,9 @@ def _executed(ref: Reference, rng: np.random.Generator) -> Measured:
         for x in again.plans[call.plan].launches:
             if x.phase in ("recompute", "update"):
                 phases[x.phase] += x.flops
-    told = {to: sum(n for (_, of), n in executed(again).items() if of == to) for to in DIRECTIONS}
-    if not 0 < phases["recompute"] == told["recompute"] or not 0 < phases["update"] == told["update"]:
-        wrong.append(f"{told} for {phases}")
+    sums = {to: sum(n for (_, of), n in executed(again).items() if of == to) for to in DIRECTIONS}
+    if not 0 < phases["recompute"] == sums["recompute"] or not 0 < phases["update"] == sums["update"]:
+        wrong.append(f"{sums} for {phases}")
     return yes(not wrong, "; ".join(wrong[:3]), cases=8)
 
 
