@@ -23,7 +23,7 @@ _WITH_GRADIENT = {"linear_cross_entropy_grad": "linear_cross_entropy"}
 
 def executed(program: Program) -> dict[tuple[str, str], int]:
     """(part, direction) -> FLOPs of one step of all ranks. They add up to what its Plans say, exactly."""
-    places, found = _tensors_by_place(program.states), Counter[tuple[str, str]]()
+    places, found = tensors_by_place(program.states), Counter[tuple[str, str]]()
     roles = [program.role(rank) for rank in range(program.ranks)]
     for name, runs in Counter(role.plans[call.plan] for role in roles for call in role.schedule).items():
         for launch in program.plans[name].launches:
@@ -61,7 +61,7 @@ def part_of(launch: Launch, places: Places) -> str:
     return OTHERS
 
 
-def _tensors_by_place(states: Mapping[str, StateLayout]) -> Places:
+def tensors_by_place(states: Mapping[str, StateLayout]) -> Places:
     """(arena, byte offset) -> name of the tensor that begins there."""
     return {(f"state.{kind}", layout.offsets[t.name] * ITEMSIZE[layout.dtype]): t.name for kind, layout in states.items()
             for t in layout.tensors}

@@ -12,7 +12,7 @@ import pytest
 
 from alpha.errors import InputError
 from alpha.profile.figures import FAIL, PASS, Facts, Figure, ceiling_ns, judge, shown, targets
-from alpha.profile.intervals import uncovered_ns
+from alpha.profile.intervals import gaps_of, uncovered_ns, union_ns
 from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.report import runs as reading
 from alpha.report import views
@@ -291,3 +291,29 @@ def test_buckets_keep_what_stands_out() -> None:
     assert s["mean"][0] == 4.5 and s["mean"][60] == pytest.approx(np.mean(np.arange(601.0, 610.0)))
     assert buckets(np.arange(3), np.array([np.nan, 1.0, 2.0]), 10)["mean"] == [None, 1.0, 2.0]
     assert all(a < b for a, b in pairwise(buckets(np.arange(7), np.ones(7), 5)["x"]))
+
+
+def test_intervals_are_those_of_every_instant() -> None:
+    """Drawn intervals, nested ones, equal ones and ones that touch among them, held against a mark for each instant."""
+    rng = np.random.default_rng(0)
+
+    def drawn(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        start = rng.integers(0, 60, n)
+        stop = start + rng.integers(1, 30, n)
+        marks = np.zeros(100, bool)
+        for a, b in zip(start, stop):
+            marks[a:b] = True
+        return start, stop, marks
+
+    nested = 0
+    for _ in range(300):
+        (start, stop, marks), (other, end, covers) = drawn(int(rng.integers(0, 8))), drawn(int(rng.integers(0, 8)))
+        assert union_ns(start, stop) == marks.sum()
+        assert uncovered_ns(start, stop, other, end) == (marks & ~covers).sum()
+        inside = np.flatnonzero(marks)
+        free = ~marks[inside[0] : inside[-1] + 1] if len(inside) else np.zeros(0, bool)
+        gaps = gaps_of(start, stop)
+        assert [t for a, b in gaps for t in range(a, b)] == (np.flatnonzero(free) + (inside[0] if len(inside) else 0)).tolist()
+        assert all(b > a for a, b in gaps) and all(a[1] < b[0] for a, b in pairwise(gaps))
+        nested += bool((np.diff(stop[np.argsort(start, kind="stable")]) < 0).any())
+    assert nested > 20, "too few intervals lie in longer ones"

@@ -231,3 +231,17 @@ def test_two_runs_of_one_name(tmp_path: Path) -> None:
     found = [reading.load(made_runs.make(tmp_path / f / "demo", steps=20)) for f in ("x", "y")]
     reading.distinct(found)
     assert len({r.label for r in found}) == 2
+
+
+@pytest.mark.parametrize("status, unsealed, ungated", [("GATED", "", False), ("GATED", "a seal is broken", True), ("UNGATED", "", True),
+                                                       ("", "", True), (None, "", True), ("gated", "", True)])
+def test_only_a_run_that_says_so_is_gated(status: str | None, unsealed: str, ungated: bool) -> None:
+    run = reading.Run(Path("run"), 2, {}, {}, {} if status is None else {"status": status}, {}, unsealed)
+    assert run.ungated == ungated and bool(run.mark) == ungated == ("UNGATED" in run.label)
+
+
+@pytest.mark.parametrize("text, number", [("1.5e12", 1.5e12), ("0", None), ("-1", None), ("nan", None), ("inf", None), ("-inf", None),
+                                          ("", None), ("1e-300", 1e-300), (None, None)])
+def test_numbers_of_the_metadata_are_positive_and_finite(text: str | None, number: float | None) -> None:
+    run = reading.Run(Path("run"), 2, {}, {}, {} if text is None else {"peak_flops": text}, {})
+    assert run.number("peak_flops") == number

@@ -48,6 +48,17 @@ def test_a_rank_that_is_5_percent_slower_is_named(ranks: int, slow: int) -> None
     assert sum(f == [slow] for f in found) >= 27, found
 
 
+def test_a_rank_is_named_for_what_stays_in_both_halves_of_a_run() -> None:
+    """1.8 % slower in one half and 2.6 % in the other is as much as matters in all, but not in each half: that may pass by itself."""
+    for halves, found in (((1.018, 1.026), []), ((1.026, 1.018), []), ((1.022, 1.026), [1])):
+        rng = np.random.default_rng(3)
+        times = 1e6 * np.exp(0.002 * rng.standard_normal((4, 1600)))
+        times[1] *= np.repeat(halves, 800)
+        (mine,) = (s for s in standings(range(4), times) if s.rank == 1)
+        assert named(times) == found, (halves, mine)
+        assert mine.apart.estimate > noise.INTEREST and mine.apart.low > 0, "this run says nothing of halves"
+
+
 def test_few_steps_name_nobody_and_one_rank_has_nobody_beside_it() -> None:
     rng = np.random.default_rng(1)
     short = own(rng, 2, steps=60, slow={"rank 1": 2.0})

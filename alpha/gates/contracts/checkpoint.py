@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,16 @@ def older_versions(rng: np.random.Generator) -> Measured:
                     count.refuses(CorruptError, partial(folders.load, path, empty(of)), f"version {version}: {name} flipped at {place}")
                     raw[place] ^= 4
                 (path / name).write_bytes(raw)
+            sound = json.loads((path / folders.MANIFEST).read_bytes())["kinds"]["m"]
+            number = next(i for i, (_, shape, *_) in enumerate(sound["tensors"]) if prod(shape) > 1)
+            size = prod(sound["tensors"][number][1])
+            for offset in (sound["size"] - size + 1, sound["size"], sound["size"] + int(rng.integers(1, 1 << 40)), -1, -size):
+                content = json.loads((path / folders.MANIFEST).read_bytes())
+                content["kinds"]["m"]["tensors"][number][3] = offset
+                reseal(path, content)
+                count.refuses(CorruptError, partial(folders.load, path, empty(of)), f"version {version}: a tensor from {offset} on")
+                content["kinds"]["m"] = sound
+                reseal(path, content)
             head = (path / "param.npy").read_bytes().replace(b"'<f4'", b"',f4'", 1)  # NumPy has Python read such a list
             (path / "param.npy").write_bytes(head)
             content = json.loads((path / folders.MANIFEST).read_bytes())

@@ -14,14 +14,16 @@ from alpha.comm.catalogue import fill as fill_comm
 from alpha.component import Catalogue, Measured
 from alpha.errors import GraphError, ShapeError
 from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, Batches, Reference, batches_of, both, hash_of, references, refuses, yes
+from alpha.graph.ir import Value
 from alpha.graph.order import COMM, COMPUTE, Order
 from alpha.graph.plan import Program
-from alpha.graph.state import StateLayout, TensorSpec
+from alpha.graph.state import Init, StateLayout, TensorSpec
+from alpha.graph.trace import Tracer
 from alpha.graph.verify_program import verify_program
 from alpha.optim.init import fill_initial
 from alpha.optim.update import adamw, sgd
 from alpha.parallel.data import DataParallel
-from alpha.passes.build import StepShape, build_program
+from alpha.passes.build import Model, StepShape, build_program, trace_training
 
 Case = Callable[[np.random.Generator], Measured]
 SHARDS, STEPS = 8, 3
@@ -40,11 +42,11 @@ def kernels() -> Catalogue:
 
 @cache
 def program(name: str, ranks: int, zero: int = 0, *, micros: int = 1, optimizer: str = "adamw", shards: int = SHARDS,
-            threads: int = 1) -> Program:
+            threads: int = 1, policy: str = "none") -> Program:
     """A reference model over `ranks` ranks; of one rank the Program without any mode of parallelism. `threads`: workers of each rank."""
     made = adamw(SCHEDULE, max_norm=CLIP) if optimizer == "adamw" else sgd(SCHEDULE, momentum=0.9, max_norm=CLIP)
     return build_program(name=name, model=references()[name].model, optimizer=made, catalogue=kernels(), threads=threads,
-                         shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros),
+                         policy=(policy, ()), shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros),
                          over=DataParallel(ranks, zero, micros) if ranks > 1 else None)
 
 
@@ -131,6 +133,42 @@ def _beside(ref: Reference, rng: np.random.Generator) -> Measured:
     return Measured(error=float(wrong), bound=0.0, cases=cases)
 
 
+def _recomputed(ref: Reference, rng: np.random.Generator) -> Measured:
+    """Where blocks are recomputed they are in every microbatch of a rank, also in the one that sums over ranks, whose memory falls as that
+    of the others; the bits stay."""
+    kept, again = (program(ref.name, 2, 1, shards=4, policy=policy) for policy in ("none", "block"))
+    micros = [name for name in again.plans if name.startswith("micro")]
+    wrong = [name for name in again.plans if (name in micros) != any(x.phase == "recompute" for x in again.plans[name].launches)]
+    wrong += [f"memory of {name}" for name in micros if not again.plans[name].memory.lower < kept.plans[name].memory.lower]
+    texts, seed = [batches_of(ref, rng, 4, 1)], int(rng.integers(1 << 30))
+    a, b = (train(p, ref, texts, seed) for p in (kept, again))
+    wrong += [] if a.params.tobytes() == b.params.tobytes() and a.apart == b.apart == 0 else ["other bits"]
+    return yes(len(micros) > 1 and not wrong, f"{micros}: {wrong}", cases=len(again.plans))
+
+
+def _as_completed(rng: np.random.Generator) -> Measured:
+    """Units whose parameters are used here and there are summed in the order in which the last of each is complete."""
+    wrong, orders = 0, set()
+    for _ in range(12):
+        uses = [str(x) for x in rng.permutation([*"aabbcc"])]
+
+        def loss(t: Tracer, training: bool, uses: list[str] = uses) -> tuple[Value, Value]:
+            x = t.input("x", (4, 4), "f32")
+            for i, name in enumerate(uses):
+                with t.unit(name):
+                    x = t.gelu(t.matmul(x, t.param(f"w{i}", (4, 4), Init("ones"))), approximate="tanh")
+            return t.sum(x, axis=(0, 1), keepdims=False), t.count_valid(t.input("targets", (6,), "i32"), ignore_index=-1)
+
+        model = Model(name="here and there", loss=loss)
+        params = StateLayout(trace_training(model, None, "shapes", None, False)[0].tensors.values())
+        t, graph = trace_training(model, params, "micro_last@0", 0, False)
+        DataParallel(2).reduce(t, params, 0)
+        told = [n.layer for n in graph.nodes if n.acts and n.layer in uses]
+        wrong += told != sorted(set(uses), key=lambda name, uses=uses: -uses.index(name))  # type: ignore[misc]
+        orders.add(tuple(told))
+    return yes(not wrong and len(orders) > 2, f"{wrong} of 12; {sorted(orders)}", cases=12)
+
+
 def _in_the_last(ref: Reference, rng: np.random.Generator) -> Measured:
     """Whatever sums over ranks is of the last microbatch, so a schedule that runs it in an earlier one is refused, by what it would sum."""
     found: list[Measured] = []
@@ -161,7 +199,11 @@ def _stored_once(ref: Reference, rng: np.random.Generator) -> Measured:
     good &= [s.shard for r in range(8) for s in cut.role(r).schedule if s.shard is not None] == list(range(8))
     small, large = cut.arenas(7), whole.arenas(7)
     good &= all(8 * small[f"state.{kind}"] == large[f"state.{kind}"] for kind in ("m", "v"))
-    return yes(good, cases=6)
+    for p, parts in ((cut, 8), (whole, 1)):
+        held = {kind: ref_.type.size for kind, ref_ in p.plans["snapshot"].outputs.items()}
+        good &= {"m", "v", "param"} <= set(held) and all(held[kind] * parts == p.states[kind].size for kind in ("m", "v"))
+        good &= held["param"] == p.states["param"].size
+    return yes(good, cases=8)
 
 
 def _of_no_host(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -216,7 +258,8 @@ def _refuse_ranks(rng: np.random.Generator) -> Measured:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "data_parallel.pass": {"parity": [*both(_same_bits(1)), *both(_same_bits(2), "micros-"), *both(_same_bits(1, "sgd"), "sgd-")[:1],
                                       *both(_against_oracle, "oracle-"), *both(_beside, "beside-"), *both(_in_the_last, "last-"),
-                                      *both(_stored_once, "once-"),
+                                      *both(_stored_once, "once-"), *both(_recomputed, "recomputed-")[:1],
+                                      ("as-completed", _as_completed),
                                       *both(_of_no_host, "host-"), ("own-settings", _own_settings)],
                            "determinism": both(_hashes), "faults": [("ranks", _refuse_ranks)]},
 }

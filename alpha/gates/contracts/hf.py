@@ -162,6 +162,7 @@ def _in_files(rng: np.random.Generator) -> Measured:
                 index = json.loads((at / "m" / safetensors.INDEX).read_text())
                 says = {t.name: name for name, of in zip(names, files) for t in of}
                 count.check(index == {"metadata": {"total_size": held}, "weight_map": says}, "an index that is not what the files hold")
+            count.check(all(of[0].start % 8 == 0 for of in files), f"at most {most}: files whose tensors begin off a multiple of 8")
             count.check(flat.tobytes() == opened(at / "m", 5)[2].tobytes(), f"at most {most}: other bits")
     return count.measured()
 

@@ -3,10 +3,11 @@ totals against those derived by hand."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
-from math import sqrt
+from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ import numpy as np
 from alpha.component import Measured
 from alpha.errors import ConfigError
 from alpha.flops import v1
-from alpha.flops.parts import ATTENTION, FEED_FORWARD, LOGITS, PARTS, PROJECTIONS
+from alpha.flops.executed import executed, part_of, tensors_by_place
+from alpha.flops.parts import ATTENTION, DIRECTIONS, FEED_FORWARD, LOGITS, OTHERS, PARTS, PROJECTIONS, part_of_weight
 from alpha.gates.contracts.families import FAMILY_CASES, FamilyCase, Params
 from alpha.gates.contracts.mixed import merged
-from alpha.gates.contracts.reference import BATCH, hash_of, in_new_process, reference_of, refuses, yes
+from alpha.gates.contracts.reference import BATCH, Reference, both, hash_of, in_new_process, program, reference_of, refuses, yes
 from alpha.graph.evaluate import evaluate
-from alpha.graph.ir import Graph, prune
-from alpha.graph.state import StateLayout, TensorSpec
+from alpha.graph.ir import Graph, Value, prune
+from alpha.graph.plan import Step
+from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
-from alpha.optim.init import draw
+from alpha.optim.init import PIECE, draw, fill_initial
 from alpha.tomlfile import read_toml
 
 Case = Callable[[np.random.Generator], Measured]
@@ -193,8 +196,6 @@ def _decay(family: str) -> Case:
 def _init_moments(rng: np.random.Generator) -> Measured:
     """200,000 draws: mean within 5 sigma of 0, variance within 5 sigma of std^2, no draw repeated across names or seeds. The same name has
     the same bits."""
-    from alpha.graph.state import Init
-
     n, seed = 200_000, int(rng.integers(1 << 30))
     a = draw(TensorSpec("a", (n,), "u", Init("normal", 0.02)), seed).astype(np.float64)
     b = draw(TensorSpec("b", (n,), "u", Init("normal", 0.02)), seed).astype(np.float64)
@@ -204,6 +205,31 @@ def _init_moments(rng: np.random.Generator) -> Measured:
     seeds = {draw(few, s).tobytes() for s in (seed, seed + (1 << 30), seed + (1 << 32), seed + (1 << 62), seed + (1 << 63))}
     sound = (again == a.astype(np.float32)).all() and len(seeds) == 5
     return Measured(error=max(z) + (0 if sound else np.inf), bound=5.0, cases=8, note="sigmas")
+
+
+def _initial(rng: np.random.Generator) -> Measured:
+    """A whole array of parameters, of tensors in one piece and in many, as its definition gives them: the words of one generator a tensor,
+    pair after pair, by Box and Muller. Padding is zero whatever lay there; any number of threads gives the same bits."""
+    sizes = [int(n) for n in rng.integers(1, 70, 3)] + [int(rng.integers(3, 5)) * PIECE + int(n) for n in rng.integers(0, 9, 2)]
+    kinds = [Init("normal", float(10.0 ** rng.uniform(-3, 1))) for _ in sizes] + [Init("ones"), Init("zeros")]
+    tensors = [TensorSpec(f"u.{i}.t", (n,), f"u.{i % 3}", kinds[i]) for i, n in enumerate([*sizes, 5, 6])]
+    layout, seed = StateLayout(tensors), int(rng.integers(1 << 63))
+    want = np.zeros(layout.size, np.float32)
+    for spec in tensors:
+        at = slice(layout.offsets[spec.name], layout.offsets[spec.name] + spec.size)
+        if spec.init.kind == "normal":
+            key = int.from_bytes(hashlib.sha256(f"{seed}:{spec.name}".encode()).digest()[:16], "little")
+            u = (np.random.Philox(key=key).random_raw(2 * (-(-spec.size // 2))) >> np.uint64(11)) * 2.0**-53
+            radius, angle = np.sqrt(-2 * np.log1p(-u[0::2])), 2 * np.pi * u[1::2]
+            want[at] = (np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).ravel() * spec.init.std)[: spec.size]
+        else:
+            want[at] = spec.init.kind == "ones"
+    wrong = 0
+    for workers in (1, 2, 7, 0):
+        got = np.full(layout.size, np.nan, np.float32)
+        fill_initial(got, layout, seed, workers)
+        wrong += int(np.count_nonzero(got.view(np.uint32) != want.view(np.uint32)))
+    return Measured(error=float(wrong), bound=0.0, cases=4, note="elements whose bits differ")
 
 
 def _gradient(family: str) -> Case:
@@ -282,6 +308,74 @@ def _formula(rng: np.random.Generator) -> Measured:
     return Measured(error=float(worst), bound=0.0, cases=len(_sizes()))
 
 
+def _counted(rng: np.random.Generator) -> Measured:
+    """Products of drawn shapes, of weights and of activations, transposed or not, some of a weight that another reads as well, and
+    attention between drawn numbers of queries and keys: each counts 2 M N K, or 4 B H T S D, half of it where causal."""
+    wrong = []
+    for _ in range(12):
+        t, want, weights, held = Tracer("counted"), dict.fromkeys(PARTS, 0), dict[str, int](), list[Value]()
+        for i in range(int(rng.integers(2, 6))):
+            m, n, k = (int(x) for x in rng.choice(np.arange(2, 30), 3, replace=False))
+            lead = tuple(int(x) for x in rng.integers(2, 4, int(rng.integers(0, 2))))
+            turned, part = (rng.random(2) < 0.5).tolist(), (PROJECTIONS, FEED_FORWARD, LOGITS, OTHERS)[int(rng.integers(4))]
+            layer = LOGITS if part == LOGITS else "block.0"
+            name = {PROJECTIONS: "attention.q", FEED_FORWARD: "mlp.up", LOGITS: "weight", OTHERS: "gate"}[part] + str(i)
+            x = t.input(f"x{i}", (*lead, *((k, m) if turned[0] else (m, k))), "f32")
+            with t.unit(layer):
+                if held and rng.random() < 0.3:  # the same weight once more, to whatever it fits
+                    w, x = held[-1], t.input(f"y{i}", (5, held[-1].shape[0]), "f32")
+                    part, turned, size = part_of_weight(w.name) if layer != LOGITS else LOGITS, [False, False], 5 * w.type.size
+                else:
+                    w = t.param(name, (n, k) if turned[1] else (k, n), Init("zeros"))
+                    held.append(w)
+                    size = prod(lead) * m * n * k
+                t.matmul(x, w, trans_a=turned[0], trans_b=turned[1])
+            want[part] += 2 * size
+            weights[w.name] = w.type.size
+        for i, causal in enumerate((False, True)):
+            b, heads, d, queries, keys = (int(x) for x in rng.choice(np.arange(1, 20), 5, replace=False))
+            q, kv = t.input(f"q{i}", (b, queries, 2 * heads, d), "f32"), t.input(f"k{i}", (b, keys, heads, d), "f32")
+            t.attention(q, kv, kv, causal=causal, window=0, scale=1.0)
+            packed = t.input(f"p{i}", (b, queries, 4 * heads * d), "f32")
+            t.attention_packed(packed, heads=2 * heads, kv_heads=heads, causal=causal, window=0, scale=1.0)
+            full = 8 * b * heads * queries * d * (queries + keys)
+            want[ATTENTION] += full - (4 * b * heads * queries * d * queries + 4 * b * heads * queries * d * keys) * causal
+        f = v1.count(t.graph, 1)
+        wrong += [] if (dict(f.forward), f.matmul_parameters) == (want, sum(weights.values())) else [f"{f.forward} for {want}"]
+    return yes(not wrong, wrong[0][:300] if wrong else "", cases=12)
+
+
+def _executed(ref: Reference, rng: np.random.Generator) -> Measured:
+    """What a step executes, part by part: in all what its plans say; of the forward what as many validations execute, where dropout does
+    nothing; in a block, products count with their weights, attention as itself, norms and sums as others."""
+    p, wrong = program(ref.name, shards=4, micros=2), []
+    micros = sum(call.shard is not None for call in p.schedule)
+    found, seen = executed(p), executed(replace(p, schedule=(Step("eval"),) * micros))
+    if sum(found.values()) != sum(p.plans[call.plan].flops() for call in p.schedule):
+        wrong.append("the sum of all")
+    for part in (LOGITS, PROJECTIONS, FEED_FORWARD, ATTENTION):
+        if not found[part, "forward"] == seen[part, "forward"] > 0:
+            wrong.append(f"{part}: {found[part, 'forward']} for {seen[part, 'forward']}")
+    for call in p.schedule:
+        for x in p.plans[call.plan].launches:
+            if x.layer.startswith("block."):
+                name = ATTENTION if x.op.startswith("attention") else "products" if "matmul" in x.op or "linear" in x.op else ""
+                name = OTHERS if name == "" and (x.op.startswith("sum") or "norm" in x.op or x.op == "dropout") else name
+                told = part_of(x, tensors_by_place(p.states))
+                if name and told != name and not (name == "products" and told in (PROJECTIONS, FEED_FORWARD)):
+                    wrong.append(f"{x.op} of {x.layer} in {told}")
+    again = program(ref.name, policy="block")
+    phases = {"recompute": 0, "update": 0}
+    for call in again.schedule:
+        for x in again.plans[call.plan].launches:
+            if x.phase in ("recompute", "update"):
+                phases[x.phase] += x.flops
+    sums = {to: sum(n for (_, of), n in executed(again).items() if of == to) for to in DIRECTIONS}
+    if not 0 < phases["recompute"] == sums["recompute"] or not 0 < phases["update"] == sums["update"]:
+        wrong.append(f"{sums} for {phases}")
+    return yes(not wrong, "; ".join(wrong[:3]), cases=8)
+
+
 def _mfu(rng: np.random.Generator) -> Measured:
     t, seq = _trace("gpt2-124m")
     f = v1.count(t.graph, seq)
@@ -293,12 +387,13 @@ def _mfu(rng: np.random.Generator) -> Measured:
 def _family(family: str) -> dict[str, list[tuple[str, Case]]]:
     return {"parity": [("reference", _against_reference(family)), ("settings", _with_settings(family)),
                        ("published-counts", _counts(family)), ("causal", _causal(family)), ("decay-and-init", _decay(family)),
-                       ("moments", _init_moments), *FAMILY_CASES[family].parity],
+                       ("moments", _init_moments), ("initial", _initial), *FAMILY_CASES[family].parity],
             "gradient": [("whole-model", _gradient(family))], "determinism": [("elsewhere", _same_elsewhere(family))],
             "faults": [("too-long", _too_long(family))]}
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     **{f"model.{name}": _family(name) for name in FAMILY_CASES},
-    "flops.v1": {"parity": [("golden", _golden), ("golden-parts", _golden_parts), ("closed-form", _formula), ("mfu", _mfu)]},
+    "flops.v1": {"parity": [("golden", _golden), ("golden-parts", _golden_parts), ("closed-form", _formula), ("counted", _counted),
+                             *both(_executed, "executed-"), ("mfu", _mfu)]},
 })

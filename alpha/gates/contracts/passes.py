@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -12,9 +13,9 @@ from alpha.backends.cpu.catalogue import fill
 from alpha.backends.cpu.catalogue import run as run_kernel
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Workers
-from alpha.component import Catalogue, Component, Measured
+from alpha.component import Catalogue, Component, Envelope, Measured
 from alpha.errors import GraphError, InputError, ShapeError
-from alpha.gates.contracts import effects, parts
+from alpha.gates.contracts import effects, parts, traced
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import (
     VOCAB,
@@ -222,9 +223,10 @@ def _schedule_prompt(ref: Reference, rng: np.random.Generator) -> Measured:
     return Measured(error=float(early + late), bound=0.0, cases=len(nodes), note="nodes out of place")
 
 
-def _exchanges(count: int, ready: tuple[int, ...] = (), phase: str = "reduce") -> Tracer:
+def _exchanges(count: int, ready: tuple[int, ...] = (), phase: str = "reduce", groups: int = 1) -> Tracer:
     """A chain of matrix products, and `count` sums over a group of two ranks of some of them, on the stream beside compute, in `phase`.
-    Outputs: the last product, and the mean of each sum. `ready`: after which product each can begin (default: one after the other)."""
+    Outputs: the last product, and the mean of each sum. `ready`: after which product each can begin (default: one after the other);
+    `groups`: how many take turns."""
     t = Tracer("exchanges")
     x, values = t.input("x", (8, 8), "f32"), []
     for _ in range(count + 2):
@@ -236,7 +238,7 @@ def _exchanges(count: int, ready: tuple[int, ...] = (), phase: str = "reduce") -
             t.phase = phase
             taken = t.reshape(values[at], shape=(64,))
             t.stream = COMM
-            total = t.all_reduce(taken, group="dp", size=2, reduce="sum")
+            total = t.all_reduce(taken, group=("dp", "tp")[i % groups], size=2, reduce="sum")
             t.phase, t.stream = "forward", COMPUTE
             t.output(f"mean.{i}", t.mean(total, axis=(0,), keepdims=False))
     return t
@@ -250,6 +252,19 @@ def _schedule_keeps_groups(rng: np.random.Generator) -> Measured:
     beside = [i for i, n in enumerate(prompt) if n.acts]
     last = max(i for i, n in enumerate(prompt) if n.op == "matmul")
     return yes(layers == ["unit.0", "unit.1", "unit.2"] and max(beside) < last, f"{layers}, {beside} of {last}", cases=6)
+
+
+def _schedule_keeps_drawn(rng: np.random.Generator) -> Measured:
+    """So however many there are of however many groups, and whenever each could begin; and nothing comes before what makes its operands."""
+    wrong, cases = 0, 40
+    for _ in range(cases):
+        n, groups = int(rng.integers(3, 8)), int(rng.integers(1, 3))
+        graph = _exchanges(n, ready=tuple(int(k) for k in rng.integers(0, n, n)), groups=groups).graph
+        acting = [(node.attrs["group"], node.layer) for node in verify(schedule(graph), "schedule").nodes if node.acts]
+        for group in {name for name, _ in acting}:
+            layers = [layer for name, layer in acting if name == group]
+            wrong += layers != sorted(layers)
+    return Measured(error=float(wrong), bound=0.0, cases=cases, note="groups out of order")
 
 
 def _exchanges_kept(rng: np.random.Generator) -> Measured:
@@ -429,6 +444,30 @@ def _select(ref: Reference, rng: np.random.Generator) -> Measured:
     good = all(chosen[n].op == n.op and chosen[n].envelope.why_outside([v.type for v in n.inputs], n.attrs) is None
                for n in graph.nodes if not table()[n.op].view)
     return yes(good and len(chosen) == sum(not table()[n.op].view for n in graph.nodes), cases=max(1, len(chosen)))
+
+
+def _select_first(rng: np.random.Generator) -> Measured:
+    """Of several kernels of a row the first by id takes the call that its envelope covers, in whatever order they were added."""
+    ids, wrong = ["scale.a", "scale.b", "scale.c", "scale.d"], []
+    t = Tracer("several")
+    t.output("y", t.scale(t.input("x", (4,), "f32"), factor=2.0))
+    for covers in ((1, 1, 1, 1), (0, 1, 1, 0), (0, 0, 1, 1), (1, 0, 0, 1)):
+        found = Catalogue()
+        for i in rng.permutation(4):
+            found.add(Component(id=ids[i], kind="kernel", backend="cpu", op="scale", implementation=_select_first,
+                                envelope=Envelope(dtypes=("f32",) if covers[i] else ("f64",))))
+        (chosen,) = select(t.graph, found, "cpu").values()
+        wrong += [] if chosen.id == ids[covers.index(1)] else [f"{chosen.id} of {covers}"]
+    return yes(not wrong, ", ".join(wrong), cases=4)
+
+
+def _refuse_extent_read(rng: np.random.Generator) -> Measured:
+    """A back end that knows no extents refuses what reads one and makes nothing, as a send."""
+    found = Catalogue()
+    found.add(Component(id="send.planned", kind="kernel", backend="cuda", op="send", implementation=_refuse_extent_read))
+    t = Tracer("sent")
+    t.send(t.extent(t.input("x", (64,), "f32"), t.input("n", (), "i32")), group="dp", size=2, to=1)
+    return refuses(InputError, lambda: select(verify(t.graph, "trace"), found, "cuda"))
 
 
 def _refuse_dtype(rng: np.random.Generator) -> Measured:
@@ -731,13 +770,27 @@ def _refuse_copy(rng: np.random.Generator) -> Measured:
 
 
 def _refuse_late_read(rng: np.random.Generator) -> Measured:
-    """A state box read after its update was written in place must be refused, never silently reordered."""
-    t = Tracer("late read")
-    p = t.state("param", 0, (4,), "f32")
-    new = t.scale(t.input("x", (4,), "f32"), factor=2.0)
-    t.update(p, new)
-    t.output("y", t.add(p, new))
-    return refuses(GraphError, lambda: lay_out(t.graph, select(t.graph, kernels(), "cpu"), 1, {"param": 16}))
+    """A state box read after its update was written in place must be refused, never silently reordered: itself, as a view, a view of a
+    view, or a part, and another box that shares elements with it. Read before, it may be."""
+    accepted, cases = [], 0
+    for how in ("itself", "view", "view of a view", "part", "other box", "before"):
+        for late in (False, True):  # whether a view is made behind the update, or only read there
+            t = Tracer("late read")
+            p, other = t.state("param", 0, (8, 8), "f32"), t.state("param", 32, (8, 8), "f32")
+            x, x2 = t.input("x", (8, 8), "f32"), t.input("x2", (8, 8), "f32")
+            new = t.matmul(x, x2) if late else None
+            seen = other if how == "other box" else p
+            seen = t.reshape(seen, shape=(64,)) if how in ("view", "view of a view", "part") else seen
+            seen = t.part(seen, offset=0, shape=(4,)) if how == "part" else t.reshape(seen, shape=(4, 16)) if "of a" in how else seen
+            read = t.scale(seen, factor=3.0) if how == "before" and not late else None
+            new = new or t.matmul(x, x2)
+            t.update(p, new)
+            t.output("late", read or t.scale(seen, factor=3.0))
+            t.output("new", t.scale(new, factor=2.0))
+            cases += 1
+            if refuses(GraphError, partial(lay_out, t.graph, select(t.graph, kernels(), "cpu"), 1, {"param": 1024})).error:
+                accepted.append((how, late))
+    return yes(accepted == [("before", False)], str(accepted), cases=cases)
 
 
 def _refuse_own_read(rng: np.random.Generator) -> Measured:
@@ -849,6 +902,26 @@ def _reshard_round_trip(rng: np.random.Generator) -> Measured:
     return Measured(error=float(wrong), bound=0.0, cases=6)
 
 
+def _lowest_replica(rng: np.random.Generator) -> Measured:
+    """Of ranks that hold the same elements, whole tensors or equal cuts of them, the lowest is read."""
+    from alpha.graph.state import Layout, Piece, flat_shards, reshard, row_major, whole
+
+    layout = _random_layout(rng)
+    (mine,) = whole(layout).ranks
+    shapes = {t.name: t.shape for t in layout.tensors}
+    halves = flat_shards(layout, 2).ranks
+    wrong = cases = 0
+    for source in (Layout(shapes, (mine,) * 3), Layout(shapes, (*halves, *halves, *halves[::-1]))):
+        for c in reshard(source, whole(layout)):
+            cases += 1
+            wrong += c.source >= (1 if len(source.ranks) == 3 else 2)
+    part = Piece("w", ((1, 3),), 0, row_major((2,)))
+    overlapping = Layout({"w": (4,)}, ((part,), (Piece("w", ((0, 4),), 0, (1,)),)))
+    taken = {c.box: c.source for c in reshard(overlapping, Layout({"w": (4,)}, ((Piece("w", ((0, 4),), 0, (1,)),),)))}
+    wrong += taken != {((1, 3),): 0, ((0, 1),): 1, ((3, 4),): 1}
+    return Measured(error=float(wrong), bound=0.0, cases=cases + 1)
+
+
 def _shard_is_cut(rng: np.random.Generator) -> Measured:
     """Rank r of R holds elements [r, r+1) * len / R of every unit, at the same place in its local array."""
     from alpha.graph.state import flat_shards, reshard, whole
@@ -867,9 +940,10 @@ def _shard_is_cut(rng: np.random.Generator) -> Measured:
 
 def _leaves(rng: np.random.Generator) -> Measured:
     """Leaves hold every element of every tensor once, in pieces of at most `most`, and are the same, rank after rank, whatever the cut."""
-    most = int(rng.integers(500, 5000))
-    big = int(rng.integers(1, 3)) * 64 * most + int(rng.integers(1, most))
-    tensors = [*_random_layout(rng).tensors, TensorSpec("block.3.big", (big,), "block.3")]
+    length = 64 * (3 * int(rng.integers(3, 10)) + 1)  # of a part of three leaves, which do not divide it
+    most = length // 3 + 1 + int(rng.integers(0, length // 10))
+    bigs = [64 * length, *(n * 64 * most + int(rng.integers(1, most)) for n in (1, 2))]
+    tensors = [*_random_layout(rng).tensors, *(TensorSpec(f"block.{i}.big", (n,), f"block.{i}") for i, n in enumerate(bigs, 3))]
     layout = StateLayout(tensors)
     inside = np.zeros(layout.size, np.int64)
     for offset, n in layout.ranges():
@@ -994,7 +1068,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "differentiate.pass": {"parity": [*_both(_finite_difference), ("shared-value", _shared_value),
                                       *[(f"scaled-{n}", c) for n, c in _both(_scaled_loss)],
                                       ("second-result", _second_result), *[(f"told-{n}", c) for n, c in _both(_told_where)],
-                                      ("placed", effects.backward_placed)],
+                                      ("placed", effects.backward_placed), ("types", traced.gradient_types)],
                            "determinism": _HASHES,
                            "faults": [("no-vjp", _refuse_no_vjp), ("unused-parameter", _refuse_unused), ("shape", _refuse_shape)]},
     "recompute.pass": {"parity": [*[(f"block-{n}", c) for n, c in _both(_recompute("block", ()))],
@@ -1010,31 +1084,36 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                              ("phases", _fuse_within_a_phase), ("placed", effects.fused_placed)],
                   "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
     "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)],
-                                 ("groups", _schedule_keeps_groups)],
+                                 ("groups", _schedule_keeps_groups), ("groups-drawn", _schedule_keeps_drawn)],
                       "determinism": _HASHES_LLAMA, "faults": [("cycle", _refuse_cycle)]},
-    "select.pass": {"parity": [*_both(_select), ("budget", effects.budgets_chosen)], "determinism": _HASHES_LLAMA,
-                    "faults": [("dtype", _refuse_dtype), ("no-kernel", _refuse_no_kernel), ("effects", effects.refuse_budget)]},
+    "select.pass": {"parity": [*_both(_select), ("budget", effects.budgets_chosen), ("first", _select_first)], "determinism": _HASHES_LLAMA,
+                    "faults": [("dtype", _refuse_dtype), ("extent-read", _refuse_extent_read), ("no-kernel", _refuse_no_kernel),
+                               ("effects", effects.refuse_budget)]},
     "memory.pass": {"parity": [*[(f"ownership-{n}", c) for n, c in _both(_ownership)],
                                *[(f"bits-{n}", c) for n, c in _both(_planned_equals_fresh)],
                                *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)],
                                ("order", _order_is_reachability), ("beside", _beside_is_apart), ("bucket", _bucket_in_place),
                                ("bucket-kept", _bucket_kept), ("aligned", _aligned), ("read-twice", _read_twice),
                                ("scattered", _scattered_apart), ("largest-first", _largest_first), ("placed", effects.launches_placed),
-                               ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered)],
+                               ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered),
+                               ("computations", traced.computations)],
                     "determinism": _HASHES_LLAMA,
                     "faults": [("copy", _refuse_copy), ("late-read", _refuse_late_read), ("own-read", _refuse_own_read),
                                ("late-wait", _refuse_late_wait), ("bucket", _refuse_bucket), ("late-extent", effects.refuse_late_extent),
                                ("part-updated", parts.refuse_update), ("part-outside", parts.refuse_outside)]},
-    "verify.pass": {"parity": [*_both(_verify_accepts), ("effects", effects.accepts), ("pruned", effects.pruned_kept)],
+    "verify.pass": {"parity": [*_both(_verify_accepts), ("effects", effects.accepts), ("pruned", effects.pruned_kept),
+                               ("units", traced.units_in_units), ("texts", traced.graph_texts)],
                     "determinism": _HASHES,
                     "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
                                ("twice", _broken(_twice)), ("overlap", _broken(_overlap)),
                                ("adopted", _broken(_adopted)), ("phase", _broken(_phase)),
                                ("stream", _broken(_stream)),
                                ("pipeline", _lower_verifies), ("extent-of-made", effects.refuse_extent_of_made),
+                               ("redeclared", traced.redeclared), ("stacked", traced.stacked_in_order), ("overlaps", traced.overlaps),
+                               ("places", traced.places),
                                *((name, effects.refuses_graph(name)) for name in effects.broken())]},
     "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules), ("leaves", _leaves),
-                               ("tables", _tables)],
+                               ("tables", _tables), ("replicas", _lowest_replica)],
                     "determinism": [("offsets", _layout_hash)],
                     "faults": [("gap", _refuse_gap), ("missing", _refuse_missing), ("split-leaf", _refuse_split_leaf)]},
 })

@@ -17,7 +17,7 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.backends.digest import WORDS, HostDigests
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
-from alpha.gates.contracts import effects
+from alpha.gates.contracts import effects, traced
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.optimizers import one_row, textbook
 from alpha.gates.contracts.reference import (
@@ -664,7 +664,8 @@ def _replays(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _schedule_shape(rng: np.random.Generator) -> Measured:
-    """Every (shard, microbatch) exactly once, in order; slots by trailing ones; log2 S + 1 gradient buffers; update last and once."""
+    """Every (shard, microbatch) exactly once, in order; slots by trailing ones; log2 S + 1 gradient buffers; update last and once.
+    Pieces that are handed over at once hold so many microbatches each, with the trees behind them, and what is left."""
     good, cases = True, 0
     for shards in (1, 2, 4, 8):
         for micros in (1, 3):
@@ -674,6 +675,12 @@ def _schedule_shape(rng: np.random.Generator) -> Measured:
             good &= [s.plan for s in p.schedule].count("update") == 1 and p.schedule[-1].plan == "update"
             good &= sum(k.startswith("grad") for k in p.states) == shards.bit_length()
             good &= sum(s.plan.startswith("tree@") for s in p.schedule) == shards - 1
+            for replay in (0, 1, 2, 3, 5):
+                *pieces, last = replace(p, replay=replay).replays()
+                held = [sum(s.shard is not None for s in piece) for piece in pieces]
+                good &= held == [min(replay or len(seen), len(seen) - at) for at in range(0, len(seen), replay or len(seen))]
+                good &= (*(s for piece in pieces for s in piece), *last) == p.schedule and last == p.schedule[-1:]
+                good &= all(piece[0].shard is not None for piece in pieces)
             cases += 1
     good &= [trailing_ones(s) for s in range(8)] == [0, 1, 0, 2, 0, 1, 0, 3]
     good &= StepShape(micro_batch=2, seq=3, shards=4, micros=5).tokens == 2 * 3 * 4 * 5
@@ -681,19 +688,42 @@ def _schedule_shape(rng: np.random.Generator) -> Measured:
 
 
 def _shared_gradient(rng: np.random.Generator) -> Measured:
-    """Two parameters with one and the same gradient, and one that is read by the loss twice: each buffer gets its own, exactly."""
-    def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
-        a, b = (t.param(name, (6,), Init("ones")) for name in ("a", "b"))
-        x = t.add(t.add(a, b), a)
-        targets = t.input("targets", (6,), "i32")
-        return t.sum(x, axis=(0,), keepdims=False), t.count_valid(targets, ignore_index=-1)
+    """Parameters with one and the same gradient, of which one is read by the loss twice or none is: each buffer gets its own, exactly."""
+    worst, cases = 0.0, 0
+    for uses in ((2, 1), (1, 1), (1, 2, 1), (1, 1, 1)):
+        def loss(t: Tracer, training: bool, uses: tuple[int, ...] = uses) -> tuple[Value, Value]:
+            params = [t.param(f"p{i}", (6,), Init("ones")) for i in range(len(uses))]
+            x, *others = [p for turn in range(2) for p, n in zip(params, uses) if turn < n]
+            for p in others:
+                x = t.add(x, p)
+            targets = t.input("targets", (6,), "i32")
+            return t.sum(x, axis=(0,), keepdims=False), t.count_valid(targets, ignore_index=-1)
 
-    p = build_program(name="shared", model=Model(name="shared", loss=loss), optimizer=sgd(SCHEDULE), catalogue=kernels(),
+        p = build_program(name="shared", model=Model(name="shared", loss=loss), optimizer=sgd(SCHEDULE), catalogue=kernels(),
+                          shape=StepShape(micro_batch=1, seq=6))
+        with CpuExecutor(p, kernels()) as executor:
+            executor.run("micro_first@0", {"targets": np.zeros(6, np.int32)})
+            got = [executor.state("grad0")[o : o + n] for o, n in p.states["param"].ranges()]
+        worst += sum(float(np.abs(x - n).max()) for x, n in zip(got, uses, strict=True))
+        cases += len(uses)
+    return Measured(error=worst, bound=0.0, cases=cases)
+
+
+def _training_apart(rng: np.random.Generator) -> Measured:
+    """A model whose loss is another one in training: microbatches run that, validation the other."""
+    def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
+        x = t.scale(t.param("a", (6,), Init("ones")), factor=5.0 if training else 3.0)
+        return t.sum(x, axis=(0,), keepdims=False), t.count_valid(t.input("targets", (6,), "i32"), ignore_index=-1)
+
+    p = build_program(name="apart", model=Model(name="apart", loss=loss), optimizer=sgd(SCHEDULE), catalogue=kernels(),
                       shape=StepShape(micro_batch=1, seq=6))
     with CpuExecutor(p, kernels()) as executor:
+        for offset, n in p.states["param"].ranges():
+            executor.state("param")[offset : offset + n] = 1
+        found = [float(executor.run("eval", {"targets": np.zeros(6, np.int32)})["loss_sum"])]
         executor.run("micro_first@0", {"targets": np.zeros(6, np.int32)})
-        got = [executor.state("grad0")[o : o + n] for o, n in p.states["param"].ranges()]
-    return Measured(error=float(np.abs(got[0] - 2).max() + np.abs(got[1] - 1).max()), bound=0.0, cases=2)
+        found += [float(executor.state("grad0")[p.states["grad0"].offsets[f"{STATS}.loss_sum"]]), float(executor.state("grad0")[0])]
+    return yes(found == [18.0, 30.0, 5.0], str(found), cases=3)
 
 
 def _order_of_terms(rng: np.random.Generator) -> Measured:
@@ -777,7 +807,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                    *_both(_against_oracle),
                    *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
-                   ("staged-once", lambda rng: _staged_once(references()["llama"], rng))],
+                   ("staged-once", lambda rng: _staged_once(references()["llama"], rng)), ("parts-of-calls", traced.parts_of_calls)],
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
@@ -788,7 +818,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "program.step": {
         "parity": [*[(f"tree-{s}x{m}-{n}", c) for s, m in ((1, 2), (2, 1), (4, 2)) for n, c in _both(_tree(s, m))],
                    *[(f"sum-{n}", c) for n, c in _both(_sum_of_all)], ("schedule", _schedule_shape), ("shared-gradient", _shared_gradient),
-                   ("order-of-terms", _order_of_terms),
+                   ("order-of-terms", _order_of_terms), ("training-apart", _training_apart),
                    *[(f"recompute-{n}", c) for n, c in _both(_recompute_same_bits)],
                    *[(f"snapshot-{n}", c) for n, c in _both(_snapshot_is_state)]],
         "determinism": _both(_program_hash)[1:],

@@ -10,13 +10,15 @@ import fcntl
 import hashlib
 import math
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +28,12 @@ from alpha.checkpoint import folders
 from alpha.checkpoint.disk import Disk
 from alpha.component import Catalogue, Measured
 from alpha.config import Config
+from alpha.data.mixture import Streams
+from alpha.data.sampler import Batch
 from alpha.data.shards import TokenStream
-from alpha.errors import AlphaError, BusyError, CorruptError, InputError, MachineError, NonFiniteError
+from alpha.errors import AlphaError, BusyError, CorruptError, InputError, MachineError, NonFiniteError, SpotCheckError
 from alpha.graph.plan import Program
+from alpha.models.parts import IGNORE
 from alpha.profile.store import Store, read
 from alpha.train import assemble, evaluate, rundir
 from alpha.train.assemble import Dataset
@@ -225,7 +230,21 @@ def by_hand(rng: np.random.Generator) -> Measured:
         found = read(run.root / "a" / "m.sqlite", "evaluations", "step, windows")
         checks.append(("validations at other steps", found == [(2, 5), (4, 5)]))
         checks.append(("checkpoints at other steps", folders.steps(run.root / "a" / "checkpoints") == [4, 5]))
+        with run.loop("c") as loop:  # the last step is left to whoever ends the run, though it is a multiple
+            seen, batch = list[object](), loop.sampler.batch
+            loop.cfg = replace(loop.cfg, train=replace(loop.cfg.train, eval_every=5, sample_every=5))
+            loop.sampler.batch = lambda step, *call, **more: _without_targets(batch(step, *call, **more), step == 2)  # type: ignore[method-assign]
+            loop.start()
+            losses: list[float] = []
+            loop.run(Watch(step=lambda result: losses.append(result.loss), evaluated=lambda *x: seen.append(x),
+                           sampled=lambda *x: seen.append(x)))
+            checks.append((f"told at the last step: {seen}", not seen and not read(run.root / "c" / "m.sqlite", "evaluations", "step")))
+            checks.append((f"a step without targets has a loss: {losses}", [math.isnan(x) for x in losses] == [i == 2 for i in range(5)]))
     return _measured(checks)
+
+
+def _without_targets(batch: Batch, here: bool) -> Batch:
+    return replace(batch, targets_bT=np.full_like(batch.targets_bT, IGNORE)) if here else batch
 
 
 def resumed(rng: np.random.Generator) -> Measured:
@@ -342,7 +361,8 @@ def validation(rng: np.random.Generator) -> Measured:
         for windows in (1, 2, 5, total, 0, total + 9):
             n = total if windows in (0, total + 9) else windows
             found = evaluate.evaluate(loop.executor, stream, tokenizer, windows)
-            chosen = evaluate.chosen_windows(stream, 8, windows)
+            chosen = np.array([i * total // n for i in range(n)])
+            checks.append((f"{windows}: other windows", evaluate.chosen_windows(stream, 8, windows).tolist() == chosen.tolist()))
             targets = all_targets[chosen]
             nats = n * 8 * math.log(tokenizer.vocab_size)
             worst = max(worst, abs(found.nats / nats - 1.0))
@@ -358,7 +378,9 @@ def validation(rng: np.random.Generator) -> Measured:
             checks.append((f"{windows}: bytes of tokens of many lengths", counted == expected))
         checks.append((f"nats off by {worst}", worst < 1e-5))
         before = _bits(loop)
-        loop.evaluate(3)
+        one = loop.evaluate(3)
+        loop.validation = Streams((("a", stream), ("b", stream), ("c", stream)))
+        checks.append(("three sources", asdict(loop.evaluate(3)) == {k: 3 * v for k, v in asdict(one).items()}))
         checks.append(("validation changed the state", _bits(loop) == before))
     return _measured(checks)
 
@@ -423,6 +445,12 @@ def not_this_run(rng: np.random.Generator) -> Measured:
         with run.loop("a") as loop:
             checks.append(("resumed from nothing", _refused(loop, InputError)))
             loop.start()
+            states = {kind: (layout, flat.copy()) for kind, (layout, flat) in loop.snapshot().items()}
+            states["counter"][1][...] = 1 + int(rng.integers(9))
+            odd = folders.save(loop.checkpoints, 0, states, loop.facts())
+            checks.append(("resumed with a counter of another step", _raises(loop.resume, CorruptError)))
+            shutil.rmtree(odd)
+            loop.start()
             loop.run()
             last, expected = folders.at(loop.checkpoints), _bits(loop)
         for override in ("run.seed=2", "optim.weight_decay=0.2", "train.steps=6"):
@@ -482,6 +510,56 @@ def full_disk(rng: np.random.Generator) -> Measured:
 
 def _no_room(disk: Disk, path: Path, chunks: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def changed_meanwhile(rng: np.random.Generator) -> Measured:
+    """Weights and moments that change by themselves, between the last microbatch of the step behind a checked one and its update, end the
+    run by name."""
+    checks = []
+    with _run(rng) as run:
+        for kind in ("param", "m", "v"):
+            with run.loop(kind) as loop:
+                loop.start()
+                enqueue, layout = loop.executor.enqueue, loop.program.states[kind]
+                tensor = layout.tensors[int(rng.integers(len(layout.tensors)))]
+                place = layout.offsets[tensor.name] + int(rng.integers(tensor.size))
+
+                flips: list[int] = []
+
+                def flipped(plans: tuple[str, ...], inputs: Any = None, *, loop: Loop = loop, kind: str = kind, place: int = place,
+                            enqueue: Any = enqueue, flips: list[int] = flips) -> None:
+                    enqueue(plans, inputs)
+                    if plans == tuple(call.plan for call in loop.replays[-2]) and loop.step == 1:
+                        flips.append(place)
+                        if len(flips) == 1:
+                            loop.executor.state(kind).view(np.uint32)[place] ^= np.uint32(1 << 20)
+
+                loop.executor.enqueue = flipped  # type: ignore[method-assign]
+                loop.spots._each_ns = 0  # every piece is hashed, whatever it costs
+                loop.advance()
+                try:
+                    loop.advance()
+                    checks.append((f"{kind}: nothing was told", False))
+                except SpotCheckError as error:
+                    checks.append((f"{kind}: {error}"[:120], kind in error.what and tensor.name in str(error)))
+    return _measured(checks)
+
+
+def foretold(rng: np.random.Generator) -> Measured:
+    """A save is rehearsed where one will have steps behind it, and only there: from any step, for any distance between saves."""
+    checks = []
+    with _run(rng) as run, run.loop("a") as loop:
+        told: list[int] = []
+        loop.stalls.rehearse = lambda *how: told.append(loop.step)  # type: ignore[method-assign]
+        for every in (0, 1, 2, 3, 4, 5, 6):
+            loop.cfg = replace(loop.cfg, train=replace(loop.cfg.train, checkpoint_every=every))
+            for step in range(5):
+                loop.step = step
+                told.clear()
+                loop.foretell_saves()
+                wanted = any(every and at % every == 0 for at in range(step + 1, 5))
+                checks.append((f"every {every} from step {step}", bool(told) == wanted))
+    return _measured(checks)
 
 
 def bad_step(rng: np.random.Generator) -> Measured:
@@ -766,10 +844,11 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("by hand", by_hand),
             ("resumed", resumed), ("lasts longer", lasts_longer), ("taken back", taken_back),
             ("ahead", ahead),
-            ("validation", validation),
+            ("validation", validation), ("foretold", foretold),
         ],
         "determinism": [("same bits", same_bits), ("sampled", sampled)],
-        "faults": [("bad step", bad_step), ("bad step ahead", bad_step_ahead), ("not this run", not_this_run), ("full disk", full_disk),
+        "faults": [("bad step", bad_step), ("bad step ahead", bad_step_ahead), ("changed meanwhile", changed_meanwhile),
+                   ("not this run", not_this_run), ("full disk", full_disk),
                    ("sealed", sealed), ("run directory", run_directory), ("from any folder", from_any_folder)],
     }
 }

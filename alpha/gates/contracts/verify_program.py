@@ -10,6 +10,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import GraphError
+from alpha.gates.contracts import traced
 from alpha.gates.contracts.reference import hash_of, yes
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
@@ -63,6 +64,19 @@ def job(*ranks: Sequence[Launch], groups: Any = None, text: Sequence[tuple[int, 
                    groups={"dp": (tuple(range(len(ranks))),)} if groups is None else groups)
 
 
+def job_of_plans(*ranks: Sequence[Sequence[Launch]]) -> Program:
+    """A Program of two ranks or more, each of which runs plan after plan; the first is for a microbatch, a shard of its own."""
+    plans: dict[str, Plan] = {}
+    roles = []
+    for r, parts in enumerate(ranks):
+        names = [f"part.{i}" for i in range(len(parts))]
+        keys = {name: name if r == 0 else f"{name}~{r}" for name in names}
+        plans |= {keys[name]: Plan(name, tuple(launches), {}, {}, {"state.grad": 1 << 20}, Memory(0, 0, 0))
+                  for name, launches in zip(names, parts)}
+        roles.append(Role((Step(names[0], r, 0), *map(Step, names[1:])), keys))
+    return Program("job", plans, roles[0].schedule, {}, others=tuple(roles[1:]), groups={"dp": (tuple(range(len(ranks))),)})
+
+
 def to(other: int, stage: int, op: str = "send", at: int = 4096) -> Launch:
     """One end of an exchange of two ranks, of microbatch 0, forward."""
     place: dict[str, Any] = {"to": other} if op == "send" else {"source": other}
@@ -74,6 +88,16 @@ def back(other: int, stage: int, op: str = "receive") -> Launch:
     return replace(to(other, stage, op, 8192), phase="backward")
 
 
+def give(other: int) -> Launch:
+    """A send in a group of two."""
+    return call("send", group="dp", size=2, to=other)
+
+
+def take(other: int) -> Launch:
+    """A receipt in a group of two, elsewhere in memory."""
+    return call("receive", at=4096, group="dp", size=2, source=other)
+
+
 def sound() -> dict[str, Program]:
     """Programs that fit."""
     both = (reduced(), reduced("block.1", 128))
@@ -81,6 +105,7 @@ def sound() -> dict[str, Program]:
             for r in range(4)]
     root = call("broadcast", group="dp", size=4, root=2)
     crossed = [(reduced(group="near", size=2), reduced("block.1", group="far", size=2)) for _ in range(4)]
+    use = call("scale", stream=COMPUTE)
     near, far = reduced(group="near", size=2, stream=COMPUTE), reduced("block.1", group="far", size=2)
     waits = (call("accumulate", stream=COMPUTE), reduced(after=(0,)), call("scale", at=4096, stream=COMPUTE),
              call("scale", stream=COMPUTE, after=(1,)))
@@ -92,6 +117,7 @@ def sound() -> dict[str, Program]:
             "pipeline": job((to(1, 0), back(1, 0)), (to(0, 1, "receive"), back(0, 1, "send"))),
             "extents": job(*[(counted(group="dp", size=2, reduce="sum"),)] * 2),
             "extent-sent": job((counted("send", group="dp", size=2, to=1),), (counted("receive", group="dp", size=2, source=0),)),
+            "plan-after-plan": job_of_plans(((give(1),), (use,), (take(1),)), ((take(0),), (use,), (give(0),))),
             "both-read": job((call("send", group="dp", size=2, to=1), reads()), (call("receive", group="dp", size=2, source=0),))}
 
 
@@ -127,6 +153,8 @@ def broken() -> dict[str, tuple[Program, str]]:
         "missing-member": (job((one, two), (one, two), (one,), (one, two)), "rank 2 has no number 1"),
         "cyclic-wait": (job((a, b), (b, a), (b, a), (a, b), groups=PAIRS), "circle"),
         "ring-of-sends": (job(*ring), "circle"),
+        "circle-over-plans": (job_of_plans(((give(1),), (use,), (take(1),)), ((give(0),), (use,), (take(0),))), "circle"),
+        "circle-over-idle-plans": (job_of_plans(((give(1),), (), (use,), (take(1),)), ((use,), (give(0), take(0)), (), ())), "circle"),
         "wrong-root": (rooted(call("broadcast", group="dp", size=4, root=1)), "rank 3: broadcast"),
         "no-such-root": (job(*[(call("broadcast", group="dp", size=4, root=4),)] * 4), "no member"),
         "to-itself": (job((call("send", group="dp", size=4, to=0),), (), *alone), "own rank"),
@@ -202,6 +230,7 @@ def _says_the_same(rng: np.random.Generator) -> Measured:
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
-    "verify_program.pass": {"parity": [(name, _accepts(name)) for name in sound()], "determinism": [("refusals", _says_the_same)],
+    "verify_program.pass": {"parity": [*((name, _accepts(name)) for name in sound()), ("texts", traced.program_texts)],
+                            "determinism": [("refusals", _says_the_same)],
                             "faults": [(name, _refuses(name)) for name in broken()]},
 }

@@ -347,6 +347,10 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
         q, k, v = rng.standard_normal((3, 1, 21, 2, 8))
         q[..., 0], k[..., 0] = abs(offset) ** 0.5, offset / abs(offset) ** 0.5
         yield Sample(name=f"offset-{name}", inputs=(q, k, v), attrs={"causal": True, "window": window, "scale": 1.0}, wrt=())
+    q, k, v = rng.standard_normal((3, 1, 21, 2, 8))
+    k[..., 0], q[..., 0] = 10, 0
+    q[0, 5::7, :, 0] = -10  # the scores of three queries lie 100 below those of all others, none of which is large
+    yield Sample(name="far-below-among-near", inputs=(q, k, v), attrs={"causal": True, "window": 0, "scale": 1.0}, wrt=())
 
 
 KERNELS = (

@@ -127,7 +127,7 @@ def _offsets(rng: np.random.Generator) -> Iterable[Sample]:
         x, weight = rng.standard_normal((37, 16)), 0.5 * rng.standard_normal((24, 16))
         x[:, 0], weight[:, 0] = abs(offset) ** 0.5, offset / abs(offset) ** 0.5
         yield Sample(name=f"offset-{name}", inputs=(x, weight, rng.integers(0, 24, 37).astype(np.int32)),
-                     attrs={"ignore_index": -1, "z_loss": 0.0, "chunk": 16}, wrt=())
+                     attrs={"ignore_index": -1, "z_loss": 1e-4, "chunk": 16}, wrt=())
 
 
 _CALLS = Calls(further=_offsets, refused=_refused)

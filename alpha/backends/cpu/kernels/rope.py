@@ -84,6 +84,9 @@ def _samples(rng: np.random.Generator) -> Iterable[Sample]:
         ("negative-apart", -2 * count, 10000.0), ("past-apart", 2 * count, 10000.0),
         ("swapped", np.array([0, 2, 1, *range(3, 9)], np.int32), 10000.0), ("apart", (5 * count % 9).astype(np.int32), 10000.0)):
         yield Sample(name=name, inputs=(rng.standard_normal((1, 9, 2, 6)), positions[None]), attrs={"base": base, "layout": "half"}, wrt=())
+    # samples longer than a block of rows, and no multiple of one: what begins in one sample ends there, also where it is turned in place
+    yield Sample(name="blocks-of-samples", inputs=(rng.standard_normal((2, 9, 1, 1 << 14)), np.stack([count, count + 1])),
+                 attrs={"base": 10000.0, "layout": "half"}, wrt=())
 
 
 KERNELS = (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from alpha.backends.cpu.blocks import BLOCK, flat
+from alpha.backends.cpu.calls import Calls
 from alpha.backends.cpu.lib import Cpu
 from alpha.component import Component, Envelope
+from alpha.ops.spec import Sample
 from alpha.types import Attrs
 
 
@@ -68,10 +70,19 @@ def cast(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs:
     return flat(cpu, x.size, body)
 
 
+def _nan(rng: np.random.Generator) -> Iterable[Sample]:
+    """NaN of any payload, of either sign, is NaN in the narrower type; infinities and what is next to them stay what they are."""
+    words = np.array([0, 1 << 44, 1 << 45, (1 << 51) - 1, *rng.integers(0, 1 << 51, 4)], np.uint64)
+    words |= np.uint64(1 << 51)  # those that are quiet
+    odd = np.concatenate([words | np.uint64(0x7FF << 52), words | np.uint64(0xFFF << 52)]).view(np.float64)
+    ends = [np.inf, -np.inf, 3.38e38, -3.38e38, 0.0, -0.0]
+    yield Sample(name="nan-payloads", inputs=(np.concatenate([odd, ends]),), attrs={"dtype": "bf16"}, wrt=())
+
+
 KERNELS = (
     Component(id="scale.f32.cpu", kind="kernel", backend="cpu", op="scale", implementation=scale, envelope=Envelope(dtypes=("f32", "f64")),
               inplace=((0, 0),)),
     Component(id="fill.f32.cpu", kind="kernel", backend="cpu", op="fill", implementation=fill),
     Component(id="cast.f32.cpu", kind="kernel", backend="cpu", op="cast", implementation=cast,
-              envelope=Envelope(dtypes=("f32", "f64", "bf16"))),
+              envelope=Envelope(dtypes=("f32", "f64", "bf16")), calls=Calls(further=_nan)),
 )

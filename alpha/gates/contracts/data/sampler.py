@@ -120,6 +120,8 @@ def _every_window_once(rng: np.random.Generator) -> Measured:
             sequence = 4
             made = _make(made_up_stream(root, windows * sequence + 1 + extra), sequence, 2, int(rng.integers(1 << 32)))
             count.check(made.windows == windows, f"{made.windows} windows instead of {windows}")
+            for step in (0, 1, windows, int(rng.integers(1, 1 << 30))):
+                count.check(made.epoch(step) == 2 * step / windows, f"epochs before step {step}")
             orders = []
             for epoch in (0, 1, 2, int(rng.integers(3, 1 << 30))):
                 order = made.window_of(np.arange(windows, dtype=np.int64) + epoch * windows)

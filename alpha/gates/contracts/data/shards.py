@@ -182,6 +182,11 @@ def _damage_seen_when_read(rng: np.random.Generator) -> Measured:
                     count.refuses(CorruptError, stream.windows, "one that begins before it", [max(0, read * block - 9)], block)
                 else:
                     count.check(stream.windows([start], 64)[0].tolist() == tokens[start : start + 64], f"block {read}, {damaged} damaged")
+            first, last = sorted(rng.choice(len(tokens) // block, 2, replace=False).tolist())  # of which all others are known by now
+            if first <= damaged <= last:
+                count.refuses(CorruptError, stream.windows, f"{first} to {last}, {damaged} damaged", [first * block],
+                              (last + 1 - first) * block)
+            count.refuses(CorruptError, stream.windows, f"all blocks, {damaged} damaged", [0], len(tokens))
         index = len(whole) - 16  # where the second document starts; its lowest bit leaves the index rising
         path.write_bytes(whole)
         for known in (False, True):  # a session goes on reading a file that somebody cuts

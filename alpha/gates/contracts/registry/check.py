@@ -24,7 +24,7 @@ from alpha.registry.digest import component_digests
 from alpha.registry.evidence import path_of, save, write_reference
 from alpha.registry.faults import Fault
 from alpha.registry.package import Package
-from alpha.registry.pins import Pins, binding, folder_of, key_of_record
+from alpha.registry.pins import FEWEST, MOST, Pins, binding, folder_of, key_of_record
 from alpha.registry.record import Record, canonical, content_hash
 
 FAULT = Fault(id="made.fault", component=KERNEL.id, gate="parity", mirrors=0, why="made up", file="types.py", find="a", replace="b")
@@ -223,6 +223,13 @@ def _speed(rng: np.random.Generator) -> Measured:
     longer = replace(longer, shares={"a": (*longer.shares["a"], 0.6)})
     _red(checks, "a case with more shares than measurements", lambda c: c.pins.save(key_of_record(c.record("perf")), {KERNEL.id: longer}),
          "one share per case and measurement")
+    for n, what in ((FEWEST - 1, "few"), (MOST + 1, "many")):
+        def measured(c: _Committed, n: int = n) -> None:
+            pin = pin_of(KERNEL.id, digests=c.record("perf").digests)
+            pin = replace(pin, shares={case: (shares * n)[:n] for case, shares in pin.shares.items()}, times=(pin.times * n)[:n])
+            c.pins.save(key_of_record(c.record("perf")), {pin.component: pin})
+
+        _red(checks, f"a pin of too {what} measurements", measured, "one share per case and measurement")
     _red(checks, "a torn file of pins", edited("components", "comp"), "cannot be read")
     _red(checks, "another format of pins", edited('"format": 2', '"format": 1'), "another format")
     with folder() as at:
@@ -288,7 +295,12 @@ def _loosened(rng: np.random.Generator) -> Measured:
         path = c.root / HERE.key / NAME
         path.write_text(path.read_text().replace('"ratio":9.0', '"ratio":3.0'))
 
+    def turned(c: _Committed) -> None:
+        path = c.root / HERE.key / NAME
+        path.write_text(json.dumps(dict(reversed(json.loads(path.read_text()).items())), separators=(",", ":")) + "\n")
+
     _red(checks, "an edited catch", edited, "edited by hand")
+    _red(checks, "a catch whose keys are turned round", turned, "edited by hand")
     with folder() as at:
         committed = _Committed(at)
         committed.catch([], record=None, error="the kernel crashed")

@@ -319,6 +319,11 @@ def _values(rng: np.random.Generator) -> Measured:
         checks.that(len({of(wrap(x)) for x in equal[:3]}) == 3, "values that are equal under two types share a digest")
     checks.that(len({of([_read, _Counted(x)]) for x in (0.0, -0.0, 0, False)}) == 4, "zeros of two kinds share a digest")
     checks.that(len({of(np.array([x])) for x in equal}) == 4 and of(np.array([0.0])) != of(np.array([-0.0])), "arrays of two types collide")
+    words = bytes(rng.integers(0, 100, 16, np.uint8))  # the same bytes, read as many types and in many shapes
+    kinds = ("<i2", "<u2", "<f2", "<i4", "<u4", "<f4", "<i8", "<u8", "<f8", "<c8", "|i1", "|u1", ">i4", ">f4")
+    checks.that(len({of(np.frombuffer(words, t)) for t in kinds}) == len(kinds), "arrays of the same bytes and other types collide")
+    shapes = [(4,), (1, 4), (4, 1), (2, 2), (2, 2, 1)]
+    checks.that(len({of(np.frombuffer(words, "<f4").reshape(x)) for x in shapes}) == len(shapes), "arrays of other shapes collide")
     checks.that(calls_blas(_product, package) and not calls_blas(_closure, package), "a matrix product is not seen")
     return checks.measured()
 

@@ -119,6 +119,9 @@ def _elsewhere(rng: np.random.Generator) -> Measured:
         unknown = path_of(root, HERE.key, "gate")
         _line(unknown, replace(make("parity", component="gate"), gate="speed").line() + "\n")
         checks.raises(CORRUPT, "evidence of an unknown gate", lambda: load_file(unknown), naming="speed")
+        for first, second in ((HERE, OTHER), (GpuClass(capability="sm90", model="H200"), GpuClass(capability="sm90", model="H100"))):
+            (root / "REFERENCE").write_text(f"{first.key}\n{second.key}\n")
+            checks.raises(InputError, "two reference classes of one sort", lambda: reference_classes(root), naming=second.key)
         checks.raises(InputError, "a path as component id", lambda: path_of(root, HERE.key, "../made.up"))
         checks.raises(InputError, "a folder that is no class", lambda: path_of(root, "laptop", "made.up"), naming="laptop")
     return checks.measured()
@@ -137,6 +140,7 @@ def _torn(rng: np.random.Generator) -> Measured:
             checks.raises(CORRUPT, f"torn after {cut} bytes", lambda: load_file(path))
         for what, wrong in {"out of order": parity + "\n" + faults + "\n", "a gate twice": parity + "\n" + parity + "\n",
                             "spaces": parity.replace(",", ", ") + "\n", "an empty line": parity + "\n\n", "not ASCII": "é" + text,
+                            "the keys turned round": json.dumps(dict(reversed(json.loads(parity).items())), separators=(",", ":")) + "\n",
                             "over-long": canonical({**json.loads(parity), "nonce": "0" * MAX_BYTES}) + "\n"}.items():
             _line(path, wrong)
             checks.raises(CORRUPT, what, lambda: load_file(path))

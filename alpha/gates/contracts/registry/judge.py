@@ -128,6 +128,16 @@ def _perf(rng: np.random.Generator) -> Measured:
         ab = {"name": "ab", "kind": "relative", "low": low, "estimate": estimate, "high": high, "reproduced": again}
         came = judge(make("perf", [*GOOD["perf"], ab]), pin=pin_of())
         checks.that(came.relative == verdict and came.verdict == PASS, f"relative half {what}: {came.relative}, not {verdict}")
+    for _ in range(200):  # ends of intervals on either side of 0 and of the slowdown that counts
+        low, estimate, high = np.sort(rng.choice([-0.03, -1e-4, 1e-4, 0.0199, 0.0201, 0.05], 3) + 1e-6 * rng.random(3)).tolist()
+        again = bool(rng.integers(2))
+        ab = {"name": "ab", "kind": "relative", "low": low, "estimate": estimate, "high": high, "reproduced": again}
+        verdict = PASS if high < 0.02 else FAIL if low > 0 and estimate >= 0.02 and again else AMBIGUOUS
+        came = judge(make("perf", [*GOOD["perf"], ab]), pin=pin_of())
+        checks.that(came.relative == verdict, f"relative half of {low}, {estimate}, {high}, {again}: {came.relative}, not {verdict}")
+    for factor, out in ((0.6, False), (1.9, False), (2.1, True)):  # shares are below 1: a low pin leaves room above
+        came = judge(make("perf", _one("perf", share=0.3 * factor)), pin=pin_of(share=0.3, spread=0.2))
+        checks.that(bool(came.above_pin) == out and came.verdict == NOT_RUN, f"{factor} times a noisy pin: {came}")
     checks.that(judge(make("perf")).relative == NOT_RUN, "a relative half that did not run has a verdict")
     checks.that(judge(make("perf", [{"name": "ab", "kind": "relative", "low": 0, "estimate": 0, "high": 0}])).verdict == NOT_RUN,
                 "an absolute half that did not run has a verdict")

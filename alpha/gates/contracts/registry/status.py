@@ -104,6 +104,23 @@ def _usable(rng: np.random.Generator) -> Measured:
             status = _registry(at / "evidence", package, KERNEL).status(KERNEL.id)
             checks.that(status.claimable == claimable, f"{what}: {status.no_claim or 'claimable'}")
             checks.that(status.usable == (what != "a slower record"), f"{what}: usable is {status.usable}")
+    both = replace(perf, cases=[*perf.cases, {**perf.cases[0], "name": "b"}], declared=2)
+    for what, names in (("one case", "a"), ("the other case", "b"), ("all cases", "ab")):
+        with folder() as at:
+            save([*(x for x in records if x is not perf), both], at / "evidence")
+            pins = Pins(folder_of(at / "evidence"))
+            pins.save(key_of_record(perf), {KERNEL.id: pin_of(KERNEL.id, cases=("a", "b"), digests=older)})
+            pins.save_relative(replace(good, cases=[{**case, "name": n, "high": 0.01} for n in names], declared=len(names)))
+            status = _registry(at / "evidence", package, KERNEL).status(KERNEL.id)
+            sound = status.usable and status.claimable == (what == "all cases")
+            checks.that(sound, f"compared in {what}: {status.no_claim or 'claimable'}")
+    with folder() as root:  # what owes nothing is never usable, nor what presupposes it
+        r = _registry(root, package, replace(BASE, profile="of nobody"), TOP)
+        save(passing((TOP,), package), root)
+        for c in (BASE, TOP):
+            told = "owes no gate" in " ".join(r.why_not(c.id))
+            checks.that(told and not r.status(c.id).usable, f"{c.id} is usable though one owes nothing")
+            checks.raises(UngatedError, f"{c.id} is required", lambda c=c, r=r: r.require([c.id]))  # type: ignore[misc]
     with folder() as root:
         r = _registry(root, package, *everything)
         checks.that(r.status(KERNEL.id).gates["parity"].verdict == NOT_RUN, "no evidence is not NOT_RUN")
