@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -80,7 +80,7 @@ class _Committed:
 
     def check(self, recompute: Callable[[Record], list[str]] = _agree, faults: Sequence[Fault] = (FAULT,),
               published: Sequence[str] = (KERNEL.id,)) -> Checked:
-        return check(CATALOGUE, self.root, recompute, faults=faults, package=self.package, published=published)
+        return check(CATALOGUE, self.root, partial(map, recompute), faults=faults, package=self.package, published=published)
 
     def path(self, component: str = KERNEL.id) -> Path:
         return path_of(self.root, HERE.key, component)
