@@ -19,6 +19,8 @@ import pytest
 import ranked_runs
 from apart import BOTH, Hosts, Wire
 
+from alpha.bench.comm import SIZES
+
 MANIFEST = Path(__file__).parents[2] / "examples" / "kubernetes" / "train.yaml"
 
 pytestmark = pytest.mark.skipif(bool(apart.why_not(tun=True)), reason=f"NOT_RUN: {apart.why_not(tun=True)}")
@@ -133,7 +135,7 @@ def test_a_bad_network_is_no_fault(folder: Path, alone: dict[str, Any]) -> None:
 
 def test_the_map_of_two_hosts(capfd: pytest.CaptureFixture[str]) -> None:
     """Each host says what it is made of, and ways between hosts are told from those inside them."""
-    assert apart_runs.two_hosts() == 0
+    assert apart_runs.two_hosts(SIZES[:4]) == 0
     said = capfd.readouterr().out
     for words in ("host 0: ranks 0 to 1; ", "host 1: ranks 2 to 3; ", "inside host 0: ", "host 0 to host 1: ", "inside host 1: ",
                   "  link net0"):
