@@ -10,7 +10,7 @@ from pathlib import Path
 from alpha import config
 from alpha.component import Catalogue
 from alpha.errors import AlphaError
-from alpha.gates.recompute import recompute
+from alpha.gates.recompute import beside
 from alpha.registry import asked, consistency, policy
 from alpha.registry import check as registry_check
 from alpha.registry.check import ERROR, WARNING, Finding
@@ -38,8 +38,9 @@ def check(catalogue: Catalogue, root: Path, reference: str | None = None) -> reg
 def judged(catalogue: Catalogue, root: Path, faults: Sequence[Fault], past: Mapping[str, set[str]], base: Mapping[str, str], *,
            reference: str | None = None, published: Iterable[str] = ()) -> registry_check.Checked:
     """The same with the history given: past: nonce -> hashes of lines that ever named it; base: what was asked where the branch began."""
-    checked = registry_check.check(catalogue, root, recompute, package=Package(), faults=faults, reference=reference,
-                                   published=published)
+    with beside() as recompute:
+        checked = registry_check.check(catalogue, root, recompute, package=Package(), faults=faults, reference=reference,
+                                       published=published)
     try:
         found = [Finding(ERROR, line.path.relative_to(root.parents[1]).as_posix(), line.number, line.about, why,
                          "the line was forged: measure again with `alpha gate run` or `alpha gate catches`, and commit the line")

@@ -174,8 +174,8 @@ def alone(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Beside other workers: files that took long when they last ran come first, so that no worker is left alone with one, and files of
-    nothing but tests that run alone come last."""
+    """Beside other workers: files that took long when they last ran come first, so that no worker is left alone with one; those that were
+    never timed before them, for they may take longer still; and files of nothing but tests that run alone come last."""
     worker = getattr(config, "workerinput", None)
     if worker is None:
         return
@@ -183,7 +183,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         by_file.setdefault(item.nodeid.split("::")[0], []).append(item)
     last = {f for f, own in by_file.items() if all(alone(i) for i in own)}
-    items[:] = [i for f in sorted(by_file, key=lambda f: (f in last, -seconds.get(f, 0.0))) for i in by_file[f]]
+    items[:] = [i for f in sorted(by_file, key=lambda f: (f in last, -seconds.get(f, float("inf")))) for i in by_file[f]]
 
 
 @contextmanager

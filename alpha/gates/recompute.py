@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 
 import numpy as np
 
 from alpha.component import Component
+from alpha.errors import MachineError
 from alpha.gates import expected, parity
-from alpha.gates.subjects import Case, cases, spec_of
+from alpha.gates.subjects import Case, cases, pin_blas, spec_of
 from alpha.gates.tolerance import ALL, FIRST, Allowance, allowance, slack_alone
 from alpha.ops.numerics import round_to
 from alpha.registry.judge import RATIO
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
 from alpha.types import NUMPY
+
+FEW = 50
+"""Records for which no processes are started: it would take longer."""
+
+
+@contextmanager
+def beside() -> Iterator[Callable[[Sequence[Record]], Iterable[Sequence[str]]]]:
+    """A function of records. It begins with `recompute` of each on every processor, beside the caller, and gives what came, in order.
+    MachineError where one of its processes is killed."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    pools: list[ProcessPoolExecutor] = []
+
+    def begin(records: Sequence[Record]) -> Iterable[Sequence[str]]:
+        if processors == 1 or (len(records) < FEW and not pools):
+            return map(recompute, records)
+        if not pools:
+            catalogue()  # loaded once, before the forks
+            pools.append(ProcessPoolExecutor(processors, multiprocessing.get_context("fork"), pin_blas))
+        return pools[0].map(recompute, records)
+
+    try:
+        yield begin
+    except BrokenProcessPool as error:
+        raise MachineError("a process that computes records again died", came=str(error), expected="that it ends its records",
+                           do="check again, with more memory to spare") from error
+    finally:
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
 
 
 def recompute(record: Record) -> Sequence[str]:

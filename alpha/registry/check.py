@@ -29,9 +29,9 @@ from alpha.registry.record import Record
 
 ERROR, WARNING = "error", "warning"
 
-Recompute = Callable[[Record], Sequence[str]]
-"""What a current record says otherwise than its nonce and the oracle; empty when all agrees. Lives with the gate engines, above this
-floor."""
+Recompute = Callable[[Sequence[Record]], Iterable[Sequence[str]]]
+"""What each of these current records says otherwise than its nonce and the oracle; empty when all agrees. It may begin at once and give
+its results when they are asked for. Lives with the gate engines, above this floor."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class _Check:
         self.records = self.probes = self.catches = 0
         self.unrenewed: dict[str, list[str]] = {}
         self._digests: dict[tuple[str, str], dict[str, str]] = {}
+        self._current: list[tuple[Path, int, str, Record]] = []
+        self._begun: list[tuple[list[tuple[Path, int, str, Record]], Iterable[Sequence[str]]]] = []
 
     def say(self, level: str, path: Path, line: int, about: str, what: str, do: str = "") -> None:
         shown = path.relative_to(self.root.parent.parent) if path.is_relative_to(self.root.parent.parent) else path
@@ -127,6 +129,8 @@ class _Check:
                     if gate not in records:
                         self.not_current(machine, path, 0, f"{component.id} {gate}", "no evidence on the reference class",
                                          _rerun(component.id, gate), reference=True)
+        self._begun.append((self._current, self.recompute([record for *_, record in self._current])))
+        self._current = []
 
     def record(self, path: Path, number: int, component: Component, record: Record, *, reference: bool) -> None:
         self.records += 1
@@ -150,9 +154,15 @@ class _Check:
             if not record.probes:
                 self.say(ERROR, path, number, about, "parity evidence without probes cannot be checked",
                          _rerun(component.id, record.gate))
-        for mismatch in self.recompute(record):
-            self.say(ERROR, path, number, about, f"computed again, the record disagrees: {mismatch}",
-                     "the line was forged, or the oracle is not portable")
+        self._current.append((path, number, about, record))
+
+    def recomputed(self) -> None:
+        """What was begun for the current records of all classes."""
+        for records, found in self._begun:
+            for (path, number, about, _), mismatches in zip(records, found, strict=True):
+                for mismatch in mismatches:
+                    self.say(ERROR, path, number, about, f"computed again, the record disagrees: {mismatch}",
+                             "the line was forged, or the oracle is not portable")
 
     def speed(self, path: Path, number: int, component: Component, record: Record, judgement: Judgement) -> None:
         """A satisfied record of the perf gate on a reference class: a pin is owed, it must explain the shares, and what published figures
@@ -291,6 +301,7 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, package: Pa
         work.catches_of(machine, reference=machine in owing.values())
         if machine in owing.values():
             work.awaited(machine)
+    work.recomputed()
     return Checked(tuple(work.findings), work.records, work.probes, work.catches, {m: len(found) for m, found in work.unrenewed.items()})
 
 

@@ -19,6 +19,8 @@ import pytest
 import ranked_runs
 from apart import BOTH, Hosts, Wire
 
+from alpha.bench.comm import SIZES
+
 MANIFEST = Path(__file__).parents[2] / "examples" / "kubernetes" / "train.yaml"
 
 pytestmark = pytest.mark.skipif(bool(apart.why_not(tun=True)), reason=f"NOT_RUN: {apart.why_not(tun=True)}")
@@ -39,11 +41,11 @@ def alone(folder: Path) -> dict[str, Any]:
 
 def packets(hosts: Hosts, count: int) -> list[tuple[float, int]]:
     """Datagrams from host 0 to host 1, 1 ms apart, as they come: (seconds on the way, number)."""
-    receive = hosts.start(1, [sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE)
+    receive = hosts.start(1, [sys.executable, "-c", RECEIVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert receive.stdout is not None
     receive.stdout.readline()
     hosts.start(0, [sys.executable, "-c", SEND, str(count)]).wait()
-    out, _ = receive.communicate(timeout=60)
+    out, _ = receive.communicate(timeout=60)  # closes its input: all were sent
     return [(float(a), int(b)) for a, b in (line.split() for line in out.splitlines())]
 
 
@@ -55,18 +57,22 @@ for i in range(int(sys.argv[1])):
     time.sleep(0.001)
 """
 RECEIVE = """
-import socket, time
+import select, socket, sys, time
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 link.bind(("10.77.0.2", 5000))
-link.settimeout(2)
+link.settimeout(0.3)
 print("here", flush=True)
-try:
-    while True:
+sent = False
+while True:
+    try:
         moment, number = link.recv(100).split()
         print(time.monotonic() - float(moment), int(number))
-except TimeoutError:
-    pass
+    except TimeoutError:
+        if sent:
+            break
+        sent = bool(select.select([sys.stdin], [], [], 0)[0])
 """
+"""Ends when nothing came for 0.3 s after all was sent: six times the longest way of a packet."""
 
 
 def test_the_wire_does_to_packets_what_it_says() -> None:
@@ -129,7 +135,7 @@ def test_a_bad_network_is_no_fault(folder: Path, alone: dict[str, Any]) -> None:
 
 def test_the_map_of_two_hosts(capfd: pytest.CaptureFixture[str]) -> None:
     """Each host says what it is made of, and ways between hosts are told from those inside them."""
-    assert apart_runs.two_hosts() == 0
+    assert apart_runs.two_hosts(SIZES[:4]) == 0
     said = capfd.readouterr().out
     for words in ("host 0: ranks 0 to 1; ", "host 1: ranks 2 to 3; ", "inside host 0: ", "host 0 to host 1: ", "inside host 1: ",
                   "  link net0"):

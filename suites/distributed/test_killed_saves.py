@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import warm
 
 SOAK = Path(__file__).resolve().parents[1] / "support" / "soak_saves.py"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
@@ -13,8 +13,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 
 def test_killed_anywhere_the_bits_are_those_of_an_undisturbed_run(seed: int) -> None:
     """Seen to fail: a checkpoint that is renamed before its manifest is written, and a state that is copied late."""
-    done = subprocess.run([sys.executable, str(SOAK), "--kills", "6", "--seed", str(seed)], capture_output=True, text=True, timeout=540,
-                          check=False)
+    done = warm.run([SOAK, "--kills", "6", "--seed", seed], timeout=540)
     assert done.returncode == 0 and re.search(r"^seed \d+: ([6-9]|1\d) kills .* 0 wrong$", done.stdout, re.M), done.stdout + done.stderr
 
 

@@ -22,6 +22,8 @@ import ranked_runs
 import warm
 from apart import Hosts, why_not
 
+from alpha.bench.comm import SIZES
+
 ALPHA = ["-m", "alpha", "lab"]
 """Of an interpreter."""
 SAME = ("steps", "evaluations", "samples", "checkpoints")
@@ -130,11 +132,13 @@ def main(what: str = "bits") -> int:
     return {"bits": bits, "map": two_hosts}[what]()
 
 
-def two_hosts() -> int:
-    """The map, and one collective."""
-    words = ["bench", "comm", "--ranks", "2", "--hosts", "2", "--case", "all_reduce whole", "--rounds", "7"]
+def two_hosts(sizes: Sequence[int] = SIZES) -> int:
+    """The map, and one collective of operands of these sizes, bytes."""
+    code = (f"from alpha.__main__ import main; from alpha.bench.comm import bench; bench.__defaults__ = '*', {tuple(sizes)}, None, None; "
+            "raise SystemExit(main())")
+    words = ["-c", code, "bench", "comm", "--ranks", "2", "--hosts", "2", "--case", "all_reduce whole", "--rounds", "7"]
     with Hosts(2) as hosts:
-        ends = [Started(hosts.begin(i, [*ALPHA[:-1], *words, "--host", i, "--meet", f"{hosts.address(0)}:{PORT}"], environment()))
+        ends = [Started(hosts.begin(i, [*words, "--host", i, "--meet", f"{hosts.address(0)}:{PORT}"], environment()))
                 for i in range(2)]
         codes = [end.wait() for end in ends]
     print(ends[0].text, ends[1].text, sep="")

@@ -116,7 +116,7 @@ def running(folder: Path, kernels: Catalogue | None = None, **train: object) -> 
     """A loop on the GPU in bf16, started, which judges every launch that is looked at."""
     cfg = flips.config(folder, "cuda", 128, precision="bf16", **train)
     data = assemble.open_data(cfg)
-    program = replace(assemble.program_for(cfg, data.tokenizer.vocab_size, catalogue(), 1), replay=1)
+    program = replace(flips.program_of(cfg, data), replay=1)
     with Flipping(program, kernels or catalogue()) as executor, Store(folder / "metrics.sqlite") as metrics:
         loop = Loop(cfg, executor, assemble.sampler_for(cfg, data), data.validation, data.tokenizer, folder / "checkpoints", metrics)
         loop.start()

@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -367,6 +367,13 @@ class _Mark:
         return call
 
 
+@lru_cache(256)
+def _weights(words: int, run: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the hash of so many words: the place of each, u64, its odd factor, u64, and where each run begins, i64."""
+    i = np.arange(words, dtype=np.uint64)
+    return i, i * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1), np.arange(0, words, run)
+
+
 class _Spot:
     """A kernel of spot checks, in NumPy."""
 
@@ -395,11 +402,13 @@ class _Spot:
     def _hash(self, x: int, nbytes: int, run: int, slots: int) -> None:
         raw = np.zeros(-(-nbytes // 8) * 8, np.uint8)
         raw[:nbytes] = self._array(x, nbytes, np.uint8)
-        words, i = raw.view(np.uint64), np.arange(raw.size // 8, dtype=np.uint64)
-        odd = i * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
-        mixed = (words + i) * odd
-        mixed = (mixed ^ mixed >> np.uint64(32)) * odd
-        self._array(slots, -(-len(words) // run), np.uint64)[...] += np.add.reduceat(mixed, np.arange(0, len(words), run))
+        i, odd, starts = _weights(raw.size // 8, run)
+        mixed = raw.view(np.uint64)
+        mixed += i
+        mixed *= odd
+        mixed ^= mixed >> np.uint64(32)
+        mixed *= odd
+        self._array(slots, len(starts), np.uint64)[...] += np.add.reduceat(mixed, starts)
 
     def _matrix(self, x: int, rows: int, columns: int) -> np.ndarray:
         if self.name.endswith("f32"):

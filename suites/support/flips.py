@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -99,12 +100,22 @@ def config(folder: Path, backend: str = "cpu", width: int = 64, **train: object)
         "optim": {"lr": 1e-3}, "machine": {"threads": 1, "backend": backend}})  # fmt: skip
 
 
+def program_of(cfg: Config, data: assemble.Dataset) -> Program:
+    """The Program of such a run. Nothing here breaks what builds it, so one is built for all folders."""
+    return _built(replace(cfg, run=replace(cfg.run, out="-"), data=replace(cfg.data, corpus="-", cache="-")), data.tokenizer.vocab_size)
+
+
+@cache
+def _built(cfg: Config, vocab: int) -> Program:
+    return assemble.program_for(cfg, vocab, catalogue(), 1)
+
+
 @contextmanager
 def running(folder: Path, kernels: Catalogue | None = None, **train: object) -> Iterator[Loop]:
     """A loop that has been started, with the CPU's kernels or others."""
     cfg = config(folder, **train)
     data = assemble.open_data(cfg)
-    program = assemble.program_for(cfg, data.tokenizer.vocab_size, catalogue(), 1)
+    program = program_of(cfg, data)
     with Flipping(program, kernels or catalogue()) as executor, Store(folder / "metrics.sqlite") as metrics:
         loop = Loop(cfg, executor, assemble.sampler_for(cfg, data), data.validation, data.tokenizer, folder / "checkpoints", metrics)
         loop.start()
@@ -116,7 +127,7 @@ def on_device(folder: Path, kernels: Catalogue, **train: object) -> Iterator[Loo
     """The same on a GPU, in bf16, started."""
     cfg = config(folder, "cuda", 128, precision="bf16", **train)
     data = assemble.open_data(cfg)
-    program = assemble.program_for(cfg, data.tokenizer.vocab_size, catalogue(), 1)
+    program = program_of(cfg, data)
     with CudaExecutor(program, kernels) as executor, Store(folder / "metrics.sqlite") as metrics:
         loop = Loop(cfg, executor, assemble.sampler_for(cfg, data), data.validation, data.tokenizer, folder / "checkpoints", metrics)
         loop.start()

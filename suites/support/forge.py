@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -128,7 +128,7 @@ class Forge:
                                    (mutants, "measured_by", lambda package: self.engines),
                                    # most lines are read again and again
                                    (evidence, "_checked", self._line), (catches, "_parse", self._catch),
-                                   (merge, "recompute", self._recompute)):
+                                   (merge, "beside", lambda: nullcontext(partial(map, self._recompute)))):
             stack.enter_context(mock.patch.object(place, name, value))
         return stack
 

@@ -155,7 +155,7 @@ def _server() -> socket.socket:
 # -- the server's side ---------------------------------------------------------------------------------------------------------
 
 
-PEAK = {"REPEATS": 5, "COPIES": 1, "COPY_BYTES": 1 << 20}
+PEAK = {"SIZE": 128, "REPEATS": 5, "COPIES": 1, "COPY_BYTES": 1 << 20}
 """Constants of alpha/train/peak.py in runs that tests train: few and small products and copies. The whole takes three quarters of a tiny
 run."""
 
@@ -177,11 +177,16 @@ def preload() -> None:
     for name in ("alpha.cli", "alpha.report.command", "pytest", "alpha.gates.adversarial.plant"):
         importlib.import_module(name)
     from alpha.ops.table import table
+    from alpha.registry import machine
     from alpha.train import forbidden, peak
     from alpha.train.catalogue import catalogue
 
     catalogue(), table()  # import every file of kernels and rows
+    machine.environment()  # which BLAS that is
     _ = forbidden._WATCH.allowed.files  # what installed distributions list
+    with suppress(OSError):  # a system that shows no mappings
+        for mapped in forbidden.parse(Path("/proc/self/maps").read_text()).files:
+            forbidden.sha256_of(mapped.path)  # known in every fork
     for name, value in PEAK.items():
         setattr(peak, name, value)
 

@@ -372,7 +372,8 @@ def check(recorder: Recorder, component_id: str, layout: Layout, d: int) -> None
             if layout.falls(b):
                 continue
             want = seen[b].T if dkv else seen[b]
-            np.testing.assert_array_equal(found.counts, want.astype(int), err_msg=f"{name} {layout}")
+            if not np.array_equal(found.counts, want):  # a layout's text takes longer than its walk
+                np.testing.assert_array_equal(found.counts, want.astype(int), err_msg=f"{name} {layout}")
             if layout.t == layout.s and layout.causal and (layout.ids is None or layout.ids[0] is layout.ids[1]):
                 for m0, j in found.loaded:  # nothing needless is loaded
                     assert want[m0 : m0 + 64 * warpgroups, j * width : (j + 1) * width].any(), f"{name} {layout}: {m0} {j}"

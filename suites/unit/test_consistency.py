@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from alpha.errors import MachineError
 from alpha.gates import expected, recompute
 from alpha.registry import consistency
 from alpha.registry.catches import load_catches
@@ -71,6 +73,28 @@ def test_cases_are_those_of_the_nonce(family: str, gate: str) -> None:
         assert expected.differences(component, replace(record, cases=cases)), cases[0]
     if gate == "determinism":  # it draws its samples
         assert any(expected.differences(component, replace(record, nonce=f"{i:032x}")) for i in range(8))
+
+
+def told(record: int) -> list[str]:
+    if record < 0:
+        os._exit(3)
+    return [f"{record} in another process" if os.getpid() != HERE else f"{record} here"]
+
+
+HERE = os.getpid()
+
+
+@pytest.mark.parametrize(("processors", "records", "where"), [(2, 100, "in another process"), (1, 100, "here"), (2, 3, "here")])
+def test_records_are_computed_again_in_order(processors: int, records: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the caller where there are processors and records enough; a process that dies ends the check."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(processors)))
+    monkeypatch.setattr(recompute, "recompute", told)
+    with recompute.beside() as begin:
+        first, second = begin(range(records)), begin(range(records, 2 * records))  # type: ignore[arg-type]
+        assert [*first, *second] == [[f"{i} {where}"] for i in range(2 * records)]
+    if where != "here":
+        with pytest.raises(MachineError, match="a process that computes records again died"), recompute.beside() as begin:
+            list(begin([*range(records), -1]))  # type: ignore[list-item]
 
 
 def test_cases_of_a_contract_are_those_of_its_module() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import sys
 import types
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import emulated_gpu as emulated_gpu_module
@@ -20,7 +24,9 @@ from alpha.backends.cuda import downloads, executor, memory_check, observe, spot
 from alpha.backends.cuda.lib import Gpu, Operand
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import mark
+from alpha.cuda_runtime.compile import REPOSITORY
 from alpha.cuda_runtime.device import Device
+from alpha.data.files import sha256_hex
 from alpha.errors import GraphError
 from alpha.gates.contracts import cuda_run
 from alpha.gates.contracts.engine import contract_cases
@@ -31,7 +37,10 @@ from alpha.graph.trace import Tracer
 from alpha.ops.numerics import round_to
 from alpha.passes.build import lower
 from alpha.profile.noise import quantile
+from alpha.registry.digest import component_digests
+from alpha.registry.evidence import write_atomic
 from alpha.registry.faults import Fault, broken
+from alpha.registry.machine import machine_class
 from alpha.train.catalogue import catalogue
 from alpha.types import Attrs, Table, TensorType
 
@@ -73,10 +82,54 @@ ARENA = 1 << 24
 """Stands for LARGE of the case of memory: host memory is handed out to the byte, so no granularity has to be made small."""
 
 
+@pytest.fixture(scope="module")
+def curves() -> Callable[[str, int], np.ndarray]:
+    """`cpu_curves`, kept from session to session: eight runs on the CPU, on which nothing acts but what evidence of the executor binds to,
+    and the machine's class. What they are held against is computed anew."""
+    return kept_curves(REPOSITORY / ".alpha" / "curves", cuda_run.cpu_curves)
+
+
+def kept_curves(folder: Path, make: Callable[[str, int], np.ndarray]) -> Callable[[str, int], np.ndarray]:
+    """`make`, whose results are kept in a folder under a digest of all that decides them."""
+    made = component_digests(catalogue()[COMPONENT], "parity"), machine_class().key
+
+    @cache
+    def curves(name: str, seed: int) -> np.ndarray:
+        path = folder / f"{sha256_hex(repr((made, name, seed)).encode())}.json"
+        with suppress(OSError, ValueError):
+            found = np.array(json.loads(path.read_text(encoding="utf-8")))
+            if found.shape == (cuda_run.RUNS, cuda_run.BAND):
+                return found
+        found = make(name, seed)
+        write_atomic(path, json.dumps(found.tolist()))
+        return found
+
+    return curves
+
+
+def test_curves_are_kept_by_what_decides_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def make(name: str, seed: int) -> np.ndarray:
+        asked.append(seed)
+        return np.random.default_rng(seed).standard_normal((cuda_run.RUNS, cuda_run.BAND))
+
+    want = make("llama", 1)
+    for _ in range(2):
+        assert np.array_equal(kept_curves(tmp_path, make)("llama", 1), want)
+    assert asked == [1, 1] and not np.array_equal(kept_curves(tmp_path, make)("llama", 2), want)
+    for path in tmp_path.iterdir():
+        path.write_text("[")
+    assert np.array_equal(kept_curves(tmp_path, make)("llama", 1), want) and asked == [1, 1, 2, 1]
+    monkeypatch.setattr(sys.modules[__name__], "component_digests", lambda *a: {"rows": "other"})
+    assert np.array_equal(kept_curves(tmp_path, make)("llama", 1), want) and asked == [1, 1, 2, 1, 1]
+
+
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
+def gpu(monkeypatch: pytest.MonkeyPatch, curves: Callable[[str, int], np.ndarray]) -> Iterator[EmulatedGpu]:
     kernels = emulated(cuda_run.kernels())
     monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
+    monkeypatch.setattr(cuda_run, "cpu_curves", curves)
     monkeypatch.setattr(cuda_run, "LARGE", ARENA)
     with emulated_gpu() as found:
         yield found

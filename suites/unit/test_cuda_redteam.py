@@ -212,7 +212,10 @@ def nan_only(honest: Component, kernels: Kernels) -> Binder:
 
 
 def finds_answer(honest: Component, kernels: Kernels) -> Binder:
-    """Copies the first array in memory that could be the oracle's answer, and computes nothing."""
+    """Copies the first array in memory that could be the oracle's answer, and computes nothing. What is there before the gate begins is no
+    answer of this nonce: it is frozen, so that not every object of a session is looked through at each call."""
+    gc.freeze()
+
     def binder(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
         def run(stream: int) -> None:
             for held in gc.get_objects():

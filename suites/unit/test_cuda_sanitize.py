@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from alpha.gates.sanitize import tool as sanitize_tool
 from alpha.gates.sanitize.engine import SHORT, UNSET, Finding, Job, Plant
 from alpha.gates.sanitize.tool import TOOLS, Seen
 from alpha.registry.judge import FAIL, NOT_RUN, PASS
+from alpha.registry.package import Package
 from alpha.train.catalogue import catalogue
 
 H200 = "cuda_sm90_H200"
@@ -92,6 +94,17 @@ def clean(tool: str) -> tuple[str, int, int]:
 
 def found(tool: str, kernel: str = "norm_backward") -> tuple[str, int, int]:
     return report(SOMETHING[tool].replace("KERNEL", kernel)), 0, 0
+
+
+@cache
+def package() -> Package:
+    """No test here changes a source: one snapshot is looked through for all."""
+    return Package()
+
+
+@pytest.fixture(autouse=True)
+def one_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_sanitize, "Package", package)
 
 
 @pytest.fixture

@@ -70,14 +70,17 @@ def bits(states: Iterable[tuple[str, tuple[StateLayout, np.ndarray]]]) -> Bits:
             for kind, (layout, flat) in states for t in layout.tensors}
 
 
-def undisturbed(folder: Path, kernels: Catalogue) -> dict[int, Bits]:
-    """The state behind each step of a run that never saves, read while nothing runs."""
-    with flips.on_device(folder, kernels, verify=0, profile=0, steps=STEPS) as loop:
-        found = {}
-        while loop.step < STEPS:
-            loop.advance()
-            found[loop.step] = bits(loop.snapshot().items())
-        return found
+@pytest.fixture(scope="module")
+def undisturbed(kernels: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Bits]:
+    """The state behind each step of a run that never saves, read while nothing runs; of sound code, whatever a test plants."""
+    with pytest.MonkeyPatch.context() as patch, emulated_gpu():
+        patch.setattr(Watch, "due", False)
+        with flips.on_device(tmp_path_factory.mktemp("saves") / "none", kernels, verify=0, profile=0, steps=STEPS) as loop:
+            found = {}
+            while loop.step < STEPS:
+                loop.advance()
+                found[loop.step] = bits(loop.snapshot().items())
+            return found
 
 
 @dataclass(frozen=True)
@@ -122,11 +125,10 @@ PAUSES: dict[str, dict[str, int]] = {"none": {}, "validation": {"eval_every": EV
 
 
 @pytest.mark.parametrize("pause", PAUSES)
-def test_a_save_begins_behind_microbatches_wherever_it_falls(pause: str, gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path,
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_begins_behind_microbatches_wherever_it_falls(pause: str, undisturbed: dict[int, Bits], gpu: EmulatedGpu,
+                                                             kernels: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that neither its copy nor what the host does for it is waited for. A checked step waits for each plan: the copy is begun before
     it, and the host does its part in the next step that does not."""
-    want = undisturbed(tmp_path / "none", kernels)
     monkeypatch.setattr(Watch, "due", pause == "clocks")
     sets: dict[str, object] = {"verify": 0, "profile": 0, "steps": STEPS, "checkpoint_every": EVERY, "keep": 99, **PAUSES[pause]}
     with flips.on_device(tmp_path / "saved", kernels, **sets) as loop:
@@ -134,10 +136,10 @@ def test_a_save_begins_behind_microbatches_wherever_it_falls(pause: str, gpu: Em
         loop.foretell_saves()
         asked = asked_of(loop)
         loop.run()
-        assert bits(loop.snapshot().items()) == want[STEPS]
+        assert bits(loop.snapshot().items()) == undisturbed[STEPS]
     assert folders.steps(loop.checkpoints) == [2, 4, 6, 8, 9]
     for step in folders.steps(loop.checkpoints):
-        assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == want[step], f"step {step} is torn"
+        assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == undisturbed[step], f"step {step} is torn"
     begun, opened = ([x for x in asked if x.what == what and x.step < STEPS] for what in ("begin", "open"))
     assert [x.step for x in begun] == [2, 4, 6, 8]
     if pause == "checks":
@@ -148,21 +150,20 @@ def test_a_save_begins_behind_microbatches_wherever_it_falls(pause: str, gpu: Em
         assert [x.step for x in opened if x.micros and x.update] == [2, 4, 6, 8], opened
 
 
-def test_what_stands_is_the_state_as_it_was(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
+def test_what_stands_is_the_state_as_it_was(undisturbed: dict[int, Bits], gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
     """Also where the disk is slower than the steps, in one piece of page-locked memory, beside the next step's microbatches."""
-    want = undisturbed(tmp_path / "none", kernels)
     with flips.on_device(tmp_path / "saved", kernels, verify=0, profile=0, steps=STEPS, checkpoint_every=EVERY, keep=99) as loop:
         loop.saver.disk = Slow()
         loop.foretell_saves()
         asked = asked_of(loop)
         loop.run()
-        assert bits(loop.snapshot().items()) == want[STEPS]
+        assert bits(loop.snapshot().items()) == undisturbed[STEPS]
         size = loop.stalls.nbytes
     assert folders.steps(loop.checkpoints) == [2, 4, 6, 8, 9]
     assert [x.micros > 0 for x in asked if x.what == "begin"] == [True] * 4 + [False]
     for step in folders.steps(loop.checkpoints):
         folders.inspect(folders.at(loop.checkpoints, step))
-        assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == want[step], f"step {step} is torn"
+        assert bits(folders.read(folders.at(loop.checkpoints, step)).items()) == undisturbed[step], f"step {step} is torn"
     assert [x.nbytes for x in gpu.pinned].count(size) == 1 and gpu.allocated == 0
 
 
@@ -193,16 +194,16 @@ def test_the_files_are_those_of_arrays(gpu: EmulatedGpu, kernels: Catalogue, tmp
         assert (made / name).read_bytes() == (plain / name).read_bytes()
 
 
-def test_a_run_goes_on_from_what_was_copied_beside_a_step(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_what_was_copied_beside_a_step(undisturbed: dict[int, Bits], gpu: EmulatedGpu, kernels: Catalogue,
+                                                          tmp_path: Path) -> None:
     """From each checkpoint to the bits of a run that was never disturbed; one was stopped while the next step was handed over."""
-    want = undisturbed(tmp_path / "none", kernels)
     with flips.on_device(tmp_path / "run", kernels, verify=0, profile=0, steps=STEPS, checkpoint_every=EVERY, keep=99) as loop:
         assert not loop.run(Looks(stop=lambda: int(loop.step == 7)))
     assert folders.steps(loop.checkpoints) == [2, 4, 6, 7]
     for step in (7, 4):
         with flips.on_device(tmp_path / "run", kernels, verify=0, profile=0, steps=STEPS, checkpoint_every=EVERY, keep=99) as loop:
             loop.resume(step)
-            assert loop.run() and bits(loop.snapshot().items()) == want[STEPS]
+            assert loop.run() and bits(loop.snapshot().items()) == undisturbed[STEPS]
 
 
 def test_one_save_at_a_time(gpu: EmulatedGpu, kernels: Catalogue, tmp_path: Path) -> None:
@@ -352,7 +353,7 @@ FAULTS = tomllib.loads((Path(flips.__file__).parent / "device_saves.toml").read_
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f["id"] for f in FAULTS])
-def test_a_planted_fault_is_seen(fault: dict[str, str], request: pytest.FixtureRequest) -> None:
+def test_a_planted_fault_is_seen(fault: dict[str, str], undisturbed: dict[int, Bits], request: pytest.FixtureRequest) -> None:
     """The test that the fault names fails where the fault is planted, and passes without it (it runs above)."""
     test: Callable[..., None] = globals()[fault["seen"]]
     given = {name: fault.get(name) or request.getfixturevalue(name) for name in inspect.signature(test).parameters}

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,6 +76,26 @@ def test_workers_share_a_seed_and_a_count_and_wait_for_what_runs_alone(tmp_path:
     assert "h100: 0 executed of 2 selected" in done.stdout and "NOT_RUN: 2 tests: none" in done.stdout
     assert f"seed of what is drawn at random: {told['test_one-0']['seed']}" in done.stdout
     assert "in 16 tests; the slowest 10:" in done.stdout and "test_one.py::test_alone" in done.stdout
+
+
+class Item:
+    """Of a collected test what its place in the order follows from."""
+
+    def __init__(self, nodeid: str, *markers: str) -> None:
+        self.nodeid, self._markers = nodeid, markers
+
+    def get_closest_marker(self, name: str) -> object:
+        return name if name in self._markers else None
+
+
+def test_long_files_come_first_and_those_alone_last() -> None:
+    """Files that were never timed come before all that were."""
+    items = [Item("short.py::a"), Item("timed.py::a", "alone"), Item("long.py::a"), Item("mixed.py::a", "alone"), Item("mixed.py::b"),
+             Item("new.py::a"), Item("short.py::b")]
+    config = SimpleNamespace(workerinput={"alpha_seconds": {"short.py": 1.0, "long.py": 3.0, "timed.py": 9.0, "mixed.py": 2.0}})
+    plugin.pytest_collection_modifyitems(config, items)  # type: ignore[arg-type]
+    assert [i.nodeid for i in items] == ["new.py::a", "long.py::a", "mixed.py::a", "mixed.py::b", "short.py::a", "short.py::b",
+                                         "timed.py::a"]
 
 
 def test_a_commit_has_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

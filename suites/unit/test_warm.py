@@ -79,11 +79,11 @@ def test_the_peak_is_measured_quickly(tmp_path: Path, other: bool) -> None:
     """In this tree and in another, where what else the module says is that tree's own."""
     if other:
         (tmp_path / "alpha" / "train").mkdir(parents=True)
-        for name, text in (("", ""), ("train/", ""), ("train/peak", "SIZE, REPEATS, COPIES, COPY_BYTES = 7, 8, 9, 10")):
+        for name, text in (("", ""), ("train/", ""), ("train/peak", "SIZE, REPEATS, COPIES, COPY_BYTES, ROUNDS = 7, 8, 9, 10, 11")):
             (tmp_path / "alpha" / (f"{name}.py" if text else f"{name}__init__.py")).write_text(text)
-    done = warm.run(["-c", "from alpha.train import peak as p; print(p.SIZE, p.REPEATS, p.COPIES, p.COPY_BYTES)"], cwd=tmp_path,
+    done = warm.run(["-c", "from alpha.train import peak as p; print(p.SIZE, p.REPEATS, p.COPIES, p.COPY_BYTES, p.ROUNDS)"], cwd=tmp_path,
                     root=tmp_path if other else None)
-    assert done.stdout.split() == [str(7 if other else peak.SIZE), *(str(x) for x in warm.PEAK.values())], done.stderr
+    assert done.stdout.split() == [*(str(x) for x in warm.PEAK.values()), str(11 if other else peak.ROUNDS)], done.stderr
 
 
 @pytest.mark.parametrize("code", ENDS)

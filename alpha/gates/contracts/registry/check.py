@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +19,7 @@ from alpha.gates.contracts.registry.status import BASE, KERNEL, ONE, PAIR, SINGL
 from alpha.registry import judge as judges
 from alpha.registry import mutants, policy
 from alpha.registry.catches import NAME, Catch, catch_digests, load_catches, save_catches
-from alpha.registry.check import ERROR, WARNING, Checked, Finding, check, github, plain
+from alpha.registry.check import ERROR, WARNING, Checked, Finding, Recompute, check, github, plain
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import path_of, save, write_reference
 from alpha.registry.faults import Fault
@@ -32,8 +32,8 @@ CATALOGUE = catalogue(BASE, TOP, KERNEL)
 PROBE = ["a", 0, 3, "0000803f"]
 
 
-def _agree(record: Record) -> list[str]:
-    return []
+def _agree(records: Sequence[Record]) -> list[list[str]]:
+    return [[] for _ in records]
 
 
 @cache
@@ -78,7 +78,7 @@ class _Committed:
                               measure=mutants.measured_by(self.package))
         mutants.save(replace(made, **changes), self.root)
 
-    def check(self, recompute: Callable[[Record], list[str]] = _agree, faults: Sequence[Fault] = (FAULT,),
+    def check(self, recompute: Recompute = _agree, faults: Sequence[Fault] = (FAULT,),
               published: Sequence[str] = (KERNEL.id,)) -> Checked:
         return check(CATALOGUE, self.root, recompute, faults=faults, package=self.package, published=published)
 
@@ -94,7 +94,7 @@ class _Committed:
 
 
 def _red(checks: Checks, what: str, spoil: Callable[[_Committed], object], naming: str, *, faults: Sequence[Fault] = (FAULT,),
-         recompute: Callable[[Record], list[str]] = _agree) -> None:
+         recompute: Recompute = _agree) -> None:
     with folder() as at:
         committed = _Committed(at)
         spoil(committed)
@@ -141,7 +141,7 @@ def _edited(rng: np.random.Generator) -> Measured:
         return [f"probe {p}" for p in record.probes if p != PROBE]
 
     _red(checks, "edited by hand", by_hand, "edited by hand")
-    _red(checks, "probes forged with a fresh content hash", forged, "the record disagrees: probe", recompute=oracle)
+    _red(checks, "probes forged with a fresh content hash", forged, "the record disagrees: probe", recompute=partial(map, oracle))
     _red(checks, "probes left out", without_probes, "without probes")
     _red(checks, "a verdict written into the line", verdict, "cannot be read")
     _red(checks, "a failing record", lambda c: c.write(replace(c.record("parity"), cases=[parity_case(ratio=ratio)], declared=1)), "FAIL")
@@ -357,7 +357,7 @@ def _skipped(rng: np.random.Generator) -> Measured:
     def renamed(record: Record) -> list[str]:
         return [] if [c["name"] for c in record.cases] == ["a", "e"] else ["the record's cases are not those that its nonce gives"]
 
-    _red(checks, "a case under a new name", written([parity_case("z"), parity_case("e")], 2), "not those", recompute=renamed)
+    _red(checks, "a case under a new name", written([parity_case("z"), parity_case("e")], 2), "not those", recompute=partial(map, renamed))
     with folder() as at:
         committed = _Committed(at)
         with mock.patch.object(policy, "EXEMPT", {("silu", "perf"): ""}):
