@@ -32,7 +32,7 @@
 #define MOST 2
 #endif
 
-namespace link {
+namespace links {
 
 constexpr int BLOCKS = 64;
 constexpr int MOST_MEMBERS = 8;
@@ -190,12 +190,12 @@ template <typename T>
 __device__ __forceinline__ uint4 vector_of(const T* p, uint64_t v, uint64_t count) {
     constexpr int PER = 16 / static_cast<int>(sizeof(T)), HALVES = static_cast<int>(sizeof(T)) / 2;
     const T* const at = p + v * PER;
-    if ((v + 1) * PER <= count && (reinterpret_cast<uintptr_t>(at) & 15u) == 0) return peer::load16(at);
+    if ((v + 1) * PER <= count && (reinterpret_cast<uintptr_t>(at) & 15u) == 0) return peer::read16(at);
     uint32_t word[4] = {0, 0, 0, 0};
     const uint64_t first = v * 8, halves = count * HALVES;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-        if (first + i < halves) word[i / 2] |= peer::load2(reinterpret_cast<const uint8_t*>(at) + 2 * i) << (16 * (i % 2));
+        if (first + i < halves) word[i / 2] |= peer::read2(reinterpret_cast<const uint8_t*>(at) + 2 * i) << (16 * (i % 2));
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
@@ -205,14 +205,14 @@ __device__ __forceinline__ void put_vector(T* p, uint64_t v, uint64_t count, uin
     constexpr int PER = 16 / static_cast<int>(sizeof(T)), HALVES = static_cast<int>(sizeof(T)) / 2;
     T* const at = p + v * PER;
     if ((v + 1) * PER <= count && (reinterpret_cast<uintptr_t>(at) & 15u) == 0) {
-        peer::store16(at, r);
+        peer::write16(at, r);
         return;
     }
     const uint32_t word[4] = {r.x, r.y, r.z, r.w};
     const uint64_t first = v * 8, halves = count * HALVES;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-        if (first + i < halves) peer::store2(reinterpret_cast<uint8_t*>(at) + 2 * i, word[i / 2] >> (16 * (i % 2)));
+        if (first + i < halves) peer::write2(reinterpret_cast<uint8_t*>(at) + 2 * i, word[i / 2] >> (16 * (i % 2)));
 }
 
-}  // namespace link
+}  // namespace links

@@ -12,7 +12,7 @@
 // Grid: any number of blocks up to BLOCKS. Block 512 threads.
 #include "link.cuh"
 
-using namespace link;
+using namespace links;
 constexpr int PER = 8;
 constexpr int LOADS = DIRECT_LOADS;
 
@@ -37,10 +37,10 @@ __device__ __forceinline__ void copy(const uint16_t* from, uint16_t* to, uint64_
         uint4 word[LOADS];
 #pragma unroll
         for (int d = 0; d < LOADS; ++d)
-            if (at + d * THREADS < vectors) word[d] = peer::load16(from + (at + d * THREADS) * PER);
+            if (at + d * THREADS < vectors) word[d] = peer::read16(from + (at + d * THREADS) * PER);
 #pragma unroll
         for (int d = 0; d < LOADS; ++d)
-            if (at + d * THREADS < vectors) peer::store16(to + (at + d * THREADS) * PER, word[d]);
+            if (at + d * THREADS < vectors) peer::write16(to + (at + d * THREADS) * PER, word[d]);
     }
     if (blockIdx.x == 0 && threadIdx.x == 0 && vectors * PER < count) put_vector(to, vectors, count, vector_of(from, vectors, count));
 }

@@ -14,7 +14,7 @@
 #include "../common/vector.cuh"
 #include "link.cuh"
 
-using namespace link;
+using namespace links;
 using T = vec::Element<IS_F32 != 0>::type;
 constexpr int PER = vec::PER<T>;
 constexpr int LOADS = DIRECT_LOADS;  // vectors of each member in flight in a thread
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sum_direct(const __grid
             if (at + d * THREADS < end) {
 #pragma unroll
                 for (int i = 0; i < MOST; ++i)
-                    if (static_cast<uint32_t>(i) < l.size) word[d][i] = peer::load16(p.x[i] + (at + d * THREADS) * PER);
+                    if (static_cast<uint32_t>(i) < l.size) word[d][i] = peer::read16(p.x[i] + (at + d * THREADS) * PER);
             }
         }
 #pragma unroll
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sum_direct(const __grid
                 const uint4 sum = total(word[d], p);
 #pragma unroll
                 for (int i = 0; i < MOST; ++i)
-                    if (static_cast<uint32_t>(i) < l.size && p.y[i] != nullptr) peer::store16(p.y[i] + (at + d * THREADS) * PER - p.shift, sum);
+                    if (static_cast<uint32_t>(i) < l.size && p.y[i] != nullptr) peer::write16(p.y[i] + (at + d * THREADS) * PER - p.shift, sum);
             }
         }
     }

@@ -42,24 +42,24 @@ __device__ __forceinline__ void store_packet(void* p, uint64_t low, uint64_t hig
 }
 
 // 16 bytes that a flag has announced. Volatile, so that the compiler leaves it behind the wait for that flag.
-__device__ __forceinline__ uint4 load16(const void* p) {
+__device__ __forceinline__ uint4 read16(const void* p) {
     uint4 r;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p) : "memory");
     return r;
 }
 
-__device__ __forceinline__ void store16(void* p, uint4 r) {
+__device__ __forceinline__ void write16(void* p, uint4 r) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.x), "r"(r.y), "r"(r.z), "r"(r.w) : "memory");
 }
 
 // 2 bytes, likewise.
-__device__ __forceinline__ uint32_t load2(const void* p) {
+__device__ __forceinline__ uint32_t read2(const void* p) {
     uint16_t r;
     asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(r) : "l"(p) : "memory");
     return r;
 }
 
-__device__ __forceinline__ void store2(void* p, uint32_t value) {
+__device__ __forceinline__ void write2(void* p, uint32_t value) {
     asm volatile("st.global.u16 [%0], %1;" ::"l"(p), "h"(static_cast<uint16_t>(value)) : "memory");
 }
 

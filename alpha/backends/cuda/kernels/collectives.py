@@ -272,13 +272,18 @@ def all_to_all(channel: Channel, x: int, y: int, count: int, dtype: str, *, how:
 def send(channel: Channel, x: int, count: int, dtype: str, *, to: int, how: How | None = None) -> Operation:
     """x goes to a member, which makes its `receive` meanwhile. All members make an exchange, also those that it is not between: `pass_by`."""
     halves = count * ITEM[dtype] // 2
-    return _moved(channel, "send", _Move({to: (x, halves)}, {}, (to,)), how or choose("send", 2 * halves, 2), (channel.me, to))
+    return _moved(channel, "send", _Move({to: (x, halves)}, {}, (to,)), how or choose("send", 2 * halves, 2))
 
 
 def receive(channel: Channel, y: int, count: int, dtype: str, *, source: int, how: How | None = None) -> Operation:
     """y = what a member sends."""
     halves = count * ITEM[dtype] // 2
-    return _moved(channel, "receive", _Move({}, {source: (y, halves)}, (source,)), how or choose("send", 2 * halves, 2), (source, channel.me))
+    return _moved(channel, "receive", _Move({}, {source: (y, halves)}, (source,)), how or choose("send", 2 * halves, 2))
+
+
+def pass_by(channel: Channel, how: How | None = None) -> Operation:
+    """Nothing: what a member makes while two others make a send and its receive, for all tell each other where operands lie."""
+    return _moved(channel, "send", _Move({}, {}, ()), how or How("packets"))
 
 
 def barrier(channel: Channel) -> Operation:
