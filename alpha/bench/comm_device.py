@@ -13,7 +13,7 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -191,8 +191,8 @@ def graph_of(nbytes: int) -> int:
 
 
 def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int = BLOCKS, beside: bool = True,
-            hows: Any = lambda op, nbytes: {"ours": None}) -> list[Case]:
-    """`cases`: (op, bytes, in a graph). `hows`: name -> how, of what of ours takes turns."""
+            hows: Any = lambda op, nbytes: {"ours": None}, done: Callable[[Case], None] = lambda case: None) -> list[Case]:
+    """`cases`: (op, bytes, in a graph). `hows`: name -> how, of what of ours takes turns. `done` is told of each case when it is measured."""
     mine, theirs = ours(ranks), peers(ranks) if beside else None
     found = []
     try:
@@ -219,6 +219,7 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
                         continue
                     case.us.setdefault(name, []).append(answer["us"])
             found.append(case)
+            done(case)
     finally:
         mine.close()
         if theirs is not None:

@@ -89,8 +89,8 @@ def main(rank: int, size: int, port: str) -> None:
                     kept.clear()
                     torch.cuda.empty_cache()
                 run = call(ask["op"], ask["nbytes"])
-                kept[key] = graphed(run, ask["graph"]) if ask["graph"] else run
-            us = timed(kept[key], ask["calls"]) / max(ask["graph"], 1)
+                kept[key] = graphed(run, ask["graph"]) if ask["graph"] else run, run  # who drops `run` drops its operands
+            us = timed(kept[key][0], ask["calls"]) / max(ask["graph"], 1)
             print(json.dumps({"us": us}), file=out, flush=True)
         except Exception as error:
             print(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}), file=out, flush=True)

@@ -6,7 +6,7 @@
 //   members of a pair send as many packets, the longer of the two ways, so each knows that the other has read (link.cuh). One hop.
 // move_direct: count[j] halves are copied from from[j] to to[j], either of which may lie in a peer's memory, between two meetings:
 //   before the first, sources are there and targets may be written; behind the second, targets are there and sources may be written.
-//   Addresses are multiples of 16 bytes.
+//   Addresses are multiples of 16 bytes. What stays on this member is its own business: blocks of their own copy it beside.
 // meet: one meeting, of one block. What the members' streams did before it has happened everywhere when it ends. Between two of them a
 //   copy engine may move.
 // Grid: any number of blocks up to BLOCKS. Block 512 threads.
@@ -28,12 +28,13 @@ struct Direct {
     const uint16_t* from[MOST];
     uint16_t* to[MOST];
     uint64_t count[MOST];
+    uint32_t moving;  // blocks that meet and move; those behind them copy what stays on this member
 };
 
-// Copies `count` halves with the whole grid; loads of a thread are in flight together.
-__device__ __forceinline__ void copy(const uint16_t* from, uint16_t* to, uint64_t count) {
-    const uint64_t vectors = count / PER, step = static_cast<uint64_t>(gridDim.x) * THREADS * LOADS;
-    for (uint64_t at = static_cast<uint64_t>(blockIdx.x) * THREADS * LOADS + threadIdx.x; at < vectors; at += step) {
+// Copies `count` halves as block number `block` of `blocks`; loads of a thread are in flight together.
+__device__ __forceinline__ void copy(const uint16_t* from, uint16_t* to, uint64_t count, uint32_t block, uint32_t blocks) {
+    const uint64_t vectors = count / PER, step = static_cast<uint64_t>(blocks) * THREADS * LOADS;
+    for (uint64_t at = static_cast<uint64_t>(block) * THREADS * LOADS + threadIdx.x; at < vectors; at += step) {
         uint4 word[LOADS];
 #pragma unroll
         for (int d = 0; d < LOADS; ++d)
@@ -42,7 +43,7 @@ __device__ __forceinline__ void copy(const uint16_t* from, uint16_t* to, uint64_
         for (int d = 0; d < LOADS; ++d)
             if (at + d * THREADS < vectors) peer::write16(to + (at + d * THREADS) * PER, word[d]);
     }
-    if (blockIdx.x == 0 && threadIdx.x == 0 && vectors * PER < count) put_vector(to, vectors, count, vector_of(from, vectors, count));
+    if (block == 0 && threadIdx.x == 0 && vectors * PER < count) put_vector(to, vectors, count, vector_of(from, vectors, count));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) move_packets(const __grid_constant__ Packed p) {
@@ -94,13 +95,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) move_packets(const __gr
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) move_direct(const __grid_constant__ Direct p) {
     const Link& l = p.link;
+    if (blockIdx.x >= p.moving) {
+        copy(p.from[l.me], p.to[l.me], p.count[l.me], blockIdx.x - p.moving, gridDim.x - p.moving);
+        return;
+    }
     Meetings meetings(l);
     if (!meetings.meet()) return;
 #pragma unroll
-    for (uint32_t k = 0; k < MOST; ++k) {  // from the next member on, so that not all pull from one
+    for (uint32_t k = 1; k < MOST; ++k) {  // from the next member on, so that not all pull from one
         if (k < l.size) {
-            const uint32_t j = (l.me + 1 + k) % l.size;
-            if (p.from[j] != p.to[j]) copy(p.from[j], p.to[j], p.count[j]);
+            const uint32_t j = (l.me + k) % l.size;
+            copy(p.from[j], p.to[j], p.count[j], blockIdx.x, p.moving);
         }
     }
     meetings.meet();

@@ -28,6 +28,7 @@ struct Sum {
     uint64_t begin, end;  // sum_direct: vectors of the operands that this member owns
     uint64_t shift;    // sum_direct: elements by which the result begins behind the operand: 0 for an all-reduce
     float divisor;     // what the sum is divided by: 1, or the number of members
+    float factor;      // its inverse where that is exact, a power of two; else 0
 };
 
 // What each member's `word` says, added in the tree, divided, rounded.
@@ -45,7 +46,10 @@ __device__ __forceinline__ uint4 total(const uint4 (&word)[MOST], const Sum& p) 
                 if (static_cast<uint32_t>(i + step) < p.link.size) leaf[i] = leaf[i] + leaf[i + step];
         sum[e] = leaf[0];
     }
-    if (p.divisor != 1.0f) {
+    if (p.factor != 0.0f) {  // the same bits as the division, which takes longer than the link
+#pragma unroll
+        for (int e = 0; e < PER; ++e) sum[e] = sum[e] * p.factor;
+    } else {
 #pragma unroll
         for (int e = 0; e < PER; ++e) sum[e] = sum[e] / p.divisor;
     }

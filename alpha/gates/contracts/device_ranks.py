@@ -5,7 +5,7 @@ Functions named `at_*` run in every rank, a process with a GPU of its own, and r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ import numpy as np
 from alpha.backends.cuda.kernels import collectives
 from alpha.backends.cuda.kernels.collectives import ITEM, Channel, How
 from alpha.backends.cuda.launches import Operation
-from alpha.comm.world import World
+from alpha.comm.words import exchanged
+from alpha.comm.world import WORLD, World
 from alpha.cuda_runtime import Device, Span, download, upload
-from alpha.cuda_runtime.peers import Peers
+from alpha.cuda_runtime.peers import Peers, devices_of
 from alpha.gates.contracts.ranks.calls import BY_NAME, drawn
 from alpha.ops.collectives import promised
 from alpha.types import TensorType
@@ -138,3 +139,15 @@ def at_bits(peers: Peers, world: World, op: str, seed: int) -> Found:
                     wrong.append(one(bench, op, dtype, count, how, reduce=reduce, in_place=in_place, seed=seed + calls, shift=shift))
                     calls += 1
     return [w for w in wrong if w], calls
+
+
+def on_device(world: World, name: str, *arguments: Any) -> Any:
+    """What a rank runs: the function of this name here, with the GPU of its number."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices_of(world.rank, world.size)
+    Device.open(0)
+    group = world.group(WORLD)
+    peers = Peers(world.rank, world.size, lambda words: exchanged(group, words))
+    try:
+        return globals()[name](peers, world, *arguments)
+    finally:
+        peers.close()

@@ -36,6 +36,8 @@ BLOCKS, MEMBERS, THREADS, DEEP = 64, 8, 512, 2
 ROUND = THREADS * DEEP * 16
 """Bytes of payload that a block sends in a round of packets."""
 SLOT = 2 * ROUND
+OWN_BLOCKS = 16
+"""Blocks that copy what stays on a member while others move the rest."""
 PATIENCE_S = 30.0
 """How long a wait lasts before it gives up, by default."""
 
@@ -47,16 +49,12 @@ def most(size: int) -> int:
     return 2 if size == 2 else 4 if size <= 4 else 8
 
 
-def source(file: str, size: int, dtype: str = "", loads: int | None = None) -> Source:
-    """The compiled file of `sum` or `move`. `loads`: vectors of each member in flight in a thread; default: 8 between all members."""
-    found: dict[str, object] = {"MOST": most(size), "DIRECT_LOADS": loads or _loads(file, size)}
+def source(file: str, size: int, dtype: str = "", loads: int = 4) -> Source:
+    """The compiled file of `sum` or `move`. `loads`: as in `How`; of sums among more than two members fewer fit into registers."""
+    found: dict[str, object] = {"MOST": most(size), "DIRECT_LOADS": max(1, 2 * loads // most(size)) if file == "sum" else loads}
     if file == "sum":
         found["IS_F32"] = int(dtype == "f32")
     return Source.of(f"collectives/{file}.cu", found)
-
-
-def _loads(file: str, size: int) -> int:
-    return 8 // most(size) if file == "sum" else 4
 
 
 def sources(op: str) -> list[Source]:
@@ -75,11 +73,13 @@ def _structures(limit: int) -> dict[str, type[ctypes.Structure]]:
     link = structure("Link", "", ("pad", pointers), ("record", ctypes.c_uint64), ("patience", ctypes.c_uint64), ("size", ctypes.c_uint32),
                      ("me", ctypes.c_uint32), ("op", ctypes.c_uint32), ("partners", ctypes.c_uint32))
     longs = {name: ctypes.c_uint64 for name in ("count", "stride", "begin", "end", "shift")}
+    floats = {name: ctypes.c_float for name in ("divisor", "factor")}
     return {
         "Link": link,
-        "Sum": structure("Sum", "", ("link", link), ("x", pointers), ("y", pointers), *longs.items(), ("divisor", ctypes.c_float)),
+        "Sum": structure("Sum", "", ("link", link), ("x", pointers), ("y", pointers), *longs.items(), *floats.items()),
         "Packed": structure("Packed", "", ("link", link), ("from_", pointers), ("to", pointers), ("out", pointers), ("in_", pointers)),
-        "Direct": structure("Direct", "", ("link", link), ("from_", pointers), ("to", pointers), ("count", pointers)),
+        "Direct": structure("Direct", "", ("link", link), ("from_", pointers), ("to", pointers), ("count", pointers),
+                            ("moving", ctypes.c_uint32)),
     }
 
 
@@ -183,11 +183,12 @@ class Channel:
 @dataclass(frozen=True)
 class How:
     """algorithm: packets, direct or engine (a copy engine between two meetings); blocks: of the launch; pull: what moves directly or by an
-    engine is read by who gets it, else written by who has it."""
+    engine is read by who gets it, else written by who has it; loads: vectors of each member in flight in a thread of `direct`."""
 
     algorithm: str
     blocks: int = 1
     pull: bool = False
+    loads: int = 4
 
 
 def choose(op: str, nbytes: int, size: int) -> How:
@@ -213,8 +214,9 @@ def _summed(channel: Channel, op: str, x: int, y: int, count: int, stride: int, 
     n, me, per = channel.size, channel.me, 16 // ITEM[dtype]
     xs, ys = channel.everywhere(x, y)
     _agreed(channel, op, count, dtype, reduce, how)
-    p: Any = _structures(most(n))["Sum"](link=channel.link(op), count=count, stride=stride,
-                                         divisor=float(n) if reduce == "average" else 1.0)
+    divisor = n if reduce == "average" else 1
+    p: Any = _structures(most(n))["Sum"](link=channel.link(op), count=count, stride=stride, divisor=float(divisor),
+                                         factor=0.0 if divisor & divisor - 1 else 1 / divisor)
     if how.algorithm == "direct":
         whole = ceil_div(count * n if stride else count, per)
         if stride and count % per:
@@ -229,7 +231,7 @@ def _summed(channel: Channel, op: str, x: int, y: int, count: int, stride: int, 
         p.x[me], p.y[me] = x, y
     else:
         raise GraphError(f"{op} has no such algorithm", came=how.algorithm, expected="packets, direct")
-    kernel = launches.kernel("collectives/sum.cu", f"sum_{how.algorithm}", dict(source("sum", n, dtype).defines))
+    kernel = launches.kernel("collectives/sum.cu", f"sum_{how.algorithm}", dict(source("sum", n, dtype, how.loads).defines))
     return Operation(op, (launches.launch(kernel, _blocks(how), THREADS, p),), count * ITEM[dtype])
 
 
@@ -322,11 +324,12 @@ def _moved(channel: Channel, op: str, move: _Move, how: How, words: object = Non
         raise ShapeError(f"{op}: direct copies want whole vectors", came="an address off 16 bytes", expected="multiples of 16 bytes",
                          do="take packets")
     if how.algorithm == "direct":
-        d: Any = make["Direct"](link=link)
+        own = OWN_BLOCKS if me in copies else 0
+        d: Any = make["Direct"](link=link, moving=_blocks(how))
         for j, (at, to, halves) in copies.items():
             d.from_[j], d.to[j], d.count[j] = at, to, halves
-        kernel = launches.kernel("collectives/move.cu", "move_direct", dict(source("move", n).defines))
-        return Operation(op, (launches.launch(kernel, _blocks(how), THREADS, d),), nbytes)
+        kernel = launches.kernel("collectives/move.cu", "move_direct", dict(source("move", n, loads=how.loads).defines))
+        return Operation(op, (launches.launch(kernel, how.blocks + own, THREADS, d),), nbytes)
     if how.algorithm != "engine":
         raise GraphError(f"{op} has no such algorithm", came=how.algorithm, expected="packets, direct, engine")
     first, last = (_meeting(channel, op, move.partners) for _ in range(2))
