@@ -21,3 +21,15 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 def test_bits(op: str, ranks: int) -> None:
     found = among(ranks, device_ranks.at_bits, op, 7, kernels=KERNELS)
     assert [wrong for wrong, _ in found] == [[]] * ranks
+
+
+@pytest.mark.parametrize("op", (*device_ranks.OPS, "barrier"))
+def test_absent(op: str) -> None:
+    found = among(2, device_ranks.at_absent, op, 7, 1.5, kernels=KERNELS)
+    assert [wrong for wrong, _ in found] == [[]] * 2
+
+
+@pytest.mark.parametrize("op", (*device_ranks.OPS, "barrier"))
+def test_slow(op: str) -> None:
+    found = among(2, device_ranks.at_slow, op, 7, kernels=KERNELS)
+    assert [wrong for wrong, _ in found] == [[]] * 2

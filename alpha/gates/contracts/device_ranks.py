@@ -6,6 +6,9 @@ Functions named `at_*` run in every rank, a process with a GPU of its own, and r
 from __future__ import annotations
 
 import os
+import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +18,9 @@ from alpha.backends.cuda.kernels.collectives import ITEM, Channel, How
 from alpha.backends.cuda.launches import Operation
 from alpha.comm.words import exchanged
 from alpha.comm.world import WORLD, World
-from alpha.cuda_runtime import Device, Span, download, upload
+from alpha.cuda_runtime import Arena, Device, Span, capture, download, upload
 from alpha.cuda_runtime.peers import Peers, devices_of
+from alpha.errors import RankError
 from alpha.gates.contracts.ranks.calls import BY_NAME, drawn
 from alpha.ops.collectives import promised
 from alpha.types import TensorType
@@ -70,6 +74,8 @@ class Bench:
             to = (root + 1) % c.size
             return collectives.send(c, x, count, dtype, to=to, how=how) if c.me == root else \
                 collectives.receive(c, y, count, dtype, source=root, how=how) if c.me == to else collectives.pass_by(c, how)
+        if op == "barrier":
+            return collectives.barrier(c)
         return getattr(collectives, op)(c, x, y, count, dtype, how=how)
 
     def run(self, operation: Operation) -> None:
@@ -79,8 +85,9 @@ class Bench:
 
 
 def one(bench: Bench, op: str, dtype: str, count: int, how: How, *, reduce: str = "sum", in_place: bool = False, seed: int = 0,
-        shift: int = 0) -> str:
-    """One call against the row's promise, between guards: '' or what was wrong. `shift`: by how many bytes operands begin off 256."""
+        shift: int = 0, before: Callable[[], None] = lambda: None) -> str:
+    """One call against the row's promise, between guards: '' or what was wrong. `shift`: by how many bytes operands begin off 256;
+    `before`: what this member does ahead of its launch."""
     n, me, root = bench.channel.size, bench.channel.me, (seed + count) % bench.channel.size
     pieces = op in ("reduce_scatter", "all_to_all")
     operand, result = count * n if pieces else count, count * n if op in ("all_gather", "all_to_all") else count
@@ -96,19 +103,21 @@ def one(bench: Bench, op: str, dtype: str, count: int, how: How, *, reduce: str 
     upload(Span(bench.y.address, ROOM), np.full(ROOM, 0xFF, np.uint8))
     if not in_place or op == "all_gather":
         upload(Span(bench.x.address, ROOM), np.full(ROOM, 0xFF, np.uint8))
-    before = bits_of(xs[me], dtype)
-    upload(Span(x, before.nbytes), before)
+    own = bits_of(xs[me], dtype)
+    upload(Span(x, own.nbytes), own)
     guarded = y - GUARD
     around = download(Span(guarded, ROOM), (result * width + 2 * GUARD,), np.uint8)
     bench.channel.peers.exchange(b"laid out")
-    bench.run(bench.made(op, x, y, count, dtype, how, reduce, root))
+    made = bench.made(op, x, y, count, dtype, how, reduce, root)
+    before()
+    bench.run(made)
     said = f"{op} {dtype} {count} {how} {reduce} in_place={in_place} shift={shift} among {n}, member {me}"
     found = download(Span(guarded, ROOM), (result * width + 2 * GUARD,), np.uint8)
     if want is not None:
         around[GUARD:-GUARD] = bits_of(want, dtype)
     if not np.array_equal(around, found):
         return f"{said}: {int((around != found).sum())} bytes differ, the first at {int(np.nonzero(around != found)[0][0]) - GUARD}"
-    if not in_place and not np.array_equal(download(Span(x, before.nbytes), before.shape, np.uint8), before):
+    if not in_place and not np.array_equal(download(Span(x, own.nbytes), own.shape, np.uint8), own):
         return f"{said}: the operand was written"
     return ""
 
@@ -141,13 +150,161 @@ def at_bits(peers: Peers, world: World, op: str, seed: int) -> Found:
     return [w for w in wrong if w], calls
 
 
+# -- faults ------------------------------------------------------------------------------------------------------------------------
+
+COUNT = 601
+PATIENCE_S = 0.4
+BOUND_S = 1.0
+"""In which a launch must have ended whose peers do not come, beyond its patience."""
+
+
+def _any(op: str) -> list[How]:
+    """One way of each algorithm that an op has."""
+    found: dict[str, How] = {}
+    for how in hows(op, 8192, "f32", False):
+        found.setdefault(how.algorithm, how)
+    return list(found.values())
+
+
+def _sound(bench: Bench, op: str, how: How, seed: int, *, calls: int = 2) -> list[str]:
+    """Calls of a sound channel have the promised bits."""
+    return [w for w in (one(bench, op, "f32", 8192, how, seed=seed + i) for i in range(calls)) if w]
+
+
+def _timed(bench: Bench, operation: Operation) -> float:
+    """Seconds of a launch, however it ends."""
+    start = time.monotonic()
+    operation(bench.stream)
+    bench.stream.synchronize()
+    return time.monotonic() - start
+
+
+def _named(bench: Bench, op: str, how: How, seconds: float, patience_s: float, missing: int) -> list[str]:
+    """What is wrong about how a launch ended whose peer `missing` did not come."""
+    lost, said = bench.channel.lost(), f"{op} {how.algorithm}"
+    if lost is None:
+        return [f"{said}: nothing is told of a peer that did not come"]
+    kind = "packet" if how.algorithm == "packets" and op != "barrier" else "meeting"
+    wrong = [] if (lost.op, lost.member, lost.kind) == (op, missing, kind) else [f"{said}: told {lost}"]
+    wrong += [] if (lost.wanted - lost.seen) % (1 << 32) else [f"{said}: saw what it waited for: {lost}"]
+    wrong += [] if patience_s <= seconds <= patience_s + BOUND_S else [f"{said}: ended after {seconds:.2f} s, patience {patience_s}"]
+    try:
+        bench.channel.check()
+        wrong.append(f"{said}: no error")
+    except RankError as error:
+        wrong += [] if error.rank == bench.channel.members[missing] and error.op == op else [f"{said}: names rank {error.rank}"]
+    return wrong
+
+
+def at_absent(peers: Peers, world: World, op: str, seed: int, patience_s: float = PATIENCE_S) -> Found:
+    """The last member does not launch: the others are told so in time, the device is sound, and a reset channel has the bits again."""
+    bench, wrong, calls = Bench(peers, patience_s), list[str](), 0
+    away = bench.channel.size - 1
+    for how in [How("packets")] if op == "barrier" else _any(op):
+        made = bench.made(op, bench.x.address, bench.y.address, 8192, "f32", how, "sum", (away or 1) - 1)
+        wrong += [] if op == "barrier" else _sound(bench, op, how, seed)
+        if bench.channel.me != away:
+            waits = bench.channel.size == 2 or op not in ("broadcast", "send") or bench.channel.me == away - 1
+            seconds = _timed(bench, made)
+            if waits:
+                wrong += _named(bench, "send" if op == "receive" else op, how, seconds, patience_s, away)
+            start = time.monotonic()
+            for _ in range(3):
+                made(bench.stream)
+            bench.stream.synchronize()
+            late = time.monotonic() - start
+            wrong += [] if not waits or late < patience_s else [f"{op} {how.algorithm}: a channel that gave up takes {late:.2f} s a launch"]
+        bench.channel.reset()
+        wrong += [] if bench.channel.lost() is None else ["a reset channel still tells of a fault"]
+        wrong += _sound(bench, "all_reduce" if op == "barrier" else op, how, seed + 9)
+        calls += 1
+    return wrong, calls
+
+
+def at_slow(peers: Peers, world: World, op: str, seed: int) -> Found:
+    """A member that is late, but within the patience of the others, is waited for, and nothing is told."""
+    bench, wrong = Bench(peers, 20.0), list[str]()
+    for i, how in enumerate([How("packets")] if op == "barrier" else _any(op)):
+        late = (i + seed) % bench.channel.size
+
+        def lag(late: int = late) -> None:
+            if bench.channel.me == late:
+                time.sleep(0.05)
+
+        wrong += [w for w in (one(bench, op, "f32", 8192, how, seed=seed + i, before=lag),) if w] if op != "barrier" else \
+            _held_back(bench, late)
+        wrong += [] if bench.channel.lost() is None else [f"{op} {how.algorithm}: told of a member that came late: {bench.channel.lost()}"]
+    return wrong, len(_any(op)) if op != "barrier" else 1
+
+
+def _held_back(bench: Bench, late: int) -> list[str]:
+    """Nobody passes a barrier before the last has come."""
+    barrier = collectives.barrier(bench.channel)
+    wrong = []
+    for _ in range(3):
+        bench.channel.peers.exchange(b"begin")
+        start = time.monotonic()
+        if bench.channel.me == late:
+            time.sleep(0.05)
+        bench.run(barrier)
+        wrong += [] if time.monotonic() - start >= 0.045 else ["a barrier let go before the last member had come"]
+    return wrong
+
+
+def at_aborted(peers: Peers, world: World, op: str, seed: int) -> Found:
+    """A member that is told to abort ends its launches, also those of a captured graph, within milliseconds; a reset channel is sound."""
+    bench, wrong, calls = Bench(peers, 30.0), list[str](), 0
+    away, other = bench.channel.size - 1, bench.device.stream()
+    for how in [How("packets")] if op == "barrier" else _any(op):
+        made = bench.made(op, bench.x.address, bench.y.address, 8192, "f32", how, "sum", (away or 1) - 1)
+        if bench.channel.me == away - 1:  # the one that waits for the last
+            graph = capture(lambda stream, made=made: [made(stream) for _ in range(5)], bench.stream)  # type: ignore[misc]
+            graph.launch(bench.stream)
+            time.sleep(0.05)
+            start = time.monotonic()
+            bench.channel.abort(other)
+            bench.stream.synchronize()
+            seconds = time.monotonic() - start
+            wrong += [] if seconds < 0.1 else [f"{op} {how.algorithm}: ended {seconds:.3f} s after it was told to"]
+            wrong += [] if bench.channel.lost() is None else [f"{op} {how.algorithm}: an abort names a member: {bench.channel.lost()}"]
+        bench.channel.reset()
+        wrong += _sound(bench, "all_reduce" if op == "barrier" else op, how, seed)
+        calls += 1
+    return wrong, calls
+
+
+def at_lost(peers: Peers, world: World, op: str, what: str, seed: int) -> Found:
+    """The last member dies, or is stopped, among calls that it takes part in: the others are told in time whom they wait for, and their
+    device computes on. The member at fault never returns."""
+    bench, how = Bench(peers, PATIENCE_S), _any(op)[seed % len(_any(op))]
+    away, wrong = bench.channel.size - 1, list[str]()
+    made = bench.made(op, bench.x.address, bench.y.address, 8192, "f32", how, "sum", (away or 1) - 1)
+    for _ in range(3):
+        made(bench.stream)
+    if bench.channel.me == away:
+        os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[what])
+    bench.stream.synchronize()
+    start = time.monotonic()
+    while bench.channel.lost() is None and time.monotonic() - start < PATIENCE_S + BOUND_S:
+        made(bench.stream)
+        bench.stream.synchronize()
+    lost, seconds = bench.channel.lost(), time.monotonic() - start
+    if lost is None or lost.member != away or lost.op != op or seconds > PATIENCE_S + BOUND_S:
+        wrong.append(f"{op} {how.algorithm}, {what}: told {lost} after {seconds:.2f} s")
+    fresh, block = Arena(1 << 20, name="after a fault"), np.arange(1 << 18, dtype=np.uint32)
+    upload(Span(fresh.address, fresh.nbytes), block)
+    if not np.array_equal(download(Span(fresh.address, fresh.nbytes), block.shape, np.uint32), block):
+        wrong.append(f"{op}, {what}: the device is not sound")
+    return wrong, 1
+
+
 def on_device(world: World, name: str, *arguments: Any) -> Any:
     """What a rank runs: the function of this name here, with the GPU of its number."""
     os.environ["CUDA_VISIBLE_DEVICES"] = devices_of(world.rank, world.size)
     Device.open(0)
     group = world.group(WORLD)
     peers = Peers(world.rank, world.size, lambda words: exchanged(group, words))
-    try:
-        return globals()[name](peers, world, *arguments)
-    finally:
+    found = globals()[name](peers, world, *arguments)
+    if name != "at_lost":
         peers.close()
+    return found
