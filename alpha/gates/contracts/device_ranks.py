@@ -5,10 +5,12 @@ Functions named `at_*` run in every rank, a process with a GPU of its own, and r
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,16 @@ import numpy as np
 from alpha.backends.cuda.kernels import collectives
 from alpha.backends.cuda.kernels.collectives import ITEM, Channel, How
 from alpha.backends.cuda.launches import Operation
+from alpha.comm import collectives as on_host
+from alpha.comm.group import Group
 from alpha.comm.words import exchanged
 from alpha.comm.world import WORLD, World
-from alpha.cuda_runtime import Arena, Device, Span, capture, download, upload
+from alpha.cuda_runtime import Arena, Device, Span, capture, download, fill, upload
 from alpha.cuda_runtime.peers import Peers, devices_of
 from alpha.errors import RankError
 from alpha.gates.contracts.ranks.calls import BY_NAME, drawn
 from alpha.ops.collectives import promised
+from alpha.ops.numerics import UNIT_ROUNDOFF, round_to
 from alpha.types import TensorType
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send")
@@ -148,6 +153,164 @@ def at_bits(peers: Peers, world: World, op: str, seed: int) -> Found:
                     wrong.append(one(bench, op, dtype, count, how, reduce=reduce, in_place=in_place, seed=seed + calls, shift=shift))
                     calls += 1
     return [w for w in wrong if w], calls
+
+
+def at_oracle(peers: Peers, world: World, op: str, seed: int) -> Found:
+    """Against the row's float64 oracle over all members' operands, and bit for bit against what the CPU's collectives make of the same
+    operands (alpha/comm): a sum within d u sum|x|, where d counts roundings (ranks/collectives.py), in bf16 and half an ulp of the end."""
+    bench, group, wrong, calls = Bench(peers), world.group(WORLD), list[str](), 0
+    n, me = bench.channel.size, bench.channel.me
+    for dtype in ITEM:
+        for count in (601, 8192):
+            pieces = op in ("reduce_scatter", "all_to_all")
+            operand, root = count * n if pieces else count, seed % n
+            xs = [round_to(np.random.default_rng((seed, count, i)).standard_normal(operand), dtype).astype(np.float32) for i in range(n)]
+            for how in (None, *hows(op, count, dtype, False)):
+                got = _result(bench, op, xs[me], dtype, count, how, root)
+                if got is None:
+                    continue
+                exact: list[np.ndarray] = [x.astype(np.float64) for x in xs]
+                want = _exactly(op, exact, root, me)
+                size = _exactly(op, [np.abs(x) for x in exact], root, me)
+                unit = UNIT_ROUNDOFF["f32"] * (n - 1).bit_length() * (op in collectives.SUMS)
+                bound = unit * size + (UNIT_ROUNDOFF["bf16"] * np.abs(want) * 1.01 if dtype == "bf16" and unit else 0.0)
+                if not np.all(np.abs(got - want) <= bound):
+                    wrong.append(f"{op} {dtype} {count} {how}: {float(np.max(np.abs(got - want) - bound)):.3g} beyond its bound")
+                same = _on_cpu(group, op, xs[me], dtype, count, root)
+                if same is not None and same.astype(np.float32).tobytes() != got.astype(np.float32).tobytes():
+                    wrong.append(f"{op} {dtype} {count} {how}: other bits than the CPU's collective")
+                calls += 1
+    return wrong, calls
+
+
+def _result(bench: Bench, op: str, x: np.ndarray, dtype: str, count: int, how: How | None, root: int, reduce: str = "sum") -> \
+        np.ndarray | None:
+    """What this member gets, as float32; None where it gets nothing."""
+    n, me = bench.channel.size, bench.channel.me
+    result = count * n if op in ("all_gather", "all_to_all") else count
+    upload(Span(bench.x.address, bench.x.nbytes), bits_of(x, dtype))
+    upload(Span(bench.y.address, bench.y.nbytes), np.full(result * ITEM[dtype], 0xFF, np.uint8))
+    bench.run(bench.made(op, bench.x.address, bench.y.address, count, dtype, how, reduce, root))
+    if op == "send" and me != (root + 1) % n:
+        return None
+    raw = download(Span(bench.y.address, bench.y.nbytes), (result,), np.uint16 if dtype == "bf16" else np.float32)
+    return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32) if dtype == "bf16" else raw
+
+
+def _exactly(op: str, xs: list[np.ndarray], root: int, me: int) -> np.ndarray:
+    if op == "send":
+        return xs[root]
+    n = len(xs)
+    attrs: dict[str, Any] = {"group": "dp", "size": n} | ({"reduce": "sum"} if op in collectives.SUMS else {})
+    across = BY_NAME[op].across
+    assert across is not None
+    return across([(x,) for x in xs], **attrs, **({"root": root} if op == "broadcast" else {}))[me][0]
+
+
+def _on_cpu(group: Group, op: str, x: np.ndarray, dtype: str, count: int, root: int) -> np.ndarray | None:
+    """The same by alpha/comm; None where this member gets nothing."""
+    out = np.empty(count * group.size if op in ("all_gather", "all_to_all") else count, np.float32)
+    if op == "send":
+        if group.index == root:
+            on_host.send(group, x, to=(root + 1) % group.size, dtype=dtype)
+        elif group.index == (root + 1) % group.size:
+            on_host.receive(group, out, source=root, dtype=dtype)
+            return out
+        return None
+    getattr(on_host, op)(group, x, out, dtype=dtype, **({"root": root} if op == "broadcast" else {}))
+    return out
+
+
+def at_adjoint(peers: Peers, world: World, op: str, seed: int) -> Found:
+    """Over all members, <g, f(v)> = <vjp(g), v>, where the row's vjp runs on the device too: on small integers both sides are exact. A sum
+    on one rank alone, which no kernel here makes, is an all-reduce of which the others take nothing."""
+    bench, group, wrong = Bench(peers), world.group(WORLD), list[str]()
+    n, me, count = bench.channel.size, bench.channel.me, 1024
+    root = seed % n
+    pieces = op in ("reduce_scatter", "all_to_all")
+    for turn, how in enumerate(hows(op, count, "f32", False)):
+        rng = np.random.default_rng((seed, turn, me))
+        v = rng.integers(-9, 10, count * n if pieces else count).astype(np.float32)
+        y = _result(bench, op, v, "f32", count, how, root)
+        g = rng.integers(-9, 10, y.size if y is not None else 0).astype(np.float32)
+        if op == "send":  # who received sends its cotangent back
+            back = (root + 1) % n
+            own = _returned(bench, g, count, how, root, back)
+        else:
+            run = {"all_reduce": "all_reduce", "reduce_scatter": "all_gather", "all_gather": "reduce_scatter", "broadcast": "all_reduce",
+                   "all_to_all": "all_to_all"}[op]
+            own = _result(bench, run, g, "f32", count, None if op == "broadcast" else How(how.algorithm if run not in collectives.SUMS or
+                          how.algorithm != "engine" else "direct", how.blocks), root)
+            if op == "broadcast" and me != root:
+                own = np.zeros_like(v)
+        sides = np.array([float(np.dot(g.astype(np.float64), y)) if y is not None else 0.0,
+                          float(np.dot(own.astype(np.float64), v)) if own is not None else 0.0])
+        totals = np.empty(2)
+        on_host.all_reduce(group, sides, totals)
+        if totals[0] != totals[1]:
+            wrong.append(f"{op} {how}: <g, f(v)> is {totals[0]:g}, <vjp(g), v> {totals[1]:g}")
+    return wrong, len(hows(op, count, "f32", False))
+
+
+def _returned(bench: Bench, g: np.ndarray, count: int, how: How, root: int, back: int) -> np.ndarray | None:
+    """The vjp of an exchange: from who received to who sent."""
+    c = bench.channel
+    if c.me == back:
+        upload(Span(bench.x.address, bench.x.nbytes), g)
+        bench.run(collectives.send(c, bench.x.address, count, "f32", to=root, how=how))
+        return None
+    if c.me != root:
+        bench.run(collectives.pass_by(c, how))
+        return None
+    bench.run(collectives.receive(c, bench.y.address, count, "f32", source=back, how=how))
+    return download(Span(bench.y.address, bench.y.nbytes), (count,), np.float32)
+
+
+# -- determinism -------------------------------------------------------------------------------------------------------------------
+
+RUNS = 60
+
+
+def at_repeated(peers: Peers, world: World, op: str, seed: int, runs: int = RUNS) -> tuple[list[str], int, str]:
+    """The same operands, whatever the algorithm, the blocks, the addresses, who is late and by how much, what else the device does, and
+    whether launches are replayed from a graph or the counts wrap: one set of bits."""
+    bench, hashes, rng, own = Bench(peers), set[str](), np.random.default_rng(seed), np.random.default_rng()
+    n, me, count, wrong = bench.channel.size, bench.channel.me, 5000 if op != "barrier" else 0, list[str]()
+    width, noise, busy = 4, Arena(8 << 20, name="noise"), bench.device.stream()
+    root = seed % n
+    operand = count * n if op in ("reduce_scatter", "all_to_all") else count
+    x = drawn(np.random.default_rng((seed, me)), "f32", operand, 0)
+    result = count * n if op in ("all_gather", "all_to_all") else count
+    gets = op != "send" or me == (root + 1) % n
+    for run in range(runs):
+        if run == runs // 2:
+            bench.channel.begin_at(0xFF000000)  # the next rounds renew every position
+        elif run == runs * 3 // 4:
+            bench.channel.begin_at(0xFFFFFFFB, renewed=True)  # the counts wrap meanwhile
+        shift = int(rng.integers(0, 64)) * 16
+        at, to = bench.x.address + shift, bench.y.address + shift
+        ways = hows(op, count, "f32", False)
+        how = ways[int(rng.integers(len(ways)))]
+        how = replace(how, blocks=int(rng.integers(1, 1 + (8 if how.algorithm != "engine" else 1))))
+        upload(Span(at, operand * width), x)
+        upload(Span(to, result * width), np.full(result * width, 0xFF, np.uint8))
+        made = bench.made(op, at, to, count, "f32", how, "sum", root)
+        if own.random() < 0.3:
+            time.sleep(own.random() * 2e-3)
+        if own.random() < 0.5:
+            fill(Span(noise.address, noise.nbytes), int(own.integers(256)), busy)
+        if run % 5 == 4:
+            graph = capture(lambda stream, made=made: [made(stream) for _ in range(3)], bench.stream)  # type: ignore[misc]
+            for _ in range(2):
+                graph.launch(bench.stream)
+            bench.stream.synchronize()
+            bench.channel.check()
+        else:
+            bench.run(made)
+        if gets:
+            hashes.add(hashlib.sha256(download(Span(to, result * width), (result,), np.float32).tobytes()).hexdigest())
+    wrong += [] if len(hashes) == gets else [f"{op} among {n}: {len(hashes)} results of one operand"]
+    return wrong, runs, next(iter(hashes), "")
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------------------
