@@ -21,6 +21,7 @@ from typing import Any
 
 from alpha.backends.cuda.kernels import collectives
 from alpha.backends.cuda.kernels.collectives import Channel, How
+from alpha.backends.cuda.lib import in_order
 from alpha.comm.segment import Segment
 from alpha.comm.watch import Deadlines
 from alpha.comm.words import exchanged
@@ -137,7 +138,7 @@ def member(fd: int, rank: int, size: int) -> None:
                     run = _call(channel, ask["op"], ask["nbytes"], How(**ask["how"]) if ask.get("how") else None, x.address, y.address)
                     kept[key] = run
                     if ask["graph"]:
-                        kept[key] = capture(lambda s, run=run: [run(s) for _ in range(ask["graph"])], stream).launch
+                        kept[key] = capture(in_order([run] * ask["graph"]), stream).launch
                 us = _timed(device, channel, stream, kept[key], ask["calls"]) / max(ask["graph"], 1)
                 channel.check()
                 print(json.dumps({"us": us}), file=out, flush=True)
@@ -192,7 +193,7 @@ def graph_of(nbytes: int) -> int:
 
 def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int = BLOCKS, beside: bool = True,
             hows: Any = lambda op, nbytes: {"ours": None}, done: Callable[[Case], None] = lambda case: None) -> list[Case]:
-    """`cases`: (op, bytes, in a graph). `hows`: name -> how, of what of ours takes turns. `done` is told of each case when it is measured."""
+    """`cases`: (op, bytes, in a graph). `hows`: name -> how, of what of ours takes turns. `done` is told of each case."""
     mine, theirs = ours(ranks), peers(ranks) if beside else None
     found = []
     try:

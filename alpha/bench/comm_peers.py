@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from typing import Any
 
 
@@ -65,13 +66,13 @@ def main(rank: int, size: int, port: str) -> None:
         if name == "all_reduce":
             return lambda: dist.all_reduce(x, op=dist.ReduceOp.AVG)
         if name == "all_gather":
-            return lambda y=x, p=x[: n // size].clone(): dist.all_gather_into_tensor(y, p)
+            return partial(dist.all_gather_into_tensor, x, x[: n // size].clone())
         if name == "reduce_scatter":
-            return lambda p=torch.empty_like(x[: n // size]): dist.reduce_scatter_tensor(p, x)
+            return partial(dist.reduce_scatter_tensor, torch.empty_like(x[: n // size]), x)
         if name == "broadcast":
             return lambda: dist.broadcast(x, 0)
         if name == "all_to_all":
-            return lambda y=torch.empty_like(x): dist.all_to_all_single(y, x)
+            return partial(dist.all_to_all_single, torch.empty_like(x), x)
         if name == "send":
             return lambda: dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
         raise ValueError(op)

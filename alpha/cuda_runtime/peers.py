@@ -26,8 +26,7 @@ Exchange = Callable[[bytes], list[bytes]]
 """Hands over this rank's bytes and returns those of all ranks, in order; called by all ranks."""
 
 WHOLE = 2 << 20
-"""Bytes to which a shared arena is rounded up. The driver cuts smaller allocations out of one of its own, which a handle would export whole,
-with what else lies in it."""
+"""Bytes to which a shared arena is rounded up. The driver cuts smaller allocations out of one of its own, which a handle exports whole."""
 
 _PROOF = 4096
 """Bytes that each rank writes into each other one."""

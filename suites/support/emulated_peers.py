@@ -1,7 +1,7 @@
 """Several emulated GPUs: collectives of kernels/collectives among processes, each of which runs the device code on its CPU.
 
-The memory of all GPUs is one mapping, made before the processes fork, so IPC handles are addresses. The host side (alpha/cuda_runtime/peers.py,
-the binders) is the real one; what the fibers and peers.h make of the device code is described there. Blocks run one after the other, on
+The memory of all GPUs is one mapping, made before the processes fork, so IPC handles are addresses. The host side (the binders and
+alpha/cuda_runtime/peers.py) is the real one; what the fibers and peers.h make of the device code is described there. Blocks run one after the other, on
 every member in the same order. What hangs on two blocks of one GPU at a time does not show; no collective here has that.
 """
 
@@ -30,9 +30,8 @@ BODY = {
     "store_relaxed": "__atomic_store_n(word,value,__ATOMIC_RELAXED);",
     "load_packet": "low=__atomic_load_n((const uint64_t*)p,__ATOMIC_RELAXED); if(emu_random()%4==0) emu_look(); "
                    "high=__atomic_load_n((const uint64_t*)p+1,__ATOMIC_RELAXED); emu_look();",
-    "store_packet": "if(emu_random()%2) {__atomic_store_n((uint64_t*)p,low,__ATOMIC_RELAXED); emu_look(); "
-                    "__atomic_store_n((uint64_t*)p+1,high,__ATOMIC_RELAXED);} else {__atomic_store_n((uint64_t*)p+1,high,__ATOMIC_RELAXED); "
-                    "emu_look(); __atomic_store_n((uint64_t*)p,low,__ATOMIC_RELAXED);}",
+    "store_packet": "{unsigned first=emu_random()%2; __atomic_store_n((uint64_t*)p+first,first?high:low,__ATOMIC_RELAXED); emu_look(); "
+                    "__atomic_store_n((uint64_t*)p+!first,first?low:high,__ATOMIC_RELAXED);}",
     "read16": "emu_read(&r,p,16);",
     "write16": "emu_write(p,&r,16);",
     "read2": "emu_read(&r,p,2);",

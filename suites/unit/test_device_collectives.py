@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from emulated_peers import among
 
-from alpha.comm.watch import Deadlines
-from alpha.cuda_runtime.peers import Peers
 from alpha.gates.contracts import device_ranks
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"

@@ -6,11 +6,13 @@ Functions named `at_*` run in every rank, a process with a GPU of its own, and r
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,14 +20,20 @@ import numpy as np
 from alpha.backends.cuda.kernels import collectives
 from alpha.backends.cuda.kernels.collectives import ITEM, Channel, How
 from alpha.backends.cuda.launches import Operation
+from alpha.backends.cuda.lib import in_order
 from alpha.comm import collectives as on_host
 from alpha.comm.group import Group
+from alpha.comm.watch import Deadlines
 from alpha.comm.words import exchanged
 from alpha.comm.world import WORLD, World
+from alpha.component import Measured
 from alpha.cuda_runtime import Arena, Device, Span, capture, download, fill, upload
+from alpha.cuda_runtime import compile as nvcc
 from alpha.cuda_runtime.peers import Peers, devices_of
 from alpha.errors import RankError
 from alpha.gates.contracts.ranks.calls import BY_NAME, drawn
+from alpha.gates.contracts.ranks.collectives import Case, seed_of, sound
+from alpha.gates.contracts.ranks.members import Ended, members
 from alpha.ops.collectives import promised
 from alpha.ops.numerics import UNIT_ROUNDOFF, round_to
 from alpha.types import TensorType
@@ -44,7 +52,7 @@ Found = tuple[list[str], int]
 def hows(op: str, count: int, dtype: str, in_place: bool) -> list[How]:
     """The algorithms that take a call."""
     found = [How("packets", 1), How("packets", 3)]
-    whole = count * ITEM[dtype] % 16 == 0 or op in ("all_reduce", "broadcast", "send")
+    whole = count * ITEM[dtype] % 16 == 0 or op in ("all_reduce", "broadcast", "send", "receive")
     if whole and not (in_place and op == "all_to_all"):
         found += [How("direct", 1), How("direct", 2)]
         if op not in collectives.SUMS:
@@ -62,15 +70,18 @@ def bits_of(x: np.ndarray, dtype: str) -> np.ndarray:
 class Bench:
     """A channel, and shared memory for an operand and a result, of this rank."""
 
-    def __init__(self, peers: Peers, patience_s: float = 20.0) -> None:
+    def __init__(self, peers: Peers, patience_s: float = 20.0, room: int = ROOM) -> None:
         self.device = Device.open(0)
         self.channel = Channel(peers, patience_s=patience_s)
-        self.x, self.y = (peers.arena(ROOM + 2 * GUARD) for _ in range(2))
+        self.x, self.y = (peers.arena(room + 2 * GUARD) for _ in range(2))
         self.stream = self.device.stream()
+        self.meet = collectives.barrier(self.channel)
 
     def made(self, op: str, x: int, y: int, count: int, dtype: str, how: How | None, reduce: str, root: int) -> Operation:
         """The operation on these addresses."""
         c = self.channel
+        if op == "receive":
+            op = "send"
         if op in collectives.SUMS:
             return getattr(collectives, op)(c, x, y, count, dtype, reduce=reduce, how=how)
         if op == "broadcast":
@@ -89,15 +100,16 @@ class Bench:
         self.channel.check()
 
 
-def one(bench: Bench, op: str, dtype: str, count: int, how: How, *, reduce: str = "sum", in_place: bool = False, seed: int = 0,
+def one(bench: Bench, op: str, dtype: str, count: int, how: How | None, *, reduce: str = "sum", in_place: bool = False, seed: int = 0,
         shift: int = 0, before: Callable[[], None] = lambda: None) -> str:
     """One call against the row's promise, between guards: '' or what was wrong. `shift`: by how many bytes operands begin off 256;
     `before`: what this member does ahead of its launch."""
     n, me, root = bench.channel.size, bench.channel.me, (seed + count) % bench.channel.size
+    op = "send" if op == "receive" else op
     pieces = op in ("reduce_scatter", "all_to_all")
     operand, result = count * n if pieces else count, count * n if op in ("all_gather", "all_to_all") else count
     xs = [drawn(np.random.default_rng((seed, count, i)), dtype, operand, i) for i in range(n)]
-    want = _promised(op, xs, dtype, reduce, root, me)
+    want = promised_to(op, xs, dtype, reduce, root, me)
     width, x, y = ITEM[dtype], bench.x.address + GUARD + shift, bench.y.address + GUARD + shift
     if in_place and op == "all_gather":
         x = y + me * count * width
@@ -127,10 +139,10 @@ def one(bench: Bench, op: str, dtype: str, count: int, how: How, *, reduce: str 
     return ""
 
 
-def _promised(op: str, xs: list[np.ndarray], dtype: str, reduce: str, root: int, me: int) -> np.ndarray | None:
+def promised_to(op: str, xs: list[np.ndarray], dtype: str, reduce: str, root: int, me: int) -> np.ndarray | None:
     """What this member's result is owed; None where it has none."""
     n = len(xs)
-    if op == "send":
+    if op in ("send", "receive"):
         return xs[root] if me == (root + 1) % n else None
     attrs: dict[str, object] = {"group": "dp", "size": n}
     if op in collectives.SUMS:
@@ -148,8 +160,9 @@ def at_bits(peers: Peers, world: World, op: str, seed: int) -> Found:
         for count in COUNTS:
             for reduce in ("sum", "average") if op in collectives.SUMS else ("sum",):
                 in_place = bool(rng.integers(2)) and op != "send"
-                for how in hows(op, count, dtype, in_place):
-                    shift = int(rng.choice((0, 16, 2 * ITEM[dtype]) if how.algorithm == "packets" else (0, 16)))
+                for how in (None, *hows(op, count, dtype, in_place)):
+                    anywhere = how is None or how.algorithm == "packets"
+                    shift = int(rng.choice((0, 16, 2 * ITEM[dtype]) if anywhere else (0, 16)))
                     wrong.append(one(bench, op, dtype, count, how, reduce=reduce, in_place=in_place, seed=seed + calls, shift=shift))
                     calls += 1
     return [w for w in wrong if w], calls
@@ -275,7 +288,7 @@ def at_repeated(peers: Peers, world: World, op: str, seed: int, runs: int = RUNS
     """The same operands, whatever the algorithm, the blocks, the addresses, who is late and by how much, what else the device does, and
     whether launches are replayed from a graph or the counts wrap: one set of bits."""
     bench, hashes, rng, own = Bench(peers), set[str](), np.random.default_rng(seed), np.random.default_rng()
-    n, me, count, wrong = bench.channel.size, bench.channel.me, 5000 if op != "barrier" else 0, list[str]()
+    n, me, count, wrong = bench.channel.size, bench.channel.me, 5000, list[str]()
     width, noise, busy = 4, Arena(8 << 20, name="noise"), bench.device.stream()
     root = seed % n
     operand = count * n if op in ("reduce_scatter", "all_to_all") else count
@@ -284,9 +297,9 @@ def at_repeated(peers: Peers, world: World, op: str, seed: int, runs: int = RUNS
     gets = op != "send" or me == (root + 1) % n
     for run in range(runs):
         if run == runs // 2:
-            bench.channel.begin_at(0xFF000000)  # the next rounds renew every position
+            bench.channel.begin_at(0xFEFFFFFF)  # the next rounds renew every position
         elif run == runs * 3 // 4:
-            bench.channel.begin_at(0xFFFFFFFB, renewed=True)  # the counts wrap meanwhile
+            bench.channel.begin_at(0xFFFFFFFB)  # the counts wrap meanwhile
         shift = int(rng.integers(0, 64)) * 16
         at, to = bench.x.address + shift, bench.y.address + shift
         ways = hows(op, count, "f32", False)
@@ -300,7 +313,7 @@ def at_repeated(peers: Peers, world: World, op: str, seed: int, runs: int = RUNS
         if own.random() < 0.5:
             fill(Span(noise.address, noise.nbytes), int(own.integers(256)), busy)
         if run % 5 == 4:
-            graph = capture(lambda stream, made=made: [made(stream) for _ in range(3)], bench.stream)  # type: ignore[misc]
+            graph = capture(in_order([made] * 3), bench.stream)
             for _ in range(2):
                 graph.launch(bench.stream)
             bench.stream.synchronize()
@@ -327,6 +340,11 @@ def _any(op: str) -> list[How]:
     for how in hows(op, 8192, "f32", False):
         found.setdefault(how.algorithm, how)
     return list(found.values())
+
+
+def _root(bench: Bench, op: str) -> int:
+    """The member from which data come, so that the first of two members waits for the last."""
+    return bench.channel.size - 1 if op == "receive" else 0
 
 
 def _sound(bench: Bench, op: str, how: How, seed: int, *, calls: int = 2) -> list[str]:
@@ -364,19 +382,17 @@ def at_absent(peers: Peers, world: World, op: str, seed: int, patience_s: float 
     bench, wrong, calls = Bench(peers, patience_s), list[str](), 0
     away = bench.channel.size - 1
     for how in [How("packets")] if op == "barrier" else _any(op):
-        made = bench.made(op, bench.x.address, bench.y.address, 8192, "f32", how, "sum", (away or 1) - 1)
+        made = bench.made(op, bench.x.address, bench.y.address, 8192, "f32", how, "sum", _root(bench, op))
         wrong += [] if op == "barrier" else _sound(bench, op, how, seed)
         if bench.channel.me != away:
-            waits = bench.channel.size == 2 or op not in ("broadcast", "send") or bench.channel.me == away - 1
             seconds = _timed(bench, made)
-            if waits:
-                wrong += _named(bench, "send" if op == "receive" else op, how, seconds, patience_s, away)
+            wrong += _named(bench, op, how, seconds, patience_s, away)
             start = time.monotonic()
             for _ in range(3):
                 made(bench.stream)
             bench.stream.synchronize()
             late = time.monotonic() - start
-            wrong += [] if not waits or late < patience_s else [f"{op} {how.algorithm}: a channel that gave up takes {late:.2f} s a launch"]
+            wrong += [] if late < patience_s else [f"{op} {how.algorithm}: a channel that gave up takes {late:.2f} s a launch"]
         bench.channel.reset()
         wrong += [] if bench.channel.lost() is None else ["a reset channel still tells of a fault"]
         wrong += _sound(bench, "all_reduce" if op == "barrier" else op, how, seed + 9)
@@ -419,9 +435,9 @@ def at_aborted(peers: Peers, world: World, op: str, seed: int) -> Found:
     bench, wrong, calls = Bench(peers, 30.0), list[str](), 0
     away, other = bench.channel.size - 1, bench.device.stream()
     for how in [How("packets")] if op == "barrier" else _any(op):
-        made = bench.made(op, bench.x.address, bench.y.address, 8192, "f32", how, "sum", (away or 1) - 1)
+        made = bench.made(op, bench.x.address, bench.y.address, 8192, "f32", how, "sum", _root(bench, op))
         if bench.channel.me == away - 1:  # the one that waits for the last
-            graph = capture(lambda stream, made=made: [made(stream) for _ in range(5)], bench.stream)  # type: ignore[misc]
+            graph = capture(in_order([made] * 5), bench.stream)
             graph.launch(bench.stream)
             time.sleep(0.05)
             start = time.monotonic()
@@ -439,9 +455,9 @@ def at_aborted(peers: Peers, world: World, op: str, seed: int) -> Found:
 def at_lost(peers: Peers, world: World, op: str, what: str, seed: int) -> Found:
     """The last member dies, or is stopped, among calls that it takes part in: the others are told in time whom they wait for, and their
     device computes on. The member at fault never returns."""
-    bench, how = Bench(peers, PATIENCE_S), _any(op)[seed % len(_any(op))]
+    bench, how = Bench(peers, PATIENCE_S), How("packets") if op == "barrier" else _any(op)[seed % len(_any(op))]
     away, wrong = bench.channel.size - 1, list[str]()
-    made = bench.made(op, bench.x.address, bench.y.address, 8192, "f32", how, "sum", (away or 1) - 1)
+    made = bench.made(op, bench.x.address, bench.y.address, 8192, "f32", how, "sum", _root(bench, op))
     for _ in range(3):
         made(bench.stream)
     if bench.channel.me == away:
@@ -461,13 +477,79 @@ def at_lost(peers: Peers, world: World, op: str, what: str, seed: int) -> Found:
     return wrong, 1
 
 
-def on_device(world: World, name: str, *arguments: Any) -> Any:
-    """What a rank runs: the function of this name here, with the GPU of its number."""
+# -- jobs --------------------------------------------------------------------------------------------------------------------------
+
+RANKS = 2
+"""As many GPUs as the components require."""
+HERE = "alpha.gates.contracts.device_ranks"
+
+
+def on_device(world: World, kernels: str, cache: str, where: str, *arguments: Any) -> Any:
+    """What a rank runs: the function `where` (module:name), with the GPU of its number, and device code from a folder of kernels."""
     os.environ["CUDA_VISIBLE_DEVICES"] = devices_of(world.rank, world.size)
     Device.open(0)
     group = world.group(WORLD)
     peers = Peers(world.rank, world.size, lambda words: exchanged(group, words))
-    found = globals()[name](peers, world, *arguments)
+    module, name = where.split(":")
+    with nvcc.compiling(kernels=Path(kernels), cache=Path(cache)):
+        found = getattr(importlib.import_module(module), name)(peers, world, *arguments)
     if name != "at_lost":
         peers.close()
     return found
+
+
+def job(where: str, *arguments: Any, limit_s: float = 60.0) -> list[Ended]:
+    """How both ranks ended that ran a function. What it compiles comes from where this process compiles from."""
+    return members().run(on_device, RANKS, str(nvcc.KERNELS), str(nvcc.CACHE), where, *arguments, limit_s=limit_s, deadlines=PATIENT)
+
+
+PATIENT = Deadlines(stall=30.0)
+"""A rank that waits for its device is not stuck."""
+
+
+def _case(name: str, *arguments: Any) -> Case:
+    return lambda rng: sound([lambda: job(f"{HERE}:{name}", *arguments, seed_of(rng))])
+
+
+def _lost(op: str, what: str) -> Case:
+    """The rank that is left names the one at fault; then two new ranks have the promised bits on the same devices."""
+    def case(rng: np.random.Generator) -> Measured:
+        ended = job(f"{HERE}:at_lost", op, what, seed_of(rng), limit_s=20.0)
+        found = sound([lambda: ended[:1]])
+        status = {"killed": -signal.SIGKILL, "stopped": -signal.SIGKILL}[what]
+        wrong = found.note or ("" if ended[1].status == status else f"the rank at fault ended with {ended[1].status}")
+        again = sound([lambda: job(f"{HERE}:at_slow", op, seed_of(rng))])
+        wrong = wrong or again.note
+        return Measured(error=float(bool(wrong)), bound=0.0, cases=2, note=wrong[:120])
+    return case
+
+
+def _repeated(op: str) -> Case:
+    def case(rng: np.random.Generator) -> Measured:
+        ended = job(f"{HERE}:at_repeated", op, seed_of(rng))
+        found = sound([lambda: [Ended(e.status, e.result[:2] if e.result else None, e.error) for e in ended]])
+        hashes = [e.result[2] for e in ended if e.result]
+        apart = op in ("all_reduce", "all_gather", "broadcast") and len(set(hashes)) > 1
+        return Measured(error=found.error + apart, bound=0.0, cases=found.cases, digest="".join(h[:16] for h in hashes),
+                        note=found.note or ("members hold different bits" if apart else ""))
+    return case
+
+
+def _met(rng: np.random.Generator) -> Measured:
+    """A barrier has no result: what repeats is that it holds."""
+    return replace(sound([lambda: job(f"{HERE}:at_slow", "barrier", seed_of(rng))]), digest="met")
+
+
+def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
+    moved = "send" if op == "receive" else op
+    found: dict[str, list[tuple[str, Case]]] = {
+        "parity": [("held", _case("at_slow", op))] if op == "barrier" else [("bits", _case("at_bits", moved)),
+                                                                            ("oracle", _case("at_oracle", moved))],
+        "determinism": [("repeated", _met if op == "barrier" else _repeated(moved))],
+        "faults": [("absent", _case("at_absent", op)), ("slow", _case("at_slow", op)), ("aborted", _case("at_aborted", op)),
+                   ("killed", _lost(op, "killed")), ("stopped", _lost(op, "stopped"))],
+    }
+    return found if op == "barrier" else {**found, "gradient": [("adjoint", _case("at_adjoint", moved))]}
+
+
+CASES = {f"{op}.sm90": _cases(op) for op in (*OPS, "receive", "barrier")}

@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from alpha.backends.cuda import launches
+from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.launches import Operation, ceil_div, structure
+from alpha.backends.cuda.lib import Operand
+from alpha.component import Component, Envelope
 from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime.compile import Source
 from alpha.cuda_runtime.device import stream_handle
 from alpha.cuda_runtime.memory import Arena, Span, download, fill, upload
 from alpha.cuda_runtime.peers import Peers
 from alpha.errors import GraphError, RankError, ShapeError
+from alpha.types import Attrs
 
 ITEM = {"bf16": 2, "f32": 4}
 OPS = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "receive")
@@ -36,6 +40,9 @@ BLOCKS, MEMBERS, THREADS, DEEP = 64, 8, 512, 2
 ROUND = THREADS * DEEP * 16
 """Bytes of payload that a block sends in a round of packets."""
 SLOT = 2 * ROUND
+LARGE = 1 << 62
+_COUNTS = 3 * BLOCKS * MEMBERS * 4
+"""Bytes of a pad before its slots."""
 OWN_BLOCKS = 16
 """Blocks that copy what stays on a member while others move the rest."""
 PATIENCE_S = 30.0
@@ -113,8 +120,7 @@ class Channel:
         if peers.rank not in self.members:
             raise GraphError("a channel is of the members that make it", came=f"rank {peers.rank} of {self.members}")
         self.size, self.me, self.patience_s = len(self.members), self.members.index(peers.rank), patience_s
-        words = 3 * BLOCKS * MEMBERS * 4
-        self.nbytes = words + BLOCKS * self.size * 2 * SLOT
+        self.nbytes = _COUNTS + BLOCKS * self.size * 2 * SLOT
         most(self.size)
         self.arena = peers.arena(self.nbytes, name="channel")
         self.pads = [peers.windows[-1].bases[rank] for rank in self.members]
@@ -170,11 +176,19 @@ class Channel:
         self.peers.exchange(b"new")
 
     def begin_at(self, turn: int) -> None:
-        """Sets all counts, as if there had been so many meetings and rounds (modulo 2^32). Called by all members, when nothing runs."""
+        """Sets all counts, as if there had been so many meetings and rounds (modulo 2^32), and leaves the flags of a turn long ago in every
+        slot. Called by all members, when nothing runs: for who looks at what happens when counts wrap."""
         self.reset()
-        upload(Span(self.arena.address, 3 * BLOCKS * MEMBERS * 4), np.full(3 * BLOCKS * MEMBERS, turn & 0xFFFFFFFF, np.uint32))
+        fill(Span(self.arena.address, self.nbytes), 0xAB)
+        upload(Span(self.arena.address, _COUNTS), np.full(_COUNTS // 4, turn & 0xFFFFFFFF, np.uint32))
         _bindings.check("cuCtxSynchronize", _bindings.driver().cuCtxSynchronize())
         self.peers.exchange(b"set")
+
+    def flags(self, block: int, member: int) -> np.ndarray:
+        """[2, positions]: the turn that each packet of this member's slots from a member says, both words alike."""
+        at = self.arena.address + _COUNTS + (block * self.size + member) * 2 * SLOT
+        words = download(Span(at, 2 * SLOT), (2, SLOT // 16, 2, 2), np.uint32)[..., 1]
+        return np.where(words[..., 0] == words[..., 1], words[..., 0], np.uint32(0))
 
 
 # -- what runs -------------------------------------------------------------------------------------------------------------------
@@ -191,33 +205,59 @@ class How:
     loads: int = 4
 
 
-def choose(op: str, nbytes: int, size: int) -> How:
-    """By the table. `nbytes`: of the operand (of an all-gather: of its result)."""
-    return How("packets", max(1, min(32, ceil_div(nbytes, ROUND)))) if nbytes <= 512 << 10 else How("direct", 32)
+MIB = 1 << 20
+TABLE: dict[str, tuple[tuple[int, How], ...]] = {
+    "all_reduce": ((MIB, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 16))),
+    "reduce_scatter": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
+    "all_gather": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
+    "all_to_all": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
+    "broadcast": ((MIB // 2, How("packets", 32)), (32 * MIB, How("direct", 32)), (LARGE, How("engine"))),
+    "send": ((MIB // 2, How("packets", 32)), (32 * MIB, How("direct", 32)), (LARGE, How("engine"))),
+}
+"""Op -> (bytes up to which, how), by measurements on two H100 (docs/collectives.md). `nbytes` of an operand, of a gather's result."""
+
+
+def choose(op: str, nbytes: int, size: int, whole: bool = True) -> How:
+    """By TABLE; packets have no more blocks than one round needs. `whole`: all pieces are whole vectors at whole addresses, which only
+    packets do without. The choice moves no bit."""
+    how = next(how for most_bytes, how in TABLE[op] if nbytes <= most_bytes)
+    how = how if whole else TABLE[op][0][1]
+    if how.algorithm != "packets":
+        return how
+    each = nbytes if op in ("all_reduce", "broadcast", "send") else ceil_div(nbytes, size)
+    return replace(how, blocks=max(1, min(how.blocks, ceil_div(each, ROUND))))
+
+
+def _chosen(channel: Channel, how: How | None, op: str, nbytes: int, *places: int) -> How:
+    """`how`, or what the table says. `places`: addresses and lengths in bytes that must be whole vectors on every member: all tell each
+    other, so that all choose alike. Called by all members."""
+    told = channel.peers.exchange(b"" if all(place % 16 == 0 for place in places) else b"apart")
+    return how or choose(op, nbytes, channel.size, whole=not any(told[rank] for rank in channel.members))
 
 
 def all_reduce(channel: Channel, x: int, y: int, count: int, dtype: str, *, reduce: str = "sum", how: How | None = None) -> Operation:
     """y = sum, or average, of all members' x: `count` elements at device addresses. y may be x. Called by all members."""
     nbytes = count * ITEM[dtype]
-    how = how or choose("all_reduce", nbytes, channel.size)
+    how = _chosen(channel, how, "all_reduce", nbytes, x, y)
     return _summed(channel, "all_reduce", x, y, count, 0, dtype, reduce, how)
 
 
 def reduce_scatter(channel: Channel, x: int, y: int, count: int, dtype: str, *, reduce: str = "sum", how: How | None = None) -> Operation:
     """y [count] = this member's piece of the sum, or average, of all members' x [count size]. y may be this member's piece of x."""
     nbytes = count * channel.size * ITEM[dtype]
-    how = how or choose("reduce_scatter", nbytes, channel.size)
+    how = _chosen(channel, how, "reduce_scatter", nbytes, x, y, count * ITEM[dtype])
     return _summed(channel, "reduce_scatter", x, y, count, count, dtype, reduce, how)
 
 
 def _summed(channel: Channel, op: str, x: int, y: int, count: int, stride: int, dtype: str, reduce: str, how: How) -> Operation:
     n, me, per = channel.size, channel.me, 16 // ITEM[dtype]
     xs, ys = channel.everywhere(x, y)
-    _agreed(channel, op, count, dtype, reduce, how)
+    _agreed(channel, range(n), op, count, dtype, reduce, how)
     divisor = n if reduce == "average" else 1
     p: Any = _structures(most(n))["Sum"](link=channel.link(op), count=count, stride=stride, divisor=float(divisor),
                                          factor=0.0 if divisor & divisor - 1 else 1 / divisor)
     if how.algorithm == "direct":
+        launches.addresses(op, x=x, y=y)
         whole = ceil_div(count * n if stride else count, per)
         if stride and count % per:
             raise ShapeError("direct sums want pieces of whole vectors", came=f"{count} {dtype}", expected=f"a multiple of {per}",
@@ -248,7 +288,7 @@ class _Move:
 def all_gather(channel: Channel, x: int, y: int, count: int, dtype: str, *, how: How | None = None) -> Operation:
     """y [count size] = the x [count] of all members. x may be this member's piece of y. Called by all members."""
     n, width = channel.size, ITEM[dtype]
-    how = how or choose("all_gather", count * n * width, n)
+    how = _chosen(channel, how, "all_gather", count * n * width, x, y, count * width)
     pieces = {j: (y + j * count * width, count * width // 2) for j in range(n)}
     return _moved(channel, "all_gather", _Move({j: (x, count * width // 2) for j in range(n)}, pieces, tuple(range(n))), how)
 
@@ -256,15 +296,15 @@ def all_gather(channel: Channel, x: int, y: int, count: int, dtype: str, *, how:
 def broadcast(channel: Channel, x: int, y: int, count: int, dtype: str, *, root: int, how: How | None = None) -> Operation:
     """y = the root's x. y may be x. Called by all members."""
     n, me, halves = channel.size, channel.me, count * ITEM[dtype] // 2
-    how = how or choose("broadcast", 2 * halves, n)
+    how = _chosen(channel, how, "broadcast", 2 * halves, x, y)
     out = {j: (x, halves) for j in range(n)} if me == root else {}
-    return _moved(channel, "broadcast", _Move(out, {root: (y, halves)}, tuple(range(n)) if me == root else (root,)), how, root)
+    return _moved(channel, "broadcast", _Move(out, {root: (y, halves)}, tuple(range(n)) if me == root else (root,)), how, None, root)
 
 
 def all_to_all(channel: Channel, x: int, y: int, count: int, dtype: str, *, how: How | None = None) -> Operation:
     """Piece i [count] of y = piece of member i's x that is meant for this one. y may be x where packets run. Called by all members."""
     n, width = channel.size, ITEM[dtype]
-    how = how or choose("all_to_all", count * n * width, n)
+    how = _chosen(channel, how, "all_to_all", count * n * width, x, y, count * width, int(x == y))
     if x == y and how.algorithm != "packets":
         raise ShapeError("an exchange in place wants packets", came=how.algorithm, expected="packets, or another result than the operand")
     cut = [{j: (at + j * count * width, count * width // 2) for j in range(n)} for at in (x, y)]
@@ -272,20 +312,22 @@ def all_to_all(channel: Channel, x: int, y: int, count: int, dtype: str, *, how:
 
 
 def send(channel: Channel, x: int, count: int, dtype: str, *, to: int, how: How | None = None) -> Operation:
-    """x goes to a member, which makes its `receive` meanwhile. All members make an exchange, also those that it is not between: `pass_by`."""
+    """x goes to a member, which makes its `receive` meanwhile. Members that an exchange is not between make a `pass_by`."""
     halves = count * ITEM[dtype] // 2
-    return _moved(channel, "send", _Move({to: (x, halves)}, {}, (to,)), how or choose("send", 2 * halves, 2))
+    how = _chosen(channel, how, "send", 2 * halves, x)
+    return _moved(channel, "send", _Move({to: (x, halves)}, {}, (to,)), how, (channel.me, to))
 
 
 def receive(channel: Channel, y: int, count: int, dtype: str, *, source: int, how: How | None = None) -> Operation:
     """y = what a member sends."""
     halves = count * ITEM[dtype] // 2
-    return _moved(channel, "receive", _Move({}, {source: (y, halves)}, (source,)), how or choose("send", 2 * halves, 2))
+    how = _chosen(channel, how, "send", 2 * halves, y)
+    return _moved(channel, "receive", _Move({}, {source: (y, halves)}, (source,)), how, (source, channel.me))
 
 
 def pass_by(channel: Channel, how: How | None = None) -> Operation:
     """Nothing: what a member makes while two others make a send and its receive, for all tell each other where operands lie."""
-    return _moved(channel, "send", _Move({}, {}, ()), how or How("packets"))
+    return _moved(channel, "send", _Move({}, {}, ()), _chosen(channel, how or How("packets"), "send", 0), ())
 
 
 def barrier(channel: Channel) -> Operation:
@@ -298,10 +340,12 @@ def _meeting(channel: Channel, op: str, partners: Sequence[int]) -> launches.Lau
     return launches.launch(kernel, 1, 32, channel.link(op, partners))
 
 
-def _moved(channel: Channel, op: str, move: _Move, how: How, words: object = None) -> Operation:
+def _moved(channel: Channel, op: str, move: _Move, how: How, pair: tuple[int, ...] | None = None, root: int = -1) -> Operation:
+    """`pair`: the members of an exchange, sender first; () where this member is not of it. `root`: of a broadcast."""
     n, me = channel.size, channel.me
+    halves = max((halves for _, halves in (*move.out.values(), *move.into.values())), default=0)
     nbytes = 2 * sum(halves for _, halves in move.out.values())
-    _agreed(channel, "send" if op == "receive" else op, words, how)
+    _agreed(channel, range(n) if pair is None else pair, "send" if op == "receive" else op, halves, pair, root, how)
     make = _structures(most(n))
     # every member says where it takes what comes, so that the others can write there
     landing = channel.everywhere(*(move.into.get(j, (channel.arena.address, 0))[0] for j in range(n)))
@@ -356,11 +400,115 @@ def _blocks(how: How) -> int:
     return how.blocks
 
 
-def _agreed(channel: Channel, *words: object) -> None:
-    """All members of the channel make the same launch. GraphError naming who does not. Called by all ranks of `peers`."""
-    text = repr(words)
-    told = channel.peers.exchange(text.encode())
-    wrong = [(rank, told[rank].decode()) for rank in channel.members if told[rank] != told[channel.members[0]]]
-    if wrong:
-        raise GraphError("members make different collectives", came=f"rank {wrong[0][0]}: {wrong[0][1]}",
-                         expected=f"as rank {channel.members[0]}: {told[channel.members[0]].decode()}")
+def _agreed(channel: Channel, members: Sequence[int], *words: object) -> None:
+    """These members make the same launch. GraphError naming who does not. Called by all ranks of `peers`."""
+    told = channel.peers.exchange(repr(words).encode())
+    ranks = [channel.members[j] for j in members]
+    for rank in ranks:
+        if told[rank] != told[ranks[0]]:
+            raise GraphError("members make different collectives", came=f"rank {rank}: {told[rank].decode()}",
+                             expected=f"as rank {ranks[0]}: {told[ranks[0]].decode()}", do="give all members the same op, size and type")
+
+
+# -- components ------------------------------------------------------------------------------------------------------------------
+
+
+class HasChannels(Protocol):
+    """What a binder here needs of what it is handed."""
+
+    channels: Mapping[str, Channel]
+    """Group -> the channel of this rank's tuple."""
+
+
+Run = Callable[[int], None]
+
+
+def _channel(gpu: HasChannels, attrs: Attrs) -> Channel:
+    """The channel of the group that a node names. GraphError where there is none, or it has another size."""
+    channel = getattr(gpu, "channels", {}).get(attrs["group"])
+    if channel is None:
+        raise GraphError("a collective among GPUs runs over a channel", came=f"group {attrs['group']} without one",
+                         expected="a channel of shared memory for each group", do="run on one GPU, or ranks on the CPU (--nproc)")
+    if channel.size != attrs["size"]:
+        raise GraphError(f"group {attrs['group']} has another size than the Program says", came=channel.size, expected=attrs["size"])
+    return channel
+
+
+def _bound(op: str, gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Operation:
+    """The operation that a node of this op is."""
+    channel = _channel(gpu, attrs)
+    x, y = ([o.address for o in side] or [0] for side in (ins, outs))
+    of = (*ins, *outs)[0].type if (*ins, *outs) else None
+    if of is None:
+        return barrier(channel)
+    count, dtype = of.size, of.dtype
+    if op in ("reduce_scatter", "all_to_all"):
+        count //= channel.size
+    if op in SUMS:
+        make = all_reduce if op == "all_reduce" else reduce_scatter
+        return make(channel, x[0], y[0], count, dtype, reduce=str(attrs["reduce"]))
+    if op == "broadcast":
+        return broadcast(channel, x[0], y[0], count, dtype, root=int(str(attrs["root"])))
+    if op == "send":
+        return send(channel, x[0], count, dtype, to=int(str(attrs["to"])))
+    if op == "receive":
+        return receive(channel, y[0], count, dtype, source=int(str(attrs["source"])))
+    return (all_gather if op == "all_gather" else all_to_all)(channel, x[0], y[0], count, dtype)
+
+
+def bind_all_reduce(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """y = sum, or average, of all members' x."""
+    return _bound("all_reduce", gpu, ins, outs, attrs)
+
+
+def bind_reduce_scatter(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """y = this member's piece of the sum, or average, of all members' x."""
+    return _bound("reduce_scatter", gpu, ins, outs, attrs)
+
+
+def bind_all_gather(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """y = all members' x, joined."""
+    return _bound("all_gather", gpu, ins, outs, attrs)
+
+
+def bind_broadcast(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """y = the root's x."""
+    return _bound("broadcast", gpu, ins, outs, attrs)
+
+
+def bind_all_to_all(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """Piece i of y = piece of member i's x that is meant for this one."""
+    return _bound("all_to_all", gpu, ins, outs, attrs)
+
+
+def bind_send(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """x goes to a member."""
+    return _bound("send", gpu, ins, outs, attrs)
+
+
+def bind_receive(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """y = what a member sends."""
+    return _bound("receive", gpu, ins, outs, attrs)
+
+
+def bind_barrier(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """All members have come."""
+    return _bound("barrier", gpu, ins, outs, attrs)
+
+
+def _component(op: str, binder: Callable[..., Run], inplace: tuple[tuple[int, int], ...] = ()) -> Component:
+    return Component(id=f"{op}.sm90", kind="program", profile="device_collective", backend="cuda", op=op, implementation=binder,
+                     envelope=Envelope(dtypes=tuple(ITEM)), requires=("sm_90a", "gpus>=2"), inplace=inplace,
+                     binaries=Binaries(functools.partial(sources, op)), contract="alpha.gates.contracts.device_ranks")
+
+
+KERNELS = (
+    _component("all_reduce", bind_all_reduce, ((0, 0),)),
+    _component("reduce_scatter", bind_reduce_scatter),
+    _component("all_gather", bind_all_gather),
+    _component("broadcast", bind_broadcast, ((0, 0),)),
+    _component("all_to_all", bind_all_to_all),
+    _component("send", bind_send),
+    _component("receive", bind_receive),
+    _component("barrier", bind_barrier),
+)
