@@ -1,8 +1,8 @@
 """Several emulated GPUs: collectives of kernels/collectives among processes, each of which runs the device code on its CPU.
 
 The memory of all GPUs is one mapping, made before the processes fork, so IPC handles are addresses. The host side (the binders and
-alpha/cuda_runtime/peers.py) is the real one; what the fibers and peers.h make of the device code is described there. Blocks run one after the other, on
-every member in the same order. What hangs on two blocks of one GPU at a time does not show; no collective here has that.
+alpha/cuda_runtime/peers.py) is the real one. What fibers and peers.h make of the device code is described there. Blocks run one after the
+other, on every member in the same order. What hangs on two blocks of one GPU at a time does not show; no collective here has that.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,15 +105,20 @@ def emulated_peers(memory: Memory, rank: int, kernels: Path) -> Iterator[Any]:
         driver.CUipcMem_flags = SimpleNamespace(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=SimpleNamespace(value=1))
         driver.cuIpcOpenMemHandle = lambda handle, flags: (0, int.from_bytes(handle.reserved, "little"))
         driver.cuIpcCloseMemHandle = lambda at: (0,)
-        driver.cuMemsetD32Async = lambda at, word, n, stream: (np.frombuffer((ctypes.c_uint32 * n).from_address(at), np.uint32).fill(word), (0,))[1]
+        driver.cuMemsetD32Async = _filled
         patch.setattr(_bindings, "pycuda_driver", lambda: pycuda)
         patch.setattr(_bindings, "driver", lambda: driver)
         yield gpu
 
 
+def _filled(at: int, word: int, n: int, stream: int) -> tuple[int]:
+    np.frombuffer((ctypes.c_uint32 * n).from_address(at), np.uint32).fill(word)
+    return (0,)
+
+
 def among(ranks: int, function: Callable[..., Any], *arguments: Any, kernels: Path, each: int = 64 << 20,
           deadlines: Any = None) -> list[Any]:
-    """`function(peers, world, *arguments)` in a process for each rank; what each returned. AssertionError with the words of one that fails."""
+    """`function(peers, world, *arguments)` in a process for each rank; what each returned. AssertionError with the words of who fails."""
     from alpha.comm.segment import Segment
     from alpha.comm.words import exchanged
     from alpha.comm.world import WORLD, World
@@ -130,8 +136,8 @@ def among(ranks: int, function: Callable[..., Any], *arguments: Any, kernels: Pa
                 with os.fdopen(write, "wb") as pipe:
                     try:
                         with World(segment, rank, deadlines=deadlines) as world, emulated_peers(memory, rank, kernels):
-                            group = world.group(WORLD)
-                            found = ("ended", function(Peers(rank, ranks, lambda words: exchanged(group, words)), world, *arguments))
+                            peers = Peers(rank, ranks, partial(exchanged, world.group(WORLD)))
+                            found = ("ended", function(peers, world, *arguments))
                     except BaseException:
                         found = ("failed", traceback.format_exc())
                     pickle.dump(found, pipe)

@@ -179,7 +179,8 @@ def at_oracle(peers: Peers, world: World, op: str, seed: int) -> Found:
             operand, root = count * n if pieces else count, seed % n
             xs = [round_to(np.random.default_rng((seed, count, i)).standard_normal(operand), dtype).astype(np.float32) for i in range(n)]
             for how in (None, *hows(op, count, dtype, False)):
-                got = _result(bench, op, xs[me], dtype, count, how, root)
+                got, same = _result(bench, op, xs[me], dtype, count, how, root), _on_cpu(group, op, xs[me], dtype, count, root)
+                calls += 1
                 if got is None:
                     continue
                 exact: list[np.ndarray] = [x.astype(np.float64) for x in xs]
@@ -189,10 +190,8 @@ def at_oracle(peers: Peers, world: World, op: str, seed: int) -> Found:
                 bound = unit * size + (UNIT_ROUNDOFF["bf16"] * np.abs(want) * 1.01 if dtype == "bf16" and unit else 0.0)
                 if not np.all(np.abs(got - want) <= bound):
                     wrong.append(f"{op} {dtype} {count} {how}: {float(np.max(np.abs(got - want) - bound)):.3g} beyond its bound")
-                same = _on_cpu(group, op, xs[me], dtype, count, root)
                 if same is not None and same.astype(np.float32).tobytes() != got.astype(np.float32).tobytes():
                     wrong.append(f"{op} {dtype} {count} {how}: other bits than the CPU's collective")
-                calls += 1
     return wrong, calls
 
 

@@ -502,7 +502,7 @@ def _component(op: str, binder: Callable[..., Run], inplace: tuple[tuple[int, in
                      binaries=Binaries(functools.partial(sources, op)), contract="alpha.gates.contracts.device_ranks")
 
 
-KERNELS = (
+COLLECTIVES = (
     _component("all_reduce", bind_all_reduce, ((0, 0),)),
     _component("reduce_scatter", bind_reduce_scatter),
     _component("all_gather", bind_all_gather),
@@ -512,3 +512,4 @@ KERNELS = (
     _component("receive", bind_receive),
     _component("barrier", bind_barrier),
 )
+"""Not among KERNELS: no Program of one device launches them, so no evidence of its executor binds to them."""
