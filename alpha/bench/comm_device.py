@@ -13,11 +13,18 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
+from rich.console import Console
 
 from alpha.backends.cuda.kernels import collectives
 from alpha.backends.cuda.kernels.collectives import Channel, How
@@ -27,8 +34,9 @@ from alpha.comm.watch import Deadlines
 from alpha.comm.words import exchanged
 from alpha.comm.world import WORLD, World
 from alpha.cuda_runtime import Device, Span, capture, upload
+from alpha.cuda_runtime.launch import LOADED
 from alpha.cuda_runtime.peers import Peers, devices_of
-from alpha.errors import MachineError
+from alpha.errors import InputError, MachineError
 
 SIZES = tuple(1 << k for k in range(10, 31, 2))
 """Bytes of an operand (of a gather's result): 1 KiB to 1 GiB."""
@@ -79,7 +87,7 @@ class Ranks:
             p.stdin.flush()
         answers = [self._line(p) for p in self.processes]
         wrong = [a["error"] for a in answers if "error" in a]
-        return {"error": wrong[0]} if wrong else {"us": max(a["us"] for a in answers)}
+        return {"error": wrong[0]} if wrong else {**answers[0], "us": max(a.get("us", 0.0) for a in answers)}
 
     def close(self) -> None:
         for p in self.processes:
@@ -102,13 +110,13 @@ def ours(ranks: int) -> Ranks:
                                    env={**os.environ, "CUDA_VISIBLE_DEVICES": devices_of(rank, ranks)}) for rank in range(ranks)])
 
 
-def peers(ranks: int) -> Ranks:
-    """The peers' ranks."""
+def peers(ranks: int, python: str) -> Ranks:
+    """The peers' ranks, run by a Python that has PyTorch."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
     path = str(Path(__file__).with_name("comm_peers.py"))
-    return Ranks([subprocess.Popen([sys.executable, path, str(rank), str(ranks), port], text=True, stdin=subprocess.PIPE,
+    return Ranks([subprocess.Popen([python, path, str(rank), str(ranks), port], text=True, stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE) for rank in range(ranks)])
 
 
@@ -119,11 +127,9 @@ def member(fd: int, rank: int, size: int) -> None:
     with World(Segment(fd), rank, deadlines=Deadlines(stall=60.0)) as world:
         group = world.group(WORLD)
         device = Device.open(0)
-        memory = Peers(rank, size, lambda words: exchanged(group, words))
+        memory = Peers(rank, size, partial(exchanged, group))
         channel = Channel(memory)
         x, y = (memory.arena(max(SIZES)) for _ in range(2))
-        import numpy as np
-
         block = (np.random.default_rng(rank).standard_normal(1 << 22).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         for arena in (x, y):
             for start in range(0, arena.nbytes, block.nbytes):
@@ -132,6 +138,9 @@ def member(fd: int, rank: int, size: int) -> None:
         print(json.dumps({"ready": device.properties.name}), file=out, flush=True)
         for line in sys.stdin:
             ask = json.loads(line)
+            if ask["op"] == "loaded":
+                print(json.dumps({"loaded": {str(source): digest for source, digest in LOADED.items()}}), file=out, flush=True)
+                continue
             key = json.dumps({k: v for k, v in ask.items() if k != "calls"})
             try:
                 if key not in kept:
@@ -191,13 +200,59 @@ def graph_of(nbytes: int) -> int:
     return IN_GRAPH if nbytes <= 1 << 24 else 2
 
 
-def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int = BLOCKS, beside: bool = True,
-            hows: Any = lambda op, nbytes: {"ours": None}, done: Callable[[Case], None] = lambda case: None) -> list[Case]:
-    """`cases`: (op, bytes, in a graph). `hows`: name -> how, of what of ours takes turns. `done` is told of each case."""
-    mine, theirs = ours(ranks), peers(ranks) if beside else None
+@dataclass
+class Result:
+    """All cases among `ranks` GPUs. `peer`: versions of the peers; `loaded`: text of a compiled file -> its digest."""
+
+    ranks: int
+    cases: list[Case]
+    peer: str
+    loaded: dict[str, str]
+
+    def body(self) -> dict[str, Any]:
+        """What a record keeps: of each case a line for each who ran it, ours first, blocks in ns, and the ratio of its time to ours."""
+        return {"ranks": self.ranks, "cases": [{
+            "name": f"{c.op} {c.nbytes} {'graph' if c.graph else 'alone'}", "op": c.op, "nbytes": c.nbytes, "graph": c.graph,
+            "rows": [_line(who, us, c.us["ours"]) for who, us in c.us.items()]} for c in self.cases]}
+
+
+def _line(who: str, us: Sequence[float], beside: Sequence[float]) -> dict[str, Any]:
+    ratios = sorted(a / b for a, b in zip(us, beside, strict=True))
+    return {"name": who, "ns": 1e3 * median(us), "ratio": [ratios[0], exp(median(map(log, ratios))), ratios[-1]],
+            "blocks": [[1e3 * t] for t in us], "discarded": 0}
+
+
+def bench(ranks: int, pattern: str = "*", *, blocks: int = BLOCKS, budget: float | None = None, python: str | None = None,
+          sizes: Sequence[int] = SIZES, done: Callable[[Case], None] = lambda case: None) -> Result:
+    """Every op of this name at every size, in a graph, and sums stand-alone too. `python`: has PyTorch, the peer; None: ours alone.
+    InputError for a pattern that gives nothing."""
+    cases = [(op, nbytes, graph) for op in OPS if fnmatchcase(op, pattern) for nbytes in sizes
+             for graph in ((True, False) if op == "all_reduce" else (True,))]
+    if not cases:
+        raise InputError("no such collective among GPUs", came=pattern, expected=", ".join(OPS))
+    return measure(cases, ranks, blocks=blocks, budget=budget, python=python, done=done)
+
+
+def show(case: Case, ranks: int, console: Console) -> None:
+    """One line of a case."""
+    size = f"{case.nbytes >> 20} MiB" if case.nbytes >> 20 else f"{case.nbytes >> 10} KiB"
+    ours = case.figure("ours")
+    rate = bus(case.op, case.nbytes, ranks, ours)
+    console.print(f"{case.op:<15}{size:>9} {'graph' if case.graph else 'alone'}  {ours:10,.1f} us {rate:6.1f} GB/s" + "".join(
+        f"   {who} {case.figure(who):,.1f} us ({case.figure(who) / ours:.2f})" for who in case.us if who != "ours"))
+
+
+def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int = BLOCKS, budget: float | None = None,
+            python: str | None = None, hows: Callable[[str, int], Mapping[str, How | None]] = lambda op, nbytes: {"ours": None},
+            done: Callable[[Case], None] = lambda case: None) -> Result:
+    """`cases`: (op, bytes, in a graph). `hows`: name -> how, of what of ours takes turns: for who looks for a table. `done` is told of
+    each case. MachineError where a rank ends."""
+    mine, theirs, start = ours(ranks), peers(ranks, python) if python else None, time.monotonic()
     found = []
     try:
         for op, nbytes, graphed in cases:
+            if budget is not None and time.monotonic() - start > budget:
+                break
             case = Case(op, nbytes, graphed)
             turns: dict[str, tuple[Ranks, dict[str, Any]]] = {}
             graph = graph_of(nbytes) if graphed else 0
@@ -221,8 +276,10 @@ def measure(cases: Sequence[tuple[str, int, bool]], ranks: int, *, blocks: int =
                     case.us.setdefault(name, []).append(answer["us"])
             found.append(case)
             done(case)
+        loaded = mine.ask(op="loaded")["loaded"]
     finally:
         mine.close()
         if theirs is not None:
             theirs.close()
-    return found
+    told = theirs.told[0] if theirs is not None else {}
+    return Result(ranks, found, f"PyTorch {told['ready']}, NCCL {told['nccl']}" if told else "", loaded)

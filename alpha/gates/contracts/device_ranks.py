@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -488,7 +489,7 @@ def on_device(world: World, kernels: str, cache: str, where: str, *arguments: An
     os.environ["CUDA_VISIBLE_DEVICES"] = devices_of(world.rank, world.size)
     Device.open(0)
     group = world.group(WORLD)
-    peers = Peers(world.rank, world.size, lambda words: exchanged(group, words))
+    peers = Peers(world.rank, world.size, partial(exchanged, group))
     module, name = where.split(":")
     with nvcc.compiling(kernels=Path(kernels), cache=Path(cache)):
         found = getattr(importlib.import_module(module), name)(peers, world, *arguments)
