@@ -3,6 +3,7 @@
 // between their two words; whoever looks at a flag lets the other threads and processes run.
 #include <ctime>
 #include <sched.h>
+#include <unistd.h>
 #define __noinline__
 struct EmuWrite { void* to; unsigned char what[16]; unsigned n; };
 inline std::vector<EmuWrite> emu_pending;
@@ -16,6 +17,7 @@ inline void emu_write(void* to, const void* what, unsigned n) {
   if (emu_pending.size() > 64) emu_apply(emu_random() % emu_pending.size());
 }
 inline void emu_read(void* into, const void* from, unsigned n) {
+  if (emu_random() % 8192 == 0) usleep(300);  // a slow reader
   for (auto& w : emu_pending) if (w.to == from && w.n == n) { memcpy(into, w.what, n); return; }
   memcpy(into, from, n);
 }

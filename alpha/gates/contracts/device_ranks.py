@@ -10,7 +10,7 @@ import importlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from alpha.backends.cuda.kernels import collectives
 from alpha.backends.cuda.kernels.collectives import ITEM, Channel, How
 from alpha.backends.cuda.launches import Operation
-from alpha.backends.cuda.lib import in_order
+from alpha.backends.cuda.lib import copy, in_order
 from alpha.comm import collectives as on_host
 from alpha.comm.group import Group
 from alpha.comm.watch import Deadlines
@@ -44,6 +44,8 @@ COUNTS = (1, 31, 601, 8192, 20011)
 """Elements of a piece: one, primes, a whole round of a block, several with a rest."""
 ROOM = 4 << 20
 """Bytes of an operand, or a result."""
+SOUND_S = 10.0
+"""Patience of waits that nobody is to try."""
 GUARD = 4096
 """Bytes before and behind a result that nobody may write."""
 
@@ -71,9 +73,9 @@ def bits_of(x: np.ndarray, dtype: str) -> np.ndarray:
 class Bench:
     """A channel, and shared memory for an operand and a result, of this rank."""
 
-    def __init__(self, peers: Peers, patience_s: float = 20.0, room: int = ROOM) -> None:
+    def __init__(self, peers: Peers, patience_s: float | None = None, room: int = ROOM) -> None:
         self.device = Device.open(0)
-        self.channel = Channel(peers, patience_s=patience_s)
+        self.channel = Channel(peers, patience_s=patience_s or SOUND_S)
         self.x, self.y = (peers.arena(room + 2 * GUARD) for _ in range(2))
         self.stream = self.device.stream()
         self.meet = collectives.barrier(self.channel)
@@ -153,12 +155,12 @@ def promised_to(op: str, xs: list[np.ndarray], dtype: str, reduce: str, root: in
     return promised(BY_NAME[op], [(x,) for x in xs], [TensorType(xs[0].shape, dtype)], attrs)[me][0]  # type: ignore[arg-type]
 
 
-def at_bits(peers: Peers, world: World, op: str, seed: int) -> Found:
+def at_bits(peers: Peers, world: World, op: str, seed: int, counts: Sequence[int] = COUNTS) -> Found:
     """Every type, algorithm, reduction and count, in place and not, at addresses off 256 and off 16 bytes too."""
     bench, wrong, calls = Bench(peers), list[str](), 0
     rng = np.random.default_rng(seed)
     for dtype in ITEM:
-        for count in COUNTS:
+        for count in counts:
             for reduce in ("sum", "average") if op in collectives.SUMS else ("sum",):
                 in_place = bool(rng.integers(2)) and op != "send"
                 for how in (None, *hows(op, count, dtype, in_place)):
@@ -167,6 +169,45 @@ def at_bits(peers: Peers, world: World, op: str, seed: int) -> Found:
                     wrong.append(one(bench, op, dtype, count, how, reduce=reduce, in_place=in_place, seed=seed + calls, shift=shift))
                     calls += 1
     return [w for w in wrong if w], calls
+
+
+STREAMED = 32768
+"""Elements of a piece in calls that follow one another without the host."""
+
+
+def at_streamed(peers: Peers, world: World, op: str, seed: int, count: int = STREAMED) -> Found:
+    """Calls that follow one another on the stream, operand and result written and read there and nowhere else: an operand comes late and is
+    overwritten at once, a result is taken at once. So nobody may read before its peers have written, nor write before they have read."""
+    bench, wrong, calls, own = Bench(peers), list[str](), 0, np.random.default_rng()
+    n, me, rounds = bench.channel.size, bench.channel.me, 4
+    operand, result = count * (n if op in ("reduce_scatter", "all_to_all") else 1), count * (n if op in ("all_gather", "all_to_all") else 1)
+    given, taken = Arena(rounds * operand * 4, name="operands"), Arena(rounds * result * 4, name="results")
+    noise, root, x, y = Arena(32 << 20, name="noise"), seed % n, bench.x.address, bench.y.address
+    for how in hows(op, count, "f32", False):
+        xs = [[drawn(np.random.default_rng((seed, calls, i, k)), "f32", operand, i) for i in range(n)] for k in range(rounds)]
+        upload(Span(given.address, given.nbytes), np.stack([each[me] for each in xs]))
+        for span in (Span(taken.address, taken.nbytes), Span(x, operand * 4), Span(y, result * 4)):
+            fill(span, 0xFF)
+        made = bench.made(op, x, y, count, "f32", how, "sum", root)
+        bench.device.synchronize()
+        peers.exchange(b"poisoned")
+        for k in range(rounds):
+            if own.random() < 0.5:
+                fill(Span(noise.address, int(own.integers(1, noise.nbytes))), k, bench.stream)
+            copy(x, given.address + k * operand * 4, operand * 4, bench.stream)
+            made(bench.stream)
+            copy(taken.address + k * result * 4, y, result * 4, bench.stream)
+            fill(Span(x, operand * 4), 0xFF, bench.stream)
+        bench.stream.synchronize()
+        bench.channel.check()
+        found = download(Span(taken.address, taken.nbytes), (rounds, result), np.float32)
+        for k in range(rounds):
+            want = promised_to(op, xs[k], "f32", "sum", root, me)
+            if want is not None and want.tobytes() != found[k].tobytes():
+                wrong.append(f"{op} {how} among {n}, member {me}, call {k}: {int((bits_of(want, 'f32') != found[k].view(np.uint8)).sum())} "
+                             "bytes differ where the host does not wait between calls")
+        calls += rounds
+    return wrong, calls
 
 
 def at_oracle(peers: Peers, world: World, op: str, seed: int) -> Found:
@@ -402,7 +443,7 @@ def at_absent(peers: Peers, world: World, op: str, seed: int, patience_s: float 
 
 def at_slow(peers: Peers, world: World, op: str, seed: int) -> Found:
     """A member that is late, but within the patience of the others, is waited for, and nothing is told."""
-    bench, wrong = Bench(peers, 20.0), list[str]()
+    bench, wrong = Bench(peers), list[str]()
     for i, how in enumerate([How("packets")] if op == "barrier" else _any(op)):
         late = (i + seed) % bench.channel.size
 
@@ -543,8 +584,8 @@ def _met(rng: np.random.Generator) -> Measured:
 def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
     moved = "send" if op == "receive" else op
     found: dict[str, list[tuple[str, Case]]] = {
-        "parity": [("held", _case("at_slow", op))] if op == "barrier" else [("bits", _case("at_bits", moved)),
-                                                                            ("oracle", _case("at_oracle", moved))],
+        "parity": [("held", _case("at_slow", op))] if op == "barrier" else [
+            (name, _case(f"at_{name}", moved)) for name in ("bits", "streamed", "oracle")],
         "determinism": [("repeated", _met if op == "barrier" else _repeated(moved))],
         "faults": [("absent", _case("at_absent", op)), ("slow", _case("at_slow", op)), ("aborted", _case("at_aborted", op)),
                    ("killed", _lost(op, "killed")), ("stopped", _lost(op, "stopped"))],
