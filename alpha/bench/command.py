@@ -32,7 +32,7 @@ from alpha.files import path_argument
 from alpha.flops.v1 import CONVENTION, VERSION
 from alpha.gates.timing import ab, against
 from alpha.profile import noise
-from alpha.registry.gpu import class_here, gpu_environment, why_not_here
+from alpha.registry.gpu import asked, class_here, gpu_class, gpu_environment, why_not_here
 from alpha.registry.judge import SLOWDOWN
 from alpha.registry.machine import environment
 from alpha.train.catalogue import catalogue
@@ -62,6 +62,7 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
                    help="with `step` and `data`: override one key; may be repeated")
     p.add_argument("--ranks", type=int, default=2, metavar="N", help="with `comm`: processes, on each host (default: 2)")
+    p.add_argument("--device", action="store_true", help="with `comm`: each rank has a GPU; --peers: beside NCCL")
     p.add_argument("--hosts", type=int, metavar="N",
                    help="with `comm`: hosts, each of which runs this command (default: 1); "
                         "2 and no --meet: messages between two hosts on this machine, beside plain sockets")
@@ -186,6 +187,8 @@ def _step(args: argparse.Namespace, console: Console) -> int:
 
 
 def _comm(args: argparse.Namespace, console: Console) -> int:
+    if args.device:
+        return _comm_device(args, console)
     if args.source is not None or args.against or args.record or args.peers:
         raise InputError("`alpha bench comm` takes --ranks, --hosts, --host, --meet, --case, --rounds and --json", came="another argument",
                          do="leave out the others")
@@ -203,6 +206,28 @@ def _comm(args: argparse.Namespace, console: Console) -> int:
     comm.show(result, console)
     if args.json:
         _write(args.json, {"comm": result})
+    return 0
+
+
+def _comm_device(args: argparse.Namespace, console: Console) -> int:
+    if args.source is not None or args.against or args.hosts or args.meet:
+        raise InputError("`alpha bench comm --device` takes --ranks, --case, --rounds, --budget, --peers, --json and --record",
+                         came="another argument", do="leave out the others")
+    from alpha.bench import comm_device
+
+    commit = record.clean_commit() if args.record else ""
+    here = gpu_class(args.ranks)
+    if here is None:
+        raise MachineError("NOT_RUN: collectives among GPUs need one for each rank", came=asked().why or f"{len(asked().gpus)} here",
+                           expected=f"{args.ranks} of one model, with links that nvidia-smi tells of", do="take such a machine")
+    result = comm_device.bench(
+        args.ranks, args.case, blocks=args.rounds or comm_device.BLOCKS, budget=args.budget,
+        python=args.peer_python if args.peers else None, done=lambda case: comm_device.show(case, args.ranks, console))
+    if args.json:
+        _write(args.json, {"comm": result})
+    if args.record:
+        _keep(here.key, "comm-device", console, commit, {"hardware": here.describe(), "peer": result.peer, "comm": result.body()},
+              result.loaded)
     return 0
 
 
@@ -233,11 +258,13 @@ def _data(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _keep(machine: str, subject: str, console: Console, commit: str, body: Mapping[str, Any]) -> None:
-    """A record, with what every one holds."""
+def _keep(machine: str, subject: str, console: Console, commit: str, body: Mapping[str, Any],
+          loaded: Mapping[str, str] | None = None) -> None:
+    """A record, with what every one holds. `loaded`: compiled files that other processes loaded, by their text."""
+    hashes = {str(source): digest for source, digest in LOADED.items()} | dict(loaded or {})
     path = record.write(machine, subject, {
         "commit": commit, "taken": datetime.now(timezone.utc).date().isoformat(), "environment": {**environment(), **gpu_environment()},
-        "kernel_hashes": {str(source): digest[:16] for source, digest in sorted(LOADED.items(), key=str)}, **body})
+        "kernel_hashes": {text: digest[:16] for text, digest in sorted(hashes.items())}, **body})
     console.print(f"recorded: {path}; `alpha bench docs` fills the pages from it")
 
 

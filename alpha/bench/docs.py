@@ -14,6 +14,7 @@ from typing import Any
 from alpha.backends.cuda.kernels.attention import COMPARED as HEADS
 from alpha.backends.cuda.kernels.matmul import COMPARED as PRODUCTS
 from alpha.bench import record
+from alpha.bench.comm_device import bus
 from alpha.bench.peer import ROOT
 from alpha.bench.step import OURS, REFERENCE, UNCAPTURED
 from alpha.errors import InputError
@@ -246,6 +247,28 @@ def bandwidth(records: Sequence[Record]) -> str:
     return "\n".join(texts) if texts else _absent("alpha bench bandwidth --peers --record")
 
 
+_SHOWN = (1 << 10, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30)
+
+
+def devices(records: Sequence[Record]) -> str:
+    """Collectives among GPUs: our time, bus bandwidth, and times of the peers."""
+    texts = []
+    for r in _named(records, "comm-device"):
+        rows = []
+        for c in r["comm"]["cases"]:
+            found = {x["name"]: x["ns"] / 1e3 for x in c["rows"]}
+            if c["nbytes"] in _SHOWN and "nccl" in found:
+                size = f"{c['nbytes'] >> 20} MiB" if c["nbytes"] >> 20 else f"{c['nbytes'] >> 10} KiB"
+                symmetric = [t for name, t in found.items() if name.startswith("symmetric")]
+                rows.append((c["op"], size, "graph" if c["graph"] else "alone", f"{found['ours']:,.1f}", f"{found['nccl']:,.1f}",
+                             f"{min(symmetric):,.1f}" if symmetric else "-", f"{found['ours'] / found['nccl']:.2f}",
+                             f"{bus(c['op'], c['nbytes'], r['comm']['ranks'], found['ours']):,.0f}"))
+        driver = r["environment"].get("driver")
+        texts.append(_table(("op", "size", "launch", "ours, us", "NCCL, us", "symmetric memory, us", "ours of NCCL", "bus GB/s"), rows)
+                     + f"\n{_hardware(r)}, commit {r['commit'][:12]}, driver {driver}, {r['peer']}\n")
+    return "\n".join(texts) if texts else _absent("alpha bench comm --device --peers --record")
+
+
 REGIONS: dict[str, Callable[[Sequence[Record]], str]] = {
     "headline": headline, "training": training, "steps": steps, "runs": runs,
-    "products": products, "attention": attention, "bandwidth": bandwidth}
+    "products": products, "attention": attention, "bandwidth": bandwidth, "devices": devices}

@@ -140,6 +140,8 @@ def verify(body: Mapping[str, Any], name: str) -> None:
 
 def _timed(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Sequence[Sequence[float]], int]]:
     """(name, line, blocks of ours in the same rounds, tokens of a step) of all lines that were timed; a ceiling has its fastest block."""
+    if "comm" in body:
+        return [(f"{c['name']} {r['name']}", r, c["rows"][0]["blocks"], 0) for c in body["comm"]["cases"] for r in c["rows"]]
     if "step" in body:
         return [(r["name"], r, r["beside"], body["step"]["tokens"]) for r in body["step"]["rows"] if r["ns"] is not None]
     return [(f"{k['component']} {k['case']} {r['name']}", r, k["rows"][0]["blocks"], 0) for k in body.get("kernels", ()) for r in k["rows"]

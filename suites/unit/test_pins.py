@@ -21,7 +21,6 @@ from alpha.gates import merge, perf, run
 from alpha.gates.timing import pin
 from alpha.profile import noise
 from alpha.registry import pins as pinned
-from alpha.registry import policy
 from alpha.registry.cases import Share
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import load_file, reference_classes, shipped_root
@@ -153,7 +152,7 @@ def test_pins_of_the_repository_are_whole(key: str) -> None:
     and says BASELINE of them."""
     found = SHIPPED.load(key)
     owing = {c.id for c in catalogue() if c.kind == "kernel" and family(c) == ("cuda" if key.startswith("cuda") else "cpu")}
-    of_ranks = {c.id for c in catalogue() if c.kind != "kernel" and "perf" in policy.owed(c)} if key.startswith("cpu") else set[str]()
+    of_ranks = {c.id for c in catalogue() if c.profile == "collective" and key.startswith("cpu")}
     assert found.keys() in (owing, owing | of_ranks), "do: alpha gate pin"
     SHIPPED.relative(key)
 

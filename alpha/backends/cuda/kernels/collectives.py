@@ -1,0 +1,515 @@
+"""Collectives among GPUs as kernels: channels, launches, and which algorithm runs at which size. Floor 4.
+
+A `Channel` is what the launches of one stream of one group share: each member's pad (kernels/collectives/link.cuh) and a record of how a
+wait ended. Functions named as the ops make an `Operation` on fixed addresses, to be called with a stream or captured. Making one is
+itself called by all members, in one order, because they tell each other where their operands lie; running one needs the host no more.
+
+Bits: those of alpha/ops/collectives.py, whatever the algorithm, the number of blocks and the addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from alpha.backends.cuda import launches
+from alpha.backends.cuda.binaries import Binaries
+from alpha.backends.cuda.launches import Operation, ceil_div, structure
+from alpha.backends.cuda.lib import Operand
+from alpha.component import Component, Envelope
+from alpha.cuda_runtime import _bindings
+from alpha.cuda_runtime.compile import Source
+from alpha.cuda_runtime.device import stream_handle
+from alpha.cuda_runtime.memory import Arena, Span, download, fill, upload
+from alpha.cuda_runtime.peers import Peers
+from alpha.errors import GraphError, RankError, ShapeError
+from alpha.types import Attrs
+
+ITEM = {"bf16": 2, "f32": 4}
+OPS = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "receive")
+"""Their places are what a record calls them."""
+SUMS = ("all_reduce", "reduce_scatter")
+
+BLOCKS, MEMBERS, THREADS, DEEP = 64, 8, 512, 2
+"""As kernels/collectives/link.cuh has them."""
+ROUND = THREADS * DEEP * 16
+"""Bytes of payload that a block sends in a round of packets."""
+SLOT = 2 * ROUND
+LARGE = 1 << 62
+_COUNTS = 3 * BLOCKS * MEMBERS * 4
+"""Bytes of a pad before its slots."""
+OWN_BLOCKS = 16
+"""Blocks that copy what stays on a member while others move the rest."""
+PATIENCE_S = 30.0
+"""How long a wait lasts before it gives up, by default."""
+
+
+def most(size: int) -> int:
+    """The compiled limit of members for a group of `size`: 2, 4 or 8."""
+    if not 2 <= size <= MEMBERS:
+        raise ShapeError("collectives among GPUs of one host", came=f"{size} members", expected=f"2 to {MEMBERS}")
+    return 2 if size == 2 else 4 if size <= 4 else 8
+
+
+def source(file: str, size: int, dtype: str = "", loads: int = 4) -> Source:
+    """The compiled file of `sum` or `move`. `loads`: as in `How`; of sums among more than two members fewer fit into registers."""
+    found: dict[str, object] = {"MOST": most(size), "DIRECT_LOADS": max(1, 2 * loads // most(size)) if file == "sum" else loads}
+    if file == "sum":
+        found["IS_F32"] = int(dtype == "f32")
+    return Source.of(f"collectives/{file}.cu", found)
+
+
+def sources(op: str) -> list[Source]:
+    """Every compiled file that an op may load, for groups of 2 to 8."""
+    sizes = (2, 4, 8)
+    return [source("sum", n, dtype) for n in sizes for dtype in ITEM] if op in SUMS else [source("move", n) for n in sizes]
+
+
+# -- channels --------------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _structures(limit: int) -> dict[str, type[ctypes.Structure]]:
+    """The parameter structs of kernels/collectives for groups of at most `limit`."""
+    pointers = ctypes.c_uint64 * limit
+    link = structure("Link", "", ("pad", pointers), ("record", ctypes.c_uint64), ("patience", ctypes.c_uint64), ("size", ctypes.c_uint32),
+                     ("me", ctypes.c_uint32), ("op", ctypes.c_uint32), ("partners", ctypes.c_uint32))
+    longs = {name: ctypes.c_uint64 for name in ("count", "stride", "begin", "end", "shift")}
+    floats = {name: ctypes.c_float for name in ("divisor", "factor")}
+    return {
+        "Link": link,
+        "Sum": structure("Sum", "", ("link", link), ("x", pointers), ("y", pointers), *longs.items(), *floats.items()),
+        "Packed": structure("Packed", "", ("link", link), ("from_", pointers), ("to", pointers), ("out", pointers), ("in_", pointers)),
+        "Direct": structure("Direct", "", ("link", link), ("from_", pointers), ("to", pointers), ("count", pointers),
+                            ("moving", ctypes.c_uint32)),
+    }
+
+
+class _Record(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in ("abort", "state", "op", "member", "kind", "block", "wanted", "seen")]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a wait that ended without its end wrote down. `member`: whom it waited for; `kind`: meeting or packet; `wanted`, `seen`: the
+    count that it waited for and the one that it saw."""
+
+    op: str
+    member: int
+    kind: str
+    block: int
+    wanted: int
+    seen: int
+
+
+class Channel:
+    """The pad of this member and those of its peers, for the launches of one stream of one group. Called by all members.
+
+    `members`: ranks of `peers`, in the group's order (default: all). `patience_s`: of each wait. A channel has one stream: launches of two
+    streams that shared a pad would take each other's signals.
+    """
+
+    def __init__(self, peers: Peers, *, members: Sequence[int] | None = None, patience_s: float = PATIENCE_S) -> None:
+        self.peers = peers
+        self.members = tuple(members if members is not None else range(peers.size))
+        if peers.rank not in self.members:
+            raise GraphError("a channel is of the members that make it", came=f"rank {peers.rank} of {self.members}")
+        self.size, self.me, self.patience_s = len(self.members), self.members.index(peers.rank), patience_s
+        self.nbytes = _COUNTS + BLOCKS * self.size * 2 * SLOT
+        most(self.size)
+        self.arena = peers.arena(self.nbytes, name="channel")
+        self.pads = [peers.windows[-1].bases[rank] for rank in self.members]
+        self.record = Arena(ctypes.sizeof(_Record), name="record of a channel")
+        fill(Span(self.record.address, self.record.nbytes), 0)
+        _bindings.check("cuCtxSynchronize", _bindings.driver().cuCtxSynchronize())
+        peers.exchange(b"ready")
+
+    def link(self, op: str, partners: Sequence[int] | None = None) -> ctypes.Structure:
+        """What a launch is given. `partners`: members that take part with this one; default: all others."""
+        others = [j for j in (range(self.size) if partners is None else partners) if j != self.me]
+        make = _structures(most(self.size))["Link"]
+        found = make(record=self.record.address, patience=int(self.patience_s * 1e9), size=self.size, me=self.me, op=OPS.index(op),
+                     partners=sum(1 << j for j in others))
+        found.pad[: self.size] = self.pads  # type: ignore[attr-defined]
+        return found
+
+    def everywhere(self, *addresses: int) -> list[tuple[int, ...]]:
+        """Where the members' addresses lie in this process. Called by all members."""
+        return [tuple(each[rank] for rank in self.members) for each in self.peers.everywhere(*addresses)]
+
+    def lost(self) -> Lost | None:
+        """How the first wait ended that did not get what it waited for; None where none did. Waits for the device's default stream."""
+        raw = download(Span(self.record.address, ctypes.sizeof(_Record)), (ctypes.sizeof(_Record),), np.uint8)
+        found = _Record.from_buffer_copy(raw.tobytes())
+        if found.state == 0:
+            return None
+        return Lost(OPS[found.op], found.member, "packet" if found.kind == 2 else "meeting", found.block, found.wanted, found.seen)
+
+    def check(self) -> None:
+        """RankError where a wait of this channel gave up: it names the rank that did not come, the op, and how far it was."""
+        lost = self.lost()
+        if lost is None:
+            return
+        rank = self.members[lost.member]
+        raise RankError(f"rank {rank} did not come to {lost.op}", came=f"{lost.kind} {lost.seen} of block {lost.block}",
+                        expected=f"number {lost.wanted} within {self.patience_s:g} s", do=f"look at the log of rank {rank}",
+                        rank=rank, op=lost.op)
+
+    def abort(self, stream: Any) -> None:
+        """Ends every wait of this member within microseconds: what is launched on this channel ends, with rubbish for results. `stream`:
+        another one than the channel's, which waits. Launches that follow end too, until `reset`."""
+        one = np.ones(1, np.uint32)
+        _bindings.check("cuMemsetD32Async", _bindings.driver().cuMemsetD32Async(self.record.address, int(one[0]), 1, stream_handle(stream)))
+
+    def reset(self) -> None:
+        """Makes the channel new after an abort. Called by all members, when nothing runs on it anywhere."""
+        _bindings.check("cuCtxSynchronize", _bindings.driver().cuCtxSynchronize())
+        self.peers.exchange(b"quiet")
+        fill(Span(self.arena.address, self.nbytes), 0)
+        fill(Span(self.record.address, self.record.nbytes), 0)
+        _bindings.check("cuCtxSynchronize", _bindings.driver().cuCtxSynchronize())
+        self.peers.exchange(b"new")
+
+    def begin_at(self, turn: int) -> None:
+        """Sets all counts, as if there had been so many meetings and rounds (modulo 2^32), and leaves the flags of a turn long ago in every
+        slot. Called by all members, when nothing runs: for who looks at what happens when counts wrap."""
+        self.reset()
+        fill(Span(self.arena.address, self.nbytes), 0xAB)
+        upload(Span(self.arena.address, _COUNTS), np.full(_COUNTS // 4, turn & 0xFFFFFFFF, np.uint32))
+        _bindings.check("cuCtxSynchronize", _bindings.driver().cuCtxSynchronize())
+        self.peers.exchange(b"set")
+
+    def flags(self, block: int, member: int) -> np.ndarray:
+        """[2, positions]: the turn that each packet of this member's slots from a member says, both words alike."""
+        at = self.arena.address + _COUNTS + (block * self.size + member) * 2 * SLOT
+        words = download(Span(at, 2 * SLOT), (2, SLOT // 16, 2, 2), np.uint32)[..., 1]
+        return np.where(words[..., 0] == words[..., 1], words[..., 0], np.uint32(0))
+
+
+# -- what runs -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class How:
+    """algorithm: packets, direct or engine (a copy engine between two meetings); blocks: of the launch; pull: what moves directly or by an
+    engine is read by who gets it, else written by who has it; loads: vectors of each member in flight in a thread of `direct`."""
+
+    algorithm: str
+    blocks: int = 1
+    pull: bool = False
+    loads: int = 4
+
+
+MIB = 1 << 20
+TABLE: dict[str, tuple[tuple[int, How], ...]] = {
+    "all_reduce": ((MIB, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 16))),
+    "reduce_scatter": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
+    "all_gather": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
+    "all_to_all": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
+    "broadcast": ((MIB // 2, How("packets", 32)), (32 * MIB, How("direct", 32)), (LARGE, How("engine"))),
+    "send": ((MIB // 2, How("packets", 32)), (32 * MIB, How("direct", 32)), (LARGE, How("engine"))),
+}
+"""Op -> (bytes up to which, how), by measurements on two H100 (docs/collectives.md). `nbytes` of an operand, of a gather's result."""
+
+
+def choose(op: str, nbytes: int, size: int, whole: bool = True) -> How:
+    """By TABLE; packets have no more blocks than one round needs. `whole`: all pieces are whole vectors at whole addresses, which only
+    packets do without. The choice moves no bit."""
+    how = next(how for most_bytes, how in TABLE[op] if nbytes <= most_bytes)
+    how = how if whole else TABLE[op][0][1]
+    if how.algorithm != "packets":
+        return how
+    each = nbytes if op in ("all_reduce", "broadcast", "send") else ceil_div(nbytes, size)
+    return replace(how, blocks=max(1, min(how.blocks, ceil_div(each, ROUND))))
+
+
+def _chosen(channel: Channel, how: How | None, op: str, nbytes: int, *places: int) -> How:
+    """`how`, or what the table says. `places`: addresses and lengths in bytes that must be whole vectors on every member: all tell each
+    other, so that all choose alike. Called by all members."""
+    told = channel.peers.exchange(b"" if all(place % 16 == 0 for place in places) else b"apart")
+    return how or choose(op, nbytes, channel.size, whole=not any(told[rank] for rank in channel.members))
+
+
+def all_reduce(channel: Channel, x: int, y: int, count: int, dtype: str, *, reduce: str = "sum", how: How | None = None) -> Operation:
+    """y = sum, or average, of all members' x: `count` elements at device addresses. y may be x. Called by all members."""
+    nbytes = count * ITEM[dtype]
+    how = _chosen(channel, how, "all_reduce", nbytes, x, y)
+    return _summed(channel, "all_reduce", x, y, count, 0, dtype, reduce, how)
+
+
+def reduce_scatter(channel: Channel, x: int, y: int, count: int, dtype: str, *, reduce: str = "sum", how: How | None = None) -> Operation:
+    """y [count] = this member's piece of the sum, or average, of all members' x [count size]. y may be this member's piece of x."""
+    nbytes = count * channel.size * ITEM[dtype]
+    how = _chosen(channel, how, "reduce_scatter", nbytes, x, y, count * ITEM[dtype])
+    return _summed(channel, "reduce_scatter", x, y, count, count, dtype, reduce, how)
+
+
+def _summed(channel: Channel, op: str, x: int, y: int, count: int, stride: int, dtype: str, reduce: str, how: How) -> Operation:
+    n, me, per = channel.size, channel.me, 16 // ITEM[dtype]
+    xs, ys = channel.everywhere(x, y)
+    _agreed(channel, range(n), op, count, dtype, reduce, how)
+    divisor = n if reduce == "average" else 1
+    p: Any = _structures(most(n))["Sum"](link=channel.link(op), count=count, stride=stride, divisor=float(divisor),
+                                         factor=0.0 if divisor & divisor - 1 else 1 / divisor)
+    if how.algorithm == "direct":
+        launches.addresses(op, x=x, y=y)
+        whole = ceil_div(count * n if stride else count, per)
+        if stride and count % per:
+            raise ShapeError("direct sums want pieces of whole vectors", came=f"{count} {dtype}", expected=f"a multiple of {per}",
+                             do="take packets")
+        p.x[:n] = xs
+        p.begin, p.end = (whole * me // n, whole * (me + 1) // n)
+        p.count = count * n if stride else count
+        p.shift = count * me if stride else 0
+        p.y[:n] = [ys[j] if j == me or not stride else 0 for j in range(n)]
+    elif how.algorithm == "packets":
+        p.x[me], p.y[me] = x, y
+    else:
+        raise GraphError(f"{op} has no such algorithm", came=how.algorithm, expected="packets, direct")
+    kernel = launches.kernel("collectives/sum.cu", f"sum_{how.algorithm}", dict(source("sum", n, dtype, how.loads).defines))
+    return Operation(op, (launches.launch(kernel, _blocks(how), THREADS, p),), count * ITEM[dtype])
+
+
+@dataclass(frozen=True)
+class _Move:
+    """What one member does. `out`: member -> (own address, halves) that it is sent; `into`: member -> (own address, halves) that come from
+    it. `partners`: members that take part with this one."""
+
+    out: dict[int, tuple[int, int]]
+    into: dict[int, tuple[int, int]]
+    partners: tuple[int, ...]
+
+
+def all_gather(channel: Channel, x: int, y: int, count: int, dtype: str, *, how: How | None = None) -> Operation:
+    """y [count size] = the x [count] of all members. x may be this member's piece of y. Called by all members."""
+    n, width = channel.size, ITEM[dtype]
+    how = _chosen(channel, how, "all_gather", count * n * width, x, y, count * width)
+    pieces = {j: (y + j * count * width, count * width // 2) for j in range(n)}
+    return _moved(channel, "all_gather", _Move({j: (x, count * width // 2) for j in range(n)}, pieces, tuple(range(n))), how)
+
+
+def broadcast(channel: Channel, x: int, y: int, count: int, dtype: str, *, root: int, how: How | None = None) -> Operation:
+    """y = the root's x. y may be x. Called by all members."""
+    n, me, halves = channel.size, channel.me, count * ITEM[dtype] // 2
+    how = _chosen(channel, how, "broadcast", 2 * halves, x, y)
+    out = {j: (x, halves) for j in range(n)} if me == root else {}
+    return _moved(channel, "broadcast", _Move(out, {root: (y, halves)}, tuple(range(n)) if me == root else (root,)), how, None, root)
+
+
+def all_to_all(channel: Channel, x: int, y: int, count: int, dtype: str, *, how: How | None = None) -> Operation:
+    """Piece i [count] of y = piece of member i's x that is meant for this one. y may be x where packets run. Called by all members."""
+    n, width = channel.size, ITEM[dtype]
+    how = _chosen(channel, how, "all_to_all", count * n * width, x, y, count * width, int(x == y))
+    if x == y and how.algorithm != "packets":
+        raise ShapeError("an exchange in place wants packets", came=how.algorithm, expected="packets, or another result than the operand")
+    cut = [{j: (at + j * count * width, count * width // 2) for j in range(n)} for at in (x, y)]
+    return _moved(channel, "all_to_all", _Move(cut[0], cut[1], tuple(range(n))), how)
+
+
+def send(channel: Channel, x: int, count: int, dtype: str, *, to: int, how: How | None = None) -> Operation:
+    """x goes to a member, which makes its `receive` meanwhile. Members that an exchange is not between make a `pass_by`."""
+    halves = count * ITEM[dtype] // 2
+    how = _chosen(channel, how, "send", 2 * halves, x)
+    return _moved(channel, "send", _Move({to: (x, halves)}, {}, (to,)), how, (channel.me, to))
+
+
+def receive(channel: Channel, y: int, count: int, dtype: str, *, source: int, how: How | None = None) -> Operation:
+    """y = what a member sends."""
+    halves = count * ITEM[dtype] // 2
+    how = _chosen(channel, how, "send", 2 * halves, y)
+    return _moved(channel, "receive", _Move({}, {source: (y, halves)}, (source,)), how, (source, channel.me))
+
+
+def pass_by(channel: Channel, how: How | None = None) -> Operation:
+    """Nothing: what a member makes while two others make a send and its receive, for all tell each other where operands lie."""
+    return _moved(channel, "send", _Move({}, {}, ()), _chosen(channel, how or How("packets"), "send", 0), ())
+
+
+def barrier(channel: Channel) -> Operation:
+    """What the members' streams did before has happened everywhere when it ends."""
+    return Operation("barrier", (_meeting(channel, "barrier", tuple(range(channel.size))),), 0)
+
+
+def _meeting(channel: Channel, op: str, partners: Sequence[int]) -> launches.Launch:
+    kernel = launches.kernel("collectives/move.cu", "meet", dict(source("move", channel.size).defines))
+    return launches.launch(kernel, 1, 32, channel.link(op, partners))
+
+
+def _moved(channel: Channel, op: str, move: _Move, how: How, pair: tuple[int, ...] | None = None, root: int = -1) -> Operation:
+    """`pair`: the members of an exchange, sender first; () where this member is not of it. `root`: of a broadcast."""
+    n, me = channel.size, channel.me
+    halves = max((halves for _, halves in (*move.out.values(), *move.into.values())), default=0)
+    nbytes = 2 * sum(halves for _, halves in move.out.values())
+    _agreed(channel, range(n) if pair is None else pair, "send" if op == "receive" else op, halves, pair, root, how)
+    make = _structures(most(n))
+    # every member says where it takes what comes, so that the others can write there
+    landing = channel.everywhere(*(move.into.get(j, (channel.arena.address, 0))[0] for j in range(n)))
+    link = channel.link(op, move.partners)
+    if how.algorithm == "packets":
+        p: Any = make["Packed"](link=link)
+        for j in {*move.partners, me}:
+            p.from_[j], p.out[j] = move.out.get(j, (0, 0))
+            p.to[j], p.in_[j] = move.into.get(j, (0, 0))
+        p.out[me] = min(p.out[me], p.in_[me])
+        kernel = launches.kernel("collectives/move.cu", "move_packets", dict(source("move", n).defines))
+        return Operation(op, (launches.launch(kernel, _blocks(how), THREADS, p),), nbytes)
+    kept = channel.everywhere(*(move.out.get(j, (channel.arena.address, 0))[0] for j in range(n)))
+    if how.pull:
+        copies = {j: (kept[me][j], to, halves) for j, (to, halves) in move.into.items()}
+    else:
+        copies = {j: (at, landing[me][j], halves) for j, (at, halves) in move.out.items()}
+    copies = {j: (at, to, halves) for j, (at, to, halves) in copies.items() if at != to}
+    if any(at % 16 or to % 16 for at, to, _ in copies.values()):
+        raise ShapeError(f"{op}: direct copies want whole vectors", came="an address off 16 bytes", expected="multiples of 16 bytes",
+                         do="take packets")
+    if how.algorithm == "direct":
+        own = OWN_BLOCKS if me in copies else 0
+        d: Any = make["Direct"](link=link, moving=_blocks(how))
+        for j, (at, to, halves) in copies.items():
+            d.from_[j], d.to[j], d.count[j] = at, to, halves
+        kernel = launches.kernel("collectives/move.cu", "move_direct", dict(source("move", n, loads=how.loads).defines))
+        return Operation(op, (launches.launch(kernel, how.blocks + own, THREADS, d),), nbytes)
+    if how.algorithm != "engine":
+        raise GraphError(f"{op} has no such algorithm", came=how.algorithm, expected="packets, direct, engine")
+    first, last = (_meeting(channel, op, move.partners) for _ in range(2))
+    engines = [_Engine(to, at, 2 * halves) for at, to, halves in copies.values() if halves]
+    return Operation(op, (first, *engines, last), nbytes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """One copy by a copy engine."""
+
+    target: int
+    source: int
+    nbytes: int
+
+    def __call__(self, stream: Any = None) -> None:
+        driver = _bindings.driver()
+        _bindings.check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(self.target, self.source, self.nbytes, stream_handle(stream)))
+
+
+def _blocks(how: How) -> int:
+    if not 1 <= how.blocks <= BLOCKS:
+        raise ShapeError("a collective's launch", came=f"{how.blocks} blocks", expected=f"1 to {BLOCKS}")
+    return how.blocks
+
+
+def _agreed(channel: Channel, members: Sequence[int], *words: object) -> None:
+    """These members make the same launch. GraphError naming who does not. Called by all ranks of `peers`."""
+    told = channel.peers.exchange(repr(words).encode())
+    ranks = [channel.members[j] for j in members]
+    for rank in ranks:
+        if told[rank] != told[ranks[0]]:
+            raise GraphError("members make different collectives", came=f"rank {rank}: {told[rank].decode()}",
+                             expected=f"as rank {ranks[0]}: {told[ranks[0]].decode()}", do="give all members the same op, size and type")
+
+
+# -- components ------------------------------------------------------------------------------------------------------------------
+
+
+class HasChannels(Protocol):
+    """What a binder here needs of what it is handed."""
+
+    channels: Mapping[str, Channel]
+    """Group -> the channel of this rank's tuple."""
+
+
+Run = Callable[[int], None]
+
+
+def _channel(gpu: HasChannels, attrs: Attrs) -> Channel:
+    """The channel of the group that a node names. GraphError where there is none, or it has another size."""
+    channel = getattr(gpu, "channels", {}).get(attrs["group"])
+    if channel is None:
+        raise GraphError("a collective among GPUs runs over a channel", came=f"group {attrs['group']} without one",
+                         expected="a channel of shared memory for each group", do="run on one GPU, or ranks on the CPU (--nproc)")
+    if channel.size != attrs["size"]:
+        raise GraphError(f"group {attrs['group']} has another size than the Program says", came=channel.size, expected=attrs["size"])
+    return channel
+
+
+def _bound(op: str, gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Operation:
+    """The operation that a node of this op is."""
+    channel = _channel(gpu, attrs)
+    x, y = ([o.address for o in side] or [0] for side in (ins, outs))
+    of = (*ins, *outs)[0].type if (*ins, *outs) else None
+    if of is None:
+        return barrier(channel)
+    count, dtype = of.size, of.dtype
+    if op in ("reduce_scatter", "all_to_all"):
+        count //= channel.size
+    if op in SUMS:
+        make = all_reduce if op == "all_reduce" else reduce_scatter
+        return make(channel, x[0], y[0], count, dtype, reduce=str(attrs["reduce"]))
+    if op == "broadcast":
+        return broadcast(channel, x[0], y[0], count, dtype, root=int(str(attrs["root"])))
+    if op == "send":
+        return send(channel, x[0], count, dtype, to=int(str(attrs["to"])))
+    if op == "receive":
+        return receive(channel, y[0], count, dtype, source=int(str(attrs["source"])))
+    return (all_gather if op == "all_gather" else all_to_all)(channel, x[0], y[0], count, dtype)
+
+
+def bind_all_reduce(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """y = sum, or average, of all members' x."""
+    return _bound("all_reduce", gpu, ins, outs, attrs)
+
+
+def bind_reduce_scatter(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """y = this member's piece of the sum, or average, of all members' x."""
+    return _bound("reduce_scatter", gpu, ins, outs, attrs)
+
+
+def bind_all_gather(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """y = all members' x, joined."""
+    return _bound("all_gather", gpu, ins, outs, attrs)
+
+
+def bind_broadcast(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """y = the root's x."""
+    return _bound("broadcast", gpu, ins, outs, attrs)
+
+
+def bind_all_to_all(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """Piece i of y = piece of member i's x that is meant for this one."""
+    return _bound("all_to_all", gpu, ins, outs, attrs)
+
+
+def bind_send(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """x goes to a member."""
+    return _bound("send", gpu, ins, outs, attrs)
+
+
+def bind_receive(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """y = what a member sends."""
+    return _bound("receive", gpu, ins, outs, attrs)
+
+
+def bind_barrier(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
+    """All members have come."""
+    return _bound("barrier", gpu, ins, outs, attrs)
+
+
+def _component(op: str, binder: Callable[..., Run], inplace: tuple[tuple[int, int], ...] = ()) -> Component:
+    return Component(id=f"{op}.sm90", kind="program", profile="device_collective", backend="cuda", op=op, implementation=binder,
+                     envelope=Envelope(dtypes=tuple(ITEM)), requires=("sm_90a", "gpus>=2"), inplace=inplace,
+                     binaries=Binaries(functools.partial(sources, op)), contract="alpha.gates.contracts.device_ranks")
+
+
+COLLECTIVES = (
+    _component("all_reduce", bind_all_reduce, ((0, 0),)),
+    _component("reduce_scatter", bind_reduce_scatter),
+    _component("all_gather", bind_all_gather),
+    _component("broadcast", bind_broadcast, ((0, 0),)),
+    _component("all_to_all", bind_all_to_all),
+    _component("send", bind_send),
+    _component("receive", bind_receive),
+    _component("barrier", bind_barrier),
+)
+"""Not among KERNELS: no Program of one device launches them, so no evidence of its executor binds to them."""

@@ -1,0 +1,177 @@
+"""Several emulated GPUs: collectives of kernels/collectives among processes, each of which runs the device code on its CPU.
+
+The memory of all GPUs is one mapping, made before the processes fork, so IPC handles are addresses. The host side (the binders and
+alpha/cuda_runtime/peers.py) is the real one. What fibers and peers.h make of the device code is described there. Blocks run one after the
+other, on every member in the same order. What hangs on two blocks of one GPU at a time does not show; no collective here has that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+PEERS = Path(__file__).with_name("peers.h")
+BODY = {
+    "load_acquire": "value=__atomic_load_n(flag,__ATOMIC_ACQUIRE); emu_look();",
+    "store_release": "emu_flush(); __atomic_store_n(flag,value,__ATOMIC_RELEASE);",
+    "load_relaxed": "value=__atomic_load_n(word,__ATOMIC_RELAXED); emu_look();",
+    "store_relaxed": "__atomic_store_n(word,value,__ATOMIC_RELAXED);",
+    "load_packet": "low=__atomic_load_n((const uint64_t*)p,__ATOMIC_RELAXED); if(emu_random()%4==0) emu_look(); "
+                   "high=__atomic_load_n((const uint64_t*)p+1,__ATOMIC_RELAXED); emu_look();",
+    "store_packet": "{unsigned first=emu_random()%2; __atomic_store_n((uint64_t*)p+first,first?high:low,__ATOMIC_RELAXED); emu_look(); "
+                    "__atomic_store_n((uint64_t*)p+!first,first?low:high,__ATOMIC_RELAXED);}",
+    "read16": "emu_read(&r,p,16);",
+    "write16": "emu_write(p,&r,16);",
+    "read2": "emu_read(&r,p,2);",
+    "write2": "{uint16_t emu_half=value; emu_write(p,&emu_half,2);}",
+    "global_timer": "{timespec t; clock_gettime(CLOCK_MONOTONIC,&t); now=1000000000ull*t.tv_sec+t.tv_nsec;}",
+}
+"""What stands for the instructions of kernels/common/peer.cuh and timer.cuh."""
+
+
+class Memory:
+    """The memory of all GPUs: one mapping in equal parts. Made before the ranks fork."""
+
+    def __init__(self, ranks: int, each: int) -> None:
+        self.raw = mmap.mmap(-1, ranks * each, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+        self.start, self.each = ctypes.addressof(ctypes.c_char.from_buffer(self.raw)), each
+
+    def allocator(self, rank: int) -> Callable[[int], Any]:
+        """What stands for cuMemAlloc on the GPU of a rank: memory full of NaN."""
+        used = [self.start + rank * self.each]
+
+        def allocate(nbytes: int) -> Any:
+            at = -(-used[0] // 256) * 256
+            used[0] = at + nbytes
+            if used[0] > self.start + (rank + 1) * self.each:
+                raise MemoryError
+            ctypes.memset(at, 0xFF, nbytes)
+            return _Allocation(at)
+
+        return allocate
+
+
+class _Allocation(int):
+    def free(self) -> None:
+        """Nothing: the mapping ends with the process."""
+
+
+@contextmanager
+def emulated_peers(memory: Memory, rank: int, kernels: Path) -> Iterator[Any]:
+    """Within it this process has GPU `rank` of those that share `memory`, and launches what g++ made of the sources in this folder."""
+    from emulated_gpu import emulated_gpu
+    from emulated_kernels import emulated_kernels
+
+    from alpha.cuda_runtime import _bindings
+
+    with emulated_gpu() as gpu, emulated_kernels(kernels), pytest.MonkeyPatch.context() as patch:
+        import emu
+
+        patch.setattr(emu, "BODY", {**emu.BODY, **BODY})
+        plain = emu.transform
+        patch.setattr(emu, "transform", lambda text: f"{PEERS.read_text(encoding='utf-8')}\n{plain(_hasty(text))}")
+        compiled = emu.library
+
+        def library(source: Any) -> Any:
+            emu.BUILT.mkdir(parents=True, exist_ok=True)
+            with open(emu.BUILT / ".lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                return compiled(source)
+
+        patch.setattr(emu, "library", library)  # all ranks ask for the same files at a time
+        made, called = emu.Launch.__init__, emu.Launch.__call__
+
+        def make(launch: Any, lib: Any, *rest: Any) -> None:
+            launch.lib = lib
+            made(launch, lib, *rest)
+
+        def call(launch: Any, stream: Any = None) -> None:
+            called(launch)
+            launch.lib.emu_finish()  # a grid that has ended has written
+
+        patch.setattr(emu.Launch, "__init__", make)
+        patch.setattr(emu.Launch, "__call__", call)
+        pycuda, driver = gpu.pycuda(), gpu.driver()
+        pycuda.mem_alloc = memory.allocator(rank)
+        driver.cuCtxSynchronize = lambda: (pycuda.Context.synchronize(), (0,))[1]
+        driver.cuMemGetAddressRange = lambda at: (0, at, 0)
+        driver.cuIpcGetMemHandle = lambda at: (0, SimpleNamespace(reserved=at.to_bytes(64, "little")))
+        driver.CUipcMemHandle = SimpleNamespace
+        driver.CUipcMem_flags = SimpleNamespace(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=SimpleNamespace(value=1))
+        driver.cuIpcOpenMemHandle = lambda handle, flags: (0, int.from_bytes(handle.reserved, "little"))
+        driver.cuIpcCloseMemHandle = lambda at: (0,)
+        driver.cuMemsetD32Async = _filled
+        patch.setattr(_bindings, "pycuda_driver", lambda: pycuda)
+        patch.setattr(_bindings, "driver", lambda: driver)
+        yield gpu
+
+
+def _hasty(text: str) -> str:
+    """With few looks before a wait asks whether it should end: a look of 512 fibers takes its time."""
+    assert text.count(SPINS) <= 1
+    return text.replace(SPINS, "constexpr int SPINS = 2;")
+
+
+SPINS = "constexpr int SPINS = 64;"
+
+
+def _filled(at: int, word: int, n: int, stream: int) -> tuple[int]:
+    np.frombuffer((ctypes.c_uint32 * n).from_address(at), np.uint32).fill(word)
+    return (0,)
+
+
+def among(ranks: int, function: Callable[..., Any], *arguments: Any, kernels: Path, each: int = 64 << 20,
+          deadlines: Any = None) -> list[Any]:
+    """`function(peers, world, *arguments)` in a process for each rank; what each returned. AssertionError with the words of who fails."""
+    from alpha.comm.segment import Segment
+    from alpha.comm.words import exchanged
+    from alpha.comm.world import WORLD, World
+    from alpha.cuda_runtime.peers import Peers
+
+    memory, segment = Memory(ranks, each), Segment.create(ranks)
+    children = []
+    for rank in range(ranks):
+        read, write = os.pipe()
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                os.close(read)
+                with os.fdopen(write, "wb") as pipe:
+                    try:
+                        with World(segment, rank, deadlines=deadlines) as world, emulated_peers(memory, rank, kernels):
+                            peers = Peers(rank, ranks, partial(exchanged, world.group(WORLD)))
+                            found = ("ended", function(peers, world, *arguments))
+                    except BaseException:
+                        found = ("failed", traceback.format_exc())
+                    pickle.dump(found, pipe)
+                status = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        os.close(write)
+        children.append((pid, read))
+    results = []
+    for pid, read in children:
+        with os.fdopen(read, "rb") as pipe:
+            body = pipe.read()
+        os.waitpid(pid, 0)
+        results.append(pickle.loads(body) if body else ("failed", "the process ended without a word"))
+    segment.close()
+    wrong = [text for word, text in results if word == "failed"]
+    assert not wrong, "\n".join(wrong)
+    return [found for _, found in results]

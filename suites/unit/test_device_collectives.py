@@ -1,0 +1,198 @@
+"""Collectives among emulated GPUs: the device code on CPUs, a process for each GPU, held to the bits of the CPU's collectives.
+
+Every planted fault of that code is rejected here, a few each session, all with `--all`; beside each stands its unbroken run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated_peers import among
+from planted import planted
+
+from alpha.backends.cuda.kernels import collectives
+from alpha.backends.cuda.kernels.collectives import How
+from alpha.comm.world import World
+from alpha.cuda_runtime import compile as nvcc
+from alpha.cuda_runtime.peers import Peers
+from alpha.errors import GraphError, RankError, ShapeError
+from alpha.gates.adversarial import cuda_plant
+from alpha.gates.contracts import device_ranks
+from alpha.registry.faults import Fault
+from alpha.tomlfile import read_toml
+from alpha.train.catalogue import catalogue
+
+SUPPORT = Path(__file__).parents[1] / "support"
+BESIDE = tuple(Fault(file="device_ranks.toml", **table) for table in read_toml(SUPPORT / "device_ranks.toml")["fault"])
+FAULTS = {f.id.removeprefix("cuda.collectives."): f for f in (*planted(), *BESIDE) if f.id.startswith("cuda.collectives.")}
+FEW = (601, 8192)
+
+Job = tuple[int, Callable[..., Any], Sequence[Any]]
+
+
+def _bits(op: str, ranks: int = 2, counts: Sequence[int] = FEW) -> Job:
+    return ranks, device_ranks.at_bits, (op, 7, counts)
+
+
+def _streamed(op: str) -> Job:
+    return 2, device_ranks.at_streamed, (op, 7, 4096)
+
+
+SEEN: dict[str, Job] = {
+    **{name: _streamed("all_reduce") for name in ("fence-missing", "stale-turn", "wrong-slot", "first-meeting-left-out", "torn-packet")},
+    "last-read-not-waited-for": (2, device_ranks.at_streamed, ("reduce_scatter", 7, 16384)),
+    "results-not-waited-for": (2, device_ranks.at_streamed, ("all_gather", 7, 16384)),
+    "sequential-sum": _bits("all_reduce", 4, (601,)), "rounded-partials": _bits("all_reduce", 4, (601,)),
+    "remainder-dropped": _bits("all_reduce"), "sum-for-average": _bits("all_reduce"), "nan-of-the-adder": _bits("all_reduce"),
+    "piece-of-another": _bits("reduce_scatter"), "pulled-from-itself": _bits("all_to_all"),
+    "token-of-another-length": _bits("broadcast"), "sender-of-nothing": _bits("send"),
+    **{name: (2, device_ranks.at_absent, (op, 7, 1.0)) for name, op in (
+        ("abort-unseen", "all_reduce"), ("abort-not-set", "all_reduce"), ("names-itself", "send"), ("record-of-another-op", "all_gather"))},
+    "barrier-alone": (2, device_ranks.at_slow, ("barrier", 7)),
+}
+"""Fault -> the job that rejects it: ranks, function, arguments."""
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that stand for GPUs wait for processors."""
+    monkeypatch.setattr(device_ranks, "SOUND_S", 120.0)
+
+
+def wrong(job: Job, kernels: Path = nvcc.KERNELS) -> str:
+    """What a job found, '' for nothing; the words of a rank that failed."""
+    ranks, function, arguments = job
+    try:
+        return "; ".join(w for each, _ in among(ranks, function, *arguments, kernels=kernels) for w in each)
+    except AssertionError as error:
+        return str(error).strip().splitlines()[-1]
+
+
+def drawn(config: pytest.Config, seed: int, names: Sequence[str], n: int) -> Sequence[str]:
+    return names if config.getoption("--all") else random.Random(f"{seed} {names}").sample(list(names), n)
+
+
+def test_every_fault_is_seen_somewhere() -> None:
+    assert SEEN.keys() == FAULTS.keys()
+    assert {f.component for f in FAULTS.values()} == {c.id for c in catalogue() if c.profile == "device_collective"}
+
+
+def test_bits(pytestconfig: pytest.Config, seed: int) -> None:
+    """Of every op at some time, each algorithm, type and count; among three, whose tree is no full one, too."""
+    for op in drawn(pytestconfig, seed, device_ranks.OPS, 1):
+        assert wrong((random.Random(seed).choice((2, 3)), device_ranks.at_bits, (op, seed % 1000, FEW))) == ""
+
+
+def test_faults_are_rejected_over_emulated_device_code(pytestconfig: pytest.Config, seed: int) -> None:
+    """A fault that hangs on time is tried again, three times in all."""
+    for name in drawn(pytestconfig, seed, sorted(FAULTS), 1):
+        assert wrong(SEEN[name]) == "", f"the unbroken run beside {name}"
+        with cuda_plant.overlay(FAULTS[name]) as kernels:
+            found = next((w for _ in range(3) if (w := wrong(SEEN[name], kernels))), "")
+        print(f"{name}: {found[:200]}")
+        assert found, f"{name}: {FAULTS[name].why}, and nothing says so"
+
+
+def _renewed(peers: Peers, world: World) -> list[int]:
+    """Packets of the first block's slots whose flag is of a turn before the renewal, after a few short calls beyond it."""
+    bench = device_ranks.Bench(peers)
+    bench.channel.begin_at(0xFEFFFFFD)
+    made = collectives.all_reduce(bench.channel, bench.x.address, bench.y.address, 8, "f32", how=How("packets", 1))
+    left = []
+    for _ in range(5):
+        bench.run(made)
+        flags = bench.channel.flags(0, 1 - bench.channel.me)
+        left.append(int((flags < 0xFF000000).sum()) if flags.dtype == np.uint32 else -1)
+    return left
+
+
+def test_every_position_is_renewed() -> None:
+    """Every 2^24 turns, so that no flag of a turn 2^32 ago can be taken for one of today."""
+    for left in among(2, _renewed, kernels=nvcc.KERNELS):
+        assert left[0] > 0, "before the renewal short calls leave old flags"
+        assert left[-1] == 0, f"after it {left} old flags are left"
+
+
+def _wraps(peers: Peers, world: World) -> tuple[list[str], int]:
+    """Calls while the counts pass 2^32."""
+    bench = device_ranks.Bench(peers)
+    bench.channel.begin_at(0xFFFFFFFD)
+    ways = [How("packets", 1), How("direct", 2)]
+    return [w for i in range(6) for how in ways if (w := device_ranks.one(bench, "all_reduce", "f32", 601, how, seed=i))], 12
+
+
+def test_counts_wrap() -> None:
+    assert wrong((2, _wraps, ())) == ""
+
+
+def test_a_member_that_does_not_come_is_named(pytestconfig: pytest.Config, seed: int) -> None:
+    for op in drawn(pytestconfig, seed, (*device_ranks.OPS, "receive", "barrier"), 1):
+        assert wrong((2, device_ranks.at_absent, (op, 7, 1.0))) == ""
+
+
+def _disagree(peers: Peers, world: World) -> list[str]:
+    """What the binders say of calls that do not fit, and that the next call is right."""
+    bench = device_ranks.Bench(peers)
+    c, x, y = bench.channel, bench.x.address, bench.y.address
+    said = []
+    attempts: list[Callable[[], object]] = [
+        partial(collectives.all_reduce, c, x, y, 600 + c.me, "f32"),
+        partial(collectives.all_reduce, c, x, y, 600, "f32", reduce=("sum", "average")[c.me]),
+        partial(collectives.broadcast, c, x, y, 600, "f32", root=c.me),
+        partial(collectives.all_reduce, c, x, y, 600, "f32", how=How("star")),
+        partial(collectives.all_reduce, c, x, y, 600, "f32", how=How("packets", 65)),
+        partial(collectives.all_to_all, c, x, x, 600, "f32", how=How("direct")),
+        partial(collectives.all_reduce, c, 64, y, 600, "f32"),
+    ]
+    for attempt in attempts:
+        try:
+            attempt()
+            said.append("")
+        except (GraphError, ShapeError) as error:
+            said.append(str(error).splitlines()[0])
+    return [*said, device_ranks.one(bench, "all_reduce", "f32", 601, How("packets", 1))]
+
+
+def test_calls_that_do_not_fit_are_refused() -> None:
+    for said in among(2, _disagree, kernels=nvcc.KERNELS):
+        assert said == ["members make different collectives"] * 3 + [
+            "all_reduce has no such algorithm", "a collective's launch", "an exchange in place wants packets",
+            "peers see shared arenas alone", ""]
+
+
+def _unproved(peers: Peers, world: World) -> str:
+    """Memory of which rank 0 maps the wrong place is refused by all, with both ranks' names."""
+    plain = peers._open
+    if peers.rank == 0:
+        peers._open = lambda raw, rank: plain(raw, rank) + 4096  # type: ignore[method-assign]
+    try:
+        peers.arena(1 << 20)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def test_memory_that_is_not_where_it_seems_is_refused() -> None:
+    for said in among(2, _unproved, kernels=nvcc.KERNELS):
+        assert "GPUs do not share memory" in said and "what rank 0 wrote does not arrive at rank 1" in said
+
+
+def _checked(peers: Peers, world: World) -> tuple[int, str]:
+    bench = device_ranks.Bench(peers, 0.3)
+    made = collectives.barrier(bench.channel)
+    if peers.rank == 0:
+        try:
+            bench.run(made)
+        except RankError as error:
+            return error.rank, error.op
+    return -1, ""
+
+
+def test_the_error_names_rank_and_op() -> None:
+    assert among(2, _checked, kernels=nvcc.KERNELS)[0] == (1, "barrier")
