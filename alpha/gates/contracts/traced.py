@@ -101,12 +101,12 @@ def gradient_types(rng: np.random.Generator) -> Measured:
 
 def overlaps(rng: np.random.Generator) -> Measured:
     """Updates of boxes of drawn shapes and places are refused where two of one kind share an element, and only there."""
-    wrong, counts, cases = [], [0, 0], 60
+    wrong, counts, cases = [], [0, 0], 120
     for _ in range(cases):
         t, held, shared = Tracer("boxes"), np.zeros((2, 200), int), False
         for i in range(int(rng.integers(2, 5))):
             shape = tuple(int(n) for n in rng.integers(1, 6, int(rng.integers(0, 4))))
-            kind, at = int(rng.integers(2)), int(rng.integers(0, 70))
+            kind, at = int(rng.integers(2)), int(rng.integers(0, 50))
             if (str(kind), at) in t.graph.updates:
                 continue
             box = t.state(str(kind), at, shape, "f32")
