@@ -11,7 +11,6 @@ from alpha.backends.cuda import spot
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.catalogue import fill as fill_cuda
 from alpha.backends.cuda.executor import CudaExecutor
-from alpha.backends.cuda.kernels.collectives import COLLECTIVES
 from alpha.backends.cuda.lib import SM90A
 from alpha.checkpoint.components import fill as fill_checkpoint
 from alpha.comm.catalogue import fill as fill_comm
@@ -78,6 +77,4 @@ def loadable_catalogue() -> Catalogue:
         where = "cuda" if component.backend == "cuda" else "cpu"
         own = tuple(k for k in kernels if k.backend == where)
         catalogue.add(replace(component, launches=partial(tuple, own)) if component.kind in RUN_PROGRAMS else component)
-    for component in COLLECTIVES:  # the GPU's executor does not choose among them yet
-        catalogue.add(component)
     return catalogue

@@ -64,8 +64,8 @@ def drawn(config: pytest.Config, seed: int, among: list[Any], n: int, purpose: s
 
 def test_the_list_of_faults_is_spread_over_the_families() -> None:
     assert len({f.id for f in FAULTS}) == len(FAULTS) >= 90
-    assert {f.source.split("/")[0] for f in FAULTS} == {"attention", "collectives", "common", "elementwise", "embedding", "gemm", "loss", "norm",
-                                                       "optimizer", "profile", "rope"}
+    assert {f.source.split("/")[0] for f in FAULTS} == {"attention", "collectives", "common", "elementwise", "embedding", "gemm", "loss",
+                                                       "norm", "optimizer", "profile", "rope"}
     one_gpu = {*range(1, 22), *range(23, 33), 35, *range(36, 43), 54, 62, 65, *range(69, 75), 80, 83, 85}
     assert one_gpu - {39} <= {f.mirrors for f in FAULTS}, "39 shows at no run: cuda_lint.toml"
     assert set(TIMED) <= {f.id for f in FAULTS}

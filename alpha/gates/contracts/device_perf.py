@@ -45,7 +45,7 @@ BOTH_WAYS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 def measure(component: Component, nonce: str | None = None, *, tries: int | None = None) -> Record:
     """Run the gate; the verdict is the judge's. `tries`: see `perf.best_of`; given, results are not held against the row."""
-    nonce, op = nonce or fresh_nonce(), str(component.op)
+    nonce, op = nonce or fresh_nonce(), component.id.partition(".")[0]
     line, found = perf.lines(component), list[Share]()
     for name, nbytes in sizes(component).items():
         rng = generator(nonce, component.id, "perf", name)

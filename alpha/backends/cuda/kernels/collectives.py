@@ -497,12 +497,15 @@ def bind_barrier(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operan
 
 
 def _component(op: str, binder: Callable[..., Run], inplace: tuple[tuple[int, int], ...] = ()) -> Component:
-    return Component(id=f"{op}.sm90", kind="program", profile="device_collective", backend="cuda", op=op, implementation=binder,
+    """`op` is left out but for the barrier's, which has no gradient: the executor has no channels, so no Program on GPUs may choose these,
+    and no evidence of one device binds to them. What they owe their rows stands in their cases."""
+    return Component(id=f"{op}.sm90", kind="program", profile="device_collective", backend="cuda",
+                     op=op if op == "barrier" else None, implementation=binder,
                      envelope=Envelope(dtypes=tuple(ITEM)), requires=("sm_90a", "gpus>=2"), inplace=inplace,
                      binaries=Binaries(functools.partial(sources, op)), contract="alpha.gates.contracts.device_ranks")
 
 
-COLLECTIVES = (
+KERNELS = (
     _component("all_reduce", bind_all_reduce, ((0, 0),)),
     _component("reduce_scatter", bind_reduce_scatter),
     _component("all_gather", bind_all_gather),
@@ -512,4 +515,3 @@ COLLECTIVES = (
     _component("receive", bind_receive),
     _component("barrier", bind_barrier),
 )
-"""Not among KERNELS: no Program of one device launches them, so no evidence of its executor binds to them."""
