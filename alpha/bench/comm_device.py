@@ -99,6 +99,8 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 p.kill()
                 p.wait()
+            assert p.stdout is not None
+            p.stdout.close()
 
 
 def ours(ranks: int) -> Ranks:

@@ -54,30 +54,32 @@ TABLE = (
          engines={"cpu": "alpha.gates.cpu.parity:measure", "cuda": "alpha.gates.cuda.parity:measure",
                   "outside": "alpha.gates.outside.parity:measure"},
          cases=(Exact, Relative, Contract),
-         owed_by=("device_collective", "kernel", "host", "program", "model", "count", "collective"), seconds=0.6, slow=_WHOLE_MODELS,
-         carried=True),
+         owed_by=("kernel", "host", "program", "model", "count", "collective"), seconds=0.6, slow=_WHOLE_MODELS, carried=True),
     Gate(name="gradient", engine="alpha.gates.gradient:measure", engines={"cpu": "alpha.gates.cpu.gradient:measure"},
          cases=(Slope, Contract),
-         owed_by=("device_collective", "kernel", "model", "collective"), seconds=0.2, carried=True),
+         owed_by=("kernel", "model", "collective"), seconds=0.2, carried=True),
     Gate(name="determinism", engine="alpha.gates.determinism:measure",
          engines={"cpu": "alpha.gates.cpu.determinism:measure", "cuda": "alpha.gates.cuda.determinism:measure"},
          cases=(Repeats,),
-         owed_by=("device_collective", "kernel", "host", "program", "model", "collective"), seconds=0.5, slow=_WHOLE_MODELS,
+         owed_by=("kernel", "host", "program", "model", "collective"), seconds=0.5, slow=_WHOLE_MODELS,
          # 300 runs find a 1 % flake with 95 % probability, 100 a 3 % one
          repeats={("kernel", "cpu"): 100, ("kernel", "cuda"): 300, ("kernel", "outside"): 100}),
     Gate(name="faults", engine="alpha.gates.faults:measure", engines={"cpu": "alpha.gates.cpu.faults:measure"},
          cases=(Refusal, Contract),
          calls=("warm_up", "samples", "refused", "bind"),
-         owed_by=("device_collective", "kernel", "host", "program", "model", "collective"), seconds=0.1, slow=_WHOLE_MODELS),
+         owed_by=("kernel", "host", "program", "model", "collective"), seconds=0.1, slow=_WHOLE_MODELS),
     Gate(name="perf", engine="alpha.gates.perf:measure",
          engines={"cuda": "alpha.gates.cuda.perf:measure", "outside": "alpha.gates.outside.perf:measure",
                   "collective": "alpha.gates.contracts.ranks.perf:measure",
                   "device_collective": "alpha.gates.contracts.device_perf:measure"},
          cases=(Share, Slowdown),
          calls=("warm_up", "bind"),  # its calls are not drawn from samples
-         owed_by=("device_collective", "kernel", "collective"), seconds=0.6, pinned=True),
+         owed_by=("kernel", "collective"), seconds=0.6, pinned=True),
 )
 """Every gate, in the order in which a component's are run."""
+
+OWES_AS: Mapping[str, str] = {"device_collective": "collective"}
+"""Profiles whose components owe what those of another one do. Collectives among GPUs have an engine of perf of their own."""
 
 GATES = tuple(gate.name for gate in TABLE)
 """Their names."""
@@ -107,7 +109,7 @@ def cases_of(record: Record) -> list[CaseRecord]:
 
 def asked_of(profile: str) -> tuple[str, ...]:
     """Gates that a profile's components owe, in order, exemptions (policy.py) not taken off."""
-    return tuple(gate.name for gate in TABLE if profile in gate.owed_by)
+    return tuple(gate.name for gate in TABLE if OWES_AS.get(profile, profile) in gate.owed_by)
 
 
 def engine_of(name: str, component: Component) -> str:

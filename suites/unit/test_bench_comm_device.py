@@ -1,0 +1,96 @@
+"""The benchmark of collectives among GPUs as far as a machine without a GPU sees it: ranks' answers, its record, and the table of docs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from alpha import cli
+from alpha.backends.cuda.kernels.collectives import OPS, TABLE, choose
+from alpha.bench import comm_device, docs, record
+from alpha.bench.comm_device import Case, Ranks, Result, bus
+from alpha.errors import CorruptError, InputError, MachineError
+
+CASES = [Case("all_reduce", 1 << 20, True, {"nccl": [20.0, 22.0, 21.0], "ours": [10.0, 9.0, 9.5], "symmetric x": [11.0, 12.0, 11.5]}),
+         Case("send", 1 << 10, True, {"ours": [2.5, 2.6, 2.7], "nccl": [11.0, 11.1, 11.2]})]
+MACHINE = "cuda_sm90_H100x2-nvlink"
+
+
+def body() -> dict[str, object]:
+    return {"commit": "a" * 40, "taken": "2026-11-25", "environment": {"driver": "580"}, "kernel_hashes": {}, "hardware": "two",
+            "peer": "PyTorch 2, NCCL 2", "comm": Result(2, CASES, "", {}).body()}
+
+
+def test_a_record_holds_figures_that_its_blocks_give(tmp_path: Path) -> None:
+    path = record.write(MACHINE, "comm-device", body(), tmp_path)
+    found = record.load(path)["comm"]["cases"]
+    assert [r["name"] for r in found[0]["rows"]] == ["ours", "nccl", "symmetric x"], "ours first: ratios are to it"
+    assert found[0]["rows"][0]["ns"] == 9500.0 and found[1]["rows"][1]["ratio"][1] == pytest.approx(11.1 / 2.6, rel=0.01)
+    text = json.loads(path.read_text())
+    text["comm"]["cases"][0]["rows"][0]["ns"] = 4000.0
+    text["hash"] = record.hash_of(text)
+    path.write_text(json.dumps(text))
+    with pytest.raises(CorruptError, match="not what its raw blocks give"):
+        record.load(path)
+
+
+def test_docs_show_our_time_beside_the_peers(tmp_path: Path) -> None:
+    record.write(MACHINE, "comm-device", body(), tmp_path)
+    shown = docs.devices(record.records(tmp_path))
+    assert "| all_reduce | 1 MiB | graph | 9.5 | 21.0 | 11.5 | 0.45 | 110 |" in shown
+    assert "| send | 1 KiB | graph | 2.6 | 11.1 | - | 0.23 | 0 |" in shown and "aaaaaaaaaaaa, driver 580, PyTorch 2" in shown
+    assert docs.devices([]).startswith("Not recorded.")
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    assert [round(bus(op, 1 << 30, 4, 1e3)) for op in ("all_reduce", "all_gather", "send")] == [1611, 805, 1074]
+
+
+def _rank(text: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", text], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def test_the_slowest_rank_counts_and_who_ends_is_told_of() -> None:
+    answer = "import sys\nprint('{{}}', flush=True)\nfor line in sys.stdin: print('{{\"us\": {}}}', flush=True)"
+    ranks = Ranks([_rank(answer.format(us)) for us in (3.0, 5.0)])
+    assert ranks.ask(op="x") == {"us": 5.0}
+    ranks.close()
+    wrong = Ranks([_rank(answer.format(1.0)), _rank("print('{}', flush=True); input(); print('{\"error\": \"planted\"}', flush=True)")])
+    assert wrong.ask(op="x") == {"error": "planted"}
+    wrong.close()
+    gone = _rank("")
+    with gone, pytest.raises(MachineError, match="a rank of the benchmark ended"):
+        Ranks([gone])
+
+
+def test_a_case_is_one_line() -> None:
+    out = StringIO()
+    comm_device.show(CASES[0], 2, Console(file=out, width=160))
+    assert out.getvalue().split() == ["all_reduce", "1", "MiB", "graph", "9.5", "us", "110.4", "GB/s", "nccl", "21.0", "us", "(2.21)",
+                                      "symmetric", "x", "11.5", "us", "(1.21)"]
+
+
+def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="no such collective among GPUs"):
+        comm_device.bench(2, "nothing")
+    assert cli.main(["bench", "comm", "--device", "--hosts", "2"]) == 2
+    assert cli.main(["bench", "comm", "--device", "--ranks", "2"]) == 3
+    assert "NOT_RUN: collectives among GPUs need one for each rank" in capsys.readouterr().err
+
+
+def test_the_choice_is_whole_and_falls_back_to_what_takes_anything() -> None:
+    """Of every size, in every group; addresses that are no whole vectors take packets. No launch has more blocks than it needs."""
+    assert set(TABLE) == set(OPS) - {"barrier", "receive"}
+    for op in TABLE:
+        assert [limit for limit, _ in TABLE[op]] == sorted(limit for limit, _ in TABLE[op])
+        for nbytes in (0, 1, 1 << 20, (1 << 20) + 1, 1 << 40):
+            for size in (2, 8):
+                assert choose(op, nbytes, size, whole=False).algorithm == "packets"
+                assert 1 <= choose(op, nbytes, size).blocks <= 64
+        assert choose(op, 1 << 10, 2).blocks == 1 and choose(op, 1 << 40, 2).algorithm != "packets"
