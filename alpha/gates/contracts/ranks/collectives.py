@@ -475,7 +475,10 @@ CHOICES: tuple[tuple[Rule, str, int, dict[int, str]], ...] = (
     (Rule(MS, 1e-12, 0.0, 256 * KIB), "all_reduce", 8, {64 * KIB: "halving"}),
     # two hosts of two ranks: from a few KiB on sums are added inside first; not where ranks of one host do not follow one another
     (Rule(50 * US, 1e-9, 4e-11, 256 * KIB, (0, 0, 2, 2), 5 * US, 1e-10), "all_reduce", 4,
-     {KIB: "whole", 64 * KIB: "hosts", 64 * MIB: "hosts"}),
+     {KIB: "whole", 4 * KIB: "hosts", 16 * KIB: "hosts", 64 * KIB: "hosts", 64 * MIB: "hosts"}),
+    # two hosts of four: three near messages of a quarter each are paid for only where they are short beside the way between hosts
+    (Rule(50 * US, 1e-9, 4e-11, 256 * KIB, (0, 0, 0, 0, 4, 4, 4, 4), 5 * US, 1e-10), "all_reduce", 8,
+     {KIB: "halving", 256 * KIB: "halving", 4 * MIB: "hosts", 64 * MIB: "hosts"}),
     (Rule(50 * US, 1e-9, 4e-11, 256 * KIB, (0, 1, 0, 1), 5 * US, 1e-10), "all_reduce", 4, {KIB: "whole", 64 * MIB: "direct"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 8, {KIB: "halving", 64 * MIB: "ring"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 2, {KIB: "direct", 64 * MIB: "direct"}),
