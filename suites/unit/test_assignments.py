@@ -15,6 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2] / "alpha"
 
 EXCUSED = {
+    ("bench/comm_peers.py", "os.environ"): "options of NCCL, in the process that PyTorch is alone in, before it starts",
+    ("gates/contracts/device_ranks.py", "os.environ[]"): "which GPU a rank's process has, said before its driver starts",
     ("bench/peer_process.py", "functorch.donated_buffer"): "an option of PyTorch, set in the process that PyTorch is alone in",
     ("gates/contracts/checkpoint.py", "os.fsync"): "a contract looks whether files are forced to the medium",
     ("gates/contracts/checkpoint.py", "ranges.open_regular"): "a planted slow disk, which gives a few bytes at a time",
