@@ -9,9 +9,9 @@ test test-all gates: export ALPHA_CPU ?= avx2
 unexport CI BUILD_NUMBER
 VENV := .venv
 BIN := $(VENV)/bin
-# One worker more than the two cores of the reference class: a quarter of the time a worker waits, for a limit to pass or for a process.
-# Tests that must not be disturbed are marked `alone`, and the other workers wait for them (alpha/gates/plugin.py).
-WORKERS ?= 3
+# Two workers: tests that must not be disturbed are marked `alone`, and the other worker waits for them (alpha/gates/plugin.py). Three were
+# little faster on two cores, and what waits for a processor is then taken for what hangs.
+WORKERS ?= 2
 # A test that hangs is named, with every thread's stack, and its worker replaced; the slowest test takes a tenth of this.
 TIMEOUT ?= 600
 PYTEST := $(BIN)/python -m pytest suites -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout $(TIMEOUT) --timeout-method thread

@@ -75,7 +75,7 @@ struct Link {
 // Writes the record, once for all threads of this GPU, and lets every other wait end.
 __device__ __noinline__ void give_up(const Link& l, Kind kind, uint32_t member, uint32_t wanted, uint32_t seen) {
     Record& r = *l.record;
-    if (atomicCAS(&r.state, 0u, 1u) == 0u) {
+    if (atomicMax(&r.state, 1u) == 0u) {
         r.op = l.op;
         r.member = member;
         r.kind = kind;

@@ -22,7 +22,12 @@ inline void emu_read(void* into, const void* from, unsigned n) {
   memcpy(into, from, n);
 }
 inline void emu_look() { static unsigned n = 0; if (++n % 1024 == 0) { if (!emu_pending.empty() && emu_random() % 8 == 0) emu_apply(emu_random() % emu_pending.size()); sched_yield(); } emu_yield(); }
-inline uint32_t atomicCAS(uint32_t* p, uint32_t want, uint32_t v) { __atomic_compare_exchange_n(p, &want, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); return want; }
+inline uint32_t atomicMax(uint32_t* p, uint32_t v) {
+    uint32_t was = __atomic_load_n(p, __ATOMIC_SEQ_CST);
+    while (was < v && !__atomic_compare_exchange_n(p, &was, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    }
+    return was;
+}
 inline int emu_bad = 0;
 inline int __syncthreads_and(int p) { __syncthreads(); if (!p) emu_bad = 1; __syncthreads(); int r = !emu_bad; __syncthreads(); emu_bad = 0; return r; }
 extern "C" void emu_finish() { emu_flush(); }
