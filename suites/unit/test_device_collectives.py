@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from planted import planted
 
 from alpha.backends.cuda.kernels import collectives
 from alpha.backends.cuda.kernels.collectives import How
+from alpha.backends.cuda.lib import Operand
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.cuda_runtime import compile as nvcc
@@ -28,6 +30,7 @@ from alpha.gates.contracts import device_ranks
 from alpha.registry.faults import Fault
 from alpha.tomlfile import read_toml
 from alpha.train.catalogue import catalogue
+from alpha.types import TensorType
 
 SUPPORT = Path(__file__).parents[1] / "support"
 BESIDE = tuple(Fault(file="device_ranks.toml", **table) for table in read_toml(SUPPORT / "device_ranks.toml")["fault"])
@@ -200,3 +203,32 @@ def _checked(peers: Peers, world: World) -> tuple[int, str]:
 
 def test_the_error_names_rank_and_op() -> None:
     assert among(2, _checked, kernels=nvcc.KERNELS)[0] == (1, "barrier")
+
+
+def operand(address: int, shape: tuple[int, ...]) -> Operand:
+    return Operand(address, TensorType(shape, "bf16"))
+
+
+@pytest.mark.parametrize("op, attrs, ins, outs, told", [
+    ("all_reduce", {"reduce": "average"}, 12, 12, ((16, 32, 12, "bf16"), {"reduce": "average"})),
+    ("reduce_scatter", {"reduce": "sum"}, 12, 6, ((16, 32, 6, "bf16"), {"reduce": "sum"})),
+    ("all_gather", {}, 6, 12, ((16, 32, 6, "bf16"), {})),
+    ("broadcast", {"root": 1}, 12, 12, ((16, 32, 12, "bf16"), {"root": 1})),
+    ("all_to_all", {}, 12, 12, ((16, 32, 6, "bf16"), {})),
+    ("send", {"to": 1}, 12, 0, ((16, 12, "bf16"), {"to": 1})),
+    ("receive", {"source": 1}, 0, 12, ((32, 12, "bf16"), {"source": 1})),
+    ("barrier", {}, 0, 0, ((), {})),
+])  # fmt: skip
+def test_a_binder_makes_the_collective_of_its_node(op: str, attrs: dict[str, object], ins: int, outs: int, told: object,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are of what a member sends or gets as its own piece; a group without a channel, or of another size, is refused."""
+    seen = list[object]()
+    monkeypatch.setattr(collectives, op, lambda channel, *given, **named: seen.append((given, named)))
+    (bind,) = (c.implementation for c in collectives.KERNELS if c.id == f"{op}.sm90")
+    gpu = SimpleNamespace(channels={"dp": SimpleNamespace(size=2)})
+    sides = [operand(16, (ins,))] * bool(ins), [operand(32, (outs,))] * bool(outs)
+    bind(gpu, *sides, {"group": "dp", "size": 2, **attrs})
+    assert seen == [told]
+    for wrong in ({"group": "dp", "size": 3}, {"group": "tp", "size": 2}):
+        with pytest.raises(GraphError):
+            bind(gpu, *sides, {**wrong, **attrs})

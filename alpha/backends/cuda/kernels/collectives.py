@@ -434,66 +434,51 @@ def _channel(gpu: HasChannels, attrs: Attrs) -> Channel:
     return channel
 
 
-def _bound(op: str, gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Operation:
-    """The operation that a node of this op is."""
-    channel = _channel(gpu, attrs)
-    x, y = ([o.address for o in side] or [0] for side in (ins, outs))
-    of = (*ins, *outs)[0].type if (*ins, *outs) else None
-    if of is None:
-        return barrier(channel)
-    count, dtype = of.size, of.dtype
-    if op in ("reduce_scatter", "all_to_all"):
-        count //= channel.size
-    if op in SUMS:
-        make = all_reduce if op == "all_reduce" else reduce_scatter
-        return make(channel, x[0], y[0], count, dtype, reduce=str(attrs["reduce"]))
-    if op == "broadcast":
-        return broadcast(channel, x[0], y[0], count, dtype, root=int(str(attrs["root"])))
-    if op == "send":
-        return send(channel, x[0], count, dtype, to=int(str(attrs["to"])))
-    if op == "receive":
-        return receive(channel, y[0], count, dtype, source=int(str(attrs["source"])))
-    return (all_gather if op == "all_gather" else all_to_all)(channel, x[0], y[0], count, dtype)
-
-
 def bind_all_reduce(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
     """y = sum, or average, of all members' x."""
-    return _bound("all_reduce", gpu, ins, outs, attrs)
+    (x,), (y,), channel = ins, outs, _channel(gpu, attrs)
+    return all_reduce(channel, x.address, y.address, x.type.size, x.type.dtype, reduce=str(attrs["reduce"]))
 
 
 def bind_reduce_scatter(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
     """y = this member's piece of the sum, or average, of all members' x."""
-    return _bound("reduce_scatter", gpu, ins, outs, attrs)
+    (x,), (y,), channel = ins, outs, _channel(gpu, attrs)
+    return reduce_scatter(channel, x.address, y.address, y.type.size, y.type.dtype, reduce=str(attrs["reduce"]))
 
 
 def bind_all_gather(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
     """y = all members' x, joined."""
-    return _bound("all_gather", gpu, ins, outs, attrs)
+    (x,), (y,), channel = ins, outs, _channel(gpu, attrs)
+    return all_gather(channel, x.address, y.address, x.type.size, x.type.dtype)
 
 
 def bind_broadcast(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
     """y = the root's x."""
-    return _bound("broadcast", gpu, ins, outs, attrs)
+    (x,), (y,), channel = ins, outs, _channel(gpu, attrs)
+    return broadcast(channel, x.address, y.address, x.type.size, x.type.dtype, root=int(str(attrs["root"])))
 
 
 def bind_all_to_all(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
     """Piece i of y = piece of member i's x that is meant for this one."""
-    return _bound("all_to_all", gpu, ins, outs, attrs)
+    (x,), (y,), channel = ins, outs, _channel(gpu, attrs)
+    return all_to_all(channel, x.address, y.address, x.type.size // channel.size, x.type.dtype)
 
 
 def bind_send(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
     """x goes to a member."""
-    return _bound("send", gpu, ins, outs, attrs)
+    (x,) = ins
+    return send(_channel(gpu, attrs), x.address, x.type.size, x.type.dtype, to=int(str(attrs["to"])))
 
 
 def bind_receive(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
     """y = what a member sends."""
-    return _bound("receive", gpu, ins, outs, attrs)
+    (y,) = outs
+    return receive(_channel(gpu, attrs), y.address, y.type.size, y.type.dtype, source=int(str(attrs["source"])))
 
 
 def bind_barrier(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Run:
     """All members have come."""
-    return _bound("barrier", gpu, ins, outs, attrs)
+    return barrier(_channel(gpu, attrs))
 
 
 def _component(op: str, binder: Callable[..., Run], inplace: tuple[tuple[int, int], ...] = ()) -> Component:
