@@ -27,6 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from alpha.bench.sizes import size_text
 from alpha.comm import collectives, topology
 from alpha.comm.group import Group
 from alpha.comm.links import Links, measure
@@ -302,7 +303,7 @@ def show(result: Result, console: Console) -> None:
     sizes = list(result.rows[0].seconds) if result.rows else []
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("us a call")
-    for name in (*(f"{n >> 20} MiB" if n >> 20 else f"{n >> 10} KiB" for n in sizes), "latency us", "GB/s", "of memcpy"):
+    for name in (*map(size_text, sizes), "latency us", "GB/s", "of memcpy"):
         table.add_column(name, justify="right")
     copied = result.copied / result.memcpy.fastest
     for r in result.rows:

@@ -29,6 +29,7 @@ from rich.console import Console
 from alpha.backends.cuda.kernels import collectives
 from alpha.backends.cuda.kernels.collectives import Channel, How
 from alpha.backends.cuda.lib import in_order
+from alpha.bench.sizes import size_text
 from alpha.comm.segment import Segment
 from alpha.comm.watch import Deadlines
 from alpha.comm.words import exchanged
@@ -240,8 +241,7 @@ def bench(ranks: int, pattern: str = "*", *, blocks: int = BLOCKS, budget: float
 
 def show(case: Case, ranks: int, console: Console) -> None:
     """One line of a case."""
-    size = f"{case.nbytes >> 20} MiB" if case.nbytes >> 20 else f"{case.nbytes >> 10} KiB"
-    ours = case.figure("ours")
+    size, ours = size_text(case.nbytes), case.figure("ours")
     rate = bus(case.op, case.nbytes, ranks, ours)
     console.print(f"{case.op:<15}{size:>9} {'graph' if case.graph else 'alone'}  {ours:10,.1f} us {rate:6.1f} GB/s" + "".join(
         f"   {who} {case.figure(who):,.1f} us ({case.figure(who) / ours:.2f})" for who in case.us if who != "ours"))

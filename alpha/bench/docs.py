@@ -16,6 +16,7 @@ from alpha.backends.cuda.kernels.matmul import COMPARED as PRODUCTS
 from alpha.bench import record
 from alpha.bench.comm_device import bus
 from alpha.bench.peer import ROOT
+from alpha.bench.sizes import size_text
 from alpha.bench.step import OURS, REFERENCE, UNCAPTURED
 from alpha.errors import InputError
 from alpha.registry.evidence import reference_classes, shipped_root
@@ -258,10 +259,10 @@ def devices(records: Sequence[Record]) -> str:
         for c in r["comm"]["cases"]:
             found = {x["name"]: x["ns"] / 1e3 for x in c["rows"]}
             if c["nbytes"] in _SHOWN and "nccl" in found:
-                size = f"{c['nbytes'] >> 20} MiB" if c["nbytes"] >> 20 else f"{c['nbytes'] >> 10} KiB"
                 symmetric = [t for name, t in found.items() if name.startswith("symmetric")]
-                rows.append((c["op"], size, "graph" if c["graph"] else "alone", f"{found['ours']:,.1f}", f"{found['nccl']:,.1f}",
-                             f"{min(symmetric):,.1f}" if symmetric else "-", f"{found['ours'] / found['nccl']:.2f}",
+                rows.append((c["op"], size_text(c["nbytes"]), "graph" if c["graph"] else "alone", f"{found['ours']:,.1f}",
+                             f"{found['nccl']:,.1f}", f"{min(symmetric):,.1f}" if symmetric else "-",
+                             f"{found['ours'] / found['nccl']:.2f}",
                              f"{bus(c['op'], c['nbytes'], r['comm']['ranks'], found['ours']):,.0f}"))
         driver = r["environment"].get("driver")
         texts.append(_table(("op", "size", "launch", "ours, us", "NCCL, us", "symmetric memory, us", "ours of NCCL", "bus GB/s"), rows)

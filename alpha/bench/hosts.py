@@ -20,6 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from alpha.bench.sizes import size_text
 from alpha.comm import collectives
 from alpha.comm.group import move
 from alpha.comm.message import About
@@ -172,8 +173,7 @@ def show(rows: Sequence[Row], console: Console) -> None:
     for name in ("streams", *ARMS, "messages / sockets", "send / sockets"):
         table.add_column(name, justify="right")
     for r in rows:
-        size = f"{r.nbytes >> 20} MiB" if r.nbytes >> 20 else f"{r.nbytes >> 10} KiB" if r.nbytes >> 10 else f"{r.nbytes} bytes"
         times = [f"{1e6 * r.fastest[arm]:,.1f} ({1e6 * r.median[arm]:,.1f})" for arm in ARMS]
-        table.add_row(size, str(r.streams), *times, f"{r.share('messages'):.2f}", f"{r.share('send'):.2f}")
+        table.add_row(size_text(r.nbytes), str(r.streams), *times, f"{r.share('messages'):.2f}", f"{r.share('send'):.2f}")
     console.print(table)
     console.print(f"congestion control of all connections: {CONTROL.read_text().strip()}", style="dim")
