@@ -76,13 +76,12 @@ def child(job, out):
         results = []
         for component_id, gate in job["attempts"]:
             component = declarations.of(component_id) if [component_id, gate] in job["apart"] else catalogue()[component_id]
-            if first and component.kind != "kernel" and gate in FEWER and first <= {name for name, _ in whole(component, gate)}:
+            few = first and component.kind != "kernel" and gate in FEWER and first <= {name for name, _ in whole(component, gate)}
+            if few:
                 engine.contract_cases = lambda *of: [case for case in whole(*of) if case[0] in first]
                 record, judgement = run.measure(component, gate, job.get("nonce"))
                 engine.contract_cases = whole
-            else:
-                judgement = None
-            if judgement is None or judgement.verdict != "FAIL":
+            if not few or judgement.verdict != "FAIL":
                 record, judgement = run.measure(component, gate, job.get("nonce"))
             results.append({"record": asdict(record), "verdict": judgement.verdict, "reasons": list(judgement.reasons)[:3]})
             if judgement.verdict == "FAIL":
