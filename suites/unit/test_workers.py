@@ -91,11 +91,12 @@ def test_an_idle_pool_uses_no_processor():
 
 
 def test_close_ends_the_threads():
-    before = threading.active_count()
+    before = set(threading.enumerate())  # threads of other tests may end meanwhile, so counts would not do
     workers = Workers(4)
     workers.run([lambda: None] * 4)
+    assert len(set(threading.enumerate()) - before) == 3
     workers.close()
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 def test_items_after_an_error_start_afresh(pool):
