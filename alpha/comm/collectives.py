@@ -39,83 +39,74 @@ def all_reduce(group: Group, x: np.ndarray, out: np.ndarray, *, reduce: str = "s
         _ALL_REDUCE[algorithm](call, x.reshape(-1), out.reshape(-1))
 
 
-def reduce_scatter(group: Group, x: np.ndarray, out: np.ndarray, *, reduce: str = "sum", dtype: str = "") -> None:
-    """out [n / size] = this member's piece of the tree's sum, or average, of all members' x [n]. `out` may be this member's piece of x."""
+def reduce_scatter(group: Group, x: np.ndarray, out: np.ndarray, *, reduce: str = "sum", dtype: str = "", algorithm: str = "") -> None:
+    """out [n / size] = this member's piece of the tree's sum, or average, of all members' x [n]. `out` may be this member's piece of x.
+    reduce: as of `all_reduce`. algorithm: direct, hosts."""
     dtype = _checked("reduce_scatter", x, out, (group.size, 1), dtype, reduce)
+    algorithm = "ring" if reduce == "unordered" else algorithm or group.rule.choose("reduce_scatter", group.size, x.nbytes, group.together)
+    if algorithm not in _REDUCE_SCATTER:
+        raise GraphError("reduce_scatter has no such algorithm", came=algorithm, expected=", ".join(_REDUCE_SCATTER))
     x, out = x.reshape(-1), out.reshape(-1)
-    algorithm = "ring" if reduce == "unordered" else "direct"
     with group.call("reduce_scatter", dtype, x.size, x.nbytes, algorithm=algorithm, reduce=reduce) as call, np.errstate(all="ignore"):
-        pieces = _even(x.size, group.size)
-        if reduce == "unordered":
-            sums = x.copy()
-            _ring_sums(call, sums, pieces)
-            out[...] = sums[pieces[group.index]]
-            _finish(call, out)
-            return
-        blocks = [_blocks(call, x, p) for p in pieces]
-        start = pieces[group.index].start
-        for k, own in enumerate(blocks[group.index]):
-            for j in call.others():
-                call.send(j, x[blocks[j][k]], kept=True)
-            _total(call, x[own], out[own.start - start : own.stop - start])
+        _REDUCE_SCATTER[algorithm](call, x, out, _even(x.size, group.size))
 
 
 def all_gather(group: Group, x: np.ndarray, out: np.ndarray, *, dtype: str = "", algorithm: str = "") -> None:
-    """out [n size] = the x [n] of all members, in order. `x` may be this member's piece of out. algorithm: direct, ring."""
+    """out [n size] = the x [n] of all members, in order. `x` may be this member's piece of out. algorithm: direct, ring, hosts."""
     dtype = _checked("all_gather", x, out, (1, group.size), dtype)
-    algorithm = algorithm or group.rule.choose("all_gather", group.size, x.nbytes)
-    out, n = out.reshape(-1), group.size
+    algorithm = algorithm or group.rule.choose("all_gather", group.size, x.nbytes, group.together)
+    if algorithm not in _ALL_GATHER:
+        raise GraphError("all_gather has no such algorithm", came=algorithm, expected=", ".join(_ALL_GATHER))
+    out = out.reshape(-1)
     with group.call("all_gather", dtype, out.size, out.nbytes, algorithm=algorithm) as call:
-        pieces = _even(out.size, n)
+        pieces = _even(out.size, group.size)
         move(x.reshape(-1), out[pieces[group.index]])
-        if algorithm == "direct":
-            blocks = [_blocks(call, out, p) for p in pieces]
-            for j in call.others():
-                call.expect(j, [out[block] for block in blocks[j]])
-            for k, own in enumerate(blocks[group.index]):
-                for j in call.others():
-                    call.send(j, out[own], kept=True)
-                for j in call.others():
-                    call.take(j, out[blocks[j][k]])
-        elif algorithm == "ring":
-            _ring_gather(call, out, pieces)
-        else:
-            raise GraphError("all_gather has no such algorithm", came=algorithm, expected="direct, ring")
+        _ALL_GATHER[algorithm](call, out, pieces)
 
 
 def broadcast(group: Group, x: np.ndarray, out: np.ndarray, *, root: int, dtype: str = "", algorithm: str = "") -> None:
-    """out = the root's x. `out` may be x. algorithm: direct, halving (a binomial tree), ring (a chain)."""
+    """out = the root's x. `out` may be x. algorithm: direct, halving (a binomial tree), ring (a chain).
+
+    Tree and chain come to each host once: members stand in them host by host, the root first."""
     dtype = _checked("broadcast", x, out, (1, 1), dtype)
-    algorithm = algorithm or group.rule.choose("broadcast", group.size, x.nbytes)
+    algorithm = algorithm or group.rule.choose("broadcast", group.size, x.nbytes, group.together)
     if algorithm not in _FROM_ROOT:
         raise GraphError("broadcast has no such algorithm", came=algorithm, expected=", ".join(_FROM_ROOT))
-    x, out, n = x.reshape(-1), out.reshape(-1), group.size
-    behind = (group.index - _member(group, "root", root)) % n
-    parent, children = _FROM_ROOT[algorithm](behind, n)
+    x, out, hosts = x.reshape(-1), out.reshape(-1), Hosts(group)
+    root = _member(group, "root", root)
+    line = hosts.line(root)
+    behind = line.index(group.index)
+    parent, children = _FROM_ROOT[algorithm](behind, group.size)
     with group.call("broadcast", dtype, x.size, x.nbytes, algorithm=algorithm, place=root) as call:
         blocks = _blocks(call, out, slice(0, out.size))
         if behind:
-            call.expect((parent + root) % n, [out[block] for block in blocks])
+            call.expect(line[parent], [out[block] for block in blocks])
         for block in blocks:
             if behind:
-                call.take((parent + root) % n, out[block])
+                call.take(line[parent], out[block])
             else:
                 move(x[block], out[block])
             for child in children:
-                call.send((child + root) % n, out[block], kept=True)
+                call.send(line[child], out[block], kept=True)
 
 
 def reduce(group: Group, x: np.ndarray, out: np.ndarray, *, root: int, dtype: str = "") -> None:
-    """out = the tree's sum of all members' x on the root, zeros elsewhere. `out` may be x."""
+    """out = the tree's sum of all members' x on the root, zeros elsewhere. `out` may be x. On each host the member at the root's place adds
+    first, so a host sends what it has added."""
     dtype = _checked("reduce", x, out, (1, 1), dtype, "sum")
-    x, out = x.reshape(-1), out.reshape(-1)
+    x, out, hosts = x.reshape(-1), out.reshape(-1), Hosts(group)
     root = _member(group, "root", root)
+    first = hosts.column(root)[hosts.mine]
     with group.call("reduce", dtype, x.size, x.nbytes, reduce="sum", place=root) as call, np.errstate(all="ignore"):
         for block in _blocks(call, x, slice(0, x.size)):
+            if group.index == first:
+                _sum(call, hosts.here, x[block], out[block])
             if group.index == root:
-                _total(call, x[block], out[block])
+                if hosts.count > 1:
+                    _sum(call, hosts.column(root), out[block], out[block])
+                _finish(call, out[block])
             else:
-                call.send(root, x[block])
+                call.send(*((root, out[block]) if group.index == first else (first, x[block])))
                 out[block] = 0
 
 
@@ -213,6 +204,36 @@ def _blocks(call: Call, x: np.ndarray, piece: slice) -> list[slice]:
     return [slice(i, min(i + most, piece.stop)) for i in range(piece.start, max(piece.stop, piece.start + 1), most)]
 
 
+class Hosts:
+    """Members of a group by host: `count` hosts of as many members each, one after the other; where the rule knows of none that could add
+    first, one host or a host for each (Rule.together).
+
+    mine: the host of this member. here: the members there. near: the others of them, the next one first. far: those at this member's place
+    on the other hosts, the next one first.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._size, self._each = group.size, group.together
+        self.count, (self.mine, place) = group.size // self._each, divmod(group.index, self._each)
+        self.here = range(self.mine * self._each, (self.mine + 1) * self._each)
+        self.near = [self.here[(place + i) % self._each] for i in range(1, self._each)]
+        self.far = self.column(group.index)[self.mine + 1 :] + self.column(group.index)[: self.mine]
+
+    def column(self, member: int) -> list[int]:
+        """The members at a member's place on each host, in order."""
+        return list(range(member % self._each, self._size, self._each))
+
+    def turned(self, member: int) -> list[int]:
+        """The same, from that on this member's host on."""
+        column = self.column(member)
+        return column[self.mine :] + column[: self.mine]
+
+    def line(self, root: int) -> list[int]:
+        """All members host by host, counted from the root on, whose host is the first."""
+        host, place = divmod(root, self._each)
+        return [(host + s) % self.count * self._each + (place + i) % self._each for s in range(self.count) for i in range(self._each)]
+
+
 # -- sums ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -306,27 +327,24 @@ def _hosts(call: Call, x: np.ndarray, out: np.ndarray) -> None:
 
     The sum of a host is a subtree of the tree of all members (Rule.together), and the hosts' sums are added as that tree adds them.
     """
-    group = call.group
-    host, local = divmod(group.index, group.together)
-    here = range(host * group.together, (host + 1) * group.together)
-    others = [here[(local + i) % len(here)] for i in range(1, len(here))]
-    pieces = _even(x.size, len(here))
-    blocks = [_blocks(call, x, piece) for piece in pieces]
-    for k in range(max(map(len, blocks))):
-        for j in others:
-            if k < len(blocks[j - here.start]):
-                call.send(j, x[blocks[j - here.start][k]])
-        if k < len(blocks[local]):
-            own = blocks[local][k]
-            _sum(call, here, x[own], out[own])
-    _halve(call, out, pieces[local], range(local, group.size, group.together))
-    for k in range(max(map(len, blocks))):
-        for j in others:
-            if k < len(blocks[local]):
-                call.send(j, out[blocks[local][k]])
-        for j in others:
-            if k < len(blocks[j - here.start]):
-                call.take(j, out[blocks[j - here.start][k]])
+    me, hosts = call.group.index, Hosts(call.group)
+    pieces = dict(zip(hosts.here, _even(x.size, len(hosts.here))))
+    blocks = {j: _blocks(call, x, piece) for j, piece in pieces.items()}
+    for k in range(max(map(len, blocks.values()))):
+        for j in hosts.near:
+            if k < len(blocks[j]):
+                call.send(j, x[blocks[j][k]])
+        if k < len(blocks[me]):
+            own = blocks[me][k]
+            _sum(call, hosts.here, x[own], out[own])
+    _halve(call, out, pieces[me], hosts.column(me))
+    for k in range(max(map(len, blocks.values()))):
+        for j in hosts.near:
+            if k < len(blocks[me]):
+                call.send(j, out[blocks[me][k]])
+        for j in hosts.near:
+            if k < len(blocks[j]):
+                call.take(j, out[blocks[j][k]])
 
 
 def _halve(call: Call, out: np.ndarray, whole: slice, members: Sequence[int]) -> None:
@@ -441,7 +459,84 @@ def _ring_gather(call: Call, out: np.ndarray, pieces: Sequence[slice]) -> None:
         _exchange(call, (me + 1) % n, (me - 1) % n, out, pieces[(me - step) % n], pieces[(me - step - 1) % n], add=False)
 
 
+# -- algorithms of scatters and gathers ------------------------------------------------------------------------------------------
+
+
+def _scatter(call: Call, x: np.ndarray, out: np.ndarray, pieces: Sequence[slice]) -> None:
+    """Each member sends all others their pieces, and adds what it gets of its own."""
+    blocks = [_blocks(call, x, p) for p in pieces]
+    start = pieces[call.group.index].start
+    for k, own in enumerate(blocks[call.group.index]):
+        for j in call.others():
+            call.send(j, x[blocks[j][k]], kept=True)
+        _total(call, x[own], out[own.start - start : own.stop - start])
+
+
+def _ring_scatter(call: Call, x: np.ndarray, out: np.ndarray, pieces: Sequence[slice]) -> None:
+    """Sums around a ring: unordered."""
+    sums = x.copy()
+    _ring_sums(call, sums, pieces)
+    out[...] = sums[pieces[call.group.index]]
+    _finish(call, out)
+
+
+def _host_scatter(call: Call, x: np.ndarray, out: np.ndarray, pieces: Sequence[slice]) -> None:
+    """Each member adds on its host what goes to the members at its place on all hosts, and sends them the sums. So of the sum for a member
+    one message comes from each other host, not one from each member there. Bits: as of `_hosts`."""
+    me, hosts = call.group.index, Hosts(call.group)
+    blocks = [_blocks(call, x, p) for p in pieces]
+    start, spare = pieces[me].start, np.empty_like(x[blocks[me][0]])
+    for k, mine in enumerate(blocks[me]):
+        own = out[mine.start - start : mine.stop - start]
+        for s in (*range(1, hosts.count), 0):
+            for j in hosts.near:
+                call.send(j, x[blocks[hosts.turned(j)[s]][k]], kept=True)
+            to = hosts.turned(me)[s]
+            added = own if to == me else spare[: own.size]
+            _sum(call, hosts.here, x[blocks[to][k]], added)
+            if to != me:
+                call.send(to, added)
+        if hosts.count > 1:
+            _sum(call, hosts.column(me), own, own)
+        _finish(call, own)
+
+
+def _gather(call: Call, out: np.ndarray, pieces: Sequence[slice]) -> None:
+    """Each member sends its piece to all others."""
+    blocks = [_blocks(call, out, p) for p in pieces]
+    for j in call.others():
+        call.expect(j, [out[block] for block in blocks[j]])
+    for k, own in enumerate(blocks[call.group.index]):
+        for j in call.others():
+            call.send(j, out[own], kept=True)
+        for j in call.others():
+            call.take(j, out[blocks[j][k]])
+
+
+def _host_gather(call: Call, out: np.ndarray, pieces: Sequence[slice]) -> None:
+    """Each member sends its piece to those at its place on other hosts, and all that it has to those on its own. So each piece comes to a
+    host once."""
+    me, hosts = call.group.index, Hosts(call.group)
+    blocks = [_blocks(call, out, p) for p in pieces]
+    for j in hosts.far:
+        call.expect(j, [out[block] for block in blocks[j]])
+    for j in hosts.near:
+        call.expect(j, [out[blocks[i][k]] for k in range(len(blocks[me])) for i in hosts.turned(j)])
+    for k, own in enumerate(blocks[me]):
+        for j in hosts.far:
+            call.send(j, out[own], kept=True)
+        for s, source in enumerate(hosts.turned(me)):
+            if source != me:
+                call.take(source, out[blocks[source][k]])
+            for j in hosts.near:
+                call.send(j, out[blocks[source][k]], kept=True)
+            for j in hosts.near:
+                call.take(j, out[blocks[hosts.turned(j)[s]][k]])
+
+
 _ALL_REDUCE = {"direct": _direct, "whole": _whole, "halving": _halving, "ring": _ring, "hosts": _hosts}
+_REDUCE_SCATTER = {"direct": _scatter, "ring": _ring_scatter, "hosts": _host_scatter}
+_ALL_GATHER = {"direct": _gather, "ring": _ring_gather, "hosts": _host_gather}
 
 # Of a broadcast: (member behind the root, members) -> (who gives to it, to whom it gives), all counted from the root.
 _FROM_ROOT = {

@@ -6,8 +6,8 @@ Thakur, Rabenseifner and Gropp, Optimization of collective communication operati
 message is answered by one before the next block, so every message of a long operand takes the latency; what is only moved streams. The
 choice moves no bit of a result.
 
-Of a sum over several hosts what goes between them has another price than what stays. An algorithm that adds inside each host first sends
-between hosts what one member of each host owns: of m members on a host it moves 1/m of the bytes of `direct` there.
+Over several hosts what goes between them has another price than what stays. An algorithm that adds, or gathers, inside each host first
+sends between hosts what one member of each host owns: of m members on a host it moves 1/m of the bytes of `direct` there.
 """
 
 from __future__ import annotations
@@ -40,14 +40,28 @@ COSTS: Mapping[str, Mapping[str, Callable[[int, int, Rule], float]]] = {
 a number of members that is no power of two moves the operand once more each way."""
 
 
-def _across(p: int, m: int, n: int, r: Rule) -> dict[str, float]:
-    """algorithm -> seconds of a sum of n bytes over p members, m on each host. A flat algorithm has m - 1 of p - 1 others near; recursive
-    halving does the steps inside a host first. `hosts` is `direct` inside and recursive halving between."""
-    costs, part = COSTS["all_reduce"], -(-n // m)
+FLAT = ("direct", "whole")
+"""Algorithms in which each member deals with every other one."""
+
+
+def _across(op: str, p: int, m: int, n: int, r: Rule) -> dict[str, float]:
+    """algorithm -> seconds for p members, m on each host. A flat algorithm has m - 1 of p - 1 others near; a ring is as slow as its slowest
+    way; recursive halving does the steps inside a host first. `hosts` of a sum is `direct` inside and recursive halving between; of a
+    scatter it adds on the host what goes to each other one; of a gather it hands on inside what came from each."""
+    costs, k = COSTS[op], p // m
     near = replace(r, latency=r.near_latency, inverse_bandwidth=r.near_inverse_bandwidth)
-    between = costs["halving"](p // m, part, r)
-    flat = {name: ((m - 1) * costs[name](p, n, near) + (p - m) * costs[name](p, n, r)) / (p - 1) for name in ("direct", "whole")}
-    return {**flat, "hosts": costs["direct"](m, n, near) + between, "halving": costs["halving"](m, n, near) + between}
+    found = {name: ((m - 1) * costs[name](p, n, near) + (p - m) * costs[name](p, n, r)) / (p - 1) for name in costs if name in FLAT}
+    if "ring" in costs:
+        slow = replace(r, latency=max(r.latency, near.latency), inverse_bandwidth=max(r.inverse_bandwidth, near.inverse_bandwidth))
+        found["ring"] = costs["ring"](p, n, slow)
+    if op == "all_reduce":
+        between = costs["halving"](k, -(-n // m), r)
+        return {**found, "hosts": costs["direct"](m, n, near) + between, "halving": costs["halving"](m, n, near) + between}
+    if op == "broadcast":
+        return {**found, "halving": costs["halving"](k, n, r) + costs["halving"](m, n, near)}
+    inside, between = (k * costs["direct"](m, n // k, near), costs["direct"](k, n // m, r)) if op == "reduce_scatter" else \
+        (k * costs["direct"](m, n, near), costs["direct"](k, n, r))
+    return {**found, "hosts": inside + between}
 
 
 def _halved(p: int, n: int, r: Rule) -> int:
@@ -79,8 +93,8 @@ class Rule:
         members on each host."""
         if op not in COSTS or members == 1:
             return "direct"
-        if op == "all_reduce" and 1 < together < members:
-            costs = _across(members, together, nbytes, self)
+        if 1 < together < members:
+            costs = _across(op, members, together, nbytes, self)
         else:
             costs = {name: cost(members, nbytes, self) for name, cost in COSTS[op].items()}
         return min(costs, key=lambda name: costs[name])

@@ -22,8 +22,8 @@ BY_NAME = {row.name: row for row in ROWS}
 COUNTS = (0, 1, 31, 601, 1024, 5003)
 """Nothing, one, primes, exactly one message of 4-byte elements, several messages with a rest."""
 DTYPES = ("f64", "f32", "bf16", "i64", "i32", "bool")
-ALGORITHMS = {"all_reduce": ("direct", "whole", "halving", "hosts"),
-              "all_gather": ("direct", "ring"), "broadcast": ("direct", "halving", "ring")}
+ALGORITHMS = {"all_reduce": ("direct", "whole", "halving", "hosts"), "reduce_scatter": ("direct", "hosts"),
+              "all_gather": ("direct", "ring", "hosts"), "broadcast": ("direct", "halving", "ring")}
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from functools import reduce as fold
 from types import SimpleNamespace
@@ -60,6 +61,11 @@ def sound(jobs: list[Callable[[], list[Ended]]]) -> Measured:
     return Measured(error=float(len(wrong)), bound=0.0, cases=calls, note=wrong[0][:120] if wrong else "")
 
 
+US, MS, KIB, MIB = 1e-6, 1e-3, 1 << 10, 1 << 20
+ACROSS = Rule(50 * US, 1e-9, 4e-11, 256 * KIB, (0, 0, 2, 2), 5 * US, 1e-10)
+"""Two hosts of two ranks, as a network of 8 Gbit/s would make it."""
+
+
 def seed_of(rng: np.random.Generator) -> int:
     return int(rng.integers(1 << 30))
 
@@ -87,6 +93,24 @@ def at_bits(world: World, op: str, seed: int) -> Found:
                     wrong.append(one(group, op, dtype, count, algorithm=algorithm, reduce=reduce, in_place=in_place, bound=own,
                                      seed=seed + calls))  # other operands each time: what is served again shows
                     calls += 1
+    return [w for w in wrong if w], calls
+
+
+LAYOUTS = {4: ((0, 0, 2, 2), (0, 0, 0, 3)), 6: ((0, 0, 2, 2, 4, 4), (0, 0, 0, 3, 3, 3)),
+           8: ((0, 0, 0, 0, 4, 4, 4, 4), (0, 0, 2, 2, 4, 4, 6, 6), (0, 0, 2, 2, 2, 5, 5, 7))}
+"""Number of members -> the host of each: some add on each host first, some cannot."""
+
+
+def at_apart(world: World, op: str, seed: int) -> Found:
+    """The same over hosts, as a rule says that they lie: every algorithm and the one that is chosen, one draw of count and type each."""
+    group, wrong, calls, rng = world.group(WORLD), [], 0, np.random.default_rng(seed)
+    for hosts in LAYOUTS[world.size]:
+        for algorithm in ("", *ALGORITHMS.get(op, ())):
+            world.rule = replace(ACROSS, hosts=hosts, latency=float(rng.choice([ACROSS.latency, 0.0])))
+            for dtype in rng.permutation([d for d in DTYPES if summed(op, d, "sum")])[:3].tolist():
+                wrong.append(one(group, op, dtype, int(rng.integers(1, 6000)), algorithm=algorithm, in_place=bool(rng.integers(2)),
+                                 reduce="average" if summed(op, dtype, "average") and rng.integers(2) else "sum", seed=seed + calls))
+                calls += 1
     return [w for w in wrong if w], calls
 
 
@@ -460,7 +484,6 @@ def at_refusal(world: World, op: str, seed: int) -> Found:
     return [w for w in wrong if w], len(attempts[op]) + 1
 
 
-US, MS, KIB, MIB = 1e-6, 1e-3, 1 << 10, 1 << 20
 CHOICES: tuple[tuple[Rule, str, int, dict[int, str]], ...] = (
     # two ranks of a laptop: what fits in one message is added whole; beyond it both take as many messages, and half the additions
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "all_reduce", 2,
@@ -474,12 +497,23 @@ CHOICES: tuple[tuple[Rule, str, int, dict[int, str]], ...] = (
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "all_reduce", 4, {KIB: "whole", 64 * KIB: "halving", 512 * KIB: "halving"}),
     (Rule(MS, 1e-12, 0.0, 256 * KIB), "all_reduce", 8, {64 * KIB: "halving"}),
     # two hosts of two ranks: from a few KiB on sums are added inside first; not where ranks of one host do not follow one another
-    (Rule(50 * US, 1e-9, 4e-11, 256 * KIB, (0, 0, 2, 2), 5 * US, 1e-10), "all_reduce", 4,
+    (ACROSS, "all_reduce", 4,
      {KIB: "whole", 4 * KIB: "hosts", 16 * KIB: "hosts", 64 * KIB: "hosts", 64 * MIB: "hosts"}),
     # two hosts of four: three near messages of a quarter each are paid for only where they are short beside the way between hosts
-    (Rule(50 * US, 1e-9, 4e-11, 256 * KIB, (0, 0, 0, 0, 4, 4, 4, 4), 5 * US, 1e-10), "all_reduce", 8,
+    (replace(ACROSS, hosts=(0, 0, 0, 0, 4, 4, 4, 4)), "all_reduce", 8,
      {KIB: "halving", 256 * KIB: "halving", 4 * MIB: "hosts", 64 * MIB: "hosts"}),
-    (Rule(50 * US, 1e-9, 4e-11, 256 * KIB, (0, 1, 0, 1), 5 * US, 1e-10), "all_reduce", 4, {KIB: "whole", 64 * MIB: "direct"}),
+    (replace(ACROSS, hosts=(0, 1, 0, 1)), "all_reduce", 4, {KIB: "whole", 64 * MIB: "direct"}),
+    # scatters and gathers of two hosts save a far message and pay a near one more; not where each rank is on its own
+    (ACROSS, "reduce_scatter", 4, {KIB: "hosts", 64 * MIB: "hosts"}),
+    (ACROSS, "all_gather", 4, {KIB: "hosts", 64 * MIB: "hosts"}),
+    (replace(ACROSS, near_latency=20 * US), "all_gather", 4, {KIB: "hosts", 64 * MIB: "hosts"}),
+    (replace(ACROSS, near_latency=60 * US), "all_gather", 4, {KIB: "direct", 64 * MIB: "hosts"}),
+    (replace(ACROSS, near_latency=60 * US), "reduce_scatter", 4, {KIB: "direct", 64 * MIB: "hosts"}),
+    (replace(ACROSS, hosts=(0, 0, 0, 3)), "all_gather", 4, {KIB: "direct", 64 * MIB: "direct"}),
+    # a tree sends once to each host; past two hosts a chain hands on while it receives
+    (ACROSS, "broadcast", 4, {KIB: "halving", 64 * MIB: "halving"}),
+    (replace(ACROSS, hosts=(0, 0, 0, 0, 4, 4, 4, 4)), "broadcast", 8, {KIB: "halving", 64 * MIB: "halving"}),
+    (replace(ACROSS, hosts=(0, 0, 2, 2, 4, 4, 6, 6)), "broadcast", 8, {KIB: "halving", 64 * MIB: "ring"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 8, {KIB: "halving", 64 * MIB: "ring"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "broadcast", 2, {KIB: "direct", 64 * MIB: "direct"}),
     (Rule(20 * US, 3e-10, 4e-11, 256 * KIB), "all_gather", 4, {KIB: "direct", 64 * MIB: "direct"}),
@@ -507,7 +541,8 @@ def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
                 ("random", _jobs(at_random, op, (2, 4))), ("groups", _jobs(at_groups, op, (6,))),
                 ("oracle", _jobs(at_oracle, op, (2, 3, 5)))]
         bits += [("unordered", _jobs(at_unordered, op, (2, 3), (5, 8)))] if op in ("all_reduce", "reduce_scatter") else []
-    bits += [("chosen", _chosen(op))] if op in COSTS and op != "reduce_scatter" else []
+    bits += [("apart", _jobs(at_apart, op, (4,), (6, 8)))] if op in (*ALGORITHMS, "reduce") else []
+    bits += [("chosen", _chosen(op))] if op in COSTS else []
     kinds = [what for what in NAMES if not (op == "barrier" and what == "flips")]  # a message of a barrier has no payload
     found = {"parity": bits, "determinism": [(f"jitter-{n}", _repeated(op, n)) for n in (3, 4)],
              "faults": [("refused", _jobs(at_refusal, op, (2,))), *((what, _disturbed(op, what)) for what in kinds)]}

@@ -222,28 +222,42 @@ class Counted(Mute):
         self._transport.send(to, about, chunk, payload, kept=kept)
 
 
-def at_hosts(world: World, seed: int) -> tuple[list[str], dict[str, int], tuple[int, ...]]:
-    """Sums that are added inside hosts first have the bits of the tree: short ones, long ones, of all types, in place or not. Then what
-    leaves this host, by algorithm, of a sum of COUNTED elements, and the host of each rank as it was found."""
+TOWARDS = {"all_reduce": (2, ("direct",), ("hosts",)), "reduce_scatter": (1, ("direct",), ("hosts",)),
+           "all_gather": (1, ("direct",), ("hosts",)), "broadcast": (1, ("direct",), ("halving", "ring")), "reduce": (1, (), ("",))}
+"""Op -> (how often its longest operand goes from a host to each other one, algorithms that are flat, algorithms that are not)."""
+
+
+def at_hosts(world: World, seed: int) -> tuple[list[str], dict[tuple[str, str], int], tuple[int, ...]]:
+    """Collectives that add or gather inside hosts first have the bits of the tree: short ones, long ones, of all types, in place or not.
+    Then what leaves this host, by op and algorithm, where the longest operand has COUNTED elements, and the host of each rank as it was
+    found."""
     group, rng = world.group(WORLD), np.random.default_rng(seed)
     world.rule = measure(world).rule()
     kinds = [(dtype, reduce) for dtype in DTYPES for reduce in ("sum", "average") if summed("all_reduce", dtype, reduce)]
-    wrong = [one(group, "all_reduce", dtype, int(rng.integers(1, 70_000)), algorithm="hosts", reduce=reduce, in_place=bool(rng.integers(2)),
-                 seed=seed + i) for i in range(2) for dtype, reduce in kinds]
-    whole, sent = group.transport, dict[str, int]()
+    asked = [("all_reduce", "hosts", *kind) for kind in 2 * kinds] + [("reduce_scatter", "hosts", *kind) for kind in kinds]
+    asked += [(op, name, DTYPES[rng.integers(5)], "sum") for op in ("all_gather", "broadcast", "reduce") for name in 2 * TOWARDS[op][2]]
+    wrong = [one(group, op, dtype, int(rng.integers(1, 70_000)), algorithm=name, reduce=reduce, in_place=bool(rng.integers(2)),
+                 seed=seed + i) for i, (op, name, dtype, reduce) in enumerate(asked)]
+    whole, sent = group.transport, dict[tuple[str, str], int]()
     assert isinstance(whole, SharedMemory)
     x = np.ones(COUNTED, np.float32)
-    for algorithm in ("direct", "hosts"):
-        group.transport = counted = Counted(whole, [r not in world.here for r in group.members])
-        collectives.all_reduce(group, x, x, algorithm=algorithm)
-        sent[algorithm] = counted.nbytes
+    piece = x[COUNTED // group.size * group.index :][: COUNTED // group.size]
+    for op, (_, flat, by_hosts) in TOWARDS.items():
+        ins, outs = piece if op == "all_gather" else x, piece if op == "reduce_scatter" else x
+        for name in (*flat, *by_hosts):
+            group.transport = counted = Counted(whole, [r not in world.here for r in group.members])
+            more: dict[str, Any] = {"algorithm": name} if name else {}
+            more |= {"root": world.size - 1} if op in ("broadcast", "reduce") else {}
+            getattr(collectives, op)(group, ins, outs, **more)
+            sent[op, name] = counted.nbytes
     group.transport = whole
     return [w for w in wrong if w], sent, world.rule.hosts
 
 
 def _by_hosts(rng: np.random.Generator) -> Measured:
-    """Two and three hosts with one, two and four ranks each, and two with unlike numbers. Of m ranks on each of k hosts 2 n (k - 1) of a
-    sum's n bytes leave a host, and m times as many where it is flat. Where the numbers are unlike no host adds first."""
+    """Two and three hosts with one, two and four ranks each, and two with unlike numbers. Of m ranks on each of k hosts 2 n (k - 1) bytes
+    of a sum of n leave hosts, n (k - 1) of other ops, and m times as many where they are flat. Where the numbers are unlike no host adds
+    or gathers first."""
     wrong, total = list[str](), 4 * COUNTED
     for size, hosts, together in ((4, 2, 2), (6, 3, 2), (8, 2, 4), (3, 3, 1), (5, 2, 1)):
         ended = members().run(at_hosts, size, seed_of(rng), hosts=hosts, deadlines=SOUND)
@@ -251,12 +265,14 @@ def _by_hosts(rng: np.random.Generator) -> Measured:
                   if e.result is None or e.result[0]]
         if any(e.result is None for e in ended):
             continue
-        by = {name: sum(e.result[1][name] for e in ended) for name in ("direct", "hosts")}
+        by = {asked: sum(e.result[1][asked] for e in ended) for asked in ended[0].result[1]}
         layout = ended[0].result[2]
         wrong += [] if len(set(layout)) == hosts and all(e.result[2] == layout for e in ended) else [f"hosts are taken to be {layout}"]
         if size == hosts * max(together, 1):
-            expected = {"direct": 2 * total * together * (hosts - 1), "hosts": 2 * total * (hosts - 1)}
-            wrong += [] if by == expected else [f"among {size} on {hosts} hosts {by} bytes leave a host, not {expected}"]
+            expected = {(op, name): times * total * (hosts - 1) * (together if name in flat else 1)
+                        for op, (times, flat, by_hosts) in TOWARDS.items() for name in (*flat, *by_hosts)}
+            wrong += [f"among {size} on {hosts} hosts {by[asked]} bytes of {' '.join(asked)} leave hosts, not {expected[asked]}"
+                      for asked in expected if by[asked] != expected[asked]]
     return _measured(wrong, 5)
 
 
