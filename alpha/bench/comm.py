@@ -32,6 +32,7 @@ from alpha.comm import collectives, topology
 from alpha.comm.group import Group
 from alpha.comm.links import Links, measure
 from alpha.comm.meet import Across, meet
+from alpha.comm.rule import COSTS
 from alpha.comm.segment import Segment
 from alpha.comm.topology import Way
 from alpha.comm.watch import Deadlines
@@ -58,8 +59,8 @@ def _exchange(group: Group, x: np.ndarray, out: np.ndarray) -> None:
         collectives.receive(group, x, source=0)
 
 
-BY_HOSTS = "all_reduce hosts"
-"""The sum that adds inside each host first: of several hosts alone."""
+BY_HOSTS = " hosts"
+"""How cases end that add, or gather, inside each host first: of several hosts alone."""
 
 
 def _cases() -> dict[str, Body]:
@@ -74,6 +75,9 @@ def _cases() -> dict[str, Body]:
     def all_reduce(name: str) -> Body:
         return lambda g, x, out: collectives.all_reduce(g, x, out, algorithm=name)
 
+    def scatter(name: str) -> Body:
+        return lambda g, x, out: collectives.reduce_scatter(g, even(g, x), piece(g, out), algorithm=name)
+
     def gather(name: str) -> Body:
         return lambda g, x, out: collectives.all_gather(g, piece(g, x), even(g, out), algorithm=name)
 
@@ -82,11 +86,10 @@ def _cases() -> dict[str, Body]:
 
     return {
         "send": _exchange,
-        **{f"all_reduce {name}": all_reduce(name) for name in ("direct", "whole", "halving")},
-        BY_HOSTS: all_reduce("hosts"),
+        **{f"all_reduce {name}": all_reduce(name) for name in ("direct", "whole", "halving", "hosts")},
         "all_reduce unordered": lambda g, x, out: collectives.all_reduce(g, x, out, reduce="unordered"),
-        "reduce_scatter direct": lambda g, x, out: collectives.reduce_scatter(g, even(g, x), piece(g, out)),
-        **{f"all_gather {name}": gather(name) for name in ("direct", "ring")},
+        **{f"reduce_scatter {name}": scatter(name) for name in ("direct", "hosts")},
+        **{f"all_gather {name}": gather(name) for name in ("direct", "ring", "hosts")},
         **{f"broadcast {name}": broadcast(name) for name in ("direct", "halving", "ring")},
         "reduce direct": lambda g, x, out: collectives.reduce(g, x, out, root=0),
         "all_to_all direct": lambda g, x, out: collectives.all_to_all(g, even(g, x), even(g, out)),
@@ -168,7 +171,7 @@ def bench(ranks: int, pattern: str = "*", sizes: Sequence[int] = SIZES, calls: i
     ranks each. InputError for a number of ranks or a pattern that gives nothing."""
     if ranks < 1 or (ranks < 2 and across is None):
         raise InputError("collectives run among ranks", came=ranks, expected="2 or more")
-    names = [name for name in _cases() if fnmatchcase(name, pattern) and (across or name != BY_HOSTS)]
+    names = [name for name in _cases() if fnmatchcase(name, pattern) and (across or not name.endswith(BY_HOSTS))]
     if not names and pattern != "barrier":
         raise InputError("no such collective", came=pattern, expected=", ".join(_cases()))
     met = meet(across, ranks, 0, secrets.randbits(64), _DEADLINES.join) if across else None
@@ -223,7 +226,7 @@ def _measure(world: World, first: int, names: Sequence[str], sizes: Sequence[int
         rows += of_op
         copies += _copies(group)
     (barrier,) = _timed(group, [lambda: collectives.barrier(group)], calls or 1000)
-    rule = {op: world.rule.limits(op, world.size) for op in ("all_reduce", "all_gather", "broadcast")}
+    rule = {op: world.rule.limits(op, world.size) for op in COSTS}
     return Result(world.size, Seconds(median(copies), min(copies)), barrier, rows, rule, where)
 
 
