@@ -109,7 +109,7 @@ def test_two_nodes_of_which_one_is_lost(cluster: Slurm, folder: Path, alone: dic
     cluster.hosts.kill(1)
     assert cluster.wait(job, "PENDING") == "PENDING", log.read_text()
     if fewer:
-        assert not cluster.run("scontrol", "update", f"JobId={job}", "NumNodes=1-1").strip()
+        assert not cluster.run("scontrol", "update", f"JobId={job}", "NumNodes=1-1", "TasksPerNode=4").strip()
     else:
         cluster.node(1)
     assert cluster.wait(job) == "COMPLETED", log.read_text()
