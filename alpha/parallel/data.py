@@ -59,9 +59,11 @@ class DataParallel:
         return {"ranks": self.ranks, "zero": self.zero}
 
     def check(self, shape: StepShape, precision: str) -> None:
-        """ShapeError where the ranks do not divide the logical shards, and in bf16, whose copy of the parameters nothing gathers yet."""
-        if precision != "f32":
-            raise ShapeError("many ranks compute in f32", came=precision, expected="f32", do="set train.precision, or run one rank")
+        """ShapeError where the ranks do not divide the logical shards, and where the optimizer's state is cut in bf16: nothing gathers
+        the copy of the parameters yet, and update_scalars sums squares in an order of its own, in which cuts would have other bits."""
+        if self.zero and precision != "f32":
+            raise ShapeError("the optimizer's state is cut over ranks in f32 alone", came=f"train.zero = {self.zero} in {precision}",
+                             expected="train.zero = 0, or f32", do="set train.zero = 0: every rank then updates the whole state")
         if shape.shards % self.ranks:
             raise ShapeError("the ranks do not divide the logical shards", came=f"{self.ranks} ranks, {shape.shards} shards",
                              expected=f"{self.ranks} shards or a multiple", do="set train.shards; it is part of the numerics")
@@ -97,10 +99,12 @@ class DataParallel:
             t.stream = COMPUTE
         t.microbatch = None
 
-    def update(self, rank: int, optimizer: Optimizer, params: StateLayout, slot: int) -> Graph:
-        """The update of all state, or of a rank's cut of it: unit after unit, each gathered while the next is updated."""
+    def update(self, rank: int, optimizer: Optimizer, params: StateLayout, slot: int, precision: str = "f32", *,
+               one_row: bool = False) -> Graph:
+        """The update of all state, that of one process; or of a rank's cut of it: unit after unit, each gathered while the next is
+        updated."""
         if not self.zero:
-            return update_graph(optimizer, params, slot)
+            return update_graph(optimizer, params, slot, precision, one_row=one_row)
         t = Tracer("update", params)
         t.phase, t.source = "update", optimizer.name
         sharded = params.shard(self.ranks)
