@@ -142,9 +142,8 @@ class Distribution(Protocol):
     def reduce(self, t: Tracer, params: StateLayout, slot: int) -> None:
         """Append to the last microbatch of a rank what sums its gradients over the ranks."""
 
-    def update(self, rank: int, optimizer: Optimizer, params: StateLayout, slot: int, precision: str = "f32", *,
-               one_row: bool = False) -> Graph:
-        """What updates the state that a rank holds, by the sums in `grad<slot>` or in a kind of its own. The rest: as `update_graph`."""
+    def update(self, rank: int, optimizer: Optimizer, params: StateLayout, slot: int) -> Graph:
+        """What updates the state that a rank holds, by the sums in `grad<slot>` or in a kind of its own."""
 
     def refresh(self, rank: int, params: StateLayout) -> Mapping[str, Graph]:
         """Segments that make a rank's own copies when parameters have been drawn or loaded, by name."""
@@ -236,9 +235,11 @@ def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepS
     def plan(graph: Graph, *, recomputed: bool = False) -> Plan:
         return lower(graph, catalogue, backend, side_by_side, held, policy=policy if recomputed else ("none", ()), fused=fused)
 
-    one_row = bool(catalogue.for_op("update_scalars", backend))
-    updates = [over.update(rank, optimizer, params, levels, precision, one_row=one_row) if over else
-               update_graph(optimizer, params, levels, precision, one_row=one_row) for rank in range(ranks)]
+    if over:
+        updates = [over.update(rank, optimizer, params, levels) for rank in range(ranks)]
+    else:
+        one_row = bool(catalogue.for_op("update_scalars", backend))
+        updates = [update_graph(optimizer, params, levels, precision, one_row=one_row)]
     by_rank = [{"update": plan(graph)} for graph in updates]  # first: they are small, and refuse a state that is too large
     schedules = [_schedule(shape, over is not None, rank, ranks) for rank in range(ranks)]
     used = {call.plan for call in schedules[0]}
