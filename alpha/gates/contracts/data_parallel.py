@@ -14,7 +14,20 @@ from alpha.comm.catalogue import fill as fill_comm
 from alpha.component import Catalogue, Envelope, Measured
 from alpha.errors import GraphError, ShapeError
 from alpha.gates.contracts.mixed import declared
-from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, Batches, Reference, batches_of, both, hash_of, layout_of, references, refuses, yes
+from alpha.gates.contracts.reference import (
+    BATCH,
+    SCHEDULE,
+    SEQ,
+    Batches,
+    Reference,
+    batches_of,
+    both,
+    hash_of,
+    layout_of,
+    references,
+    refuses,
+    yes,
+)
 from alpha.graph.ir import Value
 from alpha.graph.order import COMM, COMPUTE, Order
 from alpha.graph.plan import Program
@@ -92,9 +105,9 @@ def train(p: Program, ref: Reference, texts: list[Batches], seed: int, *, mode: 
         for offset, n in layout.ranges():
             start[offset : offset + n] += np.float32(0.02) * np.cos(np.arange(n, dtype=np.float32))
         ranks.state(rank, "param")[...] = start
-    for made in ("shard", "narrow"):
-        if made in p.plans:
-            ranks.run([[(made, {})]] * p.ranks)
+    for copies in ("shard", "narrow"):
+        if copies in p.plans:
+            ranks.run([[(copies, {})]] * p.ranks)
     numbers, apart = [], 0
     for text in texts:
         made = [np.array([float(out[k]) for k in sorted(out)]) for out in ranks.step(lambda s, m, text=text: text[s, m])]  # type: ignore[misc]
@@ -323,14 +336,15 @@ def _hashes(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _refuse_ranks(rng: np.random.Generator) -> Measured:
-    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, another last microbatch, another compute type, and
-    a state that is cut in bf16 or where one row makes all numbers."""
+    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, another last microbatch, another
+    compute type, and a state that is cut in bf16 or where one row makes all numbers."""
     found = [refuses(ShapeError, lambda: program("gpt", 4, 0, shards=2)), refuses(ShapeError, lambda: DataParallel(3)),
              refuses(ShapeError, lambda: DataParallel(128)), refuses(ShapeError, lambda: DataParallel(1)),
              refuses(ShapeError, lambda: DataParallel(2, 2)),
              refuses(ShapeError, lambda: DataParallel(2, micros=2).check(StepShape(micro_batch=1, seq=8, shards=2), "f32")),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2, micros=2), "f32")),
-             refuses(ShapeError, lambda: DataParallel(2, 1, precision="bf16")), refuses(ShapeError, lambda: DataParallel(2, 1, one_row=True)),
+             refuses(ShapeError, lambda: DataParallel(2, 1, precision="bf16")),
+             refuses(ShapeError, lambda: DataParallel(2, 1, one_row=True)),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2), "bf16"))]
     return yes(all(m.error == 0 for m in found), cases=len(found))
 
