@@ -1,0 +1,186 @@
+"""Cases of a rank's executor on a GPU: collectives beside compute, to the bit, however they are run; ranks that are lost. Floor 7.
+
+Functions named `at_*` run in every rank, a process with a GPU of its own, and return (what was wrong, how many things were held). The plans
+are made by hand, launch by launch, so that each wait is needed by some number.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from alpha.backends.cuda.ranks import CudaRank
+from alpha.comm.watch import Deadlines
+from alpha.comm.world import World
+from alpha.component import Catalogue, Measured
+from alpha.cuda_runtime.memory import Arena
+from alpha.cuda_runtime.peers import Peers
+from alpha.errors import RankError
+from alpha.gates.contracts import cuda_run
+from alpha.gates.contracts.device_ranks import Case, Found, job, seed_of, sound
+from alpha.gates.contracts.ranks.members import Ended
+from alpha.graph.order import COMM, COMPUTE
+from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
+from alpha.graph.state import StateLayout, TensorSpec
+from alpha.ops.collectives import promised
+from alpha.ops.table import row
+from alpha.profile.recorder import Recorder
+from alpha.types import TensorType
+
+COUNT = 4096
+"""Elements of each operand."""
+STEPS = 3
+GROUP = "dp"
+SOUND_S = 30.0
+"""Patience of waits that nobody is to try."""
+
+WAYS = ("", "uncaptured", "watched", "profiled", "bare", "inspected", "budget", "moved", "staged", "again")
+"""Ways to run the same steps: plain; each launch by itself; with time stamps; with every kernel timed, by an instrument, or without one;
+under an inspector; with an SM budget on what computes; at other addresses; with inputs that were sent before; and once more."""
+
+TYPE = TensorType((COUNT,), "f32")
+_NBYTES = TYPE.nbytes
+
+
+def kernels() -> Catalogue:
+    """The kernels of the GPU."""
+    return cuda_run.kernels()
+
+
+def _launch(op: str, ins: Sequence[Ref], out: Ref, after: Sequence[int] = (), *, stream: str = COMPUTE, ranks: int = 0) -> Launch:
+    attrs = {"group": GROUP, "size": ranks, "reduce": "sum"} if ranks else {}
+    component = "all_reduce.sm90" if ranks else "accumulate.f32.sm90"
+    return Launch(op, component, tuple(ins), (out,), attrs, None, "block.0", "backward", f"cuda_ranks.py:{len(ins)}", COUNT,
+                  _NBYTES, stream, tuple(after))
+
+
+def _refs(arena: str, n: int) -> list[Ref]:
+    return [Ref(arena, i * _NBYTES, TYPE) for i in range(n)]
+
+
+def program(ranks: int = 2) -> Program:
+    """Two plans. `beside`: sums in place and to another place, beside compute that they wait for, that waits for them, and that does
+    neither; the last launch is a sum that only the end of the plan waits for. `take` reads what `beside` left, and sums on the stream of
+    compute. The second step overwrites what sums of the first have read.
+    """
+    grad, act, io = _refs("state.grad0", 3), _refs("act", 4), _refs("io", 6)
+
+    def add(a: Ref, b: Ref, y: Ref, *after: int) -> Launch:
+        return _launch("accumulate", (a, b), y, after)
+
+    def total(x: Ref, y: Ref, *after: int, stream: str = COMM) -> Launch:
+        return _launch("all_reduce", (x,), y, after, stream=stream, ranks=ranks)
+
+    beside = (
+        add(io[0], io[1], grad[0]),             # 0
+        total(grad[0], grad[0], 0),             # 1: in place
+        add(io[1], io[1], act[0]),              # 2
+        add(act[0], io[0], grad[1]),            # 3
+        total(grad[1], act[1], 3),              # 4: to another place
+        add(act[0], io[0], act[2]),             # 5
+        add(act[2], grad[0], io[2], 1),         # 6: waits for the first sum
+        add(io[2], act[1], io[3], 4),           # 7: and for the second
+        total(act[2], grad[2], 5),              # 8: nobody waits but the plan's end
+    )
+    take = (add(grad[2], grad[0], act[3]), total(act[3], io[4], stream=COMPUTE), add(io[4], act[3], io[5]))
+    arenas = {"state.grad0": 3 * _NBYTES, "act": 4 * _NBYTES, "io": 6 * _NBYTES}
+    plans = {
+        "beside": Plan("beside", beside, {"a": io[0], "b": io[1]}, {"first": io[2], "second": io[3]}, arenas, Memory(0, 0, 0)),
+        "take": Plan("take", take, {}, {"third": io[5]}, arenas, Memory(0, 0, 0)),
+    }
+    schedule = (Step("beside", 0, 0), Step("take"))
+    layout = StateLayout([TensorSpec(f"w{i}", (COUNT,), f"unit{i}") for i in range(3)])
+    assert layout.size == 3 * COUNT
+    return Program("ranks by hand", plans, schedule, {"grad0": layout}, {"backend": "cuda", "ranks": ranks},
+                   others=tuple(Role(schedule, {"beside": "beside", "take": "take"}) for _ in range(ranks - 1)),
+                   groups={GROUP: (tuple(range(ranks)),)})
+
+
+def given(seed: int, step: int, rank: int) -> dict[str, np.ndarray]:
+    """The inputs of a rank."""
+    rng = np.random.default_rng((seed, step, rank))
+    return {name: rng.standard_normal(COUNT).astype(np.float32) for name in ("a", "b")}
+
+
+def wanted(seed: int, step: int, ranks: int, me: int) -> dict[str, np.ndarray]:
+    """What a rank's outputs are, by the rows of the op table: every sum rounded to f32 once a term, in the tree of the members."""
+    def total(xs: Sequence[np.ndarray]) -> np.ndarray:
+        attrs: dict[str, Any] = {"group": GROUP, "size": ranks, "reduce": "sum"}
+        return promised(row("all_reduce"), [(x,) for x in xs], [TYPE], attrs)[0][0]
+
+    each = [given(seed, step, r) for r in range(ranks)]
+    act0 = [x["b"] + x["b"] for x in each]
+    act2 = [a + x["a"] for a, x in zip(act0, each)]
+    grad0, act1, grad2 = total([x["a"] + x["b"] for x in each]), total(act2), total(act2)
+    first = act2[me] + grad0
+    act3 = grad2 + grad0
+    return {"first": first, "second": first + act1, "third": total([act3] * ranks) + act3}
+
+
+class _Looker:
+    """An inspector that reads what each launch made. `finite`: whether all of it was."""
+
+    def __init__(self, executor: CudaRank) -> None:
+        self.executor, self.finite = executor, True
+
+    def before(self, plan: Plan, launch: int, read: Any) -> None:
+        """Nothing."""
+
+    def after(self, plan: Plan, launch: int, read: Any) -> None:
+        """The result is there when the launch has run."""
+        self.finite &= bool(np.isfinite(self.executor.read(plan.launches[launch].outs[0])).all())
+
+
+def at_steps(peers: Peers, world: World, seed: int, ways: Sequence[str] = WAYS) -> Found:
+    """The same steps in every way: the promised bits."""
+    wrong, held = list[str](), 0
+    for way in ways:
+        for name, got, want in _steps(world, seed, way):
+            held += 1
+            if got.tobytes() != want.tobytes():
+                wrong.append(f"{way or 'plain'}, {name}: {int((got.view(np.uint32) != want.view(np.uint32)).sum())} elements differ")
+    return wrong, held
+
+
+def _steps(world: World, seed: int, way: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    p, found, keep = program(world.size), [], list[Arena]()
+    if way == "budget":
+        plan = p.plans["beside"]
+        p = replace(p, plans={**p.plans, "beside": replace(plan, launches=tuple(
+            replace(x, sms=100) if x.stream == COMPUTE else x for x in plan.launches))})
+    with CudaRank(p, kernels(), world, captured=way != "uncaptured", patience_s=SOUND_S) as executor:
+        if way == "moved":
+            keep.append(Arena(12345 * (world.rank + 1), name="in the way"))
+        executor.recorder = Recorder()
+        if way == "inspected":
+            executor.inspector = looker = _Looker(executor)
+        names = tuple(s.plan for s in p.schedule)
+        for step in range(STEPS):
+            if way in ("watched", "profiled", "bare"):
+                executor.recorder.begin(step, profiled=way != "watched" and step > 0)
+                if way == "bare" and step > 0:
+                    executor.watch.instrument = None
+            inputs = [given(seed, step, world.rank), {}]
+            if way == "staged":
+                executor.stage(names, inputs)
+                executor.enqueue(names)
+            else:
+                executor.enqueue(names, inputs)
+            got = {name: x for plan in names for name, x in executor.outputs(plan).items()}
+            if way in ("watched", "profiled", "bare"):
+                executor.recorder.end_step()
+            want = wanted(seed, step, world.size, world.rank)
+            found += [(f"step {step}, {name}", got[name], want[name]) for name in want]
+        executor.recorder.finish()
+        if way == "inspected" and not looker.finite:
+            found.append(("a result is looked at before it is there", np.ones(1, np.uint32), np.zeros(1, np.uint32)))
+    for arena in keep:
+        arena.free()
+    return found
