@@ -184,3 +184,53 @@ def _steps(world: World, seed: int, way: str) -> list[tuple[str, np.ndarray, np.
     for arena in keep:
         arena.free()
     return found
+
+
+# -- ranks that are lost -----------------------------------------------------------------------------------------------------------
+
+LIMITS = Deadlines(stall=1.0, abort=1.0)
+"""Of jobs in which a rank is lost."""
+BOUND_S = 30.0
+"""Seconds, beside a deadline, until the rank that is left has its error: far more than it takes, for a busy machine."""
+
+
+def at_lost(peers: Peers, world: World, what: str, seed: int, patience_s: float = SOUND_S) -> Found:
+    """The last rank dies, is stopped, hangs on its host, or raises an error, when it has one step behind it: the others are told whom they
+    wait for, in which step, and end in time. `absent`: its host gets on, its device does not come; then the device's patience ends."""
+    away, wrong = world.size - 1, list[str]()
+    names = ("beside", "take")
+    started = 0.0
+    try:
+        with CudaRank(program(world.size), kernels(), world, patience_s=patience_s) as executor:
+            for step in range(2):
+                world.step = step
+                if step and world.rank == away:
+                    _be_lost(world, what)
+                started = time.monotonic()
+                executor.enqueue(names, [given(seed, step, world.rank), {}])
+                for plan in names:
+                    executor.outputs(plan)
+        wrong.append(f"{what}: the step came to its end")
+    except RankError as error:
+        seconds = time.monotonic() - started
+        if error.rank != away or error.step != 1 or error.op != "all_reduce":
+            wrong.append(f"{what}: rank {error.rank}, {error.op}, step {error.step} are named: {error}")
+        if seconds > max(patience_s if what == "absent" else LIMITS.stall, 1.0) + BOUND_S:
+            wrong.append(f"{what}: told after {seconds:.1f} s")
+    return wrong, 1
+
+
+class Planned(Exception):
+    """What a rank raises that is to fail."""
+
+
+def _be_lost(world: World, what: str) -> None:
+    if what in ("killed", "stopped"):
+        os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[what])
+    if what == "raises":
+        raise Planned("as it was told to")
+    end = time.monotonic() + 60.0
+    while time.monotonic() < end:  # the others end first, and with them this process
+        if what == "absent":
+            world.advance()
+        time.sleep(0.05)
