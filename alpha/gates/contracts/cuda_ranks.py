@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from alpha.cuda_runtime.peers import Peers
 from alpha.errors import RankError
 from alpha.gates.contracts import cuda_run
 from alpha.gates.contracts.device_ranks import Case, Found, job, seed_of, sound
-from alpha.gates.contracts.ranks.members import Ended
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
 from alpha.graph.state import StateLayout, TensorSpec
@@ -89,7 +87,12 @@ def program(ranks: int = 2) -> Program:
         add(io[2], act[1], io[3], 4),           # 7: and for the second
         total(act[2], grad[2], 5),              # 8: nobody waits but the plan's end
     )
-    take = (add(grad[2], grad[0], act[3]), total(act[3], io[4], stream=COMPUTE), add(io[4], act[3], io[5]))
+    take = (
+        total(io[2], act[0]),                   # 0: of what compute left, on its own: only the fork says when
+        add(grad[2], grad[0], act[3]),          # 1
+        total(act[3], io[4], stream=COMPUTE),   # 2: beside the sum of the other stream
+        add(io[4], act[0], io[5], 0),           # 3
+    )
     arenas = {"state.grad0": 3 * _NBYTES, "act": 4 * _NBYTES, "io": 6 * _NBYTES}
     plans = {
         "beside": Plan("beside", beside, {"a": io[0], "b": io[1]}, {"first": io[2], "second": io[3]}, arenas, Memory(0, 0, 0)),
@@ -110,7 +113,8 @@ def given(seed: int, step: int, rank: int) -> dict[str, np.ndarray]:
 
 
 def wanted(seed: int, step: int, ranks: int, me: int) -> dict[str, np.ndarray]:
-    """What a rank's outputs are, by the rows of the op table: every sum rounded to f32 once a term, in the tree of the members."""
+    """What a rank's outputs are, by the rows of the op table: every sum rounded to f32 once a term, in the tree of the members. `sum`: of the
+    first collective."""
     def total(xs: Sequence[np.ndarray]) -> np.ndarray:
         attrs: dict[str, Any] = {"group": GROUP, "size": ranks, "reduce": "sum"}
         return promised(row("all_reduce"), [(x,) for x in xs], [TYPE], attrs)[0][0]
@@ -119,26 +123,25 @@ def wanted(seed: int, step: int, ranks: int, me: int) -> dict[str, np.ndarray]:
     act0 = [x["b"] + x["b"] for x in each]
     act2 = [a + x["a"] for a, x in zip(act0, each)]
     grad0, act1, grad2 = total([x["a"] + x["b"] for x in each]), total(act2), total(act2)
-    first = act2[me] + grad0
-    act3 = grad2 + grad0
-    return {"first": first, "second": first + act1, "third": total([act3] * ranks) + act3}
+    firsts = [x + grad0 for x in act2]
+    return {"first": firsts[me], "second": firsts[me] + act1, "third": total([grad2 + grad0] * ranks) + total(firsts), "sum": grad0}
 
 
 class _Looker:
-    """An inspector that reads what each launch made. `finite`: whether all of it was."""
+    """An inspector that reads what each launch made. `found`: (plan, launch) -> result."""
 
     def __init__(self, executor: CudaRank) -> None:
-        self.executor, self.finite = executor, True
+        self.executor, self.found = executor, dict[tuple[str, int], np.ndarray]()
 
     def before(self, plan: Plan, launch: int, read: Any) -> None:
         """Nothing."""
 
     def after(self, plan: Plan, launch: int, read: Any) -> None:
         """The result is there when the launch has run."""
-        self.finite &= bool(np.isfinite(self.executor.read(plan.launches[launch].outs[0])).all())
+        self.found[plan.name, launch] = self.executor.read(plan.launches[launch].outs[0])
 
 
-def at_steps(peers: Peers, world: World, seed: int, ways: Sequence[str] = WAYS) -> Found:
+def at_steps(peers: Peers, world: World, ways: Sequence[str], seed: int) -> Found:
     """The same steps in every way: the promised bits."""
     wrong, held = list[str](), 0
     for way in ways:
@@ -177,10 +180,10 @@ def _steps(world: World, seed: int, way: str) -> list[tuple[str, np.ndarray, np.
             if way in ("watched", "profiled", "bare"):
                 executor.recorder.end_step()
             want = wanted(seed, step, world.size, world.rank)
-            found += [(f"step {step}, {name}", got[name], want[name]) for name in want]
+            if way == "inspected":
+                got["sum"] = looker.found["beside", 1]
+            found += [(f"step {step}, {name}", got[name], want[name]) for name in got]
         executor.recorder.finish()
-        if way == "inspected" and not looker.finite:
-            found.append(("a result is looked at before it is there", np.ones(1, np.uint32), np.zeros(1, np.uint32)))
     for arena in keep:
         arena.free()
     return found
@@ -194,7 +197,11 @@ BOUND_S = 30.0
 """Seconds, beside a deadline, until the rank that is left has its error: far more than it takes, for a busy machine."""
 
 
-def at_lost(peers: Peers, world: World, what: str, seed: int, patience_s: float = SOUND_S) -> Found:
+LONG_S = 120.0
+"""Patience of a device that nobody is to wait for: a case has a limit before it."""
+
+
+def at_lost(peers: Peers, world: World, what: str, patience_s: float, seed: int) -> Found:
     """The last rank dies, is stopped, hangs on its host, or raises an error, when it has one step behind it: the others are told whom they
     wait for, in which step, and end in time. `absent`: its host gets on, its device does not come; then the device's patience ends."""
     away, wrong = world.size - 1, list[str]()
@@ -215,7 +222,7 @@ def at_lost(peers: Peers, world: World, what: str, seed: int, patience_s: float 
         seconds = time.monotonic() - started
         if error.rank != away or error.step != 1 or error.op != "all_reduce":
             wrong.append(f"{what}: rank {error.rank}, {error.op}, step {error.step} are named: {error}")
-        if seconds > max(patience_s if what == "absent" else LIMITS.stall, 1.0) + BOUND_S:
+        if seconds > (patience_s if what == "absent" else LIMITS.stall) + BOUND_S:
             wrong.append(f"{what}: told after {seconds:.1f} s")
     return wrong, 1
 
@@ -232,5 +239,106 @@ def _be_lost(world: World, what: str) -> None:
     end = time.monotonic() + 60.0
     while time.monotonic() < end:  # the others end first, and with them this process
         if what == "absent":
-            world.advance()
+            world.until(lambda: True, "all_reduce", time.sleep)
         time.sleep(0.05)
+
+
+def at_waiting(peers: Peers, world: World, seed: int) -> Found:
+    """All ranks wait for their devices for longer than a rank may get on with nothing: no rank is to blame."""
+    end = time.monotonic() + 3 * LIMITS.stall
+    try:
+        world.until(lambda: time.monotonic() > end, "all_reduce", lambda seconds: time.sleep(min(seconds, 0.02)))
+    except RankError as error:
+        return [f"who waits for a device is blamed: {error}"], 1
+    return [], 1
+
+
+class _Telling(Recorder):
+    """A recorder that keeps what it is told of collectives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[Launch, int, int]] = []
+        self.hidden: list[int] = []
+
+    def ran_beside(self, launches: Sequence[Launch], times: Sequence[tuple[int, int]]) -> None:
+        """As of every recorder."""
+        self.told += [(x, start, stop) for x, (start, stop) in zip(launches, times, strict=True)]
+        before = self._at.overlapped["comm"]
+        super().ran_beside(launches, times)
+        self.hidden.append(self._at.overlapped["comm"] - before)
+
+
+def at_told(peers: Peers, world: World, seed: int) -> Found:
+    """A watched step tells of each collective beside compute when it ran: after the step began and before it ended, one after the other;
+    what was hidden is a part of it."""
+    p, wrong, names = program(world.size), list[str](), ("beside", "take")
+    beside = [x for plan in names for x in p.plans[plan].launches if x.stream == COMM]
+    with CudaRank(p, kernels(), world, patience_s=SOUND_S) as executor:
+        executor.recorder = recorder = _Telling()
+        for step in range(STEPS):
+            recorder.told, recorder.hidden, began = [], [], time.perf_counter_ns()
+            recorder.begin(step)
+            executor.enqueue(names, [given(seed, step, world.rank), {}])
+            for plan in names:
+                executor.outputs(plan)
+            recorder.end_step()
+            ended = time.perf_counter_ns()
+            times = [t for _, start, stop in recorder.told for t in (start, stop)]
+            if [x for x, _, _ in recorder.told] != beside:
+                wrong.append(f"step {step}: {len(recorder.told)} collectives of {len(beside)} are told of, or others")
+            elif not all(a <= b for a, b in zip([began - SURE_NS, *times], [*times, ended + SURE_NS])):
+                wrong.append(f"step {step}: collectives ran at {[t - began for t in times]} ns of {ended - began}")
+            total = sum(stop - start for _, start, stop in recorder.told)
+            if not 0 <= sum(recorder.hidden) <= total:
+                wrong.append(f"step {step}: {sum(recorder.hidden)} ns of {total} were hidden")
+        recorder.finish()
+    return wrong, STEPS
+
+
+SURE_NS = 200_000
+"""How well a device's clock is known."""
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------------------
+
+HERE = __name__
+
+
+def _case(name: str, *arguments: Any) -> Case:
+    return lambda rng: sound([lambda: job(f"{HERE}:{name}", *arguments, seed_of(rng))])
+
+
+def _lost(what: str) -> Case:
+    """The rank that is left names the one at fault; then two new ranks have the promised bits on the same devices."""
+    def case(rng: np.random.Generator) -> Measured:
+        patient = what == "absent"
+        ended = job(f"{HERE}:at_lost", what, 2.0 if patient else LONG_S, seed_of(rng), limit_s=60.0,
+                    deadlines=Deadlines(stall=30.0) if patient else LIMITS)
+        found = sound([lambda: ended[:-1]])
+        again = sound([lambda: job(f"{HERE}:at_steps", ("",), seed_of(rng))])
+        wrong = found.note or again.note
+        return Measured(error=float(bool(wrong)), bound=0.0, cases=2, note=wrong[:120])
+    return case
+
+
+def _ways(rng: np.random.Generator) -> Measured:
+    """One set of bits in every way to run: those that are promised."""
+    seed = seed_of(rng)
+    found = sound([lambda: job(f"{HERE}:at_steps", WAYS, seed)])
+    return replace(found, digest="as promised" if not found.error else "other bits")
+
+
+def _waiting(rng: np.random.Generator) -> Measured:
+    return sound([lambda: job(f"{HERE}:at_waiting", seed_of(rng), deadlines=LIMITS)])
+
+
+LOST = ("killed", "stopped", "hangs", "raises", "absent")
+
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
+    "executor.cuda_ranks": {
+        "parity": [("steps", _case("at_steps", ("", "uncaptured"))), ("told", _case("at_told"))],
+        "determinism": [("ways", _ways)],
+        "faults": [*((what, _lost(what)) for what in LOST), ("waiting", _waiting)],
+    },
+}
