@@ -304,7 +304,8 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int, ran
         threads=threads,
         policy=(mode, ops),
         fused=cfg.train.fuse,
-        over=DataParallel(ranks, cfg.train.zero, cfg.micros) if ranks > 1 else None,
+        over=DataParallel(ranks, cfg.train.zero, cfg.micros, precision=cfg.train.precision,
+                          one_row=bool(catalogue.for_op("update_scalars", cfg.machine.backend))) if ranks > 1 else None,
     )
     return replace(verify_program(program) if ranks > 1 else program, made_by=made_by(cfg, ranks))
 

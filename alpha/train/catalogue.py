@@ -52,6 +52,9 @@ OWN = (
     Component(id="flops.v1", kind="flops", profile="count", implementation=count, contract=_MODELS),
 )
 
+SEVERAL = "gpus>=2"
+"""The requirement of what runs on several GPUs: what itself runs on one launches no such kernel, and its evidence binds to none."""
+
 RUN_PROGRAMS = ("pass", "executor", "program", "optimizer")
 """Kinds whose gates run whole Programs, by the kernels of their back end: evidence binds to those that their Programs may launch."""
 
@@ -79,6 +82,6 @@ def loadable_catalogue() -> Catalogue:
         fill(others)
     for component in (*others, *OWN):
         where = "cuda" if component.backend == "cuda" else "cpu"
-        own = tuple(k for k in kernels if k.backend == where)
+        own = tuple(k for k in kernels if k.backend == where and (SEVERAL in component.requires or SEVERAL not in k.requires))
         catalogue.add(replace(component, launches=partial(tuple, own)) if component.kind in RUN_PROGRAMS else component)
     return catalogue
