@@ -11,10 +11,12 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.ranks import CudaRank
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
@@ -24,11 +26,15 @@ from alpha.cuda_runtime.peers import Peers
 from alpha.errors import RankError
 from alpha.gates.contracts import cuda_run
 from alpha.gates.contracts.device_ranks import Case, Found, job, seed_of, sound
+from alpha.gates.contracts.reference import batches_of, hash_of, text_of
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
 from alpha.graph.state import StateLayout, TensorSpec
+from alpha.graph.verify_program import verify_program
 from alpha.ops.collectives import promised
 from alpha.ops.table import row
+from alpha.parallel.data import DataParallel
+from alpha.passes.build import StepShape, build_program
 from alpha.profile.recorder import Recorder
 from alpha.types import TensorType
 
@@ -38,6 +44,9 @@ STEPS = 3
 GROUP = "dp"
 SOUND_S = 30.0
 """Patience of waits that nobody is to try."""
+
+LONG_S = 120.0
+"""Patience of a device that nobody is to wait for: a case has a limit before it."""
 
 WAYS = ("", "uncaptured", "watched", "profiled", "bare", "inspected", "budget", "moved", "staged", "again")
 """Ways to run the same steps: plain; each launch by itself; with time stamps; with every kernel timed, by an instrument, or without one;
@@ -194,16 +203,47 @@ def _steps(world: World, seed: int, way: str) -> list[tuple[str, Any, Any]]:
     return found
 
 
+# -- whole models ------------------------------------------------------------------------------------------------------------------
+
+SHARDS, MICROS, MODEL_STEPS = 2, 2, 2
+
+
+def at_model(peers: Peers, world: World, name: str, seed: int) -> Found:
+    """A bf16 model, data parallel: parameters, moments and results of each step are to the bit those of one process with as many shards."""
+    ref, wrong = cuda_run.references()[name], list[str]()
+    shape = StepShape(micro_batch=cuda_run.BATCH, seq=cuda_run.SEQ, shards=SHARDS, micros=MICROS, replay=0)
+    make = partial(build_program, name=name, model=ref.model, optimizer=cuda_run.UPDATES["short"], catalogue=kernels(), backend="cuda",
+                   precision="bf16", shape=shape)
+    many = verify_program(make(over=DataParallel(world.size, 0, MICROS, precision="bf16", one_row=True)))
+    rng = np.random.default_rng(seed)
+    text = [batches_of(ref, rng, SHARDS, MICROS) for _ in range(MODEL_STEPS)]
+    param = rng.standard_normal(many.states["param"].size).astype(np.float32) / 50
+
+    def stepped(executor: CudaExecutor, rank: int) -> list[str]:
+        executor.state("param")[...] = param
+        executor.run("narrow")
+        found = []
+        for batches in text:
+            for calls in executor.program.replays(rank):
+                executor.enqueue(tuple(c.plan for c in calls), [text_of(batches, c) for c in calls])
+            out = executor.outputs("update")
+            found.append(hash_of(*(executor.look(k) for k in cuda_run.KEPT), *(out[k] for k in sorted(out))))
+        return found
+
+    with CudaExecutor(make(), kernels()) as executor:
+        want = stepped(executor, 0)
+    with CudaRank(many, kernels(), world, patience_s=LONG_S) as executor:
+        got = stepped(executor, world.rank)
+    wrong += [f"step {i} of {name} has other bits than one process" for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b]
+    return wrong, MODEL_STEPS
+
+
 # -- ranks that are lost -----------------------------------------------------------------------------------------------------------
 
 LIMITS = Deadlines(stall=1.0, abort=1.0)
 """Of jobs in which a rank is lost."""
 BOUND_S = 30.0
 """Seconds, beside a deadline, until the rank that is left has its error: far more than it takes, for a busy machine."""
-
-
-LONG_S = 120.0
-"""Patience of a device that nobody is to wait for: a case has a limit before it."""
 
 
 def at_lost(peers: Peers, world: World, what: str, patience_s: float, seed: int) -> Found:
@@ -343,7 +383,8 @@ LOST = ("killed", "stopped", "hangs", "raises", "absent")
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "executor.cuda_ranks": {
-        "parity": [("steps", _case("at_steps", ("", "uncaptured"))), ("told", _case("at_told"))],
+        "parity": [("steps", _case("at_steps", ("", "uncaptured"))), ("told", _case("at_told")),
+                   *((f"model-{name}", _case("at_model", name)) for name in ("gpt", "llama"))],
         "determinism": [("ways", _ways)],
         "faults": [*((what, _lost(what)) for what in LOST), ("waiting", _waiting)],
     },
