@@ -20,7 +20,6 @@ from alpha.cuda_runtime.peers import Peers
 from alpha.gates.contracts import cuda_ranks
 from alpha.registry.faults import Fault, broken
 
-
 FAULTS = {f.id.removeprefix("cuda_ranks."): f for f in planted() if f.component == "executor.cuda_ranks"}
 
 SEEN: dict[str, tuple[Any, ...]] = {

@@ -317,6 +317,9 @@ class CudaRank(CudaExecutor):
             self._comm_marks.free()
         super().close()
 
+    def __enter__(self) -> CudaRank:
+        return self
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             self._abort()
