@@ -373,7 +373,8 @@ def _introduce(
         f"{'s' if cfg.train.shards > 1 else ''}; {flops.per_token / 1e6:.2f} MFLOP a token"
     )
     if program.ranks > 1:
-        printer.say(f"ranks     {program.ranks}, each with {program.facts['threads']} threads"
+        each = f"{program.facts['threads']} threads" if "threads" in program.facts else "a GPU"
+        printer.say(f"ranks     {program.ranks}, each with {each}"
                     + (" and its cut of the optimizer's state" if program.sharded else ""))
     printer.say(f"MFU       {mark}")
 

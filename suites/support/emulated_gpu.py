@@ -1,10 +1,11 @@
 """A GPU made of host memory, for the host side of the GPU back end: executor, staging, capture, loop and session.
 
 It is as late as the driver may be: what is enqueued on a stream runs only when somebody waits for it, an asynchronous copy reads
-page-locked memory only then, and what waits for nothing sees memory as it was. Or, where `Stream.haste` is set, a drawn stream runs ahead as
-far as it may whenever something is enqueued. A captured launch is recorded and does not run; streams join a capture by events, and one that
-is not joined back spoils it. Fresh memory is full of NaN. Kernels are their rows' oracles, each result rounded once to its type; so numbers are those of a GPU in kind, and
-bits can be compared. It says nothing about kernels and nothing about speed.
+page-locked memory only then, and what waits for nothing sees memory as it was. Or, where `Stream.haste` is set, a drawn stream runs ahead
+as far as it may whenever something is enqueued. A captured launch is recorded and does not run; streams join a capture by events, and one
+that is not joined back spoils it. Fresh memory is
+full of NaN. Kernels are their rows' oracles, each result rounded once to its type; so numbers are those of a GPU in kind, and bits can be
+compared. It says nothing about kernels and nothing about speed.
 """
 
 from __future__ import annotations

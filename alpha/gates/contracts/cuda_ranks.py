@@ -122,8 +122,8 @@ def given(seed: int, step: int, rank: int) -> dict[str, np.ndarray]:
 
 
 def wanted(seed: int, step: int, ranks: int, me: int) -> dict[str, np.ndarray]:
-    """What a rank's outputs are, by the rows of the op table: every sum rounded to f32 once a term, in the tree of the members. `sum`: of the
-    first collective."""
+    """What a rank's outputs are, by the rows of the op table: sums rounded to f32 once a term, in the tree of the members. `sum`: of the first
+    collective."""
     def total(xs: Sequence[np.ndarray]) -> np.ndarray:
         attrs: dict[str, Any] = {"group": GROUP, "size": ranks, "reduce": "sum"}
         return promised(row("all_reduce"), [(x,) for x in xs], [TYPE], attrs)[0][0]
