@@ -140,7 +140,8 @@ def _pieces(executor: Executor, kind: str) -> Iterator[memoryview | bytes]:
     """What a hash of a kind of state takes in: the host's memory itself, or the hashes that a device makes of its own."""
     digests = executor.digests
     if not digests.late:
-        yield executor.look(kind).data
+        flat = executor.look(kind)
+        yield flat.data
         return
     made = [digests.of_state(kind, start) for start in range(0, digests.nbytes(kind), digests.piece)]
     digests.wait()
