@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from emulated_gpu import Stream, emulated
 from emulated_peers import among
@@ -19,6 +20,7 @@ from alpha.cuda_runtime import compile as nvcc
 from alpha.cuda_runtime.peers import Peers
 from alpha.gates.contracts import cuda_ranks
 from alpha.registry.faults import Fault, broken
+from alpha.train import engine
 
 FAULTS = {f.id.removeprefix("cuda_ranks."): f for f in planted() if f.component == "executor.cuda_ranks"}
 
@@ -29,6 +31,7 @@ SEEN: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("stamps-of-one-end", "collectives-untold"), (cuda_ranks.at_told,)),
     "looked-at-too-early": (cuda_ranks.at_steps, ("inspected",)),
     "waits-not-ended": (cuda_ranks.at_lost, "killed", 8.0), "who-waits-is-blamed": (cuda_ranks.at_waiting,),
+    "last-piece-not-compared": (cuda_ranks.at_decided,),
     "rubbish-taken": (cuda_ranks.at_lost, "absent", 2.0), "step-unsaid": (cuda_ranks.at_lost, "absent", 2.0),
 }
 """Planted fault -> what rejects it here: a function and its arguments."""
@@ -44,9 +47,10 @@ def on_emulated(peers: Peers, world: World, haste: int | None, fault: Fault | No
             path = Path(alpha.__file__).parent / fault.file
             made: dict[str, Any] = {"__name__": "planted"}
             exec(compile(broken(fault, path.read_text(encoding="utf-8")), str(path), "exec"), made)
-            if "CudaRank" in made:
-                patch.setattr(cuda_ranks, "CudaRank", made["CudaRank"])
-            else:
+            for name in ("CudaRank", "Ranks"):
+                if getattr(made.get(name), "__module__", "") == "planted":
+                    patch.setattr(cuda_ranks, name, made[name])
+            if fault.file == "comm/world.py":
                 patch.setattr(World, "until", made["World"].until)
         return function(peers, world, *arguments)
 
@@ -59,8 +63,22 @@ def found(function: Callable[..., Any], *arguments: Any, haste: int | None = Non
     return among(ranks, on_emulated, haste, fault, function, *arguments, kernels=nvcc.KERNELS, each=512 << 20, deadlines=limits, lost=lost)
 
 
+ON_HOST = {name: f for name, f in FAULTS.items() if f.file == "train/engine.py"}
+
+
 def test_every_fault_is_seen_somewhere() -> None:
-    assert SEEN.keys() == FAULTS.keys()
+    assert SEEN.keys() == FAULTS.keys() - ON_HOST.keys()
+
+
+@pytest.mark.parametrize("name", ["", *ON_HOST])
+def test_each_rank_takes_its_own_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name:
+        made: dict[str, Any] = {"__name__": "planted"}
+        exec(broken(ON_HOST[name], Path(engine.__file__).read_text(encoding="utf-8")), made)
+        for own in ("take_device", "require_devices"):
+            monkeypatch.setattr(cuda_ranks, own, made[own])
+    case = dict(cuda_ranks.CASES["executor.cuda_ranks"]["faults"])["devices"]
+    assert bool(case(np.random.default_rng(0)).error) == bool(name)
 
 
 @pytest.mark.parametrize("haste", [None, 1, 2])
@@ -86,12 +104,17 @@ def test_a_rank_that_is_lost_is_named(what: str, seed: int) -> None:
         assert held and not wrong, wrong
 
 
+def test_parameters_that_differ_are_named(seed: int) -> None:
+    for wrong, held in found(cuda_ranks.at_decided, seed % 1000):
+        assert held == 2 and not wrong, wrong
+
+
 def test_who_waits_for_a_device_is_not_blamed() -> None:
     for wrong, held in found(cuda_ranks.at_waiting, 1):
         assert held and not wrong, wrong
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", SEEN)
 def test_planted_faults_are_caught(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams that are late see some, streams that run ahead others: one of several draws does."""
     monkeypatch.setattr(cuda_ranks, "SOUND_S", 5.0)

@@ -1,4 +1,4 @@
-"""Whole sessions of two ranks on emulated GPUs: the bits of one process, saves that any number of ranks goes on from, what is told of them."""
+"""Whole sessions of two ranks on emulated GPUs: the bits of one process, saves that it goes on from, what is told of collectives."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def refused(peers: Peers, world: World, cfg: Config) -> str:
 
 
 def test_a_refused_step_is_replayed_by_all_ranks(root: Path) -> None:
-    """A step whose learning rate makes parameters overflow: all ranks see it, save, replay it one launch after the other, and name the op."""
+    """A learning rate that makes parameters overflow: all ranks see it, save, replay the step launch by launch, and name the op."""
     cfg = configured(root, "llama", ("optim.lr=1e30", "optim.warmup=0", "optim.clip=0"))
     for text in among(2, refused, cfg, kernels=nvcc.KERNELS, each=512 << 20, deadlines=Deadlines(stall=60.0)):
         assert text.startswith("NonFiniteError") and "was refused and changed nothing" in text and "made" in text, text

@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from alpha.comm.world import World
 from alpha.component import Catalogue, Measured
 from alpha.cuda_runtime.memory import Arena
 from alpha.cuda_runtime.peers import Peers
-from alpha.errors import RankError
+from alpha.errors import MachineError, RankError
 from alpha.gates.contracts import cuda_run
 from alpha.gates.contracts.device_ranks import Case, Found, job, seed_of, sound
 from alpha.gates.contracts.reference import batches_of, hash_of, text_of
@@ -36,6 +37,8 @@ from alpha.ops.table import row
 from alpha.parallel.data import DataParallel
 from alpha.passes.build import StepShape, build_program
 from alpha.profile.recorder import Recorder
+from alpha.train.engine import VISIBLE, require_devices, take_device, visible_devices
+from alpha.train.ranks import Ranks
 from alpha.types import TensorType
 
 COUNT = 4096
@@ -122,8 +125,8 @@ def given(seed: int, step: int, rank: int) -> dict[str, np.ndarray]:
 
 
 def wanted(seed: int, step: int, ranks: int, me: int) -> dict[str, np.ndarray]:
-    """What a rank's outputs are, by the rows of the op table: sums rounded to f32 once a term, in the tree of the members. `sum`: of the first
-    collective."""
+    """What a rank's outputs are, by the rows of the op table: sums rounded to f32 once a term, in the tree of the members. `sum`: of the
+    first collective."""
     def total(xs: Sequence[np.ndarray]) -> np.ndarray:
         attrs: dict[str, Any] = {"group": GROUP, "size": ranks, "reduce": "sum"}
         return promised(row("all_reduce"), [(x,) for x in xs], [TYPE], attrs)[0][0]
@@ -236,6 +239,38 @@ def at_model(peers: Peers, world: World, name: str, seed: int) -> Found:
         got = stepped(executor, world.rank)
     wrong += [f"step {i} of {name} has other bits than one process" for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b]
     return wrong, MODEL_STEPS
+
+
+def at_decided(peers: Peers, world: World, seed: int) -> Found:
+    """After a step all ranks compare their parameters by hashes that devices make: equal ones pass, and one bit that flips in the last
+    piece of a rank's is named with rank, tensor and step."""
+    wrong, away, ranks = list[str](), world.size - 1, Ranks(world)
+    rng = np.random.default_rng(seed)
+    layout = StateLayout([TensorSpec(f"w{i}", (LONG_STATE // 8,), f"unit{i}") for i in range(2)])
+    plan = Plan("beside", (), {}, {}, {"state.param": 4 * layout.size}, Memory(0, 0, 0))
+    role = Role((Step("beside"),), {"beside": "beside"})
+    p = Program("state by hand", {"beside": plan}, role.schedule, {"param": layout}, {"backend": "cuda"}, others=(role,) * (world.size - 1),
+                groups={GROUP: (tuple(range(world.size)),)})
+    with CudaRank(p, kernels(), world, patience_s=SOUND_S) as executor:
+        executor.state("param")[...] = rng.standard_normal(layout.size).astype(np.float32)
+        executor.run("beside")
+        world.step = 7
+        if ranks.decide(executor, {"loss": 1.5}, world.rank) != away:
+            wrong.append("equal parameters: another decision")
+        if world.rank == away:
+            executor.state("param")[layout.offsets["w1"] + LONG_STATE // 8 - 1] += np.float32(1e-3)
+            executor.run("beside")
+        try:
+            ranks.decide(executor, {"loss": 1.5}, 0)
+            return [*wrong, "a parameter that differs is not seen"], 2
+        except RankError as error:
+            if not ("parameter w1" in str(error) and "step 7" in str(error)):
+                wrong.append(f"a parameter that differs: {error}")
+    return wrong, 2
+
+
+LONG_STATE = 40 << 20
+"""Bytes of a state that is hashed in more than one piece."""
 
 
 # -- ranks that are lost -----------------------------------------------------------------------------------------------------------
@@ -379,6 +414,27 @@ def _waiting(rng: np.random.Generator) -> Measured:
     return sound([lambda: job(f"{HERE}:at_waiting", seed_of(rng), deadlines=LIMITS)])
 
 
+def _devices(rng: np.random.Generator) -> Measured:
+    """Each rank's process sees its own GPU first and the others behind it, of those that it may use; more ranks than GPUs are refused."""
+    names, before, wrong = ["4", "GPU-5d", "6"], os.environ.get(VISIBLE), list[str]()
+    try:
+        for rank, name in enumerate(names):
+            os.environ[VISIBLE] = ", ".join(names)
+            take_device(cast(World, SimpleNamespace(here=range(len(names)), local_rank=rank)))
+            seen = visible_devices()
+            wrong += [] if seen[0] == name and sorted(seen) == sorted(names) else [f"rank {rank} sees {seen}"]
+        try:
+            require_devices(len(names) + 1)
+            wrong.append("more ranks than GPUs")
+        except MachineError:
+            pass
+    finally:
+        os.environ.pop(VISIBLE, None)
+        if before is not None:
+            os.environ[VISIBLE] = before
+    return Measured(error=float(len(wrong)), bound=0.0, cases=len(names) + 1, note="; ".join(wrong)[:120])
+
+
 LOST = ("killed", "stopped", "hangs", "raises", "absent")
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
@@ -386,6 +442,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
         "parity": [("steps", _case("at_steps", ("", "uncaptured"))), ("told", _case("at_told")),
                    *((f"model-{name}", _case("at_model", name)) for name in ("gpt", "llama"))],
         "determinism": [("ways", _ways)],
-        "faults": [*((what, _lost(what)) for what in LOST), ("waiting", _waiting)],
+        "faults": [*((what, _lost(what)) for what in LOST), ("waiting", _waiting), ("decided", _case("at_decided")),
+                   ("devices", _devices)],
     },
 }

@@ -14,7 +14,20 @@ from alpha.comm.catalogue import fill as fill_comm
 from alpha.component import Catalogue, Envelope, Measured
 from alpha.errors import GraphError, ShapeError
 from alpha.gates.contracts.mixed import declared
-from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, Batches, Reference, batches_of, both, hash_of, layout_of, references, refuses, yes
+from alpha.gates.contracts.reference import (
+    BATCH,
+    SCHEDULE,
+    SEQ,
+    Batches,
+    Reference,
+    batches_of,
+    both,
+    hash_of,
+    layout_of,
+    references,
+    refuses,
+    yes,
+)
 from alpha.graph.ir import Value
 from alpha.graph.order import COMM, COMPUTE, Order
 from alpha.graph.plan import Program
