@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -82,26 +82,26 @@ def open_executor(program: Program, catalogue: Catalogue, world: World | None = 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def visible_devices() -> list[str]:
+def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
     """The GPUs that this process may use, as VISIBLE names them: those that it names, else all that there are."""
-    named = os.environ.get(VISIBLE)
+    named = environment.get(VISIBLE)
     return [str(i) for i in range(len(asked().gpus))] if named is None else [x.strip() for x in named.split(",") if x.strip()]
 
 
-def require_devices(ranks: int) -> None:
+def require_devices(ranks: int, environment: Mapping[str, str] = os.environ) -> None:
     """MachineError where there are fewer GPUs than ranks on this host: each computes on one of its own."""
-    there = len(visible_devices())
+    there = len(visible_devices(environment))
     if ranks > there:
         raise MachineError("each rank computes on a GPU of its own", came=f"{ranks} ranks, {there} GPU{'s' * (there != 1)}",
                            expected=f"at most {there} ranks", do=f"take --nproc {there}" if there > 1 else "leave out --nproc")
 
 
-def take_device(world: World) -> None:
+def take_device(world: World, environment: MutableMapping[str, str] = os.environ) -> None:
     """Make a rank's own GPU the first that its process sees, the others behind it; before the driver starts there. MachineError where there
     are fewer than ranks."""
-    require_devices(len(world.here))
-    devices = visible_devices()
-    os.environ[VISIBLE] = ",".join(devices[int(i)] for i in devices_of(world.local_rank, len(devices)).split(","))
+    require_devices(len(world.here), environment)
+    devices = visible_devices(environment)
+    environment[VISIBLE] = ",".join(devices[int(i)] for i in devices_of(world.local_rank, len(devices)).split(","))
 
 
 def downloads_of(executor: Executor) -> Downloads | None:

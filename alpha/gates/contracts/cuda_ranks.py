@@ -416,22 +416,17 @@ def _waiting(rng: np.random.Generator) -> Measured:
 
 def _devices(rng: np.random.Generator) -> Measured:
     """Each rank's process sees its own GPU first and the others behind it, of those that it may use; more ranks than GPUs are refused."""
-    names, before, wrong = ["4", "GPU-5d", "6"], os.environ.get(VISIBLE), list[str]()
+    names, wrong = ["4", "GPU-5d", "6"], list[str]()
+    for rank, name in enumerate(names):
+        environment = {VISIBLE: ", ".join(names)}
+        take_device(cast(World, SimpleNamespace(here=range(len(names)), local_rank=rank)), environment)
+        seen = visible_devices(environment)
+        wrong += [] if seen[0] == name and sorted(seen) == sorted(names) else [f"rank {rank} sees {seen}"]
     try:
-        for rank, name in enumerate(names):
-            os.environ[VISIBLE] = ", ".join(names)
-            take_device(cast(World, SimpleNamespace(here=range(len(names)), local_rank=rank)))
-            seen = visible_devices()
-            wrong += [] if seen[0] == name and sorted(seen) == sorted(names) else [f"rank {rank} sees {seen}"]
-        try:
-            require_devices(len(names) + 1)
-            wrong.append("more ranks than GPUs")
-        except MachineError:
-            pass
-    finally:
-        os.environ.pop(VISIBLE, None)
-        if before is not None:
-            os.environ[VISIBLE] = before
+        require_devices(len(names) + 1, {VISIBLE: ",".join(names)})
+        wrong.append("more ranks than GPUs")
+    except MachineError:
+        pass
     return Measured(error=float(len(wrong)), bound=0.0, cases=len(names) + 1, note="; ".join(wrong)[:120])
 
 
