@@ -30,7 +30,7 @@ from alpha.gates.contracts.reference import (
 )
 from alpha.graph.ir import Value
 from alpha.graph.order import COMM, COMPUTE, Order
-from alpha.graph.plan import Program
+from alpha.graph.plan import Launch, Program
 from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
 from alpha.graph.verify_program import verify_program
@@ -105,9 +105,9 @@ def train(p: Program, ref: Reference, texts: list[Batches], seed: int, *, mode: 
         for offset, n in layout.ranges():
             start[offset : offset + n] += np.float32(0.02) * np.cos(np.arange(n, dtype=np.float32))
         ranks.state(rank, "param")[...] = start
-    for made in ("shard", "narrow"):
-        if made in p.plans:
-            ranks.run([[(made, {})]] * p.ranks)
+    for copies in ("shard", "narrow"):
+        if copies in p.plans:
+            ranks.run([[(copies, {})]] * p.ranks)
     numbers, apart = [], 0
     for text in texts:
         made = [np.array([float(out[k]) for k in sorted(out)]) for out in ranks.step(lambda s, m, text=text: text[s, m])]  # type: ignore[misc]
@@ -280,6 +280,40 @@ def _in_the_last(ref: Reference, rng: np.random.Generator) -> Measured:
     return yes(all(m.error == 0 for m in found), cases=len(found))
 
 
+def _broken_on_gpus(ref: Reference, rng: np.random.Generator) -> Measured:
+    """On GPUs too no Program is taken that sums in an earlier microbatch, leaves a unit out or sums it twice, or whose sum waits for
+    nothing, so that its place is written meanwhile."""
+    p, name, found = on_gpus(ref.name, 2, 2), "micro_last@1", []
+    plan = p.plans[name]
+    sums = [i for i, x in enumerate(plan.launches) if x.stream == COMM]
+
+    def changed(at: int, *launches: Launch) -> Program:
+        """The launch at a place replaced by these, the places that others wait for moved with them."""
+        by = len(launches) - 1
+        later = [replace(x, after=tuple(j + by * (j > at) for j in x.after if by >= 0 or j != at)) for x in plan.launches[at + 1 :]]
+        return replace(p, plans={**p.plans, name: replace(plan, launches=(*plan.launches[:at], *launches, *later))})
+
+    for i in sums:
+        x = plan.launches[i]
+        for wrong, said in ((changed(i), f"nothing sums {x.layer}"), (changed(i, x, x), f"{x.layer} is summed before"),
+                            (changed(i, replace(x, after=())), "the same bytes")):
+            found.append(_says(wrong, said))
+    steps = [*p.schedule]
+    at = next(i for i, step in enumerate(steps) if step.plan == name)
+    steps[at - 1], steps[at] = replace(steps[at], micro=0), replace(steps[at - 1], micro=1)
+    found.append(_says(replace(p, schedule=tuple(steps)), "microbatch"))
+    return yes(not any(found) and len(sums) == len(p.states["grad0"].units), "; ".join(filter(None, found))[:200], cases=len(found))
+
+
+def _says(p: Program, words: str) -> str:
+    """'' where the Program is refused with these words, else what became of it."""
+    try:
+        verify_program(p)
+    except GraphError as error:
+        return "" if words in str(error) else f"for {words}: {error.what} {error.came}"
+    return f"taken, for {words}"
+
+
 def _stored_once(ref: Reference, rng: np.random.Generator) -> Measured:
     """Eight ranks share the plans that are equal; only what a cut's place decides is a rank's own. One hash covers all."""
     whole, cut = program(ref.name, 8, 0), program(ref.name, 8, 1)
@@ -336,14 +370,15 @@ def _hashes(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _refuse_ranks(rng: np.random.Generator) -> Measured:
-    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, another last microbatch, another compute type, and
-    a state that is cut in bf16 or where one row makes all numbers."""
+    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, another last microbatch, another
+    compute type, and a state that is cut in bf16 or where one row makes all numbers."""
     found = [refuses(ShapeError, lambda: program("gpt", 4, 0, shards=2)), refuses(ShapeError, lambda: DataParallel(3)),
              refuses(ShapeError, lambda: DataParallel(128)), refuses(ShapeError, lambda: DataParallel(1)),
              refuses(ShapeError, lambda: DataParallel(2, 2)),
              refuses(ShapeError, lambda: DataParallel(2, micros=2).check(StepShape(micro_batch=1, seq=8, shards=2), "f32")),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2, micros=2), "f32")),
-             refuses(ShapeError, lambda: DataParallel(2, 1, precision="bf16")), refuses(ShapeError, lambda: DataParallel(2, 1, one_row=True)),
+             refuses(ShapeError, lambda: DataParallel(2, 1, precision="bf16")),
+             refuses(ShapeError, lambda: DataParallel(2, 1, one_row=True)),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2), "bf16"))]
     return yes(all(m.error == 0 for m in found), cases=len(found))
 
@@ -352,7 +387,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "data_parallel.pass": {"parity": [*both(_same_bits(1)), *both(_same_bits(2), "micros-"), *both(_same_bits(1, "sgd"), "sgd-")[:1],
                                       *both(_against_oracle, "oracle-"),
                                       *both(_same_bits_on_gpus, "gpus-"), *both(_as_on_the_cpu, "gpus-as-cpu-"),
-                                      *both(_no_copies, "gpus-in-place-"), *both(_beside, "beside-"), *both(_in_the_last, "last-"),
+                                      *both(_no_copies, "gpus-in-place-"), *both(_broken_on_gpus, "gpus-broken-"), *both(_beside, "beside-"), *both(_in_the_last, "last-"),
                                       *both(_stored_once, "once-"), *both(_recomputed, "recomputed-")[:1],
                                       ("as-completed", _as_completed),
                                       *both(_of_no_host, "host-"), ("own-settings", _own_settings)],
