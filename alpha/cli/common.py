@@ -67,10 +67,10 @@ def coloured(verdict: str) -> str:
 
 
 def require_ranks(cfg: Config, ranks: int) -> None:
-    """ConfigError where the ranks do not share the logical shards evenly, or nothing runs them on their back end."""
-    if cfg.machine.backend != "cpu":
-        raise ConfigError("ranks are processes of the CPU so far", came=f"backend {cfg.machine.backend}, {ranks} ranks", expected="cpu",
-                          do="leave out --nproc: one rank runs on the GPU")  # fmt: skip
+    """ConfigError where the ranks do not share the logical shards evenly, or a GPU's are to be checked."""
+    if cfg.machine.backend == "cuda" and cfg.machine.debug in ("check", "all"):
+        raise ConfigError("collectives among GPUs are not checked by their rows yet", came=f'machine.debug = "{cfg.machine.debug}"',
+                          expected='"off", "log" or "trace"', do="set machine.debug, or run these ranks on the CPU")
     require_even_ranks(cfg, ranks)
 
 
