@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
+
+from alpha.errors import RankError
 
 
 class World(Protocol):
@@ -17,3 +20,14 @@ class World(Protocol):
     place: Any
 
     def advance(self) -> None: ...
+
+
+class DeviceWorld(World, Protocol):
+    """What an executor of a device needs beyond that: `exchange` carries words to all ranks once, before they run; `until` looks after the
+    others while a device waits for them; `fail` tells what only the device saw."""
+
+    step: int
+
+    def exchange(self, words: bytes) -> list[bytes]: ...
+    def until(self, ready: Callable[[], bool], op: str, rest: Callable[[float], object]) -> None: ...
+    def fail(self, error: RankError) -> RankError: ...

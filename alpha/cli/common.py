@@ -67,10 +67,15 @@ def coloured(verdict: str) -> str:
 
 
 def require_ranks(cfg: Config, ranks: int) -> None:
-    """ConfigError where the ranks do not share the logical shards evenly, or their back end has no collectives."""
-    if cfg.machine.backend != "cpu":
-        raise ConfigError("ranks are processes of the CPU so far", came=f"backend {cfg.machine.backend}, {ranks} ranks", expected="cpu",
-                          do="leave out --nproc: one rank runs on the GPU")  # fmt: skip
+    """ConfigError where the ranks do not share the logical shards evenly, or a GPU's are to be checked."""
+    if cfg.machine.backend == "cuda" and cfg.machine.debug in ("check", "all"):
+        raise ConfigError("collectives among GPUs are not checked by their rows yet", came=f'machine.debug = "{cfg.machine.debug}"',
+                          expected='"off", "log" or "trace"', do="set machine.debug, or run these ranks on the CPU")
+    require_even_ranks(cfg, ranks)
+
+
+def require_even_ranks(cfg: Config, ranks: int) -> None:
+    """ConfigError where the ranks do not share the logical shards evenly."""
     if ranks < 1 or cfg.train.shards % ranks:
         fitting = [n for n in range(2, cfg.train.shards + 1) if cfg.train.shards % n == 0]
         raise ConfigError("the ranks do not divide the logical shards", came=f"{ranks} ranks, train.shards = {cfg.train.shards}",

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from alpha.cli.common import coloured, console_or, in_its_folder, load_source, require_ranks
+from alpha.cli.common import coloured, console_or, in_its_folder, load_source, require_even_ranks
 from alpha.cli.outside import cmd_outside
 from alpha.errors import InputError
 from alpha.gates import merge, run
@@ -55,7 +55,7 @@ def cmd_gate_run(args: argparse.Namespace) -> int:
     if args.run_file is not None:
         cfg = load_source(args.run_file, args.set)
         if args.nproc != 1:
-            require_ranks(cfg, args.nproc)
+            require_even_ranks(cfg, args.nproc)
         with in_its_folder(args.run_file, cfg):
             vocab = vocabulary(cfg, open_data(cfg).tokenizer.vocab_size)
             program = program_for(cfg, vocab, catalogue(), threads_for(cfg, args.nproc), args.nproc)

@@ -6,7 +6,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from alpha.cli.common import in_its_folder, load_source, require_ranks
+from alpha.cli.common import in_its_folder, load_source, require_even_ranks
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cuda_runtime import manifest
@@ -36,7 +36,7 @@ def cmd_plan(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace, cfg: Config, vocabulary: int | None, printer: Printer) -> int:
     """Print what a run of `cfg` would be; its paths are those of the working folder."""
     if args.nproc != 1:
-        require_ranks(cfg, args.nproc)
+        require_even_ranks(cfg, args.nproc)
     with printer.doing("building the program"):
         catalogue = loadable_catalogue()
         plan = _planned(cfg, catalogue, vocabulary, args.nproc)

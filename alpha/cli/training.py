@@ -30,6 +30,7 @@ from alpha.trackers.start import Made, trackers
 from alpha.train import engines, launch, rundir
 from alpha.train.catalogue import catalogue
 from alpha.train.console import Printer, duration
+from alpha.train.engine import require_devices
 from alpha.train.home import at_home
 from alpha.train.interrupt import EXIT, Interrupt
 from alpha.train.ranks import Ranks
@@ -111,14 +112,21 @@ def _as_rank(args: argparse.Namespace, cfg: Config, resume: Path | None, place: 
                          expected="none of --nproc, --restarts and --hosts", do="leave them out, or unset RANK and WORLD_SIZE")
     if place.size == 1:
         return _session(args, cfg, resume, args.at)
-    require_ranks(cfg, place.size)
+    _require(cfg, place.size, place.local_size)
     with trackers(cfg.log if place.rank == 0 else Log(), partial(_report, args.command)) as made, launch.join(place) as world:
         return _session(args, cfg, resume, args.at, world, made)
 
 
+def _require(cfg: Config, ranks: int, here: int) -> None:
+    """Whether so many ranks, `here` of them on this host, can run: ConfigError or MachineError."""
+    require_ranks(cfg, ranks)
+    if cfg.machine.backend == "cuda":
+        require_devices(here)
+
+
 def _with_ranks(args: argparse.Namespace, cfg: Config, resume: Path | None, made: Made, across: Across | None) -> int:
     """Start the ranks here, and again where some are lost."""
-    require_ranks(cfg, args.nproc * args.hosts)
+    _require(cfg, args.nproc * args.hosts, args.nproc)
     fewest = args.nproc if args.fewest is None else args.fewest
     if args.restarts < 0 or not (1 if across else 2) <= fewest <= args.nproc or (across and fewest != args.nproc):
         raise InputError("a job is started again a number of times, with ranks that there are",

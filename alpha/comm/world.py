@@ -9,7 +9,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -20,6 +20,7 @@ from alpha.comm.segment import Segment
 from alpha.comm.shm import SharedMemory
 from alpha.comm.streams import Streams, call
 from alpha.comm.watch import Deadlines, Watch
+from alpha.comm.words import exchanged
 from alpha.errors import GraphError, InputError, RankError
 
 WORLD = "world"
@@ -143,6 +144,24 @@ class World:
         """Tell the others that this rank gets on; an executor does it at each launch. RankError if any rank has failed."""
         self._control.advance(self.rank)
         self._watch.stopped("")
+
+    def exchange(self, words: bytes) -> list[bytes]:
+        """The `words` of all ranks, in order. Called by all of them; lengths may differ."""
+        return exchanged(self.group(WORLD), words)
+
+    def until(self, ready: Callable[[], bool], op: str, rest: Callable[[float], object]) -> None:
+        """Return as soon as `ready()`, which a device brings about that waits for other ranks in `op`. Meanwhile this rank gets on: what
+        looks after the device's waits is the device's own patience. `rest`: waits so many seconds at most. RankError when any rank failed
+        or died, or when one gets on with nothing."""
+        def look() -> bool:
+            self._control.advance(self.rank)
+            return ready()
+
+        self._watch.until(look, (self.rank + 1) % self.size, op, rest)
+
+    def fail(self, error: RankError) -> RankError:
+        """Tell all ranks of an error that was seen outside of a wait of theirs; it is raised then."""
+        return self._watch.fail(error)
 
     @contextmanager
     def patient(self, seconds: float) -> Iterator[None]:

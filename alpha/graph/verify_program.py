@@ -18,7 +18,9 @@ from alpha.graph.effects import COUNT, Refusal, backward, cannot_cross, refused
 from alpha.graph.ir import attrs_text
 from alpha.graph.order import COMPUTE, Order
 from alpha.graph.plan import Launch, Plan, Program, Ref
+from alpha.ops.collectives import SUMS
 from alpha.ops.table import row
+from alpha.types import ITEMSIZE
 
 PLACES = {"broadcast": "root", "reduce": "root", "send": "to", "receive": "source"}
 """Rows of one member that differs from the others -> the attribute that says which."""
@@ -47,14 +49,15 @@ class _Call:
 def verify_program(program: Program) -> Program:
     """The program unchanged, or a GraphError. A Program of one rank without collectives is sound if its plans are.
 
-    Invariants: every group parts the ranks; each microbatch of each shard is run by one rank; launches of two streams that touch the same
-    bytes, one of them writing, are ordered; the members of a group issue the same collectives in the same order, with one root, count and
-    element type; every send meets a receive; the ranks never wait for one another in a circle; effects and extents are such as
-    alpha/graph/effects.py allows, and members agree in them.
+    Invariants: every group parts the ranks; each microbatch of each shard is run by one rank; of a kind of state that a step sums over a
+    group every unit is summed once; launches of two streams that touch the same bytes, one of them writing, are ordered; the members of a
+    group issue the same collectives in the same order, with one root, count and element type; every send meets a receive; the ranks never
+    wait for one another in a circle; effects and extents are such as alpha/graph/effects.py allows, and members agree in them.
     """
     _groups_part_ranks(program)
     _effects_can_be(program)
     _text_is_dealt_once(program)
+    _units_are_summed_once(program)
     orders = {key: _ordered(key, plan) for key, plan in program.plans.items()}
     calls = [_issued(program, rank, orders) for rank in range(program.ranks)]
     events: list[list[_Call]] = []
@@ -91,6 +94,32 @@ def _text_is_dealt_once(program: Program) -> None:
             if (shard, micro) not in found:
                 raise GraphError("no rank runs some text of a step", came=f"shard {shard}, microbatch {micro}",
                                  expected="every microbatch of a shard once")
+
+
+def _units_are_summed_once(program: Program) -> None:
+    """Sums whose operands lie in a kind of state, of one group in one step, cover its units without a gap, and none of them twice."""
+    for rank in range(program.ranks):
+        role = program.role(rank)
+        found: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+        for step in role.schedule:
+            for x in program.plans[role.plans[step.plan]].launches:
+                kind = x.ins[0].arena.removeprefix("state.") if x.ins else ""
+                if x.op in SUMS and kind in program.states:
+                    summed = found.setdefault((kind, str(x.attrs["group"])), [])
+                    summed.append((x.ins[0].offset, x.ins[0].stop, _told(rank, step.plan, x)))
+        for (kind, group), summed in found.items():
+            layout, at = program.states[kind], 0
+            width = ITEMSIZE[layout.dtype]
+            end = layout.size * width
+            for start, stop, told in (*sorted(summed), (end, end, f"rank {rank}: the end of a step")):
+                unit = next((u.name for u in layout.units if min(start, at) < u.stop * width), "none")
+                if start > at:
+                    raise GraphError(f"{kind} is summed over group {group!r}, but for a unit", came=f"{told}: nothing sums {unit}",
+                                     expected="every unit once")
+                if start < at:
+                    raise GraphError(f"{kind} is summed over group {group!r}, a unit twice", came=f"{told}: {unit} is summed before",
+                                     expected="every unit once")
+                at = stop
 
 
 def _effects_can_be(program: Program) -> None:

@@ -35,11 +35,15 @@ SUMS = "grad"
 @dataclass(frozen=True)
 class DataParallel:
     """Data parallel over `ranks` ranks; `zero`: 1 cuts the optimizer's state over them, 0 does not; `micros`: microbatches of a shard, the
-    last of which sums over the ranks. ShapeError for other numbers."""
+    last of which sums over the ranks. `precision`: the compute type; `one_row`: whether the back end makes the numbers of an update by the
+    row update_scalars, both as `update_graph` has them. ShapeError for other numbers, and for a cut state in bf16: nothing gathers the
+    copy of the parameters yet. With `one_row` it would have other bits, for that row sums squares in an order of its own."""
 
     ranks: int
     zero: int = 0
     micros: int = 1
+    precision: str = "f32"
+    one_row: bool = False
 
     def __post_init__(self) -> None:
         if self.ranks < 2 or PARTS % self.ranks:
@@ -47,6 +51,10 @@ class DataParallel:
                              expected=f"a power of two from 2 to {PARTS}", do="take another number of ranks; one rank needs no sums")
         if self.zero not in (0, 1):
             raise ShapeError("the stage of ZeRO is not known", came=self.zero, expected="0 or 1", do="set train.zero")
+        if self.zero and (self.precision != "f32" or self.one_row):
+            raise ShapeError("the optimizer's state is cut over ranks in f32 on the CPU alone",
+                             came=f"train.zero = {self.zero} in {self.precision}", expected="train.zero = 0",
+                             do="set train.zero = 0, by which every rank updates the whole state")
 
     @property
     def groups(self) -> Groups:
@@ -59,9 +67,10 @@ class DataParallel:
         return {"ranks": self.ranks, "zero": self.zero}
 
     def check(self, shape: StepShape, precision: str) -> None:
-        """ShapeError where the ranks do not divide the logical shards, and in bf16, whose copy of the parameters nothing gathers yet."""
-        if precision != "f32":
-            raise ShapeError("many ranks compute in f32", came=precision, expected="f32", do="set train.precision, or run one rank")
+        """ShapeError where the ranks do not divide the logical shards, or where the step has other sizes or another compute type."""
+        if precision != self.precision:
+            raise ShapeError("the ranks update in another compute type than the step has", came=self.precision, expected=precision,
+                             do="make DataParallel of the Program's precision")
         if shape.shards % self.ranks:
             raise ShapeError("the ranks do not divide the logical shards", came=f"{self.ranks} ranks, {shape.shards} shards",
                              expected=f"{self.ranks} shards or a multiple", do="set train.shards; it is part of the numerics")
@@ -98,9 +107,10 @@ class DataParallel:
         t.microbatch = None
 
     def update(self, rank: int, optimizer: Optimizer, params: StateLayout, slot: int) -> Graph:
-        """The update of all state, or of a rank's cut of it: unit after unit, each gathered while the next is updated."""
+        """The update of all state, which is one process's, or of a rank's cut of it: unit after unit, each gathered while the next is
+        updated."""
         if not self.zero:
-            return update_graph(optimizer, params, slot)
+            return update_graph(optimizer, params, slot, self.precision, one_row=self.one_row)
         t = Tracer("update", params)
         t.phase, t.source = "update", optimizer.name
         sharded = params.shard(self.ranks)

@@ -259,6 +259,17 @@ class Recorder:
             self._at.device.append((_INDEX[phase], start_ns, stop_ns))
             self._at.launches += launches
 
+    def ran_beside(self, launches: Sequence[Launch], times: Sequence[tuple[int, int]]) -> None:
+        """Collectives ran on a device's stream beside compute, from when to when, in a Segment that `ran_on_device` has been told of: there
+        the time in which compute waited for them is phase 'comm'. The rest of theirs was hidden."""
+        waits = self.waits_on_device()
+        exposed = sum(max(0, min(b, d) - max(a, c)) for a, b in times for c, d in waits)
+        self._at.overlapped["comm"] += sum(b - a for a, b in times) - exposed
+
+    def waits_on_device(self) -> list[tuple[int, int]]:
+        """When, in this interval, a device's compute stream waited for collectives, or ran them itself."""
+        return [(start, stop) for phase, start, stop in self._at.device if phase == _INDEX["comm"]]
+
     def on_device(self, *phases: str) -> int:
         """ns of this interval that a device was busy with these phases, as far as it has told."""
         wanted = {_INDEX[phase] for phase in phases}

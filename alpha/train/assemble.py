@@ -304,7 +304,8 @@ def program_for(cfg: Config, vocab: int, catalogue: Catalogue, threads: int, ran
         threads=threads,
         policy=(mode, ops),
         fused=cfg.train.fuse,
-        over=DataParallel(ranks, cfg.train.zero, cfg.micros) if ranks > 1 else None,
+        over=DataParallel(ranks, cfg.train.zero, cfg.micros, precision=cfg.train.precision,
+                          one_row=bool(catalogue.for_op("update_scalars", cfg.machine.backend))) if ranks > 1 else None,
     )
     return replace(verify_program(program) if ranks > 1 else program, made_by=made_by(cfg, ranks))
 
@@ -385,7 +386,7 @@ EVERY_RUN = ("checkpoint.ranges", "flops.v1", "sampler.permuted", "shards.v2", "
 def made_by(cfg: Config, ranks: int = 1) -> tuple[str, ...]:
     """Ids of the components that make and execute the Program of a run, by what the Config and the launch chose."""
     chosen = [f"model.{cfg.model.family}", f"optimizer.{cfg.optim.name}", f"schedule.{cfg.optim.schedule}",
-              f"executor.{cfg.machine.backend}"]
+              f"executor.{cfg.machine.backend}" + ("_ranks" if ranks > 1 and cfg.machine.backend == "cuda" else "")]
     chosen += ["fuse.pass"] if cfg.train.fuse else []
     chosen += ["recompute.pass"] if cfg.train.recompute != "none" else []
     chosen += ["data_parallel.pass", "verify_program.pass"] if ranks > 1 else []

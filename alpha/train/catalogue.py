@@ -12,6 +12,7 @@ from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.catalogue import fill as fill_cuda
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.lib import SM90A
+from alpha.backends.cuda.ranks import CudaRank
 from alpha.checkpoint.components import fill as fill_checkpoint
 from alpha.comm.catalogue import fill as fill_comm
 from alpha.component import Catalogue, Component
@@ -34,6 +35,9 @@ OWN = (
     Component(id="executor.cpu", kind="executor", profile="program", backend="cpu", implementation=CpuExecutor, contract=_RUN),
     Component(id="executor.cuda", kind="executor", profile="program", backend="cuda", implementation=CudaExecutor, requires=SM90A,
               binaries=Binaries(lambda: (mark.SOURCE, spot.SOURCE)), contract="alpha.gates.contracts.cuda_run"),
+    Component(id="executor.cuda_ranks", kind="executor", profile="program", backend="cuda", implementation=CudaRank,
+              presupposes=("executor.cuda", "all_reduce.sm90", "watch.progress"), requires=("sm_90a", "gpus>=2"),
+              binaries=Binaries(lambda: (mark.SOURCE, spot.SOURCE)), contract="alpha.gates.contracts.cuda_ranks"),
     Component(id="program.step", kind="program", profile="program", implementation=build_program, contract=_RUN),
     Component(id="data_parallel.pass", kind="pass", profile="host", implementation=DataParallel,
               contract="alpha.gates.contracts.data_parallel",
@@ -47,6 +51,9 @@ OWN = (
       for name in FAMILIES),
     Component(id="flops.v1", kind="flops", profile="count", implementation=count, contract=_MODELS),
 )
+
+SEVERAL = "gpus>=2"
+"""The requirement of what runs on several GPUs: what itself runs on one launches no such kernel, and its evidence binds to none."""
 
 RUN_PROGRAMS = ("pass", "executor", "program", "optimizer")
 """Kinds whose gates run whole Programs, by the kernels of their back end: evidence binds to those that their Programs may launch."""
@@ -75,6 +82,6 @@ def loadable_catalogue() -> Catalogue:
         fill(others)
     for component in (*others, *OWN):
         where = "cuda" if component.backend == "cuda" else "cpu"
-        own = tuple(k for k in kernels if k.backend == where)
+        own = tuple(k for k in kernels if k.backend == where and (SEVERAL in component.requires or SEVERAL not in k.requires))
         catalogue.add(replace(component, launches=partial(tuple, own)) if component.kind in RUN_PROGRAMS else component)
     return catalogue

@@ -17,7 +17,7 @@ from alpha.comm.flight import Record
 from alpha.comm.world import World
 from alpha.errors import GraphError
 from alpha.graph.order import COMM
-from alpha.graph.plan import Plan, Step
+from alpha.graph.plan import Launch, Plan, Step
 from alpha.profile.phases import PHASES
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
@@ -110,6 +110,8 @@ class RankRecorder(Recorder):
         self._beside: list[tuple[int, int]] = []
         self._alone: list[tuple[int, int]] = []
         self._waits: list[tuple[int, int]] = []
+        self._on_device: list[Record] = []
+        """Collectives among GPUs, which no flight recorder sees."""
         self._calls: list[tuple[str, int, int]] = []
         """Name of a Plan that ran, and from when to when."""
 
@@ -117,7 +119,7 @@ class RankRecorder(Recorder):
         """As of every recorder; the collectives of the interval before are told."""
         self._tell(last=True)
         self._first = self._flights.written
-        self._beside, self._alone, self._waits, self._calls = [], [], [], []
+        self._beside, self._alone, self._waits, self._calls, self._on_device = [], [], [], [], []
         super().begin(step, profiled=profiled, ahead=ahead)
 
     def so_far(self) -> None:
@@ -139,6 +141,15 @@ class RankRecorder(Recorder):
         where = self._beside if waits else self._alone
         where += [(marks[2 * i], marks[2 * i + 1]) for i, x in enumerate(plan.launches) if x.stream == COMM]
 
+    def ran_beside(self, launches: Sequence[Launch], times: Sequence[tuple[int, int]]) -> None:
+        """As of every recorder; each is a collective of the step."""
+        super().ran_beside(launches, times)
+        self._beside += times
+        for x, (start, stop) in zip(launches, times, strict=True):
+            operands = x.ins or x.outs
+            self._on_device.append(Record(0, len(self._on_device) + 1, x.op, operands[0].type.dtype, sum(r.type.nbytes for r in operands),
+                                          self._at.step or 0, start, start, stop, x.source))
+
     def _tell(self, *, last: bool = False) -> None:
         step = self._at.step
         if step is None or self.store is None:
@@ -148,7 +159,10 @@ class RankRecorder(Recorder):
             raise GraphError("a step has more collectives than the flight recorder keeps", came=asked, expected=f"at most {len(records)}",
                              do="raise RECORDS in alpha/comm/flight.py")
         alone = sorted([*self._alone, *((start, stop) for phase, start, stop in self._at.host if phase == _COMM)])
+        records += self._on_device
         beside, waits, rank, each = self._beside, self._waits, self.store.rank, self.profiling or self.each
+        if self._on_device:
+            waits = sorted([*waits, *self.waits_on_device()])
         for r in records if last and self.log else ():
             self.log(step, op=r.op, group=r.group, call=r.call, dtype=r.dtype, nbytes=r.nbytes, us=(r.finished - r.created) / 1e3,
                      source=r.source)  # type: ignore[misc]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -12,12 +13,15 @@ from alpha.backends.checks import Inspector
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cuda.downloads import Downloads
 from alpha.backends.cuda.executor import CudaExecutor
+from alpha.backends.cuda.ranks import CudaRank
 from alpha.backends.digest import Digests
-from alpha.backends.world import World
+from alpha.comm.world import World
 from alpha.component import Catalogue
+from alpha.cuda_runtime.peers import devices_of
 from alpha.errors import InputError, MachineError
 from alpha.graph.plan import Program
 from alpha.profile.recorder import Recorder
+from alpha.registry.gpu import asked
 from alpha.train import memory_check
 
 
@@ -67,9 +71,37 @@ def open_executor(program: Program, catalogue: Catalogue, world: World | None = 
     memory_check.require(program, [world.rank if world else 0])
     if world is None:
         return _EXECUTORS[backend](program, catalogue)
-    if backend != "cpu":
-        raise MachineError("no transport reaches ranks of this back end", came=backend, expected="cpu", do="run one rank on the GPU")
-    return CpuExecutor(program, catalogue, world)
+    if backend == "cpu":
+        return CpuExecutor(program, catalogue, world)
+    if len(world.here) < world.size:
+        raise MachineError("collectives among GPUs reach those of one host", came=f"{world.size} ranks, {len(world.here)} of this host",
+                           expected="all ranks on one host", do="run as many ranks as this host has GPUs")
+    return CudaRank(program, catalogue, world)
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs that this process may use, as VISIBLE names them: those that it names, else all that there are."""
+    named = environment.get(VISIBLE)
+    return [str(i) for i in range(len(asked().gpus))] if named is None else [x.strip() for x in named.split(",") if x.strip()]
+
+
+def require_devices(ranks: int, environment: Mapping[str, str] = os.environ) -> None:
+    """MachineError where there are fewer GPUs than ranks on this host: each computes on one of its own."""
+    there = len(visible_devices(environment))
+    if ranks > there:
+        raise MachineError("each rank computes on a GPU of its own", came=f"{ranks} ranks, {there} GPU{'s' * (there != 1)}",
+                           expected=f"at most {there} ranks", do=f"take --nproc {there}" if there > 1 else "leave out --nproc")
+
+
+def take_device(world: World, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Make a rank's own GPU the first that its process sees, the others behind it; before the driver starts there. MachineError where there
+    are fewer than ranks."""
+    require_devices(len(world.here), environment)
+    devices = visible_devices(environment)
+    environment[VISIBLE] = ",".join(devices[int(i)] for i in devices_of(world.local_rank, len(devices)).split(","))
 
 
 def downloads_of(executor: Executor) -> Downloads | None:

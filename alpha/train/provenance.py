@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -37,9 +37,10 @@ from alpha.train.seal import Seal
 def describe(
     held: RunDir, metrics: Store, cfg: Config, data: Dataset, program: Program, flops: ModelFlops, evidence: Mapping[str, Any],
     seal: Seal, admitted: bool, began: datetime, step: int, threads: int, peak: Peak, executor: Executor, catalogue: Catalogue,
+    devices: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Write the manifest and the metadata of the metrics. `evidence`: component -> gate -> hash of the record that satisfies it;
-    `admitted`: whether the registry let this session in."""
+    `admitted`: whether the registry let this session in; `devices`: of each rank, where ranks have GPUs of their own."""
     machine, here, source, hardware = machine_class(), environment(), rundir.source_state(), executor.hardware()
     before = rundir.read_manifest(held.path)
     session = {
@@ -47,6 +48,8 @@ def describe(
         "hardware": hardware["hardware"], "environment": here, "source": source, "program": program.hash(), "gated": admitted,
         "evidence": seal.evidence, "libraries": forbidden.libraries(), "not_looked_at": forbidden.blind(),
     }  # fmt: skip
+    if devices:
+        session["devices"] = list(devices)
     components = {**{c: {} for c in program.kernels()}, **evidence}
     held.write_manifest(
         {

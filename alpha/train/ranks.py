@@ -84,6 +84,10 @@ class Ranks:
         collectives.broadcast(self._group, whole, whole, root=0)
         return whole.tobytes()[: int(words[0])].decode()
 
+    def each(self, text: str) -> list[str]:
+        """What every rank says, in order, on all ranks."""
+        return [x.decode() for x in self.world.exchange(text.encode())] if self.world else [text]
+
     def share(self, rows: np.ndarray) -> np.ndarray:
         """f64[n, k] in which row i is that of rank i modulo the number of ranks, from arrays in which each rank filled its own rows."""
         if self.world is None:
@@ -109,8 +113,9 @@ class Ranks:
         """
         if self.world is None:
             return asked
-        flat, layout = executor.look("param"), executor.program.states["param"]
-        digest = xxhash.xxh3_64(flat.data)
+        digest = xxhash.xxh3_64()
+        for piece in _pieces(executor, "param"):
+            digest.update(piece)
         for name in sorted(numbers):
             digest.update(np.float64(numbers[name]).tobytes())
         own = np.array([np.uint64(digest.intdigest()).view(np.int64), asked], np.int64)
@@ -118,7 +123,7 @@ class Ranks:
         with executor.recorder.span("comm"):
             collectives.all_gather(self._group, own, every)
         if (every[:, 0] != every[0, 0]).any():
-            self._name_difference(flat, layout, numbers)
+            self._name_difference(executor.look("param"), executor.program.states["param"], numbers)
         return int(every[:, 1].max())
 
     def _name_difference(self, flat: np.ndarray, layout: StateLayout, numbers: Mapping[str, float]) -> None:
@@ -129,3 +134,15 @@ class Ranks:
         assert self.world is not None
         agree(self._group, facts, f"rank {{rank}} has other bits than the others after step {self.world.step}",
               "start again from the last checkpoint; if it comes back, test the memory of this machine")
+
+
+def _pieces(executor: Executor, kind: str) -> Iterator[memoryview | bytes]:
+    """What a hash of a kind of state takes in: the host's memory itself, or the hashes that a device makes of its own."""
+    digests = executor.digests
+    if not digests.late:
+        flat = executor.look(kind)
+        yield flat.data
+        return
+    made = [digests.of_state(kind, start) for start in range(0, digests.nbytes(kind), digests.piece)]
+    digests.wait()
+    yield from (digests.read(one) for one in made)

@@ -34,7 +34,7 @@ from alpha.train import forbidden, memory_check, rundir
 from alpha.train.assemble import Dataset, calls_of, components_of, flops_for, open_data, program_for, sampler_for, threads_for, vocabulary
 from alpha.train.communication import RankRecorder
 from alpha.train.console import Board, Printer
-from alpha.train.engine import open_executor
+from alpha.train.engine import VISIBLE, open_executor, take_device, visible_devices
 from alpha.train.evaluate import Evaluation
 from alpha.train.extend import lasting
 from alpha.train.handshake import require_same_program, require_same_start
@@ -107,6 +107,8 @@ def train(
     """
     forbidden.watch()
     ranks, links, clock = Ranks(world), "none", "its own"
+    if world and cfg.machine.backend == "cuda":
+        take_device(world)
     with ExitStack() as stack:
         held: RunDir | None = None
         if resume is not None:
@@ -139,6 +141,8 @@ def train(
         kernels = checked(catalogue) if checking else catalogue
         stack.enter_context(forbidden.training())  # the gates that `admit` may have run started processes of their own
         executor = stack.enter_context(open_executor(program, kernels, world))
+        on = ranks.each(f"{executor.hardware()['hardware']}, {VISIBLE} {visible_devices()[0]}") if world and own.program.facts[
+            "backend"] == "cuda" else []
         forbidden.check("before the first step")
         if held is None and ranks.first:
             held = stack.enter_context(rundir.create(cfg, data.tokenizer, UNGATED if admit is None else GATED))
@@ -200,7 +204,7 @@ def train(
             note_speed()
             elsewhere = moved(metrics, executor, threads)
             describe(held, metrics, cfg, data, program, flops, evidence, loop.seal, admit is not None, began, loop.step, threads, peak,
-                     executor, catalogue)  # fmt: skip
+                     executor, catalogue, on)  # fmt: skip
             metrics.describe({"verify": loop.spots.status})
             tell_sources(metrics, cfg, sampler)
             tell_plan(metrics, program, flops, cfg.train.batch * cfg.data.sequence)
@@ -369,7 +373,8 @@ def _introduce(
         f"{'s' if cfg.train.shards > 1 else ''}; {flops.per_token / 1e6:.2f} MFLOP a token"
     )
     if program.ranks > 1:
-        printer.say(f"ranks     {program.ranks}, each with {program.facts['threads']} threads"
+        each = f"{program.facts['threads']} threads" if "threads" in program.facts else "a GPU"
+        printer.say(f"ranks     {program.ranks}, each with {each}"
                     + (" and its cut of the optimizer's state" if program.sharded else ""))
     printer.say(f"MFU       {mark}")
 

@@ -1,14 +1,17 @@
 """A GPU made of host memory, for the host side of the GPU back end: executor, staging, capture, loop and session.
 
 It is as late as the driver may be: what is enqueued on a stream runs only when somebody waits for it, an asynchronous copy reads
-page-locked memory only then, and what waits for nothing sees memory as it was. A captured launch is recorded and does not run. Fresh
-memory is full of NaN. Kernels are their rows' oracles, each result rounded once to its type; so numbers are those of a GPU in kind, and
-bits can be compared. It says nothing about kernels and nothing about speed.
+page-locked memory only then, and what waits for nothing sees memory as it was. Or, where `Stream.haste` is set, a drawn stream runs ahead
+as far as it may whenever something is enqueued. A captured launch is recorded and does not run; streams join a capture by events, and one
+that is not joined back spoils it. Fresh memory is
+full of NaN. Kernels are their rows' oracles, each result rounded once to its type; so numbers are those of a GPU in kind, and bits can be
+compared. It says nothing about kernels and nothing about speed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -52,22 +55,82 @@ class Record:
 
     stream: Stream
     done: bool = False
+    capture: Capture | None = None
+
+    def __call__(self) -> None:
+        self.done = True
+
+
+@dataclass
+class Until:
+    """Waits for a recording."""
+
+    record: Record
+
+    def __call__(self) -> None:
+        self.record.stream.until(self.record)
+
+
+class Capture(list[Callable[[], None]]):
+    """What was captured, in order. `streams`: on which stream each; the first is the one that captures."""
+
+    def __init__(self, origin: Stream) -> None:
+        super().__init__()
+        self.origin, self.streams, self.joined = origin, list[Stream](), {id(origin): origin}
+
+    def add(self, stream: Stream, work: Callable[[], None]) -> None:
+        self.append(work)
+        self.streams.append(stream)
+
+    def end(self) -> bool:
+        """Whether all streams have been joined back: the last recording of each is waited for, and nothing of it comes behind that."""
+        for stream in self.joined.values():
+            stream.capturing = None
+        awaited = {id(x.record) for x in self if isinstance(x, Until)}
+        for stream in self.joined.values():
+            own = [x for x, at in zip(self, self.streams) if at is stream]
+            if stream is not self.origin and not (isinstance(own[-1], Record) and id(own[-1]) in awaited):
+                return False
+        return True
+
+    def launch(self, stream: Stream) -> None:
+        """Enqueue it, with recordings of its own."""
+        fresh: dict[int, Record] = {}
+        for work, at in zip(self, self.streams):
+            target = stream if at is self.origin else at
+            if isinstance(work, Record):
+                fresh[id(work)] = again = Record(target)
+                work = again
+            elif isinstance(work, Until):
+                work = Until(fresh[id(work.record)])
+            target.push(work)
 
 
 class Stream:
-    """A queue that runs when somebody waits. `capturing`: what goes into a graph instead."""
+    """A queue that runs when somebody waits. `capturing`: what goes into a graph instead. `haste`: draws which stream runs ahead."""
 
     by_handle: ClassVar[dict[int, Stream]] = {}
+    haste: ClassVar[random.Random | None] = None
 
     def __init__(self, flags: int = 0) -> None:
         assert flags == 1, "streams of this package do not wait for the default one"
         self.queue: deque[Callable[[], None]] = deque()
-        self.capturing: list[Callable[[], None]] | None = None
+        self.capturing: Capture | None = None
         self.handle = 1000 + len(Stream.by_handle)
         Stream.by_handle[self.handle] = self
 
     def push(self, work: Callable[[], None]) -> None:
-        (self.queue if self.capturing is None else self.capturing).append(work)
+        if self.capturing is not None:
+            self.capturing.add(self, work)
+            return
+        self.queue.append(work)
+        if Stream.haste is not None and Stream.haste.random() < 0.5:
+            Stream.haste.choice(list(Stream.by_handle.values())).hurry()
+
+    def hurry(self) -> None:
+        """Run until something of another stream has to be waited for."""
+        while self.queue and not (isinstance(self.queue[0], Until) and not self.queue[0].record.done):
+            EmulatedCupti.run(self.queue.popleft())
 
     def synchronize(self) -> None:
         assert self.capturing is None, "a capturing stream was waited for"
@@ -81,8 +144,13 @@ class Stream:
 
     def wait_for_event(self, event: Event) -> None:
         record = event.last
-        if record is not None:
-            self.push(lambda: record.stream.until(record))
+        if record is None:
+            return
+        if record.capture is not None and self.capturing is None:
+            self.capturing = record.capture
+            self.capturing.joined[id(self)] = self
+        assert record.capture is self.capturing, "a capture and what is not captured wait for each other"
+        self.push(Until(record))
 
 
 class Event:
@@ -92,12 +160,8 @@ class Event:
         self.last: Record | None = None
 
     def record(self, stream: Stream) -> None:
-        self.last = found = Record(stream)
-
-        def done() -> None:
-            found.done = True
-
-        stream.push(done)
+        self.last = Record(stream, capture=stream.capturing)
+        stream.push(self.last)
 
     def synchronize(self) -> None:
         if self.last is not None:
@@ -212,13 +276,15 @@ class EmulatedGpu:
     def driver(self) -> Any:
         """What stands for cuda.bindings.driver."""
         def begin(handle: int, mode: int) -> tuple[int]:
-            Stream.by_handle[handle].capturing = []
+            stream = Stream.by_handle[handle]
+            stream.capturing = Capture(stream)
             return (0,)
 
         def end(handle: int) -> tuple[int, Any]:
             stream = Stream.by_handle[handle]
-            found, stream.capturing = stream.capturing, None
-            return 0, found
+            found = stream.capturing
+            assert found is not None
+            return (0, found) if found.end() else (904, None)  # CUDA_ERROR_STREAM_CAPTURE_UNJOINED
 
         return SimpleNamespace(
             CUstreamCaptureMode=SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1), cuStreamBeginCapture=begin, cuStreamEndCapture=end,
@@ -228,9 +294,10 @@ class EmulatedGpu:
             cuGraphKernelNodeGetParams=lambda node: (0, SimpleNamespace(func=node)), cuFuncGetName=lambda node: (0, node.kernel.encode()),
             CUlimit=SimpleNamespace(CU_LIMIT_PERSISTING_L2_CACHE_SIZE="persisting"), cuCtxGetLimit=lambda limit: (0, self.limits[limit]),
             cuCtxSetLimit=lambda limit, nbytes: (self.limits.update({limit: nbytes}), (0,))[1],
-            cuGraphInstantiate=lambda graph, flags: (0, list(graph)),
+            cuGraphInstantiate=lambda graph, flags: (0, graph),
             cuGraphDestroy=lambda graph: (0,), cuGraphExecDestroy=lambda graph: (0,),
-            cuGraphLaunch=lambda graph, handle: ([Stream.by_handle[handle].push(x) for x in graph], (0,))[1],
+            cuGraphLaunch=lambda graph, handle: (graph.launch(Stream.by_handle[handle]), (0,))[1],
+            cuCtxGetCurrent=lambda: (0, 1), cuCtxSetCurrent=lambda context: (0,),
             cuMemsetD8Async=lambda at, byte, n, handle: (on(handle, lambda: ctypes.memset(at, byte, n)), (0,))[1],
             cuMemcpyDtoDAsync=lambda to, source, n, handle: (
                 on(handle, _copied(lambda: ctypes.memmove(to, source, n), "DtoD", n)), (0,))[1],
@@ -455,4 +522,4 @@ def emulated_gpu(total: int = 2 << 30, *, instrument: bool = False) -> Iterator[
         finally:
             device._open.cache_clear()
             Stream.by_handle.clear()
-            EmulatedCupti.on = None
+            Stream.haste = EmulatedCupti.on = None

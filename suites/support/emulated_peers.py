@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import pickle
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -135,8 +136,9 @@ def _filled(at: int, word: int, n: int, stream: int) -> tuple[int]:
 
 
 def among(ranks: int, function: Callable[..., Any], *arguments: Any, kernels: Path, each: int = 64 << 20,
-          deadlines: Any = None) -> list[Any]:
-    """`function(peers, world, *arguments)` in a process for each rank; what each returned. AssertionError with the words of who fails."""
+          deadlines: Any = None, lost: bool = False) -> list[Any]:
+    """`function(peers, world, *arguments)` in a process for each rank; what each returned. AssertionError with the words of who fails.
+    `lost`: the last rank is not to return; it is killed when the others have ended, and left out."""
     from alpha.comm.segment import Segment
     from alpha.comm.words import exchanged
     from alpha.comm.world import WORLD, World
@@ -167,11 +169,14 @@ def among(ranks: int, function: Callable[..., Any], *arguments: Any, kernels: Pa
         children.append((pid, read))
     results = []
     for pid, read in children:
+        if lost and pid == children[-1][0]:
+            os.kill(pid, signal.SIGKILL)
         with os.fdopen(read, "rb") as pipe:
             body = pipe.read()
         os.waitpid(pid, 0)
         results.append(pickle.loads(body) if body else ("failed", "the process ended without a word"))
     segment.close()
+    results = results[:-1] if lost else results
     wrong = [text for word, text in results if word == "failed"]
     assert not wrong, "\n".join(wrong)
     return [found for _, found in results]

@@ -89,11 +89,11 @@ def test_a_tokenizer_learns_from_as_much_as_is_asked(tmp_path: Path) -> None:
 
 
 def test_every_component_that_no_kernel_is_is_used_by_some_run(tmp_path: Path) -> None:
-    """But the registry's own, another back end's executor, the sampler in order, which evaluation does without, what carries between
+    """But the registry's own, another back end's executors, the sampler in order, which evaluation does without, what carries between
     hosts, which a session adds where there are several, and the collectives of GPUs, which no run reaches yet."""
     used = set().union(*(_used(*choice)[0] for choice in CHOICES), _used_by_ranks(), _used_of_prepared(tmp_path))
     unused = {c.id for c in catalogue() if c.kind not in ("kernel", "evidence") and c.profile != "device_collective"} - used
-    assert unused == {"sampler.ordered", "executor.cuda", "reduce.cpu", "all_to_all.cpu", "transport.tcp"}
+    assert unused == {"sampler.ordered", "executor.cuda", "executor.cuda_ranks", "reduce.cpu", "all_to_all.cpu", "transport.tcp"}
     assert used <= {c.id for c in catalogue()}
 
 

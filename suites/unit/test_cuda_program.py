@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 from alpha.backends.cpu.executor import CpuExecutor
-from alpha.gates.contracts.reference import SCHEDULE
+from alpha.backends.reference.executor import ReferenceExecutor
+from alpha.gates.contracts.reference import SCHEDULE, batches_of, layout_of, pair
+from alpha.graph.order import COMM
 from alpha.graph.plan import Program
+from alpha.graph.verify_program import verify_program
 from alpha.models import gpt, llama
 from alpha.optim.update import adamw
+from alpha.parallel.data import DataParallel
 from alpha.passes.build import Model, StepShape, build_program
-from alpha.train.catalogue import catalogue
+from alpha.train.catalogue import SEVERAL, catalogue
 
 T, B, V, STEPS = 128, 2, 520, 3
 GPT = gpt.GPTConfig(vocab=V, positions=T, layers=2, width=128, heads=2)
@@ -26,11 +30,12 @@ MODELS = {
 
 
 @cache
-def program(name: str, backend: str) -> Program:
-    """Two shards of two microbatches; bf16 on the GPU."""
+def program(name: str, backend: str, ranks: int = 1, shards: int = 2, threads: int = 2) -> Program:
+    """Shards of two microbatches; bf16 on the GPU."""
     build = partial(build_program, name=name, model=MODELS[name], optimizer=adamw(SCHEDULE), catalogue=catalogue(), backend=backend,
-                    shape=StepShape(micro_batch=B, seq=T, shards=2, micros=2))
-    return build(precision="bf16") if backend == "cuda" else build(threads=2)
+                    shape=StepShape(micro_batch=B, seq=T, shards=shards, micros=2), threads=threads)
+    over = DataParallel(ranks, micros=2, precision="bf16", one_row=True) if ranks > 1 else None
+    return build(precision="bf16", over=over) if backend == "cuda" else build()
 
 
 def inputs(p: Program, plan: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -68,6 +73,54 @@ def test_the_catalogue_covers_a_bf16_program(name: str) -> None:
     p = program(name, "cuda")
     assert all(c.endswith(".sm90") for c in p.components())
     assert len(p.components()) >= 20
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_many_ranks_run_what_one_process_does_and_sum(name: str) -> None:
+    """The kernels of one process and all_reduce, whatever the ranks; nothing of the host is in the hash."""
+    alone = program(name, "cuda", shards=4)
+    for ranks in (2, 4):
+        p = verify_program(program(name, "cuda", ranks, 4))
+        assert set(p.kernels()) - set(alone.kernels()) == {"all_reduce.sm90"} and set(alone.kernels()) <= set(p.kernels())
+        assert len(p.others) == ranks - 1 and not any("~" in key for key in p.plans)
+        assert p.hash() == program(name, "cuda", ranks, 4, threads=7).hash() != alone.hash()
+        units, last = p.states["grad0"].units, p.plans[f"micro_last@{(4 // ranks).bit_length() - 1}"]
+        assert sorted(x.layer for x in last.launches if x.stream == COMM) == sorted(u.name for u in units)
+
+
+SMALL = pair(gpt.GPTConfig(vocab=24, positions=16, layers=1, width=64, heads=1),
+             llama.LlamaConfig(vocab=24, positions=16, layers=1, width=128, heads=2, kv_heads=1, hidden=64), B)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_many_ranks_have_the_bits_of_one_process(name: str) -> None:
+    """Plans of the kernels that a GPU has, run by the rows' oracles, two steps: parameters, moments and numbers of every rank."""
+    ref, rng = SMALL[name], np.random.default_rng(7)
+    texts, found = [batches_of(ref, rng, 4, 2) for _ in range(2)], []
+    start = rng.standard_normal(layout_of(ref).size) / 8
+    for ranks in (1, 2, 4):
+        over = DataParallel(ranks, micros=2, precision="bf16", one_row=True) if ranks > 1 else None
+        p = build_program(name=name, model=ref.model, optimizer=adamw(SCHEDULE, max_norm=0.1), catalogue=catalogue(), backend="cuda",
+                          precision="bf16", shape=StepShape(micro_batch=B, seq=ref.seq, shards=4, micros=2), over=over)
+        executor = ReferenceExecutor(p)
+        for rank in range(ranks):
+            for offset, n in p.states["param"].ranges():
+                executor.state(rank, "param")[offset : offset + n] = start[offset : offset + n]
+        executor.run([[("narrow", {})]] * ranks)
+        told = [executor.step(lambda s, m, text=text: text[s, m]) for text in texts]  # type: ignore[misc]
+        assert all(np.isfinite(float(v)) for out in told for v in out[0].values())
+        found += [[{k: v.tobytes() for k, v in out[rank].items()} for out in told]
+                  + [executor.state(rank, kind).tobytes() for kind in ("param", "param16", "m", "v", "counter")] for rank in range(ranks)]
+    assert len(found) == 7 and all(other == found[0] for other in found)
+
+
+def test_what_runs_on_one_gpu_launches_no_kernel_of_several() -> None:
+    """So no evidence of one GPU binds to collectives, though their rows are known to whatever builds Programs."""
+    several = {c.id for c in catalogue() if SEVERAL in c.requires and c.op is not None}
+    assert "all_reduce.sm90" in several
+    for c in catalogue():
+        if c.launches is not None and SEVERAL not in c.requires:
+            assert not several & {k.id for k in c.launches()}, c.id
 
 
 @pytest.mark.h100

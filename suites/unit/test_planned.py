@@ -144,6 +144,19 @@ def test_exchanges_of_many_ranks_are_listed(capsys: pytest.CaptureFixture[str]) 
     assert cli.main(["plan", str(DEMO)]) == 0 and "exchange" not in capsys.readouterr().out
 
 
+def test_ranks_on_gpus_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """No GPU is needed. Every unit is summed once over the ranks, in bytes all of the gradients."""
+    asked = ["plan", str(GPT2), "--set", "train.shards=2", "--set", "train.micro_batch=16", "--set", "model.layers=2"]
+    assert cli.main([*asked, "--nproc", "2"]) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    sums = [(line[5].rstrip(","), int(line[1].replace(",", ""))) for line in said if line[0] == "exchange"]
+    assert [unit for unit, _ in sums] == ["~stats", "head", "block.1", "block.0", "embedding"]
+    assert [sum(n for _, n in sums)] == [int(line[1].replace(",", "")) for line in said if "state.grad0" in line]
+    assert any("all_reduce.sm90" in line for line in said) and any(line[:1] == ["peak"] and line[-2:] == ["rank", "0"] for line in said)
+    assert cli.main([*asked, "--set", "train.zero=1", "--nproc", "2"]) == 2
+    assert "set train.zero = 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("command", "ranks", "words"), [
     ("plan", "0", "0 ranks"), ("plan", "-2", "-2 ranks"), ("plan", "3", "--nproc out of 2"), ("gate", "0", "0 ranks")])  # fmt: skip
 def test_ranks_that_training_refuses_are_refused_before(command: str, ranks: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

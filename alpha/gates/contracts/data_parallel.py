@@ -11,22 +11,37 @@ import numpy as np
 from alpha.backends.cpu.catalogue import fill as fill_cpu
 from alpha.backends.reference.executor import ReferenceExecutor
 from alpha.comm.catalogue import fill as fill_comm
-from alpha.component import Catalogue, Measured
+from alpha.component import Catalogue, Envelope, Measured
 from alpha.errors import GraphError, ShapeError
-from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, Batches, Reference, batches_of, both, hash_of, references, refuses, yes
+from alpha.gates.contracts.mixed import declared
+from alpha.gates.contracts.reference import (
+    BATCH,
+    SCHEDULE,
+    SEQ,
+    Batches,
+    Reference,
+    batches_of,
+    both,
+    hash_of,
+    layout_of,
+    references,
+    refuses,
+    yes,
+)
 from alpha.graph.ir import Value
 from alpha.graph.order import COMM, COMPUTE, Order
-from alpha.graph.plan import Program
+from alpha.graph.plan import Launch, Program
 from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
 from alpha.graph.verify_program import verify_program
+from alpha.ops.numerics import round_to
 from alpha.optim.init import fill_initial
 from alpha.optim.update import adamw, sgd
 from alpha.parallel.data import DataParallel
 from alpha.passes.build import Model, StepShape, build_program, trace_training
 
 Case = Callable[[np.random.Generator], Measured]
-SHARDS, STEPS = 8, 3
+SHARDS, STEPS, SHARDS_OF_GPUS = 8, 3, 4
 CLIP = 0.2
 """Largest norm: below that of these models, so that the coefficient hangs on every leaf."""
 
@@ -41,6 +56,15 @@ def kernels() -> Catalogue:
 
 
 @cache
+def kernels_of_gpus() -> Catalogue:
+    """What one GPU and several have, only declared: all numbers of an update come from one row, and sums over ranks work in place."""
+    found = Catalogue()
+    for c in declared(without=("square_sums", "global_norm")):
+        found.add(replace(c, inplace=((0, 0),), envelope=Envelope(dtypes=("bf16", "f32"))) if c.op == "all_reduce" else c)
+    return found
+
+
+@cache
 def program(name: str, ranks: int, zero: int = 0, *, micros: int = 1, optimizer: str = "adamw", shards: int = SHARDS,
             threads: int = 1, policy: str = "none") -> Program:
     """A reference model over `ranks` ranks; of one rank the Program without any mode of parallelism. `threads`: workers of each rank."""
@@ -48,6 +72,15 @@ def program(name: str, ranks: int, zero: int = 0, *, micros: int = 1, optimizer:
     return build_program(name=name, model=references()[name].model, optimizer=made, catalogue=kernels(), threads=threads,
                          policy=(policy, ()), shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=shards, micros=micros),
                          over=DataParallel(ranks, zero, micros) if ranks > 1 else None)
+
+
+@cache
+def on_gpus(name: str, ranks: int, micros: int = 1) -> Program:
+    """The same in bf16 on GPUs; every rank holds the whole state."""
+    over = DataParallel(ranks, micros=micros, precision="bf16", one_row=True) if ranks > 1 else None
+    return build_program(name=name, model=references()[name].model, optimizer=adamw(SCHEDULE, max_norm=CLIP), backend="cuda",
+                         catalogue=kernels_of_gpus(), precision="bf16", over=over,
+                         shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=SHARDS_OF_GPUS, micros=micros))
 
 
 @dataclass(frozen=True)
@@ -72,8 +105,9 @@ def train(p: Program, ref: Reference, texts: list[Batches], seed: int, *, mode: 
         for offset, n in layout.ranges():
             start[offset : offset + n] += np.float32(0.02) * np.cos(np.arange(n, dtype=np.float32))
         ranks.state(rank, "param")[...] = start
-    if "shard" in p.plans:
-        ranks.run([[("shard", {})]] * p.ranks)
+    for copies in ("shard", "narrow"):
+        if copies in p.plans:
+            ranks.run([[(copies, {})]] * p.ranks)
     numbers, apart = [], 0
     for text in texts:
         made = [np.array([float(out[k]) for k in sorted(out)]) for out in ranks.step(lambda s, m, text=text: text[s, m])]  # type: ignore[misc]
@@ -83,8 +117,8 @@ def train(p: Program, ref: Reference, texts: list[Batches], seed: int, *, mode: 
     return Trained(tuple(numbers), held[0], apart + sum(x.tobytes() != held[0].tobytes() for x in held))
 
 
-def _texts(ref: Reference, rng: np.random.Generator, micros: int) -> list[Batches]:
-    return [batches_of(ref, rng, SHARDS, micros) for _ in range(STEPS)]
+def _texts(ref: Reference, rng: np.random.Generator, micros: int, shards: int = SHARDS) -> list[Batches]:
+    return [batches_of(ref, rng, shards, micros) for _ in range(STEPS)]
 
 
 def _same_bits(micros: int, optimizer: str = "adamw") -> Callable[[Reference, np.random.Generator], Measured]:
@@ -108,12 +142,69 @@ def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
     """The same in float64, by the rows' oracles: what is left of four ranks' sums is the roundoff of float64."""
     texts, seed = _texts(ref, rng, 1), int(rng.integers(1 << 30))
     want = train(program(ref.name, 1), ref, texts, seed, mode="oracle")
-    worst = 0.0
+    apart = []
     for zero in (0, 1):
         got = train(program(ref.name, 4, zero), ref, texts, seed, mode="oracle")
-        for x, y in (*zip(got.numbers, want.numbers), (got.params, want.params)):
-            worst = max(worst, float(np.abs(x - y).max() / np.abs(y).max()))
-    return Measured(error=worst, bound=1e-12, cases=2, note="relative to the largest element")
+        apart += [np.abs(x - y).max() / np.abs(y).max() for x, y in (*zip(got.numbers, want.numbers), (got.params, want.params))]
+    return Measured(error=float(np.max(apart)), bound=1e-12, cases=2, note="relative to the largest element")
+
+
+def _same_bits_on_gpus(ref: Reference, rng: np.random.Generator) -> Measured:
+    """In bf16, by the rows' oracles, with one microbatch and several: every bit of parameters and numbers that of one process."""
+    wrong, cases, hashed = 0, 0, []
+    for micros in (1, 2):
+        texts, seed = _texts(ref, rng, micros, SHARDS_OF_GPUS), int(rng.integers(1 << 30))
+        want = train(on_gpus(ref.name, 1, micros), ref, texts, seed, mode="oracle")
+        for ranks in (2, 4):
+            got = train(verify_program(on_gpus(ref.name, ranks, micros)), ref, texts, seed, mode="oracle")
+            pairs = [*zip(got.numbers, want.numbers), (got.params, want.params)]
+            wrong += got.apart + sum(x.tobytes() != y.tobytes() for x, y in pairs)
+            cases += len(pairs)
+        hashed += [want.params, *want.numbers]
+    return Measured(error=float(wrong), bound=0.0, cases=cases, digest=hash_of(*hashed), note="arrays whose bits differ")
+
+
+def _as_on_the_cpu(ref: Reference, rng: np.random.Generator) -> Measured:
+    """From parameters that bf16 holds, the numbers and summed gradients of a first step are those of the CPU's Program in float64."""
+    texts, start = batches_of(ref, rng, SHARDS_OF_GPUS, 1), round_to(rng.standard_normal(layout_of(ref).size) / 8, "bf16")
+    found = []
+    for p in (program(ref.name, 1, shards=SHARDS_OF_GPUS), *(on_gpus(ref.name, ranks) for ranks in (1, 2, 4))):
+        layout, ranks = p.states["param"], ReferenceExecutor(p)
+        for rank in range(p.ranks):
+            for offset, n in layout.ranges():
+                ranks.state(rank, "param")[offset : offset + n] = start[offset : offset + n]
+        if "narrow" in p.plans:
+            ranks.run([[("narrow", {})]] * p.ranks)
+        out = ranks.step(lambda s, m: texts[s, m])[-1]
+        summed = ranks.state(p.ranks - 1, f"grad{(SHARDS_OF_GPUS // p.ranks).bit_length() - 1}")
+        found.append([np.array([float(out[k]) for k in sorted(out)]), np.concatenate([summed[o : o + n] for o, n in layout.ranges()])])
+    apart = [np.abs(x - y).max() / np.abs(y).max() for got in found[1:] for x, y in zip(got, found[0], strict=True)]
+    return Measured(error=float(np.max(apart)), bound=1e-12, cases=3, note="relative to the largest element")
+
+
+def _no_copies(ref: Reference, rng: np.random.Generator) -> Measured:
+    """On GPUs a rank's last microbatch launches what one process's does, and behind every unit the earlier shards' sums and one sum over
+    ranks, in place: where the unit lies in the gradients."""
+    wrong, cases = [], 0
+    for micros in (1, 2):
+        alone = on_gpus(ref.name, 1, micros)
+        for ranks in (2, 4):
+            p, levels = on_gpus(ref.name, ranks, micros), (SHARDS_OF_GPUS // ranks).bit_length() - 1
+            last = p.plans[f"micro_last@{levels}"].launches
+            units = {u.name: u for u in p.states["grad0"].units}
+            own = alone.plans[f"{'micro' if micros > 1 else 'micro_first'}@{levels}"].launches
+            told = [[(x.op, x.component, x.attrs, [r.type for r in x.ins]) for x in found if x.phase != "reduce"] for found in (own, last)]
+            wrong += [] if told[0] == told[1] else [f"{ranks} ranks launch other kernels"]
+            sums = [x for x in last if x.stream == COMM]
+            adds = [x for x in last if x.phase == "reduce" and x.stream == COMPUTE]
+            for x in sums:
+                unit, (before,), (after,) = units[x.layer], x.ins, x.outs
+                here = (before.arena, before.offset, before.type.size) == (f"state.grad{levels}", 4 * unit.start, unit.stop - unit.start)
+                wrong += [] if here and before == after and x.op == "all_reduce" else [f"{x.op} of {x.layer} from {before} to {after}"]
+            wrong += [] if sorted(x.layer for x in sums) == sorted(units) else ["a unit is not summed once"]
+            wrong += [] if [x.op for x in adds] == ["accumulate"] * levels * len(units) else [f"{[x.op for x in adds]}"]
+            cases += len(last)
+    return yes(not wrong, "; ".join(wrong[:3]), cases=cases)
 
 
 def _beside(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -189,6 +280,40 @@ def _in_the_last(ref: Reference, rng: np.random.Generator) -> Measured:
     return yes(all(m.error == 0 for m in found), cases=len(found))
 
 
+def _broken_on_gpus(ref: Reference, rng: np.random.Generator) -> Measured:
+    """On GPUs too no Program is taken that sums in an earlier microbatch, leaves a unit out or sums it twice, or whose sum waits for
+    nothing, so that its place is written meanwhile."""
+    p, name, found = on_gpus(ref.name, 2, 2), "micro_last@1", []
+    plan = p.plans[name]
+    sums = [i for i, x in enumerate(plan.launches) if x.stream == COMM]
+
+    def changed(at: int, *launches: Launch) -> Program:
+        """The launch at a place replaced by these, the places that others wait for moved with them."""
+        by = len(launches) - 1
+        later = [replace(x, after=tuple(j + by * (j > at) for j in x.after if by >= 0 or j != at)) for x in plan.launches[at + 1 :]]
+        return replace(p, plans={**p.plans, name: replace(plan, launches=(*plan.launches[:at], *launches, *later))})
+
+    for i in sums:
+        x = plan.launches[i]
+        for wrong, said in ((changed(i), f"nothing sums {x.layer}"), (changed(i, x, x), f"{x.layer} is summed before"),
+                            (changed(i, replace(x, after=())), "the same bytes")):
+            found.append(_says(wrong, said))
+    steps = [*p.schedule]
+    at = next(i for i, step in enumerate(steps) if step.plan == name)
+    steps[at - 1], steps[at] = replace(steps[at], micro=0), replace(steps[at - 1], micro=1)
+    found.append(_says(replace(p, schedule=tuple(steps)), "microbatch"))
+    return yes(not any(found) and len(sums) == len(p.states["grad0"].units), "; ".join(filter(None, found))[:200], cases=len(found))
+
+
+def _says(p: Program, words: str) -> str:
+    """'' where the Program is refused with these words, else what became of it."""
+    try:
+        verify_program(p)
+    except GraphError as error:
+        return "" if words in str(error) else f"for {words}: {error.what} {error.came}"
+    return f"taken, for {words}"
+
+
 def _stored_once(ref: Reference, rng: np.random.Generator) -> Measured:
     """Eight ranks share the plans that are equal; only what a cut's place decides is a rank's own. One hash covers all."""
     whole, cut = program(ref.name, 8, 0), program(ref.name, 8, 1)
@@ -245,19 +370,25 @@ def _hashes(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _refuse_ranks(rng: np.random.Generator) -> Measured:
-    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, another last microbatch, and bf16."""
+    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, another last microbatch, another
+    compute type, and a state that is cut in bf16 or where one row makes all numbers."""
     found = [refuses(ShapeError, lambda: program("gpt", 4, 0, shards=2)), refuses(ShapeError, lambda: DataParallel(3)),
              refuses(ShapeError, lambda: DataParallel(128)), refuses(ShapeError, lambda: DataParallel(1)),
              refuses(ShapeError, lambda: DataParallel(2, 2)),
              refuses(ShapeError, lambda: DataParallel(2, micros=2).check(StepShape(micro_batch=1, seq=8, shards=2), "f32")),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2, micros=2), "f32")),
+             refuses(ShapeError, lambda: DataParallel(2, 1, precision="bf16")),
+             refuses(ShapeError, lambda: DataParallel(2, 1, one_row=True)),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2), "bf16"))]
     return yes(all(m.error == 0 for m in found), cases=len(found))
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "data_parallel.pass": {"parity": [*both(_same_bits(1)), *both(_same_bits(2), "micros-"), *both(_same_bits(1, "sgd"), "sgd-")[:1],
-                                      *both(_against_oracle, "oracle-"), *both(_beside, "beside-"), *both(_in_the_last, "last-"),
+                                      *both(_against_oracle, "oracle-"),
+                                      *both(_same_bits_on_gpus, "gpus-"), *both(_as_on_the_cpu, "gpus-as-cpu-"),
+                                      *both(_no_copies, "gpus-in-place-"), *both(_broken_on_gpus, "gpus-broken-"),
+                                      *both(_beside, "beside-"), *both(_in_the_last, "last-"),
                                       *both(_stored_once, "once-"), *both(_recomputed, "recomputed-")[:1],
                                       ("as-completed", _as_completed),
                                       *both(_of_no_host, "host-"), ("own-settings", _own_settings)],

@@ -539,9 +539,10 @@ def on_device(world: World, kernels: str, cache: str, where: str, *arguments: An
     return found
 
 
-def job(where: str, *arguments: Any, limit_s: float = 60.0) -> list[Ended]:
+def job(where: str, *arguments: Any, limit_s: float = 60.0, deadlines: Deadlines | None = None) -> list[Ended]:
     """How both ranks ended that ran a function. What it compiles comes from where this process compiles from."""
-    return members().run(on_device, RANKS, str(nvcc.KERNELS), str(nvcc.CACHE), where, *arguments, limit_s=limit_s, deadlines=PATIENT)
+    return members().run(on_device, RANKS, str(nvcc.KERNELS), str(nvcc.CACHE), where, *arguments, limit_s=limit_s,
+                         deadlines=deadlines or PATIENT)
 
 
 PATIENT = Deadlines(stall=30.0)

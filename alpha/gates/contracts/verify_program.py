@@ -14,6 +14,7 @@ from alpha.gates.contracts import traced
 from alpha.gates.contracts.reference import hash_of, yes
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
+from alpha.graph.state import StateLayout, TensorSpec
 from alpha.graph.verify_program import verify_program
 from alpha.types import TensorType
 
@@ -98,6 +99,17 @@ def take(other: int) -> Launch:
     return call("receive", at=4096, group="dp", size=2, source=other)
 
 
+def unit(i: int, *, n: int = 4096, at: int = 0, op: str = "all_reduce") -> Launch:
+    """A sum over two ranks of a unit of `units`: of `n` elements from its element `at` on."""
+    return call(op, n, at=4 * (4096 * i + at), layer=f"block.{i}", group="dp", size=2, reduce="sum")
+
+
+def units(*launches: Launch) -> Program:
+    """A Program of two ranks, whose state `grad` is of two units of 4096 elements."""
+    layout = StateLayout([TensorSpec(f"block.{i}.w", (64,), f"block.{i}") for i in range(2)])
+    return replace(job(launches, launches), states={"grad": layout})
+
+
 def sound() -> dict[str, Program]:
     """Programs that fit."""
     both = (reduced(), reduced("block.1", 128))
@@ -118,6 +130,8 @@ def sound() -> dict[str, Program]:
             "extents": job(*[(counted(group="dp", size=2, reduce="sum"),)] * 2),
             "extent-sent": job((counted("send", group="dp", size=2, to=1),), (counted("receive", group="dp", size=2, source=0),)),
             "plan-after-plan": job_of_plans(((give(1),), (use,), (take(1),)), ((take(0),), (use,), (give(0),))),
+            "units": units(unit(1), unit(0)), "units-cut": units(unit(0, op="reduce_scatter"), unit(1)),
+            "units-in-pieces": units(unit(0, n=64), unit(1), unit(0, n=4032, at=64)),
             "both-read": job((call("send", group="dp", size=2, to=1), reads()), (call("receive", group="dp", size=2, source=0),))}
 
 
@@ -194,6 +208,11 @@ def broken() -> dict[str, tuple[Program, str]]:
                             "one alone has an extent"),
         "extent-overwritten": (job((counted(group="dp", size=1, reduce="sum"), replace(use, outs=(replace(N, extent=None),), ins=()))),
                                "same bytes"),
+        "unit-missing": (units(unit(0)), "nothing sums block.1"), "unit-first-missing": (units(unit(1)), "nothing sums block.0"),
+        "unit-in-part": (units(unit(0, n=4032), unit(1)), "nothing sums block.0"),
+        "unit-twice": (units(unit(0), unit(1), unit(1)), "block.1 is summed before"),
+        "unit-cut-twice": (units(unit(0), unit(1), unit(1, op="reduce_scatter")), "block.1 is summed before"),
+        "unit-of-another": (units(unit(0, n=4160), unit(1)), "block.1 is summed before"),
         "text-twice": (job((one,), (one,), (one,), (one,), text=[(0, 0), (1, 0), (1, 0), (3, 0)]), "rank 1 and rank 2"),
         "text-missing": (job((one,), (one,), (one,), (one,), text=[(0, 0), (1, 0), (2, 0), (4, 0)]), "shard 3"),
     }

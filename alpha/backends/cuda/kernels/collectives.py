@@ -482,10 +482,8 @@ def bind_barrier(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operan
 
 
 def _component(op: str, binder: Callable[..., Run], inplace: tuple[tuple[int, int], ...] = ()) -> Component:
-    """`op` is left out but for the barrier's, which has no gradient: the executor has no channels, so no Program on GPUs may choose these,
-    and no evidence of one device binds to them. What they owe their rows stands in their cases."""
-    return Component(id=f"{op}.sm90", kind="program", profile="device_collective", backend="cuda",
-                     op=op if op == "barrier" else None, implementation=binder,
+    """What they owe their rows stands in their cases."""
+    return Component(id=f"{op}.sm90", kind="program", profile="device_collective", backend="cuda", op=op, implementation=binder,
                      envelope=Envelope(dtypes=tuple(ITEM)), requires=("sm_90a", "gpus>=2"), inplace=inplace,
                      binaries=Binaries(functools.partial(sources, op)), contract="alpha.gates.contracts.device_ranks")
 

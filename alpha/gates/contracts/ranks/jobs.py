@@ -409,9 +409,12 @@ def at_words(world: World, seed: int) -> Found:
     that is alone is the first of one."""
     ranks, wrong, rng = Ranks(world), list[str](), np.random.default_rng(seed)
     alone = Ranks()
-    wrong += [] if (alone.rank, alone.size, alone.first, alone.hear("x")) == (0, 1, True, "x") else [f"alone: {alone.rank} of {alone.size}"]
+    own = alone.rank, alone.size, alone.first, alone.hear("x"), alone.each("x")
+    wrong += [] if own == (0, 1, True, "x", ["x"]) else [f"alone: {own}"]
     for text in ("", "a run", "runs/\u00e9t\u00e9/" + "x" * 1001):
         wrong += [] if ranks.hear(text if ranks.first else "rubbish") == text else [f"hear {text[:10]!r}"]
+    every = [f"rank {rank}" * rank for rank in range(world.size)]
+    wrong += [] if ranks.each(every[world.rank]) == every else ["what each says is not heard"]
     for n in (1, world.size, 3 * world.size + 1):
         whole, mine = rng.standard_normal((n, 3)), np.full((n, 3), np.nan)
         mine[world.rank :: world.size] = whole[world.rank :: world.size]
@@ -422,12 +425,12 @@ def at_words(world: World, seed: int) -> Found:
         wrong += [] if got == max(asked) else [f"decided {got} of {asked}"]
     ranks.begin(7)
     wrong += [] if world.step == 7 else [f"step {world.step}"]
-    return wrong, 11
+    return wrong, 12
 
 
 def _executor(layout: StateLayout, seed: int) -> Any:
     flat = np.random.default_rng(seed).standard_normal(layout.size).astype(np.float32)
-    return SimpleNamespace(look=lambda kind: flat, program=SimpleNamespace(states={"param": layout}),
+    return SimpleNamespace(look=lambda kind: flat, digests=SimpleNamespace(late=False), program=SimpleNamespace(states={"param": layout}),
                            recorder=SimpleNamespace(span=lambda phase: nullcontext()))
 
 

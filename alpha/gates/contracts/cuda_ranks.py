@@ -1,0 +1,443 @@
+"""Cases of a rank's executor on a GPU: collectives beside compute, to the bit, however they are run; ranks that are lost. Floor 7.
+
+Functions named `at_*` run in every rank, a process with a GPU of its own, and return (what was wrong, how many things were held). The plans
+are made by hand, launch by launch, so that each wait is needed by some number.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from alpha.backends.cuda.executor import CudaExecutor
+from alpha.backends.cuda.ranks import CudaRank
+from alpha.comm.watch import Deadlines
+from alpha.comm.world import World
+from alpha.component import Catalogue, Measured
+from alpha.cuda_runtime.memory import Arena
+from alpha.cuda_runtime.peers import Peers
+from alpha.errors import MachineError, RankError
+from alpha.gates.contracts import cuda_run
+from alpha.gates.contracts.device_ranks import Case, Found, job, seed_of, sound
+from alpha.gates.contracts.reference import batches_of, hash_of, text_of
+from alpha.graph.order import COMM, COMPUTE
+from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
+from alpha.graph.state import StateLayout, TensorSpec
+from alpha.graph.verify_program import verify_program
+from alpha.ops.collectives import promised
+from alpha.ops.table import row
+from alpha.parallel.data import DataParallel
+from alpha.passes.build import StepShape, build_program
+from alpha.profile.recorder import Recorder
+from alpha.train.engine import VISIBLE, require_devices, take_device, visible_devices
+from alpha.train.ranks import Ranks
+from alpha.types import TensorType
+
+COUNT = 4096
+"""Elements of each operand."""
+STEPS = 3
+GROUP = "dp"
+SOUND_S = 30.0
+"""Patience of waits that nobody is to try."""
+
+LONG_S = 120.0
+"""Patience of a device that nobody is to wait for: a case has a limit before it."""
+
+WAYS = ("", "uncaptured", "watched", "profiled", "bare", "inspected", "budget", "moved", "staged", "again")
+"""Ways to run the same steps: plain; each launch by itself; with time stamps; with every kernel timed, by an instrument, or without one;
+under an inspector; with an SM budget on what computes; at other addresses; with inputs that were sent before; and once more."""
+
+TYPE = TensorType((COUNT,), "f32")
+_NBYTES = TYPE.nbytes
+
+
+def kernels() -> Catalogue:
+    """The kernels of the GPU."""
+    return cuda_run.kernels()
+
+
+def _launch(op: str, ins: Sequence[Ref], out: Ref, after: Sequence[int] = (), *, stream: str = COMPUTE, ranks: int = 0) -> Launch:
+    attrs = {"group": GROUP, "size": ranks, "reduce": "sum"} if ranks else {}
+    component = "all_reduce.sm90" if ranks else "accumulate.f32.sm90"
+    return Launch(op, component, tuple(ins), (out,), attrs, None, "block.0", "backward", f"cuda_ranks.py:{len(ins)}", COUNT,
+                  _NBYTES, stream, tuple(after))
+
+
+def _refs(arena: str, n: int) -> list[Ref]:
+    return [Ref(arena, i * _NBYTES, TYPE) for i in range(n)]
+
+
+def program(ranks: int = 2) -> Program:
+    """Two plans. `beside`: sums in place and to another place, beside compute that they wait for, that waits for them, and that does
+    neither; the last launch is a sum that only the end of the plan waits for. `take` reads what `beside` left, and sums on the stream of
+    compute. The second step overwrites what sums of the first have read.
+    """
+    grad, act, io = _refs("state.grad0", 3), _refs("act", 4), _refs("io", 6)
+
+    def add(a: Ref, b: Ref, y: Ref, *after: int) -> Launch:
+        return _launch("accumulate", (a, b), y, after)
+
+    def total(x: Ref, y: Ref, *after: int, stream: str = COMM) -> Launch:
+        return _launch("all_reduce", (x,), y, after, stream=stream, ranks=ranks)
+
+    beside = (
+        add(io[0], io[1], grad[0]),             # 0
+        total(grad[0], grad[0], 0),             # 1: in place
+        add(io[1], io[1], act[0]),              # 2
+        add(act[0], io[0], grad[1]),            # 3
+        total(grad[1], act[1], 3),              # 4: to another place
+        add(act[0], io[0], act[2]),             # 5
+        add(act[2], grad[0], io[2], 1),         # 6: waits for the first sum
+        add(io[2], act[1], io[3], 4),           # 7: and for the second
+        total(act[2], grad[2], 5),              # 8: nobody waits but the plan's end
+    )
+    take = (
+        total(io[2], act[0]),                   # 0: of what compute left, on its own: only the fork says when
+        add(grad[2], grad[0], act[3]),          # 1
+        total(act[3], io[4], 0, stream=COMPUTE),  # 2: on the stream of compute
+        add(io[4], act[0], io[5]),              # 3
+    )
+    arenas = {"state.grad0": 3 * _NBYTES, "act": 4 * _NBYTES, "io": 6 * _NBYTES}
+    plans = {
+        "beside": Plan("beside", beside, {"a": io[0], "b": io[1]}, {"first": io[2], "second": io[3]}, arenas, Memory(0, 0, 0)),
+        "take": Plan("take", take, {}, {"third": io[5]}, arenas, Memory(0, 0, 0)),
+    }
+    schedule = (Step("beside", 0, 0), Step("take"))
+    layout = StateLayout([TensorSpec(f"w{i}", (COUNT,), f"unit{i}") for i in range(3)])
+    assert layout.size == 3 * COUNT
+    return Program("ranks by hand", plans, schedule, {"grad0": layout}, {"backend": "cuda", "ranks": ranks},
+                   others=tuple(Role(schedule, {"beside": "beside", "take": "take"}) for _ in range(ranks - 1)),
+                   groups={GROUP: (tuple(range(ranks)),)})
+
+
+def given(seed: int, step: int, rank: int) -> dict[str, np.ndarray]:
+    """The inputs of a rank."""
+    rng = np.random.default_rng((seed, step, rank))
+    return {name: rng.standard_normal(COUNT).astype(np.float32) for name in ("a", "b")}
+
+
+def wanted(seed: int, step: int, ranks: int, me: int) -> dict[str, np.ndarray]:
+    """What a rank's outputs are, by the rows of the op table: sums rounded to f32 once a term, in the tree of the members. `sum`: of the
+    first collective."""
+    def total(xs: Sequence[np.ndarray]) -> np.ndarray:
+        attrs: dict[str, Any] = {"group": GROUP, "size": ranks, "reduce": "sum"}
+        return promised(row("all_reduce"), [(x,) for x in xs], [TYPE], attrs)[0][0]
+
+    each = [given(seed, step, r) for r in range(ranks)]
+    act0 = [x["b"] + x["b"] for x in each]
+    act2 = [a + x["a"] for a, x in zip(act0, each)]
+    grad0, act1, grad2 = total([x["a"] + x["b"] for x in each]), total(act2), total(act2)
+    firsts = [x + grad0 for x in act2]
+    return {"first": firsts[me], "second": firsts[me] + act1, "third": total([grad2 + grad0] * ranks) + total(firsts), "sum": grad0}
+
+
+class _Looker:
+    """An inspector that reads what each launch made. `found`: (plan, launch) -> result."""
+
+    def __init__(self, executor: CudaRank) -> None:
+        self.executor, self.found = executor, dict[tuple[str, int], np.ndarray]()
+
+    def before(self, plan: Plan, launch: int, read: Any) -> None:
+        """Nothing."""
+
+    def after(self, plan: Plan, launch: int, read: Any) -> None:
+        """The result is there when the launch has run."""
+        self.found[plan.name, launch] = self.executor.read(plan.launches[launch].outs[0])
+
+
+def at_steps(peers: Peers, world: World, ways: Sequence[str], seed: int) -> Found:
+    """The same steps in every way: the promised bits."""
+    wrong, held = list[str](), 0
+    for way in ways:
+        for name, got, want in _steps(world, seed, way):
+            held += 1
+            if got.tobytes() != want.tobytes():
+                wrong.append(f"{way or 'plain'}, {name}: {int((got.view(np.uint32) != want.view(np.uint32)).sum())} numbers differ")
+    return wrong, held
+
+
+def _steps(world: World, seed: int, way: str) -> list[tuple[str, Any, Any]]:
+    """(what, as it is, as it is promised)."""
+    p, found, keep = program(world.size), list[tuple[str, Any, Any]](), list[Arena]()
+    if way == "budget":
+        plan = p.plans["beside"]
+        p = replace(p, plans={**p.plans, "beside": replace(plan, launches=tuple(
+            replace(x, sms=100) if x.stream == COMPUTE else x for x in plan.launches))})
+    with CudaRank(p, kernels(), world, captured=way != "uncaptured", patience_s=SOUND_S) as executor:
+        if way == "moved":
+            keep.append(Arena(12345 * (world.rank + 1), name="in the way"))
+        executor.recorder = Recorder()
+        if way == "inspected":
+            executor.inspector = looker = _Looker(executor)
+        names = tuple(s.plan for s in p.schedule)
+        for step in range(STEPS):
+            if way in ("watched", "profiled", "bare"):
+                executor.recorder.begin(step, profiled=way != "watched" and step > 0)
+                if way == "bare" and step > 0:
+                    executor.watch.instrument = None
+            inputs = [given(seed, step, world.rank), {}]
+            if way == "staged":
+                executor.stage(names, inputs)
+                executor.enqueue(names)
+            else:
+                executor.enqueue(names, inputs)
+            got = {name: x for plan in names for name, x in executor.outputs(plan).items()}
+            if way in ("watched", "profiled", "bare"):
+                executor.recorder.end_step()
+            want = wanted(seed, step, world.size, world.rank)
+            if way == "inspected":
+                got["sum"] = looker.found["beside", 1]
+            found += [(f"step {step}, {name}", got[name], want[name]) for name in got]
+        executor.recorder.finish()
+        if way == "":  # each stream's sums are turns of its own channel
+            for (_, stream), channel in executor.channels.items():
+                turns = STEPS * sum(x.stream == stream and "group" in x.attrs for plan in p.plans.values() for x in plan.launches)
+                found.append((f"turns of the stream {stream or 'of compute'}", channel.flags(0, 1 - channel.me).max(), np.uint32(turns)))
+    for arena in keep:
+        arena.free()
+    return found
+
+
+# -- whole models ------------------------------------------------------------------------------------------------------------------
+
+SHARDS, MICROS, MODEL_STEPS = 2, 2, 2
+
+
+def at_model(peers: Peers, world: World, name: str, seed: int) -> Found:
+    """A bf16 model, data parallel: parameters, moments and results of each step are to the bit those of one process with as many shards."""
+    ref, wrong = cuda_run.references()[name], list[str]()
+    shape = StepShape(micro_batch=cuda_run.BATCH, seq=cuda_run.SEQ, shards=SHARDS, micros=MICROS, replay=0)
+    make = partial(build_program, name=name, model=ref.model, optimizer=cuda_run.UPDATES["short"], catalogue=kernels(), backend="cuda",
+                   precision="bf16", shape=shape)
+    many = verify_program(make(over=DataParallel(world.size, 0, MICROS, precision="bf16", one_row=True)))
+    rng = np.random.default_rng(seed)
+    text = [batches_of(ref, rng, SHARDS, MICROS) for _ in range(MODEL_STEPS)]
+    param = rng.standard_normal(many.states["param"].size).astype(np.float32) / 50
+
+    def stepped(executor: CudaExecutor, rank: int) -> list[str]:
+        executor.state("param")[...] = param
+        executor.run("narrow")
+        found = []
+        for batches in text:
+            for calls in executor.program.replays(rank):
+                executor.enqueue(tuple(c.plan for c in calls), [text_of(batches, c) for c in calls])
+            out = executor.outputs("update")
+            found.append(hash_of(*(executor.look(k) for k in cuda_run.KEPT), *(out[k] for k in sorted(out))))
+        return found
+
+    with CudaExecutor(make(), kernels()) as executor:
+        want = stepped(executor, 0)
+    with CudaRank(many, kernels(), world, patience_s=LONG_S) as executor:
+        got = stepped(executor, world.rank)
+    wrong += [f"step {i} of {name} has other bits than one process" for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b]
+    return wrong, MODEL_STEPS
+
+
+def at_decided(peers: Peers, world: World, seed: int) -> Found:
+    """After a step all ranks compare their parameters by hashes that devices make: equal ones pass, and one bit that flips in the last
+    piece of a rank's is named with rank, tensor and step."""
+    wrong, away, ranks = list[str](), world.size - 1, Ranks(world)
+    rng = np.random.default_rng(seed)
+    layout = StateLayout([TensorSpec(f"w{i}", (LONG_STATE // 8,), f"unit{i}") for i in range(2)])
+    plan = Plan("beside", (), {}, {}, {"state.param": 4 * layout.size}, Memory(0, 0, 0))
+    role = Role((Step("beside"),), {"beside": "beside"})
+    p = Program("state by hand", {"beside": plan}, role.schedule, {"param": layout}, {"backend": "cuda"}, others=(role,) * (world.size - 1),
+                groups={GROUP: (tuple(range(world.size)),)})
+    with CudaRank(p, kernels(), world, patience_s=SOUND_S) as executor:
+        executor.state("param")[...] = rng.standard_normal(layout.size).astype(np.float32)
+        executor.run("beside")
+        world.step = 7
+        if ranks.decide(executor, {"loss": 1.5}, world.rank) != away:
+            wrong.append("equal parameters: another decision")
+        if world.rank == away:
+            executor.state("param")[layout.offsets["w1"] + LONG_STATE // 8 - 1] += np.float32(1e-3)
+            executor.run("beside")
+        try:
+            ranks.decide(executor, {"loss": 1.5}, 0)
+            return [*wrong, "a parameter that differs is not seen"], 2
+        except RankError as error:
+            if not ("parameter w1" in str(error) and "step 7" in str(error)):
+                wrong.append(f"a parameter that differs: {error}")
+    return wrong, 2
+
+
+LONG_STATE = 40 << 20
+"""Bytes of a state that is hashed in more than one piece."""
+
+
+# -- ranks that are lost -----------------------------------------------------------------------------------------------------------
+
+LIMITS = Deadlines(stall=1.0, abort=1.0)
+"""Of jobs in which a rank is lost."""
+BOUND_S = 30.0
+"""Seconds, beside a deadline, until the rank that is left has its error: far more than it takes, for a busy machine."""
+
+
+def at_lost(peers: Peers, world: World, what: str, patience_s: float, seed: int) -> Found:
+    """The last rank dies, is stopped, hangs on its host, or raises an error, when it has one step behind it: the others are told whom they
+    wait for, in which step, and end in time. `absent`: its host gets on, its device does not come; then the device's patience ends."""
+    away, wrong = world.size - 1, list[str]()
+    names = ("beside", "take")
+    started = 0.0
+    try:
+        with CudaRank(program(world.size), kernels(), world, patience_s=patience_s) as executor:
+            for step in range(2):
+                world.step = step
+                if step and world.rank == away:
+                    _be_lost(world, what)
+                started = time.monotonic()
+                executor.enqueue(names, [given(seed, step, world.rank), {}])
+                for plan in names:
+                    executor.outputs(plan)
+        wrong.append(f"{what}: the step came to its end")
+    except RankError as error:
+        seconds = time.monotonic() - started
+        if error.rank != away or error.step != 1 or error.op != "all_reduce":
+            wrong.append(f"{what}: rank {error.rank}, {error.op}, step {error.step} are named: {error}")
+        if seconds > (patience_s if what == "absent" else LIMITS.stall) + BOUND_S:
+            wrong.append(f"{what}: told after {seconds:.1f} s")
+    return wrong, 1
+
+
+class Planned(Exception):
+    """What a rank raises that is to fail."""
+
+
+def _be_lost(world: World, what: str) -> None:
+    if what in ("killed", "stopped"):
+        os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[what])
+    if what == "raises":
+        raise Planned("as it was told to")
+    end = time.monotonic() + 20.0
+    while time.monotonic() < end:  # the others end first, and with them this process
+        if what == "absent":
+            world.until(lambda: True, "all_reduce", time.sleep)
+        time.sleep(0.05)
+
+
+def at_waiting(peers: Peers, world: World, seed: int) -> Found:
+    """All ranks wait for their devices for longer than a rank may get on with nothing: no rank is to blame."""
+    end = time.monotonic() + 3 * LIMITS.stall
+    try:
+        world.until(lambda: time.monotonic() > end, "all_reduce", lambda seconds: time.sleep(min(seconds, 0.02)))
+    except RankError as error:
+        return [f"who waits for a device is blamed: {error}"], 1
+    world.exchange(b"none leaves before")
+    return [], 1
+
+
+class _Telling(Recorder):
+    """A recorder that keeps what it is told of collectives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[Launch, int, int]] = []
+        self.hidden: list[int] = []
+
+    def ran_beside(self, launches: Sequence[Launch], times: Sequence[tuple[int, int]]) -> None:
+        """As of every recorder."""
+        self.told += [(x, start, stop) for x, (start, stop) in zip(launches, times, strict=True)]
+        before = self._at.overlapped["comm"]
+        super().ran_beside(launches, times)
+        self.hidden.append(self._at.overlapped["comm"] - before)
+
+
+def at_told(peers: Peers, world: World, seed: int) -> Found:
+    """A watched step tells of each collective beside compute when it ran: after the step began and before it ended, one after the other;
+    what was hidden is a part of it."""
+    p, wrong, names = program(world.size), list[str](), ("beside", "take")
+    beside = [x for plan in names for x in p.plans[plan].launches if x.stream == COMM]
+    with CudaRank(p, kernels(), world, patience_s=SOUND_S) as executor:
+        executor.recorder = recorder = _Telling()
+        for step in range(STEPS):
+            recorder.told, recorder.hidden, began = [], [], time.perf_counter_ns()
+            recorder.begin(step)
+            executor.enqueue(names, [given(seed, step, world.rank), {}])
+            for plan in names:
+                executor.outputs(plan)
+            recorder.end_step()
+            ended = time.perf_counter_ns()
+            times = [t for _, start, stop in recorder.told for t in (start, stop)]
+            if [x for x, _, _ in recorder.told] != beside:
+                wrong.append(f"step {step}: {len(recorder.told)} collectives of {len(beside)} are told of, or others")
+            elif not all(a <= b for a, b in zip([began - SURE_NS, *times], [*times, ended + SURE_NS])):
+                wrong.append(f"step {step}: collectives ran at {[t - began for t in times]} ns of {ended - began}")
+            total = sum(stop - start for _, start, stop in recorder.told)
+            if not 0 <= sum(recorder.hidden) <= total:
+                wrong.append(f"step {step}: {sum(recorder.hidden)} ns of {total} were hidden")
+        recorder.finish()
+    return wrong, STEPS
+
+
+SURE_NS = 200_000
+"""How well a device's clock is known."""
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------------------
+
+HERE = __name__
+
+
+def _case(name: str, *arguments: Any) -> Case:
+    return lambda rng: sound([lambda: job(f"{HERE}:{name}", *arguments, seed_of(rng))])
+
+
+def _lost(what: str) -> Case:
+    """The rank that is left names the one at fault; then two new ranks have the promised bits on the same devices."""
+    def case(rng: np.random.Generator) -> Measured:
+        patient = what == "absent"
+        ended = job(f"{HERE}:at_lost", what, 2.0 if patient else LONG_S, seed_of(rng), limit_s=60.0,
+                    deadlines=Deadlines(stall=30.0) if patient else LIMITS)
+        found = sound([lambda: ended[:-1]])
+        again = sound([lambda: job(f"{HERE}:at_steps", ("",), seed_of(rng))])
+        wrong = found.note or again.note
+        return Measured(error=float(bool(wrong)), bound=0.0, cases=2, note=wrong[:120])
+    return case
+
+
+def _ways(rng: np.random.Generator) -> Measured:
+    """One set of bits in every way to run: those that are promised."""
+    seed = seed_of(rng)
+    found = sound([lambda: job(f"{HERE}:at_steps", WAYS, seed)])
+    return replace(found, digest="as promised" if not found.error else "other bits")
+
+
+def _waiting(rng: np.random.Generator) -> Measured:
+    return sound([lambda: job(f"{HERE}:at_waiting", seed_of(rng), deadlines=LIMITS)])
+
+
+def _devices(rng: np.random.Generator) -> Measured:
+    """Each rank's process sees its own GPU first and the others behind it, of those that it may use; more ranks than GPUs are refused."""
+    names, wrong = ["4", "GPU-5d", "6"], list[str]()
+    for rank, name in enumerate(names):
+        environment = {VISIBLE: ", ".join(names)}
+        take_device(cast(World, SimpleNamespace(here=range(len(names)), local_rank=rank)), environment)
+        seen = visible_devices(environment)
+        wrong += [] if seen[0] == name and sorted(seen) == sorted(names) else [f"rank {rank} sees {seen}"]
+    try:
+        require_devices(len(names) + 1, {VISIBLE: ",".join(names)})
+        wrong.append("more ranks than GPUs")
+    except MachineError:
+        pass
+    return Measured(error=float(len(wrong)), bound=0.0, cases=len(names) + 1, note="; ".join(wrong)[:120])
+
+
+LOST = ("killed", "stopped", "hangs", "raises", "absent")
+
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
+    "executor.cuda_ranks": {
+        "parity": [("steps", _case("at_steps", ("", "uncaptured"))), ("told", _case("at_told")),
+                   *((f"model-{name}", _case("at_model", name)) for name in ("gpt", "llama"))],
+        "determinism": [("ways", _ways)],
+        "faults": [*((what, _lost(what)) for what in LOST), ("waiting", _waiting), ("decided", _case("at_decided")),
+                   ("devices", _devices)],
+    },
+}

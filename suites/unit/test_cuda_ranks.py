@@ -1,0 +1,131 @@
+"""A rank's executor on emulated GPUs: real binders, channels and device code, compute by oracles, streams that are late or ahead."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated_gpu import Stream, emulated
+from emulated_peers import among
+from planted import planted
+
+import alpha
+from alpha.comm.watch import Deadlines
+from alpha.comm.world import World
+from alpha.cuda_runtime import compile as nvcc
+from alpha.cuda_runtime.peers import Peers
+from alpha.gates.contracts import cuda_ranks
+from alpha.registry.faults import Fault, broken
+from alpha.train import engine
+
+FAULTS = {f.id.removeprefix("cuda_ranks."): f for f in planted() if f.component == "executor.cuda_ranks"}
+
+SEEN: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("sum-not-waited-for", "operand-not-waited-for", "not-joined", "not-forked"),
+                    (cuda_ranks.at_steps, ("uncaptured", "", "uncaptured", ""))),
+    "streams-share-a-channel": (cuda_ranks.at_steps, ("",)),
+    **dict.fromkeys(("stamps-of-one-end", "collectives-untold"), (cuda_ranks.at_told,)),
+    "looked-at-too-early": (cuda_ranks.at_steps, ("inspected",)),
+    "waits-not-ended": (cuda_ranks.at_lost, "killed", 8.0), "who-waits-is-blamed": (cuda_ranks.at_waiting,),
+    "last-piece-not-compared": (cuda_ranks.at_decided,),
+    "rubbish-taken": (cuda_ranks.at_lost, "absent", 2.0), "step-unsaid": (cuda_ranks.at_lost, "absent", 2.0),
+}
+"""Planted fault -> what rejects it here: a function and its arguments."""
+
+
+def on_emulated(peers: Peers, world: World, haste: int | None, fault: Fault | None, function: Callable[..., Any], *arguments: Any) -> Any:
+    """`function` in a rank whose kernels are oracles. `haste`: streams run ahead by such draws; None: all are late. `fault`: is planted."""
+    kernels = emulated(cuda_ranks.kernels())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_ranks, "kernels", lambda: kernels)
+        patch.setattr(Stream, "haste", None if haste is None else random.Random(f"{haste} {world.rank}"))
+        if fault is not None:
+            path = Path(alpha.__file__).parent / fault.file
+            made: dict[str, Any] = {"__name__": "planted"}
+            exec(compile(broken(fault, path.read_text(encoding="utf-8")), str(path), "exec"), made)
+            for name in ("CudaRank", "Ranks"):
+                if getattr(made.get(name), "__module__", "") == "planted":
+                    patch.setattr(cuda_ranks, name, made[name])
+            if fault.file == "comm/world.py":
+                patch.setattr(World, "until", made["World"].until)
+        return function(peers, world, *arguments)
+
+
+def found(function: Callable[..., Any], *arguments: Any, haste: int | None = None, ranks: int = 2, fault: Fault | None = None,
+          deadlines: Deadlines | None = None) -> list[Any]:
+    """What a function returned in each rank, without the last one's where that is lost."""
+    lost = function is cuda_ranks.at_lost
+    limits = cuda_ranks.LIMITS if function is cuda_ranks.at_waiting or (lost and arguments[0] != "absent") else Deadlines(stall=60.0)
+    return among(ranks, on_emulated, haste, fault, function, *arguments, kernels=nvcc.KERNELS, each=512 << 20, deadlines=limits, lost=lost)
+
+
+ON_HOST = {name: f for name, f in FAULTS.items() if f.file == "train/engine.py"}
+
+
+def test_every_fault_is_seen_somewhere() -> None:
+    assert SEEN.keys() == FAULTS.keys() - ON_HOST.keys()
+
+
+@pytest.mark.parametrize("name", ["", *ON_HOST])
+def test_each_rank_takes_its_own_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name:
+        made: dict[str, Any] = {"__name__": "planted"}
+        exec(broken(ON_HOST[name], Path(engine.__file__).read_text(encoding="utf-8")), made)
+        for own in ("take_device", "require_devices"):
+            monkeypatch.setattr(cuda_ranks, own, made[own])
+    case = dict(cuda_ranks.CASES["executor.cuda_ranks"]["faults"])["devices"]
+    assert bool(case(np.random.default_rng(0)).error) == bool(name)
+
+
+@pytest.mark.parametrize("haste", [None, 1, 2])
+def test_steps_have_the_promised_bits(haste: int | None, seed: int) -> None:
+    for wrong, held in found(cuda_ranks.at_steps, cuda_ranks.WAYS, seed % 1000, haste=haste if haste is None else haste + seed):
+        assert not wrong and held == cuda_ranks.STEPS * (3 * len(cuda_ranks.WAYS) + 1) + 2, wrong
+
+
+@pytest.mark.parametrize(("name", "haste"), [("llama", None), ("gpt", 3)])
+def test_a_model_has_the_bits_of_one_process(name: str, haste: int | None, seed: int) -> None:
+    for wrong, held in found(cuda_ranks.at_model, name, seed % 1000, haste=haste):
+        assert not wrong and held == cuda_ranks.MODEL_STEPS, wrong
+
+
+def test_collectives_are_told_of(seed: int) -> None:
+    for wrong, held in found(cuda_ranks.at_told, seed % 1000):
+        assert not wrong and held == cuda_ranks.STEPS, wrong
+
+
+@pytest.mark.parametrize("what", cuda_ranks.LOST)
+def test_a_rank_that_is_lost_is_named(what: str, seed: int) -> None:
+    for wrong, held in found(cuda_ranks.at_lost, what, 2.0 if what == "absent" else cuda_ranks.LONG_S, seed % 1000):
+        assert held and not wrong, wrong
+
+
+def test_parameters_that_differ_are_named(seed: int) -> None:
+    for wrong, held in found(cuda_ranks.at_decided, seed % 1000):
+        assert held == 2 and not wrong, wrong
+
+
+def test_who_waits_for_a_device_is_not_blamed() -> None:
+    for wrong, held in found(cuda_ranks.at_waiting, 1):
+        assert held and not wrong, wrong
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_planted_faults_are_caught(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that are late see some, streams that run ahead others: one of several draws does."""
+    monkeypatch.setattr(cuda_ranks, "SOUND_S", 5.0)
+    monkeypatch.setattr(cuda_ranks, "BOUND_S", 5.0)
+    said = ""
+    for haste in (None, *range(seed, seed + 8)):
+        try:
+            said = "; ".join(w for wrong, _ in found(*SEEN[name], seed % 1000, haste=haste, fault=FAULTS[name]) for w in wrong)
+        except AssertionError as error:
+            said = str(error).strip().splitlines()[-1]
+        if said:
+            break
+    print(f"{name}: haste {haste}: {said[:200]}")
+    assert said, f"{name}: {FAULTS[name].why}, and nothing says so"

@@ -1,0 +1,101 @@
+"""Whole sessions of two ranks on emulated GPUs: the bits of one process, saves that it goes on from, what is told of collectives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulated_gpu import emulated, emulated_gpu
+from emulated_peers import among
+from test_cuda_session import bits, configured
+
+from alpha.cli import common
+from alpha.comm.watch import Deadlines
+from alpha.comm.world import World
+from alpha.config import Config
+from alpha.cuda_runtime import compile as nvcc
+from alpha.cuda_runtime.peers import Peers
+from alpha.errors import ConfigError, MachineError, NonFiniteError
+from alpha.profile.store import read
+from alpha.train import engine
+from alpha.train.catalogue import catalogue
+from alpha.train.console import Printer
+from alpha.train.session import train
+
+STEPS = "step, loss, norm, lr"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, small_corpus: Callable[[Path], None]) -> Path:
+    """A folder with a small corpus."""
+    path = tmp_path_factory.mktemp("ranks")
+    small_corpus(path / "text")
+    return path
+
+
+def session(peers: Peers, world: World, cfg: Config, more: dict[str, Any]) -> tuple[str, int, str]:
+    """A rank's session: (run, step, which GPU its process saw first)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(engine.VISIBLE, "4,7")
+        outcome = train(cfg, emulated(catalogue()), Printer(), admit=None, world=world, **more)
+        return str(outcome.path), outcome.step, engine.visible_devices()[0]
+
+
+def ranked(cfg: Config, **more: Any) -> list[tuple[str, int, str]]:
+    return among(2, session, cfg, more, kernels=nvcc.KERNELS, each=512 << 20, deadlines=Deadlines(stall=60.0))
+
+
+def test_two_ranks_have_the_bits_of_one(root: Path) -> None:
+    """Losses, norms and validations; and one process that goes on from what two saved ends where one process ends that was alone."""
+    cfg = configured(root, "gpt")
+    with emulated_gpu():
+        alone = train(cfg, emulated(catalogue()), Printer(), admit=None)
+    (path, step, first), (same, _, second) = ranked(cfg)
+    assert (path, step, first, second) == (same, 8, "4", "7")
+    store = Path(path) / "metrics.sqlite"
+    assert list(read(store, "step_metrics", STEPS)) == list(read(alone.path / "metrics.sqlite", "step_metrics", STEPS))
+    both = [list(read(p, "evaluations", "step, bits_per_byte")) for p in (store, alone.path / "metrics.sqlite")]
+    assert both[0] == both[1] and len(both[0]) == 2
+    told = json.loads((Path(path) / "manifest.json").read_text())["sessions"][0]["devices"]
+    assert [x.rsplit(" ", 1)[1] for x in told] == ["4", "7"]
+    rows = list(read(store, "communication", "step, rank, op, stream, calls, total_ns, exposed_ns, overlapped_ns"))
+    sums = [r for r in rows if r[2:4] == ("all_reduce", "comm")]
+    assert {r[:2] for r in sums} >= {(s, rank) for s in (1, 2) for rank in (0, 1)}, rows
+    assert all(calls > 0 and total == exposed + hidden for *_, calls, total, exposed, hidden in sums), sums
+    with emulated_gpu():
+        resumed = train(cfg, emulated(catalogue()), Printer(), admit=None, resume=Path(path), at=6)
+    assert resumed.finished and bits(alone, 8) == bits(resumed, 8)
+
+
+def refused(peers: Peers, world: World, cfg: Config) -> str:
+    """What a rank's session ends with."""
+    with pytest.raises((NonFiniteError, MachineError)) as error:
+        session(peers, world, cfg, {})
+    return f"{type(error.value).__name__}: {error.value}"
+
+
+def test_a_refused_step_is_replayed_by_all_ranks(root: Path) -> None:
+    """A learning rate that makes parameters overflow: all ranks see it, save, replay the step launch by launch, and name the op."""
+    cfg = configured(root, "llama", ("optim.lr=1e30", "optim.warmup=0", "optim.clip=0"))
+    for text in among(2, refused, cfg, kernels=nvcc.KERNELS, each=512 << 20, deadlines=Deadlines(stall=60.0)):
+        assert text.startswith("NonFiniteError") and "was refused and changed nothing" in text and "made" in text, text
+
+
+def test_each_rank_has_a_device(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(engine.VISIBLE, "3")
+    with pytest.raises(MachineError, match=r"each rank computes on a GPU of its own\n.*2 ranks, 1 GPU\n.*at most 1"):
+        engine.require_devices(2)
+    monkeypatch.setenv(engine.VISIBLE, "3, GPU-x,5")
+    engine.require_devices(3)
+    world = type("Second", (), {"here": range(2), "local_rank": 1})()
+    engine.take_device(world)  # type: ignore[arg-type]
+    assert engine.visible_devices() == ["GPU-x", "5", "3"]
+
+
+def test_what_ranks_on_gpus_cannot_do_yet_is_refused(root: Path) -> None:
+    with pytest.raises(ConfigError, match="not checked by their rows yet"):
+        common.require_ranks(configured(root, "gpt", ("machine.debug=\"check\"",)), 2)
+    common.require_ranks(configured(root, "gpt"), 2)
