@@ -28,7 +28,7 @@ SEEN: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("sum-not-waited-for", "operand-not-waited-for", "not-joined", "not-forked"),
                     (cuda_ranks.at_steps, ("uncaptured", "", "uncaptured", ""))),
     "streams-share-a-channel": (cuda_ranks.at_steps, ("",)),
-    **dict.fromkeys(("stamps-of-one-end", "collectives-untold"), (cuda_ranks.at_told,)),
+    **dict.fromkeys(("stamps-of-one-end", "collectives-untold", "clock-of-its-own"), (cuda_ranks.at_told,)),
     "looked-at-too-early": (cuda_ranks.at_steps, ("inspected",)),
     "waits-not-ended": (cuda_ranks.at_lost, "killed", 8.0), "who-waits-is-blamed": (cuda_ranks.at_waiting,),
     "last-piece-not-compared": (cuda_ranks.at_decided,),
