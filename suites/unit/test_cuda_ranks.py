@@ -93,6 +93,20 @@ def test_a_model_has_the_bits_of_one_process(name: str, haste: int | None, seed:
         assert not wrong and held == cuda_ranks.MODEL_STEPS, wrong
 
 
+STALE_GROUP = Fault(id="stale-group", component="executor.cuda_ranks", gate="parity", mirrors=49, file="backends/cuda/ranks.py",
+                    why="every rank sums with the first tuple of its group", find="if self.world.rank in t)", replace="if t)")
+"""It shows among more ranks than the gate has."""
+
+
+@pytest.mark.parametrize("fault", [None, STALE_GROUP], ids=["sound", "stale group"])
+def test_pairs_of_ranks_sum_apart(fault: Fault | None, seed: int) -> None:
+    try:
+        said = [w for wrong, held in found(cuda_ranks.at_pairs, seed % 1000, ranks=4, fault=fault) for w in wrong or [""] * (not held)]
+    except AssertionError as error:
+        said = [str(error)]
+    assert bool(said) == (fault is not None), said
+
+
 def test_collectives_are_told_of(seed: int) -> None:
     for wrong, held in found(cuda_ranks.at_told, seed % 1000):
         assert not wrong and held == cuda_ranks.STEPS, wrong
