@@ -28,7 +28,7 @@ SEEN: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("sum-not-waited-for", "operand-not-waited-for", "not-joined", "not-forked"),
                     (cuda_ranks.at_steps, ("uncaptured", "", "uncaptured", ""))),
     "streams-share-a-channel": (cuda_ranks.at_steps, ("",)),
-    **dict.fromkeys(("stamps-of-one-end", "collectives-untold"), (cuda_ranks.at_told,)),
+    **dict.fromkeys(("stamps-of-one-end", "collectives-untold", "clock-of-its-own"), (cuda_ranks.at_told,)),
     "looked-at-too-early": (cuda_ranks.at_steps, ("inspected",)),
     "waits-not-ended": (cuda_ranks.at_lost, "killed", 8.0), "who-waits-is-blamed": (cuda_ranks.at_waiting,),
     "last-piece-not-compared": (cuda_ranks.at_decided,),
@@ -91,6 +91,20 @@ def test_steps_have_the_promised_bits(haste: int | None, seed: int) -> None:
 def test_a_model_has_the_bits_of_one_process(name: str, haste: int | None, seed: int) -> None:
     for wrong, held in found(cuda_ranks.at_model, name, seed % 1000, haste=haste):
         assert not wrong and held == cuda_ranks.MODEL_STEPS, wrong
+
+
+STALE_GROUP = Fault(id="stale-group", component="executor.cuda_ranks", gate="parity", mirrors=49, file="backends/cuda/ranks.py",
+                    why="every rank sums with the first tuple of its group", find="if self.world.rank in t)", replace="if t)")
+"""It shows among more ranks than the gate has."""
+
+
+@pytest.mark.parametrize("fault", [None, STALE_GROUP], ids=["sound", "stale group"])
+def test_pairs_of_ranks_sum_apart(fault: Fault | None, seed: int) -> None:
+    try:
+        said = [w for wrong, held in found(cuda_ranks.at_pairs, seed % 1000, ranks=4, fault=fault) for w in wrong or [""] * (not held)]
+    except AssertionError as error:
+        said = [str(error)]
+    assert bool(said) == (fault is not None), said
 
 
 def test_collectives_are_told_of(seed: int) -> None:

@@ -78,7 +78,7 @@ class CudaRank(CudaExecutor):
         """(group, stream) -> what the launches of that group on that stream share."""
         self._shared, self._inline, self._pending, self._lost = False, True, False, False
         self._stamping, self._op = False, ""
-        self._comm_marks: Marks | None = None
+        self._comm_marks: _MarksBeside | None = None
         self._told: deque[_Told] = deque()
         self._lines: dict[tuple[tuple[str, ...], bool], tuple[Graph, list[list[Ran]]]] = {}
         self._calls = {name: tuple(x for x in plan.launches if x.stream == COMM) for name, plan in program.plans.items()}
@@ -239,14 +239,15 @@ class CudaRank(CudaExecutor):
             return super().read(ref)
 
     @property
-    def _stamps_beside(self) -> Marks:
+    def _stamps_beside(self) -> _MarksBeside:
         """Time stamps of the collectives' own stream."""
         if self._comm_marks is None:
-            self._comm_marks = Marks(self.beside)
+            self._comm_marks = _MarksBeside(self.beside)
         return self._comm_marks
 
     def _collect(self, segments: int) -> None:
         """Tell when the collectives ran of Segments that have ended."""
+        self._stamps_beside.follow(self.watch.marks)
         while self._told and self._told[0].segments <= segments:
             told = self._told.popleft()
             stamps = self._stamps_beside.take(told.first, 2 * len(told.launches))
@@ -324,6 +325,14 @@ class CudaRank(CudaExecutor):
         if error is not None:
             self._abort()
         self.close()
+
+
+class _MarksBeside(Marks):
+    """Stamps of a second stream of a device, whose one clock is set by those of the first: so times of both can be compared."""
+
+    def follow(self, other: Marks) -> None:
+        """Take over how the device's clock stands against the host's."""
+        self._rate, self._pair = other._rate, other._pair
 
 
 class _Handed:

@@ -75,10 +75,10 @@ def _refs(arena: str, n: int) -> list[Ref]:
     return [Ref(arena, i * _NBYTES, TYPE) for i in range(n)]
 
 
-def program(ranks: int = 2) -> Program:
-    """Two plans. `beside`: sums in place and to another place, beside compute that they wait for, that waits for them, and that does
-    neither; the last launch is a sum that only the end of the plan waits for. `take` reads what `beside` left, and sums on the stream of
-    compute. The second step overwrites what sums of the first have read.
+def program(ranks: int = 2, together: int = 0) -> Program:
+    """Two plans, of groups of `together` ranks (0: all). `beside`: sums in place and to another place, beside compute that they wait
+    for, that waits for them, and that does neither; the last launch is a sum that only the end of the plan waits for. `take` reads
+    what `beside` left, and sums on the stream of compute. The second step overwrites what sums of the first have read.
     """
     grad, act, io = _refs("state.grad0", 3), _refs("act", 4), _refs("io", 6)
 
@@ -86,7 +86,7 @@ def program(ranks: int = 2) -> Program:
         return _launch("accumulate", (a, b), y, after)
 
     def total(x: Ref, y: Ref, *after: int, stream: str = COMM) -> Launch:
-        return _launch("all_reduce", (x,), y, after, stream=stream, ranks=ranks)
+        return _launch("all_reduce", (x,), y, after, stream=stream, ranks=together or ranks)
 
     beside = (
         add(io[0], io[1], grad[0]),             # 0
@@ -115,7 +115,7 @@ def program(ranks: int = 2) -> Program:
     assert layout.size == 3 * COUNT
     return Program("ranks by hand", plans, schedule, {"grad0": layout}, {"backend": "cuda", "ranks": ranks},
                    others=tuple(Role(schedule, {"beside": "beside", "take": "take"}) for _ in range(ranks - 1)),
-                   groups={GROUP: (tuple(range(ranks)),)})
+                   groups={GROUP: tuple(tuple(range(i, i + (together or ranks))) for i in range(0, ranks, together or ranks))})
 
 
 def given(seed: int, step: int, rank: int) -> dict[str, np.ndarray]:
@@ -124,14 +124,15 @@ def given(seed: int, step: int, rank: int) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(COUNT).astype(np.float32) for name in ("a", "b")}
 
 
-def wanted(seed: int, step: int, ranks: int, me: int) -> dict[str, np.ndarray]:
+def wanted(seed: int, step: int, members: range, rank: int) -> dict[str, np.ndarray]:
     """What a rank's outputs are, by the rows of the op table: sums rounded to f32 once a term, in the tree of the members. `sum`: of the
     first collective."""
     def total(xs: Sequence[np.ndarray]) -> np.ndarray:
-        attrs: dict[str, Any] = {"group": GROUP, "size": ranks, "reduce": "sum"}
+        attrs: dict[str, Any] = {"group": GROUP, "size": len(xs), "reduce": "sum"}
         return promised(row("all_reduce"), [(x,) for x in xs], [TYPE], attrs)[0][0]
 
-    each = [given(seed, step, r) for r in range(ranks)]
+    ranks, me = len(members), members.index(rank)
+    each = [given(seed, step, r) for r in members]
     act0 = [x["b"] + x["b"] for x in each]
     act2 = [a + x["a"] for a, x in zip(act0, each)]
     grad0, act1, grad2 = total([x["a"] + x["b"] for x in each]), total(act2), total(act2)
@@ -164,9 +165,15 @@ def at_steps(peers: Peers, world: World, ways: Sequence[str], seed: int) -> Foun
     return wrong, held
 
 
-def _steps(world: World, seed: int, way: str) -> list[tuple[str, Any, Any]]:
+def at_pairs(peers: Peers, world: World, seed: int) -> Found:
+    """The same among four ranks of which two sum together."""
+    found = _steps(world, seed, "", together=2)
+    return [f"pairs, {name}: other bits" for name, got, want in found if got.tobytes() != want.tobytes()], len(found)
+
+
+def _steps(world: World, seed: int, way: str, together: int = 0) -> list[tuple[str, Any, Any]]:
     """(what, as it is, as it is promised)."""
-    p, found, keep = program(world.size), list[tuple[str, Any, Any]](), list[Arena]()
+    p, found, keep = program(world.size, together), list[tuple[str, Any, Any]](), list[Arena]()
     if way == "budget":
         plan = p.plans["beside"]
         p = replace(p, plans={**p.plans, "beside": replace(plan, launches=tuple(
@@ -192,7 +199,8 @@ def _steps(world: World, seed: int, way: str) -> list[tuple[str, Any, Any]]:
             got = {name: x for plan in names for name, x in executor.outputs(plan).items()}
             if way in ("watched", "profiled", "bare"):
                 executor.recorder.end_step()
-            want = wanted(seed, step, world.size, world.rank)
+            members = next(t for t in p.groups[GROUP] if world.rank in t)
+            want = wanted(seed, step, range(members[0], members[-1] + 1), world.rank)
             if way == "inspected":
                 got["sum"] = looker.found["beside", 1]
             found += [(f"step {step}, {name}", got[name], want[name]) for name in got]
@@ -286,21 +294,23 @@ def at_lost(peers: Peers, world: World, what: str, patience_s: float, seed: int)
     wait for, in which step, and end in time. `absent`: its host gets on, its device does not come; then the device's patience ends."""
     away, wrong = world.size - 1, list[str]()
     names = ("beside", "take")
-    started = 0.0
+    started, handed_over = 0.0, False
     try:
         with CudaRank(program(world.size), kernels(), world, patience_s=patience_s) as executor:
             for step in range(2):
                 world.step = step
                 if step and world.rank == away:
                     _be_lost(world, what)
-                started = time.monotonic()
+                started, handed_over = time.monotonic(), False
                 executor.enqueue(names, [given(seed, step, world.rank), {}])
+                handed_over = True
                 for plan in names:
                     executor.outputs(plan)
         wrong.append(f"{what}: the step came to its end")
     except RankError as error:
         seconds = time.monotonic() - started
-        if error.rank != away or error.step != 1 or error.op != "all_reduce":
+        seen_in = ("all_reduce",) if handed_over else ("", "all_reduce")  # who learns it before a launch is in no collective
+        if error.rank != away or error.step != 1 or error.op not in seen_in:
             wrong.append(f"{what}: rank {error.rank}, {error.op}, step {error.step} are named: {error}")
         if seconds > (patience_s if what == "absent" else LIMITS.stall) + BOUND_S:
             wrong.append(f"{what}: told after {seconds:.1f} s")
@@ -351,8 +361,8 @@ class _Telling(Recorder):
 
 
 def at_told(peers: Peers, world: World, seed: int) -> Found:
-    """A watched step tells of each collective beside compute when it ran: after the step began and before it ended, one after the other;
-    what was hidden is a part of it."""
+    """A watched step tells of each collective beside compute when it ran, by the clock of compute: after the step began, before it ended,
+    one after the other; what was hidden is a part of it."""
     p, wrong, names = program(world.size), list[str](), ("beside", "take")
     beside = [x for plan in names for x in p.plans[plan].launches if x.stream == COMM]
     with CudaRank(p, kernels(), world, patience_s=SOUND_S) as executor:
@@ -361,10 +371,15 @@ def at_told(peers: Peers, world: World, seed: int) -> Found:
             recorder.told, recorder.hidden, began = [], [], time.perf_counter_ns()
             recorder.begin(step)
             executor.enqueue(names, [given(seed, step, world.rank), {}])
+            if step == STEPS - 1:  # as if the clock had been found to be late
+                marks = executor.watch.marks
+                host, device, wide = marks._pair
+                marks._pair = host + LATE_NS, device, wide
+                began += LATE_NS
             for plan in names:
                 executor.outputs(plan)
             recorder.end_step()
-            ended = time.perf_counter_ns()
+            ended = time.perf_counter_ns() + LATE_NS * (step == STEPS - 1)
             times = [t for _, start, stop in recorder.told for t in (start, stop)]
             if [x for x, _, _ in recorder.told] != beside:
                 wrong.append(f"step {step}: {len(recorder.told)} collectives of {len(beside)} are told of, or others")
@@ -376,6 +391,9 @@ def at_told(peers: Peers, world: World, seed: int) -> Found:
         recorder.finish()
     return wrong, STEPS
 
+
+LATE_NS = 10_000_000_000
+"""By how much a clock is set forward: more than a step takes on any machine."""
 
 SURE_NS = 200_000
 """How well a device's clock is known."""
