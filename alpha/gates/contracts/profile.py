@@ -1,4 +1,4 @@
-"""Cases of what a run tells of its time: recorder, store and trace, each held against the same told nanosecond by nanosecond. Floor 7.
+"""Cases of what a run tells of its time, held against the same told nanosecond by nanosecond. Floor 7.
 
 Times are small whole numbers of a clock that moves when it is told to. So whose each nanosecond is can be written into an array, and every
 sum of a row is counted there.
@@ -6,32 +6,22 @@ sum of a row is counted there.
 
 from __future__ import annotations
 
-import gzip
 import json
-import sqlite3
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from decimal import Decimal
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from alpha.component import Measured
-from alpha.errors import CorruptError, InputError, MachineError
 from alpha.gates.contracts.reference import hash_of, in_new_process
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan
-from alpha.profile import trace
 from alpha.profile.intervals import gaps_of, uncovered_ns, union_ns
 from alpha.profile.kernels import Activity, Copy, Kernel, Stamps, Wait, slowdowns
 from alpha.profile.partition import partition
 from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.profile.recorder import Recorder, sampled
-from alpha.profile.schema import COMMUNICATION, VERSION
-from alpha.profile.store import Store, connect
 
 Rows = list[tuple[str, dict[str, Any]]]
 Case = Callable[[np.random.Generator], Measured]
@@ -444,27 +434,45 @@ def recorder_hash(seed: int) -> str:
     return hash_of(np.frombuffer(json.dumps(store.rows).encode(), np.uint8))
 
 
-def _elsewhere(expression: str, here: Callable[[int], str]) -> Case:
+def elsewhere(name: str, here: Callable[[int], str], module: str) -> Case:
+    """A case: the function of this name of a module says the same of a drawn seed in a new process."""
     def check(rng: np.random.Generator) -> Measured:
-        """A new process says the same."""
         seed = int(rng.integers(1 << 30))
         mine = here(seed)
-        there = in_new_process(f"{expression}({seed})", __name__)
+        there = in_new_process(f"{name}({seed})", module)
         return Measured(float(there != mine), 0.0, 1, mine, "" if there == mine else there[-100:])
     return check
 
 
-def dead_writer(rng: np.random.Generator) -> Measured:
-    """Rows that cannot be made are not lost in silence, and what was refused before stays refused."""
-    with tempfile.TemporaryDirectory(prefix="alpha-store-") as root:
-        store = Store(Path(root) / "m.sqlite")
-        store.later(lambda: [("no_such_table", {"step": 1})])
-        errors = []
-        for say in (store.flush, lambda: store.describe({"a": 1}), store.close):
-            try:
-                say()
-            except (CorruptError, MachineError, InputError) as error:
-                errors.append(type(error).__name__)
-            except Exception as error:
-                errors.append(type(error).__name__)
-    return told([(f"errors {errors}", len(errors) == 3)])
+def between_steps(rng: np.random.Generator) -> Measured:
+    """What nobody asks for leaves no row: spans between intervals, a recorder without a store, a step that was refused; and an error inside
+    of a span ends it."""
+    checks = []
+    clock, store = Clock(int(rng.integers(1, 999))), Kept()
+    for recorder in (Recorder(store, clock=clock), Recorder(None, clock=clock)):  # type: ignore[arg-type]
+        with recorder.span("eval"):
+            clock.pass_(9)
+        recorder.finish()
+        checks.append(("a row of no step", not store.rows))
+        recorder.begin(0)
+        try:
+            with recorder.span("data_load"):
+                clock.pass_(7)
+                raise OSError("the batch could not be read")
+        except OSError:
+            pass
+        clock.pass_(5)
+        recorder.end_step()
+        recorder.finish()
+    rows = store.of("step_timing")
+    checks.append((f"{rows}", len(rows) == 1 and rows[0]["data_load_ns"] == 7 and rows[0]["unexplained_ns"] == 5))
+    return told(checks)
+
+
+PARITY = (("spans", spans), ("beside compute", beside_compute), ("shared out", shared_out), ("ahead", ahead),
+          ("launches", profiled_launches), ("kernels", kernel_times), ("neighbours", neighbours), ("profiled", which_are_profiled))
+
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
+    "profile.recorder": {"parity": list(PARITY), "determinism": [("elsewhere", elsewhere("recorder_hash", recorder_hash, __name__))],
+                         "faults": [("between steps", between_steps)]},
+}
