@@ -19,6 +19,7 @@ import numpy as np
 from alpha.comm import catalogue, collectives
 from alpha.comm.message import About
 from alpha.comm.rule import COSTS, Rule
+from alpha.comm.shm import LENT_BYTES
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import WORLD, World
 from alpha.component import Measured
@@ -122,6 +123,8 @@ def at_random(world: World, op: str, seed: int) -> Found:
         name = op if rng.integers(2) else OPS[rng.integers(len(OPS))]
         dtype, algorithms = DTYPES[rng.integers(len(DTYPES))], ALGORITHMS.get(name, ("",))
         algorithm, in_place, count = algorithms[rng.integers(len(algorithms))], bool(rng.integers(2)), int(rng.integers(0, 3000))
+        if rng.random() < 0.2:  # of a length around the one from which memory is lent
+            count = LENT_BYTES // NUMPY[dtype].itemsize + int(rng.integers(-1, 2))
         if own.random() < 0.1:
             time.sleep(own.random() * 2e-3)
         if summed(name, dtype, "sum"):
