@@ -186,6 +186,7 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         ours={"llama-1.1b": (llama.LlamaConfig(vocab=32768, positions=4096, layers=16, width=2048, heads=32, kv_heads=8, hidden=8192),
                              4096)},
         products=lambda c: (2 * c.width * (c.width + c.kv_heads * (c.width // c.heads)), 3 * c.width * c.hidden, c.width),
-        parity=(("frequencies", of_settings.frequencies), ("run-file", of_settings.run_file_sizes)), faults=(("odd-heads", of_settings.odd_heads),)),
+        parity=(("frequencies", of_settings.frequencies), ("run-file", of_settings.run_file_sizes)),
+        faults=(("odd-heads", of_settings.odd_heads),)),
 }
 """Family -> what its gates know of it."""

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from itertools import groupby
+from collections.abc import Callable
+from functools import partial
+from itertools import groupby, pairwise
 from math import pi
 from pathlib import Path
 from statistics import median
@@ -53,11 +55,14 @@ def stalls(rng: np.random.Generator) -> Measured:
         acts, begins, waits = (int(x) for x in rng.integers(1, 9000, 3))
         told = Stalls(lambda clock=clock: clock[0], beside=beside)  # type: ignore[misc]
 
-        def spend(ns: int, clock: list[int] = clock) -> int:
+        def spend(ns: int, clock: list[int] = clock) -> None:
             clock[0] += ns
+
+        def copied(spend: Callable[[int], None] = spend, ns: int = begins) -> int:
+            spend(ns)
             return 64
 
-        told.rehearse(lambda: spend(acts), lambda: spend(begins), lambda: spend(waits))  # noqa: B023, called at once
+        told.rehearse(partial(spend, acts), copied, partial(spend, waits))
         quiet: dict[bool, list[int]] = {True: [], False: []}
         micros: list[int] = []
         saves: list[tuple[int, list[tuple[bool, int]]]] = []
@@ -101,7 +106,8 @@ def stalls(rng: np.random.Generator) -> Measured:
                 share = sum(b == a for _, steps in saves for b, _ in steps) / len(saves)
                 if beside and len(x) > 1:
                     square += np.var(share * np.array(x), ddof=1) / len(x)
-            checks.append((f"spread {told.spread_ns} for {2 * square**0.5}", bool(np.isclose(told.spread_ns or 0, 2 * square**0.5, rtol=1e-3, atol=2))))
+            checks.append((f"spread {told.spread_ns} for {2 * square**0.5}", 
+                           bool(np.isclose(told.spread_ns or 0, 2 * square**0.5, rtol=1e-3, atol=2))))
         else:
             checks.append(("a spread of one", told.spread_ns is None))
     return _told(checks)
@@ -197,12 +203,13 @@ def together(rng: np.random.Generator) -> Measured:
         hosts = [host for host, n in enumerate(per_host) for _ in range(n)]
         if trial % 5 == 0:
             rng.shuffle(hosts)
-        members = sorted(rng.permutation(len(hosts))[: int(rng.integers(1, len(hosts) + 1))].tolist()) if trial % 2 else [*range(len(hosts))]
+        some = rng.permutation(len(hosts))[: int(rng.integers(1, len(hosts) + 1))]
+        members = sorted(some.tolist()) if trial % 2 else [*range(len(hosts))]
         runs = [len([*found]) for _, found in groupby(hosts[r] for r in members)]
         cuts = np.cumsum([0, *runs])
         trees = _subtrees(tuple(range(len(members))))
         alike = len(runs) == len({hosts[r] for r in members}) and len(set(runs)) == 1
-        whole = all(tuple(range(a, b)) in trees for a, b in zip(cuts[:-1], cuts[1:]))
+        whole = all(tuple(range(a, b)) in trees for a, b in pairwise(cuts))
         want = runs[0] if alike and whole else 1
         got = Rule(hosts=tuple(hosts)).together(members)
         checks.append((f"{got} for {want}: {[hosts[r] for r in members]}", got == want))
@@ -210,7 +217,7 @@ def together(rng: np.random.Generator) -> Measured:
 
 
 def connection(rng: np.random.Generator) -> Measured:
-    """What a connection says of itself, at every byte: whether a frame is on its way in, and which memory it still sends from or reads to."""
+    """What a connection says of itself, at every byte: whether a frame is on its way in, which memory it still sends from or reads to."""
     checks = []
     ends = socket.socketpair()
     for end in ends:
@@ -291,7 +298,8 @@ def frequencies(rng: np.random.Generator) -> Measured:
     worst, cases = 0.0, 0
     for trial in range(60):
         base, d = float(10.0 ** rng.uniform(1, 6)), 2 * int(rng.integers(1, 65))
-        factor, low, gap, original = (float(x) for x in (rng.uniform(1, 40), rng.uniform(0.1, 4), rng.uniform(0.2, 9), 2.0 ** rng.uniform(2, 14)))
+        factor, low, gap, original = (float(x) for x in (
+            rng.uniform(1, 40), rng.uniform(0.1, 4), rng.uniform(0.2, 9), 2.0 ** rng.uniform(2, 14)))
         scaling = (factor,) if trial % 4 == 0 else (factor, low, low + gap, original)
         got = scaled_frequencies(base, d, scaling)
         for i in range(d // 2):
@@ -315,11 +323,13 @@ def run_file_sizes(rng: np.random.Generator) -> Measured:
     checks = []
     for _ in range(20):
         heads = int(2 ** rng.integers(0, 4))
-        width, kv, hidden = heads * 2 * int(rng.integers(1, 9)) * 4, int(2 ** rng.integers(0, 1 + int(np.log2(heads)))), 64 * int(rng.integers(1, 9))
+        width, hidden = heads * 2 * int(rng.integers(1, 9)) * 4, 64 * int(rng.integers(1, 9))
+        kv = int(2 ** rng.integers(0, 1 + int(np.log2(heads))))
         text = f'[run]\nname="a"\n[model]\nfamily="llama"\nlayers=2\nwidth={width}\nheads={heads}\nhidden={hidden}\n'
         for given in (0, kv):
             more = f"kv_heads={given}\n" if given else ""
-            cfg = config.parse(text + more + f"tied={'true' if given else 'false'}\nz_loss={0.5 if given else 0.0}\n[data]\nsequence=8\n[train]\nsteps=9\nbatch=2\n")
+            cfg = config.parse(text + more + f"tied={'true' if given else 'false'}\nz_loss={0.5 if given else 0.0}\n"
+                               "[data]\nsequence=8\n[train]\nsteps=9\nbatch=2\n[optim]\nlr=0.1\n")
             m = llama.FAMILY.sizes(cfg, 77)
             got = m.vocab, m.width, m.heads, m.kv_heads, m.hidden, m.layers, m.tied, m.z_loss
             want = 77, width, heads, given or heads, hidden, 2, bool(given), 0.5 if given else 0.0

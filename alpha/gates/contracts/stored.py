@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
-from alpha.errors import AlphaError, CorruptError, InputError
+from alpha.errors import AlphaError
 from alpha.gates.contracts.profile import elsewhere, told
 from alpha.gates.contracts.reference import hash_of
 from alpha.profile import trace
@@ -159,7 +159,8 @@ def refused_files(rng: np.random.Generator) -> Measured:
         raw = bytearray(torn.read_bytes())
         raw[100:4096] = rng.bytes(3996)
         torn.write_bytes(raw)
-        for name, path, want in (("none", root / "none", "InputError"), ("text", root / "text", "CorruptError"), ("torn", torn, "CorruptError"),
+        for name, path, want in (("none", root / "none", "InputError"), ("text", root / "text", "CorruptError"), 
+                                 ("torn", torn, "CorruptError"),
                                  ("newer", made("newer", VERSION + 1), "InputError"), ("begun", made("begun", 0), "CorruptError")):
             came = error_of(lambda path=path: connect(path).close())  # type: ignore[misc]
             checks.append((f"{name}: {came}", came == want))
@@ -272,7 +273,8 @@ def traced(rng: np.random.Generator) -> Measured:
             memory = {e["pid"]: e["args"] for e in events if e["ph"] == "C"}
             checks.append((f"memory {memory}", memory == {r + 1: {"act": 1000 + r} for s, r in cells if s == 2}))
             names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
-            checks.append((f"{names}", len(names) == len({r for _, r in cells}) and all(("UNGATED" in n) == bool(trial % 2) for n in names)))
+            checks.append((f"{names}",
+                           len(names) == len({r for _, r in cells}) and all(("UNGATED" in n) == bool(trial % 2) for n in names)))
             checks.append((f"{done.events} events", done.events == len(events)))
     return told(checks)
 

@@ -666,8 +666,8 @@ def sealed(rng: np.random.Generator) -> Measured:
         threat("other evidence", rundir.sealed(good), seal_of(evidence="e2"))
         threat("another Program", rundir.sealed(good), replace(saved, facts={**saved.facts, "program": "other"}))
         for first in range(5):  # a checkpoint of the step that a session began with may be its own
-            held = broken(rundir.sealed({**good, "sessions": [{**session, "from_step": first}]}), saved)
-            checks.append((f"a session from step {first} on: {held or 'GATED'}", bool(held) == (first > saved.step)))
+            why = broken(rundir.sealed({**good, "sessions": [{**session, "from_step": first}]}), saved)
+            checks.append((f"a session from step {first} on: {why or 'GATED'}", bool(why) == (first > saved.step)))
         (folder / "config.toml").write_text(run.cfg.resolved())
         held = rundir.RunDir(folder)
         held.write_manifest(good)
