@@ -427,7 +427,7 @@ def edited_index(rng: np.random.Generator) -> Measured:
             "size": lambda c: c.update(size=c["size"] + 1), "no size": lambda c: c.pop("size"), "size a text": lambda c: c.update(size="9"),
             "block": lambda c: c.update(block=512), "no block": lambda c: c.update(block=0),
             "a huge block": lambda c: c.update(block=1 << 40),
-            "a block between elements": lambda c: _cut_anew(c, file.with_suffix(ranges.STATE), 257),
+            "a block between elements": lambda c: _cut_anew(c, file.with_suffix(ranges.STATE), ranges.ALIGN * 4 + 4),
             "a piece without elements": lambda c: c["held"].append(
                 [*c["held"][-1][:2], [[lo, lo] for lo, _ in c["held"][-1][2]], c["size"]]),
             "a sum": lambda c: c["sums"].__setitem__(0, "0" * 32), "a sum gone": lambda c: c["sums"].pop(),

@@ -293,7 +293,7 @@ def no_trace(rng: np.random.Generator) -> Measured:
         ("crossing", "INSERT INTO gpu_timeline SELECT step, rank, track, name, category, start_ns + 1, stop_ns + 60, NULL "
                      f"FROM gpu_timeline WHERE rowid = {last} AND stop_ns > start_ns + 1", "CorruptError"),
         ("no session", "DELETE FROM sessions WHERE session = 1 AND rank = 0", "CorruptError"),
-        ("sessions overlap", "UPDATE sessions SET seen_ns = seen_ns + 2000000000000 WHERE session = 0 AND rank = 0", "CorruptError"),
+        ("sessions overlap", "UPDATE sessions SET seen_ns = seen_ns + 999500000000 WHERE session = 0 AND rank = 0", "CorruptError"),
         ("steps overlap", "UPDATE step_timing SET wall_ns = wall_ns + 1 WHERE step = 2 AND rank = 0", "CorruptError"),
         ("clock before its beginning", "UPDATE sessions SET began_ns = clock_ns + 1 WHERE session = 0 AND rank = 0", "CorruptError"),
         ("no timeline", "DELETE FROM gpu_timeline", "InputError"),
