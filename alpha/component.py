@@ -15,7 +15,7 @@ from alpha.errors import GraphError, InputError
 from alpha.types import Attrs, TensorType
 
 KINDS = ("kernel", "pass", "sampler", "tokenizer", "corpus", "split", "shards", "executor", "checkpoint", "model", "program",
-         "optimizer", "schedule", "evidence", "flops", "baseline", "profile")
+         "optimizer", "schedule", "evidence", "flops", "baseline")
 """Closed list of kinds: what a component is. Which gates it owes says its profile."""
 
 SHAPE = 1

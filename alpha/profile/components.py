@@ -10,10 +10,10 @@ from alpha.profile.trace import write
 
 _STORED = "alpha.gates.contracts.stored"
 COMPONENTS = (
-    Component(id="profile.recorder", kind="profile", profile="host", implementation=Recorder, contract="alpha.gates.contracts.profile"),
-    Component(id="profile.store", kind="profile", profile="host", implementation=Store, contract=_STORED),
-    Component(id="profile.trace", kind="profile", profile="host", implementation=write, contract=_STORED),
-    Component(id="report.figures", kind="profile", profile="host", implementation=judge, contract="alpha.gates.contracts.report"),
+    Component(id="profile.recorder", kind="evidence", profile="host", implementation=Recorder, contract="alpha.gates.contracts.profile"),
+    Component(id="profile.store", kind="evidence", profile="host", implementation=Store, contract=_STORED),
+    Component(id="profile.trace", kind="evidence", profile="host", implementation=write, contract=_STORED),
+    Component(id="report.figures", kind="evidence", profile="host", implementation=judge, contract="alpha.gates.contracts.report"),
 )
 
 
