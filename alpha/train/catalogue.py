@@ -27,6 +27,7 @@ from alpha.optim.update import adamw, sgd
 from alpha.parallel.data import DataParallel
 from alpha.passes.build import build_program
 from alpha.passes.components import fill as fill_passes
+from alpha.profile.components import fill as fill_profile
 from alpha.registry.components import fill as fill_registry
 from alpha.train.components import fill as fill_train
 
@@ -78,7 +79,7 @@ def loadable_catalogue() -> Catalogue:
     for fill in (fill_cpu, fill_comm, fill_cuda):
         fill(catalogue)
     kernels = tuple(catalogue)
-    for fill in (fill_passes, fill_data, fill_checkpoint, fill_registry, fill_train):
+    for fill in (fill_passes, fill_data, fill_checkpoint, fill_registry, fill_profile, fill_train):
         fill(others)
     for component in (*others, *OWN):
         where = "cuda" if component.backend == "cuda" else "cpu"

@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from alpha.checkpoint import folders, offline, ranges
 from alpha.checkpoint.disk import Disk
 from alpha.component import Measured
 from alpha.errors import CorruptError, GraphError, InputError, MachineError
+from alpha.gates.contracts import of_settings
 from alpha.gates.contracts.corruptions import campaign
 from alpha.gates.contracts.disks import Beside, Failing, Killed, Losing, SlowFile, full
 from alpha.graph.state import StateLayout, TensorSpec
@@ -425,6 +427,9 @@ def edited_index(rng: np.random.Generator) -> Measured:
             "size": lambda c: c.update(size=c["size"] + 1), "no size": lambda c: c.pop("size"), "size a text": lambda c: c.update(size="9"),
             "block": lambda c: c.update(block=512), "no block": lambda c: c.update(block=0),
             "a huge block": lambda c: c.update(block=1 << 40),
+            "a block between elements": lambda c: _cut_anew(c, file.with_suffix(ranges.STATE), ranges.ALIGN * 4 + 4),
+            "a piece without elements": lambda c: c["held"].append(
+                [*c["held"][-1][:2], [[lo, lo] for lo, _ in c["held"][-1][2]], c["size"]]),
             "a sum": lambda c: c["sums"].__setitem__(0, "0" * 32), "a sum gone": lambda c: c["sums"].pop(),
             "a piece gone": lambda c: c["held"].pop(), "a kind": lambda c: c["held"][0].__setitem__(0, "w"),
             "a name": lambda c: c["held"][0].__setitem__(1, "w"), "another box": lambda c: c["held"][-1].__setitem__(2, [[5, 3]] * 3),
@@ -448,6 +453,12 @@ def edited_index(rng: np.random.Generator) -> Measured:
             count.refuses(CorruptError, lambda: folders.load(path, empty(of)), f"{what} of an index")
             count.refuses(CorruptError, lambda: folders.inspect(path), f"{what} of an index, verified")
     return count.measured()
+
+
+def _cut_anew(content: dict, data: Path, block: int) -> None:
+    """Blocks of another length, with the sums that those would have."""
+    raw = data.read_bytes()
+    content.update(block=block, sums=[xxhash.xxh3_128_hexdigest(raw[at : at + block]) for at in range(0, len(raw), block)])
 
 
 def a_rank_that_did_not_write(rng: np.random.Generator) -> Measured:
@@ -785,7 +796,7 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("damaged files", damaged_files),
             ("empty files", empty_files),
             ("edited manifest", edited_manifest),
-            ("edited index", edited_index),
+            ("edited index", edited_index), ("blamed", of_settings.blamed),
             ("a rank that did not write", a_rank_that_did_not_write),
             ("wrong arrays", wrong_arrays),
             ("disk full", disk_full),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
+from alpha.gates.contracts import of_settings
 from alpha.gates.contracts.reference import yes
 from alpha.graph.trace import Tracer
 from alpha.models import gpt, llama
@@ -34,7 +35,7 @@ class FamilyCase:
     products   sizes -> a block's (parameters of attention's projections, of the MLP, channels that attention scores): flops/v1 is held
                against them
     ours       name -> (sizes, sequence) of configs/ whose parameters nobody published
-    parity     further cases of the family alone
+    parity     further cases of the family alone; `faults`: such of its faults
     """
 
     family: Family
@@ -45,6 +46,7 @@ class FamilyCase:
     products: Callable[[Any], tuple[int, int, int]]
     ours: Mapping[str, tuple[Any, int]] = field(default_factory=dict)
     parity: tuple[tuple[str, Case], ...] = ()
+    faults: tuple[tuple[str, Case], ...] = ()
 
 
 def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, sees: Callable[[int, int], bool]) -> np.ndarray:
@@ -183,6 +185,8 @@ FAMILY_CASES: dict[str, FamilyCase] = {
                            8192, 70_553_706_496)},
         ours={"llama-1.1b": (llama.LlamaConfig(vocab=32768, positions=4096, layers=16, width=2048, heads=32, kv_heads=8, hidden=8192),
                              4096)},
-        products=lambda c: (2 * c.width * (c.width + c.kv_heads * (c.width // c.heads)), 3 * c.width * c.hidden, c.width)),
+        products=lambda c: (2 * c.width * (c.width + c.kv_heads * (c.width // c.heads)), 3 * c.width * c.hidden, c.width),
+        parity=(("frequencies", of_settings.frequencies), ("run-file", of_settings.run_file_sizes)),
+        faults=(("odd-heads", of_settings.odd_heads),)),
 }
 """Family -> what its gates know of it."""

@@ -18,6 +18,7 @@ from alpha.errors import ConfigError
 from alpha.flops import v1
 from alpha.flops.executed import executed, part_of, tensors_by_place
 from alpha.flops.parts import ATTENTION, DIRECTIONS, FEED_FORWARD, LOGITS, OTHERS, PARTS, PROJECTIONS, part_of_weight
+from alpha.gates.contracts import of_settings
 from alpha.gates.contracts.families import FAMILY_CASES, FamilyCase, Params
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import BATCH, Reference, both, hash_of, in_new_process, program, reference_of, refuses, yes
@@ -387,9 +388,10 @@ def _mfu(rng: np.random.Generator) -> Measured:
 def _family(family: str) -> dict[str, list[tuple[str, Case]]]:
     return {"parity": [("reference", _against_reference(family)), ("settings", _with_settings(family)),
                        ("published-counts", _counts(family)), ("causal", _causal(family)), ("decay-and-init", _decay(family)),
-                       ("moments", _init_moments), ("initial", _initial), *FAMILY_CASES[family].parity],
+                       ("moments", _init_moments), ("initial", _initial), ("wide", of_settings.logits_are_wide),
+                       *FAMILY_CASES[family].parity],
             "gradient": [("whole-model", _gradient(family))], "determinism": [("elsewhere", _same_elsewhere(family))],
-            "faults": [("too-long", _too_long(family))]}
+            "faults": [("too-long", _too_long(family)), *FAMILY_CASES[family].faults]}
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({

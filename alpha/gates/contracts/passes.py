@@ -15,7 +15,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Workers
 from alpha.component import Catalogue, Component, Envelope, Measured
 from alpha.errors import GraphError, InputError, ShapeError
-from alpha.gates.contracts import effects, parts, traced
+from alpha.gates.contracts import effects, of_settings, parts, traced
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import (
     VOCAB,
@@ -1084,7 +1084,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                              ("phases", _fuse_within_a_phase), ("placed", effects.fused_placed)],
                   "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
     "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)],
-                                 ("groups", _schedule_keeps_groups), ("groups-drawn", _schedule_keeps_drawn)],
+                                 ("groups", _schedule_keeps_groups), ("groups-drawn", _schedule_keeps_drawn),
+                                 ("leaves", of_settings.prompt_leaves)],
                       "determinism": _HASHES_LLAMA, "faults": [("cycle", _refuse_cycle)]},
     "select.pass": {"parity": [*_both(_select), ("budget", effects.budgets_chosen), ("first", _select_first)], "determinism": _HASHES_LLAMA,
                     "faults": [("dtype", _refuse_dtype), ("extent-read", _refuse_extent_read), ("no-kernel", _refuse_no_kernel),

@@ -20,11 +20,12 @@ import numpy as np
 from alpha.comm import catalogue, collectives
 from alpha.comm.message import About
 from alpha.comm.rule import COSTS, Rule
+from alpha.comm.shm import LENT_BYTES, SharedMemory
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import GraphError, ShapeError
-from alpha.gates.contracts.ranks.calls import ALGORITHMS, BY_NAME, COUNTS, DTYPES, OPS, drawn, misbehave, one, summed
+from alpha.gates.contracts.ranks.calls import ALGORITHMS, BY_NAME, COUNTS, DTYPES, OPS, Mute, drawn, misbehave, one, summed
 from alpha.gates.contracts.ranks.members import Ended, members
 from alpha.ops import collectives as rows
 from alpha.ops import scale
@@ -138,19 +139,45 @@ def at_unordered(world: World, op: str, seed: int) -> Found:
     return wrong, calls
 
 
+class Keeping(Mute):
+    """A transport that looks at what was to be kept, when its collective ends: `broken` counts messages that were written meanwhile."""
+
+    def __init__(self, transport: SharedMemory) -> None:
+        super().__init__(transport)
+        self._kept: list[tuple[np.ndarray, np.ndarray]] = []
+        self.broken = 0
+
+    def send(self, to: int, about: About, chunk: int, payload: np.ndarray, *, kept: bool = False) -> None:
+        """Sent, and remembered where it is to be kept."""
+        if kept:
+            self._kept.append((payload, payload.copy()))
+        self._transport.send(to, about, chunk, payload, kept=kept)
+
+    def done(self, about: About) -> None:
+        """Until here."""
+        self.broken += sum(not np.array_equal(now, then) for now, then in self._kept)
+        self._kept.clear()
+        super().done(about)
+
+
 def at_random(world: World, op: str, seed: int) -> Found:
-    """Back to back among other collectives, without a barrier; now and then a member is late."""
+    """Back to back among other collectives, without a barrier; now and then a member is late. What is to be kept, is."""
     group, wrong = world.group(WORLD), []
+    assert isinstance(group.transport, SharedMemory)
+    group.transport = keeping = Keeping(group.transport)
     rng, own = np.random.default_rng(seed), np.random.default_rng((seed, world.rank))
     for i in range(60):
         name = op if rng.integers(2) else OPS[rng.integers(len(OPS))]
         dtype, algorithms = DTYPES[rng.integers(len(DTYPES))], ALGORITHMS.get(name, ("",))
         algorithm, in_place, count = algorithms[rng.integers(len(algorithms))], bool(rng.integers(2)), int(rng.integers(0, 3000))
+        if rng.random() < 0.2:  # of a length around the one from which memory is lent
+            count = LENT_BYTES // NUMPY[dtype].itemsize + int(rng.integers(-1, 2))
         if own.random() < 0.1:
             time.sleep(own.random() * 2e-3)
         if summed(name, dtype, "sum"):
             wrong.append(one(group, name, dtype, count, algorithm=algorithm, in_place=in_place, seed=seed + i))
-    return [w for w in wrong if w], 60
+    wrong.append(f"{keeping.broken} messages were written that were to be kept" if keeping.broken else "")
+    return [w for w in wrong if w], 61
 
 
 def at_groups(world: World, op: str, seed: int) -> Found:

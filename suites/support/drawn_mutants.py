@@ -1,0 +1,82 @@
+"""Mutants that were drawn by hand and written down before they ran: `python suites/support/drawn_mutants.py [PREFIX ...]`.
+
+Each mutant of drawn_mutants.toml runs alone on a copy of the package. It is asked of the gates that reject faults planted in its file, the
+most frequent first, then of ELSEWHERE by folder. Printed are who caught it, and scores by class with their 95 % intervals. A gate that does
+not end in time caught nothing that one can be sure of: it is shown apart.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import alpha
+from alpha.gates.adversarial import plant
+from alpha.profile.noise import wilson
+from alpha.registry.gates import PINNED
+from alpha.tomlfile import read_toml
+
+OWED = ("parity", "faults", "determinism")
+ELSEWHERE = {
+    "train": ("train.loop", "saver.ranks", "registry.status"),
+    "comm": ("all_reduce.cpu", "reduce_scatter.cpu", "all_to_all.cpu", "broadcast.cpu", "transport.shm", "transport.tcp", "watch.progress"),
+    "checkpoint": ("checkpoint.ranges", "saver.ranks", "checkpoint.hf", "train.loop"),
+    "passes": ("schedule.pass", "recompute.pass", "fuse.pass", "select.pass", "memory.pass", "program.step", "data_parallel.pass",
+               "executor.cpu"),
+    "data": ("sampler.permuted", "sampler.mixed", "sampler.packed", "sampler.bucketed", "sampler.prefetched", "split.by_file", "shards.v2",
+             "corpus.prepared", "train.loop"),
+    "optim": ("optimizer.adamw", "optimizer.sgd", "schedule.cosine", "schedule.wsd", "program.step", "model.gpt", "data_parallel.pass"),
+    "parallel": ("data_parallel.pass", "verify_program.pass", "program.step"),
+    "models": ("model.gpt", "model.llama", "checkpoint.hf", "train.loop"),
+}
+"""Components whose gates may see what breaks in a folder, beside those that faults of the file are planted for."""
+
+SECONDS = 400.0
+"""Of all gates that are asked of one mutant."""
+
+
+def attempts(file: Path, folder: str) -> tuple[tuple[str, str], ...]:
+    """The (component, gate) pairs that are asked, in order."""
+    planted = file.with_suffix(".faults.toml")
+    found = Counter((f["component"], f["gate"]) for f in read_toml(planted)["fault"]) if planted.is_file() else Counter()
+    own = [pair for pair, _ in found.most_common() if pair[1] not in PINNED]
+    return tuple(dict.fromkeys([*own, *((c, gate) for gate in OWED for c in ELSEWHERE[folder])]))
+
+
+def job(entry: dict[str, str]) -> plant.Job:
+    """The broken file and whom to ask. ValueError unless `find` stands there once."""
+    path = Path(alpha.__file__).parent / entry["file"]
+    text = path.read_text(encoding="utf-8")
+    if text.count(entry["find"]) != 1:
+        raise ValueError(f"{entry['id']}: {entry['file']} holds {entry['find']!r} {text.count(entry['find'])} times, expected once")
+    folder = entry["file"].partition("/")[0]
+    return plant.Job(entry["id"], attempts(path, folder), entry["file"], text.replace(entry["find"], entry["replace"]), timeout=SECONDS)
+
+
+def main(prefixes: list[str]) -> None:
+    """Run those whose id begins with one of the prefixes, all by default."""
+    drawn = read_toml(Path(__file__).with_suffix(".toml"))["mutant"]
+    jobs = [job(entry) for entry in drawn if not prefixes or entry["id"].startswith(tuple(prefixes))]
+    caught, of = Counter[str](), Counter[str]()
+
+    def told(outcome: plant.Outcome) -> None:
+        late = outcome.error.startswith(plant.LATE)
+        component, reasons = "", ()
+        if outcome.records:
+            record, _, reasons = outcome.records[-1]
+            component = f"{record.component} {record.gate}"
+        by = outcome.caught_by
+        of[outcome.job.name.partition(".")[0]] += 1
+        caught[outcome.job.name.partition(".")[0]] += bool(by and not late)
+        fate = "LATE" if late else f"caught by {component or by}" if by else "SURVIVED"
+        print(f"{outcome.job.name:38} {outcome.seconds:6.1f} s  {fate}: {outcome.error or ' '.join(reasons)}"[:240], flush=True)
+
+    plant.run_all(jobs, on_result=told)
+    for name, n in of.items():
+        low, high = wilson(caught[name], n)
+        print(f"{name:12} {caught[name]:3} of {n:3}  {low:4.0%} to {high:4.0%}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
