@@ -79,7 +79,7 @@ def copied(changes: Sequence[Change], root: Path = ROOT) -> Iterator[Path]:
 
 
 def digests_of(root: Path, pairs: Sequence[str] = ()) -> Digests:
-    """Every digest of these gate pairs of a repository, or of all of them, in a process of its own. A pair that is not there is left out."""
+    """Every digest of these gate pairs of a repository, or of all, in a process of its own. A pair that is not there is left out."""
     done = warm.run(["-c", COUNT, *pairs], cwd=root, root=root, timeout=600)
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-2000:])
