@@ -14,6 +14,7 @@ import pytest
 import warm
 from threadpoolctl import threadpool_limits
 
+from alpha.registry import digest_cache
 from alpha.train import peak
 
 pytest_plugins = ["alpha.gates.plugin"]
@@ -61,7 +62,8 @@ def one_thread() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The tests that were found stay to the end."""
+    """The tests that were found stay to the end; and what collecting them read of the sources is there for processes that tests start."""
+    digest_cache.save_all()
     warm.collect_seldom()
 
 

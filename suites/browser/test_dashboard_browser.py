@@ -7,6 +7,7 @@ and says so. ALPHA_SCREENSHOTS names a folder for pictures of every state, to be
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import sqlite3
@@ -30,6 +31,9 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 HERE = ("http://127.0.0.1", "data:", "blob:")
 PATIENCE_MS = 30_000
+TIMELINE = "document.querySelector('#p-timeline .js-plotly-plot')"
+TICK_MS = 300
+"""How often a page of these tests looks for news; at a user's it is a second."""
 
 
 def chromium() -> str | None:
@@ -78,6 +82,7 @@ class View:
         self.page, self.server = page, server
         self.wrong: list[str] = []
         page.set_default_timeout(PATIENCE_MS)
+        page.add_init_script(f"window.tickMs = {TICK_MS}")
         page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda e: self.wrong.append(str(e)))
         page.on("requestfailed", lambda r: self.wrong.append(f"failed: {r.url}"))
@@ -91,6 +96,22 @@ class View:
         """Wait until the figures of the run are on the page."""
         self.page.wait_for_selector("body[data-drawn]")
         self.page.wait_for_selector("#p-loss .main-svg")
+
+    def ticks(self, number: int) -> None:
+        """Wait until the page has looked for news so often."""
+        for _ in range(number):
+            self.page.wait_for_event("response", lambda r: "/progress" in r.url)
+
+    def overdue(self) -> None:
+        """Wait until a page that follows would have asked for figures anew, and a little longer."""
+        self.page.wait_for_function("() => Date.now() - state.asked >= state.every")
+        self.ticks(3)
+
+    def turned(self, range_: Any) -> Any:
+        """Wait until the timeline shows another window than this one; which."""
+        self.page.wait_for_function(f"(was) => JSON.stringify({TIMELINE}.layout.xaxis.range) !== was",
+                                    arg=json.dumps(range_, separators=(",", ":")))
+        return self.plot("timeline", "p.layout.xaxis.range")
 
     def plot(self, panel: str, expression: str) -> Any:
         """Something of a chart's own data: `p` is plotly's element."""
@@ -195,7 +216,7 @@ def test_a_run_whose_rows_contradict_each_other_is_read_once_and_not_again_and_a
     try:
         view.open("/profiling?run=clock")
         expect(view.page.locator("#notice")).to_contain_text("backwards")
-        view.page.wait_for_timeout(3500)
+        view.overdue()
         assert len(asked) == 1, asked
         assert "damaged" in view.page.locator("#progress").inner_text()
     finally:
@@ -271,7 +292,7 @@ def test_the_page_follows_a_run_that_goes_on(view: View, tmp_path: Path) -> None
         deadline = time.monotonic() + 40
         seen, steps = {first}, set()
         while time.monotonic() < deadline and (len(seen) < 4 or len(steps) < 3):
-            view.page.wait_for_timeout(300)
+            view.page.wait_for_timeout(TICK_MS / 2)
             seen.add(view.plot("loss", "Math.max(...p.data[0].x)"))
             shown[0] = max(seen)
             if view.page.locator("#tl-step").count():
@@ -282,10 +303,12 @@ def test_the_page_follows_a_run_that_goes_on(view: View, tmp_path: Path) -> None
         shown[0] = 3000.0
         view.page.keyboard.press("f")  # held still, the charts stay as they are while the step goes on
         expect(view.page.locator("#follow")).not_to_be_checked()
-        view.page.wait_for_timeout(1500)
+        view.page.wait_for_function("() => !state.busy && !state.again")  # what was asked for before is drawn
+        view.ticks(2)
         still, at = view.plot("loss", "Math.max(...p.data[0].x)"), view.page.locator("#step").inner_text()
-        view.page.wait_for_timeout(3000)
-        assert view.plot("loss", "Math.max(...p.data[0].x)") == still and view.page.locator("#step").inner_text() != at
+        expect(view.page.locator("#step")).not_to_have_text(at)
+        view.overdue()
+        assert view.plot("loss", "Math.max(...p.data[0].x)") == still
     finally:
         stop.set()
         if writer.ident is not None:
@@ -328,24 +351,20 @@ def test_the_timeline_zooms_by_mouse_and_by_keys(view: View) -> None:
     bars = view.plot("timeline", POINTS)
     view.drag("timeline", 0.4, 0.5)
     view.page.wait_for_function(f"() => document.querySelector('#p-timeline .js-plotly-plot').layout.xaxis.range[0] > {whole[1] * 0.3}")
-    view.page.wait_for_timeout(600)
+    view.page.wait_for_function(f"() => {POINTS.replace('p.', f'{TIMELINE}.', 1)} < {bars}")  # only what lies in the window
     part = view.plot("timeline", "p.layout.xaxis.range")
     assert whole[1] * 0.38 < part[0] < part[1] < whole[1] * 0.52
-    assert view.plot("timeline", POINTS) < bars  # only what lies in the window
     assert "matmul" in " ".join(view.plot("timeline", "p.data.flatMap((t) => t.text || [])"))
     view.shot("timeline-zoomed", full=False)
     view.page.locator("#p-timeline .js-plotly-plot").focus()
     view.page.keyboard.press("+")
-    view.page.wait_for_timeout(600)
-    near = view.plot("timeline", "p.layout.xaxis.range")
+    near = view.turned(part)
     assert near[1] - near[0] == pytest.approx((part[1] - part[0]) / 2, rel=1e-3)
     view.page.keyboard.press("ArrowRight")
-    view.page.wait_for_timeout(600)
-    moved = view.plot("timeline", "p.layout.xaxis.range")
+    moved = view.turned(near)
     assert moved[0] > near[0] and moved[1] - moved[0] == pytest.approx(near[1] - near[0], rel=1e-3)
     view.page.keyboard.press("0")
-    view.page.wait_for_timeout(600)
-    assert view.plot("timeline", "p.layout.xaxis.range") == pytest.approx(whole)
+    assert view.turned(moved) == pytest.approx(whole)
     before = view.page.locator("#tl-step").input_value()
     view.page.keyboard.press("[")
     expect(view.page.locator("#tl-step")).not_to_have_value(before)
@@ -358,7 +377,7 @@ def test_ranks_stand_in_the_timeline_by_name(view: View) -> None:
     tracks = view.plot("timeline", "p.layout.yaxis.categoryarray")
     assert {t.split(" · ")[0] for t in tracks} == {"rank 0", "rank 1"}
     view.page.select_option("#tl-rank", "1")
-    view.page.wait_for_timeout(600)
+    view.page.wait_for_function(f"(was) => {TIMELINE}.layout.yaxis.categoryarray.length < was", arg=len(tracks))
     assert not any("rank" in t for t in view.plot("timeline", "p.layout.yaxis.categoryarray"))
 
 

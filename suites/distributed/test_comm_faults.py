@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,14 @@ def members() -> Iterator[Members]:
         yield started
 
 
+def hang(world: World) -> None:
+    """Sleep until all other ranks have ended: nobody is waited for longer than it takes them."""
+    for rank in range(world.size):
+        if rank != world.rank:
+            with suppress(ProcessLookupError):
+                select.select([os.pidfd_open(world._segment.control.pid(rank))], [], [])
+
+
 def training(world: World, what: str, victim: int, at: int) -> int:
     """Steps of three collectives each; before number `at` the victim does `what`."""
     group, x, calls = world.group(WORLD), np.ones(5000, np.float32), 0
@@ -46,7 +56,7 @@ def training(world: World, what: str, victim: int, at: int) -> int:
         world.step = step
         for op in ("all_reduce", "reduce_scatter", "all_gather"):
             if world.rank == victim and calls == at:
-                misbehave(world, what)
+                hang(world) if what == "hangs" else misbehave(world, what)
             if op == "all_reduce":
                 collectives.all_reduce(group, x, x, reduce="average")
             elif op == "reduce_scatter":

@@ -32,8 +32,9 @@ from alpha.registry import policy
 from alpha.registry.digest import component_digests
 from alpha.registry.package import Package
 from alpha.train.catalogue import catalogue
-package = Package()
-json.dump({f"{c.id} {g}": component_digests(c, g, package=package) for c in catalogue() for g in policy.owed(c)}, sys.stdout)
+package, asked = Package(), set(sys.argv[1:])
+json.dump({f"{c.id} {g}": component_digests(c, g, package=package) for c in catalogue() for g in policy.owed(c)
+           if not asked or f"{c.id} {g}" in asked}, sys.stdout)
 """
 
 
@@ -77,9 +78,9 @@ def copied(changes: Sequence[Change], root: Path = ROOT) -> Iterator[Path]:
         yield at
 
 
-def digests_of(root: Path) -> Digests:
-    """Every digest of every gate pair of a repository, in a process of its own."""
-    done = warm.run(["-c", COUNT], cwd=root, root=root, timeout=600)
+def digests_of(root: Path, pairs: Sequence[str] = ()) -> Digests:
+    """Every digest of these gate pairs of a repository, or of all, in a process of its own. A pair that is not there is left out."""
+    done = warm.run(["-c", COUNT, *pairs], cwd=root, root=root, timeout=600)
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-2000:])
     found: Digests = json.loads(done.stdout)

@@ -1,6 +1,9 @@
 // The page: asks the JSON API, draws with plotly. Every text that comes from a run is set as text, never as markup.
 "use strict";
 
+/** How often the page looks for news. Who opens it may set another figure before: tests do. */
+const TICK_MS = window.tickMs ?? 1000;
+
 // -- small things ---------------------------------------------------------------------------------------------------------------
 
 const $ = (id) => document.getElementById(id);
@@ -62,7 +65,7 @@ const state = {
   page: location.pathname.startsWith("/gates") ? "gates" : "profiling",
   run: query.get("run") || "", other: query.get("with") || "", follow: true,
   first: numberIn(query.get("from")), last: numberIn(query.get("to")),
-  runs: null, root: "", phases: new Map(), view: null, progress: null, shown: "", busy: false, again: false, every: 1000, asked: 0,
+  runs: null, root: "", phases: new Map(), view: null, progress: null, shown: "", busy: false, again: false, every: TICK_MS, asked: 0,
   timeline: { step: null, rank: null, window: null, answer: null, serial: 0, steps: "" },
 };
 
@@ -765,7 +768,7 @@ async function loadRuns() {
 }
 
 function pickRun(name) {
-  Object.assign(state, { run: name, view: null, progress: null, newest: null, first: null, last: null, missing: "", broken: null, every: 1000 });
+  Object.assign(state, { run: name, view: null, progress: null, newest: null, first: null, last: null, missing: "", broken: null, every: TICK_MS });
   $("first").value = $("last").value = "";
   state.timeline = { step: null, rank: null, window: null, answer: null, serial: state.timeline.serial + 1, steps: "" };
   clearPage();
@@ -808,7 +811,7 @@ async function tick() {
   if (ticking || state.page !== "profiling") return;
   ticking = true;
   try {
-    if (Date.now() - lastList > 5000 || state.runs === null) { await loadRuns(); lastList = Date.now(); keepAddress(); }
+    if (Date.now() - lastList > 5 * TICK_MS || state.runs === null) { await loadRuns(); lastList = Date.now(); keepAddress(); }
     if (!state.run) { noRuns(); return; }
     const run = state.run;
     const p = await get(runUrl("progress", { since: state.newest ? state.newest[0] : -1 }));
@@ -845,7 +848,7 @@ async function refresh() {
     const view = await get(runUrl("view", { points, first: state.first, last: state.last, with: state.other || null }));
     if (run !== state.run) return;
     state.asked = Date.now();
-    state.every = Math.max(1000, 6 * (state.asked - began));
+    state.every = Math.max(TICK_MS, 6 * (state.asked - began));
     if (view.error) { state.shown = stamp; showError(view.error); return; }
     state.broken = null;
     notice(null);
@@ -907,7 +910,7 @@ function start() {
     panels.forEach((p) => { if (p.drawn && !p.plot.hidden) draw(p, p.traces, p.layout); });
   });
   tick();
-  setInterval(() => { if (!document.hidden) tick(); }, 1000);
+  setInterval(() => { if (!document.hidden) tick(); }, TICK_MS);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) tick(); });
 }
 
