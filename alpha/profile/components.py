@@ -13,7 +13,8 @@ COMPONENTS = (
     Component(id="profile.recorder", kind="evidence", profile="host", implementation=Recorder, contract="alpha.gates.contracts.profile"),
     Component(id="profile.store", kind="evidence", profile="host", implementation=Store, contract=_STORED),
     Component(id="profile.trace", kind="evidence", profile="host", implementation=write, contract=_STORED),
-    Component(id="report.figures", kind="evidence", profile="host", implementation=judge, contract="alpha.gates.contracts.report"),
+    Component(id="report.figures", kind="evidence", profile="host", implementation=judge, requires=("the extra report",),
+              contract="alpha.gates.contracts.report"),
 )
 
 

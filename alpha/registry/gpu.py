@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 
 from alpha.component import Component
 from alpha.errors import InputError
@@ -195,8 +196,14 @@ def why_not_here(component: Component) -> str:
     return ""
 
 
+_EXTRAS = {"the extra report": "pandas"}
+"""Requirement of an optional dependency -> the package that tells whether it is there."""
+
+
 def _why_lacking(need: str, *, on_gpu: bool) -> str:
     """What a machine lacks of one requirement, to be told behind its name; '' where it has it."""
+    if package := _EXTRAS.get(need):
+        return "" if find_spec(package) else f", of which {package} is not installed: `pip install -e '.[{need.split()[-1]}]'`"
     counted = _COUNTED.fullmatch(need)
     if counted and counted[1] == "ranks" and not hasattr(os, "memfd_create"):  # memory that is shared without a name
         return ": ranks share memory on Linux"

@@ -237,6 +237,15 @@ def test_without_a_gpu_gates_are_not_run_and_say_why() -> None:
     assert "sm_90a" in run.not_here(catalogue(), [kernel.id])[kernel.id]
 
 
+def test_what_an_extra_brings_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates that read reports are NOT_RUN where pandas is missing, with the command that helps."""
+    reader = next(c for c in catalogue() if c.id == "report.figures")
+    assert why_not_here(reader) == ""
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    assert why_not_here(reader) == "needs the extra report, of which pandas is not installed: `pip install -e '.[report]'`"
+    assert class_here(reader) is None
+
+
 def test_every_kernel_has_cases_and_timed_calls_inside_its_envelope() -> None:
     for c in kernels():
         if c.op != "update_scalars":

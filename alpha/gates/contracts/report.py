@@ -3,8 +3,7 @@
 Drawn are ranks, sessions, resumes, profiled and refused steps, rows that are missing, saves, kernels of a GPU and its timeline. The second
 count knows dictionaries and loops alone.
 
-A report is read in a process of its own: pandas loads what nothing that trains may load, so it has no place in a process that gates. It
-needs the extra `report`; without it these gates fail, and say so.
+A report is read in a process of its own: pandas loads what nothing that trains may load, so it has no place in a process that gates.
 """
 
 from __future__ import annotations
