@@ -137,7 +137,7 @@ def spans(rng: np.random.Generator) -> Measured:
                     owner[at:] = [NAMES.index("checks") if x == NAMES.index("idle") else x for x in owner[at:]]
                 recorder.ran(plan, marks, checked=checked)
 
-    for step in range(12):
+    for step in range(60):
         profiled = bool(rng.random() < 0.3)
         recorder.begin(step, profiled=profiled)
         owner = []
@@ -347,6 +347,8 @@ def kernel_times(rng: np.random.Generator) -> Measured:
         copied_at = rng.integers(began - 5, ended, int(rng.integers(0, 4))).tolist()
         copies = [Copy("HtoD", 8, a, a + int(rng.integers(1, 20))) for a in copied_at]
         waits = [Wait("sync", a, a + int(rng.integers(1, 20))) for a in rng.integers(began, ended, int(rng.integers(0, 4))).tolist()]
+        waits += [Wait("sync", a.stop - int(rng.integers(0, 5)), a.stop + int(rng.integers(0, b.start - a.stop + 2)))  # about a gap
+                  for a, b in pairwise(kernels) if b.start > a.stop and rng.random() < 0.5]
 
         def marked(found: Iterable[Any]) -> np.ndarray:
             there = np.zeros(400, bool)
