@@ -30,7 +30,7 @@ SEEN: dict[str, tuple[Any, ...]] = {
     "streams-share-a-channel": (cuda_ranks.at_steps, ("",)),
     **dict.fromkeys(("stamps-of-one-end", "collectives-untold", "clock-of-its-own"), (cuda_ranks.at_told,)),
     "looked-at-too-early": (cuda_ranks.at_steps, ("inspected",)),
-    "waits-not-ended": (cuda_ranks.at_lost, "killed", 8.0), "who-waits-is-blamed": (cuda_ranks.at_waiting,),
+    "waits-not-ended": (cuda_ranks.at_lost, "killed", 5.0), "who-waits-is-blamed": (cuda_ranks.at_waiting,),
     "last-piece-not-compared": (cuda_ranks.at_decided,),
     "rubbish-taken": (cuda_ranks.at_lost, "absent", 2.0), "step-unsaid": (cuda_ranks.at_lost, "absent", 2.0),
 }
@@ -132,7 +132,8 @@ def test_who_waits_for_a_device_is_not_blamed() -> None:
 def test_planted_faults_are_caught(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams that are late see some, streams that run ahead others: one of several draws does."""
     monkeypatch.setattr(cuda_ranks, "SOUND_S", 5.0)
-    monkeypatch.setattr(cuda_ranks, "BOUND_S", 5.0)
+    monkeypatch.setattr(cuda_ranks, "BOUND_S", 3.0)
+    monkeypatch.setattr(cuda_ranks, "AWAY_S", 6.0)
     said = ""
     for haste in (None, *range(seed, seed + 8)):
         try:

@@ -285,6 +285,8 @@ LONG_STATE = 40 << 20
 
 LIMITS = Deadlines(stall=1.0, abort=1.0)
 """Of jobs in which a rank is lost."""
+AWAY_S = 20.0
+"""How long a rank hangs, or is absent, where nobody ends it."""
 BOUND_S = 30.0
 """Seconds, beside a deadline, until the rank that is left has its error: far more than it takes, for a busy machine."""
 
@@ -326,7 +328,7 @@ def _be_lost(world: World, what: str) -> None:
         os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[what])
     if what == "raises":
         raise Planned("as it was told to")
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + AWAY_S
     while time.monotonic() < end:  # the others end first, and with them this process
         if what == "absent":
             world.until(lambda: True, "all_reduce", time.sleep)
