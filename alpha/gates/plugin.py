@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import pickle
 import random
 import subprocess
@@ -40,6 +39,7 @@ from alpha.component import Component
 from alpha.cuda_runtime.compile import REPOSITORY, compile_all
 from alpha.errors import AlphaError
 from alpha.gates import audit, run
+from alpha.gates.contracts.engine import child_environment
 from alpha.registry import policy
 from alpha.registry.evidence import local_root, reference_classes, save, shipped_root, write_atomic
 from alpha.registry.gpu import AnyClass, family, gpu_class, why_not_here
@@ -154,7 +154,7 @@ def _in_own_process(component: str) -> tuple[Record, Judgement]:
     """The perf gate of a component of the CPU as a command runs it, of which the pins are: in the process of a long session short calls
     are 6 % slower, and long operands lie in a memory that others have cut up."""
     done = subprocess.run([sys.executable, "-c", _PERF, component], capture_output=True, check=False, cwd=REPOSITORY,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(x for x in sys.path if x)})
+                          env=child_environment())
     if done.returncode:
         raise AssertionError(f"perf of {component} did not end well: {done.stderr.decode(errors='replace')[-400:]}")
     found: tuple[Record, Judgement] = pickle.loads(done.stdout)

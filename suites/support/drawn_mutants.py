@@ -11,10 +11,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from planted import asked_of
+
 import alpha
 from alpha.gates.adversarial import plant
 from alpha.profile.noise import wilson
-from alpha.registry.gates import PINNED
 from alpha.tomlfile import read_toml
 
 OWED = ("parity", "faults", "determinism")
@@ -38,10 +39,7 @@ SECONDS = 400.0
 
 def attempts(file: Path, folder: str) -> tuple[tuple[str, str], ...]:
     """The (component, gate) pairs that are asked, in order."""
-    planted = file.with_suffix(".faults.toml")
-    found = Counter((f["component"], f["gate"]) for f in read_toml(planted)["fault"]) if planted.is_file() else Counter()
-    own = [pair for pair, _ in found.most_common() if pair[1] not in PINNED]
-    return tuple(dict.fromkeys([*own, *((c, gate) for gate in OWED for c in ELSEWHERE[folder])]))
+    return tuple(dict.fromkeys([*asked_of(file), *((c, gate) for gate in OWED for c in ELSEWHERE[folder])]))
 
 
 def job(entry: dict[str, str]) -> plant.Job:

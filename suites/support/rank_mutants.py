@@ -20,13 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from planted import asked_of
 
 import alpha
 from alpha.gates.adversarial.mutants import RANKS, Fate, Mutant, Target, mutate, run, scores
 from alpha.gates.subjects import fresh_nonce
 from alpha.profile.noise import wilson
-from alpha.registry.gates import PINNED
-from alpha.tomlfile import read_toml
 from alpha.train.catalogue import catalogue
 
 ROOMS = ("comm", "parallel")
@@ -43,10 +42,8 @@ SUITES = Path(__file__).parents[1]
 def asked(path: Path, function: str) -> tuple[tuple[str, str], ...]:
     """The (component, gate) pairs of the collective that a function is named after, and of the faults that are planted in its file, the
     most frequent first; gates of time are left out."""
-    planted = path.with_suffix(".faults.toml")
-    found = Counter((f["component"], f["gate"]) for f in read_toml(planted)["fault"]) if planted.is_file() else Counter(ELSEWHERE)
     own = [(f"{function}.cpu", "parity")] if path.name in ("catalogue.py", "collectives.py") and function in COLLECTIVES else []
-    return tuple(dict.fromkeys(own + [pair for pair, _ in found.most_common() if pair[1] not in PINNED]))[:MOST]
+    return tuple(dict.fromkeys(own + (asked_of(path) if path.with_suffix(".faults.toml").is_file() else [*ELSEWHERE])))[:MOST]
 
 
 def refused_by_tests(mutant: Mutant) -> str:
