@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from alpha.registry import pins as pinned
 from alpha.registry.cases import Share
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import load_file, reference_classes, shipped_root
+from alpha.registry.gates import engine_of
 from alpha.registry.gpu import family
 from alpha.registry.machine import machine_class, processor
 from alpha.registry.package import Package
@@ -130,6 +133,21 @@ def test_pinning_measures_in_fresh_processes(tmp_path: Path, monkeypatch: pytest
     assert len(found.times) == 5 and list(found.times) == sorted(found.times)  # to the second: some share one
     assert all(len(x) == 5 for x in found.shares.values()) and len({*found.shares["cache"], *found.shares["memory"]}) > 2
     assert "1 of 1 components pinned" in out.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("chosen", ["add.bf16.sm90", "all_reduce.sm90", "all_reduce.cpu", KERNEL])
+def test_what_is_pinned_is_measured_by_the_gate_s_own_engine(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pin of another engine, even of the same op, is of other code and other ceilings."""
+    module, _, name = engine_of("perf", catalogue()[chosen]).partition(":")
+    told: list[str] = []
+
+    def engine(component: Component, nonce: str | None = None, *, tries: int | None = None) -> object:
+        told.append(component.id)
+        return perf.make_record(component, "perf", "00", 1, [Share(name="long", share=0.5, times_ns=(1,), ceiling_ns=1)])
+
+    monkeypatch.setattr(importlib.import_module(module), name, engine)
+    monkeypatch.setattr(pin, "judge", lambda record: SimpleNamespace(satisfied=True))
+    assert pin.one(catalogue()[chosen]) == {"long": 0.5} and told == [chosen]
 
 
 def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

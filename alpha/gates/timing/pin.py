@@ -18,8 +18,7 @@ from typing import Any
 from alpha.component import Catalogue, Component
 from alpha.errors import InputError, MachineError
 from alpha.gates import perf
-from alpha.gates.contracts.ranks import perf as ranks_perf
-from alpha.gates.cuda import perf as cuda_perf
+from alpha.gates.run import engine_for
 from alpha.registry import policy
 from alpha.registry.cases import Share
 from alpha.registry.digest import component_digests
@@ -29,6 +28,7 @@ from alpha.registry.judge import judge
 from alpha.registry.machine import environment, processor
 from alpha.registry.package import Package
 from alpha.registry.pins import FEWEST, FLOOR, MOST, Pin, Pins, code_of, key_of, line_of, shipped_pins
+from alpha.registry.record import Record
 
 MEASUREMENTS = {"cpu": 8, "cuda": 8}
 """Of one call, by family: what fits into four minutes on a CPU's core and into two and a half on a GPU."""
@@ -52,8 +52,7 @@ def timed(catalogue: Catalogue, ids: Iterable[str] = ()) -> list[Component]:
 
 def one(component: Component) -> dict[str, float]:
     """case -> share, measured once; MachineError where a case was not measured, or was measured wrongly."""
-    of_kernel = cuda_perf.measure if family(component) == "cuda" else perf.measure
-    engine = of_kernel if component.kind == "kernel" else ranks_perf.measure
+    engine: Callable[..., Record] = engine_for("perf", component)
     for _ in range(3):
         record = engine(component, tries=perf.PINNED)
         judgement = judge(record)
