@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,8 @@ from alpha.cuda_runtime import compile as nvcc
 from alpha.cuda_runtime.peers import Peers
 from alpha.errors import GraphError, RankError, ShapeError
 from alpha.gates.adversarial import cuda_plant
-from alpha.gates.contracts import device_ranks
+from alpha.gates.contracts import device_perf, device_ranks
+from alpha.registry import consistency
 from alpha.registry.faults import Fault
 from alpha.tomlfile import read_toml
 from alpha.train.catalogue import catalogue
@@ -232,3 +234,17 @@ def test_a_binder_makes_the_collective_of_its_node(op: str, attrs: dict[str, obj
     for wrong in ({"group": "dp", "size": 3}, {"group": "tp", "size": 2}):
         with pytest.raises(GraphError):
             bind(gpu, *sides, {**wrong, **attrs})
+
+
+def test_a_share_is_the_one_that_the_judge_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of uneven blocks the median counts, as for kernels: the merge gate takes another share for forged."""
+    times = {"calls": [100.0, 110.0, 150.0, 160.0], "hop": [40.0, 50.0], "copy": [90.0, 95.0]}
+    other = {arm: [t + 7 for t in blocks] for arm, blocks in times.items()}
+    monkeypatch.setattr(device_perf, "job", lambda *args: [SimpleNamespace(rank=None, result=(t, "")) for t in (times, other)])
+    record = device_perf.measure(catalogue()["all_reduce.sm90"], tries=1)
+    on_gpus = replace(record, machine="cuda_sm90_H200x2-nvlink", environment={**record.environment, "seconds": "1"})
+    assert [case["share"] for case in on_gpus.cases] == [round(97 / 137, 4)] * 2
+    assert not consistency.wrong_in(on_gpus, catalogue())
+    for share in (round(97 / 107, 4), round(97 / 167, 4)):  # by the fastest, by the slowest
+        forged = replace(on_gpus, cases=[{**case, "share": share} for case in on_gpus.cases])
+        assert consistency.wrong_in(forged, catalogue())

@@ -2,11 +2,11 @@
 
 The ceiling of a call is the larger of two times: that of a hop, in which a GPU writes a flag into the other one's memory and that one sees
 it (kernels/probe/hop.cu); and that of the bytes that must cross (`wire_bytes`), at the rate at which copy engines move as many between the
-two, both ways at a time where the call moves both ways.
+two, both ways at a time where the call moves both ways. The fastest block of a probe is its time, the median of a call's blocks the call's.
 
 Calls stand in a captured graph, twenty to a replay, on operands that are new in each block; blocks of calls and of probes alternate in
-random order. A block lasts as long as its slower rank says, by events on its own device. The fastest block counts, and the best of several
-tries in fresh processes, as in gates/perf.py. After some blocks, drawn, and after the last, results are held against the row's promise.
+random order. A block lasts as long as its slower rank says, by events on its own device. Of several tries in fresh processes the best
+counts, as in gates/perf.py. After some blocks, drawn, and after the last, results are held against the row's promise.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ SIZES = {"short": 1 << 10, "long": 16 << 20}
 """Case name -> bytes of the longer of operand and result. A barrier has none."""
 IN_GRAPH, REPLAYS = {"short": 20, "long": 10}, {"short": 10, "long": 4}
 BLOCKS, HOPS, COPIES = 12, 400, 8
-KEPT = 12
 BOTH_WAYS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 """Ops whose bytes cross in both directions at a time."""
 
@@ -72,7 +71,8 @@ def _case(op: str, name: str, nbytes: int, rng: np.random.Generator, checked: bo
     times = {arm: [max(both) for both in zip(*(e.result[0][arm] for e in ended), strict=True)] for arm in ended[0].result[0]}
     taken = sorted(round(t) for t in times["calls"])
     hop, moved = min(times["hop"]), min(times.get("copy", [0.0]))
-    return Share(name=name, share=short(max(hop, moved) / taken[0], 4), times_ns=tuple(taken[:KEPT]), ceiling_ns=round(max(hop, moved)),
+    share = max(hop, moved) / float(np.median(taken))
+    return Share(name=name, share=short(share, 4), times_ns=tuple(taken), ceiling_ns=round(max(hop, moved)),
                  limit="bytes" if moved >= hop else "hops", shape=" ".join(map(str, _types(op, nbytes, 2)))[:120])
 
 
