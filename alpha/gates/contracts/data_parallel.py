@@ -55,12 +55,18 @@ def kernels() -> Catalogue:
     return found
 
 
+OF_RANKS = ("all_reduce", "reduce_scatter", "all_gather")
+"""What sums over ranks and gathers, on GPUs in the types that an operand has."""
+
+
 @cache
 def kernels_of_gpus() -> Catalogue:
-    """What one GPU and several have, only declared: all numbers of an update come from one row, and sums over ranks work in place."""
+    """What one GPU and several have, only declared: all numbers of an update come from one row, of the gradient or of sums of its blocks,
+    and sums over ranks work in place."""
     found = Catalogue()
-    for c in declared(without=("square_sums", "global_norm")):
-        found.add(replace(c, inplace=((0, 0),), envelope=Envelope(dtypes=("bf16", "f32"))) if c.op == "all_reduce" else c)
+    for c in declared(without=("norm_of_squares", "global_norm")):
+        place = ((0, 0),) if c.op == "all_reduce" else ()
+        found.add(replace(c, inplace=place, envelope=Envelope(dtypes=("bf16", "f32"))) if c.op in OF_RANKS else c)
     return found
 
 
@@ -75,9 +81,9 @@ def program(name: str, ranks: int, zero: int = 0, *, micros: int = 1, optimizer:
 
 
 @cache
-def on_gpus(name: str, ranks: int, micros: int = 1) -> Program:
-    """The same in bf16 on GPUs; every rank holds the whole state."""
-    over = DataParallel(ranks, micros=micros, precision="bf16", one_row=True) if ranks > 1 else None
+def on_gpus(name: str, ranks: int, micros: int = 1, zero: int = 0) -> Program:
+    """The same in bf16 on GPUs."""
+    over = DataParallel(ranks, zero, micros, precision="bf16", one_row=True) if ranks > 1 else None
     return build_program(name=name, model=references()[name].model, optimizer=adamw(SCHEDULE, max_norm=CLIP), backend="cuda",
                          catalogue=kernels_of_gpus(), precision="bf16", over=over,
                          shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=SHARDS_OF_GPUS, micros=micros))
@@ -104,7 +110,7 @@ def train(p: Program, ref: Reference, texts: list[Batches], seed: int, *, mode: 
         fill_initial(start, layout, seed)
         for offset, n in layout.ranges():
             start[offset : offset + n] += np.float32(0.02) * np.cos(np.arange(n, dtype=np.float32))
-        ranks.state(rank, "param")[...] = start
+        _put(ranks, rank, start)
     for copies in ("shard", "narrow"):
         if copies in p.plans:
             ranks.run([[(copies, {})]] * p.ranks)
@@ -113,8 +119,32 @@ def train(p: Program, ref: Reference, texts: list[Batches], seed: int, *, mode: 
         made = [np.array([float(out[k]) for k in sorted(out)]) for out in ranks.step(lambda s, m, text=text: text[s, m])]  # type: ignore[misc]
         apart += sum(x.tobytes() != made[0].tobytes() for x in made)
         numbers.append(made[0])
-    held = [np.concatenate([ranks.state(rank, "param")[o : o + n] for o, n in layout.ranges()]) for rank in range(p.ranks)]
-    return Trained(tuple(numbers), held[0], apart + sum(x.tobytes() != held[0].tobytes() for x in held))
+    held = [np.concatenate([x[o : o + n] for o, n in layout.ranges()]) for x in _taken(ranks, "param")]
+    copies = _taken(ranks, "param16") if "param16" in p.states else held
+    apart += sum(x.tobytes() != y[0].tobytes() for y in (held, copies) for x in y)
+    return Trained(tuple(numbers), held[0], apart)
+
+
+def _put(ranks: ReferenceExecutor, rank: int, whole: np.ndarray) -> None:
+    """A rank's parameters: all of them, or its cut."""
+    p, own = ranks.program, ranks.state(rank, "param")
+    if "param" not in p.sharded:
+        own[...] = whole
+        return
+    for local, lo, hi in p.states["param"].shard(p.ranks).cuts(rank):
+        own[local : local + hi - lo] = whole[lo:hi]
+
+
+def _taken(ranks: ReferenceExecutor, kind: str) -> list[np.ndarray]:
+    """A kind of state as each rank holds it; of one that is cut all cuts, joined, in place of each."""
+    p = ranks.program
+    if kind not in p.sharded:
+        return [ranks.state(rank, kind) for rank in range(p.ranks)]
+    sharded, whole = p.states[kind].shard(p.ranks), np.zeros(p.states[kind].size)
+    for rank in range(p.ranks):
+        for local, lo, hi in sharded.cuts(rank):
+            whole[lo:hi] = ranks.state(rank, kind)[local : local + hi - lo]
+    return [whole]
 
 
 def _texts(ref: Reference, rng: np.random.Generator, micros: int, shards: int = SHARDS) -> list[Batches]:
@@ -150,13 +180,14 @@ def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _same_bits_on_gpus(ref: Reference, rng: np.random.Generator) -> Measured:
-    """In bf16, by the rows' oracles, with one microbatch and several: every bit of parameters and numbers that of one process."""
+    """In bf16, by the rows' oracles, with one microbatch and several, the state cut or not: every bit of parameters, of their copy that the
+    model reads and of the numbers that of one process."""
     wrong, cases, hashed = 0, 0, []
     for micros in (1, 2):
         texts, seed = _texts(ref, rng, micros, SHARDS_OF_GPUS), int(rng.integers(1 << 30))
         want = train(on_gpus(ref.name, 1, micros), ref, texts, seed, mode="oracle")
-        for ranks in (2, 4):
-            got = train(verify_program(on_gpus(ref.name, ranks, micros)), ref, texts, seed, mode="oracle")
+        for ranks, zero in ((2, 0), (4, 0), (2, 1), (4, 1)):
+            got = train(verify_program(on_gpus(ref.name, ranks, micros, zero)), ref, texts, seed, mode="oracle")
             pairs = [*zip(got.numbers, want.numbers), (got.params, want.params)]
             wrong += got.apart + sum(x.tobytes() != y.tobytes() for x, y in pairs)
             cases += len(pairs)
@@ -370,15 +401,13 @@ def _hashes(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _refuse_ranks(rng: np.random.Generator) -> Measured:
-    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, another last microbatch, another
-    compute type, and a state that is cut in bf16 or where one row makes all numbers."""
+    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, another last microbatch, and another
+    compute type."""
     found = [refuses(ShapeError, lambda: program("gpt", 4, 0, shards=2)), refuses(ShapeError, lambda: DataParallel(3)),
              refuses(ShapeError, lambda: DataParallel(128)), refuses(ShapeError, lambda: DataParallel(1)),
              refuses(ShapeError, lambda: DataParallel(2, 2)),
              refuses(ShapeError, lambda: DataParallel(2, micros=2).check(StepShape(micro_batch=1, seq=8, shards=2), "f32")),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2, micros=2), "f32")),
-             refuses(ShapeError, lambda: DataParallel(2, 1, precision="bf16")),
-             refuses(ShapeError, lambda: DataParallel(2, 1, one_row=True)),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2), "bf16"))]
     return yes(all(m.error == 0 for m in found), cases=len(found))
 
