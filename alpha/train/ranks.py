@@ -12,6 +12,7 @@ from alpha.comm import collectives
 from alpha.comm.agree import agree
 from alpha.comm.group import Group
 from alpha.comm.world import WORLD, World
+from alpha.graph.plan import Program
 from alpha.graph.state import StateLayout
 from alpha.train.engine import Executor
 
@@ -113,8 +114,8 @@ class Ranks:
         """
         if self.world is None:
             return asked
-        digest = xxhash.xxh3_64()
-        for piece in _pieces(executor, "param"):
+        digest, kind = xxhash.xxh3_64(), held_by_all(executor.program)
+        for piece in _pieces(executor, kind):
             digest.update(piece)
         for name in sorted(numbers):
             digest.update(np.float64(numbers[name]).tobytes())
@@ -123,7 +124,7 @@ class Ranks:
         with executor.recorder.span("comm"):
             collectives.all_gather(self._group, own, every)
         if (every[:, 0] != every[0, 0]).any():
-            self._name_difference(executor.look("param"), executor.program.states["param"], numbers)
+            self._name_difference(executor.look(kind), executor.program.states[kind], numbers)
         return int(every[:, 1].max())
 
     def _name_difference(self, flat: np.ndarray, layout: StateLayout, numbers: Mapping[str, float]) -> None:
@@ -134,6 +135,11 @@ class Ranks:
         assert self.world is not None
         agree(self._group, facts, f"rank {{rank}} has other bits than the others after step {self.world.step}",
               "start again from the last checkpoint; if it comes back, test the memory of this machine")
+
+
+def held_by_all(program: Program) -> str:
+    """The kind of state that all ranks have alike after a step: the parameters that the model reads."""
+    return "param16" if "param" in program.sharded else "param"
 
 
 def _pieces(executor: Executor, kind: str) -> Iterator[memoryview | bytes]:

@@ -60,7 +60,7 @@ class CudaRank(CudaExecutor):
     The surface is CudaExecutor's. While this process waits for its device, a thread looks after the other ranks. Where one has failed, the
     device's waits are ended, and the wait raises its RankError, with rank, op and step. `patience_s`: of the device itself.
 
-    InputError for a world of another size than the Program, GraphError where ranks run other plans than each other, MachineError where
+    InputError for a world of another size than the Program, GraphError where ranks have other plans or arenas, MachineError where
     the GPUs do not share memory.
     """
 
@@ -70,10 +70,10 @@ class CudaRank(CudaExecutor):
             raise InputError(f"program {program.name} is for another number of ranks", came=world.size, expected=program.ranks,
                              do="build it for the ranks that run, and hand each its World")
         for rank in range(program.ranks):
-            if program.role(rank).plans != program.role(0).plans or len(program.plans_of(rank)) != len(program.plans):
-                raise GraphError("ranks on GPUs run the same plans", came=f"rank {rank} has plans of its own", expected="those of rank 0",
-                                 do="set train.zero = 0, or run these ranks on the CPU")
-        self.world, self.peers, self._patience_s = world, Peers(world.rank, world.size, world.exchange), patience_s
+            if program.arenas(rank) != program.arenas(0) or program.role(rank).plans.keys() != program.role(0).plans.keys():
+                raise GraphError("ranks on GPUs have arenas and plans alike", came=f"rank {rank} has others than rank 0",
+                                 expected="the same names, and arenas of the same bytes", do="run these ranks on the CPU")
+        self.program, self.world, self.peers, self._patience_s = program, world, Peers(world.rank, world.size, world.exchange), patience_s
         self.channels: dict[tuple[str, str], Channel] = {}
         """(group, stream) -> what the launches of that group on that stream share."""
         self._shared, self._inline, self._pending, self._lost = False, True, False, False
@@ -81,8 +81,12 @@ class CudaRank(CudaExecutor):
         self._comm_marks: _MarksBeside | None = None
         self._told: deque[_Told] = deque()
         self._lines: dict[tuple[tuple[str, ...], bool], tuple[Graph, list[list[Ran]]]] = {}
-        self._calls = {name: tuple(x for x in plan.launches if x.stream == COMM) for name, plan in program.plans.items()}
+        self._calls = {name: tuple(x for x in plan.launches if x.stream == COMM) for name, plan in self._own_plans().items()}
         super().__init__(program, catalogue, index=index, captured=captured)
+
+    def _own_plans(self) -> Mapping[str, Plan]:
+        """Those of this rank's role, in an order that all ranks have: they bind their collectives together."""
+        return dict(sorted(self.program.plans_of(self.world.rank).items()))
 
     # -- binding -------------------------------------------------------------------------------------------------------------------
 
@@ -101,7 +105,7 @@ class CudaRank(CudaExecutor):
         self.beside, self._aside = self.device.stream(), self.device.stream()
         self._context = _bindings.check("cuCtxGetCurrent", _bindings.driver().cuCtxGetCurrent())
         self.stream.synchronize()  # the arenas are zeroed before their first bytes are tried
-        calls = [x for plan in self.program.plans.values() for x in plan.launches if "group" in x.attrs]
+        calls = [x for plan in self.plans.values() for x in plan.launches if "group" in x.attrs]
         for name in sorted({r.arena for x in calls for r in (*x.ins, *x.outs)}):
             self.peers.share(self.arenas[name])
         for group, stream in sorted({(str(x.attrs["group"]), x.stream) for x in calls}):

@@ -255,6 +255,40 @@ def _beside(ref: Reference, rng: np.random.Generator) -> Measured:
     return Measured(error=float(wrong), bound=0.0, cases=cases)
 
 
+def _cut_on_gpus(ref: Reference, rng: np.random.Generator) -> Measured:
+    """On GPUs a cut state takes its share of the memory, every unit is summed to where the rank's cut of it lies, and gathered once, from
+    the copy that the update leaves to where the model reads it, while the next unit is updated. Nothing is copied."""
+    wrong, cases = [], 0
+    for ranks in (2, 4):
+        p, alone = on_gpus(ref.name, ranks, 1, 1), on_gpus(ref.name, 1)
+        mine, whole = p.arenas(ranks - 1), alone.arenas()
+        wrong += [kind for kind, n in (("param", whole["state.param"]), ("m", whole["state.m"]), ("v", whole["state.v"]),
+                                       ("grad", whole["state.param"]), ("master16", whole["state.param16"]))
+                  if mine[f"state.{kind}"] * ranks != n]
+        sharded = {u.name: u for u in p.states["param"].shard(ranks).units}
+        last = p.plans[f"micro_last@{(SHARDS_OF_GPUS // ranks).bit_length() - 1}"]
+        for x in (x for x in last.launches if x.op == "reduce_scatter"):
+            unit, (y,) = sharded[x.layer], x.outs
+            wrong += [] if (y.arena, y.offset, y.stop) == ("state.grad", 4 * unit.start, 4 * unit.stop) else [f"{x.layer} goes to {y}"]
+        units = {u.name: u for u in p.states["param16"].units}
+        for rank in range(ranks):
+            for name in ("update", "narrow"):
+                plan = p.plans_of(rank)[name]
+                order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
+                made = [i for i, x in enumerate(plan.launches) if x.op in ("adamw", "cast")]
+                gathers = [i for i, x in enumerate(plan.launches) if x.op == "all_gather"]
+                wrong += [f"{name}: {i} waits" for i, j in zip(made[1:], gathers) if order.before(j, i)]
+                for x in (plan.launches[i] for i in gathers):
+                    (cut,), (y,), unit = x.ins, x.outs, units[x.layer]
+                    good = (y.arena, y.offset, y.stop) == ("state.param16", 2 * unit.start, 2 * unit.stop)
+                    good &= (cut.arena, cut.offset) == ("state.master16", 2 * sharded[x.layer].start)
+                    wrong += [] if good and x.stream == COMM else [f"{name} gathers {cut} into {y}"]
+                wrong += [] if sorted(plan.launches[i].layer for i in gathers) == sorted(units) else [f"{name}: a unit is not gathered once"]
+                wrong += [f"{name}: {len(plan.launches)} launches"] * (len(plan.launches) != 2 * len(units) + 3 * (name == "update"))
+                cases += len(plan.launches)
+    return yes(not wrong, "; ".join(wrong[:3]), cases=cases)
+
+
 def _recomputed(ref: Reference, rng: np.random.Generator) -> Measured:
     """Where blocks are recomputed they are in every microbatch of a rank, also in the one that sums over ranks, whose memory falls as that
     of the others; the bits stay."""
@@ -389,10 +423,11 @@ def _own_settings(rng: np.random.Generator) -> Measured:
             sharded = layout.shard(ranks)
             start = {unit.name: unit.start for unit in sharded.units}
             for rank in range(ranks):
-                nodes = [n for n in DataParallel(ranks, 1).update(rank, optimizer, layout, 0).nodes if n.op == name]
-                told = [(start[n.layer] + at, *rest) for n in nodes for at, *rest in n.attrs["segments"]]  # type: ignore[attr-defined]
-                wrong += sorted(told) != sorted(sharded.segments(rank))
-    return yes(not wrong, f"{wrong} ranks", cases=20)
+                for over in (DataParallel(ranks, 1), DataParallel(ranks, 1, precision="bf16", one_row=True)):
+                    nodes = [n for n in over.update(rank, optimizer, layout, 0).nodes if n.op == name]
+                    told = [(start[n.layer] + at, *rest) for n in nodes for at, *rest in n.attrs["segments"]]  # type: ignore[attr-defined]
+                    wrong += sorted(told) != sorted(sharded.segments(rank))
+    return yes(not wrong, f"{wrong} ranks", cases=40)
 
 
 def _hashes(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -416,7 +451,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "data_parallel.pass": {"parity": [*both(_same_bits(1)), *both(_same_bits(2), "micros-"), *both(_same_bits(1, "sgd"), "sgd-")[:1],
                                       *both(_against_oracle, "oracle-"),
                                       *both(_same_bits_on_gpus, "gpus-"), *both(_as_on_the_cpu, "gpus-as-cpu-"),
-                                      *both(_no_copies, "gpus-in-place-"), *both(_broken_on_gpus, "gpus-broken-"),
+                                      *both(_no_copies, "gpus-in-place-"), *both(_cut_on_gpus, "gpus-cut-"), *both(_broken_on_gpus, "gpus-broken-"),
                                       *both(_beside, "beside-"), *both(_in_the_last, "last-"),
                                       *both(_stored_once, "once-"), *both(_recomputed, "recomputed-")[:1],
                                       ("as-completed", _as_completed),
