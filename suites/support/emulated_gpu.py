@@ -32,13 +32,15 @@ from alpha.backends.cuda.values import device_bytes, from_device
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import _bindings, cupti, device, launch, mark, memory
 from alpha.gates.cuda import replay as cuda_replay
+from alpha.ops.global_norm import blocks
 from alpha.ops.numerics import round_to
 from alpha.ops.table import row, table
 from alpha.passes.build import MULTIPROCESSORS
 from alpha.types import NUMPY, Attrs
 
 NAME = "NVIDIA H200, emulated"
-PARTS: dict[str, tuple[str | None, ...]] = {"linear_cross_entropy_grad": (None, "backward"), "update_scalars": ("grad_norm", "grad_clip")}
+PARTS: dict[str, tuple[str | None, ...]] = {"linear_cross_entropy_grad": (None, "backward"), "update_scalars": ("grad_norm", "grad_clip"),
+                                           "square_sums": ("grad_norm",), "scalars_of_squares": ("grad_clip",)}
 """Ops whose kernels belong to several phases; here the last does everything."""
 KINDS = {f"CU_GRAPH_NODE_TYPE_{kind}": kind for kind in ("KERNEL", "MEMSET", "MEMCPY", "EMPTY", "HOST")}
 """What a node of a graph is; work with an attribute `kernel`, its name, is a kernel's."""
@@ -365,6 +367,13 @@ def _binder(component: Component, gpu: Gpu, ins: list[Operand], outs: list[Opera
         def oracle(a: np.ndarray, b: np.ndarray, *more: np.ndarray, **kept: Any) -> tuple[np.ndarray, ...]:
             total = round_to(a + b, outs[0].type.dtype)
             return total, *row(base).oracle(total, *more, **kept)
+
+    if component.op == "update_scalars":  # the sums of its blocks lie in memory between its two kernels
+
+        def oracle(grad: np.ndarray, *more: np.ndarray, segments: Any, **kept: Any) -> tuple[np.ndarray, ...]:
+            leaves = tuple(((start, stop - start),) for start, stop in blocks(segments))
+            sums = round_to(row("square_sums").oracle(grad, leaves=leaves)[0], "f32")
+            return row("scalars_of_squares").oracle(sums, *more, **kept)
 
     sources, targets = [Memory(x) for x in ins], [Memory(x) for x in outs]
 

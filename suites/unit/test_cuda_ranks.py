@@ -87,9 +87,9 @@ def test_steps_have_the_promised_bits(haste: int | None, seed: int) -> None:
         assert not wrong and held == cuda_ranks.STEPS * (3 * len(cuda_ranks.WAYS) + 1) + 2, wrong
 
 
-@pytest.mark.parametrize(("name", "haste"), [("llama", None), ("gpt", 3)])
-def test_a_model_has_the_bits_of_one_process(name: str, haste: int | None, seed: int) -> None:
-    for wrong, held in found(cuda_ranks.at_model, name, seed % 1000, haste=haste):
+@pytest.mark.parametrize(("name", "zero", "haste"), [("llama", 0, None), ("gpt", 0, 3), ("gpt", 1, None), ("llama", 1, 3)])
+def test_a_model_has_the_bits_of_one_process(name: str, zero: int, haste: int | None, seed: int) -> None:
+    for wrong, held in found(cuda_ranks.at_model, name, zero, seed % 1000, haste=haste):
         assert not wrong and held == cuda_ranks.MODEL_STEPS, wrong
 
 

@@ -12,6 +12,7 @@ from emulated_gpu import emulated, emulated_gpu
 from emulated_peers import among
 from test_cuda_session import bits, configured
 
+from alpha.checkpoint import folders
 from alpha.cli import common
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
@@ -44,13 +45,20 @@ def session(peers: Peers, world: World, cfg: Config, more: dict[str, Any]) -> tu
         return str(outcome.path), outcome.step, engine.visible_devices()[0]
 
 
+def state(path: Path) -> dict[str, bytes]:
+    """What the last checkpoint holds, whatever number of ranks saved it."""
+    return {kind: folders.read(folders.at(path / "checkpoints", 8), kind)[kind][1].tobytes() for kind in ("param", "m", "v")}
+
+
 def ranked(cfg: Config, **more: Any) -> list[tuple[str, int, str]]:
     return among(2, session, cfg, more, kernels=nvcc.KERNELS, each=512 << 20, deadlines=Deadlines(stall=60.0))
 
 
-def test_two_ranks_have_the_bits_of_one(root: Path) -> None:
-    """Losses, norms and validations; and one process that goes on from what two saved ends where one process ends that was alone."""
-    cfg = configured(root, "gpt")
+@pytest.mark.parametrize("zero", [0, 1])
+def test_two_ranks_have_the_bits_of_one(root: Path, zero: int) -> None:
+    """Losses, norms and validations; and one process that goes on from what two saved ends where one process ends that was alone, as two do
+    that go on from what one saved."""
+    cfg = configured(root, "gpt", (f"train.zero={zero}",))
     with emulated_gpu():
         alone = train(cfg, emulated(catalogue()), Printer(), admit=None)
     (path, step, first), (same, _, second) = ranked(cfg)
@@ -62,12 +70,16 @@ def test_two_ranks_have_the_bits_of_one(root: Path) -> None:
     told = json.loads((Path(path) / "manifest.json").read_text())["sessions"][0]["devices"]
     assert [x.rsplit(" ", 1)[1] for x in told] == ["4", "7"]
     rows = list(read(store, "communication", "step, rank, op, stream, calls, total_ns, exposed_ns, overlapped_ns"))
-    sums = [r for r in rows if r[2:4] == ("all_reduce", "comm")]
+    sums = [r for r in rows if r[2:4] == ("reduce_scatter" if zero else "all_reduce", "comm")]
     assert {r[:2] for r in sums} >= {(s, rank) for s in (1, 2) for rank in (0, 1)}, rows
     assert all(calls > 0 and total == exposed + hidden for *_, calls, total, exposed, hidden in sums), sums
     with emulated_gpu():
         resumed = train(cfg, emulated(catalogue()), Printer(), admit=None, resume=Path(path), at=6)
     assert resumed.finished and bits(alone, 8) == bits(resumed, 8)
+    other = configured(root, "gpt", (f"train.zero={1 - zero}",))
+    want = state(alone.path)
+    assert [step for _, step, _ in ranked(other, resume=alone.path, at=6)] == [8, 8]
+    assert len(bits(alone, 8)) == 2 and state(alone.path) == want
 
 
 def refused(peers: Peers, world: World, cfg: Config) -> str:
@@ -77,9 +89,10 @@ def refused(peers: Peers, world: World, cfg: Config) -> str:
     return f"{type(error.value).__name__}: {error.value}"
 
 
-def test_a_refused_step_is_replayed_by_all_ranks(root: Path) -> None:
+@pytest.mark.parametrize("zero", [0, 1])
+def test_a_refused_step_is_replayed_by_all_ranks(root: Path, zero: int) -> None:
     """A learning rate that makes parameters overflow: all ranks see it, save, replay the step launch by launch, and name the op."""
-    cfg = configured(root, "llama", ("optim.lr=1e30", "optim.warmup=0", "optim.clip=0"))
+    cfg = configured(root, "llama", ("optim.lr=1e30", "optim.warmup=0", "optim.clip=0", f"train.zero={zero}"))
     for text in among(2, refused, cfg, kernels=nvcc.KERNELS, each=512 << 20, deadlines=Deadlines(stall=60.0)):
         assert text.startswith("NonFiniteError") and "was refused and changed nothing" in text and "made" in text, text
 

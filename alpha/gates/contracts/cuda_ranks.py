@@ -219,33 +219,47 @@ def _steps(world: World, seed: int, way: str, together: int = 0) -> list[tuple[s
 SHARDS, MICROS, MODEL_STEPS = 2, 2, 2
 
 
-def at_model(peers: Peers, world: World, name: str, seed: int) -> Found:
-    """A bf16 model, data parallel: parameters, moments and results of each step are to the bit those of one process with as many shards."""
+def at_model(peers: Peers, world: World, name: str, zero: int, seed: int) -> Found:
+    """A bf16 model, data parallel, its state cut or not: parameters, their copy in bf16, moments and results of each step are to the bit
+    those of one process with as many shards."""
     ref, wrong = cuda_run.references()[name], list[str]()
     shape = StepShape(micro_batch=cuda_run.BATCH, seq=cuda_run.SEQ, shards=SHARDS, micros=MICROS, replay=0)
     make = partial(build_program, name=name, model=ref.model, optimizer=cuda_run.UPDATES["short"], catalogue=kernels(), backend="cuda",
                    precision="bf16", shape=shape)
-    many = verify_program(make(over=DataParallel(world.size, 0, MICROS, precision="bf16", one_row=True)))
+    many = verify_program(make(over=DataParallel(world.size, zero, MICROS, precision="bf16", one_row=True)))
     rng = np.random.default_rng(seed)
     text = [batches_of(ref, rng, SHARDS, MICROS) for _ in range(MODEL_STEPS)]
     param = rng.standard_normal(many.states["param"].size).astype(np.float32) / 50
 
     def stepped(executor: CudaExecutor, rank: int) -> list[str]:
-        executor.state("param")[...] = param
+        p, found = executor.program, list[str]()
+        layout = p.states["param"]
+
+        def own(kind: str, whole: np.ndarray) -> np.ndarray:
+            """What of a kind of state this rank holds."""
+            cuts = layout.shard(p.ranks).cuts(rank) if kind in p.sharded else ()
+            return np.concatenate([whole[lo:hi] for _, lo, hi in cuts]) if kind in p.sharded else whole
+
+        executor.state("param")[...] = own("param", param)
         executor.run("narrow")
-        found = []
         for batches in text:
             for calls in executor.program.replays(rank):
                 executor.enqueue(tuple(c.plan for c in calls), [text_of(batches, c) for c in calls])
             out = executor.outputs("update")
-            found.append(hash_of(*(executor.look(k) for k in cuda_run.KEPT), *(out[k] for k in sorted(out))))
+            if p.ranks == 1:
+                alone.append({k: executor.look(k) for k in (*cuda_run.KEPT, "param16")})
+            same = {k: executor.look(k).tobytes() == own(k, x).tobytes() for k, x in alone[len(found)].items()}
+            wrong.extend(f"step {len(found)} of {name}: {k} has other bits than one process" for k, good in same.items() if not good)
+            found.append(hash_of(*(out[k] for k in sorted(out))))
         return found
+
+    alone: list[dict[str, np.ndarray]] = []
 
     with CudaExecutor(make(), kernels()) as executor:
         want = stepped(executor, 0)
     with CudaRank(many, kernels(), world, patience_s=LONG_S) as executor:
         got = stepped(executor, world.rank)
-    wrong += [f"step {i} of {name} has other bits than one process" for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b]
+    wrong += [f"step {i} of {name} has other results than one process" for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b]
     return wrong, MODEL_STEPS
 
 
@@ -455,7 +469,7 @@ LOST = ("killed", "stopped", "hangs", "raises", "absent")
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "executor.cuda_ranks": {
         "parity": [("steps", _case("at_steps", ("", "uncaptured"))), ("told", _case("at_told")),
-                   *((f"model-{name}", _case("at_model", name)) for name in ("gpt", "llama"))],
+                   *((f"model-{name}{'-cut' * zero}", _case("at_model", name, zero)) for name in ("gpt", "llama") for zero in (0, 1))],
         "determinism": [("ways", _ways)],
         "faults": [*((what, _lost(what)) for what in LOST), ("waiting", _waiting), ("decided", _case("at_decided")),
                    ("devices", _devices)],
