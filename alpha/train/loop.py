@@ -345,6 +345,7 @@ class Loop:
                 self.open_save()
             self.spots.wrote(self.step)
             if ahead:
+                self.ranks.hash(self.executor)
                 with recorder.ahead():
                     for calls in micros:
                         self.enqueue(calls, self.step + 1)
@@ -457,10 +458,12 @@ class Loop:
 
     def _run(self, watch: Watch) -> bool:
         t = self.cfg.train
+        self.ranks.ahead = self.ranks.world is None and self.unbroken()
         while self.step < t.steps:
-            result = self.advance(ahead=self.unbroken())
+            result = self.advance(ahead=self.ranks.ahead)
             watch.step(result)
-            last, stopping = self.step == t.steps, self.ranks.decide(self.executor, result.numbers(), watch.stop())
+            last = self.step == t.steps
+            stopping = self.ranks.decide(self.executor, result.numbers(), watch.stop(), not last and self.unbroken())
             with self.adding():
                 if self.saver.writing:
                     self.holds()

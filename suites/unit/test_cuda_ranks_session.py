@@ -19,11 +19,14 @@ from alpha.comm.world import World
 from alpha.config import Config
 from alpha.cuda_runtime import compile as nvcc
 from alpha.cuda_runtime.peers import Peers
-from alpha.errors import ConfigError, MachineError, NonFiniteError
+from alpha.cuda_runtime.memory import Span, fill
+from alpha.errors import ConfigError, MachineError, NonFiniteError, RankError
 from alpha.profile.store import read
 from alpha.train import engine
 from alpha.train.catalogue import catalogue
 from alpha.train.console import Printer
+from alpha.train.loop import Loop, StepResult
+from alpha.train.ranks import Ranks, held_by_all
 from alpha.train.session import train
 
 STEPS = "step, loss, norm, lr"
@@ -80,6 +83,44 @@ def test_two_ranks_have_the_bits_of_one(root: Path, zero: int) -> None:
     want = state(alone.path)
     assert [step for _, step, _ in ranked(other, resume=alone.path, at=6)] == [8, 8]
     assert len(bits(alone, 8)) == 2 and state(alone.path) == want
+
+
+AHEAD = ("train.verify=0", "train.profile=0", "train.eval_every=0", "train.checkpoint_every=4")
+
+
+def watched(peers: Peers, world: World, cfg: Config, flips: int) -> tuple[list[bool], str]:
+    """A rank's session: which of its steps began with the next one handed over behind them, and how it ended. flips: behind the update of
+    that step, which is hashed next, the last rank's parameters change."""
+    ahead, advance, hashed = list[bool](), Loop.advance, Ranks.hash
+
+    def noted(loop: Loop, **more: bool) -> StepResult:
+        ahead.append(more["ahead"])
+        return advance(loop, **more)
+
+    def flipped(ranks: Ranks, executor: Any) -> None:
+        if world.step == flips and world.rank == world.size - 1:
+            fill(Span(executor.arenas[f"state.{held_by_all(executor.program)}"].address, 1), 0x55, executor.stream)
+        hashed(ranks, executor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "advance", noted)
+        patch.setattr(Ranks, "hash", flipped)
+        try:
+            session(peers, world, cfg, {})
+        except RankError as error:
+            return ahead, str(error)
+    return ahead, ""
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("flips", [-1, 4])
+def test_ranks_run_ahead_and_see_what_differs(root: Path, zero: int, flips: int) -> None:
+    """Both hand over the same steps ahead, most of them. A parameter that one of them has otherwise is named with the step that left it,
+    though the device has the next one by then."""
+    cfg = configured(root, "gpt", (*AHEAD, f"train.zero={zero}"))
+    (one, said), (other, also) = among(2, watched, cfg, flips, kernels=nvcc.KERNELS, each=512 << 20, deadlines=Deadlines(stall=60.0))
+    assert one == other and one[3:7] == [True] * len(one[3:7]) and len(one) == (8 if flips < 0 else flips + 1), (one, other)
+    assert all("rank 1 has other bits than the others after step 4" in x and "parameter" in x for x in (said, also)) == (flips >= 0), said
 
 
 def refused(peers: Peers, world: World, cfg: Config) -> str:

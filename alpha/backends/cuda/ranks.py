@@ -176,11 +176,6 @@ class CudaRank(CudaExecutor):
 
     # -- running -------------------------------------------------------------------------------------------------------------------
 
-    @property
-    def runs_ahead(self) -> bool:
-        """Never: after each step all ranks compare their parameters, which takes a look at the device."""
-        return False
-
     def enqueue(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]] | None = None) -> None:
         """As of every executor; the others see that this rank gets on. RankError where one has failed."""
         self.world.advance()

@@ -279,16 +279,25 @@ def at_decided(peers: Peers, world: World, seed: int) -> Found:
         world.step = 7
         if ranks.decide(executor, {"loss": 1.5}, world.rank) != away:
             wrong.append("equal parameters: another decision")
-        if world.rank == away:
-            executor.state("param")[layout.offsets["w1"] + LONG_STATE // 8 - 1] += np.float32(1e-3)
+        for willing, together in ((True, True), (world.rank != away, False)):
+            ranks.decide(executor, {"loss": 1.5}, 0, willing)
+            if ranks.ahead != together:
+                wrong.append(f"{'all' if together else 'all but one'} may run ahead, and the answer is {ranks.ahead}")
+        last = layout.offsets["w1"] + LONG_STATE // 8 - 1
+        world.step = 8
+        ranks.hash(executor)
+        if world.rank == away:  # what comes behind the hashes is not what they are of; the next ones see it
+            executor.state("param")[last] += np.float32(1e-3)
             executor.run("beside")
+        ranks.decide(executor, {"loss": 1.5}, 0)
+        world.step = 9
         try:
             ranks.decide(executor, {"loss": 1.5}, 0)
-            return [*wrong, "a parameter that differs is not seen"], 2
+            return [*wrong, "a parameter that differs is not seen"], 5
         except RankError as error:
-            if not ("parameter w1" in str(error) and "step 7" in str(error)):
+            if not ("parameter w1" in str(error) and "step 9" in str(error)):
                 wrong.append(f"a parameter that differs: {error}")
-    return wrong, 2
+    return wrong, 5
 
 
 LONG_STATE = 40 << 20
