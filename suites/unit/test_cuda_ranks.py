@@ -14,6 +14,7 @@ from emulated_peers import among
 from planted import planted
 
 import alpha
+from alpha.backends.cuda import memory_check
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.cuda_runtime import compile as nvcc
@@ -65,10 +66,11 @@ def found(function: Callable[..., Any], *arguments: Any, haste: int | None = Non
 
 
 ON_HOST = {name: f for name, f in FAULTS.items() if f.file == "train/engine.py"}
+OF_MEMORY = {name: f for name, f in FAULTS.items() if f.file == "backends/cuda/memory_check.py"}
 
 
 def test_every_fault_is_seen_somewhere() -> None:
-    assert SEEN.keys() == FAULTS.keys() - ON_HOST.keys()
+    assert SEEN.keys() == FAULTS.keys() - ON_HOST.keys() - OF_MEMORY.keys()
 
 
 @pytest.mark.parametrize("name", ["", *ON_HOST])
@@ -82,10 +84,21 @@ def test_each_rank_takes_its_own_device(name: str, monkeypatch: pytest.MonkeyPat
     assert bool(case(np.random.default_rng(0)).error) == bool(name)
 
 
+@pytest.mark.parametrize("name", ["", *OF_MEMORY])
+def test_what_a_rank_takes_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name:
+        made: dict[str, Any] = {"__name__": memory_check.__name__}
+        exec(broken(OF_MEMORY[name], Path(memory_check.__file__).read_text(encoding="utf-8")), made)
+        for own in ("needed", "check_memory"):
+            monkeypatch.setattr(cuda_ranks, own, made[own])
+    case = dict(cuda_ranks.CASES["executor.cuda_ranks"]["faults"])["memory"]
+    assert bool(case(np.random.default_rng(0)).error) == bool(name)
+
+
 @pytest.mark.parametrize("haste", [None, 1, 2])
 def test_steps_have_the_promised_bits(haste: int | None, seed: int) -> None:
     for wrong, held in found(cuda_ranks.at_steps, cuda_ranks.WAYS, seed % 1000, haste=haste if haste is None else haste + seed):
-        assert not wrong and held == cuda_ranks.STEPS * (3 * len(cuda_ranks.WAYS) + 1) + 2, wrong
+        assert not wrong and held == cuda_ranks.STEPS * (3 * len(cuda_ranks.WAYS) + 1) + 4, wrong
 
 
 @pytest.mark.parametrize(("name", "zero", "haste"), [("llama", 0, None), ("gpt", 0, 3), ("gpt", 1, None), ("llama", 1, 3)])

@@ -50,8 +50,8 @@ class CudaExecutor:
         """Told of every launch while it is set: no graph is launched then, each launch is enqueued by itself."""
         self._seen: DeviceMemory | None = None
         self._base = self.device.free_memory()
-        check_memory(program, self._base)
-        self.arenas = {name: Arena(n, name=f"arena {name}") for name, n in program.arenas().items()}
+        check_memory(program, self._base, self._rank)
+        self.arenas = {name: Arena(n, name=f"arena {name}") for name, n in program.arenas(self._rank).items()}
         for arena in self.arenas.values():
             fill(Span(arena.address, arena.nbytes), 0, self.stream)
         self._lent: dict[str, np.ndarray] = {}
@@ -66,6 +66,11 @@ class CudaExecutor:
                                    self._return)
         self._writes = {name: {out.arena for x in plan.launches for out in x.outs} for name, plan in self.plans.items()}
         self.stream.synchronize()
+
+    @property
+    def _rank(self) -> int:
+        """Whose part of the Program runs here."""
+        return 0
 
     def _own_plans(self) -> Mapping[str, Plan]:
         """What is bound: every plan by its name."""
@@ -103,7 +108,7 @@ class CudaExecutor:
     def digests(self) -> DeviceMemory:
         """Hashes of this memory, and its tensors to look at."""
         if self._seen is None:
-            self._seen = DeviceMemory(self.arenas, self.program.arenas(), self.stream)
+            self._seen = DeviceMemory(self.arenas, self.program.arenas(self._rank), self.stream)
         return self._seen
 
     def read(self, ref: Ref) -> np.ndarray:

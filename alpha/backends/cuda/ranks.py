@@ -24,6 +24,7 @@ import numpy as np
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.kernels.collectives import Channel
 from alpha.backends.cuda.lib import Parts
+from alpha.backends.cuda.memory_check import channels_of
 from alpha.backends.cuda.observe import Ran
 from alpha.backends.world import DeviceWorld
 from alpha.component import Catalogue, Component
@@ -84,6 +85,10 @@ class CudaRank(CudaExecutor):
         self._calls = {name: tuple(x for x in plan.launches if x.stream == COMM) for name, plan in self._own_plans().items()}
         super().__init__(program, catalogue, index=index, captured=captured)
 
+    @property
+    def _rank(self) -> int:
+        return self.world.rank
+
     def _own_plans(self) -> Mapping[str, Plan]:
         """Those of this rank's role, in an order that all ranks have: they bind their collectives together."""
         return dict(sorted(self.program.plans_of(self.world.rank).items()))
@@ -108,7 +113,7 @@ class CudaRank(CudaExecutor):
         calls = [x for plan in self.plans.values() for x in plan.launches if "group" in x.attrs]
         for name in sorted({r.arena for x in calls for r in (*x.ins, *x.outs)}):
             self.peers.share(self.arenas[name])
-        for group, stream in sorted({(str(x.attrs["group"]), x.stream) for x in calls}):
+        for group, stream in channels_of(self.plans.values()):
             members = next(t for t in self.program.groups[group] if self.world.rank in t)
             self.channels[group, stream] = Channel(self.peers, members=members, patience_s=self._patience_s)
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from alpha.backends.cuda.executor import CudaExecutor
+from alpha.backends.cuda.memory_check import RESERVE, channel_bytes, check_memory, needed
 from alpha.backends.cuda.ranks import CudaRank
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
@@ -208,6 +209,7 @@ def _steps(world: World, seed: int, way: str, together: int = 0) -> list[tuple[s
         if way == "":  # each stream's sums are turns of its own channel
             for (_, stream), channel in executor.channels.items():
                 turns = STEPS * sum(x.stream == stream and "group" in x.attrs for plan in p.plans.values() for x in plan.launches)
+                found.append(("bytes of a channel", np.int64(channel.arena.nbytes), np.int64(channel_bytes(channel.size))))
                 found.append((f"turns of the stream {stream or 'of compute'}", channel.flags(0, 1 - channel.me).max(), np.uint32(turns)))
     for arena in keep:
         arena.free()
@@ -219,14 +221,19 @@ def _steps(world: World, seed: int, way: str, together: int = 0) -> list[tuple[s
 SHARDS, MICROS, MODEL_STEPS = 2, 2, 2
 
 
+def of_model(name: str, ranks: int = 1, zero: int = 0) -> Program:
+    """A bf16 model over so many ranks, or of one process."""
+    over = DataParallel(ranks, zero, MICROS, precision="bf16", one_row=True) if ranks > 1 else None
+    return build_program(name=name, model=cuda_run.references()[name].model, optimizer=cuda_run.UPDATES["short"], catalogue=kernels(),
+                         backend="cuda", precision="bf16", over=over,
+                         shape=StepShape(micro_batch=cuda_run.BATCH, seq=cuda_run.SEQ, shards=SHARDS, micros=MICROS, replay=0))
+
+
 def at_model(peers: Peers, world: World, name: str, zero: int, seed: int) -> Found:
     """A bf16 model, data parallel, its state cut or not: parameters, their copy in bf16, moments and results of each step are to the bit
     those of one process with as many shards."""
     ref, wrong = cuda_run.references()[name], list[str]()
-    shape = StepShape(micro_batch=cuda_run.BATCH, seq=cuda_run.SEQ, shards=SHARDS, micros=MICROS, replay=0)
-    make = partial(build_program, name=name, model=ref.model, optimizer=cuda_run.UPDATES["short"], catalogue=kernels(), backend="cuda",
-                   precision="bf16", shape=shape)
-    many = verify_program(make(over=DataParallel(world.size, zero, MICROS, precision="bf16", one_row=True)))
+    many = verify_program(of_model(name, world.size, zero))
     rng = np.random.default_rng(seed)
     text = [batches_of(ref, rng, SHARDS, MICROS) for _ in range(MODEL_STEPS)]
     param = rng.standard_normal(many.states["param"].size).astype(np.float32) / 50
@@ -255,7 +262,7 @@ def at_model(peers: Peers, world: World, name: str, zero: int, seed: int) -> Fou
 
     alone: list[dict[str, np.ndarray]] = []
 
-    with CudaExecutor(make(), kernels()) as executor:
+    with CudaExecutor(of_model(name), kernels()) as executor:
         want = stepped(executor, 0)
     with CudaRank(many, kernels(), world, patience_s=LONG_S) as executor:
         got = stepped(executor, world.rank)
@@ -473,6 +480,33 @@ def _devices(rng: np.random.Generator) -> Measured:
     return Measured(error=float(len(wrong)), bound=0.0, cases=len(names) + 1, note="; ".join(wrong)[:120])
 
 
+def _memory(rng: np.random.Generator) -> Measured:
+    """What a rank takes: its arenas, of which a cut state has its share, and a channel for each stream on which its group has collectives. A
+    run that fits but for these is refused before anything of it is allocated, and the words say what they take."""
+    wrong, cases = list[str](), 0
+    alone, whole = needed(of_model("gpt")), needed(of_model("gpt", 2))
+    for zero in (0, 1):
+        p = of_model("gpt", 2, zero)
+        n, streams = needed(p, 1), {x.stream for plan in p.plans_of(1).values() for x in plan.launches if "group" in x.attrs}
+        arenas = sum(-(-max(size, 1) // 256) * 256 for size in p.arenas(1).values())
+        wrong += [] if n.channels == len(streams) * CHANNEL == n.total - n.state - n.rest else [f"zero {zero}: {n.channels} of channels"]
+        wrong += [] if arenas <= n.state + n.rest < arenas + (1 << 20) else [f"zero {zero}: arenas of {arenas}, planned {n}"]
+        wrong += [] if (n.state < whole.state) == bool(zero) else [f"zero {zero}: {n.state} of state, {whole.state} where it is whole"]
+        check_memory(p, n.total + RESERVE, 1)
+        for free in (n.total + RESERVE - 1, n.state + n.rest + RESERVE):
+            try:
+                check_memory(p, free, 1)
+                wrong.append(f"zero {zero}: {free} bytes are enough for {n}")
+            except MachineError as error:
+                wrong += [] if "for channels between ranks" in str(error) else [str(error)]
+        cases += 5
+    wrong += [] if alone.channels == 0 and needed(program()).channels == 2 * CHANNEL else ["channels of other Programs"]
+    return Measured(error=float(len(wrong)), bound=0.0, cases=cases + 1, note="; ".join(wrong)[:120])
+
+
+CHANNEL = 10 << 20
+"""Bytes of a channel between two ranks, as docs/collectives.md has them."""
+
 LOST = ("killed", "stopped", "hangs", "raises", "absent")
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
@@ -481,6 +515,6 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                    *((f"model-{name}{'-cut' * zero}", _case("at_model", name, zero)) for name in ("gpt", "llama") for zero in (0, 1))],
         "determinism": [("ways", _ways)],
         "faults": [*((what, _lost(what)) for what in LOST), ("waiting", _waiting), ("decided", _case("at_decided")),
-                   ("devices", _devices)],
+                   ("devices", _devices), ("memory", _memory)],
     },
 }
