@@ -45,6 +45,9 @@ PARTS: dict[str, tuple[str | None, ...]] = {"linear_cross_entropy_grad": (None, 
 KINDS = {f"CU_GRAPH_NODE_TYPE_{kind}": kind for kind in ("KERNEL", "MEMSET", "MEMCPY", "EMPTY", "HOST")}
 """What a node of a graph is; work with an attribute `kernel`, its name, is a kernel's."""
 
+PRIORITIES = 0, -5
+"""Of streams: the least, and the one that comes first."""
+
 KEPT = 20_000
 """Launches whose results are kept: a test runs the same steps in many ways, and a launch is a pure function of what it reads."""
 _MADE: OrderedDict[tuple[Any, ...], list[np.ndarray]] = OrderedDict()
@@ -74,7 +77,10 @@ class Until:
 
 
 class Capture(list[Callable[[], None]]):
-    """What was captured, in order. `streams`: on which stream each; the first is the one that captures."""
+    """What was captured, in order. `streams`: on which stream each; the first is the one that captures. `flags`: with which it is made a
+    graph that can be launched."""
+
+    flags = 0
 
     def __init__(self, origin: Stream) -> None:
         super().__init__()
@@ -234,6 +240,8 @@ class EmulatedGpu:
     allocated: int = 0
     pinned: list[np.ndarray] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
+    priorities: dict[int, int] = field(default_factory=dict)
+    """Of streams that have one, by their handle."""
 
     def is_pinned(self, x: np.ndarray) -> bool:
         return any(p.ctypes.data <= x.ctypes.data and x.ctypes.data + x.nbytes <= p.ctypes.data + p.nbytes for p in self.pinned)
@@ -275,6 +283,11 @@ class EmulatedGpu:
             memcpy_dtoh=lambda x, source: ctypes.memmove(x.ctypes.data, source, x.nbytes),
         )
 
+    def stream_with_priority(self, flags: int, priority: int) -> tuple[int, int]:
+        stream = Stream(flags)
+        self.priorities[stream.handle] = priority
+        return 0, stream.handle
+
     def driver(self) -> Any:
         """What stands for cuda.bindings.driver."""
         def begin(handle: int, mode: int) -> tuple[int]:
@@ -296,7 +309,13 @@ class EmulatedGpu:
             cuGraphKernelNodeGetParams=lambda node: (0, SimpleNamespace(func=node)), cuFuncGetName=lambda node: (0, node.kernel.encode()),
             CUlimit=SimpleNamespace(CU_LIMIT_PERSISTING_L2_CACHE_SIZE="persisting"), cuCtxGetLimit=lambda limit: (0, self.limits[limit]),
             cuCtxSetLimit=lambda limit, nbytes: (self.limits.update({limit: nbytes}), (0,))[1],
-            cuGraphInstantiate=lambda graph, flags: (0, graph),
+            cuGraphInstantiate=lambda graph, flags: (setattr(graph, "flags", flags), (0, graph))[1],
+            cuGraphExecGetFlags=lambda graph: (0, graph.flags),
+            cuCtxGetStreamPriorityRange=lambda: (0, *PRIORITIES), cuStreamCreateWithPriority=self.stream_with_priority,
+            cuStreamGetPriority=lambda handle: (0, self.priorities.get(handle, 0)), cuStreamDestroy=lambda handle: (0,),
+            cuStreamSynchronize=lambda handle: (Stream.by_handle[handle].synchronize(), (0,))[1], cuEventCreate=lambda flags: (0, Event(flags)),
+            cuEventRecord=lambda event, handle: (event.record(Stream.by_handle[handle]), (0,))[1],
+            cuStreamWaitEvent=lambda handle, event, flags: (Stream.by_handle[handle].wait_for_event(event), (0,))[1],
             cuGraphDestroy=lambda graph: (0,), cuGraphExecDestroy=lambda graph: (0,),
             cuGraphLaunch=lambda graph, handle: (graph.launch(Stream.by_handle[handle]), (0,))[1],
             cuCtxGetCurrent=lambda: (0, 1), cuCtxSetCurrent=lambda context: (0,),

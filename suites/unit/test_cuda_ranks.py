@@ -30,6 +30,8 @@ SEEN: dict[str, tuple[Any, ...]] = {
                     (cuda_ranks.at_steps, ("uncaptured", "", "uncaptured", ""))),
     "streams-share-a-channel": (cuda_ranks.at_steps, ("",)),
     **dict.fromkeys(("stamps-of-one-end", "collectives-untold", "clock-of-its-own"), (cuda_ranks.at_told,)),
+    **dict.fromkeys(("priority-left-in-the-stream", "priority-untold", "priority-of-any-stream"), (cuda_ranks.at_first,)),
+    "plans-of-rank-0": (cuda_ranks.at_model, "gpt", 1),
     "looked-at-too-early": (cuda_ranks.at_steps, ("inspected",)),
     "waits-not-ended": (cuda_ranks.at_lost, "killed", 5.0), "who-waits-is-blamed": (cuda_ranks.at_waiting,),
     **dict.fromkeys(("last-piece-not-compared", "hashed-late", "hashes-of-the-step-before", "hashes-not-waited-for", "one-rank-ahead"),
@@ -135,6 +137,11 @@ def test_a_rank_that_is_lost_is_named(what: str, seed: int) -> None:
 def test_parameters_that_differ_are_named(seed: int) -> None:
     for wrong, held in found(cuda_ranks.at_decided, seed % 1000):
         assert held == 5 and not wrong, wrong
+
+
+def test_collectives_come_first(seed: int) -> None:
+    for wrong, held in found(cuda_ranks.at_first, seed % 1000):
+        assert held == 3 and not wrong, wrong
 
 
 def test_who_waits_for_a_device_is_not_blamed() -> None:

@@ -72,6 +72,7 @@ def test_two_ranks_have_the_bits_of_one(root: Path, zero: int) -> None:
     assert both[0] == both[1] and len(both[0]) == 2
     told = json.loads((Path(path) / "manifest.json").read_text())["sessions"][0]["devices"]
     assert [x.rsplit(" ", 1)[1] for x in told] == ["4", "7"]
+    assert dict(read(store, "run_metadata", "key, value"))["comm_priority"] == "-5 of 0 to -5"
     rows = list(read(store, "communication", "step, rank, op, stream, calls, total_ns, exposed_ns, overlapped_ns"))
     sums = [r for r in rows if r[2:4] == ("reduce_scatter" if zero else "all_reduce", "comm")]
     assert {r[:2] for r in sums} >= {(s, rank) for s in (1, 2) for rank in (0, 1)}, rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -261,8 +261,11 @@ class CudaExecutor:
         key = tuple(plan.name for plan in plans), watched
         if key not in self._graphs:
             ran: list[list[Ran]] = []
-            self._graphs[key] = capture(lambda _: ran.extend(self._launch_all(plans, watched)), self.stream), ran
+            self._graphs[key] = self._capture(lambda _: ran.extend(self._launch_all(plans, watched))), ran
         return self._graphs[key]
+
+    def _capture(self, record: Callable[[Any], None]) -> Graph:
+        return capture(record, self.stream)
 
     @property
     def watch(self) -> Watch:

@@ -1,7 +1,7 @@
 """One rank of a Program of many on its GPU: collectives are launches like others, on a stream of their own. Floor 4.
 
 The arenas that collectives name are shared with the peers' GPUs (alpha/cuda_runtime/peers.py), and each pair of a group and a stream has a
-channel. So a step is still one graph for each `enqueue`: its branch of collectives is forked and joined by events, which are captured as
+channel. The stream of collectives comes first: where blocks of both wait for room, its blocks get it, for other ranks wait for them. So a step is still one graph for each `enqueue`: its branch of collectives is forked and joined by events, which are captured as
 dependencies. A collective waits for the launches that it needs, compute goes on until it needs what a collective gives, and a plan ends
 when both streams have come to its end (alpha/graph/order.py).
 
@@ -29,9 +29,10 @@ from alpha.backends.cuda.observe import Ran
 from alpha.backends.world import DeviceWorld
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import _bindings
-from alpha.cuda_runtime.graph import Graph
+from alpha.cuda_runtime.graph import Graph, capture
 from alpha.cuda_runtime.mark import Marks
 from alpha.cuda_runtime.peers import Peers
+from alpha.cuda_runtime.priority import NODE_PRIORITIES, Fence, FirstStream
 from alpha.errors import GraphError, InputError, RankError
 from alpha.graph.order import COMM, Order
 from alpha.graph.plan import Launch, Plan, Program, Ref
@@ -107,7 +108,7 @@ class CudaRank(CudaExecutor):
     def _share(self) -> None:
         """Show the peers what collectives name, and make their channels. Called by all ranks."""
         self._shared = True
-        self.beside, self._aside = self.device.stream(), self.device.stream()
+        self.beside, self._aside = FirstStream(), self.device.stream()
         self._context = _bindings.check("cuCtxGetCurrent", _bindings.driver().cuCtxGetCurrent())
         self.stream.synchronize()  # the arenas are zeroed before their first bytes are tried
         calls = [x for plan in self.plans.values() for x in plan.launches if "group" in x.attrs]
@@ -123,8 +124,8 @@ class CudaRank(CudaExecutor):
             return list(bound)
         order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
         waits = [order.waits(i) for i in range(len(bound))]
-        there = {j: self.device.event() for each in waits for j in each}
-        begun, ended = self.device.event(), self.device.event()
+        there = {j: Fence() for each in waits for j in each}
+        begun, ended = Fence(), Fence()
         found: list[tuple[Launch, Run]] = []
         for i, (launch, run) in enumerate(bound):
             before, after = [there[j] for j in waits[i]], there.get(i)
@@ -145,32 +146,32 @@ class CudaRank(CudaExecutor):
             found.append((launch, Parts(*parts)))
         return found
 
-    def _pass_on(self, event: Any, source: Any, target: Any, stream: int) -> None:
+    def _pass_on(self, fence: Fence, source: Any, target: Any, stream: int) -> None:
         """`target` goes on when `source` has come here."""
         if not self._inline:
-            event.record(source)
-            target.wait_for_event(event)
+            fence.record(source)
+            fence.hold(target)
 
-    def _wait(self, events: Sequence[Any], stream: int) -> None:
+    def _wait(self, fences: Sequence[Fence], stream: int) -> None:
         """Compute waits for collectives."""
         if not self._inline:
-            for event in events:
-                self.stream.wait_for_event(event)
+            for fence in fences:
+                fence.hold(self.stream)
 
-    def _then_record(self, run: Run, event: Any, stream: int) -> None:
+    def _then_record(self, run: Run, fence: Fence, stream: int) -> None:
         """A launch of compute that collectives wait for."""
         run(stream)
         if not self._inline:
-            event.record(self.stream)
+            fence.record(self.stream)
 
-    def _run_beside(self, run: Run, before: Sequence[Any], after: Any | None, stream: int) -> None:
+    def _run_beside(self, run: Run, before: Sequence[Fence], after: Fence | None, stream: int) -> None:
         """A collective beside compute."""
         if self._inline:
             run(stream)
             return
-        for event in before:
-            self.beside.wait_for_event(event)
-        handle = int(self.beside.handle)
+        for fence in before:
+            fence.hold(self.beside)
+        handle = self.beside.handle
         if self._stamping:
             self._stamps_beside.mark(handle)
         run(handle)
@@ -204,6 +205,9 @@ class CudaRank(CudaExecutor):
             return super()._launch_all(plans, watched)
         finally:
             self._stamping = False
+
+    def _capture(self, record: Callable[[Any], None]) -> Graph:
+        return capture(record, self.stream, NODE_PRIORITIES)
 
     def _captured(self, plans: Sequence[Plan], watched: bool) -> tuple[Graph, list[list[Ran]]]:
         """The graph of these plans; one in list order has a place of its own."""
@@ -256,6 +260,11 @@ class CudaRank(CudaExecutor):
             told = self._told.popleft()
             stamps = self._stamps_beside.take(told.first, 2 * len(told.launches))
             self.recorder.ran_beside(told.launches, list(zip(stamps[::2], stamps[1::2], strict=True)))
+
+    @property
+    def priority(self) -> str:
+        """That of the stream of collectives, as the driver has it, among those that there are; for the run's facts."""
+        return f"{self.beside.priority} of {self.beside.least} to {self.beside.greatest}"
 
     # -- the others ----------------------------------------------------------------------------------------------------------------
 
@@ -320,6 +329,7 @@ class CudaRank(CudaExecutor):
             graph.destroy()
         if self._comm_marks is not None:
             self._comm_marks.free()
+        self.beside.close()
         super().close()
 
     def __enter__(self) -> CudaRank:

@@ -23,8 +23,10 @@ from alpha.backends.cuda.ranks import CudaRank
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.component import Catalogue, Measured
+from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime.memory import Arena
 from alpha.cuda_runtime.peers import Peers
+from alpha.cuda_runtime.priority import heeds
 from alpha.errors import MachineError, RankError
 from alpha.gates.contracts import cuda_run
 from alpha.gates.contracts.device_ranks import Case, Found, job, seed_of, sound
@@ -431,6 +433,24 @@ SURE_NS = 200_000
 """How well a device's clock is known."""
 
 
+def at_first(peers: Peers, world: World, seed: int) -> Found:
+    """Collectives have a stream that comes before all others, also in a graph, and the facts say what the driver says."""
+    wrong, driver = list[str](), _bindings.driver()
+    least, greatest = map(int, _bindings.check("cuCtxGetStreamPriorityRange", driver.cuCtxGetStreamPriorityRange()))
+    with CudaRank(program(world.size), kernels(), world, patience_s=SOUND_S) as executor:
+        for plan, given_ in (("beside", given(seed, 0, world.rank)), ("take", {})):
+            executor.run(plan, given_)
+        own = int(_bindings.check("cuStreamGetPriority", driver.cuStreamGetPriority(executor.beside.handle)))
+        others = int(_bindings.check("cuStreamGetPriority", driver.cuStreamGetPriority(int(executor.stream.handle))))
+        if not own == greatest < others:
+            wrong.append(f"collectives have priority {own}, compute {others}, the highest is {greatest}")
+        if not executor._graphs or not all(heeds(graph) for graph, _ in executor._graphs.values()):
+            wrong.append("a graph does not heed it")
+        if executor.priority != f"{greatest} of {least} to {greatest}":
+            wrong.append(f"the facts say {executor.priority}")
+    return wrong, 3
+
+
 # -- jobs --------------------------------------------------------------------------------------------------------------------------
 
 HERE = __name__
@@ -515,6 +535,6 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                    *((f"model-{name}{'-cut' * zero}", _case("at_model", name, zero)) for name in ("gpt", "llama") for zero in (0, 1))],
         "determinism": [("ways", _ways)],
         "faults": [*((what, _lost(what)) for what in LOST), ("waiting", _waiting), ("decided", _case("at_decided")),
-                   ("devices", _devices), ("memory", _memory)],
+                   ("devices", _devices), ("memory", _memory), ("first", _case("at_first"))],
     },
 }
