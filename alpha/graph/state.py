@@ -132,7 +132,7 @@ class StateLayout:
         found = []
         for unit in self.units:
             part = (unit.stop - unit.start) // PARTS
-            for t, a, b in self.inside(unit.start, unit.stop):
+            for _, a, b in self.inside(unit.start, unit.stop):
                 stops = [*range(unit.start + ((a - unit.start) // part + 1) * part, b, part), b]
                 found += [(start, stop - start) for start, stop in zip([a, *stops], stops)]
         return tuple(found)

@@ -27,9 +27,10 @@ def _compose(emit: Any, sums: Any, count: Any, loss_sum: Any, step: Any, *, max_
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
     many, few = (Table.of(10.0 ** rng.uniform(-6, -2, n)) for n in (101, 3))
-    for name, n, size, max_norm, step, rates in (("one", 1, 1.0, 1.0, 0, many), ("odd", 7, 9e5, 1.0, 5, many), ("late", 33, 1.0, 0.0, 100, many),
-                                                 ("many", 4097, 0.1, 0.5, 40, many), ("tiny", 64, 1e-30, 1.0, 2, few),
-                                                 ("past-the-end", 16, 1.0, 1.0, 3, few)):
+    for name, n, size, max_norm, step, rates in (
+        ("one", 1, 1.0, 1.0, 0, many), ("odd", 7, 9e5, 1.0, 5, many), ("late", 33, 1.0, 0.0, 100, many), ("many", 4097, 0.1, 0.5, 40, many),
+        ("tiny", 64, 1e-30, 1.0, 2, few), ("past-the-end", 16, 1.0, 1.0, 3, few),
+    ):
         yield Sample(name=name, inputs=(rng.random(n) * size, np.array(2048.0), np.array(7000.25), np.array(step, np.int32)),
                      attrs={"max_norm": max_norm, "rates": rates})
 

@@ -34,7 +34,7 @@ class Ranks:
         self.here: range = world.here if world else range(1)
         """The ranks of this host."""
         self.ahead = False
-        """Whether all ranks said in `decide` that they may hand the step after next over ahead: what one alone hands over waits for others."""
+        """Whether all ranks said in `decide` that they may hand over a step ahead: what one alone hands over waits for the others."""
         self._hashes: _Hashes | None = None
 
     @property

@@ -18,8 +18,8 @@ from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.config import Config
 from alpha.cuda_runtime import compile as nvcc
-from alpha.cuda_runtime.peers import Peers
 from alpha.cuda_runtime.memory import Span, fill
+from alpha.cuda_runtime.peers import Peers
 from alpha.errors import ConfigError, MachineError, NonFiniteError, RankError
 from alpha.profile.store import read
 from alpha.train import engine

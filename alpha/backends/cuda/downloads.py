@@ -40,8 +40,8 @@ class Away:
 
 
 class Downloads:
-    """Of one executor, whose launches run on `stream`. `states`: of each kind elements and their type; its arena is `state.` and the kind. `settle`:
-    enqueues what the host was handed out of the state and has to give back."""
+    """Of one executor, whose launches run on `stream`. `states`: of each kind elements and their type; its arena is `state.` and the kind.
+    `settle`: enqueues what the host was handed out of the state and has to give back."""
 
     def __init__(self, device: Device, stream: Any, states: Mapping[str, tuple[int, str]], arenas: Mapping[str, Arena],
                  settle: Callable[[], None]) -> None:  # fmt: skip

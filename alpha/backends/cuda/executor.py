@@ -62,8 +62,8 @@ class CudaExecutor:
         self._places = {name: {k: self.span(r) for k, r in plan.inputs.items()} for name, plan in self.plans.items()}
         self._results = {name: Results.of(self.device, plan) for name, plan in self.plans.items()}
         self._stamps = stamps_of(self._bound[call.plan] for call in program.schedule)
-        self.downloads = Downloads(self.device, self.stream, {k: (self._elements(k), s.dtype) for k, s in program.states.items()}, self.arenas,
-                                   self._return)
+        held = {k: (self._elements(k), s.dtype) for k, s in program.states.items()}
+        self.downloads = Downloads(self.device, self.stream, held, self.arenas, self._return)
         self._writes = {name: {out.arena for x in plan.launches for out in x.outs} for name, plan in self.plans.items()}
         self.stream.synchronize()
 

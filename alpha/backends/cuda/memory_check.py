@@ -65,13 +65,15 @@ def check_memory(program: Program, free: int, rank: int = 0) -> None:
     if fitting:
         do = f"take train.micro_batch = {fitting}, or train.recompute = 'block'; the step's result does not need the larger microbatch"
     elif fixed > free:
-        do = "the state alone does not fit: take a smaller model" + (", or train.zero = 1" if program.ranks > 1 and not program.sharded else "")
+        cut = ", or train.zero = 1" if program.ranks > 1 and not program.sharded else ""
+        do = f"the state alone does not fit: take a smaller model{cut}"
     else:
         do = "no microbatch fits: take train.recompute = 'block', a shorter data.sequence or a smaller model"
     beside = f", {n.channels / GIB:.2f} for channels between ranks" if n.channels else ""
     raise MachineError(
         "the run does not fit into the GPU's memory",
-        came=f"{n.total / GIB:.2f} GiB planned: {n.state / GIB:.2f} of state, {n.rest / GIB:.2f} for microbatches of {micro} sequences{beside}",
+        came=f"{n.total / GIB:.2f} GiB planned: {n.state / GIB:.2f} of state, {n.rest / GIB:.2f} for microbatches of {micro} sequences"
+             + beside,
         expected=f"at most {max(0, free - RESERVE) / GIB:.2f} GiB: {free / GIB:.2f} are free, {RESERVE / GIB:.2f} are kept for the driver",
         do=do,
     )

@@ -1,9 +1,10 @@
 """One rank of a Program of many on its GPU: collectives are launches like others, on a stream of their own. Floor 4.
 
 The arenas that collectives name are shared with the peers' GPUs (alpha/cuda_runtime/peers.py), and each pair of a group and a stream has a
-channel. The stream of collectives comes first: where blocks of both wait for room, its blocks get it, for other ranks wait for them. So a step is still one graph for each `enqueue`: its branch of collectives is forked and joined by events, which are captured as
-dependencies. A collective waits for the launches that it needs, compute goes on until it needs what a collective gives, and a plan ends
-when both streams have come to its end (alpha/graph/order.py).
+channel. The stream of collectives comes first: where blocks of both wait for room, its blocks get it, for other ranks wait for them. A step
+is still one graph for each `enqueue`: its branch of collectives is forked and joined by events, which are captured as dependencies. A
+collective waits for the launches that it needs, compute goes on until it needs what a collective gives, and a plan ends when both streams
+have come to its end (alpha/graph/order.py).
 
 Where launches are looked at one by one, they run in list order on the one stream: under an inspector, in a replay and on profiled steps.
 """

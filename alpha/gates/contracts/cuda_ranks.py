@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -501,8 +500,8 @@ def _devices(rng: np.random.Generator) -> Measured:
 
 
 def _memory(rng: np.random.Generator) -> Measured:
-    """What a rank takes: its arenas, of which a cut state has its share, and a channel for each stream on which its group has collectives. A
-    run that fits but for these is refused before anything of it is allocated, and the words say what they take."""
+    """What a rank takes: its arenas, of which a cut state has its share, and a channel for each stream on which its group has collectives.
+    A run that fits but for these is refused before anything of it is allocated, and the words say what they take."""
     wrong, cases = list[str](), 0
     alone, whole = needed(of_model("gpt")), needed(of_model("gpt", 2))
     for zero in (0, 1):

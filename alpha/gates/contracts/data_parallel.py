@@ -283,7 +283,8 @@ def _cut_on_gpus(ref: Reference, rng: np.random.Generator) -> Measured:
                     good = (y.arena, y.offset, y.stop) == ("state.param16", 2 * unit.start, 2 * unit.stop)
                     good &= (cut.arena, cut.offset) == ("state.master16", 2 * sharded[x.layer].start)
                     wrong += [] if good and x.stream == COMM else [f"{name} gathers {cut} into {y}"]
-                wrong += [] if sorted(plan.launches[i].layer for i in gathers) == sorted(units) else [f"{name}: a unit is not gathered once"]
+                if sorted(plan.launches[i].layer for i in gathers) != sorted(units):
+                    wrong.append(f"{name}: a unit is not gathered once")
                 wrong += [f"{name}: {len(plan.launches)} launches"] * (len(plan.launches) != 2 * len(units) + 3 * (name == "update"))
                 cases += len(plan.launches)
     return yes(not wrong, "; ".join(wrong[:3]), cases=cases)
@@ -451,7 +452,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "data_parallel.pass": {"parity": [*both(_same_bits(1)), *both(_same_bits(2), "micros-"), *both(_same_bits(1, "sgd"), "sgd-")[:1],
                                       *both(_against_oracle, "oracle-"),
                                       *both(_same_bits_on_gpus, "gpus-"), *both(_as_on_the_cpu, "gpus-as-cpu-"),
-                                      *both(_no_copies, "gpus-in-place-"), *both(_cut_on_gpus, "gpus-cut-"), *both(_broken_on_gpus, "gpus-broken-"),
+                                      *both(_no_copies, "gpus-in-place-"), *both(_cut_on_gpus, "gpus-cut-"),
+                                      *both(_broken_on_gpus, "gpus-broken-"),
                                       *both(_beside, "beside-"), *both(_in_the_last, "last-"),
                                       *both(_stored_once, "once-"), *both(_recomputed, "recomputed-")[:1],
                                       ("as-completed", _as_completed),

@@ -42,8 +42,8 @@ def _between(name: str, blocks: int, source: int, target: int) -> Operation:
     """fold: parts[blocks][8] to sums[blocks], or unfold, the other way."""
     require(name, [(1 <= blocks <= MOST_BLOCKS, f"{blocks} blocks", f"1 to {MOST_BLOCKS}")])
     addresses(name, source=source, target=target)
-    run = launch(kernel("optimizer/sums.cu", name, {}), ceil_div(blocks, THREADS), THREADS, ctypes.c_uint64(source), ctypes.c_uint64(target),
-                 ctypes.c_int32(blocks))
+    run = launch(kernel("optimizer/sums.cu", name, {}), ceil_div(blocks, THREADS), THREADS, ctypes.c_uint64(source),
+                 ctypes.c_uint64(target), ctypes.c_int32(blocks))
     return Operation(f"{name} {blocks} blocks", (run,), 4 * (PARTS + 1) * blocks)
 
 
@@ -80,8 +80,10 @@ def _scratch_of_sums(types: Sequence[TensorType], attrs: Attrs, multiprocessors:
 
 def _samples(rng: np.random.Generator) -> Iterable[Sample]:
     """Blocks of one run and of several, whole and cut short, on 16-byte boundaries and off them, and of other ranks."""
-    for name, n, leaves in (("whole", 3 * BLOCK, (((0, BLOCK),), ((2 * BLOCK, BLOCK),))), ("short", 20_000, (((64, 8192),), ((9000, 10_007),))),
-                            ("off", 70_000, (((1, 8192),), ((8197, 9000),), ((30_001, 3),))), ("others", 300, ((), ((0, 70),), (), ((100, 200),)))):
+    for name, n, leaves in (("whole", 3 * BLOCK, (((0, BLOCK),), ((2 * BLOCK, BLOCK),))),
+                            ("short", 20_000, (((64, 8192),), ((9000, 10_007),))),
+                            ("off", 70_000, (((1, 8192),), ((8197, 9000),), ((30_001, 3),))),
+                            ("others", 300, ((), ((0, 70),), (), ((100, 200),)))):
         yield Sample(name=f"gpu-{name}", inputs=(rng.standard_normal(n),), attrs={"leaves": leaves})
 
 
