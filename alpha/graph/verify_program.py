@@ -53,8 +53,9 @@ def verify_program(program: Program) -> Program:
     Invariants: every group parts the ranks; each microbatch of each shard is run by one rank; of a kind of state that a step sums over a
     group every unit is summed once, and of one that it gathers every unit is gathered once; what a sum cuts, and what is gathered of a cut,
     is the rank's cut of the same unit, which nothing writes after it was gathered; launches of two streams that touch the same bytes, one
-    of them writing, are ordered; the members of a group issue the same collectives in the same order, with one root, count and element type; every send meets a receive; the ranks never
-    wait for one another in a circle; effects and extents are such as alpha/graph/effects.py allows, and members agree in them.
+    of them writing, are ordered; the members of a group issue the same collectives in the same order, with one root, count and element
+    type; every send meets a receive; the ranks never wait for one another in a circle; effects and extents are such as
+    alpha/graph/effects.py allows, and members agree in them.
     """
     _groups_part_ranks(program)
     _effects_can_be(program)
