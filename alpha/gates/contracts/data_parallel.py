@@ -120,8 +120,8 @@ def train(p: Program, ref: Reference, texts: list[Batches], seed: int, *, mode: 
         apart += sum(x.tobytes() != made[0].tobytes() for x in made)
         numbers.append(made[0])
     held = [np.concatenate([x[o : o + n] for o, n in layout.ranges()]) for x in _taken(ranks, "param")]
-    copies = _taken(ranks, "param16") if "param16" in p.states else held
-    apart += sum(x.tobytes() != y[0].tobytes() for y in (held, copies) for x in y)
+    models = _taken(ranks, "param16") if "param16" in p.states else held
+    apart += sum(x.tobytes() != y[0].tobytes() for y in (held, models) for x in y)
     return Trained(tuple(numbers), held[0], apart)
 
 
