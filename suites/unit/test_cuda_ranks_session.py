@@ -129,8 +129,8 @@ def watched(peers: Peers, world: World, cfg: Config, flips: bool) -> tuple[list[
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.parametrize("flips", [False, True])
 def test_ranks_run_ahead_and_see_what_differs(root: Path, zero: int, flips: bool) -> None:
-    """Both hand over the same steps ahead: all but those in which either has its clock to set. A parameter that one of them has otherwise is
-    named with the step that left it, though the device has the next one by then."""
+    """Both hand over the same steps ahead: all but those in which either has its clock to set. A parameter that one of them has otherwise
+    is named with the step that left it, though the device has the next one by then."""
     cfg = configured(root, "gpt", (*AHEAD, f"train.zero={zero}"))
     (one, steps, said), (other, also, heard) = among(2, watched, cfg, flips, kernels=nvcc.KERNELS, each=512 << 20,
                                                      deadlines=Deadlines(stall=60.0))
