@@ -40,6 +40,8 @@ class Digests(Protocol):
         """Of the piece of a kind of state that begins at byte `start`."""
     def wait(self) -> None:
         """Until all that was asked for has been made."""
+    def behind(self) -> Callable[[], None]:
+        """What waits until all that has been asked for so far has been made, and for nothing that is enqueued behind it."""
     def read(self, one: Digest) -> bytes:
         """The value of one that has been made."""
     def words(self, nbytes: int, at: int) -> np.ndarray:
@@ -69,6 +71,10 @@ class HostDigests:
 
     def wait(self) -> None:
         """They are there."""
+
+    def behind(self) -> Callable[[], None]:
+        """They are there."""
+        return self.wait
 
     def read(self, one: Digest) -> bytes:
         """Its value."""

@@ -26,8 +26,8 @@ class Graph:
             self._executable = None
 
 
-def capture(record: Callable[[Any], None], stream: Any) -> Graph:
-    """Runs `record(stream)` while `stream` (not the default one) captures, and instantiates the result.
+def capture(record: Callable[[Any], None], stream: Any, flags: int = 0) -> Graph:
+    """Runs `record(stream)` while `stream` (not the default one) captures, and instantiates the result, with the driver's `flags`.
 
     Other streams join by waiting on an event recorded in `stream`, and must be joined back before `record` returns. An
     exception in `record` ends the capture and passes through; CudaError if something illegal was captured.
@@ -44,6 +44,6 @@ def capture(record: Callable[[Any], None], stream: Any) -> Graph:
     graph = _bindings.check("cuStreamEndCapture", driver.cuStreamEndCapture(handle))
     try:
         _, nodes = _bindings.check("cuGraphGetNodes", driver.cuGraphGetNodes(graph, 0))
-        return Graph(_bindings.check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0)), int(nodes))
+        return Graph(_bindings.check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, flags)), int(nodes))
     finally:
         driver.cuGraphDestroy(graph)

@@ -126,6 +126,17 @@ class StateLayout:
         any cut over ranks, rank after rank."""
         return self.shard(1).leaves(0, most)
 
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(offset, length) of every tensor, cut where a part of its unit begins: the same elements as `ranges`, in the same order, of which
+        no cut over a number of ranks that divides PARTS splits one."""
+        found = []
+        for unit in self.units:
+            part = (unit.stop - unit.start) // PARTS
+            for _, a, b in self.inside(unit.start, unit.stop):
+                stops = [*range(unit.start + ((a - unit.start) // part + 1) * part, b, part), b]
+                found += [(start, stop - start) for start, stop in zip([a, *stops], stops)]
+        return tuple(found)
+
     def inside(self, start: int, stop: int) -> Iterator[tuple[TensorSpec, int, int]]:
         """(tensor, first, last + 1) of what lies of each tensor in the elements [start, stop) of the flat array, in order."""
         at = bisect_right(self._starts, start) - 1
@@ -175,6 +186,23 @@ class ShardedLayout:
     def ranges(self, rank: int) -> tuple[tuple[int, int], ...]:
         """(local offset, length) of the same."""
         return tuple((offset, length) for offset, length, _, _ in self.segments(rank))
+
+    def blocks(self, rank: int, blocks: Iterable[tuple[int, int]]) -> Leaves:
+        """Of blocks (first element, last + 1) of the whole layout, what this rank holds, at local offsets: a leaf of one run for each block
+        of its own, an empty one for each of another rank. ShapeError where a cut splits one of them."""
+        held, found, at = [c for c in self.cuts(rank) if c[1] < c[2]], list[tuple[tuple[int, int], ...]](), 0
+        for start, stop in blocks:
+            while at + 1 < len(held) and held[at + 1][1] <= start:
+                at += 1
+            local, lo, hi = held[at]
+            if max(start, lo) >= min(stop, hi):
+                found.append(())
+                continue
+            if start < lo or stop > hi:
+                raise ShapeError("a cut splits a block of the norm", came=f"elements {start} to {stop}, rank {rank} holds {lo} to {hi}",
+                                 expected="blocks inside the parts of a unit", do="cut them from the layout's runs")
+            found.append(((local + start - lo, stop - start),))
+        return tuple(found)
 
     def leaves(self, rank: int, most: int = LEAF) -> Leaves:
         """This rank's leaves at local offsets. Every rank has as many; all ranks' in rank order are those of the whole layout. ShapeError

@@ -18,6 +18,7 @@ from alpha.graph.effects import COUNT, Refusal, backward, cannot_cross, refused
 from alpha.graph.ir import attrs_text
 from alpha.graph.order import COMPUTE, Order
 from alpha.graph.plan import Launch, Plan, Program, Ref
+from alpha.graph.state import ShardedLayout, StateLayout
 from alpha.ops.collectives import SUMS
 from alpha.ops.table import row
 from alpha.types import ITEMSIZE
@@ -50,14 +51,17 @@ def verify_program(program: Program) -> Program:
     """The program unchanged, or a GraphError. A Program of one rank without collectives is sound if its plans are.
 
     Invariants: every group parts the ranks; each microbatch of each shard is run by one rank; of a kind of state that a step sums over a
-    group every unit is summed once; launches of two streams that touch the same bytes, one of them writing, are ordered; the members of a
-    group issue the same collectives in the same order, with one root, count and element type; every send meets a receive; the ranks never
-    wait for one another in a circle; effects and extents are such as alpha/graph/effects.py allows, and members agree in them.
+    group every unit is summed once, and of one that it gathers every unit is gathered once; what a sum cuts, and what is gathered of a cut,
+    is the rank's cut of the same unit, which nothing writes after it was gathered; launches of two streams that touch the same bytes, one
+    of them writing, are ordered; the members of a group issue the same collectives in the same order, with one root, count and element
+    type; every send meets a receive; the ranks never wait for one another in a circle; effects and extents are such as
+    alpha/graph/effects.py allows, and members agree in them.
     """
     _groups_part_ranks(program)
     _effects_can_be(program)
     _text_is_dealt_once(program)
     _units_are_summed_once(program)
+    _units_are_cut_and_gathered_once(program)
     orders = {key: _ordered(key, plan) for key, plan in program.plans.items()}
     calls = [_issued(program, rank, orders) for rank in range(program.ranks)]
     events: list[list[_Call]] = []
@@ -108,18 +112,72 @@ def _units_are_summed_once(program: Program) -> None:
                     summed = found.setdefault((kind, str(x.attrs["group"])), [])
                     summed.append((x.ins[0].offset, x.ins[0].stop, _told(rank, step.plan, x)))
         for (kind, group), summed in found.items():
-            layout, at = program.states[kind], 0
-            width = ITEMSIZE[layout.dtype]
-            end = layout.size * width
-            for start, stop, told in (*sorted(summed), (end, end, f"rank {rank}: the end of a step")):
-                unit = next((u.name for u in layout.units if min(start, at) < u.stop * width), "none")
-                if start > at:
-                    raise GraphError(f"{kind} is summed over group {group!r}, but for a unit", came=f"{told}: nothing sums {unit}",
-                                     expected="every unit once")
-                if start < at:
-                    raise GraphError(f"{kind} is summed over group {group!r}, a unit twice", came=f"{told}: {unit} is summed before",
-                                     expected="every unit once")
-                at = stop
+            _once(program.states[kind], summed, f"{kind} is summed over group {group!r}", "sums", rank)
+
+
+def _once(layout: StateLayout | ShardedLayout, found: Iterable[tuple[int, int, str]], what: str, does: str, rank: int) -> None:
+    """Ranges of bytes, each with who is told of it, cover the units of a layout, and none of them twice."""
+    at, width = 0, ITEMSIZE[layout.dtype]
+    end, did = layout.size * width, {"sums": "summed", "gathers": "gathered"}[does]
+    for start, stop, told in (*sorted(found), (end, end, f"rank {rank}: the end of a step")):
+        unit = next((u.name for u in layout.units if min(start, at) < u.stop * width), "none")
+        if start > at:
+            raise GraphError(f"{what}, but for a unit", came=f"{told}: nothing {does} {unit}", expected="every unit once")
+        if start < at:
+            raise GraphError(f"{what}, a unit twice", came=f"{told}: {unit} is {did} before", expected="every unit once")
+        at = stop
+
+
+def _units_are_cut_and_gathered_once(program: Program) -> None:
+    """Sums into a kind that ranks share cover the rank's cut of it, and gathers into a kind of state all of it, in a step or in a plan
+    outside of it: no unit is missing, none is there twice. Operand and result are of one unit."""
+    for rank in range(program.ranks):
+        role = program.role(rank)
+        steps = [[step.plan for step in role.schedule], *([name] for name in role.plans if name not in {s.plan for s in role.schedule})]
+        for names in steps:
+            summed: dict[str, list[tuple[int, int, str]]] = {}
+            gathered: dict[str, list[tuple[int, int, str]]] = {}
+            for name in names:
+                launches = program.plans[role.plans[name]].launches
+                for i, x in enumerate(launches):
+                    kind = x.outs[0].arena.removeprefix("state.") if x.outs else ""
+                    if x.op not in ("reduce_scatter", "all_gather") or kind not in program.states:
+                        continue
+                    told, (y,) = _told(rank, name, x), x.outs
+                    _of_one_unit(program, x, told)
+                    if x.op == "all_gather" or kind in program.sharded:
+                        (gathered if x.op == "all_gather" else summed).setdefault(kind, []).append((y.offset, y.stop, told))
+                    later = next((z for z in launches[i + 1 :] for r in z.outs if x.op == "all_gather" and x.ins[0].arena == r.arena
+                                  and r.offset < x.ins[0].stop and x.ins[0].offset < r.stop), None)
+                    if later is not None and x.ins[0].arena.startswith("state."):
+                        raise GraphError("a cut is written after it was gathered", came=f"{told}, and then {later.op} of {later.layer}",
+                                         expected="the gather behind what writes the cut")
+            for kind, found in summed.items():
+                _once(program.states[kind].shard(program.ranks), found, f"the cut of {kind} is summed", "sums", rank)
+            for kind, found in gathered.items():
+                _once(program.states[kind], found, f"{kind} is gathered", "gathers", rank)
+
+
+def _of_one_unit(program: Program, x: Launch, told: str) -> None:
+    """A sum that is cut, or a gather of cuts: where operand and result lie in the state, they are one unit and its cut."""
+    units = [_unit_of(program, r) for r in (*x.ins, *x.outs)]
+    if None in units:
+        raise GraphError("a collective of the state is not of a unit", came=f"{told}: {', '.join(map(str, (*x.ins, *x.outs)))}",
+                         expected="a unit, or a rank's cut of it")
+    if len({unit for unit in units if unit}) > 1:
+        raise GraphError("a unit and the cut of another one", came=f"{told}: {' and '.join(map(str, units))}",
+                         expected="the cut of the unit itself")
+
+
+def _unit_of(program: Program, ref: Ref) -> str | None:
+    """The unit that an operand in the state is, or is the cut of; '' for one that lies elsewhere, None for no unit."""
+    kind = ref.arena.removeprefix("state.")
+    if kind == ref.arena or kind not in program.states:
+        return ""
+    layout = program.states[kind]
+    width = ITEMSIZE[layout.dtype]
+    units = layout.shard(program.ranks).units if kind in program.sharded else layout.units
+    return next((u.name for u in units if (u.start * width, u.stop * width) == (ref.offset, ref.stop)), None)
 
 
 def _effects_can_be(program: Program) -> None:

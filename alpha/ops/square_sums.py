@@ -3,8 +3,8 @@
 A leaf is a fixed piece of the state that no cut over ranks splits (alpha/graph/state.py). So one process, and ranks that each sum their own
 leaves and then gather them, add the same numbers in the same order, and their norms have the same bits.
 
-The row update_scalars reads the whole gradient and sums by tensors. A GPU alone keeps it: its order is its own. Several GPUs will need
-kernels of these two rows in its place.
+The row update_scalars reads the whole gradient and sums by blocks. A GPU that holds it whole keeps that row. Where a rank holds a cut, each
+leaf is a block of its own, or an empty one in place of another rank's; scalars_of_squares makes the rest.
 """
 
 from __future__ import annotations

@@ -26,8 +26,10 @@ def _scalars(t: Tracer, s: FlatState, schedule: ScheduleConfig, max_norm: float)
     if s.sums is None:
         (whole,) = s.parts
         _, mean_norm, coefficient, finite, lr, used, following = t.update_scalars(
-            whole.grad, s.count, s.loss_sum, s.step, segments=tuple((at, n) for at, n, _, _ in whole.segments), max_norm=max_norm,
-            rates=rates(schedule))
+            whole.grad, s.count, s.loss_sum, s.step, segments=s.runs, max_norm=max_norm, rates=rates(schedule))
+    elif s.one_row:
+        _, mean_norm, coefficient, finite, lr, used, following = t.scalars_of_squares(
+            s.sums, s.count, s.loss_sum, s.step, max_norm=max_norm, rates=rates(schedule))
     else:
         norm = t.norm_of_squares(s.sums)
         coefficient, mean_norm = t.clip_coefficient(norm, s.count, max_norm=max_norm)

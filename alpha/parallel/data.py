@@ -7,7 +7,9 @@ one process.
 
 With `zero` = 1 a rank holds its cut of the optimizer's state, and of every unit's sum it gets its cut alone (Rajbhandari et al. 2020,
 "ZeRO", arXiv:1910.02054, section 5.1; their stage 1). It updates its cut of the parameters, `master`, and all cuts are gathered into
-`param`, which the model reads. The norm is summed over leaves that no cut splits. With `zero` = 0 every rank holds and updates everything.
+`param`, which the model reads. In bf16 the model reads `param16` alone: then `param` itself is cut, its update leaves a bf16 copy of the
+cut in `master16`, and the cuts of that are gathered into `param16`. The norm is summed over leaves, or blocks, that no cut splits. With
+`zero` = 0 every rank holds and updates everything.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Groups
 from alpha.graph.state import PARTS, ShardedLayout, StateLayout, UnitRange
 from alpha.graph.trace import Tracer
-from alpha.passes.build import MASTER, STATS, FlatPart, Optimizer, StepShape, flat_state, stats_layout, update_graph
+from alpha.ops.global_norm import blocks
+from alpha.passes.build import MASTER, MASTER16, STATS, FlatPart, Optimizer, StepShape, flat_state, stats_layout, update_graph
 from alpha.passes.schedule import schedule
 
 GROUP = "dp"
@@ -36,8 +39,7 @@ SUMS = "grad"
 class DataParallel:
     """Data parallel over `ranks` ranks; `zero`: 1 cuts the optimizer's state over them, 0 does not; `micros`: microbatches of a shard, the
     last of which sums over the ranks. `precision`: the compute type; `one_row`: whether the back end makes the numbers of an update by the
-    row update_scalars, both as `update_graph` has them. ShapeError for other numbers, and for a cut state in bf16: nothing gathers the
-    copy of the parameters yet. With `one_row` it would have other bits, for that row sums squares in an order of its own."""
+    row update_scalars, both as `update_graph` has them. ShapeError for other numbers."""
 
     ranks: int
     zero: int = 0
@@ -51,10 +53,6 @@ class DataParallel:
                              expected=f"a power of two from 2 to {PARTS}", do="take another number of ranks; one rank needs no sums")
         if self.zero not in (0, 1):
             raise ShapeError("the stage of ZeRO is not known", came=self.zero, expected="0 or 1", do="set train.zero")
-        if self.zero and (self.precision != "f32" or self.one_row):
-            raise ShapeError("the optimizer's state is cut over ranks in f32 on the CPU alone",
-                             came=f"train.zero = {self.zero} in {self.precision}", expected="train.zero = 0",
-                             do="set train.zero = 0, by which every rank updates the whole state")
 
     @property
     def groups(self) -> Groups:
@@ -79,8 +77,16 @@ class DataParallel:
                              expected=f"the last of {shape.micros}", do="make DataParallel and StepShape of the same numbers")
 
     def sharded(self, params: StateLayout, kinds: tuple[str, ...]) -> Mapping[str, ShardedLayout]:
-        """The optimizer's kinds, the master copy and the summed gradients; nothing where the state is not cut."""
-        return dict.fromkeys((*kinds, MASTER, SUMS), params.shard(self.ranks)) if self.zero else {}
+        """The optimizer's kinds, what is updated and the summed gradients; nothing where the state is not cut."""
+        if not self.zero:
+            return {}
+        found = dict.fromkeys((*kinds, self._updated, SUMS), params.shard(self.ranks))
+        return {**found, MASTER16: params.kept_in("bf16").shard(self.ranks)} if self.precision == "bf16" else found
+
+    @property
+    def _updated(self) -> str:
+        """The kind of which a rank updates its cut."""
+        return "param" if self.precision == "bf16" else MASTER
 
     def reduce(self, t: Tracer, params: StateLayout, slot: int) -> None:
         """Sum the gradients of the traced microbatch, and what lies in the slots below `slot`, over the ranks: unit after unit, in the
@@ -111,41 +117,69 @@ class DataParallel:
         updated."""
         if not self.zero:
             return update_graph(optimizer, params, slot, self.precision, one_row=self.one_row)
-        t = Tracer("update", params)
+        t = Tracer("update", params, precision=self.precision)
         t.phase, t.source = "update", optimizer.name
         sharded = params.shard(self.ranks)
-        parts = tuple(_part(t, optimizer, unit, sharded.segments(rank)) for unit in sharded.units)
-        sums = t.square_sums(t.state(SUMS, 0, (sharded.size,), "f32"), leaves=sharded.leaves(rank))
-        t.stream = COMM
-        sums = t.all_gather(sums, group=GROUP, size=self.ranks)
-        t.stream = COMPUTE
-        optimizer.update(t, flat_state(t, params, slot, parts, sums))
-        t.phase, t.stream = "reduce", COMM
+        parts = tuple(self._part(t, optimizer, unit, sharded.segments(rank)) for unit in sharded.units)
+        optimizer.update(t, flat_state(t, params, slot, parts, self._sums(t, rank, params), one_row=self.one_row))
+        t.phase = "reduce"
         for unit, part in zip(params.units, parts):
             t.layer = unit.name
-            assert part.param.state is not None
-            whole = t.state("param", unit.start, (unit.stop - unit.start,), "f32")
-            t.update(whole, t.all_gather(t.graph.updates[part.param.state], group=GROUP, size=self.ranks))
+            updated = part.param if part.param16 is None else part.param16
+            assert updated.state is not None
+            self._gather(t, unit, t.graph.updates[updated.state])
         return t.graph
 
+    def _sums(self, t: Tracer, rank: int, params: StateLayout) -> Value:
+        """What the norm is made of, of all ranks: leaves that are gathered; or blocks, of which every rank has another number, so that each
+        has zeros in place of the others' and they are added, which moves no bit."""
+        sharded = params.shard(self.ranks)
+        leaves = sharded.blocks(rank, blocks(params.runs())) if self.one_row else sharded.leaves(rank)
+        sums = t.square_sums(t.state(SUMS, 0, (sharded.size,), "f32"), leaves=leaves)
+        t.stream = COMM
+        if self.one_row:
+            sums = t.all_reduce(sums, group=GROUP, size=self.ranks, reduce="sum")
+        else:
+            sums = t.all_gather(sums, group=GROUP, size=self.ranks)
+        t.stream = COMPUTE
+        return sums
+
+    def _gather(self, t: Tracer, unit: UnitRange, cut: Value) -> None:
+        """All ranks' cuts of a unit become what the model reads."""
+        t.stream = COMM
+        kind = "param16" if self.precision == "bf16" else "param"
+        whole = t.state(kind, unit.start, (unit.stop - unit.start,), self.precision)
+        t.update(whole, t.all_gather(cut, group=GROUP, size=self.ranks))
+        t.stream = COMPUTE
+
+    def _part(self, t: Tracer, optimizer: Optimizer, unit: UnitRange, segments: tuple[tuple[int, int, float, float], ...]) -> FlatPart:
+        """A rank's cut of one unit. `segments`: of its cuts of all units."""
+        def box(kind: str, dtype: str = "f32") -> Value:
+            return t.state(kind, unit.start, (unit.stop - unit.start,), dtype)
+
+        own = tuple((at - unit.start, n, decay, scale) for at, n, decay, scale in segments if unit.start <= at < unit.stop)
+        return FlatPart(box(self._updated), box(SUMS), {kind: box(kind) for kind in optimizer.kinds}, own,
+                        box(MASTER16, "bf16") if self.precision == "bf16" else None, layer=unit.name)
+
     def refresh(self, rank: int, params: StateLayout) -> Mapping[str, Graph]:
-        """With `zero`: `shard`, which copies a rank's cut of the parameters to `master`."""
+        """With `zero`: `shard`, which copies a rank's cut of the parameters to `master`; in bf16 `narrow`, which makes a copy of it in bf16
+        and gathers those of all ranks."""
         if not self.zero:
             return {}
+        if self.precision == "bf16":
+            t = Tracer("narrow", params, precision=self.precision)
+            t.phase, t.source = "update", "narrow"
+            for unit, own in zip(params.units, params.shard(self.ranks).units):
+                n, t.layer = own.stop - own.start, unit.name
+                copied = t("cast", t.state("param", own.start, (n,), "f32"), dtype="bf16")
+                t.update(t.state(MASTER16, own.start, (n,), "bf16"), copied)
+                self._gather(t, unit, copied)
+            return {"narrow": t.graph}
         t = Tracer("shard", params)
         t.phase, t.source = "update", "shard"
         for local, lo, hi in params.shard(self.ranks).cuts(rank):
             t.update(t.state(MASTER, local, (hi - lo,), "f32"), t.scale(t.state("param", lo, (hi - lo,), "f32"), factor=1.0))
         return {"shard": t.graph}
-
-
-def _part(t: Tracer, optimizer: Optimizer, unit: UnitRange, segments: tuple[tuple[int, int, float, float], ...]) -> FlatPart:
-    """A rank's cut of one unit. `segments`: of its cuts of all units."""
-    def box(kind: str) -> Value:
-        return t.state(kind, unit.start, (unit.stop - unit.start,), "f32")
-
-    own = tuple((at - unit.start, n, decay, scale) for at, n, decay, scale in segments if unit.start <= at < unit.stop)
-    return FlatPart(box(MASTER), box(SUMS), {kind: box(kind) for kind in optimizer.kinds}, own, layer=unit.name)
 
 
 def _as_completed(graph: Graph, units: list[UnitRange], kind: str) -> list[UnitRange]:

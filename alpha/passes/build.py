@@ -39,10 +39,10 @@ from alpha.types import ITEMSIZE
 
 STATS = "~stats"
 
-MASTER = "master"
-"""The cut of `param` that a rank updates before all cuts are gathered."""
+MASTER, MASTER16 = "master", "master16"
+"""What a rank updates before all cuts are gathered: its cut of `param`, or of `param16` where it holds no more of `param` than a cut."""
 
-COPIES = ("param16", MASTER)
+COPIES = ("param16", MASTER, MASTER16)
 """Kinds of state that are made from `param`."""
 
 
@@ -108,14 +108,16 @@ class FlatPart:
 @dataclass(frozen=True)
 class FlatState:
     """State as values of the update graph. `count`, `loss_sum`: f32[] totals of the step. `sums`: f32[leaves], the sums of squares by which
-    the norm is made; None where the back end has a kernel of the row update_scalars, which sums the gradient of the one part in an order of
-    its own."""
+    the norm is made; None where the row update_scalars sums the gradient of the one part, which is whole, over `runs` (StateLayout.runs).
+    `one_row`: the back end makes all numbers by one row, of the gradient or of the sums of its blocks."""
 
     parts: tuple[FlatPart, ...]
     step: Value
     loss_sum: Value
     count: Value
     sums: Value | None = None
+    runs: tuple[tuple[int, int], ...] = ()
+    one_row: bool = False
 
 
 class Distribution(Protocol):
@@ -267,7 +269,7 @@ def build_program(*, name: str, model: Model, optimizer: Optimizer, shape: StepS
         t = Tracer("decode", params, precision=precision)
         t.output("logits", model.decode(t))
         plans["decode"] = plan(t.graph)
-    if precision == "bf16":
+    if precision == "bf16" and "narrow" not in plans:
         plans["narrow"] = plan(_narrow(params))
     plans["snapshot"] = plan(_snapshot(held))
     everyones = {key: key for key in plans if key not in by_rank[0]}
@@ -328,15 +330,17 @@ def update_graph(optimizer: Optimizer, params: StateLayout, slot: int, precision
     grad = t.state(f"grad{slot}", 0, (n,), "f32")
     whole = FlatPart(t.state("param", 0, (n,), "f32"), grad, {k: t.state(k, 0, (n,), "f32") for k in optimizer.kinds}, params.segments(),
                      t.state("param16", 0, (n,), "bf16") if precision == "bf16" else None)
-    optimizer.update(t, flat_state(t, params, slot, (whole,), None if one_row else t.square_sums(grad, leaves=params.leaves())))
+    sums = None if one_row else t.square_sums(grad, leaves=params.leaves())
+    optimizer.update(t, flat_state(t, params, slot, (whole,), sums, one_row=one_row))
     return t.graph
 
 
-def flat_state(t: Tracer, params: StateLayout, slot: int, parts: tuple[FlatPart, ...], sums: Value | None) -> FlatState:
+def flat_state(t: Tracer, params: StateLayout, slot: int, parts: tuple[FlatPart, ...], sums: Value | None, *,
+               one_row: bool = False) -> FlatState:
     """These parts, with the step counter and the totals that lie behind the gradients in `grad<slot>`."""
     grads = stats_layout(params)
     loss_sum, count = (t.state(f"grad{slot}", grads.offsets[f"{STATS}.{name}"], (), "f32") for name in ("loss_sum", "count"))
-    return FlatState(parts, t.state("counter", 0, (), "i32"), loss_sum, count, sums)
+    return FlatState(parts, t.state("counter", 0, (), "i32"), loss_sum, count, sums, params.runs() if sums is None else (), one_row)
 
 
 def _narrow(params: StateLayout) -> Graph:

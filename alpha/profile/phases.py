@@ -41,7 +41,7 @@ _BY_LAUNCH = {"forward": "forward", "backward": "backward", "recompute": "backwa
               "gradient": "backward"}
 
 _UPDATE = {"global_norm": "grad_norm", "square_sums": "grad_norm", "norm_of_squares": "grad_norm", "clip_coefficient": "grad_clip",
-           "all_finite": "grad_clip"}
+           "scalars_of_squares": "grad_clip", "all_finite": "grad_clip"}
 
 
 def phase_of(launch: Launch) -> str:

@@ -267,6 +267,7 @@ METADATA = {
     "sources": "JSON: source, weight in lowest terms, and of an epoch sequences, documents, how many of them are cut, share of padding, "
                "share of tokens that are no target",
     "verify": "which steps have spot checks, or 'NOT_RUN: ' and why",
+    "comm_priority": "of ranks on GPUs: priority of the stream of collectives, of the least to the highest that there is",
     "kernel_times": "what timed each kernel of the profiled steps, or 'not measured: ' and why",
 }
 """Keys of run_metadata and what they hold (all as text)."""

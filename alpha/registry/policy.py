@@ -16,7 +16,8 @@ from alpha.registry.gpu import AnyClass, GpuClass, family_of
 
 _NO_GRADIENT = (
     ("the update of weights, which no gradient crosses", ("adamw", "sgd", "global_norm", "clip_coefficient", "finite_flag",
-                                                             "update_scalars", "square_sums", "norm_of_squares")),
+                                                             "update_scalars", "square_sums", "norm_of_squares",
+                                                             "scalars_of_squares")),
     ("integers or flags come out", ("count_valid", "next_step")),
     ("the learning rate is a function of an integer", ("learning_rate",)),
     ("has no operands", ("fill", "barrier")),

@@ -109,6 +109,11 @@ def downloads_of(executor: Executor) -> Downloads | None:
     return executor.downloads if isinstance(executor, CudaExecutor) else None
 
 
+def facts_of(executor: Executor) -> dict[str, str]:
+    """What an executor says of itself for the run's metadata: of ranks on GPUs the priority of the stream of collectives."""
+    return {"comm_priority": executor.priority} if isinstance(executor, CudaRank) else {}
+
+
 REFRESH = ("narrow", "shard")
 """Plans that make copies of the parameters: in bf16 those that the model reads; of many ranks the cut that a rank updates."""
 

@@ -161,10 +161,21 @@ class Loop:
             if kind != "param":
                 self.executor.clear(kind)
         fill = fill or partial(fill_initial, workers=int(str(self.program.facts.get("threads", 0))))
-        fill(self.executor.blank("param"), self.program.states["param"], self.cfg.run.seed)
+        self._fill(fill)
         refresh(self.executor)
         self.step, self._handed, self._save_due = 0, None, False
         self.spots.restart(self.step)
+
+    def _fill(self, fill: Callable[[np.ndarray, StateLayout, int], None]) -> None:
+        """The first parameters, or this rank's cut of them."""
+        layout, own = self.program.states["param"], self.executor.blank("param")
+        if "param" not in self.program.sharded:
+            fill(own, layout, self.cfg.run.seed)
+            return
+        whole = np.zeros(layout.size, own.dtype)
+        fill(whole, layout, self.cfg.run.seed)
+        for local, lo, hi in layout.shard(self.ranks.size).cuts(self.ranks.rank):
+            own[local : local + hi - lo] = whole[lo:hi]
 
     def resume(self, step: int | None = None) -> folders.Saved:
         """The state of a checkpoint (default: the latest that is whole); returns its manifest. `passed` then holds an error for each one
@@ -187,10 +198,11 @@ class Loop:
             self.passed.append(error or CorruptError(f"checkpoint {self.checkpoints / name} is damaged, as another rank found"))
         else:
             raise self.passed[0]
+        refresh(self.executor)  # once all have read it: where the state is cut they make copies of it together
         self.step = saved.step
         self._handed, self._save_due = None, False
         self.spots.restart(self.step)
-        self.ranks.meet()  # all have read it
+        self.ranks.meet()
         if self.ranks.first:
             folders.set_aside(self.checkpoints, self.step)
         self.metrics.rewind(self.step, self.ranks.size)
@@ -212,7 +224,7 @@ class Loop:
         stored = saved.facts.get("sampler", {})
         _agree(path, "text or order of samples", stored.get("hash"), mine["sampler"]["hash"],
                "restore the corpus it was started on (another Python has another standard library), or start a new run")  # fmt: skip
-        self.load(path)
+        self._read(path)
         counted = int(self.executor.look("counter")[0])
         if not counted == saved.step == stored.get("next_step"):
             raise CorruptError(
@@ -225,9 +237,12 @@ class Loop:
 
     def load(self, path: Path) -> None:
         """The state of a checkpoint, and what kernels read from it."""
+        self._read(path)
+        refresh(self.executor)
+
+    def _read(self, path: Path) -> None:
         with self.ranks.patient(), telling(f"reading {path.name}", self.tell) as told:
             folders.load(path, self.states(), cut=(self.ranks.rank, self.ranks.size), told=told)
-            refresh(self.executor)
 
     def save(self) -> Path:
         """Checkpoint the state as it stands. It stands when any rank comes back."""
@@ -330,6 +345,7 @@ class Loop:
                 self.open_save()
             self.spots.wrote(self.step)
             if ahead:
+                self.ranks.hash(self.executor)
                 with recorder.ahead():
                     for calls in micros:
                         self.enqueue(calls, self.step + 1)
@@ -442,10 +458,12 @@ class Loop:
 
     def _run(self, watch: Watch) -> bool:
         t = self.cfg.train
+        self.ranks.ahead = self.ranks.world is None and self.unbroken()
         while self.step < t.steps:
-            result = self.advance(ahead=self.unbroken())
+            result = self.advance(ahead=self.ranks.ahead)
             watch.step(result)
-            last, stopping = self.step == t.steps, self.ranks.decide(self.executor, result.numbers(), watch.stop())
+            last = self.step == t.steps
+            stopping = self.ranks.decide(self.executor, result.numbers(), watch.stop(), not last and self.unbroken())
             with self.adding():
                 if self.saver.writing:
                     self.holds()

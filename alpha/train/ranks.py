@@ -12,6 +12,7 @@ from alpha.comm import collectives
 from alpha.comm.agree import agree
 from alpha.comm.group import Group
 from alpha.comm.world import WORLD, World
+from alpha.graph.plan import Program
 from alpha.graph.state import StateLayout
 from alpha.train.engine import Executor
 
@@ -32,6 +33,9 @@ class Ranks:
         self.first = self.rank == 0
         self.here: range = world.here if world else range(1)
         """The ranks of this host."""
+        self.ahead = False
+        """Whether all ranks said in `decide` that they may hand over a step ahead: what one alone hands over waits for the others."""
+        self._hashes: _Hashes | None = None
 
     @property
     def _group(self) -> Group:
@@ -105,25 +109,38 @@ class Ranks:
         collectives.all_gather(self._group, np.array([holds], np.int64), every)
         return bool(every.all())
 
-    def decide(self, executor: Executor, numbers: Mapping[str, float], asked: int) -> int:
-        """After an update: one decision for all ranks, the largest of what each was asked (0: nothing).
+    def hash(self, executor: Executor) -> None:
+        """An update has just been handed over, and more will be before `decide`: hash what the update leaves, which is compared there. On a
+        device this is enqueued, so what comes behind it changes nothing of it, and nobody waits for that."""
+        if self.world is not None and executor.digests.late:
+            executor.check(lambda: setattr(self, "_hashes", _Hashes(executor)))
+
+    def decide(self, executor: Executor, numbers: Mapping[str, float], asked: int, ahead: bool = False) -> int:
+        """After an update: one decision for all ranks, the largest of what each was asked (0: nothing). `ahead`: whether this rank may hand
+        over a step ahead; `self.ahead` says whether all may.
 
         numbers: what the update gave out. RankError naming rank, tensor and step where these, or the parameters, are not the same
         everywhere.
         """
         if self.world is None:
+            self.ahead = ahead
             return asked
-        digest = xxhash.xxh3_64()
-        for piece in _pieces(executor, "param"):
-            digest.update(piece)
+        digest, kind, hashes = xxhash.xxh3_64(), held_by_all(executor.program), self._hashes
+        self._hashes = None
+        if executor.digests.late:
+            for piece in (hashes or _Hashes(executor)).pieces():
+                digest.update(piece)
+        else:
+            digest.update(executor.look(kind).data)
         for name in sorted(numbers):
             digest.update(np.float64(numbers[name]).tobytes())
-        own = np.array([np.uint64(digest.intdigest()).view(np.int64), asked], np.int64)
-        every = np.empty((self.size, 2), np.int64)
+        own = np.array([np.uint64(digest.intdigest()).view(np.int64), asked, ahead], np.int64)
+        every = np.empty((self.size, 3), np.int64)
         with executor.recorder.span("comm"):
             collectives.all_gather(self._group, own, every)
         if (every[:, 0] != every[0, 0]).any():
-            self._name_difference(executor.look("param"), executor.program.states["param"], numbers)
+            self._name_difference(executor.look(kind), executor.program.states[kind], numbers)
+        self.ahead = bool(every[:, 2].all())
         return int(every[:, 1].max())
 
     def _name_difference(self, flat: np.ndarray, layout: StateLayout, numbers: Mapping[str, float]) -> None:
@@ -136,13 +153,20 @@ class Ranks:
               "start again from the last checkpoint; if it comes back, test the memory of this machine")
 
 
-def _pieces(executor: Executor, kind: str) -> Iterator[memoryview | bytes]:
-    """What a hash of a kind of state takes in: the host's memory itself, or the hashes that a device makes of its own."""
-    digests = executor.digests
-    if not digests.late:
-        flat = executor.look(kind)
-        yield flat.data
-        return
-    made = [digests.of_state(kind, start) for start in range(0, digests.nbytes(kind), digests.piece)]
-    digests.wait()
-    yield from (digests.read(one) for one in made)
+def held_by_all(program: Program) -> str:
+    """The kind of state that all ranks have alike after a step: the parameters that the model reads."""
+    return "param16" if "param" in program.sharded else "param"
+
+
+class _Hashes:
+    """What a device makes of what all ranks have alike: asked for when it is made, read later."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._digests, kind = executor.digests, held_by_all(executor.program)
+        self._made = [self._digests.of_state(kind, start) for start in range(0, self._digests.nbytes(kind), self._digests.piece)]
+        self._wait = self._digests.behind()
+
+    def pieces(self) -> Iterator[bytes]:
+        """Their values; waits for them, and for nothing that was handed over since."""
+        self._wait()
+        yield from (self._digests.read(one) for one in self._made)

@@ -34,7 +34,7 @@ from alpha.train import forbidden, memory_check, rundir
 from alpha.train.assemble import Dataset, calls_of, components_of, flops_for, open_data, program_for, sampler_for, threads_for, vocabulary
 from alpha.train.communication import RankRecorder
 from alpha.train.console import Board, Printer
-from alpha.train.engine import VISIBLE, open_executor, take_device, visible_devices
+from alpha.train.engine import VISIBLE, facts_of, open_executor, take_device, visible_devices
 from alpha.train.evaluate import Evaluation
 from alpha.train.extend import lasting
 from alpha.train.handshake import require_same_program, require_same_start
@@ -205,7 +205,7 @@ def train(
             elsewhere = moved(metrics, executor, threads)
             describe(held, metrics, cfg, data, program, flops, evidence, loop.seal, admit is not None, began, loop.step, threads, peak,
                      executor, catalogue, on)  # fmt: skip
-            metrics.describe({"verify": loop.spots.status})
+            metrics.describe({"verify": loop.spots.status, **facts_of(executor)})
             tell_sources(metrics, cfg, sampler)
             tell_plan(metrics, program, flops, cfg.train.batch * cfg.data.sequence)
             _introduce(printer, why, held.path, cfg, data, program, flops, loop.step, stamp(peak.flops, peak.source))

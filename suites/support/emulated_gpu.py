@@ -32,16 +32,21 @@ from alpha.backends.cuda.values import device_bytes, from_device
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import _bindings, cupti, device, launch, mark, memory
 from alpha.gates.cuda import replay as cuda_replay
+from alpha.ops.global_norm import blocks
 from alpha.ops.numerics import round_to
 from alpha.ops.table import row, table
 from alpha.passes.build import MULTIPROCESSORS
 from alpha.types import NUMPY, Attrs
 
 NAME = "NVIDIA H200, emulated"
-PARTS: dict[str, tuple[str | None, ...]] = {"linear_cross_entropy_grad": (None, "backward"), "update_scalars": ("grad_norm", "grad_clip")}
+PARTS: dict[str, tuple[str | None, ...]] = {"linear_cross_entropy_grad": (None, "backward"), "update_scalars": ("grad_norm", "grad_clip"),
+                                           "square_sums": ("grad_norm",), "scalars_of_squares": ("grad_clip",)}
 """Ops whose kernels belong to several phases; here the last does everything."""
 KINDS = {f"CU_GRAPH_NODE_TYPE_{kind}": kind for kind in ("KERNEL", "MEMSET", "MEMCPY", "EMPTY", "HOST")}
 """What a node of a graph is; work with an attribute `kernel`, its name, is a kernel's."""
+
+PRIORITIES = 0, -5
+"""Of streams: the least, and the one that comes first."""
 
 KEPT = 20_000
 """Launches whose results are kept: a test runs the same steps in many ways, and a launch is a pure function of what it reads."""
@@ -72,7 +77,10 @@ class Until:
 
 
 class Capture(list[Callable[[], None]]):
-    """What was captured, in order. `streams`: on which stream each; the first is the one that captures."""
+    """What was captured, in order. `streams`: on which stream each; the first is the one that captures. `flags`: with which it is made a
+    graph that can be launched."""
+
+    flags = 0
 
     def __init__(self, origin: Stream) -> None:
         super().__init__()
@@ -232,6 +240,8 @@ class EmulatedGpu:
     allocated: int = 0
     pinned: list[np.ndarray] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
+    priorities: dict[int, int] = field(default_factory=dict)
+    """Of streams that have one, by their handle."""
 
     def is_pinned(self, x: np.ndarray) -> bool:
         return any(p.ctypes.data <= x.ctypes.data and x.ctypes.data + x.nbytes <= p.ctypes.data + p.nbytes for p in self.pinned)
@@ -273,6 +283,11 @@ class EmulatedGpu:
             memcpy_dtoh=lambda x, source: ctypes.memmove(x.ctypes.data, source, x.nbytes),
         )
 
+    def stream_with_priority(self, flags: int, priority: int) -> tuple[int, int]:
+        stream = Stream(flags)
+        self.priorities[stream.handle] = priority
+        return 0, stream.handle
+
     def driver(self) -> Any:
         """What stands for cuda.bindings.driver."""
         def begin(handle: int, mode: int) -> tuple[int]:
@@ -294,7 +309,14 @@ class EmulatedGpu:
             cuGraphKernelNodeGetParams=lambda node: (0, SimpleNamespace(func=node)), cuFuncGetName=lambda node: (0, node.kernel.encode()),
             CUlimit=SimpleNamespace(CU_LIMIT_PERSISTING_L2_CACHE_SIZE="persisting"), cuCtxGetLimit=lambda limit: (0, self.limits[limit]),
             cuCtxSetLimit=lambda limit, nbytes: (self.limits.update({limit: nbytes}), (0,))[1],
-            cuGraphInstantiate=lambda graph, flags: (0, graph),
+            cuGraphInstantiate=lambda graph, flags: (setattr(graph, "flags", flags), (0, graph))[1],
+            cuGraphExecGetFlags=lambda graph: (0, graph.flags),
+            cuCtxGetStreamPriorityRange=lambda: (0, *PRIORITIES), cuStreamCreateWithPriority=self.stream_with_priority,
+            cuStreamGetPriority=lambda handle: (0, self.priorities.get(handle, 0)), cuStreamDestroy=lambda handle: (0,),
+            cuStreamSynchronize=lambda handle: (Stream.by_handle[handle].synchronize(), (0,))[1],
+            cuEventCreate=lambda flags: (0, Event(flags)),
+            cuEventRecord=lambda event, handle: (event.record(Stream.by_handle[handle]), (0,))[1],
+            cuStreamWaitEvent=lambda handle, event, flags: (Stream.by_handle[handle].wait_for_event(event), (0,))[1],
             cuGraphDestroy=lambda graph: (0,), cuGraphExecDestroy=lambda graph: (0,),
             cuGraphLaunch=lambda graph, handle: (graph.launch(Stream.by_handle[handle]), (0,))[1],
             cuCtxGetCurrent=lambda: (0, 1), cuCtxSetCurrent=lambda context: (0,),
@@ -365,6 +387,13 @@ def _binder(component: Component, gpu: Gpu, ins: list[Operand], outs: list[Opera
         def oracle(a: np.ndarray, b: np.ndarray, *more: np.ndarray, **kept: Any) -> tuple[np.ndarray, ...]:
             total = round_to(a + b, outs[0].type.dtype)
             return total, *row(base).oracle(total, *more, **kept)
+
+    if component.op == "update_scalars":  # the sums of its blocks lie in memory between its two kernels
+
+        def oracle(grad: np.ndarray, *more: np.ndarray, segments: Any, **kept: Any) -> tuple[np.ndarray, ...]:
+            leaves = tuple(((start, stop - start),) for start, stop in blocks(segments))
+            sums = round_to(row("square_sums").oracle(grad, leaves=leaves)[0], "f32")
+            return row("scalars_of_squares").oracle(sums, *more, **kept)
 
     sources, targets = [Memory(x) for x in ins], [Memory(x) for x in outs]
 

@@ -14,6 +14,7 @@ from emulated_peers import among
 from planted import planted
 
 import alpha
+from alpha.backends.cuda import memory_check
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.cuda_runtime import compile as nvcc
@@ -29,9 +30,12 @@ SEEN: dict[str, tuple[Any, ...]] = {
                     (cuda_ranks.at_steps, ("uncaptured", "", "uncaptured", ""))),
     "streams-share-a-channel": (cuda_ranks.at_steps, ("",)),
     **dict.fromkeys(("stamps-of-one-end", "collectives-untold", "clock-of-its-own"), (cuda_ranks.at_told,)),
+    **dict.fromkeys(("priority-left-in-the-stream", "priority-untold", "priority-of-any-stream"), (cuda_ranks.at_first,)),
+    "plans-of-rank-0": (cuda_ranks.at_model, "gpt", 1),
     "looked-at-too-early": (cuda_ranks.at_steps, ("inspected",)),
     "waits-not-ended": (cuda_ranks.at_lost, "killed", 5.0), "who-waits-is-blamed": (cuda_ranks.at_waiting,),
-    "last-piece-not-compared": (cuda_ranks.at_decided,),
+    **dict.fromkeys(("last-piece-not-compared", "hashed-late", "hashes-of-the-step-before", "hashes-not-waited-for", "one-rank-ahead"),
+                    (cuda_ranks.at_decided,)),
     "rubbish-taken": (cuda_ranks.at_lost, "absent", 2.0), "step-unsaid": (cuda_ranks.at_lost, "absent", 2.0),
 }
 """Planted fault -> what rejects it here: a function and its arguments."""
@@ -64,10 +68,11 @@ def found(function: Callable[..., Any], *arguments: Any, haste: int | None = Non
 
 
 ON_HOST = {name: f for name, f in FAULTS.items() if f.file == "train/engine.py"}
+OF_MEMORY = {name: f for name, f in FAULTS.items() if f.file == "backends/cuda/memory_check.py"}
 
 
 def test_every_fault_is_seen_somewhere() -> None:
-    assert SEEN.keys() == FAULTS.keys() - ON_HOST.keys()
+    assert SEEN.keys() == FAULTS.keys() - ON_HOST.keys() - OF_MEMORY.keys()
 
 
 @pytest.mark.parametrize("name", ["", *ON_HOST])
@@ -81,15 +86,26 @@ def test_each_rank_takes_its_own_device(name: str, monkeypatch: pytest.MonkeyPat
     assert bool(case(np.random.default_rng(0)).error) == bool(name)
 
 
+@pytest.mark.parametrize("name", ["", *OF_MEMORY])
+def test_what_a_rank_takes_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name:
+        made: dict[str, Any] = {"__name__": memory_check.__name__}
+        exec(broken(OF_MEMORY[name], Path(memory_check.__file__).read_text(encoding="utf-8")), made)
+        for own in ("needed", "check_memory"):
+            monkeypatch.setattr(cuda_ranks, own, made[own])
+    case = dict(cuda_ranks.CASES["executor.cuda_ranks"]["faults"])["memory"]
+    assert bool(case(np.random.default_rng(0)).error) == bool(name)
+
+
 @pytest.mark.parametrize("haste", [None, 1, 2])
 def test_steps_have_the_promised_bits(haste: int | None, seed: int) -> None:
     for wrong, held in found(cuda_ranks.at_steps, cuda_ranks.WAYS, seed % 1000, haste=haste if haste is None else haste + seed):
-        assert not wrong and held == cuda_ranks.STEPS * (3 * len(cuda_ranks.WAYS) + 1) + 2, wrong
+        assert not wrong and held == cuda_ranks.STEPS * (3 * len(cuda_ranks.WAYS) + 1) + 4, wrong
 
 
-@pytest.mark.parametrize(("name", "haste"), [("llama", None), ("gpt", 3)])
-def test_a_model_has_the_bits_of_one_process(name: str, haste: int | None, seed: int) -> None:
-    for wrong, held in found(cuda_ranks.at_model, name, seed % 1000, haste=haste):
+@pytest.mark.parametrize(("name", "zero", "haste"), [("llama", 0, None), ("gpt", 0, 3), ("gpt", 1, None), ("llama", 1, 3)])
+def test_a_model_has_the_bits_of_one_process(name: str, zero: int, haste: int | None, seed: int) -> None:
+    for wrong, held in found(cuda_ranks.at_model, name, zero, seed % 1000, haste=haste):
         assert not wrong and held == cuda_ranks.MODEL_STEPS, wrong
 
 
@@ -120,7 +136,12 @@ def test_a_rank_that_is_lost_is_named(what: str, seed: int) -> None:
 
 def test_parameters_that_differ_are_named(seed: int) -> None:
     for wrong, held in found(cuda_ranks.at_decided, seed % 1000):
-        assert held == 2 and not wrong, wrong
+        assert held == 5 and not wrong, wrong
+
+
+def test_collectives_come_first(seed: int) -> None:
+    for wrong, held in found(cuda_ranks.at_first, seed % 1000):
+        assert held == 3 and not wrong, wrong
 
 
 def test_who_waits_for_a_device_is_not_blamed() -> None:

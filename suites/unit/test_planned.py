@@ -153,8 +153,12 @@ def test_ranks_on_gpus_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert [unit for unit, _ in sums] == ["~stats", "head", "block.1", "block.0", "embedding"]
     assert [sum(n for _, n in sums)] == [int(line[1].replace(",", "")) for line in said if "state.grad0" in line]
     assert any("all_reduce.sm90" in line for line in said) and any(line[:1] == ["peak"] and line[-2:] == ["rank", "0"] for line in said)
-    assert cli.main([*asked, "--set", "train.zero=1", "--nproc", "2"]) == 2
-    assert "set train.zero = 0" in capsys.readouterr().err
+    assert cli.main([*asked, "--set", "train.zero=1", "--nproc", "2"]) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    ops = [(line[3], line[5].rstrip(",")) for line in said if line[0] == "exchange"]
+    cut = {"head", "block.1", "block.0", "embedding"}
+    assert {unit for op, unit in ops if op == "reduce_scatter"} == cut == {unit for op, unit in ops if op == "all_gather"}
+    assert len(ops) == 10 and any("scalars_of_squares.f32.sm90" in line for line in said)
 
 
 @pytest.mark.parametrize(("command", "ranks", "words"), [

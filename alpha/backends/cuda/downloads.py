@@ -23,7 +23,6 @@ from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime.device import Device
 from alpha.cuda_runtime.memory import Arena, Span, fetch, pinned
 from alpha.errors import GraphError, MachineError
-from alpha.graph.state import StateLayout
 from alpha.types import NUMPY, TensorType
 
 
@@ -41,10 +40,10 @@ class Away:
 
 
 class Downloads:
-    """Of one executor, whose launches run on `stream`. `states`: of each kind the layout; its arena is `state.` and the kind. `settle`:
-    enqueues what the host was handed out of the state and has to give back."""
+    """Of one executor, whose launches run on `stream`. `states`: of each kind elements and their type; its arena is `state.` and the kind.
+    `settle`: enqueues what the host was handed out of the state and has to give back."""
 
-    def __init__(self, device: Device, stream: Any, states: Mapping[str, StateLayout], arenas: Mapping[str, Arena],
+    def __init__(self, device: Device, stream: Any, states: Mapping[str, tuple[int, str]], arenas: Mapping[str, Arena],
                  settle: Callable[[], None]) -> None:  # fmt: skip
         self._stream, self._states, self._arenas, self._settle = stream, states, arenas, settle
         self._copies, self._written, self._done = device.stream(), device.event(), device.event()
@@ -55,14 +54,14 @@ class Downloads:
 
     def lend(self, kind: str) -> Away:
         """What stands for a kind of state where it is to be copied. GraphError where the host holds its elements in another form."""
-        layout = self._states[kind]
-        _, dtype = device_bytes(TensorType((layout.size,), layout.dtype))
-        if np.dtype(dtype) != NUMPY[layout.dtype]:
-            raise GraphError("this kind of state cannot be copied as it lies", came=f"{kind}: {layout.dtype}", expected="f32 or i32")
+        size, held = self._states[kind]
+        _, dtype = device_bytes(TensorType((size,), held))
+        if np.dtype(dtype) != NUMPY[held]:
+            raise GraphError("this kind of state cannot be copied as it lies", came=f"{kind}: {held}", expected="f32 or i32")
         if f"state.{kind}" not in self._lent:
             self._lent.add(f"state.{kind}")
             self._written.record(self._stream)
-        return Away(kind, (layout.size,), NUMPY[layout.dtype])
+        return Away(kind, (size,), NUMPY[held])
 
     def room(self, nbytes: int) -> np.ndarray:
         """Page-locked host memory, u8[nbytes], zero where nothing was copied to; the same until another size is asked for. MachineError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -43,27 +43,43 @@ class CudaExecutor:
 
     def __init__(self, program: Program, catalogue: Catalogue, *, index: int = 0, captured: bool = True) -> None:
         self.program, self.device, self.captured = program, Device.open(index), captured
+        self.plans = self._own_plans()
         self.stream, self.recorder = self.device.stream(), Recorder()
         self._watch: Watch | None = None
         self.inspector: Inspector | None = None
         """Told of every launch while it is set: no graph is launched then, each launch is enqueued by itself."""
         self._seen: DeviceMemory | None = None
         self._base = self.device.free_memory()
-        check_memory(program, self._base)
-        self.arenas = {name: Arena(n, name=f"arena {name}") for name, n in program.arenas().items()}
+        check_memory(program, self._base, self._rank)
+        self.arenas = {name: Arena(n, name=f"arena {name}") for name, n in program.arenas(self._rank).items()}
         for arena in self.arenas.values():
             fill(Span(arena.address, arena.nbytes), 0, self.stream)
         self._lent: dict[str, np.ndarray] = {}
         self._constants: dict[Hashable, Arena] = {}
-        self._bound = {name: self._bind(plan, catalogue) for name, plan in program.plans.items()}
+        self._bound = {name: self._bind(plan, catalogue) for name, plan in self.plans.items()}
         self._graphs: dict[tuple[tuple[str, ...], bool], tuple[Graph, list[list[Ran]]]] = {}
         self._staging = Staging(self.device, program)
-        self._places = {name: {k: self.span(r) for k, r in plan.inputs.items()} for name, plan in program.plans.items()}
-        self._results = {name: Results.of(self.device, plan) for name, plan in program.plans.items()}
+        self._places = {name: {k: self.span(r) for k, r in plan.inputs.items()} for name, plan in self.plans.items()}
+        self._results = {name: Results.of(self.device, plan) for name, plan in self.plans.items()}
         self._stamps = stamps_of(self._bound[call.plan] for call in program.schedule)
-        self.downloads = Downloads(self.device, self.stream, program.states, self.arenas, self._return)
-        self._writes = {name: {out.arena for x in plan.launches for out in x.outs} for name, plan in program.plans.items()}
+        held = {k: (self._elements(k), s.dtype) for k, s in program.states.items()}
+        self.downloads = Downloads(self.device, self.stream, held, self.arenas, self._return)
+        self._writes = {name: {out.arena for x in plan.launches for out in x.outs} for name, plan in self.plans.items()}
         self.stream.synchronize()
+
+    @property
+    def _rank(self) -> int:
+        """Whose part of the Program runs here."""
+        return 0
+
+    def _own_plans(self) -> Mapping[str, Plan]:
+        """What is bound: every plan by its name."""
+        return self.program.plans
+
+    def _elements(self, kind: str) -> int:
+        """How many elements of a kind of state lie here: all, or of one that ranks share this one's cut."""
+        layout = self.program.states[kind]
+        return layout.shard(self.program.ranks).size if kind in self.program.sharded else layout.size
 
     def _bind(self, plan: Plan, catalogue: Catalogue) -> list[tuple[Launch, Callable[[int], None]]]:
         bound = []
@@ -92,7 +108,7 @@ class CudaExecutor:
     def digests(self) -> DeviceMemory:
         """Hashes of this memory, and its tensors to look at."""
         if self._seen is None:
-            self._seen = DeviceMemory(self.arenas, self.program.arenas(), self.stream)
+            self._seen = DeviceMemory(self.arenas, self.program.arenas(self._rank), self.stream)
         return self._seen
 
     def read(self, ref: Ref) -> np.ndarray:
@@ -109,15 +125,13 @@ class CudaExecutor:
     def look(self, kind: str) -> np.ndarray:
         """The same to read only: nothing goes back."""
         self._return(kind)
-        layout = self.program.states[kind]
-        arena = self.arenas[f"state.{kind}"]
+        flat = TensorType((self._elements(kind),), self.program.states[kind].dtype)
         self.stream.synchronize()
-        flat = TensorType((layout.size,), layout.dtype)
-        return from_device(download(Span(arena.address, arena.nbytes), *device_bytes(flat)), flat)
+        return from_device(download(Span(self.arenas[f"state.{kind}"].address, flat.nbytes), *device_bytes(flat)), flat)
 
     def blank(self, kind: str) -> np.ndarray:
         """An array of zeros that takes the place of a kind of state, as `state` does: what the device holds is not fetched."""
-        self._lent[kind] = np.zeros(self.program.states[kind].size, NUMPY[self.program.states[kind].dtype])
+        self._lent[kind] = np.zeros(self._elements(kind), NUMPY[self.program.states[kind].dtype])
         return self._lent[kind]
 
     def clear(self, kind: str) -> None:
@@ -148,12 +162,12 @@ class CudaExecutor:
 
     def stage(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Begin to copy the inputs of the next `enqueue` of these plans, beside what runs."""
-        self._staging.send([self.program.plans[p] for p in plans], inputs)
+        self._staging.send([self.plans[p] for p in plans], inputs)
 
     def enqueue(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]] | None = None) -> None:
         """Run Plans one after the other without waiting for results: one upload, then one graph launch. `inputs` of each; None: those that
         were staged. The largest `enqueue` is what the Program replays at once."""
-        found = [self.program.plans[p] for p in plans]
+        found = [self.plans[p] for p in plans]
         self._return()
         with self.recorder.span("host_to_device"):
             self._feed(found, inputs)
@@ -170,7 +184,7 @@ class CudaExecutor:
 
     def outputs(self, plan: str) -> dict[str, np.ndarray]:
         """Copies of the outputs of this plan as it was last enqueued; waits for them."""
-        found, results = self.program.plans[plan].outputs, self._results[plan]
+        found, results = self.plans[plan].outputs, self._results[plan]
         if not found:
             return {}
         if results is None:
@@ -238,7 +252,7 @@ class CudaExecutor:
         with self.recorder.span("checks"):
             if watched:
                 self.watch.make_room([()], self.recorder)
-                self.watch.checked(self.program.plans[self.program.schedule[-1].plan], hashes, int(self.stream.handle))
+                self.watch.checked(self.plans[self.program.schedule[-1].plan], hashes, int(self.stream.handle))
             else:
                 hashes()
 
@@ -247,8 +261,11 @@ class CudaExecutor:
         key = tuple(plan.name for plan in plans), watched
         if key not in self._graphs:
             ran: list[list[Ran]] = []
-            self._graphs[key] = capture(lambda _: ran.extend(self._launch_all(plans, watched)), self.stream), ran
+            self._graphs[key] = self._capture(lambda _: ran.extend(self._launch_all(plans, watched))), ran
         return self._graphs[key]
+
+    def _capture(self, record: Callable[[Any], None]) -> Graph:
+        return capture(record, self.stream)
 
     @property
     def watch(self) -> Watch:
@@ -274,7 +291,7 @@ class CudaExecutor:
     def replay(self, plan: str, inputs: Mapping[str, np.ndarray] | None = None) -> None:
         """The same, eagerly: after each launch its float outputs are looked at; NonFiniteError names node, op and model line."""
         self._return()
-        found = self.program.plans[plan]
+        found = self.plans[plan]
         self._feed([found], [inputs or {}])
         self._lay([found], 0)
         with self.downloads.writing(self._writes[plan]):

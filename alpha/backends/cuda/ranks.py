@@ -1,9 +1,10 @@
 """One rank of a Program of many on its GPU: collectives are launches like others, on a stream of their own. Floor 4.
 
 The arenas that collectives name are shared with the peers' GPUs (alpha/cuda_runtime/peers.py), and each pair of a group and a stream has a
-channel. So a step is still one graph for each `enqueue`: its branch of collectives is forked and joined by events, which are captured as
-dependencies. A collective waits for the launches that it needs, compute goes on until it needs what a collective gives, and a plan ends
-when both streams have come to its end (alpha/graph/order.py).
+channel. The stream of collectives comes first: where blocks of both wait for room, its blocks get it, for other ranks wait for them. A step
+is still one graph for each `enqueue`: its branch of collectives is forked and joined by events, which are captured as dependencies. A
+collective waits for the launches that it needs, compute goes on until it needs what a collective gives, and a plan ends when both streams
+have come to its end (alpha/graph/order.py).
 
 Where launches are looked at one by one, they run in list order on the one stream: under an inspector, in a replay and on profiled steps.
 """
@@ -24,13 +25,15 @@ import numpy as np
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.kernels.collectives import Channel
 from alpha.backends.cuda.lib import Parts
+from alpha.backends.cuda.memory_check import channels_of
 from alpha.backends.cuda.observe import Ran
 from alpha.backends.world import DeviceWorld
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import _bindings
-from alpha.cuda_runtime.graph import Graph
+from alpha.cuda_runtime.graph import Graph, capture
 from alpha.cuda_runtime.mark import Marks
 from alpha.cuda_runtime.peers import Peers
+from alpha.cuda_runtime.priority import NODE_PRIORITIES, Fence, FirstStream
 from alpha.errors import GraphError, InputError, RankError
 from alpha.graph.order import COMM, Order
 from alpha.graph.plan import Launch, Plan, Program, Ref
@@ -60,7 +63,7 @@ class CudaRank(CudaExecutor):
     The surface is CudaExecutor's. While this process waits for its device, a thread looks after the other ranks. Where one has failed, the
     device's waits are ended, and the wait raises its RankError, with rank, op and step. `patience_s`: of the device itself.
 
-    InputError for a world of another size than the Program, GraphError where ranks run other plans than each other, MachineError where
+    InputError for a world of another size than the Program, GraphError where ranks have other plans or arenas, MachineError where
     the GPUs do not share memory.
     """
 
@@ -70,10 +73,10 @@ class CudaRank(CudaExecutor):
             raise InputError(f"program {program.name} is for another number of ranks", came=world.size, expected=program.ranks,
                              do="build it for the ranks that run, and hand each its World")
         for rank in range(program.ranks):
-            if program.role(rank).plans != program.role(0).plans or len(program.plans_of(rank)) != len(program.plans):
-                raise GraphError("ranks on GPUs run the same plans", came=f"rank {rank} has plans of its own", expected="those of rank 0",
-                                 do="set train.zero = 0, or run these ranks on the CPU")
-        self.world, self.peers, self._patience_s = world, Peers(world.rank, world.size, world.exchange), patience_s
+            if program.arenas(rank) != program.arenas(0) or program.role(rank).plans.keys() != program.role(0).plans.keys():
+                raise GraphError("ranks on GPUs have arenas and plans alike", came=f"rank {rank} has others than rank 0",
+                                 expected="the same names, and arenas of the same bytes", do="run these ranks on the CPU")
+        self.program, self.world, self.peers, self._patience_s = program, world, Peers(world.rank, world.size, world.exchange), patience_s
         self.channels: dict[tuple[str, str], Channel] = {}
         """(group, stream) -> what the launches of that group on that stream share."""
         self._shared, self._inline, self._pending, self._lost = False, True, False, False
@@ -81,8 +84,16 @@ class CudaRank(CudaExecutor):
         self._comm_marks: _MarksBeside | None = None
         self._told: deque[_Told] = deque()
         self._lines: dict[tuple[tuple[str, ...], bool], tuple[Graph, list[list[Ran]]]] = {}
-        self._calls = {name: tuple(x for x in plan.launches if x.stream == COMM) for name, plan in program.plans.items()}
+        self._calls = {name: tuple(x for x in plan.launches if x.stream == COMM) for name, plan in self._own_plans().items()}
         super().__init__(program, catalogue, index=index, captured=captured)
+
+    @property
+    def _rank(self) -> int:
+        return self.world.rank
+
+    def _own_plans(self) -> Mapping[str, Plan]:
+        """Those of this rank's role, in an order that all ranks have: they bind their collectives together."""
+        return dict(sorted(self.program.plans_of(self.world.rank).items()))
 
     # -- binding -------------------------------------------------------------------------------------------------------------------
 
@@ -98,13 +109,13 @@ class CudaRank(CudaExecutor):
     def _share(self) -> None:
         """Show the peers what collectives name, and make their channels. Called by all ranks."""
         self._shared = True
-        self.beside, self._aside = self.device.stream(), self.device.stream()
+        self.beside, self._aside = FirstStream(), self.device.stream()
         self._context = _bindings.check("cuCtxGetCurrent", _bindings.driver().cuCtxGetCurrent())
         self.stream.synchronize()  # the arenas are zeroed before their first bytes are tried
-        calls = [x for plan in self.program.plans.values() for x in plan.launches if "group" in x.attrs]
+        calls = [x for plan in self.plans.values() for x in plan.launches if "group" in x.attrs]
         for name in sorted({r.arena for x in calls for r in (*x.ins, *x.outs)}):
             self.peers.share(self.arenas[name])
-        for group, stream in sorted({(str(x.attrs["group"]), x.stream) for x in calls}):
+        for group, stream in channels_of(self.plans.values()):
             members = next(t for t in self.program.groups[group] if self.world.rank in t)
             self.channels[group, stream] = Channel(self.peers, members=members, patience_s=self._patience_s)
 
@@ -114,8 +125,8 @@ class CudaRank(CudaExecutor):
             return list(bound)
         order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
         waits = [order.waits(i) for i in range(len(bound))]
-        there = {j: self.device.event() for each in waits for j in each}
-        begun, ended = self.device.event(), self.device.event()
+        there = {j: Fence() for each in waits for j in each}
+        begun, ended = Fence(), Fence()
         found: list[tuple[Launch, Run]] = []
         for i, (launch, run) in enumerate(bound):
             before, after = [there[j] for j in waits[i]], there.get(i)
@@ -136,32 +147,32 @@ class CudaRank(CudaExecutor):
             found.append((launch, Parts(*parts)))
         return found
 
-    def _pass_on(self, event: Any, source: Any, target: Any, stream: int) -> None:
+    def _pass_on(self, fence: Fence, source: Any, target: Any, stream: int) -> None:
         """`target` goes on when `source` has come here."""
         if not self._inline:
-            event.record(source)
-            target.wait_for_event(event)
+            fence.record(source)
+            fence.hold(target)
 
-    def _wait(self, events: Sequence[Any], stream: int) -> None:
+    def _wait(self, fences: Sequence[Fence], stream: int) -> None:
         """Compute waits for collectives."""
         if not self._inline:
-            for event in events:
-                self.stream.wait_for_event(event)
+            for fence in fences:
+                fence.hold(self.stream)
 
-    def _then_record(self, run: Run, event: Any, stream: int) -> None:
+    def _then_record(self, run: Run, fence: Fence, stream: int) -> None:
         """A launch of compute that collectives wait for."""
         run(stream)
         if not self._inline:
-            event.record(self.stream)
+            fence.record(self.stream)
 
-    def _run_beside(self, run: Run, before: Sequence[Any], after: Any | None, stream: int) -> None:
+    def _run_beside(self, run: Run, before: Sequence[Fence], after: Fence | None, stream: int) -> None:
         """A collective beside compute."""
         if self._inline:
             run(stream)
             return
-        for event in before:
-            self.beside.wait_for_event(event)
-        handle = int(self.beside.handle)
+        for fence in before:
+            fence.hold(self.beside)
+        handle = self.beside.handle
         if self._stamping:
             self._stamps_beside.mark(handle)
         run(handle)
@@ -171,11 +182,6 @@ class CudaRank(CudaExecutor):
             after.record(self.beside)
 
     # -- running -------------------------------------------------------------------------------------------------------------------
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Never: after each step all ranks compare their parameters, which takes a look at the device."""
-        return False
 
     def enqueue(self, plans: tuple[str, ...], inputs: Sequence[Mapping[str, np.ndarray]] | None = None) -> None:
         """As of every executor; the others see that this rank gets on. RankError where one has failed."""
@@ -200,6 +206,9 @@ class CudaRank(CudaExecutor):
             return super()._launch_all(plans, watched)
         finally:
             self._stamping = False
+
+    def _capture(self, record: Callable[[Any], None]) -> Graph:
+        return capture(record, self.stream, NODE_PRIORITIES)
 
     def _captured(self, plans: Sequence[Plan], watched: bool) -> tuple[Graph, list[list[Ran]]]:
         """The graph of these plans; one in list order has a place of its own."""
@@ -252,6 +261,11 @@ class CudaRank(CudaExecutor):
             told = self._told.popleft()
             stamps = self._stamps_beside.take(told.first, 2 * len(told.launches))
             self.recorder.ran_beside(told.launches, list(zip(stamps[::2], stamps[1::2], strict=True)))
+
+    @property
+    def priority(self) -> str:
+        """That of the stream of collectives, as the driver has it, among those that there are; for the run's facts."""
+        return f"{self.beside.priority} of {self.beside.least} to {self.beside.greatest}"
 
     # -- the others ----------------------------------------------------------------------------------------------------------------
 
@@ -316,6 +330,7 @@ class CudaRank(CudaExecutor):
             graph.destroy()
         if self._comm_marks is not None:
             self._comm_marks.free()
+        self.beside.close()
         super().close()
 
     def __enter__(self) -> CudaRank:

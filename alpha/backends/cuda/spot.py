@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from alpha.backends.cuda.values import device_bytes, from_device
 from alpha.backends.digest import Digest
+from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime.compile import Source, compile_kernel
 from alpha.cuda_runtime.launch import Kernel
 from alpha.cuda_runtime.memory import Arena, Span, aligned, download, fill, upload
@@ -105,6 +106,12 @@ class DeviceMemory:
         self.stream.synchronize()
         if self._unread:
             self._fetch(self._unread[-1])
+
+    def behind(self) -> Callable[[], None]:
+        """What waits until all that has been enqueued so far is done, and for nothing behind it."""
+        made = _bindings.pycuda_driver().Event()
+        made.record(self.stream)
+        return cast(Callable[[], None], made.synchronize)
 
     def read(self, one: Digest) -> bytes:
         """The value of one that has been made, and so have those before it."""

@@ -11,19 +11,21 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 
 from alpha.backends.cuda.executor import CudaExecutor
+from alpha.backends.cuda.memory_check import RESERVE, channel_bytes, check_memory, needed
 from alpha.backends.cuda.ranks import CudaRank
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.component import Catalogue, Measured
+from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime.memory import Arena
 from alpha.cuda_runtime.peers import Peers
+from alpha.cuda_runtime.priority import heeds
 from alpha.errors import MachineError, RankError
 from alpha.gates.contracts import cuda_run
 from alpha.gates.contracts.device_ranks import Case, Found, job, seed_of, sound
@@ -208,6 +210,7 @@ def _steps(world: World, seed: int, way: str, together: int = 0) -> list[tuple[s
         if way == "":  # each stream's sums are turns of its own channel
             for (_, stream), channel in executor.channels.items():
                 turns = STEPS * sum(x.stream == stream and "group" in x.attrs for plan in p.plans.values() for x in plan.launches)
+                found.append(("bytes of a channel", np.int64(channel.arena.nbytes), np.int64(channel_bytes(channel.size))))
                 found.append((f"turns of the stream {stream or 'of compute'}", channel.flags(0, 1 - channel.me).max(), np.uint32(turns)))
     for arena in keep:
         arena.free()
@@ -219,33 +222,52 @@ def _steps(world: World, seed: int, way: str, together: int = 0) -> list[tuple[s
 SHARDS, MICROS, MODEL_STEPS = 2, 2, 2
 
 
-def at_model(peers: Peers, world: World, name: str, seed: int) -> Found:
-    """A bf16 model, data parallel: parameters, moments and results of each step are to the bit those of one process with as many shards."""
+def of_model(name: str, ranks: int = 1, zero: int = 0) -> Program:
+    """A bf16 model over so many ranks, or of one process."""
+    over = DataParallel(ranks, zero, MICROS, precision="bf16", one_row=True) if ranks > 1 else None
+    return build_program(name=name, model=cuda_run.references()[name].model, optimizer=cuda_run.UPDATES["short"], catalogue=kernels(),
+                         backend="cuda", precision="bf16", over=over,
+                         shape=StepShape(micro_batch=cuda_run.BATCH, seq=cuda_run.SEQ, shards=SHARDS, micros=MICROS, replay=0))
+
+
+def at_model(peers: Peers, world: World, name: str, zero: int, seed: int) -> Found:
+    """A bf16 model, data parallel, its state cut or not: parameters, their copy in bf16, moments and results of each step are to the bit
+    those of one process with as many shards."""
     ref, wrong = cuda_run.references()[name], list[str]()
-    shape = StepShape(micro_batch=cuda_run.BATCH, seq=cuda_run.SEQ, shards=SHARDS, micros=MICROS, replay=0)
-    make = partial(build_program, name=name, model=ref.model, optimizer=cuda_run.UPDATES["short"], catalogue=kernels(), backend="cuda",
-                   precision="bf16", shape=shape)
-    many = verify_program(make(over=DataParallel(world.size, 0, MICROS, precision="bf16", one_row=True)))
+    many = verify_program(of_model(name, world.size, zero))
     rng = np.random.default_rng(seed)
     text = [batches_of(ref, rng, SHARDS, MICROS) for _ in range(MODEL_STEPS)]
     param = rng.standard_normal(many.states["param"].size).astype(np.float32) / 50
 
     def stepped(executor: CudaExecutor, rank: int) -> list[str]:
-        executor.state("param")[...] = param
+        p, found = executor.program, list[str]()
+        layout = p.states["param"]
+
+        def own(kind: str, whole: np.ndarray) -> np.ndarray:
+            """What of a kind of state this rank holds."""
+            cuts = layout.shard(p.ranks).cuts(rank) if kind in p.sharded else ()
+            return np.concatenate([whole[lo:hi] for _, lo, hi in cuts]) if kind in p.sharded else whole
+
+        executor.state("param")[...] = own("param", param)
         executor.run("narrow")
-        found = []
         for batches in text:
             for calls in executor.program.replays(rank):
                 executor.enqueue(tuple(c.plan for c in calls), [text_of(batches, c) for c in calls])
             out = executor.outputs("update")
-            found.append(hash_of(*(executor.look(k) for k in cuda_run.KEPT), *(out[k] for k in sorted(out))))
+            if p.ranks == 1:
+                alone.append({k: executor.look(k) for k in (*cuda_run.KEPT, "param16")})
+            same = {k: executor.look(k).tobytes() == own(k, x).tobytes() for k, x in alone[len(found)].items()}
+            wrong.extend(f"step {len(found)} of {name}: {k} has other bits than one process" for k, good in same.items() if not good)
+            found.append(hash_of(*(out[k] for k in sorted(out))))
         return found
 
-    with CudaExecutor(make(), kernels()) as executor:
+    alone: list[dict[str, np.ndarray]] = []
+
+    with CudaExecutor(of_model(name), kernels()) as executor:
         want = stepped(executor, 0)
     with CudaRank(many, kernels(), world, patience_s=LONG_S) as executor:
         got = stepped(executor, world.rank)
-    wrong += [f"step {i} of {name} has other bits than one process" for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b]
+    wrong += [f"step {i} of {name} has other results than one process" for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b]
     return wrong, MODEL_STEPS
 
 
@@ -265,16 +287,25 @@ def at_decided(peers: Peers, world: World, seed: int) -> Found:
         world.step = 7
         if ranks.decide(executor, {"loss": 1.5}, world.rank) != away:
             wrong.append("equal parameters: another decision")
-        if world.rank == away:
-            executor.state("param")[layout.offsets["w1"] + LONG_STATE // 8 - 1] += np.float32(1e-3)
+        for willing, together in ((True, True), (world.rank != away, False)):
+            ranks.decide(executor, {"loss": 1.5}, 0, willing)
+            if ranks.ahead != together:
+                wrong.append(f"{'all' if together else 'all but one'} may run ahead, and the answer is {ranks.ahead}")
+        last = layout.offsets["w1"] + LONG_STATE // 8 - 1
+        world.step = 8
+        ranks.hash(executor)
+        if world.rank == away:  # what comes behind the hashes is not what they are of; the next ones see it
+            executor.state("param")[last] += np.float32(1e-3)
             executor.run("beside")
+        ranks.decide(executor, {"loss": 1.5}, 0)
+        world.step = 9
         try:
             ranks.decide(executor, {"loss": 1.5}, 0)
-            return [*wrong, "a parameter that differs is not seen"], 2
+            return [*wrong, "a parameter that differs is not seen"], 5
         except RankError as error:
-            if not ("parameter w1" in str(error) and "step 7" in str(error)):
+            if not ("parameter w1" in str(error) and "step 9" in str(error)):
                 wrong.append(f"a parameter that differs: {error}")
-    return wrong, 2
+    return wrong, 5
 
 
 LONG_STATE = 40 << 20
@@ -401,6 +432,24 @@ SURE_NS = 200_000
 """How well a device's clock is known."""
 
 
+def at_first(peers: Peers, world: World, seed: int) -> Found:
+    """Collectives have a stream that comes before all others, also in a graph, and the facts say what the driver says."""
+    wrong, driver = list[str](), _bindings.driver()
+    least, greatest = map(int, _bindings.check("cuCtxGetStreamPriorityRange", driver.cuCtxGetStreamPriorityRange()))
+    with CudaRank(program(world.size), kernels(), world, patience_s=SOUND_S) as executor:
+        for plan, given_ in (("beside", given(seed, 0, world.rank)), ("take", {})):
+            executor.run(plan, given_)
+        own = int(_bindings.check("cuStreamGetPriority", driver.cuStreamGetPriority(executor.beside.handle)))
+        others = int(_bindings.check("cuStreamGetPriority", driver.cuStreamGetPriority(int(executor.stream.handle))))
+        if not own == greatest < others:
+            wrong.append(f"collectives have priority {own}, compute {others}, the highest is {greatest}")
+        if not executor._graphs or not all(heeds(graph) for graph, _ in executor._graphs.values()):
+            wrong.append("a graph does not heed it")
+        if executor.priority != f"{greatest} of {least} to {greatest}":
+            wrong.append(f"the facts say {executor.priority}")
+    return wrong, 3
+
+
 # -- jobs --------------------------------------------------------------------------------------------------------------------------
 
 HERE = __name__
@@ -450,14 +499,41 @@ def _devices(rng: np.random.Generator) -> Measured:
     return Measured(error=float(len(wrong)), bound=0.0, cases=len(names) + 1, note="; ".join(wrong)[:120])
 
 
+def _memory(rng: np.random.Generator) -> Measured:
+    """What a rank takes: its arenas, of which a cut state has its share, and a channel for each stream on which its group has collectives.
+    A run that fits but for these is refused before anything of it is allocated, and the words say what they take."""
+    wrong, cases = list[str](), 0
+    alone, whole = needed(of_model("gpt")), needed(of_model("gpt", 2))
+    for zero in (0, 1):
+        p = of_model("gpt", 2, zero)
+        n, streams = needed(p, 1), {x.stream for plan in p.plans_of(1).values() for x in plan.launches if "group" in x.attrs}
+        arenas = sum(-(-max(size, 1) // 256) * 256 for size in p.arenas(1).values())
+        wrong += [] if n.channels == len(streams) * CHANNEL == n.total - n.state - n.rest else [f"zero {zero}: {n.channels} of channels"]
+        wrong += [] if arenas <= n.state + n.rest < arenas + (1 << 20) else [f"zero {zero}: arenas of {arenas}, planned {n}"]
+        wrong += [] if (n.state < whole.state) == bool(zero) else [f"zero {zero}: {n.state} of state, {whole.state} where it is whole"]
+        check_memory(p, n.total + RESERVE, 1)
+        for free in (n.total + RESERVE - 1, n.state + n.rest + RESERVE):
+            try:
+                check_memory(p, free, 1)
+                wrong.append(f"zero {zero}: {free} bytes are enough for {n}")
+            except MachineError as error:
+                wrong += [] if "for channels between ranks" in str(error) else [str(error)]
+        cases += 5
+    wrong += [] if alone.channels == 0 and needed(program()).channels == 2 * CHANNEL else ["channels of other Programs"]
+    return Measured(error=float(len(wrong)), bound=0.0, cases=cases + 1, note="; ".join(wrong)[:120])
+
+
+CHANNEL = 10 << 20
+"""Bytes of a channel between two ranks, as docs/collectives.md has them."""
+
 LOST = ("killed", "stopped", "hangs", "raises", "absent")
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "executor.cuda_ranks": {
         "parity": [("steps", _case("at_steps", ("", "uncaptured"))), ("told", _case("at_told")),
-                   *((f"model-{name}", _case("at_model", name)) for name in ("gpt", "llama"))],
+                   *((f"model-{name}{'-cut' * zero}", _case("at_model", name, zero)) for name in ("gpt", "llama") for zero in (0, 1))],
         "determinism": [("ways", _ways)],
         "faults": [*((what, _lost(what)) for what in LOST), ("waiting", _waiting), ("decided", _case("at_decided")),
-                   ("devices", _devices)],
+                   ("devices", _devices), ("memory", _memory), ("first", _case("at_first"))],
     },
 }

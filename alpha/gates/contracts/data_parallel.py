@@ -55,12 +55,18 @@ def kernels() -> Catalogue:
     return found
 
 
+OF_RANKS = ("all_reduce", "reduce_scatter", "all_gather")
+"""What sums over ranks and gathers, on GPUs in the types that an operand has."""
+
+
 @cache
 def kernels_of_gpus() -> Catalogue:
-    """What one GPU and several have, only declared: all numbers of an update come from one row, and sums over ranks work in place."""
+    """What one GPU and several have, only declared: all numbers of an update come from one row, of the gradient or of sums of its blocks,
+    and sums over ranks work in place."""
     found = Catalogue()
-    for c in declared(without=("square_sums", "global_norm")):
-        found.add(replace(c, inplace=((0, 0),), envelope=Envelope(dtypes=("bf16", "f32"))) if c.op == "all_reduce" else c)
+    for c in declared(without=("norm_of_squares", "global_norm")):
+        place = ((0, 0),) if c.op == "all_reduce" else ()
+        found.add(replace(c, inplace=place, envelope=Envelope(dtypes=("bf16", "f32"))) if c.op in OF_RANKS else c)
     return found
 
 
@@ -75,9 +81,9 @@ def program(name: str, ranks: int, zero: int = 0, *, micros: int = 1, optimizer:
 
 
 @cache
-def on_gpus(name: str, ranks: int, micros: int = 1) -> Program:
-    """The same in bf16 on GPUs; every rank holds the whole state."""
-    over = DataParallel(ranks, micros=micros, precision="bf16", one_row=True) if ranks > 1 else None
+def on_gpus(name: str, ranks: int, micros: int = 1, zero: int = 0) -> Program:
+    """The same in bf16 on GPUs."""
+    over = DataParallel(ranks, zero, micros, precision="bf16", one_row=True) if ranks > 1 else None
     return build_program(name=name, model=references()[name].model, optimizer=adamw(SCHEDULE, max_norm=CLIP), backend="cuda",
                          catalogue=kernels_of_gpus(), precision="bf16", over=over,
                          shape=StepShape(micro_batch=BATCH, seq=SEQ, shards=SHARDS_OF_GPUS, micros=micros))
@@ -104,7 +110,7 @@ def train(p: Program, ref: Reference, texts: list[Batches], seed: int, *, mode: 
         fill_initial(start, layout, seed)
         for offset, n in layout.ranges():
             start[offset : offset + n] += np.float32(0.02) * np.cos(np.arange(n, dtype=np.float32))
-        ranks.state(rank, "param")[...] = start
+        _put(ranks, rank, start)
     for copies in ("shard", "narrow"):
         if copies in p.plans:
             ranks.run([[(copies, {})]] * p.ranks)
@@ -113,8 +119,32 @@ def train(p: Program, ref: Reference, texts: list[Batches], seed: int, *, mode: 
         made = [np.array([float(out[k]) for k in sorted(out)]) for out in ranks.step(lambda s, m, text=text: text[s, m])]  # type: ignore[misc]
         apart += sum(x.tobytes() != made[0].tobytes() for x in made)
         numbers.append(made[0])
-    held = [np.concatenate([ranks.state(rank, "param")[o : o + n] for o, n in layout.ranges()]) for rank in range(p.ranks)]
-    return Trained(tuple(numbers), held[0], apart + sum(x.tobytes() != held[0].tobytes() for x in held))
+    held = [np.concatenate([x[o : o + n] for o, n in layout.ranges()]) for x in _taken(ranks, "param")]
+    models = _taken(ranks, "param16") if "param16" in p.states else held
+    apart += sum(x.tobytes() != y[0].tobytes() for y in (held, models) for x in y)
+    return Trained(tuple(numbers), held[0], apart)
+
+
+def _put(ranks: ReferenceExecutor, rank: int, whole: np.ndarray) -> None:
+    """A rank's parameters: all of them, or its cut."""
+    p, own = ranks.program, ranks.state(rank, "param")
+    if "param" not in p.sharded:
+        own[...] = whole
+        return
+    for local, lo, hi in p.states["param"].shard(p.ranks).cuts(rank):
+        own[local : local + hi - lo] = whole[lo:hi]
+
+
+def _taken(ranks: ReferenceExecutor, kind: str) -> list[np.ndarray]:
+    """A kind of state as each rank holds it; of one that is cut all cuts, joined, in place of each."""
+    p = ranks.program
+    if kind not in p.sharded:
+        return [ranks.state(rank, kind) for rank in range(p.ranks)]
+    sharded, whole = p.states[kind].shard(p.ranks), np.zeros(p.states[kind].size)
+    for rank in range(p.ranks):
+        for local, lo, hi in sharded.cuts(rank):
+            whole[lo:hi] = ranks.state(rank, kind)[local : local + hi - lo]
+    return [whole]
 
 
 def _texts(ref: Reference, rng: np.random.Generator, micros: int, shards: int = SHARDS) -> list[Batches]:
@@ -150,13 +180,14 @@ def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _same_bits_on_gpus(ref: Reference, rng: np.random.Generator) -> Measured:
-    """In bf16, by the rows' oracles, with one microbatch and several: every bit of parameters and numbers that of one process."""
+    """In bf16, by the rows' oracles, with one microbatch and several, the state cut or not: every bit of parameters, of their copy that the
+    model reads and of the numbers that of one process."""
     wrong, cases, hashed = 0, 0, []
     for micros in (1, 2):
         texts, seed = _texts(ref, rng, micros, SHARDS_OF_GPUS), int(rng.integers(1 << 30))
         want = train(on_gpus(ref.name, 1, micros), ref, texts, seed, mode="oracle")
-        for ranks in (2, 4):
-            got = train(verify_program(on_gpus(ref.name, ranks, micros)), ref, texts, seed, mode="oracle")
+        for ranks, zero in ((2, 0), (4, 0), (2, 1), (4, 1)):
+            got = train(verify_program(on_gpus(ref.name, ranks, micros, zero)), ref, texts, seed, mode="oracle")
             pairs = [*zip(got.numbers, want.numbers), (got.params, want.params)]
             wrong += got.apart + sum(x.tobytes() != y.tobytes() for x, y in pairs)
             cases += len(pairs)
@@ -222,6 +253,41 @@ def _beside(ref: Reference, rng: np.random.Generator) -> Measured:
         wrong += sorted(units) != sorted(u.name for u in program(ref.name, 2, zero).states["grad0"].units)
         cases += len(beside)
     return Measured(error=float(wrong), bound=0.0, cases=cases)
+
+
+def _cut_on_gpus(ref: Reference, rng: np.random.Generator) -> Measured:
+    """On GPUs a cut state takes its share of the memory, every unit is summed to where the rank's cut of it lies, and gathered once, from
+    the copy that the update leaves to where the model reads it, while the next unit is updated. Nothing is copied."""
+    wrong, cases = [], 0
+    for ranks in (2, 4):
+        p, alone = on_gpus(ref.name, ranks, 1, 1), on_gpus(ref.name, 1)
+        mine, whole = p.arenas(ranks - 1), alone.arenas()
+        wrong += [kind for kind, n in (("param", whole["state.param"]), ("m", whole["state.m"]), ("v", whole["state.v"]),
+                                       ("grad", whole["state.param"]), ("master16", whole["state.param16"]))
+                  if mine[f"state.{kind}"] * ranks != n]
+        sharded = {u.name: u for u in p.states["param"].shard(ranks).units}
+        last = p.plans[f"micro_last@{(SHARDS_OF_GPUS // ranks).bit_length() - 1}"]
+        for x in (x for x in last.launches if x.op == "reduce_scatter"):
+            unit, (y,) = sharded[x.layer], x.outs
+            wrong += [] if (y.arena, y.offset, y.stop) == ("state.grad", 4 * unit.start, 4 * unit.stop) else [f"{x.layer} goes to {y}"]
+        units = {u.name: u for u in p.states["param16"].units}
+        for rank in range(ranks):
+            for name in ("update", "narrow"):
+                plan = p.plans_of(rank)[name]
+                order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
+                made = [i for i, x in enumerate(plan.launches) if x.op in ("adamw", "cast")]
+                gathers = [i for i, x in enumerate(plan.launches) if x.op == "all_gather"]
+                wrong += [f"{name}: {i} waits" for i, j in zip(made[1:], gathers) if order.before(j, i)]
+                for x in (plan.launches[i] for i in gathers):
+                    (cut,), (y,), unit = x.ins, x.outs, units[x.layer]
+                    good = (y.arena, y.offset, y.stop) == ("state.param16", 2 * unit.start, 2 * unit.stop)
+                    good &= (cut.arena, cut.offset) == ("state.master16", 2 * sharded[x.layer].start)
+                    wrong += [] if good and x.stream == COMM else [f"{name} gathers {cut} into {y}"]
+                if sorted(plan.launches[i].layer for i in gathers) != sorted(units):
+                    wrong.append(f"{name}: a unit is not gathered once")
+                wrong += [f"{name}: {len(plan.launches)} launches"] * (len(plan.launches) != 2 * len(units) + 3 * (name == "update"))
+                cases += len(plan.launches)
+    return yes(not wrong, "; ".join(wrong[:3]), cases=cases)
 
 
 def _recomputed(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -358,10 +424,11 @@ def _own_settings(rng: np.random.Generator) -> Measured:
             sharded = layout.shard(ranks)
             start = {unit.name: unit.start for unit in sharded.units}
             for rank in range(ranks):
-                nodes = [n for n in DataParallel(ranks, 1).update(rank, optimizer, layout, 0).nodes if n.op == name]
-                told = [(start[n.layer] + at, *rest) for n in nodes for at, *rest in n.attrs["segments"]]  # type: ignore[attr-defined]
-                wrong += sorted(told) != sorted(sharded.segments(rank))
-    return yes(not wrong, f"{wrong} ranks", cases=20)
+                for over in (DataParallel(ranks, 1), DataParallel(ranks, 1, precision="bf16", one_row=True)):
+                    nodes = [n for n in over.update(rank, optimizer, layout, 0).nodes if n.op == name]
+                    told = [(start[n.layer] + at, *rest) for n in nodes for at, *rest in n.attrs["segments"]]  # type: ignore[attr-defined]
+                    wrong += sorted(told) != sorted(sharded.segments(rank))
+    return yes(not wrong, f"{wrong} ranks", cases=40)
 
 
 def _hashes(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -370,15 +437,13 @@ def _hashes(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _refuse_ranks(rng: np.random.Generator) -> Measured:
-    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, another last microbatch, another
-    compute type, and a state that is cut in bf16 or where one row makes all numbers."""
+    """Ranks that do not divide the shards, that no unit can be cut over, one alone, an unknown stage, another last microbatch, and another
+    compute type."""
     found = [refuses(ShapeError, lambda: program("gpt", 4, 0, shards=2)), refuses(ShapeError, lambda: DataParallel(3)),
              refuses(ShapeError, lambda: DataParallel(128)), refuses(ShapeError, lambda: DataParallel(1)),
              refuses(ShapeError, lambda: DataParallel(2, 2)),
              refuses(ShapeError, lambda: DataParallel(2, micros=2).check(StepShape(micro_batch=1, seq=8, shards=2), "f32")),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2, micros=2), "f32")),
-             refuses(ShapeError, lambda: DataParallel(2, 1, precision="bf16")),
-             refuses(ShapeError, lambda: DataParallel(2, 1, one_row=True)),
              refuses(ShapeError, lambda: DataParallel(2).check(StepShape(micro_batch=1, seq=8, shards=2), "bf16"))]
     return yes(all(m.error == 0 for m in found), cases=len(found))
 
@@ -387,7 +452,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "data_parallel.pass": {"parity": [*both(_same_bits(1)), *both(_same_bits(2), "micros-"), *both(_same_bits(1, "sgd"), "sgd-")[:1],
                                       *both(_against_oracle, "oracle-"),
                                       *both(_same_bits_on_gpus, "gpus-"), *both(_as_on_the_cpu, "gpus-as-cpu-"),
-                                      *both(_no_copies, "gpus-in-place-"), *both(_broken_on_gpus, "gpus-broken-"),
+                                      *both(_no_copies, "gpus-in-place-"), *both(_cut_on_gpus, "gpus-cut-"),
+                                      *both(_broken_on_gpus, "gpus-broken-"),
                                       *both(_beside, "beside-"), *both(_in_the_last, "last-"),
                                       *both(_stored_once, "once-"), *both(_recomputed, "recomputed-")[:1],
                                       ("as-completed", _as_completed),

@@ -47,9 +47,10 @@ DRAWS = 6
 
 IN_PLACE: Mapping[str, tuple[tuple[int, int], ...]] = {
     **dict.fromkeys(("accumulate", "matmul_accumulate", "sum_accumulate", "embedding_bwd_accumulate", "rope_packed"), ((0, 0),)),
-    "adamw": ((0, 0), (1, 2), (2, 3), (3, 8)), "sgd": ((0, 0), (1, 2)), "update_scalars": ((6, 3),), "add": ((0, 0), (0, 1)),
+    "adamw": ((0, 0), (1, 2), (2, 3), (3, 8)), "sgd": ((0, 0), (1, 2)), "update_scalars": ((6, 3),),
+    "scalars_of_squares": ((6, 3),), "add": ((0, 0), (0, 1)),
 }  # fmt: skip
-IN_F32 = ("adamw", "sgd", "update_scalars", "cast", "accumulate")
+IN_F32 = ("adamw", "sgd", "update_scalars", "square_sums", "scalars_of_squares", "cast", "accumulate")
 
 
 def _cannot_run(*_: Any) -> Any:

@@ -963,6 +963,34 @@ def _leaves(rng: np.random.Generator) -> Measured:
     return yes(good, cases=3)
 
 
+def _blocks(rng: np.random.Generator) -> Measured:
+    """Runs hold what the ranges hold, in the same order. Whatever the cut, each block of them is held whole by one rank, where its elements
+    are, and is empty on all others."""
+    layout, most, cases = _random_layout(rng), int(rng.integers(60, 400)), 0
+    names = np.arange(layout.size)
+    runs = layout.runs()
+    good = np.array_equal(*(np.concatenate([names[o : o + n] for o, n in pieces]) for pieces in (runs, layout.ranges())))
+    good &= all(n > 0 for _, n in runs) and len(runs) < 65 * len(layout.units) + len(layout.tensors)
+    blocks = [(at, min(at + most, o + n)) for o, n in runs for at in range(o, o + n, most)]
+    for ranks in (1, 2, 8, 64):
+        sharded, found = layout.shard(ranks), [list[np.ndarray]() for _ in blocks]
+        for rank in range(ranks):
+            held = np.concatenate([names[lo:hi] for _, lo, hi in sharded.cuts(rank)])
+            for own, leaf in zip(found, sharded.blocks(rank, blocks), strict=True):
+                own += [held[o : o + n] for o, n in leaf]
+        good &= all(len(own) == 1 and np.array_equal(own[0], names[a:b]) for own, (a, b) in zip(found, blocks))
+        cases += len(blocks)
+    return yes(good, cases=cases)
+
+
+def _refuse_split_block(rng: np.random.Generator) -> Measured:
+    """A block that begins in one rank's cut and ends in another's has no one who could sum it: refused, at either end."""
+    layout = StateLayout([TensorSpec("a.w", (8192,), "a"), TensorSpec("b.w", (8192,), "b")])
+    at = 64 * int(rng.integers(1, 60))
+    found = [refuses(ShapeError, lambda rank=rank: layout.shard(2).blocks(rank, [(at, 4096 + at)])) for rank in (0, 1)]  # type: ignore[misc]
+    return yes(all(m.error == 0 for m in found), cases=2)
+
+
 def _tables(rng: np.random.Generator) -> Measured:
     """The optimizer's tables of all ranks name what the whole table names, with its flags, at the places where the cut lies."""
     layout = _random_layout(rng)
@@ -1114,7 +1142,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                ("places", traced.places),
                                *((name, effects.refuses_graph(name)) for name in effects.broken())]},
     "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules), ("leaves", _leaves),
-                               ("tables", _tables), ("replicas", _lowest_replica)],
+                               ("blocks", _blocks), ("tables", _tables), ("replicas", _lowest_replica)],
                     "determinism": [("offsets", _layout_hash)],
-                    "faults": [("gap", _refuse_gap), ("missing", _refuse_missing), ("split-leaf", _refuse_split_leaf)]},
+                    "faults": [("gap", _refuse_gap), ("missing", _refuse_missing), ("split-leaf", _refuse_split_leaf),
+                               ("split-block", _refuse_split_block)]},
 })

@@ -110,6 +110,30 @@ def units(*launches: Launch) -> Program:
     return replace(job(launches, launches), states={"grad": layout})
 
 
+def cut(i: int, *, at: int = -1) -> Launch:
+    """The sum over two ranks of a unit of `units`, of which each gets its cut; `at`: of which unit, by default the same."""
+    x = unit(i, op="reduce_scatter")
+    return replace(x, outs=(Ref("state.sums", 8192 * (i if at < 0 else at), TensorType((2048,), "f32")),))
+
+
+def gathered(i: int, *, of: int = -1, n: int = 2048) -> Launch:
+    """What gathers a unit of `copies` from the ranks' cuts of it, or of another one; `n`: elements of a cut."""
+    x, at = unit(i, op="all_gather"), 8192 * (i if of < 0 else of)
+    return replace(x, ins=(Ref("state.own", at, TensorType((n,), "f32")),), outs=(Ref("state.copies", x.ins[0].offset, x.ins[0].type),),
+                   attrs={k: v for k, v in x.attrs.items() if k != "reduce"})
+
+
+def cuts(*launches: Launch) -> Program:
+    """The same with `sums` and `own`, of which each rank holds its cut, and `copies` of all."""
+    p = units(*launches)
+    return replace(p, states={kind: p.states["grad"] for kind in ("grad", "sums", "own", "copies")}, sharded=("own", "sums"))
+
+
+def made(i: int) -> Launch:
+    """What writes a rank's cut of a unit of `own`."""
+    return call("scale", 2048, at=8192 * i, stream=COMPUTE, layer=f"block.{i}")
+
+
 def sound() -> dict[str, Program]:
     """Programs that fit."""
     both = (reduced(), reduced("block.1", 128))
@@ -131,6 +155,7 @@ def sound() -> dict[str, Program]:
             "extent-sent": job((counted("send", group="dp", size=2, to=1),), (counted("receive", group="dp", size=2, source=0),)),
             "plan-after-plan": job_of_plans(((give(1),), (use,), (take(1),)), ((take(0),), (use,), (give(0),))),
             "units": units(unit(1), unit(0)), "units-cut": units(unit(0, op="reduce_scatter"), unit(1)),
+            "cuts": cuts(cut(1), gathered(0), cut(0), gathered(1)),
             "units-in-pieces": units(unit(0, n=64), unit(1), unit(0, n=4032, at=64)),
             "both-read": job((call("send", group="dp", size=2, to=1), reads()), (call("receive", group="dp", size=2, source=0),))}
 
@@ -213,6 +238,19 @@ def broken() -> dict[str, tuple[Program, str]]:
         "unit-twice": (units(unit(0), unit(1), unit(1)), "block.1 is summed before"),
         "unit-cut-twice": (units(unit(0), unit(1), unit(1, op="reduce_scatter")), "block.1 is summed before"),
         "unit-of-another": (units(unit(0, n=4160), unit(1)), "block.1 is summed before"),
+        "cut-of-another": (cuts(cut(0, at=1), cut(1, at=0)), "block.0 and block.1"),
+        "cut-twice": (cuts(cut(0), cut(1), replace(cut(1), ins=(Ref("act", 0, TensorType((4096,), "f32")),))), "block.1 is summed before"),
+        "cut-missing": (cuts(cut(0), unit(1)), "nothing sums block.1"),
+        "cut-apart": (cuts(cut(0), replace(cut(1), outs=(Ref("state.sums", 8448, TensorType((1984,), "f32")),))), "is not of a unit"),
+        "gather-of-another": (cuts(cut(0), cut(1), gathered(0, of=1), gathered(1, of=0)), "block.1 and block.0"),
+        "gather-twice": (cuts(gathered(0), gathered(1), gathered(1)), "block.1 is gathered before"),
+        "gather-missing": (cuts(gathered(0)), "nothing gathers block.1"),
+        "gather-of-a-part": (cuts(gathered(0), gathered(1, n=1984)), "is not of a unit"),
+        "gather-too-early": (cuts(gathered(0), gathered(1), replace(made(1), outs=gathered(1).ins, ins=(), after=(1,))),
+                             "and then scale of block.1"),
+        "gather-outside": (replace(cuts(), plans={**cuts().plans, "narrow": Plan("narrow", (gathered(0),), {}, {}, {}, Memory(0, 0, 0))},
+                                   others=tuple(replace(role, plans={**role.plans, "narrow": "narrow"}) for role in cuts().others)),
+                           "nothing gathers block.1"),
         "text-twice": (job((one,), (one,), (one,), (one,), text=[(0, 0), (1, 0), (1, 0), (3, 0)]), "rank 1 and rank 2"),
         "text-missing": (job((one,), (one,), (one,), (one,), text=[(0, 0), (1, 0), (2, 0), (4, 0)]), "shard 3"),
     }

@@ -430,7 +430,8 @@ def at_words(world: World, seed: int) -> Found:
 
 def _executor(layout: StateLayout, seed: int) -> Any:
     flat = np.random.default_rng(seed).standard_normal(layout.size).astype(np.float32)
-    return SimpleNamespace(look=lambda kind: flat, digests=SimpleNamespace(late=False), program=SimpleNamespace(states={"param": layout}),
+    return SimpleNamespace(look=lambda kind: flat, digests=SimpleNamespace(late=False),
+                           program=SimpleNamespace(states={"param": layout}, sharded=()),
                            recorder=SimpleNamespace(span=lambda phase: nullcontext()))
 
 
