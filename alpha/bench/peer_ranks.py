@@ -7,15 +7,11 @@ NVLink's multicast, as our collectives do.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-if __name__ == "__main__":
-    sys.path[0] = sys.argv[1]
 
 from alpha.bench.peer_process import Process
 from alpha.bench.variants import Variant
@@ -32,8 +28,8 @@ class RankProcess(Process):
 
     model: RankedModel | None  # type: ignore[assignment]
 
-    def join(self, device: str, threads: int, patience: float) -> dict[str, str]:
-        """Import torch, take the device of this rank, and meet the other ranks within `patience` seconds."""
+    def join(self, device: str, threads: int, limit: float) -> dict[str, str]:
+        """Import torch, take the device of this rank, and meet the other ranks. `limit`: seconds that a collective may take."""
         os.environ.update(WITHOUT_MULTICAST)
         import torch
         import torch.distributed as dist
@@ -46,7 +42,7 @@ class RankProcess(Process):
         found = self.open(device, threads)
         self.flush = None  # blocks of steps empty no cache
         own = {"device_id": torch.device("cuda", self.rank)} if device == "cuda" else {}
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(seconds=patience), **own)
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(seconds=limit), **own)
         how = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}" if device == "cuda" else "gloo"
         return {**found, "how": how}
 
@@ -68,8 +64,8 @@ class RankProcess(Process):
         return self.model.size
 
     def ranked_step(self, tokens: str, lr: float) -> dict[str, float]:
-        """One step on this rank's rows of a file of tokens i32[batch, sequence + 1]: loss in nats a token of the whole batch before it, norm
-        of its mean gradient, and how many tokens this rank took. A rank without a model does nothing."""
+        """One step on this rank's rows of a file of tokens i32[batch, sequence + 1]: loss in nats a token of the whole batch before it,
+        norm of its mean gradient, and how many tokens this rank took. A rank without a model does nothing."""
         if self.model is None:
             return {}
         rows = np.load(tokens)

@@ -152,6 +152,7 @@ class Ours:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="alpha-bench-")))
             self.executor = self._stack.enter_context(open_executor(program, catalogue, world))
             store = self._stack.enter_context(Store(folder / "metrics.sqlite", ranks.rank))
+            store.rewind(0, ranks.size)
             store.begin(0, time.perf_counter_ns(), time.perf_counter_ns(), time.time_ns())
             self.loop = Loop(cfg, self.executor, sampler, cast(Any, None), cast(Any, None), folder, store, ranks)
             self.loop.start()

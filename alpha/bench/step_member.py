@@ -73,7 +73,7 @@ class Member:
         return [{"loss": r.loss, "norm": r.norm, "lr": r.lr} for r in self.ours.take(steps)]
 
     def block(self, steps: int) -> dict[str, Any]:
-        """Steps in a row: `ns` of one, `tokens` that the device counted in its last one, and what each but the last spent in collectives."""
+        """Steps in a row: `ns` of one, `tokens` that the device counted in the last one, and what all but that spent in collectives."""
         loop, first = self.ours.loop, self.ours.loop.step
         ns, _ = self.ours.block(steps)
         counted = int(self.ours.executor.outputs(loop.role.schedule[-1].plan)["count"])
