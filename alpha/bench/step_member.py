@@ -26,7 +26,7 @@ from alpha.train import launch
 from alpha.train.assemble import program_for, threads_for
 from alpha.train.catalogue import catalogue
 from alpha.train.engine import take_device
-from alpha.train.peak import peak_of
+from alpha.train.peak import Peak, peak_of
 from alpha.train.planned import exchanges
 from alpha.train.ranks import STARTING_S
 
@@ -55,8 +55,8 @@ class Member:
         if world is not None:
             world.add_groups(program.groups)
         self.ours = self._stack.enter_context(Ours(cfg, program, kernels, RandomTokens(cfg, vocab), None, world))
-        peak = peak_of(self.ours.executor)
-        return {**self.ours.executor.hardware(), "peak": peak.flops, "peak_source": peak.source, "memory": self.ours.memory,
+        peak = peak_of(self.ours.executor) if self.ours.loop.ranks.first else Peak(0.0, 0.0, "of the first rank")
+        return {**self.ours.executor.hardware(), "peak": peak.flops, "peak_source": peak.source,
                 "exchanges": sum(x.launch.stream == COMM for x in exchanges(program))}
 
     def parameters(self, folder: str) -> dict[str, str]:
