@@ -38,8 +38,8 @@ class Member:
     """The handlers. `kernels`: what the Program is built of and run by."""
 
     def __init__(self, kernels: Catalogue | None = None) -> None:
-        self._kernels, self._stack, self.ours = kernels, ExitStack(), None  # type: ignore[assignment]
-        self.ours: Ours
+        self._kernels, self._stack = kernels, ExitStack()
+        self.ours: Ours  # from `open` on
 
     def open(self, text: str, vocab: int) -> dict[str, Any]:
         """Join the job, build the Program of the run file `text` and take the device."""

@@ -132,6 +132,11 @@ class Taken:
     each: list[list[Reading]] = field(default_factory=list)
     told: list[list[dict[str, Any]]] = field(default_factory=list)
 
+    def keep(self, last: int) -> None:
+        """So many of the last blocks alone."""
+        first = len(self.blocks) - last
+        self.blocks, self.each, self.told = self.blocks[first:], self.each[first:], self.told[first:]
+
     def plain(self) -> list[list[float]]:
         """As rows keep it."""
         return [[ns, *(x for r in each for x in (r.sm_mhz, r.watts, r.celsius))]
@@ -473,9 +478,7 @@ class Session:
         found = clocks.alternate({**every, **({} if self.gpu else {REFERENCE: probe})}, self.rounds, np.random.default_rng(), lost)
         probes = None if self.gpu else [ns for ns, _ in found.pop(REFERENCE)]
         for name in taken:
-            t = taken[name]
-            n = len(found.get(name, ()))  # the first round warms up, and who failed has none
-            t.blocks, t.each, t.told = (x[len(x) - n :] for x in (t.blocks, t.each, t.told))
+            taken[name].keep(len(found.get(name, ())))  # the first round warms up, and who failed has none
         self.failed = failed
         return taken, clocks.kept({name: t.blocks for name, t in taken.items() if t.blocks}, probes)
 
