@@ -6,6 +6,7 @@ NVLink's multicast, as our collectives do.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from datetime import timedelta
@@ -54,6 +55,7 @@ class RankProcess(Process):
         self.model = None
         torch = self.t.torch
         torch._dynamo.reset()
+        gc.collect()  # wrappers of ranks hold their network in a circle
         if self.t.on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

@@ -591,7 +591,7 @@ def _environments(ranks: int, more: Mapping[str, str] | None = None) -> list[dic
     own |= more or {}
     if ranks == 1:
         return [own]
-    job = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(_port()),
+    job = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port()),
            "TORCHELASTIC_RUN_ID": f"alpha bench {secrets.token_hex(8)}"}
     return [{**own, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
