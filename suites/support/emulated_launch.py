@@ -2,7 +2,8 @@
 
 As on a machine with GPUs: nvidia-smi (a program in FOLDER/bin) tells of them, the process that starts the ranks has no driver at all, and
 each rank finds its own GPU behind CUDA_VISIBLE_DEVICES. JOB is JSON: {"gpus": how many there are, "plant": what goes wrong (`kill`, `stop`,
-`raise`, `import`, `interrupt`), "victim": on which rank, "step": before which step, "once": only in the first start}.
+`raise`, `import`, `interrupt`, `context`, `abort`, `slow`), "victim": on which rank, "step": before which step, "once": only in the first
+start, "real": on the GPUs of this machine}.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from device_rank_faults import lose_context
 from emulated_gpu import emulated, emulated_gpu
 from emulated_peers import EACH, Memory, emulated_peers
 
@@ -27,7 +30,7 @@ from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime import compile as nvcc
-from alpha.errors import MachineError
+from alpha.errors import MachineError, RankError
 from alpha.resources import ROOT
 from alpha.train import catalogue as catalogues
 from alpha.train import forbidden, launch
@@ -63,14 +66,21 @@ def planted(job: dict[str, Any], world: World, folder: Path) -> None:
         if loop.step == job["step"] and not (job.get("once") and mark.exists()):
             if job.get("once"):
                 mark.touch()
-            act(what)
+            act(what, loop, bool(job.get("real")))
         return advance(loop, ahead=ahead)
 
     Loop.advance = acting  # type: ignore[method-assign]
 
 
-def act(what: str) -> None:
-    if what in ("kill", "stop"):
+def act(what: str, loop: Loop, real: bool) -> None:
+    if what == "context":
+        lose_context(not real)
+    elif what == "abort":
+        loop.executor._abort()  # type: ignore[attr-defined]
+        raise RankError("a captured graph was aborted, as it was told to", rank=loop.ranks.rank, step=loop.step)
+    elif what == "slow":
+        time.sleep(0.6)
+    elif what in ("kill", "stop"):
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
     elif what == "interrupt":
         os.kill(os.getppid(), signal.SIGINT)
@@ -86,7 +96,23 @@ def devices(memory: Memory | None, world: World | None) -> Iterator[None]:
         yield
 
 
+def on_gpus(folder: Path, job: dict[str, Any], arguments: list[str]) -> int:
+    """The same with what this machine has, and with the deadlines of a job as they are."""
+    session = training._session
+
+    def within(args: Any, cfg: Any, resume: Any, at: Any, world: World | None = None, *rest: Any, **more: Any) -> int:
+        if world is not None:
+            planted(job, world, folder)
+        return session(args, cfg, resume, at, world, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "_session", within)
+        return cli.main(arguments)
+
+
 def main(folder: Path, job: dict[str, Any], arguments: list[str]) -> int:
+    if job.get("real"):
+        return on_gpus(folder, job, arguments)
     told(folder, job.get("gpus", 2))
     forbidden.watch_tests([folder, ROOT / ".alpha" / "emulated"])
     kernels, ranks = emulated(catalogues.catalogue()), int(arguments[arguments.index("--nproc") + 1]) if "--nproc" in arguments else 1
