@@ -1,6 +1,6 @@
 """Faults of ranks on GPUs, by the number: who is named, how soon, whether the others' devices stay usable, and the bits after a restart.
 
-    python suites/support/device_rank_faults.py OUT.json [--each 25] [--restarts 5] [--ranks 2] [--seconds 240] [--jobs 4] [--dry]
+    python suites/support/device_rank_faults.py OUT.json [--each 25] [--restarts 5] [--ranks 2] [--seconds 240] [--jobs 6] [--dry]
 
 On a machine with a GPU for each rank, in processes that are warm (steps of collectives have run): a rank is killed, stopped, or loses its
 context while the others' devices wait for it inside a collective; it comes late and is waited for; a captured graph is aborted while its
@@ -461,7 +461,7 @@ def campaign(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
-    for name, default in (("each", 25), ("restarts", 5), ("ranks", 2), ("seconds", 240), ("jobs", 4), ("seed", 0)):
+    for name, default in (("each", 25), ("restarts", 5), ("ranks", 2), ("seconds", 240), ("jobs", 6), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dry", action="store_true")
     return parser.parse_args(words)

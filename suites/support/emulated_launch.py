@@ -17,11 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import pytest
 from device_rank_faults import lose_context
-from emulated_gpu import emulated, emulated_gpu
-from emulated_peers import EACH, Memory, emulated_peers
 
 from alpha import cli
 from alpha.cli import training
@@ -91,7 +89,10 @@ def act(what: str, loop: Loop, real: bool) -> None:
 
 
 @contextmanager
-def devices(memory: Memory | None, world: World | None) -> Iterator[None]:
+def devices(memory: Any, world: World | None) -> Iterator[None]:
+    from emulated_gpu import emulated_gpu
+    from emulated_peers import emulated_peers
+
     with emulated_gpu() if memory is None or world is None else emulated_peers(memory, world.rank, nvcc.KERNELS):
         yield
 
@@ -105,14 +106,16 @@ def on_gpus(folder: Path, job: dict[str, Any], arguments: list[str]) -> int:
             planted(job, world, folder)
         return session(args, cfg, resume, at, world, *rest, **more)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "_session", within)
+    with mock.patch.object(training, "_session", within):
         return cli.main(arguments)
 
 
 def main(folder: Path, job: dict[str, Any], arguments: list[str]) -> int:
     if job.get("real"):
         return on_gpus(folder, job, arguments)
+    from emulated_gpu import emulated  # what runs on GPUs holds none of this
+    from emulated_peers import EACH, Memory
+
     told(folder, job.get("gpus", 2))
     forbidden.watch_tests([folder, ROOT / ".alpha" / "emulated"])
     kernels, ranks = emulated(catalogues.catalogue()), int(arguments[arguments.index("--nproc") + 1]) if "--nproc" in arguments else 1
@@ -133,12 +136,8 @@ def main(folder: Path, job: dict[str, Any], arguments: list[str]) -> int:
     def start(size: int, body: Any, **more: Any) -> Any:
         return started(size, body, **{**more, "deadlines": Deadlines(join=60.0, stall=3.0, abort=3.0)})
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("driver", "pycuda_driver"):
-            patch.setattr(_bindings, name, no_driver)
-        patch.setattr(training, "_session", within)
-        patch.setattr(training, "catalogue", lambda: kernels)
-        patch.setattr(launch, "launch", start)
+    with mock.patch.multiple(_bindings, driver=no_driver, pycuda_driver=no_driver), mock.patch.object(launch, "launch", start), \
+            mock.patch.multiple(training, _session=within, catalogue=lambda: kernels):
         return cli.main(arguments)
 
 

@@ -108,6 +108,14 @@ def test_a_lost_rank_is_started_again(root: Path, alone: Done) -> None:
     assert done.bits(8) == alone.bits(8) and done.steps() == alone.steps()
 
 
+def test_a_lost_context_is_a_lost_rank(root: Path, alone: Done) -> None:
+    """Its process ends, and a new one has a sound context: the job starts again, and names whose GPU it was."""
+    done = ran(root, "context", "--nproc", "2", "--restarts", "1", plant="context", victim=0, step=5, once=True)
+    (root / "planted").unlink()
+    assert done.code == 0 and "rank 0: its GPU is lost" in done.err and "ILLEGAL_ADDRESS" in done.err, done.err
+    assert done.bits(8) == alone.bits(8)
+
+
 def test_ctrl_c_saves_and_one_rank_goes_on(root: Path, alone: Done) -> None:
     """And two go on from what one left."""
     done = ran(root, "stopped", "--nproc", "2", plant="interrupt", victim=0, step=4)
