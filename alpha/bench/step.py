@@ -148,6 +148,8 @@ class Ours:
     def __init__(self, cfg: Config, program: Program, catalogue: Catalogue, sampler: RandomTokens, clocks: Clocks | None,
                  world: World | None = None) -> None:
         self._stack, self.clocks, ranks = ExitStack(), clocks, Ranks(world)
+        self.checked: set[int] = set()
+        """Steps whose launches were looked at one by one: their collectives run in line, without stamps of their own."""
         try:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="alpha-bench-")))
             self.executor = self._stack.enter_context(open_executor(program, catalogue, world))
@@ -172,6 +174,8 @@ class Ours:
 
     def _step(self, *, ahead: bool) -> StepResult:
         """One step, and what ranks do after each: they compare hashes of their parameters."""
+        if self.loop.spots.due(self.loop.step):
+            self.checked.add(self.loop.step)
         result = self.loop.advance(ahead=ahead)
         self.loop.ranks.decide(self.executor, result.numbers(), 0)
         return result

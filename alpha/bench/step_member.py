@@ -50,11 +50,11 @@ class Member:
         size = world.size if world is not None else 1
         if world is not None and cfg.machine.backend == "cuda":
             take_device(world)
-        with world.patient(STARTING_S) if world is not None else ExitStack():
+        with world.patient(STARTING_S) if world is not None else ExitStack():  # one may compile, or draw, for longer than another
             program = program_for(asked, vocab, kernels, threads_for(cfg, size), size)
-        if world is not None:
-            world.add_groups(program.groups)
-        self.ours = self._stack.enter_context(Ours(cfg, program, kernels, RandomTokens(cfg, vocab), None, world))
+            if world is not None:
+                world.add_groups(program.groups)
+            self.ours = self._stack.enter_context(Ours(cfg, program, kernels, RandomTokens(cfg, vocab), None, world))
         peak = peak_of(self.ours.executor) if self.ours.loop.ranks.first else Peak(0.0, 0.0, "of the first rank")
         return {**self.ours.executor.hardware(), "peak": peak.flops, "peak_source": peak.source,
                 "exchanges": sum(x.launch.stream == COMM for x in exchanges(program))}
@@ -82,13 +82,14 @@ class Member:
     def _told(self, first: int, last: int) -> dict[str, list[int]]:
         """Of each step from `first` until before `last`, whose interval has not ended: `wall`: its ns; `exchanges`, `exposed`, `total`:
         calls and ns of the collectives beside compute, by their stamps; `phase`: ns of the phase `comm`, in which the step did nothing
-        but communicate, what the host exchanges and collectives among the launches of compute included."""
+        but communicate, what the host exchanges and collectives among the launches of compute included. Left out are the few steps whose
+        launches spot checks looked at one by one."""
         loop, found = self.ours.loop, dict[int, list[int]]()
         if loop.ranks.world is not None and last > first:
             store, rank = loop.metrics, loop.ranks.rank
             store.flush()
             for step, of, wall, phase in read(store.path, "step_timing", "step, rank, wall_ns, comm_ns"):
-                if of == rank and first <= step < last:
+                if of == rank and first <= step < last and step not in self.ours.checked:
                     found[step] = [wall, 0, 0, 0, phase]
             for step, of, stream, *numbers in read(store.path, "communication", "step, rank, stream, calls, exposed_ns, total_ns"):
                 if of == rank and step in found and stream == COMM:

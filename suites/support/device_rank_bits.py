@@ -23,6 +23,7 @@ from typing import Any
 import xxhash
 
 from alpha.checkpoint import folders
+from alpha.gates.contracts.engine import child_environment
 from alpha.profile.store import read
 from alpha.registry.gpu import asked, gpu_class
 from alpha.resources import ROOT
@@ -59,7 +60,7 @@ class Table:
         words += ["--nproc", str(ranks)] if ranks > 1 else []
         how = [sys.executable, str(HERE / "emulated_launch.py"), str(self.folder), json.dumps({"gpus": self.args.ranks}), "--"]
         done = subprocess.run([*(how if self.args.dry else [sys.executable, "-m", "alpha"]), *words], cwd=ROOT, capture_output=True,
-                              text=True, timeout=500, check=False)
+                              text=True, timeout=500, check=False, env=child_environment())
         found = {"ranks": ranks, "zero": zero, "from": at, "code": done.returncode, "seconds": time.monotonic() - began}
         if done.returncode:
             return {**found, "text": (done.stderr + done.stdout).strip()[-800:]}

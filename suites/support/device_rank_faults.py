@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -46,6 +46,7 @@ from alpha.cuda_runtime import compile as nvcc
 from alpha.cuda_runtime.peers import Peers, devices_of
 from alpha.errors import RankError
 from alpha.gates.contracts import cuda_ranks, device_ranks
+from alpha.gates.contracts.engine import child_environment
 from alpha.gates.contracts.ranks.members import Members
 from alpha.profile.store import read
 from alpha.registry.gpu import asked, gpu_class
@@ -126,12 +127,37 @@ def lose_context(emulated: bool) -> None:
     raise AssertionError("a kernel wrote to nobody's memory, and the driver says nothing")
 
 
+def warmed(world: World, memory: str) -> bool:
+    """All that a trial runs is compiled and was loaded once, so that no rank waits for another that compiles."""
+    with device(world, memory) as kernels:
+        if not memory:
+            compile_kernel(mark.SOURCE)
+        with CudaRank(cuda_ranks.program(world.size), kernels, world, patience_s=60.0) as executor:
+            executor.enqueue(("beside", "take"), [cuda_ranks.given(0, 0, world.rank), {}])
+            executor.outputs("take")
+        bench = device_ranks.Bench(Peers(world.rank, world.size, partial(exchanged, world.group(WORLD))), 60.0)
+        for how in _ways(memory):
+            bench.run(bench.made("all_reduce", bench.x.address, bench.y.address, 8192, "f32", how, "sum", 0))
+        bench.run(bench.meet)
+        bench.channel.peers.close()
+    return True
+
+
+def _ways(memory: str) -> list[Any]:
+    """How sums may run. Emulated blocks run one after the other, in an order that a member with more launches than another does not
+    share."""
+    return [h for h in device_ranks.hows("all_reduce", 8192, "f32", False) if h.blocks == 1 or not memory]
+
+
 def struck(world: World, what: str, victim: int, late: float, seed: int, note: str, memory: str) -> dict[str, Any]:
     """Steps of collectives; the victim is struck `late` seconds after the others' devices have begun to wait for it."""
     names, error, step, bad = ("beside", "take"), None, -1, 0
-    with device(world, memory) as kernels:
+    with ExitStack() as stack:
         try:
-            with CudaRank(cuda_ranks.program(world.size), kernels, world, patience_s=60.0) as executor:
+            with world.patient(60.0):  # its device may start later than the others'
+                kernels = stack.enter_context(device(world, memory))
+                rank = CudaRank(cuda_ranks.program(world.size), kernels, world, patience_s=60.0)
+            with rank as executor:
                 for step in range(MOST):
                     world.step = step
                     if step == WARM and world.rank == victim:
@@ -173,7 +199,10 @@ def _usable() -> bool:
 def slowed(world: World, trials: int, seed: int, memory: str) -> list[dict[str, Any]]:
     """A rank comes late to a step, the others' devices wait inside a collective: no error, the promised bits."""
     rng, found, names = random.Random(seed), [], ("beside", "take")
-    with device(world, memory) as kernels, CudaRank(cuda_ranks.program(world.size), kernels, world, patience_s=60.0) as executor:
+    with ExitStack() as stack:
+        with world.patient(60.0):
+            kernels = stack.enter_context(device(world, memory))
+            executor = stack.enter_context(CudaRank(cuda_ranks.program(world.size), kernels, world, patience_s=60.0))
         for step in range(trials):
             late, seconds = rng.randrange(world.size), rng.uniform(0.05, 0.6)
             world.step = step
@@ -192,8 +221,7 @@ def slowed(world: World, trials: int, seed: int, memory: str) -> list[dict[str, 
 def aborted(world: World, trials: int, seed: int, memory: str) -> list[dict[str, Any]]:
     """A captured graph of sums waits for the last rank and is aborted; then, behind a reset, sums have the promised bits."""
     found = list[dict[str, Any]]()
-    ways = [h for h in device_ranks.hows("all_reduce", 8192, "f32", False) if h.blocks == 1 or not memory]
-    """Emulated blocks run one after the other, in an order that a member with more launches than another does not share."""
+    ways = _ways(memory)
     with device(world, memory):
         bench = device_ranks.Bench(Peers(world.rank, world.size, partial(exchanged, world.group(WORLD))), 30.0)
         other, last = bench.device.stream(), world.size - 1
@@ -367,7 +395,7 @@ class Campaign:
         words = ["lab", str(self.folder / "run.toml"), "--set", f"run.name={name}", "--nproc", str(ranks), "--restarts", "2"]
         job = {**job, "gpus": self.args.ranks, "real": not self.args.dry, "once": True}
         done = subprocess.run([sys.executable, str(HERE / "emulated_launch.py"), str(place), json.dumps(job), "--", *words],
-                              capture_output=True, text=True, timeout=300, check=False)
+                              capture_output=True, text=True, timeout=300, check=False, env=child_environment())
         return {"code": done.returncode, "seconds": time.monotonic() - began, "text": (done.stderr + done.stdout).strip()[-600:],
                 "starts": 1 + done.stderr.count("from the "), "bits": _bits(self.folder / "runs" / name)}
 
@@ -440,7 +468,10 @@ def campaign(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rng, began, c = random.Random(args.seed), time.monotonic(), Campaign(args, folder)
     servers = [Members(apart=True) for _ in range(args.jobs)]
     try:
-        memory = c.gpus()
+        patient, memory = Deadlines(stall=180.0), c.gpus()
+        ready = servers[0].run(warmed, args.ranks, memory, limit_s=180.0, deadlines=patient)
+        assert all(e.result for e in ready), "\n".join(e.error for e in ready)
+        memory, c.end = c.gpus(), time.monotonic() + args.seconds
         held = servers[0].run(waits, args.ranks, memory, limit_s=60.0, deadlines=Deadlines(stall=30.0))
         assert held[0].result, held[0].error
         found: dict[str, Any] = {"waits": held[0].result}
