@@ -293,7 +293,8 @@ class Session:
                           why=why or "nothing was measured")
         facts, flops = next(iter(self.facts.values())), flops_for(self.cfg, self.vocab)
         peak = {"per_token": flops.per_token, "peak": facts["peak"], "peak_source": facts["peak_source"]}
-        shape = f"{self.cfg.train.batch} x {self.cfg.data.sequence} tokens a GPU, vocabulary {self.vocab}"
+        shards = f"{self.cfg.train.shards} logical shard{'s' * (self.cfg.train.shards > 1)}"
+        shape = f"{self.cfg.train.batch} x {self.cfg.data.sequence} tokens and {shards} a GPU, vocabulary {self.vocab}"
         self.close()  # it tells what it had loaded
         measured = [r for r in self.rows if r.ns == r.ns]
         quoted = min((r for r in measured if r.library != OURS and r.gpus == self.gpus), key=lambda r: r.ratio[1], default=None)
@@ -314,7 +315,7 @@ class Session:
     def _beside(self) -> None:
         """All teams have the devices at once."""
         self._clocks()
-        arms, coming, full = self._arms(), len(self.wanted), []
+        arms, coming = self._arms(), len(self.wanted)
         for way in self.wanted:
             coming -= 1
             if self.left() <= 0:
@@ -323,8 +324,10 @@ class Session:
             try:
                 row, arm = self._admitted(way)
             except DoesNotFit as error:
+                if not any(r.library != OURS and r.ns == r.ns for r in self.rows):
+                    raise  # nor will the others
                 self.leave(0)  # that process may have lost its device
-                full.append((way, str(error)))
+                self._add(way, why=f"no room beside the others: {error}")
                 continue
             except ServedError as error:
                 self.leave(0)
@@ -337,10 +340,6 @@ class Session:
             self._warm(arms[_ours(self.gpus)])
             taken, kept = self._measure({**arms, arm.name: arm}, self.left() / (coming + 1))
             self._note(row, arm, taken, kept)
-        if full and not any(r.library != OURS and r.ns == r.ns for r in self.rows):
-            raise DoesNotFit(full[0][1])
-        for way, text in full:
-            self._add(way, why=f"no room beside the others: {text}")
         if not any(r.library == OURS for r in self.rows):
             self._warm(arms[_ours(self.gpus)])
             taken, kept = self._measure(arms, self.left())

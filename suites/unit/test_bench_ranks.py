@@ -103,6 +103,9 @@ def test_what_does_not_fit_takes_turns(tmp_path: Path, monkeypatch: pytest.Monke
     assert not result.why and [r.together for r in result.rows] == [False] * 4
     two = by_name(result)[OURS_2]
     assert two.efficiency[1] == pytest.approx(100 / 102) and math.isnan(two.efficiency[0]) and len(two.blocks) == step.APART
+    none = by_name(measured(tmp_path, monkeypatch, "no room for ", "theirs"))
+    assert none[NAMES[0]].why == "does not fit, even alone: MemoryError: torch.OutOfMemoryError: made up"
+    assert not none[NAMES[1]].together and none[NAMES[1]].ns == NS[DDP] and none[OURS_2].ns > 0
     full = by_name(measured(tmp_path, monkeypatch, "no room for ddp", "theirs", rounds=1))
     assert "no room beside the others" in full[NAMES[1]].why and full[OURS_2].ns > 0
 
