@@ -136,7 +136,8 @@ def main(folder: Path, job: dict[str, Any], arguments: list[str]) -> int:
     def start(size: int, body: Any, **more: Any) -> Any:
         return started(size, body, **{**more, "deadlines": Deadlines(join=60.0, stall=3.0, abort=3.0)})
 
-    with mock.patch.multiple(_bindings, driver=no_driver, pycuda_driver=no_driver), mock.patch.object(launch, "launch", start), \
+    compiling = mock.patch.object(forbidden, "TOOLS", forbidden.TOOLS | {"g++"})  # in place of nvcc, which a rank may call
+    with compiling, mock.patch.multiple(_bindings, driver=no_driver, pycuda_driver=no_driver), mock.patch.object(launch, "launch", start), \
             mock.patch.multiple(training, _session=within, catalogue=lambda: kernels):
         return cli.main(arguments)
 
