@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alpha import config
-from alpha.bench import data, docs, kernel, record, step
+from alpha.bench import data, docs, kernel, record, step, step_ranks
 from alpha.bench.peer import Peer
 from alpha.component import Component
 from alpha.cuda_runtime.launch import LOADED
@@ -61,7 +61,8 @@ def arguments(p: argparse.ArgumentParser) -> None:
                    f"with `data`: steps (default: {data.STEPS})")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
                    help="with `step` and `data`: override one key; may be repeated")
-    p.add_argument("--ranks", type=int, default=2, metavar="N", help="with `comm`: processes, on each host (default: 2)")
+    p.add_argument("--nproc", type=int, metavar="N", help="with `step`: GPUs of the step beside those of one (default: 1); with `comm`: "
+                   "processes, on each host (default: 2)")
     p.add_argument("--device", action="store_true", help="with `comm`: each rank has a GPU; --peers: beside NCCL")
     p.add_argument("--hosts", type=int, metavar="N",
                    help="with `comm`: hosts, each of which runs this command (default: 1); "
@@ -77,7 +78,7 @@ def arguments(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The command."""
-    for name in ("rounds", "steps", "budget"):
+    for name in ("rounds", "steps", "budget", "nproc"):
         if getattr(args, name) is not None and not getattr(args, name) >= 1:
             raise InputError(f"--{name} is too small", came=getattr(args, name), expected="1 or more")
     if args.json and not Path(args.json).resolve().parent.is_dir():
@@ -173,6 +174,8 @@ def _step(args: argparse.Namespace, console: Console) -> int:
     if why:
         raise MachineError("NOT_RUN: this run cannot run on this machine", came=f"backend {cfg.machine.backend} {why}",
                            expected="an H100 or H200 with its driver", do="take such a machine, or a run file for the CPU")
+    if (args.nproc or 1) > 1:
+        return _step_ranks(args, cfg, console, commit)
     with Printer().doing("building, checking and timing"):
         result = step.bench(cfg, catalogue(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps,
                             budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant))
@@ -186,20 +189,49 @@ def _step(args: argparse.Namespace, console: Console) -> int:
     return 1 if result.why else 0
 
 
+def _step_ranks(args: argparse.Namespace, cfg: config.Config, console: Console, commit: str) -> int:
+    here, on_gpu = gpu_class(args.nproc), cfg.machine.backend == "cuda"
+    if on_gpu and here is None:
+        raise MachineError("NOT_RUN: a step on many GPUs needs one for each rank", came=asked().why or f"{len(asked().gpus)} here",
+                           expected=f"{args.nproc} of one model, with links that nvidia-smi tells of", do="take such a machine")
+    if args.record and not on_gpu:
+        raise InputError("a record of many GPUs is of GPUs", came='machine.backend = "cpu"', expected="cuda", do="leave out --record")
+    with Printer().doing("building, checking and timing"):
+        result = step_ranks.bench(
+            cfg, args.nproc, catalogue(), args.peer_python if args.peers else None, rounds=args.rounds or step.ROUNDS, steps=args.steps,
+            budget=args.budget, chosen=lambda name: fnmatchcase(name, args.variant), report=_telling())
+    show_ranks(result, console)
+    if args.json:
+        _write(args.json, {"flops": VERSION, "ranks": result})
+    if args.record and not result.why:
+        assert here is not None
+        loaded = result.loaded
+        _keep(here.key, f"ranks-{result.run}", console, commit, {
+            "hardware": here.describe(), "config": cfg.resolved().splitlines(),
+            "flops": {"version": VERSION, "convention": CONVENTION, **result.flops}, "ranks": _plain(replace(result, loaded={}))}, loaded)
+    return 1 if result.why else 0
+
+
+def _telling() -> Callable[[str], None]:
+    """What goes on, on the error stream: a benchmark of minutes says where it is."""
+    began = time.monotonic()
+    return lambda text: print(f"alpha bench: {time.monotonic() - began:.0f} s: {text}", file=sys.stderr, flush=True)
+
+
 def _comm(args: argparse.Namespace, console: Console) -> int:
+    args.nproc = args.nproc or 2
     if args.device:
         return _comm_device(args, console)
     if args.source is not None or args.against or args.record or args.peers:
-        raise InputError("`alpha bench comm` takes --ranks, --hosts, --host, --meet, --case, --rounds and --json", came="another argument",
+        raise InputError("`alpha bench comm` takes --nproc, --hosts, --host, --meet, --case, --rounds and --json", came="another argument",
                          do="leave out the others")
     from alpha.bench import comm  # a process without ranks maps no library for them
     from alpha.train import engines
 
     if (args.hosts or 1) != 1 and args.host is None and not args.meet and engines.place(os.environ) is None:
         return _hosts(args, console)
-    args.nproc = args.ranks
     across = engines.across(args, os.environ)
-    result = comm.bench(args.ranks, args.case, calls=args.rounds, across=across)
+    result = comm.bench(args.nproc, args.case, calls=args.rounds, across=across)
     if across and across.host:
         return 0
     console.print(environment()["cpu"])
@@ -211,18 +243,18 @@ def _comm(args: argparse.Namespace, console: Console) -> int:
 
 def _comm_device(args: argparse.Namespace, console: Console) -> int:
     if args.source is not None or args.against or args.hosts or args.meet:
-        raise InputError("`alpha bench comm --device` takes --ranks, --case, --rounds, --budget, --peers, --json and --record",
+        raise InputError("`alpha bench comm --device` takes --nproc, --case, --rounds, --budget, --peers, --json and --record",
                          came="another argument", do="leave out the others")
     from alpha.bench import comm_device
 
     commit = record.clean_commit() if args.record else ""
-    here = gpu_class(args.ranks)
+    here = gpu_class(args.nproc)
     if here is None:
         raise MachineError("NOT_RUN: collectives among GPUs need one for each rank", came=asked().why or f"{len(asked().gpus)} here",
-                           expected=f"{args.ranks} of one model, with links that nvidia-smi tells of", do="take such a machine")
+                           expected=f"{args.nproc} of one model, with links that nvidia-smi tells of", do="take such a machine")
     result = comm_device.bench(
-        args.ranks, args.case, blocks=args.rounds or comm_device.BLOCKS, budget=args.budget,
-        python=args.peer_python if args.peers else None, done=lambda case: comm_device.show(case, args.ranks, console))
+        args.nproc, args.case, blocks=args.rounds or comm_device.BLOCKS, budget=args.budget,
+        python=args.peer_python if args.peers else None, done=lambda case: comm_device.show(case, args.nproc, console))
     if args.json:
         _write(args.json, {"comm": result})
     if args.record:
@@ -337,7 +369,7 @@ def _ratio(ratio: Sequence[float]) -> str:
     return f"{middle:.3f}" + (f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) and math.isfinite(high) and low != high else "")
 
 
-def _why(row: kernel.Row | step.Row) -> str:
+def _why(row: kernel.Row | step.Row | step_ranks.Row) -> str:
     off = f"differs by {row.difference:.1e}, at most {row.allowed:.1e}" if math.isfinite(row.allowed) else ""
     return "; ".join(x for x in (" ".join(row.why.split()), off) if x)
 
@@ -375,11 +407,34 @@ def show_step(result: step.Result, console: Console) -> None:
     console.print(f"quoted: {result.quoted or 'no peer'}; fresh random tokens; {result.seconds:.0f} s", style="dim")
 
 
-def _state(blocks: Sequence[Sequence[float]]) -> str:
-    """Middle clock, middle power and highest temperature."""
-    if not blocks or len(blocks[0]) < 4:
+def show_ranks(result: step_ranks.Result, console: Console) -> None:
+    """A run file on many GPUs."""
+    console.print(f"[bold]{result.run}[/]  {result.shape}; {result.gpus} x {result.hardware}{'; ' if result.peer else ''}{result.peer}")
+    console.print(f"MFU {result.mark}", style="dim")
+    if result.why:
+        console.print(f"NOT MEASURED: {result.why}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("", "GPUs", "ms a step", "tokens/s", "MFU", "efficiency", "exposed", "all communication", "memory GiB", "MHz, W, C",
+                 "blocks", "its time over ours", ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for r in result.rows:
+        gpus = (len(r.blocks[0]) - 1) // 3 if r.blocks else 0
+        state = "; ".join(_state(r.blocks, 1 + 3 * i) for i in range(gpus))
+        table.add_row(r.name, str(r.gpus), _number(r.ns, lambda x: f"{x / 1e6:,.2f}"), _number(r.tokens_per_second, lambda x: f"{x:,.0f}"),
+                      _number(r.mfu, lambda x: f"{x:.3f}"), _ratio(r.efficiency), _number(r.exposed, lambda x: f"{x:.2%}"),
+                      _number(r.phase, lambda x: f"{x:.2%}"), f"{r.memory / 2**30:.2f}" if r.memory else "-", state or "-",
+                      f"{len(r.blocks) - r.discarded} of {len(r.blocks)}", _ratio(r.ratio) + ("" if r.together else ", in turn"),
+                      "; ".join(x for x in (_why(r), r.unknown) if x))
+    console.print(table)
+    console.print(f"quoted: {result.quoted or 'no peer'}; fresh random tokens; efficiency: tokens/s over GPUs times those of one; exposed: "
+                  f"of a step, waits for collectives by the device's stamps; {result.seconds:.0f} s", style="dim")
+
+
+def _state(blocks: Sequence[Sequence[float]], at: int = 1) -> str:
+    """Middle clock, middle power and highest temperature, which begin at a place of each block."""
+    if not blocks or len(blocks[0]) < at + 3:
         return "-"
-    mhz, watts, celsius = zip(*(b[1:4] for b in blocks))
+    mhz, watts, celsius = zip(*(b[at : at + 3] for b in blocks))
     return f"{median(mhz):.0f}, {median(watts):.0f}, {max(celsius):.0f}"
 
 

@@ -270,6 +270,26 @@ def devices(records: Sequence[Record]) -> str:
     return "\n".join(texts) if texts else _absent("alpha bench comm --device --peers --record")
 
 
+def ranks(records: Sequence[Record]) -> str:
+    """A step on many GPUs beside the same on one, ours and PyTorch's."""
+    texts = []
+    for r in _named(records, "ranks-"):
+        s = r["ranks"]
+        head = f"{s['run']}, {s['shape']}, {s['gpus']} GPUs ({_under(r)}; {s['peer'] or 'no peer'}; {r['taken']}):\n\n"
+        texts.append(head + _table(("", "GPUs", "step", "tokens/s", "MFU", "efficiency", "exposed communication", "blocks",
+                                    "its time over ours", "remark"), (_ranked(x) for x in s["rows"])))
+    return "\n".join(texts) if texts else _absent("alpha bench step configs/gpt2-124m.toml --nproc 2 --peers --record")
+
+
+def _ranked(x: Mapping[str, Any]) -> tuple[str, ...]:
+    remark = "; ".join(y for y in (_remark(x), x["unknown"]) if y)
+    if x["ns"] is None:
+        return (x["name"], str(x["gpus"]), *("-",) * 7, remark)
+    exposed = "-" if x["exposed"] is None else f"{100 * x['exposed']:.2f} %"
+    return (x["name"], str(x["gpus"]), f"{x['ns'] / 1e6:.2f} ms", f"{x['tokens_per_second']:,.0f}", f"{x['mfu']:.3f}",
+            _ratio(x["efficiency"]), exposed, f"{len(x['blocks']) - x['discarded']} of {len(x['blocks'])}", _ratio(x["ratio"]), remark)
+
+
 REGIONS: dict[str, Callable[[Sequence[Record]], str]] = {
     "headline": headline, "training": training, "steps": steps, "runs": runs,
-    "products": products, "attention": attention, "bandwidth": bandwidth, "devices": devices}
+    "products": products, "attention": attention, "bandwidth": bandwidth, "devices": devices, "ranks": ranks}

@@ -141,6 +141,7 @@ class PeerModel:
         if sizes["tied"]:
             network.head.weight = network.token.weight
         network.angles = None if STYLES[sizes["family"]].learned else self._angles()
+        self._spreaded = self._spread(network)
         self.own = dict(network.named_parameters())
         """What the network computes with."""
         self.kept = {name: nn.Parameter(wide[name]) for name in self.own} if narrow else self.own
@@ -156,7 +157,24 @@ class PeerModel:
                 torch.backends.cuda.enable_flash_sdp(variant.attention == FLASH)
                 torch.backends.cuda.enable_mem_efficient_sdp(False)
                 torch.backends.cuda.enable_math_sdp(False)
-        self._loss: Any = torch.compile(network, dynamic=False, fullgraph=True, mode=variant.compiled) if variant.compiled else network
+        whole = self._spreaded is network and not self._shared  # wrappers of ranks break the graph
+        self._loss: Any = torch.compile(self._spreaded, dynamic=False, fullgraph=whole, mode=variant.compiled) if variant.compiled else \
+            self._spreaded
+
+    _shared = False
+    """Whether its parameters are shards."""
+
+    def _spread(self, network: Any) -> Any:
+        """What is called in place of the network; it may change its parameters. peer_model_ranks.py has others."""
+        return network
+
+    def _narrow(self) -> Any:
+        """What a forward runs in."""
+        return torch.autocast(self.device, torch.bfloat16) if self.variant.weights == AUTOCAST else nullcontext()
+
+    def _last(self, last: bool) -> Any:
+        """What a microbatch runs in; `last`: of its step."""
+        return nullcontext()
 
     def _angles(self) -> tuple[Any, Any]:
         s = self.sizes
@@ -173,11 +191,11 @@ class PeerModel:
         """Forward, backward over the microbatches of i64[B, T + 1], clip, AdamW: the loss in nats a token before it and the norm of the
         mean gradient, on the device: nothing waits for them."""
         s, total = self.sizes, 0.0
-        narrow = torch.autocast(self.device, torch.bfloat16) if self.variant.weights == AUTOCAST else nullcontext()
         for i, (tokens, targets) in enumerate(self._parts(rows)):
-            with narrow:
-                loss = self._loss(tokens, targets)
-            (loss / s["micros"]).backward()
+            with self._last(i == s["micros"] - 1):
+                with self._narrow():
+                    loss = self._loss(tokens, targets)
+                (loss / s["micros"]).backward()
             total = total + loss.detach() / s["micros"]
             if self.kept is not self.own:
                 self._widen(list(self.own.values()), i == 0)

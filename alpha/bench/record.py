@@ -138,10 +138,38 @@ def verify(body: Mapping[str, Any], name: str) -> None:
             _near(name, f"{label}: MFU", row["mfu"], rate * body["flops"]["per_token"] / body["flops"]["peak"])
 
 
+    for row in body["ranks"]["rows"] if "ranks" in body else ():
+        _of_ranks(name, body, row)
+
+
+def _of_ranks(name: str, body: Mapping[str, Any], row: Mapping[str, Any]) -> None:
+    """A line of a step on many GPUs: what it counts is the batch of all of its GPUs, what it scales by stands in the record."""
+    ranks, label = body["ranks"], row["name"]
+    if row["ns"] is None:
+        return
+    _near(name, f"{label}: tokens of a step", row["tokens"], row["gpus"] * ranks["tokens"])
+    rate = row["tokens"] / row["ns"] * 1e9
+    _near(name, f"{label}: tokens/s", row["tokens_per_second"], rate)
+    _near(name, f"{label}: MFU", row["mfu"], rate * body["flops"]["per_token"] / (row["gpus"] * body["flops"]["peak"]))
+    found = row["efficiency"][1]
+    if found is not None and row["library"] == "ours":
+        logs = [math.log(one[0] / many[0]) for one, many in zip(row["alone"], row["blocks"], strict=True)]
+        _same(name, f"{label}: 1 + log of the efficiency", 1 + math.log(found), [1 + x for x in logs], row["discarded"])
+    elif found is not None:
+        alone = next(r for r in ranks["rows"] if r["name"] == row["against"])
+        _near(name, f"{label}: efficiency", found, rate / (row["gpus"] * alone["tokens_per_second"]))
+    if row["exposed"] is not None:
+        if len(row["exposures"]) != len(row["blocks"]) or not all(0 <= x <= 1 for x in row["exposures"]):
+            raise _wrong(name, f"{label}: exposed communication", row["exposed"], "a share of each block, from its stamps")
+        _same(name, f"{label}: 1 + exposed communication", 1 + row["exposed"], [1 + x for x in row["exposures"]], row["discarded"])
+
+
 def _timed(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Sequence[Sequence[float]], int]]:
     """(name, line, blocks of ours in the same rounds, tokens of a step) of all lines that were timed; a ceiling has its fastest block."""
     if "comm" in body:
         return [(f"{c['name']} {r['name']}", r, c["rows"][0]["blocks"], 0) for c in body["comm"]["cases"] for r in c["rows"]]
+    if "ranks" in body:
+        return [(r["name"], r, r["beside"], 0) for r in body["ranks"]["rows"] if r["ns"] is not None]
     if "step" in body:
         return [(r["name"], r, r["beside"], body["step"]["tokens"]) for r in body["step"]["rows"] if r["ns"] is not None]
     return [(f"{k['component']} {k['case']} {r['name']}", r, k["rows"][0]["blocks"], 0) for k in body.get("kernels", ()) for r in k["rows"]

@@ -27,6 +27,7 @@ from alpha.bench import agreement, clocks
 from alpha.bench.clocks import Blocks, merged
 from alpha.bench.peer import Peer
 from alpha.bench.variants import FAMILIES, Variant, variants
+from alpha.comm.world import World
 from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.cuda_runtime.nvml import Clocks, Reading
@@ -41,6 +42,7 @@ from alpha.train.assemble import flops_for, program_for, threads_for
 from alpha.train.engine import open_executor
 from alpha.train.loop import Loop, StepResult
 from alpha.train.peak import Peak, peak_of
+from alpha.train.ranks import Ranks
 
 ROUNDS, SECONDS = 7, 2.5
 """Blocks of each arm, and how long one lasts, about."""
@@ -141,16 +143,20 @@ class RandomTokens(PermutedSampler):
 
 
 class Ours:
-    """The loop of `alpha train` over a program. Use as a context manager."""
+    """The loop of `alpha train` over a program. `world`: this rank among those of a job. Use as a context manager."""
 
-    def __init__(self, cfg: Config, program: Program, catalogue: Catalogue, sampler: RandomTokens, clocks: Clocks | None) -> None:
-        self._stack, self.clocks = ExitStack(), clocks
+    def __init__(self, cfg: Config, program: Program, catalogue: Catalogue, sampler: RandomTokens, clocks: Clocks | None,
+                 world: World | None = None) -> None:
+        self._stack, self.clocks, ranks = ExitStack(), clocks, Ranks(world)
+        self.checked: set[int] = set()
+        """Steps whose launches were looked at one by one: their collectives run in line, without stamps of their own."""
         try:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="alpha-bench-")))
-            self.executor = self._stack.enter_context(open_executor(program, catalogue))
-            store = self._stack.enter_context(Store(folder / "metrics.sqlite"))
+            self.executor = self._stack.enter_context(open_executor(program, catalogue, world))
+            store = self._stack.enter_context(Store(folder / "metrics.sqlite", ranks.rank))
+            store.rewind(0, ranks.size)
             store.begin(0, time.perf_counter_ns(), time.perf_counter_ns(), time.time_ns())
-            self.loop = Loop(cfg, self.executor, sampler, cast(Any, None), cast(Any, None), folder, store)
+            self.loop = Loop(cfg, self.executor, sampler, cast(Any, None), cast(Any, None), folder, store, ranks)
             self.loop.start()
             self._stack.callback(self.loop.recorder.finish)
         except BaseException:
@@ -164,7 +170,15 @@ class Ours:
 
     def take(self, steps: int) -> list[StepResult]:
         """Steps whose results are looked at."""
-        return [self.loop.advance() for _ in range(steps)]
+        return [self._step(ahead=False) for _ in range(steps)]
+
+    def _step(self, *, ahead: bool) -> StepResult:
+        """One step, and what ranks do after each: they compare hashes of their parameters."""
+        if self.loop.spots.due(self.loop.step):
+            self.checked.add(self.loop.step)
+        result = self.loop.advance(ahead=ahead)
+        self.loop.ranks.decide(self.executor, result.numbers(), 0)
+        return result
 
     def block(self, steps: int, captured: bool = True) -> tuple[float, Reading | None]:
         """Nanoseconds a step over a block."""
@@ -173,7 +187,7 @@ class Ours:
             self.executor.captured = captured
         start = CLOCK()
         for left in reversed(range(steps)):
-            self.loop.advance(ahead=left > 0 and self.loop.unbroken())
+            self._step(ahead=left > 0 and self.loop.unbroken())
             if self.clocks is not None:
                 readings.append(self.clocks.read())
         return (CLOCK() - start) / steps, merged(readings)

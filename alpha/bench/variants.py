@@ -13,6 +13,7 @@ from dataclasses import dataclass
 DEFAULT, SEARCHED = "default", "max-autotune-no-cudagraphs"
 AUTOCAST, MASTER = "autocast", "master"
 CUDNN, FLASH = "cudnn", "flash"
+DDP, FSDP2 = "ddp", "fsdp2"
 
 FAMILIES = ("gpt", "llama")
 """Families of models that there is a peer of (STYLES in peer_model.py)."""
@@ -44,3 +45,26 @@ def variants(on_gpu: bool, precision: str) -> list[Variant]:
         return [Variant(DEFAULT, MASTER), Variant(DEFAULT, AUTOCAST), Variant("", AUTOCAST)]
     return [Variant(DEFAULT, MASTER, CUDNN), Variant(DEFAULT, AUTOCAST, CUDNN), Variant(DEFAULT, MASTER, FLASH),
             Variant(SEARCHED, MASTER, CUDNN), Variant("", AUTOCAST)]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A variant whose gradients are summed `over` ranks: by DDP or FSDP2; '' on one GPU alone."""
+
+    variant: Variant
+    over: str = ""
+
+    @property
+    def name(self) -> str:
+        """Such as 'DDP, torch.compile, bf16 weights, cuDNN'."""
+        words = self.variant.name.replace("autocast", "bf16 over float32 shards") if self.over == FSDP2 else self.variant.name
+        return {DDP: "DDP, ", FSDP2: "FSDP2, ", "": ""}[self.over] + words
+
+
+def ranked(on_gpu: bool, precision: str) -> list[Ranked]:
+    """What a step of many GPUs is held against, the fastest known first; each library's one GPU among them, before its many."""
+    if precision != "bf16":
+        return [Ranked(Variant(DEFAULT)), Ranked(Variant(DEFAULT), DDP)]
+    kernels = CUDNN if on_gpu else ""
+    master, auto = Variant(DEFAULT, MASTER, kernels), Variant(DEFAULT, AUTOCAST, kernels)
+    return [Ranked(master), Ranked(master, DDP), Ranked(auto, FSDP2), Ranked(auto, DDP), Ranked(auto)]

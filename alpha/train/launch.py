@@ -31,6 +31,7 @@ from alpha.comm.segment import MOST_STREAMS, Segment
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.cuda_runtime._bindings import library
+from alpha.cuda_runtime.lost import context_lost
 from alpha.errors import AlphaError, InputError, MachineError, RankError
 from alpha.train.interrupt import EXIT
 
@@ -208,7 +209,8 @@ def start_bridge(met: Met, across: Across, segment: Segment, limits: Deadlines, 
 @dataclass(frozen=True)
 class Ended:
     """How a job ended. `code`: what the command exits with. `error`: what failed first, '' where nothing did; `lost`: it was a rank that
-    died, stopped, hung or differed, so that the job may be started again. `account`: what each rank did then; `told`: what ranks told."""
+    died, stopped, hung, differed or lost its GPU, so that the job may be started again. `account`: what each rank did then;
+    `told`: what ranks told."""
 
     code: int
     error: str = ""
@@ -317,12 +319,12 @@ def _be(rank: int, segment: Segment, body: Body, limits: Deadlines, parent: int,
         tell(code=status)
     except AlphaError as error:
         status = error.exit_code
-        tell(error=str(error), error_code=status, blames=isinstance(error, RankError))
+        tell(error=str(error), error_code=status, blames=isinstance(error, RankError), device=context_lost(error))
     except KeyboardInterrupt:
         status = EXIT + signal.SIGINT
         tell(code=status)
-    except BaseException:
-        tell(error=traceback.format_exc(), error_code=1, blames=False)
+    except BaseException as error:
+        tell(error=traceback.format_exc(), error_code=1, blames=False, device=context_lost(error))
     finally:
         for stream in (sys.stdout, sys.stderr):
             try:
@@ -468,6 +470,8 @@ def _verdict(children: list[_Child], segment: Segment, signals: list[int]) -> En
     first = failures[0]
     teller = here.get(first.teller)
     account = "\n".join(_account(child, segment) for child in children)
+    if teller and teller.told.get("device"):
+        return Ended(1, f"rank {teller.rank}: its GPU is lost: {teller.told['device']}", True, account, told)
     if teller and teller.error and not teller.told["blames"]:
         return Ended(int(teller.told["error_code"]), f"rank {teller.rank}: {teller.error}", False, account, told)
     return Ended(1, first.text, True, account, told)

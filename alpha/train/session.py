@@ -140,7 +140,8 @@ def train(
         ranks.meet()  # the others stand by until the first rank has been let in
         kernels = checked(catalogue) if checking else catalogue
         stack.enter_context(forbidden.training())  # the gates that `admit` may have run started processes of their own
-        executor = stack.enter_context(open_executor(program, kernels, world))
+        with ranks.patient():  # one may load or compile kernels for longer than another
+            executor = stack.enter_context(open_executor(program, kernels, world))
         on = ranks.each(f"{executor.hardware()['hardware']}, {VISIBLE} {visible_devices()[0]}") if world and own.program.facts[
             "backend"] == "cuda" else []
         forbidden.check("before the first step")
@@ -159,7 +160,8 @@ def train(
         if resume is not None and (at is not None or folders.steps(run.checkpoints)):
             saved = loop.resume(at)
         else:
-            loop.start(fill or begin())
+            with ranks.patient():
+                loop.start(fill or begin())
             metrics.rewind(0, ranks.size)
         if cfg.data.prefetch:
             metrics.waits_again(loop.step, ranks.size)
@@ -192,7 +194,8 @@ def train(
             printer.say(f"{error}\ngoing on from step {loop.step}, the latest checkpoint that is whole", "yellow")
             log.say("warning", loop.step, level="warning", text=str(error))
 
-        loop.foretell_saves()
+        with ranks.patient():  # page-locking what saves are copied to takes its time
+            loop.foretell_saves()
 
         def asked() -> int:
             return stop() or (interrupt() if interrupt else 0)

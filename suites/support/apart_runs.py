@@ -136,7 +136,7 @@ def two_hosts(sizes: Sequence[int] = SIZES) -> int:
     """The map, and one collective of operands of these sizes, bytes."""
     code = (f"from alpha.__main__ import main; from alpha.bench.comm import bench; bench.__defaults__ = '*', {tuple(sizes)}, None, None; "
             "raise SystemExit(main())")
-    words = ["-c", code, "bench", "comm", "--ranks", "2", "--hosts", "2", "--case", "all_reduce whole", "--rounds", "7"]
+    words = ["-c", code, "bench", "comm", "--nproc", "2", "--hosts", "2", "--case", "all_reduce whole", "--rounds", "7"]
     with Hosts(2) as hosts:
         ends = [Started(hosts.begin(i, [*words, "--host", i, "--meet", f"{hosts.address(0)}:{PORT}"], environment()))
                 for i in range(2)]

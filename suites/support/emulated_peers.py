@@ -1,6 +1,6 @@
 """Several emulated GPUs: collectives of kernels/collectives among processes, each of which runs the device code on its CPU.
 
-The memory of all GPUs is one mapping, made before the processes fork, so IPC handles are addresses. The host side (the binders and
+The memory of all GPUs is one mapping, and IPC handles are places in it. The host side (the binders and
 alpha/cuda_runtime/peers.py) is the real one. What fibers and peers.h make of the device code is described there. Blocks run one after the
 other, on every member in the same order. What hangs on two blocks of one GPU at a time does not show; no collective here has that.
 """
@@ -44,11 +44,27 @@ BODY = {
 """What stands for the instructions of kernels/common/peer.cuh and timer.cuh."""
 
 
-class Memory:
-    """The memory of all GPUs: one mapping in equal parts. Made before the ranks fork."""
+EACH = 512 << 20
+"""Bytes of a GPU that runs a whole session of a small model."""
 
-    def __init__(self, ranks: int, each: int) -> None:
-        self.raw = mmap.mmap(-1, ranks * each, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+
+def shared_file(folder: Path, ranks: int, each: int = EACH) -> Path:
+    """A file for the memory of GPUs whose ranks are no forks of one process."""
+    path = folder / f"gpus-{ranks}"
+    with open(path, "wb") as file:
+        file.truncate(ranks * each)
+    return path
+
+
+class Memory:
+    """The memory of all GPUs: one mapping in equal parts. Made before the ranks fork; or in each rank, of a `shared_file`."""
+
+    def __init__(self, ranks: int, each: int, path: Path | None = None) -> None:
+        if path is None:
+            self.raw = mmap.mmap(-1, ranks * each, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+        else:
+            with open(path, "r+b") as file:
+                self.raw = mmap.mmap(file.fileno(), ranks * each)
         self.start, self.each = ctypes.addressof(ctypes.c_char.from_buffer(self.raw)), each
 
     def allocator(self, rank: int) -> Callable[[int], Any]:
@@ -110,10 +126,10 @@ def emulated_peers(memory: Memory, rank: int, kernels: Path) -> Iterator[Any]:
         pycuda.mem_alloc = memory.allocator(rank)
         driver.cuCtxSynchronize = lambda: (pycuda.Context.synchronize(), (0,))[1]
         driver.cuMemGetAddressRange = lambda at: (0, at, 0)
-        driver.cuIpcGetMemHandle = lambda at: (0, SimpleNamespace(reserved=at.to_bytes(64, "little")))
+        driver.cuIpcGetMemHandle = lambda at: (0, SimpleNamespace(reserved=(at - memory.start).to_bytes(64, "little")))
         driver.CUipcMemHandle = SimpleNamespace
         driver.CUipcMem_flags = SimpleNamespace(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=SimpleNamespace(value=1))
-        driver.cuIpcOpenMemHandle = lambda handle, flags: (0, int.from_bytes(handle.reserved, "little"))
+        driver.cuIpcOpenMemHandle = lambda handle, flags: (0, memory.start + int.from_bytes(handle.reserved, "little"))
         driver.cuIpcCloseMemHandle = lambda at: (0,)
         driver.cuMemsetD32Async = _filled
         patch.setattr(_bindings, "pycuda_driver", lambda: pycuda)

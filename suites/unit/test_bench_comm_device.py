@@ -80,7 +80,7 @@ def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(InputError, match="no such collective among GPUs"):
         comm_device.bench(2, "nothing")
     assert cli.main(["bench", "comm", "--device", "--hosts", "2"]) == 2
-    assert cli.main(["bench", "comm", "--device", "--ranks", "2"]) == 3
+    assert cli.main(["bench", "comm", "--device", "--nproc", "2"]) == 3
     assert "NOT_RUN: collectives among GPUs need one for each rank" in capsys.readouterr().err
 
 

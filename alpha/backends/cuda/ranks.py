@@ -31,6 +31,7 @@ from alpha.backends.world import DeviceWorld
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime.graph import Graph, capture
+from alpha.cuda_runtime.lost import context_lost
 from alpha.cuda_runtime.mark import Marks
 from alpha.cuda_runtime.peers import Peers
 from alpha.cuda_runtime.priority import NODE_PRIORITIES, Fence, FirstStream
@@ -298,10 +299,14 @@ class CudaRank(CudaExecutor):
             self._abort()
 
     def _abort(self) -> None:
-        """End the device's waits."""
+        """End the device's waits. Where the context is lost they have ended, and the error that is under way says so."""
         self._lost = True
-        for channel in self.channels.values():
-            channel.abort(self._aside)
+        try:
+            for channel in self.channels.values():
+                channel.abort(self._aside)
+        except _bindings.CudaError as error:
+            if not context_lost(error):
+                raise
 
     def _check(self) -> None:
         """RankError where the device gave up; all ranks are told."""

@@ -36,6 +36,7 @@ from alpha.comm.segment import Segment
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import WORLD, World
 from alpha.component import Measured
+from alpha.cuda_runtime._bindings import CudaError
 from alpha.errors import InputError, MachineError, RankError
 from alpha.gates.contracts.checkpoint import cut_of, same
 from alpha.gates.contracts.ranks.calls import misbehave
@@ -262,6 +263,10 @@ def _body(case: str, victim: int, world: World, tell: launch.Tell) -> int:
         if step == AT and world.rank == victim:
             if case == "refuses":
                 raise InputError("planted", came="this", expected="that", do="nothing")
+            if case in ("lost-gpu", "hidden-gpu"):
+                _lose_gpu(hidden=case == "hidden-gpu")
+            if case == "full-gpu":
+                raise CudaError("the driver call cuMemAlloc failed", came="CUDA_ERROR_OUT_OF_MEMORY (2): out of memory")
             if case == "deaf":  # it neither dies nor listens
                 time.sleep(30)
             if case not in ("none", "late", "code", "slow", "stays"):
@@ -272,6 +277,16 @@ def _body(case: str, victim: int, world: World, tell: launch.Tell) -> int:
     if case in ("slow", "stays") and world.rank == victim:  # behind the others' end, for less than it may and for more
         time.sleep(1.5 if case == "slow" else 30.0)
     return 4 if case == "code" and world.rank == victim else 0
+
+
+def _lose_gpu(hidden: bool) -> None:
+    """Raise what a driver says whose context is lost. `hidden`: behind an error of who cleans up after it."""
+    try:
+        raise CudaError("the driver call cuEventSynchronize failed", came="CUDA_ERROR_ILLEGAL_ADDRESS (700): planted")
+    except CudaError:
+        if not hidden:
+            raise
+        raise ValueError("a clean-up that fails, too")  # noqa: B904  what came before it is what is looked for
 
 
 def launched(case: str, victim: int) -> tuple[launch.Ended, float]:
@@ -285,7 +300,8 @@ OUTCOMES: dict[str, tuple[int, bool, str]] = {
     "none": (0, False, ""), "slow": (0, False, ""), "code": (4, False, ""), "stays": (1, True, "rank {} died (killed by SIGKILL, because"),
     "dies": (1, True, "rank {} died"), "stops": (1, True, "rank {}"),
     "exits": (1, True, "rank {}"), "deaf": (1, True, "rank {}"), "late": (1, True, "rank {} is stopped"),
-    "raises": (1, False, "rank {}: "), "refuses": (2, False, "rank {}: planted")}
+    "raises": (1, False, "rank {}: "), "refuses": (2, False, "rank {}: planted"), "full-gpu": (1, False, "rank {}: "),
+    "lost-gpu": (1, True, "rank {}: its GPU is lost: "), "hidden-gpu": (1, True, "rank {}: its GPU is lost: the driver call cuEvent")}
 """What one rank does -> exit code of the job, whether a rank was lost, what the error begins with."""
 
 
