@@ -228,6 +228,23 @@ class PeerModel:
         for _ in range(count):
             self.step(torch.randint(0, vocab, (rows, tokens + 1), device=self.device), lr)
 
+    def park(self) -> None:
+        """Give the device's memory to others: parameters and moments wait on the host, gradients go, what was compiled stays."""
+        self._move("cpu")
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+
+    def back(self) -> None:
+        """Take the device again."""
+        self._move(self.device)
+
+    def _move(self, device: str) -> None:
+        for x in {id(x): x for x in (*self.own.values(), *self.kept.values())}.values():
+            x.grad = None
+            x.data = x.data.to(device)
+        for found in self.optimizer.state.values():
+            found.update({name: x.to(device) for name, x in found.items() if isinstance(x, torch.Tensor)})
+
     def wait(self) -> None:
         """Until the device has nothing left to do."""
         if self.on_gpu:

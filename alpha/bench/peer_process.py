@@ -139,6 +139,16 @@ class Process:
         self.model.wait()
         return float(time.perf_counter_ns() - start)
 
+    def park(self) -> None:
+        """Leave the device's memory to others until `back`."""
+        assert self.model is not None
+        self.model.park()
+
+    def back(self) -> None:
+        """Take the device again."""
+        assert self.model is not None
+        self.model.back()
+
     def memory(self) -> int:
         """Most bytes of device memory that torch had allocated at once; 0 on the CPU, where it does not count."""
         return int(self.t.torch.cuda.max_memory_allocated()) if self.t.on_gpu else 0
@@ -148,7 +158,7 @@ def main() -> None:
     """Answer until the caller goes."""
     p = Process()
     serve({"open": p.open, "make": p.make, "outputs": p.outputs, "repeats": p.repeats, "block": p.block, "make_model": p.make_model,
-           "step": p.step, "steps": p.steps, "memory": p.memory})
+           "step": p.step, "steps": p.steps, "memory": p.memory, "park": p.park, "back": p.back})
 
 
 if __name__ == "__main__":

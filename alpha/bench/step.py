@@ -34,6 +34,7 @@ from alpha.cuda_runtime.nvml import Clocks, Reading
 from alpha.data.sampler import Batch, PermutedSampler
 from alpha.flops.v1 import ModelFlops, mfu, stamp
 from alpha.graph.plan import Program
+from alpha.graph.state import StateLayout
 from alpha.profile import noise
 from alpha.profile.noise import CLOCK
 from alpha.profile.served import PATIENCE, ServedError
@@ -68,6 +69,7 @@ PROBE, PROBES = 448, 20
 OURS, UNCAPTURED, REFERENCE = "ours", "ours, launch by launch", "reference probe"
 
 NAN = float("nan")
+_Fill = Callable[[np.ndarray, StateLayout, int], None]
 _Arm = Callable[[int], "tuple[float, Reading | None]"]
 _Taken = tuple[dict[str, Blocks], dict[str, noise.Kept]]
 
@@ -143,10 +145,11 @@ class RandomTokens(PermutedSampler):
 
 
 class Ours:
-    """The loop of `alpha train` over a program. `world`: this rank among those of a job. Use as a context manager."""
+    """The loop of `alpha train` over a program. `world`: this rank among those of a job; `fill`: gives the parameters in place of a draw.
+    Use as a context manager."""
 
     def __init__(self, cfg: Config, program: Program, catalogue: Catalogue, sampler: RandomTokens, clocks: Clocks | None,
-                 world: World | None = None) -> None:
+                 world: World | None = None, fill: _Fill | None = None) -> None:
         self._stack, self.clocks, ranks = ExitStack(), clocks, Ranks(world)
         self.checked: set[int] = set()
         """Steps whose launches were looked at one by one: their collectives run in line, without stamps of their own."""
@@ -157,7 +160,7 @@ class Ours:
             store.rewind(0, ranks.size)
             store.begin(0, time.perf_counter_ns(), time.perf_counter_ns(), time.time_ns())
             self.loop = Loop(cfg, self.executor, sampler, cast(Any, None), cast(Any, None), folder, store, ranks)
-            self.loop.start()
+            self.loop.start(fill)
             self._stack.callback(self.loop.recorder.finish)
         except BaseException:
             self._stack.close()
@@ -197,6 +200,11 @@ class Ours:
         """Bytes taken now: of the device since it was opened, by whomever, or of the arenas."""
         held = self.executor.resident()
         return held["device"] if "device" in held else sum(held.values())
+
+    @property
+    def room(self) -> float:
+        """Bytes of the device that are free; without bound on a CPU."""
+        return self.executor.device.free_memory() if isinstance(self.executor, CudaExecutor) else float("inf")
 
     def __enter__(self) -> Ours:
         return self
@@ -241,6 +249,16 @@ class Theirs:
     def memory(self) -> int:
         """Most bytes that torch had allocated."""
         return int(self.peer.served.ask("memory")) if self.peer.served is not None else 0
+
+    def park(self) -> None:
+        """Leave the device's memory to ours until `back`; ServedError."""
+        assert self.peer.served is not None
+        self.peer.served.ask("park")
+
+    def back(self) -> None:
+        """Take the device again; ServedError."""
+        assert self.peer.served is not None
+        self.peer.served.ask("back")
 
     def __enter__(self) -> Theirs:
         return self
@@ -309,9 +327,14 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
     rows: list[Row] = []
     if wanted and (why := unsupported(cfg)):
         rows, wanted = [Row("torch", why=f"no peer: the model in PyTorch does not do {why}")], []
-    with tempfile.TemporaryDirectory(prefix="alpha-bench-") as folder, Place(lambda: Ours(cfg, program, catalogue, sampler, gpu)) as place:
+    parameters: dict[str, str] = {}
+
+    def opened() -> Ours:
+        return Ours(cfg, program, catalogue, sampler, gpu, fill=partial(_filled, parameters) if parameters else None)
+
+    with tempfile.TemporaryDirectory(prefix="alpha-bench-") as folder, Place(opened) as place:
         ours = place.ours()
-        parameters = _written(folder, ours.parameters() if wanted else {})
+        parameters |= _written(folder, ours.parameters() if wanted else {})
         tokens = [f"{folder}/tokens{i}.npy" for i in range(CHECKED)]
         for i, path in enumerate(tokens):
             np.save(path, sampler.rows(i))
@@ -324,7 +347,7 @@ def bench(cfg: Config, catalogue: Catalogue, python: str | None, *, rounds: int 
                         stamp(peak.flops, peak.source), {"per_token": flops.per_token, "peak": peak.flops, "peak_source": peak.source},
                         here["hardware"], here["machine"], here["version"], job.batch[0] * job.batch[1])
         session = Session(rounds, steps, gpu, cfg.train.batch * cfg.data.sequence, flops, peak, place, job, python or "",
-                          began + budget if budget is not None else None, report)
+                          began + budget if budget is not None else None, report, crowded=held > ours.room)
         found = [session.one(v, len(wanted) - i) for i, v in enumerate(wanted)]
         if all(r.why for r in found):
             found += session.alone()
@@ -364,10 +387,17 @@ def _written(folder: str, parameters: Mapping[str, np.ndarray]) -> dict[str, str
     return found
 
 
+def _filled(files: Mapping[str, str], flat: np.ndarray, layout: StateLayout, seed: int) -> None:
+    """The parameters that were drawn before, which takes less time than another draw."""
+    for t in layout.tensors:
+        flat[layout.offsets[t.name] : layout.offsets[t.name] + t.size] = np.load(files[t.name], mmap_mode="r").reshape(-1)
+
+
 @dataclass
 class Session:
     """How blocks are taken, and what is made of them. `fastest`: the least ratio of a variant so far; `peer`: the library that answered;
-    `built`: seconds that the last variant took to build and check, as the next one may."""
+    `built`: seconds that the last variant took to build and check, as the next one may; `crowded`: whether a peer had, or would have, no
+    room beside ours, so all take turns."""
 
     rounds: int
     steps: int | None
@@ -383,6 +413,7 @@ class Session:
     fastest: float = float("inf")
     peer: str = ""
     built: float = 0.0
+    crowded: bool = False
 
     def left(self) -> float:
         """Seconds of the budget."""
@@ -405,10 +436,12 @@ class Session:
             return Row(variant.name, why="not measured: the budget was spent")
         self.report(f"{variant.name}: building and checking")
         try:
-            try:
-                return self._beside(variant, self.left() / coming)
-            except DoesNotFit:
-                return self._apart(variant)
+            if not self.crowded:
+                try:
+                    return self._beside(variant, self.left() / coming)
+                except DoesNotFit:
+                    self.crowded = True
+            return self._apart(variant)
         except DoesNotFit as error:
             return Row(variant.name, why=f"does not fit, even alone: {error}")
         except ServedError as error:
@@ -447,23 +480,31 @@ class Session:
             return replace(found, memory=model.memory)
 
     def _apart(self, variant: Variant) -> Row:
-        """Whole processes in turn, APART times each."""
+        """Each has the device in turn, APART times or until the budget is spent; the other one's state waits on the host."""
         taken: dict[str, list[tuple[float, Reading | None]]] = {OURS: [], variant.name: []}
-        row, memory = Row(variant.name), 0
-        seconds = SECONDS * self.rounds / APART
-        for _ in range(APART):
-            ours = self.place.ours()
-            self.warm(ours)
-            taken[OURS].append(self._block(ours.block, self._count(ours.block, seconds)))
-            self.place.leave()
-            row, model = self._admitted(variant)
-            if model is None:
-                return row
-            with model:
+        seconds, memory = SECONDS * self.rounds / APART, 0
+        with ExitStack() as stack:
+            row, model = Row(variant.name), cast("Theirs | None", None)
+            for turn in range(APART):
+                if turn and self.left() <= 0:
+                    break
+                ours = self.place.ours()
+                self.warm(ours)
+                taken[OURS].append(self._block(ours.block, self._count(ours.block, seconds)))
+                self.place.leave()
+                if model is None:
+                    row, model = self._admitted(variant)
+                    if model is None:
+                        return row
+                    stack.enter_context(model)
+                else:
+                    model.back()
                 self.report(f"{variant.name}: timing, in turn with ours")
                 taken[variant.name].append(self._block(model.block, self._count(model.block, seconds)))
                 memory = model.memory
-        kept = clocks.kept(taken, None) if self.gpu is not None else {name: noise.keep(np.zeros(APART, bool)) for name in taken}
+                model.park()
+        turns = len(taken[OURS])
+        kept = clocks.kept(taken, None) if self.gpu is not None else {name: noise.keep(np.zeros(turns, bool)) for name in taken}
         return replace(self.figures(replace(row, together=False), (dict(taken), kept)), memory=memory)
 
     def warm(self, ours: Ours) -> None:

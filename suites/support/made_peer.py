@@ -72,12 +72,22 @@ def step(tokens: str, lr: float) -> dict[str, float]:
     return {"loss": STEPS["loss"][at], "norm": STEPS["norm"][at]}
 
 
+def park() -> None:
+    state["parked"] = True
+
+
+def back() -> None:
+    state["parked"] = False
+
+
 def steps(rows: int, tokens: int, vocab: int, lr: float, count: int) -> float:
     if count < 1 or rows * tokens < 1 or vocab < 2:
         raise ValueError("no such block")
+    if state.get("parked"):
+        raise ValueError("it does not have the device")
     return STEPS.get("ns", {}).get(state["variant"], 1e6) * count
 
 
 serve({"open": opened, "make": make, "outputs": outputs, "repeats": lambda way, ns: 3, "block": block, "make_model": make_model,
-       "step": step, "steps": steps, "memory": lambda: 123,
+       "step": step, "steps": steps, "park": park, "back": back, "memory": lambda: 123,
        "sleep": lambda seconds: time.sleep(seconds)})

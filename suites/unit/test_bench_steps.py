@@ -18,6 +18,8 @@ from alpha.bench.peer import Peer
 from alpha.bench.variants import AUTOCAST, MASTER, Variant, variants
 from alpha.cuda_runtime.nvml import Reading
 from alpha.flops.v1 import VERSION
+from alpha.optim.init import fill_initial
+from alpha.train import loop
 from alpha.train.assemble import program_for
 from alpha.train.catalogue import catalogue
 
@@ -59,10 +61,35 @@ def test_a_step_beside_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert all("not ours" in r.why and math.isnan(r.ns) for r in refused.rows if r.name in NAMES), bad
 
     alone = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, command=made(**known, flag=str(tmp_path / "flag")))
-    assert {r.name: r.together for r in alone.rows if r.name != "ours"} == {NAMES[0]: False, NAMES[1]: True}
+    assert {r.name: r.together for r in alone.rows if r.name != "ours"} == dict.fromkeys(NAMES, False)
     for r in alone.rows:
         assert not r.why and (r.name == "ours" or (r.ns == 1e6 and r.ratio[1] > 0 and len(r.blocks) == 3))
-    assert next(r for r in alone.rows if not r.together and r.name != "ours").ratio[::2] == pytest.approx((math.nan, math.nan), nan_ok=True)
+        assert r.name == "ours" or r.ratio[::2] == pytest.approx((math.nan, math.nan), nan_ok=True)
+
+
+def test_taking_turns_keeps_to_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One turn each where no time is left for more; the peer is built once, and ours gets the parameters that it drew first."""
+    calm(monkeypatch)
+    cfg, left, drawn = tiny(tmp_path), iter([100.0] * 4), list[str]()
+    monkeypatch.setattr(step.Session, "left", lambda self: next(left, 0.0))
+    monkeypatch.setattr(loop, "fill_initial", lambda *args, **more: drawn.append("drawn") or fill_initial(*args, **more))
+    known = first_steps(cfg)
+    drawn.clear()
+    found = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, budget=1.0, chosen=lambda name: name == NAMES[0],
+                       command=made(**known, flag=str(tmp_path / "flag")))
+    row = next(r for r in found.rows if r.name == NAMES[0])
+    assert not row.why and not row.together and len(row.blocks) == len(row.beside) == 1 and drawn == ["drawn"]
+
+
+def test_what_waits_on_the_host_has_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The made peer refuses blocks between park and back; turns that forget one of them have no figure."""
+    calm(monkeypatch)
+    cfg = tiny(tmp_path)
+    known = first_steps(cfg)
+    monkeypatch.setattr(step.Theirs, "back", lambda self: None)
+    found = step.bench(cfg, catalogue(), "made", rounds=3, steps=1, chosen=lambda name: name == NAMES[0],
+                       command=made(**known, flag=str(tmp_path / "flag")))
+    assert "does not have the device" in next(r for r in found.rows if r.name == NAMES[0]).why
 
 
 def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
