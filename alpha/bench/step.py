@@ -173,14 +173,15 @@ class Ours:
 
     def take(self, steps: int) -> list[StepResult]:
         """Steps whose results are looked at."""
-        return [self._step(ahead=False) for _ in range(steps)]
+        return [self._step(more=False) for _ in range(steps)]
 
-    def _step(self, *, ahead: bool) -> StepResult:
-        """One step, and what ranks do after each: they compare hashes of their parameters."""
+    def _step(self, *, more: bool) -> StepResult:
+        """One step, and what ranks do after each: they compare hashes of their parameters, and agree whether the next one hands over ahead;
+        `more`: another step follows that."""
         if self.loop.spots.due(self.loop.step):
             self.checked.add(self.loop.step)
-        result = self.loop.advance(ahead=ahead)
-        self.loop.ranks.decide(self.executor, result.numbers(), 0)
+        result = self.loop.advance(ahead=self.loop.ranks.ahead)
+        self.loop.ranks.decide(self.executor, result.numbers(), 0, more and self.loop.unbroken())
         return result
 
     def block(self, steps: int, captured: bool = True) -> tuple[float, Reading | None]:
@@ -188,9 +189,10 @@ class Ours:
         readings = []
         if isinstance(self.executor, CudaExecutor):
             self.executor.captured = captured
-        start = CLOCK()
+        ranks, start = self.loop.ranks, CLOCK()
+        ranks.ahead = ranks.world is None and steps > 1 and self.loop.unbroken()
         for left in reversed(range(steps)):
-            self._step(ahead=left > 0 and self.loop.unbroken())
+            self._step(more=left > 1)
             if self.clocks is not None:
                 readings.append(self.clocks.read())
         return (CLOCK() - start) / steps, merged(readings)
