@@ -461,6 +461,16 @@ def _select_first(rng: np.random.Generator) -> Measured:
     return yes(not wrong, ", ".join(wrong), cases=4)
 
 
+def _refuse_extent_made(rng: np.random.Generator) -> Measured:
+    """So is what makes one and reads none, as a receipt."""
+    found = Catalogue()
+    found.add(Component(id="receive.planned", kind="kernel", backend="cuda", op="receive", implementation=_refuse_extent_made))
+    t = Tracer("received")
+    got = t.receive(shape=(64,), dtype="f32", group="dp", size=2, source=0)
+    t.output("y", t.extent(got, t.input("n", (), "i32")))
+    return refuses(InputError, lambda: select(verify(t.graph, "trace"), found, "cuda"))
+
+
 def _refuse_extent_read(rng: np.random.Generator) -> Measured:
     """A back end that knows no extents refuses what reads one and makes nothing, as a send."""
     found = Catalogue()
@@ -625,6 +635,15 @@ def _with_exchange() -> Catalogue:
     return found
 
 
+def _together(plan: Plan) -> tuple[int, int]:
+    """(pairs of launches that touch the same bytes and may run at once, pairs that may run at once)."""
+    order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
+    uses = [[(r, r in (*x.outs, x.scratch)) for r in (*x.ins, *x.outs, x.scratch) if r is not None] for x in plan.launches]
+    pairs = [(i, j) for j in range(len(uses)) for i in range(j) if not order.before(i, j)]
+    return sum(any((a or b) and r.arena == q.arena and r.offset < q.stop and q.offset < r.stop for r, a in uses[j] for q, b in uses[i])
+               for i, j in pairs), len(pairs)
+
+
 def _beside_is_apart(rng: np.random.Generator) -> Measured:
     """Calls of two streams of which neither waits for the other never touch the same bytes, unless both read: by every pair of launches of
     plans of chains with exchanges beside them."""
@@ -633,16 +652,61 @@ def _beside_is_apart(rng: np.random.Generator) -> Measured:
         n = int(rng.integers(2, 8))
         ready = tuple(int(k) for k in rng.integers(0, n, n))
         graph = schedule(_exchanges(n, ready=ready, phase="reduce" if rng.random() < 0.7 else "forward").graph)
-        plan = lay_out(graph, select(graph, _with_exchange(), "cpu"), 2, {})
-        order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
-        uses = [[(r, r in (*x.outs, x.scratch)) for r in (*x.ins, *x.outs, x.scratch) if r is not None] for x in plan.launches]
-        for j, mine in enumerate(uses):
-            for i, others in enumerate(uses[:j]):
-                if not order.before(i, j):
-                    cases += 1
-                    wrong += any((a or b) and r.arena == q.arena and r.offset < q.stop and q.offset < r.stop
-                                 for r, a in mine for q, b in others)
+        touch, pairs = _together(lay_out(graph, select(graph, _with_exchange(), "cpu"), 2, {}))
+        wrong, cases = wrong + touch, cases + pairs
     return Measured(error=float(wrong), bound=0.0, cases=cases, note="pairs that touch the same bytes")
+
+
+def _drawn_streams(rng: np.random.Generator) -> Tracer:
+    """A drawn graph: each row on a drawn stream, over any value made before; rows of two results, rows that work in place, views and sums
+    over ranks of drawn groups. Some results nobody reads."""
+    t = Tracer("drawn streams")
+    values = [t.input("x", (8, 64), "f32")]
+    gain, back = t.input("gain", (64,), "f32"), int(rng.integers(2, 20))
+    for _ in range(int(rng.integers(4, 20))):
+        t.stream = (COMPUTE, COMM)[int(rng.random() < 0.5)]
+        a, b = (values[int(i)] for i in rng.integers(max(0, len(values) - back), len(values), 2))
+        kind = int(rng.integers(7))
+        if kind == 0:
+            values.append(t.add(a, b))
+        elif kind == 1:
+            values.append(t.gelu(a, approximate="tanh"))
+        elif kind == 2:
+            values.append(t.rmsnorm(a, gain, eps=1e-5)[0])
+        elif kind == 3:
+            values.append(t.reshape(t.reshape(a, shape=(512,)), shape=(8, 64)))
+        else:
+            total = t.all_reduce(t.reshape(a, shape=(512,)), group=("dp", "tp")[int(rng.integers(2))], size=2, reduce="sum")
+            values.append(t.reshape(total, shape=(8, 64)))
+    t.stream = COMPUTE
+    t.output("y", t.add(values[-1], values[int(rng.integers(len(values)))]))
+    return t
+
+
+def _streams_drawn(rng: np.random.Generator) -> Measured:
+    """Plans of drawn graphs, as they are and scheduled: what may run at once touches no common bytes; what acts on one group runs one after
+    the other, whatever its streams; what a launch reads was made before, by the waits that the plan has."""
+    wrong, cases = list[str](), 0
+    for trial in range(40):
+        graph = verify(_drawn_streams(rng).graph, "trace")
+        graph = schedule(graph) if trial % 2 else graph
+        chosen = select(graph, _with_exchange(), "cpu")
+        plan = lay_out(graph, chosen, 2, {})
+        touch, pairs = _together(plan)
+        order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
+        run = [node for node in graph.nodes if node in chosen]
+        at = {node: i for i, node in enumerate(run)}
+
+        def makers(v: Value, at: dict[Node, int] = at) -> list[int]:
+            node = v.producer
+            return [] if node is None else [at[node]] if node in at else [i for w in node.inputs for i in makers(w)]
+
+        groups = [[at[node] for node in run if node.acts and node.attrs["group"] == group] for group in ("dp", "tp")]
+        wrong += ["bytes are touched at once"] * touch
+        wrong += ["a group out of order" for of in groups for j in of for i in of if i < j and not order.before(i, j)]
+        wrong += ["read before it is made" for node in run for v in node.inputs for i in makers(v) if not order.before(i, at[node])]
+        cases += pairs + len(run)
+    return Measured(error=float(len(wrong)), bound=0.0, cases=cases, note=wrong[0] if wrong else "")
 
 
 def _bucketed(kind: str = "state", *, read_again: bool = False) -> Plan:
@@ -1088,13 +1152,14 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                  ("leaves", of_settings.prompt_leaves)],
                       "determinism": _HASHES_LLAMA, "faults": [("cycle", _refuse_cycle)]},
     "select.pass": {"parity": [*_both(_select), ("budget", effects.budgets_chosen), ("first", _select_first)], "determinism": _HASHES_LLAMA,
-                    "faults": [("dtype", _refuse_dtype), ("extent-read", _refuse_extent_read), ("no-kernel", _refuse_no_kernel),
+                    "faults": [("dtype", _refuse_dtype), ("extent-read", _refuse_extent_read), ("extent-made", _refuse_extent_made),
+                               ("no-kernel", _refuse_no_kernel),
                                ("effects", effects.refuse_budget)]},
     "memory.pass": {"parity": [*[(f"ownership-{n}", c) for n, c in _both(_ownership)],
                                *[(f"bits-{n}", c) for n, c in _both(_planned_equals_fresh)],
                                *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)],
-                               ("order", _order_is_reachability), ("beside", _beside_is_apart), ("bucket", _bucket_in_place),
-                               ("bucket-kept", _bucket_kept), ("aligned", _aligned), ("read-twice", _read_twice),
+                               ("order", _order_is_reachability), ("beside", _beside_is_apart), ("streams", _streams_drawn),
+                               ("bucket", _bucket_in_place), ("bucket-kept", _bucket_kept), ("aligned", _aligned), ("read-twice", _read_twice),
                                ("scattered", _scattered_apart), ("largest-first", _largest_first), ("placed", effects.launches_placed),
                                ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered),
                                ("computations", traced.computations)],

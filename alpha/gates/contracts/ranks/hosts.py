@@ -40,6 +40,7 @@ from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import RankError
 from alpha.gates.contracts import of_settings
+from alpha.gates.contracts.ranks import ends
 from alpha.gates.contracts.ranks.calls import DTYPES, OPS, Mute, one, summed
 from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, at_vjp, seed_of, sound
 from alpha.gates.contracts.ranks.jobs import Case, Found, _hash, _measured, at_channels
@@ -894,9 +895,9 @@ def _not_met(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
-                                 ("early", _early), ("straight", _straight), ("met", _met), ("framing", _framing), ("whole", _whole),
-                                 ("connection", of_settings.connection), ("together", of_settings.together),
-                                 ("fastest", _fastest), ("hosts", _by_hosts), ("adjoint", _adjoint)],
+                                 ("early", _early), ("straight", _straight), ("carried", ends.carried), ("met", _met),
+                                 ("framing", _framing), ("whole", _whole), ("connection", of_settings.connection),
+                                 ("together", of_settings.together), ("fastest", _fastest), ("hosts", _by_hosts), ("adjoint", _adjoint)],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")), ("frames", _frames),

@@ -38,6 +38,7 @@ from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import InputError, MachineError, RankError
 from alpha.gates.contracts.checkpoint import cut_of, same
+from alpha.gates.contracts.ranks import ends
 from alpha.gates.contracts.ranks.calls import misbehave
 from alpha.gates.contracts.ranks.collectives import BOUND_S, SHORT, SOUND, seed_of, sound
 from alpha.gates.contracts.ranks.members import Ended, members
@@ -678,7 +679,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                                  ("numbers", _numbers)],
                       "determinism": [("both-ways", _both_ways)], "faults": [(fault, _planted(fault)) for fault in FAULTS]},
     "watch.progress": {"parity": [("waited", _waited)], "determinism": [("named", _named)],
-                       "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left)]},
+                       "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left),
+                                  ("watched late", ends.watched_late)]},
     "launch.ranks": {"parity": [("ended", _launched("none", "slow", "code")), ("left", _nothing_left)],
                      "determinism": [("ended", _launched("none", "refuses"))],
                      "faults": [(what, _launched(what)) for what in OUTCOMES if what not in ("none", "slow", "code")]},
