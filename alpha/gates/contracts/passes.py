@@ -15,7 +15,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Workers
 from alpha.component import Catalogue, Component, Envelope, Measured
 from alpha.errors import GraphError, InputError, ShapeError
-from alpha.gates.contracts import effects, of_settings, parts, traced
+from alpha.gates.contracts import edges, effects, of_settings, parts, traced
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import (
     VOCAB,
@@ -603,11 +603,11 @@ def _order_is_reachability(rng: np.random.Generator) -> Measured:
         streams, after = _random_order(rng)
         order, n = Order(streams, after), len(streams)
         run = [i for i in range(n) if streams[i] is not None]
-        for edges in (after, [set(order.waits(i)) for i in range(n)]):
+        for edges_ in (after, [set(order.waits(i)) for i in range(n)]):
             reach = np.zeros((n, n), bool)
             for j in run:
                 for i in run:
-                    if i < j and (streams[i] == streams[j] or i in edges[j]):
+                    if i < j and (streams[i] == streams[j] or i in edges_[j]):
                         reach[:, j] |= reach[:, i]
                         reach[i, j] = True
             for i in run:
@@ -1153,14 +1153,13 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                       "determinism": _HASHES_LLAMA, "faults": [("cycle", _refuse_cycle)]},
     "select.pass": {"parity": [*_both(_select), ("budget", effects.budgets_chosen), ("first", _select_first)], "determinism": _HASHES_LLAMA,
                     "faults": [("dtype", _refuse_dtype), ("extent-read", _refuse_extent_read), ("extent-made", _refuse_extent_made),
-                               ("no-kernel", _refuse_no_kernel),
-                               ("effects", effects.refuse_budget)]},
+                               ("no-kernel", _refuse_no_kernel), ("effects", effects.refuse_budget)]},
     "memory.pass": {"parity": [*[(f"ownership-{n}", c) for n, c in _both(_ownership)],
                                *[(f"bits-{n}", c) for n, c in _both(_planned_equals_fresh)],
                                *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)],
                                ("order", _order_is_reachability), ("beside", _beside_is_apart), ("streams", _streams_drawn),
-                               ("bucket", _bucket_in_place), ("bucket-kept", _bucket_kept), ("aligned", _aligned), ("read-twice", _read_twice),
-                               ("scattered", _scattered_apart), ("largest-first", _largest_first), ("placed", effects.launches_placed),
+                               ("bucket", _bucket_in_place), ("bucket-kept", _bucket_kept), ("aligned", _aligned),
+                               ("read-twice", _read_twice), ("scattered", _scattered_apart), ("largest-first", _largest_first), ("placed", effects.launches_placed),
                                ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered),
                                ("computations", traced.computations)],
                     "determinism": _HASHES_LLAMA,
@@ -1168,7 +1167,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                ("late-wait", _refuse_late_wait), ("bucket", _refuse_bucket), ("late-extent", effects.refuse_late_extent),
                                ("part-updated", parts.refuse_update), ("part-outside", parts.refuse_outside)]},
     "verify.pass": {"parity": [*_both(_verify_accepts), ("effects", effects.accepts), ("pruned", effects.pruned_kept),
-                               ("units", traced.units_in_units), ("texts", traced.graph_texts)],
+                               ("units", traced.units_in_units), ("texts", traced.graph_texts), ("lines", edges.lines)],
                     "determinism": _HASHES,
                     "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
                                ("twice", _broken(_twice)), ("overlap", _broken(_overlap)),
@@ -1176,10 +1175,11 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                ("stream", _broken(_stream)),
                                ("pipeline", _lower_verifies), ("extent-of-made", effects.refuse_extent_of_made),
                                ("redeclared", traced.redeclared), ("stacked", traced.stacked_in_order), ("overlaps", traced.overlaps),
-                               ("places", traced.places),
+                               ("places", traced.places), ("edges", edges.traces),
                                *((name, effects.refuses_graph(name)) for name in effects.broken())]},
     "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules), ("leaves", _leaves),
                                ("tables", _tables), ("replicas", _lowest_replica)],
                     "determinism": [("offsets", _layout_hash)],
-                    "faults": [("gap", _refuse_gap), ("missing", _refuse_missing), ("split-leaf", _refuse_split_leaf)]},
+                    "faults": [("gap", _refuse_gap), ("missing", _refuse_missing), ("split-leaf", _refuse_split_leaf),
+                               ("edges", edges.layouts)]},
 })

@@ -22,8 +22,8 @@ SLOTS = 4
 
 
 class Carrier:
-    """A dull other end of what goes to one rank elsewhere (shm.py: Elsewhere). It answers as it is told, and notes what was asked of it that
-    its protocol has no place for."""
+    """A dull other end of what goes to one rank elsewhere (shm.py: Elsewhere). It answers as it is told, and notes what is asked of it for
+    which its protocol has no place."""
 
     def __init__(self) -> None:
         self.lent = dict[int, memoryview]()
@@ -71,7 +71,7 @@ class Carrier:
 
 
 def carried(rng: np.random.Generator) -> Measured:
-    """Drawn calls to several ranks elsewhere, of payloads on both sides of the least that is lent, some of which fail while they are sent or
+    """Drawn calls to several ranks elsewhere, of payloads on both sides of the least that is lent; some fail while they are sent, some
     while what was lent is to be kept: what lies in slots, what is lent and for how long is what a dull model says, and a call that
     failed leaves nothing to the next one."""
     wrong, calls = list[str](), 60
@@ -116,7 +116,7 @@ def carried(rng: np.random.Generator) -> Measured:
             before = [c.withdrawn for c in far.values()]
             mine.withdraw()
             wrong += [] if failing < 2 else ["a sound call failed"]
-            wrong += [] if [c.withdrawn for c in far.values()] == [x + 1 for x in before] else ["a call that failed is not withdrawn everywhere"]
+            wrong += [] if [c.withdrawn for c in far.values()] == [x + 1 for x in before] else ["a failed call is not withdrawn everywhere"]
         wrong += [w for c in far.values() for w in c.wrong]
         for carrier in far.values():
             carrier.wrong.clear()
