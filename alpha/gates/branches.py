@@ -25,6 +25,10 @@ from typing import Any
 
 WATCHED = "ALPHA_BRANCHES"
 """Environment variable that names the folder of a measurement."""
+TAKEN, UNASKED = 1, 2
+"""Marks of a side."""
+ENOUGH = 50
+"""After so many calls of a function a process asks whether any of its sides is still to be taken, and else follows it no more."""
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
@@ -118,17 +122,21 @@ def key(code: CodeType) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}:{code.co_name}:{hashlib.sha256(code.co_code).hexdigest()[:12]}"
 
 
-def prepare(folder: Path, files: Sequence[Path]) -> None:
+def prepare(folder: Path, files: Sequence[Path], unasked: Callable[[Path, str, int, str], bool] = lambda *side: False) -> None:
     """Make the map of some files' functions, all untaken, and what starts the tracing in Python processes that have `folder` on their path
-    (PYTHONPATH) and in WATCHED."""
-    table, size = dict[str, int](), 0
+    (PYTHONPATH) and in WATCHED. `unasked(file, function, line, side)`: a side that nobody need take, so no function is traced for long for
+    the sake of it; sides of an `assert` are none."""
+    table, marks = dict[str, int](), bytearray(1)
     for file in files:
-        for _, code in functions(file):
+        whole = asserted(file)
+        for name, code in functions(file):
             if key(code) not in table:
-                table[key(code)] = size
-                size += 1 + 2 * len(set(jumps(code).values()))
+                table[key(code)] = len(marks)
+                marks.append(0)
+                for _, (line, _, side) in sorted(sides(code).items()):
+                    marks.append(UNASKED if line in whole or unasked(file, name, line, side) else 0)
     (folder / "table.json").write_text(json.dumps(table), encoding="utf-8")
-    (folder / "taken").write_bytes(bytes(max(1, size)))
+    (folder / "taken").write_bytes(bytes(marks))
     (folder / "sitecustomize.py").write_text(
         "import importlib.util, sys\n"
         f"spec = importlib.util.spec_from_file_location('_alpha_branches', {str(Path(__file__))!r})\n"
@@ -151,9 +159,7 @@ def read(folder: Path, files: Sequence[Path]) -> list[tuple[Path, str, int, str]
     table: dict[str, int] = json.loads((folder / "table.json").read_text(encoding="utf-8"))
     marks, left = (folder / "taken").read_bytes(), list[tuple[Path, str, int, str]]()
     for file in files:
-        text = file.read_text(encoding="utf-8").splitlines()
-        whole = {node.lineno + i for node in ast.walk(ast.parse("\n".join(text))) if isinstance(node, ast.Assert)
-                 for i in range((node.end_lineno or node.lineno) - node.lineno + 1)}
+        whole = asserted(file)
         for name, code in functions(file):
             called, taken = _marked(table, marks, code)
             if not called:
@@ -165,15 +171,20 @@ def read(folder: Path, files: Sequence[Path]) -> list[tuple[Path, str, int, str]
     return left
 
 
+def asserted(file: Path) -> set[int]:
+    """Lines of a file that an `assert` stands on."""
+    return {line for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Assert)
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+
+
 def count(files: Sequence[Path]) -> int:
     """How many sides of branches some files have, and functions."""
     return sum(1 + len({*sides(code).values()}) for file in files for _, code in functions(file))
 
 
-def _marked(table: dict[str, int], marks: bytes | mmap.mmap, code: CodeType) -> tuple[bool, set[tuple[int, bool]]]:
+def _marked(table: dict[str, int], marks: bytes, code: CodeType) -> tuple[bool, set[tuple[int, bool]]]:
     base = table[key(code)]
-    own = sorted({own for own, _, _ in jumps(code).values()})
-    return bool(marks[base]), {(at, bool(side)) for i, at in enumerate(own) for side in (0, 1) if marks[base + 1 + 2 * i + side]}
+    return bool(marks[base]), {jump for i, jump in enumerate(sorted(sides(code)), base + 1) if marks[i] == TAKEN}
 
 
 class _Shared:
@@ -184,7 +195,7 @@ class _Shared:
         with (folder / "taken").open("r+b") as f:
             self._marks = mmap.mmap(f.fileno(), 0)
         self._files = {entry.partition(":")[0] for entry in self._table}
-        self._takers = dict[CodeType, "Callable[[int, bool], object] | None"]()
+        self._takers = dict[CodeType, "Callable[[FrameType], Any] | None"]()
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
         code = frame.f_code
@@ -192,24 +203,32 @@ class _Shared:
             return None
         if code not in self._takers:
             self._takers[code] = self._taker(code)
-        take = self._takers[code]
-        return None if take is None else follow(frame, take)
+        follows = self._takers[code]
+        return None if follows is None else follows(frame)
 
-    def _taker(self, code: CodeType) -> Callable[[int, bool], object] | None:
+    def _taker(self, code: CodeType) -> Callable[[FrameType], Any] | None:
         base = self._table.get(key(code))
         if base is None:
             return None
-        marks, at = self._marks, {own: base + 1 + 2 * i for i, own in enumerate(sorted({own for own, _, _ in jumps(code).values()}))}
-        marks[base] = 1
-        _, taken = _marked(self._table, marks, code)
-        if len(taken) == 2 * len(at):
-            return None
+        marks, of = self._marks, sides(code)
+        at = {jump: base + 1 + i for i, jump in enumerate(sorted(of))}
+        taken = {jump for jump, i in at.items() if marks[i] == TAKEN}
+        calls = 0
+
+        def left() -> set[tuple[int, int, str]]:
+            """What is asked for and nobody took, anywhere."""
+            return {of[jump] for jump, i in at.items() if not marks[i]} - {of[jump] for jump, i in at.items() if marks[i] == TAKEN}
+
+        def follows(frame: FrameType) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls % ENOUGH == 0 and not left():
+                self._takers[code] = None
+            return follow(frame, take)
 
         def take(own: int, jumped: bool) -> None:
             if (own, jumped) not in taken:
                 taken.add((own, jumped))
-                marks[at[own] + jumped] = 1
-                if len(taken) == 2 * len(at):
-                    self._takers[code] = None
+                marks[at[own, jumped]] = TAKEN
 
-        return take
+        return follows

@@ -32,8 +32,8 @@ ROOT = Path(alpha.__file__).parent
 PACKAGES = ("graph", "models", "optim", "parallel", "passes")
 """Held to it, whole."""
 GATES = ("parity", "gradient", "determinism", "faults")
-REACH = ("passes", "parallel", "models", "optim", "program", "executor")
-"""A part of these is in the name of the module that holds a component, where its cases reach PACKAGES."""
+KINDS = ("pass", "model", "flops", "executor", "optimizer", "schedule")
+"""Kinds of components whose cases reach PACKAGES, with `program.step`."""
 
 
 @dataclass(frozen=True, order=True)
@@ -56,8 +56,8 @@ class Untaken:
 
 
 def hosts(components: Iterable[Component]) -> list[Component]:
-    """The components whose cases are run: those with a contract that need no GPU."""
-    return [c for c in components if c.contract and c.backend != "cuda"]
+    """The components whose cases are run."""
+    return [c for c in components if c.contract and c.backend != "cuda" and (c.kind in KINDS or c.id == "program.step")]
 
 
 def files(packages: Sequence[str] = PACKAGES) -> list[Path]:
@@ -69,7 +69,8 @@ def untaken(components: Sequence[Component], watched: Sequence[Path], workers: i
     """Sides of the files' branches that no case of the components took, sorted. MachineError where a process that ran cases died."""
     with tempfile.TemporaryDirectory(prefix="alpha-branches-") as name:
         folder = Path(name)
-        branches.prepare(folder, watched)
+        known = {place for place in exemptions()}
+        branches.prepare(folder, watched, lambda *side: _named(*side).place in known)
         environment = child_environment(**{branches.WATCHED: name})
         environment["PYTHONPATH"] = os.pathsep.join((name, environment["PYTHONPATH"]))
         running = [subprocess.Popen([sys.executable, "-m", __spec__.name, str(part), str(workers), *(c.id for c in components)],
