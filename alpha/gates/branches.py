@@ -155,11 +155,11 @@ def watch() -> None:
 
 def read(folder: Path, files: Sequence[Path]) -> list[tuple[Path, str, int, str]]:
     """What no process of a measurement took: (file, function, line, side), side '' of a function that none called. Sides of an `assert` are
-    left out: what it says is true."""
+    left out: what it says is true; so is the interpreter's question behind an `except` whether it was another exception."""
     table: dict[str, int] = json.loads((folder / "table.json").read_text(encoding="utf-8"))
     marks, left = (folder / "taken").read_bytes(), list[tuple[Path, str, int, str]]()
     for file in files:
-        whole = asserted(file)
+        whole, text = asserted(file), file.read_text(encoding="utf-8").splitlines()
         for name, code in functions(file):
             called, taken = _marked(table, marks, code)
             if not called:
@@ -167,7 +167,8 @@ def read(folder: Path, files: Sequence[Path]) -> list[tuple[Path, str, int, str]
                 continue
             of = sides(code)
             some = {of[jump] for jump in taken}
-            left += [(file, name, line, side) for line, _, side in sorted({*of.values()} - some) if line not in whole]
+            left += [(file, name, line, side) for line, _, side in sorted({*of.values()} - some)
+                     if line not in whole and not (side == "false" and text[line - 1].lstrip().startswith("except "))]
     return left
 
 
@@ -211,6 +212,7 @@ class _Shared:
         if base is None:
             return None
         marks, of = self._marks, sides(code)
+        marks[base] = TAKEN
         at = {jump: base + 1 + i for i, jump in enumerate(sorted(of))}
         taken = {jump for jump, i in at.items() if marks[i] == TAKEN}
         calls = 0

@@ -344,7 +344,9 @@ def _stored_once(ref: Reference, rng: np.random.Generator) -> Measured:
         held = {kind: ref_.type.size for kind, ref_ in p.plans["snapshot"].outputs.items()}
         good &= {"m", "v", "param"} <= set(held) and all(held[kind] * parts == p.states[kind].size for kind in ("m", "v"))
         good &= held["param"] == p.states["param"].size
-    return yes(good, cases=8)
+    saved = {*on_gpus(ref.name, 1).plans["snapshot"].outputs}  # no copy in bf16: it is made from the parameters
+    good &= saved == {"param", "m", "v", "counter"} < {*on_gpus(ref.name, 1).states}
+    return yes(good, cases=9)
 
 
 def _of_no_host(ref: Reference, rng: np.random.Generator) -> Measured:

@@ -55,6 +55,7 @@ from alpha.passes.select import select
 
 Case = Callable[[np.random.Generator], Measured]
 GPT, LLAMA = "gpt", "llama"
+PAGE = 4096
 
 ACTIVATIONS = ("gelu", "swiglu_packed", "layernorm", "rmsnorm")
 """Rows whose recomputation costs little; each model has some."""
@@ -249,9 +250,16 @@ def _schedule_keeps_groups(rng: np.random.Generator) -> Measured:
     nodes = schedule(_exchanges(3, ready=(2, 0, 1)).graph).nodes
     layers = [n.layer for n in nodes if n.acts]
     prompt = schedule(_exchanges(3).graph).nodes
+    chained = Tracer("chained")
+    total = chained.input("x", (64,), "f32")
+    for i in range(3):
+        with chained.unit(f"unit.{i}"):
+            total = chained.all_reduce(total, group="dp", size=2, reduce="sum")
+    chained.output("y", total)
+    layers += [n.layer for n in schedule(chained.graph).nodes]
     beside = [i for i, n in enumerate(prompt) if n.acts]
     last = max(i for i, n in enumerate(prompt) if n.op == "matmul")
-    return yes(layers == ["unit.0", "unit.1", "unit.2"] and max(beside) < last, f"{layers}, {beside} of {last}", cases=6)
+    return yes(layers == 2 * ["unit.0", "unit.1", "unit.2"] and max(beside) < last, f"{layers}, {beside} of {last}", cases=6)
 
 
 def _schedule_keeps_drawn(rng: np.random.Generator) -> Measured:
@@ -572,14 +580,18 @@ def _fresh(graph: Graph, inputs: dict[str, np.ndarray], state: dict[str, np.ndar
 
 
 def _arenas_exact(ref: Reference, rng: np.random.Generator) -> Measured:
-    """peak is the last byte used, not below the lower bound, not above the sum; the executor's arenas have exactly the planned bytes."""
+    """peak is the last byte used, not below the lower bound, not above the sum; the executor's arenas have exactly the planned bytes, from
+    the beginning of a page on."""
     p = program(ref.name)
     good = all(q.memory.lower <= q.memory.peak <= q.memory.total for q in p.plans.values())
     for q in p.plans.values():
         used = [r.stop for x in q.launches for r in (*x.ins, *x.outs, *((x.scratch,) if x.scratch else ())) if r.arena == "act"]
         good &= q.arenas["act"] == q.memory.peak == max(used, default=0)
+        for arena, refs in (("io", q.inputs), ("out", q.outputs)):  # as long as what lies in it, and no longer
+            good &= q.arenas[arena] == max((r.stop for r in refs.values() if r.arena == arena), default=0)
     with CpuExecutor(p, kernels()) as executor:
         good &= {k: a.size for k, a in executor.arenas.items()} == p.arenas()
+        good &= not any(a.ctypes.data % PAGE for a in executor.arenas.values() if a.size)
     return yes(good, cases=len(p.plans))
 
 

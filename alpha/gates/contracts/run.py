@@ -19,7 +19,7 @@ from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
 from alpha.gates.contracts import edges, effects, traced
 from alpha.gates.contracts.mixed import merged
-from alpha.gates.contracts.optimizers import one_row, textbook
+from alpha.gates.contracts.optimizers import loss_alone, one_row, textbook
 from alpha.gates.contracts.reference import (
     SCHEDULE,
     Batches,
@@ -826,10 +826,12 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
         "determinism": _both(_program_hash)[1:],
         "faults": [("shards", _bad_shards), ("edges", edges.programs), ("not-finite", edges.first_not_finite)],
     },
-    "optimizer.adamw": {"parity": [("textbook", textbook("adamw")), ("one-row", one_row("adamw")), ("learns", _learns("adamw"))],
+    "optimizer.adamw": {"parity": [("textbook", textbook("adamw")), ("one-row", one_row("adamw")), ("learns", _learns("adamw")),
+                                   ("loss-alone", loss_alone("adamw"))],
                         "determinism": [("bits", _optimizer_digest("adamw"))],
                         "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["llama"], rng)), ("initial", edges.initial)]},
-    "optimizer.sgd": {"parity": [("textbook", textbook("sgd")), ("one-row", one_row("sgd")), ("learns", _learns("sgd"))],
+    "optimizer.sgd": {"parity": [("textbook", textbook("sgd")), ("one-row", one_row("sgd")), ("learns", _learns("sgd")),
+                                   ("loss-alone", loss_alone("sgd"))],
                       "determinism": [("bits", _optimizer_digest("sgd"))],
                       "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["gpt"], rng))]},
 })

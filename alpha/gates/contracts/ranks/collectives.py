@@ -265,6 +265,22 @@ def at_barriers(world: World, op: str, seed: int) -> Found:
     return wrong, 2 * group.size
 
 
+def at_nothing(world: World, op: str, seed: int) -> Found:
+    """Over no elements at all members meet as over many: in turns each comes late, and nobody leaves before it has come."""
+    group, wrong = world.group(WORLD), list[str]()
+    none = np.empty(0, np.float32)
+    for late in range(2 * group.size):
+        if late % group.size == group.index:
+            time.sleep(0.01)
+        own, every = np.array([time.monotonic(), 0.0]), np.empty((group.size, 2))
+        getattr(collectives, op)(group, none, none.copy())
+        own[1] = time.monotonic()
+        collectives.all_gather(group, own, every)
+        if every[:, 0].max() > every[:, 1].min():
+            wrong.append(f"{op} over nothing, round {late}: one left before the last one came")
+    return wrong, 2 * group.size
+
+
 def _jobs(function: Callable[..., Found], op: str, sizes: tuple[int, ...], one_of: tuple[int, ...] = ()) -> Case:
     """`function` among so many members, one number after another, and among one number of `one_of`, drawn."""
     def case(rng: np.random.Generator) -> Measured:
@@ -570,6 +586,7 @@ def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
         bits += [("unordered", _jobs(at_unordered, op, (2, 3), (5, 8)))] if op in ("all_reduce", "reduce_scatter") else []
     bits += [("apart", _jobs(at_apart, op, (4,), (6, 8)))] if op in (*ALGORITHMS, "reduce") else []
     bits += [("chosen", _chosen(op))] if op in COSTS else []
+    bits += [("nothing", _jobs(at_nothing, op, (2, 3)))] if op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") else []
     kinds = [what for what in NAMES if not (op == "barrier" and what == "flips")]  # a message of a barrier has no payload
     found = {"parity": bits, "determinism": [(f"jitter-{n}", _repeated(op, n)) for n in (3, 4)],
              "faults": [("refused", _jobs(at_refusal, op, (2,))), *((what, _disturbed(op, what)) for what in kinds)]}

@@ -80,13 +80,18 @@ def _both_ways(rng: np.random.Generator) -> Measured:
     for i, n in enumerate(sizes):
         for one, other in ((0, 1), (1, 0)):
             payload = rng.integers(0, 256, n).astype(np.uint8)
-            given = payload.copy()
+            given, progress = payload.copy(), [link.segment.control.progress(rank) for rank in (0, 1)]
             ends[one].send(other, about, i, given)
+            said = [link.segment.control.progress(rank) - before for rank, before in enumerate(progress)]
+            wrong += [] if said[one] > 0 == said[other] else [f"who sends gets on, and nobody else: {said}"]
             given[...] = 0  # what was handed over may be written again
             came = ends[other].receive(one, about, i, n)
             wrong += [] if came.tobytes() == payload.tobytes() else [f"message {i} of {n} bytes from {one}"]
             digest.update(came.tobytes())
+            progress = [link.segment.control.progress(rank) for rank in (0, 1)]
             ends[other].release(one)
+            said = [link.segment.control.progress(rank) - before for rank, before in enumerate(progress)]
+            wrong += [] if said[other] > 0 == said[one] else [f"who releases gets on, and nobody else: {said}"]
     link.segment.close()
     return _measured(wrong, 2 * len(sizes), digest.hexdigest())
 
