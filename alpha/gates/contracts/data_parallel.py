@@ -250,7 +250,12 @@ def _told_where(ref: Reference, rng: np.random.Generator) -> Measured:
                 known = x.source in lines if x.layer == STATS else (x.layer, x.source) in own
                 astray += [] if known else [f"{x.op} of {x.layer} at {x.source!r}"]
                 cases += 1
-    return yes(not astray and cases > 6, "; ".join(astray[:2]), cases=cases)
+    p = program(ref.name, 2, 1)  # what gathers the cuts stands in the layer of its unit, beside compute, unit after unit
+    gathers = [x for x in p.plans["update"].launches if x.op == "all_gather"]
+    units = [unit.name for unit in p.states["param"].units]
+    astray += [f"{x.op} of {x.layer or 'no layer'} on {x.stream or 'compute'}" for x in gathers if x.stream != COMM]
+    astray += [] if [x.layer for x in gathers if x.layer] == units else [f"gathers of {[x.layer for x in gathers]}"]
+    return yes(not astray and cases > 6 and len(gathers) == len(units) + 1, "; ".join(astray[:2]), cases=cases + len(gathers))
 
 
 def _as_completed(rng: np.random.Generator) -> Measured:

@@ -148,7 +148,7 @@ def extents(rng: np.random.Generator) -> Measured:
     return told(
         ("an input", graph(lambda t, n: n), None, ()), ("an input, received", graph(lambda t, n: n, received=True), None, ()),
         ("a made one", graph(lambda t, n: t.next_step(n, n)), GraphError, ("no integer of the device",)),
-        ("a counted one", graph(counted), GraphError, ("no integer of the device",)),
+        ("a counted one", graph(counted), GraphError, ("an extent",)),
         ("another graph's, received", graph(foreign, received=True), GraphError, ("does not know", "rows elsewhere", "inputs or states")),
         ("one row for all", beside((1, 4)), None, ()), ("fewer axes", beside((4,)), None, ()),
         ("all rows beside", beside((4, 4)), GraphError, ("all rows beside",)),

@@ -809,6 +809,25 @@ def _read_twice(rng: np.random.Generator) -> Measured:
     return yes(bool(pairs) and apart == [True, False], f"{pairs}: {apart}", cases=2)
 
 
+def _two_readers(rng: np.random.Generator) -> Measured:
+    """A sum on the way to a state box that is read once more, behind the next sum, does not lie in the box; one that is read before does."""
+    wrong = []
+    for late in (False, True):
+        t = Tracer("two readers")
+        box, a = t.state("grad0", 0, (64,), "f32"), t.input("a", (64,), "f32")
+        first = t.accumulate(box, a)
+        other = None if late else t.scale(first, factor=2.0)
+        second = t.accumulate(first, a)
+        t.update(box, second)
+        t.output("y", t.scale(first, factor=2.0) if other is None else other)
+        plan = lay_out(t.graph, select(t.graph, kernels(), "cpu"), 1, {"grad0": 256})
+        ends = {x.outs[0]: x.ins[0] for x in plan.launches if x.op == "accumulate"}
+        read = next(x.ins[0] for x in plan.launches if x.op == "scale")
+        wrong += [] if plan.launches[-1 - late].outs[0] == Ref("state.grad0", 0, box.type) else [f"{plan.launches}"]
+        wrong += [] if not late or (read in ends and read.arena != "state.grad0") else [f"read at {read} of {ends}"]
+    return yes(not wrong, "; ".join(wrong)[:200], cases=2)
+
+
 def _refuse_bucket(rng: np.random.Generator) -> Measured:
     """A bucket without a place, and one that shares storage with what is read when the sum over ranks may stand there: a part, what a part
     is a view of, a view of a part, or a result of the plan. What is read before may be."""
@@ -1171,7 +1190,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)],
                                ("order", _order_is_reachability), ("beside", _beside_is_apart), ("streams", _streams_drawn),
                                ("bucket", _bucket_in_place), ("bucket-kept", _bucket_kept), ("aligned", _aligned),
-                               ("read-twice", _read_twice), ("scattered", _scattered_apart), ("largest-first", _largest_first),
+                               ("read-twice", _read_twice), ("two-readers", _two_readers), ("scattered", _scattered_apart), ("largest-first", _largest_first),
                                ("placed", effects.launches_placed),
                                ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered),
                                ("computations", traced.computations)],

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from alpha.comm import catalogue, collectives
+from alpha.comm.checked import CHECKED
 from alpha.comm.message import About
 from alpha.comm.rule import COSTS, Rule
 from alpha.comm.shm import LENT_BYTES, SharedMemory
@@ -26,6 +27,7 @@ from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import GraphError, ShapeError
 from alpha.gates.contracts.ranks.calls import ALGORITHMS, BY_NAME, COUNTS, DTYPES, OPS, Mute, drawn, misbehave, one, summed
+from alpha.gates.contracts.ranks.ends import at_checked
 from alpha.gates.contracts.ranks.members import Ended, members
 from alpha.ops import collectives as rows
 from alpha.ops import scale
@@ -590,6 +592,7 @@ def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
     kinds = [what for what in NAMES if not (op == "barrier" and what == "flips")]  # a message of a barrier has no payload
     found = {"parity": bits, "determinism": [(f"jitter-{n}", _repeated(op, n)) for n in (3, 4)],
              "faults": [("refused", _jobs(at_refusal, op, (2,))), *((what, _disturbed(op, what)) for what in kinds)]}
+    found["faults"] += [("checked", _jobs(at_checked, op, (3,)))] if op in CHECKED else []
     if op != "barrier":
         found["gradient"] = [("adjoint", _jobs(at_vjp, op, (2,) if op in ("send", "receive") else (2, 3)))]
     return found

@@ -6,16 +6,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
+from alpha.comm import catalogue
+from alpha.comm.checked import checked
 from alpha.comm.control import Failure
 from alpha.comm.message import HEADER, SPACE, About
 from alpha.comm.segment import RELEASED, Segment
 from alpha.comm.shm import LENT_BYTES, SharedMemory
 from alpha.comm.watch import Deadlines, Watch
-from alpha.component import Measured
+from alpha.comm.world import WORLD, World
+from alpha.component import Catalogue, Measured
 from alpha.errors import RankError
 
 SLOTS = 4
@@ -160,3 +167,63 @@ def watched_late(rng: np.random.Generator) -> Measured:
                 watch.close()
             segment.close()
     return Measured(error=float(len(wrong)), bound=0.0, cases=9, note=wrong[0][:120] if wrong else "")
+
+
+def patience(rng: np.random.Generator) -> Measured:
+    """How long a rank may get on with nothing while another waits: the deadline, or three times the longest that a collective of that name
+    has taken; those of other names do not lengthen it, and neither do shorter ones."""
+    wrong, stall = list[str](), 0.04
+    for longest, others, least in ((0.0, 0.0, stall), (0.1, 0.0, 0.3), (0.005, 0.0, stall), (0.0, 0.1, stall), (0.1, 1.0, 0.3)):
+        segment = Segment.create(2)
+        for rank in range(2):
+            segment.control.join(rank, os.getpid())
+        watch, came = Watch(segment.control, 0, Deadlines(stall=stall)), ""
+        for seconds in sorted((longest, longest / 2), reverse=bool(rng.integers(2))):
+            watch.took("all_reduce", seconds)
+        watch.took("broadcast", others)
+        try:
+            watch.until(lambda: False, 1, "all_reduce")
+        except RankError as error:
+            came = str(error)
+        told = came.partition("progress within ")[2].partition(" s")[0]
+        good = bool(told) and round(least, 1) <= float(told) <= least + 0.2
+        wrong += [] if good else [f"{longest} s, others {others} s: {told or came}, {least} expected"]
+        segment.close()
+    return Measured(error=float(len(wrong)), bound=0.0, cases=5, note=wrong[0][:120] if wrong else "")
+
+
+def at_checked(world: World, op: str, seed: int) -> tuple[list[str], int]:
+    """A collective that is held against its row (checked.py): sound it passes on every member; one bit of one member's result, drawn, ends
+    it on all, by that member's name, at the model's line."""
+    rng, group, wrong, n = np.random.default_rng(seed), world.group(WORLD), list[str](), 4 * world.size
+    attrs = {"group": WORLD, "size": group.size} | ({"reduce": "sum"} if op in ("all_reduce", "reduce_scatter") else {})
+    attrs |= {"root": int(rng.integers(group.size))} if op in ("broadcast", "reduce") else {}
+    own = Catalogue()
+    catalogue.fill(own)
+    plain = own[f"{op}.cpu"]
+    for trial in range(4):
+        victim, bit = int(rng.integers(group.size)), int(rng.integers(32))  # -1: none
+        bit = bit if trial and group.index == victim else -1
+        x = np.random.default_rng((seed, trial, group.index)).standard_normal(n).astype(np.float32)
+        out = np.zeros({"reduce_scatter": n // group.size, "all_gather": n * group.size}.get(op, n), np.float32)
+
+        def spoilt(cpu: Any, ins: Any, outs: Any, attrs: Any, bit: int = bit) -> Callable[[], None]:
+            run = plain.implementation(cpu, ins, outs, attrs)
+
+            def call() -> None:
+                run()
+                if bit >= 0:
+                    outs[0].view(np.uint32)[-1] ^= np.uint32(1 << bit)
+            return call
+
+        found = Catalogue()
+        found.add(replace(plain, implementation=spoilt))
+        world.step, world.place.source, came = 5, "gpt.py:7", ""
+        try:
+            checked(found)[plain.id].implementation(SimpleNamespace(world=world), [x], [out], attrs)()
+        except RankError as error:
+            came = str(error)
+        said = (f"{op} of step 5 gave rank {victim} other bits", f"rank {victim}: ", "gpt.py:7")
+        if (trial and not all(word in came for word in said)) or (not trial and came):
+            wrong.append(f"{op}, trial {trial}, rank {victim}: {came or 'nothing was seen'}")
+    return wrong, 4

@@ -683,7 +683,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.shm": {"parity": [("both-ways", _both_ways), ("full", _full), ("channels", _job(at_channels, 2)), ("honest", _honest),
                                  ("numbers", _numbers)],
                       "determinism": [("both-ways", _both_ways)], "faults": [(fault, _planted(fault)) for fault in FAULTS]},
-    "watch.progress": {"parity": [("waited", _waited)], "determinism": [("named", _named)],
+    "watch.progress": {"parity": [("waited", _waited), ("patience", ends.patience)], "determinism": [("named", _named)],
                        "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left),
                                   ("watched late", ends.watched_late)]},
     "launch.ranks": {"parity": [("ended", _launched("none", "slow", "code")), ("left", _nothing_left)],
