@@ -209,15 +209,15 @@ def first_not_finite(rng: np.random.Generator) -> Measured:
 
 def _long(op: str, rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray], dict[str, object]]]:
     """Calls of a row of attention with just more scores than are looked at whole."""
-    for causal, window, documents, keys in ((True, (0, 17)[int(rng.integers(2))], False, 370), (bool(rng.integers(2)), 0, True, 520),
+    for causal, window, documents, keys in ((True, (0, 17)[int(rng.integers(2))], False, 370), (False, 0, True, 520), (True, 0, True, 521),
                                             (True, 0, False, 300), (True, 9, False, 900)):
-        batch, length, heads, groups, d = (1, 520, 2, 2, 2) if documents else (2, 370 if keys < 900 else 200, 2, 1, 2)
+        batch, length, heads, groups, d = (1, keys, 2, 2, 2) if documents else (2, 370 if keys < 900 else 200, 2, 1, 2)
         if keys == 300:
             length = 500  # the first queries see nothing; of 900 keys the first are seen by none
         attrs: dict[str, object] = {"causal": causal, "window": window, "scale": 0.5}
         who = [np.sort(rng.integers(0, 5, (batch, length)), 1).astype(np.int32)] * 2 if documents else []
         if op.startswith("attention_packed"):
-            if keys not in (370, 520):
+            if keys not in (370, 520, 521):
                 continue
             attrs |= {"heads": heads, "kv_heads": groups}
             ins = [rng.standard_normal((batch, length, (heads + 2 * groups) * d))]

@@ -810,7 +810,7 @@ def _read_twice(rng: np.random.Generator) -> Measured:
 
 
 def _two_readers(rng: np.random.Generator) -> Measured:
-    """A sum on the way to a state box that is read once more, behind the next sum, does not lie in the box; one that is read before does."""
+    """A sum on the way to a state box that is read once more, behind the next sum, does not lie in the box."""
     wrong = []
     for late in (False, True):
         t = Tracer("two readers")
@@ -1190,7 +1190,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)],
                                ("order", _order_is_reachability), ("beside", _beside_is_apart), ("streams", _streams_drawn),
                                ("bucket", _bucket_in_place), ("bucket-kept", _bucket_kept), ("aligned", _aligned),
-                               ("read-twice", _read_twice), ("two-readers", _two_readers), ("scattered", _scattered_apart), ("largest-first", _largest_first),
+                               ("read-twice", _read_twice),
+                               ("two-readers", _two_readers), ("scattered", _scattered_apart), ("largest-first", _largest_first),
                                ("placed", effects.launches_placed),
                                ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered),
                                ("computations", traced.computations)],
