@@ -16,14 +16,14 @@ import numpy as np
 from alpha import config
 from alpha.component import Measured
 from alpha.errors import AlphaError, ConfigError, GraphError, InputError, NonFiniteError, ShapeError
-from alpha.gates.contracts.reference import program, yes
+from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, kernels, program, references, yes
 from alpha.graph.cuts import CUTS, SCORES, parts, scores_of, widened
 from alpha.graph.differentiate import differentiate
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, Value, attrs_text
 from alpha.graph.order import COMM, COMPUTE, Order
 from alpha.graph.plan import Memory, Plan, Program, Role, Step, describe
-from alpha.graph.state import Init, ShardedLayout, StateLayout, TensorSpec, flat_boxes, tensor_shards
+from alpha.graph.state import Init, ShardedLayout, StateLayout, TensorSpec, flat_boxes, flat_shards, tensor_shards, whole
 from alpha.graph.trace import Tracer
 from alpha.graph.verify import verify
 from alpha.models import gpt, llama
@@ -31,8 +31,9 @@ from alpha.models.family import family
 from alpha.ops.table import row, table
 from alpha.optim.init import draw, fill_initial
 from alpha.optim.schedules import ScheduleConfig
+from alpha.optim.update import sgd
 from alpha.parallel.data import DataParallel
-from alpha.passes.build import StepShape
+from alpha.passes.build import StepShape, build_program
 from alpha.passes.recompute import recompute
 from alpha.types import TensorType
 
@@ -244,7 +245,7 @@ def long_calls(rng: np.random.Generator) -> Measured:
     for op in ("attention", "attention_bwd", "attention_packed", "attention_packed_bwd"):
         for ins, attrs in _long(op, rng):
             types = [TensorType(x.shape, "f32" if x.dtype.kind == "f" else "i32") for x in ins]
-            outs, whole, looked = row(op).infer(types, attrs), row(op).oracle(*ins, **attrs), set[int]()
+            outs, gives, looked = row(op).infer(types, attrs), row(op).oracle(*ins, **attrs), set[int]()
             wrong += [] if (scores_of(op, types, attrs) > SCORES) == (keys_of(ins) > 20) else ["another call is looked at whole"]
             for part in parts(op, types, outs, attrs, rng):
                 took = [take(ins[i]) for take, i in zip(part.ins, part.operands(), strict=True)]
@@ -253,8 +254,8 @@ def long_calls(rng: np.random.Generator) -> Measured:
                 wrong += [] if sum(x.size for x in took) <= most or keys_of(ins) <= 20 else [f"{op} takes more"]
                 for take, to, got in zip(part.outs, part.results(), made, strict=True):
                     if take is not None:
-                        want = np.asarray(take(whole[to]))
-                        worst = max(worst, float(np.abs(got - want).max() / max(1e-30, np.abs(whole[to]).max())))
+                        want = np.asarray(take(gives[to]))
+                        worst = max(worst, float(np.abs(got - want).max() / max(1e-30, np.abs(gives[to]).max())))
                         looked.add(to)
                         cases += 1
             wrong += [] if looked == set(range(len(outs))) else [f"{op}: results {looked} alone"]
@@ -301,6 +302,9 @@ def layouts(rng: np.random.Generator) -> Measured:
     cut = layout.shard(2)
     good = StateLayout([]).size == 0 and [*flat_boxes((), 1, 1)] == [] and [*flat_boxes((), 0, 1)] == [((), 0)]
     good &= [*flat_boxes((4, 3), 5, 5)] == [] and len([*cut.cuts(1)]) == 1
+    one, all_ = flat_shards(layout, 1).ranks[0], whole(layout).ranks[0]  # a cut over one rank is the whole, where that has it
+    good &= layout.shard(1).size == layout.size and [(p.tensor, p.box, p.offset) for p in one] == [
+        (p.tensor, p.box, p.offset) for p in all_]
     found = told(
         ("names", lambda: StateLayout([spec("b"), spec("a"), spec("b", (2,), "v"), spec("c")]), ShapeError, ("share a name", "['b']")),
         ("one name a unit", lambda: StateLayout([spec("a"), spec("b")]), None, ()),
@@ -356,6 +360,11 @@ def told_for_people(rng: np.random.Generator) -> Measured:
                     at = line.find(word, at) + len(word) if line.find(word, at) >= 0 else len(line) + 1
                 wrong += [] if at <= len(line) else [line]
         wrong += [] if plan.components() == tuple(sorted({x.component for x in plan.launches})) else ["components of a plan"]
+    said = build_program(name="gpt", model=references()["gpt"].model, optimizer=sgd(SCHEDULE), catalogue=kernels(), threads=2,
+                         shape=StepShape(micro_batch=BATCH, seq=SEQ), facts={"tokenizer": "abc", "seq": SEQ + 1})
+    known = {"tokenizer": "abc", "seq": SEQ + 1, "micro_batch": BATCH, "optimizer": "sgd", "backend": "cpu", "threads": 2}
+    wrong += [f"{k}: {said.facts.get(k)}" for k, v in known.items() if said.facts.get(k) != v]  # what is said outside counts
+    wrong += [] if said.hash() != replace(said, facts={**said.facts, "tokenizer": "abd"}).hash() else ["facts are not hashed"]
     launched = {x.component for plan in p.plans.values() for x in plan.launches}
     wrong += [] if p.kernels() == tuple(sorted(launched)) else ["kernels of a Program"]
     wrong += [] if p.components() == tuple(sorted(launched | {*p.made_by})) else ["components of a Program"]
