@@ -19,6 +19,7 @@ from alpha.errors import AlphaError, ConfigError, GraphError, InputError, NonFin
 from alpha.gates.contracts.reference import BATCH, SCHEDULE, SEQ, kernels, program, references, yes
 from alpha.graph.cuts import CUTS, SCORES, parts, scores_of, widened
 from alpha.graph.differentiate import differentiate
+from alpha.graph.effects import no_extent
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, Value, attrs_text
 from alpha.graph.order import COMM, COMPUTE, Order
@@ -76,7 +77,8 @@ def traces(rng: np.random.Generator) -> Measured:
     box, other = t.state("param", 0, (4, 8), "f32"), t.state("param", 64, (8, 4), "f32")
     y = t.scale(x, factor=2.0)
     scalar, whole, square = t.sum(x, axis=(0, 1), keepdims=False), t.input("i", (), "i32"), t.param("w", (), Init("ones"))
-    t.update(other, t.transpose(x, perm=(1, 0)))
+    turned = t.transpose(x, perm=(1, 0))
+    t.update(other, turned)
 
     def gradient(loss: Value) -> Callable[[], object]:
         return lambda: differentiate(t, loss, [x])
@@ -92,7 +94,7 @@ def traces(rng: np.random.Generator) -> Measured:
         ("shapes", lambda: t.matmul(x, x), ShapeError, ("(at model.py:7, layer block.3)", "expected")),
         ("an input's name twice", lambda: t.input("x", (4, 8), "f32"), GraphError, ("share a name", "x")),
         ("an update of no state", lambda: t.update(x, y), GraphError, ("a state box", "x: f32[4,8] <- scale.0")),
-        ("an update of another type", lambda: t.update(box, t.graph.updates[other.state]), GraphError, ("a state box",)),
+        ("an update of another type", lambda: t.update(box, turned), GraphError, ("a state box",)),
         ("an update", lambda: t.update(box, y), None, ()),
         ("an update twice", lambda: t.update(box, y), GraphError, ("updated twice", "param+0")),
         ("an unknown row", lambda: t.nothing_like_it(x), InputError, ("no such op", "nothing_like_it")),
@@ -147,7 +149,15 @@ def extents(rng: np.random.Generator) -> Measured:
     def foreign(t: Tracer, n: Value) -> Value:
         return Value(n.type, "elsewhere", "input")
 
+    def twice() -> object:
+        t = Tracer("twice")
+        x = t.input("x", (4, 4), "f32")
+        x.extent = counted(t, t.input("n", (), "i32"))
+        refused = no_extent(x)
+        raise GraphError(*refused[:1], came=refused[1]) if refused else InputError("taken")
+
     return told(
+        ("a counted one, by itself", twice, GraphError, ("no integer of the device", "x: f32[4,4] with rows n")),
         ("an input", graph(lambda t, n: n), None, ()), ("an input, received", graph(lambda t, n: n, received=True), None, ()),
         ("a made one", graph(lambda t, n: t.next_step(n, n)), GraphError, ("no integer of the device",)),
         ("a counted one", graph(counted), GraphError, ("an extent",)),
