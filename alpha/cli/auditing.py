@@ -15,8 +15,9 @@ from rich.table import Table
 
 from alpha.cli.common import coloured, console_or
 from alpha.errors import MachineError
-from alpha.gates import audit, run
+from alpha.gates import audit, branches, run
 from alpha.gates.adversarial import catches, cuda_plant, mutants
+from alpha.gates.contracts import coverage as host_coverage
 from alpha.gates.cpu import coverage
 from alpha.gates.processes import termination_raises
 from alpha.gates.timing import operating, pin
@@ -166,15 +167,22 @@ def _show_audited(results: Sequence[audit.Audited], out: Console) -> None:
             out.print(f"    {problem}", markup=False)
 
 
-def cmd_coverage(*, console: Console | None = None) -> int:
-    """Call the CPU's kernels on the samples of their gates; 1 where a branch is not taken, or an exemption is not needed."""
-    kernels = coverage.kernels(catalogue())
-    found = coverage.problems(coverage.untaken(kernels))
+def cmd_coverage(*, hosts: bool = False, console: Console | None = None) -> int:
+    """Call the CPU's kernels on the samples of their gates, or run the cases of host components (`hosts`, minutes); 1 where a branch is not
+    taken, or an exemption is not needed."""
+    if hosts:
+        looked = host_coverage.hosts(catalogue())
+        found = host_coverage.problems(host_coverage.untaken(looked, host_coverage.files()))
+        sides, exempt = branches.count(host_coverage.files()), len(host_coverage.exemptions())
+        what = f"{len(looked)} components, {', '.join(host_coverage.PACKAGES)}"
+    else:
+        kernels = coverage.kernels(catalogue())
+        found = coverage.problems(coverage.untaken(kernels))
+        sides, exempt, what = coverage.sides(kernels), len(coverage.exemptions()), f"{len(kernels)} kernels"
     out = console_or(console)
     for problem in found:
         out.print(problem, markup=False, soft_wrap=True)
-    sides, exempt = coverage.sides(kernels), len(coverage.exemptions())
-    out.print(f"{len(kernels)} kernels, {sides} sides of branches, {exempt} exempt, {len(found)} problems")
+    out.print(f"{what}: {sides} sides of branches, {exempt} exempt, {len(found)} problems")
     return int(bool(found))
 
 

@@ -244,7 +244,7 @@ def widened(op: str, ins: Sequence[TensorType], outs: Sequence[TensorType], attr
         return sum(t.size for t in (*ins, *outs))
     samples = {letter: t.size // t.shape[0] for letter, t in zip(CUTS[op][0], ins) if letter == "b"}
     if op in ("attention", "attention_bwd"):
-        samples["scores"] = ins[0].shape[1] * ins[1].shape[1] * ins[0].shape[2]
+        samples["scores"] = scores_of(op, ins, attrs) * ins[1 + (op == "attention_bwd")].shape[2]
     return sum(samples.values()) + sum(t.size for letter, t in zip(CUTS[op][0], ins) if letter in "wf")
 
 

@@ -38,11 +38,6 @@ class _Call:
     earlier: list[_Call] = field(default_factory=list)
     event: int = -1
 
-    @property
-    def place(self) -> int:
-        """The rank's place among the members."""
-        return self.members.index(self.rank)
-
     def __str__(self) -> str:
         return _told(self.rank, self.plan, self.launch)
 

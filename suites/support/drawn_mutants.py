@@ -1,8 +1,8 @@
-"""Mutants that were drawn by hand and written down before they ran: `python suites/support/drawn_mutants.py [PREFIX ...]`.
+"""Mutants that were drawn by hand and written down before they ran: `python suites/support/drawn_mutants.py DRAW [PREFIX ...]`.
 
-Each mutant of drawn_mutants.toml runs alone on a copy of the package. It is asked of the gates that reject faults planted in its file, the
-most frequent first, then of ELSEWHERE by folder. Printed are who caught it, and scores by class with their 95 % intervals. A gate that does
-not end in time caught nothing that one can be sure of: it is shown apart.
+DRAW is 7 or 8. Each mutant of drawn_mutants_DRAW.toml runs alone on a copy of the package. It is asked of the gates that reject faults
+planted in its file, the most frequent first, then of ELSEWHERE by folder. Printed are who caught it, and scores by class with their 95 %
+intervals. A gate that does not end in time caught nothing that one can be sure of: it is shown apart.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ ELSEWHERE = {
              "corpus.prepared", "train.loop"),
     "optim": ("optimizer.adamw", "optimizer.sgd", "schedule.cosine", "schedule.wsd", "program.step", "model.gpt", "data_parallel.pass"),
     "parallel": ("data_parallel.pass", "verify_program.pass", "program.step"),
+    "backends": ("executor.cpu", "sum.f32.cpu", "max.f32.cpu", "mean.f32.cpu", "train.loop"),
+    "graph": ("verify.pass", "memory.pass", "program.step", "layout.pass", "differentiate.pass", "executor.cpu", "data_parallel.pass",
+              "verify_program.pass", "train.loop"),
+    "registry": ("registry.judge", "registry.check", "registry.status", "registry.evidence"),
     "models": ("model.gpt", "model.llama", "checkpoint.hf", "train.loop"),
 }
 """Components whose gates may see what breaks in a folder, beside those that faults of the file are planted for."""
@@ -52,9 +56,9 @@ def job(entry: dict[str, str]) -> plant.Job:
     return plant.Job(entry["id"], attempts(path, folder), entry["file"], text.replace(entry["find"], entry["replace"]), timeout=SECONDS)
 
 
-def main(prefixes: list[str]) -> None:
-    """Run those whose id begins with one of the prefixes, all by default."""
-    drawn = read_toml(Path(__file__).with_suffix(".toml"))["mutant"]
+def main(draw: str, prefixes: list[str]) -> None:
+    """Run those of a draw whose id begins with one of the prefixes, all by default."""
+    drawn = read_toml(Path(__file__).with_name(f"drawn_mutants_{draw}.toml"))["mutant"]
     jobs = [job(entry) for entry in drawn if not prefixes or entry["id"].startswith(tuple(prefixes))]
     caught, of = Counter[str](), Counter[str]()
 
@@ -77,4 +81,4 @@ def main(prefixes: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], sys.argv[2:])

@@ -38,7 +38,7 @@ from alpha.ops.numerics import round_to
 from alpha.optim.init import fill_initial
 from alpha.optim.update import adamw, sgd
 from alpha.parallel.data import DataParallel
-from alpha.passes.build import Model, StepShape, build_program, trace_training
+from alpha.passes.build import STATS, Model, StepShape, build_program, trace_training
 
 Case = Callable[[np.random.Generator], Measured]
 SHARDS, STEPS, SHARDS_OF_GPUS = 8, 3, 4
@@ -303,6 +303,27 @@ def _recomputed(ref: Reference, rng: np.random.Generator) -> Measured:
     return yes(len(micros) > 1 and not wrong, f"{micros}: {wrong}", cases=len(again.plans))
 
 
+def _told_where(ref: Reference, rng: np.random.Generator) -> Measured:
+    """What sums a unit, on the CPU and on GPUs, stands at a line of the model that works on that unit; what sums loss and count at one of
+    their makers."""
+    astray, cases = list[str](), 0
+    for p, levels in ((program(ref.name, 2, 0), 2), (program(ref.name, 2, 1), 2), (on_gpus(ref.name, 2), 1)):
+        launches = p.plans[f"micro_last@{levels}"].launches
+        own = {(x.layer, x.source) for x in launches if x.phase in ("forward", "backward")}
+        lines = {line for _, line in own}
+        for x in launches:
+            if x.phase == "reduce":
+                known = x.source in lines if x.layer == STATS else (x.layer, x.source) in own
+                astray += [] if known else [f"{x.op} of {x.layer} at {x.source!r}"]
+                cases += 1
+    p = program(ref.name, 2, 1)  # what gathers the cuts stands in the layer of its unit, beside compute, unit after unit
+    gathers = [x for x in p.plans["update"].launches if x.op == "all_gather"]
+    units = [unit.name for unit in p.states["param"].units]
+    astray += [f"{x.op} of {x.layer or 'no layer'} on {x.stream or 'compute'}" for x in gathers if x.stream != COMM]
+    astray += [] if [x.layer for x in gathers if x.layer] == units else [f"gathers of {[x.layer for x in gathers]}"]
+    return yes(not astray and cases > 6 and len(gathers) == len(units) + 1, "; ".join(astray[:2]), cases=cases + len(gathers))
+
+
 def _as_completed(rng: np.random.Generator) -> Measured:
     """Units whose parameters are used here and there are summed in the order in which the last of each is complete."""
     wrong, orders = 0, set()
@@ -394,7 +415,9 @@ def _stored_once(ref: Reference, rng: np.random.Generator) -> Measured:
         held = {kind: ref_.type.size for kind, ref_ in p.plans["snapshot"].outputs.items()}
         good &= {"m", "v", "param"} <= set(held) and all(held[kind] * parts == p.states[kind].size for kind in ("m", "v"))
         good &= held["param"] == p.states["param"].size
-    return yes(good, cases=8)
+    saved = {*on_gpus(ref.name, 1).plans["snapshot"].outputs}  # no copy in bf16: it is made from the parameters
+    good &= saved == {"param", "m", "v", "counter"} < {*on_gpus(ref.name, 1).states}
+    return yes(good, cases=9)
 
 
 def _of_no_host(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -453,7 +476,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                                       *both(_against_oracle, "oracle-"),
                                       *both(_same_bits_on_gpus, "gpus-"), *both(_as_on_the_cpu, "gpus-as-cpu-"),
                                       *both(_no_copies, "gpus-in-place-"), *both(_cut_on_gpus, "gpus-cut-"),
-                                      *both(_broken_on_gpus, "gpus-broken-"),
+                                      *both(_broken_on_gpus, "gpus-broken-"), *both(_told_where, "told-"),
                                       *both(_beside, "beside-"), *both(_in_the_last, "last-"),
                                       *both(_stored_once, "once-"), *both(_recomputed, "recomputed-")[:1],
                                       ("as-completed", _as_completed),

@@ -18,7 +18,7 @@ from alpha.errors import ConfigError
 from alpha.flops import v1
 from alpha.flops.executed import executed, part_of, tensors_by_place
 from alpha.flops.parts import ATTENTION, DIRECTIONS, FEED_FORWARD, LOGITS, OTHERS, PARTS, PROJECTIONS, part_of_weight
-from alpha.gates.contracts import of_settings
+from alpha.gates.contracts import edges, of_settings
 from alpha.gates.contracts.families import FAMILY_CASES, FamilyCase, Params
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import BATCH, Reference, both, hash_of, in_new_process, program, reference_of, refuses, yes
@@ -391,7 +391,7 @@ def _family(family: str) -> dict[str, list[tuple[str, Case]]]:
                        ("moments", _init_moments), ("initial", _initial), ("wide", of_settings.logits_are_wide),
                        *FAMILY_CASES[family].parity],
             "gradient": [("whole-model", _gradient(family))], "determinism": [("elsewhere", _same_elsewhere(family))],
-            "faults": [("too-long", _too_long(family)), *FAMILY_CASES[family].faults]}
+            "faults": [("too-long", _too_long(family)), ("edges", edges.models), *FAMILY_CASES[family].faults]}
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({

@@ -203,6 +203,8 @@ def together(rng: np.random.Generator) -> Measured:
         hosts = [host for host, n in enumerate(per_host) for _ in range(n)]
         if trial % 5 == 0:
             rng.shuffle(hosts)
+        if trial % 4 == 1:  # every host once more, behind all others
+            hosts = hosts * 2
         some = rng.permutation(len(hosts))[: int(rng.integers(1, len(hosts) + 1))]
         members = sorted(some.tolist()) if trial % 2 else [*range(len(hosts))]
         runs = [len([*found]) for _, found in groupby(hosts[r] for r in members)]

@@ -130,6 +130,30 @@ def one_row(name: str) -> Callable[[np.random.Generator], Measured]:
     return check
 
 
+def loss_alone(name: str) -> Callable[[np.random.Generator], Measured]:
+    """A step whose loss alone is not finite counts as none: the state keeps every value, whichever rows make the scalars. A count of
+    tokens does not decide that."""
+    def check(rng: np.random.Generator) -> Measured:
+        made: Any = {"adamw": adamw, "sgd": sgd}[name]
+        wrong = cases = 0
+        for loss in (float("nan"), float("inf"), -float("inf"), 3.0):
+            schedule, _ = _drawn(rng, 0)
+            optimizer = made(schedule)
+            params = StateLayout(trace_training(_model(rng), None, "shapes", None, False)[0].tensors.values())
+            totals = stats_layout(params)
+            for one in (False, True):
+                state = {kind: abs(rng.standard_normal(totals.size)) for kind in ("param", "grad0", *optimizer.kinds)}
+                state["grad0"][totals.offsets[f"{STATS}.count"]] = 7.0
+                state["grad0"][totals.offsets[f"{STATS}.loss_sum"]] = loss
+                state["counter"] = rng.integers(0, schedule.total, 64).astype(np.int32)
+                out, updates = evaluate(update_graph(optimizer, params, 0, one_row=one), {}, state)
+                same = [np.array_equal(x.reshape(-1), state[kind][at : at + np.size(x)]) for (kind, at), x in updates.items()]
+                wrong += bool(out["finite"]) != (loss == 3.0) or (all(same) if loss == 3.0 else not all(same))
+                cases += 1
+        return Measured(error=float(wrong), bound=0.0, cases=cases, note="updates that go by something else than the loss")
+    return check
+
+
 def _one(name: str, o: dict[str, float], schedule: ScheduleConfig, executor: CpuExecutor, layout: StateLayout, kinds: list[str], step: int,
          count: float) -> float:  # fmt: skip
     """One update by the gradient that lies in `grad0`, of `count` tokens; see `textbook`."""

@@ -15,7 +15,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Workers
 from alpha.component import Catalogue, Component, Envelope, Measured
 from alpha.errors import GraphError, InputError, ShapeError
-from alpha.gates.contracts import effects, of_settings, parts, traced
+from alpha.gates.contracts import edges, effects, of_settings, parts, traced
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import (
     VOCAB,
@@ -55,6 +55,7 @@ from alpha.passes.select import select
 
 Case = Callable[[np.random.Generator], Measured]
 GPT, LLAMA = "gpt", "llama"
+PAGE = 4096
 
 ACTIVATIONS = ("gelu", "swiglu_packed", "layernorm", "rmsnorm")
 """Rows whose recomputation costs little; each model has some."""
@@ -249,9 +250,16 @@ def _schedule_keeps_groups(rng: np.random.Generator) -> Measured:
     nodes = schedule(_exchanges(3, ready=(2, 0, 1)).graph).nodes
     layers = [n.layer for n in nodes if n.acts]
     prompt = schedule(_exchanges(3).graph).nodes
+    chained = Tracer("chained")
+    total = chained.input("x", (64,), "f32")
+    for i in range(3):
+        with chained.unit(f"unit.{i}"):
+            total = chained.all_reduce(total, group="dp", size=2, reduce="sum")
+    chained.output("y", total)
+    layers += [n.layer for n in schedule(chained.graph).nodes]
     beside = [i for i, n in enumerate(prompt) if n.acts]
     last = max(i for i, n in enumerate(prompt) if n.op == "matmul")
-    return yes(layers == ["unit.0", "unit.1", "unit.2"] and max(beside) < last, f"{layers}, {beside} of {last}", cases=6)
+    return yes(layers == 2 * ["unit.0", "unit.1", "unit.2"] and max(beside) < last, f"{layers}, {beside} of {last}", cases=6)
 
 
 def _schedule_keeps_drawn(rng: np.random.Generator) -> Measured:
@@ -461,6 +469,16 @@ def _select_first(rng: np.random.Generator) -> Measured:
     return yes(not wrong, ", ".join(wrong), cases=4)
 
 
+def _refuse_extent_made(rng: np.random.Generator) -> Measured:
+    """So is what makes one and reads none, as a receipt."""
+    found = Catalogue()
+    found.add(Component(id="receive.planned", kind="kernel", backend="cuda", op="receive", implementation=_refuse_extent_made))
+    t = Tracer("received")
+    got = t.receive(shape=(64,), dtype="f32", group="dp", size=2, source=0)
+    t.output("y", t.extent(got, t.input("n", (), "i32")))
+    return refuses(InputError, lambda: select(verify(t.graph, "trace"), found, "cuda"))
+
+
 def _refuse_extent_read(rng: np.random.Generator) -> Measured:
     """A back end that knows no extents refuses what reads one and makes nothing, as a send."""
     found = Catalogue()
@@ -562,14 +580,18 @@ def _fresh(graph: Graph, inputs: dict[str, np.ndarray], state: dict[str, np.ndar
 
 
 def _arenas_exact(ref: Reference, rng: np.random.Generator) -> Measured:
-    """peak is the last byte used, not below the lower bound, not above the sum; the executor's arenas have exactly the planned bytes."""
+    """peak is the last byte used, not below the lower bound, not above the sum; the executor's arenas have exactly the planned bytes, from
+    the beginning of a page on."""
     p = program(ref.name)
     good = all(q.memory.lower <= q.memory.peak <= q.memory.total for q in p.plans.values())
     for q in p.plans.values():
         used = [r.stop for x in q.launches for r in (*x.ins, *x.outs, *((x.scratch,) if x.scratch else ())) if r.arena == "act"]
         good &= q.arenas["act"] == q.memory.peak == max(used, default=0)
+        for arena, refs in (("io", q.inputs), ("out", q.outputs)):  # as long as what lies in it, and no longer
+            good &= q.arenas[arena] == max((r.stop for r in refs.values() if r.arena == arena), default=0)
     with CpuExecutor(p, kernels()) as executor:
         good &= {k: a.size for k, a in executor.arenas.items()} == p.arenas()
+        good &= not any(a.ctypes.data % PAGE for a in executor.arenas.values() if a.size)
     return yes(good, cases=len(p.plans))
 
 
@@ -593,11 +615,11 @@ def _order_is_reachability(rng: np.random.Generator) -> Measured:
         streams, after = _random_order(rng)
         order, n = Order(streams, after), len(streams)
         run = [i for i in range(n) if streams[i] is not None]
-        for edges in (after, [set(order.waits(i)) for i in range(n)]):
+        for edges_ in (after, [set(order.waits(i)) for i in range(n)]):
             reach = np.zeros((n, n), bool)
             for j in run:
                 for i in run:
-                    if i < j and (streams[i] == streams[j] or i in edges[j]):
+                    if i < j and (streams[i] == streams[j] or i in edges_[j]):
                         reach[:, j] |= reach[:, i]
                         reach[i, j] = True
             for i in run:
@@ -625,6 +647,15 @@ def _with_exchange() -> Catalogue:
     return found
 
 
+def _together(plan: Plan) -> tuple[int, int]:
+    """(pairs of launches that touch the same bytes and may run at once, pairs that may run at once)."""
+    order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
+    uses = [[(r, r in (*x.outs, x.scratch)) for r in (*x.ins, *x.outs, x.scratch) if r is not None] for x in plan.launches]
+    pairs = [(i, j) for j in range(len(uses)) for i in range(j) if not order.before(i, j)]
+    return sum(any((a or b) and r.arena == q.arena and r.offset < q.stop and q.offset < r.stop for r, a in uses[j] for q, b in uses[i])
+               for i, j in pairs), len(pairs)
+
+
 def _beside_is_apart(rng: np.random.Generator) -> Measured:
     """Calls of two streams of which neither waits for the other never touch the same bytes, unless both read: by every pair of launches of
     plans of chains with exchanges beside them."""
@@ -633,16 +664,61 @@ def _beside_is_apart(rng: np.random.Generator) -> Measured:
         n = int(rng.integers(2, 8))
         ready = tuple(int(k) for k in rng.integers(0, n, n))
         graph = schedule(_exchanges(n, ready=ready, phase="reduce" if rng.random() < 0.7 else "forward").graph)
-        plan = lay_out(graph, select(graph, _with_exchange(), "cpu"), 2, {})
-        order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
-        uses = [[(r, r in (*x.outs, x.scratch)) for r in (*x.ins, *x.outs, x.scratch) if r is not None] for x in plan.launches]
-        for j, mine in enumerate(uses):
-            for i, others in enumerate(uses[:j]):
-                if not order.before(i, j):
-                    cases += 1
-                    wrong += any((a or b) and r.arena == q.arena and r.offset < q.stop and q.offset < r.stop
-                                 for r, a in mine for q, b in others)
+        touch, pairs = _together(lay_out(graph, select(graph, _with_exchange(), "cpu"), 2, {}))
+        wrong, cases = wrong + touch, cases + pairs
     return Measured(error=float(wrong), bound=0.0, cases=cases, note="pairs that touch the same bytes")
+
+
+def _drawn_streams(rng: np.random.Generator) -> Tracer:
+    """A drawn graph: each row on a drawn stream, over any value made before; rows of two results, rows that work in place, views and sums
+    over ranks of drawn groups. Some results nobody reads."""
+    t = Tracer("drawn streams")
+    values = [t.input("x", (8, 64), "f32")]
+    gain, back = t.input("gain", (64,), "f32"), int(rng.integers(2, 20))
+    for _ in range(int(rng.integers(4, 20))):
+        t.stream = (COMPUTE, COMM)[int(rng.random() < 0.5)]
+        a, b = (values[int(i)] for i in rng.integers(max(0, len(values) - back), len(values), 2))
+        kind = int(rng.integers(7))
+        if kind == 0:
+            values.append(t.add(a, b))
+        elif kind == 1:
+            values.append(t.gelu(a, approximate="tanh"))
+        elif kind == 2:
+            values.append(t.rmsnorm(a, gain, eps=1e-5)[0])
+        elif kind == 3:
+            values.append(t.reshape(t.reshape(a, shape=(512,)), shape=(8, 64)))
+        else:
+            total = t.all_reduce(t.reshape(a, shape=(512,)), group=("dp", "tp")[int(rng.integers(2))], size=2, reduce="sum")
+            values.append(t.reshape(total, shape=(8, 64)))
+    t.stream = COMPUTE
+    t.output("y", t.add(values[-1], values[int(rng.integers(len(values)))]))
+    return t
+
+
+def _streams_drawn(rng: np.random.Generator) -> Measured:
+    """Plans of drawn graphs, as they are and scheduled: what may run at once touches no common bytes; what acts on one group runs one after
+    the other, whatever its streams; what a launch reads was made before, by the waits that the plan has."""
+    wrong, cases = list[str](), 0
+    for trial in range(40):
+        graph = verify(_drawn_streams(rng).graph, "trace")
+        graph = schedule(graph) if trial % 2 else graph
+        chosen = select(graph, _with_exchange(), "cpu")
+        plan = lay_out(graph, chosen, 2, {})
+        touch, pairs = _together(plan)
+        order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
+        run = [node for node in graph.nodes if node in chosen]
+        at = {node: i for i, node in enumerate(run)}
+
+        def makers(v: Value, at: dict[Node, int] = at) -> list[int]:
+            node = v.producer
+            return [] if node is None else [at[node]] if node in at else [i for w in node.inputs for i in makers(w)]
+
+        groups = [[at[node] for node in run if node.acts and node.attrs["group"] == group] for group in ("dp", "tp")]
+        wrong += ["bytes are touched at once"] * touch
+        wrong += ["a group out of order" for of in groups for j in of for i in of if i < j and not order.before(i, j)]
+        wrong += ["read before it is made" for node in run for v in node.inputs for i in makers(v) if not order.before(i, at[node])]
+        cases += pairs + len(run)
+    return Measured(error=float(len(wrong)), bound=0.0, cases=cases, note=wrong[0] if wrong else "")
 
 
 def _bucketed(kind: str = "state", *, read_again: bool = False) -> Plan:
@@ -731,6 +807,25 @@ def _read_twice(rng: np.random.Generator) -> Measured:
         made, added, _ = lay_out(t.graph, select(t.graph, catalogue, "cpu"), 1, {}).launches
         apart.append((made.outs[0].arena, made.outs[0].offset) != (added.outs[0].arena, added.outs[0].offset))
     return yes(bool(pairs) and apart == [True, False], f"{pairs}: {apart}", cases=2)
+
+
+def _two_readers(rng: np.random.Generator) -> Measured:
+    """A sum on the way to a state box that is read once more, behind the next sum, does not lie in the box."""
+    wrong = []
+    for late in (False, True):
+        t = Tracer("two readers")
+        box, a = t.state("grad0", 0, (64,), "f32"), t.input("a", (64,), "f32")
+        first = t.accumulate(box, a)
+        other = None if late else t.scale(first, factor=2.0)
+        second = t.accumulate(first, a)
+        t.update(box, second)
+        t.output("y", t.scale(first, factor=2.0) if other is None else other)
+        plan = lay_out(t.graph, select(t.graph, kernels(), "cpu"), 1, {"grad0": 256})
+        ends = {x.outs[0]: x.ins[0] for x in plan.launches if x.op == "accumulate"}
+        read = next(x.ins[0] for x in plan.launches if x.op == "scale")
+        wrong += [] if plan.launches[-1 - late].outs[0] == Ref("state.grad0", 0, box.type) else [f"{plan.launches}"]
+        wrong += [] if not late or (read in ends and read.arena != "state.grad0") else [f"read at {read} of {ends}"]
+    return yes(not wrong, "; ".join(wrong)[:200], cases=2)
 
 
 def _refuse_bucket(rng: np.random.Generator) -> Measured:
@@ -1116,14 +1211,16 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                  ("leaves", of_settings.prompt_leaves)],
                       "determinism": _HASHES_LLAMA, "faults": [("cycle", _refuse_cycle)]},
     "select.pass": {"parity": [*_both(_select), ("budget", effects.budgets_chosen), ("first", _select_first)], "determinism": _HASHES_LLAMA,
-                    "faults": [("dtype", _refuse_dtype), ("extent-read", _refuse_extent_read), ("no-kernel", _refuse_no_kernel),
-                               ("effects", effects.refuse_budget)]},
+                    "faults": [("dtype", _refuse_dtype), ("extent-read", _refuse_extent_read), ("extent-made", _refuse_extent_made),
+                               ("no-kernel", _refuse_no_kernel), ("effects", effects.refuse_budget)]},
     "memory.pass": {"parity": [*[(f"ownership-{n}", c) for n, c in _both(_ownership)],
                                *[(f"bits-{n}", c) for n, c in _both(_planned_equals_fresh)],
                                *[(f"exact-{n}", c) for n, c in _both(_arenas_exact)], *[(f"shares-{n}", c) for n, c in _both(_shares)],
-                               ("order", _order_is_reachability), ("beside", _beside_is_apart), ("bucket", _bucket_in_place),
-                               ("bucket-kept", _bucket_kept), ("aligned", _aligned), ("read-twice", _read_twice),
-                               ("scattered", _scattered_apart), ("largest-first", _largest_first), ("placed", effects.launches_placed),
+                               ("order", _order_is_reachability), ("beside", _beside_is_apart), ("streams", _streams_drawn),
+                               ("bucket", _bucket_in_place), ("bucket-kept", _bucket_kept), ("aligned", _aligned),
+                               ("read-twice", _read_twice),
+                               ("two-readers", _two_readers), ("scattered", _scattered_apart), ("largest-first", _largest_first),
+                               ("placed", effects.launches_placed),
                                ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered),
                                ("computations", traced.computations)],
                     "determinism": _HASHES_LLAMA,
@@ -1131,7 +1228,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                ("late-wait", _refuse_late_wait), ("bucket", _refuse_bucket), ("late-extent", effects.refuse_late_extent),
                                ("part-updated", parts.refuse_update), ("part-outside", parts.refuse_outside)]},
     "verify.pass": {"parity": [*_both(_verify_accepts), ("effects", effects.accepts), ("pruned", effects.pruned_kept),
-                               ("units", traced.units_in_units), ("texts", traced.graph_texts)],
+                               ("units", traced.units_in_units), ("texts", traced.graph_texts), ("lines", edges.lines),
+                               ("attributes", edges.texts)],
                     "determinism": _HASHES,
                     "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
                                ("twice", _broken(_twice)), ("overlap", _broken(_overlap)),
@@ -1139,11 +1237,11 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                ("stream", _broken(_stream)),
                                ("pipeline", _lower_verifies), ("extent-of-made", effects.refuse_extent_of_made),
                                ("redeclared", traced.redeclared), ("stacked", traced.stacked_in_order), ("overlaps", traced.overlaps),
-                               ("places", traced.places),
+                               ("places", traced.places), ("edges", edges.traces), ("extents", edges.extents),
                                *((name, effects.refuses_graph(name)) for name in effects.broken())]},
     "layout.pass": {"parity": [("round-trip", _reshard_round_trip), ("cut", _shard_is_cut), ("rules", _layout_rules), ("leaves", _leaves),
                                ("blocks", _blocks), ("tables", _tables), ("replicas", _lowest_replica)],
                     "determinism": [("offsets", _layout_hash)],
                     "faults": [("gap", _refuse_gap), ("missing", _refuse_missing), ("split-leaf", _refuse_split_leaf),
-                               ("split-block", _refuse_split_block)]},
+                               ("split-block", _refuse_split_block), ("edges", edges.layouts)]},
 })

@@ -17,9 +17,9 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.backends.digest import WORDS, HostDigests
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
-from alpha.gates.contracts import effects, traced
+from alpha.gates.contracts import edges, effects, traced
 from alpha.gates.contracts.mixed import merged
-from alpha.gates.contracts.optimizers import one_row, textbook
+from alpha.gates.contracts.optimizers import loss_alone, one_row, textbook
 from alpha.gates.contracts.reference import (
     SCHEDULE,
     Batches,
@@ -807,7 +807,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                    *_both(_against_oracle),
                    *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
-                   ("staged-once", lambda rng: _staged_once(references()["llama"], rng)), ("parts-of-calls", traced.parts_of_calls)],
+                   ("staged-once", lambda rng: _staged_once(references()["llama"], rng)), ("parts-of-calls", traced.parts_of_calls),
+                   ("long-calls", edges.long_calls), ("held-at-once", edges.held_at_once)],
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
@@ -820,14 +821,17 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                    *[(f"sum-{n}", c) for n, c in _both(_sum_of_all)], ("schedule", _schedule_shape), ("shared-gradient", _shared_gradient),
                    ("order-of-terms", _order_of_terms), ("training-apart", _training_apart),
                    *[(f"recompute-{n}", c) for n, c in _both(_recompute_same_bits)],
-                   *[(f"snapshot-{n}", c) for n, c in _both(_snapshot_is_state)]],
+                   *[(f"snapshot-{n}", c) for n, c in _both(_snapshot_is_state)],
+                   ("told", edges.told_for_people)],
         "determinism": _both(_program_hash)[1:],
-        "faults": [("shards", _bad_shards)],
+        "faults": [("shards", _bad_shards), ("edges", edges.programs), ("not-finite", edges.first_not_finite)],
     },
-    "optimizer.adamw": {"parity": [("textbook", textbook("adamw")), ("one-row", one_row("adamw")), ("learns", _learns("adamw"))],
+    "optimizer.adamw": {"parity": [("textbook", textbook("adamw")), ("one-row", one_row("adamw")), ("learns", _learns("adamw")),
+                                   ("loss-alone", loss_alone("adamw"))],
                         "determinism": [("bits", _optimizer_digest("adamw"))],
-                        "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["llama"], rng))]},
-    "optimizer.sgd": {"parity": [("textbook", textbook("sgd")), ("one-row", one_row("sgd")), ("learns", _learns("sgd"))],
+                        "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["llama"], rng)), ("initial", edges.initial)]},
+    "optimizer.sgd": {"parity": [("textbook", textbook("sgd")), ("one-row", one_row("sgd")), ("learns", _learns("sgd")),
+                                   ("loss-alone", loss_alone("sgd"))],
                       "determinism": [("bits", _optimizer_digest("sgd"))],
                       "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["gpt"], rng))]},
 })

@@ -10,6 +10,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import ConfigError
+from alpha.gates.contracts import edges
 from alpha.gates.contracts.reference import hash_of, in_new_process, refuses, yes
 from alpha.optim.schedules import SCHEDULES, ScheduleConfig, rates
 
@@ -72,7 +73,8 @@ def _refused(kind: str, **numbers: Any) -> Case:
 def _cases(kind: str) -> dict[str, list[tuple[str, Case]]]:
     return {"parity": [("table", _points(kind)), ("points", _enough(kind))], "determinism": [("elsewhere", _same_elsewhere(kind))],
             "faults": [("warmup-too-long", _refused(kind, warmup=9)), ("decay-too-long", _refused(kind, decay=5)),
-                       ("floor-above-peak", _refused(kind, floor=1.5)), ("peak-not-finite", _refused(kind, peak=float("nan")))]}
+                       ("floor-above-peak", _refused(kind, floor=1.5)), ("peak-not-finite", _refused(kind, peak=float("nan"))),
+                       ("edges", edges.schedules)]}
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {f"schedule.{kind}": _cases(kind) for kind in SCHEDULES}

@@ -331,7 +331,9 @@ def ahead(rng: np.random.Generator) -> Measured:
             loop.start()
             loop.run(Watch(stop=lambda: loop.step == 3))
         with run.loop("left", cfg) as loop:
+            loop._save_due, loop._handed = True, 3  # of what the state was before
             loop.resume()
+            checks.append(("what was due is so behind a return", not loop._save_due and loop._handed is None))
             checks.append(("resumed where it was stopped", loop.step == 3 and loop.run() and _bits(loop) == expected))
         with run.loop("profiled", run.config(2, "train.steps=9", "train.eval_every=0", "train.checkpoint_every=0", "train.profile=2",
                                              "train.verify=0"), kind=_RunsAhead) as loop:
@@ -339,6 +341,16 @@ def ahead(rng: np.random.Generator) -> Measured:
             loop.run()
             wanted = sum(not (loop.profiled(step) or loop.profiled(step + 1)) for step in range(8))
             checks.append(("ahead beside a profiled step", getattr(loop.executor, "ahead", -1) == wanted < 8))
+        for key in ("eval_every", "sample_every", "checkpoint_every"):  # alone: nothing is handed over ahead of what looks at the state
+            every = {k: 0 for k in ("eval_every", "sample_every", "checkpoint_every")} | {key: 3}
+            with run.loop(key, run.config(2, "train.steps=8", "train.profile=0", "train.verify=0",
+                                          *(f"train.{k}={n}" for k, n in every.items())), kind=_RunsAhead) as loop:
+                loop.start()
+                seen = []
+                for _ in range(8):
+                    seen.append(loop.unbroken())
+                    loop.step += 1
+                checks.append((f"{key}: ahead {seen}", seen == [(step + 1) % 3 != 0 and step < 7 for step in range(8)]))
     return _measured(checks)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import GraphError
-from alpha.gates.contracts import traced
+from alpha.gates.contracts import edges, traced
 from alpha.gates.contracts.reference import hash_of, yes
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step
@@ -286,8 +286,34 @@ def _says_the_same(rng: np.random.Generator) -> Measured:
                     digest=hash_of(np.frombuffer("\n".join(said).encode(), np.uint8)))
 
 
+def _edges(rng: np.random.Generator) -> Measured:
+    """What refusals say where something is left out: no group at all, no layer, a root that is no number, extents of extents, operands
+    without rows; a circle behind what all have done; and what is taken beside: an exchange one end of which has no stage."""
+    barrier = call("barrier", group="all", size=4)
+    near, far = reduced(group="near", size=2), reduced("block.1", group="far", size=2)
+    ring = job((barrier, near, far), (barrier, far, near), (barrier, far, near), (barrier, near, far),
+               groups={**PAIRS, "all": (tuple(range(4)),)})
+    scalar = replace(counted(group="dp", size=1, reduce="sum"), ins=(Ref("state.grad", 0, TensorType((), "f32"), N),))
+    nowhere = replace(counted(rows=replace(N, arena="state.nothing"), group="dp", size=1, reduce="sum"), layer="")
+    step = Step("micro_last", 0, None)
+    unnamed = job((reduced(size=1),))
+    found = edges.told(
+        ("no groups", lambda: verify_program(job((reduced(size=1),), groups={})), GraphError, ("names a group", "'dp'", "no groups")),
+        ("a root in words", lambda: verify_program(job((call("broadcast", group="dp", size=1, root="0"),))), GraphError,
+         ("root of a collective is no member", "0 to 0")),
+        ("no layer", lambda: verify_program(job((nowhere,))), GraphError, ("rank 0: all_reduce(f32[64]) of no layer", "model line")),
+        ("an extent of an extent", lambda: verify_program(job((counted(rows=replace(N, extent=N), group="dp", size=1, reduce="sum"),))),
+         GraphError, ("rank 0: all_reduce(f32[64]) of block.0",)),
+        ("an operand without rows", lambda: verify_program(job((scalar,))), GraphError, ("all_reduce(f32[])",)),
+        ("a circle behind a barrier", lambda: verify_program(ring), GraphError, ("in a circle", "behind all_reduce", "behind all_reduce")),
+        ("a step without a microbatch", lambda: verify_program(replace(unnamed, schedule=(step,))), None, ()),
+        ("one end without a stage", lambda: verify_program(job((replace(to(1, 0), stage=None),), (to(0, 1, "receive"),))), None, ()),
+        ("the other end", lambda: verify_program(job((to(1, 1),), (replace(to(0, 0, "receive"), stage=None),))), None, ()))
+    return found
+
+
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "verify_program.pass": {"parity": [*((name, _accepts(name)) for name in sound()), ("texts", traced.program_texts)],
                             "determinism": [("refusals", _says_the_same)],
-                            "faults": [(name, _refuses(name)) for name in broken()]},
+                            "faults": [*((name, _refuses(name)) for name in broken()), ("edges", _edges)]},
 }

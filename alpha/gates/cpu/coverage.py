@@ -12,13 +12,10 @@ for whoever calls it.
 
 from __future__ import annotations
 
-import dis
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, cast
@@ -30,6 +27,7 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.workers import Task, Workers
 from alpha.component import Component
 from alpha.errors import InputError
+from alpha.gates.branches import codes, follow, jumps
 from alpha.gates.cpu.subjects import refused as samples_refused
 from alpha.gates.subjects import Case, case_of, cases, generator, pin_blas, spec_of
 from alpha.tomlfile import read_toml
@@ -60,13 +58,6 @@ class Branch:
         return self.function, self.side, self.text
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _codes(const)
-
-
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
     """Functions and methods that a module's own text defines."""
     for holder in (module, *(x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__)):
@@ -74,25 +65,6 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
             x = getattr(x, "__func__", getattr(x, "fget", x))
             if isinstance(x, FunctionType) and x.__code__.co_filename == module.__file__:
                 yield x
-
-
-@cache
-def jumps(code: CodeType) -> dict[int, tuple[int, int, int]]:
-    """Offset of a conditional jump, or of the prefix of its argument -> (its own offset, that of what follows it, its line)."""
-    found, prefix, before, line = {}, None, "", code.co_firstlineno
-    lines = dict(dis.findlinestarts(code))
-    instructions = list(dis.get_instructions(code))
-    for at, after in pairwise(instructions):
-        line = lines.get(at.offset) or line
-        if at.opname == "EXTENDED_ARG":
-            prefix = at.offset if prefix is None else prefix
-            continue
-        with_ended = "WITH_EXCEPT_START" in (before, at.opname)  # the interpreter's own question whether __exit__ took the exception
-        if not with_ended and (at.opname == "FOR_ITER" or ("JUMP" in at.opname and "IF" in at.opname)):
-            for offset in {at.offset, at.offset if prefix is None else prefix}:
-                found[offset] = at.offset, after.offset, line
-        before, prefix = at.opname if at.opname != "TO_BOOL" else before, None
-    return found
 
 
 class Tracer:
@@ -107,20 +79,8 @@ class Tracer:
         if code not in self.taken:
             return None
         self.called.add(code)
-        taken, known, last = self.taken[code], jumps(code), None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-
-        def step(frame: FrameType, event: str, arg: object) -> Any:
-            nonlocal last
-            if event == "opcode":
-                if last is not None:
-                    taken.add((last[0], frame.f_lasti != last[1]))
-                last = known.get(frame.f_lasti)
-            else:  # an exception, or the end
-                last = None
-            return step
-
-        return step
+        taken = self.taken[code]
+        return follow(frame, lambda own, jumped: taken.add((own, jumped)))
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
@@ -171,7 +131,7 @@ def untaken(components: Sequence[Component], nonce: str = NONCE) -> list[Branch]
     """Branches of the components' binders, and of what those share, that no call took; sorted. Exemptions are not taken off."""
     pin_blas()
     every = _every(components)
-    own = {code: c.id for c in components for code in _codes(c.implementation.__code__)}
+    own = {code: c.id for c in components for code in codes(c.implementation.__code__)}
     left: list[Branch] = []
     shared = Tracer([code for code in every if code not in own])
     for c in components:
@@ -192,7 +152,7 @@ def sides(components: Sequence[Component]) -> int:
 def _every(components: Sequence[Component]) -> dict[CodeType, FunctionType]:
     """Code objects of the components' files and of SHARED, with the function that each lies in."""
     modules = {*SHARED, *(sys.modules[c.implementation.__module__] for c in components)}
-    return {code: f for m in sorted(modules, key=lambda m: m.__name__) for f in _functions(m) for code in _codes(f.__code__)}
+    return {code: f for m in sorted(modules, key=lambda m: m.__name__) for f in _functions(m) for code in codes(f.__code__)}
 
 
 def _left(taken: dict[CodeType, set[tuple[int, bool]]], called: set[CodeType], every: dict[CodeType, FunctionType]) -> Iterator[Branch]:

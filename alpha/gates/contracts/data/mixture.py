@@ -146,10 +146,11 @@ def _one_text(rng: np.random.Generator) -> Measured:
                             validation=corpora[1].subset("v", {*splits[1].validation.documents} - {also}))
         splits[0] = replace(splits[0], validation=corpora[0].subset("v", {*splits[0].validation.documents, held}),
                             train=corpora[0].subset("t", {*splits[0].train.documents} - {held}))
-        for split, apart in zip(splits, mixture.kept_apart(splits)):
-            count.check(shared not in apart.train.texts(), "a held-out text is trained on")
-            left = [text for text in split.train.texts() if text != shared]
-            count.check(list(apart.train.texts()) == left and apart.validation == split.validation, "more was left out")
+        for order in (splits, splits[::-1]):  # whichever source holds it out
+            for split, apart in zip(order, mixture.kept_apart(order)):
+                count.check(shared not in apart.train.texts(), "a held-out text is trained on")
+                left = [text for text in split.train.texts() if text != shared]
+                count.check(list(apart.train.texts()) == left and apart.validation == split.validation, "more was left out")
     return count.measured()
 
 

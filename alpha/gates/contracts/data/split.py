@@ -117,8 +117,9 @@ def _one_text_is_cut(rng: np.random.Generator) -> Measured:
             off = abs(len(validation) - fraction * len(text))
             count.check(off <= (max(map(len, text.split(b"\n"))) + 1 if lines else 4), f"{off} bytes away from the fraction {fraction}")
             count.check(len({whole.hash, made.train.hash, made.validation.hash}) == 3, "two of whole, train and validation share a hash")
-            again = split.split_by_file(made.train, fraction=0.5, seed=1) if len(train) > 40 and b"\n" in train[:-1] else None
-            count.check(again is None or b"".join((*again.train.texts(), *again.validation.texts())) == train, "a part of a part")
+            for side, own in ((made.train, train), (made.validation, validation)):  # a part of a part, whichever end it lies at
+                again = split.split_by_file(side, fraction=0.5, seed=1) if len(own) > 40 and b"\n" in own[:-1] else None
+                count.check(again is None or b"".join((*again.train.texts(), *again.validation.texts())) == own, "a part of a part")
     return count.measured()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from alpha.comm import catalogue, collectives
+from alpha.comm.checked import CHECKED
 from alpha.comm.message import About
 from alpha.comm.rule import COSTS, Rule
 from alpha.comm.shm import LENT_BYTES, SharedMemory
@@ -26,6 +27,7 @@ from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import GraphError, ShapeError
 from alpha.gates.contracts.ranks.calls import ALGORITHMS, BY_NAME, COUNTS, DTYPES, OPS, Mute, drawn, misbehave, one, summed
+from alpha.gates.contracts.ranks.ends import at_checked
 from alpha.gates.contracts.ranks.members import Ended, members
 from alpha.ops import collectives as rows
 from alpha.ops import scale
@@ -262,6 +264,22 @@ def at_barriers(world: World, op: str, seed: int) -> Found:
         collectives.all_gather(group, own, every)
         if every[:, 0].max() > every[:, 1].min():
             wrong.append(f"round {late}: one left {every[:, 0].max() - every[:, 1].min():.3f} s before the last one came")
+    return wrong, 2 * group.size
+
+
+def at_nothing(world: World, op: str, seed: int) -> Found:
+    """Over no elements at all members meet as over many: in turns each comes late, and nobody leaves before it has come."""
+    group, wrong = world.group(WORLD), list[str]()
+    none = np.empty(0, np.float32)
+    for late in range(2 * group.size):
+        if late % group.size == group.index:
+            time.sleep(0.01)
+        own, every = np.array([time.monotonic(), 0.0]), np.empty((group.size, 2))
+        getattr(collectives, op)(group, none, none.copy())
+        own[1] = time.monotonic()
+        collectives.all_gather(group, own, every)
+        if every[:, 0].max() > every[:, 1].min():
+            wrong.append(f"{op} over nothing, round {late}: one left before the last one came")
     return wrong, 2 * group.size
 
 
@@ -570,9 +588,11 @@ def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
         bits += [("unordered", _jobs(at_unordered, op, (2, 3), (5, 8)))] if op in ("all_reduce", "reduce_scatter") else []
     bits += [("apart", _jobs(at_apart, op, (4,), (6, 8)))] if op in (*ALGORITHMS, "reduce") else []
     bits += [("chosen", _chosen(op))] if op in COSTS else []
+    bits += [("nothing", _jobs(at_nothing, op, (2, 3)))] if op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") else []
     kinds = [what for what in NAMES if not (op == "barrier" and what == "flips")]  # a message of a barrier has no payload
     found = {"parity": bits, "determinism": [(f"jitter-{n}", _repeated(op, n)) for n in (3, 4)],
              "faults": [("refused", _jobs(at_refusal, op, (2,))), *((what, _disturbed(op, what)) for what in kinds)]}
+    found["faults"] += [("checked", _jobs(at_checked, op, (3,)))] if op in CHECKED else []
     if op != "barrier":
         found["gradient"] = [("adjoint", _jobs(at_vjp, op, (2,) if op in ("send", "receive") else (2, 3)))]
     return found

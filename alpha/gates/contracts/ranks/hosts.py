@@ -42,6 +42,7 @@ from alpha.errors import RankError
 from alpha.gates.contracts import of_settings
 from alpha.gates.contracts.ranks.calls import DTYPES, OPS, Mute, one, summed
 from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, at_vjp, seed_of, sound
+from alpha.gates.contracts.ranks.ends import carried
 from alpha.gates.contracts.ranks.jobs import Case, Found, _hash, _measured, at_channels
 from alpha.gates.contracts.ranks.members import Ended, at_once, in_threads, members
 from alpha.gates.contracts.ranks.network import SECRET, Network, Wire
@@ -894,9 +895,9 @@ def _not_met(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
-                                 ("early", _early), ("straight", _straight), ("met", _met), ("framing", _framing), ("whole", _whole),
-                                 ("connection", of_settings.connection), ("together", of_settings.together),
-                                 ("fastest", _fastest), ("hosts", _by_hosts), ("adjoint", _adjoint)],
+                                 ("early", _early), ("straight", _straight), ("carried", carried), ("met", _met),
+                                 ("framing", _framing), ("whole", _whole), ("connection", of_settings.connection),
+                                 ("together", of_settings.together), ("fastest", _fastest), ("hosts", _by_hosts), ("adjoint", _adjoint)],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")), ("frames", _frames),

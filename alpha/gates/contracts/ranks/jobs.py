@@ -39,6 +39,7 @@ from alpha.component import Measured
 from alpha.cuda_runtime._bindings import CudaError
 from alpha.errors import InputError, MachineError, RankError
 from alpha.gates.contracts.checkpoint import cut_of, same
+from alpha.gates.contracts.ranks import ends
 from alpha.gates.contracts.ranks.calls import misbehave
 from alpha.gates.contracts.ranks.collectives import BOUND_S, SHORT, SOUND, seed_of, sound
 from alpha.gates.contracts.ranks.members import Ended, members
@@ -80,13 +81,18 @@ def _both_ways(rng: np.random.Generator) -> Measured:
     for i, n in enumerate(sizes):
         for one, other in ((0, 1), (1, 0)):
             payload = rng.integers(0, 256, n).astype(np.uint8)
-            given = payload.copy()
+            given, progress = payload.copy(), [link.segment.control.progress(rank) for rank in (0, 1)]
             ends[one].send(other, about, i, given)
+            said = [link.segment.control.progress(rank) - before for rank, before in enumerate(progress)]
+            wrong += [] if said[one] > 0 == said[other] else [f"who sends gets on, and nobody else: {said}"]
             given[...] = 0  # what was handed over may be written again
             came = ends[other].receive(one, about, i, n)
             wrong += [] if came.tobytes() == payload.tobytes() else [f"message {i} of {n} bytes from {one}"]
             digest.update(came.tobytes())
+            progress = [link.segment.control.progress(rank) for rank in (0, 1)]
             ends[other].release(one)
+            said = [link.segment.control.progress(rank) - before for rank, before in enumerate(progress)]
+            wrong += [] if said[other] > 0 == said[one] else [f"who releases gets on, and nobody else: {said}"]
     link.segment.close()
     return _measured(wrong, 2 * len(sizes), digest.hexdigest())
 
@@ -694,8 +700,9 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.shm": {"parity": [("both-ways", _both_ways), ("full", _full), ("channels", _job(at_channels, 2)), ("honest", _honest),
                                  ("numbers", _numbers)],
                       "determinism": [("both-ways", _both_ways)], "faults": [(fault, _planted(fault)) for fault in FAULTS]},
-    "watch.progress": {"parity": [("waited", _waited)], "determinism": [("named", _named)],
-                       "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left)]},
+    "watch.progress": {"parity": [("waited", _waited), ("patience", ends.patience)], "determinism": [("named", _named)],
+                       "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left),
+                                  ("watched late", ends.watched_late)]},
     "launch.ranks": {"parity": [("ended", _launched("none", "slow", "code")), ("left", _nothing_left)],
                      "determinism": [("ended", _launched("none", "refuses"))],
                      "faults": [(what, _launched(what)) for what in OUTCOMES if what not in ("none", "slow", "code")]},

@@ -14,6 +14,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError
+from alpha.gates.contracts.registry import consistent
 from alpha.gates.contracts.registry.common import HERE, OTHER, PROCESSOR, Case, Checks, folder, make, parity_case, pin_of
 from alpha.gates.contracts.registry.status import BASE, KERNEL, ONE, PAIR, SINGLE, TOP, TWO, catalogue, passing
 from alpha.registry import judge as judges
@@ -447,6 +448,7 @@ CASES: dict[str, dict[str, list[Case]]] = {
         "faults": [("seeded mutants", _mutants), ("several devices", _devices),
                    ("edited metric or verdict", _edited), ("evidence of other code or class", _foreign),
                    ("loosened tolerance", _loosened), ("renewal awaited", _awaited), ("slow or unpinned", _speed),
-                   ("skipped or renamed case", _skipped)],
+                   ("skipped or renamed case", _skipped), ("contradictions", consistent.contradictions),
+                   ("a nonce is drawn once", consistent.once), ("another class's environment", consistent.elsewhere)],
     },
 }

@@ -1,0 +1,229 @@
+"""Cases of what one rank does alone: what it asks of whoever carries its messages to another host, and how it looks at others that it has
+yet to watch. Both stand against dull models. Floor 7."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from alpha.comm import catalogue
+from alpha.comm.checked import checked
+from alpha.comm.control import Failure
+from alpha.comm.message import HEADER, SPACE, About
+from alpha.comm.segment import RELEASED, Segment
+from alpha.comm.shm import LENT_BYTES, SharedMemory
+from alpha.comm.watch import Deadlines, Watch
+from alpha.comm.world import WORLD, World
+from alpha.component import Catalogue, Measured
+from alpha.errors import RankError
+
+SLOTS = 4
+
+
+class Carrier:
+    """A dull other end of what goes to one rank elsewhere (shm.py: Elsewhere). It answers as it is told, and notes what is asked of it for
+    which its protocol has no place."""
+
+    def __init__(self) -> None:
+        self.lent = dict[int, memoryview]()
+        self.called = True
+        self.takes = self.keeps = True
+        self.wrong = list[str]()
+        self.credits = self.withdrawn = 0
+
+    def lend(self, sequence: int, payload: memoryview) -> None:
+        """Noted: one payload of a message."""
+        if sequence in self.lent or payload.nbytes < LENT_BYTES:
+            self.wrong.append(f"message {sequence} of {payload.nbytes} bytes was lent")
+        self.lent[sequence] = payload
+
+    def keep(self) -> bool:
+        """Asked of a call that lent something alone."""
+        if not self.lent:
+            self.wrong.append("what was lent to nobody is to be kept")
+        if self.keeps:
+            self.lent.clear()
+        return self.keeps
+
+    def expect(self, sequence: int, out: memoryview) -> None:
+        """Nothing comes from there."""
+
+    def came(self, sequence: int, nbytes: int) -> memoryview:
+        """Nothing comes from there."""
+        raise AssertionError("nothing was sent")
+
+    def withdraw(self) -> None:
+        """Of a call that failed."""
+        self.lent.clear()
+        self.withdrawn += 1
+
+    def carry(self) -> bool:
+        """Whether it is told to take over what is sent."""
+        return self.takes
+
+    def credit(self) -> None:
+        """Counted."""
+        self.credits += 1
+
+    def rest(self, seconds: float) -> None:
+        """Nothing comes, and time is not waited for."""
+
+
+def carried(rng: np.random.Generator) -> Measured:
+    """Drawn calls to several ranks elsewhere, of payloads on both sides of the least that is lent; some fail while they are sent, some
+    while what was lent is to be kept: what lies in slots, what is lent and for how long is what a dull model says, and a call that
+    failed leaves nothing to the next one."""
+    wrong, calls = list[str](), 60
+    segment = Segment.create(3, payload_bytes=LENT_BYTES + 64, slots=SLOTS, here=range(1))
+    control = segment.control
+    for rank in range(3):
+        control.join(rank, os.getpid())
+    far = {rank: Carrier() for rank in (1, 2)}
+    mine = SharedMemory(segment, Watch(control, 0, Deadlines(stall=60.0)), 0, (0, 1, 2), lambda channel, rank: far[rank])
+    sent = {1: 0, 2: 0}
+    for n in range(calls):
+        about, lent = About("send", "bool", 0, n, 1), set[int]()
+        failing = int(rng.integers(4))  # 0: while it is sent; 1: while it is kept; else not
+        try:
+            for _ in range(int(rng.integers(1, 4))):
+                to, nbytes, kept = int(rng.integers(1, 3)), LENT_BYTES + int(rng.integers(-2, 3)), bool(rng.random() < 0.7)
+                carrier, payload = far[to], rng.integers(0, 256, nbytes).astype(np.uint8)
+                carrier.takes = failing != 0
+                _tell(segment, 0, failing == 0)
+                start = segment.ring(0, 0, to)
+                memoryview(segment.memory)[start + RELEASED : start + RELEASED + 8].cast("Q")[0] = sent[to]  # all before it was released
+                slot = segment.slot(start, sent[to] % SLOTS)
+                memoryview(segment.memory)[slot + SPACE : slot + SPACE + nbytes] = bytes(nbytes)
+                lends = kept and nbytes >= LENT_BYTES
+                sent[to] += 1
+                lent |= {to} if lends else set()
+                try:
+                    mine.send(to, about, 0, payload, kept=kept)
+                finally:
+                    there = bytes(segment.memory[slot + SPACE : slot + SPACE + nbytes])
+                    if there != (bytes(nbytes) if lends else payload.tobytes()) or not any(segment.memory[slot : slot + HEADER.size]):
+                        wrong.append(f"{nbytes} bytes, kept {kept}, lie elsewhere")
+                    if lends != (sent[to] - 1 in carrier.lent):
+                        wrong.append(f"{nbytes} bytes, kept {kept}: lent is {not lends}")
+            for carrier in far.values():
+                carrier.keeps = failing != 1
+            _tell(segment, 0, failing == 1)
+            mine.done(about)
+            wrong += ["a call ended that could not"] if failing == 1 and lent else []
+            wrong += ["what was lent is so behind its call"] if any(c.lent for c in far.values()) else []
+        except RankError:
+            before = [c.withdrawn for c in far.values()]
+            mine.withdraw()
+            wrong += [] if failing < 2 else ["a sound call failed"]
+            wrong += [] if [c.withdrawn for c in far.values()] == [x + 1 for x in before] else ["a failed call is not withdrawn everywhere"]
+        wrong += [w for c in far.values() for w in c.wrong]
+        for carrier in far.values():
+            carrier.wrong.clear()
+        control._flags[:] = bytes(3)
+    segment.close()
+    return Measured(error=float(len(wrong)), bound=0.0, cases=calls, note=wrong[0][:120] if wrong else "")
+
+
+def _tell(segment: Segment, rank: int, failed: bool) -> None:
+    """That a rank has failed, so that a wait ends at once, or that none has."""
+    segment.control._flags[:] = bytes(3)
+    if failed:
+        segment.control.fail(Failure(rank, 1, "send", 0, 0, "told"))
+
+
+def watched_late(rng: np.random.Generator) -> Measured:
+    """A rank that has ended before it is watched: it is let go where it left, its own words are said where it failed, and else it died."""
+    wrong, expected = list[str](), {"left": "", "told": "it told why", "died": "rank 1 died"}
+    for how, said in expected.items():
+        for others in range(1, 4):
+            segment = Segment.create(1 + others)
+            control = segment.control
+            gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+            gone.wait()  # nobody has its number now
+            control.join(0, os.getpid())
+            for rank in range(1, 1 + others):
+                control.join(rank, gone.pid if rank == 1 else os.getpid())
+            if how == "left":
+                control.leave(1)
+            watch, came = Watch(control, 0, Deadlines(join=5.0)), ""
+            try:
+                if how == "told":  # between the look for failures and the one at that process
+                    control.fail(Failure(1, 1, "", -1, 0, "it told why"))
+                    watch._watch(1)
+                watch.join()
+            except RankError as error:
+                came = str(error)
+            wrong += [] if (said in came if said else not came) else [f"{how}: {came or 'nobody was named'}"]
+            wrong += [] if bool(control.failed()) == (how != "left") else [f"{how}: others are told otherwise"]
+            with suppress(OSError):
+                watch.close()
+            segment.close()
+    return Measured(error=float(len(wrong)), bound=0.0, cases=9, note=wrong[0][:120] if wrong else "")
+
+
+def patience(rng: np.random.Generator) -> Measured:
+    """How long a rank may get on with nothing while another waits: the deadline, or three times the longest that a collective of that name
+    has taken; those of other names do not lengthen it, and neither do shorter ones."""
+    wrong, stall = list[str](), 0.04
+    for longest, others, least in ((0.0, 0.0, stall), (0.1, 0.0, 0.3), (0.005, 0.0, stall), (0.0, 0.1, stall), (0.1, 1.0, 0.3)):
+        segment = Segment.create(2)
+        for rank in range(2):
+            segment.control.join(rank, os.getpid())
+        watch, came = Watch(segment.control, 0, Deadlines(stall=stall)), ""
+        for seconds in sorted((longest, longest / 2), reverse=bool(rng.integers(2))):
+            watch.took("all_reduce", seconds)
+        watch.took("broadcast", others)
+        try:
+            watch.until(lambda: False, 1, "all_reduce")
+        except RankError as error:
+            came = str(error)
+        told = came.partition("progress within ")[2].partition(" s")[0]
+        good = bool(told) and round(least, 1) <= float(told) <= least + 0.2
+        wrong += [] if good else [f"{longest} s, others {others} s: {told or came}, {least} expected"]
+        segment.close()
+    return Measured(error=float(len(wrong)), bound=0.0, cases=5, note=wrong[0][:120] if wrong else "")
+
+
+def at_checked(world: World, op: str, seed: int) -> tuple[list[str], int]:
+    """A collective that is held against its row (checked.py): sound it passes on every member; one bit of one member's result, drawn, ends
+    it on all, by that member's name, at the model's line."""
+    rng, group, wrong, n = np.random.default_rng(seed), world.group(WORLD), list[str](), 4 * world.size
+    attrs = {"group": WORLD, "size": group.size} | ({"reduce": "sum"} if op in ("all_reduce", "reduce_scatter") else {})
+    attrs |= {"root": int(rng.integers(group.size))} if op in ("broadcast", "reduce") else {}
+    own = Catalogue()
+    catalogue.fill(own)
+    plain = own[f"{op}.cpu"]
+    for trial in range(4):
+        victim, bit = int(rng.integers(group.size)), int(rng.integers(32))  # -1: none
+        bit = bit if trial and group.index == victim else -1
+        x = np.random.default_rng((seed, trial, group.index)).standard_normal(n).astype(np.float32)
+        out = np.zeros({"reduce_scatter": n // group.size, "all_gather": n * group.size}.get(op, n), np.float32)
+
+        def spoilt(cpu: Any, ins: Any, outs: Any, attrs: Any, bit: int = bit) -> Callable[[], None]:
+            run = plain.implementation(cpu, ins, outs, attrs)
+
+            def call() -> None:
+                run()
+                if bit >= 0:
+                    outs[0].view(np.uint32)[-1] ^= np.uint32(1 << bit)
+            return call
+
+        found = Catalogue()
+        found.add(replace(plain, implementation=spoilt))
+        world.step, world.place.source, came = 5, "gpt.py:7", ""
+        try:
+            checked(found)[plain.id].implementation(SimpleNamespace(world=world), [x], [out], attrs)()
+        except RankError as error:
+            came = str(error)
+        said = (f"{op} of step 5 gave rank {victim} other bits", f"rank {victim}: ", "gpt.py:7")
+        if (trial and not all(word in came for word in said)) or (not trial and came):
+            wrong.append(f"{op}, trial {trial}, rank {victim}: {came or 'nothing was seen'}")
+    return wrong, 4
