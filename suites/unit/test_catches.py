@@ -18,6 +18,7 @@ import alpha
 from alpha.gates.adversarial import catches, cuda_plant, mutants, plant
 from alpha.gates.contracts.engine import contract_cases
 from alpha.registry.faults import Fault, load_faults
+from alpha.registry.machine import machine_class
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
 
@@ -98,6 +99,9 @@ def test_seeded_mutants_are_mostly_rejected(pytestconfig: pytest.Config, seed: i
     assert caught >= least - (number - len(counted)), f"{caught} of {len(counted)} mutants caught; survived: {names}"
 
 
+FAULTY = "verify_program.text-missing"
+
+
 def test_what_looks_at_the_whole_device_has_it_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     gates = [("gelu.f32.cpu", "faults"), ("executor.cuda", "faults"), ("executor.cuda", "parity")]
     jobs = [plant.Job(" ".join(pair), (pair,), "", "") for pair in gates]
@@ -120,6 +124,39 @@ def test_who_ends_the_run_keeps_what_was_caught(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(KeyboardInterrupt):
         catches.run(catalogue(), faults, stale=False, root=tmp_path)
     assert set(catches.known([tmp_path])) == {faults[0].id}
+
+
+def test_what_was_caught_is_kept_while_others_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A kill that nothing can answer costs the catches of the last seconds alone."""
+    faults = [f for f in planted() if f.component == "registry.judge" and f.gate == "faults"][:2]
+    there: list[set[str]] = []
+
+    def two(jobs: list[plant.Job], catalogue: object, workers: int, on_result: Callable[[plant.Outcome], None]) -> list[plant.Outcome]:
+        for job in jobs:
+            on_result(plant.Outcome(job, error="ValueError: planted"))
+            there.append(set(catches.known([tmp_path])))
+        return []
+
+    monkeypatch.setattr(catches, "controls", lambda *a: {})
+    monkeypatch.setattr(catches, "_run_all", two)
+    for seconds in (0.0, 60.0):
+        monkeypatch.setattr(catches, "EVERY_S", seconds)
+        catches.run(catalogue(), faults, stale=False, root=tmp_path)
+    assert [len(x) for x in there] == [1, 2, 2, 2] and set(catches.known([tmp_path])) == {f.id for f in faults}
+
+
+def test_cases_that_failed_on_another_class_come_first_where_this_one_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fault = next(f for f in load_faults(catalogue=catalogue()) if f.id == FAULTY)
+    shipped = catches.known()[FAULTY]
+    assert catches._failed(shipped)
+    elsewhere = replace(shipped, machine=replace(machine_class(), threads=64).key)
+    catches.save_catches([elsewhere], tmp_path)
+    seen: list[tuple[str, ...]] = []
+    monkeypatch.setattr(catches, "controls", lambda *a: {})
+    monkeypatch.setattr(catches, "_run_all", lambda jobs, *a: seen.extend(j.first for j in jobs) or [])
+    with pytest.raises(KeyError):  # nothing came back
+        catches.run(catalogue(), [fault], root=tmp_path)
+    assert seen == [catches._failed(shipped)]
 
 
 def test_a_fault_that_hangs_has_time_by_what_the_sound_gate_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +195,6 @@ def test_faults_in_device_code_that_look_at_the_whole_device_run_alone(monkeypat
     assert [o.job.name for o in cuda_plant.run_all(faults, jobs, workers=5)] == ["0", "1", "2", "3", "4"]
     assert seen["1"] == {"1"} and seen["3"] == {"3"}
     assert any(len(together) > 1 for together in seen.values()), "the others would be seen one at a time too"
-
-
-FAULTY = "verify_program.text-missing"
 
 
 def test_cases_that_were_seen_to_fail_come_first() -> None:

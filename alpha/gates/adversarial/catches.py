@@ -7,6 +7,7 @@ bound to the digests of the sound component and of the fault, and run again when
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from alpha.gates.adversarial import cuda_plant, plant
 from alpha.gates.device_code import lint as kernels_lint
 from alpha.profile.noise import wilson
 from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
-from alpha.registry.evidence import default_roots, local_root
+from alpha.registry.evidence import classes, default_roots, local_root
 from alpha.registry.faults import Fault, broken
 from alpha.registry.gates import PINNED
 from alpha.registry.gpu import class_here, why_not_here
@@ -42,8 +43,8 @@ LEAST, SURE = 10.0, 3.0
 """A fault that hung when it was last run has that many times what the sound gate takes now, and at least so many seconds: whatever keeps
 the machine busy slows both."""
 
-SAVED = 24
-"""Faults in device code after which what was caught is saved: a GPU's time may end."""
+SAVED, EVERY_S = 24, 20.0
+"""Faults in device code after which, and seconds of others after which, what was caught is saved: a GPU's time may end."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     roots = None if root is None else [root]
     here = {machine.key for f in faults if (machine := class_here(catalogue[f.component])) is not None} if stale else ()
     old = {fault: catch for key in sorted(here) for fault, catch in known(roots, key).items()}
+    elsewhere = _on_any_class(roots)
     results: dict[str, Result] = {}
     jobs: list[plant.Job] = []
     device: list[Fault] = []
@@ -106,13 +108,19 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
         elif fault.source:
             device.append(fault)
         else:
-            jobs.append(replace(job_of(fault, catalogue[fault.component]), first=_failed(catch)))
+            jobs.append(replace(job_of(fault, catalogue[fault.component]), first=_failed(catch or elsewhere.get(fault.id))))
+
+    saved = time.monotonic()
 
     def finished(outcome: plant.Outcome) -> None:
+        nonlocal saved
         fault = by_name[outcome.job.name]
         catch = catch_of(fault, outcome, today[fault.id], catalogue[fault.component])
         result = Result(fault, catch, catch.rejected(pins), _why(outcome), True)
         results[fault.id] = result
+        if time.monotonic() > saved + EVERY_S:  # who is killed keeps most of what was caught
+            saved = time.monotonic()
+            save()
         if on_result is not None:
             on_result(result)
 
@@ -145,6 +153,15 @@ def why_not(fault: Fault, component: Component) -> str:
     here = class_here(component)
     pinned = fault.gate not in PINNED or here is None or component.id in shipped_pins().load(key_of(here.key, processor()))
     return "" if pinned else f"no pinned share of {component.id} on this kind of machine"
+
+
+def _on_any_class(roots: Sequence[Path] | None) -> dict[str, Catch]:
+    """Catches of all machine classes: which case fails first is much the same on each."""
+    found: dict[str, Catch] = {}
+    for root in default_roots() if roots is None else roots:
+        for key in classes(root):
+            found |= known([root], key)
+    return found
 
 
 Seconds = dict[tuple[tuple[str, str], ...], float]
