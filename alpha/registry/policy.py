@@ -34,22 +34,7 @@ HOST_PROFILES = ("host", "count")
 """Profiles of components whose results do not come out of vector units: integers, bytes, and float64 scalars of the C library."""
 
 
-_WAITING: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("its gate is current; a GPU was had long enough for the gates and for 40 of 67 faults", (
-        "cuda.spot.first-words-hashed", "executor.cuda.arena-larger", "executor.cuda.cleared-comes-back",
-        "executor.cuda.first-inputs-again", "executor.cuda.hashes-share-a-place", "executor.cuda.input-types-ignored",
-        "executor.cuda.inspected-launch-twice", "executor.cuda.memory-kept", "executor.cuda.no-room-unsaid",
-        "executor.cuda.only-state-counted", "executor.cuda.products-of-other-sides", "executor.cuda.profiled-launch-twice",
-        "executor.cuda.replay-blind", "executor.cuda.replay-cut-short", "executor.cuda.results-not-waited-for",
-        "executor.cuda.results-of-what-is-behind", "executor.cuda.save-elsewhere", "executor.cuda.save-first-stretch",
-        "executor.cuda.save-from-the-start", "executor.cuda.staged-batch-kept", "executor.cuda.state-forgotten",
-        "executor.cuda.state-not-returned", "executor.cuda.state-returned-again", "executor.cuda.unknown-inputs-ignored",
-        "executor.cuda.watched-launch-dropped", "executor.cuda.watched-look-twice",
-    )),
-    ("its gate is current and rejected the fault in older code; it asks for a GPU that nothing else uses", ("cuda.linear.slowed",)),
-)
-
-AWAITING: Mapping[str, Mapping[str, str]] = {"cuda_sm90_H200": {name: reason for reason, names in _WAITING for name in names}}
+AWAITING: Mapping[str, Mapping[str, str]] = {}
 """Reference class of GPUs -> what the merge gate finds missing or older than the code there, by the name it gives it -> why. It is told as
 NOT_RUN and counted, in place of an error, for a machine of CI has no GPU. Nothing else is excused: a failing verdict, a forged line or a
 loosened judge stays an error, and no run on such a GPU takes old evidence for current. An entry that is not needed is an error."""
