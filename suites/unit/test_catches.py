@@ -149,8 +149,9 @@ def test_cases_that_failed_on_another_class_come_first_where_this_one_has_none(m
     fault = next(f for f in load_faults(catalogue=catalogue()) if f.id == FAULTY)
     shipped = catches.known()[FAULTY]
     assert catches._failed(shipped)
-    elsewhere = replace(shipped, machine=replace(machine_class(), threads=64).key)
-    catches.save_catches([elsewhere], tmp_path)
+    other = replace(machine_class(), threads=64).key
+    assert shipped.record is not None
+    catches.save_catches([replace(shipped, machine=other, record=replace(shipped.record, machine=other))], tmp_path)
     seen: list[tuple[str, ...]] = []
     monkeypatch.setattr(catches, "controls", lambda *a: {})
     monkeypatch.setattr(catches, "_run_all", lambda jobs, *a: seen.extend(j.first for j in jobs) or [])
