@@ -1075,7 +1075,15 @@ def _blocks(rng: np.random.Generator) -> Measured:
                 own += [held[o : o + n] for o, n in leaf]
         good &= all(len(own) == 1 and np.array_equal(own[0], names[a:b]) for own, (a, b) in zip(found, blocks))
         cases += len(blocks)
-    return yes(good, cases=cases)
+    uneven = StateLayout([TensorSpec("a.w", (8192,), "a"), TensorSpec("b.w", (64,), "b")])
+    ragged = uneven.shard(48)  # some ranks hold nothing of the small unit; pieces that are their cuts are split by none
+    pieces = sorted((lo, hi) for rank in range(48) for _, lo, hi in ragged.cuts(rank) if lo < hi)
+    for rank in range(48):
+        held = [(lo, hi) for _, lo, hi in ragged.cuts(rank) if lo < hi]
+        local = {(lo, hi): at for at, lo, hi in ragged.cuts(rank)}
+        want = tuple(((local[piece], piece[1] - piece[0]),) if piece in held else () for piece in pieces)
+        good &= not held or ragged.blocks(rank, pieces) == want
+    return yes(good, cases=cases + 48)
 
 
 def _refuse_split_block(rng: np.random.Generator) -> Measured:

@@ -129,9 +129,13 @@ def cuts(*launches: Launch) -> Program:
     return replace(p, states={kind: p.states["grad"] for kind in ("grad", "sums", "own", "copies")}, sharded=("own", "sums"))
 
 
-def made(i: int) -> Launch:
-    """What writes a rank's cut of a unit of `own`."""
-    return call("scale", 2048, at=8192 * i, stream=COMPUTE, layer=f"block.{i}")
+ELSEWHERE = Ref("act", 0, TensorType((2048,), "f32"))
+"""What a rank made last, outside of the state."""
+
+
+def writes(ref: Ref) -> Launch:
+    """What writes there, and reads nothing."""
+    return replace(call("scale", 2048, stream=COMPUTE, layer="block.1"), ins=(), outs=(ref,))
 
 
 def sound() -> dict[str, Program]:
@@ -156,6 +160,10 @@ def sound() -> dict[str, Program]:
             "plan-after-plan": job_of_plans(((give(1),), (use,), (take(1),)), ((take(0),), (use,), (give(0),))),
             "units": units(unit(1), unit(0)), "units-cut": units(unit(0, op="reduce_scatter"), unit(1)),
             "cuts": cuts(cut(1), gathered(0), cut(0), gathered(1)),
+            "cut-made-behind-another": cuts(gathered(0), writes(*gathered(1).ins), replace(gathered(1), after=(1,))),
+            "cut-made-before-another": cuts(gathered(1), writes(*gathered(0).ins), replace(gathered(0), after=(1,))),
+            "gathered-from-no-kind": cuts(replace(gathered(0), ins=(replace(ELSEWHERE, arena="state.scratch"),)), gathered(1)),
+            "gathered-from-elsewhere": cuts(replace(gathered(0), ins=(ELSEWHERE,)), replace(writes(ELSEWHERE), after=(0,)), gathered(1)),
             "units-in-pieces": units(unit(0, n=64), unit(1), unit(0, n=4032, at=64)),
             "both-read": job((call("send", group="dp", size=2, to=1), reads()), (call("receive", group="dp", size=2, source=0),))}
 
@@ -246,7 +254,7 @@ def broken() -> dict[str, tuple[Program, str]]:
         "gather-twice": (cuts(gathered(0), gathered(1), gathered(1)), "block.1 is gathered before"),
         "gather-missing": (cuts(gathered(0)), "nothing gathers block.1"),
         "gather-of-a-part": (cuts(gathered(0), gathered(1, n=1984)), "is not of a unit"),
-        "gather-too-early": (cuts(gathered(0), gathered(1), replace(made(1), outs=gathered(1).ins, ins=(), after=(1,))),
+        "gather-too-early": (cuts(gathered(0), gathered(1), replace(writes(*gathered(1).ins), after=(1,))),
                              "and then scale of block.1"),
         "gather-outside": (replace(cuts(), plans={**cuts().plans, "narrow": Plan("narrow", (gathered(0),), {}, {}, {}, Memory(0, 0, 0))},
                                    others=tuple(replace(role, plans={**role.plans, "narrow": "narrow"}) for role in cuts().others)),
