@@ -20,6 +20,7 @@ from alpha.bench.peer import ROOT, Peer
 from alpha.cli import main
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.flops.v1 import VERSION
+from alpha.registry.evidence import reference_classes, shipped_root
 from alpha.train.catalogue import catalogue
 
 WRITE = record.write
@@ -110,9 +111,10 @@ def test_regions_show_the_record(place: Path) -> None:
 
 def test_the_headline_is_of_a_class_whose_evidence_ships() -> None:
     """A step recorded on another GPU stands in the tables alone, however fast."""
-    one = {"subject": "step-gpt2-124m", "machine": "cuda_sm90_H200", **body("0" * 40)}
+    one = {"subject": "step-gpt2-124m", "machine": reference_classes(shipped_root())["cuda"], **body("0" * 40)}
     other = {**one, **body("0" * 40, ns=1e7), "machine": "cuda_sm90_A-faster-one", "hardware": "NVIDIA A"}
     assert docs.headline([other, one]) == docs.headline([one]) and "on one NVIDIA H200" in docs.headline([one])
+    assert "Not recorded" in docs.headline([{**one, "machine": "cuda_sm90_none"}])
     assert "Not recorded" in docs.headline([other]) and "NVIDIA A" in docs.training([other])
 
 

@@ -167,11 +167,14 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("key", SHIPPED.keys())
 def test_pins_of_the_repository_are_whole(key: str) -> None:
     """Of kernels every one. Of collectives every one or none: a kind of machine that was not measured since they owe the gate has none,
-    and says BASELINE of them."""
+    and says BASELINE of them. A class of GPUs that is no longer the reference lacks what came since; it was whole when it was."""
     found = SHIPPED.load(key)
     owing = {c.id for c in catalogue() if c.kind == "kernel" and family(c) == ("cuda" if key.startswith("cuda") else "cpu")}
     of_ranks = {c.id for c in catalogue() if c.profile == "collective" and key.startswith("cpu")}
-    assert found.keys() in (owing, owing | of_ranks), "do: alpha gate pin"
+    if key.startswith("cuda") and key not in reference_classes(shipped_root()).values():
+        assert found and found.keys() <= owing, "pins of what does not exist"
+    else:
+        assert found.keys() in (owing, owing | of_ranks), "do: alpha gate pin"
     SHIPPED.relative(key)
 
 
