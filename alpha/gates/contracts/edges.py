@@ -1,4 +1,4 @@
-"""Cases of edges: what graphs, layouts, Programs, models and schedules just take, and what they refuse one step beyond, by the words that a
+"""Cases of edges: what graphs, layouts, Programs and models just take, and what they refuse one step beyond, by the words that a
 person reads; what they say of themselves; parts of calls that are too long to be looked at whole. Floor 7.
 
 A refusal is held to its kind of error, to what came and to what was expected: a swapped field or another bound shows in the words. Beside
@@ -31,7 +31,6 @@ from alpha.models import gpt, llama
 from alpha.models.family import family
 from alpha.ops.table import row, table
 from alpha.optim.init import draw, fill_initial
-from alpha.optim.schedules import ScheduleConfig
 from alpha.optim.update import sgd
 from alpha.parallel.data import DataParallel
 from alpha.passes.build import StepShape, build_program
@@ -421,20 +420,6 @@ def models(rng: np.random.Generator) -> Measured:
 
 _SIZES = {gpt.__name__: {"vocab": 16, "positions": 8, "layers": 1, "width": 16, "heads": 2},
           llama.__name__: {"vocab": 16, "positions": 8, "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "hidden": 32}}
-
-
-def schedules(rng: np.random.Generator) -> Measured:
-    """Numbers of a schedule at their bounds and beyond, each by itself."""
-    def of(**changed: object) -> Callable[[], object]:
-        return lambda: ScheduleConfig(**({"kind": "cosine", "peak": 0.0, "warmup": 0, "total": 10} | changed))  # type: ignore[arg-type]
-
-    beyond: list[Edge] = [(f"{key} {value}", of(**{key: value}), ConfigError, ("do not fit", f"{key}={value}")) for key, value in (
-        ("peak", -1e-9), ("peak", float("nan")), ("warmup", -1), ("warmup", 10), ("decay", -1), ("decay", 11), ("floor", -1e-9),
-        ("floor", 1.0 + 1e-9), ("total", 0))]
-    return told(*beyond, ("kind", of(kind="linear"), ConfigError, ("unknown schedule", "linear", "cosine", "wsd")),
-                ("a decay that begins in the warm-up", of(warmup=4, decay=7), ConfigError, ("do not fit",)),
-                *((f"{changed}", of(**changed), None, ()) for changed in (
-                    {}, {"warmup": 9}, {"decay": 10}, {"warmup": 4, "decay": 6}, {"floor": 0.0}, {"floor": 1.0})))
 
 
 def initial(rng: np.random.Generator) -> Measured:

@@ -10,7 +10,6 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import ConfigError
-from alpha.gates.contracts import edges
 from alpha.gates.contracts.reference import hash_of, in_new_process, refuses, yes
 from alpha.optim.schedules import SCHEDULES, ScheduleConfig, rates
 
@@ -65,6 +64,10 @@ def _same_elsewhere(kind: str) -> Case:
     return check
 
 
+BEYOND = (("peak", -1e-9), ("warmup", -1), ("decay", -1), ("floor", -1e-9), ("floor", 1 + 1e-9), ("total", 0))
+"""Numbers of a schedule one step beyond what fits."""
+
+
 def _refused(kind: str, **numbers: Any) -> Case:
     given: dict[str, Any] = {"peak": 1.0, "warmup": 5, "total": 9, **numbers}
     return lambda rng: refuses(ConfigError, lambda: rates(ScheduleConfig(kind=kind, **given)))
@@ -74,7 +77,7 @@ def _cases(kind: str) -> dict[str, list[tuple[str, Case]]]:
     return {"parity": [("table", _points(kind)), ("points", _enough(kind))], "determinism": [("elsewhere", _same_elsewhere(kind))],
             "faults": [("warmup-too-long", _refused(kind, warmup=9)), ("decay-too-long", _refused(kind, decay=5)),
                        ("floor-above-peak", _refused(kind, floor=1.5)), ("peak-not-finite", _refused(kind, peak=float("nan"))),
-                       ("edges", edges.schedules)]}
+                       *((f"{key}-{value}", _refused(kind, **{key: value})) for key, value in BEYOND)]}
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {f"schedule.{kind}": _cases(kind) for kind in SCHEDULES}
