@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,20 @@ TAKEN, UNASKED = 1, 2
 """Marks of a side."""
 ENOUGH = 50
 """After so many calls of a function a process asks whether any of its sides is still to be taken, and else follows it no more."""
+
+
+@dataclass(frozen=True, order=True)
+class Side:
+    """One side of a branch, or a function that is never called (`side` ''). `text`: its line in the file."""
+
+    file: str
+    line: int
+    function: str
+    side: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.function}: {self.side or 'called'}: {self.text}"
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:

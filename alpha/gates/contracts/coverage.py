@@ -37,17 +37,8 @@ KINDS = ("pass", "model", "flops", "executor", "optimizer", "schedule")
 
 
 @dataclass(frozen=True, order=True)
-class Untaken:
-    """One side of a condition, or a function that is never called (`side` ''). `text`: its line in the file."""
-
-    file: str
-    line: int
-    function: str
-    side: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}: {self.side or 'called'}: {self.text}"
+class Untaken(branches.Side):
+    """A side that no case takes."""
 
     @property
     def place(self) -> tuple[str, str, str, str]:

@@ -27,7 +27,7 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.workers import Task, Workers
 from alpha.component import Component
 from alpha.errors import InputError
-from alpha.gates.branches import codes, follow, jumps
+from alpha.gates.branches import Side, codes, follow, jumps
 from alpha.gates.cpu.subjects import refused as samples_refused
 from alpha.gates.subjects import Case, case_of, cases, generator, pin_blas, spec_of
 from alpha.tomlfile import read_toml
@@ -40,17 +40,8 @@ SHARED: tuple[ModuleType, ...] = (blocks, lib)
 
 
 @dataclass(frozen=True, order=True)
-class Branch:
-    """One side of a conditional jump, or a function that is never called (`side` ''). `text`: its line in the file."""
-
-    file: str
-    line: int
-    function: str
-    side: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}: {self.side or 'called'}: {self.text}"
+class Branch(Side):
+    """A side that no sample takes."""
 
     @property
     def place(self) -> tuple[str, str, str]:
