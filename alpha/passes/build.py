@@ -33,7 +33,7 @@ from alpha.passes.expand import expand
 from alpha.passes.fuse import fuse
 from alpha.passes.memory import layout as lay_out
 from alpha.passes.recompute import recompute
-from alpha.passes.schedule import schedule
+from alpha.passes.schedule import ROOMY, schedule
 from alpha.passes.select import select
 from alpha.types import ITEMSIZE
 
@@ -202,7 +202,7 @@ def lower(graph: Graph, catalogue: Catalogue, backend: str, threads: int, states
     graph = verify(prune(expand(graph, catalogue, backend)), "expand")
     if fused:
         graph = verify(prune(fuse(graph, catalogue, backend)), "fuse")
-    graph = verify(schedule(graph), "schedule")
+    graph = verify(schedule(graph, ROOMY.get(backend, ())), "schedule")
     chosen = select(graph, catalogue, backend)
     return lay_out(graph, chosen, threads, {k: s.size * ITEMSIZE[s.dtype] for k, s in states.items()})
 

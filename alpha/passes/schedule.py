@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection, Mapping, Sequence
 
 from alpha.errors import GraphError
-from alpha.graph.ir import Graph, Node, rebuild
+from alpha.graph.ir import Graph, Node, Value, rebuild
+from alpha.graph.order import COMM, COMPUTE
 
 PROMPT = ("wgrad", "reduce")
 """Phases of nodes that go as soon as they can."""
 
+ROOMY: Mapping[str, frozenset[str]] = {"cuda": frozenset({"attention_bwd", "attention_packed_bwd"})}
+"""Back end -> ops whose kernels hand out their tiles as blocks come free. A collective that keeps some multiprocessors costs them that share
+of the device. A kernel that dealt out its tiles beforehand would end late by as long as the collective takes."""
 
-def schedule(graph: Graph) -> Graph:
+
+def schedule(graph: Graph, roomy: Collection[str] = ()) -> Graph:
     """Nodes in dependency order; among ready nodes the one that comes first in the graph goes first, except that gradients go to their
     buffers (phase 'wgrad') as soon as they are complete, so that they and what they are made of live briefly, and that what follows from
-    them (phase 'reduce') goes as soon as it can, so that it runs beside the rest. Nodes that act on one group keep their order.
+    them (phase 'reduce') goes as soon as it can, so that it runs beside the rest. Nodes that act on one group keep their order. What runs
+    on the stream beside compute then waits for the next node of a `roomy` op, where one comes before what needs it.
 
     Deterministic: a function of the graph alone. GraphError on a cycle.
     """
@@ -52,4 +59,23 @@ def schedule(graph: Graph) -> Graph:
                 heapq.heappush(ready, (key(reader), position[reader]))
     if len(out) != len(graph.nodes):
         raise GraphError("the graph has a cycle", came=f"{len(graph.nodes) - len(out)} nodes never became ready")
-    return rebuild(graph, out)
+    return rebuild(graph, _beside(out, readers, roomy))
+
+
+def _beside(nodes: Sequence[Node], readers: Mapping[Value, list[Node]], roomy: Collection[str]) -> list[Node]:
+    """The nodes with those of the stream beside compute moved to the place before the next node of a `roomy` op. Where none comes before
+    what needs them, or what needs one that comes behind them, they stay. Those of one stream keep their order."""
+    at = {node: i for i, node in enumerate(nodes)}
+    theirs = [node for node in nodes if node.stream == COMM]
+    limits, limit = {}, len(nodes)
+    for node in reversed(theirs):
+        limit = limits[node] = min([limit, *(at[r] for v in node.outputs for r in readers.get(v, ()) if r.stream == COMPUTE)])
+    places: dict[int, list[Node]] = {}
+    for node in theirs:  # none overtakes an earlier one: it meets the same room
+        room = (i for i in range(at[node], limits[node]) if nodes[i].stream == COMPUTE and nodes[i].op in roomy)
+        places.setdefault(next(room, at[node]), []).append(node)
+    out: list[Node] = []
+    for i, node in enumerate(nodes):
+        out += places.get(i, ())
+        out += [node] if node.stream != COMM else []
+    return out

@@ -8,6 +8,7 @@
 constexpr int THREADS = 256;
 constexpr uint64_t TILE = 16384;  // bytes of a block of `hash`
 constexpr int WARPS = THREADS / 32;
+constexpr int PAIRS = TILE / 16 / THREADS;  // of words that a thread hashes
 
 namespace {
 
@@ -71,6 +72,13 @@ __device__ __forceinline__ void columns_of(const void* x, const double* v, doubl
     }
 }
 
+// Word i as a term of a hash.
+__device__ __forceinline__ uint64_t mix(uint64_t word, uint64_t i) {
+    const uint64_t odd = (i * 0x9e3779b97f4a7c15ull) | 1;
+    word = (word + i) * odd;
+    return (word ^ word >> 32) * odd;
+}
+
 }  // namespace
 
 // slots[i / run] += mix(word i of x, i), modulo 2^64, for its 64-bit words, the last one filled up with zeros. `run`: words of a slot, a
@@ -78,18 +86,28 @@ __device__ __forceinline__ void columns_of(const void* x, const double* v, doubl
 // folded into the lower half is multiplied again, because a highest bit stays one however it is multiplied.
 extern "C" __global__ void spot_hash(const uint64_t* x, uint64_t nbytes, uint64_t run, unsigned long long* slots) {
     const uint64_t first = blockIdx.x * (TILE / 8);
-    const uint64_t words = (nbytes + 7) / 8;
     uint64_t sum = 0;
-    for (uint64_t i = first + threadIdx.x; i < first + TILE / 8 && i < words; i += THREADS) {
-        uint64_t word = 0;
-        if (8 * i + 8 <= nbytes) {
-            word = x[i];
-        } else {
-            for (uint64_t b = 8 * i; b < nbytes; ++b) word |= static_cast<uint64_t>(reinterpret_cast<const uint8_t*>(x)[b]) << 8 * (b - 8 * i);
+    if (8 * first + TILE <= nbytes && reinterpret_cast<uint64_t>(x) % 16 == 0) {  // all loads of a whole tile are under way at once
+        const ulonglong2* pairs = reinterpret_cast<const ulonglong2*>(x + first);
+        ulonglong2 words[PAIRS];
+        #pragma unroll
+        for (int k = 0; k < PAIRS; ++k) words[k] = pairs[k * THREADS + threadIdx.x];
+        #pragma unroll
+        for (int k = 0; k < PAIRS; ++k) {
+            const uint64_t i = first + 2 * (k * THREADS + threadIdx.x);
+            sum += mix(words[k].x, i) + mix(words[k].y, i + 1);
         }
-        const uint64_t odd = (i * 0x9e3779b97f4a7c15ull) | 1;
-        word = (word + i) * odd;
-        sum += (word ^ word >> 32) * odd;
+    } else {
+        const uint64_t many = (nbytes + 7) / 8;
+        for (uint64_t i = first + threadIdx.x; i < first + TILE / 8 && i < many; i += THREADS) {
+            uint64_t word = 0;
+            if (8 * i + 8 <= nbytes) {
+                word = x[i];
+            } else {
+                for (uint64_t b = 8 * i; b < nbytes; ++b) word |= static_cast<uint64_t>(reinterpret_cast<const uint8_t*>(x)[b]) << 8 * (b - 8 * i);
+            }
+            sum += mix(word, i);
+        }
     }
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (threadIdx.x % 32 == 0) atomicAdd(slots + first / run, static_cast<unsigned long long>(sum));

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ from planted import planted
 
 import alpha
 from alpha.backends.cuda import memory_check
+from alpha.backends.cuda import ranks as cuda_rank
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.cuda_runtime import compile as nvcc
 from alpha.cuda_runtime.peers import Peers
 from alpha.gates.contracts import cuda_ranks
+from alpha.graph.order import COMM
 from alpha.registry.faults import Fault, broken
 from alpha.train import engine
 
@@ -165,3 +169,44 @@ def test_planted_faults_are_caught(name: str, seed: int, monkeypatch: pytest.Mon
             break
     print(f"{name}: haste {haste}: {said[:200]}")
     assert said, f"{name}: {FAULTS[name].why}, and nothing says so"
+
+
+def test_a_sum_begins_behind_all_compute_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only behind what it needs: the schedule put it beside the launch that follows."""
+    done, waited = list[int](), dict[int, list[int]]()
+
+    class Recorded:
+        """A fence that knows what compute had done when it was recorded."""
+
+        def record(self, stream: str) -> None:
+            self.behind = list(done)
+
+        def hold(self, stream: str) -> None:
+            if stream == "beside":
+                done_before.append(self.behind)
+
+    done_before: list[list[int]] = []
+    monkeypatch.setattr(cuda_rank, "Fence", Recorded)
+    plan, late = cuda_ranks.program().plans["beside"], (0, 2, 3, 5, 1, 4, 6, 7, 8)  # two sums later than they could begin
+    moved = (replace(plan.launches[i], after=tuple(late.index(j) for j in plan.launches[i].after)) for i in late)
+    plan = replace(plan, launches=tuple(moved))
+    rank: Any = object.__new__(cuda_rank.CudaRank)
+    rank._calls, rank._inline, rank._stamping = {"beside": plan.launches}, False, False
+    rank.stream, rank.beside = "compute", Beside("beside")
+
+    def launched(i: int, stream: object) -> None:
+        if plan.launches[i].stream == COMM:
+            waited[i] = list(done_before[-1])
+        else:
+            done.append(i)
+
+    for _, run in rank._on_streams(plan, [(x, partial(launched, i)) for i, x in enumerate(plan.launches)]):
+        run(0)
+    assert waited == {i: [j for j in range(i) if plan.launches[j].stream != COMM] for i, x in enumerate(plan.launches) if x.stream == COMM}
+    assert len(waited[4]) == 4
+
+
+class Beside(str):
+    """The name of a stream, in place of one."""
+
+    handle = 7

@@ -3,8 +3,9 @@
 The arenas that collectives name are shared with the peers' GPUs (alpha/cuda_runtime/peers.py), and each pair of a group and a stream has a
 channel. The stream of collectives comes first: where blocks of both wait for room, its blocks get it, for other ranks wait for them. A step
 is still one graph for each `enqueue`: its branch of collectives is forked and joined by events, which are captured as dependencies. A
-collective waits for the launches that it needs, compute goes on until it needs what a collective gives, and a plan ends when both streams
-have come to its end (alpha/graph/order.py).
+collective waits for all compute that stands before it in the list, so that it begins beside the launch for which it was put there
+(alpha/passes/schedule.py). Compute goes on until it needs what a collective gives, and a plan ends when both streams have come to its end
+(alpha/graph/order.py).
 
 Where launches are looked at one by one, they run in list order on the one stream: under an inspector, in a replay and on profiled steps.
 """
@@ -125,7 +126,11 @@ class CudaRank(CudaExecutor):
         if not self._calls[plan.name]:
             return list(bound)
         order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
-        waits = [order.waits(i) for i in range(len(bound))]
+        waits: list[tuple[int, ...]] = []
+        last: tuple[int, ...] = ()
+        for i, launch in enumerate(plan.launches):
+            waits.append(last if launch.stream == COMM else order.waits(i))
+            last = last if launch.stream == COMM else (i,)
         there = {j: Fence() for each in waits for j in each}
         begun, ended = Fence(), Fence()
         found: list[tuple[Launch, Run]] = []

@@ -43,7 +43,7 @@ RUN = 1 << 19
 class DeviceMemory:
     """The arenas of an executor, seen by the kernels. It holds a ring of SLOTS hashes and room for what one launch makes."""
 
-    piece, late = 1 << 25, True
+    piece, late = 1 << 28, True
 
     def __init__(self, arenas: Mapping[str, Arena], sizes: Mapping[str, int], stream: Any) -> None:
         self._arenas, self._sizes, self.stream = arenas, sizes, stream

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,7 +41,7 @@ from alpha.parallel.data import DataParallel
 from alpha.passes.build import StepShape, build_program
 from alpha.profile.recorder import Recorder
 from alpha.train.engine import VISIBLE, require_devices, take_device, visible_devices
-from alpha.train.ranks import Ranks
+from alpha.train.ranks import STARTING_S, Ranks
 from alpha.types import TensorType
 
 COUNT = 4096
@@ -79,7 +80,7 @@ def _refs(arena: str, n: int) -> list[Ref]:
 
 def program(ranks: int = 2, together: int = 0) -> Program:
     """Two plans, of groups of `together` ranks (0: all). `beside`: sums in place and to another place, beside compute that they wait
-    for, that waits for them, and that does neither; the last launch is a sum that only the end of the plan waits for. `take` reads
+    for, that waits for them, and that does neither; the last sum is one that only the end of the plan waits for. `take` reads
     what `beside` left, and sums on the stream of compute. The second step overwrites what sums of the first have read.
     """
     grad, act, io = _refs("state.grad0", 3), _refs("act", 4), _refs("io", 6)
@@ -98,11 +99,11 @@ def program(ranks: int = 2, together: int = 0) -> Program:
         total(grad[1], act[1], 3),              # 4: to another place
         add(act[0], io[0], act[2]),             # 5
         add(act[2], grad[0], io[2], 1),         # 6: waits for the first sum
-        add(io[2], act[1], io[3], 4),           # 7: and for the second
-        total(act[2], grad[2], 5),              # 8: nobody waits but the plan's end
+        total(act[2], grad[2], 5),              # 7: nobody waits but the plan's end
+        add(io[2], act[1], io[3], 4),           # 8: waits for the second
     )
     take = (
-        total(io[2], act[0]),                   # 0: of what compute left, on its own: only the fork says when
+        total(io[3], act[0]),                   # 0: of what compute left behind the last sum: only the fork says when
         add(grad[2], grad[0], act[3]),          # 1
         total(act[3], io[4], 0, stream=COMPUTE),  # 2: on the stream of compute
         add(io[4], act[0], io[5]),              # 3
@@ -139,7 +140,8 @@ def wanted(seed: int, step: int, members: range, rank: int) -> dict[str, np.ndar
     act2 = [a + x["a"] for a, x in zip(act0, each)]
     grad0, act1, grad2 = total([x["a"] + x["b"] for x in each]), total(act2), total(act2)
     firsts = [x + grad0 for x in act2]
-    return {"first": firsts[me], "second": firsts[me] + act1, "third": total([grad2 + grad0] * ranks) + total(firsts), "sum": grad0}
+    seconds = [x + act1 for x in firsts]
+    return {"first": firsts[me], "second": seconds[me], "third": total([grad2 + grad0] * ranks) + total(seconds), "sum": grad0}
 
 
 class _Looker:
@@ -329,7 +331,9 @@ def at_lost(peers: Peers, world: World, what: str, patience_s: float, seed: int)
     names = ("beside", "take")
     started, handed_over = 0.0, False
     try:
-        with CudaRank(program(world.size), kernels(), world, patience_s=patience_s) as executor:
+        with ExitStack() as opened:
+            with world.patient(STARTING_S):  # one may take longer than another to load its kernels
+                executor = opened.enter_context(CudaRank(program(world.size), kernels(), world, patience_s=patience_s))
             for step in range(2):
                 world.step = step
                 if step and world.rank == away:

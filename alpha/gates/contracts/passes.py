@@ -275,6 +275,32 @@ def _schedule_keeps_drawn(rng: np.random.Generator) -> Measured:
     return Measured(error=float(wrong), bound=0.0, cases=cases, note="groups out of order")
 
 
+def _schedule_beside_room(rng: np.random.Generator) -> Measured:
+    """What runs beside compute waits for the next node that leaves it room, and for no other: by a walk from each one's place, node by
+    node, that ends where it, or one behind it, is needed. Compute keeps its order, and so does what runs beside it."""
+    wrong = cases = moved = 0
+    for trial in range(60):
+        n = int(rng.integers(2, 8))
+        graph = _drawn_streams(rng).graph if trial % 2 else _exchanges(n, ready=tuple(int(k) for k in rng.integers(0, n, n)),
+                                                                       groups=int(rng.integers(1, 3))).graph
+        before = schedule(graph).nodes
+        roomy = {str(x) for x in rng.choice(sorted({x.op for x in before}), 2)}
+        after = verify(schedule(graph, roomy), "schedule").nodes
+        compute, beside = ([x for x in before if x.stream == s] for s in (COMPUTE, COMM))
+        for k, one in enumerate(beside):
+            place = i = before.index(one)
+            while i < len(before) and not (before[i].stream == COMPUTE and any(v.producer in beside[k:] for v in before[i].inputs)):
+                if before[i].stream == COMPUTE and before[i].op in roomy:
+                    place = i
+                    break
+                i += 1
+            moved += place != before.index(one)
+            wrong += [x for x in after[: after.index(one)] if x.stream == COMPUTE] != [x for x in before[:place] if x.stream == COMPUTE]
+        wrong += ([x for x in after if x.stream == COMPUTE], [x for x in after if x.stream == COMM]) != (compute, beside)
+        cases += len(beside) + 1
+    return yes(not wrong and moved > 20, f"{wrong} out of place, {moved} moved", cases=cases)
+
+
 def _exchanges_kept(rng: np.random.Generator) -> Measured:
     """What acts on other ranks is neither pruned, nor computed twice by recompute, though nothing reads it or it is a block's."""
     t = _exchanges(2, phase="forward")
@@ -1216,7 +1242,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                   "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
     "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)],
                                  ("groups", _schedule_keeps_groups), ("groups-drawn", _schedule_keeps_drawn),
-                                 ("leaves", of_settings.prompt_leaves)],
+                                 ("beside-room", _schedule_beside_room), ("leaves", of_settings.prompt_leaves)],
                       "determinism": _HASHES_LLAMA, "faults": [("cycle", _refuse_cycle)]},
     "select.pass": {"parity": [*_both(_select), ("budget", effects.budgets_chosen), ("first", _select_first)], "determinism": _HASHES_LLAMA,
                     "faults": [("dtype", _refuse_dtype), ("extent-read", _refuse_extent_read), ("extent-made", _refuse_extent_made),
