@@ -313,37 +313,52 @@ class Session:
         return {_ours(n): Arm(_ours(n), n, n * self.tokens, self.ours(n), "block") for n in (1, self.gpus)}
 
     def _beside(self) -> None:
-        """All teams have the devices at once."""
+        """All teams have the devices at once. A peer of many GPUs that finds no room beside all of ours is timed last, and ours on one goes
+        first."""
         self._clocks()
-        arms, coming = self._arms(), len(self.wanted)
-        for way in self.wanted:
-            coming -= 1
-            if self.left() <= 0:
-                self._add(way, why="not measured: the budget was spent")
-                continue
+        arms, later = self._arms(), list[Ranked]()
+        for i, way in enumerate(self.wanted):
             try:
-                row, arm = self._admitted(way)
+                self._timed(way, arms, len(self.wanted) - i)
             except DoesNotFit as error:
                 if not any(r.library != OURS and r.ns == r.ns for r in self.rows):
                     raise  # nor will the others
                 self.leave(0)  # that process may have lost its device
-                self._add(way, why=f"no room beside the others: {error}")
-                continue
-            except ServedError as error:
-                self.leave(0)
-                self._add(way, why=f"{error.what}: {error.came}")
-                continue
-            if arm is None:
-                self.rows.append(row)
-                continue
-            self.report(f"{way.name}: timing")
-            self._warm(arms[_ours(self.gpus)])
-            taken, kept = self._measure({**arms, arm.name: arm}, self.left() / (coming + 1))
-            self._note(row, arm, taken, kept)
+                if way.over:
+                    later.append(way)
+                else:
+                    self._add(way, why=f"no room beside the others: {_brief(error)}")
         if not any(r.library == OURS for r in self.rows):
             self._warm(arms[_ours(self.gpus)])
             taken, kept = self._measure(arms, self.left())
             self._note_ours(taken, kept)
+        for i, way in enumerate(later):
+            self.leave(1)
+            arms.pop(_ours(1), None)
+            try:
+                self._timed(way, arms, len(later) - i)
+            except DoesNotFit as error:
+                self.leave(0)
+                self._add(way, why=f"no room beside ours on as many: {_brief(error)}")
+
+    def _timed(self, way: Ranked, arms: Mapping[str, Arm], coming: int) -> None:
+        """Measure a variant of the peer beside these arms of ours, one of `coming`, and note its line. DoesNotFit where it has no room."""
+        if self.left() <= 0:
+            self._add(way, why="not measured: the budget was spent")
+            return
+        try:
+            row, arm = self._admitted(way)
+        except ServedError as error:
+            self.leave(0)
+            self._add(way, why=f"{error.what}: {error.came}")
+            return
+        if arm is None:
+            self.rows.append(row)
+            return
+        self.report(f"{way.name}: timing")
+        self._warm(arms[_ours(self.gpus)])
+        taken, kept = self._measure({**arms, arm.name: arm}, self.left() / coming)
+        self._note(row, arm, taken, kept)
 
     def _in_turn(self) -> None:
         """Whole teams, one after the other, APART times or as often as the budget lets."""
@@ -377,7 +392,7 @@ class Session:
                     self._take(found, self._count(found, seconds), taken.setdefault(way.name, Taken()))
                 except (DoesNotFit, ServedError) as error:
                     self.leave(0)
-                    text = f"does not fit, even alone: {error}" if isinstance(error, DoesNotFit) else f"{error.what}: {error.came}"
+                    text = f"does not fit, even alone: {_brief(error)}" if isinstance(error, DoesNotFit) else f"{error.what}: {error.came}"
                     refused[way.name] = Row(way.name, "torch", self._gpus(way), why=text)
             self.leave(0)
             took = time.monotonic() - began
@@ -497,7 +512,7 @@ class Session:
             if arm.team.ranks:
                 row = replace(row, memory=max(arm.team.ask("memory")))
         self.rows.append(row)
-        faster = row.gpus == self.gpus and row.ratio[1] < self.best
+        faster = row.gpus == self.gpus and row.ratio[1] < self.best and _ours(1) in taken
         if faster:
             self.best = row.ratio[1]
         if row.together and (faster or not any(r.library == OURS for r in self.rows)):
@@ -513,22 +528,26 @@ class Session:
         """A line from the blocks that count."""
         if row.name not in taken or not taken[row.name].blocks:
             return replace(row, why=self.failed.get(row.name, "it failed while it was timed"))
-        own, ours, one = taken[row.name], taken[_ours(row.gpus)], taken[_ours(1)]
+        own, ours, one = taken[row.name], taken[_ours(row.gpus)], taken.get(_ours(1))
         counts = {_counted(told, row.library) for told in own.told}
         if counts != {row.tokens}:
             return replace(row, why=_miscounted(next(iter(counts - {row.tokens})), row.tokens))
-        n = min(len(t.blocks) for t in (own, ours, one))
-        both = noise.keep(~np.all([kept[name].mask[:n] for name in {row.name, _ours(row.gpus), _ours(1)}], axis=0))
-        row = replace(row, discarded=both.discarded, blocks=own.plain()[:n], beside=ours.plain()[:n], alone=one.plain()[:n])
+        there = {row.name: own, _ours(row.gpus): ours} | ({_ours(1): one} if one is not None else {})
+        n = min(len(t.blocks) for t in there.values())
+        both = noise.keep(~np.all([kept[name].mask[:n] for name in there], axis=0))
+        row = replace(row, discarded=both.discarded, blocks=own.plain()[:n], beside=ours.plain()[:n],
+                      alone=one.plain()[:n] if one is not None else [])
         if not both.believed:
             return replace(row, why=f"throttled: {both.discarded} of {both.mask.size} rounds discarded")
-        mine, beside, alone = (np.array([ns for ns, _ in t.blocks[:n]])[both.mask] for t in (own, ours, one))
+        mine, beside = (np.array([ns for ns, _ in t.blocks[:n]])[both.mask] for t in (own, ours))
         facts, flops, ns = next(iter(self.facts.values())), flops_for(self.cfg, self.vocab), float(np.median(mine))
         rate = row.tokens / ns * 1e9
         row = replace(row, ns=ns, tokens_per_second=rate, mfu=mfu(rate, flops, facts["peak"] * row.gpus),
                       ratio=(1.0, 1.0, 1.0) if row.library == OURS else _ratio(mine, beside, row.together))
         if row.library != OURS or row.gpus == 1:
             return row
+        assert one is not None, "ours has its figures beside ours on one"
+        alone = np.array([ns for ns, _ in one.blocks[:n]])[both.mask]
         row = replace(row, efficiency=_ratio(alone, mine, row.together), against=_ours(1))
         return self._exposed(row, own.told[:n], both.mask)
 
@@ -557,6 +576,11 @@ class Session:
 
 def _ours(gpus: int) -> str:
     return f"{OURS}, {gpus} GPU{'s' * (gpus > 1)}"
+
+
+def _brief(error: Exception) -> str:
+    """The first sentence: an allocator says much more."""
+    return str(error).partition(". ")[0]
 
 
 def _counted(told: Sequence[Mapping[str, Any]], library: str) -> int:

@@ -13,8 +13,8 @@ PROMPT = ("wgrad", "reduce")
 """Phases of nodes that go as soon as they can."""
 
 ROOMY: Mapping[str, frozenset[str]] = {"cuda": frozenset({"attention_bwd", "attention_packed_bwd"})}
-"""Back end -> ops whose kernels hand out their tiles as blocks come free. A collective that keeps some multiprocessors costs them that share
-of the device. A kernel that dealt out its tiles beforehand would end late by as long as the collective takes."""
+"""Back end -> ops whose kernels hand out their tiles as blocks come free. A collective that keeps some multiprocessors costs no more than
+that share of the device. A kernel that dealt out its tiles beforehand would end late by as long as the collective takes."""
 
 
 def schedule(graph: Graph, roomy: Collection[str] = ()) -> Graph:

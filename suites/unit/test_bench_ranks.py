@@ -107,7 +107,17 @@ def test_what_does_not_fit_takes_turns(tmp_path: Path, monkeypatch: pytest.Monke
     assert none[NAMES[0]].why == "does not fit, even alone: MemoryError: torch.OutOfMemoryError: made up"
     assert not none[NAMES[1]].together and none[NAMES[1]].ns == NS[DDP] and none[OURS_2].ns > 0
     full = by_name(measured(tmp_path, monkeypatch, "no room for ddp", "theirs", rounds=1))
-    assert "no room beside the others" in full[NAMES[1]].why and full[OURS_2].ns > 0
+    assert "no room beside ours on as many" in full[NAMES[1]].why and full[OURS_2].ns > 0
+
+
+def test_a_peer_without_room_is_timed_without_ours_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = measured(tmp_path, monkeypatch, "no room for ddp beside", "theirs", theirs_flag=str(tmp_path / "flag"))
+    rows = by_name(result)
+    ddp, two = rows[NAMES[1]], rows[OURS_2]
+    assert not result.why and not ddp.why and ddp.together and ddp.alone == [] and len(ddp.blocks) == len(ddp.beside) == 3
+    assert ddp.ratio[1] == pytest.approx(NS[DDP] / NS["N"]) and ddp.efficiency[1] == pytest.approx(NS[""] / NS[DDP])
+    assert two.efficiency[1] == pytest.approx(100 / 102) and len(two.alone) == 3 and rows[OURS_1].ns == NS["1"]
+    assert rows[NAMES[0]].ns == NS[""], "what has room is timed beside all of ours"
 
 
 def test_a_budget_leaves_out_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
