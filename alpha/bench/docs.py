@@ -281,6 +281,24 @@ def ranks(records: Sequence[Record]) -> str:
     return "\n".join(texts) if texts else _absent("alpha bench step configs/gpt2-124m.toml --nproc 2 --peers --record")
 
 
+def many(records: Sequence[Record]) -> str:
+    """A line for each step on many GPUs: how much of as many times one GPU it reaches, and the fastest peer on as many."""
+    lines = []
+    for r in _named(records, "ranks-"):
+        s = r["ranks"]
+        ours = next((x for x in s["rows"] if x["library"] == OURS and x["gpus"] == s["gpus"] and x["ns"] is not None), None)
+        if ours is None:
+            continue
+        best = next((x for x in s["rows"] if x["name"] == s["quoted"]), None)
+        peer = "no peer was measured" if best is None else (
+            f"{best['ratio'][1]:.2f} times the speed of {best['name']}, which reaches {_ratio((None, best['efficiency'][1], None))}")
+        exposed = "unknown" if ours["exposed"] is None else f"{100 * ours['exposed']:.2f} %"
+        of_one = _ratio((None, ours["efficiency"][1], None))
+        lines.append(f"- {s['run']} on {_hardware(r).partition(',')[0]}: {ours['tokens_per_second']:,.0f} tokens/s, "
+                     f"{of_one} of {s['gpus']} times one GPU, exposed communication {exposed}; {peer}.")
+    return "\n".join(lines) + "\n" if lines else _absent("alpha bench step configs/gpt2-124m.toml --nproc 2 --peers --record")
+
+
 def _ranked(x: Mapping[str, Any]) -> tuple[str, ...]:
     remark = "; ".join(y for y in (_remark(x), x["unknown"]) if y)
     if x["ns"] is None:
@@ -292,4 +310,4 @@ def _ranked(x: Mapping[str, Any]) -> tuple[str, ...]:
 
 REGIONS: dict[str, Callable[[Sequence[Record]], str]] = {
     "headline": headline, "training": training, "steps": steps, "runs": runs,
-    "products": products, "attention": attention, "bandwidth": bandwidth, "devices": devices, "ranks": ranks}
+    "products": products, "attention": attention, "bandwidth": bandwidth, "devices": devices, "ranks": ranks, "many": many}

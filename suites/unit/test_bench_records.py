@@ -118,6 +118,18 @@ def test_the_headline_is_of_a_class_whose_evidence_ships() -> None:
     assert "Not recorded" in docs.headline([other]) and "NVIDIA A" in docs.training([other])
 
 
+def test_many_gpus_stand_beside_one_and_the_peer() -> None:
+    rows = [{"name": "ours, 2 GPUs", "library": "ours", "gpus": 2, "ns": 1e8, "tokens_per_second": 1234567.0,
+             "efficiency": [None, 0.987, None], "exposed": 0.0123, "ratio": [1, 1, 1]},
+            {"name": "DDP", "library": "torch", "gpus": 2, "ns": 1e8, "efficiency": [None, 0.9, None], "ratio": [None, 1.25, None]}]
+    ranks: dict[str, Any] = {"run": "x", "gpus": 2, "quoted": "DDP", "rows": rows}
+    one = {"subject": "ranks-x", "machine": "m", "hardware": "2 GPUs H100, and more", "ranks": ranks}
+    assert docs.many([one]) == ("- x on 2 GPUs H100: 1,234,567 tokens/s, 0.987 of 2 times one GPU, exposed communication 1.23 %; "
+                                "1.25 times the speed of DDP, which reaches 0.900.\n")
+    alone = {**one, "ranks": {**ranks, "quoted": ""}}
+    assert "no peer was measured" in docs.many([alone]) and "Not recorded" in docs.many([])
+
+
 LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "ns": lambda b: b["step"]["rows"][0].update(ns=9e7),
     "tokens_per_second": lambda b: b["step"]["rows"][0].update(tokens_per_second=7e5),

@@ -447,8 +447,9 @@ def at_first(peers: Peers, world: World, seed: int) -> Found:
         others = int(_bindings.check("cuStreamGetPriority", driver.cuStreamGetPriority(int(executor.stream.handle))))
         if not own == greatest < others:
             wrong.append(f"collectives have priority {own}, compute {others}, the highest is {greatest}")
-        if not executor._graphs or not all(heeds(graph) for graph, _ in executor._graphs.values()):
-            wrong.append("a graph does not heed it")
+        heeding = [heeds(graph) for graph, _ in executor._graphs.values()]
+        if not heeding or not all(heeding):
+            wrong.append(f"{sum(heeding)} of {len(heeding)} graphs heed it")
         if executor.priority != f"{greatest} of {least} to {greatest}":
             wrong.append(f"the facts say {executor.priority}")
     return wrong, 3
