@@ -127,10 +127,10 @@ class CudaRank(CudaExecutor):
             return list(bound)
         order = Order([x.stream for x in plan.launches], [x.after for x in plan.launches])
         waits: list[tuple[int, ...]] = []
-        last: tuple[int, ...] = ()
+        compute: tuple[int, ...] = ()
         for i, launch in enumerate(plan.launches):
-            waits.append(last if launch.stream == COMM else order.waits(i))
-            last = last if launch.stream == COMM else (i,)
+            waits.append(compute if launch.stream == COMM else order.waits(i))
+            compute = compute if launch.stream == COMM else (i,)
         there = {j: Fence() for each in waits for j in each}
         begun, ended = Fence(), Fence()
         found: list[tuple[Launch, Run]] = []
