@@ -18,6 +18,7 @@ from alpha.bench.comm_device import bus
 from alpha.bench.peer import ROOT
 from alpha.bench.sizes import size_text
 from alpha.bench.step import OURS, REFERENCE, UNCAPTURED
+from alpha.bench.step_ranks import EACH
 from alpha.errors import InputError
 from alpha.registry.evidence import reference_classes, shipped_root
 from alpha.registry.gpu import class_of_key
@@ -294,6 +295,8 @@ def many(records: Sequence[Record]) -> str:
             f"{best['ratio'][1]:.2f} times the speed of {best['name']}, which reaches {_ratio((None, best['efficiency'][1], None))}")
         exposed = "unknown" if ours["exposed"] is None else f"{100 * ours['exposed']:.2f} %"
         of_one = _ratio((None, ours["efficiency"][1], None))
+        each = next((x for x in s["rows"] if x["name"] == EACH and x["ns"] is not None), None)
+        of_one += f" (a run on each at once: {_ratio((None, each['efficiency'][1], None))})" if each else ""
         lines.append(f"- {s['run']} on {_hardware(r).partition(',')[0]}: {ours['tokens_per_second']:,.0f} tokens/s, "
                      f"{of_one} of {s['gpus']} times one GPU, exposed communication {exposed}; {peer}.")
     return "\n".join(lines) + "\n" if lines else _absent("alpha bench step configs/gpt2-124m.toml --nproc 2 --peers --record")

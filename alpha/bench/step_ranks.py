@@ -56,12 +56,16 @@ from alpha.profile import noise
 from alpha.profile.served import PATIENCE, ServedError
 from alpha.resources import ROOT
 from alpha.train.assemble import flops_for, program_for, threads_for
+from alpha.train.engine import VISIBLE
 
 START_S = 240.0
 """How long a team may take to start, build and check."""
 
 NO_ROOM = ("OutOfMemory", "out of memory", "does not fit into the GPU's memory", "not enough device memory")
 """Words of who has no room."""
+
+EACH = f"{OURS}, 1 GPU on each"
+"""A run on each GPU at once, which no collective binds: what they lose to each other without one, such as clocks."""
 
 _FROM = "import sys; sys.path.insert(0, sys.argv[1]); from alpha.bench.{} import main; main()"
 
@@ -145,7 +149,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Arm:
-    """What is timed: a team that answers `do` with these arguments, and how many tokens a step of it has."""
+    """What is timed: a team, or the first `most` of it, that answers `do` with these arguments, and how many tokens a step of it has."""
 
     name: str
     gpus: int
@@ -154,6 +158,7 @@ class Arm:
     do: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     count: str = "steps"
+    most: int | None = None
 
 
 def of_gpus(cfg: Config, gpus: int) -> Config:
@@ -206,15 +211,16 @@ class Session:
     # -- teams -----------------------------------------------------------------------------------------------------------------------
 
     def ours(self, gpus: int) -> Team:
-        """Ours on so many GPUs, opened where it is not there."""
+        """Ours on so many GPUs, opened where it is not there. Of one there is a run on each GPU, and none knows of another."""
         if gpus not in self.teams:
             self.report(f"ours on {gpus}: building")
-            team = self.teams[gpus] = Team(f"ours on {gpus}", [self.members] * gpus, _environments(gpus), foreign=False)
+            places = _environments(gpus) if gpus > 1 else _apart(self.gpus, self.on_gpu)
+            team = self.teams[gpus] = Team(f"ours on {gpus}", [self.members] * len(places), places, foreign=False)
             cfg = of_gpus(self.cfg, gpus)
             found = self._fitting(team, "open", text=cfg.resolved(), vocab=self.vocab)
             self.facts[gpus] = found[0]
             if not self.parameters:
-                self.parameters = team.ask("parameters", folder=str(self.folder))[0]
+                self.parameters = team.ask("parameters", folder=str(self.folder), most=None if gpus > 1 else 1)[0]
             if gpus not in self.first:
                 self.first[gpus] = team.ask("take", steps=CHECKED, patience=self.patience())[0]
                 sampler = RandomTokens(cfg, self.vocab)
@@ -298,7 +304,7 @@ class Session:
         self.close()  # it tells what it had loaded
         measured = [r for r in self.rows if r.ns == r.ns]
         quoted = min((r for r in measured if r.library != OURS and r.gpus == self.gpus), key=lambda r: r.ratio[1], default=None)
-        if not any(r.library == OURS and r.gpus == self.gpus for r in measured):
+        if not any(r.name == _ours(self.gpus) for r in measured):
             why = why or next((r.why for r in self.rows if r.library == OURS), "") or "ours was not measured"
         return Result(self.cfg.run.name, shape, stamp(facts["peak"], facts["peak_source"]), peak, facts["hardware"], facts["machine"],
                       facts["version"], self.gpus, self.tokens, self.peer, quoted.name if quoted else "", time.monotonic() - self.began,
@@ -309,8 +315,14 @@ class Session:
             self.gpu = [Clocks.open(i) for i in range(self.gpus)]
 
     def _arms(self) -> dict[str, Arm]:
-        """Ours on one and on all GPUs."""
-        return {_ours(n): Arm(_ours(n), n, n * self.tokens, self.ours(n), "block") for n in (1, self.gpus)}
+        """Ours on one and on all GPUs, and a run on each of them at once."""
+        return {arm.name: arm for arm in (self._own(_ours(1)), self._own(_ours(self.gpus)), self._own(EACH))}
+
+    def _own(self, name: str) -> Arm:
+        """An arm of ours."""
+        gpus = 1 if name == _ours(1) else self.gpus
+        return Arm(name, gpus, gpus * self.tokens, self.ours(self.gpus if name == _ours(self.gpus) else 1), "block",
+                   most=1 if name == _ours(1) else None)
 
     def _beside(self) -> None:
         """All teams have the devices at once. A peer of many GPUs that finds no room beside all of ours is timed last, and ours on one goes
@@ -334,7 +346,7 @@ class Session:
             self._note_ours(taken, kept)
         for i, way in enumerate(later):
             self.leave(1)
-            arms.pop(_ours(1), None)
+            arms = {name: arm for name, arm in arms.items() if name not in (_ours(1), EACH)}
             try:
                 self._timed(way, arms, len(later) - i)
             except DoesNotFit as error:
@@ -372,10 +384,10 @@ class Session:
             if turn and self.left() < took:
                 break
             began = time.monotonic()
-            for n in (1, self.gpus):
-                arm = Arm(_ours(n), n, n * self.tokens, self.ours(n), "block")
-                self._warm(arm)
-                self._take(arm, self._count(arm, seconds), taken.setdefault(arm.name, Taken()))
+            for n, names in ((1, (_ours(1), EACH)), (self.gpus, (_ours(self.gpus),))):
+                for arm in map(self._own, names):
+                    self._warm(arm)
+                    self._take(arm, self._count(arm, seconds), taken.setdefault(arm.name, Taken()))
                 self.leave(n)
             for way in self.wanted:
                 if way.name in refused:
@@ -441,7 +453,7 @@ class Session:
             for each, gpu in zip(heard, self.gpu):
                 each.append(gpu.read())
 
-        told = [x for x in arm.team.ask(arm.do, patience=self.patience(), meanwhile=look if self.gpu else None,
+        told = [x for x in arm.team.ask(arm.do, patience=self.patience(), meanwhile=look if self.gpu else None, most=arm.most,
                                         **{arm.count: count}, **arm.arguments) if x]
         ns, each = max(float(x["ns"]) for x in told), []
         for gpu, readings in zip(self.gpu, heard):
@@ -478,7 +490,7 @@ class Session:
             return float(noise.block(lambda: np.matmul(square, square), PROBES)), None
 
         def lost(name: str, error: ServedError) -> None:
-            if name in (_ours(1), _ours(self.gpus)):
+            if name in (_ours(1), _ours(self.gpus), EACH):
                 raise error
             self.leave(0)
             failed[name] = f"{error.what}: {error.came}"
@@ -520,8 +532,8 @@ class Session:
 
     def _note_ours(self, taken: Mapping[str, Taken], kept: Mapping[str, noise.Kept], together: bool = True) -> None:
         """The lines of ours, in place of those before."""
-        own = [self._figures(Row(_ours(n), OURS, n, n * self.tokens, memory=self.facts[n]["memory"], together=together), taken, kept)
-               for n in (1, self.gpus)]
+        own = [self._figures(Row(name, OURS, n, n * self.tokens, memory=self.facts[team]["memory"], together=together), taken, kept)
+               for name, n, team in ((_ours(1), 1, 1), (_ours(self.gpus), self.gpus, self.gpus), (EACH, self.gpus, 1))]
         self.rows = [*own, *(r for r in self.rows if r.library != OURS)]
 
     def _figures(self, row: Row, taken: Mapping[str, Taken], kept: Mapping[str, noise.Kept]) -> Row:
@@ -529,7 +541,7 @@ class Session:
         if row.name not in taken or not taken[row.name].blocks:
             return replace(row, why=self.failed.get(row.name, "it failed while it was timed"))
         own, ours, one = taken[row.name], taken[_ours(row.gpus)], taken.get(_ours(1))
-        counts = {_counted(told, row.library) for told in own.told}
+        counts = {_counted(told, row.library == OURS and row.name != EACH) for told in own.told}
         if counts != {row.tokens}:
             return replace(row, why=_miscounted(next(iter(counts - {row.tokens})), row.tokens))
         there = {row.name: own, _ours(row.gpus): ours} | ({_ours(1): one} if one is not None else {})
@@ -543,13 +555,13 @@ class Session:
         facts, flops, ns = next(iter(self.facts.values())), flops_for(self.cfg, self.vocab), float(np.median(mine))
         rate = row.tokens / ns * 1e9
         row = replace(row, ns=ns, tokens_per_second=rate, mfu=mfu(rate, flops, facts["peak"] * row.gpus),
-                      ratio=(1.0, 1.0, 1.0) if row.library == OURS else _ratio(mine, beside, row.together))
+                      ratio=(1.0, 1.0, 1.0) if own is ours else _ratio(mine, beside, row.together))
         if row.library != OURS or row.gpus == 1:
             return row
         assert one is not None, "ours has its figures beside ours on one"
         alone = np.array([ns for ns, _ in one.blocks[:n]])[both.mask]
         row = replace(row, efficiency=_ratio(alone, mine, row.together), against=_ours(1))
-        return self._exposed(row, own.told[:n], both.mask)
+        return self._exposed(row, own.told[:n], both.mask) if row.name != EACH else row
 
     def _exposed(self, row: Row, told: Sequence[Sequence[Mapping[str, Any]]], mask: np.ndarray) -> Row:
         """With the share of a step that waits for collectives, where every one of them was stamped."""
@@ -570,7 +582,7 @@ class Session:
         alone = max(ones, key=lambda r: r.tokens_per_second, default=None)
         found = [replace(r, efficiency=(NAN, r.tokens_per_second / (r.gpus * alone.tokens_per_second), NAN), against=alone.name)
                  if alone is not None and r.library != OURS and r.gpus > 1 and r.ns == r.ns else r for r in rows]
-        return sorted(found, key=lambda r: (r.library != OURS, r.ns != r.ns, -r.gpus if r.library != OURS else r.gpus,
+        return sorted(found, key=lambda r: (r.library != OURS, r.ns != r.ns, r.name == EACH, -r.gpus if r.library != OURS else r.gpus,
                                             -r.tokens_per_second if r.ns == r.ns else 0.0))
 
 
@@ -583,10 +595,10 @@ def _brief(error: Exception) -> str:
     return str(error).partition(". ")[0]
 
 
-def _counted(told: Sequence[Mapping[str, Any]], library: str) -> int:
-    """Tokens of a step, as those say who ran it: each of our ranks counts those of all, each of the peer's its own."""
+def _counted(told: Sequence[Mapping[str, Any]], of_all: bool) -> int:
+    """Tokens of a step, as those say who ran it. `of_all`: each counts those of all, as our ranks do; else each its own."""
     found = [int(x["tokens"]) for x in told]
-    return sum(found) if library != OURS else found[0] if len(set(found)) == 1 else -1
+    return sum(found) if not of_all else found[0] if len(set(found)) == 1 else -1
 
 
 def _miscounted(came: int, wanted: int) -> str:
@@ -617,6 +629,13 @@ def _environments(ranks: int, more: Mapping[str, str] | None = None) -> list[dic
     job = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port()),
            "TORCHELASTIC_RUN_ID": f"alpha bench {secrets.token_hex(8)}"}
     return [{**own, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def _apart(many: int, on_gpu: bool) -> list[dict[str, str]]:
+    """Of so many processes that know nothing of each other, each with a GPU of its own."""
+    own, = _environments(1)
+    names = [x.strip() for x in own.get(VISIBLE, "").split(",") if x.strip()] or [str(i) for i in range(many)]
+    return [{**own, VISIBLE: names[i]} if on_gpu else own for i in range(many)]
 
 
 def _port() -> int:

@@ -42,14 +42,16 @@ class Team:
         """How many ranks."""
         return len(self.ranks)
 
-    def ask(self, do: str, *, patience: float = PATIENCE, meanwhile: Callable[[], object] | None = None, **arguments: Any) -> list[Any]:
-        """What every rank answers to one request, in order. `meanwhile`: called again and again until all have.
+    def ask(self, do: str, *, patience: float = PATIENCE, meanwhile: Callable[[], object] | None = None, most: int | None = None,
+            **arguments: Any) -> list[Any]:
+        """What every rank answers to one request, in order; `most`: the first so many alone. `meanwhile`: called again and again until all
+        have.
 
         ServedError with the words of the first rank that failed, died or gave no answer for `patience` seconds; then no rank is left.
         """
         if not self.ranks:
             raise ServedError(f"{self.name} was ended", came="an earlier failure of a rank")
-        asked: list[Future[Any]] = [self._asking.submit(r.ask, do, patience=patience, **arguments) for r in self.ranks]
+        asked: list[Future[Any]] = [self._asking.submit(r.ask, do, patience=patience, **arguments) for r in self.ranks[:most]]
         left = set(asked)
         while left:
             done, left = wait(left, LOOK_S if meanwhile is not None else None, FIRST_EXCEPTION)

@@ -24,7 +24,7 @@ from alpha.errors import AlphaError, CorruptError
 from alpha.profile.served import ServedError
 from alpha.train.catalogue import catalogue
 
-OURS_1, OURS_2 = "ours, 1 GPU", "ours, 2 GPUs"
+OURS_1, OURS_2, EACH = "ours, 1 GPU", "ours, 2 GPUs", "ours, 1 GPU on each"
 NAMES = [w.name for w in ranked(False, "f32")]
 NS = {"1": 100e6, "N": 102e6, "": 110e6, DDP: 120e6}
 
@@ -50,8 +50,12 @@ def by_name(result: Result) -> dict[str, Row]:
 def test_figures_of_two_beside_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = measured(tmp_path, monkeypatch)
     rows = by_name(result)
-    assert [r.name for r in result.rows] == [OURS_1, OURS_2, NAMES[1], NAMES[0]] and not result.why and result.quoted == NAMES[1]
-    assert result.tokens == 4 * 32 and [r.tokens for r in result.rows] == [128, 256, 256, 128] and result.loaded == {"a source": "abc"}
+    assert [r.name for r in result.rows] == [OURS_1, OURS_2, EACH, NAMES[1], NAMES[0]] and not result.why and result.quoted == NAMES[1]
+    assert result.tokens == 4 * 32 and [r.tokens for r in result.rows] == [128, 256, 256, 256, 128]
+    assert result.loaded == {"a source": "abc"}
+    each = rows[EACH]
+    assert each.efficiency[1] == pytest.approx(1) and each.against == OURS_1 and each.ratio[1] == pytest.approx(100 / 102)
+    assert each.tokens_per_second == pytest.approx(2 * 128 / 0.1) and math.isnan(each.exposed) and not each.unknown
     one, two = rows[OURS_1], rows[OURS_2]
     assert one.tokens_per_second == pytest.approx(128 / 0.1) and two.tokens_per_second == pytest.approx(256 / 0.102)
     assert two.efficiency[1] == pytest.approx(100 / 102) and two.against == OURS_1 and math.isnan(one.efficiency[1])
@@ -100,7 +104,7 @@ def test_a_rank_that_dies_or_hangs_is_named_and_ended(tmp_path: Path, monkeypatc
 
 def test_what_does_not_fit_takes_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = measured(tmp_path, monkeypatch, flag=str(tmp_path / "flag"))
-    assert not result.why and [r.together for r in result.rows] == [False] * 4
+    assert not result.why and [r.together for r in result.rows] == [False] * 5
     two = by_name(result)[OURS_2]
     assert two.efficiency[1] == pytest.approx(100 / 102) and math.isnan(two.efficiency[0]) and len(two.blocks) == step.APART
     none = by_name(measured(tmp_path, monkeypatch, "no room for ", "theirs"))
@@ -142,12 +146,13 @@ def test_a_record_holds_what_its_blocks_give(tmp_path: Path, monkeypatch: pytest
     record.load(path)
     shown = docs.ranks(record.records(tmp_path))
     assert "| ours, 2 GPUs | 2 | 102.00 ms |" in shown and "| 2.00 % |" in shown and "0.980" in shown
+    assert "| ours, 1 GPU on each | 2 | 100.00 ms |" in shown
     assert docs.ranks([]).startswith("Not recorded. `alpha bench step configs/gpt2-124m.toml --nproc 2")
     kept = path.read_text()
 
-    def lie(change: Any) -> None:
+    def lie(change: Any, row: int = 1) -> None:
         body = json.loads(kept)
-        change(body["ranks"]["rows"][1])
+        change(body["ranks"]["rows"][row])
         body["hash"] = record.hash_of(body)
         path.write_text(json.dumps(body))
         with pytest.raises(CorruptError, match="not what its raw blocks give"):
@@ -159,20 +164,23 @@ def test_a_record_holds_what_its_blocks_give(tmp_path: Path, monkeypatch: pytest
     lie(of_one)
     lie(lambda row: row.update(mfu=2 * row["mfu"]))
     lie(lambda row: row.update(efficiency=[None, 0.999, None]))
+    lie(lambda row: row.update(efficiency=[None, 0.97, None]), 2)
     lie(lambda row: row.update(exposed=0.001))
     lie(lambda row: row.update(exposures=[]))
     lie(lambda row: row.update(exposures=[-0.01, 0.02, 0.02]))
 
 
 FAULTS = {
-    "tokens-of-one": ("Row(_ours(n), OURS, n, n * self.tokens, memory", "Row(_ours(n), OURS, n, self.tokens, memory"),
+    "tokens-of-one": ("Row(name, OURS, n, n * self.tokens, memory", "Row(name, OURS, n, self.tokens, memory"),
+    "one-for-each": ("most=1 if name == _ours(1) else None)", "most=1)"),
+    "each-for-all": ("_counted(told, row.library == OURS and row.name != EACH)", "_counted(told, row.library == OURS)"),
     "efficiency-upside-down": ("efficiency=_ratio(alone, mine, row.together)", "efficiency=_ratio(mine, alone, row.together)"),
     "peak-of-one": ('facts["peak"] * row.gpus', 'facts["peak"]'),
     "exposure-from-nowhere": ('set(x["exchanges"]) != {wanted}', "False"),
     "exposure-of-the-best-rank": ('shares.append(max(sum(x["exposed"])', 'shares.append(min(sum(x["exposed"])'),
     "fastest-rank": ('ns, each = max(float(x["ns"])', 'ns, each = min(float(x["ns"])'),
     "peer-not-checked": ("if not difference <= row.allowed:", "if False:"),
-    "peer-tokens-not-counted": ("return sum(found) if library", "return 2 * found[0] if library"),
+    "peer-tokens-not-counted": ("return sum(found) if not of_all", "return 2 * found[0] if not of_all"),
     "batch-of-one": ("batch=cfg.train.batch * gpus, shards", "batch=cfg.train.batch, shards"),
 }
 
