@@ -5,8 +5,10 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 import warm
 from threadpoolctl import threadpool_limits
 
+from alpha.profile import served
 from alpha.registry import digest_cache
 from alpha.train import peak
 
@@ -77,6 +80,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         for name, value in warm.PEAK.items():
             patch.setattr(peak, name, value)
         return (yield)
+
+
+@pytest.fixture
+def warm_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made peers and ranks of benchmarks begin in warm interpreters: a test starts up to a dozen, and each says a few lines."""
+    monkeypatch.setattr(served, "subprocess", types.SimpleNamespace(Popen=warm.popen, PIPE=subprocess.PIPE))
 
 
 @pytest.fixture(scope="session")

@@ -69,8 +69,8 @@ def make(sizes: dict[str, Any], parameters: dict[str, str], variant: dict[str, s
     if DEFECT == f"no room for {over}":
         raise MemoryError("torch.OutOfMemoryError: made up")
     flag = MADE.get("theirs_flag")
-    if flag and DEFECT == f"no room for {over} beside" and not os.path.exists(f"{flag}{RANK}"):  # the first time alone
-        open(f"{flag}{RANK}", "w").close()
+    if flag and RANK == 0 and DEFECT == f"no room for {over} beside" and not os.path.exists(flag):  # the first time alone
+        open(flag, "w").close()
         raise MemoryError("torch.OutOfMemoryError: made up")
     if DEFECT == f"{over} hangs" and RANK == 1:
         time.sleep(120)

@@ -47,11 +47,14 @@ DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SI
 
 
 class Process:
-    """A process that the server started; of `subprocess.Popen` what tests use. `stdout`, `stderr`: what PIPE was asked for, to be read."""
+    """A process that the server started; of `subprocess.Popen` what tests use. `stdin`, `stdout`, `stderr`: what PIPE was asked for, to be
+    written or read."""
 
-    def __init__(self, arguments: Sequence[str], told: socket.socket, stdout: BinaryIO | None, stderr: BinaryIO | None) -> None:
-        self.args, self.stdout, self.stderr = arguments, stdout, stderr
+    def __init__(self, arguments: Sequence[str], told: socket.socket, stdin: BinaryIO | None, stdout: BinaryIO | None,
+                 stderr: BinaryIO | None) -> None:
+        self.args, self.stdin, self.stdout, self.stderr = arguments, stdin, stdout, stderr
         self.returncode: int | None = None
+        self._waiting = threading.Lock()
         self._told, pid = told, told.recv(64)
         if not pid:
             raise RuntimeError("the server of warm interpreters has ended; its own words stand among this session's errors")
@@ -59,14 +62,15 @@ class Process:
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code; -N where signal N ended it. TimeoutExpired after `timeout` seconds."""
-        if self.returncode is None:
-            self._told.settimeout(timeout)
-            try:
-                self.returncode = int(self._told.recv(64))
-            except (TimeoutError, BlockingIOError):
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
-            self._told.close()
-        return self.returncode
+        with self._waiting:  # it is told once, and several threads may ask
+            if self.returncode is None:
+                self._told.settimeout(timeout)
+                try:
+                    self.returncode = int(self._told.recv(64))
+                except (TimeoutError, BlockingIOError):
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+                self._told.close()
+            return self.returncode
 
     def poll(self) -> int | None:
         """The exit code, None while it runs."""
@@ -81,18 +85,27 @@ class Process:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it if it has not ended, and close the ends that were read from."""
+        """End it if it has not ended, and close the ends of its pipes."""
         self.send_signal(signal.SIGKILL)
         self.wait()
-        for stream in (self.stdout, self.stderr):
+        for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # what was written and not sent
+                    stream.close()
+
+
+class Served(Process):
+    """One that is asked over its pipes: `kill` leaves them open for who reads, as that of `subprocess.Popen` does."""
+
+    def kill(self) -> None:
+        """End it if it has not ended."""
+        self.send_signal(signal.SIGKILL)
 
 
 def start(arguments: Sequence[object], *, cwd: Path | None = None, root: Path | None = None,
           environment: Mapping[str, str | None] | None = None, namespace: str | None = None,
           stdin: int | BinaryIO = subprocess.DEVNULL, stdout: int | BinaryIO = subprocess.DEVNULL,
-          stderr: int | BinaryIO = subprocess.DEVNULL) -> Process:
+          stderr: int | BinaryIO = subprocess.DEVNULL, kind: type[Process] = Process) -> Process:
     """Start what `python ARGUMENTS` starts: `-c CODE`, `-m MODULE` or a script, and its arguments. Streams: a file, PIPE or DEVNULL.
     `root`: a tree whose Alpha it is to import; `environment`: variables that differ from the server's, None where they are not there;
     `namespace`: the network namespace in which it is, as `ip netns exec` has it."""
@@ -104,9 +117,10 @@ def start(arguments: Sequence[object], *, cwd: Path | None = None, root: Path | 
             ends.append(None)
             if stream == subprocess.PIPE:
                 read, write = os.pipe()
-                ends[-1] = os.fdopen(read, "rb")
-                given.append(write)
-                stack.callback(os.close, write)
+                ours, theirs = (write, read) if mode == os.O_RDONLY else (read, write)
+                ends[-1] = os.fdopen(ours, "wb" if mode == os.O_RDONLY else "rb")
+                given.append(theirs)
+                stack.callback(os.close, theirs)
             elif stream == subprocess.DEVNULL:
                 given.append(os.open(os.devnull, mode))
                 stack.callback(os.close, given[-1])
@@ -118,7 +132,7 @@ def start(arguments: Sequence[object], *, cwd: Path | None = None, root: Path | 
                               "environment": dict(environment or {}), "namespace": namespace}).encode()
         assert len(request) < MESSAGE
         socket.send_fds(_server(), [request], [*given, tells.fileno()])
-    return Process(words, told, ends[1], ends[2])
+    return kind(words, told, *ends)
 
 
 def run(arguments: Sequence[object], *, timeout: float = 120, **how: Any) -> subprocess.CompletedProcess[str]:
@@ -134,6 +148,14 @@ def run(arguments: Sequence[object], *, timeout: float = 120, **how: Any) -> sub
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
         return subprocess.CompletedProcess(process.args, code, *texts)
+
+
+def popen(command: Sequence[str], *, env: Mapping[str, str] | None = None, **streams: Any) -> Process | subprocess.Popen[bytes]:
+    """What `subprocess.Popen` starts, warm where it is a script of the suites; anything else as ever."""
+    if command[0] != sys.executable or not command[1].startswith(str(ROOT / "suites")):
+        return subprocess.Popen(command, env=env, **streams)
+    given = os.environ if env is None else env
+    return start(command[1:], environment={**dict.fromkeys(os.environ), **given}, kind=Served, **streams)
 
 
 @cache

@@ -45,6 +45,8 @@ from alpha.registry.pins import Pins, code_of, key_of, line_of
 from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
 
+pytestmark = pytest.mark.usefixtures("warm_peers")
+
 # -- the other process ---------------------------------------------------------------------------------------------------------
 
 

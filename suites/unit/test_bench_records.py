@@ -23,6 +23,8 @@ from alpha.flops.v1 import VERSION
 from alpha.registry.evidence import reference_classes, shipped_root
 from alpha.train.catalogue import catalogue
 
+pytestmark = pytest.mark.usefixtures("warm_peers")
+
 WRITE = record.write
 NAMES = ("ours", "torch.compile, bf16 weights, cuDNN", "torch eager, autocast")
 

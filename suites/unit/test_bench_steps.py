@@ -23,6 +23,8 @@ from alpha.train import loop
 from alpha.train.assemble import program_for
 from alpha.train.catalogue import catalogue
 
+pytestmark = pytest.mark.usefixtures("warm_peers")
+
 
 @pytest.fixture
 def gpu() -> Iterator[pytest.MonkeyPatch]:

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,12 +31,14 @@ from alpha.cuda_runtime.memory import Span
 from alpha.cuda_runtime.toolchain import find_nvdisasm
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.gates import processes
+from alpha.gates.adversarial.cuda_plant import overlay
 from alpha.gates.device_code import build as kernels
 from alpha.gates.sanitize import command as sanitize_command
 from alpha.gates.sanitize import engine as cuda_sanitize
 from alpha.gates.sanitize import tool as sanitize_tool
 from alpha.gates.sanitize.engine import SHORT, UNSET, Finding, Job, Plant
 from alpha.gates.sanitize.tool import TOOLS, Seen
+from alpha.registry.faults import Fault
 from alpha.registry.judge import FAIL, NOT_RUN, PASS
 from alpha.registry.package import Package
 from alpha.train.catalogue import catalogue
@@ -105,6 +109,27 @@ def package() -> Package:
 @pytest.fixture(autouse=True)
 def one_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_sanitize, "Package", package)
+
+
+@pytest.fixture(scope="module")
+def copies() -> Iterator[Callable[[Fault | None], Path]]:
+    """The copy of kernels/ for a fault, or the sound one: made once, since what runs here in place of the tool writes into none."""
+    with ExitStack() as stack:
+        lock, made = threading.Lock(), dict[str, Path]()
+
+        def copy(fault: Fault | None) -> Path:
+            name = "" if fault is None else fault.id
+            with lock:  # jobs run side by side
+                if name not in made:
+                    made[name] = stack.enter_context(overlay(fault))
+                return made[name]
+
+        yield copy
+
+
+@pytest.fixture(autouse=True)
+def kept_copies(monkeypatch: pytest.MonkeyPatch, copies: Callable[[Fault | None], Path]) -> None:
+    monkeypatch.setattr(cuda_sanitize, "overlay", lambda fault: nullcontext(copies(fault)))
 
 
 @pytest.fixture

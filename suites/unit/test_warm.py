@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -141,3 +142,26 @@ def ends(pid: str) -> None:
     while stat.exists() and ") Z " not in stat.read_text():
         assert time.monotonic() < deadline, f"{pid} is left"
         time.sleep(0.02)
+
+
+def test_it_is_asked_over_its_pipes() -> None:
+    """As `subprocess.Popen` has it: what is written arrives, a reader sees the end of one that was killed, and two threads wait for it."""
+    script = str(warm.ROOT / "suites" / "support" / "made_peer.py")
+    process = warm.popen([sys.executable, script, str(warm.ROOT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                         stderr=subprocess.DEVNULL)
+    assert isinstance(process, warm.Served) and process.stdin is not None and process.stdout is not None
+    process.stdin.write(b'{"do": "repeats", "way": "right", "ns": 1}\n')
+    process.stdin.flush()
+    assert process.stdout.readline() == b'{"ok": 3}\n' and process.poll() is None
+    codes: list[int] = []
+    waiting = [threading.Thread(target=lambda: codes.append(process.wait())) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    os.kill(process.pid, signal.SIGKILL)
+    for thread in waiting:
+        thread.join(timeout=60)
+    assert codes == [-9, -9] and process.stdout.read() == b""
+    process.kill()
+    process.stdin.close(), process.stdout.close()
+    plain = warm.popen([sys.executable, "-c", "pass"])
+    assert isinstance(plain, subprocess.Popen) and plain.wait(timeout=60) == 0
