@@ -28,7 +28,8 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from drawn_mutants import ELSEWHERE, OWED, SECONDS, attempts
+from drawn_mutants import SECONDS, attempts
+from planted import asked_of
 
 import alpha
 from alpha.gates.adversarial import plant
@@ -55,6 +56,9 @@ CLASSES = {
 
 MEMORY = 6 << 30
 """Addresses of a process over a mutant, in bytes: one that makes endless lists ends."""
+
+BESIDE = 30.0
+"""Seconds, as they were when lines were counted, of all gates of one mutant that reject no fault planted in its file."""
 
 _COMPARE: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt), ast.Eq: (ast.NotEq,),
@@ -325,7 +329,7 @@ def count_lines(files: Sequence[str], kept: dict[str, Any]) -> None:
 def of_line(mutant: Mutant, kept: dict[str, Any]) -> tuple[Pair, ...]:
     """Whom a mutant is asked of: of `asked` those that run its line, or all where none is known to."""
     pairs = asked(mutant.file)
-    own = set(pairs) - {(c, gate) for c in ELSEWHERE[mutant.file.partition("/")[0]] for gate in OWED}
+    own = {*asked_of(ROOT / mutant.file)}
 
     def runs(pair: Pair) -> bool:
         ran = kept["lines"].get(" ".join(pair), [0, {}])[1]
@@ -336,7 +340,12 @@ def of_line(mutant: Mutant, kept: dict[str, Any]) -> tuple[Pair, ...]:
     def cost(pair: Pair) -> tuple[bool, float]:
         return pair not in own, kept["lines"].get(" ".join(pair), [30.0])[0]
 
-    return tuple(sorted(filter(runs, pairs), key=cost)) or pairs
+    found, seconds = list[Pair](), 0.0
+    for pair in sorted(filter(runs, pairs), key=cost) or pairs:
+        seconds += 0.0 if pair in own else cost(pair)[1]
+        if pair in own or seconds <= BESIDE:
+            found.append(pair)
+    return tuple(found)
 
 
 def run(todo: Sequence[Mutant], kept: dict[str, Any], save: Callable[[], None], workers: int) -> None:

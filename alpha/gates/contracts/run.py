@@ -17,7 +17,7 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.backends.digest import WORDS, HostDigests
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
-from alpha.gates.contracts import edges, effects, traced
+from alpha.gates.contracts import edges, effects, texts, traced
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.optimizers import loss_alone, one_row, textbook
 from alpha.gates.contracts.reference import (
@@ -822,7 +822,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                    ("order-of-terms", _order_of_terms), ("training-apart", _training_apart),
                    *[(f"recompute-{n}", c) for n, c in _both(_recompute_same_bits)],
                    *[(f"snapshot-{n}", c) for n, c in _both(_snapshot_is_state)],
-                   ("told", edges.told_for_people)],
+                   ("told", edges.told_for_people), ("texts-of-plans", texts.plans), ("texts-of-programs", texts.programs)],
         "determinism": _both(_program_hash)[1:],
         "faults": [("shards", _bad_shards), ("edges", edges.programs), ("not-finite", edges.first_not_finite)],
     },
