@@ -60,6 +60,9 @@ MEMORY = 6 << 30
 BESIDE = 30.0
 """Seconds, as they were when lines were counted, of all gates of one mutant that reject no fault planted in its file."""
 
+FIRST = 4.0
+"""Seconds of the cases that are asked first."""
+
 _COMPARE: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt), ast.Eq: (ast.NotEq,),
     ast.NotEq: (ast.Eq,), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,)}
@@ -317,11 +320,14 @@ def count_lines(files: Sequence[str], kept: dict[str, Any]) -> None:
     for component, gate in todo:
         if not catalogue()[component].contract:
             continue
-        lines.clear()
-        began = time.perf_counter()
+        cases = dict[str, tuple[float, dict[str, list[int]]]]()
         for name, case in contract_cases(catalogue()[component], gate):
+            lines.clear()
+            began = time.perf_counter()
             run_case(catalogue()[component], gate, fresh_nonce(), name, case)
-        kept["lines"][f"{component} {gate}"] = [time.perf_counter() - began, lines.ran()]
+            cases[name] = time.perf_counter() - began, lines.ran()
+        whole = {f: sorted({i for _, ran in cases.values() for i in ran.get(f, ())}) for f in {f for _, ran in cases.values() for f in ran}}
+        kept["lines"][f"{component} {gate}"] = [sum(seconds for seconds, _ in cases.values()), whole, cases]
     sys.settrace(None)
     threading.settrace(None)  # type: ignore[arg-type]
 
@@ -348,6 +354,17 @@ def of_line(mutant: Mutant, kept: dict[str, Any]) -> tuple[Pair, ...]:
     return tuple(found)
 
 
+def first(mutant: Mutant, pairs: Sequence[Pair], kept: dict[str, Any]) -> tuple[str, ...]:
+    """Cases of the first gate that run its line, cheap ones, which are asked before the rest of it."""
+    cases = (*kept["lines"].get(" ".join(pairs[0]), []), {}, {}, {})[2]
+    found, seconds = list[str](), 0.0
+    for name, (cost, ran) in sorted(cases.items(), key=lambda case: case[1][0]):
+        if any(mutant.lines[0] <= line <= mutant.lines[1] for line in ran.get(mutant.file, ())):
+            seconds += cost
+            found += [name] if seconds <= FIRST or not found else []
+    return tuple(found)
+
+
 def run(todo: Sequence[Mutant], kept: dict[str, Any], save: Callable[[], None], workers: int) -> None:
     """Ask of each, and keep what came under its key."""
     texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in {m.file for m in todo}}
@@ -367,8 +384,8 @@ def run(todo: Sequence[Mutant], kept: dict[str, Any], save: Callable[[], None], 
               f"   [{by}]", flush=True)
         save()
 
-    plant.run_all([plant.Job(m.key, of_line(m, kept), m.file, m.of(texts[m.file]), timeout=SECONDS) for m in todo], workers=workers,
-                  on_result=told)
+    jobs = [plant.Job(m.key, pairs := of_line(m, kept), m.file, m.of(texts[m.file]), SECONDS, first=first(m, pairs, kept)) for m in todo]
+    plant.run_all(jobs, workers=workers, on_result=told)
 
 
 def _line(text: str) -> str:
