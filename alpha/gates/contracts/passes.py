@@ -15,7 +15,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Workers
 from alpha.component import Catalogue, Component, Envelope, Measured
 from alpha.errors import GraphError, InputError, ShapeError
-from alpha.gates.contracts import edges, effects, of_settings, parts, traced
+from alpha.gates.contracts import edges, effects, of_settings, parts, texts, traced
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import (
     VOCAB,
@@ -352,6 +352,34 @@ def _fuse_within_a_phase(rng: np.random.Generator) -> Measured:
             if len(nodes) != 2 - together or nodes[-1].phase != second:
                 wrong.append(f"{first} and {second}")
     return yes(not wrong, ", ".join(wrong), cases=len(phases) ** 2)
+
+
+def _fuse_of_one_place(rng: np.random.Generator) -> Measured:
+    """Rows are fused only where each effect of theirs is the same, and no result of either has an extent: pairs of drawn ones, and each
+    effect and extent alone."""
+    wrong, fused, cases = list[str](), 0, 48
+    for case in range(cases):
+        t = Tracer("places")
+        into, a, b, n = (*(t.input(name, (8, 8), "f32") for name in ("into", "a", "b")), t.input("n", (), "i32"))
+        y = t.accumulate(into, t.matmul(a, b))
+        product, total = t.graph.nodes
+        for field, values in {"stream": (COMPUTE, COMM), "stage": (None, 0, 1), "microbatch": (None, 0, 1), "sms": (0, 8)}.items():
+            common = values[int(rng.integers(len(values)))]
+            setattr(product, field, common)
+            setattr(total, field, common)
+        if case < 4:
+            setattr(total, ("stream", "stage", "microbatch", "sms")[case], (COMM if product.stream == COMPUTE else COMPUTE, 2, 2, 16)[case])
+        elif case < 6:
+            t.graph.nodes[case - 4].outputs[0].extent = n
+        elif case % 2:
+            setattr(total, ("stage", "microbatch")[int(rng.integers(2))], int(rng.integers(2)))
+        t.output("y", y)
+        same = product.effects() == total.effects() and all(v.extent is None for v in (*product.outputs, y))
+        nodes = fuse(t.graph, kernels(), "cpu").nodes
+        fused += same
+        if len(nodes) != 2 - same or nodes[-1].effects() != total.effects():
+            wrong.append(f"{product.effects()} and {total.effects()}: {nodes}")
+    return yes(not wrong and fused > 9, ", ".join(wrong)[:200], cases=cases)
 
 
 # -- expand --------------------------------------------------------------------------------------------------------------------------
@@ -1212,7 +1240,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                *[(f"keeps-{n}", c) for n, c in _both(_expand_keeps)], ("placed", effects.parts_placed)],
                     "determinism": _HASHES, "faults": [("envelope", _expand_envelope), ("no-kernel", _expand_names)]},
     "fuse.pass": {"parity": [*_both(_fuse), ("every-row", _fuse_finds), ("outside-reader", _fuse_keeps_outside_readers),
-                             ("phases", _fuse_within_a_phase), ("placed", effects.fused_placed)],
+                             ("phases", _fuse_within_a_phase), ("placed", effects.fused_placed), ("of-one-place", _fuse_of_one_place)],
                   "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
     "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)],
                                  ("groups", _schedule_keeps_groups), ("groups-drawn", _schedule_keeps_drawn),
@@ -1237,7 +1265,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                ("part-updated", parts.refuse_update), ("part-outside", parts.refuse_outside)]},
     "verify.pass": {"parity": [*_both(_verify_accepts), ("effects", effects.accepts), ("pruned", effects.pruned_kept),
                                ("units", traced.units_in_units), ("texts", traced.graph_texts), ("lines", edges.lines),
-                               ("attributes", edges.texts)],
+                               ("attributes", edges.texts), ("whole-texts", texts.graphs)],
                     "determinism": _HASHES,
                     "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
                                ("twice", _broken(_twice)), ("overlap", _broken(_overlap)),

@@ -14,7 +14,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError
-from alpha.gates.contracts.registry import consistent
+from alpha.gates.contracts.registry import consistent, whole
 from alpha.gates.contracts.registry.common import HERE, OTHER, PROCESSOR, Case, Checks, folder, make, parity_case, pin_of
 from alpha.gates.contracts.registry.status import BASE, KERNEL, ONE, PAIR, SINGLE, TOP, TWO, catalogue, passing
 from alpha.registry import judge as judges
@@ -443,7 +443,8 @@ def _mutants(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.check": {
-        "parity": [("sound evidence is green", _green), ("digests twice", _current)],
+        "parity": [("sound evidence is green", _green), ("digests twice", _current), ("read whole", whole.read),
+                   ("printed whole", whole.printed)],
         "determinism": [("printed", _printed)],
         "faults": [("seeded mutants", _mutants), ("several devices", _devices),
                    ("edited metric or verdict", _edited), ("evidence of other code or class", _foreign),
