@@ -9,14 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from alpha.comm.agree import agree
 from alpha.comm.control import ABSENT, JOINED, LEFT, Failure
 from alpha.comm.flight import RECORDS
 from alpha.comm.message import DTYPES, OPS
 from alpha.comm.segment import Segment
 from alpha.comm.watch import Deadlines, Watch
+from alpha.comm.words import exchanged
+from alpha.comm.world import WORLD, World
 from alpha.component import Measured
+from alpha.errors import RankError
 
 SIZE = 5
+Found = tuple[list[str], int]
 
 
 def _measured(wrong: list[str], cases: int) -> Measured:
@@ -123,7 +128,7 @@ def flights(rng: np.random.Generator) -> Measured:
                 first = int(rng.integers(len(rows) + 2))
                 for since in (0, first):
                     kept = rows[max(since, len(rows) - RECORDS) :]
-                    found = whole.records(since)
+                    found = whole.records(since) if since else whole.records()
                     same = len(found) == len(kept) and all(
                         {k: getattr(x, k) for k in one} == {k: row[k] for k in one}
                         and row["began"] <= x.created <= row["ended"]
@@ -175,3 +180,49 @@ def named(rng: np.random.Generator) -> Measured:
         watch.close()
         segment.close()
     return _measured(wrong, cases)
+
+
+def at_facts(world: World, seed: int) -> Found:
+    """Of drawn facts that members hold in an order of their own, some of them otherwise: all are told the first name, who is in the
+    minority, and both texts as far as they are shown; where nothing differs nobody is told anything."""
+    rng, wrong, cases, group = np.random.default_rng(seed), list[str](), 12, world.group(WORLD)
+    for case in range(cases):
+        names = [f"fact {int(i)}" for i in rng.permutation(30)[: int(rng.integers(1, 9))]]
+        every = [{name: f"{name} is " + "\u00e9x" * int(rng.integers(90)) for name in names}] * world.size
+        every = [dict(facts) for facts in every]
+        for name in names if case else ():
+            for member in range(world.size):
+                every[member][name] += f" {int(rng.integers(2))}" if rng.random() < 0.4 else ""
+        mine = every[world.rank]
+        mine = {names[int(i)]: mine[names[int(i)]] for i in np.random.default_rng(seed + world.rank + case).permutation(len(names))}
+        differing = sorted(name for name in names if len({facts[name] for facts in every}) > 1)
+        came: RankError | None = None
+        try:
+            agree(group, mine, "rank {rank} was told otherwise", "mend it")
+        except RankError as error:
+            came = error
+        if not differing:
+            wrong += [] if came is None else [f"alike, and {came}"]
+            continue
+        name = differing[0]
+        texts = [facts[name] for facts in every]
+        counts = {text: texts.count(text) for text in texts}
+        most = [text for text in dict.fromkeys(texts) if counts[text] == max(counts.values())]
+        usual = [texts[0]] if texts[0] in most else most  # of others that are as many any may be the usual one
+        shown = [text.encode()[:200].decode("utf-8", "replace") for text in texts]
+        wanted = [("; ".join(f"{name} of rank {i}: {shown[i]}" for i, text in enumerate(texts) if text != one),
+                   f"{name} of rank {texts.index(one)}: {shown[texts.index(one)]}", next(i for i, text in enumerate(texts) if text != one))
+                  for one in usual]
+        got = came and (came.came, came.expected, came.rank)
+        wrong += [] if got in wanted and f"rank {got[2]} was told otherwise" in str(came) else [f"{got}, not {wanted}"]
+    return wrong, cases
+
+
+def at_exchange(world: World, seed: int) -> Found:
+    """Bytes of each, of lengths that differ, in the order of the group, on every member; of a part of the ranks too."""
+    rng, wrong, cases = np.random.default_rng(seed), list[str](), 12
+    for _ in range(cases):
+        every = [rng.bytes(int(rng.integers(14)) * int(rng.integers(2))) for _ in range(world.size)]
+        got = exchanged(world.group(WORLD), every[world.rank])
+        wrong += [] if got == every else [f"{got}, not {every}"]
+    return wrong, cases
