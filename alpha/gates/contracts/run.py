@@ -17,7 +17,7 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.backends.digest import WORDS, HostDigests
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
-from alpha.gates.contracts import edges, effects, texts, traced
+from alpha.gates.contracts import edges, effects, texts, traced, watching
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.optimizers import loss_alone, one_row, textbook
 from alpha.gates.contracts.reference import (
@@ -808,7 +808,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                    *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
                    ("staged-once", lambda rng: _staged_once(references()["llama"], rng)), ("parts-of-calls", traced.parts_of_calls),
-                   ("long-calls", edges.long_calls), ("held-at-once", edges.held_at_once)],
+                   ("long-calls", edges.long_calls), ("held-at-once", edges.held_at_once), ("launches-told", watching.launches),
+                   ("hand-overs-told", watching.notes), ("workers-told", watching.workers), ("pages", watching.pages)],
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
