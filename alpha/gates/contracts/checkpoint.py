@@ -28,7 +28,7 @@ from alpha.checkpoint import folders, offline, ranges
 from alpha.checkpoint.disk import Disk
 from alpha.component import Measured
 from alpha.errors import CorruptError, GraphError, InputError, MachineError
-from alpha.gates.contracts import of_settings
+from alpha.gates.contracts import kept, of_settings
 from alpha.gates.contracts.corruptions import campaign
 from alpha.gates.contracts.disks import Beside, Failing, Killed, Losing, SlowFile, full
 from alpha.graph.state import StateLayout, TensorSpec
@@ -790,12 +790,13 @@ def synced(rng: np.random.Generator) -> Measured:
 CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measured]]]]] = {
     "checkpoint.ranges": {
         "parity": [("round trip", round_trip), ("other layout", other_layout), ("keeps", keeps), ("any ranks", any_ranks),
-                   ("relaid", relaid), ("older versions", older_versions), ("some kinds", some_kinds)],
+                   ("relaid", relaid), ("older versions", older_versions), ("some kinds", some_kinds),
+                   ("named", kept.named), ("finished", kept.finished)],
         "determinism": [("same bytes", same_bytes)],
         "faults": [
             ("damaged files", damaged_files),
             ("empty files", empty_files),
-            ("edited manifest", edited_manifest),
+            ("edited manifest", edited_manifest), ("fields of a manifest", kept.typed),
             ("edited index", edited_index), ("blamed", of_settings.blamed),
             ("a rank that did not write", a_rank_that_did_not_write),
             ("wrong arrays", wrong_arrays),
