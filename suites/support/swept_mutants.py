@@ -5,9 +5,10 @@ keywords, returned values, arguments of one kind, defaults, bounds of slices, sm
 HOW_MANY of each class, each operator that has a place there as likely as any other. A mutant changes one place of the text, so that lines
 and comments stay.
 
-Which gates run a line is counted first (`rm -r .alpha/swept` counts anew). A mutant is asked of the gates that drawn_mutants.py asks, but of those
-that run its line, where any does: those that reject faults planted in the file before the others, cheap ones first. Several mutants run
-on one copy in turn. Sound code passes first, under the same gates. What came is kept in .alpha/swept, so a run that ended goes on.
+Which gates run a line is counted first (`rm -r .alpha/swept` counts anew). A mutant is asked of the gates that drawn_mutants.py asks,
+but of those that run its line, where any does: those that reject faults planted in the file before the others, cheap ones first. Several
+mutants run on one copy in turn. Sound code passes first, under the same gates. What came is kept in .alpha/swept, so a run that ended
+goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from drawn_mutants import SECONDS, attempts
+from drawn_mutants import attempts
 from planted import asked_of
 
 import alpha
@@ -56,6 +57,9 @@ CLASSES = {
 
 MEMORY = 6 << 30
 """Addresses of a process over a mutant, in bytes: one that makes endless lists ends."""
+
+SECONDS = 150.0
+"""Of all gates that are asked of one mutant."""
 
 BESIDE = 30.0
 """Seconds, as they were when lines were counted, of all gates of one mutant that reject no fault planted in its file."""
@@ -188,6 +192,8 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in ("list", "dict", "set", "tuple",
                                                                                                      "Counter", "defaultdict"):
             continue
+        if isinstance(node, ast.keyword) and node.arg == "strict":  # a guard, as an assert is
+            continue
         if isinstance(node, ast.expr):
             yield node
         stack += list(ast.iter_child_nodes(node))
@@ -207,7 +213,8 @@ def _inside(e: ast.expr) -> Iterator[tuple[str, Any, str]]:
         for i, op in enumerate(e.ops):
             for j, other in enumerate(_COMPARE.get(type(op), ())):
                 ops = [*e.ops[:i], other(), *e.ops[i + 1 :]]
-                yield ("negated" if j or len(_COMPARE[type(op)]) == 1 else "bound"), e, f"({ast.unparse(ast.Compare(e.left, ops, e.comparators))})"
+                kind = "negated" if j or len(_COMPARE[type(op)]) == 1 else "bound"
+                yield kind, e, f"({ast.unparse(ast.Compare(e.left, ops, e.comparators))})"
     if isinstance(e, ast.BinOp) and type(e.op) in _BINARY and not _is_text(e.left) and not _is_text(e.right):
         yield "sign", e, f"({ast.unparse(ast.BinOp(e.left, _BINARY[type(e.op)](), e.right))})"
     if isinstance(e, ast.BoolOp):
@@ -233,7 +240,7 @@ def _inside(e: ast.expr) -> Iterator[tuple[str, Any, str]]:
                 swapped = [b if x is a else a if x is b else x for x in e.args]
                 yield "swapped", e, ast.unparse(ast.Call(e.func, swapped, e.keywords))
         for k in e.keywords:
-            if k.arg is not None:
+            if k.arg not in (None, "strict"):
                 yield "keyword", e, ast.unparse(ast.Call(e.func, e.args, [x for x in e.keywords if x is not k]))
 
 

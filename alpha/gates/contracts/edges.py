@@ -231,7 +231,7 @@ def _long(op: str, rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray],
         if keys == 300:
             length = 500  # the first queries see nothing; of 900 keys the first are seen by none
         attrs: dict[str, object] = {"causal": causal, "window": window, "scale": 0.5}
-        who = [np.sort(rng.integers(0, 5, (batch, length)), 1).astype(np.int32)] * 2 if documents else []  # other ones in each sample, of which one is drawn
+        who = [np.sort(rng.integers(0, 5, (batch, length)), 1).astype(np.int32)] * 2 if documents else []  # others in each sample
         if op.startswith("attention_packed"):
             if keys in (300, 900):
                 continue

@@ -26,8 +26,8 @@ def _name(step: int) -> str:
 
 
 def named(rng: np.random.Generator) -> Measured:
-    """What a folder has is told by names alone, of folders alone; the latest is taken, or the one that is asked for; a step that is not there
-    is refused by what there is."""
+    """What a folder has is told by names alone, of folders alone; the latest is taken, or the one that is asked for; a step that is not
+    there is refused by what there is."""
     wrong, cases = list[str](), 12
     for case in range(cases):
         with tempfile.TemporaryDirectory(prefix="alpha-kept-") as name:
@@ -49,7 +49,8 @@ def named(rng: np.random.Generator) -> Measured:
                     wrong += [] if mine and step in (None, *mine) and found == root / _name(mine[-1] if step is None else step) else [
                         f"step {step} of {mine}: {found.name}"]
                 except InputError as error:
-                    said = (f"one of {', '.join(map(str, mine))}", "name one of these") if mine else ("at least one", "start the run afresh")
+                    said = ("at least one", "start the run afresh")
+                    said = (f"one of {', '.join(map(str, mine))}", "name one of these") if mine else said
                     told = f"step {step}" if mine else "none"
                     wrong += [] if step not in (None, *mine) or not mine else [f"step {step} of {mine} is refused"]
                     wrong += [f"{x!r} is not said: {error}" for x in (*said, f"{root}: {told}") if x not in str(error)]
@@ -75,8 +76,8 @@ def finished(rng: np.random.Generator) -> Measured:
             root, want = Path(name), dict[str, str]()
             mine = sorted({int(x) for x in rng.integers(0, 40, int(rng.integers(1, 9)))})
             old = sorted({int(x) for x in rng.integers(0, 40, int(rng.integers(4)))})
-            for x in [*map(_name, mine), *(f".old-{_name(s)}" for s in old), *(f"{kind}{_name(3)}" for kind in (".tmp-", ".gone-", ".older-")),
-                      "aside-0-step-00000002"]:
+            beside = [f"{kind}{_name(3)}" for kind in (".tmp-", ".gone-", ".older-")]
+            for x in [*map(_name, mine), *(f".old-{_name(s)}" for s in old), *beside, "aside-0-step-00000002"]:
                 (root / x).mkdir()
                 (root / x / "of").write_text(x)
             want = {x: x for x in [*map(_name, mine), f".older-{_name(3)}", "aside-0-step-00000002"]}
@@ -104,14 +105,15 @@ def typed(rng: np.random.Generator) -> Measured:
     shapes = [[int(x) for x in rng.integers(0, 9, int(rng.integers(1, 4)))] for _ in range(2)]
     for version in (1, 2, 3):
         ranged = version == 3
-        kinds = {kind: {"dtype": "<f4", "tensors": [[f"t.{i}", shape, "unit"] + ([] if ranged else [64 * i]) for i, shape in enumerate(shapes)]}
+        tensors = [[f"t.{i}", shape, "unit", *([] if ranged else [64 * i])] for i, shape in enumerate(shapes)]
+        kinds = {kind: {"dtype": "<f4", "tensors": tensors}
                  | ({} if ranged else {"file": f"{kind}.npy", "size": 4096, "sha256": "00"}) for kind in ("param", "m")}
         content: dict[str, Any] = {"version": version, "step": int(rng.integers(99)), "facts": {"x": 1}, "kinds": kinds}
         content |= {"indexes": ["00", "11"]} if ranged else {}
 
         def places(at: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
             for key in at if isinstance(at, dict) else range(len(at)):
-                if path + (key,) not in (("version",), ("facts", "x")):
+                if (*path, key) not in (("version",), ("facts", "x")):
                     yield (*path, key)
                     if isinstance(at[key], (dict, list)):
                         yield from places(at[key], (*path, key))
@@ -133,7 +135,7 @@ def typed(rng: np.random.Generator) -> Measured:
                 else:
                     holder[path[-1]] = other
                     good = type(other) is type(was) and other != -1
-                    good &= path[-1] not in ("file", "dtype") and (path[-1] not in ("indexes", "tensors") or other == [] and path[-1] != "indexes")
+                    good &= path[-1] not in ("file", "dtype", "indexes") and (path[-1] != "tensors" or other == [])
                     good &= not (isinstance(other, dict) and path[0] == "kinds" and len(path) == 2)
                     good |= path == ("kinds",) and isinstance(other, dict) and other == {}
                     good &= not (path == ("kinds",) and other == {"a": 1})

@@ -82,7 +82,8 @@ def _said(ref: Ref | None) -> str:
 
 
 def _attrs(attrs: Mapping[str, object]) -> str:
-    return json.dumps({k: [*v] if isinstance(v, tuple) else v.hex() if isinstance(v, float) else v for k, v in attrs.items()}, sort_keys=True)
+    plain = {k: [*v] if isinstance(v, tuple) else v.hex() if isinstance(v, float) else v for k, v in attrs.items()}
+    return json.dumps(plain, sort_keys=True)
 
 
 def _effects(x: Launch | Node, sms: int) -> str:

@@ -50,8 +50,21 @@ class _Told:
         self.profiles.append((plan, index, told))
 
 
+class _Looks:
+    """An inspector that notes when it looked."""
+
+    def __init__(self, told: _Told, looks: list[tuple[str, int, int]]) -> None:
+        self._told, self._looks = told, looks
+
+    def before(self, plan: Plan, index: int, view: object) -> None:
+        self._looks.append(("before", index, self._told.clock()))
+
+    def after(self, plan: Plan, index: int, view: object) -> None:
+        self._looks.append(("after", index, self._told.clock()))
+
+
 def launches(rng: np.random.Generator) -> Measured:
-    """In every way to run a plan the readings of a launch are the last before it and the first after it, in the order of the list; waits
+    """In every way to run a plan the readings of a launch are the last before it and the first after it, in the list's order; waits
     for collectives are as many as are waited for, and one for the end; checks have the whole time; unwatched nothing is told."""
     wrong, cases = list[str](), 0
     for beside in (False, True):
@@ -59,8 +72,8 @@ def launches(rng: np.random.Generator) -> Measured:
             told, seen = _Told(watching, profiling), list[tuple[str, int, str]]()
             world: Any = SimpleNamespace(rank=0, size=2, advance=lambda: None, place=SimpleNamespace(source="")) if beside else None
 
-            def binder(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs, told: _Told = told, world: Any = world,
-                       seen: list[tuple[str, int, str]] = seen) -> Callable[[], None]:
+            def binder(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs, told: _Told = told,
+                       world: Any = world, seen: list[tuple[str, int, str]] = seen) -> Callable[[], None]:
                 name = f"{attrs.get('factor', 'sum')}"
 
                 def run() -> None:
@@ -93,8 +106,7 @@ def launches(rng: np.random.Generator) -> Measured:
             looks = list[tuple[str, int, int]]()
             with CpuExecutor(p, catalogue, world) as executor:
                 executor.recorder = told  # type: ignore[assignment]
-                executor.inspector = SimpleNamespace(before=lambda plan, i, view: looks.append(("before", i, told.clock())),  # type: ignore
-                                                     after=lambda plan, i, view: looks.append(("after", i, told.clock()))) if inspected else None
+                executor.inspector = _Looks(told, looks) if inspected else None  # type: ignore[assignment]
                 executor.run("told", {"x": np.ones(8, np.float32)})
             cases, what = cases + 1, f"beside {beside}, watching {watching}, profiling {profiling}, inspected {inspected}"
             if not watching:
@@ -170,8 +182,8 @@ def notes(rng: np.random.Generator) -> Measured:
 
 
 def workers(rng: np.random.Generator) -> Measured:
-    """An observed pool tells of each hand-over when it was called and when it came back, and of each task between who ran it and when: 0 for
-    the thread that calls, the same number for one helper always. Before and after it tells nothing; tasks run once in any case."""
+    """An observed pool tells of each hand-over when it was called and when it came back, and of each task between who ran it and when: 0
+    for the thread that calls, the same number for one helper always. Before and after it tells nothing; tasks run once in any case."""
     wrong, cases = list[str](), 12
     pool = ObservedWorkers(3)
     numbers = dict[int, set[int]]()

@@ -54,7 +54,7 @@ def read(rng: np.random.Generator) -> Measured:
 
 
 def printed(rng: np.random.Generator) -> Measured:
-    """Both forms of drawn findings, whole: errors first, then by file, line and name; of a folder's warnings five, and how many more."""
+    """Both forms of drawn findings, whole: errors first, then by file, line, name; of a folder's warnings five, and how many more."""
     checks = Checks()
     for _ in range(30):
         found = [Finding((ERROR, WARNING)[int(rng.integers(4) > 0)], f"{'ab'[int(rng.integers(2))]}/{int(rng.integers(3))}.jsonl",
@@ -78,7 +78,8 @@ def printed(rng: np.random.Generator) -> Measured:
             lines += [f"NOT_RUN {key}: {waiting[key]} gates and planted faults await renewal: see above", renew]
         errors = [f for f in found if f.level == ERROR]
         ok = checked.records > 0 and not errors
-        lines.append(f"{'PASS' if ok else 'FAIL'}: {len(errors)} error{'' if len(errors) == 1 else 's'}, {len(found) - len(errors)} warnings; "
+        many = f"{len(errors)} error{'' if len(errors) == 1 else 's'}, {len(found) - len(errors)} warnings"
+        lines.append(f"{'PASS' if ok else 'FAIL'}: {many}; "
                      f"{checked.records} records, {checked.probes} probes and {checked.catches} catches looked at"
                      + ("" if checked.records else ": nothing was there to check"))
         checks.that(plain(checked).split("\n") == lines, f"plain: {plain(checked)}")
