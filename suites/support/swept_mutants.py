@@ -77,7 +77,8 @@ _OTHER = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "lis
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: `now` in place of `was`, which begins at character `at` of the file. `lines`: the statement's. `function`: in which."""
+    """One change: `now` in place of `was`, which begins at character `at` of the file. `lines`: the statement's; `line`: the text of the
+    line that it begins in. `function`: in which."""
 
     file: str
     kind: str
@@ -86,6 +87,7 @@ class Mutant:
     at: int
     was: str
     now: str
+    line: str
 
     @property
     def key(self) -> str:
@@ -113,7 +115,8 @@ def changes(file: str) -> list[Mutant]:
     for function, statement, kind, node, now in _all(ast.parse(text)):
         at, stop = place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
         last = statement.body[0].lineno if getattr(statement, "body", None) else statement.end_lineno
-        found.append(Mutant(file, kind, function, (statement.lineno, last), at, text[at:stop], now))
+        line = text[starts[node.lineno - 1] : starts[node.lineno]].strip()
+        found.append(Mutant(file, kind, function, (statement.lineno, last), at, text[at:stop], now, line))
     return [m for m in dict.fromkeys(found) if m.was != m.now]
 
 
@@ -255,7 +258,7 @@ def drawn(kind: str, number: int, seed: int) -> list[Mutant]:
     by_kind = defaultdict(list[Mutant])
     for name in CLASSES[kind].split():
         for mutant in changes(f"{name}.py"):
-            if (mutant.file, mutant.was, mutant.now) not in known:
+            if (mutant.file, mutant.line, mutant.was, mutant.now) not in known:
                 by_kind[mutant.kind].append(mutant)
     found = list[Mutant]()
     while len(found) < number and any(by_kind.values()):
@@ -266,9 +269,10 @@ def drawn(kind: str, number: int, seed: int) -> list[Mutant]:
     return found
 
 
-def excuses() -> dict[tuple[str, str, str], str]:
-    """(file, was, now) -> why it changes nothing that anybody is promised, from swept_mutants.toml."""
-    return {(e["file"], e["was"], e["now"]): e["why"] for e in read_toml(Path(__file__).with_suffix(".toml")).get("equivalent", ())}
+def excuses() -> dict[tuple[str, str, str, str], str]:
+    """(file, line, was, now) -> why it changes nothing that anybody is promised, from swept_mutants.toml."""
+    found = read_toml(Path(__file__).with_suffix(".toml"))["equivalent"]
+    return {(e["file"], e["line"], e["was"], e["now"]): e["why"] for e in found}
 
 
 Pair = tuple[str, str]
@@ -401,10 +405,9 @@ def _line(text: str) -> str:
 
 def sound(files: Sequence[str], workers: int) -> None:
     """SystemExit where unchanged code fails under what its mutants are asked of."""
-    by_folder = {file.partition("/")[0]: file for file in files}
-    jobs = [plant.Job(folder, tuple(dict.fromkeys(p for f in files if f.startswith(f"{folder}/") for p in asked(f))), file,
-                      (ROOT / file).read_text(encoding="utf-8"), timeout=SECONDS) for folder, file in by_folder.items()]
-    for outcome in plant.run_all(jobs, workers=workers):
+    text = (ROOT / files[0]).read_text(encoding="utf-8")
+    pairs = dict.fromkeys(pair for file in files for pair in asked(file))
+    for outcome in plant.run_all([plant.Job(" ".join(pair), (pair,), files[0], text, SECONDS) for pair in pairs], workers=workers):
         if outcome.caught_by:
             raise SystemExit(f"sound code of {outcome.job.name} is refused: {outcome.error or outcome.records[-1]}")
 
@@ -421,12 +424,11 @@ def main(seed: int, number: int, kinds: Sequence[str], workers: int = 2) -> None
     def save() -> None:
         path.write_text(json.dumps({"fates": kept["fates"]}, indent=1))
 
-    before = len(kept["lines"])
     count_lines([f"{name}.py" for names in CLASSES.values() for name in names.split()], kept)
     lines.write_text(json.dumps(kept["lines"]))
     todo = [m for among in mutants.values() for m in among if m.key not in kept["fates"]]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.RLIM_INFINITY))
-    if todo and (len(kept["lines"]) > before or not kept["fates"]):
+    if todo and not kept["fates"]:
         sound(files, workers)
     run(todo, kept, save, workers)
     for kind, among in mutants.items():
