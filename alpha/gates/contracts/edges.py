@@ -299,7 +299,7 @@ def held_at_once(rng: np.random.Generator) -> Measured:
                 least = q.shape[1] * q.shape[2] * k.shape[1]
                 most = least + max(x.size // x.shape[0] for x in ins)
             elif name in ("attention_packed", "attention_packed_bwd"):
-                least = most = ins[0].shape[1] ** 2 * sample.attrs["heads"] // sample.attrs["kv_heads"]
+                least = most = ins[0].shape[1] ** 2 * int(str(sample.attrs["heads"])) // int(str(sample.attrs["kv_heads"]))
             else:
                 first = CUTS[name][0].partition(">")[0]
                 least = sum(x.size for x, letter in zip(ins, first) if letter in "wf") if "b" not in first else 1

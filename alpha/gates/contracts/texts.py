@@ -145,7 +145,7 @@ def plans(rng: np.random.Generator) -> Measured:
             table.append(f"{i:4d} {x.phase:9s} {x.layer:12s} {x.component:28s} {ins} -> {' '.join(map(_said, x.outs))}  {x.source}")
         last = f"activations: peak {p.memory.peak:,} B, lower bound 345,678 B, without sharing 2,345,678 B"
         n = len(p.launches)
-        found = (("text", p.text().split("\n"), _text(p)), ("hash", p.hash(), _sha(_text(p))),
+        found: tuple[tuple[str, Any, Any], ...] = (("text", p.text().split("\n"), _text(p)), ("hash", p.hash(), _sha(_text(p))),
                  ("computation", p.computation().split("\n"), _computation(p)),
                  ("components", p.components(), tuple(sorted({x.component for x in p.launches}))),
                  ("flops", p.flops(), sum(x.flops for x in p.launches)),
@@ -153,7 +153,8 @@ def plans(rng: np.random.Generator) -> Measured:
                  ("a table cut", p.table(2).split("\n"), [*table[:3], f"     ... {n - 2} more", last]),
                  ("a table just cut", p.table(n).split("\n"), [*table, last]),
                  ("both", describe([p, p]), f"{p.table()}\n\n{p.table()}"))
-        wrong += [f"{what}: {next((a for a, b in zip(got, want) if a != b), got)}" for what, got, want in found if got != want]
+        wrong += [f"{what}: {next((a for a, b in zip(got, want) if a != b), got) if isinstance(got, list) else got}"
+                  for what, got, want in found if got != want]
     return yes(not wrong, "; ".join(wrong)[:200], cases=9 * cases)
 
 

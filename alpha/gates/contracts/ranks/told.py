@@ -115,7 +115,7 @@ def flights(rng: np.random.Generator) -> Measured:
                                "dtype": DTYPES[int(rng.integers(len(DTYPES)))], "nbytes": int(rng.integers(1 << 40)),
                                "step": int(rng.integers(-1, 9)), "source": source[-88:]}
         began = time.monotonic_ns()
-        at[rank].append(recorder.create(*(one[k] for k in ("group", "call", "op", "dtype", "nbytes", "step")), source))
+        at[rank].append(recorder.create(**{k: x for k, x in one.items() if k != "source"}, source=source))
         marks = int(rng.integers(3))
         if marks:
             recorder.start(at[rank][-1])
