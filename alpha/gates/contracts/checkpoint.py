@@ -351,6 +351,17 @@ def keeps(rng: np.random.Generator) -> Measured:
         for step in range(1, 8):
             folders.save(at, step, states[9], {}, keep=2, every=3)
         count.check(folders.steps(at) == [3, 6, 7], f"every third stays: {folders.steps(at)}")
+    with folder() as at:
+        for step in (1, 2, 3):
+            path = folders.save(at, step, states[9], {})
+        count.check(folders.steps(at) == [2, 3], "two stay where nobody says how many")
+        count.check(folders.inspect(path).step == folders.inspect(path, verify=False).step == 3, "another step is told")
+        (data,) = path.glob(f"*{ranges.STATE}")
+        raw = bytearray(data.read_bytes())
+        raw[int(rng.integers(len(raw)))] ^= 1
+        data.write_bytes(raw)
+        count.refuses(CorruptError, lambda: folders.inspect(path), "a damaged file is not looked at")
+        count.check(folders.inspect(path, verify=False).step == 3, "a manifest alone needs no files")
     return count.measured()
 
 

@@ -749,6 +749,22 @@ def _streams_drawn(rng: np.random.Generator) -> Measured:
     return Measured(error=float(len(wrong)), bound=0.0, cases=cases, note=wrong[0] if wrong else "")
 
 
+def _named_in_any_order(rng: np.random.Generator) -> Measured:
+    """A plan is the same in whatever order inputs and outputs of its graph were named: places and text."""
+    wrong, cases = 0, 12
+    for _ in range(cases):
+        t = _drawn_streams(rng)
+        for i in range(4):
+            t.output(f"beside.{i}", t.scale(t.input(f"given.{i}", (8 * int(rng.integers(1, 9)), 3), "f32"), factor=2.0))
+        graph = schedule(t.graph)
+        turned = Graph(graph.name, *({k: d[k] for k in rng.permutation(sorted(d)).tolist()} if d is not graph.states else d
+                                     for d in (graph.inputs, graph.states)), graph.nodes,
+                       {k: graph.outputs[k] for k in rng.permutation(sorted(graph.outputs)).tolist()}, graph.updates)
+        plans = [lay_out(g, select(g, _with_exchange(), "cpu"), 1, {}) for g in (graph, turned)]
+        wrong += plans[0].text() != plans[1].text()
+    return Measured(error=float(wrong), bound=0.0, cases=cases, note="plans that hang on the order of names")
+
+
 def _bucketed(kind: str = "state", *, read_again: bool = False) -> Plan:
     """Two sums into boxes of one unit, the bucket of both, an earlier sum added, and all of it summed over two ranks."""
     t = Tracer("bucket")
@@ -1256,6 +1272,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                ("bucket", _bucket_in_place), ("bucket-kept", _bucket_kept), ("aligned", _aligned),
                                ("read-twice", _read_twice),
                                ("two-readers", _two_readers), ("scattered", _scattered_apart), ("largest-first", _largest_first),
+                               ("any-order", _named_in_any_order),
                                ("placed", effects.launches_placed),
                                ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered),
                                ("computations", traced.computations)],

@@ -58,7 +58,7 @@ def printed(rng: np.random.Generator) -> Measured:
     checks = Checks()
     for _ in range(30):
         found = [Finding((ERROR, WARNING)[int(rng.integers(4) > 0)], f"{'ab'[int(rng.integers(2))]}/{int(rng.integers(3))}.jsonl",
-                         int(rng.integers(3)), f"about {i}: a,b", f"what {i}\n50 %", ("", "mend it")[int(rng.integers(2))])
+                         int(rng.integers(3)), f"about {i}: a,b", f"what {i}: x, y\n50 %", ("", "mend it")[int(rng.integers(2))])
                  for i in rng.permutation(int(rng.integers(1, 24))).tolist()]
         waiting = {key: int(rng.integers(1, 9)) for key in ("h200", "h100")[: int(rng.integers(3))]}
         checked = Checked(tuple(found), int(rng.integers(3)), int(rng.integers(9)), int(rng.integers(9)), waiting)
