@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from alpha.comm.agree import agree
-from alpha.comm.control import ABSENT, JOINED, LEFT, Control, Failure
+from alpha.comm.control import ABSENT, JOINED, LEFT, Failure
 from alpha.comm.flight import RECORDS
 from alpha.comm.message import DTYPES, OPS
 from alpha.comm.segment import Segment
@@ -141,20 +141,6 @@ def flights(rng: np.random.Generator) -> Measured:
     return _measured(wrong, RECORDS + 300)
 
 
-class _Patient:
-    """A control block that is asked no more often than a chain around all ranks needs."""
-
-    def __init__(self, control: Control) -> None:
-        self._control, self._left = control, 2 * SIZE
-
-    def waits_for(self, rank: int) -> int | None:
-        """As Control says; RankError where that has no end."""
-        self._left -= 1
-        if self._left < 0:
-            raise RankError("a chain of ranks that wait has no end")
-        return self._control.waits_for(rank)
-
-
 def named(rng: np.random.Generator) -> Measured:
     """Of drawn ranks that wait for one another, some of them stopped, on this host and on another: the chain of names, and the whole text
     of the error that ends the wait."""
@@ -177,9 +163,7 @@ def named(rng: np.random.Generator) -> Measured:
         place, now = (int(rng.integers(1 << 20)), int(rng.integers(3)), int(rng.integers(len(OPS))), int(rng.integers(-1, 3))), case % 4
         control.at(last, *place)
         control.begin(last, now)
-        watch.control = _Patient(control)  # type: ignore[assignment]
         chain = watch._chain(peer)
-        watch.control = control
         wrong += [] if chain == (*wanted,) else [f"{waits}, stopped {frozen}: {chain}, not {wanted}"]
         error = watch._stalled(wanted, "all_reduce", 1.26)
         ring = not frozen[last] and waits[last] is not None
