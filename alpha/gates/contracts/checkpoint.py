@@ -28,7 +28,7 @@ from alpha.checkpoint import folders, offline, ranges
 from alpha.checkpoint.disk import Disk
 from alpha.component import Measured
 from alpha.errors import CorruptError, GraphError, InputError, MachineError
-from alpha.gates.contracts import of_settings
+from alpha.gates.contracts import kept, of_settings
 from alpha.gates.contracts.corruptions import campaign
 from alpha.gates.contracts.disks import Beside, Failing, Killed, Losing, SlowFile, full
 from alpha.graph.state import StateLayout, TensorSpec
@@ -351,6 +351,17 @@ def keeps(rng: np.random.Generator) -> Measured:
         for step in range(1, 8):
             folders.save(at, step, states[9], {}, keep=2, every=3)
         count.check(folders.steps(at) == [3, 6, 7], f"every third stays: {folders.steps(at)}")
+    with folder() as at:
+        for step in (1, 2, 3):
+            path = folders.save(at, step, states[9], {})
+        count.check(folders.steps(at) == [2, 3], "two stay where nobody says how many")
+        count.check(folders.inspect(path).step == folders.inspect(path, verify=False).step == 3, "another step is told")
+        (data,) = path.glob(f"*{ranges.STATE}")
+        raw = bytearray(data.read_bytes())
+        raw[int(rng.integers(len(raw)))] ^= 1
+        data.write_bytes(raw)
+        count.refuses(CorruptError, lambda: folders.inspect(path), "a damaged file is not looked at")
+        count.check(folders.inspect(path, verify=False).step == 3, "a manifest alone needs no files")
     return count.measured()
 
 
@@ -790,12 +801,13 @@ def synced(rng: np.random.Generator) -> Measured:
 CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measured]]]]] = {
     "checkpoint.ranges": {
         "parity": [("round trip", round_trip), ("other layout", other_layout), ("keeps", keeps), ("any ranks", any_ranks),
-                   ("relaid", relaid), ("older versions", older_versions), ("some kinds", some_kinds)],
+                   ("relaid", relaid), ("older versions", older_versions), ("some kinds", some_kinds),
+                   ("named", kept.named), ("finished", kept.finished)],
         "determinism": [("same bytes", same_bytes)],
         "faults": [
             ("damaged files", damaged_files),
             ("empty files", empty_files),
-            ("edited manifest", edited_manifest),
+            ("edited manifest", edited_manifest), ("fields of a manifest", kept.typed),
             ("edited index", edited_index), ("blamed", of_settings.blamed),
             ("a rank that did not write", a_rank_that_did_not_write),
             ("wrong arrays", wrong_arrays),

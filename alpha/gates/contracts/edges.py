@@ -227,11 +227,11 @@ def _long(op: str, rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray],
     """Calls of a row of attention with just more scores than are looked at whole."""
     for causal, window, documents, keys in ((True, (0, 17)[int(rng.integers(2))], False, 370), (False, 0, True, 520), (True, 0, True, 521),
                                             (True, 0, False, 300), (True, 9, False, 900), (True, 5, True, 20)):
-        batch, length, heads, groups, d = (1, keys, 2, 2, 2) if documents else (2, 370 if keys < 900 else 200, 2, 1, 2)
+        batch, length, heads, groups, d = (1 + (not causal), keys, 2, 2, 2) if documents else (2, 370 if keys < 900 else 200, 2, 1, 2)
         if keys == 300:
             length = 500  # the first queries see nothing; of 900 keys the first are seen by none
         attrs: dict[str, object] = {"causal": causal, "window": window, "scale": 0.5}
-        who = [np.sort(rng.integers(0, 5, (batch, length)), 1).astype(np.int32)] * 2 if documents else []
+        who = [np.sort(rng.integers(0, 5, (batch, length)), 1).astype(np.int32)] * 2 if documents else []  # others in each sample
         if op.startswith("attention_packed"):
             if keys in (300, 900):
                 continue
@@ -261,7 +261,7 @@ def long_calls(rng: np.random.Generator) -> Measured:
             types = [TensorType(x.shape, "f32" if x.dtype.kind == "f" else "i32") for x in ins]
             outs, gives, looked = row(op).infer(types, attrs), row(op).oracle(*ins, **attrs), set[int]()
             wrong += [] if (scores_of(op, types, attrs) > SCORES) == (keys_of(ins) > 20) else ["another call is looked at whole"]
-            for part in parts(op, types, outs, attrs, rng):
+            for part in (part for _ in range(4 if ins[-1].dtype.kind == "i" else 1) for part in parts(op, types, outs, attrs, rng)):
                 took = [take(ins[i]) for take, i in zip(part.ins, part.operands(), strict=True)]
                 made = row(part.op or op).oracle(*took, **part.attrs)
                 most = widened(op, types, outs, attrs) * len(took)
@@ -294,8 +294,12 @@ def held_at_once(rng: np.random.Generator) -> Measured:
                 least = most = 0
             elif not all(part.rows for part in parts(name, types, outs, sample.attrs, rng)):
                 least = most = sum(t.size for t in (*types, *outs))
-            elif name in ("attention", "attention_packed", "attention_bwd", "attention_packed_bwd"):
-                least, most = scores_of(name, types, sample.attrs), 1 << 40
+            elif name in ("attention", "attention_bwd"):  # each query of a sample by each of its keys, and one sample of an operand
+                q, k = ins[name == "attention_bwd"], ins[1 + (name == "attention_bwd")]
+                least = q.shape[1] * q.shape[2] * k.shape[1]
+                most = least + max(x.size // x.shape[0] for x in ins)
+            elif name in ("attention_packed", "attention_packed_bwd"):
+                least = most = ins[0].shape[1] ** 2 * int(str(sample.attrs["heads"])) // int(str(sample.attrs["kv_heads"]))
             else:
                 first = CUTS[name][0].partition(">")[0]
                 least = sum(x.size for x, letter in zip(ins, first) if letter in "wf") if "b" not in first else 1

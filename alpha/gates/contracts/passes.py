@@ -15,7 +15,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Workers
 from alpha.component import Catalogue, Component, Envelope, Measured
 from alpha.errors import GraphError, InputError, ShapeError
-from alpha.gates.contracts import edges, effects, of_settings, parts, traced
+from alpha.gates.contracts import edges, effects, of_settings, parts, texts, traced
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import (
     VOCAB,
@@ -378,6 +378,34 @@ def _fuse_within_a_phase(rng: np.random.Generator) -> Measured:
             if len(nodes) != 2 - together or nodes[-1].phase != second:
                 wrong.append(f"{first} and {second}")
     return yes(not wrong, ", ".join(wrong), cases=len(phases) ** 2)
+
+
+def _fuse_of_one_place(rng: np.random.Generator) -> Measured:
+    """Rows are fused only where each effect of theirs is the same, and no result of either has an extent: pairs of drawn ones, and each
+    effect and extent alone."""
+    wrong, fused, cases = list[str](), 0, 48
+    for case in range(cases):
+        t = Tracer("places")
+        into, a, b, n = (*(t.input(name, (8, 8), "f32") for name in ("into", "a", "b")), t.input("n", (), "i32"))
+        y = t.accumulate(into, t.matmul(a, b))
+        product, total = t.graph.nodes
+        for field, values in {"stream": (COMPUTE, COMM), "stage": (None, 0, 1), "microbatch": (None, 0, 1), "sms": (0, 8)}.items():
+            common = values[int(rng.integers(len(values)))]
+            setattr(product, field, common)
+            setattr(total, field, common)
+        if case < 4:
+            setattr(total, ("stream", "stage", "microbatch", "sms")[case], (COMM if product.stream == COMPUTE else COMPUTE, 2, 2, 16)[case])
+        elif case < 6:
+            t.graph.nodes[case - 4].outputs[0].extent = n
+        elif case % 2:
+            setattr(total, ("stage", "microbatch")[int(rng.integers(2))], int(rng.integers(2)))
+        t.output("y", y)
+        same = product.effects() == total.effects() and all(v.extent is None for v in (*product.outputs, y))
+        nodes = fuse(t.graph, kernels(), "cpu").nodes
+        fused += same
+        if len(nodes) != 2 - same or nodes[-1].effects() != total.effects():
+            wrong.append(f"{product.effects()} and {total.effects()}: {nodes}")
+    return yes(not wrong and fused > 9, ", ".join(wrong)[:200], cases=cases)
 
 
 # -- expand --------------------------------------------------------------------------------------------------------------------------
@@ -745,6 +773,22 @@ def _streams_drawn(rng: np.random.Generator) -> Measured:
         wrong += ["read before it is made" for node in run for v in node.inputs for i in makers(v) if not order.before(i, at[node])]
         cases += pairs + len(run)
     return Measured(error=float(len(wrong)), bound=0.0, cases=cases, note=wrong[0] if wrong else "")
+
+
+def _named_in_any_order(rng: np.random.Generator) -> Measured:
+    """A plan is the same in whatever order inputs and outputs of its graph were named: places and text."""
+    wrong, cases = 0, 12
+    for _ in range(cases):
+        t = _drawn_streams(rng)
+        for i in range(4):
+            t.output(f"beside.{i}", t.scale(t.input(f"given.{i}", (8 * int(rng.integers(1, 9)), 3), "f32"), factor=2.0))
+        graph = schedule(t.graph)
+        turned = Graph(graph.name, *({k: d[k] for k in rng.permutation(sorted(d)).tolist()} if d is not graph.states else d
+                                     for d in (graph.inputs, graph.states)), graph.nodes,
+                       {k: graph.outputs[k] for k in rng.permutation(sorted(graph.outputs)).tolist()}, graph.updates)
+        plans = [lay_out(g, select(g, _with_exchange(), "cpu"), 1, {}) for g in (graph, turned)]
+        wrong += plans[0].text() != plans[1].text()
+    return Measured(error=float(wrong), bound=0.0, cases=cases, note="plans that hang on the order of names")
 
 
 def _bucketed(kind: str = "state", *, read_again: bool = False) -> Plan:
@@ -1238,7 +1282,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                *[(f"keeps-{n}", c) for n, c in _both(_expand_keeps)], ("placed", effects.parts_placed)],
                     "determinism": _HASHES, "faults": [("envelope", _expand_envelope), ("no-kernel", _expand_names)]},
     "fuse.pass": {"parity": [*_both(_fuse), ("every-row", _fuse_finds), ("outside-reader", _fuse_keeps_outside_readers),
-                             ("phases", _fuse_within_a_phase), ("placed", effects.fused_placed)],
+                             ("phases", _fuse_within_a_phase), ("placed", effects.fused_placed), ("of-one-place", _fuse_of_one_place)],
                   "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
     "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)],
                                  ("groups", _schedule_keeps_groups), ("groups-drawn", _schedule_keeps_drawn),
@@ -1254,6 +1298,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                ("bucket", _bucket_in_place), ("bucket-kept", _bucket_kept), ("aligned", _aligned),
                                ("read-twice", _read_twice),
                                ("two-readers", _two_readers), ("scattered", _scattered_apart), ("largest-first", _largest_first),
+                               ("any-order", _named_in_any_order),
                                ("placed", effects.launches_placed),
                                ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered),
                                ("computations", traced.computations)],
@@ -1263,7 +1308,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                ("part-updated", parts.refuse_update), ("part-outside", parts.refuse_outside)]},
     "verify.pass": {"parity": [*_both(_verify_accepts), ("effects", effects.accepts), ("pruned", effects.pruned_kept),
                                ("units", traced.units_in_units), ("texts", traced.graph_texts), ("lines", edges.lines),
-                               ("attributes", edges.texts)],
+                               ("attributes", edges.texts), ("whole-texts", texts.graphs)],
                     "determinism": _HASHES,
                     "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
                                ("twice", _broken(_twice)), ("overlap", _broken(_overlap)),

@@ -17,7 +17,7 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.backends.digest import WORDS, HostDigests
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
-from alpha.gates.contracts import edges, effects, traced
+from alpha.gates.contracts import edges, effects, texts, traced, watching
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.optimizers import loss_alone, one_row, textbook
 from alpha.gates.contracts.reference import (
@@ -248,6 +248,7 @@ def _dropped(rng: np.random.Generator) -> Measured:
         held = [refuses(InputError, partial(executor.run, "dropped", given)).error == 0, seen == ["begins", "ends"]]
         broken[0] = False
         out = executor.run("dropped", given)
+        held.append(comm._thread.daemon)  # a process that ends without closing does not wait for its collectives
         held += [np.array_equal(out["y"], 2 * given["x"]), *(np.array_equal(out[f"sum{i}"], 2 * given["x"]) for i in range(2))]
     return yes(all(held), str(held), cases=len(held))
 
@@ -808,7 +809,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                    *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
                    *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
                    ("staged-once", lambda rng: _staged_once(references()["llama"], rng)), ("parts-of-calls", traced.parts_of_calls),
-                   ("long-calls", edges.long_calls), ("held-at-once", edges.held_at_once)],
+                   ("long-calls", edges.long_calls), ("held-at-once", edges.held_at_once), ("launches-told", watching.launches),
+                   ("hand-overs-told", watching.notes), ("workers-told", watching.workers), ("pages", watching.pages)],
         "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
         "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
                    *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
@@ -822,7 +824,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                    ("order-of-terms", _order_of_terms), ("training-apart", _training_apart),
                    *[(f"recompute-{n}", c) for n, c in _both(_recompute_same_bits)],
                    *[(f"snapshot-{n}", c) for n, c in _both(_snapshot_is_state)],
-                   ("told", edges.told_for_people)],
+                   ("told", edges.told_for_people), ("texts-of-plans", texts.plans), ("texts-of-programs", texts.programs)],
         "determinism": _both(_program_hash)[1:],
         "faults": [("shards", _bad_shards), ("edges", edges.programs), ("not-finite", edges.first_not_finite)],
     },

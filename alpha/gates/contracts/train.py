@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import math
 import os
 import shutil
@@ -24,7 +25,8 @@ import numpy as np
 
 from alpha import config
 from alpha.backends.cpu.executor import CpuExecutor
-from alpha.checkpoint import folders
+from alpha.backends.cuda.executor import CudaExecutor
+from alpha.checkpoint import folders, ranges
 from alpha.checkpoint.disk import Disk
 from alpha.component import Catalogue, Measured
 from alpha.config import Config
@@ -41,7 +43,7 @@ from alpha.train.assemble import Dataset
 from alpha.train.catalogue import catalogue
 from alpha.train.home import at_home
 from alpha.train.loop import Loop, Watch
-from alpha.train.seal import Seal, broken, why_ungated
+from alpha.train.seal import Seal, broken, evidence_hash, why_ungated
 
 STATE = "rank-00000-of-00001.state"
 """What one process writes of a checkpoint's state."""
@@ -563,6 +565,21 @@ def changed_meanwhile(rng: np.random.Generator) -> Measured:
     return _measured(checks)
 
 
+def from_devices(rng: np.random.Generator) -> Measured:
+    """A checkpoint of what lies on a device comes the way that its executor knows; of what lies here by copies of arrays."""
+    checks, way = [], ranges.OfArrays()
+
+    class OnDevice(CpuExecutor, CudaExecutor):  # type: ignore[misc]  # runs here, and is taken for one of a device
+        downloads, digests = way, None  # type: ignore[assignment]
+
+    with _run(rng) as run:
+        for kind in (OnDevice, CpuExecutor):
+            with run.loop(kind.__name__, kind=kind) as loop:
+                saver, late = loop.saver, kind is OnDevice
+                checks.append((kind.__name__, (saver.copies is way, saver.late, loop.downloads is way) == (late, late, late)))
+    return _measured(checks)
+
+
 def foretold(rng: np.random.Generator) -> Measured:
     """A save is rehearsed where one will have steps behind it, and only there: from any step, for any distance between saves."""
     checks = []
@@ -663,6 +680,10 @@ def sealed(rng: np.random.Generator) -> Measured:
         def seal_of(**changed: str) -> folders.Saved:
             return replace(saved, facts={**saved.facts, "seal": {**saved.facts["seal"], **changed}})
 
+        gates = {f"kernel.{i}": {f"gate.{k}": f"{i}{k}" for k in rng.permutation(3).tolist()} for i in rng.permutation(4).tolist()}
+        alike = {c: dict(sorted(of.items())) for c, of in sorted(gates.items())}
+        known = hashlib.sha256(json.dumps(alike).encode()).hexdigest()
+        checks.append(("the order in which evidence was found", evidence_hash(gates) == known == evidence_hash(alike)))
         threat("no manifest", {})
         threat("no manifest and no checkpoint", {}, None)
         threat("an edited word", {**rundir.sealed({**good, "status": "UNGATED"}), "status": "GATED"})
@@ -864,7 +885,7 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("by hand", by_hand),
             ("resumed", resumed), ("lasts longer", lasts_longer), ("taken back", taken_back),
             ("ahead", ahead),
-            ("validation", validation), ("foretold", foretold),
+            ("validation", validation), ("foretold", foretold), ("from devices", from_devices),
             ("stalls", of_settings.stalls), ("late copies", of_settings.late_copies),
         ],
         "determinism": [("same bits", same_bits), ("sampled", sampled)],

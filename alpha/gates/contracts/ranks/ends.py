@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -181,8 +182,9 @@ def patience(rng: np.random.Generator) -> Measured:
         for seconds in sorted((longest, longest / 2), reverse=bool(rng.integers(2))):
             watch.took("all_reduce", seconds)
         watch.took("broadcast", others)
+        end = time.monotonic() + 5 + 3 * longest  # far behind any patience: a wait that nothing ends is a failure, not a hang
         try:
-            watch.until(lambda: False, 1, "all_reduce")
+            watch.until(lambda end=end: time.monotonic() > end, 1, "all_reduce")  # type: ignore[misc]
         except RankError as error:
             came = str(error)
         told = came.partition("progress within ")[2].partition(" s")[0]

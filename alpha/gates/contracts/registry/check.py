@@ -14,7 +14,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError
-from alpha.gates.contracts.registry import consistent
+from alpha.gates.contracts.registry import consistent, whole
 from alpha.gates.contracts.registry.common import HERE, OTHER, PROCESSOR, Case, Checks, folder, make, parity_case, pin_of
 from alpha.gates.contracts.registry.status import BASE, KERNEL, ONE, PAIR, SINGLE, TOP, TWO, catalogue, passing
 from alpha.registry import judge as judges
@@ -102,6 +102,8 @@ def _red(checks: Checks, what: str, spoil: Callable[[_Committed], object], namin
         found = committed.check(recompute, faults)
         errors = [f for f in found.findings if f.level == ERROR]
         checks.that(not found.ok and any(naming in f.what + f.about for f in errors), f"{what}: {plain(found)[:150]}")
+        placed = all(f.line == 0 or (f.line > 0 and not (at / f.path).is_dir()) for f in found.findings)
+        checks.that(placed, f"{what}: a line of nothing: {plain(found)[:150]}")
 
 
 def _green(rng: np.random.Generator) -> Measured:
@@ -362,7 +364,8 @@ def _skipped(rng: np.random.Generator) -> Measured:
     with folder() as at:
         committed = _Committed(at)
         with mock.patch.object(policy, "EXEMPT", {("silu", "perf"): ""}):
-            checks.that(not committed.check().ok, "an exemption without a reason")
+            found = committed.check()
+            checks.that(not found.ok and [f.line for f in found.findings if f.about == "policy"] == [0], "an exemption without a reason")
     with folder() as at:
         (at / HERE.key).mkdir()
         empty = check(catalogue(), at, _agree, reference=HERE.key, package=Package())
@@ -443,7 +446,8 @@ def _mutants(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.check": {
-        "parity": [("sound evidence is green", _green), ("digests twice", _current)],
+        "parity": [("sound evidence is green", _green), ("digests twice", _current), ("read whole", whole.read),
+                   ("printed whole", whole.printed)],
         "determinism": [("printed", _printed)],
         "faults": [("seeded mutants", _mutants), ("several devices", _devices),
                    ("edited metric or verdict", _edited), ("evidence of other code or class", _foreign),

@@ -63,6 +63,9 @@ def _verdicts(rng: np.random.Generator) -> Measured:
     _expect(checks, FAIL, "determinism", GOOD["determinism"], "too few runs", runs=301)
     halves = [*_one("determinism", runs=150), *_one("determinism", name="b", runs=150)]
     _expect(checks, PASS, "determinism", halves, "enough together", runs=300)
+    for runs, verdict in ((2, PASS), (1, FAIL)):
+        came = judge(make("determinism", _one("determinism", runs=runs))).verdict
+        checks.that(came == verdict, f"{runs} runs where nobody says how many are needed: {came}")
     checks.that(judge(make("parity", [parity_case(ratio=9.0)])).reasons[0].startswith("a: "), "a reason does not name its case")
     return checks.measured()
 

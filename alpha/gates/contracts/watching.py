@@ -1,0 +1,246 @@
+"""Cases of what an executor of the CPU tells of each launch, each hand-over and its memory, by a clock that counts its own readings: so
+what was read just before, and just after, is known to the reading. Floor 7."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import count, pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from alpha.backends.cpu.catalogue import fill
+from alpha.backends.cpu.executor import CpuExecutor
+from alpha.backends.cpu.lib import Cpu
+from alpha.backends.cpu.observe import PAGE, HandOver, ObservedWorkers, note, resident
+from alpha.component import Catalogue, Component, Measured
+from alpha.gates.contracts.reference import filled, yes
+from alpha.graph.order import COMM, COMPUTE
+from alpha.graph.plan import Launch, Plan, Program, Role, Step
+from alpha.graph.trace import Tracer
+from alpha.passes.build import lower
+from alpha.types import Attrs
+
+
+class _Told:
+    """A recorder whose clock counts, and which keeps the calls it gets. It owes the executor no more than that."""
+
+    def __init__(self, watching: bool, profiling: bool) -> None:
+        self._readings, self.watching, self.profiling = count(1), watching, profiling
+        self.ran_with, self.events, self.profiles = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+
+    def clock(self) -> int:
+        return next(self._readings)
+
+    def span(self, phase: str) -> Any:
+        return nullcontext()
+
+    def ran(self, plan: Plan, marks: Sequence[int], waits: Sequence[tuple[int, int]] = (), checked: tuple[int, int] | None = None) -> None:
+        self.ran_with.append((plan, list(marks), list(waits), checked))
+
+    def event(self, *told: Any) -> None:
+        self.events.append(told)
+
+    def profiled(self, plan: Plan, index: int, **told: int) -> None:
+        self.profiles.append((plan, index, told))
+
+
+class _Looks:
+    """An inspector that notes when it looked."""
+
+    def __init__(self, told: _Told, looks: list[tuple[str, int, int]]) -> None:
+        self._told, self._looks = told, looks
+
+    def before(self, plan: Plan, index: int, view: object) -> None:
+        self._looks.append(("before", index, self._told.clock()))
+
+    def after(self, plan: Plan, index: int, view: object) -> None:
+        self._looks.append(("after", index, self._told.clock()))
+
+
+def launches(rng: np.random.Generator) -> Measured:
+    """In every way to run a plan the readings of a launch are the last before it and the first after it, in the list's order; waits
+    for collectives are as many as are waited for, and one for the end; checks have the whole time; unwatched nothing is told."""
+    wrong, cases = list[str](), 0
+    for beside in (False, True):
+        for watching, profiling, inspected in ((False, False, False), (True, False, False), (True, True, False), (True, False, True)):
+            told, seen = _Told(watching, profiling), list[tuple[str, int, str]]()
+            world: Any = SimpleNamespace(rank=0, size=2, advance=lambda: None, place=SimpleNamespace(source="")) if beside else None
+
+            def binder(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs, told: _Told = told,
+                       world: Any = world, seen: list[tuple[str, int, str]] = seen) -> Callable[[], None]:
+                name = f"{attrs.get('factor', 'sum')}"
+
+                def run() -> None:
+                    outs[0][...] = ins[0]
+                    seen.append((name, told.clock(), world.place.source if world else ""))
+                return run
+
+            catalogue = Catalogue()
+            for c in filled(fill):
+                if c.op != "scale":
+                    catalogue.add(c)
+            for op in ("scale", "all_reduce"):
+                catalogue.add(Component(id=f"{op}.told", kind="kernel", backend="cpu", op=op, implementation=binder))
+            t = Tracer("told")
+            x, sums = t.input("x", (8,), "f32"), []
+            for i in range(int(rng.integers(2, 6))):
+                t.source = f"model.py:{i}"
+                x = t.scale(x, factor=float(i + 1))
+                if beside and rng.random() < 0.5:
+                    t.stream = COMM
+                    sums.append(t.all_reduce(x, group="dp", size=2, reduce="sum"))
+                    t.stream = COMPUTE
+            for i, total in enumerate(sums):
+                t.output(f"sum{i}", t.scale(total, factor=float(10 + i)))
+            t.output("y", x)
+            role = Role((Step("told"),), {"told": "told"})
+            plan = lower(t.graph, catalogue, "cpu", 1, {})
+            p = Program("told", {"told": plan}, role.schedule, {}, {"threads": 1}, others=(role,) * beside,
+                        groups={"dp": ((0, 1),)} if beside else {})
+            looks = list[tuple[str, int, int]]()
+            with CpuExecutor(p, catalogue, world) as executor:
+                executor.recorder = told  # type: ignore[assignment]
+                executor.inspector = _Looks(told, looks) if inspected else None  # type: ignore[assignment]
+                executor.run("told", {"x": np.ones(8, np.float32)})
+            cases, what = cases + 1, f"beside {beside}, watching {watching}, profiling {profiling}, inspected {inspected}"
+            if not watching:
+                wrong += [f"{what}: told"] if told.ran_with or told.events or told.profiles else []
+                continue
+            by_name = {name: (at, source) for name, at, source in seen}
+            sums_at = iter([at for name, at, _ in seen if name == "sum"])
+            ((of, marks, waits, checked),) = told.ran_with
+            wrong += [] if of is plan and len(marks) == 2 * len(plan.launches) else [f"{what}: {len(marks)} readings"]
+            runs = [next(sums_at) if x.op == "all_reduce" else by_name[f"{x.attrs['factor']}"][0] for x in plan.launches]
+            inside = [(marks[2 * i], at, marks[2 * i + 1]) for i, at in enumerate(runs)]
+            wrong += [f"{what}: {a} {at} {b}" for a, at, b in inside if not a < at < b]
+            alone = [k for k, x in zip(inside, plan.launches) if x.stream == COMPUTE]
+            wrong += [f"{what}: out of order"] if any(x[2] > y[0] for x, y in pairwise(alone)) else []
+            if not beside:
+                wrong += [f"{what}: {k} readings are not those beside it" for k in inside if k[1] - k[0] != 1 or k[2] - k[1] != 1]
+            asked = sum(len(x.after) for x in plan.launches if x.stream == COMPUTE) + 1
+            wrong += [] if len(waits) == (asked if beside and not inspected and sums else 0) else [f"{what}: {len(waits)} waits of {asked}"]
+            wrong += [f"{what}: a wait from {a} to {b}" for a, b in waits if not a < b]
+            if inspected:
+                order = [(f"{k}", i) for i in range(len(plan.launches)) for k in ("before", "after")]
+                wrong += [] if [(k, i) for k, i, _ in looks] == order else [f"{what}: looks {looks}"]
+                wrong += [f"{what}: {k} {i} at {at}" for k, i, at in looks if (at < marks[2 * i]) != (k == "before") or
+                          (at > marks[2 * i + 1]) != (k == "after")]
+                wrong += [] if checked and checked[0] < min(m for _, _, m in looks) and checked[1] > max(m for _, _, m in looks) else [
+                    f"{what}: checked {checked}"]
+            else:
+                wrong += [] if checked is None else [f"{what}: checked"]
+            indices = [(of is plan, index, told_["device"], told_["dispatches"]) for of, index, told_ in told.profiles]
+            want = [(True, i, b - a, 0) for i, (a, _, b) in enumerate(inside)] if profiling else []
+            wrong += [] if indices == want else [f"{what}: profiles {indices}, not {want}"]
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
+
+
+def notes(rng: np.random.Generator) -> Measured:
+    """Of drawn hand-overs: what was waited for tasks to be taken and to end, by the thread that called; who ran when; the rest of a launch
+    is the device's. Each hand-over has a number of its own."""
+    wrong, cases, flows = list[str](), 60, list[int]()
+    plan: Any = object()
+    for _ in range(cases):
+        update = bool(rng.integers(2))
+        launch = Launch("gelu", "gelu.cpu", (), (), {}, None, "", "update" if update else "forward", "", 0, 0,
+                        COMM if rng.random() < 0.3 else COMPUTE)
+        phase = "comm" if launch.stream == COMM else "optimizer" if update else "forward"
+        told, start, at, seen = _Told(True, True), 100, 100, list[HandOver]()
+        events, enqueue, wait = list[tuple[Any, ...]](), 0, 0
+        for _ in range(int(rng.integers(4))):
+            called = at + int(rng.integers(1, 9))
+            tasks = []
+            for _ in range(int(rng.integers(4))):
+                begun = called + int(rng.integers(1, 50))
+                tasks.append((int(rng.integers(3)), begun, begun + int(rng.integers(1, 30))))
+            at = called + 100
+            seen.append(HandOver(called, at, tasks))
+            own = sorted(task[1:] for task in tasks if task[0] == 0)
+            first, last = (own[0][0], max(b for _, b in own)) if own else (called, called)
+            enqueue, wait = enqueue + first - called, wait + at - last
+            events.append(("host enqueue", "gelu", phase, called, first))
+            events += [(f"worker {worker}", "gelu", phase, a, b) for worker, a, b in tasks]
+        stop = at + 7
+        if not seen:
+            events.append(("worker 0" if launch.stream == COMPUTE else COMM, "gelu", phase, start, stop))
+        note(told, plan, 3, launch, start, stop, seen)  # type: ignore[arg-type]
+        wrong += [] if [e[:5] for e in told.events] == events else [f"{told.events}, not {events}"]
+        wrong += [] if told.profiles == [(plan, 3, {"enqueue": enqueue, "device": stop - start - enqueue, "wait": wait,
+                                                    "dispatches": len(seen)})] else [f"{told.profiles}"]
+        mine = [e[5] for e in told.events if len(e) > 5]
+        sizes = [1 + len(over.tasks) for over in seen]
+        wrong += [] if mine == [flow for flow, n in zip(dict.fromkeys(mine), sizes, strict=True) for _ in range(n)] else [f"flows {mine}"]
+        flows += dict.fromkeys(mine)
+    wrong += [] if len(flows) == len(set(flows)) else ["a number of a hand-over comes twice"]
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
+
+
+def workers(rng: np.random.Generator) -> Measured:
+    """An observed pool tells of each hand-over when it was called and when it came back, and of each task between who ran it and when: 0
+    for the thread that calls, the same number for one helper always. Before and after it tells nothing; tasks run once in any case."""
+    wrong, cases = list[str](), 12
+    pool = ObservedWorkers(3)
+    numbers = dict[int, set[int]]()
+    for case in range(cases):
+        readings, ran = count(1), list[tuple[int, int]]()
+
+        def task(i: int, readings: Any = readings, ran: list[tuple[int, int]] = ran) -> Callable[[], None]:
+            def run() -> None:
+                ran.append((next(readings), threading.get_ident()))
+                time.sleep(0.002)
+            return run
+
+        tasks = [task(i) for i in range(int(rng.integers(2, 4)))]
+        if case % 3 == 0:
+            pool.run(tasks)
+            wrong += [] if len(ran) == len(tasks) else [f"unobserved {len(ran)} of {len(tasks)} run"]
+            continue
+        with pool.observed(lambda readings=readings: next(readings)) as seen:  # type: ignore[misc]
+            pool.run(tasks)
+            pool.run(tasks[:2])
+        pool.run(tasks)
+        wrong += [] if len(seen) == 2 and len(ran) == 2 * len(tasks) + 2 else [f"{len(seen)} hand-overs, {len(ran)} tasks"]
+        for over, n in zip(seen, (len(tasks), 2)):
+            wrong += [] if len(over.tasks) == n else [f"{len(over.tasks)} of {n} tasks are told"]
+            for worker, begun, ended in over.tasks:
+                wrong += [] if over.called < begun < ended < over.returned else [f"{over}"]
+                by = [who for at, who in ran if begun < at < ended and not any(
+                    b < at < e and (b, e) != (begun, ended) for o in seen for _, b, e in o.tasks)]
+                for who in by:
+                    numbers.setdefault(who, set()).add(worker)
+                    wrong += [] if (worker == 0) == (who == threading.get_ident()) else [f"worker {worker} is another thread"]
+        wrong += [] if len(seen) < 2 or seen[0].returned < seen[1].called else ["the second hand-over begins before the first is back"]
+    pool.close()
+    wrong += [f"a thread has the numbers {found}" for found in numbers.values() if len(found) != 1]
+    wrong += ["two threads have one number"] if len({min(found) for found in numbers.values()}) != len(numbers) else []
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
+
+
+def pages(rng: np.random.Generator) -> Measured:
+    """Of drawn memory those pages count that were touched, of the last as much as is asked about; of the process its resident set, as the
+    kernel says it elsewhere."""
+    wrong, cases = list[str](), 12
+    for _ in range(cases):
+        total = int(rng.integers(3, 40))
+        with mmap.mmap(-1, total * PAGE) as memory:
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+            address = np.frombuffer(memory, np.uint8)
+            at, first = address.ctypes.data, int(rng.integers(total))
+            del address
+            touched = sorted(set(rng.integers(0, total, int(rng.integers(total))).tolist()))
+            for page in touched:
+                memory[page * PAGE] = 1
+            length = (total - first) * PAGE - int(rng.integers(PAGE))
+            found = resident({"a": (at + first * PAGE, length), "b": (at, total * PAGE)})
+            own = min(length, PAGE * sum(page >= first for page in touched))
+            wrong += [] if (found["a"], found["b"]) == (own, PAGE * len(touched)) else [f"{found}, {touched} from {first} of {total}"]
+            with open("/proc/self/status", encoding="ascii") as status:
+                (kilobytes,) = [int(line.split()[1]) for line in status if line.startswith("VmRSS")]
+            wrong += [] if 0.8 < found["process"] / (1024 * kilobytes) < 1.25 else [f"{found['process']} bytes, not {kilobytes} KiB"]
+    return yes(not wrong, "; ".join(wrong)[:200], cases=2 * cases)
