@@ -783,9 +783,9 @@ def _named_in_any_order(rng: np.random.Generator) -> Measured:
         for i in range(4):
             t.output(f"beside.{i}", t.scale(t.input(f"given.{i}", (8 * int(rng.integers(1, 9)), 3), "f32"), factor=2.0))
         graph = schedule(t.graph)
-        turned = Graph(graph.name, *({k: d[k] for k in rng.permutation(sorted(d)).tolist()} if d is not graph.states else d
-                                     for d in (graph.inputs, graph.states)), graph.nodes,
-                       {k: graph.outputs[k] for k in rng.permutation(sorted(graph.outputs)).tolist()}, graph.updates)
+        inputs = {k: graph.inputs[k] for k in rng.permutation(sorted(graph.inputs)).tolist()}
+        outputs = {k: graph.outputs[k] for k in rng.permutation(sorted(graph.outputs)).tolist()}
+        turned = Graph(graph.name, inputs, graph.states, graph.nodes, outputs, graph.updates)
         plans = [lay_out(g, select(g, _with_exchange(), "cpu"), 1, {}) for g in (graph, turned)]
         wrong += plans[0].text() != plans[1].text()
     return Measured(error=float(wrong), bound=0.0, cases=cases, note="plans that hang on the order of names")
