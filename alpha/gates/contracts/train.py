@@ -187,6 +187,8 @@ def text_of_a_step(rng: np.random.Generator) -> Measured:
     """The calls of a step read the global batch once, in order, each row with its target and its global sample id."""
     checks = []
     with _run(rng) as run, run.loop("a") as loop:
+        asked = [(c.shard, loop.cfg.train.shards, c.micro, loop.cfg.micros, False) for c in loop.program.schedule if c.shard is not None]
+        checks.append(("what a step asks for", loop.texts() == asked and len(asked) > 1))
         for step in (0, 1, 7, int(rng.integers(8, 500))):
             loop.step = step
             whole = loop.sampler.batch(step)

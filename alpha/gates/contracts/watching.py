@@ -18,7 +18,9 @@ from alpha.backends.cpu.catalogue import fill
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.observe import PAGE, HandOver, ObservedWorkers, note, resident
+from alpha.backends.cpu.stream import Stream
 from alpha.component import Catalogue, Component, Measured
+from alpha.errors import InputError
 from alpha.gates.contracts.reference import filled, yes
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Plan, Program, Role, Step
@@ -219,6 +221,50 @@ def workers(rng: np.random.Generator) -> Measured:
     pool.close()
     wrong += [f"a thread has the numbers {found}" for found in numbers.values() if len(found) != 1]
     wrong += ["two threads have one number"] if len({min(found) for found in numbers.values()}) != len(numbers) else []
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
+
+
+def errors(rng: np.random.Generator) -> Measured:
+    """Of calls on a stream one fails: those before it have run, those behind it do not, and whoever waits for all or for one of them has
+    the error once all are over, whether that is so already or not; then the stream goes on."""
+    wrong, cases = list[str](), 8
+    for case in range(cases):
+        stream, ran, n, go = Stream("told"), list[int](), int(rng.integers(2, 6)), threading.Event()
+        fails = int(rng.integers(n))
+
+        def call(i: int, ran: list[int] = ran, fails: int = fails, go: threading.Event = go) -> Callable[[], None]:
+            def run() -> None:
+                go.wait()
+                if i == fails:
+                    raise InputError(f"call {i}")
+                ran.append(i)
+            return run
+
+        for i in range(n):
+            stream.give(call(i))
+        told = list[str]()
+
+        def wait(stream: Stream = stream, told: list[str] = told, n: int = n, case: int = case) -> None:
+            try:
+                stream.wait(n if case % 4 > 1 else None)
+                told.append("no error")
+            except InputError as error:
+                told.append(error.what)
+
+        if case % 2:
+            go.set()
+            while stream._ended < n:
+                time.sleep(0.001)
+        waits = threading.Thread(target=wait, daemon=True)
+        waits.start()
+        go.set()
+        waits.join(10)
+        wrong += [] if told == [f"call {fails}"] and ran == [*range(fails)] else [f"call {fails} of {n} fails: {told}, {ran} have run"]
+        stream.give(lambda ran=ran: ran.append(-1))  # type: ignore[misc]
+        stream.close()
+        wrong += [] if ran[-1:] == [-1] else ["the stream does not go on"]
+        if wrong:
+            break
     return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
 
 
