@@ -1257,6 +1257,14 @@ def _lower_verifies(rng: np.random.Generator) -> Measured:
     return refuses(GraphError, lambda: lower(_swap(training_graph(references()[GPT])), kernels(), "cpu", 2, states))
 
 
+def _lower_fuses(rng: np.random.Generator) -> Measured:
+    """Who says nothing of fusion gets it: the plan is that of a graph that was fused, and another one without."""
+    states = program(GPT).states
+    plan, fused, plain = (lower(training_graph(references()[GPT]), kernels(), "cpu", 2, states, **how).text()
+                          for how in ({}, {"fused": True}, {"fused": False}))
+    return yes(plan == fused != plain, cases=3)
+
+
 def _refuse_shape(rng: np.random.Generator) -> Measured:
     t = Tracer("shape")
     return refuses(ShapeError, lambda: t.matmul(t.input("a", (2, 3), "f32"), t.input("b", (4, 5), "f32")))
@@ -1282,7 +1290,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
                                *[(f"keeps-{n}", c) for n, c in _both(_expand_keeps)], ("placed", effects.parts_placed)],
                     "determinism": _HASHES, "faults": [("envelope", _expand_envelope), ("no-kernel", _expand_names)]},
     "fuse.pass": {"parity": [*_both(_fuse), ("every-row", _fuse_finds), ("outside-reader", _fuse_keeps_outside_readers),
-                             ("phases", _fuse_within_a_phase), ("placed", effects.fused_placed), ("of-one-place", _fuse_of_one_place)],
+                             ("phases", _fuse_within_a_phase), ("placed", effects.fused_placed), ("of-one-place", _fuse_of_one_place),
+                             ("by-default", _lower_fuses)],
                   "determinism": _HASHES, "faults": [("no-kernel", _fuse_faults), ("envelope", _fuse_envelope)]},
     "schedule.pass": {"parity": [*_both(_schedule), *[(f"prompt-{n}", c) for n, c in _both(_schedule_prompt)],
                                  ("groups", _schedule_keeps_groups), ("groups-drawn", _schedule_keeps_drawn),

@@ -168,6 +168,13 @@ def sound() -> dict[str, Program]:
             "both-read": job((call("send", group="dp", size=2, to=1), reads()), (call("receive", group="dp", size=2, source=0),))}
 
 
+def _with_shared(p: Program) -> Program:
+    """The same, whose second rank runs the first plan of the first one in place of its own."""
+    role = p.others[0]
+    plans = {key: plan for key, plan in p.plans.items() if key != role.plans["part.0"]}
+    return replace(p, plans=plans, others=(replace(role, plans={**role.plans, "part.0": p.role(0).plans["part.0"]}),))
+
+
 def broken() -> dict[str, tuple[Program, str]]:
     """Programs that do not fit, each with a text that its refusal must say."""
     one, two = reduced(), reduced("block.1")
@@ -259,6 +266,8 @@ def broken() -> dict[str, tuple[Program, str]]:
         "gather-outside": (replace(cuts(), plans={**cuts().plans, "narrow": Plan("narrow", (gathered(0),), {}, {}, {}, Memory(0, 0, 0))},
                                    others=tuple(replace(role, plans={**role.plans, "narrow": "narrow"}) for role in cuts().others)),
                            "nothing gathers block.1"),
+        "behind-a-shared-plan": (_with_shared(job_of_plans([(use,), (use,)], [(use,), (replace(one, sms=133),)])),
+                                 "rank 1: all_reduce(f32[64]) of block.0, plan part.1"),
         "text-twice": (job((one,), (one,), (one,), (one,), text=[(0, 0), (1, 0), (1, 0), (3, 0)]), "rank 1 and rank 2"),
         "text-missing": (job((one,), (one,), (one,), (one,), text=[(0, 0), (1, 0), (2, 0), (4, 0)]), "shard 3"),
     }
