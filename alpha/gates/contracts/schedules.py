@@ -77,6 +77,7 @@ def _cases(kind: str) -> dict[str, list[tuple[str, Case]]]:
     return {"parity": [("table", _points(kind)), ("points", _enough(kind))], "determinism": [("elsewhere", _same_elsewhere(kind))],
             "faults": [("warmup-too-long", _refused(kind, warmup=9)), ("decay-too-long", _refused(kind, decay=5)),
                        ("floor-above-peak", _refused(kind, floor=1.5)), ("peak-not-finite", _refused(kind, peak=float("nan"))),
+                       ("unknown-kind", _refused(f"{kind} of nobody")),
                        *((f"{key}-{value}", _refused(kind, **{key: value})) for key, value in BEYOND)]}
 
 
