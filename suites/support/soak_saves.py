@@ -289,8 +289,11 @@ def killed(cfg: Config, alone: dict[str, Any], rng: random.Random, whole: float,
     left = ranked_runs.left(path)
     found.runs += 1
     steps = sorted(alone["checkpoints"])[-cfg.train.keep :]
-    if any(left[what] != alone[what] for what in SAME) or left["checkpoints"] != {s: alone["checkpoints"][s] for s in steps}:
-        found.wrong.append(f"another end than that of one process: zero {cfg.train.zero}, keep {cfg.train.keep}")
+    differ = [what for what in SAME if left[what] != alone[what]]
+    differ += [f"checkpoints {sorted(left['checkpoints'])}"] * (left["checkpoints"] != {s: alone["checkpoints"][s] for s in steps})
+    if differ:
+        found.wrong.append(f"another end than that of one process: {', '.join(differ)}: "
+                           f"zero {cfg.train.zero}, keep {cfg.train.keep}, {what}")
     if [name for name in left["held"] if name.startswith(".")]:
         found.wrong.append(f"something unfinished is left: {left['held']}")
 
