@@ -287,7 +287,8 @@ def many(records: Sequence[Record]) -> str:
     lines = []
     for r in _named(records, "ranks-"):
         s = r["ranks"]
-        ours = next((x for x in s["rows"] if x["library"] == OURS and x["gpus"] == s["gpus"] and x["ns"] is not None), None)
+        bound = (x for x in s["rows"] if x["library"] == OURS and x["name"] != EACH and x["gpus"] == s["gpus"])
+        ours = next((x for x in bound if x["ns"] is not None), None)
         if ours is None:
             continue
         best = next((x for x in s["rows"] if x["name"] == s["quoted"]), None)

@@ -194,6 +194,8 @@ class Session:
         self.tokens = cfg.train.batch * cfg.data.sequence
         self.members = members or [sys.executable, "-c", _FROM.format("step_member"), str(ROOT)]
         self.command = command or [python or "", "-c", _FROM.format("peer_ranks"), str(ROOT)]
+        self.own = {_ours(1): (1, 1), _ours(gpus): (gpus, gpus), EACH: (1, gpus)}
+        """Arm of ours -> its team, and how many GPUs of it."""
         self.teams: dict[int, Team] = {}
         self.facts: dict[int, dict[str, Any]] = {}
         self.first: dict[int, list[dict[str, float]]] = {}
@@ -220,7 +222,7 @@ class Session:
             found = self._fitting(team, "open", text=cfg.resolved(), vocab=self.vocab)
             self.facts[gpus] = found[0]
             if not self.parameters:
-                self.parameters = team.ask("parameters", folder=str(self.folder), most=None if gpus > 1 else 1)[0]
+                self.parameters = team.ask("parameters", folder=str(self.folder), most=gpus)[0]
             if gpus not in self.first:
                 self.first[gpus] = team.ask("take", steps=CHECKED, patience=self.patience())[0]
                 sampler = RandomTokens(cfg, self.vocab)
@@ -316,13 +318,12 @@ class Session:
 
     def _arms(self) -> dict[str, Arm]:
         """Ours on one and on all GPUs, and a run on each of them at once."""
-        return {arm.name: arm for arm in (self._own(_ours(1)), self._own(_ours(self.gpus)), self._own(EACH))}
+        return {name: self._arm(name) for name in self.own}
 
-    def _own(self, name: str) -> Arm:
+    def _arm(self, name: str) -> Arm:
         """An arm of ours."""
-        gpus = 1 if name == _ours(1) else self.gpus
-        return Arm(name, gpus, gpus * self.tokens, self.ours(self.gpus if name == _ours(self.gpus) else 1), "block",
-                   most=1 if name == _ours(1) else None)
+        team, gpus = self.own[name]
+        return Arm(name, gpus, gpus * self.tokens, self.ours(team), "block", most=gpus)
 
     def _beside(self) -> None:
         """All teams have the devices at once. A peer of many GPUs that finds no room beside all of ours is timed last, and ours on one goes
@@ -346,7 +347,7 @@ class Session:
             self._note_ours(taken, kept)
         for i, way in enumerate(later):
             self.leave(1)
-            arms = {name: arm for name, arm in arms.items() if name not in (_ours(1), EACH)}
+            arms = {name: arm for name, arm in arms.items() if self.own[name][0] != 1}
             try:
                 self._timed(way, arms, len(later) - i)
             except DoesNotFit as error:
@@ -384,8 +385,8 @@ class Session:
             if turn and self.left() < took:
                 break
             began = time.monotonic()
-            for n, names in ((1, (_ours(1), EACH)), (self.gpus, (_ours(self.gpus),))):
-                for arm in map(self._own, names):
+            for n in (1, self.gpus):
+                for arm in (self._arm(name) for name, (team, _) in self.own.items() if team == n):
                     self._warm(arm)
                     self._take(arm, self._count(arm, seconds), taken.setdefault(arm.name, Taken()))
                 self.leave(n)
@@ -490,7 +491,7 @@ class Session:
             return float(noise.block(lambda: np.matmul(square, square), PROBES)), None
 
         def lost(name: str, error: ServedError) -> None:
-            if name in (_ours(1), _ours(self.gpus), EACH):
+            if name in self.own:
                 raise error
             self.leave(0)
             failed[name] = f"{error.what}: {error.came}"
@@ -533,7 +534,7 @@ class Session:
     def _note_ours(self, taken: Mapping[str, Taken], kept: Mapping[str, noise.Kept], together: bool = True) -> None:
         """The lines of ours, in place of those before."""
         own = [self._figures(Row(name, OURS, n, n * self.tokens, memory=self.facts[team]["memory"], together=together), taken, kept)
-               for name, n, team in ((_ours(1), 1, 1), (_ours(self.gpus), self.gpus, self.gpus), (EACH, self.gpus, 1))]
+               for name, (team, n) in self.own.items()]
         self.rows = [*own, *(r for r in self.rows if r.library != OURS)]
 
     def _figures(self, row: Row, taken: Mapping[str, Taken], kept: Mapping[str, noise.Kept]) -> Row:

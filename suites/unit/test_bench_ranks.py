@@ -174,7 +174,7 @@ def test_a_record_holds_what_its_blocks_give(tmp_path: Path, monkeypatch: pytest
 
 FAULTS = {
     "tokens-of-one": ("Row(name, OURS, n, n * self.tokens, memory", "Row(name, OURS, n, self.tokens, memory"),
-    "one-for-each": ("most=1 if name == _ours(1) else None)", "most=1)"),
+    "one-for-each": ("\"block\", most=gpus)", "\"block\", most=1)"),
     "each-for-all": ("_counted(told, row.library == OURS and row.name != EACH)", "_counted(told, row.library == OURS)"),
     "efficiency-upside-down": ("efficiency=_ratio(alone, mine, row.together)", "efficiency=_ratio(mine, alone, row.together)"),
     "peak-of-one": ('facts["peak"] * row.gpus', 'facts["peak"]'),

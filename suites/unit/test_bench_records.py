@@ -131,6 +131,7 @@ def test_many_gpus_stand_beside_one_and_the_peer() -> None:
     each = {"name": "ours, 1 GPU on each", "library": "ours", "gpus": 2, "ns": 1e8, "efficiency": [None, 0.99, None]}
     bound = {**one, "ranks": {**ranks, "rows": [*rows, each]}}
     assert "0.987 (a run on each at once: 0.990) of 2 times one GPU" in docs.many([bound])
+    assert "Not recorded" in docs.many([{**one, "ranks": {**ranks, "rows": [{**rows[0], "ns": None}, each]}}]), "it is no step on many"
     alone = {**one, "ranks": {**ranks, "quoted": ""}}
     assert "no peer was measured" in docs.many([alone]) and "Not recorded" in docs.many([])
 
