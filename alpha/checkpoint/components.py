@@ -19,6 +19,7 @@ class RangedCheckpoint:
     at = staticmethod(folders.at)
     relay = staticmethod(offline.relay)
     clean = staticmethod(folders.clean)
+    prune = staticmethod(folders.prune)
     set_aside = staticmethod(folders.set_aside)
 
 

@@ -118,7 +118,7 @@ def commit(temporary: Path, step: int, layouts: Mapping[str, StateLayout], size:
             disk.rename(final, folder / f".old-{final.name}")
         disk.rename(temporary, final)
         disk.sync_folder(folder)
-        _prune(folder, step, keep, every, disk)
+        prune(folder, step, keep, every, disk)
     return final
 
 
@@ -333,6 +333,19 @@ def clean(folder: Path, disk: Disk | None = None) -> None:
         disk.remove(path)
 
 
+def prune(folder: Path, step: int, keep: int, every: int, disk: Disk | None = None) -> None:
+    """Drop what was replaced, and the checkpoints up to `step` that `commit` says. A save killed before its last act left them."""
+    disk = disk or Disk()
+    for path in folder.glob(".old-*"):
+        disk.remove(path)
+    for old in [s for s in steps(folder) if s <= step][: -max(1, keep)]:
+        if every and old % every == 0:
+            continue
+        gone = folder / f".gone-{_name(old)}"
+        disk.rename(folder / _name(old), gone)
+        disk.remove(gone)
+
+
 # -- writing -------------------------------------------------------------------------------------------------------------------
 
 
@@ -342,18 +355,6 @@ def _name(step: int) -> str:
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(content)).hexdigest()
-
-
-def _prune(folder: Path, step: int, keep: int, every: int, disk: Disk) -> None:
-    """Drop what was replaced, and the checkpoints up to `step` that `commit` says."""
-    for path in folder.glob(".old-*"):
-        disk.remove(path)
-    for old in [s for s in steps(folder) if s <= step][: -max(1, keep)]:
-        if every and old % every == 0:
-            continue
-        gone = folder / f".gone-{_name(old)}"
-        disk.rename(folder / _name(old), gone)
-        disk.remove(gone)
 
 
 # -- reading -------------------------------------------------------------------------------------------------------------------

@@ -205,6 +205,7 @@ class Loop:
         self.ranks.meet()
         if self.ranks.first:
             folders.set_aside(self.checkpoints, self.step)
+            folders.prune(self.checkpoints, self.step, self.saver.keep, self.saver.every)
         self.metrics.rewind(self.step, self.ranks.size)
         return saved
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from alpha.checkpoint import folders
-from alpha.checkpoint.disk import Disk
 from alpha.component import Measured
 from alpha.errors import InputError
 from alpha.gates.contracts.reference import yes
@@ -92,7 +91,7 @@ def finished(rng: np.random.Generator) -> Measured:
             early = [s for s in there if s <= step]
             last = early[len(early) - max(1, keep) :] if len(early) > max(1, keep) else early
             kept = [s for s in there if s > step or s in last or (every and s % every == 0)]
-            folders._prune(root, step, keep, every, Disk())
+            folders.prune(root, step, keep, every)
             wrong += [] if folders.steps(root) == kept else [f"of {there} up to {step}, {keep}, {every}: {folders.steps(root)}, not {kept}"]
             wrong += [] if not replaced.exists() and not [*root.glob(".gone-*")] else ["what was replaced is still there"]
     return yes(not wrong, "; ".join(wrong)[:200], cases=2 * cases)

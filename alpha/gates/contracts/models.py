@@ -236,10 +236,10 @@ def _initial(rng: np.random.Generator) -> Measured:
 def _gradient(family: str) -> Case:
     """The differentiate pass's whole-model check on this family."""
     def check(rng: np.random.Generator) -> Measured:
-        from alpha.gates.contracts.passes import _finite_difference
+        from alpha.gates.contracts.passes.differentiate import finite_difference
 
         (sizes,) = settings(FAMILY_CASES[family].whole, rng, 1)
-        return _finite_difference(reference_of(family, FAMILY_CASES[family].family, sizes, BATCH), rng)
+        return finite_difference(reference_of(family, FAMILY_CASES[family].family, sizes, BATCH), rng)
     return check
 
 

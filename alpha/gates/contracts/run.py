@@ -17,9 +17,10 @@ from alpha.backends.cpu.lib import Cpu
 from alpha.backends.digest import WORDS, HostDigests
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
-from alpha.gates.contracts import edges, effects, texts, traced, watching
+from alpha.gates.contracts import edges, watching
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.optimizers import loss_alone, one_row, textbook
+from alpha.gates.contracts.passes import effects, texts, traced
 from alpha.gates.contracts.reference import (
     SCHEDULE,
     Batches,

@@ -308,6 +308,27 @@ def taken_back(rng: np.random.Generator) -> Measured:
     return _measured(checks)
 
 
+def left_over(rng: np.random.Generator) -> Measured:
+    """Checkpoints that a save was killed before dropping are dropped where the run goes on from it or from an earlier one, also behind the
+    last step, where no save follows."""
+    checks = []
+    with _run(rng) as run:
+        with run.loop("whole", run.config(2, "train.keep=9")) as loop:
+            loop.start()
+            loop.run()
+            whole, steps = loop.checkpoints, folders.steps(loop.checkpoints)
+        for case, at in enumerate((None, None, *steps)):
+            keep, every = int(rng.integers(1, 3)), (0, 2)[case % 2]
+            with run.loop(f"again{case}", run.config(2, f"train.keep={keep}", f"train.keep_every={every}")) as loop:
+                shutil.copytree(whole, loop.checkpoints, dirs_exist_ok=True)
+                loop.resume(at)
+                early = [s for s in steps if at is None or s <= at]
+                want = [s for i, s in enumerate(early) if len(early) - i <= keep or (every and s % every == 0)]
+                found = folders.steps(loop.checkpoints)
+                checks.append((f"{found}, not {want} of {steps} up to {at} stand: keep {keep}, every {every}", found == want))
+    return _measured(checks)
+
+
 def ahead(rng: np.random.Generator) -> Measured:
     """On a device beside the host the microbatches of a step are handed over before the results of the step before are asked for, where
     nothing but it follows: each once, with its own text, to the bits and rows of a loop that waits; also stopped between and gone on."""
@@ -885,7 +906,7 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
         "parity": [
             ("text of a step", text_of_a_step),
             ("by hand", by_hand),
-            ("resumed", resumed), ("lasts longer", lasts_longer), ("taken back", taken_back),
+            ("resumed", resumed), ("lasts longer", lasts_longer), ("taken back", taken_back), ("left over", left_over),
             ("ahead", ahead),
             ("validation", validation), ("foretold", foretold), ("from devices", from_devices),
             ("stalls", of_settings.stalls), ("late copies", of_settings.late_copies),

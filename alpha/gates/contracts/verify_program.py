@@ -10,7 +10,8 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import GraphError
-from alpha.gates.contracts import edges, traced
+from alpha.gates.contracts import edges
+from alpha.gates.contracts.passes import traced
 from alpha.gates.contracts.reference import hash_of, yes
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan, Program, Ref, Role, Step

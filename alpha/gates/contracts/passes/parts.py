@@ -10,7 +10,7 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.reference.executor import ReferenceExecutor
 from alpha.component import Measured
 from alpha.errors import GraphError, ShapeError
-from alpha.gates.contracts.effects import collectives
+from alpha.gates.contracts.passes.effects import collectives
 from alpha.gates.contracts.reference import refuses, yes
 from alpha.graph.evaluate import evaluate
 from alpha.graph.plan import Plan, Program, Role, Step

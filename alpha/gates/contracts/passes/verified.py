@@ -1,0 +1,99 @@
+"""Cases of verify: sound graphs pass, and each way to break one is refused. Floor 7."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from alpha.component import Measured
+from alpha.errors import GraphError
+from alpha.gates.contracts import edges
+from alpha.gates.contracts.passes import effects, texts, traced
+from alpha.gates.contracts.passes.support import GPT, HASHES, LLAMA, Case, Cases
+from alpha.gates.contracts.reference import (
+    Reference,
+    both,
+    kernels,
+    program,
+    references,
+    refuses,
+    training_graph,
+    yes,
+)
+from alpha.graph.ir import Graph
+from alpha.graph.verify import verify
+from alpha.passes.build import lower
+
+
+def _verify_accepts(ref: Reference, rng: np.random.Generator) -> Measured:
+    return yes(verify(training_graph(ref), "trace") is not None)
+
+
+def _broken(change: Callable[[Graph], Graph]) -> Case:
+    return lambda rng: refuses(GraphError, lambda: verify(change(training_graph(references()[LLAMA])), "a broken pass"))
+
+
+def _swap(g: Graph) -> Graph:
+    reader = next(i for i, n in enumerate(g.nodes) if n.inputs and n.inputs[0].producer is g.nodes[i - 1])
+    g.nodes[reader - 1], g.nodes[reader] = g.nodes[reader], g.nodes[reader - 1]
+    return g
+
+
+def _drop(g: Graph) -> Graph:
+    del g.nodes[len(g.nodes) // 2]
+    return g
+
+
+def _retype(g: Graph) -> Graph:
+    v = g.nodes[-1].outputs[0]
+    v.type = type(v.type)((*v.type.shape, 1), v.type.dtype)
+    return g
+
+
+def _twice(g: Graph) -> Graph:
+    g.nodes.append(g.nodes[-1])
+    return g
+
+
+def _overlap(g: Graph) -> Graph:
+    (kind, offset), v = next((k, v) for k, v in g.updates.items() if v.type.size > 4)
+    g.updates[(kind, offset + 1)] = v
+    return g
+
+
+def _adopted(g: Graph) -> Graph:
+    g.nodes[3].outputs[0].producer = g.nodes[2]
+    return g
+
+
+def _phase(g: Graph) -> Graph:
+    g.nodes[3].phase = "sideways"
+    return g
+
+
+def _stream(g: Graph) -> Graph:
+    g.nodes[3].stream = "sideways"
+    return g
+
+
+def _lower_verifies(rng: np.random.Generator) -> Measured:
+    """The pipeline verifies between passes: a broken graph does not come out as a plan."""
+    states = program(GPT).states
+    return refuses(GraphError, lambda: lower(_swap(training_graph(references()[GPT])), kernels(), "cpu", 2, states))
+
+
+CASES: Cases = {
+    "verify.pass": {"parity": [*both(_verify_accepts), ("effects", effects.accepts), ("pruned", effects.pruned_kept),
+                               ("units", traced.units_in_units), ("texts", traced.graph_texts), ("lines", edges.lines),
+                               ("attributes", edges.texts), ("whole-texts", texts.graphs)],
+                    "determinism": HASHES,
+                    "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
+                               ("twice", _broken(_twice)), ("overlap", _broken(_overlap)),
+                               ("adopted", _broken(_adopted)), ("phase", _broken(_phase)),
+                               ("stream", _broken(_stream)),
+                               ("pipeline", _lower_verifies), ("extent-of-made", effects.refuse_extent_of_made),
+                               ("redeclared", traced.redeclared), ("stacked", traced.stacked_in_order), ("overlaps", traced.overlaps),
+                               ("places", traced.places), ("edges", edges.traces), ("extents", edges.extents),
+                               *((name, effects.refuses_graph(name)) for name in effects.broken())]},
+}
