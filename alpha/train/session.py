@@ -47,6 +47,7 @@ from alpha.train.provenance import describe, moved, note_libraries, tell_plan, t
 from alpha.train.ranks import STARTING_S, Ranks
 from alpha.train.rundir import GATED, UNGATED, RunDir, RunFolder
 from alpha.train.seal import Seal, broken, evidence_hash
+from alpha.train.startup import Startup
 
 Admit = Callable[[Sequence[str], Sequence[tuple[str, Any, Any]]], Mapping[str, Any]]
 """(component ids, calls) -> evidence by component, for the manifest; raises UngatedError."""
@@ -68,7 +69,7 @@ class Outcome:
 @dataclass(frozen=True)
 class Prepared:
     """What a session makes of a Config before it touches a run. `threads`: workers of each rank; `began`, `began_ns`: when it began to,
-    in UTC and nanoseconds of CLOCK_MONOTONIC."""
+    in UTC and nanoseconds of CLOCK_MONOTONIC; `startup`: where the time went until then."""
 
     data: Dataset
     threads: int
@@ -76,6 +77,7 @@ class Prepared:
     flops: ModelFlops
     began: datetime
     began_ns: int
+    startup: Startup
 
 
 def prepare(cfg: Config, catalogue: Catalogue, printer: Printer, ranks: Ranks, size: int) -> Prepared:
@@ -84,13 +86,15 @@ def prepare(cfg: Config, catalogue: Catalogue, printer: Printer, ranks: Ranks, s
     `ranks`: those that call this alike, the first of which makes the data. A process that forks the ranks of a job calls it alone, once
     for all of them.
     """
-    began, began_ns = datetime.now(timezone.utc), time.perf_counter_ns()
+    began, began_ns, startup = datetime.now(timezone.utc), time.perf_counter_ns(), Startup()
+    startup.phase("text")
     with printer.doing("reading the corpus, the tokenizer and the tokens"), ranks.first_alone():
         data = open_data(cfg)
+    startup.phase("Program")
     with printer.doing("building the program"), ranks.patient(STARTING_S):
         threads = threads_for(cfg, size)
         vocab = vocabulary(cfg, data.tokenizer.vocab_size)
-        return Prepared(data, threads, program_for(cfg, vocab, catalogue, threads, size), flops_for(cfg, vocab), began, began_ns)
+        return Prepared(data, threads, program_for(cfg, vocab, catalogue, threads, size), flops_for(cfg, vocab), began, began_ns, startup)
 
 
 def train(
@@ -119,6 +123,8 @@ def train(
                 require_same_start(world, cfg, str(resume or "a new run"))
         own = prepared or prepare(cfg, catalogue, printer, ranks, ranks.size)
         data, threads, program, flops, began, began_ns = own.data, own.threads, own.program, own.flops, own.began, own.began_ns
+        startup = own.startup
+        startup.phase("ranks meet" if world else "Program")
         if resume is not None:
             require_same_text(cfg, data, resume)
         if world:
@@ -126,6 +132,7 @@ def train(
             world.add_groups(program.groups)
             world.rule = measure(world).rule()
             links = world.rule.text(world.size)
+        startup.phase("admission")
         begin = partial(beginning, cfg, data.tokenizer)
         fill = begin() if resume is None else None  # before anything is made; a run that goes on needs what it began from no more
         evidence: Mapping[str, Any] = {}
@@ -140,10 +147,12 @@ def train(
         ranks.meet()  # the others stand by until the first rank has been let in
         kernels = checked(catalogue) if checking else catalogue
         stack.enter_context(forbidden.training())  # the gates that `admit` may have run started processes of their own
+        startup.phase("kernels and memory")
         with ranks.patient():  # one may load or compile kernels for longer than another
             executor = stack.enter_context(open_executor(program, kernels, world))
         on = ranks.each(f"{executor.hardware()['hardware']}, {VISIBLE} {visible_devices()[0]}") if world and own.program.facts[
             "backend"] == "cuda" else []
+        startup.phase("libraries and manifest")
         forbidden.check("before the first step")
         if held is None and ranks.first:
             held = stack.enter_context(rundir.create(cfg, data.tokenizer, UNGATED if admit is None else GATED))
@@ -155,6 +164,7 @@ def train(
         sampler = sampler_for(cfg, data)
         loop = Loop(cfg, executor, sampler, data.validation, data.tokenizer, run.checkpoints, metrics, ranks)
         saved = None
+        startup.phase("parameters" if resume is None else "checkpoint")
         if held:
             loop.holds, loop.tell = held.check, printer.say
         if resume is not None and (at is not None or folders.steps(run.checkpoints)):
@@ -163,6 +173,7 @@ def train(
             with ranks.patient():
                 loop.start(fill or begin())
             metrics.rewind(0, ranks.size)
+        startup.phase("libraries and manifest")
         if cfg.data.prefetch:
             metrics.waits_again(loop.step, ranks.size)
             loop.sampler = stack.enter_context(Prefetcher(
@@ -194,6 +205,7 @@ def train(
             printer.say(f"{error}\ngoing on from step {loop.step}, the latest checkpoint that is whole", "yellow")
             log.say("warning", loop.step, level="warning", text=str(error))
 
+        startup.phase("room for saves")
         with ranks.patient():  # page-locking what saves are copied to takes its time
             loop.foretell_saves()
 
@@ -202,10 +214,12 @@ def train(
 
         if held is None:
             return _follow(loop, path, asked, interrupt)
+        startup.phase("the machine's peak")
         with ranks.patient():
             peak, note_speed = peak_of_run(executor, metrics), readings(executor, metrics)
             note_speed()
             elsewhere = moved(metrics, executor, threads)
+            startup.phase("facts")
             describe(held, metrics, cfg, data, program, flops, evidence, loop.seal, admit is not None, began, loop.step, threads, peak,
                      executor, catalogue, on)  # fmt: skip
             metrics.describe({"verify": loop.spots.status, **facts_of(executor)})
@@ -218,6 +232,9 @@ def train(
                 printer.say(elsewhere, "yellow")
                 log.say("warning", loop.step, level="warning", text=elsewhere)
         ranks.meet()
+        startup.end()
+        metrics.describe({"startup": startup.text()})
+        printer.say(f"start     {startup.text()}")
         metrics.mark(loop_ns=time.perf_counter_ns())
         if loop.step < cfg.train.steps:
             with Board(printer, loop.step, cfg.train.steps, flops, peak, ranks.size) as board, interrupt or nullcontext():
