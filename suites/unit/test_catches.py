@@ -15,6 +15,7 @@ import pytest
 from planted import planted
 
 import alpha
+from alpha.errors import GraphError
 from alpha.gates.adversarial import catches, cuda_plant, mutants, plant
 from alpha.gates.contracts.engine import contract_cases
 from alpha.registry.faults import Fault, load_faults
@@ -123,7 +124,7 @@ def test_who_ends_the_run_keeps_what_was_caught(monkeypatch: pytest.MonkeyPatch,
         on_result(plant.Outcome(jobs[0], error="ValueError: planted"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(catches, "controls", lambda *a: {})
+    monkeypatch.setattr(catches, "controls", lambda *a: [])
     monkeypatch.setattr(catches, "_run_all", cut)
     with pytest.raises(KeyboardInterrupt):
         catches.run(catalogue(), faults, stale=False, root=tmp_path)
@@ -141,7 +142,7 @@ def test_what_was_caught_is_kept_while_others_run(monkeypatch: pytest.MonkeyPatc
             there.append(set(catches.known([tmp_path])))
         return []
 
-    monkeypatch.setattr(catches, "controls", lambda *a: {})
+    monkeypatch.setattr(catches, "controls", lambda *a: [])
     monkeypatch.setattr(catches, "_run_all", two)
     for seconds in (0.0, 60.0):
         monkeypatch.setattr(catches, "EVERY_S", seconds)
@@ -157,7 +158,7 @@ def test_cases_that_failed_on_another_class_come_first_where_this_one_has_none(m
     assert shipped.record is not None
     catches.save_catches([replace(shipped, machine=other, record=replace(shipped.record, machine=other))], tmp_path)
     seen: list[tuple[str, ...]] = []
-    monkeypatch.setattr(catches, "controls", lambda *a: {})
+    monkeypatch.setattr(catches, "controls", lambda *a: [])
     monkeypatch.setattr(catches, "_run_all", lambda jobs, *a: seen.extend(j.first for j in jobs) or [])
     with pytest.raises(KeyError):  # nothing came back
         catches.run(catalogue(), [fault], root=tmp_path)
@@ -170,18 +171,61 @@ def test_a_fault_that_hangs_has_time_by_what_the_sound_gate_takes(monkeypatch: p
     faults = [f for f in planted() if f.component == "registry.judge" and f.gate == "faults"][:1]
     job = catches.job_of(faults[0], catalogue()[faults[0].component])
     jobs = [replace(job, name=n, attempts=((n, "faults"),)) for n in names]
-    timed: list[str] = []
+    ran: list[list[tuple[str, float]]] = []
 
-    def sound(some: list[plant.Job], *_: object) -> list[plant.Outcome]:
-        assert all(j.text == (Path(alpha.__file__).parent / j.file).read_text() for j in some), "a broken text was timed"
-        timed.extend(j.name for j in some)
-        record = Record(component="", gate="", machine="", digests={}, nonce="", declared=0, cases=[], probes=[], environment={})
-        return [plant.Outcome(j, ((record, "PASS", ()),), seconds=names[j.name]) for j in some]
+    def run(some: list[plant.Job], _: object, workers: int, told: Callable[[plant.Outcome], None] = lambda outcome: None) -> object:
+        ran.append([(j.name, j.timeout) for j in some])
+        outcomes = [passed(j, names[j.attempts[0][0]]) for j in some]
+        for outcome in outcomes:
+            told(outcome)
+        return outcomes
 
-    monkeypatch.setattr(catches, "_run_all", sound)
-    done = catches._hurried([*jobs, replace(jobs[0], name="other")], list(names), {jobs[3].attempts: 3.0}, catalogue(), 1)
-    assert [j.timeout for j in done] == [catches.LEAST, 13.0, plant.TIMEOUT, catches.LEAST, plant.TIMEOUT]
-    assert timed == ["quick", "usual", "slow"]
+    monkeypatch.setattr(catches, "_run_all", run)
+    monkeypatch.setattr(catches, "_alone", lambda *_: False)
+    whole, done = plant.TIMEOUT, list[str]()
+    others = replace(jobs[0], name="other")
+    catches._run_beside_controls([*jobs, others], [catches._unbroken(jobs[3])], list(names), catalogue(), 1,
+                                 lambda outcome: done.append(outcome.job.name))
+    assert ran == [[("sound known", whole), ("other", whole)], [(f"sound {n}", whole) for n in ("quick", "usual", "slow")],
+                   [("quick", catches.LEAST), ("usual", 13.0), ("slow", whole), ("known", catches.LEAST)]]
+    assert done == ["other", *names]
+
+
+def passed(job: plant.Job, seconds: float = 1.0) -> plant.Outcome:
+    """What a gate says that passes; on a sound job its text must be the file's."""
+    sound = (Path(alpha.__file__).parent / job.file).read_text()
+    assert (job.text == sound) == job.name.startswith("sound "), "a broken text was timed"
+    record = Record(component="", gate="faults", machine="", digests={}, nonce="", declared=0, cases=[], probes=[], environment={})
+    return plant.Outcome(job, ((record, "PASS", ()),), seconds=seconds)
+
+
+@pytest.mark.parametrize("verdict", ["PASS", "FAIL"])
+def test_nothing_is_told_before_the_sound_gates_have_passed(monkeypatch: pytest.MonkeyPatch, verdict: str) -> None:
+    """Sound gates run beside the planted faults. A catch counts once all of them have passed; where one fails, none does."""
+    faults = [f for f in planted() if f.component == "registry.judge" and f.gate == "faults"][:2]
+    jobs = [catches.job_of(f, catalogue()[f.component]) for f in faults]
+    sound = [catches._unbroken(replace(jobs[0], attempts=((name, "faults"),))) for name in ("first", "second")]
+    done: list[str] = []
+    told: list[int] = []
+
+    def run(some: list[plant.Job], _: object, workers: int, arrived: Callable[[plant.Outcome], None]) -> None:
+        assert some == [*sound, *jobs]
+        for job in (sound[0], jobs[0], sound[1], jobs[1]):
+            outcome = passed(job)
+            if job is sound[1]:
+                outcome = replace(outcome, records=((outcome.records[0][0], verdict, ("planted",)),))
+            arrived(outcome)
+            told.append(len(done))
+
+    monkeypatch.setattr(catches, "_run_all", run)
+    monkeypatch.setattr(catches, "_alone", lambda *_: False)
+    if verdict == "FAIL":
+        with pytest.raises(GraphError, match="faults of second: FAIL: planted"):
+            catches._run_beside_controls(jobs, sound, (), catalogue(), 1, lambda o: done.append(o.job.name))
+        assert not done
+        return
+    catches._run_beside_controls(jobs, sound, (), catalogue(), 1, lambda o: done.append(o.job.name))
+    assert told == [0, 0, 1, 2] and done == [j.name for j in jobs]
 
 
 def test_faults_in_device_code_that_look_at_the_whole_device_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,11 +127,9 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     def save() -> None:  # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
         save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
 
-    seconds = controls([by_name[j.name] for j in jobs], catalogue, workers)
     hung = {fault for fault, catch in known(roots).items() if catch.error.startswith(plant.LATE)}
-    jobs = _hurried(jobs, hung, seconds, catalogue, workers)
     try:
-        _run_all(jobs, catalogue, workers, finished)
+        _run_beside_controls(jobs, controls([by_name[j.name] for j in jobs], catalogue), hung, catalogue, workers, finished)
     finally:  # who ends the run keeps what was caught
         save()
     if device:
@@ -167,38 +165,67 @@ def _on_any_class(roots: Sequence[Path] | None) -> dict[str, Catch]:
 Seconds = dict[tuple[tuple[str, str], ...], float]
 """What gates on the unbroken copy took, by a job's `attempts`."""
 
+SOUND = "sound "
+"""Before the name of a job on the unbroken copy."""
 
-def controls(among: Sequence[Fault], catalogue: Catalogue, workers: int, most: int = 6) -> Seconds:
-    """A few of the same gates on the unbroken copy must pass, or a catch would mean nothing: GraphError naming the gate that does not."""
+
+def controls(among: Sequence[Fault], catalogue: Catalogue, most: int = 6) -> list[plant.Job]:
+    """A few of the same gates on the unbroken copy, which must pass, or a catch would mean nothing."""
     different = list({(f.component, f.gate): f for f in among}.values())
     step = max(1, -(-len(different) // most))
-    return _controls([job_of(f, catalogue[f.component]) for f in different[::step]], catalogue, workers)
+    return [_unbroken(job_of(f, catalogue[f.component])) for f in different[::step]]
 
 
-def _controls(jobs: Sequence[plant.Job], catalogue: Catalogue, workers: int) -> Seconds:
-    outcomes = _run_all([_unbroken(j) for j in jobs], catalogue, workers)
-    _sound(outcomes)
-    return {o.job.attempts: o.seconds for o in outcomes}
+def _run_beside_controls(jobs: Sequence[plant.Job], sound: Sequence[plant.Job], hung: Collection[str], catalogue: Catalogue, workers: int,
+                         finished: Callable[[plant.Outcome], None]) -> None:
+    """All of them. `sound` run beside the others, and first; outcomes are told to `finished` once all of `sound` have passed: GraphError
+    naming the gate that does not. Jobs that `hung` come last, for how long they may take follows from the sound gate's time."""
+    seconds: Seconds = {}
+    held: list[plant.Outcome] = []
+
+    def arrived(outcome: plant.Outcome) -> None:
+        if outcome.job.name.startswith(SOUND):
+            _sound([outcome])
+            seconds[outcome.job.attempts] = outcome.seconds
+        else:
+            held.append(outcome)
+        while held and len(seconds) == len(sound):
+            finished(held.pop(0))
+
+    late = [j for j in jobs if j.name in hung and j.timeout == plant.TIMEOUT]
+    alone = [j for j in sound if _alone(j, catalogue)]
+    if alone:
+        _run_all(alone, catalogue, workers, arrived)
+    _run_all([*(j for j in sound if j not in alone), *(j for j in jobs if j not in late)], catalogue, workers, arrived)
+    if late:
+        _run_all(_hurried(late, seconds, catalogue, workers), catalogue, workers, arrived)
 
 
 def _unbroken(job: plant.Job) -> plant.Job:
     """The same gate on the sound text."""
-    return replace(job, text=(Path(alpha.__file__).parent / job.file).read_text(encoding="utf-8"))
+    return replace(job, name=f"{SOUND}{job.name}", text=(Path(alpha.__file__).parent / job.file).read_text(encoding="utf-8"), first=())
 
 
-def _hurried(jobs: Sequence[plant.Job], hung: Collection[str], seconds: Seconds, catalogue: Catalogue, workers: int) -> list[plant.Job]:
-    """The jobs, of which those that `hung` need not wait for all of their time. `seconds`: of gates that were timed already."""
-    hanging = {j.attempts: j for j in jobs if j.name in hung and j.timeout == plant.TIMEOUT}
-    if untimed := [j for attempts, j in hanging.items() if attempts not in seconds]:
-        seconds = seconds | _controls(untimed, catalogue, workers)
-    limits = {a: float(min(plant.TIMEOUT, max(LEAST, math.ceil(SURE * seconds[a])))) for a in hanging}
-    return [replace(j, timeout=limits[j.attempts]) if j.name in hung and j.attempts in limits else j for j in jobs]
+def _hurried(jobs: Sequence[plant.Job], seconds: Seconds, catalogue: Catalogue, workers: int) -> list[plant.Job]:
+    """Jobs that hung, which need not wait for all of their time. `seconds`: of sound gates that were timed already."""
+    hanging = {j.attempts: j for j in jobs}
+    if untimed := [_unbroken(j) for attempts, j in hanging.items() if attempts not in seconds]:
+        outcomes = _run_all(untimed, catalogue, workers)
+        _sound(outcomes)
+        seconds = seconds | {o.job.attempts: o.seconds for o in outcomes}
+    return [replace(j, timeout=float(min(plant.TIMEOUT, max(LEAST, math.ceil(SURE * seconds[j.attempts]))))) for j in jobs]
+
+
+def _alone(job: plant.Job, catalogue: Catalogue) -> bool:
+    """Whether nothing may run beside it: on the GPU some, elsewhere what is timed."""
+    component, gate = job.attempts[0]
+    return cuda_plant.alone(job) if catalogue[component].backend == "cuda" else gate in PINNED
 
 
 def _run_all(jobs: Sequence[plant.Job], catalogue: Catalogue, workers: int,
              on_result: Callable[[plant.Outcome], None] | None = None) -> list[plant.Outcome]:
-    """All of them; those that must be alone one at a time, behind the others: on the GPU some, elsewhere what is timed."""
-    alone = [j for j in jobs if (cuda_plant.alone(j) if catalogue[j.attempts[0][0]].backend == "cuda" else j.attempts[0][1] in PINNED)]
+    """All of them; those that must be alone one at a time, behind the others."""
+    alone = [j for j in jobs if _alone(j, catalogue)]
     return [*plant.run_all([j for j in jobs if j not in alone], workers=workers, on_result=on_result),
             *plant.run_all(alone, workers=1, on_result=on_result)]
 
