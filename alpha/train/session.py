@@ -42,7 +42,7 @@ from alpha.train.hub import beginning
 from alpha.train.interrupt import Interrupt
 from alpha.train.log import RankLog
 from alpha.train.loop import Loop, Watch
-from alpha.train.peak import peak_of_run, readings
+from alpha.train.peak import Peak, peak_of_run, readings
 from alpha.train.provenance import describe, moved, note_libraries, tell_plan, tell_sources
 from alpha.train.ranks import STARTING_S, Ranks
 from alpha.train.rundir import GATED, UNGATED, RunDir, RunFolder
@@ -231,38 +231,45 @@ def train(
             if elsewhere:
                 printer.say(elsewhere, "yellow")
                 log.say("warning", loop.step, level="warning", text=elsewhere)
-        ranks.meet()
-        startup.end()
-        metrics.describe({"startup": startup.text()})
-        printer.say(f"start     {startup.text()}")
-        metrics.mark(loop_ns=time.perf_counter_ns())
-        if loop.step < cfg.train.steps:
-            with Board(printer, loop.step, cfg.train.steps, flops, peak, ranks.size) as board, interrupt or nullcontext():
-                finished = loop.run(_watch(held, board, log, note_speed, loop, asked))
-            note_libraries(held)
-            with loop.recorder.span("eval"), ranks.patient():
-                note_speed()
-            if not finished:
-                metrics.mark(ended="stopped")
-                return Outcome(held.path, loop.step, False, loop.ended_by)
-            printer.say(board.summary(stamp(peak.flops, peak.source)))
-            if stalled := loop.stalls.after(board.seconds * 1e9 / (loop.step - board.first)):
-                printer.say(f"{f'{printer.stamp} ' if printer.stamp else ''}saves: {stalled}")
-        with printer.doing("validating" + (", and fitting the order-2 byte model" if cfg.data.baseline else "")):
-            found, baseline = loop.evaluate(cfg.train.final_windows), None
-            if cfg.data.baseline:
-                with loop.recorder.span("eval"):
-                    baseline = Order2Model(data.split.train.texts()).bits_per_byte(data.split.validation.texts())
-                metrics.describe({"order2_bits_per_byte": baseline})
-        with loop.recorder.span("sample_gen"):
-            log.say("evaluation", loop.step, bits_per_byte=found.bits_per_byte, windows=found.windows, order2=baseline)
-            log.say("sample", loop.step, text=_conclude(printer, loop, found, baseline))
-        printer.say(f"spot checks   {loop.spots.tally.text()}" if loop.spots.on else f"spot checks   {loop.spots.status}")
-        log.say("spot-checks", loop.step, status=loop.spots.status, done=loop.spots.tally.text())
-        forbidden.check("at the end")
+        return _lead(loop, held, own, peak, note_speed, printer, log, asked, interrupt)
+
+
+def _lead(loop: Loop, held: RunDir, own: Prepared, peak: Peak, note_speed: Callable[[], None], printer: Printer, log: RankLog,
+          asked: Callable[[], int], interrupt: Interrupt | None) -> Outcome:  # fmt: skip
+    """The loop of the first rank, which says what the run comes to, and the end of it. `note_speed`: measures the machine again."""
+    cfg, metrics, ranks, data = loop.cfg, loop.metrics, loop.ranks, own.data
+    ranks.meet()
+    own.startup.end()
+    metrics.describe({"startup": own.startup.text()})
+    printer.say(f"start     {own.startup.text()}")
+    metrics.mark(loop_ns=time.perf_counter_ns())
+    if loop.step < cfg.train.steps:
+        with Board(printer, loop.step, cfg.train.steps, own.flops, peak, ranks.size) as board, interrupt or nullcontext():
+            finished = loop.run(_watch(held, board, log, note_speed, loop, asked))
         note_libraries(held)
-        metrics.mark(ended="finished")
-        return Outcome(held.path, loop.step, True, validation=found, baseline=baseline)
+        with loop.recorder.span("eval"), ranks.patient():
+            note_speed()
+        if not finished:
+            metrics.mark(ended="stopped")
+            return Outcome(held.path, loop.step, False, loop.ended_by)
+        printer.say(board.summary(stamp(peak.flops, peak.source)))
+        if stalled := loop.stalls.after(board.seconds * 1e9 / (loop.step - board.first)):
+            printer.say(f"{f'{printer.stamp} ' if printer.stamp else ''}saves: {stalled}")
+    with printer.doing("validating" + (", and fitting the order-2 byte model" if cfg.data.baseline else "")):
+        found, baseline = loop.evaluate(cfg.train.final_windows), None
+        if cfg.data.baseline:
+            with loop.recorder.span("eval"):
+                baseline = Order2Model(data.split.train.texts()).bits_per_byte(data.split.validation.texts())
+            metrics.describe({"order2_bits_per_byte": baseline})
+    with loop.recorder.span("sample_gen"):
+        log.say("evaluation", loop.step, bits_per_byte=found.bits_per_byte, windows=found.windows, order2=baseline)
+        log.say("sample", loop.step, text=_conclude(printer, loop, found, baseline))
+    printer.say(f"spot checks   {loop.spots.tally.text()}" if loop.spots.on else f"spot checks   {loop.spots.status}")
+    log.say("spot-checks", loop.step, status=loop.spots.status, done=loop.spots.tally.text())
+    forbidden.check("at the end")
+    note_libraries(held)
+    metrics.mark(ended="finished")
+    return Outcome(held.path, loop.step, True, validation=found, baseline=baseline)
 
 
 def _follow(loop: Loop, path: Path, asked: Callable[[], int], interrupt: Interrupt | None) -> Outcome:
