@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from alpha.tomlfile import read_toml
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,3 +64,39 @@ def test_a_test_that_fails_ends() -> None:
                           env={**os.environ, "CI": "true", "BUILD_NUMBER": "1", "MAKEFLAGS": ""})
     variables, command = done.stdout.split(maxsplit=1)
     assert variables == "[]" and "--timeout " in command
+
+
+OLDEST = "3.10"
+"""What README asks for at the least."""
+
+
+def pins() -> list[Requirement]:
+    """Lines of requirements.lock."""
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def test_a_pin_can_be_installed_wherever_it_applies() -> None:
+    """A pin that the oldest Python meets as well must admit it, as its own metadata says; those that are installed here are looked at."""
+    project = read_toml(ROOT / "pyproject.toml")["project"]
+    assert project["requires-python"] == f">={OLDEST}" and f"Python {OLDEST} or newer" in (ROOT / "README.md").read_text()
+    looked_at = 0
+    for pin in pins():
+        if pin.marker is not None and not pin.marker.evaluate({"python_version": OLDEST, "python_full_version": f"{OLDEST}.0"}):
+            continue
+        try:
+            found = distribution(pin.name)
+        except PackageNotFoundError:
+            continue
+        if found.version in pin.specifier:
+            looked_at += 1
+            wanted = SpecifierSet(found.metadata["Requires-Python"] or "")
+            assert f"{OLDEST}.99" in wanted, f"{pin} asks for Python {wanted}, and {OLDEST} takes it too: pin an older one for that"
+    assert looked_at >= 20, "of the environment of `make setup`"
+
+
+def test_every_python_finds_one_pin_of_a_name() -> None:
+    for version in ("3.10", "3.11", "3.12", "3.13", "3.14"):
+        at = {"python_version": version, "python_full_version": f"{version}.0"}
+        names = [pin.name.lower() for pin in pins() if pin.marker is None or pin.marker.evaluate(at)]
+        assert len(names) == len(set(names)) and {"numpy", "pytest"} <= set(names), f"Python {version}"
