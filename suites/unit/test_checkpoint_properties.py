@@ -8,7 +8,6 @@ from pathlib import Path
 import disk_rates
 import numpy as np
 import pytest
-import tomllib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from resume_matrix import matrix
@@ -17,6 +16,7 @@ from alpha import cli
 from alpha.checkpoint import folders, offline
 from alpha.gates.contracts.checkpoint import States, copied, cut_of, empty, same, saved_by
 from alpha.graph.state import StateLayout, TensorSpec
+from alpha.tomlfile import tomllib
 
 Shapes = list[tuple[int, ...]]
 SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=3).map(tuple), min_size=1, max_size=6)
