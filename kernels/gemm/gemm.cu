@@ -63,11 +63,12 @@ namespace matmul {
 constexpr int PRODUCER_REGISTERS = 40;
 constexpr int CONSUMER_REGISTERS = 232;
 
-// A consumer warpgroup: its share of the tiles of `walk`, one after the other. `base`: the operand slots; `staging`: the buffers of both
+// A consumer warpgroup: its share of the tiles of this CTA, one after the other. `base`: the operand slots; `staging`: the buffers of both
 // warpgroups.
-template <class C, class Order>
-__device__ __forceinline__ void consume(Order walk, uint8_t* base, RingBarriers ring, Barriers<C>& barriers, uint8_t* staging, const TensorMap& map_c,
-                                        const TensorMap& map_aux, const Problem& p, uint32_t warp, int warpgroup, int lane, uint32_t rank) {
+template <class C>
+__device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barriers<C>& barriers, Tickets<C>& tickets, uint8_t* staging,
+                                        const TensorMap& map_c, const TensorMap& map_aux, const Problem& p, uint32_t warp, int warpgroup,
+                                        int lane, uint32_t rank) {
     const bool issuer = threadIdx.x % 128 == 0;
     uint8_t* const buffers = staging + warpgroup * C::STAGING * C::CHUNK_BYTES;
     const uint32_t slots = smem_address(base);
@@ -78,6 +79,7 @@ __device__ __forceinline__ void consume(Order walk, uint8_t* base, RingBarriers 
     typename Epilogue<C>::Rounded rounded;
     bool waiting = false;  // whether a rounded tile has yet to be written
     if (C::PINGPONG && warpgroup == 1) named_barrier_arrive(TURN_BARRIER, 256);  // warpgroup 0 begins
+    auto walk = order_of(p, tickets);
     Work work;
     while (walk.next(work)) {
         if (C::PINGPONG && (turn++ & 1) != warpgroup) {
@@ -162,7 +164,7 @@ extern "C" __global__ void __cluster_dims__(matmul::Config::CLUSTER, 1, 1) __lau
         __syncwarp();
     } else {
         registers_increase<CONSUMER_REGISTERS>();
-        consume<C>(order_of(p, tickets), base, ring, barriers, staging, map_c, map_aux, p, warp, warpgroup, lane, rank);
+        consume<C>(base, ring, barriers, tickets, staging, map_c, map_aux, p, warp, warpgroup, lane, rank);
     }
     if constexpr (C::CLUSTER == 2) cluster_sync();
 }
