@@ -1,7 +1,8 @@
 // Words that one CTA of a cluster sends into the shared memory of another (or its own), and the barrier there that tells of them.
 //
-// Ordering. What is sent counts as bytes on the receiver's barrier, which releases it to the cluster; the receiver waits for the phase with
-// deliver_wait, which acquires from the cluster. So neither side needs a fence, and the sender does not wait.
+// Ordering. What is sent counts as bytes on the receiver's barrier, as a multicast copy does: when the phase is complete, the words lie in the
+// receiver's own shared memory, and mbarrier_wait is enough. (A wait that acquires from the cluster would empty L1.) The sender waits for
+// nothing and needs no fence.
 #pragma once
 #include <cstdint>
 

@@ -26,7 +26,8 @@
 // Tile shapes. K advances 64 at a time: A [BM][64], B [BN][64] in shared memory, 128-byte swizzle, filled by TMA (out of range: zero).
 //   Output leaves in chunks of 64 rows x 128 bytes, swizzled, by TMA (out of range: skipped), so ragged M, N, K need no code here.
 // Warp roles. 384 threads: warpgroups 0 and 1 consume, warpgroup 2 produces (one thread of it). Persistent: units u = first, first +
-//   clusters, ... Producer and consumers walk the same list, the producer ahead by up to STAGES steps across tile borders.
+//   clusters, ... Producer and consumers walk the same list, the producer ahead by up to STAGES steps across tile borders. With AHEAD a thread
+//   of warp 9 of a cluster's first CTA draws the units behind the first (tickets.cuh).
 // Shared memory. STAGES * (BM + BN) * 128 bytes (49,152 a stage at 128x256) + 2 * STAGING * 8,192 + barriers, at most 232,448.
 // Registers. 168 a thread at entry; setmaxnreg gives 232 to consumers (128 of them accumulators at 128x256) and 40 to the producer.
 //
