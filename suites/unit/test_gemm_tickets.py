@@ -1,5 +1,5 @@
-"""Tiles that a product draws while it runs (kernels/gemm/tickets.cuh): the protocol, step by step in every order that chance gives; and what
-the compiler makes of it."""
+"""Tiles that a product draws while it runs (kernels/gemm/tickets.cuh): the protocol, step by step in orders that chance gives, and what the
+compiler makes of it."""
 
 from __future__ import annotations
 
