@@ -5,6 +5,10 @@
 #include "../common/mbarrier.cuh"
 #include "output.cuh"
 
+#ifndef GEMM_AHEAD
+#define GEMM_AHEAD 0
+#endif
+
 namespace matmul {
 
 using namespace ptx;
@@ -27,6 +31,7 @@ struct Config {
     static constexpr bool AUX_IN = GEMM_AUX_IN;
     static constexpr bool SPLIT = GEMM_SPLIT;
     static constexpr bool DEFER = GEMM_DEFER;
+    static constexpr int AHEAD = GEMM_AHEAD;
 
     // Operands.
     static constexpr bool PAIR = ACT == Activation::swiglu;  // B holds gate and up, half of its rows each: a tile has half as many columns

@@ -21,11 +21,13 @@
 //   AUX_IN        0: none;  1: multiplies by GELU'(pre), pre bf16 [M,N] read through map_aux (gradient through GELU)
 //   SPLIT         1: the first `split_tiles` tiles are cut along K into `split_units` equal runs of steps, whose fp32 partial sums go to
 //                 a workspace, added in a fixed order by split_reduce.cu
+//   AHEAD         0: tiles are dealt out beforehand;  n: drawn while the kernel runs, n steps before the loads of a tile end (tickets.cuh)
 //
 // Tile shapes. K advances 64 at a time: A [BM][64], B [BN][64] in shared memory, 128-byte swizzle, filled by TMA (out of range: zero).
 //   Output leaves in chunks of 64 rows x 128 bytes, swizzled, by TMA (out of range: skipped), so ragged M, N, K need no code here.
 // Warp roles. 384 threads: warpgroups 0 and 1 consume, warpgroup 2 produces (one thread of it). Persistent: units u = first, first +
-//   clusters, ... Producer and consumers walk the same list, the producer ahead by up to STAGES steps across tile borders.
+//   clusters, ... Producer and consumers walk the same list, the producer ahead by up to STAGES steps across tile borders. With AHEAD a thread
+//   of warp 9 of a cluster's first CTA draws the units behind the first (tickets.cuh).
 // Shared memory. STAGES * (BM + BN) * 128 bytes (49,152 a stage at 128x256) + 2 * STAGING * 8,192 + barriers, at most 232,448.
 // Registers. 168 a thread at entry; setmaxnreg gives 232 to consumers (128 of them accumulators at 128x256) and 40 to the producer.
 //
@@ -55,6 +57,7 @@
 #include "main_loop.cuh"
 #include "producer.cuh"
 #include "raster.cuh"
+#include "tickets.cuh"
 
 namespace matmul {
 
@@ -64,8 +67,9 @@ constexpr int CONSUMER_REGISTERS = 232;
 // A consumer warpgroup: its share of the tiles of this CTA, one after the other. `base`: the operand slots; `staging`: the buffers of both
 // warpgroups.
 template <class C>
-__device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barriers<C>& barriers, uint8_t* staging, const TensorMap& map_c,
-                                        const TensorMap& map_aux, const Problem& p, uint32_t warp, int warpgroup, int lane, uint32_t rank) {
+__device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barriers<C>& barriers, Tickets<C>& tickets, uint8_t* staging,
+                                        const TensorMap& map_c, const TensorMap& map_aux, const Problem& p, uint32_t warp, int warpgroup,
+                                        int lane, uint32_t rank) {
     const bool issuer = threadIdx.x % 128 == 0;
     uint8_t* const buffers = staging + warpgroup * C::STAGING * C::CHUNK_BYTES;
     const uint32_t slots = smem_address(base);
@@ -76,7 +80,7 @@ __device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barrie
     typename Epilogue<C>::Rounded rounded;
     bool waiting = false;  // whether a rounded tile has yet to be written
     if (C::PINGPONG && warpgroup == 1) named_barrier_arrive(TURN_BARRIER, 256);  // warpgroup 0 begins
-    Walk<C> walk(p);
+    auto walk = order_of(p, tickets);
     Work work;
     while (walk.next(work)) {
         if (C::PINGPONG && (turn++ & 1) != warpgroup) {
@@ -121,6 +125,7 @@ extern "C" __global__ void __cluster_dims__(matmul::Config::CLUSTER, 1, 1) __lau
     uint8_t* const base = raw + ((1024 - (smem_address(raw) & 1023)) & 1023);
     uint8_t* const staging = base + C::STAGES * C::STAGE_BYTES;
     Barriers<C>& barriers = *reinterpret_cast<Barriers<C>*>(staging + 2 * C::STAGING * C::CHUNK_BYTES);
+    Tickets<C>& tickets = *reinterpret_cast<Tickets<C>*>(&barriers + 1);
     const RingBarriers ring{barriers.full, barriers.empty};
 
     const uint32_t warp = warp_index();
@@ -137,6 +142,7 @@ extern "C" __global__ void __cluster_dims__(matmul::Config::CLUSTER, 1, 1) __lau
             mbarrier_init(&barriers.aux[0][b], 1);
             mbarrier_init(&barriers.aux[1][b], 1);
         }
+        if constexpr (C::AHEAD > 0) tickets.init();
         mbarrier_init_fence();
         tma_prefetch_map(&map_a);
         tma_prefetch_map(&map_b);
@@ -152,11 +158,14 @@ extern "C" __global__ void __cluster_dims__(matmul::Config::CLUSTER, 1, 1) __lau
 
     if (warpgroup == 2) {
         registers_decrease<PRODUCER_REGISTERS>();
-        if (warp == 8 && lane == 0) produce<C>(Walk<C>(p), RingState<C::STAGES>(1), base, ring, map_a, map_b, rank);
+        if (warp == 8 && lane == 0) produce<C>(order_of(p, tickets), RingState<C::STAGES>(1), base, ring, map_a, map_b, rank);
+        if constexpr (C::AHEAD > 0) {
+            if (warp == 9 && lane == 0 && rank == 0) draw(p, tickets);
+        }
         __syncwarp();
     } else {
         registers_increase<CONSUMER_REGISTERS>();
-        consume<C>(base, ring, barriers, staging, map_c, map_aux, p, warp, warpgroup, lane, rank);
+        consume<C>(base, ring, barriers, tickets, staging, map_c, map_aux, p, warp, warpgroup, lane, rank);
     }
     if constexpr (C::CLUSTER == 2) cluster_sync();
 }

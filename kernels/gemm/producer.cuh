@@ -45,12 +45,15 @@ __device__ __forceinline__ void load_b(uint8_t* b, const TensorMap& map_b, mbarr
 }
 
 // Every step of every tile of `walk`. One thread. `slots`: the operand slots; `ring`: the first one to fill, as a producer begins.
-template <class C>
-__device__ __forceinline__ void produce(Walk<C> walk, RingState<C::STAGES> ring, uint8_t* slots, RingBarriers barriers,
+template <class C, class Order>
+__device__ __forceinline__ void produce(Order walk, RingState<C::STAGES> ring, uint8_t* slots, RingBarriers barriers,
                                         const TensorMap& map_a, const TensorMap& map_b, uint32_t rank) {
     Work work;
     while (walk.next(work)) {
         for (int step = 0; step < work.k_count; ++step) {
+            if constexpr (C::AHEAD > 0) {
+                if (rank == 0) walk.want(work, step);
+            }
             const int k = work.step(step) * C::BK;
             mbarrier_t* const full = &barriers.full[ring.slot];
             uint8_t* const a = slots + ring.slot * C::STAGE_BYTES;
