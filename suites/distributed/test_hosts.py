@@ -16,7 +16,7 @@ from test_ranks import SAME, alone, folder, run, went_on  # noqa: F401
 from alpha import __main__ as cli
 from alpha.bench import hosts as bench
 from alpha.errors import InputError
-from alpha.gates.contracts.ranks import hosts
+from alpha.gates.contracts.ranks import frames
 from alpha.report import curves
 from alpha.train.launch import seat
 
@@ -44,7 +44,7 @@ def test_a_host_that_is_lost_is_named_and_the_run_goes_on(folder: Path, alone: d
 
 def test_frames_that_were_spoiled(seed: int) -> None:
     """None delivers another message, none ends the bridge. `python suites/support/spoiled_frames.py 1000000` takes more of them."""
-    assert not hosts.mutated(2_000, np.random.default_rng(seed))
+    assert not frames.mutated(2_000, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize(("options", "secret", "words"), [

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from alpha.gates.contracts.ranks.hosts import mutated
+from alpha.gates.contracts.ranks.frames import mutated
 
 
 def main(count: int, seed: int) -> int:
