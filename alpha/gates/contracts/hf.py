@@ -20,6 +20,7 @@ import numpy as np
 from alpha.checkpoint import hf, safetensors
 from alpha.component import Measured
 from alpha.errors import AlphaError, CorruptError, InputError, MachineError
+from alpha.gates.contracts import saves
 from alpha.gates.contracts.data.support import Cases, Count
 from alpha.gates.contracts.disks import Failing, Killed, full
 from alpha.graph.evaluate import evaluate
@@ -418,6 +419,7 @@ def _tensors(rng: np.random.Generator) -> Measured:
     attempt("not a number", "not finite", lambda x: x[wte].__setitem__((3, 2), nan))
     attempt("infinite", "not finite", lambda x: x[wte].__setitem__((3, 2), -inf))
     attempt("another head", "tied", lambda x: x.update({head: x[wte] + 1}))
+    attempt("a head without its embedding", "wte.weight", lambda x: x.update({head: x.pop(wte)}))
     attempt("no head", head, lambda x: x.pop(head), of="gpt2-untied")
     attempt("a head of another shape", head, lambda x: x.update({head: x[wte][1:]}))
     accepted("a copy of the tied head", lambda x: x.update({head: x[wte]}))
@@ -503,9 +505,10 @@ def _mutants(rng: np.random.Generator) -> Measured:
 CASES: dict[str, Cases] = {
     "checkpoint.hf": {
         "parity": [("logits", _logits), ("as transformers writes", _written), ("round trip", _round_trip), ("in files", _in_files),
-                   ("widened", _widened)],
+                   ("widened", _widened), ("tensors of files", saves.tensors_of_files)],
         "determinism": [("same bytes", _same_bytes)],
         "faults": [("headers", _headers), ("indices", _indices), ("configs", _configs), ("tensors", _tensors), ("disk", _disk),
+                   ("a disk without a word", lambda rng: saves.exported_to_a_bad_disk(rng, *drawn(rng, "gpt2", True))),
                    ("mutants", _mutants)],
     }
 }

@@ -439,7 +439,8 @@ def beside(rng: np.random.Generator) -> Measured:
                 after.append(_bits(loop))
                 loop.advance()
             after.append(_bits(loop))
-        settings = [(2, 3, 0, 0), (3, 2, 0, 2), *((int(rng.integers(1, 5)), *(int(x) for x in rng.choice((0, 2, 3, 4), 3))) for _ in range(2))]
+        drawn = [(int(rng.integers(1, 5)), *(int(x) for x in rng.choice((0, 2, 3, 4), 3))) for _ in range(2)]
+        settings = [(2, 3, 0, 0), (3, 2, 0, 2), *drawn]
         for trial, (every, verify, evals, profile) in enumerate(settings):
             kind = CpuExecutor if trial % 3 == 2 else _OnDevice
             cfg = run.config(2, *fixed[:2], f"train.checkpoint_every={every}", f"train.verify={verify}", f"train.eval_every={evals}",
@@ -474,8 +475,8 @@ def beside(rng: np.random.Generator) -> Measured:
 
 
 def _watched(loop: Loop, costs: dict[str, int]) -> tuple[list[str], list[tuple[int, bool, bool, bool]], dict[str, int]]:
-    """(what it does from here on, (ns, ahead, saving, usual) of each step as its stalls are told, ns by the clock of those that each part of
-    a save takes). The thread that writes is waited for where a save is polled, so that nothing hangs on it."""
+    """What it does from here on; (ns, ahead, saving, usual) of each step as its stalls are told; `costs`, ns by their clock of each part of
+    a save. The thread that writes is waited for where a save is polled, so that nothing hangs on it."""
     did, took, now = list[str](), list[tuple[int, bool, bool, bool]](), [0]
     saver, executor, stalls = loop.saver, loop.executor, loop.stalls
     enqueue, outputs, wrote, stepped, polled = executor.enqueue, executor.outputs, loop.spots.wrote, stalls.stepped, saver.poll

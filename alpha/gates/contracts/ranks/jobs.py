@@ -38,7 +38,7 @@ from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.cuda_runtime._bindings import CudaError
 from alpha.errors import InputError, MachineError, RankError
-from alpha.gates.contracts.checkpoint import cut_of, same
+from alpha.gates.contracts.made_state import cut_of, same
 from alpha.gates.contracts.ranks import ends, told
 from alpha.gates.contracts.ranks.calls import misbehave
 from alpha.gates.contracts.ranks.collectives import BOUND_S, SHORT, SOUND, seed_of, sound
