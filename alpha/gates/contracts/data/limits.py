@@ -314,9 +314,10 @@ def small_samples(rng: np.random.Generator) -> Measured:
     workers is one process."""
     count = Count()
     with folder() as root:
-        texts = [b"T" + text_like(rng, 400) for _ in range(12)]
+        ends = [bytes(pair) for pair in rng.permuted(np.arange(ord("a"), ord("y"))).reshape(12, 2).tolist()]
+        texts = [b"T" + text_like(rng, 200) + b"\n" + (end + b" ") * 66 for end in ends]  # what lies behind the cut decides merges
         write_texts(root / "t", {f"{i:02d}.txt": text for i, text in enumerate(texts)})
-        for most in (900, int(rng.integers(600, 3000))):
+        for most in (650, int(rng.integers(600, 3000))):
             with mock.patch.object(prepare, "ProcessPoolExecutor", side_effect=AssertionError("a process was started")):
                 made = prepare.prepare(_order(root / "t", tokenizer="bpe:262", sample=most), root / f"out{count.cases}", workers=4)
             learned, left = [], most
