@@ -429,7 +429,11 @@ def _tensors(rng: np.random.Generator) -> Measured:
     accepted("no prefix", lambda x: [x.update({k.removeprefix("transformer."): x.pop(k)}) for k in list(x)])
     hub = hf.open_hub(FIXTURES / "gpt2")
     other = layout_of({**hub.sizes, "layers": 3}, 4)[0]
-    says(count, lambda: hub.fill(np.zeros(other.size, np.float32), other), InputError, "block.2", "a model of another depth")
+    first = min(t.name for t in other.tensors if t.name.startswith("block.2"))  # of several the first by name
+    says(count, lambda: hub.fill(np.zeros(other.size, np.float32), other), InputError, f"{first} missing", "a model of another depth")
+    wider = layout_of({**hub.sizes, "width": 2 * hub.sizes["width"]}, 4)[0]
+    says(count, lambda: hub.fill(np.zeros(wider.size, np.float32), wider), InputError, f"{min(t.name for t in wider.tensors)} (",
+         "a model of another width")
     return count.measured()
 
 
