@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 
-from alpha.comm import watch
+from alpha.comm import watch as watching
 from alpha.comm.agree import agree
 from alpha.comm.control import ABSENT, JOINED, LEFT, Failure
 from alpha.comm.flight import RECORDS
@@ -114,9 +114,9 @@ def rests(rng: np.random.Generator) -> Measured:
             asked[0] += 1
             return len(rested) >= needs
 
-        with mock.patch.object(watch.time, "monotonic_ns", side_effect=lambda: 5):  # no time goes by
-            found = watch.Watch._rest(ready, rested.append)
-        wrong += [] if found and rested == [watch.LONGEST_S] * needs else [f"{found} after {len(rested)} of {needs} rests"]
+        with mock.patch.object(watching.time, "monotonic_ns", side_effect=lambda: 5):  # no time goes by
+            found = Watch._rest(ready, rested.append)
+        wrong += [] if found and rested == [watching.LONGEST_S] * needs else [f"{found} after {len(rested)} of {needs} rests"]
     for over in (1.0, 1.5):
         now, rested = [0], list[float]()
 
@@ -124,8 +124,8 @@ def rests(rng: np.random.Generator) -> Measured:
             rested.append(seconds)
             now[0] += int(over * 1e9 * seconds)
 
-        with mock.patch.object(watch.time, "monotonic_ns", side_effect=lambda now=now: now[0]):
-            found = watch.Watch._rest(lambda: False, rest)
+        with mock.patch.object(watching.time, "monotonic_ns", side_effect=lambda now=now: now[0]):
+            found = Watch._rest(lambda: False, rest)
         wrong += [] if not found and len(rested) == 1 else [f"{found} after {len(rested)} rests of {over} times the longest"]
     return _measured(wrong, cases + 2)
 
