@@ -27,7 +27,7 @@ EXCUSED = {
     ("gates/contracts/data/limits.py", "patch.object(permutation)"): "a planted walk that never comes back",
     ("gates/contracts/data/limits.py", "patch.object(prefetch)"): "a planted batch out of turn",
     ("gates/contracts/data/limits.py", "patch.object(prepare)"): "a stand-in for a pool, whose processes die or raise",
-    ("gates/contracts/data/limits.py", "patch.object(shards)"): "a planted disk that refuses, and a contract that hears what the system is asked",
+    ("gates/contracts/data/limits.py", "patch.object(shards)"): "a planted disk that refuses, and one that hears what it is asked",
     ("gates/contracts/data/packed.py", "patch.dict(sys)"): "stand-ins for packages that no gate loads",
     ("gates/contracts/data/packed.py", "patch.object(sources)"): "a contract that reads few rows at once",
     ("gates/contracts/data/patterns.py", "patch.object(regular)"): "a planted refusal of Python's",

@@ -524,7 +524,8 @@ def _watched(loop: Loop, costs: dict[str, int]) -> tuple[list[str], list[tuple[i
     saver.poll = over  # type: ignore[method-assign]
     for what in costs:
         setattr(saver, what, part(what))
-    executor.enqueue, executor.outputs, loop.spots.wrote, stalls.stepped = handed, asked, noted, timed  # type: ignore[method-assign]
+    executor.enqueue, executor.outputs = handed, asked  # type: ignore[method-assign, assignment]
+    loop.spots.wrote, stalls.stepped = noted, timed  # type: ignore[method-assign]
     stalls.clock = lambda: now[0]
     return did, took, costs
 

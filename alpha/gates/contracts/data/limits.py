@@ -483,21 +483,21 @@ def lines_and_parts(rng: np.random.Generator) -> Measured:
         found = sources.files_of(str(root / "*.txt"))
         count.check(found == [path], f"of a glob {found}")
         one = sources.pieces_of(path)[0]
-        lines = root / "b.jsonl"
+        rows = root / "b.jsonl"
         size = int(rng.integers(40, 80))
         row = json.dumps({"text": "y"}).encode()
         fits = row[:-1] + b" " * (size - len(row) - 1) + b"}\n"
         for extra, good in ((0, True), (1, False), (2, False)):
-            lines.write_bytes(row + b"\n" + fits[:-2] + b" " * extra + b"}\n" + row)
-            got = read(lines, sources.Rules(longest=size, skip_bad=True))
+            rows.write_bytes(row + b"\n" + fits[:-2] + b" " * extra + b"}\n" + row)
+            got = read(rows, sources.Rules(longest=size, skip_bad=True))
             count.check(got == ([b"y"] * (3 if good else 2), 0 if good else 1), f"{extra} beyond {size}: {got}")
         for bad, said in ((b'{"text" "a"}', "no JSON: Expecting ':' delimiter at character 9"), (b'{"text": ', "at its end"),
                           (b"{}", 'it has no "text", but nothing'), (b'{"x": 1, "y": 2}', "it has no \"text\", but 'x', 'y'")):
             width = max(len(bad), len(row)) + 1
             number = int(rng.integers(2, 9))
-            lines.write_bytes((row.ljust(width - 1) + b"\n") * number + bad + b"\n")
-            says(count, lambda width=width: read(lines, sources.Rules(), width), InputError, str(bad),  # type: ignore[misc]
-                 f"{lines}, line {number + 1}: ", said)
+            rows.write_bytes((row.ljust(width - 1) + b"\n") * number + bad + b"\n")
+            says(count, lambda width=width: read(rows, sources.Rules(), width), InputError, str(bad),  # type: ignore[misc]
+                 f"{rows}, line {number + 1}: ", said)
         packed = root / "c.jsonl.gz"
         packed.write_bytes(b"")
         count.check(sources.pieces_of(packed) == [], "a file of no byte has pieces")
