@@ -230,7 +230,7 @@ def write(path: Path, tensors: Iterable[Given], disk: Disk | None = None) -> Non
     def chunks() -> Iterable[bytes | memoryview]:
         yield len(raw).to_bytes(8, "little") + raw
         for name, shape, give in todo:
-            made = np.ascontiguousarray(give(), "<f4")
+            made = np.asarray(give(), "<f4", order="C")  # np.ascontiguousarray would give a scalar an axis
             assert made.shape == shape, (name, made.shape, shape)
             yield made.reshape(-1).view(np.uint8).data
 

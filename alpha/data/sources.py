@@ -167,11 +167,11 @@ def _cut(file: BinaryIO, number: int, part: int, size: int) -> int:
     if not 0 < at < size:
         return min(at, size)
     file.seek(at - 1)
-    text = file.read(part + 1)
-    line = text.find(b"\n") + 1
+    text = file.read(max(part, 4) + 1)
+    line = text.find(b"\n", 0, part + 1) + 1
     if line:
         return at - 1 + line
-    behind = next((i for i in range(1, min(5, len(text))) if text[i] & 0xC0 != 0x80), 1)
+    behind = next((i for i in range(1, 5) if i >= len(text) or text[i] & 0xC0 != 0x80), 1)  # the last character ends with the file
     return at - 1 + behind
 
 

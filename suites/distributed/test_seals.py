@@ -22,7 +22,7 @@ from alpha.cli import training
 from alpha.dashboard.folder import Folder
 from alpha.data.tokenizer import ByteTokenizer
 from alpha.errors import CorruptError, InputError
-from alpha.gates.contracts.checkpoint import saved_before
+from alpha.gates.contracts.made_state import saved_before
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import read
 from alpha.report import runs as report

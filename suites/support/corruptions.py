@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from alpha.checkpoint import folders
-from alpha.gates.contracts.checkpoint import empty, layouts, saved_by, state
 from alpha.gates.contracts.corruptions import SPOILS, campaign
+from alpha.gates.contracts.made_state import empty, layouts, saved_by, state
 
 
 def main() -> int:

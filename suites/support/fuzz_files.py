@@ -47,7 +47,7 @@ from alpha.data.tokenizer_file import load_tokenizer
 from alpha.data.tokenizer_hf import _letters, read_hugging_face
 from alpha.errors import AlphaError
 from alpha.gates.contracts import hf as contract
-from alpha.gates.contracts.checkpoint import layouts, saved_by, state
+from alpha.gates.contracts.made_state import layouts, saved_by, state
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.report import runs
 from alpha.train import rundir

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from alpha.checkpoint import folders, ranges
-from alpha.gates.contracts.checkpoint import States, cut_of, layouts
+from alpha.gates.contracts.made_state import States, cut_of, layouts
 from alpha.types import NUMPY
 
 JOBS = [(1, 0), *((ranks, zero) for ranks in (2, 4, 8) for zero in (0, 1))]

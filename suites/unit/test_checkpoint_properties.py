@@ -14,7 +14,7 @@ from resume_matrix import matrix
 
 from alpha import cli
 from alpha.checkpoint import folders, offline
-from alpha.gates.contracts.checkpoint import States, copied, cut_of, empty, same, saved_by
+from alpha.gates.contracts.made_state import States, copied, cut_of, empty, same, saved_by
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.tomlfile import tomllib
 

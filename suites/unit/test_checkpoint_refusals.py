@@ -22,8 +22,8 @@ from alpha.checkpoint.disk import Disk
 from alpha.data.tokenizer import ByteTokenizer
 from alpha.errors import MachineError
 from alpha.gates.contracts import hf as contract
-from alpha.gates.contracts.checkpoint import States, copied, reseal, same, saved_by
 from alpha.gates.contracts.disks import Failing
+from alpha.gates.contracts.made_state import States, copied, reseal, same, saved_by
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.train import hf_tokenizer
 

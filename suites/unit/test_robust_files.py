@@ -27,7 +27,7 @@ from alpha.data.hashed import file_bytes
 from alpha.data.tokenizer import MAX_WORD, BPETokenizer, ByteTokenizer
 from alpha.data.tokenizer_file import load_tokenizer
 from alpha.errors import AlphaError, CorruptError, InputError
-from alpha.gates.contracts.checkpoint import reseal, saved_before
+from alpha.gates.contracts.made_state import reseal, saved_before
 from alpha.gates.device_code import baseline as kernels_baseline
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.profile import trace

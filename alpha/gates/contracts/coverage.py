@@ -29,10 +29,11 @@ from alpha.train.catalogue import catalogue
 NONCE = "c0" * 16
 EXEMPT = Path(__file__).with_name("untaken.toml")
 ROOT = Path(alpha.__file__).parent
-PACKAGES = ("graph", "models", "optim", "parallel", "passes")
+PACKAGES = ("checkpoint", "data", "flops", "graph", "models", "optim", "parallel", "passes")
 """Held to it, whole."""
 GATES = ("parity", "gradient", "determinism", "faults")
-KINDS = ("pass", "model", "flops", "executor", "optimizer", "schedule")
+KINDS = ("pass", "model", "flops", "executor", "optimizer", "schedule", "checkpoint", "corpus", "sampler", "shards", "split", "tokenizer",
+         "baseline")
 """Kinds of components whose cases reach PACKAGES, with `program.step`."""
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from alpha.checkpoint import hf, safetensors
 from alpha.component import Measured
 from alpha.errors import AlphaError, CorruptError, InputError, MachineError
+from alpha.gates.contracts import saves
 from alpha.gates.contracts.data.support import Cases, Count
 from alpha.gates.contracts.disks import Failing, Killed, full
 from alpha.graph.evaluate import evaluate
@@ -418,6 +419,7 @@ def _tensors(rng: np.random.Generator) -> Measured:
     attempt("not a number", "not finite", lambda x: x[wte].__setitem__((3, 2), nan))
     attempt("infinite", "not finite", lambda x: x[wte].__setitem__((3, 2), -inf))
     attempt("another head", "tied", lambda x: x.update({head: x[wte] + 1}))
+    attempt("a head without its embedding", "wte.weight", lambda x: x.update({head: x.pop(wte)}))
     attempt("no head", head, lambda x: x.pop(head), of="gpt2-untied")
     attempt("a head of another shape", head, lambda x: x.update({head: x[wte][1:]}))
     accepted("a copy of the tied head", lambda x: x.update({head: x[wte]}))
@@ -427,7 +429,11 @@ def _tensors(rng: np.random.Generator) -> Measured:
     accepted("no prefix", lambda x: [x.update({k.removeprefix("transformer."): x.pop(k)}) for k in list(x)])
     hub = hf.open_hub(FIXTURES / "gpt2")
     other = layout_of({**hub.sizes, "layers": 3}, 4)[0]
-    says(count, lambda: hub.fill(np.zeros(other.size, np.float32), other), InputError, "block.2", "a model of another depth")
+    first = min(t.name for t in other.tensors if t.name.startswith("block.2"))  # of several the first by name
+    says(count, lambda: hub.fill(np.zeros(other.size, np.float32), other), InputError, f"{first} missing", "a model of another depth")
+    wider = layout_of({**hub.sizes, "width": 2 * hub.sizes["width"]}, 4)[0]
+    says(count, lambda: hub.fill(np.zeros(wider.size, np.float32), wider), InputError, f"{min(t.name for t in wider.tensors)} (",
+         "a model of another width")
     return count.measured()
 
 
@@ -503,9 +509,10 @@ def _mutants(rng: np.random.Generator) -> Measured:
 CASES: dict[str, Cases] = {
     "checkpoint.hf": {
         "parity": [("logits", _logits), ("as transformers writes", _written), ("round trip", _round_trip), ("in files", _in_files),
-                   ("widened", _widened)],
+                   ("widened", _widened), ("tensors of files", saves.tensors_of_files)],
         "determinism": [("same bytes", _same_bytes)],
         "faults": [("headers", _headers), ("indices", _indices), ("configs", _configs), ("tensors", _tensors), ("disk", _disk),
+                   ("a disk without a word", lambda rng: saves.exported_to_a_bad_disk(rng, *drawn(rng, "gpt2", True))),
                    ("mutants", _mutants)],
     }
 }

@@ -16,8 +16,8 @@ import numpy as np
 from alpha.component import Measured
 from alpha.errors import ConfigError
 from alpha.flops import v1
-from alpha.flops.executed import executed, part_of, tensors_by_place
-from alpha.flops.parts import ATTENTION, DIRECTIONS, FEED_FORWARD, LOGITS, OTHERS, PARTS, PROJECTIONS, part_of_weight
+from alpha.flops.executed import by_part, executed, part_of, tensors_by_place
+from alpha.flops.parts import ATTENTION, DIRECTIONS, EMBEDDING, FEED_FORWARD, LOGITS, OTHERS, PARTS, PROJECTIONS, part_of_weight
 from alpha.gates.contracts import edges, of_settings
 from alpha.gates.contracts.families import FAMILY_CASES, FamilyCase, Params
 from alpha.gates.contracts.mixed import merged
@@ -333,6 +333,10 @@ def _counted(rng: np.random.Generator) -> Measured:
                 t.matmul(x, w, trans_a=turned[0], trans_b=turned[1])
             want[part] += 2 * size
             weights[w.name] = w.type.size
+        with t.unit("block.1"):  # of two activations: no weight says whose it is
+            a, b_, c_ = (int(x) for x in rng.integers(2, 30, 3))
+            t.matmul(t.input("left", (a, b_), "f32"), t.input("right", (b_, c_), "f32"))
+            want[OTHERS] += 2 * a * b_ * c_
         for i, causal in enumerate((False, True)):
             b, heads, d, queries, keys = (int(x) for x in rng.choice(np.arange(1, 20), 5, replace=False))
             q, kv = t.input(f"q{i}", (b, queries, 2 * heads, d), "f32"), t.input(f"k{i}", (b, keys, heads, d), "f32")
@@ -365,6 +369,17 @@ def _executed(ref: Reference, rng: np.random.Generator) -> Measured:
                 told = part_of(x, tensors_by_place(p.states))
                 if name and told != name and not (name == "products" and told in (PROJECTIONS, FEED_FORWARD)):
                     wrong.append(f"{x.op} of {x.layer} in {told}")
+    tokens, times = 7, int(rng.integers(1, 5))
+    model = v1.ModelFlops(tokens, {part: int(rng.integers(1, 99)) * (part not in (OTHERS, EMBEDDING)) for part in PARTS}, 1)
+    table = by_part(model, p, times * tokens)
+    for part in PARTS:
+        for to in DIRECTIONS:
+            useful = times * model.forward[part] * {"forward": 1, "backward": 2}.get(to, 0)
+            both = (useful, found.get((part, to), 0))
+            if table.get((part, to)) != (both if any(both) else None):
+                wrong.append(f"{part}, {to}: {table.get((part, to))} for {both}")
+    if [*table] != [(part, to) for to in DIRECTIONS for part in PARTS if (part, to) in table]:
+        wrong.append("the order of a table")
     again = program(ref.name, policy="block")
     phases = {"recompute": 0, "update": 0}
     for call in again.schedule:

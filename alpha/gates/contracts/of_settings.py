@@ -113,7 +113,7 @@ def stalls(rng: np.random.Generator) -> Measured:
     return _told(checks)
 
 
-class _Late:
+class Late:
     """Copies that are there when they have been waited for, as those from a device: of what the state was when they began. Before, their
     memory holds rubbish."""
 
@@ -151,7 +151,7 @@ def late_copies(rng: np.random.Generator) -> Measured:
     checks = []
     layout = StateLayout([_spec(f"t{i}", (int(rng.integers(1, 9)), int(rng.integers(1, 40)))) for i in range(3)])
     with tempfile.TemporaryDirectory(prefix="alpha-late-") as root:
-        copies = _Late()
+        copies = Late()
         saver = Saver(Path(root), Ranks(), keep=9, late=copies)
         for step in range(6):
             flat = rng.standard_normal(layout.size).astype(np.float32)

@@ -330,8 +330,32 @@ def _edges(rng: np.random.Generator) -> Measured:
     return found
 
 
+def _dealt(rng: np.random.Generator) -> Measured:
+    """Of drawn numbers of shards and microbatches, dealt to ranks in any order, each has to be run by one rank: with any of them left out
+    or run twice it is refused by name, but for the last ones, without which there are fewer."""
+    wrong, cases = list[str](), 0
+    for shards, micros in ((1, 3), (2, 2), (3, 2), (2, 3)):
+        whole = [(shard, micro) for shard in range(shards) for micro in range(micros)]
+        for out in (None, *whole):
+            text = [whole[i] for i in rng.permutation(len(whole)) if whole[i] != out]
+            left = {*text}
+            said = ""
+            for shard in range(max(shard for shard, _ in text) + 1):
+                for micro in range(max(micro for _, micro in text) + 1):
+                    said = said or ("" if (shard, micro) in left else f"shard {shard}, microbatch {micro}")
+            again = text[int(rng.integers(len(text)))]
+            for dealt, words in ((text, said), ([*text, again], f"shard {again[0]}, microbatch {again[1]}")):
+                cases += 1
+                try:
+                    verify_program(job(*([] for _ in dealt), text=dealt))
+                    wrong += [f"{dealt} is taken"] if words else []
+                except GraphError as error:
+                    wrong += [] if words and words in str(error) else [f"{dealt}: {error}"]
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
+
+
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "verify_program.pass": {"parity": [*((name, _accepts(name)) for name in sound()), ("texts", traced.program_texts)],
                             "determinism": [("refusals", _says_the_same)],
-                            "faults": [*((name, _refuses(name)) for name in broken()), ("edges", _edges)]},
+                            "faults": [*((name, _refuses(name)) for name in broken()), ("edges", _edges), ("dealt", _dealt)]},
 }

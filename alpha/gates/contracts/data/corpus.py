@@ -12,6 +12,7 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data import corpus
 from alpha.errors import CorruptError, InputError
+from alpha.gates.contracts.data import limits
 from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, same_everywhere, write_texts
 
 
@@ -241,7 +242,7 @@ def _bad_folders(rng: np.random.Generator) -> Measured:
 FOLDER_CASES: Cases = {
     "parity": [("folders, files and globs", _folders_and_globs)],
     "determinism": [("the hash is the same in a fresh process", _folder_same_everywhere)],
-    "faults": [("empty and missing input is refused", _bad_folders)],
+    "faults": [("empty and missing input is refused", _bad_folders), ("what holds too little is refused", limits.odd_sources)],
 }
 
 CASES: Cases = {

@@ -16,6 +16,7 @@ from alpha.data.corpus import open_corpus
 from alpha.data.sampler import PermutedSampler
 from alpha.data.split import split_by_file
 from alpha.errors import ConfigError, InputError
+from alpha.gates.contracts.data import limits
 from alpha.gates.contracts.data.support import Cases, Count, folder, same_everywhere, write_texts
 
 # The turns are a promise to every run that resumes: weights 3, 3 and 2.
@@ -229,6 +230,7 @@ CASES: Cases = {
         ("steps are the same in a fresh process", _same_everywhere),
         ("a resumed run sees what an uninterrupted one sees", _resume),
         ("the turns are frozen and the hash tells mixtures apart", _frozen),
+        ("the hash tells streams apart", limits.names_of_streams),
     ],
     "faults": [("impossible mixtures are refused", _bad_input)],
 }

@@ -13,6 +13,7 @@ from alpha.component import Measured
 from alpha.data.prefetch import NAME, Call, Prefetcher, Waited
 from alpha.data.sampler import Batch, Sampler
 from alpha.errors import CorruptError, InputError
+from alpha.gates.contracts.data import limits
 from alpha.gates.contracts.data.support import Cases, Count, same_everywhere
 
 BATCH, SHARDS, MICROS, STEPS = 12, 2, 3, 7
@@ -241,5 +242,6 @@ CASES: Cases = {
     "faults": [
         ("errors of the thread arrive", _errors_arrive),
         ("threads end", _threads_end),
+        ("a batch out of turn is refused", limits.out_of_turn),
     ],
 }

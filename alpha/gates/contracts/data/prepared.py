@@ -21,7 +21,7 @@ from alpha.component import Measured
 from alpha.data import files, prepare, prepared, sources, tokenizer
 from alpha.data.hashed import file_bytes
 from alpha.errors import BusyError, CorruptError, InputError, MachineError
-from alpha.gates.contracts.data import corruption
+from alpha.gates.contracts.data import corruption, limits, packed
 from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, same_everywhere, text_like, write_texts
 
 UNIT, PART = 3000, 700
@@ -366,16 +366,23 @@ CASES: Cases = {
         ("documents, sides, tokens and counts as the reference", _as_reference),
         ("values of a label are counted apart up to a bound", _labels),
         ("small sources have something to validate on", _small_sources),
+        ("each source is told, and what it holds", limits.of_sources),
+        ("a tokenizer learns from what was asked for", limits.small_samples),
+        ("parts and lines of any length", limits.lines_and_parts),
+        ("frames hold the documents of the plain file", packed.in_frames),
+        ("rows are documents", packed.in_rows),
     ],
     "determinism": [
         ("files are the same in a fresh process", _same_everywhere),
         ("the number of workers does not matter", _any_workers),
         ("kills do not matter", _after_kills),
+        ("a worker makes the same bytes", limits.workers),
     ],
     "faults": [
         ("drawn corruptions are refused", _campaign),
         ("a damaged folder is refused when it is read", _seen_when_read),
         ("bad sources are refused or counted", _bad_sources),
         ("folders in the way are refused", _folders),
+        ("what no preparation makes is refused", limits.refused_folders),
     ],
 }

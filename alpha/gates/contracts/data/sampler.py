@@ -12,6 +12,7 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data import sampler, shards
 from alpha.errors import InputError
+from alpha.gates.contracts.data import limits
 from alpha.gates.contracts.data.support import Cases, Count, folder, same_everywhere
 
 # The order is a promise to every run that resumes: seed 1, epoch 2, 10 windows.
@@ -307,5 +308,5 @@ CASES: Cases = {
         ("a resumed run sees what an uninterrupted one sees", _resume),
         ("the order is frozen and the hash tells samplers apart", _order_is_frozen),
     ],
-    "faults": [("impossible shares and sizes are refused", _bad_input)],
+    "faults": [("impossible shares and sizes are refused", _bad_input), ("a walk without end is refused", limits.no_permutation)],
 }

@@ -17,6 +17,7 @@ from alpha.component import Measured
 from alpha.data import corpus, shards, tokenizer
 from alpha.data.hashed import file_bytes
 from alpha.errors import CorruptError, InputError, MachineError
+from alpha.gates.contracts.data import limits
 from alpha.gates.contracts.data.support import Cases, Count, any_bytes, flipped, folder, same_everywhere, text_like, wide_bpe, write_texts
 
 
@@ -307,5 +308,8 @@ CASES: Cases = {
         ("damaged listings are refused", _damaged_listing),
         ("incomplete and foreign streams are refused", _incomplete_streams),
         ("interrupted writes leave nothing", _interrupted_writes),
+        ("what no header says is refused", limits.headers),
+        ("disks that refuse are told", limits.asked_of_the_disk),
+        ("what was left is swept", limits.left_over),
     ],
 }

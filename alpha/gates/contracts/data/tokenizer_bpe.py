@@ -15,6 +15,7 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data import files, tokenizer, tokenizer_file
 from alpha.errors import CorruptError, InputError, MachineError
+from alpha.gates.contracts.data import patterns
 from alpha.gates.contracts.data.support import Cases, Count, any_bytes, flipped, folder, same_everywhere, stdlib_texts, text_like, wide_bpe
 
 Merges = list[tuple[int, int]]
@@ -356,11 +357,13 @@ CASES: Cases = {
         ("training and ids are the same in a fresh process", _same_everywhere),
         ("the order of the texts does not matter", _order_of_texts),
         ("earlier calls do not matter", _calls_do_not_matter),
+        ("what was forgotten does not matter", patterns.few_words),
         ("the hash tells tokenizers apart and is frozen", _hash_tells_apart),
     ],
     "faults": [
         ("damaged files are refused", _damaged),
         ("a full disk loses nothing", _full_disk),
         ("misuse is refused", _misuse),
+        ("impossible merges are refused", patterns.impossible_merges),
     ],
 }

@@ -16,6 +16,7 @@ from alpha.component import Measured
 from alpha.data import form_c, tokenizer_file, tokenizer_hf
 from alpha.data.tokenizer import FIRST_MERGE, learn_merges
 from alpha.errors import InputError
+from alpha.gates.contracts.data import patterns
 from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, same_everywhere, stdlib_texts
 from alpha.gates.contracts.data.tokenizer_bpe import damaged_files, full_disk
 
@@ -396,15 +397,21 @@ CASES: Cases = {
         ("any bytes keep their tokens", _any_bytes),
         ("form C", _form_c),
         ("save and load", _save_and_load),
+        ("each construct of a pattern", patterns.constructs),
+        ("unusual files", patterns.odd_files),
+        ("merges in any order", patterns.any_ranks),
     ],
     "determinism": [
         ("hash and ids are the same in a fresh process", _same_everywhere),
         ("earlier calls do not matter", _calls_do_not_matter),
+        ("what was forgotten does not matter", patterns.few_joins),
         ("the hash tells tokenizers apart", _hash_tells_apart),
     ],
     "faults": [
         ("damaged files are refused", _damaged),
         ("a full disk loses nothing", _full_disk),
         ("what is not supported is refused by name", _refused),
+        ("patterns that say too much are refused by name", patterns.refused_patterns),
+        ("files that say what none may are refused by name", patterns.refused_files),
     ],
 }

@@ -38,7 +38,7 @@ from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.cuda_runtime._bindings import CudaError
 from alpha.errors import InputError, MachineError, RankError
-from alpha.gates.contracts.checkpoint import cut_of, same
+from alpha.gates.contracts.made_state import cut_of, same
 from alpha.gates.contracts.ranks import ends, told
 from alpha.gates.contracts.ranks.calls import misbehave
 from alpha.gates.contracts.ranks.collectives import BOUND_S, SHORT, SOUND, seed_of, sound
@@ -701,7 +701,8 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                                  ("numbers", _numbers)],
                       "determinism": [("both-ways", _both_ways)], "faults": [(fault, _planted(fault)) for fault in FAULTS]},
     "watch.progress": {"parity": [("waited", _waited), ("patience", ends.patience), ("words", told.words),
-                                  ("flights", told.flights), ("names", told.named)], "determinism": [("named", _named)],
+                                  ("flights", told.flights), ("rests", told.rests), ("names", told.named)],
+                       "determinism": [("named", _named)],
                        "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left),
                                   ("watched late", ends.watched_late)]},
     "launch.ranks": {"parity": [("ended", _launched("none", "slow", "code")), ("left", _nothing_left)],

@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 import time
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+from alpha.comm import watch as watching
 from alpha.comm.agree import agree
 from alpha.comm.control import ABSENT, JOINED, LEFT, Failure
 from alpha.comm.flight import RECORDS
@@ -99,6 +101,33 @@ def words(rng: np.random.Generator) -> Measured:
     segment.close()
     other.close()
     return _measured(wrong, calls)
+
+
+def rests(rng: np.random.Generator) -> Measured:
+    """A rank that waits for parts of a message rests until one comes, again and again, as long as it may; it says whether what it waits
+    for was ready in that time, after as many rests as that took."""
+    wrong, cases = list[str](), 20
+    for i in range(cases):
+        needs, rested, asked = i % 5 if i < 10 else int(rng.integers(1, 40)), list[float](), [0]
+
+        def ready(needs: int = needs, rested: list[float] = rested, asked: list[int] = asked) -> bool:
+            asked[0] += 1
+            return len(rested) >= needs
+
+        with mock.patch.object(watching.time, "monotonic_ns", side_effect=lambda: 5):  # no time goes by
+            found = Watch._rest(ready, rested.append)
+        wrong += [] if found and rested == [watching.LONGEST_S] * needs else [f"{found} after {len(rested)} of {needs} rests"]
+    for over in (1.0, 1.5):
+        now, rested = [0], list[float]()
+
+        def rest(seconds: float, now: list[int] = now, rested: list[float] = rested, over: float = over) -> None:
+            rested.append(seconds)
+            now[0] += int(over * 1e9 * seconds)
+
+        with mock.patch.object(watching.time, "monotonic_ns", side_effect=lambda now=now: now[0]):
+            found = Watch._rest(lambda: False, rest)
+        wrong += [] if not found and len(rested) == 1 else [f"{found} after {len(rested)} rests of {over} times the longest"]
+    return _measured(wrong, cases + 2)
 
 
 def flights(rng: np.random.Generator) -> Measured:

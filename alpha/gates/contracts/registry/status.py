@@ -104,6 +104,13 @@ def _usable(rng: np.random.Generator) -> Measured:
             status = _registry(at / "evidence", package, KERNEL).status(KERNEL.id)
             checks.that(status.claimable == claimable, f"{what}: {status.no_claim or 'claimable'}")
             checks.that(status.usable == (what != "a slower record"), f"{what}: usable is {status.usable}")
+            checks.that((status.no_claim == "") == claimable, f"{what}: {status.no_claim!r} is said of a claim")
+    with folder() as at:  # as fast as it must be, and no gate but that
+        save([perf], at / "evidence")
+        Pins(folder_of(at / "evidence")).save(key_of_record(perf), {KERNEL.id: pin_of(KERNEL.id, digests=perf.digests)})
+        status = _registry(at / "evidence", package, KERNEL).status(KERNEL.id)
+        checks.that((status.claimable, status.no_claim) == (False, "it is not usable"), f"perf alone: {status.no_claim!r}")
+        checks.that(_registry(at / "evidence", package, BASE).status(BASE.id).no_claim == "it owes no perf gate", "what owes no perf gate")
     both = replace(perf, cases=[*perf.cases, {**perf.cases[0], "name": "b"}], declared=2)
     for what, names in (("one case", "a"), ("the other case", "b"), ("all cases", "ab")):
         with folder() as at:
