@@ -55,9 +55,9 @@ EXCUSED = {
     ("gates/contracts/registry/digest.py", "patch.dict()"): "another oracle of an op, which the digest of a fused row must see",
     ("gates/contracts/registry/evidence.py", "patch()"): "a planted full disk",
     ("gates/contracts/registry/status.py", "patch.object(policy)"): "a planted exemption that the status must see",
-    ("gates/contracts/train.py", "Disk.write"): "a planted full disk",
-    ("gates/contracts/train.py", "fcntl.flock"): "a contract locks files alone, as some file systems do",
-    ("gates/contracts/train.py", "os.fsync"): "a contract looks whether files are forced to the medium",
+    ("gates/contracts/train/refused.py", "Disk.write"): "a planted full disk",
+    ("gates/contracts/train/going_on.py", "fcntl.flock"): "a contract locks files alone, as some file systems do",
+    ("gates/contracts/train/going_on.py", "os.fsync"): "a contract looks whether files are forced to the medium",
     ("train/log.py", "warnings.showwarning"): "the standard library's own way to hear of warnings",
 }
 """(file, what is assigned) -> why it may. Each is a fault planted on purpose or a switch of another program."""
