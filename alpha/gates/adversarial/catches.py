@@ -178,8 +178,8 @@ def controls(among: Sequence[Fault], catalogue: Catalogue, most: int = 6) -> lis
 
 def _run_beside_controls(jobs: Sequence[plant.Job], sound: Sequence[plant.Job], hung: Collection[str], catalogue: Catalogue, workers: int,
                          finished: Callable[[plant.Outcome], None]) -> None:
-    """All of them. `sound` run beside the others, and first; outcomes are told to `finished` once all of `sound` have passed: GraphError
-    naming the gate that does not. Jobs that `hung` come last, for how long they may take follows from the sound gate's time."""
+    """All of them. `sound` run beside the others; outcomes are told to `finished` once all of `sound` have passed: GraphError naming the
+    gate that does not. Where jobs `hung`, `sound` run before, for how long those may take follows from the sound gate's time."""
     seconds: Seconds = {}
     held: list[plant.Outcome] = []
 
@@ -193,12 +193,11 @@ def _run_beside_controls(jobs: Sequence[plant.Job], sound: Sequence[plant.Job], 
             finished(held.pop(0))
 
     late = [j for j in jobs if j.name in hung and j.timeout == plant.TIMEOUT]
-    alone = [j for j in sound if _alone(j, catalogue)]
-    if alone:
-        _run_all(alone, catalogue, workers, arrived)
-    _run_all([*(j for j in sound if j not in alone), *(j for j in jobs if j not in late)], catalogue, workers, arrived)
-    if late:
-        _run_all(_hurried(late, seconds, catalogue, workers), catalogue, workers, arrived)
+    first = [j for j in sound if late or _alone(j, catalogue)]
+    if first:
+        _run_all(first, catalogue, workers, arrived)
+    limits = {j.name: j for j in _hurried(late, seconds, catalogue, workers)}
+    _run_all([*(j for j in sound if j not in first), *(limits.get(j.name, j) for j in jobs)], catalogue, workers, arrived)
 
 
 def _unbroken(job: plant.Job) -> plant.Job:

@@ -327,7 +327,8 @@ def tensors_of_files(rng: np.random.Generator) -> Measured:
             found = safetensors.folder(path)
             count.check(list(found) == sorted(made) and all(safetensors.read(found[k]).tobytes() == x.tobytes() for k, x in made.items()),
                         f"at most {most}: {sorted(p.name for p in path.iterdir())}")
-            count.check((path / safetensors.INDEX).exists() == (most < 1 << 30), f"at most {most}: an index")
+            held = sum(x.nbytes for x in made.values())
+            count.check((path / safetensors.INDEX).exists() == (held > most), f"{held} bytes in files of at most {most}: an index")
         one = at / "one.safetensors"
         table = {"a": {"dtype": "I32", "shape": [2], "data_offsets": [0, 8]}}
         raw = json.dumps(table).encode()

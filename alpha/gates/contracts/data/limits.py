@@ -368,7 +368,7 @@ def workers(rng: np.random.Generator) -> Measured:
     count = Count()
     with folder() as root:
         write_texts(root / "t", {f"{i:02d}.txt": text for i, text in enumerate(_texts(rng, 8))})
-        order = _order(root / "t", unit=100)
+        order = _order(root / "t", unit=16)  # at least three units, so two are left behind the first
         whole = prepare.prepare(order, root / "whole")
 
         def here(unit: Any) -> int:
@@ -381,7 +381,7 @@ def workers(rng: np.random.Generator) -> Measured:
             raise BrokenProcessPool("a process ended")
 
         def failing(unit: Any) -> int:
-            if unit[0] in (1, 2):
+            if unit[0] > 0:
                 raise InputError("a line is no document", came="line 3")
             return here(unit)
 

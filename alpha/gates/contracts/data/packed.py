@@ -154,7 +154,7 @@ def in_rows(rng: np.random.Generator) -> Measured:
     count = Count()
     texts = [text_like(rng, int(rng.integers(0, 90))).decode("utf-8", "replace") for _ in range(50)]
     rows = [{"n": i % 4, "body": text} for i, text in enumerate(texts)]
-    cuts = [0, 0, *sorted(int(x) for x in rng.integers(0, len(rows), 4)), len(rows)]
+    cuts = [0, 0, *sorted(int(x) for x in rng.integers(1, len(rows), 4)), len(rows)]
     groups = [rows[a:b] for a, b in pairwise(cuts)]
 
     def made(path: Path, groups: list[list[dict[str, Any]]], **more: object) -> Path:
@@ -174,8 +174,10 @@ def in_rows(rng: np.random.Generator) -> Measured:
         for field, labels, lacking in (("text", (), "'text'"), ("body", ("n", "lang"), "'lang'")):
             kind, text = _said(path, sources.Rules(field, labels))
             count.check(kind == "InputError" and f"no {lacking}" in text and "one of n, body" in text, f"{lacking}: {kind}: {text}")
-        bad = int(rng.integers(len(rows)))
-        for value, why in ((3, "no string but int"), ("e" * 999, "longer than 500 bytes"), (None, "no string but NoneType")):
+        anywhere = int(rng.integers(len(rows)))
+        behind = int(rng.integers(cuts[-2], len(rows)))  # in the last group
+        for bad, value, why in ((anywhere, 3, "no string but int"), (behind, "e" * 999, "longer than 500 bytes"),
+                                (behind, None, "no string but NoneType")):
             spoilt = [dict(row) for row in rows]
             spoilt[bad]["body"] = value  # type: ignore[assignment]
             path = made(root / "bad.parquet", [spoilt[a:b] for a, b in pairwise(cuts)])
