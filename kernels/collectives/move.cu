@@ -7,6 +7,8 @@
 // move_direct: count[j] halves are copied from from[j] to to[j], either of which may lie in a peer's memory, between two meetings:
 //   before the first, sources are there and targets may be written; behind the second, targets are there and sources may be written.
 //   Addresses are multiples of 16 bytes. What stays on this member is its own business: blocks of their own copy it beside.
+// move_relayed: a broadcast between meetings, block by block. Each other member gets from the root what it hands on to the rest, so that no
+//   byte leaves the root twice: in step k the root writes part k of every member, and each member hands on part k - 1.
 // meet: one meeting, of one block. What the members' streams did before it has happened everywhere when it ends. Between two of them a
 //   copy engine may move.
 // Grid: any number of blocks up to BLOCKS. Block 512 threads.
@@ -102,13 +104,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) move_direct(const __gri
     Meetings meetings(l);
     if (!meetings.meet()) return;
 #pragma unroll
-    for (uint32_t k = 1; k < MOST; ++k) {  // from the next member on, so that not all pull from one
+    for (uint32_t k = 1; k < MOST; ++k) {  // each block begins with another member, so that no link waits for the others
         if (k < l.size) {
-            const uint32_t j = (l.me + k) % l.size;
+            const uint32_t j = (l.me + 1 + (k - 1 + blockIdx.x) % (l.size - 1)) % l.size;
             copy(p.from[j], p.to[j], p.count[j], blockIdx.x, p.moving);
         }
     }
     meetings.meet();
+}
+
+struct Relayed {
+    Link link;
+    const uint16_t* from;  // what this member reads: the root its operand, any other its result
+    uint16_t* to[MOST];    // the results of all members as this one sees them
+    uint64_t count;
+    uint32_t root;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) move_relayed(const __grid_constant__ Relayed p) {
+    const Link& l = p.link;
+    const uint64_t vectors = (p.count + PER - 1) / PER, others = l.size - 1, part = static_cast<uint64_t>(THREADS) * LOADS;
+    const uint64_t steps = (vectors + gridDim.x * others * part - 1) / (gridDim.x * others * part);
+    const bool root = l.me == p.root;
+    Meetings meetings(l);
+    if (!meetings.meet()) return;
+    for (uint64_t k = 0; k <= steps; ++k) {
+        for (uint32_t m = 0; m < others; ++m) {
+            const uint32_t keeper = (p.root + 1 + m) % l.size;  // whom the root gives this part
+            if (!root && (keeper != l.me || k == 0)) continue;
+            const uint64_t at = (((root ? k : k - 1) * others + m) * gridDim.x + blockIdx.x) * part + threadIdx.x;
+            uint4 word[LOADS];
+#pragma unroll
+            for (int d = 0; d < LOADS; ++d)
+                if (at + d * THREADS < vectors) word[d] = vector_of(p.from, at + d * THREADS, p.count);
+#pragma unroll
+            for (uint32_t j = 0; j < MOST; ++j) {
+                if (j >= l.size || (root ? j != keeper && (j != l.me || p.to[j] == p.from) : j == l.me || j == p.root)) continue;
+#pragma unroll
+                for (int d = 0; d < LOADS; ++d)
+                    if (at + d * THREADS < vectors) put_vector(p.to[j], at + d * THREADS, p.count, word[d]);
+            }
+        }
+        if (!meetings.meet()) return;
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(32, 1) meet(const __grid_constant__ Link l) {

@@ -154,7 +154,7 @@ def _filled(at: int, word: int, n: int, stream: int) -> tuple[int]:
     return (0,)
 
 
-def among(ranks: int, function: Callable[..., Any], *arguments: Any, kernels: Path, each: int = 64 << 20,
+def among(ranks: int, function: Callable[..., Any], *arguments: Any, kernels: Path, each: int = 128 << 20,
           deadlines: Any = None, lost: bool = False) -> list[Any]:
     """`function(peers, world, *arguments)` in a process for each rank; what each returned. AssertionError with the words of who fails.
     `lost`: the last rank is not to return; it is killed when the others have ended, and left out."""

@@ -65,9 +65,11 @@ def source(file: str, size: int, dtype: str = "", loads: int = 4) -> Source:
 
 
 def sources(op: str) -> list[Source]:
-    """Every compiled file that an op may load, for groups of 2 to 8."""
-    sizes = (2, 4, 8)
-    return [source("sum", n, dtype) for n in sizes for dtype in ITEM] if op in SUMS else [source("move", n) for n in sizes]
+    """Every compiled file that TABLE may load for an op, for groups of 2 to 8."""
+    file = "sum" if op in SUMS else "move"
+    rows = {size: {how.loads for _, how in table["send" if op == "receive" else op]} if op != "barrier" else {How.loads}
+            for size, table in TABLE.items()}
+    return [source(file, size, dtype, loads) for size in rows for dtype in (ITEM if op in SUMS else ("",)) for loads in sorted(rows[size])]
 
 
 # -- channels --------------------------------------------------------------------------------------------------------------------
@@ -85,6 +87,8 @@ def _structures(limit: int) -> dict[str, type[ctypes.Structure]]:
         "Link": link,
         "Sum": structure("Sum", "", ("link", link), ("x", pointers), ("y", pointers), *longs.items(), *floats.items()),
         "Packed": structure("Packed", "", ("link", link), ("from_", pointers), ("to", pointers), ("out", pointers), ("in_", pointers)),
+        "Relayed": structure("Relayed", "", ("link", link), ("from_", ctypes.c_uint64), ("to", pointers), ("count", ctypes.c_uint64),
+                             ("root", ctypes.c_uint32)),
         "Direct": structure("Direct", "", ("link", link), ("from_", pointers), ("to", pointers), ("count", pointers),
                             ("moving", ctypes.c_uint32)),
     }
@@ -120,7 +124,7 @@ class Channel:
         if peers.rank not in self.members:
             raise GraphError("a channel is of the members that make it", came=f"rank {peers.rank} of {self.members}")
         self.size, self.me, self.patience_s = len(self.members), self.members.index(peers.rank), patience_s
-        self.nbytes = _COUNTS + BLOCKS * self.size * 2 * SLOT
+        self.nbytes = _COUNTS + BLOCKS * self.size * 2 * SLOT * 2  # slots of packets, and stages
         most(self.size)
         self.arena = peers.arena(self.nbytes, name="channel")
         self.pads = [peers.windows[-1].bases[rank] for rank in self.members]
@@ -196,8 +200,9 @@ class Channel:
 
 @dataclass(frozen=True)
 class How:
-    """algorithm: packets, direct or engine (a copy engine between two meetings); blocks: of the launch; pull: what moves directly or by an
-    engine is read by who gets it, else written by who has it; loads: vectors of each member in flight in a thread of `direct`."""
+    """algorithm: packets, direct, staged (a sum of what others write to who adds it), relayed (a broadcast that members hand on) or engine (a
+    copy engine between two meetings); blocks: of the launch; pull: what moves directly or by an engine is read by who gets it, else written
+    by who has it; loads: vectors of each member in flight in a thread, but of packets."""
 
     algorithm: str
     blocks: int = 1
@@ -205,8 +210,9 @@ class How:
     loads: int = 4
 
 
-MIB = 1 << 20
-TABLE: dict[str, tuple[tuple[int, How], ...]] = {
+KIB, MIB = 1 << 10, 1 << 20
+_Rows = tuple[tuple[int, How], ...]
+_TWO: dict[str, _Rows] = {
     "all_reduce": ((MIB, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 16))),
     "reduce_scatter": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
     "all_gather": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
@@ -214,14 +220,24 @@ TABLE: dict[str, tuple[tuple[int, How], ...]] = {
     "broadcast": ((MIB // 2, How("packets", 32)), (32 * MIB, How("direct", 32)), (LARGE, How("engine"))),
     "send": ((MIB // 2, How("packets", 32)), (32 * MIB, How("direct", 32)), (LARGE, How("engine"))),
 }
-"""Op -> (bytes up to which, how), by measurements on two H100 (docs/collectives.md). `nbytes` of an operand, of a gather's result."""
+_MORE: dict[str, _Rows] = {
+    "all_reduce": ((64 * KIB, How("packets", 32)), (MIB, How("direct", 32, loads=2)), (LARGE, How("direct", 32))),
+    "reduce_scatter": ((128 * KIB, How("packets", 32)), (MIB, How("direct", 32, loads=2)), (LARGE, How("direct", 64))),
+    "all_gather": ((128 * KIB, How("packets", 32)), (2 * MIB, How("direct", 16)), (LARGE, How("direct", 64))),
+    "all_to_all": ((128 * KIB, How("packets", 32)), (2 * MIB, How("direct", 16)), (LARGE, How("direct", 64))),
+    "broadcast": ((128 * KIB, How("packets", 32)), (MIB, How("direct", 32)), (LARGE, How("relayed", 32))),
+    "send": _TWO["send"],
+}
+TABLE: dict[int, dict[str, _Rows]] = {2: _TWO, 4: _MORE, 8: _MORE}
+"""Most members -> op -> (bytes up to which, how), by measurements on two and on four GPUs (docs/collectives.md); eight were never measured.
+`nbytes` of an operand, of a gather's result."""
 
 
 def choose(op: str, nbytes: int, size: int, whole: bool = True) -> How:
     """By TABLE; packets have no more blocks than one round needs. `whole`: all pieces are whole vectors at whole addresses, which only
     packets do without. The choice moves no bit."""
-    how = next(how for most_bytes, how in TABLE[op] if nbytes <= most_bytes)
-    how = how if whole else TABLE[op][0][1]
+    rows = TABLE[most(size)][op]
+    how = next(how for most_bytes, how in rows if nbytes <= most_bytes) if whole else rows[0][1]
     if how.algorithm != "packets":
         return how
     each = nbytes if op in ("all_reduce", "broadcast", "send") else ceil_div(nbytes, size)
@@ -256,11 +272,11 @@ def _summed(channel: Channel, op: str, x: int, y: int, count: int, stride: int, 
     divisor = n if reduce == "average" else 1
     p: Any = _structures(most(n))["Sum"](link=channel.link(op), count=count, stride=stride, divisor=float(divisor),
                                          factor=0.0 if divisor & divisor - 1 else 1 / divisor)
-    if how.algorithm == "direct":
+    if how.algorithm in ("direct", "staged"):
         launches.addresses(op, x=x, y=y)
         whole = ceil_div(count * n if stride else count, per)
         if stride and count % per:
-            raise ShapeError("direct sums want pieces of whole vectors", came=f"{count} {dtype}", expected=f"a multiple of {per}",
+            raise ShapeError(f"{how.algorithm} sums want pieces of whole vectors", came=f"{count} {dtype}", expected=f"a multiple of {per}",
                              do="take packets")
         p.x[:n] = xs
         p.begin, p.end = (whole * me // n, whole * (me + 1) // n)
@@ -270,7 +286,7 @@ def _summed(channel: Channel, op: str, x: int, y: int, count: int, stride: int, 
     elif how.algorithm == "packets":
         p.x[me], p.y[me] = x, y
     else:
-        raise GraphError(f"{op} has no such algorithm", came=how.algorithm, expected="packets, direct")
+        raise GraphError(f"{op} has no such algorithm", came=how.algorithm, expected="packets, direct, staged")
     kernel = launches.kernel("collectives/sum.cu", f"sum_{how.algorithm}", dict(source("sum", n, dtype, how.loads).defines))
     return Operation(op, (launches.launch(kernel, _blocks(how), THREADS, p),), count * ITEM[dtype])
 
@@ -297,6 +313,8 @@ def broadcast(channel: Channel, x: int, y: int, count: int, dtype: str, *, root:
     """y = the root's x. y may be x. Called by all members."""
     n, me, halves = channel.size, channel.me, count * ITEM[dtype] // 2
     how = _chosen(channel, how, "broadcast", 2 * halves, x, y)
+    if how.algorithm == "relayed":
+        return _relayed(channel, x, y, halves, root, how)
     out = {j: (x, halves) for j in range(n)} if me == root else {}
     return _moved(channel, "broadcast", _Move(out, {root: (y, halves)}, tuple(range(n)) if me == root else (root,)), how, None, root)
 
@@ -338,6 +356,17 @@ def barrier(channel: Channel) -> Operation:
 def _meeting(channel: Channel, op: str, partners: Sequence[int]) -> launches.Launch:
     kernel = launches.kernel("collectives/move.cu", "meet", dict(source("move", channel.size).defines))
     return launches.launch(kernel, 1, 32, channel.link(op, partners))
+
+
+def _relayed(channel: Channel, x: int, y: int, halves: int, root: int, how: How) -> Operation:
+    n, me = channel.size, channel.me
+    _agreed(channel, range(n), "broadcast", halves, root, how)
+    at, (to,) = x if me == root else y, channel.everywhere(y)
+    launches.addresses("broadcast", x=at, y=y)
+    p: Any = _structures(most(n))["Relayed"](link=channel.link("broadcast"), from_=at, count=halves, root=root)
+    p.to[:n] = to
+    kernel = launches.kernel("collectives/move.cu", "move_relayed", dict(source("move", n, loads=how.loads).defines))
+    return Operation("broadcast", (launches.launch(kernel, _blocks(how), THREADS, p),), 2 * halves)
 
 
 def _moved(channel: Channel, op: str, move: _Move, how: How, pair: tuple[int, ...] | None = None, root: int = -1) -> Operation:
