@@ -1,7 +1,8 @@
 """A stream whose launches go before those of others where both could run, and fences between streams. Floor 3.
 
 Captured kernels keep the priority of their stream, and a graph heeds it where it is instantiated with NODE_PRIORITIES. Blocks of a kernel
-that runs are not taken from it: priority decides whose blocks come next.
+that runs are not taken from it: priority decides whose blocks come next. The driver does not say of a graph that it does: 580.159.04 leaves
+that flag out of cuGraphExecGetFlags.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from typing import Any
 
 from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime.device import stream_handle
-from alpha.cuda_runtime.graph import Graph
 
 NODE_PRIORITIES = 8
 """CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY."""
@@ -38,12 +38,6 @@ class FirstStream:
     def close(self) -> None:
         """Gives it back; nothing may be under way."""
         _bindings.check("cuStreamDestroy", _bindings.driver().cuStreamDestroy(self._stream))
-
-
-def heeds(graph: Graph) -> bool:
-    """Whether a graph's launches have the priorities of the streams on which they were captured."""
-    driver = _bindings.driver()
-    return bool(int(_bindings.check("cuGraphExecGetFlags", driver.cuGraphExecGetFlags(graph._executable))) & NODE_PRIORITIES)
 
 
 class Fence:

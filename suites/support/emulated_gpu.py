@@ -31,6 +31,8 @@ from alpha.backends.cuda.lib import Gpu, Operand, Parts
 from alpha.backends.cuda.values import device_bytes, from_device
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import _bindings, cupti, device, launch, mark, memory
+from alpha.cuda_runtime.priority import NODE_PRIORITIES
+from alpha.gates.contracts import device_priority
 from alpha.gates.cuda import replay as cuda_replay
 from alpha.ops.global_norm import blocks
 from alpha.ops.numerics import round_to
@@ -111,6 +113,8 @@ class Capture(list[Callable[[], None]]):
                 work = again
             elif isinstance(work, Until):
                 work = Until(fresh[id(work.record)])
+            elif hasattr(work, "rivals"):
+                work = partial(work, heeding=bool(self.flags & NODE_PRIORITIES))
             target.push(work)
 
 
@@ -310,7 +314,6 @@ class EmulatedGpu:
             CUlimit=SimpleNamespace(CU_LIMIT_PERSISTING_L2_CACHE_SIZE="persisting"), cuCtxGetLimit=lambda limit: (0, self.limits[limit]),
             cuCtxSetLimit=lambda limit, nbytes: (self.limits.update({limit: nbytes}), (0,))[1],
             cuGraphInstantiate=lambda graph, flags: (setattr(graph, "flags", flags), (0, graph))[1],
-            cuGraphExecGetFlags=lambda graph: (0, graph.flags),
             cuCtxGetStreamPriorityRange=lambda: (0, *PRIORITIES), cuStreamCreateWithPriority=self.stream_with_priority,
             cuStreamGetPriority=lambda handle: (0, self.priorities.get(handle, 0)), cuStreamDestroy=lambda handle: (0,),
             cuStreamSynchronize=lambda handle: (Stream.by_handle[handle].synchronize(), (0,))[1],
@@ -463,6 +466,39 @@ class _Mark:
         return call
 
 
+class _Occupy:
+    """The kernel whose blocks pass the time: wave by wave of a clock of its own. Between waves what is ready on streams that come before
+    the kernel's gets room, where that is heeded."""
+
+    now = 0
+
+    def __init__(self, gpu: EmulatedGpu, cubin: Any, name: str) -> None:
+        self.gpu = gpu
+
+    def prepare(self, grid: Any, block: Any, arguments: Any) -> Callable[[Any], None]:
+        stamps, ns = arguments
+        room = MULTIPROCESSORS * (2048 // block[0])
+
+        def call(stream: Any) -> None:
+            handle = device.stream_handle(stream)
+
+            def work(heeding: bool = True) -> None:
+                priorities = self.gpu.priorities
+                rivals = [Stream.by_handle[h] for h, p in priorities.items() if heeding and p < priorities.get(handle, 0)]
+                found = np.frombuffer((ctypes.c_uint8 * stamps.nbytes).from_address(stamps.address), np.uint64).reshape(-1, 2)
+                for start in range(0, grid[0], room):
+                    found[start : start + room] = _Occupy.now, _Occupy.now + int(ns)
+                    _Occupy.now += int(ns)
+                    for rival in rivals:
+                        rival.hurry()
+
+            work.rivals = True  # type: ignore[attr-defined]
+            launch.note("occupy")
+            on(handle, work)
+
+        return call
+
+
 @lru_cache(256)
 def _weights(words: int, run: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of the hash of so many words: the place of each, u64, its odd factor, u64, and where each run begins, i64."""
@@ -544,6 +580,8 @@ def emulated_gpu(total: int = 2 << 30, *, instrument: bool = False) -> Iterator[
         patch.setattr(mark, "compile_kernel", lambda source: None)
         patch.setattr(spot, "Kernel", _Spot)
         patch.setattr(spot, "compile_kernel", lambda source: None)
+        patch.setattr(device_priority, "Kernel", partial(_Occupy, gpu))
+        patch.setattr(device_priority, "compile_kernel", lambda source: None)
         device._open.cache_clear()
         Stream.by_handle.clear()
         try:

@@ -24,11 +24,12 @@ from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.component import Catalogue, Measured
 from alpha.cuda_runtime import _bindings
+from alpha.cuda_runtime.graph import capture
 from alpha.cuda_runtime.memory import Arena
 from alpha.cuda_runtime.peers import Peers
-from alpha.cuda_runtime.priority import heeds
 from alpha.errors import MachineError, RankError
 from alpha.gates.contracts import cuda_run
+from alpha.gates.contracts.device_priority import Rivals, judged
 from alpha.gates.contracts.device_ranks import Case, Found, job, seed_of, sound
 from alpha.gates.contracts.reference import batches_of, hash_of, text_of
 from alpha.graph.order import COMM, COMPUTE
@@ -437,19 +438,25 @@ SURE_NS = 200_000
 
 
 def at_first(peers: Peers, world: World, seed: int) -> Found:
-    """Collectives have a stream that comes before all others, also in a graph, and the facts say what the driver says."""
+    """Collectives have a stream that comes before all others, also in a graph that the executor captured and replays, and the facts say
+    what the driver says."""
     wrong, driver = list[str](), _bindings.driver()
     least, greatest = map(int, _bindings.check("cuCtxGetStreamPriorityRange", driver.cuCtxGetStreamPriorityRange()))
     with CudaRank(program(world.size), kernels(), world, patience_s=SOUND_S) as executor:
-        for plan, given_ in (("beside", given(seed, 0, world.rank)), ("take", {})):
-            executor.run(plan, given_)
         own = int(_bindings.check("cuStreamGetPriority", driver.cuStreamGetPriority(executor.beside.handle)))
         others = int(_bindings.check("cuStreamGetPriority", driver.cuStreamGetPriority(int(executor.stream.handle))))
         if not own == greatest < others:
             wrong.append(f"collectives have priority {own}, compute {others}, the highest is {greatest}")
-        heeding = [heeds(graph) for graph, _ in executor._graphs.values()]
-        if not heeding or not all(heeding):
-            wrong.append(f"{sum(heeding)} of {len(heeding)} graphs heed it")
+        rivals = Rivals(executor.device, executor.stream, executor.beside)
+        executor._bound["take"] = [(executor.plans["take"].launches[0], lambda stream: rivals.enqueue())]
+        asked = rivals.median(lambda: executor.enqueue(("take",), [{}]))  # as every step: captured once, and replayed
+        plain = capture(lambda stream: rivals.enqueue(), executor.stream)
+        said = judged(asked, rivals.median(lambda: plain.launch(executor.stream)))
+        wrong += [said] if said else []
+        if len(executor._graphs) != 1:
+            wrong.append(f"{len(executor._graphs)} graphs where one was to be measured")
+        plain.destroy()
+        rivals.free()
         if executor.priority != f"{greatest} of {least} to {greatest}":
             wrong.append(f"the facts say {executor.priority}")
     return wrong, 3
