@@ -8,7 +8,6 @@
 //   reached[block][member]  this one's own count of the same
 //   turns[block][member]    this one's own count of rounds of packets with that member
 //   slots[block][member][turn % 2]  packets that this member gets from that one
-//   stages[block][member][step % 2] vectors that this member gets from that one, between two meetings of that block
 // Counts live in device memory, so the replay of a graph goes on where the last one stopped. They wrap; comparisons are of differences.
 //
 // Ordering argument, meeting. Each thread's accesses before it come before the block's barrier, then one thread for each member releases
@@ -70,9 +69,6 @@ struct Link {
     __device__ __forceinline__ Pad& at(uint32_t j) const { return *reinterpret_cast<Pad*>(pad[j]); }
     __device__ __forceinline__ uint8_t* slot(uint32_t j, uint32_t from, uint32_t turn) const {
         return pad[j] + sizeof(Pad) + ((static_cast<uint64_t>(blockIdx.x) * size + from) * 2 + (turn & 1u)) * SLOT;
-    }
-    __device__ __forceinline__ uint8_t* stage(uint32_t j, uint32_t from, uint32_t step) const {
-        return slot(j, from, step) + static_cast<uint64_t>(BLOCKS) * size * 2 * SLOT;
     }
 };
 

@@ -104,9 +104,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) move_direct(const __gri
     Meetings meetings(l);
     if (!meetings.meet()) return;
 #pragma unroll
-    for (uint32_t k = 1; k < MOST; ++k) {  // each block begins with another member, so that no link waits for the others
+    for (uint32_t k = 1; k < MOST; ++k) {  // from the next member on, so that not all pull from one
         if (k < l.size) {
-            const uint32_t j = (l.me + 1 + (k - 1 + blockIdx.x) % (l.size - 1)) % l.size;
+            const uint32_t j = (l.me + k) % l.size;
             copy(p.from[j], p.to[j], p.count[j], blockIdx.x, p.moving);
         }
     }

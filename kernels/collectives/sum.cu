@@ -10,10 +10,6 @@
 // sum_direct: a member owns vectors begin to end, loads them from all members, adds, and stores the sum to all that want it. Nobody else
 //   reads or writes these elements, so the result may lie on the operand. A meeting before the first load (operands are there, results may
 //   be written) and one behind the last store (results are there, operands may be written).
-// sum_staged: the same owners, but every member writes what another owns into that one's stages, so that nothing is loaded over the link.
-//   Block by block and step by step: write step k + 1, add step k, meet. A stage of a step is written again two steps later, behind the
-//   meeting to which its reader came after it had read. Before a member stores a sum, all have met behind their reads of these operands,
-//   so the result may lie on the operand, and every member has begun, so results may be written.
 // Grid: any number of blocks up to BLOCKS; bits do not depend on it. Block 512 threads.
 #include "../common/vector.cuh"
 #include "link.cuh"
@@ -22,8 +18,6 @@ using namespace links;
 using T = vec::Element<IS_F32 != 0>::type;
 constexpr int PER = vec::PER<T>;
 constexpr int LOADS = DIRECT_LOADS;  // vectors of each member in flight in a thread
-constexpr int STAGED = SLOT / (THREADS * 16);  // vectors of a thread in a step for each member
-constexpr int ADDED = LOADS < 2 ? LOADS : 2;  // of these are added together
 
 struct Sum {
     Link link;
@@ -148,64 +142,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sum_direct(const __grid
 #pragma unroll
         for (int i = 0; i < MOST; ++i)
             if (static_cast<uint32_t>(i) < l.size && p.y[i] != nullptr) put_vector(p.y[i] - p.shift, whole, p.count, sum);
-    }
-    meetings.meet();
-}
-
-// This thread's vectors of a step for every other member, from the operand to their stages. `at`: the first of the step in each piece.
-__device__ __forceinline__ void write_stages(const Sum& p, uint64_t vectors, uint64_t at, uint32_t step) {
-    const Link& l = p.link;
-#pragma unroll 1
-    for (uint32_t k = 1; k < l.size; ++k) {  // from the next member on, so that not all write to one
-        const uint32_t j = (l.me + k) % l.size;
-        const uint64_t begin = vectors * j / l.size, end = vectors * (j + 1) / l.size;
-        uint8_t* const stage = l.stage(j, l.me, step);
-        uint4 word[STAGED];
-#pragma unroll
-        for (int d = 0; d < STAGED; ++d)
-            if (begin + at + d * THREADS < end) word[d] = vector_of(p.x[l.me], begin + at + d * THREADS, p.count);
-#pragma unroll
-        for (int d = 0; d < STAGED; ++d)
-            if (begin + at + d * THREADS < end) peer::write16(stage + (d * THREADS + threadIdx.x) * 16, word[d]);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1) sum_staged(const __grid_constant__ Sum p) {
-    const Link& l = p.link;
-    Meetings meetings(l);
-    const uint64_t vectors = (p.count + PER - 1) / PER, longest = (vectors + l.size - 1) / l.size;
-    const uint64_t step = static_cast<uint64_t>(gridDim.x) * THREADS * STAGED;
-    uint64_t at = static_cast<uint64_t>(blockIdx.x) * THREADS * STAGED + threadIdx.x;
-    uint32_t k = 0;
-    write_stages(p, vectors, at, k);
-    for (uint64_t first = 0; first < longest; first += step, at += step, ++k) {  // as often on every member
-        if (!meetings.meet()) return;
-        write_stages(p, vectors, at + step, k + 1);
-#pragma unroll 1
-        for (int d = 0; d < STAGED; d += ADDED) {
-            uint4 word[ADDED][MOST];
-#pragma unroll
-            for (int e = 0; e < ADDED; ++e) {
-                const uint64_t v = p.begin + at + (d + e) * THREADS;
-                if (v < p.end) {
-#pragma unroll
-                    for (uint32_t i = 0; i < MOST; ++i)
-                        if (i < l.size)
-                            word[e][i] = i == l.me ? vector_of(p.x[i], v, p.count)
-                                                   : peer::read16(l.stage(l.me, i, k) + ((d + e) * THREADS + threadIdx.x) * 16);
-                }
-            }
-#pragma unroll
-            for (int e = 0; e < ADDED; ++e) {
-                const uint64_t v = p.begin + at + (d + e) * THREADS;
-                if (v < p.end) {
-                    const uint4 sum = total(word[e], p);
-#pragma unroll
-                    for (int i = 0; i < MOST; ++i)
-                        if (static_cast<uint32_t>(i) < l.size && p.y[i] != nullptr) put_vector(p.y[i] - p.shift, v, p.count, sum);
-                }
-            }
-        }
     }
     meetings.meet();
 }

@@ -58,9 +58,7 @@ def hows(op: str, count: int, dtype: str, in_place: bool) -> list[How]:
     whole = count * ITEM[dtype] % 16 == 0 or op in ("all_reduce", "broadcast", "send", "receive")
     if whole and not (in_place and op == "all_to_all"):
         found += [How("direct", 1), How("direct", 2)]
-        if op in collectives.SUMS:
-            found += [How("staged", 1), How("staged", 2)]
-        else:
+        if op not in collectives.SUMS:
             found += [How("direct", 2, pull=True), How("engine"), How("engine", pull=True)]
         if op == "broadcast":
             found += [How("relayed", 1), How("relayed", 2)]

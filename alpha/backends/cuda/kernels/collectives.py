@@ -124,7 +124,7 @@ class Channel:
         if peers.rank not in self.members:
             raise GraphError("a channel is of the members that make it", came=f"rank {peers.rank} of {self.members}")
         self.size, self.me, self.patience_s = len(self.members), self.members.index(peers.rank), patience_s
-        self.nbytes = _COUNTS + BLOCKS * self.size * 2 * SLOT * 2  # slots of packets, and stages
+        self.nbytes = _COUNTS + BLOCKS * self.size * 2 * SLOT
         most(self.size)
         self.arena = peers.arena(self.nbytes, name="channel")
         self.pads = [peers.windows[-1].bases[rank] for rank in self.members]
@@ -200,9 +200,9 @@ class Channel:
 
 @dataclass(frozen=True)
 class How:
-    """algorithm: packets, direct, staged (a sum of what others write to who adds it), relayed (a broadcast that members hand on) or engine (a
-    copy engine between two meetings); blocks: of the launch; pull: what moves directly or by an engine is read by who gets it, else written
-    by who has it; loads: vectors of each member in flight in a thread, but of packets."""
+    """algorithm: packets, direct, relayed (a broadcast that members hand on) or engine (a copy engine between two meetings); blocks: of the
+    launch; pull: what moves directly or by an engine is read by who gets it, else written by who has it; loads: vectors of each member in
+    flight in a thread, but of packets."""
 
     algorithm: str
     blocks: int = 1
@@ -213,19 +213,20 @@ class How:
 KIB, MIB = 1 << 10, 1 << 20
 _Rows = tuple[tuple[int, How], ...]
 _TWO: dict[str, _Rows] = {
-    "all_reduce": ((MIB, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 16))),
+    "all_reduce": ((MIB // 2, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 16))),
     "reduce_scatter": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
-    "all_gather": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
-    "all_to_all": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
+    "all_gather": ((MIB // 2, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 64))),
+    "all_to_all": ((MIB // 2, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 64))),
     "broadcast": ((MIB // 2, How("packets", 32)), (32 * MIB, How("direct", 32)), (LARGE, How("engine"))),
     "send": ((MIB // 2, How("packets", 32)), (32 * MIB, How("direct", 32)), (LARGE, How("engine"))),
 }
 _MORE: dict[str, _Rows] = {
-    "all_reduce": ((64 * KIB, How("packets", 32)), (MIB, How("direct", 32, loads=2)), (LARGE, How("direct", 32))),
-    "reduce_scatter": ((128 * KIB, How("packets", 32)), (MIB, How("direct", 32, loads=2)), (LARGE, How("direct", 64))),
-    "all_gather": ((128 * KIB, How("packets", 32)), (2 * MIB, How("direct", 16)), (LARGE, How("direct", 64))),
-    "all_to_all": ((128 * KIB, How("packets", 32)), (2 * MIB, How("direct", 16)), (LARGE, How("direct", 64))),
-    "broadcast": ((128 * KIB, How("packets", 32)), (MIB, How("direct", 32)), (LARGE, How("relayed", 32))),
+    "all_reduce": ((64 * KIB, How("packets", 16)), (MIB, How("direct", 32, loads=2)), (8 * MIB, How("direct", 32)),
+                   (LARGE, How("direct", 16))),
+    "reduce_scatter": ((64 * KIB, How("packets", 16)), (4 * MIB, How("direct", 32, loads=2)), (LARGE, How("direct", 64))),
+    "all_gather": ((64 * KIB, How("packets", 16)), (2 * MIB, How("direct", 16)), (LARGE, How("direct", 64))),
+    "all_to_all": ((64 * KIB, How("packets", 16)), (2 * MIB, How("direct", 16)), (LARGE, How("direct", 64))),
+    "broadcast": ((64 * KIB, How("packets", 16)), (MIB, How("direct", 32)), (LARGE, How("relayed", 64))),
     "send": _TWO["send"],
 }
 TABLE: dict[int, dict[str, _Rows]] = {2: _TWO, 4: _MORE, 8: _MORE}
@@ -272,11 +273,11 @@ def _summed(channel: Channel, op: str, x: int, y: int, count: int, stride: int, 
     divisor = n if reduce == "average" else 1
     p: Any = _structures(most(n))["Sum"](link=channel.link(op), count=count, stride=stride, divisor=float(divisor),
                                          factor=0.0 if divisor & divisor - 1 else 1 / divisor)
-    if how.algorithm in ("direct", "staged"):
+    if how.algorithm == "direct":
         launches.addresses(op, x=x, y=y)
         whole = ceil_div(count * n if stride else count, per)
         if stride and count % per:
-            raise ShapeError(f"{how.algorithm} sums want pieces of whole vectors", came=f"{count} {dtype}", expected=f"a multiple of {per}",
+            raise ShapeError("direct sums want pieces of whole vectors", came=f"{count} {dtype}", expected=f"a multiple of {per}",
                              do="take packets")
         p.x[:n] = xs
         p.begin, p.end = (whole * me // n, whole * (me + 1) // n)
@@ -286,7 +287,7 @@ def _summed(channel: Channel, op: str, x: int, y: int, count: int, stride: int, 
     elif how.algorithm == "packets":
         p.x[me], p.y[me] = x, y
     else:
-        raise GraphError(f"{op} has no such algorithm", came=how.algorithm, expected="packets, direct, staged")
+        raise GraphError(f"{op} has no such algorithm", came=how.algorithm, expected="packets, direct")
     kernel = launches.kernel("collectives/sum.cu", f"sum_{how.algorithm}", dict(source("sum", n, dtype, how.loads).defines))
     return Operation(op, (launches.launch(kernel, _blocks(how), THREADS, p),), count * ITEM[dtype])
 
