@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated_gpu import Stream, emulated
+from emulated_gpu import Stream, emulated, emulated_gpu
 from emulated_peers import among
 from planted import planted
 
@@ -21,8 +22,12 @@ from alpha.backends.cuda import ranks as cuda_rank
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.cuda_runtime import compile as nvcc
+from alpha.cuda_runtime.device import Device
+from alpha.cuda_runtime.graph import capture
 from alpha.cuda_runtime.peers import Peers
+from alpha.cuda_runtime.priority import NODE_PRIORITIES, FirstStream
 from alpha.gates.contracts import cuda_ranks
+from alpha.gates.contracts.device_priority import WAVES, Rivals, Turn, judged
 from alpha.graph.order import COMM
 from alpha.registry.faults import Fault, broken
 from alpha.train import engine
@@ -146,6 +151,41 @@ def test_parameters_that_differ_are_named(seed: int) -> None:
 def test_collectives_come_first(seed: int) -> None:
     for wrong, held in found(cuda_ranks.at_first, seed % 1000):
         assert held == 3 and not wrong, wrong
+
+
+@pytest.mark.parametrize(("where", "flags", "said"), [(cuda_rank, 0, "graphs do not heed that collectives come first"),
+                                                      (cuda_ranks, NODE_PRIORITIES, "whether graphs heed priorities cannot be told")])
+def test_a_graph_shows_whether_it_heeds_priorities(where: Any, flags: int, said: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags of the executor's graphs that do not come to the driver; a graph for comparison that heeds them as well."""
+    monkeypatch.setattr(where, "capture", lambda record, stream, asked=0: capture(record, stream, flags))
+    for wrong, _ in found(cuda_ranks.at_first, seed % 1000):
+        assert len(wrong) == 1 and wrong[0].startswith(said), wrong
+
+
+def test_which_kernel_came_first_is_judged_by_both_graphs() -> None:
+    def turn(before: int) -> Turn:
+        return Turn(blocks=3200, before=before, wave=100, began_ns=before, lasted_ns=3200)
+
+    assert judged(turn(600), turn(3200)) == ""
+    for asked, plain, said in ((3200, 3200, "do not heed"), (1600, 3200, "do not heed"), (600, 600, "cannot be told"),
+                               (600, 1600, "cannot be told"), (99, 3200, "cannot be told")):
+        assert said in judged(turn(asked), turn(plain)), (asked, plain)
+    assert "600 of 3200 blocks" in judged(turn(600), turn(700)) and "700 of 3200 blocks" in judged(turn(600), turn(700))
+
+
+def test_a_turn_is_read_from_the_stamps() -> None:
+    with emulated_gpu():
+        device = Device.open(0)
+        stream, first = device.stream(), FirstStream()
+        rivals = Rivals(device, stream, first)
+        at = rivals._memory.address
+        stamps = np.frombuffer((ctypes.c_uint8 * rivals._memory.nbytes).from_address(at), np.uint64)[: 2 * (rivals.blocks + 2)]
+        stamps[...] = 5_000
+        stamps[0], stamps[2 * rivals.blocks - 1], stamps[2], stamps[-2:] = 2_000, 9_000, 3_000, 4_000  # two blocks began before the short
+        assert rivals.turn() == Turn(WAVES * 264, 2, 264, 2_000, 7_000)
+        rivals.enqueue()  # streams by themselves have their priorities
+        assert rivals.turn().before == rivals.wave
+        rivals.free()
 
 
 def test_who_waits_for_a_device_is_not_blamed() -> None:
