@@ -74,7 +74,7 @@ def main(rank: int, size: int, port: str) -> None:
         if name == "all_to_all":
             return partial(dist.all_to_all_single, torch.empty_like(x), x)
         if name == "send":
-            return lambda: dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+            return [partial(dist.send, x, 1), partial(dist.recv, x, 0)][rank] if rank < 2 else lambda: None  # others pass by
         raise ValueError(op)
 
     out = os.fdopen(os.dup(1), "w")

@@ -39,20 +39,7 @@ HOST_PROFILES = ("host", "count")
 """Profiles of components whose results do not come out of vector units: integers, bytes, and float64 scalars of the C library."""
 
 
-_WAITING: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("the executor's code is newer; its gates and most of its faults were measured anew, and the time was spent before these", (
-        "executor.cuda.cleared-comes-back", "executor.cuda.first-inputs-again", "executor.cuda.inspected-launch-twice",
-        "executor.cuda.products-of-other-sides", "executor.cuda.profiled-launch-twice", "executor.cuda.replay-cut-short",
-        "executor.cuda.save-elsewhere", "executor.cuda.save-first-stretch", "executor.cuda.save-from-the-start",
-        "executor.cuda.state-forgotten", "executor.cuda.watched-launch-dropped", "executor.cuda.watched-look-twice",
-    )),
-    ("the faults came with the kernels of the norm over cuts, whose gates are current", (
-        "cuda.sums.blocks-of-others-read", "cuda.sums.counted-twice", "cuda.sums.last-block-left", "cuda.sums.part-dropped",
-        "cuda.sums.upper-half-left",
-    )),
-)
-
-AWAITING: Mapping[str, Mapping[str, str]] = {"cuda_sm90_H100-80GB-HBM3": {name: reason for reason, names in _WAITING for name in names}}
+AWAITING: Mapping[str, Mapping[str, str]] = {}
 """Reference class of GPUs -> what the merge gate finds missing or older than the code there, by the name it gives it -> why. It is told as
 NOT_RUN and counted, in place of an error, for a machine of CI has no GPU. Nothing else is excused: a failing verdict, a forged line or a
 loosened judge stays an error, and no run on such a GPU takes old evidence for current. An entry that is not needed is an error."""

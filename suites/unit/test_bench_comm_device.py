@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from alpha import cli
-from alpha.backends.cuda.kernels.collectives import OPS, TABLE, choose
+from alpha.backends.cuda.kernels.collectives import KERNELS, OPS, SUMS, TABLE, How, choose, groups_of, source, sources
 from alpha.bench import comm_device, docs, record
 from alpha.bench.comm_device import Case, Ranks, Result, bus
 from alpha.errors import CorruptError, InputError, MachineError
+from alpha.registry.gpu import devices_of
 
 CASES = [Case("all_reduce", 1 << 20, True, {"nccl": [20.0, 22.0, 21.0], "ours": [10.0, 9.0, 9.5], "symmetric x": [11.0, 12.0, 11.5]}),
          Case("send", 1 << 10, True, {"ours": [2.5, 2.6, 2.7], "nccl": [11.0, 11.1, 11.2]})]
@@ -85,12 +86,31 @@ def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_choice_is_whole_and_falls_back_to_what_takes_anything() -> None:
-    """Of every size, in every group; addresses that are no whole vectors take packets. No launch has more blocks than it needs."""
-    assert set(TABLE) == set(OPS) - {"barrier", "receive"}
-    for op in TABLE:
-        assert [limit for limit, _ in TABLE[op]] == sorted(limit for limit, _ in TABLE[op])
-        for nbytes in (0, 1, 1 << 20, (1 << 20) + 1, 1 << 40):
-            for size in (2, 8):
-                assert choose(op, nbytes, size, whole=False).algorithm == "packets"
-                assert 1 <= choose(op, nbytes, size).blocks <= 64
-        assert choose(op, 1 << 10, 2).blocks == 1 and choose(op, 1 << 40, 2).algorithm != "packets"
+    """Of every size, in every group; addresses that are no whole vectors take packets. No launch has more blocks than it needs. The
+    component of a group has the compiled file of whatever the table chooses."""
+    components = {(str(c.op), n): c for c in KERNELS for n in groups_of(c)}
+    for most_members, table in TABLE.items():
+        assert set(table) == set(OPS) - {"barrier", "receive"}
+        for op, rows in table.items():
+            assert [limit for limit, _ in rows] == sorted(limit for limit, _ in rows)
+            for size in range(2, most_members + 1):
+                for nbytes in (0, 1, 1 << 20, (1 << 20) + 1, 1 << 40):
+                    assert choose(op, nbytes, size, whole=False).algorithm == "packets"
+                    how = choose(op, nbytes, size)
+                    assert 1 <= how.blocks <= 64
+                    if (op, size) in components:
+                        loads = how.loads if how.algorithm in ("direct", "relayed") else How.loads
+                        file, dtype = ("sum", "f32") if op in SUMS else ("move", "")
+                        assert source(file, size, dtype, loads) in sources(op, size)
+                assert choose(op, 1 << 10, size).blocks == 1 and choose(op, 1 << 40, size).algorithm != "packets"
+
+
+def test_a_group_has_one_component_or_is_refused() -> None:
+    """Of two, three and four members; each gates what its own compiled files do. None claims groups that it was not measured with."""
+    for op in OPS:
+        for size in range(1, 10):
+            fitting = [c.id for c in KERNELS if c.op == op and c.envelope.why_outside((), {"size": size}) is None]
+            assert fitting == {2: [f"{op}.sm90"], 3: [f"{op}.x4.sm90"], 4: [f"{op}.x4.sm90"]}.get(size, [])
+    for c in KERNELS:
+        assert max(groups_of(c)) == devices_of(c)
+        assert {dict(s.defines)["MOST"] for s in sources(str(c.op), devices_of(c))} == {str(devices_of(c))}

@@ -58,6 +58,10 @@ SEEN: dict[str, Job] = {
     "remainder-dropped": _bits("all_reduce"), "sum-for-average": _bits("all_reduce"), "nan-of-the-adder": _bits("all_reduce"),
     "piece-of-another": _bits("reduce_scatter"), "pulled-from-itself": _streamed("all_to_all"),
     "token-of-another-length": _bits("broadcast"), "sender-of-nothing": _bits("send"),
+    "piece-of-its-neighbour": _bits("reduce_scatter", 4, (601,)), "next-member-alone": _bits("all_gather", 4, (8192,)),
+    "handed-on-early": _bits("broadcast", 3), "groups-are-whole": (3, device_ranks.at_streamed, ("all_to_all", 7, 4096)),
+    "waits-for-passers-by": _bits("send", 4, (601,)), "rounds-with-passers-by": _bits("send", 3, (601, 8192)),
+    "first-two-meet": (4, device_ranks.at_slow, ("barrier", 7)),
     **{name: (2, device_ranks.at_absent, (op, 7, 0.6)) for name, op in (
         ("abort-unseen", "all_reduce"), ("abort-not-set", "all_reduce"), ("names-itself", "send"), ("record-of-another-op", "all_gather"))},
     "barrier-alone": (2, device_ranks.at_slow, ("barrier", 7)),

@@ -1,8 +1,9 @@
 """The perf gate of collectives among GPUs: the share of the ceiling that a call of two reaches, both measured in one job. Floor 7.
 
-The ceiling of a call is the larger of two times: that of a hop, in which a GPU writes a flag into the other one's memory and that one sees
-it (kernels/probe/hop.cu); and that of the bytes that must cross (`wire_bytes`), at the rate at which copy engines move as many between the
-two, both ways at a time where the call moves both ways. The fastest block of a probe is its time, the median of a call's blocks the call's.
+The ceiling of a call is the larger of two times: that of a hop, in which a GPU writes a flag into another one's memory and that one sees
+it (kernels/probe/hop.cu), of all pairs at a time; and that of the bytes that must leave the busiest member (`wire_bytes`), at the rate at
+which copy engines move as many to the next one, all at a time where all send. The fastest block of a probe is its time, the median of a
+call's blocks the call's.
 
 Calls stand in a captured graph, twenty to a replay, on operands that are new in each block; blocks of calls and of probes alternate in
 random order. A block lasts as long as its slower rank says, by events on its own device. Of several tries in fresh processes the best
@@ -31,6 +32,7 @@ from alpha.gates.subjects import fresh_nonce, generator, make_record, short
 from alpha.ops.collectives import wire_bytes
 from alpha.profile.noise import orders
 from alpha.registry.cases import CaseRecord, Share
+from alpha.registry.gpu import devices_of
 from alpha.registry.record import Record
 from alpha.types import TensorType
 
@@ -48,7 +50,7 @@ def measure(component: Component, nonce: str | None = None, *, tries: int | None
     line, found = perf.lines(component), list[Share]()
     for name, nbytes in sizes(component).items():
         rng = generator(nonce, component.id, "perf", name)
-        found.append(perf.best_of(line.get(name), tries, partial(_case, op, name, nbytes, rng, tries is None)))
+        found.append(perf.best_of(line.get(name), tries, partial(_case, devices_of(component), op, name, nbytes, rng, tries is None)))
     return make_record(component, "perf", nonce, len(found), found, flops=FLOPS)
 
 
@@ -62,8 +64,8 @@ def listed(component: Component, nonce: str) -> list[tuple[type[CaseRecord], str
     return [(Share, name) for name in sizes(component)]
 
 
-def _case(op: str, name: str, nbytes: int, rng: np.random.Generator, checked: bool) -> Share:
-    ended = job("alpha.gates.contracts.device_perf:at_speed", op, name, nbytes, int(rng.integers(1 << 30)), checked)
+def _case(ranks: int, op: str, name: str, nbytes: int, rng: np.random.Generator, checked: bool) -> Share:
+    ended = job(ranks, "alpha.gates.contracts.device_perf:at_speed", op, name, nbytes, int(rng.integers(1 << 30)), checked)
     for e in sorted(ended, key=lambda e: e.rank is not None):  # who ended because another one did says less
         if e.result is None or e.result[1]:
             why = e.result[1] if e.result else (e.error.strip().splitlines() or [f"a rank ended with status {e.status}"])[-1]
@@ -73,7 +75,7 @@ def _case(op: str, name: str, nbytes: int, rng: np.random.Generator, checked: bo
     hop, moved = min(times["hop"]), min(times.get("copy", [0.0]))
     share = max(hop, moved) / float(np.median(taken))
     return Share(name=name, share=short(share, 4), times_ns=tuple(taken), ceiling_ns=round(max(hop, moved)),
-                 limit="bytes" if moved >= hop else "hops", shape=" ".join(map(str, _types(op, nbytes, 2)))[:120])
+                 limit="bytes" if moved >= hop else "hops", shape=" ".join(map(str, _types(op, nbytes, ranks)))[:120])
 
 
 def _types(op: str, nbytes: int, size: int) -> tuple[TensorType, ...]:
@@ -82,7 +84,7 @@ def _types(op: str, nbytes: int, size: int) -> tuple[TensorType, ...]:
 
 
 class Hops:
-    """The probe of a hop between two GPUs."""
+    """The probe of a hop between two GPUs: of members 0 and 1, 2 and 3, at a time."""
 
     def __init__(self, bench: Bench, peers: Peers) -> None:
         self.arena, self.turn, self.me = peers.arena(256, name="hops"), 1, bench.channel.me
@@ -91,7 +93,7 @@ class Hops:
 
     def __call__(self, stream: Any) -> None:
         one = self.kernel.prepare((1, 1, 1), (1, 1, 1), (
-            ctypes.c_uint64(self.words[self.me]), ctypes.c_uint64(self.words[1 - self.me]), np.uint32(self.me), np.uint32(self.turn),
+            ctypes.c_uint64(self.words[self.me]), ctypes.c_uint64(self.words[self.me ^ 1]), np.uint32(self.me & 1), np.uint32(self.turn),
             np.uint32(HOPS), ctypes.c_uint64(5 * 10**9)))
         one(stream)
         self.turn += HOPS
@@ -110,9 +112,9 @@ def at_speed(peers: Peers, world: World, op: str, name: str, nbytes: int, seed: 
     hops = Hops(bench, peers)
     arms: dict[str, tuple[Callable[[Any], None], int]] = {
         "calls": (in_order([graph.launch] * REPLAYS[name]), IN_GRAPH[name] * REPLAYS[name]), "hop": (hops, HOPS)}
-    moved = wire_bytes("send" if op == "receive" else op, _types(op, nbytes, n), {"size": n}, "direct") if nbytes else 0
+    moved = wire_bytes("send" if op == "receive" else op, _types(op, nbytes, n), {"size": n}, "ring") if nbytes else 0
     if name == "long":
-        there = bench.channel.everywhere(y)[0][1 - me]
+        there = bench.channel.everywhere(y)[0][(me + 1) % n]
         sends = op in BOTH_WAYS or me == root
         arms["copy"] = in_order([partial(_copy, there, x, moved)] * COPIES * sends), COPIES
     bases = [rng.standard_normal(operand).astype(np.float32) for _ in range(n)]

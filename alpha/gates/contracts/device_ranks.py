@@ -386,8 +386,16 @@ def _any(op: str) -> list[How]:
 
 
 def _root(bench: Bench, op: str) -> int:
-    """The member from which data come, so that the first of two members waits for the last."""
-    return bench.channel.size - 1 if op == "receive" else 0
+    """The member from which data come, so that some member waits for the last."""
+    return {"receive": bench.channel.size - 1, "send": bench.channel.size - 2}.get(op, 0)
+
+
+def _waiting(bench: Bench, op: str, how: How) -> list[int]:
+    """The members that wait for the last one where that does not come: of an exchange the other one, of a broadcast that nobody hands on
+    the root; of anything else all."""
+    if op in ("send", "receive"):
+        return [bench.channel.size - 2 if op == "send" else 0]
+    return [0] if op == "broadcast" and how.algorithm != "relayed" else list(range(bench.channel.size - 1))
 
 
 def _sound(bench: Bench, op: str, how: How, seed: int, *, calls: int = 2) -> list[str]:
@@ -429,6 +437,7 @@ def at_absent(peers: Peers, world: World, op: str, seed: int, patience_s: float 
         wrong += [] if op == "barrier" else _sound(bench, op, how, seed)
         if bench.channel.me != away:
             seconds = _timed(bench, made)
+        if bench.channel.me in _waiting(bench, op, how):
             wrong += _named(bench, op, how, seconds, patience_s, away)
             start = time.monotonic()
             for _ in range(3):
@@ -454,32 +463,36 @@ def at_slow(peers: Peers, world: World, op: str, seed: int) -> Found:
                 time.sleep(0.05)
 
         wrong += [w for w in (one(bench, op, "f32", 8192, how, seed=seed + i, before=lag),) if w] if op != "barrier" else \
-            _held_back(bench, late)
+            _held_back(bench)
         wrong += [] if bench.channel.lost() is None else [f"{op} {how.algorithm}: told of a member that came late: {bench.channel.lost()}"]
     return wrong, len(_any(op)) if op != "barrier" else 1
 
 
-def _held_back(bench: Bench, late: int) -> list[str]:
-    """Nobody passes a barrier before the last has come."""
-    barrier = collectives.barrier(bench.channel)
-    wrong = []
-    for _ in range(3):
+def _held_back(bench: Bench) -> list[str]:
+    """Nobody passes a barrier before the last has come, whoever that is. All ranks read one clock (CLOCK_MONOTONIC of one host)."""
+    barrier, wrong = collectives.barrier(bench.channel), list[str]()
+    for turn in range(2 * bench.channel.size):
+        late = turn % bench.channel.size
         bench.channel.peers.exchange(b"begin")
-        start = time.monotonic()
         if bench.channel.me == late:
             time.sleep(0.05)
+        came = time.monotonic()
         bench.run(barrier)
-        wrong += [] if time.monotonic() - start >= 0.045 else ["a barrier let go before the last member had come"]
+        ended = time.monotonic()
+        told = bench.channel.peers.exchange(repr(came).encode())
+        last = max(float(told[rank]) for rank in bench.channel.members)
+        wrong += [] if ended >= last else [f"a barrier let go {last - ended:.3f} s before member {late} had come"]
     return wrong
 
 
 def at_aborted(peers: Peers, world: World, op: str, seed: int) -> Found:
-    """A member that is told to abort ends its launches, also those of a captured graph, within milliseconds; a reset channel is sound."""
+    """A member that waits and is told to abort ends its launches, also those of a captured graph, within milliseconds; a reset channel is
+    sound."""
     bench, wrong, calls = Bench(peers, 30.0), list[str](), 0
-    away, other = bench.channel.size - 1, bench.device.stream()
+    other = bench.device.stream()
     for how in [How("packets")] if op == "barrier" else _any(op):
         made = bench.made(op, bench.x.address, bench.y.address, 8192, "f32", how, "sum", _root(bench, op))
-        if bench.channel.me == away - 1:  # the one that waits for the last
+        if bench.channel.me == _waiting(bench, op, how)[0]:
             graph = capture(in_order([made] * 5), bench.stream)
             graph.launch(bench.stream)
             time.sleep(0.05)
@@ -511,7 +524,8 @@ def at_lost(peers: Peers, world: World, op: str, what: str, seed: int) -> Found:
         made(bench.stream)
         bench.stream.synchronize()
     lost, seconds = bench.channel.lost(), time.monotonic() - start
-    if lost is None or lost.member != away or lost.op != op or seconds > PATIENCE_S + BOUND_S:
+    waiting = bench.channel.me in _waiting(bench, op, how)
+    if waiting and (lost is None or lost.member != away or lost.op != op or seconds > PATIENCE_S + BOUND_S):
         wrong.append(f"{op} {how.algorithm}, {what}: told {lost} after {seconds:.2f} s")
     fresh, block = Arena(1 << 20, name="after a fault"), np.arange(1 << 18, dtype=np.uint32)
     upload(Span(fresh.address, fresh.nbytes), block)
@@ -522,8 +536,6 @@ def at_lost(peers: Peers, world: World, op: str, what: str, seed: int) -> Found:
 
 # -- jobs --------------------------------------------------------------------------------------------------------------------------
 
-RANKS = 2
-"""As many GPUs as the components require."""
 HERE = "alpha.gates.contracts.device_ranks"
 
 
@@ -541,9 +553,9 @@ def on_device(world: World, kernels: str, cache: str, where: str, *arguments: An
     return found
 
 
-def job(where: str, *arguments: Any, limit_s: float = 60.0, deadlines: Deadlines | None = None) -> list[Ended]:
-    """How both ranks ended that ran a function. What it compiles comes from where this process compiles from."""
-    return members().run(on_device, RANKS, str(nvcc.KERNELS), str(nvcc.CACHE), where, *arguments, limit_s=limit_s,
+def job(ranks: int, where: str, *arguments: Any, limit_s: float = 60.0, deadlines: Deadlines | None = None) -> list[Ended]:
+    """How all ranks ended that ran a function. What it compiles comes from where this process compiles from."""
+    return members().run(on_device, ranks, str(nvcc.KERNELS), str(nvcc.CACHE), where, *arguments, limit_s=limit_s,
                          deadlines=deadlines or PATIENT)
 
 
@@ -551,26 +563,29 @@ PATIENT = Deadlines(stall=30.0)
 """A rank that waits for its device is not stuck."""
 
 
-def _case(name: str, *arguments: Any) -> Case:
-    return lambda rng: sound([lambda: job(f"{HERE}:{name}", *arguments, seed_of(rng))])
-
-
-def _lost(op: str, what: str) -> Case:
-    """The rank that is left names the one at fault; then two new ranks have the promised bits on the same devices."""
+def _case(name: str, groups: Sequence[int], *arguments: Any) -> Case:
+    """`groups`: how many members, one job for each."""
     def case(rng: np.random.Generator) -> Measured:
-        ended = job(f"{HERE}:at_lost", op, what, seed_of(rng), limit_s=20.0)
-        found = sound([lambda: ended[:1]])
+        return sound([partial(job, ranks, f"{HERE}:{name}", *arguments, seed_of(rng)) for ranks in groups])
+    return case
+
+
+def _lost(op: str, ranks: int, what: str) -> Case:
+    """Ranks that are left and wait name the one at fault; then as many new ranks have the promised bits on the same devices."""
+    def case(rng: np.random.Generator) -> Measured:
+        ended = job(ranks, f"{HERE}:at_lost", op, what, seed_of(rng), limit_s=20.0)
+        found = sound([lambda: ended[:-1]])
         status = {"killed": -signal.SIGKILL, "stopped": -signal.SIGKILL}[what]
-        wrong = found.note or ("" if ended[1].status == status else f"the rank at fault ended with {ended[1].status}")
-        again = sound([lambda: job(f"{HERE}:at_slow", op, seed_of(rng))])
+        wrong = found.note or ("" if ended[-1].status == status else f"the rank at fault ended with {ended[-1].status}")
+        again = sound([lambda: job(ranks, f"{HERE}:at_slow", op, seed_of(rng))])
         wrong = wrong or again.note
         return Measured(error=float(bool(wrong)), bound=0.0, cases=2, note=wrong[:120])
     return case
 
 
-def _repeated(op: str) -> Case:
+def _repeated(op: str, ranks: int) -> Case:
     def case(rng: np.random.Generator) -> Measured:
-        ended = job(f"{HERE}:at_repeated", op, seed_of(rng))
+        ended = job(ranks, f"{HERE}:at_repeated", op, seed_of(rng))
         found = sound([lambda: [Ended(e.status, e.result[:2] if e.result else None, e.error) for e in ended]])
         hashes = [e.result[2] for e in ended if e.result]
         apart = op in ("all_reduce", "all_gather", "broadcast") and len(set(hashes)) > 1
@@ -579,21 +594,22 @@ def _repeated(op: str) -> Case:
     return case
 
 
-def _met(rng: np.random.Generator) -> Measured:
+def _met(ranks: int) -> Case:
     """A barrier has no result: what repeats is that it holds."""
-    return replace(sound([lambda: job(f"{HERE}:at_slow", "barrier", seed_of(rng))]), digest="met")
+    return lambda rng: replace(sound([lambda: job(ranks, f"{HERE}:at_slow", "barrier", seed_of(rng))]), digest="met")
 
 
-def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
-    moved = "send" if op == "receive" else op
+def _cases(op: str, groups: Sequence[int]) -> dict[str, list[tuple[str, Case]]]:
+    """`groups`: members that a component takes; parity is of each, the rest of the most."""
+    moved, most = "send" if op == "receive" else op, max(groups)
     found: dict[str, list[tuple[str, Case]]] = {
-        "parity": [("held", _case("at_slow", op))] if op == "barrier" else [
-            (name, _case(f"at_{name}", moved)) for name in ("bits", "streamed", "oracle")],
-        "determinism": [("repeated", _met if op == "barrier" else _repeated(moved))],
-        "faults": [("absent", _case("at_absent", op)), ("slow", _case("at_slow", op)), ("aborted", _case("at_aborted", op)),
-                   ("killed", _lost(op, "killed")), ("stopped", _lost(op, "stopped"))],
+        "parity": [("held", _case("at_slow", groups, op))] if op == "barrier" else [
+            (name, _case(f"at_{name}", groups, moved)) for name in ("bits", "streamed", "oracle")],
+        "determinism": [("repeated", _met(most) if op == "barrier" else _repeated(moved, most))],
+        "faults": [*((name, _case(f"at_{name}", (most,), op)) for name in ("absent", "slow", "aborted")),
+                   ("killed", _lost(op, most, "killed")), ("stopped", _lost(op, most, "stopped"))],
     }
-    return found if op == "barrier" else {**found, "gradient": [("adjoint", _case("at_adjoint", moved))]}
+    return found if op == "barrier" else {**found, "gradient": [("adjoint", _case("at_adjoint", (most,), moved))]}
 
 
-CASES = {f"{op}.sm90": _cases(op) for op in (*OPS, "receive", "barrier")}
+CASES = {c.id: _cases(str(c.op), collectives.groups_of(c)) for c in collectives.KERNELS}

@@ -21,14 +21,14 @@ from alpha.backends.cuda import launches
 from alpha.backends.cuda.binaries import Binaries
 from alpha.backends.cuda.launches import Operation, ceil_div, structure
 from alpha.backends.cuda.lib import Operand
-from alpha.component import Component, Envelope
+from alpha.component import Component, Envelope, Limit
 from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime.compile import Source
 from alpha.cuda_runtime.device import stream_handle
 from alpha.cuda_runtime.memory import Arena, Span, download, fill, upload
 from alpha.cuda_runtime.peers import Peers
 from alpha.errors import GraphError, RankError, ShapeError
-from alpha.types import Attrs
+from alpha.types import Attrs, TensorType
 
 ITEM = {"bf16": 2, "f32": 4}
 OPS = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "receive")
@@ -64,12 +64,11 @@ def source(file: str, size: int, dtype: str = "", loads: int = 4) -> Source:
     return Source.of(f"collectives/{file}.cu", found)
 
 
-def sources(op: str) -> list[Source]:
-    """Every compiled file that TABLE may load for an op, for groups of 2 to 8."""
+def sources(op: str, size: int) -> list[Source]:
+    """Every compiled file that TABLE may load for an op among so many."""
     file = "sum" if op in SUMS else "move"
-    rows = {size: {how.loads for _, how in table["send" if op == "receive" else op]} if op != "barrier" else {How.loads}
-            for size, table in TABLE.items()}
-    return [source(file, size, dtype, loads) for size in rows for dtype in (ITEM if op in SUMS else ("",)) for loads in sorted(rows[size])]
+    loads = sorted({how.loads for _, how in TABLE[most(size)].get("send" if op == "receive" else op, ())} or {How.loads})
+    return [source(file, size, dtype, n) for dtype in (ITEM if op in SUMS else ("",)) for n in loads]
 
 
 # -- channels --------------------------------------------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ _MORE: dict[str, _Rows] = {
     "send": _TWO["send"],
 }
 TABLE: dict[int, dict[str, _Rows]] = {2: _TWO, 4: _MORE, 8: _MORE}
-"""Most members -> op -> (bytes up to which, how), by measurements on two and on four GPUs (docs/collectives.md); eight were never measured.
+"""Most members -> op -> (bytes up to which, how), by measurements on two and on four H200 (docs/collectives.md); eight were never measured.
 `nbytes` of an operand, of a gather's result."""
 
 
@@ -511,20 +510,37 @@ def bind_barrier(gpu: HasChannels, ins: Sequence[Operand], outs: Sequence[Operan
     return barrier(_channel(gpu, attrs))
 
 
-def _component(op: str, binder: Callable[..., Run], inplace: tuple[tuple[int, int], ...] = ()) -> Component:
+_GROUPS: Mapping[int, tuple[str, tuple[int, ...]]] = {2: ("sm90", (2,)), 4: ("x4.sm90", (3, 4))}
+"""GPUs that a component requires -> how its id ends, and the groups that it takes. Each compiled limit of members is another file, with an
+order of additions, slots and a table of its own, so it is gated among as many. Larger groups have no component."""
+
+
+def groups_of(component: Component) -> tuple[int, ...]:
+    """How many members a component's groups may have."""
+    return next(groups for ending, groups in _GROUPS.values() if component.id == f"{component.op}.{ending}")
+
+
+def _component(op: str, binder: Callable[..., Run], gpus: int, inplace: tuple[tuple[int, int], ...] = ()) -> Component:
     """What they owe their rows stands in their cases."""
-    return Component(id=f"{op}.sm90", kind="program", profile="device_collective", backend="cuda", op=op, implementation=binder,
-                     envelope=Envelope(dtypes=tuple(ITEM)), requires=("sm_90a", "gpus>=2"), inplace=inplace,
-                     binaries=Binaries(functools.partial(sources, op)), contract="alpha.gates.contracts.device_ranks")
+    ending, groups = _GROUPS[gpus]
+    limit = Limit(text=f"a group of {' or '.join(map(str, groups))}", holds=functools.partial(_fits, groups))
+    return Component(id=f"{op}.{ending}", kind="program", profile="device_collective", backend="cuda", op=op, implementation=binder,
+                     envelope=Envelope(dtypes=tuple(ITEM), limits=(limit,)), inplace=inplace,
+                     requires=("sm_90a", *(f"gpus>={n}" for n in _GROUPS if n <= gpus)),
+                     binaries=Binaries(functools.partial(sources, op, gpus)), contract="alpha.gates.contracts.device_ranks")
 
 
-KERNELS = (
-    _component("all_reduce", bind_all_reduce, ((0, 0),)),
-    _component("reduce_scatter", bind_reduce_scatter),
-    _component("all_gather", bind_all_gather),
-    _component("broadcast", bind_broadcast, ((0, 0),)),
-    _component("all_to_all", bind_all_to_all),
-    _component("send", bind_send),
-    _component("receive", bind_receive),
-    _component("barrier", bind_barrier),
-)
+def _fits(groups: tuple[int, ...], types: Sequence[TensorType], attrs: Attrs) -> bool:
+    return attrs["size"] in groups
+
+
+KERNELS = tuple(_component(op, binder, gpus, inplace) for gpus in _GROUPS for op, binder, inplace in (
+    ("all_reduce", bind_all_reduce, ((0, 0),)),
+    ("reduce_scatter", bind_reduce_scatter, ()),
+    ("all_gather", bind_all_gather, ()),
+    ("broadcast", bind_broadcast, ((0, 0),)),
+    ("all_to_all", bind_all_to_all, ()),
+    ("send", bind_send, ()),
+    ("receive", bind_receive, ()),
+    ("barrier", bind_barrier, ()),
+))
