@@ -465,20 +465,22 @@ def at_first(peers: Peers, world: World, seed: int) -> Found:
 # -- jobs --------------------------------------------------------------------------------------------------------------------------
 
 HERE = __name__
+RANKS = 2
+"""As many GPUs as the executor requires."""
 
 
 def _case(name: str, *arguments: Any) -> Case:
-    return lambda rng: sound([lambda: job(f"{HERE}:{name}", *arguments, seed_of(rng))])
+    return lambda rng: sound([lambda: job(RANKS, f"{HERE}:{name}", *arguments, seed_of(rng))])
 
 
 def _lost(what: str) -> Case:
     """The rank that is left names the one at fault; then two new ranks have the promised bits on the same devices."""
     def case(rng: np.random.Generator) -> Measured:
         patient = what == "absent"
-        ended = job(f"{HERE}:at_lost", what, 2.0 if patient else LONG_S, seed_of(rng), limit_s=60.0,
+        ended = job(RANKS, f"{HERE}:at_lost", what, 2.0 if patient else LONG_S, seed_of(rng), limit_s=60.0,
                     deadlines=Deadlines(stall=30.0) if patient else LIMITS)
         found = sound([lambda: ended[:-1]])
-        again = sound([lambda: job(f"{HERE}:at_steps", ("",), seed_of(rng))])
+        again = sound([lambda: job(RANKS, f"{HERE}:at_steps", ("",), seed_of(rng))])
         wrong = found.note or again.note
         return Measured(error=float(bool(wrong)), bound=0.0, cases=2, note=wrong[:120])
     return case
@@ -487,12 +489,12 @@ def _lost(what: str) -> Case:
 def _ways(rng: np.random.Generator) -> Measured:
     """One set of bits in every way to run: those that are promised."""
     seed = seed_of(rng)
-    found = sound([lambda: job(f"{HERE}:at_steps", WAYS, seed)])
+    found = sound([lambda: job(RANKS, f"{HERE}:at_steps", WAYS, seed)])
     return replace(found, digest="as promised" if not found.error else "other bits")
 
 
 def _waiting(rng: np.random.Generator) -> Measured:
-    return sound([lambda: job(f"{HERE}:at_waiting", seed_of(rng), deadlines=LIMITS)])
+    return sound([lambda: job(RANKS, f"{HERE}:at_waiting", seed_of(rng), deadlines=LIMITS)])
 
 
 def _devices(rng: np.random.Generator) -> Measured:
