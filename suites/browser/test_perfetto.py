@@ -14,8 +14,6 @@ import gzip
 import importlib.metadata
 import json
 import os
-import subprocess
-import sys
 import threading
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -29,6 +27,7 @@ import made_runs
 import pytest
 import test_dashboard_browser
 import test_trace
+import warm
 from playwright.sync_api import Browser, Page
 from trace_format import breaches, load
 
@@ -234,8 +233,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory, small_corpus: Callable[[Pat
                 "train.eval_windows": "4", "train.final_windows": "4"}
     # in a process of its own: beside a browser, which is this one's child, nothing trains
     words = [x for k, v in settings.items() for x in ("--set", f"{k}={v}")]
-    command = [sys.executable, "-m", "alpha", "lab", str(made_runs.CONFIG), *words]
-    done = subprocess.run(command, cwd=made_runs.CONFIG.parents[1], capture_output=True, text=True, check=False, timeout=300)
+    done = warm.run(["-m", "alpha", "lab", made_runs.CONFIG, *words], cwd=made_runs.CONFIG.parents[1], timeout=300)
     assert done.returncode == 0, done.stderr
     assert cli.main(["trace", str(root / "real"), "--out", str(root / "real.json.gz")]) == 0
     return {p.name.split(".")[0]: p for p in root.glob("*.json*")}

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import warm
 import xxhash
 
 from alpha.checkpoint import folders
@@ -58,9 +59,12 @@ class Table:
         words = ["lab", str(path), "--resume", "--at", str(at)] if at is not None else [
             "lab", str(ROOT / "configs" / "gpt2-124m.toml"), *(f"--set={x}" for x in (*self.set, f"run.name={name}", f"train.zero={zero}"))]
         words += ["--nproc", str(ranks)] if ranks > 1 else []
-        how = [sys.executable, str(HERE / "emulated_launch.py"), str(self.folder), json.dumps({"gpus": self.args.ranks}), "--"]
-        done = subprocess.run([*(how if self.args.dry else [sys.executable, "-m", "alpha"]), *words], cwd=ROOT, capture_output=True,
-                              text=True, timeout=500, check=False, env=child_environment())
+        if self.args.dry:
+            emulated = [HERE / "emulated_launch.py", self.folder, json.dumps({"gpus": self.args.ranks}), "--"]
+            done = warm.run([*emulated, *words], cwd=ROOT, timeout=500)
+        else:
+            done = subprocess.run([sys.executable, "-m", "alpha", *words], cwd=ROOT, capture_output=True, text=True, timeout=500,
+                                  check=False, env=child_environment())
         found = {"ranks": ranks, "zero": zero, "from": at, "code": done.returncode, "seconds": time.monotonic() - began}
         if done.returncode:
             return {**found, "text": (done.stderr + done.stdout).strip()[-800:]}

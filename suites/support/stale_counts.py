@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import warm
-from copies import ROOT, share_digests
+from copies import ROOT, linked, share_digests
 
 from alpha.tomlfile import tomllib
 
@@ -62,10 +62,11 @@ def edits(kind: str) -> list[Edit]:
 
 @contextmanager
 def copied(changes: Sequence[Change], root: Path = ROOT) -> Iterator[Path]:
-    """A copy of a repository with these changes: the package, and links to what lies beside it."""
+    """A copy of a repository with these changes: the package, and links to what lies beside it. Only digests are taken of it, so files
+    that do not change are links too."""
     with tempfile.TemporaryDirectory(prefix="alpha-stale-") as folder:
         at = Path(folder)
-        shutil.copytree(root / "alpha", at / "alpha")
+        shutil.copytree(root / "alpha", at / "alpha", copy_function=linked)
         for name in ("kernels", "baselines"):
             (at / name).symlink_to(root / name)
         share_digests(at, root)
@@ -74,6 +75,7 @@ def copied(changes: Sequence[Change], root: Path = ROOT) -> Iterator[Path]:
             text = path.read_text(encoding="utf-8")
             if text.count(find) != 1:
                 raise ValueError(f"{file} holds {find!r} {text.count(find)} times, expected once")
+            path.unlink()  # and not what it is a link to
             path.write_text(text.replace(find, put), encoding="utf-8")
         yield at
 

@@ -17,6 +17,8 @@ from pathlib import Path
 import warm
 from copies import ROOT, share_digests
 
+from alpha.gates.adversarial.plant import put
+
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.S | re.M)
 PARTS = ("alpha", "baselines", "kernels", "configs", "examples", "suites", "docs", "README.md", "pyproject.toml", "LICENSE")
 
@@ -25,7 +27,7 @@ def copy(to: Path) -> Path:
     """A copy of the repository. Compiled Python goes along: the sources keep their times, so it stays valid."""
     for part in PARTS:
         if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, to / part, ignore=shutil.ignore_patterns("*.png"))
+            shutil.copytree(ROOT / part, to / part, ignore=shutil.ignore_patterns("*.png"), copy_function=put)
         else:
             shutil.copy(ROOT / part, to / part)
     share_digests(to)

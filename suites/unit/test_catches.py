@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import drawn_faults
 import pytest
 from planted import planted
 
@@ -23,34 +23,23 @@ from alpha.registry.machine import machine_class
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
 
-DRAWN = 18
-"""Faults that are run although their catch is current: it binds all that decides whether the gate says FAIL, so they are a sample of what
-it does not see."""
-
 
 def test_planted_faults_are_rejected(pytestconfig: pytest.Config, seed: int) -> None:
-    """On a machine class without any recorded catch the drawn ones are run, not all: which gate sees what is settled on the reference
-    class."""
-    every = load_faults(catalogue=catalogue())
-    faults = [f for f in every if not catches.why_not(f, catalogue()[f.component])]
-    assert len(faults) >= 60
-    if len(faults) < len(every):
-        print(f"NOT_RUN: {len(every) - len(faults)} faults of components that cannot run on this machine, or are not pinned for it")
-    drawn = random.Random(f"{seed} catches").sample(faults, DRAWN)
-    again = faults if pytestconfig.getoption("--all") else drawn
-    results = catches.run(catalogue(), again, stale=False, keep=[f.id for f in faults])
-    rest = [f for f in faults if f not in again]
-    recorded = catches.known()
-    if rest and len(recorded) > len(faults) // 2:
-        results += catches.run(catalogue(), rest, stale=True, keep=[f.id for f in faults])
-    fresh = sum(r.fresh for r in results)
-    assert fresh >= len(again), "fewer faults were run than were drawn"
-    noisy = [r for r in results if not r.caught and r.fault.gate == "perf" and r.why.startswith("NOT_RUN: ")
-             and all("too noisy to judge" in part for part in r.why.removeprefix("NOT_RUN: ").split("; "))]
-    if noisy:
-        print(f"NOT_RUN: {[r.fault.id for r in noisy]}: the pins of this kind of machine are too noisy to judge by")
-    survivors = [f"{r.fault.id} ({r.fault.gate} of {r.fault.component}): {r.why}" for r in results if not r.caught and r not in noisy]
-    assert not survivors, f"seed {seed}: survived\n" + "\n".join(survivors)
+    """All but those of timed gates, which suites/perf/test_timed_catches.py draws."""
+    every, runnable = drawn_faults.every(), drawn_faults.runnable()
+    if len(runnable) < len(every):
+        print(f"NOT_RUN: {len(every) - len(runnable)} faults of components that cannot run on this machine, or are not pinned for it")
+    drawn_faults.reject(drawn_faults.OTHERS, seed, everything=pytestconfig.getoption("--all"))
+
+
+def test_each_planted_fault_is_drawn_in_one_of_the_two_draws() -> None:
+    """Of every gate that has faults here some may be drawn, and nothing is left out."""
+    here = [f for f in load_faults(catalogue=catalogue()) if not catches.why_not(f, catalogue()[f.component])]
+    timed, others = drawn_faults.TIMED.faults(), drawn_faults.OTHERS.faults()
+    assert len(here) >= 60
+    assert sorted(f.id for f in [*timed, *others]) == sorted(f.id for f in here), "a fault is in neither draw, or in both"
+    assert {f.gate for f in timed} <= {"perf"} and "perf" not in {f.gate for f in others}
+    assert {"parity", "gradient", "determinism", "faults"} <= {f.gate for f in others}
 
 
 @pytest.mark.parametrize("end", ["killed", "terminated"])

@@ -4,15 +4,13 @@ runs that go on with one rank and with two."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from test_cuda_session import RUN
 
 from alpha.bench.peer import ROOT
@@ -47,10 +45,8 @@ def root(tmp_path_factory: pytest.TempPathFactory, small_corpus: Callable[[Path]
 def ran(root: Path, name: str, *words: str, command: str = "lab", source: str = "", **job: Any) -> Done:
     """`alpha lab` with these words, of a run called so."""
     own = [] if source else ["--set", f"run.name={name}"]
-    support = ROOT / "suites" / "support"
-    made = subprocess.run([sys.executable, str(support / "emulated_launch.py"), str(root), json.dumps(job), "--", command,
-                           source or str(root / "run.toml"), *own, *words], capture_output=True, text=True, timeout=240, check=False,
-                          env={**os.environ, "PYTHONPATH": f"{ROOT}:{support}"})
+    made = warm.run([ROOT / "suites" / "support" / "emulated_launch.py", root, json.dumps(job), "--", command,
+                     source or root / "run.toml", *own, *words], timeout=240)
     return Done(made.returncode, made.stdout, made.stderr, root / "runs" / name)
 
 

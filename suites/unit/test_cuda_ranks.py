@@ -42,7 +42,7 @@ SEEN: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("priority-left-in-the-stream", "priority-untold", "priority-of-any-stream"), (cuda_ranks.at_first,)),
     "plans-of-rank-0": (cuda_ranks.at_model, "gpt", 1),
     "looked-at-too-early": (cuda_ranks.at_steps, ("inspected",)),
-    "waits-not-ended": (cuda_ranks.at_lost, "killed", 5.0), "who-waits-is-blamed": (cuda_ranks.at_waiting,),
+    "waits-not-ended": (cuda_ranks.at_lost, "killed", 2.5), "who-waits-is-blamed": (cuda_ranks.at_waiting,),
     **dict.fromkeys(("last-piece-not-compared", "hashed-late", "hashes-of-the-step-before", "hashes-not-waited-for", "one-rank-ahead"),
                     (cuda_ranks.at_decided,)),
     "rubbish-taken": (cuda_ranks.at_lost, "absent", 2.0), "step-unsaid": (cuda_ranks.at_lost, "absent", 2.0),

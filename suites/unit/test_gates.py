@@ -273,6 +273,19 @@ def test_mutants_differ_and_parse() -> None:
     assert [m.key for m in mutants.draw(catalogue(), 40, "1234")] == [m.key for m in drawn]
 
 
+def test_what_is_written_into_a_copy_of_the_package_stays_there(tmp_path: Path) -> None:
+    """Of its files only compiled Python, which is never written into, may be the package's own."""
+    plant.copy_package(tmp_path)
+    package, copy = Path(alpha.__file__).parent, tmp_path / "alpha"
+    copied = [path for path in copy.rglob("*") if path.is_file()]
+    assert {p.relative_to(copy) for p in copied if p.suffix == ".py"} == {p.relative_to(package) for p in package.rglob("*.py")}
+    for path in copied:
+        own = package / path.relative_to(copy)
+        assert path.suffix == ".pyc" or not path.samefile(own), own
+        if path.suffix == ".py":
+            assert path.stat().st_mtime_ns == own.stat().st_mtime_ns, "what was compiled of it is not taken"
+
+
 def test_a_broken_copy_fails_and_an_unbroken_one_passes() -> None:
     """Faults, hangs and deaths are seen; the sound kernel passes on the copy; the package itself stays as it is."""
     file = "backends/cpu/kernels/gelu.py"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alpha.data import bucketed, sampler
 from alpha.data.bucketed import BucketedSampler, pairs_of
 from alpha.data.mixture import MixedSampler, Turns
 from alpha.data.packing import NO_TARGET, PackedSampler, pack
@@ -27,6 +31,24 @@ FEW = settings(max_examples=60, deadline=None, derandomize=True)
 FEWER = settings(FEW, max_examples=15)
 """Where files are written."""
 SIZE = 10**10
+
+
+@contextmanager
+def permuted_once() -> Iterator[None]:
+    """Within it the permutation of the same indices is worked out once. Few indices take it long, for it walks until it is among them; and
+    each of many readers asks for the same."""
+    known: dict[tuple[bytes, bytes, int, int], np.ndarray] = {}
+
+    def remembered(indices: np.ndarray, epochs: np.ndarray, size: int, seed: int) -> np.ndarray:
+        key = indices.tobytes(), np.asarray(epochs).tobytes(), size, seed
+        if key not in known:
+            known[key] = permuted(indices, epochs, size, seed)
+        return known[key].copy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (bucketed, sampler):
+            patch.setattr(module, "permuted", remembered)
+        yield
 
 
 @FEW
@@ -83,7 +105,7 @@ def test_bucketed_epochs_hold_every_token_once_and_even_steps(sizes: list[int], 
     """Epoch by epoch, wherever steps begin in one; and no bucket of a pool reaches into the next: their pairs do not overlap."""
     if sum(sizes) <= sequence:
         sizes = [*sizes, sequence]
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, permuted_once():
         made = BucketedSampler(document_stream(Path(folder), sizes), sequence=sequence, global_batch=batch, seed=seed, buckets=buckets,
                                most=most)
         for epoch in range(3):
@@ -103,7 +125,7 @@ def test_bucketed_epochs_hold_every_token_once_and_even_steps(sizes: list[int], 
 def test_bucketed_runs_resume_at_every_step_by_any_ranks(sizes: list[int], ranks: int, micros: int, buckets: int, seed: int,
                                                          random: Random) -> None:
     """Alone and in a mixture with packed documents."""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, permuted_once():
         streams = [document_stream(Path(folder), [*sizes, 9 + i]) for i in range(2)]
 
         def one(stream: TokenStream) -> BucketedSampler:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from copies import ROOT
 from stale_counts import Digests, Edit, copied, digests_of, edits, moved
 
 from alpha import component, types
@@ -26,6 +27,16 @@ def was() -> Digests:
     """Today's digests."""
     with copied(()) as root:
         return digests_of(root)
+
+
+def test_an_edit_of_a_copy_leaves_the_tree_as_it_is() -> None:
+    """Its other files are those of the tree."""
+    edit = next(e for e in edits("real") if e.changes[0][0].endswith(".py"))
+    file, find, put = edit.changes[0]
+    before = (ROOT / file).read_bytes()
+    with copied(edit.changes) as root:
+        assert (root / file).read_bytes() == before.replace(find.encode(), put.encode()) != before
+    assert (ROOT / file).read_bytes() == before
 
 
 def test_what_changes_no_result_makes_nothing_stale(was: Digests) -> None:

@@ -27,7 +27,7 @@ from alpha.component import Measured
 from alpha.errors import CorruptError, GraphError, InputError, MachineError
 from alpha.gates.contracts import kept, of_settings, saves
 from alpha.gates.contracts.corruptions import campaign
-from alpha.gates.contracts.disks import Beside, Failing, Killed, Losing, SlowFile, full
+from alpha.gates.contracts.disks import Beside, Failing, Killed, Losing, ShortFile, full
 from alpha.gates.contracts.made_state import (
     Count,
     States,
@@ -589,7 +589,8 @@ def _load_slowly(made: Path, states: States) -> tuple[bool, list[tuple[int, int]
             tracemalloc.start()
         told.append((done, total))
 
-    ranges.open_regular = lambda path: io.BufferedReader(SlowFile(path)) if path.suffix == ranges.STATE else opened(path)  # type: ignore
+    few = lambda path: io.BufferedReader(ShortFile(path, lambda at: 1000))  # noqa: E731
+    ranges.open_regular = lambda path: few(path) if path.suffix == ranges.STATE else opened(path)  # type: ignore
     folders.load(made, after, told=heard)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

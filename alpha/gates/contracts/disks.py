@@ -112,11 +112,11 @@ class Beside(Failing):
             self.other()
 
 
-class SlowFile(io.RawIOBase):
-    """A file that delivers a few bytes at a time."""
+class ShortFile(io.RawIOBase):
+    """A file of which one read gives `most(place)` bytes at most: few at a time, or none behind an end that its size does not tell."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "rb", buffering=0)  # closed below
+    def __init__(self, path: Path, most: Callable[[int], int]) -> None:
+        self._file, self._most = open(path, "rb", buffering=0), most  # closed below
 
     def readable(self) -> bool:
         return True
@@ -134,7 +134,7 @@ class SlowFile(io.RawIOBase):
         return self._file.fileno()
 
     def readinto(self, buffer: Any) -> int:
-        return self._file.readinto(memoryview(buffer)[:1000])
+        return self._file.readinto(memoryview(buffer)[: self._most(self._file.tell())])
 
     def close(self) -> None:
         self._file.close()

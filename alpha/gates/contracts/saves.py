@@ -18,7 +18,7 @@ from alpha.checkpoint import folders, hf, offline, ranges, safetensors
 from alpha.checkpoint.disk import Disk, refused
 from alpha.component import Measured
 from alpha.errors import AlphaError, CorruptError, InputError, MachineError
-from alpha.gates.contracts.disks import Failing, Killed, full
+from alpha.gates.contracts.disks import Failing, Killed, ShortFile, full
 from alpha.gates.contracts.edges import told
 from alpha.gates.contracts.made_state import Count, States, empty, folder, layouts, reseal, same, saved_before, saved_by, state
 from alpha.graph.state import StateLayout, TensorSpec
@@ -202,33 +202,9 @@ def other_arrays(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
-class _Ending(io.RawIOBase):
+def _ending(path: Path | str, end: int) -> io.BufferedReader:
     """A file that was cut after it was opened: it ends at byte `end`, and its size was told before."""
-
-    def __init__(self, path: Path, end: int) -> None:
-        self._file, self._end = open(path, "rb", buffering=0), end  # closed below
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, at: int, whence: int = 0) -> int:
-        return self._file.seek(at, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def readinto(self, buffer: Any) -> int:
-        return self._file.readinto(memoryview(buffer)[: max(0, self._end - self._file.tell())])
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    return io.BufferedReader(ShortFile(Path(path), lambda at: max(0, end - at)))
 
 
 def cut_while_read(rng: np.random.Generator) -> Measured:
@@ -242,7 +218,7 @@ def cut_while_read(rng: np.random.Generator) -> Measured:
             end, opened = int(rng.integers(1, (path / name).stat().st_size)), ranges.open_regular
 
             def cut(file: Path | str, name: str = name, end: int = end, opened: Callable[[Path | str], BinaryIO] = opened) -> BinaryIO:
-                return io.BufferedReader(_Ending(Path(file), end)) if Path(file).name == name else opened(file)  # type: ignore[return-value]
+                return _ending(file, end) if Path(file).name == name else opened(file)  # type: ignore[return-value]
 
             after = empty(of)
             with mock.patch.object(ranges, "open_regular", side_effect=cut):
@@ -337,7 +313,7 @@ def tensors_of_files(rng: np.random.Generator) -> Measured:
                        (f"tensor a of {one}", "without rounding", "I32", "F32, F16, BF16")))
         count.check(not result.error, result.note)
         end = 8 + int(rng.integers(1, len(raw)))
-        with mock.patch.object(safetensors, "open_regular", side_effect=lambda file: io.BufferedReader(_Ending(Path(file), end))):
+        with mock.patch.object(safetensors, "open_regular", side_effect=lambda file: _ending(file, end)):
             result = told(("cut", lambda: safetensors.header(one), CorruptError, ("its header is torn", f"{end - 8} bytes", f"{len(raw)}")))
         count.check(not result.error, result.note)
     return count.measured()

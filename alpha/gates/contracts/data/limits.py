@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,7 +23,7 @@ from alpha.data import corpus, files, inspect, mixture, permutation, prefetch, p
 from alpha.data.hashed import file_bytes, load_hashed, save_hashed
 from alpha.errors import CorruptError, GraphError, InputError, MachineError
 from alpha.gates.contracts.data.patterns import says
-from alpha.gates.contracts.data.support import Count, folder, text_like, write_texts
+from alpha.gates.contracts.data.support import Count, folder, parts_of, text_like, write_texts
 
 # -- files -----------------------------------------------------------------------------------------------------------------------------
 
@@ -470,15 +469,8 @@ def lines_and_parts(rng: np.random.Generator) -> Measured:
         for text in ("€é日b".encode(), b"\x80" * 9 + b"a", "a\n€\n\n日".encode(), b"ab" * 3):
             path.write_bytes(text)
             for part in (1, 2, 3, 4):
-                cuts = {0, len(text)}
-                for at in range(part, len(text), part):
-                    lines = [i for i in range(at, min(at + part, len(text)) + 1) if text[i - 1 : i] == b"\n"]
-                    starts = [i for i in range(at, at + 4) if i >= len(text) or text[i] & 0xC0 != 0x80]
-                    cuts.add(lines[0] if lines else starts[0] if starts else at)
-                bounds = sorted(cuts)
-                want = [text[a:b] for a, b in pairwise(bounds)]
                 got_parts = read(path, sources.Rules(part=part))[0]
-                count.check(got_parts == want, f"{text!r} in parts of {part}: {got_parts}")
+                count.check(got_parts == parts_of(text, part), f"{text!r} in parts of {part}: {got_parts}")
         (root / "x.txt").mkdir()
         found = sources.files_of(str(root / "*.txt"))
         count.check(found == [path], f"of a glob {found}")

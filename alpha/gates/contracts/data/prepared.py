@@ -11,7 +11,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -22,7 +21,7 @@ from alpha.data import files, prepare, prepared, sources, tokenizer
 from alpha.data.hashed import file_bytes
 from alpha.errors import BusyError, CorruptError, InputError, MachineError
 from alpha.gates.contracts.data import corruption, limits, packed
-from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, same_everywhere, text_like, write_texts
+from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, parts_of, same_everywhere, text_like, write_texts
 
 UNIT, PART = 3000, 700
 """Bytes of a unit and of a text's part, small, so that small files are cut in many places."""
@@ -38,18 +37,6 @@ def _json(rng: np.random.Generator, texts: list[str], field: str, ends: tuple[st
     """The lines of a file; escapes or not, blank lines between, the last without an end."""
     lines = [json.dumps({"n": i, field: text, "lang": "ab"[i % 2]}, ensure_ascii=bool(rng.integers(2))) for i, text in enumerate(texts)]
     return "".join(line + ends[int(rng.integers(len(ends)))] for line in lines[:-1]).encode() + lines[-1].encode()
-
-
-def _parts(data: bytes, part: int) -> list[bytes]:
-    """A text in parts as the handbook says: one begins at the first line that begins at or behind each multiple of `part`, else at the
-    first character."""
-    cuts = {0, len(data)}
-    for at in range(part, len(data), part):
-        behind = [i for i in range(at, min(at + part, len(data)) + 1) if data[i - 1 : i] == b"\n"]
-        starts = [i for i in range(at, at + 4) if i >= len(data) or data[i] & 0xC0 != 0x80]
-        cuts.add(behind[0] if behind else starts[0] if starts else at)
-    bounds = sorted(cuts)
-    return [data[a:b] for a, b in pairwise(bounds) if b > a]
 
 
 def made_up(rng: np.random.Generator, root: Path, field: str = "text", part: int = PART, unit: int = UNIT) -> tuple[list[bytes], int, int]:
@@ -68,9 +55,9 @@ def made_up(rng: np.random.Generator, root: Path, field: str = "text", part: int
         "e.txt": b"", "f.txt": b"x", "photo.png": b"no text", ".git/config.txt": b"hidden", "g.txt": b"f1\n" * 99,
     }  # fmt: skip
     write_texts(root, texts)
-    raw = _parts(texts["d/raw.txt"], part)
+    raw = parts_of(texts["d/raw.txt"], part)
     said = [*plain, *packed, *more, *numbers]
-    found = [*(s.encode() for s in said), *_parts(long, part), b"marked", *raw, b"x", *_parts(texts["g.txt"], part)]
+    found = [*(s.encode() for s in said), *parts_of(long, part), b"marked", *raw, b"x", *parts_of(texts["g.txt"], part)]
     return [text for text in found if text], len(said), sum(not text for text in said)
 
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,15 @@ def flipped(rng: np.random.Generator, data: bytes) -> bytes:
     """`data` with one to eight bits of one byte flipped."""
     place = int(rng.integers(len(data)))
     return data[:place] + bytes([data[place] ^ int(rng.integers(1, 256))]) + data[place + 1 :]
+
+
+def parts_of(data: bytes, part: int) -> list[bytes]:
+    """A text in parts as the handbook says: one begins at the first line that begins at or behind each multiple of `part`, else at the
+    first character."""
+    cuts = {0, len(data)}
+    for at in range(part, len(data), part):
+        behind = [i for i in range(at, min(at + part, len(data)) + 1) if data[i - 1 : i] == b"\n"]
+        starts = [i for i in range(at, at + 4) if i >= len(data) or data[i] & 0xC0 != 0x80]
+        cuts.add(behind[0] if behind else starts[0] if starts else at)
+    bounds = sorted(cuts)
+    return [data[a:b] for a, b in pairwise(bounds) if b > a]
