@@ -39,7 +39,7 @@ from alpha.component import Measured
 from alpha.cuda_runtime._bindings import CudaError
 from alpha.errors import InputError, MachineError, RankError
 from alpha.gates.contracts.made_state import cut_of, same
-from alpha.gates.contracts.ranks import ends, told
+from alpha.gates.contracts.ranks import ends, memory, told
 from alpha.gates.contracts.ranks.calls import misbehave
 from alpha.gates.contracts.ranks.collectives import BOUND_S, SHORT, SOUND, seed_of, sound
 from alpha.gates.contracts.ranks.members import Ended, members
@@ -698,10 +698,13 @@ def _not_again(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.shm": {"parity": [("both-ways", _both_ways), ("full", _full), ("channels", _job(at_channels, 2)), ("honest", _honest),
-                                 ("numbers", _numbers)],
-                      "determinism": [("both-ways", _both_ways)], "faults": [(fault, _planted(fault)) for fault in FAULTS]},
+                                 ("numbers", _numbers), ("segments", memory.segments), ("fences", memory.fences),
+                                 ("groups", memory.channels)],
+                      "determinism": [("both-ways", _both_ways)],
+                      "faults": [*((fault, _planted(fault)) for fault in FAULTS), ("no memory", memory.no_memory)]},
     "watch.progress": {"parity": [("waited", _waited), ("patience", ends.patience), ("words", told.words),
-                                  ("flights", told.flights), ("rests", told.rests), ("names", told.named)],
+                                  ("flights", told.flights), ("rests", told.rests), ("names", told.named),
+                                  ("blocks", memory.blocks), ("overtaken", memory.overtaken)],
                        "determinism": [("named", _named)],
                        "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left),
                                   ("watched late", ends.watched_late)]},
