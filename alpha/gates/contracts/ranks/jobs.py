@@ -39,7 +39,7 @@ from alpha.component import Measured
 from alpha.cuda_runtime._bindings import CudaError
 from alpha.errors import InputError, MachineError, RankError
 from alpha.gates.contracts.made_state import cut_of, same
-from alpha.gates.contracts.ranks import ends, memory, told
+from alpha.gates.contracts.ranks import ends, joining, memory, told
 from alpha.gates.contracts.ranks.calls import misbehave
 from alpha.gates.contracts.ranks.collectives import BOUND_S, SHORT, SOUND, seed_of, sound
 from alpha.gates.contracts.ranks.members import Ended, members
@@ -704,10 +704,11 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                       "faults": [*((fault, _planted(fault)) for fault in FAULTS), ("no memory", memory.no_memory)]},
     "watch.progress": {"parity": [("waited", _waited), ("patience", ends.patience), ("words", told.words),
                                   ("flights", told.flights), ("rests", told.rests), ("names", told.named),
-                                  ("blocks", memory.blocks), ("overtaken", memory.overtaken)],
+                                  ("blocks", memory.blocks), ("overtaken", memory.overtaken), ("seats", joining.seats),
+                                  ("groups", joining.groups), ("devices", joining.devices)],
                        "determinism": [("named", _named)],
                        "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left),
-                                  ("watched late", ends.watched_late)]},
+                                  ("watched late", ends.watched_late), ("early", joining.absent), ("no bridge", joining.no_bridge)]},
     "launch.ranks": {"parity": [("ended", _launched("none", "slow", "code")), ("left", _nothing_left)],
                      "determinism": [("ended", _launched("none", "refuses"))],
                      "faults": [(what, _launched(what)) for what in OUTCOMES if what not in ("none", "slow", "code")]},

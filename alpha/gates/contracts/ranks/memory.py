@@ -87,7 +87,7 @@ def segments(rng: np.random.Generator) -> Measured:
         ("nothing", opened(b""), InputError, ("no segment", "magic 0x0, version 0")),
         ("part of a header", opened(head[:20]), InputError, ("no segment", "magic 0x0, version 0")),
         ("another file", opened(rng.bytes(64)), InputError, ("no segment", "expected: magic 0x616c706861, version 3")),
-        ("another version", opened(head[:8] + version + head[9:]), InputError, ("no segment", "magic 0x616c706861, version 4", "version 3")),
+        ("another version", opened(head[:8] + version + head[9:]), InputError, ("no segment", "0x616c706861, version 4", "version 3")),
     ]
     found, wrong = told(*edges), list[str]()
     for size, payload in ((8, PAYLOAD_BYTES), (9, PAYLOAD_BYTES // 8)):
@@ -101,7 +101,7 @@ def segments(rng: np.random.Generator) -> Measured:
 
 
 def no_memory(rng: np.random.Generator) -> Measured:
-    """A system without such memory, and one that has no descriptor, file, memory or address for it: that is said, and nothing stays open."""
+    """A system without such memory, and one that has no descriptor, file, memory or address for it: it is said, and nothing stays open."""
     before, wrong = descriptors(), list[str]()
     cases: tuple[tuple[str, Callable[[], Any], tuple[str, ...]], ...] = (
         ("no call", lambda: _without(os, "memfd_create"), ("without a name", "linux", "Linux 5.3 or newer")),
