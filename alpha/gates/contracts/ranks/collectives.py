@@ -29,6 +29,7 @@ from alpha.errors import GraphError, ShapeError
 from alpha.gates.contracts.ranks.calls import ALGORITHMS, BY_NAME, COUNTS, DTYPES, OPS, Mute, drawn, misbehave, one, summed
 from alpha.gates.contracts.ranks.ends import at_checked
 from alpha.gates.contracts.ranks.members import Ended, members
+from alpha.gates.contracts.ranks.places import rules
 from alpha.ops import collectives as rows
 from alpha.ops import scale
 from alpha.ops.numerics import UNIT_ROUNDOFF, round_to
@@ -591,7 +592,7 @@ def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
                 ("oracle", _jobs(at_oracle, op, (2, 3, 5)))]
         bits += [("unordered", _jobs(at_unordered, op, (2, 3), (5, 8)))] if op in ("all_reduce", "reduce_scatter") else []
     bits += [("apart", _jobs(at_apart, op, (4,), (6, 8)))] if op in (*ALGORITHMS, "reduce") else []
-    bits += [("chosen", _chosen(op))] if op in COSTS else []
+    bits += [("chosen", _chosen(op)), ("recorded", rules)] if op in COSTS else []
     bits += [("nothing", _jobs(at_nothing, op, (2, 3)))] if op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") else []
     kinds = [what for what in NAMES if not (op == "barrier" and what == "flips")]  # a message of a barrier has no payload
     found = {"parity": bits, "determinism": [(f"jitter-{n}", _repeated(op, n)) for n in (3, 4)],

@@ -31,7 +31,7 @@ from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import RankError
 from alpha.gates.contracts import of_settings
-from alpha.gates.contracts.ranks import frames
+from alpha.gates.contracts.ranks import frames, places
 from alpha.gates.contracts.ranks.calls import DTYPES, OPS, Mute, one, summed
 from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, at_vjp, seed_of, sound
 from alpha.gates.contracts.ranks.ends import carried
@@ -442,7 +442,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
                                  ("early", _early), ("straight", _straight), ("carried", carried), ("met", _met), ("hosts", _by_hosts),
                                  ("connection", of_settings.connection), ("together", of_settings.together), ("adjoint", _adjoint),
-                                 *frames.PARITY],
+                                 ("machines", places.machines), ("ways", places.ways), ("links", places.links), *frames.PARITY],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")),
