@@ -31,7 +31,7 @@ from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import RankError
 from alpha.gates.contracts import of_settings
-from alpha.gates.contracts.ranks import doors, frames, places
+from alpha.gates.contracts.ranks import bridging, connections, doors, frames, places
 from alpha.gates.contracts.ranks.calls import DTYPES, OPS, Mute, one, summed
 from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, at_vjp, seed_of, sound
 from alpha.gates.contracts.ranks.ends import carried
@@ -446,11 +446,16 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                                  ("early", _early), ("straight", _straight), ("carried", carried), ("met", _met), ("hosts", _by_hosts),
                                  ("connection", of_settings.connection), ("together", of_settings.together), ("adjoint", _adjoint),
                                  ("machines", places.machines), ("ways", places.ways), ("links", places.links), ("lines", doors.lines),
+                                 ("called", connections.calls), ("kept", connections.kept), ("unasked", connections.unasked),
+                                 ("room", connections.room), ("handed", connections.handed), ("asked", bridging.asked),
+                                 ("knocks", bridging.knocks), ("said of ranks", bridging.words),
                                  *frames.PARITY],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")),
                                  ("other lengths", _other_lengths), ("not met", _not_met), ("strangers at a door", doors.strangers),
                                  ("other doors", doors.false_doors), ("hellos", doors.frames), ("numbers", doors.places),
-                                 ("turned away", doors.turned_away), *frames.FAULTS]},
+                                 ("turned away", doors.turned_away), ("overrun", connections.overrun),
+                                 ("lingering", connections.lingering), ("guests", bridging.guests), ("lost", bridging.lost),
+                                 ("ends", bridging.ends), ("processes", bridging.processes), *frames.FAULTS]},
 }
