@@ -282,9 +282,12 @@ def lost(rng: np.random.Generator) -> Measured:
         wrong += [] if m.link(0).line is None and m.link(2).line else ["a host that says nothing is kept, or another one given up"]
         m.clock.ns += int(1e9 * (bridges.BROKEN_S + 0.001))
         m.link(2).heard = m.clock.ns
-        for _ in range(2):
-            m.bridge._look_for_silence()
+        m.bridge._look_for_silence()
         failures = m.segment.control.failures()
+        m.segment.control._flags[0] = 0
+        m.bridge._look_for_silence()
+        wrong += ["a host that is lost is named again"] if m.segment.control.failed() else []
+        m.segment.control._flags[0] = 1
         named = [(f.teller, f.text.partition(" is out")[0][:20]) for f in failures]
         wrong += [] if named == [(0, "host 0 (ranks 0 to 1")] and "it said nothing for 2 s" in failures[0].text else [f"told of {named}"]
         line_ = m.link(2).line
@@ -306,7 +309,7 @@ def lost(rng: np.random.Generator) -> Measured:
             wrong += [] if m.link(2).lost and not m.link(0).lost else ["a host is lost that is not, or is not"]
             wrong += [] if m.segment.control.failed() == (not everybody) else [f"left {everybody}: told {m.segment.control.failed()}"]
             wrong += [] if m.bridge._ended() == everybody else [f"left {everybody}: ended {m.bridge._ended()}"]
-    return measured(wrong, 12)
+    return measured(wrong, 13)
 
 
 def ends(rng: np.random.Generator) -> Measured:
