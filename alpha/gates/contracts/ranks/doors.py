@@ -146,9 +146,14 @@ def false_doors(rng: np.random.Generator) -> Measured:
     return measured(wrong, 4)
 
 
+def _no_place(frame: line.Frame) -> tuple[memoryview, memoryview]:
+    """There is no message."""
+    raise line.Broken("it sent a message")
+
+
 def frames(rng: np.random.Generator) -> Measured:
     """A whole frame is unpacked as it was packed; one of another magic, version or length, and one with a byte that is otherwise, is none,
-    though its checksum is right for what it says."""
+    though its checksum is right for what it says. A look reads all frames that have come."""
     wrong, seed, body = list[str](), int(rng.integers(1 << 60)), rng.bytes(int(rng.integers(1, 60)))
     words = (line.HELLO, 1, 2, 3, int(rng.integers(1 << 60)), 4)
     whole = line.frame(seed, *words, body)
@@ -161,8 +166,15 @@ def frames(rng: np.random.Generator) -> Measured:
         spoiled = bytearray(whole)
         spoiled[at] ^= 1 << int(rng.integers(8))
         wrong += [f"byte {at} of {len(whole)} is not looked at"] * (line.unpacked(seed, bytes(spoiled)) is not None)
+    for more in (0, 1, int(rng.integers(2, 200))):  # what is read ahead ends with a frame, or within the next one
+        with pair() as (peer, far):
+            bodies = [rng.bytes(line._AHEAD - line.HEAD_BYTES), rng.bytes(more)]
+            far.send(b"".join(line.frame(7, line.RESUME, body=body) for body in bodies))
+            came = list[bytes]()
+            line.Line(peer, _no_place).read(lambda frame, body, came=came: came.append(bytes(body)))  # type: ignore[misc]
+            wrong += [] if came == bodies else [f"of two frames that had come {len(came)} are read"]
     wrong += ["a frame of another connection is taken"] * (line.unpacked(seed ^ 1, whole) is not None)
-    return measured(wrong, len(whole) + 5)
+    return measured(wrong, len(whole) + 8)
 
 
 @contextmanager

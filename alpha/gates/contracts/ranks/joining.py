@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -149,7 +151,7 @@ def seats(rng: np.random.Generator) -> Measured:
 
 def groups(rng: np.random.Generator) -> Measured:
     """A name has one meaning; a group parts all ranks; those of a Program are added in the order of their names, the world once; two
-    threads are not in one group at a time, and whoever is refused hurts no other call."""
+    threads are not in one group at a time, and whoever is refused hurts no other call. Of what is expected the bytes are handed on."""
     segment, wrong = Segment.create(1), list[str]()
     with World(segment, 0) as world:
         result = told(
@@ -167,10 +169,16 @@ def groups(rng: np.random.Generator) -> Measured:
                            ("two threads", f"all_reduce in group {group.name}", "one order")))
         wrong += [result.note] if result.error else []
         wrong += [] if _said(lambda: collectives.all_reduce(group, x, x)) == (None, "") else ["the call behind a refused one is refused"]
+        sent = list[tuple[int, list[Any]]]()
+        with group.call("send", "f32", 3, 12) as call, \
+                mock.patch.object(group.transport, "expect", lambda source, outs: sent.append((source, [*outs]))):
+            call.expect(0, [None, x])
+        none, bytes_ = sent[0][1] if sent else (0, x)
+        wrong += [] if none is None and bytes_.dtype == np.uint8 and np.shares_memory(bytes_, x) else [f"expected are {sent}"]
         calls = [(r.op, r.call) for r in world.flights.records()]
-        wrong += [] if calls == [("send", 1), ("all_reduce", 2)] else [f"calls {calls}: who was refused counts"]
+        wrong += [] if calls == [("send", 1), ("all_reduce", 2), ("send", 3)] else [f"calls {calls}: who was refused counts"]
     segment.close()
-    return measured(wrong, 8)
+    return measured(wrong, 9)
 
 
 def devices(rng: np.random.Generator) -> Measured:
