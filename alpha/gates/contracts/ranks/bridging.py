@@ -225,7 +225,12 @@ def knocks(rng: np.random.Generator) -> Measured:
     with middle() as m:
         keys = [(0, 2 + i % 2, i // 2, 0) for i in range(bridges._KNOCKING + more)]
         begun = list[bridges.Key]()
-        with mock.patch.object(m.bridge, "_knock", lambda key: (begun.append(key), hold.wait(MOMENT_S))):
+
+        def knock(key: bridges.Key) -> None:
+            begun.append(key)
+            hold.wait(MOMENT_S)
+
+        with mock.patch.object(m.bridge, "_knock", knock):
             m.link(0).lost = True  # its bridge is not connected to meanwhile
             for key in keys:
                 m.bridge._want(key)

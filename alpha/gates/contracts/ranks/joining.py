@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -104,13 +105,19 @@ def no_bridge(rng: np.random.Generator) -> Measured:
                     kind, text = _said(lambda: watch.until(_told_late(segment), 1, op))
                     words = "rank 0 stops: it told why"
                 else:
-                    kind, text = _said(lambda: (watch.watch_bridge(pid), watch.until(lambda: False, 1, op)))
+                    kind, text = _said(partial(_watch_and_wait, watch, pid, op))
                     words = "the bridge of this host died"
                 wrong += [] if kind is RankError and text.startswith(words) else [f"reaped {reaped}, failed {failed}: {text}"]
                 named = [(f.rank, f.op) for f in segment.control.failures()]
                 wanted = [(1, "send")] if failed and not reaped else [(0, "" if reaped else op)]
                 wrong += [] if named == wanted else [f"reaped {reaped}, failed {failed}: told of {named}"]
     return measured(wrong, 8)
+
+
+def _watch_and_wait(watch: Watch, pid: int, op: str) -> None:
+    """Watch a bridge, and wait for what is never ready."""
+    watch.watch_bridge(pid)
+    watch.until(lambda: False, 1, op)
 
 
 def _told_late(segment: Segment) -> Callable[[], bool]:
