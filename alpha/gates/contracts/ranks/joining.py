@@ -194,9 +194,9 @@ def devices(rng: np.random.Generator) -> Measured:
     looks, wrong = int(rng.integers(3, 40)), list[str]()
 
     def body(world: World) -> tuple[int, list[float], str]:
+        collectives.barrier(world.group(WORLD))  # all are there before one fails
         if world.rank:
             kind, text = None, ""
-            time.sleep(0.001)
             end = time.monotonic() + 20
             while kind is None and time.monotonic() < end:
                 kind, text = _said(world.advance)
