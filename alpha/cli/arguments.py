@@ -145,7 +145,7 @@ def _gate_parsers(gate: argparse.ArgumentParser) -> None:
     p.add_argument("-n", type=int, default=5, help="records (default %(default)s)")
     p.add_argument("--seed", type=int, help="draw this sample")
     p = action("coverage", lambda a: cmd_coverage(hosts=a.hosts), "branches of the CPU's binders that no sample of their own gates takes")
-    p.add_argument("--hosts", action="store_true", help="instead those of graph, passes, data parallel, models and optimizers; minutes")
+    p.add_argument("--hosts", action="store_true", help="instead those of what runs on the host, ranks included; minutes")
     p = action("asked", lambda a: cmd_asked(why=a.why), "write anew the list of what is asked of evidence, which the merge gate holds")
     p.add_argument("--why", default="", metavar="TEXT", help="the reason, where less is asked than before or the policy is another one")
     p = action("sign", lambda a: cmd_sign(key=a.key, signer=a.signer, machine=a.machine, everything=a.all),

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import select
 import socket
 import time
 from dataclasses import dataclass, field
@@ -139,10 +138,6 @@ class Door:
     def _send_away(self, fd: int) -> None:
         self._strangers.pop(fd).link.close()
         self.refused += 1
-
-    def wait(self, seconds: float) -> None:
-        """Until somebody knocks or says something, or so long."""
-        select.select(self.descriptors(), [], [], seconds)
 
     def close(self) -> None:
         """Nobody more."""

@@ -125,15 +125,12 @@ def _fits(told: Mapping[str, Any], across: Across, came: Mapping[int, object], p
 
 
 def _come(across: Across, ranks: int, epoch: int, until: float, deadline: float) -> Met:
-    met = None
-    while met is None:
-        met = _visit(across, _first(across, until, deadline), ranks, epoch, until, deadline)
-        if met is None:  # the bridge of a start that is not over yet: it takes no guests, and this host comes again
-            if time.monotonic() > until:
-                raise RankError("host 0 never took this host in", rank=0, came="it closed every connection",
-                                expected=f"that it begins this start within {deadline:g} s",
-                                do="look at its log: does it still run what this host was in before?")
-            time.sleep(_PAUSE_S)
+    while (met := _visit(across, _first(across, until, deadline), ranks, epoch, until, deadline)) is None:
+        time.sleep(_PAUSE_S)  # the bridge of a start that is not over yet: it takes no guests, and this host comes again
+        if time.monotonic() > until:
+            raise RankError("host 0 never took this host in", rank=0, came="it closed every connection",
+                            expected=f"that it begins this start within {deadline:g} s",
+                            do="look at its log: does it still run what this host was in before?")
     return met
 
 
@@ -158,13 +155,12 @@ def _visit(across: Across, peer: Peer, ranks: int, epoch: int, until: float, dea
         door = Door((peer.link.getsockname()[0], 0), across.secret)
         try:
             _say(peer, {"host": across.host, "hosts": across.hosts, "ranks": ranks, "port": door.port, "epoch": epoch})
-            said, told = bytearray(), None
-            while told is None:
+            said = bytearray()
+            while (told := _heard(peer, said)) is None:
                 if time.monotonic() > until:
                     raise RankError("not all hosts came", rank=0, came="no answer of host 0", expected=f"within {deadline:g} s",
                                     do="look at its log, which names the hosts that are missing")
                 select.select([peer.link], [], [], _PAUSE_S)
-                told = _heard(peer, said)
             if not told:
                 door.close()
                 return None

@@ -58,7 +58,7 @@ def _answer(link: socket.socket, segment: Segment, missing: set[int]) -> None:
     if user != os.getuid():
         return
     try:
-        asked = link.recv(_ASKED.size)
+        asked = link.recv(_ASKED.size + 1)
         if len(asked) != _ASKED.size:
             return
         (rank,) = _ASKED.unpack(asked)

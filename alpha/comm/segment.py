@@ -11,6 +11,7 @@ import os
 import secrets
 import struct
 import sys
+from contextlib import ExitStack
 
 from alpha.comm.control import Control, control_bytes
 from alpha.comm.flight import RING_BYTES, FlightRecorder
@@ -44,8 +45,17 @@ class Segment:
     """
 
     def __init__(self, fd: int) -> None:
-        """Over an open descriptor, which it owns from now on. InputError for what is no segment."""
+        """Over an open descriptor, which it owns from now on. InputError for what is no segment, which is closed then."""
         self.fd = fd
+        try:
+            self._map()
+        except BaseException:
+            os.close(fd)
+            raise
+        self.control = Control(self.memory, self._control_at, self.size, self.here)
+
+    def _map(self) -> None:
+        fd = self.fd
         head = os.pread(fd, _HEADER.size, 0)
         magic, version, size, self.epoch, self.slots, payload, channels, self.job, first, count, self.streams = \
             _HEADER.unpack(head) if len(head) == _HEADER.size else (0,) * 11
@@ -63,7 +73,6 @@ class Segment:
         except OSError as error:
             raise MachineError("this process gets no address space for what ranks share", came=f"{nbytes:,} bytes ({error.strerror})",
                                expected="addresses alone; memory stands behind those of its own groups", do="raise `ulimit -v`") from error
-        self.control = Control(self.memory, self._control_at, size, self.here)
 
     @classmethod
     def create(cls, size: int, *, epoch: int = 0, payload_bytes: int | None = None, slots: int | None = None, here: range | None = None,
@@ -84,15 +93,18 @@ class Segment:
             raise MachineError("ranks share memory without a name", came=sys.platform, expected="Linux 5.3 or newer")
         fixed = _paged(_paged(_PAGE + control_bytes(size)) + size * RING_BYTES)
         whole = fixed + (CHANNELS + 1) * size * size * ring_bytes(slots, payload)
-        try:
-            fd = os.memfd_create("alpha-job")
-            os.ftruncate(fd, whole)
-            os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, size, epoch, slots, payload, CHANNELS + 1, job, here.start, len(here),
-                                     streams), 0)
-        except OSError as error:
-            raise MachineError("the ranks cannot share memory", came=f"{whole:,} bytes of addresses: {error.strerror}",
-                               do="start fewer ranks, or raise the limits on open files and on their size (ulimit -n, -f)") from error
-        reserve(fd, 0, fixed)
+        with ExitStack() as stack:
+            try:
+                fd = os.memfd_create("alpha-job")
+                stack.callback(os.close, fd)
+                os.ftruncate(fd, whole)
+                os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, size, epoch, slots, payload, CHANNELS + 1, job, here.start, len(here),
+                                           streams), 0)
+            except OSError as error:
+                raise MachineError("the ranks cannot share memory", came=f"{whole:,} bytes of addresses: {error.strerror}",
+                                   do="start fewer ranks, or raise the limits on open files and on their size (ulimit -n, -f)") from error
+            reserve(fd, 0, fixed)
+            stack.pop_all()
         return cls(fd)
 
     def recorder(self, rank: int) -> FlightRecorder:

@@ -208,7 +208,8 @@ class Lane:
     def tell(self) -> None:
         """Put in line how many messages of that rank were released."""
         first = self.pair.streams[0]
-        if first.resumed and first.line is not None:
+        if first.resumed:
+            assert first.line is not None
             self.back.told = self.back.released[0]
             first.line.put(CREDIT, self.channel, self._all.rank, self.pair.peer, 0, self.back.told)
 

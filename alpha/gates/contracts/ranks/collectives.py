@@ -29,6 +29,7 @@ from alpha.errors import GraphError, ShapeError
 from alpha.gates.contracts.ranks.calls import ALGORITHMS, BY_NAME, COUNTS, DTYPES, OPS, Mute, drawn, misbehave, one, summed
 from alpha.gates.contracts.ranks.ends import at_checked
 from alpha.gates.contracts.ranks.members import Ended, members
+from alpha.gates.contracts.ranks.places import rules
 from alpha.ops import collectives as rows
 from alpha.ops import scale
 from alpha.ops.numerics import UNIT_ROUNDOFF, round_to
@@ -503,10 +504,14 @@ def at_refusal(world: World, op: str, seed: int) -> Found:
                        lambda: collectives.all_reduce(group, np.zeros(4, bool), np.zeros(4, bool)),
                        lambda: collectives.all_reduce(group, np.zeros(4, np.int32), np.zeros(4, np.int32), reduce="average"),
                        lambda: collectives.all_reduce(group, x[::2], x[::2]),
-                       lambda: collectives.all_reduce(group, x, x, algorithm="star")],
-        "reduce_scatter": [lambda: collectives.reduce_scatter(group, x, x), lambda: collectives.reduce_scatter(group, x, y[:-1])],
-        "all_gather": [lambda: collectives.all_gather(group, y, y), lambda: collectives.all_gather(group, y, x[:-1])],
-        "broadcast": [lambda: collectives.broadcast(group, x, x, root=n), lambda: collectives.broadcast(group, x, y, root=0),
+                       lambda: collectives.all_reduce(group, x, x, algorithm="star"),
+                       lambda: collectives.all_reduce(group, x.astype(np.complex64), x.astype(np.complex64))],
+        "reduce_scatter": [lambda: collectives.reduce_scatter(group, x, y, algorithm="whole"),
+                           lambda: collectives.reduce_scatter(group, x, x), lambda: collectives.reduce_scatter(group, x, y[:-1])],
+        "all_gather": [lambda: collectives.all_gather(group, y, x, algorithm="halving"),
+                       lambda: collectives.all_gather(group, y, y), lambda: collectives.all_gather(group, y, x[:-1])],
+        "broadcast": [lambda: collectives.broadcast(group, x, x, root=0, algorithm="whole"),
+                      lambda: collectives.broadcast(group, x, x, root=n), lambda: collectives.broadcast(group, x, y, root=0),
                       lambda: collectives.broadcast(group, x, x, root=-1)],
         "reduce": [lambda: collectives.reduce(group, x, x, root=n), lambda: collectives.reduce(group, x, y, root=0)],
         "all_to_all": [lambda: collectives.all_to_all(group, x[:-1], x[:-1]), lambda: collectives.all_to_all(group, x, y)],
@@ -587,7 +592,7 @@ def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
                 ("oracle", _jobs(at_oracle, op, (2, 3, 5)))]
         bits += [("unordered", _jobs(at_unordered, op, (2, 3), (5, 8)))] if op in ("all_reduce", "reduce_scatter") else []
     bits += [("apart", _jobs(at_apart, op, (4,), (6, 8)))] if op in (*ALGORITHMS, "reduce") else []
-    bits += [("chosen", _chosen(op))] if op in COSTS else []
+    bits += [("chosen", _chosen(op)), ("recorded", rules)] if op in COSTS else []
     bits += [("nothing", _jobs(at_nothing, op, (2, 3)))] if op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") else []
     kinds = [what for what in NAMES if not (op == "barrier" and what == "flips")]  # a message of a barrier has no payload
     found = {"parity": bits, "determinism": [(f"jitter-{n}", _repeated(op, n)) for n in (3, 4)],

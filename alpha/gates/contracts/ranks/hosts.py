@@ -31,7 +31,7 @@ from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import RankError
 from alpha.gates.contracts import of_settings
-from alpha.gates.contracts.ranks import frames
+from alpha.gates.contracts.ranks import bridging, connections, doors, frames, places
 from alpha.gates.contracts.ranks.calls import DTYPES, OPS, Mute, one, summed
 from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, at_vjp, seed_of, sound
 from alpha.gates.contracts.ranks.ends import carried
@@ -422,7 +422,8 @@ def _met(rng: np.random.Generator) -> Measured:
 
 
 def _not_met(rng: np.random.Generator) -> Measured:
-    """A host that never comes, two of one number, another count, another secret: each is named, on all hosts that are there."""
+    """A host that never comes, two of one number, another count, another secret, more ranks than a job has: each is named, on all hosts
+    that are there."""
     a, b = secrets.token_bytes(16), secrets.token_bytes(16)
     wrong = list[str]()
     for name, hosts, says in (
@@ -430,21 +431,31 @@ def _not_met(rng: np.random.Generator) -> Measured:
         ("two of one number", [(0, 3, 1, a), (1, 3, 1, a), (1, 3, 1, a)], ["hosts never came: 2", None, None]),
         ("another count", [(0, 2, 1, a), (1, 3, 1, a)], ["hosts never came: 1", "host 1 was told of 3 hosts, host 0 of 2"]),
         ("another secret", [(0, 2, 1, a), (1, 2, 1, b)], ["hosts never came: 1", "host 0 was never met"]),
+        ("ranks too many", [(0, 2, 40, a), (1, 2, 25, a)], ["a job has another number of ranks\n  came:     65 on 2 hosts",
+                                                            "host 0 has no place for this host\n  came:     a job has another number"]),
     ):
         found = [str(f) for f in _meeting(*hosts, deadline=1.5)]
         wrong += [f"{name}: {f.splitlines()[0]}" for f, said in zip(found, says) if said is not None and said not in f]
         if name == "two of one number" and not any("no place for a host 1" in f for f in found[1:]):
             wrong.append(f"{name}: {found[1:]}")
-    return _measured(wrong, 8)
+    return _measured(wrong, 10)
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
                                  ("early", _early), ("straight", _straight), ("carried", carried), ("met", _met), ("hosts", _by_hosts),
                                  ("connection", of_settings.connection), ("together", of_settings.together), ("adjoint", _adjoint),
+                                 ("machines", places.machines), ("ways", places.ways), ("links", places.links), ("lines", doors.lines),
+                                 ("called", connections.calls), ("kept", connections.kept), ("unasked", connections.unasked),
+                                 ("room", connections.room), ("handed", connections.handed), ("asked", bridging.asked),
+                                 ("knocks", bridging.knocks), ("said of ranks", bridging.words),
                                  *frames.PARITY],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),
                                  ("rank", _died("rank", "rank {} died")), ("host", _died("host", "out of reach")),
-                                 ("other lengths", _other_lengths), ("not met", _not_met), *frames.FAULTS]},
+                                 ("other lengths", _other_lengths), ("not met", _not_met), ("strangers at a door", doors.strangers),
+                                 ("other doors", doors.false_doors), ("hellos", doors.frames), ("numbers", doors.places),
+                                 ("turned away", doors.turned_away), ("overrun", connections.overrun),
+                                 ("lingering", connections.lingering), ("guests", bridging.guests), ("lost", bridging.lost),
+                                 ("ends", bridging.ends), ("processes", bridging.processes), *frames.FAULTS]},
 }

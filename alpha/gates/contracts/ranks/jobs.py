@@ -39,7 +39,7 @@ from alpha.component import Measured
 from alpha.cuda_runtime._bindings import CudaError
 from alpha.errors import InputError, MachineError, RankError
 from alpha.gates.contracts.made_state import cut_of, same
-from alpha.gates.contracts.ranks import ends, told
+from alpha.gates.contracts.ranks import ends, joining, memory, places, told
 from alpha.gates.contracts.ranks.calls import misbehave
 from alpha.gates.contracts.ranks.collectives import BOUND_S, SHORT, SOUND, seed_of, sound
 from alpha.gates.contracts.ranks.members import Ended, members
@@ -698,20 +698,26 @@ def _not_again(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.shm": {"parity": [("both-ways", _both_ways), ("full", _full), ("channels", _job(at_channels, 2)), ("honest", _honest),
-                                 ("numbers", _numbers)],
-                      "determinism": [("both-ways", _both_ways)], "faults": [(fault, _planted(fault)) for fault in FAULTS]},
+                                 ("numbers", _numbers), ("segments", memory.segments), ("fences", memory.fences),
+                                 ("groups", memory.channels)],
+                      "determinism": [("both-ways", _both_ways)],
+                      "faults": [*((fault, _planted(fault)) for fault in FAULTS), ("no memory", memory.no_memory)]},
     "watch.progress": {"parity": [("waited", _waited), ("patience", ends.patience), ("words", told.words),
-                                  ("flights", told.flights), ("rests", told.rests), ("names", told.named)],
+                                  ("flights", told.flights), ("rests", told.rests), ("names", told.named),
+                                  ("blocks", memory.blocks), ("overtaken", memory.overtaken), ("seats", joining.seats),
+                                  ("groups", joining.groups), ("devices", joining.devices)],
                        "determinism": [("named", _named)],
                        "faults": [*((what, _lost(what)) for what in SAYS), ("absent", _absent), ("left", _left),
-                                  ("watched late", ends.watched_late)]},
-    "launch.ranks": {"parity": [("ended", _launched("none", "slow", "code")), ("left", _nothing_left)],
+                                  ("watched late", ends.watched_late), ("early", joining.absent), ("no bridge", joining.no_bridge)]},
+    "launch.ranks": {"parity": [("ended", _launched("none", "slow", "code")), ("left", _nothing_left), ("meetings", places.meetings)],
                      "determinism": [("ended", _launched("none", "refuses"))],
-                     "faults": [(what, _launched(what)) for what in OUTCOMES if what not in ("none", "slow", "code")]},
+                     "faults": [*((what, _launched(what)) for what in OUTCOMES if what not in ("none", "slow", "code")),
+                                ("unmet", places.unmet)]},
     "handshake.ranks": {"parity": [("alike", _agreed("nothing"))], "determinism": [("named", _agreed("lr", "Program"))],
                         "faults": [(field, _agreed(field)) for field in FIELDS]},
     "decisions.ranks": {"parity": [("words", _job(at_words, 2, 3)), ("all", _job(at_all, 2, 4)), ("turns", _job(at_turns, 3)),
-                                   ("facts", _job(told.at_facts, 2, 3, 4)), ("exchanged", _job(told.at_exchange, 2, 3))],
+                                   ("facts", _job(told.at_facts, 2, 3, 4)), ("exchanged", _job(told.at_exchange, 2, 3)),
+                                   ("clocks", places.clocks)],
                         "determinism": [("decided", _decided)], "faults": [("differing", _differing)]},
     "saver.ranks": {"parity": [("saves", _job(at_saves, 2, 4))], "determinism": [("saves", _job(at_saves, 3))],
                     "faults": [("refused", _refused_saves)]},

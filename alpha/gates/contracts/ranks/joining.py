@@ -1,0 +1,227 @@
+"""Cases of how ranks come into a job and are watched there: who is refused, who died before all had come, groups, and waits for a device.
+Floor 7.
+
+All in this process, over a segment of its own: processes that ended are children whose numbers are still or no longer taken.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from alpha.comm import collectives
+from alpha.comm.control import Failure
+from alpha.comm.segment import Segment
+from alpha.comm.watch import LONGEST_S, Deadlines, Watch
+from alpha.comm.world import WORLD, World
+from alpha.component import Measured
+from alpha.errors import AlphaError, GraphError, InputError, MachineError, RankError
+from alpha.gates.contracts.edges import told
+from alpha.gates.contracts.ranks.members import in_threads
+from alpha.gates.contracts.ranks.memory import measured, refused
+
+
+@contextmanager
+def ended(reaped: bool) -> Iterator[int]:
+    """The number of a process that has ended: `reaped`, so that nobody has it now, or still kept by its parent."""
+    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    if reaped:
+        gone.wait()
+    else:
+        os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        yield gone.pid
+    finally:
+        gone.wait()
+
+
+@contextmanager
+def _watched(size: int, *there: int, **deadlines: float) -> Iterator[tuple[Segment, Watch]]:
+    """A job of `size` ranks as rank 0 watches it; `there`: who has joined, as processes that live."""
+    segment = Segment.create(size)
+    for rank in (0, *there):
+        segment.control.join(rank, os.getpid())
+    watch = Watch(segment.control, 0, Deadlines(**deadlines))
+    try:
+        yield segment, watch
+    finally:
+        with suppress(OSError):
+            watch.close()
+        segment.close()
+
+
+def _said(call: Callable[[], object]) -> tuple[type[AlphaError] | None, str]:
+    """What a call ends in."""
+    try:
+        call()
+    except AlphaError as error:
+        return type(error), str(error)
+    return None, ""
+
+
+def absent(rng: np.random.Generator) -> Measured:
+    """While ranks are waited for: who dies before all are there is named at once, and not who is late; of those that never come all are
+    named, one as one and several as several; a system that lets nobody watch is told from a rank that died."""
+    wrong, size = list[str](), int(rng.integers(3, 6))
+    victim = int(rng.integers(1, size - 1))  # the last one never comes
+    with _watched(size, join=60.0) as (segment, watch), ended(reaped=False) as pid:
+        for rank in range(1, size - 1):
+            segment.control.join(rank, pid if rank == victim else os.getpid())
+        kind, text = _said(watch.join)
+        wrong += [] if kind is RankError and text.startswith(f"rank {victim} died") else [f"of {victim}, which died: {text}"]
+        wrong += [] if [f.rank for f in segment.control.failures()] == [victim] else ["others are told otherwise"]
+    for missing, names in ((1, f"rank {size - 1} never came"), (2, f"ranks {size - 2}, {size - 1} never came")):
+        with _watched(size, *range(1, size - missing), join=0.03) as (segment, watch):
+            kind, text = _said(watch.join)
+            said = f"{size - missing} ranks within 0.03 s"
+            wrong += [] if kind is RankError and text.startswith(names) and said in text else [f"{missing} missing: {text}"]
+    with _watched(2, 1) as (segment, watch), refused(os, "pidfd_open", errno.ENOSYS):
+        kind, text = _said(watch.join)
+        wrong += [] if kind is MachineError and "pidfd_open: Function not implemented" in text else [f"no pidfd_open: {text}"]
+        wrong += ["a rank is named where the system is at fault"] if segment.control.failed() else []
+    return measured(wrong, 6)
+
+
+def no_bridge(rng: np.random.Generator) -> Measured:
+    """The bridge of a host that died is named, by the rank that sees it first, to all: before it is watched and while something is waited
+    for. Where a rank had told why before, that is said."""
+    wrong, op = list[str](), ("all_reduce", "barrier")[int(rng.integers(2))]
+    for reaped in (True, False):
+        for failed in (False, True):
+            with _watched(2, 1) as (segment, watch), ended(reaped) as pid:
+                if failed and not reaped:
+                    watch.watch_bridge(pid)
+                    kind, text = _said(lambda: watch.until(_told_late(segment), 1, op))
+                    words = "rank 0 stops: it told why"
+                else:
+                    kind, text = _said(partial(_watch_and_wait, watch, pid, op))
+                    words = "the bridge of this host died"
+                wrong += [] if kind is RankError and text.startswith(words) else [f"reaped {reaped}, failed {failed}: {text}"]
+                named = [(f.rank, f.op) for f in segment.control.failures()]
+                wanted = [(1, "send")] if failed and not reaped else [(0, "" if reaped else op)]
+                wrong += [] if named == wanted else [f"reaped {reaped}, failed {failed}: told of {named}"]
+    return measured(wrong, 8)
+
+
+def _watch_and_wait(watch: Watch, pid: int, op: str) -> None:
+    """Watch a bridge, and wait for what is never ready."""
+    watch.watch_bridge(pid)
+    watch.until(lambda: False, 1, op)
+
+
+def _told_late(segment: Segment) -> Callable[[], bool]:
+    """What is never ready; a rank tells an error while it is asked for the second time by a wait that looks at others."""
+    asked = [0]
+
+    def ready() -> bool:
+        asked[0] += segment.control.waits_for(0) is not None
+        if asked[0] == 2:
+            segment.control.fail(Failure(1, 1, "send", 0, 0, "it told why"))
+        return False
+
+    return ready
+
+
+def seats(rng: np.random.Generator) -> Measured:
+    """Who has no seat in a job is refused, and it goes on without: a number that it has not, and one that somebody has."""
+    size = int(rng.integers(2, 5))
+    segment = Segment.create(size)
+    for rank in range(1, size):
+        segment.control.join(rank, os.getpid())
+    result = told(("a rank too many", lambda: World(segment, size), InputError, ("no such rank", f"came:     {size}", f"0 to {size - 1}")),
+                  ("a rank too few", lambda: World(segment, -1), InputError, ("no such rank", "came:     -1", f"0 to {size - 1}")))
+    wrong = [result.note] if result.error else []
+    threads = threading.active_count()
+    with World(segment, 0) as world:
+        result = told(("a seat that is taken", lambda: World(segment, 0), InputError, ("taken", f"rank 0, process {os.getpid()}", "RANK")))
+        wrong += [result.note] if result.error else []
+        wrong += [] if threading.active_count() == threads + 1 else ["who was refused left a heartbeat"]
+        wrong += [] if world.broken == 0 and world.flights.written == 0 else ["a world begins with what is broken or was called"]
+        world.place.source = "gpt.py:3"
+        collectives.barrier(world.add_group("alone", [[rank] for rank in range(size)]))
+        mine, there = world.flights.records(), segment.recorder(0).records()
+        wrong += [] if mine == there and [(r.op, r.source) for r in mine] == [("barrier", "gpt.py:3")] else [f"flights: {mine}"]
+    segment.close()
+    return measured(wrong, 5)
+
+
+def groups(rng: np.random.Generator) -> Measured:
+    """A name has one meaning; a group parts all ranks; those of a Program are added in the order of their names, the world once; two
+    threads are not in one group at a time, and whoever is refused hurts no other call. Of what is expected the bytes are handed on."""
+    segment, wrong = Segment.create(1), list[str]()
+    with World(segment, 0) as world:
+        result = told(
+            ("a name twice", lambda: world.add_group(WORLD, [[0]]), GraphError, ("one meaning", "came:     world", "a new name")),
+            ("a rank twice", lambda: world.add_group("x", [[0], [0]]), GraphError, ("group x parts", "[[0], [0]]", "each of 0 to 0 once")),
+            ("a rank of nobody", lambda: world.add_group("x", [[0, 1]]), GraphError, ("group x parts", "[[0, 1]]", "each of 0 to 0 once")),
+            ("nobody", lambda: world.add_group("x", []), GraphError, ("group x parts", "[]", "each of 0 to 0 once")))
+        wrong += [result.note] if result.error else []
+        names = [f"g{int(i)}" for i in rng.permutation(3)]
+        world.add_groups({name: [[0]] for name in (names[0], WORLD, *names[1:])})
+        wrong += [] if list(world._groups) == [WORLD, *sorted(names)] else [f"groups in order {list(world._groups)}"]
+        group, x = world.group(names[0]), np.ones(3, np.float32)
+        with group.call("send", "f32", 3, 12):
+            result = told(("a second thread", lambda: collectives.all_reduce(group, x, x), GraphError,
+                           ("two threads", f"all_reduce in group {group.name}", "one order")))
+        wrong += [result.note] if result.error else []
+        wrong += [] if _said(lambda: collectives.all_reduce(group, x, x)) == (None, "") else ["the call behind a refused one is refused"]
+        sent = list[tuple[int, list[Any]]]()
+        with group.call("send", "f32", 3, 12) as call, \
+                mock.patch.object(group.transport, "expect", lambda source, outs: sent.append((source, [*outs]))):
+            call.expect(0, [None, x])
+        none, bytes_ = sent[0][1] if sent else (0, x)
+        wrong += [] if none is None and bytes_.dtype == np.uint8 and np.shares_memory(bytes_, x) else [f"expected are {sent}"]
+        calls = [(r.op, r.call) for r in world.flights.records()]
+        wrong += [] if calls == [("send", 1), ("all_reduce", 2), ("send", 3)] else [f"calls {calls}: who was refused counts"]
+    segment.close()
+    return measured(wrong, 9)
+
+
+def devices(rng: np.random.Generator) -> Measured:
+    """A rank that waits for its device gets on as long as it looks: others wait for it, and it comes back when the device has done. An
+    error that is told from outside a wait reaches all."""
+    looks, wrong = int(rng.integers(3, 40)), list[str]()
+
+    def body(world: World) -> tuple[int, list[float], str]:
+        collectives.barrier(world.group(WORLD))  # all are there before one fails
+        if world.rank:
+            kind, text = None, ""
+            end = time.monotonic() + 20
+            while kind is None and time.monotonic() < end:
+                kind, text = _said(world.advance)
+            return 0, [], text
+        before, asked, rests = segment.control.progress(0), [0], list[float]()
+
+        def ready() -> bool:
+            asked[0] += 1
+            return asked[0] > looks
+
+        world.until(ready, "all_reduce", rests.append)
+        got_on = segment.control.progress(0) - before - asked[0]
+        error = RankError("the device is lost", rank=0, op="all_reduce", step=4)
+        return got_on, rests, "" if world.fail(error) is error else "another error comes back"
+
+    segment = Segment.create(2)
+    found = in_threads(2, body, segments=[segment, segment], deadlines=Deadlines(stall=5.0))
+    for rank, f in enumerate(found):
+        wrong += [f"rank {rank}: {f}"] if isinstance(f, Exception) else []
+    if not wrong:
+        (late, rests, other), (_, _, heard) = found
+        wrong += [] if late == 0 else [f"it got on {late} times other than it looked"]
+        # one look without a rest where the wait begins to look at others, too
+        wrong += [] if {*rests} == {LONGEST_S} and looks - 2 <= len(rests) < looks else [f"{len(rests)} rests of {looks} looks"]
+        wrong += [other] if other else []
+        wrong += [] if heard.startswith("rank 1 stops: the device is lost") else [f"the other one hears {heard!r}"]
+    segment.close()
+    return measured(wrong, 4)
