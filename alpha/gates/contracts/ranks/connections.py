@@ -74,7 +74,9 @@ def calls(rng: np.random.Generator) -> Measured:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as place:
             place.bind(place_)
             place.listen(1)
-            came.append(place.accept()[0].recv(16))
+            heard, _ = place.accept()
+            with heard:
+                came.append(heard.recv(16))
 
     came = list[bytes]()
     thread = threading.Thread(target=late)
