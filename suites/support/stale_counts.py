@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import warm
-from copies import ROOT, linked, share_digests
+from copies import ROOT, share_digests
 
+from alpha.gates.adversarial.plant import linked
 from alpha.tomlfile import tomllib
 
 Change = tuple[str, str, str]

@@ -9,14 +9,7 @@ import numpy as np
 
 from alpha.comm import topology
 from alpha.comm.topology import Way
-
-
-def made(sys: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = sys / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    return sys
+from alpha.gates.contracts.ranks.places import _made as made
 
 
 def two_sockets(sys: Path) -> Path:

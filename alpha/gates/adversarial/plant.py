@@ -187,15 +187,19 @@ def copy_package(to: Path) -> None:
 
 
 def put(source: str, target: str) -> str:
-    """Copies a file for `shutil.copytree`, its times with it. Compiled Python, half of a package's files, is linked where both places lie
-    on one file system: nobody writes into it, for the interpreter puts a new file in its place."""
-    if source.endswith(".pyc"):
-        try:
-            os.link(source, target)
-            return target
-        except OSError:  # two file systems, or one without links
-            pass
-    return str(shutil.copy2(source, target))
+    """Copies a file for `shutil.copytree`, its times with it. Compiled Python, half of a package's files, is linked: nobody writes into it,
+    for the interpreter puts a new file in its place."""
+    return linked(source, target) if source.endswith(".pyc") else str(shutil.copy2(source, target))
+
+
+def linked(source: str, target: str) -> str:
+    """In place of a copy, for `shutil.copytree`: a second name of the same file. Whoever changes it takes that name away first. A copy
+    where the two places lie on two file systems, or on one without links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
 
 
 def _sits_apart(component_id: str, gate: str) -> bool:
