@@ -237,6 +237,7 @@ def knocks(rng: np.random.Generator) -> Measured:
             for _ in range(3):
                 m.bridge._meet()
             wrong += [] if len(m.bridge._knocking) == bridges._KNOCKING else [f"{len(m.bridge._knocking)} are made at a time"]
+            m.bridge._want(keys[0])  # that is about to be made
             wrong += [] if list(m.bridge._wanted) == keys[bridges._KNOCKING :] else [f"{len(m.bridge._wanted)} wait"]
             hold.set()
             for thread in m.bridge._knocking.values():
@@ -268,8 +269,13 @@ def knocks(rng: np.random.Generator) -> Measured:
     wrong += [] if not made.bridge._fresh and len(proved) == 1 else ["behind the end a connection is kept"]
     wrong += [f"{descriptors() - before} stay open"] if descriptors() - before else []
     made.bridge._bell = bell
+    near, far = socket.socketpair()
+    far.settimeout(MOMENT_S)
+    made.bridge._fresh.append(((0, 2, 0, 0), Peer(near, 7)))
     made.close()
-    return measured(wrong, 6)
+    with far:
+        wrong += [] if far.recv(1) == b"" else ["a connection that was just made stays open behind the end"]
+    return measured(wrong, 7)
 
 
 def lost(rng: np.random.Generator) -> Measured:
@@ -309,7 +315,8 @@ def lost(rng: np.random.Generator) -> Measured:
             m.bridge._break(m.link(0), "it was cut")
             m.bridge._break(m.link(2), "it was cut")
             m.clock.ns = int(1e9 * (bridges.BROKEN_S + 0.001))
-            m.bridge._look_for_silence()
+            for _ in range(1 + everybody):
+                m.bridge._look_for_silence()
             wrong += [] if m.link(0).bye_said == everybody else [f"left {everybody}: behind the last word {m.link(0).bye_said}"]
             wrong += [] if m.link(2).lost and not m.link(0).lost else ["a host is lost that is not, or is not"]
             wrong += [] if m.segment.control.failed() == (not everybody) else [f"left {everybody}: told {m.segment.control.failed()}"]
@@ -379,14 +386,16 @@ def processes(rng: np.random.Generator) -> Measured:
         sleeper.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
         m.segment.control.join(3, sleeper.pid)
+        m.segment.control._words[2][0] = ABSENT
         m.bridge._look_after_ranks()
+        wrong += [] if list(m.bridge._ranks) == [3] else [f"ranks {list(m.bridge._ranks)} are looked after, of which 3 has come"]
         found = [m.segment.control.frozen(rank) for rank in (2, 3)]
         wrong += [] if found == [False, True] and not m.segment.control.failed() else [f"stopped are {found}"]
         sleeper.kill()
         sleeper.wait()
     del m
     wrong += [f"{descriptors() - before} stay open"] if descriptors() - before else []
-    return measured(wrong, 8)
+    return measured(wrong, 9)
 
 
 def words(rng: np.random.Generator) -> Measured:

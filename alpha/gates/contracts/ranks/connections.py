@@ -149,6 +149,36 @@ def kept(rng: np.random.Generator) -> Measured:
     return measured(wrong, 12)
 
 
+def withdrawn(rng: np.random.Generator) -> Measured:
+    """A call that fails while what it lent is in line takes it back: its connection is dropped, and what was counted is sent again from its
+    slot. What was released by then goes into no slot; and where no connection is all that holds, too."""
+    wrong = list[str]()
+    with slow() as ends:
+        near, far = ends.lanes
+        lent = np.frombuffer(bytearray(rng.bytes(LONG)), np.uint8).copy()
+        body, stream = lent.tobytes(), near.pair.streams[0]
+        ready(ends, 0, body)
+        near.out.slot(0, LONG)[:] = bytes(LONG)
+        near.lend(0, lent.data)
+        near.carry()
+        wrong += [] if out(ends) else ["nothing is in line"]
+        near.withdraw()
+        wrong += [] if stream.line is None and stream.broken == 1 else ["what was taken back is in line"]
+        near.withdraw()
+        lent.fill(0)
+        ends.connect()
+        for _ in range(1000):
+            near.carry()
+            ends.streams[1].rest(0)
+        wrong += [] if far.back.sent[0] == 1 and bytes(far.came(0, LONG)) == body else ["it came otherwise"]
+        near.out.released[0] = 1
+        near.out.slot(0, LONG)[:] = bytes(LONG)
+        near.lend(0, lent.data)
+        lent.fill(1)
+        wrong += [] if near.keep() and not any(near.out.slot(0, LONG)) else ["what was released goes into its slot again"]
+    return measured(wrong, 4)
+
+
 def unasked(rng: np.random.Generator) -> Measured:
     """A long payload for which no place was given lies in its slot, also when the call that waited for it has failed; a message of a
     channel that was not used here yet finds its ring; a rank elsewhere has one lane a channel."""
@@ -228,7 +258,9 @@ def room(rng: np.random.Generator) -> Measured:
         ends.streams[1].rest(0)
         ends.streams[1].rest(0)
         wrong += [] if not connections._underway(stream) else ["what was taken is underway"]
-    return measured(wrong, 6)
+        streams.drop(stream)
+        wrong += [] if not connections._underway(stream) else ["something is underway where no connection is"]
+    return measured(wrong, 7)
 
 
 def lingering(rng: np.random.Generator) -> Measured:
@@ -296,6 +328,7 @@ def handed(rng: np.random.Generator) -> Measured:
         due()
         asked = heard()
         wrong += [] if asked == [(0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1)] else [f"it asks for {asked}"]
+        streams._due += 1000.0  # it is not yet time
         streams.rest(0)
         wrong += [] if not heard() else ["it asks at every turn"]
         segment.control.leave(2)
@@ -321,9 +354,10 @@ def handed(rng: np.random.Generator) -> Measured:
         lane.tell()  # not resumed: that is told then
         wrong += [] if lane.back.told == 0 else ["releases are told where nobody hears them"]
         stray = os.eventfd(1)  # of a connection that another thread dropped since it was seen
-        other._epoll.register(stray, connections.select.EPOLLIN)
-        other.rest(0)
-        other._epoll.unregister(stray)
+        for one in (other, streams):
+            one._epoll.register(stray, connections.select.EPOLLIN)
+            one.rest(0)
+            one._epoll.unregister(stray)
         os.close(stray)
         other.close()
         for _ in range(2000):  # a bridge that does not listen

@@ -20,7 +20,8 @@ from unittest import mock
 
 import numpy as np
 
-from alpha.comm import collectives
+from alpha.comm import collectives, process
+from alpha.comm import watch as watching
 from alpha.comm.control import Failure
 from alpha.comm.segment import Segment
 from alpha.comm.watch import LONGEST_S, Deadlines, Watch
@@ -86,11 +87,15 @@ def absent(rng: np.random.Generator) -> Measured:
             kind, text = _said(watch.join)
             said = f"{size - missing} ranks within 0.03 s"
             wrong += [] if kind is RankError and text.startswith(names) and said in text else [f"{missing} missing: {text}"]
+    with _watched(3, 1, join=60.0) as (segment, watch):
+        segment.control.fail(Failure(1, 1, "send", 0, 0, "it told why"))
+        kind, text = _said(watch.join)
+        wrong += [] if kind is RankError and text.startswith("rank 0 stops: it told why") else [f"one failed before all had come: {text}"]
     with _watched(2, 1) as (segment, watch), refused(os, "pidfd_open", errno.ENOSYS):
         kind, text = _said(watch.join)
         wrong += [] if kind is MachineError and "pidfd_open: Function not implemented" in text else [f"no pidfd_open: {text}"]
         wrong += ["a rank is named where the system is at fault"] if segment.control.failed() else []
-    return measured(wrong, 6)
+    return measured(wrong, 7)
 
 
 def no_bridge(rng: np.random.Generator) -> Measured:
@@ -102,7 +107,7 @@ def no_bridge(rng: np.random.Generator) -> Measured:
             with _watched(2, 1) as (segment, watch), ended(reaped) as pid:
                 if failed and not reaped:
                     watch.watch_bridge(pid)
-                    kind, text = _said(lambda: watch.until(_told_late(segment), 1, op))
+                    kind, text = _said(lambda: watch.until(_late(segment, 2, tells=True), 1, op))
                     words = "rank 0 stops: it told why"
                 else:
                     kind, text = _said(partial(_watch_and_wait, watch, pid, op))
@@ -114,23 +119,69 @@ def no_bridge(rng: np.random.Generator) -> Measured:
     return measured(wrong, 8)
 
 
+def last_words(rng: np.random.Generator) -> Measured:
+    """A rank whose end is seen while something is waited for: it died, or it told why before, which is said then; where it had left nothing
+    is wrong with its end, but with the wait for it. What came meanwhile is taken, whoever has ended."""
+    wrong, op = list[str](), ("all_reduce", "barrier")[int(rng.integers(2))]
+    outcomes = {"died": "rank 1 died", "told": "rank 0 stops: it told why", "left": f"rank 1 has left while rank 0 waits for it in {op}",
+                "left and told": "rank 0 stops: it told why", "came": "", "left, but came": ""}
+    for what, said in outcomes.items():
+        with ended(reaped=False) as pid, _watched(2) as (segment, watch):
+            segment.control.join(1, pid)
+            watch._watch(1)
+            if "left" in what:
+                segment.control.leave(1)
+            asked = {"told": 2, "left and told": 3, "came": 2, "left, but came": 3}.get(what, 0)
+            _, text = _said(partial(watch.until, _late(segment, asked, tells="told" in what), 1, op))
+            wrong += [] if text.startswith(said) and bool(text) == bool(said) else [f"{what}: {text!r}"]
+            wrong += [] if segment.control.failed() == bool(said) else [f"{what}: others are told otherwise"]
+    with _watched(2, 1) as (segment, watch):
+        for asks in (1, 2, 3):
+            count = [0]
+
+            def ready(count: list[int] = count, asks: int = asks) -> bool:
+                count[0] += 1
+                return count[0] >= asks
+
+            with mock.patch.object(watching.time, "monotonic_ns", lambda: 5):  # no time goes by
+                found = watch._spin(ready)
+            wrong += [] if found and count[0] == asks else [f"ready at {asks}, asked {count[0]} times"]
+    return measured(wrong, 2 * len(outcomes) + 3)
+
+
+def threads(rng: np.random.Generator) -> Measured:
+    """Threads of a process that end while they are looked at are left out, and so are all where the kernel does not tell of them; of a
+    process that has ended there are none."""
+    wrong, listed = list[str](), os.listdir
+    more = [str((1 << 22) + int(n)) for n in rng.integers(1, 1 << 20, 3)]  # numbers that no thread has
+    with mock.patch.object(process.os, "listdir", lambda path: [*listed(path), *more]):
+        found = process._threads(os.getpid())
+    wrong += [] if {path.name for path in found} == {*listed("/proc/self/task")} else [f"threads {[path.name for path in found]}"]
+    with ended(reaped=True) as gone:
+        wrong += [] if process._threads(gone) == {} else ["a process that has ended has threads"]
+        clock = process.Served(gone)
+        clock._then -= 10**9
+        wrong += [] if 0 < clock.look() <= process.LATE_NS else [f"a late look counts for {clock.ns} ns"]
+    return measured(wrong, 3)
+
+
+def _late(segment: Segment, asked: int, *, tells: bool) -> Callable[[], bool]:
+    """What is ready, or else told, when a wait that looks at others asks for that time; 0: never."""
+    count = [0]
+
+    def ready() -> bool:
+        count[0] += segment.control.waits_for(0) is not None
+        if tells and count[0] == asked:
+            segment.control.fail(Failure(1, 1, "send", 0, 0, "it told why"))
+        return not tells and 0 < asked <= count[0]
+
+    return ready
+
+
 def _watch_and_wait(watch: Watch, pid: int, op: str) -> None:
     """Watch a bridge, and wait for what is never ready."""
     watch.watch_bridge(pid)
     watch.until(lambda: False, 1, op)
-
-
-def _told_late(segment: Segment) -> Callable[[], bool]:
-    """What is never ready; a rank tells an error while it is asked for the second time by a wait that looks at others."""
-    asked = [0]
-
-    def ready() -> bool:
-        asked[0] += segment.control.waits_for(0) is not None
-        if asked[0] == 2:
-            segment.control.fail(Failure(1, 1, "send", 0, 0, "it told why"))
-        return False
-
-    return ready
 
 
 def seats(rng: np.random.Generator) -> Measured:
