@@ -7,8 +7,6 @@ What a thread multiplies, exponentiates and sums is not looked at; which (query,
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated_gpu import emulated, emulated_gpu
+from host_library import host_library
 from planted import planted
 
 from alpha.backends.cuda.kernels import attention as binders
@@ -106,22 +105,17 @@ void masked(int n, unsigned thread, int column, int lo0, int hi0, int lo1, int h
 """
 
 
-def compiled(folder: Path, fault: Fault | None = None) -> ctypes.CDLL:
+def compiled(fault: Fault | None = None) -> ctypes.CDLL:
     """The library, from sources with a fault in them."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("NOT_RUN: no g++, which compiles the device code's bounds for the host")
-    for part in PARTS:
-        text = (KERNELS / part).read_text(encoding="utf-8")
-        (folder / Path(part).name).write_text(broken(fault, text) if fault is not None and fault.source == part else text)
-    (folder / "host.cpp").write_text(HOST)
-    subprocess.run([compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", "host.so", "host.cpp"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "host.so"))
+    texts = {part: (KERNELS / part).read_text(encoding="utf-8") for part in PARTS}
+    if fault is not None:
+        texts[fault.source] = broken(fault, texts[fault.source])
+    return host_library({"host.cpp": HOST, **{Path(part).name: text for part, text in texts.items()}})
 
 
 @pytest.fixture(scope="module")
-def lib(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compiled(tmp_path_factory.mktemp("sound"))
+def lib() -> ctypes.CDLL:
+    return compiled()
 
 
 # ---------------------------------------------------------------- layouts
@@ -464,14 +458,14 @@ def test_masks_leave_the_span_of_their_rows(lib: ctypes.CDLL, width: int) -> Non
         np.testing.assert_array_equal(left, (columns >= lo[:, None]) & (columns <= hi[:, None]))
 
 
-def test_spans_of_falling_ids_would_hang(recorder: Recorder, tmp_path: Path) -> None:
+def test_spans_of_falling_ids_would_hang(recorder: Recorder) -> None:
     """Why attn_documents looks: without, producer and consumers would count other blocks. No fault of the gate, whose cases never fall."""
     text = (KERNELS / "attention/documents.cu").read_text(encoding="utf-8")
     find = "const bool refused = __syncthreads_or("
     fault = Fault(id="x", component="", gate="parity", mirrors=0, why="", file="", source="attention/documents.cu", find=find,
                   replace="const bool refused = false && __syncthreads_or(")
     assert find in text
-    recorder.lib = compiled(tmp_path, fault)
+    recorder.lib = compiled(fault)
     rng = np.random.default_rng(1)
     with pytest.raises(AssertionError, match="does not load"):
         for _ in range(20):
@@ -488,8 +482,8 @@ def test_documents_have_faults_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f.id for f in FAULTS])
-def test_planted_faults_are_caught(recorder: Recorder, fault: Fault, tmp_path: Path) -> None:
-    recorder.lib = compiled(tmp_path, fault)
+def test_planted_faults_are_caught(recorder: Recorder, fault: Fault) -> None:
+    recorder.lib = compiled(fault)
     with pytest.raises(AssertionError):
         for layout in layouts(20):
             check(recorder, fault.component, layout, 64) if "packed" not in fault.component or layout.t == layout.s else None
