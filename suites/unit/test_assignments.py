@@ -37,6 +37,8 @@ EXCUSED = {
     ("gates/contracts/ranks/bridging.py", "patch.object(m)"): "a bridge of the contract's own, which asks for no connection",
     ("gates/contracts/ranks/doors.py", "patch.object(meets)"): "a clock on which the deadline passes when a host was refused often enough",
     ("gates/contracts/ranks/joining.py", "patch.object(group)"): "a group of the contract's own, which notes what it is to hear",
+    ("gates/contracts/ranks/joining.py", "patch.object(process)"): "threads that end while they are looked at",
+    ("gates/contracts/ranks/joining.py", "patch.object(watching)"): "a clock that stands while a rank spins",
     ("gates/contracts/ranks/memory.py", "patch.object(module)"): "a planted refusal of the system's",
     ("gates/contracts/ranks/memory.py", "patch.object(shm)"): "a machine whose stores may pass each other",
     ("gates/contracts/ranks/places.py", "patch.object(rendezvous)"): "another user",
