@@ -154,9 +154,12 @@ def threads(rng: np.random.Generator) -> Measured:
     process that has ended there are none."""
     wrong, listed = list[str](), os.listdir
     more = [str((1 << 22) + int(n)) for n in rng.integers(1, 1 << 20, 3)]  # numbers that no thread has
+    before = {*listed("/proc/self/task")}  # others of this process may begin or end meanwhile
     with mock.patch.object(process.os, "listdir", lambda path: [*listed(path), *more]):
-        found = process._threads(os.getpid())
-    wrong += [] if {path.name for path in found} == {*listed("/proc/self/task")} else [f"threads {[path.name for path in found]}"]
+        found = {path.name for path in process._threads(os.getpid())}
+    after = {*listed("/proc/self/task")}
+    good = before & after <= found and found.isdisjoint(more)
+    wrong += [] if good else [f"threads {sorted(found)} of {sorted(before)}, then {sorted(after)}"]
     with ended(reaped=True) as gone:
         wrong += [] if process._threads(gone) == {} else ["a process that has ended has threads"]
         clock = process.Served(gone)
