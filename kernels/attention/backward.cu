@@ -1,4 +1,5 @@
-// Flash attention backward, Hopper. bf16 in and out, fp32 accumulation, deterministic without atomics on data.
+// Flash attention backward in two passes, Hopper. bf16 in and out, fp32 accumulation, deterministic without atomics on data.
+// (one_pass.cu makes the same in one at head dim 64, where flash.py chooses it.)
 //
 // Two launches: dq (a tile of query rows walks the keys; it also makes rowsum(dO * O) and leaves it, with the log-sum-exp in base 2, in
 // the workspace) and dkv (a tile of key rows walks the queries, over all query heads of its group). The logits and dP are computed
@@ -44,22 +45,6 @@
 #include "parts.cuh"
 
 namespace attn {
-
-// Strides in elements: batch, position, head.
-struct Strides {
-    long b, s, h;
-};
-
-// sum + the dot product of two runs of 8 bf16, in order.
-__device__ __forceinline__ float dot8(const uint4& x, const uint4& y, float sum) {
-    const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        sum = fmaf(bf16_low(xs[i]), bf16_low(ys[i]), sum);
-        sum = fmaf(bf16_high(xs[i]), bf16_high(ys[i]), sum);
-    }
-    return sum;
-}
 
 // ---------------------------------------------------------------- dQ
 

@@ -1,4 +1,4 @@
-// What the attention kernels share beside spans.cuh: the tile order, fragments, waits.
+// What the attention kernels share beside spans.cuh: fragments, waits, the counter of tiles.
 //
 // Layouts. A shared-memory tile of R rows and D columns is D/64 sub-tiles of [R][64] bf16, each row 128 bytes, 128-byte swizzle
 // (16-byte chunk c of row r lies at chunk c ^ (r & 7)), which is what the copy engine writes with a box of 64 x R and what the
@@ -26,6 +26,22 @@ using namespace ptx;
 // a wait for matrix products up to the start of its basic block, above arithmetic that was meant to run under the products.
 __device__ __forceinline__ void keep_order(int block) {
     if (block < 0) __nanosleep(1);
+}
+
+// Strides in elements: batch, position, head.
+struct Strides {
+    long b, s, h;
+};
+
+// sum + the dot product of two runs of 8 bf16, in order.
+__device__ __forceinline__ float dot8(const uint4& x, const uint4& y, float sum) {
+    const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        sum = fmaf(bf16_low(xs[i]), bf16_low(ys[i]), sum);
+        sum = fmaf(bf16_high(xs[i]), bf16_high(ys[i]), sum);
+    }
+    return sum;
 }
 
 // ---------------------------------------------------------------- matrix operands
@@ -78,17 +94,7 @@ template <int D> __device__ __forceinline__ void store_rows(const TensorMap* map
     for (int c = 0; c < D / 64; ++c) tma_store_4d(map, tile + c * 64 * 128, c * 64, s, h, b);
 }
 
-// ---------------------------------------------------------------- tile order
-
-// Tiles are numbered section by section, inside a section by block, inside a block by head: heads of a section share L2, and
-// with `reversed` the longest blocks of a causal problem come first.
-struct Tile { int block, head; };
-__device__ __forceinline__ Tile tile_at(int index, int nblocks, int nheads, int section, bool reversed) {
-    const int s = index / (section * nblocks), rest = index - s * section * nblocks;
-    const int width = min(section, nheads - s * section);
-    const int blk = rest / width;
-    return Tile{reversed ? nblocks - 1 - blk : blk, s * section + rest - blk * width};
-}
+// ---------------------------------------------------------------- the counter of tiles
 
 // Hands tiles to CTAs as they become free, so that uneven tiles balance. The producer thread takes numbers from a counter in global
 // memory and passes them to its consumers through two slots: `full` (1 arrival, after the slot is written), `empty` (one lane per
@@ -115,6 +121,14 @@ struct Queue {
         const int t = *reinterpret_cast<volatile int*>(&tile[at.slot]);
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(&empty[at.slot]);
+        at.advance();
+        return t;
+    }
+    // The same for a role of one thread.
+    __device__ __forceinline__ int take_alone(RingState<2>& at) {
+        mbarrier_wait(&full[at.slot], at.parity);
+        const int t = *reinterpret_cast<volatile int*>(&tile[at.slot]);
+        mbarrier_arrive(&empty[at.slot]);
         at.advance();
         return t;
     }

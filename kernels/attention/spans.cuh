@@ -1,5 +1,5 @@
-// Which query sees which key, which blocks a tile of rows walks, and masks. Nothing of the machine, so that the host can compile it too
-// and walk the same tiles (suites/unit/test_attention_tiles.py).
+// Which query sees which key, which blocks a tile of rows walks, how tiles are numbered, and masks. Nothing of the machine, so that the host
+// can compile it too and walk the same tiles (suites/unit/test_attention_tiles.py).
 //
 // Both ends of a row's span must not fall from row to row. Causal, window and lengths give that; the bounds of documents give it where
 // ids do not fall (documents.cu). It bounds a tile by its first and last row, and keeps a consumer's blocks among those that its CTA loads:
@@ -52,6 +52,16 @@ template <int N> __device__ __forceinline__ Blocks blocks(Span first, Span last)
     r.clear_lo = (last.lo + N - 1) / N;
     r.clear_hi = first.hi < 0 ? 0 : (first.hi + 1) / N;
     return r;
+}
+
+// Tiles are numbered section by section, inside a section by block, inside a block by head: heads of a section share L2, and
+// with `reversed` the longest blocks of a causal problem come first.
+struct Tile { int block, head; };
+__device__ __forceinline__ Tile tile_at(int index, int nblocks, int nheads, int section, bool reversed) {
+    const int s = index / (section * nblocks), rest = index - s * section * nblocks;
+    const int width = min(section, nheads - s * section);
+    const int blk = rest / width;
+    return Tile{reversed ? nblocks - 1 - blk : blk, s * section + rest - blk * width};
 }
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }

@@ -5,10 +5,6 @@
 #include "../common/mbarrier.cuh"
 #include "output.cuh"
 
-#ifndef GEMM_AHEAD
-#define GEMM_AHEAD 0
-#endif
-
 namespace matmul {
 
 using namespace ptx;
@@ -58,6 +54,7 @@ struct Config {
     static_assert(MI * BN <= 256, "accumulators of a warpgroup fit its registers");
     static_assert(BN % 64 == 0 && BN <= 256, "panels of 64 columns");
     static_assert(!PAIR || (OUT == Output::bf16 && !B_MN && !BIAS && !AUX_IN && BN % 128 == 0), "SwiGLU: bf16 output, K-major weights");
+    static_assert(!SPLIT || AHEAD == 0, "split tiles are dealt out");
     static_assert(!SPLIT || (!BIAS && ACT == Activation::none && !AUX_IN), "split tiles have a plain epilogue");
     static_assert(!DEFER || (!PINGPONG && !SPLIT && OUT == Output::bf16 && ACT == Activation::none && !AUX_IN && PER == 1),
                   "what waits to be written is the product and its bias, rounded to bf16");

@@ -19,6 +19,7 @@ struct Problem {
     int split_units;   // into so many equal runs of k steps (at least split_tiles, so that a run touches at most two tiles)
     const __nv_bfloat16* bias;
     float* workspace;  // (split_units + split_tiles) * CLUSTER tiles of [BM][BN] partial sums
+    unsigned* counter;  // of draws (tickets.cuh): 0 between launches
 };
 
 // A tile: row and column in tile units (rows in units of CLUSTER * BM), batch index.

@@ -28,7 +28,7 @@
 namespace matmul {
 
 struct alignas(16) Ticket {
-    int m, n, batch;  // as in Work; split tiles: unused
+    int m, n, batch;  // as in Work
     int unit;         // -1: there are no more
 };
 
@@ -47,17 +47,10 @@ struct Tickets {
     }
 };
 
-// The counter of draws, 0 between launches: at the beginning of the workspace, or behind the partial sums of split tiles.
-template <class C>
-__device__ __forceinline__ unsigned* counter_of(const Problem& p) {
-    const size_t sums = C::SPLIT ? static_cast<size_t>(p.split_units + p.split_tiles) * (C::CLUSTER * C::BM * C::BN) : 0;
-    return reinterpret_cast<unsigned*>(p.workspace + sums);
-}
-
 // The work of a CTA as Walk gives it, in the order in which its cluster draws.
 template <class C>
 struct Drawn {
-    Walk<C> fixed;  // the first unit, and how a unit becomes work
+    Walk<C> fixed;  // the first unit
     Tickets<C>& tickets;
     RingState<Tickets<C>::SLOTS> at;
     bool begun;
@@ -67,27 +60,22 @@ struct Drawn {
     __device__ __forceinline__ bool draws() const { return fixed.units > fixed.stride; }
 
     __device__ __forceinline__ bool next(Work& work) {
-        if (!C::SPLIT || fixed.pending_count == 0) {
-            if (begun) {
-                if (!draws()) return false;
-                mbarrier_wait(&tickets.ready[at.slot], at.parity);
-                const Ticket ticket = tickets.ticket[at.slot];
-                at.advance();
-                if (ticket.unit < 0) return false;
-                if constexpr (!C::SPLIT) {
-                    work = Work{ticket.m, ticket.n, ticket.batch, 0, fixed.p.k_steps, 0, -1};
-                    return true;
-                }
-                fixed.unit = ticket.unit - fixed.stride;
-            }
+        if (!begun) {
             begun = true;
+            return fixed.next(work);
         }
-        return fixed.next(work);
+        if (!draws()) return false;
+        mbarrier_wait(&tickets.ready[at.slot], at.parity);
+        const Ticket ticket = tickets.ticket[at.slot];
+        at.advance();
+        if (ticket.unit < 0) return false;
+        work = Work{ticket.m, ticket.n, ticket.batch, 0, fixed.p.k_steps, 0, -1};
+        return true;
     }
 
     // Asks for the next ticket if it is time to, before the loads of step `step` of `work`. The producer of the first CTA.
     __device__ __forceinline__ void want(const Work& work, int step) const {
-        if (step == max(work.k_count - C::AHEAD, 0) && draws() && !(C::SPLIT && fixed.pending_count > 0)) mbarrier_arrive(&tickets.wanted);
+        if (step == max(work.k_count - C::AHEAD, 0) && draws()) mbarrier_arrive(&tickets.wanted);
     }
 };
 
@@ -106,17 +94,16 @@ template <class C>
 __device__ __forceinline__ void draw(const Problem& p, Tickets<C>& tickets) {
     const Walk<C> fixed(p);
     if (fixed.units <= fixed.stride) return;
-    unsigned* const counter = counter_of<C>(p);
     RingState<Tickets<C>::SLOTS> at(0);
     uint32_t parity = 0;
     bool more = true;
     while (more) {
         mbarrier_wait(&tickets.wanted, parity);
         parity ^= 1;
-        const unsigned unit = fixed.stride + atomicInc(counter, fixed.units - 1);
+        const unsigned unit = fixed.stride + atomicInc(p.counter, fixed.units - 1);
         more = unit < static_cast<unsigned>(fixed.units);
         Place place{};
-        if (!C::SPLIT && more) place = place_of(p, static_cast<int>(unit));
+        if (more) place = place_of(p, static_cast<int>(unit));
 #pragma unroll
         for (int rank = 0; rank < C::CLUSTER; ++rank)
             deliver(&tickets.ticket[at.slot], &tickets.ready[at.slot], rank, (place.m * C::CLUSTER + rank) * C::BM, place.n, place.batch,

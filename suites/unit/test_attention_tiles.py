@@ -1,5 +1,5 @@
 """The walk of the attention kernels over tiles, without a GPU: kernels/attention/spans.cuh and documents.cu compiled for the host, with the
-loops of forward.cu and backward.cu around them, under launches that the real binders prepared.
+loops of forward.cu, backward.cu and one_pass.cu around them, under launches that the real binders prepared.
 
 What a thread multiplies, exponentiates and sums is not looked at; which (query, key) pairs it lets count is, each exactly once.
 """
@@ -223,6 +223,18 @@ MIRRORED = {
         ("if (i < own.begin || i >= own.end) {", 1),
         ("if (i >= own.clear_hi || i < own.clear_lo) mask<BQ>(s, i * BQ, span0, span1);", 1),
     ),
+    "turns.cuh": (("it.m = blocks<BQ>(queries_of(p, it.b, it.n * KEYS), queries_of(p, it.b, it.n * KEYS + KEYS - 1));", 1),),
+    "one_pass.cu": (
+        ("for (int i = it.m.end - 1; i >= it.m.begin; --i)", 5),
+        ("const Span none{1, 0};", 1),
+        ("const Span span0 = row < p.Sk ? queries_of(p, it.b, row) : none;", 1),
+        ("const Span span1 = row + 8 < p.Sk ? queries_of(p, it.b, row + 8) : none;", 1),
+        ("Blocks own = blocks<BQ>(queries_of(p, it.b, n0), queries_of(p, it.b, n0 + 63));", 1),
+        ("if (n0 >= p.Sk) own.end = own.begin;", 1),
+        ("if (n0 + 63 >= p.Sk) own.clear_hi = 0;", 1),
+        ("if (i < own.begin || i >= own.end) {", 1),
+        ("if (i >= own.clear_hi || i < own.clear_lo) mask<BQ>(s, i * BQ, span0, span1);", 1),
+    ),
 }
 """The lines that `walk` repeats, and how often each stands in its file."""
 
@@ -287,7 +299,8 @@ class Recorder:
                 return lambda stream=None: self._run(name, self.lib.documents, [*plain, grid[0], block[0]])
             if name == "attn_refuse":
                 return lambda stream=None: self._run(name, self.lib.refuse, [*plain, grid[0], block[0]])
-            return lambda stream=None: self.calls.append((name, arguments[-1]))
+            params = next(x for x in arguments if isinstance(x, wrapper._Params))
+            return lambda stream=None: self.calls.append((name, None if "delta" in name else params))
 
         return SimpleNamespace(prepare=prepare)
 
@@ -344,25 +357,29 @@ def bound(component_id: str, layout: Layout, d: int, heads: int = 2, groups: int
     return {name: x[aligned(x) - x.ctypes.data :] for name, x in arrays.items()}
 
 
-def passes(component_id: str) -> list[str]:
-    return ["attn_fwd"] if "bwd" not in component_id else ["attn_bwd_dq", "attn_bwd_dkv"]
+def passes(component_id: str, one: bool) -> list[str]:
+    if "bwd" not in component_id:
+        return ["attn_fwd"]
+    return ["attn_bwd_delta", "attn_bwd_one"] if one else ["attn_bwd_dq", "attn_bwd_dkv"]
 
 
-def check(recorder: Recorder, component_id: str, layout: Layout, d: int) -> None:
+def check(recorder: Recorder, component_id: str, layout: Layout, d: int, *, may_be_one: bool = True) -> None:
     """What one component lets count for one layout is what its row sees."""
     recorder.calls.clear()
     arrays = bound(component_id, layout, d)
-    before = [] if layout.ids is None else ["attn_documents"] * len(passes(component_id))
+    wanted = passes(component_id, may_be_one and d == 64 and layout.ids is None and not layout.window)
+    before = [] if layout.ids is None else ["attn_documents"] * len(wanted)
     after = ["attn_refuse"] if before and "bwd" not in component_id else []
-    assert [name.split("_d" + str(d))[0] for name, _ in recorder.calls] == [*before, *passes(component_id), *after]
+    assert [name.split("_d" + str(d))[0] for name, _ in recorder.calls] == [*before, *wanted, *after]
     seen = layout.seen()
     for name, params in recorder.calls:
         if params is None:
             continue
-        warpgroups, width = (int(x[1:]) for x in name.split("_")[-2:])
-        dkv = "dkv" in name
+        one = name == "attn_bwd_one_d64"
+        warpgroups, width = (2, 64) if one else (int(x[1:]) for x in name.split("_")[-2:])
+        dkv = one or "dkv" in name
         for b in range(seen.shape[0]):
-            found = walk(recorder.lib, params, keys=not dkv, b=b, warpgroups=warpgroups, width=width, down=not dkv)
+            found = walk(recorder.lib, params, keys=not dkv, b=b, warpgroups=warpgroups, width=width, down=one or not dkv)
             if layout.falls(b):
                 continue
             want = seen[b].T if dkv else seen[b]
@@ -411,9 +428,10 @@ def test_every_tile_that_is_compiled_walks_right(recorder: Recorder, monkeypatch
               (("forward", FORWARD_STAGES), ("dq", DQ_STAGES), ("dkv", DKV_STAGES))}
         for name, tiles in of.items():
             for tile in tiles:
-                monkeypatch.setattr(binders, "choose", lambda problem, name=name, tile=tile: replace(chosen(problem), **{name: tile}))
+                monkeypatch.setattr(binders, "choose", lambda problem, name=name, tile=tile:
+                                    replace(chosen(problem), **{name: tile, "one": False}))
                 for layout in layouts(0):
-                    check(recorder, "attention.bf16.sm90" if name == "forward" else "attention_bwd.bf16.sm90", layout, d)
+                    check(recorder, "attention.bf16.sm90" if name == "forward" else "attention_bwd.bf16.sm90", layout, d, may_be_one=False)
 
 
 @pytest.mark.parametrize("component_id", COMPONENTS)

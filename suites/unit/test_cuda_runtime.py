@@ -62,7 +62,9 @@ def test_device_code_keeps_the_rules(path: Path) -> None:
         code = re.sub(r"//[^\n]*", "", f.read_text())
         for call in re.findall(r"atomic\w+\s*\(([^;]*);", code):
             assert not re.search(r"\bfloat\b|\.f\b|fp32", call), f"{f.name}: a float atomic: {call}"
-        assert not re.search(r"red\.global\.add\.f|atom\.\w*\.?add\.f", code), f"{f.name}: a float reduction in memory order"
+        sums = re.findall(r"\b(?:red|atom)\.[\w.]*add[\w.]*\.f(?:16|32|64)\b", code)
+        in_turns = ["red.relaxed.gpu.global.add.v4.f32"] if f == KERNELS / "attention/one_pass.cu" else []  # the audit's exemption says why
+        assert sums == in_turns, f"{f.name}: a float reduction in memory order"
         assert not re.search(r"#include\s*[<\"](cub|thrust|cutlass|cute|cublas|cudnn|nccl)", code), f"{f.name}: another library"
 
 

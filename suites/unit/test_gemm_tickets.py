@@ -4,16 +4,21 @@ compiler makes of it."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from alpha.backends.cuda.kernels.gemm import BUSY, COOPERATIVE, DEFERRED, PINGPONG, GemmConfig, GemmProblem
+from alpha.backends.cuda import lib
+from alpha.backends.cuda.kernels.gemm import BUSY, COOPERATIVE, DEFERRED, PINGPONG, GemmConfig, GemmProblem, choose, prepare
+from alpha.backends.cuda.lib import Gpu
 from alpha.cuda_runtime import manifest, toolchain
-from alpha.cuda_runtime.compile import Source, compile_all
+from alpha.cuda_runtime.compile import compile_all
+from alpha.cuda_runtime.memory import Arena, Span
 from alpha.cuda_runtime.opcodes import opcodes
-from alpha.errors import MachineError
+from alpha.errors import MachineError, ShapeError
 from alpha.gates.device_code import audit as kernels_audit
 
 Actor = Iterator[Callable[[], bool]]
@@ -224,22 +229,17 @@ def test_one_slot_less_would_not_do() -> None:
     assert found
 
 
-def _drawn(config: GemmConfig, problem: GemmProblem, ahead: int) -> Source:
-    first = config.sources(problem)[0]
-    return Source.of(first.path, {**dict(first.defines), "GEMM_AHEAD": ahead})
-
-
 def test_drawing_costs_no_spill_and_keeps_every_wait() -> None:
-    """Of each form the machine code with and without tickets: the one without is what is known, the one with holds no less that waits."""
+    """Of each form the machine code with and without tickets: the one with is what is known, and holds no less that waits."""
     try:
         toolchain.find_nvcc(), toolchain.find_nvdisasm()
     except MachineError as error:
         pytest.skip(f"NOT_RUN: {error}")
     problem = GemmProblem(m=64, n=64, k=64, bias=True)
-    fixed = [DEFERRED.sources(problem)[0], PINGPONG.sources(problem)[0]]
-    drawn = [_drawn(DEFERRED, problem, 4), _drawn(PINGPONG, problem, 8)]
+    fixed = [replace(c, ahead=0).sources(problem)[0] for c in (DEFERRED, PINGPONG)]
+    drawn = [c.sources(problem)[0] for c in (DEFERRED, PINGPONG)]
     for before, after in zip(compile_all(fixed), compile_all(drawn)):
-        assert before.binary_digest == manifest.binary_digest(before.source)
+        assert after.binary_digest == manifest.binary_digest(after.source)
         used = after.resources["gemm"]
         assert (used.spill_stores, used.spill_loads, used.stack, used.registers) == (0, 0, 0, before.resources["gemm"].registers)
         assert kernels_audit.audit(after, opcodes(after)) == []
@@ -247,7 +247,36 @@ def test_drawing_costs_no_spill_and_keeps_every_wait() -> None:
         assert all(counts[1][name] >= n for name, n in counts[0].items())
 
 
+def test_each_launch_has_a_counter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[_Page]()
+
+    def page(nbytes: int, *, name: str) -> _Page:
+        made.append(_Page(nbytes, (1 + len(made)) << 20))
+        return made[-1]
+
+    zeroed = list[Span]()
+    monkeypatch.setattr(lib, "Arena", page)
+    monkeypatch.setattr(lib, "fill", lambda span, byte: zeroed.append(span))
+    n, constants = lib.TICKET_PAGE_BYTES // 256, dict[Hashable, Any]()
+    calls = [Gpu(SimpleNamespace(synchronize=lambda: None), constants=constants) for _ in range(3)]  # of one executor
+    given = [calls[i % 3].ticket_counter() for i in range(2 * n + 1)]
+    assert len({span.address for span in given}) == 2 * n + 1 and len(made) == 3
+    assert {id(page) for page in constants.values()} == {id(page) for page in made}, "a page is given back while its counters are in use"
+    assert [span.nbytes for span in zeroed] == 3 * [lib.TICKET_PAGE_BYTES]
+    assert all(any(z.address <= s.address < z.address + z.nbytes for z in zeroed) for s in given)
+    problem = GemmProblem(m=64, n=64, k=64)
+    with pytest.raises(ShapeError, match="counter"):
+        prepare(problem, choose(problem), a=256, b=256, c=256)
+
+
+class _Page(Arena):
+    """In no memory."""
+
+    def __init__(self, nbytes: int, address: int) -> None:
+        self.name, self.nbytes, self.used, self.address = "page", nbytes, 0, address
+
+
 def test_tickets_fit_beside_the_ring() -> None:
     for config in (DEFERRED, COOPERATIVE, PINGPONG, BUSY):
-        assert config.shared_bytes + 24 * (config.stages + 3) + 8 <= 232_448
+        assert config.ahead and replace(config, ahead=0).shared_bytes < config.shared_bytes <= 232_448
         assert (8 * (2 * config.stages + 2 * config.staging)) % 16 == 0, "tickets begin at a multiple of 16 bytes"

@@ -160,6 +160,8 @@ def cubin_of(source: Source, *names: str) -> Cubin:
     ("RED.E.ADD.F32.FTZ.RN.STRONG.GPU", "atomic"), ("REDG.E.ADD.F32x2.RN.STRONG.GPU", "atomic"),
     ("ATOMG.E.ADD.F16x2.RN.STRONG.GPU", "atomic"), ("ATOM.E.ADD.BF16_V2.RN.STRONG.GPU", "atomic"),
     ("ATOMG.E.ADD.F64.RN.STRONG.SYS", "atomic"), ("ATOMS.CAST.SPIN", "atomic"), ("ATOMG.E.CAS.STRONG.GPU", "atomic"),
+    ("REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU", "ordered"), ("RED.E.ADD.F32x4.FTZ.RN.STRONG.GPU", "ordered"),
+    ("ATOMG.E.ADD.F32x4.RN.STRONG.GPU", "atomic"),
     ("LDL", "local"), ("STL.128", "local"), ("UTMAREDG.3D.ADD", "bulk"), ("UBLKRED.S.G.ADD.F32.RN", "bulk"),
     ("HGMMA.64x128x16.F16", "sum"), ("HMMA.16816.F16", "sum"),
     ("ATOMG.E.ADD.STRONG.GPU", ""), ("REDUX.MAX.S32", ""), ("SYNCS.ARRIVE.TRANS64.RED.A1T0", ""), ("LDG.E", ""),
@@ -178,6 +180,10 @@ def test_exemptions_are_for_what_they_name() -> None:
     assert [f.rule for f in kernels_audit.audit(cubin_of(storing, "gemm"), ops)] == ["bulk"]
     assert [f.rule for f in kernels_audit.audit(cubin_of(adding, "renamed"), {})] == ["tensor"]
     assert len(kernels_audit.idle([(cubin_of(adding, "gemm"), ops)])) == len(kernels_audit.EXEMPT) - 1
+    one_pass, turns = Source.of("attention/one_pass.cu"), {"HGMMA.64x64x16.F32.BF16": 4, "REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU": 8}
+    for name, more, rules in (("attn_bwd_one_d64", {}, []), ("attn_bwd_delta_d64", {}, ["tensor", "ordered"]),
+                              ("attn_bwd_one_d64", {"RED.E.ADD.F32.FTZ.RN.STRONG.GPU": 1}, ["atomic"])):
+        assert [f.rule for f in kernels_audit.audit(cubin_of(one_pass, name), {name: {**turns, **more}})] == rules, (name, more)
 
 
 def test_a_sample_holds_every_file_and_what_is_new(folder: Path) -> None:
@@ -252,6 +258,11 @@ FAULTS = [
     pytest.param(PLAIN_GEMM, "gemm/epilogue.cuh", "Output::f32_add) {", "Output::bf16) {", "bulk", id="copy-engine-adds"),
     pytest.param(("attention/forward.cu",), "attention/forward.cu", "attn_fwd_d##D##_w##W##_n##BN(", "attention_d##D##_w##W##_n##BN(",
                  "tensor", id="renamed-out-of-the-rule"),
+    pytest.param(("attention/one_pass.cu",), "attention/one_pass.cu", "add_release(u.turn + sum_at(u, it, group, g, i), 1);",
+                 "atomicAdd(u.partial, 1.f);", "atomic", id="float-reduction-beside-those-in-turns"),
+    pytest.param(("attention/one_pass.cu",), "attention/one_pass.cu", "u.turn[i] = 0;",
+                 'asm volatile("red.global.add.v4.f32 [%0], {%1, %1, %1, %1};" ::"l"(u.partial + 4 * i), "f"(1.f) : "memory");',
+                 "ordered", id="sums-of-four-outside-the-turns"),
 ]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from alpha.cuda_runtime import _bindings
 from alpha.cuda_runtime.device import stream_handle
-from alpha.cuda_runtime.memory import Arena, Span, aligned, upload
+from alpha.cuda_runtime.memory import Arena, Span, aligned, fill, upload
 from alpha.errors import GraphError
 from alpha.types import TensorType
 
@@ -63,6 +63,9 @@ def in_order(runs: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
     return call
 
 
+TICKETS, TICKET_PAGE_BYTES = "ticket counters", 1 << 16
+
+
 class Gpu:
     """Handed to every binder.
 
@@ -93,6 +96,19 @@ class Gpu:
             self.constants[key] = arena
         arena = self.constants[key]
         return Span(arena.address, arena.nbytes)
+
+    def ticket_counter(self) -> Span:
+        """16 bytes of zeros that no other call has, for a kernel that puts them back to zeros before it ends: two launches may run at once,
+        and a captured one is replayed, so neither shared memory nor scratch will do. They come from pages: a step has hundreds of products,
+        and an allocation for each would make the start and the end of an executor slow."""
+        page = self.constants.get(TICKETS)
+        if page is None or page.used == page.nbytes:
+            if page is not None:
+                self.constants[TICKETS, len(self.constants)] = page
+            page = self.constants[TICKETS] = Arena(TICKET_PAGE_BYTES, name=TICKETS)
+            fill(Span(page.address, page.nbytes), 0)
+            self.device.synchronize()
+        return page.take(16)
 
     def scratch(self, nbytes: int) -> Span:
         """The next `nbytes` bytes of scratch, 256-byte aligned. GraphError when the plan reserved less."""

@@ -76,7 +76,7 @@ for B, H, Hkv, T, D in shapes:
                 c = one(B, H, Hkv, T, D, causal, **{key: tile}, defines=de)
                 c.fwd()
                 c.bwd()
-                dst[nm(tile, de)] = t(getattr(c.bwd, key))
+                dst[nm(tile, de)] = t(c.bwd.launches[key])
         f, q, k = min(F.values()), min(Q.values()) if Q else 0, min(K.values()) if K else 0
         r = lambda d, m: " ".join("%s:%.0f" % (n, m * fl / x) for n, x in d.items())
         print(

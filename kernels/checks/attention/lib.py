@@ -78,7 +78,7 @@ class Case:
         s.layout = layout
         s.G = G
         s.lse = torch.full((B, H, Sq), float("nan"), device=dev)
-        s.ws = torch.full((s.p.workspace_bytes() // 4,), float("nan"), device=dev)
+        s.ws = torch.full(((choice or A.choose(s.p)).workspace_bytes(s.p) // 4,), float("nan"), device=dev)
         s.queue = torch.zeros(64, dtype=torch.int32, device=dev)
         s.ids = packed = None
         s.find = []

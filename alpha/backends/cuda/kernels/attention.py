@@ -20,6 +20,7 @@ from alpha.backends.cuda.kernels.flash import (
     BACKWARD,
     DOCUMENTS,
     FORWARD,
+    ONE_PASS,
     QUEUE_BYTES,
     WIDTH_96,
     AttentionBackward,
@@ -84,9 +85,10 @@ def _forward(gpu: Gpu, problem: AttentionProblem, heads: Three, o: Tensor4, lse:
 
 def _backward(gpu: Gpu, problem: AttentionProblem, heads: Three, o: Tensor4, lse: Span, do: Tensor4, grads: Three,
               ids: Sequence[Operand]) -> Callable[[int], None]:
-    queue, work = gpu.scratch(QUEUE_BYTES), gpu.scratch(problem.workspace_bytes())
+    choice = _choice(gpu, problem)
+    queue, work = gpu.scratch(QUEUE_BYTES), gpu.scratch(choice.workspace_bytes(problem))
     docs = _documents(gpu, problem, ids)
-    run = AttentionBackward(problem, *heads, o, lse, do, *grads, work, queue, docs=docs, choice=_choice(gpu, problem))
+    run = AttentionBackward(problem, *heads, o, lse, do, *grads, work, queue, docs=docs, choice=choice)
     return _in_order(queue, [docs.find_keys(), docs.find_queries(), run] if docs else [run])
 
 
@@ -98,7 +100,7 @@ def attention(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: 
 
 
 def attention_bwd(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
-    """dq, dk, dv from do and what the forward pass read and wrote; two launches, with documents four."""
+    """dq, dk, dv from do and what the forward pass read and wrote; two launches, in one pass or two, with documents four."""
     do, q, k, v, o, lse, *ids = ins
     problem = problem_of(q.type, k.type, attrs, packed=bool(ids))
     dq, dk, dv = (_tensor(x) for x in outs)
@@ -158,8 +160,8 @@ def _covered(q: int) -> Callable[[Sequence[TensorType], Attrs], bool]:
 
 
 def _bytes(problem: AttentionProblem, backward: bool) -> int:
-    """The tile counter, the bounds of documents, and in the backward pass what the first launch leaves for the second."""
-    return QUEUE_BYTES + aligned(problem.documents_bytes()) + (aligned(problem.workspace_bytes()) if backward else 0)
+    """The tile counter, the bounds of documents, and in the backward pass what the launches leave for each other."""
+    return QUEUE_BYTES + aligned(problem.documents_bytes()) + (choose(problem).workspace_bytes(problem) if backward else 0)
 
 
 def scratch(types: Sequence[TensorType], attrs: Attrs, multiprocessors: int) -> int:
@@ -184,7 +186,8 @@ def scratch_packed_bwd(types: Sequence[TensorType], attrs: Attrs, multiprocessor
 
 def sources(path: str) -> Iterable[Source]:
     """Every compiled file that a launch may ask for: each holds all its tiles."""
-    return [Source.of(path), Source.of(path, dict(WIDTH_96)), Source.of(DOCUMENTS)]
+    one = [Source.of(ONE_PASS)] if path == BACKWARD else []
+    return [Source.of(path), Source.of(path, dict(WIDTH_96)), *one, Source.of(DOCUMENTS)]
 
 
 # Calls ----------------------------------------------------------------------------------------------------------------------------------
@@ -203,7 +206,7 @@ HEADS = (  # name, B, T, S, H, G, D, causal, window
     ("window-suffix", 1, 66, 150, 1, 1, 128, True, 65),
     ("window-not-causal", 1, 90, 90, 2, 2, 64, False, 20),
     ("grouped", 1, 130, 130, 6, 2, 64, True, 0),
-    ("tail", 1, 128, 128, 2, 1, 64, False, 0),  # blocks of 96 queries read past the last tile of 128
+    ("tail", 1, 128, 128, 2, 1, 64, False, 0),
     ("width-96", 2, 130, 130, 4, 2, 96, True, 0),
     ("width-96-full", 1, 65, 129, 2, 1, 96, False, 0),
     ("width-96-suffix", 1, 70, 150, 2, 2, 96, True, 33),
@@ -315,11 +318,19 @@ LARGE: Mapping[str, tuple[int, int, int, int, int, int, bool, int]] = {  # B, T,
     "documents-64": (1, 1600, 1600, 2, 1, 64, True, 0),
     "documents-128": (1, 1100, 1100, 2, 1, 128, True, 0),
 }
+LARGE_BWD: Mapping[str, tuple[int, int, int, int, int, int, bool, int]] = {
+    **LARGE,
+    "heads-64": (3, 390, 390, 22, 22, 64, True, 0),  # more heads than have a place in one pass
+    "long-64": (1, 2176, 2176, 1, 1, 64, False, 0),  # two passes; blocks of 96 queries read past the last tile of 128
+}
 LARGE_DOCUMENTS: Mapping[str, tuple[int, ...]] = {"documents-64": (1, 127, 192, 1000, 280), "documents-128": (500, 12, 588)}
 """Lengths of the documents of each row of the batch."""
 
 REPEATED = (2, 1100, 8, 2, 128)
 """B, T, H, G, D of what determinism repeats."""
+
+REPEATED_BWD = (3, 1100, 24, 12, 64)
+"""Likewise, backward: in one pass the order of the sums depends on more than each block alone."""
 
 
 def _repeated(rng: np.random.Generator) -> Drawn:
@@ -329,11 +340,11 @@ def _repeated(rng: np.random.Generator) -> Drawn:
 
 
 def _repeated_bwd(rng: np.random.Generator) -> Drawn:
-    b, t, h, _, d = REPEATED
-    (q, k, v), attrs = _repeated(rng)
+    b, t, h, g, d = REPEATED_BWD
+    do, q, k, v, o = (drawn(rng, b, t, n, d) for n in (h, h, g, g, h))
     lse = np.log(np.arange(1.0, t + 1)) + 0.5
     seen = np.broadcast_to(lse.astype(np.float32), (b, h, t)).astype(float)
-    return [drawn(rng, b, t, h, d), q, k, v, drawn(rng, b, t, h, d), (seen, "f32")], attrs
+    return [do, q, k, v, o, (seen, "f32")], {"causal": True, "window": 0, "scale": float(d**-0.5)}
 
 
 TIMED = (("gpt", 16, 1024, 12, 12, 64), ("llama", 2, 4096, 32, 8, 64), ("wide-heads", 2, 4096, 16, 16, 128))
@@ -355,13 +366,20 @@ def _packed_call(back: bool, name: str, b: int, t: int, h: int, g: int, d: int) 
     return product(*types, name=name, heads=h, kv_heads=g, causal=True, window=0, scale=0.125)
 
 
+def _narrow(call: Call) -> Call:
+    """The same call with a window of 64 keys: at 1536 queries of width 64 the two passes take blocks of 96 queries, at little cost."""
+    return replace(call, name="window-1536", attrs={**call.attrs, "window": 64})
+
+
 def _calls(back: bool) -> Calls:
     draw, error = (draw_attention_bwd, attention_bwd_error) if back else (draw_attention, attention_error)
     return Calls(
         further=_samples_bwd if back else _samples, differentiated=_samples, exactly=_exact_bwd if back else _exact,
         repeated=_repeated_bwd if back else _repeated,
-        large={name: Large(partial(draw, shape, LARGE_DOCUMENTS.get(name, ())), error) for name, shape in LARGE.items()},
+        large={name: Large(partial(draw, shape, LARGE_DOCUMENTS.get(name, ())), error)
+               for name, shape in (LARGE_BWD if back else LARGE).items()},
         timed=tuple(_call(back, *shape) for shape in TIMED),
+        paths=(_narrow(_call(back, "", 1, 1536, 2, 1, 64)),) if back else (),
         compared=tuple(_call(back, f"{name}-{b}x{h}x{t}x{d}", b, t, h, h, d, causal)
                        for b, h, t, d in COMPARED for name, causal in (("causal", True), ("full", False))),
     )
@@ -369,7 +387,8 @@ def _calls(back: bool) -> Calls:
 
 def _calls_packed(back: bool) -> Calls:
     return Calls(further=_samples_packed_bwd if back else _samples_packed, differentiated=_samples_packed,
-                 timed=tuple(_packed_call(back, f"model-{i}", *shape) for i, (_, *shape) in enumerate(TIMED[:2])))
+                 timed=tuple(_packed_call(back, f"model-{i}", *shape) for i, (_, *shape) in enumerate(TIMED[:2])),
+                 paths=(_narrow(_packed_call(back, "", 1, 1536, 2, 1, 64)),) if back else ())
 
 
 # Components -----------------------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ UNBOUNDED = 1 << 29  # as in kernels/attention/spans.cuh
 L2_SHARE = 24 << 20  # bytes of keys and values (or queries and their gradients) that tiles in flight should share in L2
 FORWARD = "attention/forward.cu"
 BACKWARD = "attention/backward.cu"
+ONE_PASS = "attention/one_pass.cu"
 DOCUMENTS = "attention/documents.cu"
 
 
@@ -98,9 +99,10 @@ class AttentionProblem:
         """Rows per head of the backward workspace: every block of queries that a tile can read lies inside."""
         return -(-self.queries // 64) * 64 + 128
 
-    def workspace_bytes(self) -> int:
-        """Scratch memory of the backward pass."""
-        return 2 * aligned(4 * self.batch * self.heads * self.padded)
+    @property
+    def statistics_bytes(self) -> int:
+        """One fp32 per row of the backward workspace."""
+        return aligned(4 * self.batch * self.heads * self.padded)
 
     def documents_bytes(self) -> int:
         """Memory of `Documents`; 0 where none are given."""
@@ -114,15 +116,60 @@ class AttentionProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionChoice:
-    """How it is computed. Per pass: (consumer warpgroups of 64 rows, width of the blocks that pass by). `section`: heads walked
-    together, 0 for what fits `L2_SHARE`. `blocks`: CTAs, 0 for one per multiprocessor. `defines` of the sources."""
+    """How it is computed. Per pass: (consumer warpgroups of 64 rows, width of the blocks that pass by). `one`: the backward makes one pass,
+    not dq and dkv. `section`: heads walked together, 0 for what fits `L2_SHARE`. `blocks`: CTAs, 0 for one per multiprocessor. `defines`
+    of the sources."""
 
     forward: tuple[int, int]
     dq: tuple[int, int]
     dkv: tuple[int, int]
+    one: bool = False
     section: int = 0
     blocks: int = 0
     defines: tuple[tuple[str, str], ...] = field(default=())
+
+    def workspace_bytes(self, problem: AttentionProblem) -> int:
+        """Scratch memory of the backward pass: two numbers a query, and where one pass sums dQ."""
+        return 2 * problem.statistics_bytes + (places(problem, self).nbytes if self.one else 0)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the one-pass backward sums dQ (kernels/attention/turns.cuh). `section` kv heads are walked together, `ring` have a place.
+    `sums`: blocks of 64 queries in all places; each has 64 x 64 fp32 and a turn."""
+
+    section: int
+    ring: int
+    sums: int
+
+    @property
+    def partial_bytes(self) -> int:
+        """The sums under way."""
+        return aligned(4 * 64 * 64 * self.sums)
+
+    @property
+    def nbytes(self) -> int:
+        """With the turns, int32 each."""
+        return self.partial_bytes + aligned(4 * self.sums)
+
+
+def _head_sums(problem: AttentionProblem) -> int:
+    """Blocks of 64 queries of all query heads of a kv head."""
+    return problem.heads // problem.kv_heads * -(-problem.queries // 64)
+
+
+def places(problem: AttentionProblem, choice: AttentionChoice) -> Places:
+    """As many heads as `L2_SHARE` holds sums of, but no more than keep every multiprocessor busy twice. A quarter more have a place, so
+    that a section does not wait for the last items of the one before. Sections are of one size where that does not halve them: a short one
+    at the end leaves multiprocessors idle."""
+    heads, blocks = problem.batch * problem.kv_heads, -(-problem.keys // 128)
+    most = max(1, min(heads, max(32, -(-256 // blocks)), L2_SHARE // (4 * 64 * 64 * _head_sums(problem))))
+    section = max(s for s in range(1, most + 1) if heads % s == 0)
+    if 2 * section <= most:
+        section = -(-heads // -(-heads // most))
+    section = min(choice.section or section, heads)
+    ring = min(section + max(1, section // 4), heads)
+    return Places(section, ring, ring * _head_sums(problem))
 
 
 # By (head_dim, warpgroups, block), as instantiated at the end of each .cu file. Forward: stages of K and of V; dq: places for the rows
@@ -145,7 +192,17 @@ def choose(problem: AttentionProblem) -> AttentionChoice:
     if problem.head_dim == 96:
         return AttentionChoice(forward=(2, 128), dq=(2, 128), dkv=(2, 64), defines=WIDTH_96)
     short = bounded and problem.queries < 1536
-    return AttentionChoice(forward=(4, 64) if short else (3, 128), dq=(2, 128), dkv=(2, 64) if short else (2, 96))
+    dkv = (2, 64) if short else (2, 96)
+    return AttentionChoice(forward=(4, 64) if short else (3, 128), dq=(2, 128), dkv=dkv, one=_one_pass(problem))
+
+
+def _one_pass(problem: AttentionProblem) -> bool:
+    """Whether one pass is the faster backward at head dim 64: causal, or full and short (docs/log/kernels-attention.md). Windows keep two
+    passes, because one was never timed there; so do documents, which it does not know, and heads whose sums alone are more than L2 should
+    hold."""
+    if problem.packed or problem.left is not None or 4 * 64 * 64 * _head_sums(problem) > L2_SHARE:
+        return False
+    return problem.causal or (problem.right is None and max(problem.queries, problem.keys) <= 2048)
 
 
 @dataclass(frozen=True)
@@ -161,6 +218,10 @@ class Tensor4:
     def contiguous(address: int, sequence: int, heads: int, head_dim: int) -> Tensor4:
         """[batch, sequence, heads, head_dim] without gaps."""
         return Tensor4(address, sequence * heads * head_dim, heads * head_dim, head_dim)
+
+    def strides(self) -> _Strides:
+        """As the kernels take them."""
+        return _Strides(b=self.batch_stride, s=self.row_stride, h=self.head_stride)
 
     def map(self, problem: AttentionProblem, rows: int, *, keys: bool) -> TensorMap:
         """The tensor map with boxes of 64 columns x `rows` rows; dimensions (column, row, head, batch)."""
@@ -190,14 +251,18 @@ class _Strides(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("b", "s", "h")]
 
 
+class _Sums(ctypes.Structure):
+    _fields_ = [("partial", ctypes.c_uint64), ("turn", ctypes.c_uint64), ("ring", ctypes.c_int), ("mblocks", ctypes.c_int)]
+
+
 def _params(
     problem: AttentionProblem, lse: Span, queue: Span, section: int, docs: Bounds | None, workspace: Span | None = None
 ) -> _Params:
-    half = problem.workspace_bytes() // 2
+    statistics = problem.statistics_bytes
     for name, span, needed in (
         ("lse", lse, 4 * problem.batch * problem.heads * problem.queries),
         ("queue", queue, 16),
-        ("workspace", workspace, 2 * half),
+        ("workspace", workspace, 2 * statistics),
     ):
         if span is not None and (span.nbytes < needed or span.address % 16):
             raise ShapeError(f"attention: {name} too small or misaligned", came=span, expected=f"{needed} bytes at a multiple of 16")
@@ -205,7 +270,7 @@ def _params(
     return _Params(
         lse=lse.address,
         lse2=workspace.address if workspace else 0,
-        delta=workspace.address + half if workspace else 0,
+        delta=workspace.address + statistics if workspace else 0,
         queue=queue.address,
         doc_start=docs[0].address if docs else 0,
         doc_end=docs[1].address if docs else 0,
@@ -329,8 +394,11 @@ class AttentionForward:
 
 
 class AttentionBackward:
-    """dq, dk, dv from what the forward pass read and wrote and from do. Call it with a stream; two launches,
-    the second needs what the first leaves in `workspace`. For packed problems after `docs.find_keys` and `docs.find_queries`."""
+    """dq, dk, dv from what the forward pass read and wrote and from do. Call it with a stream; two launches, the second needs what the
+    first leaves in `workspace`, `choice.workspace_bytes(problem)` bytes. For packed problems after `docs.find_keys` and
+    `docs.find_queries`.
+
+    `launches` by name: dq, dkv; or, in one pass, delta, one."""
 
     def __init__(
         self,
@@ -351,31 +419,71 @@ class AttentionBackward:
         choice: AttentionChoice | None = None,
     ) -> None:
         self.problem, self.choice = problem, choice or choose(problem)
-        dim, columns = problem.head_dim, problem.columns
-        of_queries, of_keys = _bounds(problem, docs)
-        groups, block = self.choice.dq
-        rows, k_stages, v_stages = _stages(DQ_STAGES, "dq", problem, self.choice.dq)
-        shared = 1024 + 2 * columns * (rows * 128 * groups + (k_stages + v_stages) * block) + 512
-        tiles = -(-problem.queries // (64 * groups)) * problem.batch * problem.heads
-        params = _params(problem, lse, queue, _section(problem, self.choice, over_queries=False), of_queries, workspace)
-        maps = [q.map(problem, 64, keys=False), k.map(problem, block, keys=True), v.map(problem, block, keys=True)]
-        maps += [do.map(problem, 64, keys=False), dq.map(problem, 64, keys=False)]
-        name = f"attn_bwd_dq_d{dim}_w{groups}_n{block}"
-        strides = _Strides(b=o.batch_stride, s=o.row_stride, h=o.head_stride)
-        arguments = [*maps, ctypes.c_uint64(o.address), strides, params]
-        self.dq = _launch(BACKWARD, name, self.choice, shared, groups, tiles, arguments)
-
-        groups, block = self.choice.dkv
-        kv_stages, stages = _stages(DKV_STAGES, "dkv", problem, self.choice.dkv)
-        shared = 1024 + 2 * columns * (kv_stages * 128 * groups + 2 * stages * block) + 8 * stages * block + 512
-        tiles = -(-problem.keys // (64 * groups)) * problem.batch * problem.kv_heads
-        params = _params(problem, lse, queue, _section(problem, self.choice, over_queries=True), of_keys, workspace)
-        maps = [q.map(problem, block, keys=False), k.map(problem, 64, keys=True), v.map(problem, 64, keys=True)]
-        maps += [do.map(problem, block, keys=False), dk.map(problem, 64, keys=True), dv.map(problem, 64, keys=True)]
-        name = f"attn_bwd_dkv_d{dim}_w{groups}_n{block}"
-        self.dkv = _launch(BACKWARD, name, self.choice, shared, groups, tiles, [*maps, params])
+        needed = self.choice.workspace_bytes(problem)
+        if workspace.nbytes < needed:
+            raise ShapeError("attention: workspace too small", came=workspace, expected=f"{needed} bytes")
+        make = _one_pass_launches if self.choice.one else _two_pass_launches
+        self.launches = make(problem, self.choice, (q, k, v, o, do), (dq, dk, dv), lse, workspace, queue, _bounds(problem, docs))
 
     def __call__(self, stream: Any = None) -> None:
         """Enqueues the two launches."""
-        self.dq(stream)
-        self.dkv(stream)
+        for launch in self.launches.values():
+            launch(stream)
+
+
+Five = tuple[Tensor4, Tensor4, Tensor4, Tensor4, Tensor4]
+Three = tuple[Tensor4, Tensor4, Tensor4]
+
+
+def _two_pass_launches(
+    problem: AttentionProblem, choice: AttentionChoice, ins: Five, outs: Three, lse: Span, workspace: Span, queue: Span,
+    bounds: tuple[Bounds | None, Bounds | None],
+) -> dict[str, Launch]:  # fmt: skip
+    (q, k, v, o, do), (dq, dk, dv), (of_queries, of_keys) = ins, outs, bounds
+    dim, columns = problem.head_dim, problem.columns
+    groups, block = choice.dq
+    rows, k_stages, v_stages = _stages(DQ_STAGES, "dq", problem, choice.dq)
+    shared = 1024 + 2 * columns * (rows * 128 * groups + (k_stages + v_stages) * block) + 512
+    tiles = -(-problem.queries // (64 * groups)) * problem.batch * problem.heads
+    params = _params(problem, lse, queue, _section(problem, choice, over_queries=False), of_queries, workspace)
+    maps = [q.map(problem, 64, keys=False), k.map(problem, block, keys=True), v.map(problem, block, keys=True)]
+    maps += [do.map(problem, 64, keys=False), dq.map(problem, 64, keys=False)]
+    arguments = [*maps, ctypes.c_uint64(o.address), o.strides(), params]
+    first = _launch(BACKWARD, f"attn_bwd_dq_d{dim}_w{groups}_n{block}", choice, shared, groups, tiles, arguments)
+
+    groups, block = choice.dkv
+    kv_stages, stages = _stages(DKV_STAGES, "dkv", problem, choice.dkv)
+    shared = 1024 + 2 * columns * (kv_stages * 128 * groups + 2 * stages * block) + 8 * stages * block + 512
+    tiles = -(-problem.keys // (64 * groups)) * problem.batch * problem.kv_heads
+    params = _params(problem, lse, queue, _section(problem, choice, over_queries=True), of_keys, workspace)
+    maps = [q.map(problem, block, keys=False), k.map(problem, 64, keys=True), v.map(problem, 64, keys=True)]
+    maps += [do.map(problem, block, keys=False), dk.map(problem, 64, keys=True), dv.map(problem, 64, keys=True)]
+    second = _launch(BACKWARD, f"attn_bwd_dkv_d{dim}_w{groups}_n{block}", choice, shared, groups, tiles, [*maps, params])
+    return {"dq": first, "dkv": second}
+
+
+def _one_pass_launches(
+    problem: AttentionProblem, choice: AttentionChoice, ins: Five, outs: Three, lse: Span, workspace: Span, queue: Span,
+    bounds: tuple[Bounds | None, Bounds | None],
+) -> dict[str, Launch]:  # fmt: skip
+    if problem.head_dim != 64 or problem.packed:
+        raise ShapeError("the one-pass attention backward does not know this problem", came=problem, expected="head_dim 64, no documents")
+    (q, k, v, o, do), (dq, dk, dv) = ins, outs
+    place, blocks = places(problem, choice), -(-problem.queries // 64)
+    partial = workspace.address + 2 * problem.statistics_bytes
+    sums = _Sums(partial=partial, turn=partial + place.partial_bytes, ring=place.ring, mblocks=blocks)
+    params = _params(problem, lse, queue, place.section, None, workspace)
+
+    arguments: list[Any] = []
+    for x in (o, do, dq):
+        arguments += [ctypes.c_uint64(x.address), x.strides()]
+    rows = problem.batch * blocks * 64 * problem.heads
+    kernel = Kernel(compile_kernel(Source.of(ONE_PASS)), "attn_bwd_delta_d64")
+    delta = kernel.prepare((-(-rows // 128), 1, 1), (256, 1, 1), [*arguments, params, sums])
+
+    # K and V twice, 4 stages of Q and dO, 8 tiles of dS, 2 of dK, 1 of dQ; two floats per query and stage
+    shared = 1024 + 2 * 64 * 64 * (8 + 8 + 8 + 2 + 1) + 8 * 4 * 64 + 512
+    tiles = -(-problem.keys // 128) * problem.batch * problem.kv_heads
+    maps = [q.map(problem, 64, keys=False), k.map(problem, 64, keys=True), v.map(problem, 64, keys=True), do.map(problem, 64, keys=False)]
+    maps += [dq.map(problem, 64, keys=False), dk.map(problem, 64, keys=True), dv.map(problem, 64, keys=True)]
+    return {"delta": delta, "one": _launch(ONE_PASS, "attn_bwd_one_d64", choice, shared, 3, tiles, [*maps, params, sums])}

@@ -140,6 +140,7 @@ class GemmConfig:
 
     `bm`, `bn`: tile. `stages`: operand ring. `staging`: 8 KB output buffers per consumer warpgroup. `cluster`: 2 shares B
     between two tiles. `pingpong`: one tile per consumer warpgroup. `defer`: a tile is written under the products of the next one.
+    `ahead`: tiles are drawn while the kernel runs, that many steps before the loads of one end (0: dealt out beforehand).
     `group`, `along_n`: walk over tiles. `split_units` runs over the first `split_tiles` tiles (both 0: none). `blocks`: most CTAs
     (0: one per multiprocessor).
     """
@@ -151,6 +152,7 @@ class GemmConfig:
     cluster: int = 2
     pingpong: bool = False
     defer: bool = False
+    ahead: int = 0
     group: int = 8
     along_n: bool = False
     split_tiles: int = 0
@@ -167,7 +169,8 @@ class GemmConfig:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a CTA, in bytes."""
         ring = self.stages * (self.bm + self.bn) * BLOCK_K * 2
-        return 1024 + ring + 2 * self.staging * CHUNK_BYTES + 8 * (2 * self.stages + 2 * self.staging)
+        tickets = 24 * (self.stages + 3) + 8 if self.ahead else 0
+        return 1024 + ring + 2 * self.staging * CHUNK_BYTES + 8 * (2 * self.stages + 2 * self.staging) + tickets
 
     def tiles(self, problem: GemmProblem) -> tuple[int, int, int]:
         """Tiles along M (a cluster counts once), along N, and in all."""
@@ -194,6 +197,7 @@ class GemmConfig:
                 "GEMM_AUX_IN": {"none": 0, "gelu_gradient": 1}[problem.aux_input],
                 "GEMM_SPLIT": int(self.split_units > 0),
                 "GEMM_DEFER": int(self.defer),
+                "GEMM_AHEAD": self.ahead,
             },
         )
         return [gemm, Source.of("gemm/split_reduce.cu", tile)] if self.split_units else [gemm]
@@ -209,6 +213,7 @@ class GemmConfig:
         rules = [
             (self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory", f"at most {SHARED_LIMIT}"),
             (self.cluster in (1, 2), f"cluster {self.cluster}", "1 or 2"),
+            (self.ahead >= 0, f"{self.ahead} steps ahead", "0 or more"),
             (self.split_tiles <= tiles, f"{self.split_tiles} split tiles", f"at most {tiles}"),
             (
                 not self.split_units or self.split_units >= self.split_tiles >= 1,
@@ -226,11 +231,15 @@ class GemmConfig:
                 raise ShapeError(f"config {self} does not fit {problem}", came=came, expected=expected)
 
 
-PINGPONG = GemmConfig(bm=128, bn=128, stages=6, pingpong=True)
-COOPERATIVE = GemmConfig()
-DEFERRED = GemmConfig(defer=True)
-SMALL = GemmConfig(bm=128, bn=128, stages=6)
-BUSY = GemmConfig(bm=128, bn=128, stages=5, staging=4, pingpong=True)  # for epilogues with much to compute or to write
+# Which forms draw their tiles, and how many steps ahead; 0: tiles are dealt out. A step of 128x256 takes some 0.8 us, one of 128x128 half
+# of that; a ticket is some 2 us on its way. Split tiles have nothing to draw for: there are few of them, and each cluster has its share.
+AHEAD = {"deferred": 4, "cooperative": 4, "pingpong": 8, "small": 8, "busy": 8, "split": 0}
+
+PINGPONG = GemmConfig(bm=128, bn=128, stages=6, pingpong=True, ahead=AHEAD["pingpong"])
+COOPERATIVE = GemmConfig(ahead=AHEAD["cooperative"])
+DEFERRED = GemmConfig(defer=True, ahead=AHEAD["deferred"])
+SMALL = GemmConfig(bm=128, bn=128, stages=6, ahead=AHEAD["small"])
+BUSY = GemmConfig(bm=128, bn=128, stages=5, staging=4, pingpong=True, ahead=AHEAD["busy"])  # for epilogues with much to compute or to write
 
 
 def compiled(problem: GemmProblem) -> tuple[GemmConfig, ...]:
@@ -240,7 +249,7 @@ def compiled(problem: GemmProblem) -> tuple[GemmConfig, ...]:
         return (BUSY,)
     found = [PINGPONG] if problem.computes else [PINGPONG, _wide(problem)]
     if problem.plain:
-        found += [replace(c, split_tiles=1, split_units=2) for c in (COOPERATIVE, SMALL)]
+        found += [replace(c, ahead=AHEAD["split"], split_tiles=1, split_units=2) for c in (COOPERATIVE, SMALL)]
     return tuple(found)
 
 
@@ -269,7 +278,7 @@ def _chosen(problem: GemmProblem) -> GemmConfig:
         base = SMALL if COOPERATIVE.tiles(problem)[2] * 6 < CLUSTERS else COOPERATIVE
         waves, rest = divmod(base.tiles(problem)[2], CLUSTERS)
         if rest and waves + rest / CLUSTERS < 0.9 * (waves + 1):
-            return replace(base, split_tiles=rest, split_units=max(rest, min(CLUSTERS, rest * steps // 8)))
+            return replace(base, ahead=AHEAD["split"], split_tiles=rest, split_units=max(rest, min(CLUSTERS, rest * steps // 8)))
     wide = _wide(problem)
     fits = not problem.computes and 2 * _waves(wide, problem) <= 1.05 * _waves(PINGPONG, problem)
     return wide if fits and steps >= (8 if wide.defer else 96) else PINGPONG
@@ -285,7 +294,7 @@ class _Problem(ctypes.Structure):
     _fields_ = (
         [(name, ctypes.c_int32) for name in ("m", "n", "k_steps", "tiles_m", "tiles_n", "tiles", "group", "along_n")]
         + [(name, ctypes.c_int32) for name in ("split_tiles", "split_units")]
-        + [("bias", ctypes.c_uint64), ("workspace", ctypes.c_uint64)]
+        + [("bias", ctypes.c_uint64), ("workspace", ctypes.c_uint64), ("counter", ctypes.c_uint64)]
     )
 
 
@@ -315,8 +324,10 @@ def prepare(
     aux: int = 0,
     bias: int = 0,
     workspace: int = 0,
+    counter: int = 0,
 ) -> Gemm:
     """Launches of `problem` with `config` on device addresses. `workspace`: config.workspace_bytes() bytes, 16-byte aligned.
+    `counter`, where tiles are drawn: 4 bytes that are 0 and that nothing else writes; they are 0 again when the launch has ended.
 
     ShapeError outside the envelope or when an address that the problem needs is missing.
     """
@@ -330,6 +341,8 @@ def prepare(
         needed["bias"] = bias
     if config.split_units:
         needed["workspace"] = workspace
+    if config.ahead:
+        needed["counter"] = counter
     for name, address in needed.items():
         if address <= 0 or address % 16:
             raise ShapeError(f"gemm {problem}: address of {name}", came=hex(address), expected="a device address, 16-byte aligned")
@@ -368,6 +381,7 @@ def prepare(
         split_units=config.split_units,
         bias=bias,
         workspace=workspace,
+        counter=counter,
     )
     blocks = config.blocks or Device.open().properties.multiprocessors
     clusters = max(1, min(units, blocks // config.cluster))

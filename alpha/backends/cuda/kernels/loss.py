@@ -201,7 +201,9 @@ def _head(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attr
         rows, ids = x.address + p.start * width, targets.address + 4 * p.start
 
         def multiply(problem: GemmProblem, a: int, b: int, c: int) -> Callable[[int], None]:
-            return gemm.prepare(problem, gemm.choose(problem, gpu.blocks), a=a, b=b, c=c, workspace=work)
+            config = gemm.choose(problem, gpu.blocks)
+            counter = gpu.ticket_counter().address if config.ahead else 0
+            return gemm.prepare(problem, config, a=a, b=b, c=c, workspace=work, counter=counter)
 
         forward: list[Callable[[int], None]] = [
             multiply(p.gemms[0], rows, weight.address, logits),

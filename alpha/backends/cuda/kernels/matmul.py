@@ -45,7 +45,9 @@ def _matmul(gpu: Gpu, op: str, ins: Sequence[Operand], outs: Sequence[Operand], 
     config = choose(problem, gpu.blocks)
     work = gpu.scratch(config.workspace_bytes()).address if config.split_units else 0
     a, b, *rest = ins[1:] if op == "matmul_accumulate" else ins
-    return prepare(problem, config, a=a.address, b=b.address, c=outs[0].address, workspace=work, bias=rest[0].address if rest else 0)
+    counter = gpu.ticket_counter().address if config.ahead else 0
+    return prepare(problem, config, a=a.address, b=b.address, c=outs[0].address, workspace=work, counter=counter,
+                   bias=rest[0].address if rest else 0)
 
 
 def matmul(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attrs) -> Callable[[int], None]:
