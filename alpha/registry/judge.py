@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alpha.registry.cases import CaseRecord, Contract, Exact, Refusal, Relative, Repeats, Share, Slope, Slowdown, Unknown
+from alpha.registry.distance import LEFT, elsewhere
 from alpha.registry.gates import GATES, cases_of, gate_of
 from alpha.registry.pins import Line, Pin
 from alpha.registry.record import Record
@@ -39,7 +40,8 @@ class Judgement:
     """A verdict with the reasons for anything but PASS.
 
     Perf only. relative: the verdict of the relative half; noisy: NOT_RUN for the one reason that shares repeat too badly to be judged;
-    unpinned: cases without a pin; above_pin: cases faster than their pin explains, so that it is of slower code, or was lowered.
+    unpinned: cases without a pin; above_pin: cases faster than their pin explains, so that it is of slower code, or was lowered;
+    elsewhere: NOT_RUN, which satisfies nobody, because the cores of ranks stand at another distance than where they were pinned.
     """
 
     verdict: str
@@ -48,6 +50,7 @@ class Judgement:
     noisy: bool = False
     unpinned: tuple[str, ...] = ()
     above_pin: tuple[str, ...] = ()
+    elsewhere: bool = False
 
     @property
     def satisfied(self) -> bool:
@@ -58,7 +61,8 @@ class Judgement:
 
 def judge(record: Record, *, runs: int = 2, pin: Pin | None = None) -> Judgement:
     """The verdict of one record. `runs`: runs that the component's profile needs of a gate that repeats, all cases together
-    (policy.required_runs); `pin`: what a record of the perf gate is held against (pins.py), never anything that the record says itself."""
+    (policy.required_runs); `pin`: what a record of the perf gate is held against (pins.py), never anything that the record says itself. Its
+    hop may turn FAIL into NOT_RUN, and nothing into PASS (distance.py)."""
     unexecuted = _unexecuted(record)
     if unexecuted:
         return Judgement(NOT_RUN, (unexecuted,))
@@ -66,7 +70,7 @@ def judge(record: Record, *, runs: int = 2, pin: Pin | None = None) -> Judgement
         return Judgement(FAIL, (f"no judge for the gate {record.gate!r}",))
     gate, cases = gate_of(record.gate), cases_of(record)
     if gate.pinned:
-        return _perf(cases, pin)
+        return _perf(cases, pin, elsewhere(record.environment, pin) if pin is not None else "")
     reasons = [f"{case.name}: {why}" for case in cases if (why := _why(case))]
     if gate.repeats:
         total = sum(case.runs for case in cases if isinstance(case, Repeats))
@@ -146,23 +150,25 @@ _JUDGES: Mapping[type[CaseRecord], Callable[[Any], str]] = {
 """One judge for each sort of case that is judged by itself."""
 
 
-def _perf(cases: Sequence[CaseRecord], pin: Pin | None) -> Judgement:
-    """Absolute half: shares, and every case that is pinned. Relative half: slowdowns."""
+def _perf(cases: Sequence[CaseRecord], pin: Pin | None, away: str) -> Judgement:
+    """Absolute half: shares, and every case that is pinned. Relative half: slowdowns. `away`: see `_share`."""
     relative: list[str] = []
     verdicts: list[str] = []
     reasons: list[str] = []
     unpinned: list[str] = []
     above_pin: list[str] = []
-    noisy = False
+    noisy = moved = False
     for case in cases:
         if isinstance(case, Slowdown):
             verdict, why = _slowdown(case)
             relative.append(verdict)
         elif isinstance(case, Share):
             line = pin.line(case.name) if pin is not None else None
-            verdict, why = _share(case, line)
+            verdict, why = _share(case, line, away)
             verdicts.append(verdict)
-            noisy |= verdict == NOT_RUN
+            below = line is not None and not case.share >= line.least
+            noisy |= verdict == NOT_RUN and not below
+            moved |= verdict == NOT_RUN and below
             if line is None:
                 unpinned.append(case.name)
             elif verdict in (PASS, NOT_RUN) and not case.share <= line.most:
@@ -178,14 +184,17 @@ def _perf(cases: Sequence[CaseRecord], pin: Pin | None) -> Judgement:
     if gone:
         verdicts.append(NOT_RUN)
         reasons.append(f"pinned, but not measured: {', '.join(gone)}")
-    return Judgement(_worst(verdicts), tuple(reasons), _worst(relative), noisy and not gone, tuple(unpinned), tuple(above_pin))
+    verdict = _worst(verdicts)
+    return Judgement(verdict, tuple(reasons), _worst(relative), noisy and not gone and not moved, tuple(unpinned), tuple(above_pin),
+                     moved and not gone and verdict == NOT_RUN)
 
 
 def _worst(verdicts: list[str]) -> str:
     return max(verdicts, key=_ORDER.index, default=NOT_RUN)
 
 
-def _share(case: Share, line: Line | None) -> tuple[str, str]:
+def _share(case: Share, line: Line | None, away: str = "") -> tuple[str, str]:
+    """`away`: why a share may be below its line though the code is not slower; '' where nothing says so."""
     share = case.share
     if not case.times_ns or not all(t > 0 for t in case.times_ns):
         return FAIL, "no times, or times that are not positive"
@@ -196,7 +205,10 @@ def _share(case: Share, line: Line | None) -> tuple[str, str]:
     if line is None:
         return BASELINE, ""
     if not share >= line.least:
-        return FAIL, f"{share:.3g} of the ceiling, pinned {line.middle:.3g} and at least {line.least:.3g} needed"
+        slow = f"{share:.3g} of the ceiling, pinned {line.middle:.3g}"
+        if away and share >= LEFT * line.middle:
+            return NOT_RUN, f"{away}: {slow}"
+        return FAIL, f"{slow} and at least {line.least:.3g} needed"
     if not line.judged:
         return NOT_RUN, f"too noisy to judge: pinned shares spread by {line.spread:.1%}, which asks for a line {line.allowance:.0%} below"
     return PASS, ""

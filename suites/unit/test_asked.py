@@ -137,6 +137,6 @@ def test_ambiguous_satisfies_no_owed_gate() -> None:
     slowdown = {"name": "a", "kind": "relative", "low": -0.01, "estimate": 0.01, "high": 0.05, "reproduced": False}
     share = {"name": "b", "share": 0.5, "times_ns": [1000]}
     assert judge.judge(make("perf", [slowdown])).relative == AMBIGUOUS and not judge.judge(make("perf", [slowdown])).satisfied
-    with mock.patch.object(judge, "_share", lambda case, line: (AMBIGUOUS, "cannot be told")):
+    with mock.patch.object(judge, "_share", lambda case, line, away: (AMBIGUOUS, "cannot be told")):
         found = judge.judge(make("perf", [share]))
     assert found.verdict == AMBIGUOUS and not found.satisfied

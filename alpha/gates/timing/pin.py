@@ -2,7 +2,7 @@
 
 One measurement times every case of the components asked for, in random order, with the gate's own engine (best of perf.PINNED tries).
 The next begins when it is done, so that two of one case lie as far apart as the time allows. Those of another day may be added, for the
-same code. Shares that no machine can reach are not pinned.
+same code. Shares that no machine can reach are not pinned. Of collectives a pin says how far apart the cores stood (registry/distance.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from alpha.component import Catalogue, Component
 from alpha.errors import InputError, MachineError
 from alpha.gates import perf
 from alpha.gates.run import engine_for
-from alpha.registry import policy
+from alpha.registry import distance, policy
 from alpha.registry.cases import Share
 from alpha.registry.digest import component_digests
 from alpha.registry.gates import cases_of
@@ -50,14 +50,22 @@ def timed(catalogue: Catalogue, ids: Iterable[str] = ()) -> list[Component]:
     return found
 
 
-def one(component: Component) -> dict[str, float]:
-    """case -> share, measured once; MachineError where a case was not measured, or was measured wrongly."""
+class Shares(dict[str, float]):
+    """case -> share, of one measurement. hop_ns: of the ranks of a collective, as its record says it; else ''."""
+
+    hop_ns: str = ""
+
+
+def one(component: Component) -> Shares:
+    """A component measured once; MachineError where a case was not measured, or was measured wrongly."""
     engine: Callable[..., Record] = engine_for("perf", component)
     for _ in range(3):
         record = engine(component, tries=perf.PINNED)
         judgement = judge(record)
         if judgement.satisfied:
-            return {c.name: c.share for c in cases_of(record) if isinstance(c, Share)}
+            shares = Shares({c.name: c.share for c in cases_of(record) if isinstance(c, Share)})
+            shares.hop_ns = record.environment.get(distance.HOP, "")
+            return shares
     raise MachineError("a component cannot be pinned", came=f"{component.id}: {judgement.verdict}: {'; '.join(judgement.reasons[:2])}"
                        f"{record.environment.get('not_measured', '')}", expected="every case measured, no share above 1",
                        do=f"`alpha gate run {component.id} --gate perf` says more")
@@ -72,13 +80,14 @@ def child(ids: Sequence[str]) -> None:
     for i in order:
         start = time.perf_counter()
         try:
-            found: dict[str, Any] = {"component": i, "shares": one(catalogue()[i])}
+            shares = one(catalogue()[i])
+            found: dict[str, Any] = {"component": i, "shares": shares, distance.HOP: shares.hop_ns}
         except MachineError as error:
             found = {"component": i, "why": f"{error.what}: {error.came}"}
         print(json.dumps({**found, "seconds": round(time.perf_counter() - start, 2)}), flush=True)
 
 
-def _fresh(ids: Sequence[str], report: Callable[[str], None]) -> dict[str, dict[str, float]]:
+def _fresh(ids: Sequence[str], report: Callable[[str], None]) -> dict[str, Shares]:
     """One measurement in a fresh process: component -> case -> share."""
     from alpha.gates.contracts.engine import child_environment
 
@@ -86,18 +95,19 @@ def _fresh(ids: Sequence[str], report: Callable[[str], None]) -> dict[str, dict[
     if done.returncode != 0:
         raise MachineError("a measurement ended in an error", came=done.stderr.strip().rsplit("\n", 1)[-1] or f"exit {done.returncode}",
                            do="run `alpha gate run --gate perf` to see it")
-    found = {}
+    found = dict[str, Shares]()
     for line in map(json.loads, done.stdout.splitlines()):
         if "why" in line:
             report(f"not pinned: {line['why']}")
         else:
-            found[line["component"]] = line["shares"]
+            found[line["component"]] = shares = Shares(line["shares"])
+            shares.hop_ns = line[distance.HOP]
     return found
 
 
 def run(components: Sequence[Component], *, measurements: int | None = None, add: bool = False, root: Pins | None = None,
         report: Callable[[str], None] = lambda text: None, catalogue: Catalogue | None = None,
-        fresh: Callable[[Sequence[str], Callable[[str], None]], dict[str, dict[str, float]]] = _fresh) -> list[Pin]:
+        fresh: Callable[[Sequence[str], Callable[[str], None]], Mapping[str, Mapping[str, float]]] = _fresh) -> list[Pin]:
     """Measure and pin; the pins as they are now. `add`: to the present measurements of the same code, which are replaced otherwise;
     `root`: the folder of pins (default: the repository's); `catalogue`: pins of components that are not in it are dropped."""
     pins = root or shipped_pins()
@@ -118,6 +128,10 @@ def run(components: Sequence[Component], *, measurements: int | None = None, add
         for i in (i for i, pin in found.items() if pin is None):
             report(f"not pinned: {i} has fewer than {FEWEST} whole measurements")
         made += (whole := [pin for pin in found.values() if pin is not None])
+        for pin in whole:
+            hops = distance.hops_of(pin)
+            if hops and not distance.same(min(hops), max(hops)):
+                report(f"{pin.component}: the cores stood at two distances (hops of {min(hops):.0f} to {max(hops):.0f} ns): pin it again")
         pins.save(key, {p.component: p for p in whole}, keep=None if catalogue is None else frozenset(c.id for c in catalogue))
     return made
 
@@ -129,17 +143,20 @@ def _key(component: Component) -> str:
 
 
 def merged(component: Component, taken: Sequence[tuple[str, Mapping[str, float]]], old: Pin | None, package: Package) -> Pin | None:
-    """The pin of a component with these measurements, added to those of `old` if that is of the same code and cases; None while too few."""
+    """The pin of a component with these measurements, added to those of `old` if that is of the same code and cases; None while too few.
+    Where one of them does not say what a hop took, the pin says it of none."""
     code = code_of(component_digests(component, "perf", package=package))
-    times, rows = [t for t, _ in taken], [dict(s) for _, s in taken]
+    times, rows, hops = [t for t, _ in taken], [dict(s) for _, s in taken], [s.hop_ns if isinstance(s, Shares) else "" for _, s in taken]
     if old is not None and dict(old.code) == code and (not rows or set(old.shares) == set(rows[0])) and old.flops == perf.FLOPS:
         times = [*old.times, *times]
         rows = [*({case: old.shares[case][k] for case in old.shares} for k in range(len(old.times))), *rows]
-    rows, times = rows[-MOST:], times[-MOST:]
+        hops = [*([f"{hop:.0f}" for hop in distance.hops_of(old)] or [""] * len(old.times)), *hops]
+    rows, times, hops = rows[-MOST:], times[-MOST:], hops[-MOST:]
     if len(rows) < FEWEST or any(set(r) != set(rows[0]) for r in rows):
         return None
     here = {k: v for k, v in environment().items() if k in ("numpy", "blas", "cpu", "processor")}
     here |= gpu_environment() if family(component) == "cuda" else {}
+    here |= {distance.HOPS: " ".join(hops)} if all(hops) else {}
     return Pin(component.id, family(component), code, {case: tuple(r[case] for r in rows) for case in rows[0]}, tuple(times),
                perf.FLOPS, here)
 

@@ -11,6 +11,9 @@ work (getrusage(2), ru_nivcsw), for a rank that waits lets others have it: a rul
 counts, as in gates/perf.py, and the best of several tries in fresh processes. Where they are too few, the case has no entry, so the judge
 says NOT_RUN, and the record's environment says why (`not_measured`).
 
+Cores of a virtual machine move, and shares with them. So the environment holds the fastest hop of all cases too (`hop_ns`): the judge takes
+no slowness for the code's where that is another distance than the pinned one (registry/distance.py). A hop calls nothing of a collective.
+
 Operands are new in each block and change in one place before every call, results are poisoned, and after some blocks, drawn, and the last
 the results are held against the bits that the row promises. The rule that chooses algorithms is the default one, not one of links measured
 at that moment.
@@ -40,6 +43,7 @@ from alpha.gates.contracts.ranks.members import Ended, members
 from alpha.gates.subjects import fresh_nonce, generator, make_record, poison, short
 from alpha.ops.collectives import promised, wire_bytes
 from alpha.profile.noise import CLOCK, orders
+from alpha.registry import distance
 from alpha.registry.cases import CaseRecord, Share
 from alpha.registry.record import Record
 from alpha.types import TensorType
@@ -79,16 +83,17 @@ class Disturbed(Exception):
 def measure(component: Component, nonce: str | None = None, *, tries: int | None = None) -> Record:
     """Run the gate; the verdict is the judge's. `tries`: see `perf.best_of`; given, results are not held against the row."""
     nonce, op, todo = nonce or fresh_nonce(), str(component.op), sizes(component)
-    line, found, having = perf.lines(component), list[Share](), cores()
+    line, found, having, hops = perf.lines(component), list[Share](), cores(), list[float]()
     refused = [] if len(having) >= RANKS else [f"{RANKS} ranks need a core each, and this process may use {len(having)}"]
     for name, nbytes in todo.items() if not refused else ():
         rng = generator(nonce, component.id, "perf", name)
         try:
-            once = partial(_case, op, name, nbytes, having[:RANKS], rng, tries is None)
+            once = partial(_case, op, name, nbytes, having[:RANKS], rng, tries is None, hops)
             found.append(perf.best_of(line.get(name), tries, once))
         except Disturbed as error:
             refused.append(f"{name}: {error}")
     more = {"not_measured": "; ".join(refused)} if refused else {}
+    more |= {distance.HOP: f"{min(hops):.0f}"} if hops else {}
     return make_record(component, "perf", nonce, len(todo), found, flops=FLOPS, **more)
 
 
@@ -114,8 +119,9 @@ def cores() -> list[int]:
     return alone + sharing
 
 
-def _case(op: str, name: str, nbytes: int, on: list[int], rng: np.random.Generator, checked: bool) -> Share:
-    """Jobs of two ranks until enough of their blocks were undisturbed, and what these say. Disturbed where they never are."""
+def _case(op: str, name: str, nbytes: int, on: list[int], rng: np.random.Generator, checked: bool, hops: list[float]) -> Share:
+    """Jobs of two ranks until enough of their blocks were undisturbed, and what these say. `hops`: gets ns of the fastest hop. Disturbed
+    where they never are."""
     times: dict[str, list[float]] = {}
     for _ in range(JOBS):
         ended = members().run(at_speed, RANKS, op, name, nbytes, int(rng.integers(1 << 30)), on, checked)
@@ -129,6 +135,7 @@ def _case(op: str, name: str, nbytes: int, on: list[int], rng: np.random.Generat
     else:
         raise Disturbed(f"other work took a core in all but {min(map(len, times.values()))} of {JOBS * BLOCKS} blocks")
     hop = min(times["hop"])
+    hops.append(hop)
     moved = _crossing(op, nbytes) * min(times["copy"]) / _copied(nbytes) if "copy" in times else 0.0
     taken = sorted(round(t) for t in times["calls"])
     return Share(name=name, share=short(max(hop, moved) / taken[0], 4), times_ns=tuple(taken[:KEPT]),
