@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import drawn_faults
 import numpy as np
 import pytest
 from rich.console import Console
@@ -23,13 +25,13 @@ from alpha.gates.adversarial import catches
 from alpha.gates.contracts.ranks import perf
 from alpha.gates.contracts.ranks.members import in_threads
 from alpha.gates.timing import pin
-from alpha.registry import policy
+from alpha.registry import distance, policy
 from alpha.registry.cases import Share
 from alpha.registry.consistency import wrong_in
 from alpha.registry.faults import load_faults
 from alpha.registry.gates import cases_of, engine_of
-from alpha.registry.judge import BASELINE, FAIL, NOT_RUN, judge
-from alpha.registry.pins import Pins
+from alpha.registry.judge import BASELINE, FAIL, NOT_RUN, PASS, judge
+from alpha.registry.pins import Pin, Pins
 from alpha.train.catalogue import catalogue
 
 OF_RANKS = sorted(c.id for c in catalogue() if c.profile == "collective")
@@ -87,6 +89,120 @@ def test_blocks_in_which_a_rank_lost_its_core_do_not_count() -> None:
     one = [perf.Block(0, 40, 4, 0), perf.Block(0, 8, 4, 1), perf.Block(3, 20, 2, 0)]
     other = [perf.Block(2, 44, 4, 0), perf.Block(0, 8, 4, 0), perf.Block(1, 19, 2, 0)]
     assert list(perf._undisturbed([one, other])) == [44 / 4, 19 / 2]
+
+
+# -- how far apart the cores stand ---------------------------------------------------------------------------------------------------
+
+
+def _standing(*hops: float, share: float = 0.5) -> Any:
+    """`at_speed` of cores that stand so far apart in turns, of calls that reach about this share, without running any."""
+    def found(world: World, op: str, name: str, *arguments: Any) -> Any:
+        hop = [perf.Block(0, round(400 * h), 400, lost) for h in hops for lost in (0, 0, 0, 1)] + [perf.Block(0, 4, 400, 1)]
+        copy = {"copy": [perf.Block(0, 8000, 8, 0)] * 9} if name == "long" else {}
+        ceiling = 2000 if copy else min(hops)  # 1 MiB crosses, the probe copies half of that
+        return {"blocks": {"calls": [perf.Block(0, round(2 * ceiling / share), 2, 0)] * 9, "hop": hop, **copy}, "wrong": ""}
+
+    return found
+
+
+def _measured(monkeypatch: pytest.MonkeyPatch, at_speed: Any, *, tries: int | None = None) -> Any:
+    """A record of made blocks; both ranks saw the same."""
+    ran = SimpleNamespace(run=lambda function, size, *asked: [
+        SimpleNamespace(rank=None, error="", result=at_speed(None, *asked), status=0) for _ in range(size)])
+    monkeypatch.setattr(perf, "members", lambda: ran)
+    monkeypatch.setattr(perf, "cores", lambda: [0, 1])
+    return perf.measure(catalogue()["send.cpu"], NONCE, tries=tries)
+
+
+def test_a_record_holds_the_fastest_undisturbed_hop_of_all_its_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every job of every case; of blocks in which a rank lost its core none counts."""
+    record = _measured(monkeypatch, _standing(300, 131, 310))
+    assert record.environment[distance.HOP] == "131" and len(record.cases) == 2
+    near, far = _standing(130), _standing(300)
+    for case in ("short", "long", ""):
+        record = _measured(monkeypatch, lambda world, op, name, *more, case=case: (near if name == case else far)(world, op, name, *more))
+        assert record.environment[distance.HOP] == ("130" if case else "300")
+    lost = {arm: [b._replace(lost=1) for b in blocks] for arm, blocks in near(None, "send", "short")["blocks"].items()}
+    record = _measured(monkeypatch, lambda *asked: {"blocks": lost, "wrong": ""})
+    assert distance.HOP not in record.environment and record.environment["not_measured"]
+
+
+@pytest.mark.parametrize(("hop", "pinned", "share", "verdict"), [
+    (300, "130 131 129 130 138", 0.17, NOT_RUN), (130, "300 310 290 300 305", 0.17, NOT_RUN), (300, "130 131 129 130 138", 0.5, PASS),
+    (130, "130 131 129 130 138", 0.17, FAIL), (300, "300 310 290 300 305", 0.17, FAIL), (300, "130 131 129 130 138", 0.1, FAIL),
+    (300, "", 0.17, FAIL), (300, "130 131", 0.17, FAIL), (300, "130 131 300 300 131", 0.17, FAIL),
+])
+def test_slowness_counts_where_the_cores_stand_as_they_were_pinned(hop: float, pinned: str, share: float, verdict: str,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """From blocks to the verdict. Elsewhere it is measured again, for the cores may come back, and satisfies nobody."""
+    said = {distance.HOPS: pinned} if pinned else {}
+    made = Pin("send.cpu", "cpu", {}, {name: (0.5,) * 5 for name in perf.SIZES}, ("",) * 5, "", said)
+    monkeypatch.setattr(run, "shipped_pins", lambda: SimpleNamespace(of=lambda record: made))
+    monkeypatch.setattr(run, "PAUSE", 0.0)
+    asked: list[Any] = []
+    monkeypatch.setattr(run, "engine_for", lambda gate, component: lambda *given: (
+        asked.append(given), _measured(monkeypatch, _standing(hop, share=share)))[1])
+    record, judgement = run.measure(catalogue()["send.cpu"], "perf")
+    assert judgement.verdict == verdict and judgement.satisfied == (verdict == PASS), judgement
+    assert len(asked) == (1 if verdict == PASS else run.PERF_TRIES) and record.environment[distance.HOP] == str(hop)
+    assert judgement.elsewhere == (verdict == NOT_RUN) == any(distance.ELSEWHERE in why for why in judgement.reasons)
+
+
+def test_cores_that_come_back_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Pin("send.cpu", "cpu", {}, {name: (0.5,) * 5 for name in perf.SIZES}, ("",) * 5, "", {distance.HOPS: "130 131 129 130 138"})
+    monkeypatch.setattr(run, "shipped_pins", lambda: SimpleNamespace(of=lambda record: made))
+    monkeypatch.setattr(run, "PAUSE", 0.0)
+    for then, verdict in ((0.5, PASS), (0.2, FAIL)):
+        left = [_standing(300, share=0.2), *[_standing(130, share=then)] * 2]
+        monkeypatch.setattr(run, "engine_for", lambda *of, left=left: lambda *given: _measured(monkeypatch, left.pop(0)))
+        assert run.measure(catalogue()["send.cpu"], "perf")[1].verdict == verdict
+
+
+def test_a_pin_takes_the_hop_as_the_record_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = _measured(monkeypatch, _standing(300), tries=2)
+    monkeypatch.setattr(pin, "engine_for", lambda gate, component: lambda *given, **more: record)
+    found = pin.one(catalogue()["send.cpu"])
+    assert found.keys() == perf.SIZES.keys() and found.hop_ns == "300"
+
+
+def test_a_hop_calls_nothing_of_a_collective() -> None:
+    """What is under test cannot move it: between two ranks that both come, each runs the probe's own lines alone, and `World.advance`,
+    which sees that the other one failed."""
+    def member(world: World) -> set[tuple[str, str]]:
+        counters, called = perf.Counters(world), set[tuple[str, str]]()
+
+        def seen(frame: Any, event: str, argument: Any) -> None:
+            if event == "call":
+                called.add((Path(frame.f_code.co_filename).name, frame.f_code.co_name))
+
+        counters._world = SimpleNamespace(rank=world.rank, advance=lambda: None)  # type: ignore[assignment]
+        sys.setprofile(seen)
+        counters.hop(perf.HOPS)
+        sys.setprofile(None)
+        return called
+
+    for called in in_threads(perf.RANKS, member):
+        assert isinstance(called, set), called
+        assert {file for file, _ in called} <= {"perf.py", Path(__file__).name} and ("perf.py", "hop") in called, called
+
+
+def test_what_other_distances_hide_is_told_and_nothing_else(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Planted faults that this machine cannot judge now are NOT_RUN; one case that was judged, or not measured, makes a survivor."""
+    fault = next(f for f in load_faults(catalogue=catalogue()) if f.gate == "perf" and f.component == "send.cpu")
+    away = f"long: {distance.ELSEWHERE} (a hop takes 300 ns, pinned at 130 ns): 0.07 of the ceiling, pinned 0.21"
+    noisy = "short: too noisy to judge: pinned shares spread by 8.3%, which asks for a line 27% below"
+    gone = "pinned, but not measured: short"
+    sort = drawn_faults.Sort("made", timed=True, drawn=1)
+    monkeypatch.setattr(drawn_faults.Sort, "faults", lambda self: [fault])
+    for why, told in ((f"NOT_RUN: {away}", True), (f"NOT_RUN: {noisy}; {away}", True), (f"NOT_RUN: {away}; {gone}", False),
+                      (f"FAIL: {away}", False), ("PASS", False), (f"BASELINE: {away}", False)):
+        monkeypatch.setattr(catches, "run", lambda *a, why=why, **k: [catches.Result(fault, None, False, why, True)])  # type: ignore[arg-type]
+        if told:
+            drawn_faults.reject(sort, 1, everything=True)
+            assert f"NOT_RUN: ['{fault.id}']" in capsys.readouterr().out
+        else:
+            with pytest.raises(AssertionError, match="survived"):
+                drawn_faults.reject(sort, 1, everything=True)
 
 
 def test_threads_of_one_core_come_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from alpha.errors import AlphaError, CorruptError, InputError
 from alpha.gates import merge, perf, run
 from alpha.gates.timing import pin
 from alpha.profile import noise
+from alpha.registry import distance
 from alpha.registry import pins as pinned
 from alpha.registry.cases import Share
 from alpha.registry.digest import component_digests
@@ -110,6 +111,49 @@ def test_measurements_of_other_code_or_cases_are_not_mixed(tmp_path: Path) -> No
         alone = pin.merged(catalogue()[KERNEL], rows, old, package)
         assert alone is not None and set(alone.shares.values()) == {(0.4,) * 5}
     assert pin.merged(catalogue()[KERNEL], taken[:2], other, package) is None
+
+
+def _at(*hops: str) -> list[tuple[str, pin.Shares]]:
+    """Measurements of ranks whose hops took so long (ns); '' where one does not say."""
+    found = [(f"at {k}", pin.Shares(cache=0.4)) for k in range(len(hops))]
+    for (_, shares), hop in zip(found, hops):
+        shares.hop_ns = hop
+    return found
+
+
+def test_a_pin_keeps_the_hop_of_each_measurement() -> None:
+    """Of all or of none: what it does not say at which distance is judged as if there were no distances."""
+    component, package, near = catalogue()[KERNEL], Package(), ["130", "131", "129", "128", "133"]
+    found = pin.merged(component, _at(*near), None, package)
+    assert found is not None and found.environment[distance.HOPS].split() == near and distance.hops_of(found) == [130, 131, 129, 128, 133]
+    more = pin.merged(component, _at("127"), found, package)
+    assert more is not None and distance.hops_of(more) == [130, 131, 129, 128, 133, 127] and len(more.times) == 6
+    full = pin.merged(component, _at(*["140"] * (MOST - 1)), found, package)
+    assert full is not None and distance.hops_of(full) == [133] + [140] * (MOST - 1), "hops go with the oldest measurements"
+    silent = pinned.Pin(found.component, found.family, found.code, found.shares, found.times, found.flops)
+    for taken, old in ((_at("127"), silent), (_at(*near[1:], ""), None), (_at(""), found), (_at(*[""] * 5), None)):
+        mixed = pin.merged(component, taken, old, package)
+        assert mixed is not None and distance.HOPS not in mixed.environment and distance.hops_of(mixed) == []
+    plain = pin.merged(component, [(t, dict(shares)) for t, shares in _at(*near)], None, package)
+    assert plain is not None and distance.HOPS not in plain.environment, "kernels have no hops"
+
+
+def test_a_pin_of_two_distances_is_said(tmp_path: Path) -> None:
+    for hops, said in ((["130", "300", "131", "129", "130"], True), (["130", "138", "123", "129", "130"], False)):
+        left = iter(_at(*hops))
+        found, lines = _pinned(tmp_path, lambda ids, report, left=left: {i: next(left)[1] for i in ids}, measurements=5)  # type: ignore[misc]
+        assert found is not None and distance.hops_of(found) == [float(hop) for hop in hops]
+        assert any(f"{KERNEL}: the cores stood at two distances (hops of 129 to 300 ns): pin it again" == line for line in lines) == said
+
+
+def test_a_fresh_process_tells_what_a_hop_took(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ((_, shares),) = _at("130")
+    monkeypatch.setattr(pin, "one", lambda component: shares)
+    pin.child([KERNEL])
+    said = capsys.readouterr().out
+    monkeypatch.setattr(pin.subprocess, "run", lambda *a, **k: SimpleNamespace(returncode=0, stdout=said))
+    found = pin._fresh([KERNEL], print)
+    assert found == {KERNEL: {"cache": 0.4}} and found[KERNEL].hop_ns == "130"
 
 
 def test_what_fails_once_is_not_pinned_from_too_few(tmp_path: Path) -> None:

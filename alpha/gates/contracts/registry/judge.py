@@ -12,7 +12,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.gates.contracts.registry.common import GOOD, Case, Checks, make, parity_case, pin_of
-from alpha.registry.distance import ELSEWHERE, HOP, HOPS, LEFT, WITHIN
+from alpha.registry.distance import HOP, HOPS
 from alpha.registry.gates import GATES
 from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, NOT_RUN, PASS, RATIO, Judgement, judge
 from alpha.registry.pins import FEWEST, FLOOR, WIDEST, Pin, line_of
@@ -153,55 +153,46 @@ def _distances(rng: np.random.Generator) -> Measured:
     """A share below its line where the cores stand elsewhere than where it was pinned is NOT_RUN; nothing passes by that."""
     checks = Checks()
     share, near, far = float(rng.uniform(0.2, 0.4)), float(rng.uniform(123, 138)), float(rng.uniform(280, 320))
-    close, wide = math.nextafter(200 * WITHIN, 0), math.nextafter(200 * WITHIN, 1e3)
 
-    def said(hop: object, pinned: Sequence[object], factor: float, spread: float = 0.01, **more: Any) -> Judgement:
-        pin = replace(pin_of(share=share, spread=spread), environment={HOPS: " ".join(map(str, pinned))} if pinned else {})
-        record = make("perf", _one("perf", **{"share": factor * share, **more}))
+    def said(hop: object, pinned: Sequence[object], shares: Sequence[float], pins: Mapping[str, Pin], **more: Any) -> Judgement:
+        environment = {HOPS: " ".join(map(str, pinned))} if pinned else {}
+        pin = replace(pin_of(), shares={case: p.shares["a"] for case, p in pins.items()}, environment=environment)
+        record = make("perf", [c for k, x in zip("ab", shares) for c in _one("perf", **{"name": k, "share": x * share, **more})])
         return judge(replace(record, environment={**record.environment, **({} if hop is None else {HOP: str(hop)})}), pin=pin)
 
+    sound, noisy, pinned_near = pin_of(share=share), pin_of(share=share, spread=0.2), [near] * FEWEST
     for verdict, what, hop, pinned, factor in (
-        (NOT_RUN, "far, pinned near", far, [near] * FEWEST, 0.34), (NOT_RUN, "near, pinned far", near, [far] * FEWEST, 0.45),
-        (NOT_RUN, "far, just below its line", far, [near] * FEWEST, 0.89), (PASS, "far, over its line", far, [near] * FEWEST, 0.91),
-        (PASS, "far, twice as fast", far, [near] * FEWEST, 2.0), (NOT_RUN, "just too slow", far, [near] * FEWEST, 1.001 * LEFT),
-        (FAIL, "slower than any distance makes it", far, [near] * FEWEST, 0.999 * LEFT),
+        (NOT_RUN, "far, pinned near", far, pinned_near, 0.34), (NOT_RUN, "near, pinned far", near, [far] * FEWEST, 0.45),
+        (NOT_RUN, "far, just below its line", far, pinned_near, 0.89), (PASS, "far, over its line", far, pinned_near, 0.91),
+        (NOT_RUN, "as slow as distances make it", far, pinned_near, 0.251), (FAIL, "slower than that", far, pinned_near, 0.249),
         (FAIL, "near, pinned near", 138, [123] * FEWEST, 0.89), (FAIL, "far, pinned far", 280, [320] * FEWEST, 0.89),
-        (FAIL, "just of one distance", close, [200] * FEWEST, 0.8), (NOT_RUN, "just of another", wide, [200] * FEWEST, 0.8),
-        (FAIL, "just of one distance, nearer", 200, [close] * FEWEST, 0.8), (NOT_RUN, "just of another, nearer", 200, [wide] * FEWEST, 0.8),
-        (FAIL, "no hop", None, [near] * FEWEST, 0.8), (FAIL, "a pin without hops", far, [], 0.8), (FAIL, "none of both", None, [], 0.8),
-        *((FAIL, f"a hop of {hop!r}", hop, [near] * FEWEST, 0.8) for hop in ("", "nan", "inf", "0", "-300", "far", f"{far} {far}")),
-        *((FAIL, f"a pin with a hop of {hop!r}", far, [*[near] * (FEWEST - 1), hop], 0.8) for hop in ("nan", "inf", 0, -near, "near")),
-        (FAIL, "fewer hops than measurements", far, [near] * (FEWEST - 1), 0.8),
-        (FAIL, "more hops than measurements", far, [near] * (FEWEST + 1), 0.8),
+        (FAIL, "just of one distance", 299.9, [200] * FEWEST, 0.8), (NOT_RUN, "just of another", 300.1, [200] * FEWEST, 0.8),
+        (FAIL, "the same, nearer", 200, [299.9] * FEWEST, 0.8), (NOT_RUN, "just of another, nearer", 200, [300.1] * FEWEST, 0.8),
+        (FAIL, "a pin without hops", far, [], 0.8), (FAIL, "none of both", None, [], 0.8),
+        *((FAIL, f"a hop of {hop!r}", hop, pinned_near, 0.8) for hop in (None, "", "nan", "inf", "0", "-300", "far", f"{far} {far}")),
+        *((FAIL, f"a pin with a hop of {x!r}", far, [*pinned_near[1:], x], 0.8) for x in ("nan", "inf", 0, -near, "x", "", "130 130")),
         *((FAIL, "a pin of both distances", hop, [near, near, (near + far) / 2, far, far], 0.8) for hop in (near, far)),
         (NOT_RUN, "a third distance", 4 * far, [near, near, near, far, far], 0.8),
     ):
-        came = said(hop, pinned, factor)
-        checks.that(came.verdict == verdict, f"{what}: {came}, not {verdict}")
-        checks.that(came.elsewhere == (verdict == NOT_RUN) and came.satisfied == (verdict == PASS), f"{what}: {came}")
-    came = said(far, [near] * FEWEST, 0.34)
-    text = f"{ELSEWHERE} (a hop takes {far:.0f} ns, pinned at {near:.0f} ns)"
+        came = said(hop, pinned, [factor], {"a": sound})
+        checks.that(came.verdict == verdict and came.elsewhere == (verdict == NOT_RUN), f"{what}: {came}, not {verdict}")
+        checks.that(came.satisfied == (verdict == PASS), f"{what}: {came}")
+    text = f"the cores stand at another distance (a hop takes {far:.0f} ns, pinned at {near:.0f} ns)"
+    came = said(far, pinned_near, [0.34], {"a": sound})
     checks.that(any(text in why for why in came.reasons), f"a reason without hops: {came.reasons}")
-    for spread, factor in ((0.2, 0.4), (0.2, 0.3)):
-        came = said(far, [near] * FEWEST, factor, spread)
-        checks.that(came.verdict == NOT_RUN and not came.satisfied and came.elsewhere, f"a gross slowness by a noisy pin, far: {came}")
-    came = said(far, [near] * FEWEST, 0.6, 0.2)
-    checks.that(came.satisfied and came.noisy and not came.elsewhere, f"a noisy case over its line, far: {came}")
     for bad in ({"share": 1.01}, {"share": 0.0}, {"share": math.nan}, {"times_ns": []}):
-        came = said(far, [near] * FEWEST, 0.5, **bad)
+        came = said(far, pinned_near, [0.5], {"a": sound}, **bad)
         checks.that(came.verdict == FAIL and not came.elsewhere, f"{bad}, far: {came}")
-    slow, sound, noisy, gone = 0.4 * share, share, pin_of(share=share, spread=0.2).shares["a"], pin_of(share=share).shares["a"]
-    for verdict, what, shares, pins, flagged in (
-        (NOT_RUN, "beside a sound one", (slow, sound), {"a": gone, "b": gone}, True),
-        (NOT_RUN, "beside a noisy one", (slow, sound), {"a": gone, "b": noisy}, True),
-        (NOT_RUN, "beside one that was not measured", (slow, sound), {"a": gone, "b": gone, "c": gone}, False),
-        (FAIL, "beside one that became slower", (slow, 0.2 * share), {"a": gone, "b": gone}, False),
-        (NOT_RUN, "beside one without a pin", (slow, sound), {"a": gone}, True),
+    for verdict, what, shares, pins, away, usable in (
+        (NOT_RUN, "a gross slowness by a noisy pin", [0.4], {"a": noisy}, True, False),
+        (NOT_RUN, "no gross one by a noisy pin", [0.6], {"a": noisy}, False, True),
+        (NOT_RUN, "slow beside a sound one", [0.4, 1.0], {"a": sound, "b": sound}, True, False),
+        (NOT_RUN, "slow beside a noisy one", [0.4, 1.0], {"a": sound, "b": noisy}, True, False),
+        (NOT_RUN, "slow beside one that was not measured", [0.4], {"a": sound, "b": sound}, False, False),
+        (FAIL, "slow beside one that became slower", [0.4, 0.2], {"a": sound, "b": sound}, False, False),
     ):
-        pin = replace(pin_of(), shares=pins, environment={HOPS: " ".join([f"{near:.0f}"] * FEWEST)})
-        record = make("perf", [*_one("perf", share=shares[0]), *_one("perf", name="b", share=shares[1])])
-        came = judge(replace(record, environment={**record.environment, HOP: f"{far:.0f}"}), pin=pin)
-        checks.that(came.verdict == verdict and not came.satisfied and came.elsewhere == flagged, f"slow and far, {what}: {came}")
+        came = said(far, pinned_near, shares, pins)
+        checks.that((came.verdict, came.elsewhere, came.satisfied) == (verdict, away, usable), f"far, {what}: {came}")
     return checks.measured()
 
 
