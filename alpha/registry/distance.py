@@ -1,7 +1,7 @@
 """How far apart two cores stand: by the time of a hop, in which one writes a counter and the other one sees it. Floor 3.
 
 A virtual machine's cores move on the host, from second to second or from hour to hour. Two behind one last level of cache hop in less than
-half of the time that two behind different ones need (123 to 138 ns, and 280 to 320 ns, on one EPYC of Zen 4). What a long call moves must
+half of the time that two behind different ones need (about 125 and 290 ns on one EPYC of Zen 4). What a long call moves must
 cross, but its ceiling is a copy inside a core: far, its share is a third. The ceiling of a short call is the hop: far, its share is
 twice as large. So a share below its line says nothing of the code where the cores stand elsewhere than where it was pinned.
 """
@@ -15,12 +15,12 @@ from statistics import median
 from alpha.registry.pins import Pin
 
 WITHIN = 1.5
-"""Hops whose ratio is at most this one are of one distance. Those of one distance lay within 1.14 (320 / 280), those of two at least 2.03
-apart (280 / 138). This is halfway: sqrt(1.14 x 2.03) = 1.52."""
+"""Hops whose ratio is at most this one are of one distance. Records said 119 to 138 ns near, beside other work up to 167; far 280 to 329.
+So one distance spans 1.40, and two are at least 1.68 apart; this is halfway."""
 
 LEFT = 0.25
-"""The least part of a pinned share that another distance leaves: 0.33 was the least seen (0.11, then 0.036). What is slower became slower,
-wherever the cores stand."""
+"""The least part of a pinned share that another distance leaves: 0.33 was the least seen (a sum of 1 MiB, 0.11 and then 0.036). What is
+slower became slower, wherever the cores stand."""
 
 HOP, HOPS = "hop_ns", "hops_ns"
 """In the environment of a record: ns of the fastest hop of all its cases. In that of a pin: the same of each measurement, oldest first."""

@@ -154,14 +154,14 @@ def _distances(rng: np.random.Generator) -> Measured:
     checks = Checks()
     share, near, far = float(rng.uniform(0.2, 0.4)), float(rng.uniform(123, 138)), float(rng.uniform(280, 320))
 
-    def said(hop: object, pinned: Sequence[object], shares: Sequence[float], pins: Mapping[str, Pin], **more: Any) -> Judgement:
+    def said(hop: object, pinned: Sequence[object], shares: Sequence[float], pins: Mapping[str, Pin]) -> Judgement:
         environment = {HOPS: " ".join(map(str, pinned))} if pinned else {}
         pin = replace(pin_of(), shares={case: p.shares["a"] for case, p in pins.items()}, environment=environment)
-        record = make("perf", [c for k, x in zip("ab", shares) for c in _one("perf", **{"name": k, "share": x * share, **more})])
+        record = make("perf", [c for k, x in zip("ab", shares) for c in _one("perf", name=k, share=x * share)])
         return judge(replace(record, environment={**record.environment, **({} if hop is None else {HOP: str(hop)})}), pin=pin)
 
     sound, noisy, pinned_near = pin_of(share=share), pin_of(share=share, spread=0.2), [near] * FEWEST
-    for verdict, what, hop, pinned, factor in (
+    table: Sequence[tuple[str, str, object, Sequence[object], float]] = (
         (NOT_RUN, "far, pinned near", far, pinned_near, 0.34), (NOT_RUN, "near, pinned far", near, [far] * FEWEST, 0.45),
         (NOT_RUN, "far, just below its line", far, pinned_near, 0.89), (PASS, "far, over its line", far, pinned_near, 0.91),
         (NOT_RUN, "as slow as distances make it", far, pinned_near, 0.251), (FAIL, "slower than that", far, pinned_near, 0.249),
@@ -173,15 +173,16 @@ def _distances(rng: np.random.Generator) -> Measured:
         *((FAIL, f"a pin with a hop of {x!r}", far, [*pinned_near[1:], x], 0.8) for x in ("nan", "inf", 0, -near, "x", "", "130 130")),
         *((FAIL, "a pin of both distances", hop, [near, near, (near + far) / 2, far, far], 0.8) for hop in (near, far)),
         (NOT_RUN, "a third distance", 4 * far, [near, near, near, far, far], 0.8),
-    ):
+    )
+    for verdict, what, hop, pinned, factor in table:
         came = said(hop, pinned, [factor], {"a": sound})
         checks.that(came.verdict == verdict and came.elsewhere == (verdict == NOT_RUN), f"{what}: {came}, not {verdict}")
         checks.that(came.satisfied == (verdict == PASS), f"{what}: {came}")
     text = f"the cores stand at another distance (a hop takes {far:.0f} ns, pinned at {near:.0f} ns)"
     came = said(far, pinned_near, [0.34], {"a": sound})
     checks.that(any(text in why for why in came.reasons), f"a reason without hops: {came.reasons}")
-    for bad in ({"share": 1.01}, {"share": 0.0}, {"share": math.nan}, {"times_ns": []}):
-        came = said(far, pinned_near, [0.5], {"a": sound}, **bad)
+    for bad in (1.01, 0.0, math.nan):
+        came = said(far, pinned_near, [bad / share], {"a": sound})
         checks.that(came.verdict == FAIL and not came.elsewhere, f"{bad}, far: {came}")
     for verdict, what, shares, pins, away, usable in (
         (NOT_RUN, "a gross slowness by a noisy pin", [0.4], {"a": noisy}, True, False),
