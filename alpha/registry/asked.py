@@ -26,7 +26,7 @@ from alpha.registry.gpu import sort
 from alpha.registry.syntax import meaning
 from alpha.tomlfile import parse_toml
 
-POLICY = ("claims", "gates", "gpu", "judge", "machine", "pins", "policy", "signatures")
+POLICY = ("claims", "distance", "gates", "gpu", "judge", "machine", "pins", "policy", "signatures")
 """Modules beside this one that say what is owed, by what it is judged and which class a machine is of."""
 
 DIGEST = "policy"
