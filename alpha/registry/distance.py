@@ -9,7 +9,7 @@ twice as large. So a share below its line says nothing of the code where the cor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from alpha.registry.pins import Pin
@@ -38,6 +38,12 @@ def hops_of(pin: Pin) -> list[float]:
     """ns of a hop of each measurement; [] where the pin does not say."""
     found = _times(pin.environment.get(HOPS, ""))
     return found if len(found) == len(pin.times) else []
+
+
+def together(hops: Sequence[float]) -> list[int]:
+    """Places of the most hops that are all of one distance, in order; of two distances with as many, those of the nearer one."""
+    groups = [[i for i, hop in enumerate(hops) if least <= hop and same(hop, least)] for least in sorted(hops)]
+    return max(groups, key=len, default=[])
 
 
 def elsewhere(environment: Mapping[str, str], pin: Pin) -> str:

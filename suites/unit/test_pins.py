@@ -138,12 +138,27 @@ def test_a_pin_keeps_the_hop_of_each_measurement() -> None:
     assert plain is not None and distance.HOPS not in plain.environment, "kernels have no hops"
 
 
-def test_a_pin_of_two_distances_is_said(tmp_path: Path) -> None:
-    for hops, said in ((["130", "300", "131", "129", "130"], True), (["130", "138", "123", "129", "130"], False)):
-        left = iter(_at(*hops))
-        found, lines = _pinned(tmp_path, lambda ids, report, left=left: {i: next(left)[1] for i in ids}, measurements=5)  # type: ignore[misc]
-        assert found is not None and distance.hops_of(found) == [float(hop) for hop in hops]
-        assert any(f"{KERNEL}: the cores stood at two distances (hops of 129 to 300 ns): pin it again" == line for line in lines) == said
+def test_a_pin_keeps_measurements_at_one_distance() -> None:
+    component, package = catalogue()[KERNEL], Package()
+    for hops, kept in ((["300", "130", "131", "290", "129", "130", "128"], [1, 2, 4, 5, 6]),
+                       (["130", "300", "131", "290", "310", "129", "300", "301"], [1, 3, 4, 6, 7]),
+                       (["300", "130"] * 5, [1, 3, 5, 7, 9])):  # of as many, the nearer
+        taken = _at(*hops)
+        for k, (_, shares) in enumerate(taken):
+            shares["cache"] = 0.1 + 0.01 * k
+        found = pin.merged(component, taken, None, package)
+        assert found is not None and distance.hops_of(found) == [float(hops[k]) for k in kept]
+        assert found.times == tuple(f"at {k}" for k in kept) and found.shares["cache"] == tuple(0.1 + 0.01 * k for k in kept)
+        more = pin.merged(component, _at("129"), found, package)
+        assert more is not None and len(more.times) == 5 + (found.environment[distance.HOPS].startswith("13"))
+    assert pin.merged(component, _at("300", "130", "131", "290", "129", "130"), None, package) is None, "four are too few"
+
+
+def test_too_few_measurements_at_one_distance_are_said(tmp_path: Path) -> None:
+    left = iter(_at("130", "300", "131", "129", "130"))
+    found, lines = _pinned(tmp_path, lambda ids, report: {i: next(left)[1] for i in ids}, measurements=5)
+    assert found is None
+    assert any("fewer than 5 whole measurements at one distance of the cores (a hop took 130, 300, 131, 129, 130 ns)" in x for x in lines), lines
 
 
 def test_a_fresh_process_tells_what_a_hop_took(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

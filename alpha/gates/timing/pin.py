@@ -2,7 +2,8 @@
 
 One measurement times every case of the components asked for, in random order, with the gate's own engine (best of perf.PINNED tries).
 The next begins when it is done, so that two of one case lie as far apart as the time allows. Those of another day may be added, for the
-same code. Shares that no machine can reach are not pinned. Of collectives a pin says how far apart the cores stood (registry/distance.py).
+same code. Shares that no machine can reach are not pinned. Of collectives a pin says how far apart the cores stood, and keeps measurements
+at one distance alone (registry/distance.py).
 """
 
 from __future__ import annotations
@@ -126,12 +127,8 @@ def run(components: Sequence[Component], *, measurements: int | None = None, add
             report(f"measurement {k + 1} of {wanted}, {time.perf_counter() - start:.0f} s")
         found = {i: merged(c, taken[i], pins.load(key).get(i) if add else None, package) for i, c in mine.items()}
         for i in (i for i, pin in found.items() if pin is None):
-            report(f"not pinned: {i} has fewer than {FEWEST} whole measurements")
+            report(f"not pinned: {i} has fewer than {FEWEST} whole measurements" + _distances(taken[i]))
         made += (whole := [pin for pin in found.values() if pin is not None])
-        for pin in whole:
-            hops = distance.hops_of(pin)
-            if hops and not distance.same(min(hops), max(hops)):
-                report(f"{pin.component}: the cores stood at two distances (hops of {min(hops):.0f} to {max(hops):.0f} ns): pin it again")
         pins.save(key, {p.component: p for p in whole}, keep=None if catalogue is None else frozenset(c.id for c in catalogue))
     return made
 
@@ -144,14 +141,15 @@ def _key(component: Component) -> str:
 
 def merged(component: Component, taken: Sequence[tuple[str, Mapping[str, float]]], old: Pin | None, package: Package) -> Pin | None:
     """The pin of a component with these measurements, added to those of `old` if that is of the same code and cases; None while too few.
-    Where one of them does not say what a hop took, the pin says it of none."""
+    Of ranks only those are kept whose cores stood equally far apart; where one does not say what a hop took, the pin says it of none."""
     code = code_of(component_digests(component, "perf", package=package))
     times, rows, hops = [t for t, _ in taken], [dict(s) for _, s in taken], [s.hop_ns if isinstance(s, Shares) else "" for _, s in taken]
     if old is not None and dict(old.code) == code and (not rows or set(old.shares) == set(rows[0])) and old.flops == perf.FLOPS:
         times = [*old.times, *times]
         rows = [*({case: old.shares[case][k] for case in old.shares} for k in range(len(old.times))), *rows]
         hops = [*([f"{hop:.0f}" for hop in distance.hops_of(old)] or [""] * len(old.times)), *hops]
-    rows, times, hops = rows[-MOST:], times[-MOST:], hops[-MOST:]
+    kept = (distance.together([float(hop) for hop in hops]) if all(hops) else list(range(len(rows))))[-MOST:]
+    rows, times, hops = [rows[k] for k in kept], [times[k] for k in kept], [hops[k] for k in kept]
     if len(rows) < FEWEST or any(set(r) != set(rows[0]) for r in rows):
         return None
     here = {k: v for k, v in environment().items() if k in ("numpy", "blas", "cpu", "processor")}
@@ -159,6 +157,12 @@ def merged(component: Component, taken: Sequence[tuple[str, Mapping[str, float]]
     here |= {distance.HOPS: " ".join(hops)} if all(hops) else {}
     return Pin(component.id, family(component), code, {case: tuple(r[case] for r in rows) for case in rows[0]}, tuple(times),
                perf.FLOPS, here)
+
+
+def _distances(taken: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    """What is said of ranks whose measurements may have been too few at one distance."""
+    hops = [s.hop_ns for _, s in taken if isinstance(s, Shares) and s.hop_ns]
+    return f" at one distance of the cores (a hop took {', '.join(hops)} ns): measure more" if hops else ""
 
 
 def false_alarms(pins: Iterable[Pin], tries: int = 1) -> tuple[int, int]:
