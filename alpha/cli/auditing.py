@@ -137,7 +137,7 @@ def cmd_audit(n: int = 5, *, seed: int | None = None, console: Console | None = 
         out.print(f"{coloured(NOT_RUN)} no shipped evidence of {machine_class().key} to audit")
         return 3
     _show_audited(results, out)
-    return 1 if any(r.problems for r in results) else 0
+    return _code(results)
 
 
 def cmd_audit_changed(*, everything: bool = False, console: Console | None = None) -> int:
@@ -157,13 +157,19 @@ def cmd_audit_changed(*, everything: bool = False, console: Console | None = Non
         results, left = audit.run_changed(catalogue(), what, history.head, None if everything else audit.SECONDS)
     _show_audited(results, out)
     out.print(f"{len(results)} lines that differ from {history.base[:12]} measured again, {left} not drawn")
-    return 1 if any(r.problems for r in results) else 0
+    return _code(results)
+
+
+def _code(results: Sequence[audit.Audited]) -> int:
+    """1 where one does not repeat, 3 where nothing could be said of any."""
+    return 1 if any(r.problems for r in results) else 3 if all(r.not_run for r in results) else 0
 
 
 def _show_audited(results: Sequence[audit.Audited], out: Console) -> None:
     for r in results:
-        out.print(f"{'[green]repeats[/]' if not r.problems else '[bold red]DIFFERS[/]'} {r.component} {r.gate}")
-        for problem in r.problems[:5]:
+        how = coloured(NOT_RUN) if r.not_run else "[bold red]DIFFERS[/]" if r.problems else "[green]repeats[/]"
+        out.print(f"{how} {r.component} {r.gate}")
+        for problem in (*r.problems[:5], r.not_run) if r.not_run else r.problems[:5]:
             out.print(f"    {problem}", markup=False)
 
 

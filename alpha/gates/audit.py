@@ -34,11 +34,12 @@ from alpha.registry.status import Registry
 
 @dataclass(frozen=True)
 class Audited:
-    """One record that was measured again; `problems` is empty when it repeats."""
+    """One record that was measured again; `problems` is empty when it repeats. not_run: why nothing can be said, '' where something can."""
 
     component: str
     gate: str
     problems: tuple[str, ...]
+    not_run: str = ""
 
 
 def run(catalogue: Catalogue, root: Path, n: int, seed: int | None = None) -> list[Audited]:
@@ -47,7 +48,7 @@ def run(catalogue: Catalogue, root: Path, n: int, seed: int | None = None) -> li
     having = [(component, record) for component in catalogue for record in records(registry, component).values()]
     rng = np.random.default_rng(seed)
     chosen = [having[i] for i in rng.permutation(len(having))[:n]]
-    return [Audited(c.id, r.gate, tuple(again(c, r))) for c, r in chosen]
+    return [again(c, r) for c, r in chosen]
 
 
 SECONDS = 90.0
@@ -108,7 +109,7 @@ def run_changed(catalogue: Catalogue, what: Changed, seed: str, budget: float | 
             plants.append(item)
             expected += takes
         else:
-            done.append(Audited(item[0].id, item[1].gate, tuple(again(*item))))
+            done.append(again(*item))
     if plants:
         with tempfile.TemporaryDirectory(prefix="alpha-audit-") as folder:
             for result in planted.run(catalogue, plants, stale=False, root=Path(folder)):
@@ -124,11 +125,13 @@ def records(registry: Registry, component: Component) -> dict[str, Record]:
     return {gate: found[0].record for gate, found in having.items() if current(found[0].record, registry.digests(component, gate))}
 
 
-def again(component: Component, record: Record) -> list[str]:
-    """Measure once more from the record's own nonce: where it departs from it."""
+def again(component: Component, record: Record) -> Audited:
+    """Measure once more from the record's own nonce: where it departs from it; nothing where cores of ranks stand elsewhere now."""
     new, judgement = runner.measure(component, record.gate, record.nonce)
+    if judgement.elsewhere:
+        return Audited(component.id, record.gate, (), "; ".join(judgement.reasons))
     problems = [] if judgement.satisfied else [f"now {judgement.verdict}: {'; '.join(judgement.reasons[:2])}"]
-    return problems + differences(record, new)
+    return Audited(component.id, record.gate, (*problems, *differences(record, new)))
 
 
 def differences(old: Record, new: Record) -> list[str]:

@@ -353,7 +353,10 @@ def sampled(component: Component, registry: Registry, seed: int, unseen: Callabl
     judgement = run.measure(component, gate)[1]
     found = [] if judgement.satisfied else [f"{gate} from a fresh nonce: {judgement.verdict}: {'; '.join(judgement.reasons[:2])}"]
     recorded = audit.records(registry, component).get(gate)
-    return found + ([f"{gate} from the record's nonce: {x}" for x in audit.again(component, recorded)] if recorded is not None else [])
+    if recorded is None:
+        return found
+    repeated = audit.again(component, recorded)
+    return found + [f"{gate} from the record's nonce: {x}" for x in (*repeated.problems, repeated.not_run) if x]
 
 
 def _ships(machine: AnyClass | None) -> bool:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from alpha.registry.pins import Pin
+from alpha.registry.pins import FEWEST, Pin
 
 WITHIN = 1.5
 """Hops whose ratio is at most this one are of one distance. Records said 119 to 138 ns near, beside other work up to 167; far 280 to 329.
@@ -41,9 +41,9 @@ def hops_of(pin: Pin) -> list[float]:
 
 
 def together(hops: Sequence[float]) -> list[int]:
-    """Places of the most hops that are all of one distance, in order; of two distances with as many, those of the nearer one."""
-    groups = [[i for i, hop in enumerate(hops) if least <= hop and same(hop, least)] for least in sorted(hops)]
-    return max(groups, key=len, default=[])
+    """Places of the hops at the nearest distance at which FEWEST measurements stood, in order; [] where there is none."""
+    groups = ([i for i, hop in enumerate(hops) if least <= hop and same(hop, least)] for least in sorted(hops))
+    return next((group for group in groups if len(group) >= FEWEST), [])
 
 
 def elsewhere(environment: Mapping[str, str], pin: Pin) -> str:

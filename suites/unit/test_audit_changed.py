@@ -19,6 +19,7 @@ from alpha.registry import history as histories
 from alpha.registry.catches import Catch, save_catches
 from alpha.registry.evidence import save
 from alpha.registry.history import History
+from alpha.registry.judge import NOT_RUN, Judgement
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
 
@@ -97,7 +98,7 @@ def test_a_planted_fault_that_passes_now_is_named(root: Path, sound: dict[str, R
 
 
 def test_the_commit_draws_within_the_budget(monkeypatch: pytest.MonkeyPatch, sound: dict[str, Record]) -> None:
-    monkeypatch.setattr(audit, "again", lambda component, record: [])
+    monkeypatch.setattr(audit, "again", lambda component, record: audit.Audited(component.id, record.gate, ()))
     records = [replace(sound["faults"], gate=f"{i}", environment={"seconds": "9"}) for i in range(30)]
     many = audit.Changed(here=[(catalogue()[KERNEL], record) for record in records])
 
@@ -108,6 +109,21 @@ def test_the_commit_draws_within_the_budget(monkeypatch: pytest.MonkeyPatch, sou
 
     assert len(drawn("5eed", 0.0)) == 1 and len(drawn("5eed", None)) == 30
     assert drawn("5eed", None) == drawn("5eed", None) != drawn("5eee", None)
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_cores_that_stand_elsewhere_say_nothing(root: Path, sound: dict[str, Record], monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
+    """Neither that a record repeats nor that it does not: 3 where nothing else was measured."""
+    moved = Judgement(NOT_RUN, ("the cores stand at another distance",), elsewhere=away)
+    slower = replace(sound["parity"], cases=[{**c, "ratio": 0.5} if c.get("kind") == "relative" else c for c in sound["parity"].cases])
+    monkeypatch.setattr(audit.runner, "measure", lambda *a, **k: (slower, moved))
+    one = audit.again(catalogue()[KERNEL], sound["parity"])
+    assert bool(one.problems) != away and ("another distance" in one.not_run) == away
+    text = StringIO()
+    auditing._show_audited([one], Console(file=text, width=200))
+    assert text.getvalue().startswith("NOT_RUN" if away else "DIFFERS") and "another distance" in text.getvalue()
+    other = audit.Audited(KERNEL, "faults", ())
+    assert (auditing._code([one]), auditing._code([one, other])) == ((3, 0) if away else (1, 1))
 
 
 def test_exit_codes(root: Path, sound: dict[str, Record], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
