@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before the first import of NumPy, which makes the others: see one_thread
+
 import warm
 from threadpoolctl import threadpool_limits
 

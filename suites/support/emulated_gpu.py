@@ -243,18 +243,23 @@ class EmulatedGpu:
     largest: int = 1 << 40
     allocated: int = 0
     pinned: list[np.ndarray] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    """Where each of `pinned` begins and ends."""
     limits: dict[str, int] = field(default_factory=dict)
     priorities: dict[int, int] = field(default_factory=dict)
     """Of streams that have one, by their handle."""
 
     def is_pinned(self, x: np.ndarray) -> bool:
-        return any(p.ctypes.data <= x.ctypes.data and x.ctypes.data + x.nbytes <= p.ctypes.data + p.nbytes for p in self.pinned)
+        at, end = x.ctypes.data, x.ctypes.data + x.nbytes
+        return any(start <= at and end <= stop for start, stop in self.places)
 
     def pagelocked_empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         if np.dtype(dtype).itemsize * int(np.prod(shape)) > self.largest:
             raise MemoryError("cuMemHostAlloc failed: out of memory")
-        self.pinned.append(np.full(shape, 0xA5, dtype))
-        return self.pinned[-1]
+        found = np.full(shape, 0xA5, dtype)
+        self.pinned.append(found)
+        self.places.append((found.ctypes.data, found.ctypes.data + found.nbytes))
+        return found
 
     def htod_async(self, target: int, x: np.ndarray, stream: Stream) -> None:
         source = x if self.is_pinned(x) else x.copy()  # the driver stages pageable memory before it returns
@@ -572,8 +577,9 @@ def emulated_gpu(total: int = 2 << 30, *, instrument: bool = False) -> Iterator[
     gpu = EmulatedGpu(total)
     assert NUMPY["i32"] == np.int32
     with pytest.MonkeyPatch.context() as patch, threadpool_limits(1, "blas"):  # its kernels are oracles on small operands
-        patch.setattr(_bindings, "pycuda_driver", gpu.pycuda)
-        patch.setattr(_bindings, "driver", gpu.driver)
+        pycuda, driver = gpu.pycuda(), gpu.driver()  # asked for at every call of the driver
+        patch.setattr(_bindings, "pycuda_driver", lambda: pycuda)
+        patch.setattr(_bindings, "driver", lambda: driver)
         patch.setattr(cuda_replay, "kernels_of", lambda component: frozenset({component.id}))
         patch.setattr(cupti, "opened", lambda: EmulatedCupti() if instrument else "no CUPTI: a GPU of host memory")
         patch.setattr(mark, "Kernel", _Mark)

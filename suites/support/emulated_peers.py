@@ -155,15 +155,16 @@ def _filled(at: int, word: int, n: int, stream: int) -> tuple[int]:
 
 
 def among(ranks: int, function: Callable[..., Any], *arguments: Any, kernels: Path, each: int = 128 << 20,
-          deadlines: Any = None, lost: bool = False) -> list[Any]:
+          deadlines: Any = None, lost: bool = False, memory: Memory | None = None) -> list[Any]:
     """`function(peers, world, *arguments)` in a process for each rank; what each returned. AssertionError with the words of who fails.
-    `lost`: the last rank is not to return; it is killed when the others have ended, and left out."""
+    `lost`: the last rank is not to return; it is killed when the others have ended, and left out. `memory`: of a job before, in place of
+    `each` bytes of a GPU: its pages are there already, and whoever allocates fills them with NaN anew."""
     from alpha.comm.segment import Segment
     from alpha.comm.words import exchanged
     from alpha.comm.world import WORLD, World
     from alpha.cuda_runtime.peers import Peers
 
-    memory, segment = Memory(ranks, each), Segment.create(ranks)
+    memory, segment = memory or Memory(ranks, each), Segment.create(ranks)
     children = []
     for rank in range(ranks):
         read, write = os.pipe()

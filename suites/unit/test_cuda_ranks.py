@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from emulated_gpu import Stream, emulated, emulated_gpu
-from emulated_peers import among
+from emulated_peers import EACH, Memory, among
 from planted import planted
 
 import alpha
@@ -21,6 +21,7 @@ from alpha.backends.cuda import memory_check
 from alpha.backends.cuda import ranks as cuda_rank
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
+from alpha.component import Catalogue
 from alpha.cuda_runtime import compile as nvcc
 from alpha.cuda_runtime.device import Device
 from alpha.cuda_runtime.graph import capture
@@ -29,6 +30,7 @@ from alpha.cuda_runtime.priority import NODE_PRIORITIES, FirstStream
 from alpha.gates.contracts import cuda_ranks
 from alpha.gates.contracts.device_priority import WAVES, Rivals, Turn, judged
 from alpha.graph.order import COMM
+from alpha.graph.plan import Program
 from alpha.registry.faults import Fault, broken
 from alpha.train import engine
 
@@ -50,11 +52,40 @@ SEEN: dict[str, tuple[Any, ...]] = {
 """Planted fault -> what rejects it here: a function and its arguments."""
 
 
+@cache
+def oracles() -> Catalogue:
+    """The kernels of a rank, computed by oracles."""
+    return emulated(filled())
+
+
+filled, of_model = cuda_ranks.kernels, cuda_ranks.of_model
+
+
+@cache
+def built(name: str, ranks: int = 1, zero: int = 0) -> Program:
+    """A model's Program, once for all tests and ranks: nothing writes into it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_ranks, "kernels", oracles)
+        return of_model(name, ranks, zero)
+
+
+@lru_cache(1)
+def gpus(ranks: int) -> Memory:
+    """Their memory, from test to test."""
+    return Memory(ranks, EACH)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _given_back() -> Iterator[None]:
+    yield
+    gpus.cache_clear()
+
+
 def on_emulated(peers: Peers, world: World, haste: int | None, fault: Fault | None, function: Callable[..., Any], *arguments: Any) -> Any:
     """`function` in a rank whose kernels are oracles. `haste`: streams run ahead by such draws; None: all are late. `fault`: is planted."""
-    kernels = emulated(cuda_ranks.kernels())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_ranks, "kernels", lambda: kernels)
+        patch.setattr(cuda_ranks, "kernels", oracles)
+        patch.setattr(cuda_ranks, "of_model", built)
         patch.setattr(Stream, "haste", None if haste is None else random.Random(f"{haste} {world.rank}"))
         if fault is not None:
             path = Path(alpha.__file__).parent / fault.file
@@ -72,8 +103,12 @@ def found(function: Callable[..., Any], *arguments: Any, haste: int | None = Non
           deadlines: Deadlines | None = None) -> list[Any]:
     """What a function returned in each rank, without the last one's where that is lost."""
     lost = function is cuda_ranks.at_lost
+    if function is cuda_ranks.at_model:  # ranks are forks
+        name, zero, *_ = arguments
+        built(name), built(name, ranks, zero)
     limits = cuda_ranks.LIMITS if function is cuda_ranks.at_waiting or (lost and arguments[0] != "absent") else Deadlines(stall=60.0)
-    return among(ranks, on_emulated, haste, fault, function, *arguments, kernels=nvcc.KERNELS, each=512 << 20, deadlines=limits, lost=lost)
+    return among(ranks, on_emulated, haste, fault, function, *arguments, kernels=nvcc.KERNELS, memory=gpus(ranks), deadlines=limits,
+                 lost=lost)
 
 
 ON_HOST = {name: f for name, f in FAULTS.items() if f.file == "train/engine.py"}
@@ -102,6 +137,7 @@ def test_what_a_rank_takes_is_counted(name: str, monkeypatch: pytest.MonkeyPatch
         exec(broken(OF_MEMORY[name], Path(memory_check.__file__).read_text(encoding="utf-8")), made)
         for own in ("needed", "check_memory"):
             monkeypatch.setattr(cuda_ranks, own, made[own])
+    monkeypatch.setattr(cuda_ranks, "of_model", built)
     case = dict(cuda_ranks.CASES["executor.cuda_ranks"]["faults"])["memory"]
     assert bool(case(np.random.default_rng(0)).error) == bool(name)
 
