@@ -452,8 +452,7 @@ def test_calls_reach_every_operand_in_an_allocation_that_ends_with_it(component_
                     written.append(x.nbytes)
                     upload(at, x)
 
-                cuda.memcpy_htod = counted
-                patch.setattr(cuda_sanitize._bindings, "pycuda_driver", lambda cuda=cuda: cuda)
+                patch.setattr(cuda, "memcpy_htod", counted)
                 cuda_sanitize.call_once(component, case, planted)
             seen[planted] = sorted(asked), sorted(written)
         plain, short, unset = (seen[k] for k in ("", SHORT, UNSET))
