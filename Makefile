@@ -48,7 +48,7 @@ kernels: nvcc
 	@$(BIN)/alpha kernels check --fresh --sample 1 --no-audit
 
 lint: setup
-	@$(BIN)/ruff check alpha suites
+	@$(BIN)/ruff check alpha suites kernels
 	@$(BIN)/mypy
 
 # 3: the lines of evidence that changed are of another class of machines, or there is no history to tell by.

@@ -8,21 +8,23 @@ cores are not emulated: nothing is said of them.
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import json
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-
-import pytest
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[2]
 NONCE = "c0" * 16
 ON_TENSOR_CORES = ("attention", "matmul", "linear_gelu", "linear_swiglu")
+
+COUNTED = ("-O0", "--coverage", "-fno-exceptions")
+"""Flags of g++: every branch of the text is one, and none is of an exception."""
 
 Side = tuple[str, int, int, int]
 """File of kernels, line, how many sides the line's branches have in this instance, which of them."""
@@ -31,7 +33,9 @@ Side = tuple[str, int, int, int]
 def called(component_id: str, folder: Path) -> None:
     """Compile what the component launches into `folder`, with counters, and call it. The counters are written when the process ends."""
     from emulated_gpu import emulated_gpu
-    from emulated_kernels import CHECKS, emulated_kernels
+    from emulated_kernels import emulated_kernels
+    from emulated_threads import Host
+    from host_library import compiled
 
     from alpha.cuda_runtime import compile as nvcc
     from alpha.gates import subjects
@@ -41,12 +45,13 @@ def called(component_id: str, folder: Path) -> None:
 
     component = catalogue()[component_id]
     spec = subjects.spec_of(component)
-    sys.path.insert(0, str(CHECKS))
-    import emu
 
-    with pytest.MonkeyPatch.context() as patch, emulated_gpu(), emulated_kernels(nvcc.KERNELS):
-        patch.setattr(emu, "COUNTED", True)
-        patch.setattr(emu, "BUILT", folder)
+    def build(files: Mapping[str, str], *flags: str) -> ctypes.CDLL:
+        """Each in a folder of its own, where gcov finds text, graph and counters."""
+        own = Path(tempfile.mkdtemp(dir=folder))
+        return ctypes.CDLL(str(compiled(own, files, *flags, *COUNTED)))
+
+    with emulated_gpu(), emulated_kernels(nvcc.KERNELS, Host(placed=True, build=build)):
         for case in subjects.cases(component, NONCE):
             bound = bind(component, case.types, case.out_types(spec), case.attrs)
             bound.fill(case.inputs)
@@ -61,15 +66,13 @@ def called(component_id: str, folder: Path) -> None:
 
 def counts(folder: Path) -> Iterator[tuple[Side, int]]:
     """Every side in every instance, with how often it was taken."""
-    for data in folder.glob("*.gcda"):
-        subprocess.run(["gcov", "--branch-probabilities", "--json-format", data.name], cwd=folder, check=True, capture_output=True)
-    from emulated_kernels import CHECKS
-    sys.path.insert(0, str(CHECKS))
-    from emu import PLACE
+    from emulated_threads import PLACE
 
-    for report in folder.glob("*.gcov.json.gz"):
+    for data in folder.rglob("*.gcda"):
+        subprocess.run(["gcov", "--branch-probabilities", "--json-format", data.name], cwd=data.parent, check=True, capture_output=True)
+    for report in folder.rglob("*.gcov.json.gz"):
         for file in json.loads(gzip.decompress(report.read_bytes()))["files"]:
-            path = folder / file["file"]
+            path = report.parent / file["file"]
             if path.suffix != ".cpp":
                 continue
             places = [PLACE.match(line) for line in path.read_text(encoding="utf-8").splitlines()]

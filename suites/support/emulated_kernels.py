@@ -1,8 +1,8 @@
-"""Gates of the GPU over device code that runs on the CPU: kernels/checks/bandwidth/emu.py on the memory of emulated_gpu.py.
+"""Gates of the GPU over device code that runs on the CPU: emulated_threads.py on the memory of emulated_gpu.py.
 
-What can be emulated is every kernel without tensor cores; the products inside the loss are NumPy's. Threads are fibers, blocks come one
-after the other, and half of the launches run blocks and warps backwards; copies land at once. So what a fault computes shows as on a
-GPU, and a missing barrier does; what hangs on the time that something takes does not.
+What can be emulated is every kernel without tensor cores; the products inside the loss are NumPy's. Half of the launches run blocks and
+warps backwards. So what a fault computes shows as on a GPU, and a missing barrier does; what hangs on the time that something takes does
+not.
 
 Run as a program (component, gate, folder of kernels, nonce or none): one line of JSON with the verdict. A fault may end the process.
 """
@@ -17,13 +17,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-CHECKS = Path(__file__).resolve().parents[2] / "kernels" / "checks" / "bandwidth"
-FIBERS = Path(__file__).with_name("fibers.h")
+if TYPE_CHECKING:
+    from emulated_threads import Host, Launch
 
 
 def _elements(address: int, rows: int, stride: int, dtype: type) -> np.ndarray:
@@ -73,44 +73,27 @@ def kernels_in(component: Any) -> frozenset[str]:
 
 
 @contextmanager
-def emulated_kernels(kernels: Path) -> Iterator[None]:
-    """Within it the wrappers of bandwidth-bound kernels launch what g++ made of the sources in this folder; inside `emulated_gpu`."""
+def emulated_kernels(kernels: Path, host: Host | None = None) -> Iterator[None]:
+    """Within it the wrappers of bandwidth-bound kernels launch what g++ made of the sources in this folder; inside `emulated_gpu`.
+    `host`: how they are made, if not as usual."""
     from emulated_gpu import on
+    from emulated_threads import on_threads
 
-    from alpha.backends.cuda import launches
     from alpha.backends.cuda.kernels import gemm
     from alpha.cuda_runtime import compile as nvcc
     from alpha.cuda_runtime.device import stream_handle
     from alpha.gates.cuda import replay as cuda_replay
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("compile_kernel", "Kernel"):
-            patch.setattr(launches, name, getattr(launches, name))  # put back what emu replaces when it is imported
-        patch.syspath_prepend(str(CHECKS))
-        import emu
+    turns = random.Random(7)
 
-        patch.undo()
-        patch.setattr(launches, "compile_kernel", lambda source: source)
-        patch.setattr(nvcc, "KERNELS", kernels.resolve())
-        patch.setattr(emu, "CACHE", {})
-        plain = emu.transform
-        patch.setattr(emu, "transform", lambda text: f"{FIBERS.read_text(encoding='utf-8')}\n{plain(text)}")
-        turns = random.Random(7)
+    def call(launch: Launch, stream: Any) -> None:
+        def late() -> None:
+            launch.run(turns.randrange(2))
 
-        class Launch(emu.Launch):  # type: ignore[misc, name-defined]
-            def __call__(self, stream: Any = None) -> None:
-                def late() -> None:
-                    emu.ORDER = turns.randrange(2)
-                    super(Launch, self).__call__()
+        late.kernel = launch.name  # type: ignore[attr-defined]
+        on(stream_handle(stream), late)
 
-                late.kernel = self.fn.__name__.removeprefix("emu_")  # type: ignore[attr-defined]
-                on(stream_handle(stream), late)
-
-        class Kernel(emu.Kernel):  # type: ignore[misc, name-defined]
-            def prepare(self, grid: Any, block: Any, arguments: Any, **more: Any) -> Launch:
-                return Launch(self.lib, self.name, grid, block, arguments, self.shared)
-
-        patch.setattr(launches, "Kernel", Kernel)
+    with nvcc.compiling(kernels=kernels.resolve()), on_threads(host=host, call=call), pytest.MonkeyPatch.context() as patch:
         patch.setattr(gemm, "prepare", product)
         patch.setattr(cuda_replay, "kernels_of", kernels_in)
         yield

@@ -1,8 +1,9 @@
 """Several emulated GPUs: collectives of kernels/collectives among processes, each of which runs the device code on its CPU.
 
 The memory of all GPUs is one mapping, and IPC handles are places in it. The host side (the binders and
-alpha/cuda_runtime/peers.py) is the real one. What fibers and peers.h make of the device code is described there. Blocks run one after the
-other, on every member in the same order. What hangs on two blocks of one GPU at a time does not show; no collective here has that.
+alpha/cuda_runtime/peers.py) is the real one. What emulated_threads.py and peers.h make of the device code is described there. Blocks run
+one after the other, on every member in the same order. What hangs on two blocks of one GPU at a time does not show; no collective here has
+that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ import numpy as np
 import pytest
 
 PEERS = Path(__file__).with_name("peers.h")
-BODY = {
+AMONG_PEERS = {
     "load_acquire": "value=__atomic_load_n(flag,__ATOMIC_ACQUIRE); emu_look();",
     "store_release": "emu_flush(); __atomic_store_n(flag,value,__ATOMIC_RELEASE);",
     "load_relaxed": "value=__atomic_load_n(word,__ATOMIC_RELAXED); emu_look();",
@@ -92,39 +93,22 @@ def emulated_peers(memory: Memory, rank: int, kernels: Path) -> Iterator[Any]:
     """Within it this process has GPU `rank` of those that share `memory`, and launches what g++ made of the sources in this folder."""
     from emulated_gpu import emulated_gpu
     from emulated_kernels import emulated_kernels
+    from emulated_threads import Host
+    from host_library import KEPT, host_library
 
     from alpha.cuda_runtime import _bindings
     from alpha.train import forbidden
 
-    with emulated_gpu() as gpu, emulated_kernels(kernels), pytest.MonkeyPatch.context() as patch:
-        import emu
+    def build(files: Mapping[str, str], *flags: str) -> ctypes.CDLL:
+        """All ranks ask for the same files at a time: the first compiles. g++ stands for nvcc, which a session may start."""
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with open(KEPT / ".lock", "w") as lock, pytest.MonkeyPatch.context() as outside:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            outside.setattr(forbidden._WATCH, "sessions", 0)
+            return host_library(files, *flags)
 
-        patch.setattr(emu, "BODY", {**emu.BODY, **BODY})
-        plain = emu.transform
-        patch.setattr(emu, "transform", lambda text: f"{PEERS.read_text(encoding='utf-8')}\n{plain(_hasty(text))}")
-        compiled = emu.library
-
-        def library(source: Any) -> Any:
-            emu.BUILT.mkdir(parents=True, exist_ok=True)
-            with open(emu.BUILT / ".lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                with pytest.MonkeyPatch.context() as outside:
-                    outside.setattr(forbidden._WATCH, "sessions", 0)  # g++ stands for nvcc, which a session may start
-                    return compiled(source)
-
-        patch.setattr(emu, "library", library)  # all ranks ask for the same files at a time
-        made, called = emu.Launch.__init__, emu.Launch.__call__
-
-        def make(launch: Any, lib: Any, *rest: Any) -> None:
-            launch.lib = lib
-            made(launch, lib, *rest)
-
-        def call(launch: Any, stream: Any = None) -> None:
-            called(launch)
-            launch.lib.emu_finish()  # a grid that has ended has written
-
-        patch.setattr(emu.Launch, "__init__", make)
-        patch.setattr(emu.Launch, "__call__", call)
+    host = Host(instructions=AMONG_PEERS, prelude=PEERS.read_text(encoding="utf-8"), rewritten=_hasty, build=build)
+    with emulated_gpu() as gpu, emulated_kernels(kernels, host), pytest.MonkeyPatch.context() as patch:
         pycuda, driver = gpu.pycuda(), gpu.driver()
         pycuda.mem_alloc = memory.allocator(rank)
         driver.cuCtxSynchronize = lambda: (pycuda.Context.synchronize(), (0,))[1]
@@ -159,11 +143,14 @@ def among(ranks: int, function: Callable[..., Any], *arguments: Any, kernels: Pa
     """`function(peers, world, *arguments)` in a process for each rank; what each returned. AssertionError with the words of who fails.
     `lost`: the last rank is not to return; it is killed when the others have ended, and left out. `memory`: of a job before, in place of
     `each` bytes of a GPU: its pages are there already, and whoever allocates fills them with NaN anew."""
+    from host_library import host_compiler
+
     from alpha.comm.segment import Segment
     from alpha.comm.words import exchanged
     from alpha.comm.world import WORLD, World
     from alpha.cuda_runtime.peers import Peers
 
+    host_compiler()
     memory, segment = memory or Memory(ranks, each), Segment.create(ranks)
     children = []
     for rank in range(ranks):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,38 @@ KEPT = REPOSITORY / ".alpha" / "emulated"
 FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC")
 
 
-def host_library(files: Mapping[str, str], *flags: str) -> ctypes.CDLL:
-    """The library of `host.cpp`, one of `files` (name -> text), which includes the others. Skips the test where there is no g++."""
+def host_compiler() -> str:
+    """The path of g++. Skips the test where there is none: called before a process of its own is started, which can skip nothing."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("NOT_RUN: no g++, which compiles parts of the device code for the host")
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    path = KEPT / f"host-{sha256_hex(repr((version, FLAGS, flags, sorted(files.items()))).encode())[:32]}.so"
+    return compiler
+
+
+@cache
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def compiled(folder: Path, files: Mapping[str, str], *flags: str) -> Path:
+    """Compile `host.cpp`, one of `files` (name -> text), in this folder. The test fails where g++ refuses: an exception that gates take
+    for a verdict on a kernel would pass for a fault that was caught."""
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    done = subprocess.run([host_compiler(), *FLAGS, *flags, "-o", "host.so", "host.cpp"], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        defines = " ".join(flag for flag in flags if flag.startswith("-D")) or "no defines"
+        pytest.fail(f"g++ does not compile what was made of the device code ({defines}). do: look at its first error, and at what stands "
+                    f"for CUDA in suites/support:\n{done.stderr[:4000]}", pytrace=False)
+    return folder / "host.so"
+
+
+def host_library(files: Mapping[str, str], *flags: str) -> ctypes.CDLL:
+    """The library of `host.cpp`, one of `files` (name -> text), which includes the others. Skips the test where there is no g++."""
+    key = sha256_hex(repr((_version(host_compiler()), FLAGS, flags, sorted(files.items()))).encode())[:32]
+    path = KEPT / f"host-{key}.so"
     if not path.exists():
         KEPT.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=KEPT) as folder:
-            for name, text in files.items():
-                (Path(folder) / name).write_text(text, encoding="utf-8")
-            subprocess.run([compiler, *FLAGS, *flags, "-o", "host.so", "host.cpp"], cwd=folder, check=True)
-            os.replace(Path(folder) / "host.so", path)
+            os.replace(compiled(Path(folder), files, *flags), path)
     return ctypes.CDLL(str(path))

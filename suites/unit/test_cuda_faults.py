@@ -12,15 +12,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import warm
-from emulated_gpu import emulated_gpu
+from emulated_gpu import bf16_bits, emulated_gpu
 from emulated_kernels import emulated_kernels
+from emulated_threads import at, on_threads, placed
+from host_library import host_compiler
 from planted import planted
 
 import alpha
 from alpha.backends.cuda import launches
 from alpha.backends.cuda.binaries import sources_of
+from alpha.backends.cuda.kernels import loss
 from alpha.cuda_runtime import compile as nvcc
 from alpha.cuda_runtime import toolchain
 from alpha.cuda_runtime.compile import Source
@@ -72,6 +76,7 @@ def test_the_list_of_faults_is_spread_over_the_families() -> None:
 
 
 def _judged(component: str, gate: str, kernels: Path, *nonce: str) -> dict[str, Any]:
+    host_compiler()
     done = warm.run([SUPPORT / "emulated_kernels.py", component, gate, kernels, *nonce], timeout=240)
     lines = done.stdout.strip().splitlines()
     if lines and lines[-1].startswith("{"):
@@ -136,32 +141,20 @@ def test_parity_launches_every_compiled_file(pytestconfig: pytest.Config, seed: 
         assert not missing, f"{component.id}: no sample launches {missing}"
 
 
-MODES = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import emu
-import numpy as np
-from alpha.backends.cuda.kernels import loss
-ROWS, vocabulary = 200, int(sys.argv[2])  # sums that differ have the same logarithm most often
-problem = loss.LossProblem(rows=ROWS, vocabulary=vocabulary, stride=-(-vocabulary // 8) * 8)
-logits = np.random.default_rng(1).standard_normal((ROWS, problem.stride)).astype(np.float32).view(np.uint32) >> 16  # bf16
-told = []
-for mode in ("loss", "fused"):
-    work, targets, out = emu.aligned(logits.shape, np.uint16), emu.aligned((ROWS,), np.int32), emu.aligned((3, ROWS), np.float32)
-    work[:], targets[:], out[:] = logits, np.arange(ROWS) - 1, 1
-    at = lambda x: x.ctypes.data
-    loss.cross_entropy(problem, mode, logits=at(work), targets=at(targets), lse=at(out[0]), loss=at(out[1]), dloss=at(out[2]))()
-    told.append(out[:2].tobytes())
-print(loss.choose(problem, "fused").threads // loss.choose(problem, "loss").threads, told[0] == told[1])
-"""
-
-
 @pytest.mark.parametrize(("vocabulary", "lanes"), [(8203, 2), (24600, 4)])
 def test_the_loss_alone_has_the_bits_of_the_fused_one(vocabulary: int, lanes: int) -> None:
     """Each of its threads takes the part of `lanes` threads of the other (kernels/loss/cross_entropy.cu)."""
-    checks = nvcc.KERNELS / "checks" / "bandwidth"
-    done = warm.run(["-c", MODES, checks, vocabulary])
-    assert done.stdout.split() == [str(lanes), "True"], done.stdout + done.stderr
+    rows = 200  # sums that differ have the same logarithm most often
+    problem = loss.LossProblem(rows=rows, vocabulary=vocabulary, stride=-(-vocabulary // 8) * 8)
+    logits = bf16_bits(np.random.default_rng(1).standard_normal((rows, problem.stride))).astype(np.uint16)
+    targets, told = placed(np.arange(rows, dtype=np.int32) - 1), []
+    with on_threads():
+        for mode in ("loss", "fused"):
+            work, out = placed(logits), placed(np.ones((3, rows), np.float32))
+            loss.cross_entropy(problem, mode, logits=at(work), targets=at(targets), lse=at(out[0]), loss=at(out[1]), dloss=at(out[2]))()
+            told.append(out[:2].tobytes())
+    assert loss.choose(problem, "fused").threads // loss.choose(problem, "loss").threads == lanes
+    assert told[0] == told[1]
 
 
 def test_evidence_binds_to_the_samples_made_for_the_gpu(tmp_path: Path) -> None:
