@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,7 @@ def norm_of(p: norm.NormProblem) -> None:
 
     def forward_peers(kind: str) -> Calls:
         f = compiled(with_add if p.add else plain, kind)
-        return [(lambda i=i: f(x[i], b[i])) if p.add else (lambda i=i: f(x[i])) for i in range(n)]
+        return [partial(f, x[i], b[i]) if p.add else partial(f, x[i]) for i in range(n)]
 
     head = x[0][:64]
     if p.add:
@@ -148,13 +149,14 @@ def norm_of(p: norm.NormProblem) -> None:
     dy = [normal(rows, width) for _ in range(n)]
     dx = [poison(rows, width) for _ in range(n)]
     dgamma, dbeta = poison(width, dtype=f32), poison(width, dtype=f32)
-    partial = torch.empty(132 * 32 * width * 2 + 64, device=DEVICE)
+    work = torch.empty(132 * 32 * width * 2 + 64, device=DEVICE)
     inputs = s if p.add else x
 
     def backward(config: norm.NormBackward) -> list[Operation]:
-        common: Any = dict(gamma=at(gamma), mean=at(mean), rstd=at(rstd), dgamma=at(dgamma), dbeta=at(dbeta), partial=at(partial), config=config)
+        common: Any = dict(gamma=at(gamma), mean=at(mean), rstd=at(rstd), dgamma=at(dgamma), dbeta=at(dbeta), partial=at(work))
         with shapes.backward_choice(config):
-            return [norm.backward(p, dy=at(dy[i]), x=at(inputs[i]), residual=at(b[i]), dx=at(dx[i]), **common) for i in range(n)]
+            return [norm.backward(p, dy=at(dy[i]), x=at(inputs[i]), residual=at(b[i]), dx=at(dx[i]), config=config, **common)
+                    for i in range(n)]  # fmt: skip
 
     run_once(forward(None)[0])  # the statistics of set 0
     times, chosen = search(shapes.backward_candidates(p), backward)
@@ -184,7 +186,7 @@ def norm_of(p: norm.NormProblem) -> None:
         outs = [f(t) for t in leaves]
         parameters = (g, be) if layer else (g,)
         return [
-            lambda o=o, t=t, i=i: torch.autograd.grad(o, (t, *parameters), (dy[i], b[i]) if p.add else dy[i], retain_graph=True)
+            partial(torch.autograd.grad, o, (t, *parameters), (dy[i], b[i]) if p.add else dy[i], retain_graph=True)
             for i, (o, t) in enumerate(zip(outs, leaves))
         ]
 
@@ -367,8 +369,11 @@ def embedding_of(n: int, vocabulary: int, width: int) -> None:
     def exact() -> torch.Tensor:
         return torch.zeros(vocabulary, width, device=DEVICE, dtype=torch.float64).index_add_(0, ids.long(), dy[0].double())
 
-    def dense() -> Calls:
-        return [lambda t=t: torch.ops.aten.embedding_dense_backward(t, ids.long(), vocabulary, -1, False) for t in dy]
+    def dense(t: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.embedding_dense_backward(t, ids.long(), vocabulary, -1, False)
+
+    def call(kind: str) -> Calls | None:
+        return [partial(dense, t) for t in dy] if kind == "eager" else None
 
     outs: tuple[Output, ...] = ("f32", "f32+=")
     for out in outs:
@@ -380,9 +385,7 @@ def embedding_of(n: int, vocabulary: int, width: int) -> None:
             within("embedding backward", ((dtable.double() - gradient).abs().max() / gradient.abs().max()).item(), 1e-5)
             del gradient
         nbytes = n * (width * 2 + 4) + (vocabulary if out == "f32" else 2 * used) * width * 4
-        written = out == "f32"
-        report(f"embedding bwd {out} {title}", nbytes, ours(operations),
-               peers(lambda kind, written=written: dense() if kind == "eager" and written else None))  # fmt: skip
+        report(f"embedding bwd {out} {title}", nbytes, ours(operations), peers(call) if out == "f32" else {})
         print("    clear, place, order: " + ", ".join(f"{alone(operations, slice(0, end)):.1f}" for end in (1, 2, 3)) + " us, added up")
         operations[0](STREAM)  # what the index of these ids leaves
         report(f"embedding_sum {out} {title}", nbytes, alone(operations, slice(3, 4)) / 1e3)
@@ -432,7 +435,7 @@ def rope_of(rows: int, heads: int, kv: int, width: int, positions: int) -> None:
         if kind != "compile":
             return None
         f = compiled(plain, kind)
-        return [lambda t=t: f(t) for t in x]
+        return [partial(f, t) for t in x]
 
     report(f"rope {rows} {heads}+{kv} heads of {width}", operations[0].nbytes, ours(operations), peers(call))
 
@@ -469,10 +472,10 @@ def activation_of(op: Any, rows: int, columns: int) -> None:
     def call(kind: str) -> Calls:
         f = compiled(plain, kind)
         if not backward:
-            return [lambda t=t: f(t) for t in packed]
+            return [partial(f, t) for t in packed]
         leaves = [t.detach().requires_grad_(True) for t in packed]
         outs = [f(t) for t in leaves]
-        return [lambda o=o, t=t: torch.autograd.grad(o, t, dy, retain_graph=True) for o, t in zip(outs, leaves)]
+        return [partial(torch.autograd.grad, o, t, dy, retain_graph=True) for o, t in zip(outs, leaves)]
 
     times, operations = search({"choice": None}, make)
     leaf = packed[0][:64].double().requires_grad_(True)
@@ -506,11 +509,11 @@ def columns_of(rows: int, columns: int) -> None:
     """Sums of columns."""
     x = [normal(rows, columns) for _ in range(sets(rows * columns * 2))]
     y = poison(columns, dtype=f32)
-    partial = torch.empty(ew.column_bytes(rows, columns) // 4 + 8, device=DEVICE)
-    operations = [ew.column_sums(rows, columns, x=at(t), y=at(y), partial=at(partial)) for t in x]
+    work = torch.empty(ew.column_bytes(rows, columns) // 4 + 8, device=DEVICE)
+    operations = [ew.column_sums(rows, columns, x=at(t), y=at(y), partial=at(work)) for t in x]
     repeat(operations[0], [y])
     within("columns", (y.double() - x[0].double().sum(0)).abs().max().item(), 1e-2)
-    found = peers(lambda kind: [lambda t=t: t.sum(0) for t in x] if kind == "eager" else None)
+    found = peers(lambda kind: [partial(t.sum, 0) for t in x] if kind == "eager" else None)
     report(f"column sums {rows}x{columns}", operations[0].nbytes, ours(operations), found)
 
 

@@ -1,13 +1,22 @@
-"""Times, repeats, comparisons and the table of results that bench.py fills. Needs PyTorch, for inputs, references and peers only."""
+"""Times, repeats, comparisons and the table of results that bench.py fills. Needs PyTorch, for inputs, references and peers only.
+
+Opens the GPU when it is imported: streams, random numbers and results are the process's.
+"""
+
+from __future__ import annotations
 
 import json
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch._functorch.config
 
 from alpha.backends.cuda.kernels.elementwise import elementwise
+from alpha.backends.cuda.launches import Operation
 from alpha.cuda_runtime import capture
 from alpha.cuda_runtime.device import Device
 
@@ -24,31 +33,39 @@ PEER_STREAM = torch.cuda.Stream()
 RANDOM = torch.Generator(device=DEVICE)  # a failed capture of a peer leaves PyTorch's own generator unusable
 RANDOM.manual_seed(int.from_bytes(os.urandom(4), "little"))
 START = time.time()
-results = []
-failures = []
+results: list[dict[str, Any]] = []
+failures: list[str] = []
+
+Calls = list[Callable[[], Any]]
+"""What a peer does, one for each set of buffers."""
 
 
-def normal(*shape, dtype=bf16, factor=1.0):
+def normal(*shape: int, dtype: torch.dtype = bf16, factor: float = 1.0) -> torch.Tensor:
     """Normal numbers."""
     return (torch.randn(*shape, device=DEVICE, generator=RANDOM) * factor).to(dtype)
 
 
-def poison(*shape, dtype=bf16):
+def poison(*shape: int, dtype: torch.dtype = bf16) -> torch.Tensor:
     """NaN everywhere."""
     return torch.full(shape, float("nan"), device=DEVICE, dtype=dtype)
 
 
-def sets(nbytes):
+def sets(nbytes: int) -> int:
     """How many sets of buffers one should walk over, so that the 60 MB L2 cache holds none of them."""
     return max(2, min(8, -(-400_000_000 // nbytes)))
 
 
-def ours(operations, rounds=7):
+def _all(operations: Sequence[Operation], stream: Any) -> None:
+    for operation in operations:
+        operation(stream)
+
+
+def ours(operations: Sequence[Operation], rounds: int = 7) -> float:
     """Median ms of one operation over replays of a graph that walks over `operations` twice."""
     for operation in operations:
         operation(STREAM)
     gpu.synchronize()
-    graph = capture(lambda stream: [operation(stream) for operation in operations], STREAM)
+    graph = capture(partial(_all, operations), STREAM)
     graph.launch(STREAM)
     gpu.synchronize()
     times = []
@@ -64,13 +81,13 @@ def ours(operations, rounds=7):
     return sorted(times)[rounds // 2]
 
 
-def ours_fresh(operations, refill, rounds=5):
+def ours_fresh(operations: Sequence[Operation], refill: Callable[[], None], rounds: int = 5) -> float:
     """The same for operations that overwrite their inputs: one replay over all of them after each refill()."""
     refill()
     for operation in operations:
         operation(STREAM)
     gpu.synchronize()
-    graph = capture(lambda stream: [operation(stream) for operation in operations], STREAM)
+    graph = capture(partial(_all, operations), STREAM)
     times = []
     for _ in range(rounds):
         refill()
@@ -84,8 +101,9 @@ def ours_fresh(operations, refill, rounds=5):
     return sorted(times)[rounds // 2]
 
 
-def theirs(make, rounds=7):
-    """The same for the PyTorch calls of make(); both run on one stream, since backward passes run on that of their forward pass."""
+def theirs(make: Callable[[], Calls | None], rounds: int = 7) -> float:
+    """The same for the PyTorch calls of make(), 0 where it has none. Both run on one stream, since backward passes run on that of their
+    forward pass."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.stream(PEER_STREAM):
@@ -95,7 +113,7 @@ def theirs(make, rounds=7):
             call()
     torch.cuda.synchronize()
     if not calls:
-        return None
+        return 0.0
     with torch.cuda.graph(graph, stream=PEER_STREAM):
         for call in calls:
             call()
@@ -112,12 +130,12 @@ def theirs(make, rounds=7):
     return sorted(times)[rounds // 2]
 
 
-def peers(make):
-    """Times of make("eager") and make("compile"), each a list of calls or None."""
-    found = {}
+def peers(make: Callable[[str], Calls | None]) -> dict[str, float]:
+    """ms of make("eager") and make("compile"), as far as PEERS names them and there are calls."""
+    found: dict[str, float] = {}
     for kind in PEERS:
         try:
-            ms = theirs(lambda kind=kind: make(kind))
+            ms = theirs(partial(make, kind))
             if ms:
                 found[kind] = ms
         except Exception as error:  # a peer that fails is reported, not fatal
@@ -126,21 +144,21 @@ def peers(make):
     return found
 
 
-def spilled(operation):
+def spilled(operation: Operation) -> int:
     """Bytes that the kernels of an operation spill."""
     kernels = [launch.kernel for launch in operation.launches]
     return sum(k.cubin.resources[k.name].spill_stores + k.cubin.resources[k.name].spill_loads for k in kernels)
 
 
-def fail(text):
+def fail(text: str) -> None:
     """Notes a wrong result."""
     failures.append(text)
     print("  FAIL", text, flush=True)
 
 
-def repeat(operation, outputs, reset=None):
+def repeat(operation: Operation, outputs: Sequence[torch.Tensor], reset: Callable[[], Any] | None = None) -> None:
     """REPEATS runs give the same bits; outputs are poisoned (or reset) before each."""
-    first = None
+    first: list[torch.Tensor] | None = None
     for _ in range(REPEATS):
         if reset:
             reset()
@@ -157,7 +175,7 @@ def repeat(operation, outputs, reset=None):
             return
 
 
-def close(name, got, want):
+def close(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
     """Each bf16 element within half an ulp of its float64 value, and a little."""
     got, want = got.double(), want.double()
     error = (got - want).abs()
@@ -166,20 +184,27 @@ def close(name, got, want):
         fail(f"{name}: error {error.max():.2e}")
 
 
-def within(name, error, most):
+def within(name: str, error: float, most: float) -> None:
     """A scalar error below its limit; NaN is above."""
     if not error < most:
         fail(f"{name}: error {error:.1e}, at most {most:.0e}")
 
 
-def report(name, nbytes, ms, peer=None, candidates=None):
+def report(
+    name: str,
+    nbytes: float,
+    ms: float,
+    peer: Mapping[str, float] | None = None,
+    candidates: Mapping[str, float] | None = None,
+) -> None:
     """One line of the table; ratios above 1: ours is faster."""
     peer, candidates = peer or {}, candidates or {}
     rate = nbytes / ms / 1e9
     words = " ".join(f"{k} {nbytes / v / 1e9:.2f} TB/s ratio {v / ms:.2f}" for k, v in peer.items())
     same = copy_ms(nbytes) if nbytes < 1e9 else None
     words += f"; copy of as many {1e3 * same:.1f} us {100 * same / ms:.0f}%" if same else ""
-    print(f"{name:40s} {ms * 1e3:8.1f} us {rate:.2f} TB/s {100 * rate / copy_rate():3.0f}% {words} [{time.time() - START:.0f}s]", flush=True)
+    share, passed = 100 * rate / copy_rate(), time.time() - START
+    print(f"{name:40s} {ms * 1e3:8.1f} us {rate:.2f} TB/s {share:3.0f}% {words} [{passed:.0f}s]", flush=True)
     if len(candidates) > 1:
         best = sorted(candidates.items(), key=lambda item: item[1])
         print("    " + " ".join(f"{k} {v * 1e3:.0f}" for k, v in best[:14]) + f"; choice {candidates['choice'] * 1e3:.0f}", flush=True)
@@ -187,25 +212,27 @@ def report(name, nbytes, ms, peer=None, candidates=None):
     results.append({"name": name, "bytes": nbytes, **times, "peers": peer, "candidates": candidates})
 
 
-_copies = {}
+_copies: dict[float, float] = {}
 
 
-def copy_ms(nbytes):
+def copy_ms(nbytes: float) -> float:
     """ms of a copy that reads and writes `nbytes` together, over rotated buffers in a graph: the faster of PyTorch's and ours."""
     if nbytes not in _copies:
         count = int(nbytes) // 4
         n = sets(2 * count)
         a, b = [normal(count) for _ in range(n)], [poison(count) for _ in range(n)]
-        mine = [elementwise("scale", count, y=y.data_ptr(), y_dtype="bf16", a=x.data_ptr(), a_dtype="bf16", factor=1.0) for x, y in zip(a, b)]
-        peer = theirs(lambda: [lambda x=x, y=y: torch.mul(x, 1.0, out=y) for x, y in zip(a, b)])
+        mine = [
+            elementwise("scale", count, y=y.data_ptr(), y_dtype="bf16", a=x.data_ptr(), a_dtype="bf16", factor=1.0) for x, y in zip(a, b)
+        ]
+        peer = theirs(lambda: [partial(torch.mul, x, 1.0, out=y) for x, y in zip(a, b)])
         _copies[nbytes] = min(ours(mine), peer)
     return _copies[nbytes]
 
 
-_copy = []
+_copy: list[float] = []
 
 
-def copy_rate():
+def copy_rate() -> float:
     """TB/s of a device-to-device copy of 1 GiB, bytes read and written."""
     if not _copy:
         a = normal(1 << 29)
@@ -226,7 +253,7 @@ def copy_rate():
     return _copy[0]
 
 
-def finish():
+def finish() -> int:
     """Writes the table under $OUT and ends the process, not 0 if anything was wrong."""
     if os.environ.get("OUT"):
         with open(os.path.join(os.environ["OUT"], "bandwidth.json"), "w") as file:
