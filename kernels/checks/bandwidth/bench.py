@@ -501,8 +501,11 @@ def elementwise_of(n: int) -> None:
     step, ids = torch.ones(1, device=DEVICE, dtype=torch.int32), torch.arange(64, device=DEVICE, dtype=torch.int32)
     x, y = buffers["bf16", 0], buffers["bf16", 1]
     operation = ew.dropout(64, n // 64, x=at(x), y=at(y), step=at(step), sample_ids=at(ids), rate=0.1, key=(1, 2))
-    found = peers(lambda kind: [lambda: F.dropout(x, 0.1)] * 2 if kind == "eager" else None)
-    report("dropout bf16", operation.nbytes, ours([operation] * 2), found)
+
+    def call(kind: str) -> Calls | None:
+        return [lambda: F.dropout(x, 0.1)] * 2 if kind == "eager" else None
+
+    report("dropout bf16", operation.nbytes, ours([operation] * 2), peers(call))
 
 
 def columns_of(rows: int, columns: int) -> None:
