@@ -169,7 +169,7 @@ def _show_audited(results: Sequence[audit.Audited], out: Console) -> None:
     for r in results:
         how = coloured(NOT_RUN) if r.not_run else "[bold red]DIFFERS[/]" if r.problems else "[green]repeats[/]"
         out.print(f"{how} {r.component} {r.gate}")
-        for problem in (*r.problems[:5], r.not_run) if r.not_run else r.problems[:5]:
+        for problem in (r.not_run,) if r.not_run else r.problems[:5]:
             out.print(f"    {problem}", markup=False)
 
 

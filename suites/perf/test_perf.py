@@ -10,6 +10,6 @@ def test_perf(measured: Measured) -> None:
     record, judgement = measured()
     if measured.component.kind != "kernel" and "not_measured" in record.environment:  # ranks: others had their cores, or there is one core
         pytest.skip(f"NOT_RUN: {record.environment['not_measured']}")
-    if judgement.elsewhere:
+    if judgement.elsewhere:  # ranks whose cores moved: neither slow nor not; its verdict is NOT_RUN and satisfies no gate
         pytest.skip(f"NOT_RUN: {'; '.join(judgement.reasons)}")
     assert judgement.satisfied, f"{record.component} {judgement.verdict}: " + "; ".join(judgement.reasons)

@@ -7,18 +7,27 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from alpha.cuda_runtime.compile import REPOSITORY
+from alpha.cuda_runtime.compile import KERNELS, REPOSITORY
 from alpha.data.files import sha256_hex
+from alpha.registry.faults import Fault, broken
 
 KEPT = REPOSITORY / ".alpha" / "emulated"
 """Where processes of pytest may load what they compile (alpha/gates/plugin.py). A file that is mapped is never written again."""
 FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC")
+
+
+def sources(paths: Iterable[str], fault: Fault | None = None) -> dict[str, str]:
+    """Path under kernels/ -> the text there, with a fault in one of them."""
+    texts = {path: (KERNELS / path).read_text(encoding="utf-8") for path in paths}
+    if fault is not None:
+        texts[fault.source] = broken(fault, texts[fault.source])
+    return texts
 
 
 def host_compiler() -> str:

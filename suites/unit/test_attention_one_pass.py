@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_library import host_library
+from host_library import host_library, sources
 from planted import planted
 
 from alpha.backends.cuda.kernels import flash as wrapper
@@ -27,7 +27,7 @@ from alpha.backends.cuda.kernels.flash import AttentionBackward, AttentionProble
 from alpha.cuda_runtime.compile import KERNELS
 from alpha.cuda_runtime.memory import Span
 from alpha.errors import ShapeError
-from alpha.registry.faults import Fault, broken
+from alpha.registry.faults import Fault
 
 PARTS = ("attention/spans.cuh", "attention/turns.cuh")
 HOST = """
@@ -147,12 +147,10 @@ def between(text: str, first: str, last: str) -> str:
 
 def compiled(fault: Fault | None = None) -> ctypes.CDLL:
     """The library, from sources with a fault in them."""
-    texts = {part: (KERNELS / part).read_text(encoding="utf-8") for part in (*PARTS, "attention/one_pass.cu")}
-    if fault is not None:
-        texts[fault.source] = broken(fault, texts[fault.source])
+    texts = sources((*PARTS, "attention/one_pass.cu"), fault)
     kernel = texts.pop("attention/one_pass.cu")
     parts = (KERNELS / "attention/parts.cuh").read_text(encoding="utf-8")
-    texts |= {name: (KERNELS / name).read_text(encoding="utf-8") for name in ("common/bf16.cuh", "common/math.cuh")}
+    texts |= sources(("common/bf16.cuh", "common/math.cuh"))
     delta = DELTA
     for mark, text, first, last in (("STRIDES", parts, "struct Strides {", "};"), ("BODY", kernel, "constexpr int ROWS", "\n}\n"),
                                     ("DOT", parts, "__device__ __forceinline__ float dot8", "\n}\n")):

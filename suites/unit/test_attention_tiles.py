@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated_gpu import emulated, emulated_gpu
-from host_library import host_library
+from host_library import host_library, sources
 from planted import planted
 
 from alpha.backends.cuda.kernels import attention as binders
@@ -30,7 +30,7 @@ from alpha.gates import parity, run, subjects, tolerance
 from alpha.gates.cuda import subjects as cuda_subjects
 from alpha.ops.numerics import walk as naive_walk
 from alpha.ops.table import row
-from alpha.registry.faults import Fault, broken
+from alpha.registry.faults import Fault
 from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
 
@@ -107,10 +107,7 @@ void masked(int n, unsigned thread, int column, int lo0, int hi0, int lo1, int h
 
 def compiled(fault: Fault | None = None) -> ctypes.CDLL:
     """The library, from sources with a fault in them."""
-    texts = {part: (KERNELS / part).read_text(encoding="utf-8") for part in PARTS}
-    if fault is not None:
-        texts[fault.source] = broken(fault, texts[fault.source])
-    return host_library({"host.cpp": HOST, **{Path(part).name: text for part, text in texts.items()}})
+    return host_library({"host.cpp": HOST, **{Path(part).name: text for part, text in sources(PARTS, fault).items()}})
 
 
 @pytest.fixture(scope="module")
