@@ -188,7 +188,7 @@ def _call(channel: Channel, op: str, nbytes: int, how: How | None, x: int, y: in
         return collectives.all_to_all(channel, x, y, count // n, "bf16", how=how)
     if op == "send":
         return collectives.send(channel, x, count, "bf16", to=1, how=how) if channel.me == 0 else \
-            collectives.receive(channel, x, count, "bf16", source=0, how=how) if channel.me == 1 else collectives.pass_by(channel, how)
+            collectives.receive(channel, x, count, "bf16", source=0, how=how) if channel.me == 1 else collectives.pass_by(channel)
     return collectives.barrier(channel)
 
 

@@ -58,7 +58,9 @@ def hows(op: str, count: int, dtype: str, in_place: bool) -> list[How]:
     whole = count * ITEM[dtype] % 16 == 0 or op in ("all_reduce", "broadcast", "send", "receive")
     if whole and not (in_place and op == "all_to_all"):
         found += [How("direct", 1), How("direct", 2)]
-        if op not in collectives.SUMS:
+        if op in collectives.SUMS:
+            found += [How("engine", 2), How("engine", 1, parts=1), How("engine", 3, parts=3)]
+        else:
             found += [How("direct", 2, pull=True), How("engine"), How("engine", pull=True)]
         if op == "broadcast":
             found += [How("relayed", 1), How("relayed", 2)]
@@ -94,7 +96,7 @@ class Bench:
         if op == "send":
             to = (root + 1) % c.size
             return collectives.send(c, x, count, dtype, to=to, how=how) if c.me == root else \
-                collectives.receive(c, y, count, dtype, source=root, how=how) if c.me == to else collectives.pass_by(c, how)
+                collectives.receive(c, y, count, dtype, source=root, how=how) if c.me == to else collectives.pass_by(c)
         if op == "barrier":
             return collectives.barrier(c)
         return getattr(collectives, op)(c, x, y, count, dtype, how=how)
@@ -295,8 +297,7 @@ def at_adjoint(peers: Peers, world: World, op: str, seed: int) -> Found:
         else:
             run = {"all_reduce": "all_reduce", "reduce_scatter": "all_gather", "all_gather": "reduce_scatter", "broadcast": "all_reduce",
                    "all_to_all": "all_to_all"}[op]
-            own = _result(bench, run, g, "f32", count, None if op == "broadcast" else How(how.algorithm if run not in collectives.SUMS or
-                          how.algorithm != "engine" else "direct", how.blocks), root)
+            own = _result(bench, run, g, "f32", count, None if op == "broadcast" else how, root)
             if op == "broadcast" and me != root:
                 own = np.zeros_like(v)
         sides = np.array([float(np.dot(g.astype(np.float64), y)) if y is not None else 0.0,
@@ -316,7 +317,7 @@ def _returned(bench: Bench, g: np.ndarray, count: int, how: How, root: int, back
         bench.run(collectives.send(c, bench.x.address, count, "f32", to=root, how=how))
         return None
     if c.me != root:
-        bench.run(collectives.pass_by(c, how))
+        bench.run(collectives.pass_by(c))
         return None
     bench.run(collectives.receive(c, bench.y.address, count, "f32", source=back, how=how))
     return download(Span(bench.y.address, bench.y.nbytes), (count,), np.float32)
@@ -347,7 +348,7 @@ def at_repeated(peers: Peers, world: World, op: str, seed: int, runs: int = RUNS
         at, to = bench.x.address + shift, bench.y.address + shift
         ways = hows(op, count, "f32", False)
         how = ways[int(rng.integers(len(ways)))]
-        how = replace(how, blocks=int(rng.integers(1, 1 + (8 if how.algorithm != "engine" else 1))))
+        how = replace(how, blocks=int(rng.integers(1, 1 + (8 if how.algorithm != "engine" or op in collectives.SUMS else 1))))
         upload(Span(at, operand * width), x)
         upload(Span(to, result * width), np.full(result * width, 0xFF, np.uint8))
         made = bench.made(op, at, to, count, "f32", how, "sum", root)

@@ -27,6 +27,7 @@ from alpha.cuda_runtime.compile import Source
 from alpha.cuda_runtime.device import stream_handle
 from alpha.cuda_runtime.memory import Arena, Span, download, fill, upload
 from alpha.cuda_runtime.peers import Peers
+from alpha.cuda_runtime.priority import Fence, FirstStream
 from alpha.errors import GraphError, RankError, ShapeError
 from alpha.types import Attrs, TensorType
 
@@ -127,6 +128,7 @@ class Channel:
         most(self.size)
         self.arena = peers.arena(self.nbytes, name="channel")
         self.pads = [peers.windows[-1].bases[rank] for rank in self.members]
+        self.staged, self._stages = 0, tuple[int, ...]()
         self.record = Arena(ctypes.sizeof(_Record), name="record of a channel")
         fill(Span(self.record.address, self.record.nbytes), 0)
         _bindings.check("cuCtxSynchronize", _bindings.driver().cuCtxSynchronize())
@@ -144,6 +146,28 @@ class Channel:
     def everywhere(self, *addresses: int) -> list[tuple[int, ...]]:
         """Where the members' addresses lie in this process. Called by all members."""
         return [tuple(each[rank] for rank in self.members) for each in self.peers.everywhere(*addresses)]
+
+    def stage(self, nbytes: int) -> tuple[int, ...]:
+        """Where each member's stage lies in this process: `nbytes` or more of shared memory, one for all launches of the channel, for they
+        follow one another. Grown where more is asked for; what was made before keeps the old one, which is freed with the peers' arenas.
+        `staged`: how large it is. Called by all ranks of `peers`, by those that need none with 0."""
+        most_bytes = max(int(told) for told in self.peers.exchange(b"%d" % nbytes))
+        if most_bytes > self.staged:
+            self.staged = self.peers.arena(most_bytes, name="stage of a channel").nbytes
+            self._stages = tuple(self.peers.windows[-1].bases[rank] for rank in self.members)
+        return self._stages
+
+    @functools.cached_property
+    def side(self) -> FirstStream:
+        """A second stream, which launches of the channel fork and join back. Its blocks come first, as those of collectives do: peers wait
+        for them."""
+        return FirstStream()
+
+    def close(self) -> None:
+        """Gives back what is this member's own. Nothing may be under way; what peers see is freed with `peers`."""
+        self.record.free()
+        if "side" in self.__dict__:
+            self.side.close()
 
     def lost(self) -> Lost | None:
         """How the first wait ended that did not get what it waited for; None where none did. Waits for the device's default stream."""
@@ -199,20 +223,23 @@ class Channel:
 
 @dataclass(frozen=True)
 class How:
-    """algorithm: packets, direct, relayed (a broadcast that members hand on) or engine (a copy engine between two meetings); blocks: of the
-    launch; pull: what moves directly or by an engine is read by who gets it, else written by who has it; loads: vectors of each member in
-    flight in a thread, but of packets."""
+    """algorithm: packets, direct, relayed (a broadcast that members hand on) or engine (a copy engine between two meetings; a sum: copy
+    engines move, and a kernel adds); blocks: of the launch; pull: what moves directly or by an engine is read by who gets it, else written
+    by who has it; loads: vectors of each member in flight in a thread, but of packets; parts: of a sum by engines, in how many the last
+    piece is sent, added and handed on."""
 
     algorithm: str
     blocks: int = 1
     pull: bool = False
     loads: int = 4
+    parts: int = 2
 
 
 KIB, MIB = 1 << 10, 1 << 20
 _Rows = tuple[tuple[int, How], ...]
 _TWO: dict[str, _Rows] = {
-    "all_reduce": ((MIB // 2, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 16))),
+    "all_reduce": ((MIB // 2, How("packets", 32)), (8 * MIB, How("direct", 32)), (128 * MIB, How("direct", 16)),
+                   (LARGE, How("engine", 64))),
     "reduce_scatter": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
     "all_gather": ((MIB // 2, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 64))),
     "all_to_all": ((MIB // 2, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 64))),
@@ -221,7 +248,7 @@ _TWO: dict[str, _Rows] = {
 }
 _MORE: dict[str, _Rows] = {
     "all_reduce": ((64 * KIB, How("packets", 16)), (MIB, How("direct", 32, loads=2)), (8 * MIB, How("direct", 32)),
-                   (LARGE, How("direct", 16))),
+                   (128 * MIB, How("direct", 16)), (LARGE, How("engine", 64))),
     "reduce_scatter": ((64 * KIB, How("packets", 16)), (4 * MIB, How("direct", 32, loads=2)), (LARGE, How("direct", 64))),
     "all_gather": ((64 * KIB, How("packets", 16)), (2 * MIB, How("direct", 16)), (LARGE, How("direct", 64))),
     "all_to_all": ((64 * KIB, How("packets", 16)), (2 * MIB, How("direct", 16)), (LARGE, How("direct", 64))),
@@ -229,8 +256,9 @@ _MORE: dict[str, _Rows] = {
     "send": _TWO["send"],
 }
 TABLE: dict[int, dict[str, _Rows]] = {2: _TWO, 4: _MORE, 8: _MORE}
-"""Most members -> op -> (bytes up to which, how), by measurements on two and on four H200 (docs/collectives.md); eight were never measured.
-`nbytes` of an operand, of a gather's result."""
+"""Most members -> op -> (bytes up to which, how), by measurements on two and on four H200, of the longest sums on two and on four H100
+(docs/collectives.md); eight were never measured, nor was a reduce-scatter by engines, which the table therefore leaves out. `nbytes` of an
+operand, of a gather's result."""
 
 
 def choose(op: str, nbytes: int, size: int, whole: bool = True) -> How:
@@ -267,28 +295,126 @@ def reduce_scatter(channel: Channel, x: int, y: int, count: int, dtype: str, *, 
 
 def _summed(channel: Channel, op: str, x: int, y: int, count: int, stride: int, dtype: str, reduce: str, how: How) -> Operation:
     n, me, per = channel.size, channel.me, 16 // ITEM[dtype]
+    total = count * n if stride else count
     xs, ys = channel.everywhere(x, y)
     _agreed(channel, range(n), op, count, dtype, reduce, how)
+    stages = channel.stage(staged(total * ITEM[dtype], n) if how.algorithm == "engine" else 0)
     divisor = n if reduce == "average" else 1
-    p: Any = _structures(most(n))["Sum"](link=channel.link(op), count=count, stride=stride, divisor=float(divisor),
-                                         factor=0.0 if divisor & divisor - 1 else 1 / divisor)
-    if how.algorithm == "direct":
+    words = {"stride": stride, "divisor": float(divisor), "factor": 0.0 if divisor & divisor - 1 else 1 / divisor}
+    if how.algorithm in ("direct", "engine"):
         launches.addresses(op, x=x, y=y)
-        whole = ceil_div(count * n if stride else count, per)
         if stride and count % per:
-            raise ShapeError("direct sums want pieces of whole vectors", came=f"{count} {dtype}", expected=f"a multiple of {per}",
-                             do="take packets")
-        p.x[:n] = xs
-        p.begin, p.end = (whole * me // n, whole * (me + 1) // n)
-        p.count = count * n if stride else count
-        p.shift = count * me if stride else 0
-        p.y[:n] = [ys[j] if j == me or not stride else 0 for j in range(n)]
+            raise ShapeError(f"{how.algorithm} sums want pieces of whole vectors", came=f"{count} {dtype}",
+                             expected=f"a multiple of {per}", do="take packets")
+        words |= {"count": total, "shift": count * me if stride else 0}
     elif how.algorithm == "packets":
-        p.x[me], p.y[me] = x, y
+        words |= {"count": count}
     else:
-        raise GraphError(f"{op} has no such algorithm", came=how.algorithm, expected="packets, direct")
-    kernel = launches.kernel("collectives/sum.cu", f"sum_{how.algorithm}", dict(source("sum", n, dtype, how.loads).defines))
-    return Operation(op, (launches.launch(kernel, _blocks(how), THREADS, p),), count * ITEM[dtype])
+        raise GraphError(f"{op} has no such algorithm", came=how.algorithm, expected="packets, direct, engine")
+    if how.algorithm == "engine":
+        return _by_engines(channel, op, (x, y), ys, stages, total * ITEM[dtype], dtype, how, words)
+    p: Any = _structures(most(n))["Sum"](link=channel.link(op), **words)
+    if how.algorithm == "direct":
+        p.begin, p.end = _piece(total * ITEM[dtype], n, me)
+        p.x[:n] = xs
+        p.y[:n] = [ys[j] if j == me or not stride else 0 for j in range(n)]
+    else:
+        p.x[me], p.y[me] = x, y
+    return Operation(op, (launches.launch(_adding(n, dtype, how), _blocks(how), THREADS, p),), count * ITEM[dtype])
+
+
+def _adding(n: int, dtype: str, how: How) -> Any:
+    """The kernel of a sum."""
+    name = "sum_packets" if how.algorithm == "packets" else "sum_direct"
+    return launches.kernel("collectives/sum.cu", name, dict(source("sum", n, dtype, how.loads).defines))
+
+
+def _piece(nbytes: int, size: int, owner: int, parts: int = 1, part: int = 0) -> tuple[int, int]:
+    """The vectors, first and behind the last, of an operand of `nbytes` that a member owns; or of a part of them."""
+    vectors = ceil_div(nbytes, 16)
+    begin, end = vectors * owner // size, vectors * (owner + 1) // size
+    return begin + (end - begin) * part // parts, begin + (end - begin) * (part + 1) // parts
+
+
+def staged(nbytes: int, size: int) -> int:
+    """Bytes of a member's stage that a sum by engines over an operand of `nbytes` takes: its piece, of each other member."""
+    return (size - 1) * 16 * ceil_div(ceil_div(nbytes, 16), size)
+
+
+def _by_engines(channel: Channel, op: str, own: tuple[int, int], ys: Sequence[int], stages: Sequence[int], nbytes: int, dtype: str,
+                how: How, words: Mapping[str, float]) -> Operation:
+    """A sum whose bytes copy engines move. `own`: operand and result of this member; `ys`, `stages`: of all, as this one sees them;
+    `nbytes`: of an operand; `words`: of the kernel that adds.
+
+    One engine sends to one peer after the other, each its piece of this member's operand, into the peer's stage. The kernel adds what the
+    stage and the own operand hold, in the tree's order. The last piece is sent in parts, and each part is added on the side stream while
+    the next one moves. Then the finished piece goes to all, to the next member in the same parts.
+
+    Why nobody reads too early or writes too late. Copies of a member follow one another on its stream, and peers come in the order me + 1,
+    me + 2, ..., so that a member's last peer is the one before it.
+      A stage may be written from the start: the last user of it, an earlier launch of the channel, ended with a meeting behind all adds.
+      Part q of a stage is whole when meeting q is over: every member comes to it behind its whole pieces and its parts up to q.
+      A result at peer j may be overwritten behind add q, which comes behind meeting q. That peer has reached this launch, and has sent
+        what its operand holds at the same place: it is the part q of its last piece for its predecessor, a whole piece for all others.
+        Its own kernel reads its own piece alone. So results may lie on operands.
+      Behind the last meeting all results are there, all stages are read, and all operands were sent: each may be used anew.
+    Meetings stand on the side stream so that no copy waits for one. They keep one order on all members: each is in front of an add, and
+    the last one is behind them all.
+    """
+    n, me = channel.size, channel.me
+    if not 1 <= how.parts <= BLOCKS:
+        raise ShapeError(f"{op} by engines", came=f"{how.parts} parts", expected=f"1 to {BLOCKS}")
+    peers, (x, y), kernel = [(me + k) % n for k in range(1, n)], own, _adding(n, dtype, how)
+
+    def slot(owner: int, sender: int) -> int:
+        """Where the operand of a sender would begin, so that its piece for the owner lies in the owner's stage."""
+        begin, _ = _piece(nbytes, n, owner)
+        return stages[owner] + (sender - owner - 1) % n * (staged(nbytes, n) // (n - 1)) - 16 * begin
+
+    def copy(to: int, at: int, owner: int, parts: int = 1, part: int = 0) -> _Engine:
+        """Of the operand or result that begins at `at`, a part of an owner's piece."""
+        begin, end = (min(16 * v, nbytes) for v in _piece(nbytes, n, owner, parts, part))
+        return _Engine(to + begin, at + begin, end - begin)
+
+    def add(part: int) -> launches.Launch:
+        begin, end = _piece(nbytes, n, me, how.parts, part)
+        p: Any = _structures(most(n))["Sum"](link=channel.link(op, ()), begin=begin, end=end, **words)
+        p.x[:n] = [x if j == me else slot(me, j) for j in range(n)]
+        p.y[me] = y
+        return launches.launch(kernel, _blocks(how), THREADS, p)
+
+    *others, last = peers
+    meeting, parts = _meeting(channel, op, range(n)), range(how.parts)
+    taken = peers if op == "all_reduce" else []
+    sends = [copy(slot(j, me), x, j) for j in others]
+    adds = _Adds(channel.side, [(copy(slot(last, me), x, last, how.parts, q), meeting, add(q)) for q in parts],
+                 [copy(ys[j], y, me, how.parts, q) for j in taken[:1] for q in parts])
+    results = [copy(ys[j], y, me) for j in taken[1:]]
+    return Operation(op, (*sends, adds, *results, meeting), nbytes if taken else nbytes // n)  # type: ignore[arg-type]
+
+
+class _Adds:
+    """The parts of a sum by engines: (copy, meeting, add) of each, and the copies of what is done. Those of `parts` begin behind all that
+    the stream of the call has; copies stay on it, meetings and adds run beside, and are joined back."""
+
+    def __init__(self, side: FirstStream, parts: Sequence[tuple[_Engine, launches.Launch, launches.Launch]],
+                 done: Sequence[_Engine]) -> None:
+        self._side, self._parts, self._done = side, parts, done
+        self._sent, self._added = [[Fence() for _ in parts] for _ in range(2)]
+
+    def __call__(self, stream: Any = None) -> None:
+        side = self._side.handle
+        for (copy, meeting, add), sent, added in zip(self._parts, self._sent, self._added, strict=True):
+            copy(stream)
+            sent.record(stream)
+            sent.hold(side)
+            meeting(side)
+            add(side)
+            added.record(side)
+        for copy, added in zip(self._done, self._added):
+            added.hold(stream)
+            copy(stream)
+        self._added[-1].hold(stream)
 
 
 @dataclass(frozen=True)
@@ -343,9 +469,9 @@ def receive(channel: Channel, y: int, count: int, dtype: str, *, source: int, ho
     return _moved(channel, "receive", _Move({}, {source: (y, halves)}, (source,)), how, (source, channel.me))
 
 
-def pass_by(channel: Channel, how: How | None = None) -> Operation:
+def pass_by(channel: Channel) -> Operation:
     """Nothing: what a member makes while two others make a send and its receive, for all tell each other where operands lie."""
-    return _moved(channel, "send", _Move({}, {}, ()), _chosen(channel, how or How("packets"), "send", 0), ())
+    return _moved(channel, "send", _Move({}, {}, ()), _chosen(channel, How("packets"), "send", 0), ())
 
 
 def barrier(channel: Channel) -> Operation:
@@ -376,8 +502,11 @@ def _moved(channel: Channel, op: str, move: _Move, how: How, pair: tuple[int, ..
     nbytes = 2 * sum(halves for _, halves in move.out.values())
     _agreed(channel, range(n) if pair is None else pair, "send" if op == "receive" else op, halves, pair, root, how)
     make = _structures(most(n))
-    # every member says where it takes what comes, so that the others can write there
-    landing = channel.everywhere(*(move.into.get(j, (channel.arena.address, 0))[0] for j in range(n)))
+    # every member says where it takes what comes, so that the others can write there, and where lies what it sends, so that they can read
+    # it: whatever the algorithm, for those that pass by do not know it
+    nowhere = channel.arena.address, 0
+    told = channel.everywhere(*(side.get(j, nowhere)[0] for side in (move.into, move.out) for j in range(n)))
+    landing, kept = told[:n], told[n:]
     link = channel.link(op, move.partners)
     if how.algorithm == "packets":
         p: Any = make["Packed"](link=link)
@@ -387,7 +516,6 @@ def _moved(channel: Channel, op: str, move: _Move, how: How, pair: tuple[int, ..
         p.out[me] = min(p.out[me], p.in_[me])
         kernel = launches.kernel("collectives/move.cu", "move_packets", dict(source("move", n).defines))
         return Operation(op, (launches.launch(kernel, _blocks(how), THREADS, p),), nbytes)
-    kept = channel.everywhere(*(move.out.get(j, (channel.arena.address, 0))[0] for j in range(n)))
     if how.pull:
         copies = {j: (kept[me][j], to, halves) for j, (to, halves) in move.into.items()}
     else:
@@ -406,7 +534,7 @@ def _moved(channel: Channel, op: str, move: _Move, how: How, pair: tuple[int, ..
     if how.algorithm != "engine":
         raise GraphError(f"{op} has no such algorithm", came=how.algorithm, expected="packets, direct, engine")
     first, last = (_meeting(channel, op, move.partners) for _ in range(2))
-    engines = [_Engine(to, at, 2 * halves) for at, to, halves in copies.values() if halves]
+    engines = [_Engine(to, at, 2 * halves) for at, to, halves in copies.values()]
     return Operation(op, (first, *engines, last), nbytes)  # type: ignore[arg-type]
 
 
@@ -419,6 +547,8 @@ class _Engine:
     nbytes: int
 
     def __call__(self, stream: Any = None) -> None:
+        if not self.nbytes:
+            return
         driver = _bindings.driver()
         _bindings.check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(self.target, self.source, self.nbytes, stream_handle(stream)))
 
