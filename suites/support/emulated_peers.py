@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,9 @@ AMONG_PEERS = {
 """What stands for the instructions of kernels/common/peer.cuh and timer.cuh."""
 
 
+GRANTED = 4096
+"""Most allocations of a GPU."""
+
 EACH = 512 << 20
 """Bytes of a GPU that runs a whole session of a small model."""
 
@@ -67,10 +71,14 @@ class Memory:
             with open(path, "r+b") as file:
                 self.raw = mmap.mmap(file.fileno(), ranks * each)
         self.start, self.each = ctypes.addressof(ctypes.c_char.from_buffer(self.raw)), each
+        self.granted = np.frombuffer(self.raw, np.uint64).reshape(ranks, -1)[:, : 2 * GRANTED].reshape(ranks, GRANTED, 2)
+        """[rank, allocation, (begin, end)]: at the begin of each GPU's memory."""
 
     def allocator(self, rank: int) -> Callable[[int], Any]:
         """What stands for cuMemAlloc on the GPU of a rank: memory full of NaN."""
-        used = [self.start + rank * self.each]
+        own, made = self.granted[rank], count()
+        used = [self.start + rank * self.each + own.nbytes]
+        own[:] = 0
 
         def allocate(nbytes: int) -> Any:
             at = -(-used[0] // 256) * 256
@@ -78,9 +86,15 @@ class Memory:
             if used[0] > self.start + (rank + 1) * self.each:
                 raise MemoryError
             ctypes.memset(at, 0xFF, nbytes)
+            own[next(made)] = at, used[0]
             return _Allocation(at)
 
         return allocate
+
+    def holds(self, at: int, nbytes: int) -> bool:
+        """Whether these bytes lie in one allocation of a GPU."""
+        begin, end = self.granted[(at - self.start) // self.each].T
+        return bool(np.any((begin <= at) & (at + nbytes <= end)))
 
 
 class _Allocation(int):
@@ -119,6 +133,15 @@ def emulated_peers(memory: Memory, rank: int, kernels: Path) -> Iterator[Any]:
         driver.cuIpcOpenMemHandle = lambda handle, flags: (0, memory.start + int.from_bytes(handle.reserved, "little"))
         driver.cuIpcCloseMemHandle = lambda at: (0,)
         driver.cuMemsetD32Async = _filled
+        plainly = driver.cuMemcpyDtoDAsync
+
+        def copied(to: int, source: int, nbytes: int, stream: int) -> tuple[int]:
+            """A driver refuses what does not lie in one allocation."""
+            return plainly(to, source, nbytes, stream) if memory.holds(to, nbytes) and memory.holds(source, nbytes) else (1,)
+
+        driver.cuMemcpyDtoDAsync = copied
+        driver.cuGetErrorName = lambda status: (0, b"CUDA_ERROR_INVALID_VALUE")
+        driver.cuGetErrorString = lambda status: (0, b"invalid argument")
         patch.setattr(_bindings, "pycuda_driver", lambda: pycuda)
         patch.setattr(_bindings, "driver", lambda: driver)
         yield gpu

@@ -68,7 +68,7 @@ def _case(ranks: int, op: str, name: str, nbytes: int, rng: np.random.Generator,
     ended = job(ranks, "alpha.gates.contracts.device_perf:at_speed", op, name, nbytes, int(rng.integers(1 << 30)), checked)
     for e in sorted(ended, key=lambda e: e.rank is not None):  # who ended because another one did says less
         if e.result is None or e.result[1]:
-            why = e.result[1] if e.result else (e.error.strip().splitlines() or [f"a rank ended with status {e.status}"])[-1]
+            why = e.result[1] if e.result else said(e.error) or f"a rank ended with status {e.status}"
             return Share(name=name, share=0.0, times_ns=(), note=str(why)[:120])
     times = {arm: [max(both) for both in zip(*(e.result[0][arm] for e in ended), strict=True)] for arm in ended[0].result[0]}
     taken = sorted(round(t) for t in times["calls"])
@@ -76,6 +76,13 @@ def _case(ranks: int, op: str, name: str, nbytes: int, rng: np.random.Generator,
     share = max(hop, moved) / float(np.median(taken))
     return Share(name=name, share=short(share, 4), times_ns=tuple(taken), ceiling_ns=round(max(hop, moved)),
                  limit="bytes" if moved >= hop else "hops", shape=" ".join(map(str, _types(op, nbytes, ranks)))[:120])
+
+
+def said(error: str) -> str:
+    """What an error says and what came, of its text or of a traceback that ends with it: in its last lines stands what to do."""
+    lines = error.strip().splitlines()
+    start = next((i for i in reversed(range(len(lines))) if lines[i][:1].strip()), 0)
+    return " ".join(" ".join(lines[start:start + 2]).split())
 
 
 def _types(op: str, nbytes: int, size: int) -> tuple[TensorType, ...]:
@@ -101,7 +108,8 @@ class Hops:
 
 def at_speed(peers: Peers, world: World, op: str, name: str, nbytes: int, seed: int, checked: bool) -> tuple[dict[str, list[float]], str]:
     """(arm -> ns of a call in each block, what was wrong with the results or '')."""
-    bench, rng = Bench(peers, room=max(nbytes, 1 << 20)), np.random.default_rng(seed)
+    moved = wire_bytes("send" if op == "receive" else op, _types(op, nbytes, peers.size), {"size": peers.size}, "ring") if nbytes else 0
+    bench, rng = Bench(peers, room=max(nbytes, moved, 1 << 20)), np.random.default_rng(seed)
     n, me, stream = bench.channel.size, bench.channel.me, bench.stream
     count = nbytes // 4 // (n if op in ("all_gather", "reduce_scatter", "all_to_all") else 1)
     operand = nbytes // 4 // (n if op == "all_gather" else 1)
@@ -112,7 +120,6 @@ def at_speed(peers: Peers, world: World, op: str, name: str, nbytes: int, seed: 
     hops = Hops(bench, peers)
     arms: dict[str, tuple[Callable[[Any], None], int]] = {
         "calls": (in_order([graph.launch] * REPLAYS[name]), IN_GRAPH[name] * REPLAYS[name]), "hop": (hops, HOPS)}
-    moved = wire_bytes("send" if op == "receive" else op, _types(op, nbytes, n), {"size": n}, "ring") if nbytes else 0
     if name == "long":
         there = bench.channel.everywhere(y)[0][(me + 1) % n]
         sends = op in BOTH_WAYS or me == root
