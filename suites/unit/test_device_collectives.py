@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from emulated_gpu import Stream
 from emulated_peers import among
 from planted import planted
 
@@ -29,7 +31,7 @@ from alpha.errors import GraphError, RankError, ShapeError
 from alpha.gates.adversarial import cuda_plant
 from alpha.gates.contracts import device_perf, device_ranks
 from alpha.registry import consistency
-from alpha.registry.faults import Fault
+from alpha.registry.faults import Fault, broken
 from alpha.tomlfile import read_toml
 from alpha.train.catalogue import catalogue
 from alpha.types import TensorType
@@ -38,6 +40,9 @@ SUPPORT = Path(__file__).parents[1] / "support"
 BESIDE = tuple(Fault(file="device_ranks.toml", **table) for table in read_toml(SUPPORT / "device_ranks.toml")["fault"])
 FAULTS = {f.id.removeprefix("cuda.collectives."): f for f in (*planted(), *BESIDE) if f.id.startswith("cuda.collectives.")}
 FEW = (601, 8192)
+
+EARLY = (None, 1, 2, 3, 4, 5)
+"""Draws by which streams run ahead; None: all are late."""
 
 Job = tuple[int, Callable[..., Any], Sequence[Any]]
 
@@ -64,6 +69,12 @@ SEEN: dict[str, Job] = {
     "first-two-meet": (4, device_ranks.at_slow, ("barrier", 7)),
     **{name: (2, device_ranks.at_absent, (op, 7, 0.6)) for name, op in (
         ("abort-unseen", "all_reduce"), ("abort-not-set", "all_reduce"), ("names-itself", "send"), ("record-of-another-op", "all_gather"))},
+    **{name: _streamed("all_reduce") for name in ("part-added-early", "part-met-early", "part-handed-on-early", "engines-end-unmet")},
+    "side-not-joined": _streamed("reduce_scatter"), "stage-of-another": _streamed("reduce_scatter"),
+    **{name: _bits("all_reduce") for name in ("parts-leave-a-gap", "parts-overlap", "parts-beyond-the-end")},
+    "stage-too-small": (2, device_ranks.at_grown, ("all_reduce", 7)), "slots-overlap": _bits("all_reduce", 4, (601,)),
+    "whole-pieces-late": (3, device_ranks.at_streamed, ("all_reduce", 7, 16384)),
+    "passers-by-tell-less": _bits("send", 3, (8192,)),
     "barrier-alone": (2, device_ranks.at_slow, ("barrier", 7)),
 }
 """Fault -> the job that rejects it: ranks, function, arguments."""
@@ -75,11 +86,23 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_ranks, "SOUND_S", 120.0)
 
 
-def wrong(job: Job, kernels: Path = nvcc.KERNELS) -> str:
+def _ahead(peers: Peers, world: World, haste: int | None, fault: Fault | None, function: Callable[..., Any], *arguments: Any) -> Any:
+    """A function in a rank whose streams run ahead by such draws, with a fault in the host's code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "haste", None if haste is None else random.Random(f"{haste} {world.rank}"))
+        if fault is not None:
+            made = ModuleType(collectives.__name__)
+            exec(compile(broken(fault, Path(str(collectives.__file__)).read_text(encoding="utf-8")), fault.file, "exec"), made.__dict__)
+            patch.setattr(device_ranks, "collectives", made)
+            patch.setattr(device_ranks, "Channel", made.Channel)
+        return function(peers, world, *arguments)
+
+
+def wrong(job: Job, kernels: Path = nvcc.KERNELS, haste: int | None = None, fault: Fault | None = None) -> str:
     """What a job found, '' for nothing; the words of a rank that failed."""
     ranks, function, arguments = job
     try:
-        found = among(ranks, function, *arguments, kernels=kernels, deadlines=Deadlines(stall=60.0))
+        found = among(ranks, _ahead, haste, fault, function, *arguments, kernels=kernels, deadlines=Deadlines(stall=60.0))
         return "; ".join(w for each, _ in found for w in each)
     except AssertionError as error:
         return str(error).strip().splitlines()[-1]
@@ -97,18 +120,21 @@ def test_every_fault_is_seen_somewhere() -> None:
 def test_bits(pytestconfig: pytest.Config, seed: int) -> None:
     """Of every op at some time, each algorithm, type and count; among three, whose tree is no full one, too."""
     for op in drawn(pytestconfig, seed, device_ranks.OPS, 1):
-        assert wrong((random.Random(seed).choice((2, 3)), device_ranks.at_bits, (op, seed % 1000, FEW))) == ""
+        for haste in (None, seed):
+            assert wrong((random.Random(seed).choice((2, 3)), device_ranks.at_bits, (op, seed % 1000, FEW)), haste=haste) == ""
 
 
 def test_faults_are_rejected_over_emulated_device_code(pytestconfig: pytest.Config, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault that hangs on time is tried again, three times in all."""
+    """A fault that hangs on time is tried again, three times in all; one in the host's code with streams that are late or run ahead."""
     for name in drawn(pytestconfig, seed, sorted(FAULTS), 1):
         monkeypatch.setattr(device_ranks, "SOUND_S", 120.0)
-        assert wrong(SEEN[name]) == "", f"the unbroken run beside {name}"
+        fault, early = FAULTS[name], (None,) * 3 if FAULTS[name].source else EARLY
+        assert wrong(SEEN[name], haste=random.Random(f"{seed} {name}").choice(early)) == "", f"the unbroken run beside {name}"
         monkeypatch.setattr(device_ranks, "SOUND_S", 5.0)  # a fault may keep a member waiting
-        with cuda_plant.overlay(FAULTS[name]) as kernels:
-            found = next((w for _ in range(3) if (w := wrong(SEEN[name], kernels))), "")
-        print(f"{name}: {found[:200]}")
+        with cuda_plant.overlay(fault) if fault.source else nullcontext(nvcc.KERNELS) as kernels:
+            found, haste = next(((w, haste) for haste in early if (w := wrong(SEEN[name], kernels, haste, None if fault.source else fault))),
+                                ("", None))
+        print(f"{name}: haste {haste}: {found[:200]}")
         assert found, f"{name}: {FAULTS[name].why}, and nothing says so"
 
 

@@ -124,7 +124,7 @@ def one(bench: Bench, op: str, dtype: str, count: int, how: How | None, *, reduc
         y = x + me * count * width
     elif in_place:
         y = x
-    upload(Span(bench.y.address, ROOM), np.full(ROOM, 0xFF, np.uint8))
+    upload(Span(bench.y.address, ROOM), np.full(ROOM, 0xFF - me, np.uint8))  # what a member copies beyond its result shows at its peer
     if not in_place or op == "all_gather":
         upload(Span(bench.x.address, ROOM), np.full(ROOM, 0xFF, np.uint8))
     own = bits_of(xs[me], dtype)
@@ -214,6 +214,29 @@ def at_streamed(peers: Peers, world: World, op: str, seed: int, count: int = STR
     return wrong, calls
 
 
+GROWN = 5 << 18
+"""Elements of an operand whose stage is larger than the least that a driver shares."""
+
+
+def at_grown(peers: Peers, world: World, op: str, seed: int) -> Found:
+    """Sums by engines on one channel, over a short, a long, a shorter operand, and over the first again: the stage grows for the second, and
+    what was made before keeps its own."""
+    bench, wrong, sizes, kept = Bench(peers, room=GROWN * 4), list[str](), list[int](), dict[int, Operation]()
+    n, me = bench.channel.size, bench.channel.me
+    for total in (8192, GROWN, 4096, 8192):
+        count = total // (4 * n) * 4 if op == "reduce_scatter" else total
+        operand = count * n if op == "reduce_scatter" else count
+        if total not in kept:
+            kept[total] = bench.made(op, bench.x.address, bench.y.address, count, "f32", How("engine", 4), "sum", 0)
+        sizes.append(bench.channel.staged - collectives.staged(4 * operand, n))
+        xs = [drawn(np.random.default_rng((seed, total, i)), "f32", operand, i) for i in range(n)]
+        got, want = _result(bench, op, xs[me], "f32", count, None, 0, made=kept[total]), promised_to(op, xs, "f32", "sum", 0, me)
+        if want is None or got is None or want.tobytes() != got.tobytes():
+            wrong.append(f"{op} among {n}, member {me}: other bits of {total} elements, call {len(sizes)}")
+    wrong += [] if min(sizes) >= 0 else [f"{op} among {n}: a stage is {-min(sizes)} bytes too small"]
+    return wrong, len(sizes)
+
+
 def at_oracle(peers: Peers, world: World, op: str, seed: int) -> Found:
     """Against the row's float64 oracle over all members' operands, and bit for bit against what the CPU's collectives make of the same
     operands (alpha/comm): a sum within d u sum|x|, where d counts roundings (ranks/collectives.py), in bf16 and half an ulp of the end."""
@@ -241,14 +264,14 @@ def at_oracle(peers: Peers, world: World, op: str, seed: int) -> Found:
     return wrong, calls
 
 
-def _result(bench: Bench, op: str, x: np.ndarray, dtype: str, count: int, how: How | None, root: int, reduce: str = "sum") -> \
-        np.ndarray | None:
-    """What this member gets, as float32; None where it gets nothing."""
+def _result(bench: Bench, op: str, x: np.ndarray, dtype: str, count: int, how: How | None, root: int, reduce: str = "sum",
+            made: Operation | None = None) -> np.ndarray | None:
+    """What this member gets, as float32; None where it gets nothing. `made`: is run, and nothing new."""
     n, me = bench.channel.size, bench.channel.me
     result = count * n if op in ("all_gather", "all_to_all") else count
     upload(Span(bench.x.address, bench.x.nbytes), bits_of(x, dtype))
     upload(Span(bench.y.address, bench.y.nbytes), np.full(result * ITEM[dtype], 0xFF, np.uint8))
-    bench.run(bench.made(op, bench.x.address, bench.y.address, count, dtype, how, reduce, root))
+    bench.run(made or bench.made(op, bench.x.address, bench.y.address, count, dtype, how, reduce, root))
     if op == "send" and me != (root + 1) % n:
         return None
     raw = download(Span(bench.y.address, bench.y.nbytes), (result,), np.uint16 if dtype == "bf16" else np.float32)
@@ -605,7 +628,7 @@ def _cases(op: str, groups: Sequence[int]) -> dict[str, list[tuple[str, Case]]]:
     moved, most = "send" if op == "receive" else op, max(groups)
     found: dict[str, list[tuple[str, Case]]] = {
         "parity": [("held", _case("at_slow", groups, op))] if op == "barrier" else [
-            (name, _case(f"at_{name}", groups, moved)) for name in ("bits", "streamed", "oracle")],
+            (name, _case(f"at_{name}", groups, moved)) for name in ("bits", "streamed", "oracle", *("grown",) * (op in collectives.SUMS))],
         "determinism": [("repeated", _met(most) if op == "barrier" else _repeated(moved, most))],
         "faults": [*((name, _case(f"at_{name}", (most,), op)) for name in ("absent", "slow", "aborted")),
                    ("killed", _lost(op, most, "killed")), ("stopped", _lost(op, most, "stopped"))],
