@@ -17,8 +17,10 @@ from emulated_peers import EACH, Memory, among
 from planted import planted
 
 import alpha
-from alpha.backends.cuda import memory_check
+from alpha.backends.cuda import memory_check, stages
 from alpha.backends.cuda import ranks as cuda_rank
+from alpha.backends.cuda.kernels import collectives
+from alpha.backends.cuda.kernels.collectives import LARGE, TABLE, How
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.component import Catalogue
@@ -112,7 +114,7 @@ def found(function: Callable[..., Any], *arguments: Any, haste: int | None = Non
 
 
 ON_HOST = {name: f for name, f in FAULTS.items() if f.file == "train/engine.py"}
-OF_MEMORY = {name: f for name, f in FAULTS.items() if f.file == "backends/cuda/memory_check.py"}
+OF_MEMORY = {name: f for name, f in FAULTS.items() if f.file in ("backends/cuda/memory_check.py", "backends/cuda/stages.py")}
 
 
 def test_every_fault_is_seen_somewhere() -> None:
@@ -133,9 +135,11 @@ def test_each_rank_takes_its_own_device(name: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["", *OF_MEMORY])
 def test_what_a_rank_takes_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name:
-        made: dict[str, Any] = {"__name__": memory_check.__name__}
-        exec(broken(OF_MEMORY[name], Path(memory_check.__file__).read_text(encoding="utf-8")), made)
-        for own in ("needed", "check_memory"):
+        file, owns = next((m, owns) for m, owns in ((memory_check, ("needed", "check_memory")), (stages, ("stages_of", "require_stages")))
+                          if str(m.__file__).endswith(OF_MEMORY[name].file))
+        made: dict[str, Any] = {"__name__": file.__name__}
+        exec(broken(OF_MEMORY[name], Path(str(file.__file__)).read_text(encoding="utf-8")), made)
+        for own in owns:
             monkeypatch.setattr(cuda_ranks, own, made[own])
     monkeypatch.setattr(cuda_ranks, "of_model", built)
     case = dict(cuda_ranks.CASES["executor.cuda_ranks"]["faults"])["memory"]
@@ -146,6 +150,48 @@ def test_what_a_rank_takes_is_counted(name: str, monkeypatch: pytest.MonkeyPatch
 def test_steps_have_the_promised_bits(haste: int | None, seed: int) -> None:
     for wrong, held in found(cuda_ranks.at_steps, cuda_ranks.WAYS, seed % 1000, haste=haste if haste is None else haste + seed):
         assert not wrong and held == cuda_ranks.STEPS * (3 * len(cuda_ranks.WAYS) + 1) + 4, wrong
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sum is one by copy engines."""
+    sums = dict.fromkeys(collectives.SUMS, ((LARGE, How("engine", 2)),))
+    monkeypatch.setattr(collectives, "TABLE", {most: {**rows, **sums} for most, rows in TABLE.items()})
+
+
+@pytest.mark.parametrize("haste", [None, 4])
+def test_steps_whose_sums_fork_have_the_promised_bits(engines: None, haste: int | None, seed: int) -> None:
+    """A sum by engines has a stream beside its own, in a stream that is itself beside compute, in every way to run. It takes no packets, of
+    which a channel counts the turns."""
+    for wrong, held in found(cuda_ranks.at_steps, cuda_ranks.WAYS, seed % 1000, haste=haste if haste is None else haste + seed):
+        wrong = [w for w in wrong if "turns of the stream" not in w]
+        assert not wrong and held == cuda_ranks.STEPS * (3 * len(cuda_ranks.WAYS) + 1) + 4, wrong
+
+
+def test_pairs_of_ranks_have_stages_of_their_own(engines: None, seed: int) -> None:
+    for wrong, held in found(cuda_ranks.at_pairs, seed % 1000, ranks=4, haste=seed):
+        assert held and not [w for w in wrong if "turns of the stream" not in w], wrong
+
+
+def _staged(peers: Peers, world: World) -> tuple[list[int], list[int], list[int]]:
+    """Stages of the channels: made, counted; and bytes of all stages that were ever made."""
+    made, plain = list[int](), Peers.arena
+
+    def arena(peers: Peers, nbytes: int, *, name: str = "shared arena") -> Any:
+        found = plain(peers, nbytes, name=name)
+        made.extend([found.nbytes] * name.startswith("stage"))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Peers, "arena", arena)
+        with cuda_rank.CudaRank(cuda_ranks.program(world.size), cuda_ranks.kernels(), world) as executor:
+            return ([c.staged for c in executor.channels.values()], sorted(stages.stages_of(executor.program, world.rank).values()), made)
+
+
+def test_a_rank_makes_the_stages_that_are_counted(engines: None) -> None:
+    """Each once, with room for the largest sum of its channel."""
+    for made, counted, ever in found(_staged):
+        assert sorted(made) == counted == sorted(ever) and all(made)
 
 
 @pytest.mark.parametrize(("name", "zero", "haste"), [("llama", 0, None), ("gpt", 0, 3), ("gpt", 1, None), ("llama", 1, 3)])

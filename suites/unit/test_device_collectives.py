@@ -6,6 +6,7 @@ Every planted fault of that code is rejected here, a few each session, all with 
 from __future__ import annotations
 
 import random
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,18 +17,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated_gpu import Stream
+from emulated_gpu import Event, Stream
 from emulated_peers import among
 from planted import planted
 
+from alpha.backends.cuda import launches
 from alpha.backends.cuda.kernels import collectives
 from alpha.backends.cuda.kernels.collectives import How
 from alpha.backends.cuda.lib import Operand
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.cuda_runtime import compile as nvcc
+from alpha.cuda_runtime import peers as arenas
 from alpha.cuda_runtime.peers import Peers
-from alpha.errors import GraphError, RankError, ShapeError
+from alpha.errors import GraphError, MachineError, RankError, ShapeError
 from alpha.gates.adversarial import cuda_plant
 from alpha.gates.contracts import device_perf, device_ranks
 from alpha.registry import consistency
@@ -103,13 +106,13 @@ def wrong(job: Job, kernels: Path = nvcc.KERNELS, haste: int | None = None, faul
     ranks, function, arguments = job
     try:
         found = among(ranks, _ahead, haste, fault, function, *arguments, kernels=kernels, deadlines=Deadlines(stall=60.0))
-        return "; ".join(w for each, _ in found for w in each)
+        return "; ".join(w for each, *_ in found for w in each)
     except AssertionError as error:
         return str(error).strip().splitlines()[-1]
 
 
-def drawn(config: pytest.Config, seed: int, names: Sequence[str], n: int) -> Sequence[str]:
-    return names if config.getoption("--all") else random.Random(f"{seed} {names}").sample(list(names), n)
+def drawn(config: pytest.Config, seed: int, names: Sequence[str], n: int) -> list[str]:
+    return list(names) if config.getoption("--all") else random.Random(f"{seed} {names}").sample(list(names), n)
 
 
 def test_every_fault_is_seen_somewhere() -> None:
@@ -131,11 +134,80 @@ def test_faults_are_rejected_over_emulated_device_code(pytestconfig: pytest.Conf
         fault, early = FAULTS[name], (None,) * 3 if FAULTS[name].source else EARLY
         assert wrong(SEEN[name], haste=random.Random(f"{seed} {name}").choice(early)) == "", f"the unbroken run beside {name}"
         monkeypatch.setattr(device_ranks, "SOUND_S", 5.0)  # a fault may keep a member waiting
+        found, haste, host = "", None, None if fault.source else fault
         with cuda_plant.overlay(fault) if fault.source else nullcontext(nvcc.KERNELS) as kernels:
-            found, haste = next(((w, haste) for haste in early if (w := wrong(SEEN[name], kernels, haste, None if fault.source else fault))),
-                                ("", None))
+            for haste in early:
+                if found := wrong(SEEN[name], kernels, haste, host):
+                    break
         print(f"{name}: haste {haste}: {found[:200]}")
         assert found, f"{name}: {FAULTS[name].why}, and nothing says so"
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_sums_by_engines(ranks: int, pytestconfig: pytest.Config, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sums, in place and not, one after the other, from graphs, at other addresses, beside a stage that grows; streams late or ahead."""
+    plain = device_ranks.hows
+    monkeypatch.setattr(device_ranks, "hows", lambda *of: [how for how in plain(*of) if how.algorithm == "engine"])
+    for op in drawn(pytestconfig, seed + ranks, collectives.SUMS, 1):
+        for function, more in (("bits", ((1, 31, 601, 8192),)), ("streamed", (4096,)), ("repeated", (12,)), ("adjoint", ()), ("grown", ())):
+            haste = random.Random(f"{seed} {op} {function}").choice((None, seed))
+            assert wrong((ranks, getattr(device_ranks, f"at_{function}"), (op, seed % 1000, *more)), haste=haste) == "", (op, function, haste)
+
+
+def test_a_sum_by_eight_engines(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many members as a host has: another tree, more whole pieces."""
+    monkeypatch.setattr(device_ranks, "hows", lambda *of: [How("engine", 1)])
+    assert wrong((8, device_ranks.at_streamed, ("all_reduce", seed % 1000, 512)), haste=seed) == ""
+
+
+def _default(peers: Peers, world: World, count: int) -> list[str]:
+    """An exchange between two of the members, by the table, and that the next call is right."""
+    bench, wrong = device_ranks.Bench(peers), list[str]()
+    for root in range(bench.channel.size):
+        wrong.append(device_ranks.one(bench, "send", "f32", count, None, seed=root - count))
+    return [*wrong, device_ranks.one(bench, "all_reduce", "f32", 601, None)]
+
+
+def test_members_pass_by_whatever_the_pair_takes() -> None:
+    """The table takes packets for the one, copies for the other; who passes by is told neither."""
+    for count, algorithm in ((601, "packets"), (200_000, "direct")):
+        assert collectives.choose("send", 4 * count, 4).algorithm == algorithm
+        assert among(4, _default, count, kernels=nvcc.KERNELS, deadlines=Deadlines(stall=60.0)) == [[""] * 5] * 4
+
+
+def _at_speed(peers: Peers, world: World, *arguments: Any) -> Any:
+    """With kernels and events of emulated GPUs. An event knows no time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_perf, "Kernel", launches.Kernel)
+        patch.setattr(device_perf, "compile_kernel", launches.compile_kernel)
+        patch.setattr(Event, "time_since", lambda event, earlier: 1.0, raising=False)
+        return device_perf.at_speed(peers, world, *arguments)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_calls_and_probes_of_the_perf_gate_run(ranks: int, pytestconfig: pytest.Config, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every op, also where a probe moves more than an operand: an emulated driver refuses to copy beyond an allocation. Timed calls are
+    held to the row."""
+    for name, value in {"IN_GRAPH": {"short": 2, "long": 1}, "REPLAYS": {"short": 2, "long": 1}, "BLOCKS": 1, "HOPS": 2, "COPIES": 1}.items():
+        monkeypatch.setattr(device_perf, name, value)
+    monkeypatch.setattr(arenas, "WHOLE", 1 << 16)
+    for op in drawn(pytestconfig, seed, (*device_ranks.OPS[1:], "receive", "barrier"), 2) + ["all_reduce"]:
+        for name, nbytes in (("short", 1 << 10), ("long", 1 << 20)) if op != "barrier" else (("short", 0),):
+            found = among(ranks, _at_speed, op, name, nbytes, seed % 1000, True, kernels=nvcc.KERNELS, deadlines=Deadlines(stall=60.0))
+            assert [wrong for _, wrong in found] == [""] * ranks
+            assert {tuple(times) for times, _ in found} == {("calls", "hop", "copy")[: 3 if name == "long" else 2]}
+
+
+def test_a_case_says_what_went_wrong() -> None:
+    """What broke and what came, of a rank's traceback or of an error's words, and not the advice behind it."""
+    error = MachineError("the driver call x failed", came="CUDA_ERROR_INVALID_VALUE (1): invalid argument", do="check grid, block")
+    try:
+        raise error
+    except MachineError:
+        text = traceback.format_exc()
+    for words in (str(error), text):
+        assert device_perf.said(words).endswith("the driver call x failed came: CUDA_ERROR_INVALID_VALUE (1): invalid argument")
+    assert device_perf.said("Traceback\n  File\nMemoryError\n") == "MemoryError" and device_perf.said("") == ""
 
 
 def _renewed(peers: Peers, world: World) -> list[int]:

@@ -28,9 +28,11 @@ from alpha.backends.cuda.kernels.collectives import Channel
 from alpha.backends.cuda.lib import Parts
 from alpha.backends.cuda.memory_check import channels_of
 from alpha.backends.cuda.observe import Ran
+from alpha.backends.cuda.stages import require_stages, stages_of
 from alpha.backends.world import DeviceWorld
 from alpha.component import Catalogue, Component
 from alpha.cuda_runtime import _bindings
+from alpha.cuda_runtime.device import Device
 from alpha.cuda_runtime.graph import Graph, capture
 from alpha.cuda_runtime.lost import context_lost
 from alpha.cuda_runtime.mark import Marks
@@ -66,7 +68,7 @@ class CudaRank(CudaExecutor):
     device's waits are ended, and the wait raises its RankError, with rank, op and step. `patience_s`: of the device itself.
 
     InputError for a world of another size than the Program, GraphError where ranks have other plans or arenas, MachineError where
-    the GPUs do not share memory.
+    the GPUs do not share memory, or have no room for the run.
     """
 
     def __init__(self, program: Program, catalogue: Catalogue, world: DeviceWorld, *, index: int = 0, captured: bool = True,
@@ -87,6 +89,7 @@ class CudaRank(CudaExecutor):
         self._told: deque[_Told] = deque()
         self._lines: dict[tuple[tuple[str, ...], bool], tuple[Graph, list[list[Ran]]]] = {}
         self._calls = {name: tuple(x for x in plan.launches if x.stream == COMM) for name, plan in self._own_plans().items()}
+        require_stages(program, Device.open(index).free_memory(), world.rank)
         super().__init__(program, catalogue, index=index, captured=captured)
 
     @property
@@ -117,9 +120,11 @@ class CudaRank(CudaExecutor):
         calls = [x for plan in self.plans.values() for x in plan.launches if "group" in x.attrs]
         for name in sorted({r.arena for x in calls for r in (*x.ins, *x.outs)}):
             self.peers.share(self.arenas[name])
+        stages = stages_of(self.program, self.world.rank)
         for group, stream in channels_of(self.plans.values()):
             members = next(t for t in self.program.groups[group] if self.world.rank in t)
-            self.channels[group, stream] = Channel(self.peers, members=members, patience_s=self._patience_s)
+            self.channels[group, stream] = channel = Channel(self.peers, members=members, patience_s=self._patience_s)
+            channel.stage(stages[group, stream])  # the largest first: one that grew would keep the smaller ones
 
     def _on_streams(self, plan: Plan, bound: Sequence[tuple[Launch, Run]]) -> list[tuple[Launch, Run]]:
         """The same, each launch on its stream, behind what it waits for."""
@@ -335,7 +340,7 @@ class CudaRank(CudaExecutor):
         self.peers.exchange(b"done")
         self.peers.close()
         for channel in self.channels.values():
-            channel.record.free()
+            channel.close()
         for graph, _ in self._lines.values():
             graph.destroy()
         if self._comm_marks is not None:

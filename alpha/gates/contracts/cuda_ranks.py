@@ -20,6 +20,7 @@ import numpy as np
 from alpha.backends.cuda.executor import CudaExecutor
 from alpha.backends.cuda.memory_check import RESERVE, channel_bytes, check_memory, needed
 from alpha.backends.cuda.ranks import CudaRank
+from alpha.backends.cuda.stages import require_stages, stages_of
 from alpha.comm.watch import Deadlines
 from alpha.comm.world import World
 from alpha.component import Catalogue, Measured
@@ -534,7 +535,32 @@ def _memory(rng: np.random.Generator) -> Measured:
                 wrong += [] if "for channels between ranks" in str(error) else [str(error)]
         cases += 5
     wrong += [] if alone.channels == 0 and needed(program()).channels == 2 * CHANNEL else ["channels of other Programs"]
-    return Measured(error=float(len(wrong)), bound=0.0, cases=cases + 1, note="; ".join(wrong)[:120])
+    wrong += _stages()
+    return Measured(error=float(len(wrong)), bound=0.0, cases=cases + 4, note="; ".join(wrong)[:120])
+
+
+def _stages() -> list[str]:
+    """Of the sums of a channel that copy engines move the largest one's stage is counted, on each stream, and a run without room for it is
+    refused. Short sums take none."""
+    def total(elements: int, stream: str) -> Launch:
+        x = Ref("io", 0, TensorType((elements,), "f32"))
+        return _launch("all_reduce", (x,), x, (), stream=stream, ranks=RANKS)
+
+    sums = (total(40 << 20, COMM), total(90 << 20, COMM), total(50 << 20, COMM), total(64 << 20, COMPUTE))
+    small = program(RANKS)
+    plans = {name: replace(plan, launches=sums) for name, plan in small.plans.items()}
+    large = replace(small, plans=plans)
+    wanted, wrong = {(GROUP, COMM): 180 << 20, (GROUP, COMPUTE): 128 << 20}, list[str]()
+    wrong += [] if stages_of(large, 1) == wanted else [f"stages of {stages_of(large, 1)} bytes"]
+    wrong += [] if not any(stages_of(small).values()) else ["stages of short sums"]
+    said, least = list[str](), needed(large, 1).total + RESERVE + sum(wanted.values())
+    for free in (least, least - 1):
+        try:
+            require_stages(large, free, 1)
+            said.append("")
+        except MachineError as error:
+            said.append(str(error))
+    return wrong + ([] if not said[0] and "for stages of sums between ranks" in said[1] else [f"a run with its stages' room: {said}"])
 
 
 CHANNEL = 10 << 20
