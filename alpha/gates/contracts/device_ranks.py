@@ -219,8 +219,8 @@ GROWN = 5 << 18
 
 
 def at_grown(peers: Peers, world: World, op: str, seed: int) -> Found:
-    """Sums by engines on one channel, over a short, a long, a shorter operand, and over the first again: the stage grows for the second, and
-    what was made before keeps its own."""
+    """Sums by engines on one channel, over a short, a long, a shorter operand, and over the first again: the stage grows for the second,
+    and what was made before keeps its own."""
     bench, wrong, sizes, kept = Bench(peers, room=GROWN * 4), list[str](), list[int](), dict[int, Operation]()
     n, me = bench.channel.size, bench.channel.me
     for total in (8192, GROWN, 4096, 8192):
