@@ -207,8 +207,8 @@ def test_a_case_says_what_went_wrong() -> None:
         raise error
     except MachineError:
         text = traceback.format_exc()
-    for words in (str(error), text):
-        assert device_perf.said(words).endswith("the driver call x failed came: CUDA_ERROR_INVALID_VALUE (1): invalid argument")
+    expected = "the driver call x failed came: CUDA_ERROR_INVALID_VALUE (1): invalid argument"
+    assert device_perf.said(str(error)) == expected and device_perf.said(text) == f"MachineError: {expected}"
     assert device_perf.said("Traceback\n  File\nMemoryError\n") == "MemoryError" and device_perf.said("") == ""
 
 

@@ -82,7 +82,9 @@ def said(error: str) -> str:
     """What an error says and what came, of its text or of a traceback that ends with it: in its last lines stands what to do."""
     lines = error.strip().splitlines()
     start = next((i for i in reversed(range(len(lines))) if lines[i][:1].strip()), 0)
-    return " ".join(" ".join(lines[start:start + 2]).split())
+    found = " ".join(" ".join(lines[start:start + 2]).split())
+    name, colon, words = found.partition(": ")
+    return name.rpartition(".")[2] + colon + words if " " not in name else found  # a note is short: without the error's module
 
 
 def _types(op: str, nbytes: int, size: int) -> tuple[TensorType, ...]:
