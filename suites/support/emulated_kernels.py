@@ -73,9 +73,10 @@ def kernels_in(component: Any) -> frozenset[str]:
 
 
 @contextmanager
-def emulated_kernels(kernels: Path, host: Host | None = None) -> Iterator[None]:
+def emulated_kernels(kernels: Path, host: Host | None = None) -> Iterator[list[int]]:
     """Within it the wrappers of bandwidth-bound kernels launch what g++ made of the sources in this folder; inside `emulated_gpu`.
-    `host`: how they are made, if not as usual."""
+    `host`: how they are made, if not as usual. Gives a list: while it holds something, blocks of what is enqueued run in the order of its
+    last number, 0 or 1, and else in a drawn one."""
     from emulated_gpu import on
     from emulated_threads import on_threads
 
@@ -84,11 +85,13 @@ def emulated_kernels(kernels: Path, host: Host | None = None) -> Iterator[None]:
     from alpha.cuda_runtime.device import stream_handle
     from alpha.gates.cuda import replay as cuda_replay
 
-    turns = random.Random(7)
+    turns, chosen = random.Random(7), list[int]()
 
     def call(launch: Launch, stream: Any) -> None:
+        order = chosen[-1] if chosen else None
+
         def late() -> None:
-            launch.run(turns.randrange(2))
+            launch.run(turns.randrange(2) if order is None else order)
 
         late.kernel = launch.name  # type: ignore[attr-defined]
         on(stream_handle(stream), late)
@@ -96,7 +99,7 @@ def emulated_kernels(kernels: Path, host: Host | None = None) -> Iterator[None]:
     with nvcc.compiling(kernels=kernels.resolve()), on_threads(host=host, call=call), pytest.MonkeyPatch.context() as patch:
         patch.setattr(gemm, "prepare", product)
         patch.setattr(cuda_replay, "kernels_of", kernels_in)
-        yield
+        yield chosen
 
 
 def judged(component_id: str, gate: str, kernels: Path, nonce: str | None = None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import pickle
+import random
 import signal
 import sys
 import traceback
@@ -110,6 +111,7 @@ def emulated_peers(memory: Memory, rank: int, kernels: Path) -> Iterator[Any]:
     from emulated_threads import Host
     from host_library import KEPT, host_library
 
+    from alpha.backends.cuda import launches
     from alpha.cuda_runtime import _bindings
     from alpha.train import forbidden
 
@@ -122,7 +124,16 @@ def emulated_peers(memory: Memory, rank: int, kernels: Path) -> Iterator[Any]:
             return host_library(files, *flags)
 
     host = Host(instructions=AMONG_PEERS, prelude=PEERS.read_text(encoding="utf-8"), rewritten=_hasty, build=build)
-    with emulated_gpu() as gpu, emulated_kernels(kernels, host), pytest.MonkeyPatch.context() as patch:
+    with emulated_gpu() as gpu, emulated_kernels(kernels, host) as chosen, pytest.MonkeyPatch.context() as patch:
+        orders, operate = random.Random(7), launches.Operation.__call__
+
+        def ordered(operation: Any, stream: Any = None) -> None:
+            """All members call the same operations, but not all launch as many kernels in one."""
+            chosen.append(orders.randrange(2))
+            operate(operation, stream)
+            chosen.pop()
+
+        patch.setattr(launches.Operation, "__call__", ordered)
         pycuda, driver = gpu.pycuda(), gpu.driver()
         pycuda.mem_alloc = memory.allocator(rank)
         driver.cuCtxSynchronize = lambda: (pycuda.Context.synchronize(), (0,))[1]
