@@ -261,6 +261,8 @@ def _disagree(peers: Peers, world: World) -> list[str]:
         partial(collectives.all_reduce, c, x, y, 600, "f32", how=How("star")),
         partial(collectives.all_reduce, c, x, y, 600, "f32", how=How("packets", 65)),
         partial(collectives.all_to_all, c, x, x, 600, "f32", how=How("direct")),
+        partial(collectives.all_reduce, c, x, y, 600, "f32", how=How("engine", parts=0)),
+        partial(collectives.reduce_scatter, c, x, y, 601, "f32", how=How("engine")),
         partial(collectives.all_reduce, c, 64, y, 600, "f32"),
     ]
     for attempt in attempts:
@@ -276,7 +278,7 @@ def test_calls_that_do_not_fit_are_refused() -> None:
     for said in among(2, _disagree, kernels=nvcc.KERNELS):
         assert said == ["members make different collectives"] * 3 + [
             "all_reduce has no such algorithm", "a collective's launch", "an exchange in place wants packets",
-            "peers see shared arenas alone", ""]
+            "all_reduce by engines", "engine sums want pieces of whole vectors", "peers see shared arenas alone", ""]
 
 
 def _unproved(peers: Peers, world: World) -> str:
