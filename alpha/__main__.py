@@ -2,6 +2,8 @@
 
 Importing what a command needs takes most of a second. Nothing has begun by then, so an interrupt ends the process on the spot, with 130 and
 one word; later `exit_code` answers it. Where SIGINT is ignored (a script's background job), it stays so.
+
+Python drops what is raised in a destructor or in a callback of C, an interrupt too. That one comes again, a moment later.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from collections.abc import Callable, Sequence
 
 INTERRUPTED = 130
 """128 and the number of SIGINT, as shells have it."""
+
+AGAIN = 0.02
+"""Seconds after which an interrupt that Python dropped comes again."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +47,7 @@ def begin(load: Callable[[], Callable[[Sequence[str] | None], int]], argv: Seque
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
+    sys.unraisablehook = _dropped
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -53,6 +59,17 @@ def begin(load: Callable[[], Callable[[Sequence[str] | None], int]], argv: Seque
     except KeyboardInterrupt:
         _leave()
     return INTERRUPTED
+
+
+def _dropped(what: sys.UnraisableHookArgs) -> None:
+    """Python's own answer to what nobody can catch, but for interrupts: from another thread, as one raised here would be dropped too."""
+    if not isinstance(what.exc_value, KeyboardInterrupt):
+        return sys.__unraisablehook__(what)
+    import threading
+
+    again = threading.Timer(AGAIN, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def _leave(*_: object) -> None:

@@ -65,6 +65,27 @@ def test_ctrl_c_at_any_moment_of_the_start() -> None:
         assert process.returncode == 130 and b"Traceback" not in err, (delay, process.returncode, err.decode())
 
 
+def test_an_interrupt_that_python_drops_comes_again() -> None:
+    """It came while a destructor or a callback of C ran. Planted: without the hook, this ends with 0 behind a traceback."""
+    text = """
+import alpha.cli, os, signal, sys, time
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+def main(argv):
+    held = Dropped()
+    del held
+    time.sleep(5)
+    return 0
+alpha.cli.main = main
+from alpha.__main__ import main
+sys.exit(main())
+"""
+    done = run("-c", text, preexec_fn=wakes)
+    assert done.returncode == 130 and done.stderr == b"interrupted\n", done.stderr.decode()
+
+
 def test_an_ignored_interrupt_stays_ignored() -> None:
     """As a script's background job has it."""
     def ignores() -> None:
