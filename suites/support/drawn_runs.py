@@ -26,7 +26,7 @@ def draw(seed: int, folder: Path, family: str | None = None) -> Path:
     path = folder / "run.toml"
     path.write_text("".join(f"[{s}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in keys.items()) for s, keys in tables.items()))
     for attempt in range(100):
-        _texts(random.Random(f"text {seed} {attempt}"), folder / "text")
+        _texts(random.Random(f"text {seed} {attempt}"), folder / "text", attempt // 10)
         if _fits(DullTrainer(path)):
             return path
     raise RuntimeError(f"no text was found for draw {seed}")
@@ -101,8 +101,8 @@ def _mixture(rng: random.Random, folder: Path) -> str:
     return ", ".join(f"{(folder / name).as_posix()}:{rng.choice(('0.7', '2', '0.25', '1.5', '3'))}" for name in names)
 
 
-def _texts(rng: random.Random, folder: Path) -> None:
-    """Files of a few words in nested folders, .txt and .md alike, copies of them under other names in a
+def _texts(rng: random.Random, folder: Path, extra: int) -> None:
+    """10 to 15 files, and `extra` more, of a few words in nested folders, .txt and .md alike, copies of them under other names in a
     folder beside it, and one file beside the folder: copies, an empty one, a hidden one, one of
     no text, bytes that are no UTF-8, Windows' line ends."""
     more = folder.with_name("more")
@@ -112,7 +112,7 @@ def _texts(rng: random.Random, folder: Path) -> None:
     more.mkdir(parents=True)
     alphabet = ["def", "return", "self", "x1", "0", "42", "==", "(a, b)", "import", "\xe9t\xe9", "  ", "\t", "#--", "value"]
     words, whole = rng.choices(alphabet, k=9), b""
-    for i in range(rng.randrange(10, 16)):
+    for i in range(rng.randrange(10, 16) + extra):
         text = "".join(rng.choice(words) + rng.choice((" ", " ", "\n", "\r\n", "\n\n    ")) for _ in range(rng.randrange(6, 22))).encode()
         text += rng.choice((b"", b"\xff\xfe\x00", b"\n"))
         whole += text
