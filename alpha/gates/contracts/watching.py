@@ -229,7 +229,9 @@ def errors(rng: np.random.Generator) -> Measured:
     the error once all are over, whether that is so already or not; then the stream goes on."""
     wrong, cases = list[str](), 8
     for case in range(cases):
-        stream, ran, n, go = Stream("told"), list[int](), int(rng.integers(2, 6)), threading.Event()
+        stream, ran, n, go = Stream(f"told {case}"), list[int](), int(rng.integers(2, 6)), threading.Event()
+        named = [t.name for t in threading.enumerate()].count(f"told {case}")
+        wrong += [] if named == 1 else [f"{named} threads bear the stream's name"]
         fails = int(rng.integers(n))
 
         def call(i: int, ran: list[int] = ran, fails: int = fails, go: threading.Event = go) -> Callable[[], None]:

@@ -35,7 +35,9 @@ from alpha.graph.plan import Plan, Ref
 from alpha.graph.trace import Tracer
 from alpha.graph.verify import verify
 from alpha.ops.table import table
+from alpha.passes import memory
 from alpha.passes.fuse import fuse
+from alpha.passes.memory import ALIGN
 from alpha.passes.memory import layout as lay_out
 from alpha.passes.recompute import recompute
 from alpha.passes.schedule import schedule
@@ -228,12 +230,35 @@ def _order_is_reachability(rng: np.random.Generator) -> Measured:
                     wrong += b < c and not reach[i, j] and i != j
                     wrong += not a <= i <= b
         wrong += sum(len({streams[j] for j in order.waits(i)}) != len(order.waits(i)) for i in run)
+        wrong += sum(list(order.waits(i)) != sorted(order.waits(i)) for i in run)
     return Measured(error=float(wrong), bound=0.0, cases=cases)
 
 
 def _refuse_late_wait(rng: np.random.Generator) -> Measured:
     """A call that waits for a later one would wait for ever."""
     return refuses(GraphError, lambda: Order([COMPUTE, COMM], [{1}, set()]))
+
+
+def _packed_as_said(rng: np.random.Generator) -> Measured:
+    """Storages of drawn sizes and lifetimes, many of whole alignments so that gaps fit to the byte: largest first, and of one size the
+    one written first, each at the lowest aligned place that is free while it lives, which is looked for place by place."""
+    wrong, cases = list[str](), 40
+    for _ in range(cases):
+        n = int(rng.integers(1, 14))
+        sizes = [int(rng.integers(1, 5)) * ALIGN - (rng.random() < 0.3) * int(rng.integers(1, ALIGN)) for _ in range(n)]
+        first = rng.integers(0, 12, len(sizes)).tolist()
+        lives = [(a, a + int(rng.integers(0, 8))) for a in first]
+        classes = [memory._Class(nbytes=n, first=a, last=b) for n, (a, b) in zip(sizes, lives, strict=True)]
+        got, want = memory.pack(classes), dict[int, int]()
+        for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], lives[i])):
+            beside = [j for j in want if lives[j][0] <= lives[i][1] and lives[i][0] <= lives[j][1]]
+            want[i] = next(at for at in range(0, 1 << 20, ALIGN)
+                           if all(at + sizes[i] <= want[j] or want[j] + sizes[j] <= at for j in beside))
+        lower = max(sum(n for n, (a, b) in zip(sizes, lives, strict=True) if a <= t <= b) for t in range(24))
+        peak, total = max(want[i] + sizes[i] for i in want), sum(-(-n // ALIGN) * ALIGN for n in sizes)
+        wrong += [] if [c.offset for c in classes] == [want[i] for i in range(len(sizes))] else [f"{sizes} that live {lives}"]
+        wrong += [] if (got.peak, got.total, got.lower) == (peak, total, lower) else [f"{got} instead of {(peak, total, lower)}"]
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
 
 
 def _with_exchange() -> Catalogue:
@@ -494,7 +519,8 @@ CASES: Cases = {
                                ("order", _order_is_reachability), ("beside", _beside_is_apart), ("streams", _streams_drawn),
                                ("bucket", _bucket_in_place), ("bucket-kept", _bucket_kept), ("aligned", _aligned),
                                ("read-twice", _read_twice),
-                               ("two-readers", _two_readers), ("scattered", _scattered_apart), ("largest-first", _largest_first),
+                               ("packed", _packed_as_said), ("two-readers", _two_readers), ("scattered", _scattered_apart),
+                               ("largest-first", _largest_first),
                                ("any-order", _named_in_any_order),
                                ("placed", effects.launches_placed),
                                ("parts", parts.in_place), ("parts-apart", parts.written_apart), ("gathered-parts", parts.gathered),
