@@ -52,6 +52,10 @@ CLASSES = {
     "comm": "comm/checked comm/words comm/watch comm/flight comm/agree",
     "checkpoints": "checkpoint/folders checkpoint/ranges checkpoint/safetensors checkpoint/hf",
     "evidence": "registry/judge registry/evidence registry/record registry/consistency registry/catches registry/status registry/check",
+    "data": "data/bucketed data/corpus data/hashed data/mixture data/packing data/permutation data/prefetch data/prepared data/sampler "
+            "data/shards data/split data/tokenizer",
+    "connections": "comm/bridge comm/control comm/group comm/handshake comm/line comm/meet comm/message comm/rule comm/segment comm/shm "
+                   "comm/streams comm/topology comm/world",
 }
 """Class -> its files."""
 

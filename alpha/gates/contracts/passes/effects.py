@@ -80,11 +80,12 @@ def pipeline() -> Tracer:
     return t
 
 
-def rows(op: str) -> Tracer:
-    """One row on operands with an extent that an input names."""
+def rows(op: str, last: tuple[int, ...] | None = None) -> Tracer:
+    """One row on operands with an extent that an input names; the last one of shape `last` and without an extent, where that is given."""
     t = Tracer("rows")
-    n = t.input("n", (), "i32")
-    xs = [t.extent(t.input(name, (BOUND, WIDTH), "f32"), n) for name in row(op).inputs]
+    n, names = t.input("n", (), "i32"), row(op).inputs
+    xs = [t.extent(t.input(name, (BOUND, WIDTH), "f32"), n) for name in names[: len(names) - (last is not None)]]
+    xs += [t.input(names[-1], last, "f32")] if last is not None else []
     t.output("y", t(op, *xs, **({"factor": 0.3} if op == "scale" else {})))
     return t
 
@@ -350,23 +351,23 @@ def _program(graph: Graph) -> Program:
 
 def counted_rows(rng: np.random.Generator) -> Measured:
     """Every number of rows from none to the bound: those have the bits of a call on as many rows, and those of the oracle to its roundoff;
-    the memory behind them is left alone, and results are handed out as long as they are."""
+    the memory behind them is left alone, and results are handed out as long as they are. So too beside an operand of one row for all."""
     wrong, cases = [], 0
-    for op in (op for op in ROWWISE if row(op).across is None):
-        graph = verify(rows(op).graph, "trace")
+    for op, last in (*((op, None) for op in ROWWISE if row(op).across is None), ("add", (WIDTH,)), ("mul", (1, WIDTH))):
+        graph = verify(rows(op, last).graph, "trace")
         component, attrs = kernels()[f"{op}.f32.cpu"], graph.nodes[0].attrs
         with CpuExecutor(p := _program(graph), kernels()) as executor:
             behind = executor.view(p.plans["p"].outputs["y"].whole)
             for n in range(BOUND + 1):
-                given = {k: rng.standard_normal((BOUND, WIDTH)).astype(np.float32) for k in graph.inputs if k != "n"}
+                given = {k: rng.standard_normal(v.type.shape).astype(np.float32) for k, v in graph.inputs.items() if k != "n"}
                 behind[...] = np.float32(7)
                 got = executor.run("p", {**given, "n": np.array(n, np.int32)})["y"]
-                own = [given[k][:n] for k in row(op).inputs]
+                own = [given[k][:n] if graph.inputs[k].extent is not None else given[k] for k in row(op).inputs]
                 (want,) = run_kernel(component, own, [TensorType(x.shape, "f32") for x in own], attrs, workers=executor.workers)
                 exact = evaluate(graph, {**given, "n": np.array(n, np.int32)}, {})[0]["y"]
                 good = got.shape == want.shape == exact.shape == (n, WIDTH) and got.tobytes() == want.tobytes()
                 good &= bool((behind[n:] == 7).all()) and bool(np.allclose(got, exact, rtol=1e-6, atol=1e-6))
-                wrong += [] if good else [f"{op} of {n} rows"]
+                wrong += [] if good else [f"{op} of {n} rows, the last operand {last or 'too'}"]
                 cases += 1
     return yes(not wrong, "; ".join(wrong)[:200], cases)
 
