@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,6 +193,38 @@ def patience(rng: np.random.Generator) -> Measured:
         wrong += [] if good else [f"{longest} s, others {others} s: {told or came}, {least} expected"]
         segment.close()
     return Measured(error=float(len(wrong)), bound=0.0, cases=5, note=wrong[0][:120] if wrong else "")
+
+
+def stops(rng: np.random.Generator) -> Measured:
+    """A rank that waits for a living one stops at the first error that any rank tells, at whichever look, before it begins or in its
+    sleep: with that one's name, op and step."""
+    wrong, size, cases = list[str](), 4, 12
+    for case in range(cases):
+        segment = Segment.create(size)
+        control = segment.control
+        for rank in range(size):
+            control.join(rank, os.getpid())
+        teller, accused, step = int(rng.integers(1, size)), int(rng.integers(-1, size)), int(rng.integers(-1, 9))
+        op, looks = ("all_gather", "")[case % 2], [-1 if case < 2 else int(rng.integers(2, 9))]
+        tell = partial(control.fail, Failure(teller, accused, op, step, time.monotonic_ns(), "out of paper"))
+        if looks[0] < 0:
+            tell()
+
+        def rest(seconds: float, looks: list[int] = looks, tell: Callable[[], object] = tell) -> None:
+            looks[0] -= 1
+            if looks[0] == 0:
+                tell()
+
+        watch, came, end = Watch(control, 0, Deadlines()), None, time.monotonic() + 2.0  # behind it nobody was stopped
+        try:
+            watch.until(lambda end=end: time.monotonic() > end, int(rng.integers(1, size)), "all_reduce", rest)  # type: ignore[misc]
+        except RankError as error:
+            came = error.rank, error.op, error.step, error.what
+        expected = accused, op or "all_reduce", step, "rank 0 stops: out of paper"
+        wrong += [] if came == expected else [f"{came}, not {expected}"]
+        watch.close()
+        segment.close()
+    return Measured(error=float(len(wrong)), bound=0.0, cases=cases, note=wrong[0][:120] if wrong else "")
 
 
 def at_checked(world: World, op: str, seed: int) -> tuple[list[str], int]:

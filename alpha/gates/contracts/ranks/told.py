@@ -201,7 +201,7 @@ def named(rng: np.random.Generator) -> Measured:
         seen = f"{OPS[place[2]]} number {place[1]} of group {place[0]:#x}" + (f", step {place[3]}" if place[3] >= 0 else "")
         said = ("ranks wait for each other in all_reduce" if ring else f"rank {last} gets on with nothing while all_reduce waits for it",
                 f"{names}; rank {last} is {'stopped' if frozen[last] else 'on another host'}, last heartbeat 0.",
-                f" s ago, last seen in {seen if place[1] else 'no collective yet'}{begun}", "progress within 1.3 s")
+                f" s ago, last seen in {seen if place[1] else 'no collective yet'}{begun}\n", "progress within 1.3 s")
         text = str(error)
         wrong += [f"{part!r} is not in {text}" for part in said if part not in text]
         told = (error.rank, error.op, error.step)
