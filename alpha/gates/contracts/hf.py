@@ -343,6 +343,49 @@ OTHERS: dict[str, tuple[tuple[str, Any], ...]] = {
 """Fixture -> (key of config.json, a value that no model here can have)."""
 
 
+ROTARY: dict[str, tuple[str, Any]] = {
+    "hidden_size": ("width", 4096), "num_hidden_layers": ("layers", 32), "num_attention_heads": ("heads", 32),
+    "rms_norm_eps": ("norm_eps", 1e-6), "rope_theta": ("rope_base", 10000.0), "tie_word_embeddings": ("tied", False)}
+ABSENT: dict[str, dict[str, tuple[str, Any]]] = {
+    "gpt2": {"vocab_size": ("vocab_size", 50257), "n_positions": ("positions", 1024), "n_layer": ("layers", 12), "n_embd": ("width", 768),
+             "n_head": ("heads", 12), "layer_norm_epsilon": ("norm_eps", 1e-5), "tie_word_embeddings": ("tied", True)},
+    "llama": {**ROTARY, "vocab_size": ("vocab_size", 32000), "max_position_embeddings": ("positions", 2048),
+              "intermediate_size": ("hidden", 11008), "attention_bias": ("attention_bias", False)},
+    "qwen2": {**ROTARY, "vocab_size": ("vocab_size", 151936), "max_position_embeddings": ("positions", 32768),
+              "intermediate_size": ("hidden", 22016), "num_key_value_heads": ("kv_heads", 32)},
+}
+"""Type of a model -> key of its config.json -> (our size, what GPT2Config, LlamaConfig and Qwen2Config of transformers take without it)."""
+NEEDLESS: dict[str, dict[str, Any]] = {
+    "gpt2": {"activation_function": "gelu_new", "n_inner": None, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+             "add_cross_attention": False, "quantization_config": None},
+    "llama": {"hidden_act": "silu", "mlp_bias": False, "quantization_config": None},
+    "qwen2": {"hidden_act": "silu", "use_sliding_window": False, "layer_types": None, "quantization_config": None},
+}
+"""Keys that say what is so without them."""
+
+
+def _absent(rng: np.random.Generator) -> Measured:
+    """A config.json that says any of its keys, with drawn values, means transformers' own defaults for the others."""
+    count = Count()
+    for kind, keys in ABSENT.items():
+        for said in (0.0, 1.0, *rng.random(10)):
+            given, want = {k: v for k, v in NEEDLESS[kind].items() if rng.random() < said}, dict[str, Any]()
+            for key, (ours, default) in keys.items():
+                value: Any = bool(rng.integers(2)) if isinstance(default, bool) else type(default)(rng.integers(1, 1 << 20))
+                want[ours] = value if rng.random() < said else default
+                given |= {key: value} if want[ours] is value else {}
+            if kind != "gpt2":
+                want |= {"head_dim": max(want["width"] // want["heads"], 1), "rope_scaling": ()}
+                given |= {"head_dim": 1} if want["width"] < want["heads"] else {}
+            if kind == "llama":
+                want |= {"kv_heads": want["heads"], "attention_bias": "all" if want["attention_bias"] else "none"}
+            if kind == "qwen2":
+                want["attention_bias"] = "qkv"
+            got = hf.LAYOUTS[kind].sizes(hf._Reader("made/config.json", given))
+            count.check(got == want, f"a {kind} of {json.dumps(given)}: {sorted({*got.items()} ^ {*want.items()}, key=str)}")
+    return count.measured()
+
+
 def _configs(rng: np.random.Generator) -> Measured:
     """A model that needs what no model here has is refused by the key; so is a config.json that is none."""
     count = Count()
@@ -511,7 +554,8 @@ CASES: dict[str, Cases] = {
         "parity": [("logits", _logits), ("as transformers writes", _written), ("round trip", _round_trip), ("in files", _in_files),
                    ("widened", _widened), ("tensors of files", saves.tensors_of_files)],
         "determinism": [("same bytes", _same_bytes)],
-        "faults": [("headers", _headers), ("indices", _indices), ("configs", _configs), ("tensors", _tensors), ("disk", _disk),
+        "faults": [("headers", _headers), ("indices", _indices), ("configs", _configs), ("keys that are absent", _absent),
+                   ("tensors", _tensors), ("disk", _disk),
                    ("a disk without a word", lambda rng: saves.exported_to_a_bad_disk(rng, *drawn(rng, "gpt2", True))),
                    ("mutants", _mutants)],
     }
