@@ -368,7 +368,7 @@ def _absent(rng: np.random.Generator) -> Measured:
     """A config.json that says any of its keys, with drawn values, means transformers' own defaults for the others."""
     count = Count()
     for kind, keys in ABSENT.items():
-        for said in (0.0, 1.0, *rng.random(10)):
+        for said in (0.0, 1.0, *rng.random(100)):
             given, want = {k: v for k, v in NEEDLESS[kind].items() if rng.random() < said}, dict[str, Any]()
             for key, (ours, default) in keys.items():
                 value: Any = bool(rng.integers(2)) if isinstance(default, bool) else type(default)(rng.integers(1, 1 << 20))
