@@ -325,8 +325,8 @@ class Lines:
 
 
 def asked(file: str) -> tuple[Pair, ...]:
-    """The (component, gate) pairs of a file."""
-    return attempts(ROOT / file, file.partition("/")[0])
+    """The (component, gate) pairs of a file, but of those that need a GPU."""
+    return tuple(pair for pair in attempts(ROOT / file, file.partition("/")[0]) if catalogue()[pair[0]].backend != "cuda")
 
 
 def count_lines(files: Sequence[str], kept: dict[str, Any]) -> None:
