@@ -54,6 +54,18 @@ class Checks:
         else:
             self.wrong.append(f"{what}: accepted")
 
+    def refuses(self, kind: type[AlphaError], told: tuple[object, object, object, object], call: Callable[[], object]) -> None:
+        """Note that `call` must raise an error of exactly this kind that tells this: what broke, what came, what was expected, what to do."""
+        self.count += 1
+        try:
+            call()
+        except AlphaError as error:
+            came = tuple(x if x is None else str(x) for x in (error.what, error.came, error.expected, error.do))
+            if type(error) is not kind or came != tuple(x if x is None else str(x) for x in told):
+                self.wrong.append(f"{told[0]}: {type(error).__name__} {came}")
+        else:
+            self.wrong.append(f"{told[0]}: accepted")
+
     def measured(self, digest: str = "") -> Measured:
         """error = number of broken observations against bound 0."""
         return Measured(error=float(len(self.wrong)), bound=0.0, cases=self.count, digest=digest, note="; ".join(self.wrong)[:200])
