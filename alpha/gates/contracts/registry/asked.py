@@ -14,8 +14,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError
-from alpha.gates.contracts.registry.common import GOOD, HERE, Checks, folder, make, parity_case
-from alpha.gates.contracts.registry.status import BASE, KERNEL, ONE, SINGLE, TOP, catalogue
+from alpha.gates.contracts.registry.common import BASE, GOOD, HERE, KERNEL, ONE, SINGLE, TOP, Checks, catalogue, folder, make, parity_case
 from alpha.registry import asked, mutants, signatures
 from alpha.registry.catches import Catch, save_catches
 from alpha.registry.evidence import save, write_reference
@@ -72,9 +71,9 @@ def _evidence(checks: Checks, rng: np.random.Generator, root: Path, with_gpu: bo
                 wanted[f"cases {c.id} {gate}"] = "1" if c in (KERNEL, SINGLE) and gate == "determinism" else str(sum(many))
     for machine in (HERE, ONE):
         recorded = [bool(x) for x in rng.integers(2, size=5)]
-        save_catches([Catch(fault=f"made.{i}", component=KERNEL.id, gate="parity", machine=machine.key, digests={}, error="" if yes else "died",
-                            record=make("parity", [parity_case()], component=KERNEL.id, machine=machine) if yes else None)  # type: ignore[arg-type]
-                      for i, yes in enumerate(recorded)], root)
+        kept = make("parity", [parity_case()], component=KERNEL.id, machine=machine)  # type: ignore[arg-type]
+        save_catches([Catch(fault=f"made.{i}", component=KERNEL.id, gate="parity", machine=machine.key, digests={},
+                            error="" if yes else "died", record=kept if yes else None) for i, yes in enumerate(recorded)], root)
         if machine is HERE or with_gpu:
             wanted[f"recorded {machine.key}"] = str(sum(recorded))
     if rng.random() < 0.7 or not with_gpu:

@@ -14,8 +14,26 @@ from alpha.component import Measured
 from alpha.errors import CorruptError
 from alpha.gates.contracts.registry import asked, consistent, past, signed, spoiled, whole
 from alpha.gates.contracts.registry.committed import CATALOGUE, FAULT, PROBE, Committed, agree, red
-from alpha.gates.contracts.registry.common import HERE, OTHER, PROCESSOR, Case, Checks, folder, make, parity_case, pin_of
-from alpha.gates.contracts.registry.status import BASE, KERNEL, ONE, PAIR, SINGLE, TOP, TWO, catalogue, passing
+from alpha.gates.contracts.registry.common import (
+    BASE,
+    HERE,
+    KERNEL,
+    ONE,
+    OTHER,
+    PAIR,
+    PROCESSOR,
+    SINGLE,
+    TOP,
+    TWO,
+    Case,
+    Checks,
+    catalogue,
+    folder,
+    make,
+    parity_case,
+    passing,
+    pin_of,
+)
 from alpha.registry import judge as judges
 from alpha.registry import mutants, policy
 from alpha.registry.catches import NAME, load_catches, save_catches

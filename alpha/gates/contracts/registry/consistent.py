@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.registry.common import HERE, OTHER, Checks, folder, make
-from alpha.gates.contracts.registry.status import KERNEL, ONE, PAIR, SINGLE, TWO, catalogue
+from alpha.gates.contracts.registry.common import HERE, KERNEL, ONE, OTHER, PAIR, SINGLE, TWO, Checks, catalogue, folder, make
 from alpha.registry import consistency
 from alpha.registry.evidence import save
 from alpha.registry.history import hash_of
@@ -121,8 +120,8 @@ def elsewhere(rng: np.random.Generator) -> Measured:
 
 
 def of_gpus(rng: np.random.Generator) -> Measured:
-    """A record of a GPU names the driver, its share is of the median; one of as many devices as its component asks for, and of no BLAS. Of a
-    component or a gate that does not exist nothing is asked that only they could say."""
+    """A record of a GPU names the driver, its share is of the median; it is of as many devices as its component asks
+    for. Of a component or a gate that does not exist nothing is asked that only they could say."""
     checks, known = Checks(), catalogue(KERNEL, SINGLE, PAIR)
     for component, machine, other in ((SINGLE, ONE, TWO), (PAIR, TWO, ONE)):
         record = replace(_sound(rng), component=component.id, machine=machine.key)

@@ -10,8 +10,7 @@ import numpy as np
 import alpha
 from alpha.component import Measured
 from alpha.errors import InputError
-from alpha.gates.contracts.registry.common import Case, Checks, folder, write_package
-from alpha.gates.contracts.registry.status import BASE, KERNEL, catalogue
+from alpha.gates.contracts.registry.common import BASE, KERNEL, Case, Checks, catalogue, folder, write_package
 from alpha.registry.faults import Fault, apply, broken, load_faults
 from alpha.registry.record import content_hash
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
+from alpha.gates.contracts.registry import pinned as of_pins
+from alpha.gates.contracts.registry import sorts
 from alpha.gates.contracts.registry.common import GOOD, Case, Checks, make, parity_case, pin_of
 from alpha.registry.distance import HOP, HOPS
 from alpha.registry.gates import GATES
@@ -285,8 +287,11 @@ def _table(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.judge": {
-        "parity": [("verdicts", _verdicts), ("perf", _perf), ("distances", _distances), ("lines", _lines)],
+        "parity": [("verdicts", _verdicts), ("perf", _perf), ("distances", _distances), ("lines", _lines),
+                   ("what is written of a case", sorts.written), ("pins that are kept", of_pins.kept), ("claims", of_pins.claimed),
+                   ("where measurements stood", of_pins.stood)],
         "determinism": [("same verdicts", _table)],
-        "faults": [("not numbers", _not_numbers), ("skipped or renamed cases", _skipped), ("a tolerance without power", _powerless)],
+        "faults": [("not numbers", _not_numbers), ("skipped or renamed cases", _skipped), ("a tolerance without power", _powerless),
+                   ("what never passes", sorts.never_passes), ("damaged pins", of_pins.damaged)],
     },
 }

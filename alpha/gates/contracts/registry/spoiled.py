@@ -1,5 +1,5 @@
-"""What the merge gate says of spoiled files, whole: every finding, and no other; what lines of evidence, of catches and of scores are refused
-for, and in which words. Floor 7."""
+"""What the merge gate says of spoiled files, whole: every finding, and no other; what lines of evidence, of catches and of scores are
+refused for, and in which words. Floor 7."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import numpy as np
 from alpha.component import Catalogue, Measured
 from alpha.errors import CorruptError
 from alpha.gates.contracts.registry.committed import CATALOGUE, FAULT, Committed, agree
-from alpha.gates.contracts.registry.common import HERE, OTHER, Checks, folder, make
+from alpha.gates.contracts.registry.common import BASE, HERE, KERNEL, OTHER, TOP, Checks, catalogue, folder, make
 from alpha.gates.contracts.registry.signed import SIGN, with_keys
-from alpha.gates.contracts.registry.status import BASE, KERNEL, TOP, catalogue
 from alpha.registry import mutants
 from alpha.registry.catches import MAX_BYTES, Catch, load_catches, path_of, save_catches
 from alpha.registry.check import ERROR, Finding, check
@@ -25,6 +24,7 @@ from alpha.registry.record import canonical, content_hash, parse
 EVIDENCE = "baselines/evidence"
 SHAPE = "restore the file from version control or rerun the gate"
 CATCHES = "restore the file from version control, or delete it and run `alpha gate catches`"
+PINS = "restore the file from version control, or pin again with `alpha gate pin`"
 SCORES = "restore the file from version control"
 KILL = "run `alpha gate catches mutants --ship`; kill each survivor or explain it in gates/adversarial/equivalents.toml"
 
@@ -66,7 +66,7 @@ def findings(rng: np.random.Generator) -> Measured:
                            "_catches.jsonl", CATCHES)]),
         ("a file of pins", lambda c: (c.root.parents[1] / pins).write_text("x"), CATALOGUE,
          lambda c: [_error(pins, 0, "pins", f"pinned shares cannot be read; came {pins.rpartition('/')[2]}: JSONDecodeError Expecting "
-                           "value: line 1 column 1 (char 0)", "restore the file from version control, or pin again with `alpha gate pin`")]),
+                           "value: line 1 column 1 (char 0)", PINS)]),
         ("scores of mutants", lambda c: mutants.path_of(c.root).write_text("x"), CATALOGUE,
          lambda c: [_error("baselines/mutants.json", 0, "seeded mutants", "the scores of seeded mutants were edited by hand or cannot be "
                            "read; came mutants.json: Expecting value: line 1 column 1 (char 0)", KILL)]),
@@ -124,8 +124,8 @@ INSIDE: Mapping[str, Any] = {"digests": {"a": 1}, "environment": {"a": None}, "c
 
 
 def lines(rng: np.random.Generator) -> Measured:
-    """A field of a record that is of another type, or missing, is told; a line of catches is refused for each thing alone; a number of NumPy's
-    is written as Python's."""
+    """A field of a record that is of another type, or missing, is told; a line of catches is refused for each thing alone; a number of
+    NumPy's is written as Python's."""
     checks = Checks()
     body = json.loads(make("parity", component=KERNEL.id).line())
     for what, (value, why) in WRONG.items():
