@@ -11,7 +11,7 @@ import numpy as np
 
 from alpha.component import Component, Measured
 from alpha.errors import GraphError, InputError, UngatedError
-from alpha.gates.contracts.registry import admitted
+from alpha.gates.contracts.registry import admitted, sorts
 from alpha.gates.contracts.registry.common import (
     BASE,
     HERE,
@@ -323,7 +323,7 @@ CASES: dict[str, dict[str, list[Case]]] = {
     "registry.status": {
         "parity": [("usable", _usable), ("carried over", _carried), ("presupposed", _presupposed), ("policy", _policy),
                    ("several devices", _devices), ("evidence of several devices", _of_devices), ("what a run asks about", admitted.walked),
-                   ("a registry alone", admitted.alone)],
+                   ("a registry alone", admitted.alone), ("what is owed and carried", sorts.owed)],
         "determinism": [("order", _order)],
         "faults": [("refused", _refused), ("calls outside the envelope", _calls), ("what a run is refused for", admitted.fated)],
     },
