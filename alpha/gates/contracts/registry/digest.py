@@ -14,6 +14,7 @@ import numpy as np
 from alpha.backends.cuda.calls import Call, Calls
 from alpha.component import Component, Envelope, Limit, Measured
 from alpha.errors import InputError
+from alpha.gates.contracts.registry import held, reading, remembered, snapshot
 from alpha.gates.contracts.registry.common import Case, Checks, folder, write_package
 from alpha.ops.spec import Sample
 from alpha.ops.table import row, table
@@ -453,8 +454,13 @@ def _bad_input(rng: np.random.Generator) -> Measured:
 PARITY: tuple[Case, ...] = (
     ("harmless edits change nothing", _unmoved), ("everything reached changes it", _reached), ("names do not collide", _collisions),
     ("judges are not digested", _opaque), ("members by name", _members), ("held values", _values), ("component digests", _component),
+    ("references", reading.references), ("bindings", reading.bindings), ("entries of tables", reading.entries),
+    ("classes read", reading.classes), ("what counts of a function", reading.counts), ("parts of a file", reading.parts), ("names resolved", snapshot.resolved),
+    ("members of classes", snapshot.members), ("values by content", held.values), ("what gates bind to", held.bound),
+    ("what is kept", remembered.kept), ("answers that are kept", remembered.answered),
 )
 
 CASES: dict[str, dict[str, list[Case]]] = {
-    "registry.digest": {"parity": list(PARITY), "determinism": [("stable", _stable)], "faults": [("bad input", _bad_input)]},
+    "registry.digest": {"parity": list(PARITY), "determinism": [("stable", _stable)],
+                        "faults": [("bad input", _bad_input), ("what is damaged is read anew", remembered.damaged)]},
 }
