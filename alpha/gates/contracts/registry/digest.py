@@ -455,9 +455,9 @@ PARITY: tuple[Case, ...] = (
     ("harmless edits change nothing", _unmoved), ("everything reached changes it", _reached), ("names do not collide", _collisions),
     ("judges are not digested", _opaque), ("members by name", _members), ("held values", _values), ("component digests", _component),
     ("references", reading.references), ("bindings", reading.bindings), ("entries of tables", reading.entries),
-    ("classes read", reading.classes), ("what counts of a function", reading.counts), ("parts of a file", reading.parts), ("names resolved", snapshot.resolved),
-    ("members of classes", snapshot.members), ("values by content", held.values), ("what gates bind to", held.bound),
-    ("what is kept", remembered.kept), ("answers that are kept", remembered.answered),
+    ("classes read", reading.classes), ("what counts of a function", reading.counts), ("parts of a file", reading.parts),
+    ("names resolved", snapshot.resolved), ("members of classes", snapshot.members), ("values by content", held.values),
+    ("what gates bind to", held.bound), ("what is kept", remembered.kept), ("answers that are kept", remembered.answered),
 )
 
 CASES: dict[str, dict[str, list[Case]]] = {

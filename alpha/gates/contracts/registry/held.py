@@ -122,11 +122,12 @@ def values(rng: np.random.Generator) -> Measured:
     checks.that(of(round_about) == _digest("[1,[2,again 0],[2,again 0]]"), "what lies in itself")
     for value, text in ((math, "module math"), (fractions.Fraction(1, 2), "object fractions.Fraction "),
                         (operator.itemgetter, "symbol operator.itemgetter"), (operator.itemgetter(1), "object operator.itemgetter "),
-                        (len, "symbol builtins.len")):
+                        (len, "symbol builtins.len"), ([].append, "symbol None.list.append")):
         checks.that(of(value) == _digest(text), f"{value} is not written as {text}")
     n = int(rng.integers(1, 99))
     known: list[tuple[str, Any]] = [
         ("a class", _Counter), ("another class", _Other), ("a foreign class", fractions.Fraction), ("an object", _Counter(n)),
+        ("of a class in a function", _local(n)), ("of it, another", _local(n + 1)),
         ("another object", _Counter(n + 1)), ("of another class", _Other(n)),
         ("a method", _Counter(n).count), ("another method", _Counter(n).more),
         ("a method of another object", _Counter(n + 1).count), ("of a class that inherits it", _Other(n).count), ("a module", record),
@@ -154,6 +155,13 @@ def values(rng: np.random.Generator) -> Measured:
 
 def _product(a: object, b: np.ndarray) -> np.ndarray:
     return np.dot(b, b)
+
+
+def _local(n: int) -> object:
+    class Inside(_Counter):
+        """Of a function."""
+
+    return Inside(n)
 
 
 class _Multiplier:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from unittest import mock
 
 import numpy as np
 
@@ -231,7 +232,7 @@ SAME: Sequence[tuple[str, ...]] = (
     ("raise ValueError('a', b)", "raise ValueError('c', len(d))"), ("raise Thing(x, 'a')", "raise Thing(x, 'b')", "raise Thing(x, f'{y}')"),
     ("raise m.OwnError(a, came=b)", "raise m.OwnError([c for c in d], came=e.f)", "raise m.OwnError(str(a).strip(), came={b: -c})"),
     ("made = OwnError('a')", "made = OwnError(b[0] if c else d)"), ("expect(a, 'b', c)", "expect(a, f'{d}', c)"),
-    ("raise OwnError(sorted(max(a, key=b)))", "raise OwnError('a')"),
+    ("raise Thing(a='b')", "raise Thing(a='c')"), ("raise OwnError(sorted(max(a, key=b)))", "raise OwnError('a')"),
 )
 """Bodies of a function that mean the same."""
 OTHER: Sequence[tuple[str, ...]] = (
@@ -242,11 +243,23 @@ OTHER: Sequence[tuple[str, ...]] = (
      "OwnError(**b)", "OwnError(len(run(a)))", "OwnError(run().strip())", "OwnError((yield))", "OwnError(str(a, key=run(b)))",
      "OwnError((yield from a))"),
     ("expect(a, 'b')", "expect(c, 'b')", "expect('b', 'b')", "expect(a, b)", "expect(a, c)", "expects(a, 'b')", "expects(a, 'c')"),
-    ("Thing(a=1)", "Thing(a=2)", "Thing(b=1)", "Thing(**{'a': 1})"),
+    ("raise Thing(a=b)", "raise Thing(a=c)", "raise Thing(b=b)"), ("Thing(a=1)", "Thing(a=2)", "Thing(b=1)", "Thing(**{'a': 1})"),
     ("x = 1", "x = 1.0", "x = True", "x = '1'", "x = 1j", "x = b'1'", "x: int = 1"),
     ("return [x]", "return (x,)", "return {x}", "return", "return x", "return [x, x]"),
 )
 """Bodies of a function of which each means something else."""
+
+
+class _Cut(ast.NodeTransformer):
+    """Cuts texts inside an f-string into letters, as no Python does, and some as small."""
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
+        """With nothing between two of them, too."""
+        self.generic_visit(node)
+        values: list[ast.expr] = [ast.Constant("")]
+        for x in node.values:
+            values += [ast.Constant(c) for c in str(x.value)] if isinstance(x, ast.Constant) else [x, ast.Constant("")]
+        return ast.JoinedStr(values)
 
 
 def counts(rng: np.random.Generator) -> Measured:
@@ -263,6 +276,10 @@ def counts(rng: np.random.Generator) -> Measured:
         made = [of(body) for body in bodies]
         alike = [body for body in bodies if made.count(of(body)) > 1]
         checks.that(not alike, f"{alike} are one")
+    for body in ("x = f'ab{c}d'", "x = f'{c}'", "x = f'{c:ab{d}}{e}fg'"):
+        was, real = of(body), ast.parse
+        with mock.patch.object(ast, "parse", lambda text, real=real: _Cut().visit(real(text))):
+            checks.that(of(body) == was, f"{body} under a Python that cuts it elsewhere")
     files = "import mini\nA = 1  # one\n\n\ndef f():\n    'Doc.'\n    return A\n"
     for old, new, same in (("# one", "# two", True), ("'Doc.'", "'Other.'", True), ("\n\n\n", "\n", True),
                            ("import mini", "import other", False), ("A = 1", "A = 2", False)):

@@ -1,4 +1,4 @@
-"""What is kept of source files promises: it says what the files say, without reading them again; what is damaged is read anew, and what lies is
+"""What is kept of source files promises: it says what they say, without reading them again; what is damaged is read anew, and what lies is
 found. Every case has a folder, a draw and an end of its own: what this checkout keeps is neither asked nor changed. Floor 7."""
 
 from __future__ import annotations
