@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -37,12 +38,14 @@ from alpha.registry.machine import machine_class
 from alpha.registry.package import Package
 from alpha.registry.pins import folder_of
 from alpha.registry.record import Record, content_hash
-from alpha.registry.status import Registry
+from alpha.registry.status import Call, Registry
 from alpha.types import TensorType
 
 FATES = ("passes", "older", "fails", "none")
 WHY = {"older": "evidence is older than the code: implementation changed", "fails": "FAIL; a: it fails",
        "none": f"no evidence on {HERE.key}"}
+BAD: Mapping[str, Mapping[str, Any]] = {"parity": {"kind": "exact", "error": 9.0}, "determinism": {"distinct": 2}, "faults": {"error": 1.0}}
+"""What of a case makes its gate say no, and in which words."""
 FAILS = {"parity": "error 9, 0 needed (the result is exact)", "determinism": "2 distinct outputs in 300 runs",
          "faults": "the fault was not handled"}
 
@@ -62,7 +65,7 @@ def walked(rng: np.random.Generator) -> Measured:
                 wanted.append(first)
                 waiting += below[first]
         checks.that(admission.needed(known, ids) == wanted, f"{ids} of {below}: {admission.needed(known, ids)}, not {wanted}")
-        calls = [(name, [TensorType((1,), "f32")], {}) for name in rng.choice(names, 2).tolist()]
+        calls: list[Call] = [(name, [TensorType((1,), "f32")], {}) for name in rng.choice(names, 2).tolist()]
         found = admission.asked(ids, calls)
         checks.that(found == sorted({*ids, *(name for name, *_ in calls)}), f"asked about: {found}")
     checks.that(admission.needed(catalogue(), []) == [] == admission.asked([], []), "nothing")
@@ -74,9 +77,8 @@ def _fated(component: Component, rng: np.random.Generator, package: Package, giv
     found, fates = list[Record](), dict[str, str]()
     for record in passing((component,), package):
         fates[record.gate] = fate = given or str(rng.choice(FATES, p=(0.6, 0.1, 0.1, 0.2)))
-        bad = {"parity": {"kind": "exact", "error": 9.0}, "determinism": {"distinct": 2}, "faults": {"error": 1.0}}[record.gate]
         if fate == "fails":
-            record = replace(record, cases=[{**record.cases[0], **bad}], declared=1)
+            record = replace(record, cases=[{**record.cases[0], **BAD[record.gate]}], declared=1)
         if fate == "older":
             record = replace(record, digests={**record.digests, "implementation": "older"})
         if fate != "none":
@@ -101,7 +103,7 @@ def fated(rng: np.random.Generator) -> Measured:
             registry = Registry(known, (at / "evidence",), HERE, package)
             _first(checks, registry, at, fates, ids)
             rows = ((4,), (4, 9), (9, 8, 9), (1,))[int(rng.integers(4)) if n != 2 else 0]
-            calls = [(KERNEL.id, [TensorType((r, 2), "f32")], {}) for r in rows]
+            calls: list[Call] = [(KERNEL.id, [TensorType((r, 2), "f32")], {}) for r in rows]
             ids = admission.asked(ids, calls)
             lines = [line for c in parts if (line := _line(c, fates))]
             unusable = len(lines) + (max(rows) > 4)

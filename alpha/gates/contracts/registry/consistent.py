@@ -141,14 +141,15 @@ def of_gpus(rng: np.random.Generator) -> Measured:
         checks.that(consistency.wrong_in(gone, known) == [], f"of a component that is gone: {consistency.wrong_in(gone, known)}")
     strange = _timed(share=9.0)(replace(_sound(rng), gate="speed"))
     checks.that(consistency.wrong_in(strange, known) == [], f"of a gate that is none: {consistency.wrong_in(strange, known)}")
-    for free in ({"note": "it failed"}, {"times_ns": []}):
+    spared: tuple[dict[str, Any], ...] = ({"note": "it failed"}, {"times_ns": []})
+    for free in spared:
         found = consistency.wrong_in(_timed(share=9.0, **free)(_sound(rng)), known)
         checks.that(found == [], f"a case without times: {found}")
     with folder() as root:
         sound = [_sound(rng, "parity"), replace(_sound(rng, "faults"), component="made.more", nonce="short")]
         save(sound, root)
         (root / HERE.key / "made.bad.jsonl").write_text("x\n")
-        found = [(line.about, line.number, why) for line, why in consistency.problems(root, known, {})]
-        checks.that(found == [("made.more faults", 1, "its nonce 'short' is none that the gates draw")], f"beside a damaged file: {found}")
+        told = [(line.about, line.number, why) for line, why in consistency.problems(root, known, {})]
+        checks.that(told == [("made.more faults", 1, "its nonce 'short' is none that the gates draw")], f"beside a damaged file: {told}")
         checks.that(len([*consistency.lines(root)]) == 2, "a damaged file is read")
     return checks.measured()

@@ -110,6 +110,7 @@ def _device(rng: np.random.Generator) -> Measured:
     """A fault in device code is in the file that it names, beside the package, and must change more than its blanks; what is missing or of
     another type is told, of every key."""
     checks = Checks()
+    told: tuple[object, object, object, object]
     device: Mapping[str, object] = {**ENTRY, "find": "a + b", "replace": f"a - {rng.integers(99)} * b", "source": "k/f.cu"}
     with folder() as at, alone():
         root = _package(at, device)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -41,7 +42,7 @@ def _told(answers: Callable[[tuple[str, ...]], Answer | Exception], tool: str | 
             raise found
         return SimpleNamespace(returncode=found[0], stdout=found[1], stderr=found[2])
 
-    stands = {"subprocess": SimpleNamespace(run=run, SubprocessError=subprocess.SubprocessError),
+    stands: dict[str, Any] = {"subprocess": SimpleNamespace(run=run, SubprocessError=subprocess.SubprocessError),
               "shutil": SimpleNamespace(which=lambda name: tool if name == "nvidia-smi" else None), "asked": gpu.asked.__wrapped__}
     with mock.patch.multiple(gpu, **stands):
         yield asked
@@ -55,7 +56,7 @@ def seen(rng: np.random.Generator) -> Measured:
         names = rng.choice([*SAYS], n).tolist()
         links = {(i, j): ("NV18", "SYS", "NODE", "NV4", "PIX")[int(rng.integers(5))] for i in range(n) for j in range(i)}
         rows = "".join(f"{name}, 9.{i}, 575.{n}\n" for i, name in enumerate(names))
-        told = {QUERY: (0, rows, ""), MATRIX: (0, _matrix(n, links, rng), "")}
+        told: dict[tuple[str, ...], Answer] = {QUERY: (0, rows, ""), MATRIX: (0, _matrix(n, links, rng), "")}
         wanted = Seen(tuple(GpuClass(capability=f"sm9{i}", model=SAYS[name]) for i, name in enumerate(names)), "", f"575.{n}",
                       frozenset(pair for pair, link in links.items() if link.startswith("NV")))
         with _told(told.__getitem__) as asked:
@@ -65,8 +66,8 @@ def seen(rng: np.random.Generator) -> Measured:
             checks.that(gpu_environment() == {"driver": f"575.{n}"}, f"kept of it: {gpu_environment()}")
     one = GpuClass(capability="sm90", model="H200")
     checks.that(one.describe() == "GPU H200, compute capability 9.0", one.describe())
-    told = replace(one, capability="sm120", devices=4, link="pcie").describe()
-    checks.that(told == "4 GPUs H200 over pcie, compute capability 12.0", told)
+    several = replace(one, capability="sm120", devices=4, link="pcie").describe()
+    checks.that(several == "4 GPUs H200 over pcie, compute capability 12.0", several)
     for models, keys in ((("H200", "H100", "H200"), ["cuda_sm90_H200"]), ((), [])):
         with with_gpus(*models):
             checks.that([c.key for c in gpu_classes()] == keys, f"classes of {models}: {[c.key for c in gpu_classes()]}")
@@ -110,7 +111,8 @@ def unseen(rng: np.random.Generator) -> Measured:
     for matrix, unknown in (((0, "not supported\n", ""), "nvidia-smi topo -m does not say what links the GPUs"),
                             ((7, "", "no topology"), "nvidia-smi fails: no topology"),
                             ((0, "\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\n", ""), "")):
-        with _told({QUERY: (0, ones * 2, ""), MATRIX: matrix}.__getitem__):
+        answers: dict[tuple[str, ...], Answer] = {QUERY: (0, ones * 2, ""), MATRIX: matrix}
+        with _told(answers.__getitem__):
             wanted = Seen(two, "", "5", frozenset() if unknown else frozenset({(1, 0)}), unknown)
             checks.that(gpu.asked() == wanted, f"{gpu.asked()}, not {wanted}")
     for text, pairs in (("", None), ("GPU0\tGPU1\n", None), ("NIC0 X\n", None), ("GPU0 X\nGPU1 X\n", None),
@@ -121,11 +123,11 @@ def unseen(rng: np.random.Generator) -> Measured:
         other = why_not_here(replace(SINGLE, requires=("sm_80",)))
         checks.that(other == "needs sm_80: this machine's GPU is GPU H200, compute capability 9.0", other)
         checks.that(why_not_here(replace(SINGLE, requires=("sm_90",))) == "" == why_not_here(SINGLE), "a capability that it has")
-    report, looked = replace(KERNEL, requires=("the extra report",)), list[str]()
+    report = replace(KERNEL, requires=("the extra report",))
     for there in (True, False):
-        with mock.patch.object(gpu, "find_spec", lambda name, there=there: looked.append(name) or there):
+        with mock.patch.object(gpu, "find_spec", mock.Mock(return_value=there)) as looked:
             why = "" if there else "needs the extra report, of which pandas is not installed: `pip install -e '.[report]'`"
-            checks.that(why_not_here(report) == why and looked.pop() == "pandas", why_not_here(report))
+            checks.that(why_not_here(report) == why and looked.call_args_list == [mock.call("pandas")], why_not_here(report))
     ranks = replace(KERNEL, requires=("ranks>=2",))
     for system, why in ((SimpleNamespace(), "needs ranks>=2: ranks share memory on Linux"),
                         (SimpleNamespace(memfd_create=os.getpid), "")):

@@ -77,8 +77,8 @@ class _Settings:
     needed: Any = None
 
 
-def _first_of(settings: _Settings) -> object:
-    return settings.first, settings.listed
+def _first_of(settings: Any) -> object:
+    return settings.first, settings.listed, _Settings
 
 
 def _recursive() -> Callable[[int], int]:

@@ -117,8 +117,8 @@ def libraries(rng: np.random.Generator) -> Measured:
                     "system": f"Made {name}", "cpu": "made", "processor": "A-1-2"}
             checks.that(kept == says, f"kept of it: {kept}")
     for count, said in ((1, "1 thread"), (2, "2 threads"), (0, "0 threads")):
-        told = replace(HERE, threads=count).describe()
-        checks.that(told == f"CPU x86_64-avx2, NumPy 2.2, BLAS openblas-Haswell with {said}", told)
+        line = replace(HERE, threads=count).describe()
+        checks.that(line == f"CPU x86_64-avx2, NumPy 2.2, BLAS openblas-Haswell with {said}", line)
     told = ("not the key of a machine class", "cpu_x", "cpu_<isa>_np<X.Y>_<blas-kernel>_t<threads>",
             "`alpha doctor` prints the key of this machine")
     checks.refuses(InputError, told, lambda: MachineClass.from_key("cpu_x"))

@@ -19,7 +19,7 @@ from alpha.registry import history
 from alpha.registry.history import History, hash_of, nonces_in
 
 MAIN = ("origin/main", "main", "origin/master", "master")
-VERIFY = ("rev-parse", "--verify", "--quiet")
+PARENT = ("rev-parse", "--verify", "--quiet", "HEAD^1")
 FOLDER = "baselines/evidence"
 
 
@@ -70,6 +70,10 @@ def _with(git: _Git) -> Iterator[None]:
         yield
 
 
+def _verify(name: str) -> tuple[str, ...]:
+    return "rev-parse", "--verify", "--quiet", name
+
+
 def left_at(rng: np.random.Generator) -> Measured:
     """The commit that a branch left the main one at, for every set of main branches that there may be; what a file was there."""
     checks = Checks()
@@ -79,11 +83,11 @@ def left_at(rng: np.random.Generator) -> Measured:
             there = [name for i, name in enumerate(MAIN) if n >> i & 1]
             merged = {name: ("head", f"base {name}", "")[int(rng.integers(3))] for name in there}
             for name in there:
-                git.answers[(*VERIFY, name)] = b"some commit\n"
+                git.answers[_verify(name)] = b"some commit\n"
                 git.answers["merge-base", "HEAD", name] = f" {merged[name]}\n".encode()
             parent = "parent" if rng.random() < 0.6 else ""
             if parent:
-                git.answers[(*VERIFY, "HEAD^1")] = b"parent\n"
+                git.answers[PARENT] = b"parent\n"
             git.answers["rev-parse", "HEAD^{tree}"] = b"tree\xff\n"
             wanted = parent if not there or merged[there[0]] == "head" else merged[there[0]]
             git.answers["show", f"{wanted}:baselines/asked.txt"] = b"a 1\nb 2\n\n"
@@ -105,7 +109,7 @@ def lines(rng: np.random.Generator) -> Measured:
     for _ in range(10):
         with folder() as root:
             git = _Git(root)
-            git.answers |= {(*VERIFY, "main"): b"x\n", ("merge-base", "HEAD", "main"): b"base\n"}
+            git.answers |= {_verify("main"): b"x\n", ("merge-base", "HEAD", "main"): b"base\n"}
             shown, added = _shown(rng)
             git.lines("diff", "base", FOLDER, text=shown)
             git.lines("diff", "head", FOLDER, text=b'+{"of":"another commit"}\n')

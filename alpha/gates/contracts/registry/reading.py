@@ -155,7 +155,7 @@ def entries(rng: np.random.Generator) -> Measured:
     text = "a = lambda: x\ndef f(y):\n    return lambda: (y, z), lambda: w\nclass C:\n    n = 1\n    g = [lambda: n for n in m]\n"
     lambdas = Source(text, "mini")
     said = {line: [[r.chain for r in d.references] for d in lambdas.lambdas(line)] for line in (1, 3, 6, 2)}
-    alone = {1: [[("x",)]], 3: [[("z",)], [("w",)]], 6: [[]]}
+    alone: dict[int, list[list[tuple[str, ...]]]] = {1: [[("x",)]], 3: [[("z",)], [("w",)]], 6: [[]]}
     checks.that(said == {**alone, 2: [*alone[1], *alone[3], *alone[6]]}, f"lambdas by line: {said}")
     checks.that(lambdas.lambdas(3) is lambdas.lambdas(3), "lambdas are looked for twice")
     return checks.measured()
@@ -284,8 +284,8 @@ def counts(rng: np.random.Generator) -> Measured:
     for old, new, same in (("# one", "# two", True), ("'Doc.'", "'Other.'", True), ("\n\n\n", "\n", True),
                            ("import mini", "import other", False), ("A = 1", "A = 2", False)):
         other = files.replace(old, new)
-        alike = same_meaning(files, other, "mini"), meaning(files) == meaning(other)
-        checks.that(other != files and alike == (same, same), f"{old!r} for {new!r}: {alike}")
+        means = same_meaning(files, other, "mini"), meaning(files) == meaning(other)
+        checks.that(other != files and means == (same, same), f"{old!r} for {new!r}: {means}")
     return checks.measured()
 
 

@@ -80,10 +80,11 @@ def _load_public(text: bytes) -> _Public:
 def with_keys() -> Iterator[None]:
     """The package `cryptography`, as far as it is used, with keys that a seed makes."""
     made = {f"cryptography{part}": ModuleType(f"cryptography{part}") for part in PARTS}
-    known = {".exceptions": {"InvalidSignature": _NoSignature}, ".hazmat.primitives.asymmetric.ed25519": {"Ed25519PrivateKey": _Private},
-             ".hazmat.primitives.serialization": {
-                 "load_ssh_private_key": _load_private, "load_ssh_public_key": _load_public,
-                 "Encoding": mock.Mock(OpenSSH="as OpenSSH encodes"), "PublicFormat": mock.Mock(OpenSSH="as OpenSSH writes")}}
+    known: dict[str, dict[str, Any]] = {
+        ".exceptions": {"InvalidSignature": _NoSignature}, ".hazmat.primitives.asymmetric.ed25519": {"Ed25519PrivateKey": _Private},
+        ".hazmat.primitives.serialization": {
+            "load_ssh_private_key": _load_private, "load_ssh_public_key": _load_public,
+            "Encoding": mock.Mock(OpenSSH="as OpenSSH encodes"), "PublicFormat": mock.Mock(OpenSSH="as OpenSSH writes")}}
     for part, names in known.items():
         vars(made[f"cryptography{part}"]).update(names)
     with mock.patch.dict(sys.modules, made):
@@ -223,6 +224,7 @@ def _forged(c: _Committed, text: str, lines: Sequence[tuple[Path, int, str]], fa
 def refused(rng: np.random.Generator) -> Measured:
     """Damaged files of signers and signatures, names and keys that are none, a package that is not there: each in its own words."""
     checks = Checks()
+    told: tuple[object, object, object, object]
     with with_keys(), folder() as at:
         c = _Committed(at, rng)
         sound = c.named("lab")
@@ -254,9 +256,9 @@ def refused(rng: np.random.Generator) -> Measured:
         for name in ("", "a b", "-lab", "l" * 65, "é"):
             told = ("a signer cannot be called so", name, "1 to 64 letters, digits, dots, dashes, underscores or @", None)
             checks.refuses(InputError, told, lambda name=name: signatures.sign(c.root, HERE.key, c.key("lab"), name))  # type: ignore[misc]
-        for name, text, why in (("rsa", b"rsa 1", "dict"), ("none", b"no key", "Not OpenSSH private key format"),
+        for name, key, why in (("rsa", b"rsa 1", "dict"), ("none", b"no key", "Not OpenSSH private key format"),
                                 ("locked", b"locked", "Password was not given but private key is encrypted")):
-            c.key(name).write_bytes(text)
+            c.key(name).write_bytes(key)
             _no_key(checks, c, name, why)
         _no_key(checks, c, "gone", f"[Errno 2] No such file or directory: '{c.key('gone')}'")
         checks.that(not file.exists(), "something was signed")

@@ -126,9 +126,9 @@ def owed(rng: np.random.Generator) -> Measured:
                                 replace(TWO, link="pcie"), replace(TWO, model="H100"))
     differ = ("isa", "numpy", "blas", "threads", "capability", "model", "devices", "link")
     components, pairs = (BASE, TOP, KERNEL, SINGLE), [*itertools.product(near, near)]
-    for gate, component, blas, (a, b) in itertools.product(GATES, components, (True, False), pairs):
+    for name, component, blas, (a, b) in itertools.product(GATES, components, (True, False), pairs):
         other = {x for x in differ if getattr(a, x, None) != getattr(b, x, None)}
-        carried = gate in ("parity", "gradient")
+        carried = name in ("parity", "gradient")
         if type(a) is not type(b):
             wanted = False
         elif "model" in vars(a):
@@ -137,11 +137,11 @@ def owed(rng: np.random.Generator) -> Measured:
             wanted = "numpy" not in other
         else:
             wanted = other <= {"blas"} and not blas
-        found = policy.carries(component, gate, a, b, blas=blas)
-        checks.that(found == (not other or (carried and wanted)), f"{component.id} {gate} from {a.key} to {b.key}, BLAS {blas}: {found}")
+        found = policy.carries(component, name, a, b, blas=blas)
+        checks.that(found == (not other or (carried and wanted)), f"{component.id} {name} from {a.key} to {b.key}, BLAS {blas}: {found}")
     reasons = {("gelu", "perf"): "so", ("silu", "perf"): ""}
     with mock.patch.object(policy, "EXEMPT", reasons), mock.patch.object(policy, "EXEMPT_ON", {("", "gelu", "parity"): "of no back end"}):
-        without = replace(KERNEL, backend=None)
+        without = replace(KERNEL, backend="")
         said = [policy.exemption(c, g) for c, g in ((KERNEL, "perf"), (KERNEL, "parity"), (without, "parity"), (TOP, "perf"))]
         checks.that(said == ["so", None, "of no back end", None], f"exemptions: {said}")
         checks.that(policy.exempt(without) == {"perf": "so", "parity": "of no back end"} and policy.exempt(TOP) == {}, "exempt")
