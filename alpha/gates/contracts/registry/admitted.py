@@ -89,20 +89,22 @@ def _fated(component: Component, rng: np.random.Generator, package: Package, giv
 def fated(rng: np.random.Generator) -> Measured:
     """Runs of components whose evidence passes, is old, fails or is not there: what is run first, the manifest's hashes, the refusal."""
     checks, package = Checks(), Package()
-    for n in (2, 4, 14, 4, 2, 3):
+    rows: tuple[int, ...]
+    for n, given, rows in ((2, "passes", (4,)), (2, "passes", (9, 8, 9)), (3, "", (1, 4)), (4, "", (9,)), (4, "", (1,)),
+                           (14, ("none", "older", "fails")[int(rng.integers(3))], (9, 8, 9))):
         over = [i % 2 and (n == 3 or rng.random() < 0.5) for i in range(n)]
         parts = [replace((BASE, TOP)[i % 2], id=f"made.{i:02d}", presupposes=(f"made.{i - 1:02d}",) if over[i] else ()) for i in range(n)]
         known, ids = catalogue(*parts, KERNEL), [c.id for c in parts]
         with folder() as at:
             fates, records = dict[str, dict[str, str]](), dict[tuple[str, str], Record]()
             for c in parts:
-                of, fates[c.id] = _fated(c, rng, package, {2: "passes", 3: "passes" if c is not parts[0] else "none"}.get(n, ""))
+                over_nothing = "passes" if c is not parts[0] else "none"
+                of, fates[c.id] = _fated(c, rng, package, over_nothing if n == 3 else given)
                 records |= {(r.component, r.gate): r for r in of}
             records |= {(r.component, r.gate): r for r in passing((KERNEL,), package)}
             save(records.values(), at / "evidence")
             registry = Registry(known, (at / "evidence",), HERE, package)
             _first(checks, registry, at, fates, ids)
-            rows = ((4,), (4, 9), (9, 8, 9), (1,))[int(rng.integers(4)) if n != 2 else 0]
             calls: list[Call] = [(KERNEL.id, [TensorType((r, 2), "f32")], {}) for r in rows]
             ids = admission.asked(ids, calls)
             lines = [line for c in parts if (line := _line(c, fates))]
