@@ -18,7 +18,7 @@ from alpha.registry import gpu, policy
 from alpha.registry.digest import component_digests
 from alpha.registry.gpu import AnyClass, GpuClass
 from alpha.registry.machine import MachineClass
-from alpha.registry.package import Package
+from alpha.registry.package import Package, symbol_digest
 from alpha.registry.pins import FEWEST, Pin, code_of
 from alpha.registry.record import Record, canonical
 
@@ -126,6 +126,12 @@ def write_package(root: Path, files: Mapping[str, str]) -> Path:
         if not (parent / "__init__.py").exists():
             (parent / "__init__.py").write_text("", encoding="utf-8")
     return root
+
+
+def digest_of(files: Mapping[str, str], symbol: str = "mini.main:root") -> str:
+    """Digest of a symbol of a made-up package."""
+    with folder() as at:
+        return symbol_digest(symbol, package=Package(write_package(at / "anything", files), "mini"))
 
 
 def parity_case(name: str = "a", ratio: Any = 1.0, floor: Any = 40.0) -> dict[str, Any]:
