@@ -90,7 +90,7 @@ def fated(rng: np.random.Generator) -> Measured:
     """Runs of components whose evidence passes, is old, fails or is not there: what is run first, the manifest's hashes, the refusal."""
     checks, package = Checks(), Package()
     rows: tuple[int, ...]
-    for n, given, rows in ((2, "passes", (4,)), (2, "passes", (9, 8, 9)), (3, "", (1, 4)), (4, "", (9,)), (4, "", (1,)),
+    for n, given, rows in ((2, "passes", (4,)), (2, "passes", (9, 8, 9)), (3, "", (1, 4)), (4, "", (9,)), (10, "older", (1,)),
                            (14, ("none", "older", "fails")[int(rng.integers(3))], (9, 8, 9))):
         over = [i % 2 and (n == 3 or rng.random() < 0.5) for i in range(n)]
         parts = [replace((BASE, TOP)[i % 2], id=f"made.{i:02d}", presupposes=(f"made.{i - 1:02d}",) if over[i] else ()) for i in range(n)]
