@@ -29,6 +29,8 @@ REFERS: Sequence[tuple[str, str]] = (
     ("def f():\n    def g():\n        nonlocal n\n        n = m\n    n = 1\n    return g", "m"),
     ("def f():\n    try:\n        a\n    except E as e:\n        return e", "a E"),
     ("def f(a):\n    match a:\n        case {'k': [1, *b], **more} | C(b, more) as whole:\n            return b, more, whole", "C"),
+    ("def f(a):\n    match a:\n        case {**more}:\n            return more, less", "less"),
+    ("def f():\n    from mini.c import n\n    def g():\n        nonlocal n\n        n = n.a\n    return g", "n=mini.c:n n.a=mini.c:n"),
     ("def f():\n    with g() as (a, b), h as c.d:\n        return a, b", "g h c.d"),
     ("def f():\n    for a in b:\n        c = a\n    del d\n    return c, d", "b"),
     ("def f():\n    a: 'T' = g\n    b: V\n    return a, b", "T g V"),
@@ -239,13 +241,13 @@ OTHER: Sequence[tuple[str, ...]] = (
     ("x = f'ab{c}d'", "x = f'ab{c}e'", "x = f'ab{d}d'", "x = f'ab{c!r}d'", "x = f'ab{c:>3}d'", "x = f'{c}abd'", "x = 'ab{c}d'"),
     ("import os", "import os as o", "import sys", "import os, sys", "from os import a", "from os import b", "import minimal"),
     ("raise Thing(x, 'a')", "raise Thing(y, 'a')", "raise Other(x, 'a')", "raise Thing", "raise Thing(x, 'a') from x", "Thing(x, 'a')"),
-    ("OwnError(a)", "OwnError(a := b)", "OwnError(lambda: a)", "OwnError(a.pop())", "OwnError(run(a))", "OwnError(**a)",
+    ("OwnError(a)", "OwnError(a := b)", "OwnError(lambda: a)", "OwnError(a.pop())", "OwnError(a.send())", "OwnError(run(a))", "OwnError(**a)",
      "OwnError(**b)", "OwnError(len(run(a)))", "OwnError(run().strip())", "OwnError((yield))", "OwnError(str(a, key=run(b)))",
      "OwnError((yield from a))"),
     ("expect(a, 'b')", "expect(c, 'b')", "expect('b', 'b')", "expect(a, b)", "expect(a, c)", "expects(a, 'b')", "expects(a, 'c')"),
     ("raise Thing(a=b)", "raise Thing(a=c)", "raise Thing(b=b)"), ("Thing(a=1)", "Thing(a=2)", "Thing(b=1)", "Thing(**{'a': 1})"),
     ("x = 1", "x = 1.0", "x = True", "x = '1'", "x = 1j", "x = b'1'", "x: int = 1"),
-    ("return [x]", "return (x,)", "return {x}", "return", "return x", "return [x, x]"),
+    ("x = a[b:]", "x = a[:b]", "x = a[::b]", "x = a[b]", "x = a[b,]"), ("return [x]", "return (x,)", "return {x}", "return", "return x", "return [x, x]"),
 )
 """Bodies of a function of which each means something else."""
 
