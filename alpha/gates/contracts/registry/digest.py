@@ -384,7 +384,8 @@ PARITY: tuple[Case, ...] = (
     ("references", reading.references), ("bindings", reading.bindings), ("entries of tables", reading.entries),
     ("classes read", reading.classes), ("what counts of a function", reading.counts), ("parts of a file", reading.parts),
     ("names resolved", snapshot.resolved), ("members of classes", snapshot.members), ("values by content", held.values),
-    ("what gates bind to", held.bound), ("what is kept", remembered.kept), ("answers that are kept", remembered.answered),
+    ("what gates bind to", held.bound), ("methods of objects", held.made), ("fields of rows", held.rows),
+    ("what is kept", remembered.kept), ("answers that are kept", remembered.answered),
 )
 
 CASES: dict[str, dict[str, list[Case]]] = {

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from alpha.gates.contracts.registry.common import Checks, folder, write_package
 from alpha.ops.table import row, table
 from alpha.registry import judge, record
 from alpha.registry.digest import calls_blas, component_digests, contract_targets, value_digest
-from alpha.registry.package import Package
+from alpha.registry.package import Package, Target
 from alpha.registry.record import canonical
 
 
@@ -145,6 +146,9 @@ def values(rng: np.random.Generator) -> Measured:
             _Settings(needed=n)]
     held = [of([_first_of, settings]) for settings in made]
     checks.that(held[0] == held[1] and len({*held}) == 5, f"fields that are not at their default: {len({*held})}")
+    settings: tuple[Target, ...] = (("def", __name__, "_Settings"),)
+    text = f"instance {package.hash(settings, package.closure(settings)[1])} {{}}"
+    checks.that(of(_Settings()) == _digest(text), "an object whose fields are all at their default")
     blas = {"a partial": functools.partial(_product, 1), "a method": _Multiplier().times, "an object": _Multiplier()}
     for what, value in blas.items():
         checks.that(calls_blas(value, package), f"{what}: a product is not seen")
@@ -213,3 +217,52 @@ def bound(rng: np.random.Generator) -> Measured:
             checks.that(came == targets, f"cases of {contract}: {came}")
         checks.that(contract_targets(replace(whole, contract="mini.table"), "parity", mini) == (("all", "mini.table"),), "of no entry")
     return checks.measured()
+
+
+MADE = ("class C:\n    def said(self):\n        return self.other()\n    def other(self):\n        return 1\n"
+        "    def silent(self):\n        return 2\n")
+
+
+def made(rng: np.random.Generator) -> Measured:
+    """Of an object the methods count that are said; of a class that is held all of them, and so of the object of a bound method."""
+    checks, n = Checks(), int(rng.integers(3, 99))
+
+    def of(text: str) -> list[str]:
+        with folder() as at:
+            package = Package(write_package(at / "p", {"m.py": text}), "mini")
+            names: dict[str, Any] = {"__name__": "mini.m"}
+            exec(text, names)
+            c = names["C"]
+            return [value_digest(value, package) for value in (c, c(), c().said, functools.partial(c().said, 1), [c(), "silent"])]
+
+    was = of(MADE)
+    for old, new, differ in (("return 1", f"return {n}", (True, False, True, True, False)),
+                             ("return 2", f"return {n}", (True, False, True, True, True)),
+                             ("self.other()", "self.silent()", (True, False, True, True, False)),
+                             ("class C:", f"class C:\n    'Doc {n}.'", (False,) * 5)):
+        assert MADE.count(old) == 1, old
+        found = tuple(a != b for a, b in zip(was, of(MADE.replace(old, new))))
+        checks.that(found == differ, f"{new!r} for {old!r}: {found}")
+    return checks.measured()
+
+
+def rows(rng: np.random.Generator) -> Measured:
+    """A field of a row counts for the gates that it says something to: FLOPs and bytes for perf alone, its vjp for the gradient alone."""
+    checks = Checks()
+    kernel = Component(id="gelu.f32.made-up", kind="kernel", op="gelu", implementation=canonical)
+    gates = ("parity", "gradient", "determinism", "faults", "perf")
+
+    def of(**changed: Any) -> list[dict[str, str]]:
+        with mock.patch.dict(table(), gelu=replace(row("gelu"), **changed)):
+            package = Package()
+            return [component_digests(kernel, gate, package=package) for gate in gates]
+
+    was = of()
+    for name, told in (("oracle", gates), ("flops", ("perf",)), ("nbytes", ("perf",)), ("vjp", ("gradient",))):
+        found = tuple(gate for gate, a, b in zip(gates, was, of(**{name: _given})) if a != b)
+        checks.that(found == told, f"another {name} counts for {found}")
+    return checks.measured()
+
+
+def _given(*arguments: Any) -> Any:
+    return arguments

@@ -241,13 +241,14 @@ OTHER: Sequence[tuple[str, ...]] = (
     ("x = f'ab{c}d'", "x = f'ab{c}e'", "x = f'ab{d}d'", "x = f'ab{c!r}d'", "x = f'ab{c:>3}d'", "x = f'{c}abd'", "x = 'ab{c}d'"),
     ("import os", "import os as o", "import sys", "import os, sys", "from os import a", "from os import b", "import minimal"),
     ("raise Thing(x, 'a')", "raise Thing(y, 'a')", "raise Other(x, 'a')", "raise Thing", "raise Thing(x, 'a') from x", "Thing(x, 'a')"),
-    ("OwnError(a)", "OwnError(a := b)", "OwnError(lambda: a)", "OwnError(a.pop())", "OwnError(a.send())", "OwnError(run(a))", "OwnError(**a)",
-     "OwnError(**b)", "OwnError(len(run(a)))", "OwnError(run().strip())", "OwnError((yield))", "OwnError(str(a, key=run(b)))",
-     "OwnError((yield from a))"),
+    ("OwnError(a)", "OwnError(a := b)", "OwnError(lambda: a)", "OwnError(a.pop())", "OwnError(a.send())", "OwnError(run(a))",
+     "OwnError(**a)", "OwnError(**b)", "OwnError(len(run(a)))", "OwnError(run().strip())", "OwnError((yield))",
+     "OwnError(str(a, key=run(b)))", "OwnError((yield from a))"),
     ("expect(a, 'b')", "expect(c, 'b')", "expect('b', 'b')", "expect(a, b)", "expect(a, c)", "expects(a, 'b')", "expects(a, 'c')"),
     ("raise Thing(a=b)", "raise Thing(a=c)", "raise Thing(b=b)"), ("Thing(a=1)", "Thing(a=2)", "Thing(b=1)", "Thing(**{'a': 1})"),
     ("x = 1", "x = 1.0", "x = True", "x = '1'", "x = 1j", "x = b'1'", "x: int = 1"),
-    ("x = a[b:]", "x = a[:b]", "x = a[::b]", "x = a[b]", "x = a[b,]"), ("return [x]", "return (x,)", "return {x}", "return", "return x", "return [x, x]"),
+    ("x = a[b:]", "x = a[:b]", "x = a[::b]", "x = a[b]", "x = a[b,]"),
+    ("return [x]", "return (x,)", "return {x}", "return", "return x", "return [x, x]"),
 )
 """Bodies of a function of which each means something else."""
 

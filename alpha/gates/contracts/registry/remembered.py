@@ -112,7 +112,7 @@ def kept(rng: np.random.Generator) -> Measured:
         questions = ['["bindings"]', '["definitions", "a"]', '["header", "a"]']
         checks.that(sorted(digest_cache._load(one.path)) == questions, "one of two writers is lost")
         c.process = 12
-        Remembered("b = 1\n", "mini")
+        Remembered("b = 1\n", "mini").definitions("b")
         waiting = [source.path for source in digest_cache._WAITING[12]]  # type: ignore[union-attr]
         checks.that([*digest_cache._WAITING] == [12] and waiting == [_file(c, "b = 1\n")], "a fork writes what its parent will")
         checks.that(c.ends == [save_all] * 3, f"saved at {len(c.ends)} ends")  # of each process, and once more after one was saved early
