@@ -173,6 +173,16 @@ def claimed(rng: np.random.Generator) -> Measured:
                 pins.save_relative(replace(record, cases=[compared], digests=binding(older, today)))
             found = why_no_claim(judge(r, pin=pin), pin, today, pins, r)
             checks.that(found == why, f"{what}: {found!r}")
+    many, names = replace(record, cases=[{"name": x, "share": 0.6, "times_ns": [9]} for x in "abcd"], declared=4), ("a", "b", "c", "d")
+    needed = f"0.6 of the ceiling, pinned 0.9 and at least {0.9 * 0.9:.3g} needed"
+    told = f"4.0% slower ({0.03:.1%} to {0.05:.1%}), reproduced"
+    for digests, share, why in ((today, 0.9, f"{FAIL}; " + "; ".join(f"{x}: {needed}" for x in "abc")),
+                                (older, 0.6, f"against the pinned code: {FAIL}: " + "; ".join(f"{x}: {told}" for x in "bcd"))):
+        with folder() as at:
+            pins, pin = Pins(at), pin_of(share=share, cases=names, digests=digests)
+            pins.save_relative(replace(many, cases=[{**slow, "name": x} for x in names], digests=binding(older, today)))
+            found = why_no_claim(judge(many, pin=pin), pin, today, pins, many)
+            checks.that(found == why, f"of four reasons: {found!r}")
     both = {"implementation": "1", "binaries": "2", "row": "3"}
     checks.that(code_of(both) == {"implementation": "1", "binaries": "2"} and code_of({"row": "3"}) == {}, "which code was timed")
     checks.that(binding(both, today) == {"implementation": today["implementation"], "pinned implementation": "1", "pinned binaries": "2"},
