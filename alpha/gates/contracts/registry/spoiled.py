@@ -39,6 +39,12 @@ def _text(path: Callable[[Committed], Any], text: str) -> Callable[[Committed], 
     return lambda c: path(c).write_text(text)
 
 
+def _fast(c: Committed) -> None:
+    """A record of older code whose share its pin does not explain."""
+    perf = c.record("perf")
+    c.write(replace(perf, digests={**perf.digests, "implementation": "older"}, cases=[{**perf.cases[0], "share": 0.9}]))
+
+
 def findings(rng: np.random.Generator) -> Measured:
     """Each spoiled file gives its findings with path, line, what is wrong and what to do, and nothing else is said."""
     checks = Checks()
@@ -84,6 +90,11 @@ def findings(rng: np.random.Generator) -> Measured:
                            "name a profile of alpha/registry/gates.py"),
                     _error(f"{here}/{BASE.id}.jsonl", 1, f"{BASE.id} parity", "evidence of a gate that the component does not owe",
                            "remove the line")]),
+        ("a stale record that is too fast", _fast, CATALOGUE,
+         lambda c: [_error(f"{here}/{KERNEL.id}.jsonl", 5, f"{KERNEL.id} perf", "stale: implementation changed since",
+                           f"run `alpha gate run {KERNEL.id} --gate perf` and commit the line"),
+                    _error(f"{here}/{KERNEL.id}.jsonl", 5, f"{KERNEL.id} perf", "faster than its pin explains, so a slowdown would pass: "
+                           "a: 0.9 of the ceiling, pinned 0.6", f"run `alpha gate pin {KERNEL.id}` and commit the file")]),
         ("a component that is gone", lambda c: None, fewer,
          lambda c: [_error(f"{here}/{KERNEL.id}.jsonl", 0, KERNEL.id, "evidence of a component that does not exist",
                            "remove the file, or restore the component"),
@@ -103,8 +114,10 @@ def findings(rng: np.random.Generator) -> Measured:
                                   "a folder of no class")
                 complete = sorted((wanted(c) + more * (not unread)), key=repr)
                 checks.that(sorted(found.findings, key=repr) == complete, f"{what}: {[f for f in found.findings if f not in complete][:2]}")
+                counts = (found.records > 0, found.probes > 0, found.catches > 0)
                 begun = what not in ("two reference classes", "a folder of no class")
-                checks.that(bool(found.records) == begun == bool(found.catches) or what == "a file of catches", f"{what}: counts {found}")
+                wanted_counts = (begun, begun and known is not fewer, begun and what != "a file of catches")
+                checks.that(counts == wanted_counts, f"{what}: counts {found.records} {found.probes} {found.catches}")
     with folder() as at:
         c = Committed(at)
         (c.root / "REFERENCE").write_text(f"{OTHER.key}\n")
