@@ -171,6 +171,11 @@ def alone(rng: np.random.Generator) -> Measured:
         save(passing((TOP,), package, SAME_ISA), root)
         checks.that(Registry(catalogue(BASE), (root,), HERE, package).gate(BASE.id, "parity").why == f"no evidence on {HERE.key}",
                     "evidence of others is taken")
+        wrong = [{"name": x, "kind": "exact", "error": 9.0} for x in "abcd"]
+        save([replace(passing((BASE,), package)[0], cases=wrong, declared=4)], root)
+        why = Registry(catalogue(BASE), (root,), HERE, package).gate(BASE.id, "parity").why
+        checks.that(why == "FAIL; " + "; ".join(f"{x}: {FAILS['parity']}" for x in "abc"), f"of four reasons: {why}")
+        (root / HERE.key / f"{BASE.id}.jsonl").unlink()
         save(mine, root)
         carried = Registry(catalogue(BASE), (root,), HERE, package).gate(BASE.id, "parity")
         checks.that(carried.satisfied and carried.machine == SAME_ISA.key and carried.root == root, f"carried over: {carried}")

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -190,10 +191,16 @@ def _unreadable(rng: np.random.Generator) -> Measured:
         checks.that((classes(root), classes(root / "none"), classes(root / "notes")) == ([HERE.key], [], []), f"classes: {classes(root)}")
         path, do = path_of(root, HERE.key, "made.up"), "restore the file from version control, or delete it and rerun the gate"
         with mock.patch.object(evidence, "read_regular", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))):
-            told = ("an evidence file cannot be read", "made.up.jsonl: Permission denied", "a readable file", do)
-            checks.refuses(CORRUPT, told, lambda: load_file(path))
-            told = ("REFERENCE cannot be read", "REFERENCE: Permission denied", "a readable file", do)
-            checks.refuses(CORRUPT, told, lambda: reference_classes(root))
+            denied = ("an evidence file cannot be read", "made.up.jsonl: Permission denied", "a readable file", do)
+            checks.refuses(CORRUPT, denied, lambda: load_file(path))
+            denied = ("REFERENCE cannot be read", "REFERENCE: Permission denied", "a readable file", do)
+            checks.refuses(CORRUPT, denied, lambda: reference_classes(root))
+        for length, told in ((MAX_BYTES, None), (MAX_BYTES + 1, f"made.up.jsonl:2 with {MAX_BYTES + 1} bytes")):
+            path.write_text("x\n" + "x" * length + "\n")
+            if told is None:
+                checks.that([len(line) for line in evidence.lines_of(path)] == [1, length], "the longest line")
+            else:
+                checks.refuses(CORRUPT, ("an evidence line is too long", told, f"at most {MAX_BYTES}", do), partial(evidence.lines_of, path))
         checks.that(load_file(root / HERE.key / "made.none.jsonl") == {} == reference_classes(root / HERE.key), "files that are not there")
     roots = ROOT / "baselines" / "evidence", ROOT / ".alpha" / "evidence"
     checks.that((shipped_root(), local_root()) == roots == default_roots(), f"roots: {default_roots()}")
