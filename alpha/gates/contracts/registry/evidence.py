@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -195,12 +194,11 @@ def _unreadable(rng: np.random.Generator) -> Measured:
             checks.refuses(CORRUPT, denied, lambda: load_file(path))
             denied = ("REFERENCE cannot be read", "REFERENCE: Permission denied", "a readable file", do)
             checks.refuses(CORRUPT, denied, lambda: reference_classes(root))
-        for length, told in ((MAX_BYTES, None), (MAX_BYTES + 1, f"made.up.jsonl:2 with {MAX_BYTES + 1} bytes")):
-            path.write_text("x\n" + "x" * length + "\n")
-            if told is None:
-                checks.that([len(line) for line in evidence.lines_of(path)] == [1, length], "the longest line")
-            else:
-                checks.refuses(CORRUPT, ("an evidence line is too long", told, f"at most {MAX_BYTES}", do), partial(evidence.lines_of, path))
+        _line(path, "x\n" + "x" * MAX_BYTES + "\n")
+        checks.that([len(line) for line in evidence.lines_of(path)] == [1, MAX_BYTES], "the longest line")
+        _line(path, "x\n" + "x" * (MAX_BYTES + 1) + "\n")
+        told = ("an evidence line is too long", f"made.up.jsonl:2 with {MAX_BYTES + 1} bytes", f"at most {MAX_BYTES}", do)
+        checks.refuses(CORRUPT, told, lambda: evidence.lines_of(path))
         checks.that(load_file(root / HERE.key / "made.none.jsonl") == {} == reference_classes(root / HERE.key), "files that are not there")
     roots = ROOT / "baselines" / "evidence", ROOT / ".alpha" / "evidence"
     checks.that((shipped_root(), local_root()) == roots == default_roots(), f"roots: {default_roots()}")
