@@ -148,6 +148,8 @@ def _device(rng: np.random.Generator) -> Measured:
         for text in ("x  +  1", "(x + 1)"):
             told = ("a fault must change what the program does", "a.b of k/f.py: the same syntax tree", "another one", "mend the fault")
             checks.refuses(InputError, told, lambda text=text: broken(Fault(**{**vars(python), "replace": text}), SOURCE))  # type: ignore[misc]
+        told = ("a fault must leave a file that parses", "a.b of k/f.py: line 3: invalid syntax", "Python", "mend the fault")
+        checks.refuses(InputError, told, lambda: broken(Fault(**{**vars(python), "replace": "x -"}), SOURCE))
         for drawn in (1, 0):  # asked before, and asked again all the same
             kept.drawn = drawn
             checks.that(broken(python, SOURCE) == SOURCE.replace("x + 1", "x - 1") == broken(python, SOURCE), f"drawn {drawn}")
