@@ -17,7 +17,7 @@ from alpha.errors import InputError
 from alpha.gates.contracts.registry.common import BASE, GOOD, HERE, KERNEL, SINGLE, TOP, TWO, Checks, make, parity_case, pin_of
 from alpha.registry import cases, policy
 from alpha.registry.cases import CaseRecord, Contract, Exact, Refusal, Relative, Repeats, Share, Slope, Slowdown, Unknown, failed, read
-from alpha.registry.gates import GATES, TABLE, gate_of, seconds_of
+from alpha.registry.gates import GATES, TABLE, engine_of, gate_of, measured_by, seconds_of
 from alpha.registry.gpu import AnyClass
 from alpha.registry.judge import FAIL, NOT_RUN, PASS, Judgement, judge
 
@@ -112,7 +112,7 @@ def never_passes(rng: np.random.Generator) -> Measured:
 
 
 def owed(rng: np.random.Generator) -> Measured:
-    """Seconds of gates, exemptions, and what carries over, for every gate and pair of classes."""
+    """What measures each gate, and how long, exemptions, and what carries over, for every gate and pair of classes."""
     checks = Checks()
     slow = Component(id="executor.cuda", kind="executor", profile="program", implementation=owed, contract="alpha.types")
     for gate in TABLE:
@@ -120,6 +120,20 @@ def owed(rng: np.random.Generator) -> Measured:
         checks.that((seconds_of(gate.name, KERNEL), seconds_of(gate.name, slow)) == (gate.seconds, wanted), f"seconds of {gate.name}")
     checks.that(seconds_of("parity", slow) > seconds_of("perf", slow) == gate_of("perf").seconds, "nothing takes longer")
     checks.refuses(InputError, ("no such gate", "speed", ", ".join(GATES), None), lambda: seconds_of("speed", KERNEL))
+    ranks = replace(TOP, kind="executor", profile="collective")
+    devices = replace(ranks, backend="cuda", profile="device_collective")
+    for gate_name, component, measured in (
+        ("parity", KERNEL, "cpu.parity cpu:warm_up cpu:samples cpu:bind"),
+        ("parity", SINGLE, "cuda.parity cuda:warm_up cuda:samples cuda:bind"),
+        ("gradient", SINGLE, "gradient cuda:warm_up cuda:samples cuda:bind"), ("perf", KERNEL, "perf cpu:warm_up cpu:bind"),
+        ("faults", KERNEL, "cpu.faults cpu:warm_up cpu:samples cpu:refused cpu:bind"), ("parity", TOP, "parity"),
+        ("perf", replace(KERNEL, backend="made"), "perf cpu:warm_up cpu:bind"), ("perf", ranks, "contracts.ranks.perf"),
+        ("perf", devices, "contracts.device_perf"), ("parity", devices, "parity"), ("parity", replace(TOP, profile="cpu"), "cpu.parity"),
+    ):
+        engine, *calls = measured.split(" ")
+        wanted_by = [f"alpha.gates.{engine}:measure", *(f"alpha.gates.{call.replace(':', '.subjects:')}" for call in calls)]
+        found_by = measured_by(gate_name, component)
+        checks.that(found_by == wanted_by and engine_of(gate_name, component) == wanted_by[0], f"{gate_name} of {component.id}: {found_by}")
     here, one = HERE, replace(TWO, devices=1, link="")
     near: Sequence[AnyClass] = (here, replace(here, blas="openblas-Zen"), replace(here, threads=2), replace(here, numpy="2.3"),
                                 replace(here, isa="arm64-neon"), one, replace(one, model="H100"), replace(one, capability="sm100"), TWO,

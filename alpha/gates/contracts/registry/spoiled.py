@@ -204,6 +204,7 @@ def _scores(checks: Checks, rng: np.random.Generator) -> None:
     caught, counted = sorted(int(x) for x in rng.integers(1, 99, 2))
     sound = mutants.Scores(seed="5eed", number=9, areas={"all": (caught, counted, 2), "a": (0, 0, 0)}, survivors=("s", "t"), measure="00")
     none = replace(sound, areas={})
+    checks.that(replace(sound, areas={"all": (1, 1, 0)}).share == 1.0, "one of one")
     checks.that(sound.share == caught / counted and none.share != none.share, "what was caught of what counts")
     with folder() as at:
         root = at / "evidence"
