@@ -45,11 +45,16 @@ def judged(catalogue: Catalogue, root: Path, faults: Sequence[Fault], past: Mapp
         found = [Finding(ERROR, line.path.relative_to(root.parents[1]).as_posix(), line.number, line.about, why,
                          "the line was forged: measure again with `alpha gate run` or `alpha gate catches`, and commit the line")
                  for line, why in consistency.problems(root, catalogue, past)]
-        now, listed = asked.today(catalogue, root, faults), asked.committed(root)
+        now = asked.today(catalogue, root, faults)
     except AlphaError:  # a file that cannot be read: the registry's check names it
         return checked
     where = asked.path(root).relative_to(root.parents[1]).as_posix()
-    less = asked.problems(now, listed, base, asked.reasons(root))
+    try:
+        listed, reasons = asked.committed(root), asked.reasons(root)
+    except AlphaError as error:
+        found.append(Finding(ERROR, where, 0, "asked", f"{error.what}; came {error.came}", error.do or ""))
+        return replace(checked, findings=(*checked.findings, *found))
+    less = asked.problems(now, listed, base, reasons)
     found += [Finding(ERROR, where, 0, "asked", why, "restore it, or give the reason: `alpha gate asked --why TEXT`, and commit both files")
               for why in less]
     more = asked.fallen({k: v for k, v in now.items() if k != asked.DIGEST}, listed)

@@ -47,11 +47,11 @@ def require(registry: Registry, ids: Sequence[str], calls: Iterable[Call], do: s
         registry.require(ids, calls)
     except UngatedError as error:
         raise refusal(registry, ids, error, do) from None
-    return {i: evidence_of(registry, i) for i in ids}
+    return {i: _evidence_of(registry, i) for i in ids}
 
 
 def refusal(registry: Registry, ids: Sequence[str], error: UngatedError, do: str) -> UngatedError:
-    """The registry's no on one screen: a line a component."""
+    """The registry's no on one screen: a line a component, and one a call outside its envelope."""
     lines = []
     for status in (registry.status(i) for i in ids):
         if not status.usable:
@@ -59,16 +59,17 @@ def refusal(registry: Registry, ids: Sequence[str], error: UngatedError, do: str
             lines.append(f"{status.component} ({', '.join(status.missing)}): {why}")
     lines += [line.strip() for line in str(error.came).splitlines() if "outside its envelope" in line]
     shown = lines[:REFUSED_LINES] + ([f"... and {len(lines) - REFUSED_LINES} more"] if len(lines) > REFUSED_LINES else [])
-    return UngatedError(f"{len(lines)} of {len(ids)} components of this run are not usable on this machine class",
+    named = {line.partition(" ")[0] for line in lines}  # several calls of one component may be outside
+    return UngatedError(f"{len(named)} of {len(ids)} components of this run are not usable on this machine class",
                         came="\n    " + "\n    ".join(shown), expected=error.expected, do=do)
 
 
-def evidence_of(registry: Registry, component_id: str) -> dict[str, str]:
-    """Gate -> content hash of the record that satisfies it."""
+def _evidence_of(registry: Registry, component_id: str) -> dict[str, str]:
+    """Gate of a usable component -> content hash of the record that satisfies it."""
     found: dict[str, str] = {}
     component = registry.catalogue[component_id]
     for gate, status in registry.status(component_id).gates.items():
         best = registry.evidence.best(component_id, status.machine, gate, registry.digests(component, gate))
-        if best is not None:
-            found[gate] = content_hash(asdict(best.record))[:16]
+        assert best is not None, "what satisfies a gate is there"
+        found[gate] = content_hash(asdict(best.record))[:16]
     return found

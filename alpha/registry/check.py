@@ -77,8 +77,11 @@ class _Check:
         self._begun: list[tuple[list[tuple[Path, int, str, Record]], Iterable[Sequence[str]]]] = []
 
     def say(self, level: str, path: Path, line: int, about: str, what: str, do: str = "") -> None:
-        shown = path.relative_to(self.root.parent.parent) if path.is_relative_to(self.root.parent.parent) else path
-        self.findings.append(Finding(level, shown.as_posix(), line, about, what, do))
+        self.findings.append(Finding(level, path.relative_to(self.root.parent.parent).as_posix(), line, about, what, do))
+
+    def refused(self, path: Path, about: str, error: AlphaError) -> None:
+        """A file, or all of the evidence, that cannot be read."""
+        self.say(ERROR, path, 0, about, f"{error.what}; came {error.came}", error.do or "")
 
     def not_current(self, machine: str, path: Path, line: int, about: str, what: str, do: str, *, reference: bool) -> None:
         """What is missing, or older than the code: an error on a reference class, NOT_RUN where its renewal is awaited."""
@@ -99,7 +102,7 @@ class _Check:
         try:
             unsigned = signatures.problems(self.root)
         except AlphaError as error:
-            self.say(ERROR, signatures.signers_path(self.root), 0, "signatures", f"{error.what}; came {error.came}", error.do or "")
+            self.refused(signatures.signers_path(self.root), "signatures", error)
             return
         for path, number, why in unsigned:
             self.say(ERROR, path, number, "signatures", why, "sign where it was measured: `alpha gate sign --key FILE --signer NAME`")
@@ -117,7 +120,7 @@ class _Check:
             try:
                 records = load_file(path)
             except AlphaError as error:
-                self.say(ERROR, path, 0, component.id, f"{error.what}; came {error.came}", error.do or "")
+                self.refused(path, component.id, error)
                 continue
             for number, record in enumerate(records.values(), 1):
                 self.record(path, number, component, record, reference=reference)
@@ -194,7 +197,7 @@ class _Check:
                     self.say(ERROR, path, 0, component, "a pin of a component that does not exist",
                              "run `alpha gate pin` on such a machine")
             except AlphaError as error:
-                self.say(ERROR, path, 0, "pins", f"{error.what}; came {error.came}", error.do or "")
+                self.refused(path, "pins", error)
                 self.damaged.add(key)
                 self.pins.forget(key)
 
@@ -204,7 +207,7 @@ class _Check:
         try:
             recorded = catches.load_catches(self.root, machine)
         except AlphaError as error:
-            self.say(ERROR, path, 0, "catches", f"{error.what}; came {error.came}", error.do or "")
+            self.refused(path, "catches", error)
             return
         for number, (fault_id, catch) in enumerate(recorded.items(), 1):
             self.catches += 1
@@ -285,7 +288,7 @@ def check(catalogue: Catalogue, root: Path, recompute: Recompute, *, package: Pa
         owing = {**references, "cpu": reference or references.get("cpu")}
         found = classes(root)
     except AlphaError as error:
-        work.say(ERROR, root, 0, "evidence", f"{error.what}; came {error.came}", error.do or "")
+        work.refused(root, "evidence", error)
         return Checked(tuple(work.findings), 0, 0, 0)
     for key in owing.values():
         if key is None or key not in found:

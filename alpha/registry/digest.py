@@ -58,10 +58,6 @@ class Held:
     """What the key's id belongs to: it lives as long as the key is known."""
 
 
-class Fields(dict[str, Any]):
-    """Fields by name, of which those count that are mentioned."""
-
-
 def _digest(value: Any, package: Package, words: Words) -> str:
     return hashlib.sha256(_Description(package, words).of(value).encode()).hexdigest()
 
@@ -93,7 +89,6 @@ class _Description:
         self.package, self.words = package, words
         self.targets: dict[Target, None] = {}
         self.texts: set[str] = set()
-        self.slots: set[str] = set()
 
     def _held(self, value: Held) -> str:
         package = self.package
@@ -101,22 +96,16 @@ class _Description:
         if place not in package.known:
             inside = _Description(package, None)
             inside.of(value.value)
-            package.known[place] = value, inside, package.members(inside.targets) | inside.slots
+            package.known[place] = value, inside, package.members(inside.targets)
         _, inside, slots = package.known[place]
         if self.words is None:
             self.targets.update(inside.targets)
             self.texts |= inside.texts
-            self.slots |= inside.slots
             return ""
         key = "text", *value.key, self.words & slots
         if key not in package.known:
             package.known[key] = _digest(value.value, package, self.words)
         return str(package.known[key])
-
-    def _fields(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Those that are mentioned."""
-        self.slots |= {word for name in state for word in (f".{name}", f"'{name}")}
-        return {n: v for n, v in state.items() if self.words is None or is_mentioned(n, self.words)}
 
     def _symbol(self, targets: tuple[Target, ...]) -> str:
         self.targets.update(dict.fromkeys(targets))
@@ -133,8 +122,6 @@ class _Description:
         if isinstance(value, Held):
             return self._held(value)
         held = (*held, id(value))
-        if isinstance(value, Fields):
-            value = self._fields(value)
         if isinstance(value, Mapping):
             return "{" + ",".join(f"{self.of(k, held)}:{self.of(v, held)}" for k, v in value.items()) + "}"
         if isinstance(value, (tuple, list)):
@@ -162,7 +149,7 @@ class _Description:
         cls = type(value)
         if cls.__module__.split(".")[0] != self.package.name:
             return f"object {_foreign(cls)} {getattr(value, '__name__', '')}"
-        state = self._fields(_state(value)) if is_dataclass(value) else dict(vars(value))
+        state = _state(value) if is_dataclass(value) else dict(vars(value))
         return f"instance {self._symbol(_sliced(_targets(cls, self.package)))} {self.of(state, held)}"
 
 
@@ -280,7 +267,7 @@ def _calls(component: Component, measured: Words) -> list[Held]:
 
 
 def _fields_of(spec: OpSpec, more: frozenset[str]) -> Held:
-    return Held(("row", spec.name, more), Fields({n: v for n, v in _state(spec).items() if n not in _NOT_ROW - more}))
+    return Held(("row", spec.name, more), {n: v for n, v in _state(spec).items() if n not in _NOT_ROW - more})
 
 
 _EXECUTED = frozenset[str]()

@@ -175,11 +175,11 @@ def _perf(cases: Sequence[CaseRecord], pin: Pin | None, away: str) -> Judgement:
                 above_pin.append(f"{case.name}: {case.share:.3g} of the ceiling, pinned {line.middle:.3g}")
         else:
             verdicts.append(FAIL)
-            why = _why(case)
+            why = _JUDGES[type(case)](case)
         if why:
             reasons.append(f"{case.name}: {why}" + (f" ({case.note})" if case.note else ""))
     if not verdicts:
-        return Judgement(NOT_RUN, ("the absolute half did not run",), _worst(relative))
+        return Judgement(NOT_RUN, ("the absolute half did not run", *reasons), _worst(relative))
     gone = sorted(set(pin.shares) - {c.name for c in cases}) if pin is not None else []
     if gone:
         verdicts.append(NOT_RUN)

@@ -284,9 +284,8 @@ class Package:
     def _absolute(self, imported: Import, module: str) -> str:
         if not imported.level:
             return imported.module
-        path = self._path(module)
         parts = module.split(".")
-        up = imported.level - (1 if path is not None and path.name == "__init__.py" else 0)
+        up = imported.level - (1 if self._is_init(module) else 0)
         parts = parts[: len(parts) - up]
         return ".".join([*parts, imported.module] if imported.module else parts)
 
@@ -296,7 +295,7 @@ class Package:
 
     def _member(self, module: str, chain: tuple[str, ...], origin: str, seen: frozenset[Key]) -> tuple[Target, ...]:
         """Targets of `module.chain` named in `origin`: submodules are walked through; a module used as a value stands for all of it."""
-        if module.split(".")[0] != self.name and module not in self._files:
+        if module.split(".")[0] != self.name:
             return (("text", "outside " + ".".join([module, *chain[:1]])),)
         if self._opaque(module, origin):
             return (("text", "opaque " + ".".join(chain[:1])),)
@@ -391,7 +390,8 @@ class Package:
 
     def _is_init(self, module: str) -> bool:
         path = self._path(module)
-        return path is not None and path.name == "__init__.py"
+        assert path is not None, "it was read"
+        return path.name == "__init__.py"
 
     def closure(self, roots: Iterable[Target], words: Words = frozenset(),
                 among: frozenset[Target] = frozenset()) -> tuple[frozenset[Target], Words]:

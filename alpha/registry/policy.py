@@ -70,7 +70,7 @@ def exemption(component: Component, gate: str) -> str | None:
     """Why a gate that the profile owes is not owed by this component; None when it is owed."""
     if component.op is None:
         return None
-    return EXEMPT.get((component.op, gate)) or EXEMPT_ON.get((component.backend or "", component.op, gate))
+    return EXEMPT.get((component.op, gate)) or EXEMPT_ON.get((component.backend, component.op, gate))
 
 
 def exempt(component: Component) -> dict[str, str]:

@@ -98,7 +98,7 @@ class Source:
             self._bind(statement)
         for statement in late:  # TABLE["x"] = f and TABLE.update(...) belong to the names that they mention
             for name in sorted({n.id for n in ast.walk(statement) if isinstance(n, ast.Name)} & self.statements.keys()):
-                if not _is_noise(statement) and statement not in self.statements[name]:
+                if statement not in self.statements[name]:
                     self.statements[name].append(statement)
 
     def _bind(self, statement: ast.stmt) -> None:
@@ -125,16 +125,16 @@ class Source:
 
         None when the name is bound otherwise, filled later, or lacks the first key.
         """
-        node = self._assigned(name)
-        depth = 0
+        node, entry = self._assigned(name), None
         for key in keys:
-            if not isinstance(node, ast.Dict) or not all(isinstance(k, ast.Constant) for k in node.keys):
+            if not isinstance(node, ast.Dict):
                 break
-            found = [v for k, v in zip(node.keys, node.values) if isinstance(k, ast.Constant) and k.value == key]
+            written = [(k.value, v) for k, v in zip(node.keys, node.values) if isinstance(k, ast.Constant)]
+            found = [v for k, v in written if k == key] if len(written) == len(node.keys) else []
             if not found:
                 break
-            node, depth = found[-1], depth + 1
-        return self._define(node, ()) if depth and node is not None else None
+            node = entry = found[-1]
+        return None if entry is None else self._define(entry, ())
 
     def lambdas(self, line: int) -> tuple[Definition, ...]:
         """Every lambda that begins on `line` (one cannot tell several of one line apart); all of the file when none does, which
@@ -182,7 +182,7 @@ class Source:
         plain = not node.keywords and all(bases)
         return replace(self._written(node, scopes, self._error_texts | members.keys()), members=tuple(found), fields=tuple(fields),
                        whole=self._written(node, scopes, self._error_texts),
-                       bases=tuple(Reference(b) for b in bases if b) if plain else None)
+                       bases=tuple(Reference(b) for b in bases) if plain else None)
 
     def header(self, name: str) -> tuple[Definition, ...]:
         """Classes by name and bases alone, all else as it stands."""
@@ -239,8 +239,9 @@ def around(text: str, start: int, end: int) -> tuple[int, int]:
     low, high = 1, len(lines)
     for s in read(text, "").tree.body:
         head = min([s.lineno, *(d.lineno for d in getattr(s, "decorator_list", ()))])
-        if (s.end_lineno or s.lineno) < first:
-            low = (s.end_lineno or s.lineno) + 1
+        assert s.end_lineno is not None, "what was parsed has an end"
+        if s.end_lineno < first:
+            low = s.end_lineno + 1
         elif head > last:
             high = head - 1
             break
@@ -349,9 +350,9 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-def _is_plain(node: ast.AST | None) -> bool:
-    """Whether evaluating an expression does nothing but read."""
-    if node is None or isinstance(node, (ast.Constant, ast.Name, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)):
+def _is_plain(node: ast.AST) -> bool:
+    """Whether evaluating an expression, or a part of one, does nothing but read."""
+    if isinstance(node, (ast.Constant, ast.Name, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)):
         return True
     if isinstance(node, ast.Call):
         method = isinstance(node.func, ast.Attribute) and node.func.attr in _PLAIN_METHODS and _is_plain(node.func.value)
@@ -359,7 +360,7 @@ def _is_plain(node: ast.AST | None) -> bool:
         return (method or named) and all(_is_plain(x) for x in (*node.args, *(k.value for k in node.keywords)))
     if isinstance(node, (ast.NamedExpr, ast.Lambda, ast.Await, ast.Yield, ast.YieldFrom)):
         return False
-    return isinstance(node, (ast.expr, ast.comprehension, ast.keyword)) and all(_is_plain(x) for x in ast.iter_child_nodes(node))
+    return all(_is_plain(x) for x in ast.iter_child_nodes(node))
 
 
 def _is_noise(statement: ast.stmt) -> bool:
@@ -373,7 +374,7 @@ def _without_package(statement: ast.stmt, package: str) -> ast.stmt | None:
     if not package:
         return statement
     if isinstance(statement, ast.ImportFrom):
-        return None if statement.level or (statement.module or "").split(".")[0] == package else statement
+        return None if statement.level or str(statement.module).split(".")[0] == package else statement
     if isinstance(statement, ast.Import):
         names = [a for a in statement.names if a.name.split(".")[0] != package]
         return ast.Import(names=names) if names else None

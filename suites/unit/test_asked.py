@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,8 @@ from planted import planted
 
 from alpha.component import Catalogue
 from alpha.errors import CorruptError
+from alpha.gates import merge
+from alpha.gates.contracts.registry.committed import CATALOGUE, FAULT, Committed, agree
 from alpha.gates.contracts.registry.common import make
 from alpha.registry import asked, judge, policy
 from alpha.registry.evidence import load_file, path_of, reference_classes, shipped_root
@@ -130,6 +133,24 @@ def test_damaged_reasons_are_refused(text: str, tmp_path: Path) -> None:
     asked.reasons_path(tmp_path / "evidence").write_text(text)
     with pytest.raises(CorruptError):
         asked.reasons(tmp_path / "evidence")
+
+
+@pytest.mark.parametrize(("name", "what"), [("asked.txt", "the list of what is asked cannot be read; came 1 lines"),
+                                            ("asked.toml", "the reasons for what is no longer asked cannot be read; came asked.toml: ")],
+                         ids=("list", "reasons"))
+def test_a_list_or_reasons_that_cannot_be_read_are_red_beside_all_else(name: str, what: str, tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged file hides no record that contradicts itself, as those of this evidence do."""
+    monkeypatch.setattr(merge, "beside", lambda: nullcontext(agree))
+    root = Committed(tmp_path).root
+    asked.write(root, asked.today(CATALOGUE, root, (FAULT,)))
+    sound = merge.judged(CATALOGUE, root, (FAULT,), {}, {}).findings
+    assert sound and not [f for f in sound if f.about == "asked"]
+    (root.parent / name).write_text("x\n")
+    found = merge.judged(CATALOGUE, root, (FAULT,), {}, {}).findings
+    (told,) = [f for f in found if f.about == "asked"]
+    assert told.level == merge.ERROR and told.path == "baselines/asked.txt" and told.what.startswith(what) and told.do
+    assert {*found} == {*sound, told}
 
 
 def test_ambiguous_satisfies_no_owed_gate() -> None:

@@ -3,114 +3,53 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
-from typing import Any
+from functools import partial
 from unittest import mock
 
 import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError
-from alpha.gates.contracts.registry import consistent, whole
-from alpha.gates.contracts.registry.common import HERE, OTHER, PROCESSOR, Case, Checks, folder, make, parity_case, pin_of
-from alpha.gates.contracts.registry.status import BASE, KERNEL, ONE, PAIR, SINGLE, TOP, TWO, catalogue, passing
+from alpha.gates.contracts.registry import asked, consistent, past, signed, spoiled, whole
+from alpha.gates.contracts.registry.committed import CATALOGUE, FAULT, PROBE, Committed, agree, red
+from alpha.gates.contracts.registry.common import (
+    BASE,
+    HERE,
+    KERNEL,
+    ONE,
+    OTHER,
+    PAIR,
+    PROCESSOR,
+    SINGLE,
+    TOP,
+    TWO,
+    Case,
+    Checks,
+    catalogue,
+    folder,
+    make,
+    parity_case,
+    passing,
+    pin_of,
+)
 from alpha.registry import judge as judges
 from alpha.registry import mutants, policy
-from alpha.registry.catches import NAME, Catch, catch_digests, load_catches, save_catches
-from alpha.registry.check import ERROR, WARNING, Checked, Finding, Recompute, check, github, plain
+from alpha.registry.catches import NAME, load_catches, save_catches
+from alpha.registry.check import WARNING, Finding, check, github, plain
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import path_of, save, write_reference
-from alpha.registry.faults import Fault
 from alpha.registry.package import Package
-from alpha.registry.pins import FEWEST, MOST, Pins, binding, folder_of, key_of_record
+from alpha.registry.pins import FEWEST, MOST, binding, key_of_record
 from alpha.registry.record import Record, canonical, content_hash
-
-FAULT = Fault(id="made.fault", component=KERNEL.id, gate="parity", mirrors=0, why="made up", file="types.py", find="a", replace="b")
-CATALOGUE = catalogue(BASE, TOP, KERNEL)
-PROBE = ["a", 0, 3, "0000803f"]
-
-
-def _agree(records: Sequence[Record]) -> list[list[str]]:
-    return [[] for _ in records]
-
-
-@cache
-def _package() -> Package:
-    """One snapshot for all cases: none of them edits a source."""
-    return Package()
-
-
-class _Committed:
-    """A folder of sound evidence that a case then spoils."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.package = root / "baselines" / "evidence", _package()
-        records = passing((BASE, TOP, KERNEL), self.package)
-        self.records = [replace(r, probes=[PROBE]) if (r.component, r.gate) == (KERNEL.id, "parity") else r for r in records]
-        save(self.records, self.root)
-        self.pins = Pins(folder_of(self.root))
-        self.pin()
-        write_reference(self.root, HERE)
-        self.catch([parity_case(ratio=9.0)])
-        self.score(9)
-
-    def pin(self, share: float = 0.6, **more: Any) -> None:
-        """Pin the kernel's share."""
-        digests = more.pop("digests", self.record("perf").digests)
-        pin = pin_of(KERNEL.id, share, digests=digests, **more)
-        self.pins.save(key_of_record(self.record("perf")), {pin.component: pin})
-
-    def perf(self, share: float, **more: object) -> None:
-        """A record of the perf gate with this share, and a content hash of its own."""
-        self.write(replace(self.record("perf"), cases=[{"name": "a", "share": share, "times_ns": [1000], **more}]))
-
-    def catch(self, cases: Sequence[dict[str, object]], fault: Fault = FAULT, declared: int | None = None, **changes: object) -> None:
-        record = make("parity", cases, component=KERNEL.id, digests={"implementation": "broken"}, declared=declared)
-        made = Catch(fault=fault.id, component=KERNEL.id, gate="parity", machine=HERE.key, record=record,
-                     digests=catch_digests(fault, KERNEL, self.package))
-        save_catches([replace(made, **changes)], self.root)  # type: ignore[arg-type]
-
-    def score(self, caught: int, **changes: Any) -> None:
-        """A score of 10 seeded mutants."""
-        made = mutants.Scores(seed="5eed", number=12, areas={mutants.ALL: (caught, 10, 2)}, survivors=("a.py:f: x -> y",),
-                              measure=mutants.measured_by(self.package))
-        mutants.save(replace(made, **changes), self.root)
-
-    def check(self, recompute: Recompute = _agree, faults: Sequence[Fault] = (FAULT,),
-              published: Sequence[str] = (KERNEL.id,)) -> Checked:
-        return check(CATALOGUE, self.root, recompute, faults=faults, package=self.package, published=published)
-
-    def path(self, component: str = KERNEL.id) -> Path:
-        return path_of(self.root, HERE.key, component)
-
-    def record(self, gate: str) -> Record:
-        (found,) = [r for r in self.records if (r.component, r.gate) == (KERNEL.id, gate)]
-        return found
-
-    def write(self, *records: Record) -> None:
-        save(records, self.root)
-
-
-def _red(checks: Checks, what: str, spoil: Callable[[_Committed], object], naming: str, *, faults: Sequence[Fault] = (FAULT,),
-         recompute: Recompute = _agree) -> None:
-    with folder() as at:
-        committed = _Committed(at)
-        spoil(committed)
-        found = committed.check(recompute, faults)
-        errors = [f for f in found.findings if f.level == ERROR]
-        checks.that(not found.ok and any(naming in f.what + f.about for f in errors), f"{what}: {plain(found)[:150]}")
-        placed = all(f.line == 0 or (f.line > 0 and not (at / f.path).is_dir()) for f in found.findings)
-        checks.that(placed, f"{what}: a line of nothing: {plain(found)[:150]}")
 
 
 def _green(rng: np.random.Generator) -> Measured:
     """Sound evidence passes; a stale line of another class is a warning; counts are true."""
     checks = Checks()
     with folder() as at:
-        committed = _Committed(at)
+        committed = Committed(at)
         found = committed.check()
         checks.that(found.ok and not found.findings, plain(found))
         checks.that((found.records, found.probes, found.catches) == (len(committed.records), 1, 1), f"counts {found}")
@@ -125,17 +64,17 @@ def _edited(rng: np.random.Generator) -> Measured:
     checks = Checks()
     ratio = float(rng.uniform(2.5, 90.0))
 
-    def by_hand(c: _Committed) -> None:
+    def by_hand(c: Committed) -> None:
         path = c.path()
         path.write_text(path.read_text().replace('"ratio":1.5', '"ratio":1.25'))
 
-    def forged(c: _Committed) -> None:
+    def forged(c: Committed) -> None:
         c.write(replace(c.record("parity"), probes=[[*PROBE[:3], "00008040"]]))
 
-    def without_probes(c: _Committed) -> None:
+    def without_probes(c: Committed) -> None:
         c.write(replace(c.record("parity"), probes=[]))
 
-    def verdict(c: _Committed) -> None:
+    def verdict(c: Committed) -> None:
         lines = [json.loads(x) for x in c.path().read_text().splitlines()]
         made = [{**{k: v for k, v in b.items() if k != "content"}, "verdict": "PASS"} for b in lines]
         c.path().write_text("".join(canonical({**b, "content": content_hash(b)}) + "\n" for b in made))
@@ -143,13 +82,13 @@ def _edited(rng: np.random.Generator) -> Measured:
     def oracle(record: Record) -> list[str]:
         return [f"probe {p}" for p in record.probes if p != PROBE]
 
-    _red(checks, "edited by hand", by_hand, "edited by hand")
-    _red(checks, "probes forged with a fresh content hash", forged, "the record disagrees: probe", recompute=partial(map, oracle))
-    _red(checks, "probes left out", without_probes, "without probes")
-    _red(checks, "a verdict written into the line", verdict, "cannot be read")
-    _red(checks, "a failing record", lambda c: c.write(replace(c.record("parity"), cases=[parity_case(ratio=ratio)], declared=1)), "FAIL")
+    red(checks, "edited by hand", by_hand, "edited by hand")
+    red(checks, "probes forged with a fresh content hash", forged, "the record disagrees: probe", recompute=partial(map, oracle))
+    red(checks, "probes left out", without_probes, "without probes")
+    red(checks, "a verdict written into the line", verdict, "cannot be read")
+    red(checks, "a failing record", lambda c: c.write(replace(c.record("parity"), cases=[parity_case(ratio=ratio)], declared=1)), "FAIL")
     nan = parity_case(ratio=float("nan"))
-    _red(checks, "a record of NaN", lambda c: c.write(replace(c.record("parity"), cases=[nan], declared=1)), "FAIL")
+    red(checks, "a record of NaN", lambda c: c.write(replace(c.record("parity"), cases=[nan], declared=1)), "FAIL")
     return checks.measured()
 
 
@@ -158,27 +97,27 @@ def _foreign(rng: np.random.Generator) -> Measured:
     checks = Checks()
     other = f"{rng.integers(1 << 40):010x}"
 
-    def stale(name: str) -> Callable[[_Committed], None]:
+    def stale(name: str) -> Callable[[Committed], None]:
         return lambda c: c.write(replace(c.record("faults"), digests={**c.record("faults").digests, name: other}))
 
-    def another_class(c: _Committed) -> None:
+    def another_class(c: Committed) -> None:
         (path,) = save([replace(c.record("parity"), machine=OTHER.key)], c.root)
         c.path().write_text(path.read_text())
 
-    def orphan(c: _Committed) -> None:
+    def orphan(c: Committed) -> None:
         c.write(make("parity", component="made.gone"))
 
-    def gone_reference(c: _Committed) -> None:
+    def gone_reference(c: Committed) -> None:
         write_reference(c.root, OTHER)
 
     for name in ("implementation", "row", "cases", "measure"):
-        _red(checks, f"evidence of another {name}", stale(name), f"stale: {name}")
-    _red(checks, "evidence of another class", another_class, "another machine class")
-    _red(checks, "evidence of nothing", orphan, "does not exist")
-    _red(checks, "a gate that is not owed", lambda c: c.write(make("perf", component=BASE.id)), "does not owe")
-    _red(checks, "no evidence on the reference class", gone_reference, "reference class")
-    _red(checks, "a component without evidence", lambda c: c.path(TOP.id).unlink(), "no evidence on the reference class")
-    _red(checks, "a folder that is no class", lambda c: (c.root / "laptop").mkdir(), "not the key of a machine class")
+        red(checks, f"evidence of another {name}", stale(name), f"stale: {name}")
+    red(checks, "evidence of another class", another_class, "another machine class")
+    red(checks, "evidence of nothing", orphan, "does not exist")
+    red(checks, "a gate that is not owed", lambda c: c.write(make("perf", component=BASE.id)), "does not owe")
+    red(checks, "no evidence on the reference class", gone_reference, "reference class")
+    red(checks, "a component without evidence", lambda c: c.path(TOP.id).unlink(), "no evidence on the reference class")
+    red(checks, "a folder that is no class", lambda c: (c.root / "laptop").mkdir(), "not the key of a machine class")
     return checks.measured()
 
 
@@ -187,24 +126,24 @@ def _speed(rng: np.random.Generator) -> Measured:
     checks = Checks()
     for what, share, more in (("1000 times slower", 0.0006, {}), ("50 times slower, its own baseline lowered", 0.012, {"baseline": 0.012}),
                               ("49 % slower", 0.306, {}), ("11 % slower", 0.534, {})):
-        _red(checks, what, lambda c, share=share, more=more: c.perf(share, **more), "pinned 0.6")  # type: ignore[misc]
+        red(checks, what, lambda c, share=share, more=more: c.perf(share, **more), "pinned 0.6")  # type: ignore[misc]
     path = "no pinned share of a"
-    _red(checks, "no pin", lambda c: c.pins.path(key_of_record(c.record("perf"))).unlink(), path)
-    _red(checks, "a case without a pin", lambda c: c.pin(cases=("b",)), "")
-    _red(checks, "a generation of processor without pins",
+    red(checks, "no pin", lambda c: c.pins.path(key_of_record(c.record("perf"))).unlink(), path)
+    red(checks, "a case without a pin", lambda c: c.pin(cases=("b",)), "")
+    red(checks, "a generation of processor without pins",
          lambda c: c.write(replace(c.record("perf"), environment={"processor": "Made-6-2", "flops": "flops/made"})), path)
-    _red(checks, "a lowered pin", lambda c: c.pin(0.3), "faster than its pin explains")
-    _red(checks, "a pin above what records show", lambda c: c.pin(0.9), "pinned 0.9")
-    _red(checks, "a noisy pin below published figures", lambda c: c.pin(spread=0.2), "too noisy to judge")
-    _red(checks, "a spread that was widened", lambda c: c.pin(spread=0.05), "too noisy to judge")
-    _red(checks, "no FLOPs model", lambda c: c.write(replace(c.record("perf"), environment={"processor": PROCESSOR})), "FLOPs model")
-    _red(checks, "published figures that rest on code that was never compared", lambda c: c.pin(digests={"implementation": "older"}),
+    red(checks, "a lowered pin", lambda c: c.pin(0.3), "faster than its pin explains")
+    red(checks, "a pin above what records show", lambda c: c.pin(0.9), "pinned 0.9")
+    red(checks, "a noisy pin below published figures", lambda c: c.pin(spread=0.2), "too noisy to judge")
+    red(checks, "a spread that was widened", lambda c: c.pin(spread=0.05), "too noisy to judge")
+    red(checks, "no FLOPs model", lambda c: c.write(replace(c.record("perf"), environment={"processor": PROCESSOR})), "FLOPs model")
+    red(checks, "published figures that rest on code that was never compared", lambda c: c.pin(digests={"implementation": "older"}),
          "no comparison of the two")
-    _red(checks, "a pin of nothing", lambda c: c.pins.save(key_of_record(c.record("perf")), {"made.gone": pin_of("made.gone")}),
+    red(checks, "a pin of nothing", lambda c: c.pins.save(key_of_record(c.record("perf")), {"made.gone": pin_of("made.gone")}),
          "does not exist")
 
-    def edited(old: str, new: str) -> Callable[[_Committed], None]:
-        def spoil(c: _Committed) -> None:
+    def edited(old: str, new: str) -> Callable[[Committed], None]:
+        def spoil(c: Committed) -> None:
             at = c.pins.path(key_of_record(c.record("perf")))
             text = at.read_text()
             checks.that(old in text, f"{old} is not in the pins")
@@ -213,30 +152,30 @@ def _speed(rng: np.random.Generator) -> Measured:
 
     first = repr(pin_of().shares["a"][0])
     for new in ("0.3", "1.5", "-0.1", "NaN", "true", "null", '"0.6"', "[]"):
-        _red(checks, f"a pinned share edited to {new}", edited(first, new),
+        red(checks, f"a pinned share edited to {new}", edited(first, new),
              "cannot be read" if new == "NaN" else "edited by hand")
     for what, cut in (("a case with fewer shares than measurements", slice(1, None)), ("a case with no share", slice(0))):
-        def unequal(c: _Committed, cut: slice = cut) -> None:
+        def unequal(c: Committed, cut: slice = cut) -> None:
             pin = pin_of(KERNEL.id, digests=c.record("perf").digests, cases=("a", "b"))
             pin = replace(pin, shares={**pin.shares, "b": pin.shares["b"][cut]})  # of a case that no record has
             c.pins.save(key_of_record(c.record("perf")), {pin.component: pin})
 
-        _red(checks, what, unequal, "one share per case and measurement")
+        red(checks, what, unequal, "one share per case and measurement")
     longer = pin_of(KERNEL.id)
     longer = replace(longer, shares={"a": (*longer.shares["a"], 0.6)})
-    _red(checks, "a case with more shares than measurements", lambda c: c.pins.save(key_of_record(c.record("perf")), {KERNEL.id: longer}),
+    red(checks, "a case with more shares than measurements", lambda c: c.pins.save(key_of_record(c.record("perf")), {KERNEL.id: longer}),
          "one share per case and measurement")
     for n, what in ((FEWEST - 1, "few"), (MOST + 1, "many")):
-        def measured(c: _Committed, n: int = n) -> None:
+        def measured(c: Committed, n: int = n) -> None:
             pin = pin_of(KERNEL.id, digests=c.record("perf").digests)
             pin = replace(pin, shares={case: (shares * n)[:n] for case, shares in pin.shares.items()}, times=(pin.times * n)[:n])
             c.pins.save(key_of_record(c.record("perf")), {pin.component: pin})
 
-        _red(checks, f"a pin of too {what} measurements", measured, "one share per case and measurement")
-    _red(checks, "a torn file of pins", edited("components", "comp"), "cannot be read")
-    _red(checks, "another format of pins", edited('"format": 2', '"format": 1'), "another format")
+        red(checks, f"a pin of too {what} measurements", measured, "one share per case and measurement")
+    red(checks, "a torn file of pins", edited("components", "comp"), "cannot be read")
+    red(checks, "another format of pins", edited('"format": 2', '"format": 1'), "another format")
     with folder() as at:
-        committed = _Committed(at)
+        committed = Committed(at)
         committed.pin(digests={"implementation": "older"})
         found = committed.check(published=())
         checks.that(found.ok and [f.level for f in found.findings] == [WARNING], f"other code below no published figure: {plain(found)}")
@@ -249,11 +188,11 @@ def _speed(rng: np.random.Generator) -> Measured:
                         ("another state of today", lambda r: relative(replace(r, digests={"implementation": "x"}),
                                                                       {"implementation": "older"}, high=0.01)),
                         ("another case", lambda r: relative(r, {"implementation": "older"}, high=0.01, name="b"))):
-        def compare(c: _Committed, spoil: Callable[[Record], Record] = spoil) -> None:
+        def compare(c: Committed, spoil: Callable[[Record], Record] = spoil) -> None:
             c.pin(digests={"implementation": "older"})
             c.pins.save_relative(spoil(c.record("perf")))
 
-        _red(checks, f"a comparison with the pinned code: {what}", compare, "published figures rest on it")
+        red(checks, f"a comparison with the pinned code: {what}", compare, "published figures rest on it")
     return checks.measured()
 
 
@@ -268,7 +207,7 @@ def _loosened(rng: np.random.Generator) -> Measured:
     checks = Checks()
     planted = float(rng.uniform(2.1, 50.0))
     with folder() as at:
-        committed = _Committed(at)
+        committed = Committed(at)
         committed.catch([parity_case(ratio=planted)])
         checks.that(committed.check().ok, "a sound catch is red")
         with mock.patch.object(judges, "RATIO", planted * 2):
@@ -276,36 +215,36 @@ def _loosened(rng: np.random.Generator) -> Measured:
             committed.catch([parity_case(ratio=planted, floor=planted * 9)])
             found = committed.check()
             checks.that(not found.ok and any("loosened" in f.what for f in found.findings), f"a loosened tolerance: {plain(found)[:150]}")
-    _red(checks, "a recorded fault that passes", lambda c: c.catch([parity_case(ratio=0.5)]), "would now pass")
+    red(checks, "a recorded fault that passes", lambda c: c.catch([parity_case(ratio=0.5)]), "would now pass")
     two = (FAULT, replace(FAULT, id="made.other"))
-    _red(checks, "a fault that no gate is recorded to reject", lambda c: None, "no gate is recorded", faults=two)
-    _red(checks, "a catch of a fault that does not exist", lambda c: None, "does not exist", faults=())
-    _red(checks, "a catch of another text of the fault", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
-    _red(checks, "a catch by another gate", lambda c: None, "another gate", faults=(replace(FAULT, gate="faults"),))
-    _red(checks, "a catch by another component", lambda c: None, "another gate", faults=(replace(FAULT, component=BASE.id),))
-    _red(checks, "a catch that did not run", lambda c: c.catch([parity_case(ratio=9.0)], declared=2), "would now pass")
+    red(checks, "a fault that no gate is recorded to reject", lambda c: None, "no gate is recorded", faults=two)
+    red(checks, "a catch of a fault that does not exist", lambda c: None, "does not exist", faults=())
+    red(checks, "a catch of another text of the fault", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
+    red(checks, "a catch by another gate", lambda c: None, "another gate", faults=(replace(FAULT, gate="faults"),))
+    red(checks, "a catch by another component", lambda c: None, "another gate", faults=(replace(FAULT, component=BASE.id),))
+    red(checks, "a catch that did not run", lambda c: c.catch([parity_case(ratio=9.0)], declared=2), "would now pass")
     with mock.patch.object(policy, "AWAITING", {HERE.key: {FAULT.id: "later"}}):
-        _red(checks, "an excuse for a class of CPUs", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
+        red(checks, "an excuse for a class of CPUs", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
     fails = parity_case(ratio=9.0)
     for what, record in (("component", make("parity", [fails], component=BASE.id)),
                          ("gate", make("gradient", [fails], component=KERNEL.id))):
-        _red(checks, f"a catch whose record is of another {what}", lambda c, record=record: c.catch([], record=record),  # type: ignore[misc]
+        red(checks, f"a catch whose record is of another {what}", lambda c, record=record: c.catch([], record=record),  # type: ignore[misc]
              "another component or gate")
-    _red(checks, "no file of catches", lambda c: (c.root / HERE.key / NAME).unlink(), "no gate is recorded")
-    _red(checks, "an error without text", lambda c: c.catch([], record=None, error=""), "would now pass")
+    red(checks, "no file of catches", lambda c: (c.root / HERE.key / NAME).unlink(), "no gate is recorded")
+    red(checks, "an error without text", lambda c: c.catch([], record=None, error=""), "would now pass")
 
-    def edited(c: _Committed) -> None:
+    def edited(c: Committed) -> None:
         path = c.root / HERE.key / NAME
         path.write_text(path.read_text().replace('"ratio":9.0', '"ratio":3.0'))
 
-    def turned(c: _Committed) -> None:
+    def turned(c: Committed) -> None:
         path = c.root / HERE.key / NAME
         path.write_text(json.dumps(dict(reversed(json.loads(path.read_text()).items())), separators=(",", ":")) + "\n")
 
-    _red(checks, "an edited catch", edited, "edited by hand")
-    _red(checks, "a catch whose keys are turned round", turned, "edited by hand")
+    red(checks, "an edited catch", edited, "edited by hand")
+    red(checks, "a catch whose keys are turned round", turned, "edited by hand")
     with folder() as at:
-        committed = _Committed(at)
+        committed = Committed(at)
         committed.catch([], record=None, error="the kernel crashed")
         checks.that(committed.check().ok, "a gate that ended in an error did not reject")
         path = committed.root / HERE.key / NAME
@@ -322,14 +261,14 @@ def _awaited(rng: np.random.Generator) -> Measured:
     checks = Checks()
     two = (FAULT, replace(FAULT, id="made.other"))
     with mock.patch.object(policy, "awaited", lambda machine: {"made.other": "later"} if machine == HERE.key else {}):
-        _red(checks, "an excuse with nothing to renew", lambda c: None, "nothing excuses it")
-        _red(checks, "an excuse for something else", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
+        red(checks, "an excuse with nothing to renew", lambda c: None, "nothing excuses it")
+        red(checks, "an excuse for something else", lambda c: None, "stale catch: fault", faults=(replace(FAULT, replace="c"),))
     with mock.patch.object(policy, "awaiting", lambda machine, about: "later" if machine == HERE.key else ""):
-        _red(checks, "a failing record, awaited",
+        red(checks, "a failing record, awaited",
              lambda c: c.write(replace(c.record("parity"), cases=[parity_case(ratio=9.0)], declared=1)), "FAIL")
-        _red(checks, "a recorded fault that passes, awaited", lambda c: c.catch([parity_case(ratio=0.5)]), "would now pass")
+        red(checks, "a recorded fault that passes, awaited", lambda c: c.catch([parity_case(ratio=0.5)]), "would now pass")
         with folder() as at:
-            committed = _Committed(at)
+            committed = Committed(at)
             committed.write(replace(committed.record("faults"), digests={"implementation": "older"}),
                             replace(committed.record("perf"), digests={"implementation": "older"}))
             path = committed.path(BASE.id)
@@ -348,27 +287,27 @@ def _skipped(rng: np.random.Generator) -> Measured:
     checks = Checks()
     many = [parity_case(n) for n in "abc"]
 
-    def written(cases: list[dict[str, object]], declared: int) -> Callable[[_Committed], None]:
+    def written(cases: list[dict[str, object]], declared: int) -> Callable[[Committed], None]:
         return lambda c: c.write(replace(c.record("parity"), cases=cases, declared=declared))
 
-    _red(checks, "a case skipped", written(many[:2], 3), "2 cases ran of 3")
-    _red(checks, "a case renamed onto another", written([*many[:2], many[0]], 3), "one name")
-    _red(checks, "nothing declared", written([], 0), "NOT_RUN")
-    _red(checks, "too few repeats", lambda c: c.write(
+    red(checks, "a case skipped", written(many[:2], 3), "2 cases ran of 3")
+    red(checks, "a case renamed onto another", written([*many[:2], many[0]], 3), "one name")
+    red(checks, "nothing declared", written([], 0), "NOT_RUN")
+    red(checks, "too few repeats", lambda c: c.write(
         replace(c.record("determinism"), cases=[{"name": "a", "runs": 3, "distinct": 1, "digest": "00"}])), "runs in total")
 
     def renamed(record: Record) -> list[str]:
         return [] if [c["name"] for c in record.cases] == ["a", "e"] else ["the record's cases are not those that its nonce gives"]
 
-    _red(checks, "a case under a new name", written([parity_case("z"), parity_case("e")], 2), "not those", recompute=partial(map, renamed))
+    red(checks, "a case under a new name", written([parity_case("z"), parity_case("e")], 2), "not those", recompute=partial(map, renamed))
     with folder() as at:
-        committed = _Committed(at)
+        committed = Committed(at)
         with mock.patch.object(policy, "EXEMPT", {("silu", "perf"): ""}):
             found = committed.check()
             checks.that(not found.ok and [f.line for f in found.findings if f.about == "policy"] == [0], "an exemption without a reason")
     with folder() as at:
         (at / HERE.key).mkdir()
-        empty = check(catalogue(), at, _agree, reference=HERE.key, package=Package())
+        empty = check(catalogue(), at, agree, reference=HERE.key, package=Package())
         checks.that(not empty.ok and "nothing was there" in plain(empty), "an empty folder passes")
         checks.that(not replace(empty, findings=()).ok, "nothing looked at passes where nothing was found either")
     return checks.measured()
@@ -378,7 +317,7 @@ def _printed(rng: np.random.Generator) -> Measured:
     """The same text in every process; annotations that a pull request shows, one per line, with special characters escaped."""
     checks = Checks()
     with folder() as at:
-        committed = _Committed(at)
+        committed = Committed(at)
         c = committed.record("parity")
         committed.write(replace(c, cases=[parity_case("50%, a\nb", ratio=9.0)], declared=1))
         found = committed.check()
@@ -410,17 +349,17 @@ def _devices(rng: np.random.Generator) -> Measured:
     checks = Checks()
     for component, machine, other in ((PAIR, TWO, SINGLE), (SINGLE, ONE, PAIR)):
         with folder() as at:
-            c = _Committed(at)
+            c = Committed(at)
             write_reference(c.root, machine)
             save(passing((component,), c.package, machine), c.root)
-            found = check(catalogue(BASE, TOP, KERNEL, component, other), c.root, _agree, faults=(FAULT,), package=c.package)
+            found = check(catalogue(BASE, TOP, KERNEL, component, other), c.root, agree, faults=(FAULT,), package=c.package)
             wrong = [f.what for f in found.findings if "does not exist" in f.what or "no evidence on the reference class" in f.what]
             checks.that(not wrong, f"{component.id} on {machine.key}: {wrong[:1]}")
             save(passing((other,), c.package, machine), c.root)
-            found = check(catalogue(BASE, TOP, KERNEL, component, other), c.root, _agree, faults=(FAULT,), package=c.package)
+            found = check(catalogue(BASE, TOP, KERNEL, component, other), c.root, agree, faults=(FAULT,), package=c.package)
             checks.that(any("does not exist" in f.what for f in found.findings), f"evidence of {other.id} on {machine.key} is accepted")
             path_of(c.root, machine.key, component.id).unlink()
-            found = check(catalogue(BASE, TOP, KERNEL, component, other), c.root, _agree, faults=(FAULT,), package=c.package)
+            found = check(catalogue(BASE, TOP, KERNEL, component, other), c.root, agree, faults=(FAULT,), package=c.package)
             missing = [f for f in found.findings if f.about.startswith(component.id) and "no evidence on the reference class" in f.what]
             checks.that(len(missing) == len(policy.owed(component)), f"{len(missing)} gates of {component.id} are missed on {machine.key}")
     return checks.measured()
@@ -429,30 +368,35 @@ def _devices(rng: np.random.Generator) -> Measured:
 def _mutants(rng: np.random.Generator) -> Measured:
     """A score that falls, was edited, is missing or of older engines turns the check red; a rise is the next line to hold."""
     checks = Checks()
-    _red(checks, "a lower score", lambda c: c.score(8), "fell from 90% to 80%")
-    _red(checks, "nothing counted", lambda c: c.score(0, areas={mutants.ALL: (0, 0, 10)}), "fell")
-    _red(checks, "no score", lambda c: mutants.path_of(c.root).unlink(), "no score")
-    _red(checks, "older engines", lambda c: c.score(10, measure="00"), "stale")
-    _red(checks, "an edited score", lambda c: mutants.path_of(c.root).write_text(
+    red(checks, "a lower score", lambda c: c.score(8), "fell from 90% to 80%")
+    red(checks, "nothing counted", lambda c: c.score(0, areas={mutants.ALL: (0, 0, 10)}), "fell")
+    red(checks, "no score", lambda c: mutants.path_of(c.root).unlink(), "no score")
+    red(checks, "older engines", lambda c: c.score(10, measure="00"), "stale")
+    red(checks, "an edited score", lambda c: mutants.path_of(c.root).write_text(
         mutants.path_of(c.root).read_text().replace("[9,10,2]", "[10,10,2]")), "edited by hand")
 
-    def risen(c: _Committed) -> None:
+    def risen(c: Committed) -> None:
         c.score(10)
         c.score(9)
 
-    _red(checks, "a fall after a rise", risen, "fell from 100% to 90%")
+    red(checks, "a fall after a rise", risen, "fell from 100% to 90%")
     return checks.measured()
 
 
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.check": {
         "parity": [("sound evidence is green", _green), ("digests twice", _current), ("read whole", whole.read),
-                   ("printed whole", whole.printed)],
+                   ("printed whole", whole.printed), ("asked of evidence", asked.items), ("less for a reason alone", asked.kept),
+                   ("signed", signed.written), ("signatures judged", signed.judged), ("where a branch began", past.left_at),
+                   ("lines of the past", past.lines)],
         "determinism": [("printed", _printed)],
         "faults": [("seeded mutants", _mutants), ("several devices", _devices),
                    ("edited metric or verdict", _edited), ("evidence of other code or class", _foreign),
                    ("loosened tolerance", _loosened), ("renewal awaited", _awaited), ("slow or unpinned", _speed),
                    ("skipped or renamed case", _skipped), ("contradictions", consistent.contradictions),
-                   ("a nonce is drawn once", consistent.once), ("another class's environment", consistent.elsewhere)],
+                   ("a nonce is drawn once", consistent.once), ("another class's environment", consistent.elsewhere),
+                   ("damaged lists and reasons", asked.damaged), ("damaged signatures and keys", signed.refused),
+                   ("no history", past.nothing), ("findings whole", spoiled.findings), ("lines whole", spoiled.lines),
+                   ("records of GPUs", consistent.of_gpus)],
     },
 }

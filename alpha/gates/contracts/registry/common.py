@@ -1,22 +1,26 @@
-"""What the cases of the registry share: yes/no measures, made-up packages, made-up records."""
+"""What the cases of the registry share: yes/no measures, made-up packages, components and records."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from alpha.component import Measured
+from alpha.component import Catalogue, Component, Envelope, Limit, Measured
 from alpha.errors import AlphaError
-from alpha.registry import gpu
+from alpha.registry import gpu, policy
+from alpha.registry.digest import component_digests
+from alpha.registry.gpu import AnyClass, GpuClass
 from alpha.registry.machine import MachineClass
+from alpha.registry.package import Package, symbol_digest
 from alpha.registry.pins import FEWEST, Pin, code_of
-from alpha.registry.record import Record
+from alpha.registry.record import Record, canonical
 
 PROCESSOR = "Made-6-1"
 """Generation of the made-up processor."""
@@ -28,6 +32,31 @@ HERE = MachineClass(isa="x86_64-avx2", numpy="2.2", blas="openblas-Haswell", thr
 
 SAME_ISA = MachineClass(isa="x86_64-avx2", numpy="2.2", blas="openblas-Zen", threads=1)
 OTHER = MachineClass(isa="arm64-neon", numpy="2.2", blas="openblas-neoversen1", threads=1)
+
+BASE = Component(id="made.base", kind="flops", profile="count", implementation=canonical, contract="alpha.types")
+TOP = Component(id="made.top", kind="tokenizer", profile="host", implementation=canonical, contract="alpha.types",
+                presupposes=("made.base",))
+KERNEL = Component(id="gelu.f32.made", kind="kernel", backend="cpu", op="gelu", implementation=canonical,
+                   envelope=Envelope(limits=(Limit(text="at most 4 rows", holds=lambda t, a: t[0].shape[0] <= 4),)))
+
+ONE = GpuClass(capability="sm90", model="H200")
+TWO = replace(ONE, devices=2, link="nvlink")
+SINGLE = replace(KERNEL, id="gelu.f32.single", backend="cuda", requires=("sm_90a",))
+PAIR = replace(SINGLE, id="gelu.f32.pair", requires=("sm_90a", "gpus>=2"))
+
+
+def catalogue(*components: Component) -> Catalogue:
+    """A catalogue of these."""
+    filled = Catalogue()
+    for c in components:
+        filled.add(c)
+    return filled
+
+
+def passing(components: Iterable[Component], package: Package, machine: AnyClass = HERE) -> list[Record]:
+    """Current, passing records of every gate that these owe."""
+    return [make(g, component=c.id, machine=machine, digests=component_digests(c, g, package=package))  # type: ignore[arg-type]
+            for c in components for g in policy.owed(c)]
 
 
 class Checks:
@@ -53,6 +82,18 @@ class Checks:
                 self.wrong.append(f"{what}: {type(error).__name__} {error.what}")
         else:
             self.wrong.append(f"{what}: accepted")
+
+    def refuses(self, kind: type[AlphaError], told: tuple[object, object, object, object], call: Callable[[], object]) -> None:
+        """Note that `call` must raise an error of exactly this kind that tells this: what broke, what came, what is right, what to do."""
+        self.count += 1
+        try:
+            call()
+        except AlphaError as error:
+            came = tuple(x if x is None else str(x) for x in (error.what, error.came, error.expected, error.do))
+            if type(error) is not kind or came != tuple(x if x is None else str(x) for x in told):
+                self.wrong.append(f"{told[0]}: {type(error).__name__} {came}")
+        else:
+            self.wrong.append(f"{told[0]}: accepted")
 
     def measured(self, digest: str = "") -> Measured:
         """error = number of broken observations against bound 0."""
@@ -85,6 +126,12 @@ def write_package(root: Path, files: Mapping[str, str]) -> Path:
         if not (parent / "__init__.py").exists():
             (parent / "__init__.py").write_text("", encoding="utf-8")
     return root
+
+
+def digest_of(files: Mapping[str, str], symbol: str = "mini.main:root") -> str:
+    """Digest of a symbol of a made-up package."""
+    with folder() as at:
+        return symbol_digest(symbol, package=Package(write_package(at / "anything", files), "mini"))
 
 
 def parity_case(name: str = "a", ratio: Any = 1.0, floor: Any = 40.0) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.registry.common import HERE, OTHER, Checks, folder, make
-from alpha.gates.contracts.registry.status import KERNEL, catalogue
+from alpha.gates.contracts.registry.common import HERE, KERNEL, ONE, OTHER, PAIR, SINGLE, TWO, Checks, catalogue, folder, make
 from alpha.registry import consistency
 from alpha.registry.evidence import save
 from alpha.registry.history import hash_of
@@ -117,4 +116,40 @@ def elsewhere(rng: np.random.Generator) -> Measured:
     found = consistency.wrong_in(record, catalogue(KERNEL))
     wanted = (HERE.numpy != OTHER.numpy) + (HERE.blas != OTHER.blas)
     checks.that(len(found) == wanted > 0, f"{wanted} of {found}")
+    return checks.measured()
+
+
+def of_gpus(rng: np.random.Generator) -> Measured:
+    """A record of a GPU names the driver, its share is of the median; it is of as many devices as its component asks
+    for. Of a component or a gate that does not exist nothing is asked that only they could say."""
+    checks, known = Checks(), catalogue(KERNEL, SINGLE, PAIR)
+    for component, machine, other in ((SINGLE, ONE, TWO), (PAIR, TWO, ONE)):
+        record = replace(_sound(rng), component=component.id, machine=machine.key)
+        least, ceiling = min(record.cases[0]["times_ns"]), record.cases[0]["ceiling_ns"]
+        record = _timed(times_ns=[least, 3 * least, least // 9])(_says(driver="575", numpy="9.9", blas="none")(record))
+        checks.that(consistency.wrong_in(record, known) == [], f"on {machine.key}: {consistency.wrong_in(record, known)}")
+        away = consistency.wrong_in(_timed(times_ns=[3 * least, least, 3 * least])(record), known)
+        share = record.cases[0]["share"]
+        checks.that(away == [f"a: a share of {share:g}, but {ceiling:g} ns over {3 * least:g} ns"], f"the median is another one: {away}")
+        silent = consistency.wrong_in(_says(driver="-")(record), known)
+        checks.that(silent == ["its environment does not say driver"], f"no driver: {silent}")
+        found = consistency.wrong_in(replace(record, machine=other.key), known)
+        sorts = {ONE: "cuda", TWO: "cuda x2"}
+        wanted = [f"it was measured on a class of the sort {sorts[other]}, and its component asks for {sorts[machine]}"]
+        checks.that(found == wanted, f"of {component.id} on {other.key}: {found}")
+        gone = _says(driver="-")(replace(record, component="made.gone"))
+        checks.that(consistency.wrong_in(gone, known) == [], f"of a component that is gone: {consistency.wrong_in(gone, known)}")
+    strange = _timed(share=9.0)(replace(_sound(rng), gate="speed"))
+    checks.that(consistency.wrong_in(strange, known) == [], f"of a gate that is none: {consistency.wrong_in(strange, known)}")
+    spared: tuple[dict[str, Any], ...] = ({"note": "it failed"}, {"times_ns": []})
+    for free in spared:
+        found = consistency.wrong_in(_timed(share=9.0, **free)(_sound(rng)), known)
+        checks.that(found == [], f"a case without times: {found}")
+    with folder() as root:
+        sound = [_sound(rng, "parity"), replace(_sound(rng, "faults"), component="made.more", nonce="short")]
+        save(sound, root)
+        (root / HERE.key / "made.bad.jsonl").write_text("x\n")
+        told = [(line.about, line.number, why) for line, why in consistency.problems(root, known, {})]
+        checks.that(told == [("made.more faults", 1, "its nonce 'short' is none that the gates draw")], f"beside a damaged file: {told}")
+        checks.that(len([*consistency.lines(root)]) == 2, "a damaged file is read")
     return checks.measured()

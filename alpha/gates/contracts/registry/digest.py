@@ -14,7 +14,8 @@ import numpy as np
 from alpha.backends.cuda.calls import Call, Calls
 from alpha.component import Component, Envelope, Limit, Measured
 from alpha.errors import InputError
-from alpha.gates.contracts.registry.common import Case, Checks, folder, write_package
+from alpha.gates.contracts.registry import held, named, reading, remembered, snapshot
+from alpha.gates.contracts.registry.common import Case, Checks, digest_of, folder, write_package
 from alpha.ops.spec import Sample
 from alpha.ops.table import row, table
 from alpha.registry.digest import calls_blas, component_digests, contract_targets, value_digest
@@ -91,11 +92,6 @@ def unrelated():
 }
 
 
-def _of(files: Mapping[str, str], symbol: str = "mini.main:root") -> str:
-    with folder() as at:
-        return symbol_digest(symbol, package=Package(write_package(at / "anything", files), "mini"))
-
-
 def _with(file: str, old: str, new: str) -> dict[str, str]:
     assert BASE[file].count(old) >= 1, (file, old)
     return {**BASE, file: BASE[file].replace(old, new)}
@@ -103,7 +99,7 @@ def _with(file: str, old: str, new: str) -> dict[str, str]:
 
 def _unmoved(rng: np.random.Generator) -> Measured:
     """Edits that do not change what the program does."""
-    checks, was = Checks(), _of(BASE)
+    checks, was = Checks(), digest_of(BASE)
     same = {
         "a comment": _with("main.py", "SCALE = 3.0", f"# note {rng.integers(1 << 30)}\nSCALE = 3.0  # here"),
         "a docstring": _with("main.py", '"""Doc of root."""', '"""Another text."""'),
@@ -123,13 +119,13 @@ def _unmoved(rng: np.random.Generator) -> Measured:
     moved = {k: v.replace("mini.late", "mini.deep.later") for k, v in BASE.items() if k != "late.py"}
     same["a file that moved"] = {**moved, "deep/later.py": BASE["late.py"]}
     for what, files in same.items():
-        checks.that(_of(files) == was, what)
+        checks.that(digest_of(files) == was, what)
     return checks.measured()
 
 
 def _reached(rng: np.random.Generator) -> Measured:
     """Edits of everything that is used, near and far."""
-    checks, was = Checks(), _of(BASE)
+    checks, was = Checks(), digest_of(BASE)
     n = str(int(rng.integers(100, 1 << 20)))
     different = {
         "the function itself": _with("main.py", "even(3)", "even(4)"),
@@ -156,7 +152,7 @@ def _reached(rng: np.random.Generator) -> Measured:
     }
     seen = {was}
     for what, files in different.items():
-        now = _of(files)
+        now = digest_of(files)
         checks.that(now not in seen, what)
         seen.add(now)
     return checks.measured()
@@ -168,17 +164,19 @@ def _collisions(rng: np.random.Generator) -> Measured:
     n = int(rng.integers(10, 1 << 20))
     two = {"a.py": f"def f():\n    return {n}\n", "b.py": f"def f():\n    return {n + 1}\n",
            "main.py": "from mini.a import f as g\nfrom mini.b import f as h\n\n\ndef both():\n    return g() + h()\n"}
-    checks.that(_of(two, "mini.a:f") != _of(two, "mini.b:f"), "two functions of one name share a digest")
-    checks.that(_of(two, "mini.main:both") != _of({**two, "b.py": two["a.py"]}, "mini.main:both"), "one of two callees of one name is lost")
+    checks.that(digest_of(two, "mini.a:f") != digest_of(two, "mini.b:f"), "two functions of one name share a digest")
+    alike = {**two, "b.py": two["a.py"]}
+    checks.that(digest_of(two, "mini.main:both") != digest_of(alike, "mini.main:both"), "one of two callees of one name is lost")
     swapped = {**two, "a.py": two["b.py"], "b.py": two["a.py"]}
-    checks.that(_of(two, "mini.main:both") != _of(swapped, "mini.main:both"), "callees of one name can be swapped")
-    checks.that(_of(BASE, "mini.main:shadows") == _of(_with("constants.py", "PI = 3.0", "PI = 9.0"), "mini.main:shadows"),
+    checks.that(digest_of(two, "mini.main:both") != digest_of(swapped, "mini.main:both"), "callees of one name can be swapped")
+    checks.that(digest_of(BASE, "mini.main:shadows") == digest_of(_with("constants.py", "PI = 3.0", "PI = 9.0"), "mini.main:shadows"),
                 "a local name is followed as if it were the module's")
     thrice = {**two, "main.py": two["main.py"].replace("+ h()", "+ h() + k()") + "\n\nfrom mini.a import f as k\n"}
     other = {**thrice, "main.py": thrice["main.py"].replace("from mini.a import f as k", "from mini.b import f as k")}
-    checks.that(_of(thrice, "mini.main:both") != _of(other, "mini.main:both"), "a third name may mean either of two callees")
-    method = _of(BASE, "mini.shapes:Shape.area")
-    checks.that(method != _of(_with("shapes.py", "return 2", "return 8"), "mini.shapes:Shape.area"), "a method leaves out its callees")
+    checks.that(digest_of(thrice, "mini.main:both") != digest_of(other, "mini.main:both"), "a third name may mean either of two callees")
+    method = digest_of(BASE, "mini.shapes:Shape.area")
+    callee = _with("shapes.py", "return 2", "return 8")
+    checks.that(method != digest_of(callee, "mini.shapes:Shape.area"), "a method leaves out its callees")
     with folder() as at:
         package = Package(write_package(at / "p", BASE), "mini")
         checks.that(module_digest("mini.shapes", package=package) != module_digest("mini.helpers", package=package), "modules collide")
@@ -196,85 +194,15 @@ def _opaque(rng: np.random.Generator) -> Measured:
              "registry/judge.py": "LIMIT = 2\n", "registry/status.py": "from mini.registry import judge\n\n\n"
                                                                          "def status():\n    return judge.LIMIT\n",
              "registry/record.py": "def write(x):\n    return x\n"}
-    checks, was = Checks(), _of(files, "mini.gates.parity:measure")
+    checks, was = Checks(), digest_of(files, "mini.gates.parity:measure")
     looser = {**files, "registry/judge.py": f"LIMIT = {int(rng.integers(3, 99))}\n"}
-    checks.that(_of(looser, "mini.gates.parity:measure") == was, "a tolerance is part of the measuring code's digest")
-    checks.that(_of(looser, "mini.registry.status:status") == _of(files, "mini.registry.status:status"),
+    checks.that(digest_of(looser, "mini.gates.parity:measure") == was, "a tolerance is part of the measuring code's digest")
+    checks.that(digest_of(looser, "mini.registry.status:status") == digest_of(files, "mini.registry.status:status"),
                 "a tolerance is part of the status")
     fewer = {**files, "gates/parity.py": files["gates/parity.py"].replace("return 1", "return 0")}
-    checks.that(_of(fewer, "mini.gates.parity:measure") != was, "measuring code is not digested")
-    checks.that(_of(files, "mini.registry.judge:LIMIT") != _of(looser, "mini.registry.judge:LIMIT"), "the judge itself cannot be digested")
-    return checks.measured()
-
-
-MEMBERS: Mapping[str, str] = {
-    "component.py": "from dataclasses import dataclass\n\nSHAPE = 1\nKINDS = ('kernel', 'pass')\n\n\n"
-                    "@dataclass(frozen=True, kw_only=True)\nclass Component:\n    id: str\n    op: str = ''\n\n"
-                    "    def known(self):\n        return self.op in KINDS\n\n    def spare(self):\n        return 1\n",
-    "errors.py": "class Base(Exception):\n    def __init__(self, what, **more):\n        super().__init__(what)\n\n\n"
-                 "class ShapeError(Base):\n    code = 2\n",
-    "pool.py": "import threading\n\n\nclass Pool:\n    size: int = 1\n\n    def run(self):\n        return helper()\n\n"
-               "    def other(self):\n        return 5\n\n    def __len__(self):\n        return self.size\n\n\n"
-               "class Helper(threading.Thread):\n    def run(self):\n        return 1\n\n"
-               "    def called_by_name(self):\n        return 1\n\n\n"
-               "def helper():\n    return 9\n",
-    "rows.py": "from dataclasses import dataclass\n\n\n@dataclass\nclass Row:\n    first: int = 1\n    second: int = 2\n",
-    "main.py": "from mini.component import Component\nfrom mini.errors import ShapeError\n"
-               "from mini.pool import Helper, Pool\nfrom mini.rows import Row\n\n\ndef expect(good, what, came):\n    if not good:\n"
-               "        raise ShapeError(f'{what}, not {came}', do='mend it')\n\n\ndef root(c: Component, pool: Pool, name='pass'):\n"
-               "    expect(c.known(), 'a kind that is known', c.op)\n    Helper().start()\n    return name, pool.run(), Row().second\n",
-}
-
-
-def _altered(file: str, old: str, new: str) -> dict[str, str]:
-    assert MEMBERS[file].count(old) == 1, (file, old)
-    return {**MEMBERS, file: MEMBERS[file].replace(old, new)}
-
-
-def _members(rng: np.random.Generator) -> Measured:
-    """Methods, fields and entries of tables count where their names are mentioned; what errors say never does."""
-    checks, n = Checks(), int(rng.integers(10, 1 << 20))
-    was = _of(MEMBERS)
-    same = {
-        "a method that is not mentioned": _altered("pool.py", "return 5", f"return {n}"),
-        "a new method": _altered("pool.py", "    def other", f"    def more(self):\n        return {n}\n\n    def other"),
-        "a method of a plain class": _altered("component.py", "return 1\n", f"return {n}\n"),
-        "a field with a default": _altered("component.py", "    op: str = ''\n", f"    op: str = ''\n    run: int = {n}\n"),
-        "a field at the end that is not mentioned": _altered("rows.py", "second: int = 2\n", f"second: int = 2\n    third: int = {n}\n"),
-        "a kind": _altered("component.py", "'pass')", "'pass', 'collective')"),
-        "what an error says": _altered("main.py", "do='mend it'", f"do='mend {n} of it', came=c"),
-        "what a refusal says": _altered("main.py", "'a kind that is known'", f"'one of {n} kinds'"),
-        "how errors are written": _altered("errors.py", "super().__init__(what)", f"super().__init__(what, {n})"),
-    }
-    for what, files in same.items():
-        checks.that(_of(files) == was, what)
-    other = {
-        "a method that is mentioned": _altered("pool.py", "return helper()", "return helper() + 1"),
-        "a callee of a method": _altered("pool.py", "return 9", f"return {n}"),
-        "a method with underscores": _altered("pool.py", "return self.size", "return self.size + 1"),
-        "a method of a class with a base from outside": _altered("pool.py", "def called_by_name(self):\n        return 1",
-                                                                 f"def called_by_name(self):\n        return {n}"),
-        "a method of a data class": _altered("component.py", "self.op in KINDS", "self.op not in KINDS"),
-        "the shape": _altered("component.py", "SHAPE = 1", f"SHAPE = {n}"),
-        "a kind that is mentioned": _altered("component.py", "'pass')", "'passes')"),
-        "the default of a field that is mentioned": _altered("rows.py", "second: int = 2", f"second: int = {n}"),
-        "a field before one that is mentioned": _altered("rows.py", "    first", f"    zeroth: int = {n}\n    first"),
-        "the condition of a refusal": _altered("main.py", "expect(c.known(),", "expect(not c.known(),"),
-        "the class of an error": _altered("main.py", "raise ShapeError(", "raise ValueError("),
-        "the base of an error": _altered("errors.py", "class ShapeError(Base)", "class ShapeError(ValueError)"),
-        "what an error does": _altered("main.py", "do='mend it'", "do=came.pop()"),
-    }
-    for what, files in other.items():
-        checks.that(_of(files) != was, what)
-    with folder() as at:
-        package = Package(write_package(at / "p", MEMBERS), "mini")
-        pool = package.hash(package.roots("mini.pool:Pool"))
-        more = Package(write_package(at / "q", _altered("pool.py", "return 5", f"return {n}")), "mini")
-        checks.that(pool != more.hash(more.roots("mini.pool:Pool")), "a class that is asked for leaves out a method")
-        folded = write_package(at / "r", _altered("pool.py", "return 5", "return helper()"))
-        roots = frozenset({("def", "mini.pool", "Pool")})
-        alone, taken_up = (Package(folded, "mini").closure(roots, frozenset({".other"}), among) for among in (frozenset(), roots))
-        checks.that(alone == taken_up and ("def", "mini.pool", "helper") in alone[0], "a walk that is taken up misses a word heard later")
+    checks.that(digest_of(fewer, "mini.gates.parity:measure") != was, "measuring code is not digested")
+    limit = "mini.registry.judge:LIMIT"
+    checks.that(digest_of(files, limit) != digest_of(looser, limit), "the judge itself cannot be digested")
     return checks.measured()
 
 
@@ -427,7 +355,7 @@ def _stable(rng: np.random.Generator) -> Measured:
     fixture = {"main.py": "class A:\n    x: int = -1\n\n\ndef f(a, /, b=(1, 2.5, None, ...), *c, d=b'\\x00', **e):\n"
                           "    match a:\n        case {'k': [1, *rest], **more}:\n            return f'{a!r:>{b}} {A.x=} {{}}' f'{rest}'\n"
                           "    with open(a) as g, g:\n        return {**e, 'x': [*c], 1j: not more}\n"}
-    digest = _of(fixture, "mini.main:f")
+    digest = digest_of(fixture, "mini.main:f")
     checks.that(digest == GOLDEN, f"the digest of the fixture is {digest}")
     return checks.measured(symbol_digest("alpha.registry.record:Record"))
 
@@ -452,9 +380,15 @@ def _bad_input(rng: np.random.Generator) -> Measured:
 
 PARITY: tuple[Case, ...] = (
     ("harmless edits change nothing", _unmoved), ("everything reached changes it", _reached), ("names do not collide", _collisions),
-    ("judges are not digested", _opaque), ("members by name", _members), ("held values", _values), ("component digests", _component),
+    ("judges are not digested", _opaque), ("members by name", named.by_name), ("held values", _values), ("component digests", _component),
+    ("references", reading.references), ("bindings", reading.bindings), ("entries of tables", reading.entries),
+    ("classes read", reading.classes), ("what counts of a function", reading.counts), ("parts of a file", reading.parts),
+    ("names resolved", snapshot.resolved), ("members of classes", snapshot.members), ("values by content", held.values),
+    ("what gates bind to", held.bound), ("methods of objects", held.made), ("fields of rows", held.rows),
+    ("what is kept", remembered.kept), ("answers that are kept", remembered.answered),
 )
 
 CASES: dict[str, dict[str, list[Case]]] = {
-    "registry.digest": {"parity": list(PARITY), "determinism": [("stable", _stable)], "faults": [("bad input", _bad_input)]},
+    "registry.digest": {"parity": list(PARITY), "determinism": [("stable", _stable)],
+                        "faults": [("bad input", _bad_input), ("what is damaged is read anew", remembered.damaged)]},
 }

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError, InputError, MachineError
+from alpha.gates.contracts.registry import gpus, machines
 from alpha.gates.contracts.registry.common import HERE, OTHER, Case, Checks, folder, make, parity_case, with_gpus
+from alpha.registry import evidence
 from alpha.registry.evidence import (
+    LOCK,
+    WAIT,
     Evidence,
     classes,
     current,
+    default_roots,
     load_file,
+    local_root,
+    locked,
     path_of,
     reference_class,
     reference_classes,
     save,
+    shipped_root,
     stale,
     write_reference,
 )
 from alpha.registry.gpu import LINKS, GpuClass, class_of_key, gpu_classes
 from alpha.registry.machine import MachineClass, isa_level, machine_class
 from alpha.registry.record import MAX_BYTES, canonical, content_hash, parse
+from alpha.resources import ROOT
 
 CORRUPT = CorruptError
 
@@ -168,6 +180,58 @@ def _full_disk(rng: np.random.Generator) -> Measured:
     return checks.measured()
 
 
+def _unreadable(rng: np.random.Generator) -> Measured:
+    """A file that the disk refuses is told, and never taken for one that is not there; what is no folder is no class."""
+    checks = Checks()
+    with folder() as root:
+        save([make("parity")], root)
+        write_reference(root, HERE)
+        (root / "notes").write_text("of no class")
+        checks.that((classes(root), classes(root / "none"), classes(root / "notes")) == ([HERE.key], [], []), f"classes: {classes(root)}")
+        path, do = path_of(root, HERE.key, "made.up"), "restore the file from version control, or delete it and rerun the gate"
+        with mock.patch.object(evidence, "read_regular", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))):
+            denied = ("an evidence file cannot be read", "made.up.jsonl: Permission denied", "a readable file", do)
+            checks.refuses(CORRUPT, denied, lambda: load_file(path))
+            denied = ("REFERENCE cannot be read", "REFERENCE: Permission denied", "a readable file", do)
+            checks.refuses(CORRUPT, denied, lambda: reference_classes(root))
+        _line(path, "x\n" + "x" * MAX_BYTES + "\n")
+        checks.that([len(line) for line in evidence.lines_of(path)] == [1, MAX_BYTES], "the longest line")
+        _line(path, "x\n" + "x" * (MAX_BYTES + 1) + "\n")
+        told = ("an evidence line is too long", f"made.up.jsonl:2 with {MAX_BYTES + 1} bytes", f"at most {MAX_BYTES}", do)
+        checks.refuses(CORRUPT, told, lambda: evidence.lines_of(path))
+        checks.that(load_file(root / HERE.key / "made.none.jsonl") == {} == reference_classes(root / HERE.key), "files that are not there")
+    roots = ROOT / "baselines" / "evidence", ROOT / ".alpha" / "evidence"
+    checks.that((shipped_root(), local_root()) == roots == default_roots(), f"roots: {default_roots()}")
+    return checks.measured()
+
+
+def _locked(rng: np.random.Generator) -> Measured:
+    """A writer waits while another one holds the root, tries again at the pace that is said, and holds it itself then."""
+    checks = Checks()
+    for tries in (0, 1, int(rng.integers(2, 9))):
+        with folder() as at:
+            root = at / "new" / "root"
+            root.mkdir(parents=True)
+            other, slept = os.open(root / LOCK, os.O_RDWR | os.O_CREAT), list[float]()
+
+            def sleep(seconds: float, other: int = other, slept: list[float] = slept, tries: int = tries) -> None:
+                slept.append(seconds)
+                if len(slept) == tries:
+                    fcntl.flock(other, fcntl.LOCK_UN)
+
+            if tries:
+                fcntl.flock(other, fcntl.LOCK_EX)
+            with mock.patch.object(evidence, "time", SimpleNamespace(sleep=sleep)), locked(root):
+                try:
+                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    checks.that(False, f"after {tries} tries nothing is held")
+                except BlockingIOError:
+                    checks.that(slept == [WAIT] * tries, f"{tries} tries: slept {slept}")
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is free again
+            os.close(other)
+    return checks.measured()
+
+
 def _machine(rng: np.random.Generator) -> Measured:
     """Keys of machine classes go to a folder name and back; the widest instruction set names the class."""
     checks = Checks()
@@ -223,8 +287,10 @@ def _same_bytes(rng: np.random.Generator) -> Measured:
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.evidence": {
         "parity": [("round trip", _round_trip), ("stack of roots", _stack), ("machine classes", _machine),
-                   ("classes of several GPUs", _gpu_classes)],
+                   ("classes of several GPUs", _gpu_classes), ("processors", machines.processors), ("libraries", machines.libraries),
+                   ("GPUs that are seen", gpus.seen), ("a root is held", _locked)],
         "determinism": [("same bytes", _same_bytes)],
-        "faults": [("edited by hand", _edited), ("of another class or component", _elsewhere), ("torn", _torn), ("full disk", _full_disk)],
+        "faults": [("edited by hand", _edited), ("of another class or component", _elsewhere), ("torn", _torn), ("full disk", _full_disk),
+                   ("files that cannot be read", _unreadable), ("GPUs that are not seen", gpus.unseen)],
     },
 }

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 
 import alpha
 from alpha.component import Measured
 from alpha.errors import InputError
-from alpha.gates.contracts.registry.common import Case, Checks, folder, write_package
-from alpha.gates.contracts.registry.status import BASE, KERNEL, catalogue
-from alpha.registry.faults import Fault, apply, broken, load_faults
+from alpha.gates.contracts.registry.common import BASE, KERNEL, Case, Checks, catalogue, folder, write_package
+from alpha.gates.contracts.registry.remembered import alone
+from alpha.registry import faults
+from alpha.registry.faults import Fault, apply, broken, load_faults, text_of
 from alpha.registry.record import content_hash
 
 SOURCE = "def f(x):\n    # a comment\n    return x + 1\n\n\ndef g(x):\n    return x * 2\n"
@@ -99,6 +102,61 @@ def _unsound(rng: np.random.Generator) -> Measured:
     return checks.measured()
 
 
+KEYS = "id (str), component (str), gate (str), mirrors (int), why (str), find (str), replace (str)"
+KERNEL_TEXT = "// a kernel\nx = a + b;\n"
+
+
+def _device(rng: np.random.Generator) -> Measured:
+    """A fault in device code is in the file that it names, beside the package, and must change more than its blanks; what is missing or of
+    another type is told, of every key."""
+    checks = Checks()
+    told: tuple[object, object, object, object]
+    device: Mapping[str, object] = {**ENTRY, "find": "a + b", "replace": f"a - {rng.integers(99)} * b", "source": "k/f.cu"}
+    with folder() as at, alone():
+        root = _package(at, device)
+        write_package(at / "kernels" / "k", {"f.cu": KERNEL_TEXT})
+        (fault,) = load_faults(root)
+        checks.that((fault.source, fault.file) == ("k/f.cu", "k/f.py") and text_of(fault, root) == KERNEL_TEXT, f"read as {fault}")
+        checks.that(broken(fault, KERNEL_TEXT) == KERNEL_TEXT.replace("a + b", str(device["replace"])), "not replaced as written")
+        again = Fault(**{**vars(fault), "why": "another", "id": "other"})
+        sides = [Fault(**{**vars(fault), key: "other"}).digest for key in ("component", "gate", "find", "replace")]
+        checks.that(again.digest == fault.digest and len({*sides, fault.digest}) == 5, "what a fault does, and not why")
+        for text in ("a  +\tb", "a + b"):
+            same = Fault(**{**vars(fault), "replace": text})
+            told = ("a fault must change what the program does", "f.plus of k/f.py: the same text", "another one", "mend the fault")
+            checks.refuses(InputError, told, lambda same=same: broken(same, KERNEL_TEXT))  # type: ignore[misc]
+        with mock.patch.object(faults, "alpha", SimpleNamespace(__file__=str(root / "__init__.py"))):
+            checks.that(load_faults() == (fault,), "the faults of the running package")
+        for gone, where in ((Fault(**{**vars(fault), "source": "k/g.cu"}), "k/g.cu"),
+                            (Fault(**{**vars(fault), "source": "", "file": "k/g.py"}), "k/g.py")):
+            told = ("a fault is in a file that does not exist", f"f.plus of {gone.file}: {where}", "a path relative to kernels/",
+                    "mend the fault")
+            checks.refuses(InputError, told, lambda gone=gone: text_of(gone, root))  # type: ignore[misc]
+    table = [*((key, 3 if key != "mirrors" else "3", key) for key in ENTRY), ("source", 3, "source"), ("odd", "x", "odd")]
+    for key, value, named in table:
+        with folder() as at, alone():
+            root = _package(at, {**ENTRY, key: value})
+            told = ("a fault has an unknown, missing or ill-typed key",
+                    f"k/f.faults.toml, fault {3 if key == 'id' else 'f.plus'!r}: {named}", KEYS, None)
+            checks.refuses(InputError, told, lambda root=root: load_faults(root))  # type: ignore[misc]
+            if key in ENTRY:
+                root = _package(at, {k: v for k, v in ENTRY.items() if k != key})
+                told = (told[0], f"k/f.faults.toml, fault {None if key == 'id' else 'f.plus'!r}: {named}", *told[2:])
+                checks.refuses(InputError, told, lambda root=root: load_faults(root))  # type: ignore[misc]
+    python = Fault(id="a.b", component=KERNEL.id, gate="parity", mirrors=0, why="w", file="k/f.py", find="x + 1", replace="x - 1")
+    with alone() as kept:
+        for text in ("x  +  1", "(x + 1)"):
+            told = ("a fault must change what the program does", "a.b of k/f.py: the same syntax tree", "another one", "mend the fault")
+            checks.refuses(InputError, told, lambda text=text: broken(Fault(**{**vars(python), "replace": text}), SOURCE))  # type: ignore[misc]
+        told = ("a fault must leave a file that parses", "a.b of k/f.py: line 3: invalid syntax", "Python", "mend the fault")
+        checks.refuses(InputError, told, lambda: broken(Fault(**{**vars(python), "replace": "x -"}), SOURCE))
+        for drawn in (1, 0):  # asked before, and asked again all the same
+            kept.drawn = drawn
+            checks.that(broken(python, SOURCE) == SOURCE.replace("x + 1", "x - 1") == broken(python, SOURCE), f"drawn {drawn}")
+        checks.that(len(kept.asked) == 3, f"asked {len(kept.asked)} times")
+    return checks.measured()
+
+
 def _same(rng: np.random.Generator) -> Measured:
     """The same faults and digests in every process."""
     with folder() as at:
@@ -108,5 +166,5 @@ def _same(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.faults": {"parity": [("applied", _applied), ("anywhere", _anywhere)],
-                        "determinism": [("same", _same)], "faults": [("unsound faults", _unsound)]},
+                        "determinism": [("same", _same)], "faults": [("unsound faults", _unsound), ("faults of device code", _device)]},
 }

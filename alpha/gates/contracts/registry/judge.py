@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
+from alpha.gates.contracts.registry import pinned as of_pins
+from alpha.gates.contracts.registry import sorts
 from alpha.gates.contracts.registry.common import GOOD, Case, Checks, make, parity_case, pin_of
 from alpha.registry.distance import HOP, HOPS
 from alpha.registry.gates import GATES
@@ -47,6 +49,11 @@ def _verdicts(rng: np.random.Generator) -> Measured:
         (PASS, "parity", [parity_case(floor=None)], "a single rounding"),
         (FAIL, "parity", [{"name": "e", "kind": "exact", "error": 1e-45}], "exact and not zero"),
         (PASS, "parity", [{"name": "c", "kind": "contract", "error": 1.0, "bound": 1.0, "cases": 3}], "contract at its bound"),
+        (PASS, "parity", [{"name": "c", "kind": "contract", "error": 0.25, "bound": 0.5, "cases": 3}], "contract of a small bound"),
+        (PASS, "parity", [{"name": "c", "kind": "contract", "error": 0.0, "bound": 0.0, "cases": 1}], "contract of one observation"),
+        (PASS, "gradient", _one("gradient", directions=1), "one direction"),
+        (PASS, "gradient", _one("gradient", error=0.05, bound=0.05), "the widest bound"),
+        (PASS, "determinism", _one("determinism", runs=2), "two runs"),
         (FAIL, "parity", [{"name": "c", "kind": "contract", "error": up, "bound": 1.0, "cases": 3}], "contract above its bound"),
         (FAIL, "parity", [{"name": "c", "kind": "contract", "error": 0.0, "bound": 0.0, "cases": 0}], "contract in which nothing ran"),
         (FAIL, "parity", [{"name": "c", "kind": "unheard of", "error": 0.0}], "unknown kind"),
@@ -285,8 +292,11 @@ def _table(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.judge": {
-        "parity": [("verdicts", _verdicts), ("perf", _perf), ("distances", _distances), ("lines", _lines)],
+        "parity": [("verdicts", _verdicts), ("perf", _perf), ("distances", _distances), ("lines", _lines),
+                   ("what is written of a case", sorts.written), ("pins that are kept", of_pins.kept), ("claims", of_pins.claimed),
+                   ("where measurements stood", of_pins.stood)],
         "determinism": [("same verdicts", _table)],
-        "faults": [("not numbers", _not_numbers), ("skipped or renamed cases", _skipped), ("a tolerance without power", _powerless)],
+        "faults": [("not numbers", _not_numbers), ("skipped or renamed cases", _skipped), ("a tolerance without power", _powerless),
+                   ("what never passes", sorts.never_passes), ("damaged pins", of_pins.damaged)],
     },
 }

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
-from alpha.component import Catalogue, Component, Envelope, Limit, Measured
+from alpha.component import Component, Measured
 from alpha.errors import GraphError, InputError, UngatedError
-from alpha.gates.contracts.registry.common import HERE, OTHER, SAME_ISA, Case, Checks, folder, make, parity_case, pin_of, with_gpus
+from alpha.gates.contracts.registry import admitted, sorts
+from alpha.gates.contracts.registry.common import (
+    BASE,
+    HERE,
+    KERNEL,
+    ONE,
+    OTHER,
+    PAIR,
+    SAME_ISA,
+    SINGLE,
+    TOP,
+    TWO,
+    Case,
+    Checks,
+    catalogue,
+    folder,
+    make,
+    parity_case,
+    passing,
+    pin_of,
+    with_gpus,
+)
 from alpha.registry import policy
-from alpha.registry.digest import component_digests
 from alpha.registry.evidence import save, write_reference
 from alpha.registry.gates import GATES, TABLE
-from alpha.registry.gpu import AnyClass, GpuClass, class_here, why_not_here
+from alpha.registry.gpu import class_here, why_not_here
 from alpha.registry.judge import FAIL, NOT_RUN
 from alpha.registry.machine import MachineClass, machine_class
 from alpha.registry.package import Package
 from alpha.registry.pins import Pins, binding, folder_of, key_of_record
-from alpha.registry.record import Record, canonical
+from alpha.registry.record import canonical
 from alpha.registry.status import Registry
 from alpha.types import TensorType
 
@@ -30,32 +50,7 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a @ b
 
 
-BASE = Component(id="made.base", kind="flops", profile="count", implementation=canonical, contract="alpha.types")
-TOP = Component(id="made.top", kind="tokenizer", profile="host", implementation=canonical, contract="alpha.types",
-                presupposes=("made.base",))
-KERNEL = Component(id="gelu.f32.made", kind="kernel", backend="cpu", op="gelu", implementation=canonical,
-                   envelope=Envelope(limits=(Limit(text="at most 4 rows", holds=lambda t, a: t[0].shape[0] <= 4),)))
 BLAS = replace(KERNEL, id="gelu.f32.blas", implementation=_product)
-
-ONE = GpuClass(capability="sm90", model="H200")
-TWO = replace(ONE, devices=2, link="nvlink")
-SINGLE = replace(KERNEL, id="gelu.f32.single", backend="cuda", requires=("sm_90a",))
-PAIR = replace(SINGLE, id="gelu.f32.pair", requires=("sm_90a", "gpus>=2"))
-
-
-def catalogue(*components: Component) -> Catalogue:
-    """A catalogue of these."""
-    filled = Catalogue()
-    for c in components:
-        filled.add(c)
-    return filled
-
-
-def passing(components: Iterable[Component], package: Package, machine: AnyClass = HERE) -> list[Record]:
-    """Current, passing records of every gate that these owe."""
-    return [make(g, component=c.id, machine=machine, digests=component_digests(c, g, package=package))  # type: ignore[arg-type]
-            for c in components for g in policy.owed(c)]
-
 
 def _registry(root: Path, package: Package, *components: Component, machine: MachineClass = HERE) -> Registry:
     return Registry(catalogue(*components), (root,), machine, package)
@@ -327,8 +322,9 @@ def _order(rng: np.random.Generator) -> Measured:
 CASES: dict[str, dict[str, list[Case]]] = {
     "registry.status": {
         "parity": [("usable", _usable), ("carried over", _carried), ("presupposed", _presupposed), ("policy", _policy),
-                   ("several devices", _devices), ("evidence of several devices", _of_devices)],
+                   ("several devices", _devices), ("evidence of several devices", _of_devices), ("what a run asks about", admitted.walked),
+                   ("a registry alone", admitted.alone), ("what is owed and carried", sorts.owed)],
         "determinism": [("order", _order)],
-        "faults": [("refused", _refused), ("calls outside the envelope", _calls)],
+        "faults": [("refused", _refused), ("calls outside the envelope", _calls), ("what a run is refused for", admitted.fated)],
     },
 }
