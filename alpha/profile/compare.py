@@ -200,7 +200,8 @@ def compare(a: Measured, b: Measured, *, anyway: bool = False, by: str = "op", i
                              do="compare runs on equally many devices, or ask for it anyway")
         notes.append(f"different ranks: {one.ranks} and {two.ranks}; only those in both are compared")
     if not ranks:
-        raise InputError("there is no timed step to compare", came=f"{a.name}: ranks {one.ranks}, {b.name}: ranks {two.ranks}")
+        raise InputError("there is no timed step to compare", came=f"{a.name}: ranks {one.ranks}, {b.name}: ranks {two.ranks}",
+                         expected="rows of step_timing of a rank that both have", do="train on until there are some")
     for m in (a, b):
         if m.metadata.get("status") != "GATED":
             notes.append(f"{m.name} is UNGATED")
@@ -213,6 +214,9 @@ def compare(a: Measured, b: Measured, *, anyway: bool = False, by: str = "op", i
              (by_rank, by_rank if len(ranks) != 2 else _references(one, two, ranks, "rank"), None, enough),
              (ops, [t for t in ops if t.share >= LEAST_SHARE], peaks, True)]  # each profiled step is a sample, few as they are
     kinds = [k for k in kinds if k[0]]
+    if not kinds:
+        raise InputError("there is no timed step to compare", came=f"{a.name}: {one.steps} steady steps, {b.name}: {two.steps}",
+                         expected="steady steps or profiled ones", do="train on until there are some")
     rows: list[Row] = []
     for todo, references, clock, believed in kinds:
         alpha = noise.share(noise.ALPHA, family=len(todo) * len(kinds))

@@ -20,7 +20,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import AlphaError
-from alpha.gates.contracts.profile import elsewhere, told
+from alpha.gates.contracts.profile.support import elsewhere, told
 from alpha.gates.contracts.reference import hash_of
 from alpha.profile import trace
 from alpha.profile.phases import OVERLAPPING, PHASES

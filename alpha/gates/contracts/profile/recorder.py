@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.reference import hash_of, in_new_process
+from alpha.gates.contracts.profile.support import Case, Clock, elsewhere, told
+from alpha.gates.contracts.reference import hash_of
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan
 from alpha.profile.intervals import gaps_of, uncovered_ns, union_ns
@@ -24,7 +25,6 @@ from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.profile.recorder import Recorder, sampled
 
 Rows = list[tuple[str, dict[str, Any]]]
-Case = Callable[[np.random.Generator], Measured]
 NAMES = list(PHASES)
 NOBODY = -1
 WHOLE = ("eval", "sample_gen", "checkpoint")
@@ -34,27 +34,6 @@ OPS = (("matmul", "forward", "forward"), ("gelu", "recompute", "backward"), ("ma
        ("square_sums", "update", "grad_norm"), ("norm_of_squares", "update", "grad_norm"), ("global_norm", "update", "grad_norm"),
        ("clip_coefficient", "update", "grad_clip"), ("adamw", "update", "optimizer"))
 """(op, phase of a launch, step phase that it counts in), by hand."""
-
-
-def told(checks: list[tuple[str, bool]]) -> Measured:
-    """How many checks do not hold, and which."""
-    wrong = [name for name, holds in checks if not holds]
-    return Measured(float(len(wrong)), 0.0, len(checks), note="; ".join(wrong)[:200])
-
-
-class Clock:
-    """It moves when it is told to."""
-
-    def __init__(self, now: int) -> None:
-        self.now = now
-
-    def __call__(self) -> int:
-        return self.now
-
-    def pass_(self, ns: int) -> int:
-        """Move; when it was before."""
-        before, self.now = self.now, self.now + ns
-        return before
 
 
 class Kept:
@@ -439,16 +418,6 @@ def recorder_hash(seed: int) -> str:
     return hash_of(np.frombuffer(json.dumps(store.rows).encode(), np.uint8))
 
 
-def elsewhere(name: str, here: Callable[[int], str], module: str) -> Case:
-    """A case: the function of this name of a module says the same of a drawn seed in a new process."""
-    def check(rng: np.random.Generator) -> Measured:
-        seed = int(rng.integers(1 << 30))
-        mine = here(seed)
-        there = in_new_process(f"{name}({seed})", module)
-        return Measured(float(there != mine), 0.0, 1, mine, "" if there == mine else there[-100:])
-    return check
-
-
 def between_steps(rng: np.random.Generator) -> Measured:
     """What nobody asks for leaves no row: spans between intervals, a recorder without a store, a step that was refused; and an error inside
     of a span ends it."""
@@ -475,10 +444,8 @@ def between_steps(rng: np.random.Generator) -> Measured:
     return told(checks)
 
 
-PARITY = (("spans", spans), ("beside compute", beside_compute), ("shared out", shared_out), ("ahead", ahead),
+PARITY: tuple[tuple[str, Case], ...] = (("spans", spans), ("beside compute", beside_compute), ("shared out", shared_out), ("ahead", ahead),
           ("launches", profiled_launches), ("kernels", kernel_times), ("neighbours", neighbours), ("profiled", which_are_profiled))
 
-CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
-    "profile.recorder": {"parity": list(PARITY), "determinism": [("elsewhere", elsewhere("recorder_hash", recorder_hash, __name__))],
-                         "faults": [("between steps", between_steps)]},
-}
+DETERMINISM: tuple[tuple[str, Case], ...] = (("elsewhere", elsewhere("recorder_hash", recorder_hash, __name__)),)
+FAULTS: tuple[tuple[str, Case], ...] = (("between steps", between_steps),)
