@@ -20,6 +20,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import AlphaError
+from alpha.gates.contracts.profile import files
 from alpha.gates.contracts.profile.support import elsewhere, told
 from alpha.gates.contracts.reference import hash_of
 from alpha.profile import trace
@@ -323,7 +324,8 @@ def trace_hash(seed: int) -> str:
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
-    "profile.store": {"parity": [("written", written), ("taken back", taken_back)], "faults": [("refused files", refused_files)],
+    "profile.store": {"parity": [("written", written), ("taken back", taken_back), *files.PARITY],
+                      "faults": [("refused files", refused_files), *files.FAULTS],
                       "determinism": [("elsewhere", elsewhere("stored_hash", stored_hash, __name__))]},
     "profile.trace": {"parity": [("traced", traced)], "faults": [("no trace", no_trace)],
                       "determinism": [("elsewhere", elsewhere("trace_hash", trace_hash, __name__))]},

@@ -222,7 +222,7 @@ def accounted(a: Made, b: Made, by: str = "op", interest: float = LINE) -> dict[
         return [t for t in found if t.share >= LINE and not t.reason]
 
     phases = kept([entry("step" if n == "step" else "phase", n, over(one, ranks, f"{n}_ns"), over(two, ranks, f"{n}_ns"), step_ns)
-                   for n in ("step", *PHASES, "unexplained")])
+                   for n in ("step", *PHASES, "unexplained") if all(f"{n}_ns" in run.timing[0] for run in (a, b))])
     by_rank = kept([entry("rank", f"rank {r}", *([float(sum(x[f"{p}_ns"] for p in COMPUTING)) for x in rows[r]] for rows in (one, two)),
                           step_ns) for r in ranks]) if len(ranks) > 1 else []
     first, second = ops_of(a, ranks, by), ops_of(b, ranks, by)

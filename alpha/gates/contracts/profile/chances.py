@@ -170,7 +170,7 @@ def of_series(rng: np.random.Generator) -> Measured:
     """Blocks, levels and shifts of series that drift, spike, stand still or hardly exist; Student's t by an integral of its density."""
     checks = []
     for trial in range(60):
-        a, b = _series(rng, trial), _series(rng, trial // 3)
+        a, b = (_series(rng, trial), _series(rng, trial // 3)) if trial < 50 else (_series(rng, 20 + trial % 10), _series(rng, 29))
         for x in (a, b):
             for n in (int(rng.integers(1, 30)), 16):
                 got = noise.blocks(x, n) if n != 16 else noise.blocks(np.array(x))

@@ -49,6 +49,12 @@ PAIRS: tuple[tuple[Ways, Ways], ...] = (
     ({"ranks": 1, "without": ("forward",)}, {"ranks": 1, "machine": 1.0165}),
     ({"ranks": 1, "peaks": 4}, {"ranks": 1, "peaks": 5, "clock": 1 / 1.05, "machine": 1.05, "slow": {"forward": 0.955}}),
     ({"without": ("forward", "backward", "grad_norm", "grad_clip", "optimizer")}, {"without": ("matmul", "adamw", "gelu")}),
+    ({"ranks": 3, "without": ("backward", "grad_norm", "grad_clip", "optimizer")},
+     {"ranks": 3, "without": ("backward", "grad_norm", "grad_clip", "optimizer"), "machine": 1.01}),
+    ({"steps": 30, "few": {"optimizer": 15}}, {"steps": 30, "few": {"optimizer": 15}, "machine": 1.01}),
+    ({"peaks": 5, "rough": 0.1}, {"machine": 0.95, "peaks": 5, "rough": 0.1}),
+    ({"ranks": 1, "slow": {"gelu": 0.0}}, {"ranks": 1, "slow": {"gelu": 0.0}, "machine": 0.99}),
+    ({"steps": 70, "ranks": 1, "slow": {"data_load": -1.0, "adamw": -1.0}}, {"steps": 70, "ranks": 1, "slow": {"data_load": -1.0}}),
 )
 """How run a and run b are made. Each kind of verdict, cause and reason comes of some of them (`pairs` counts them)."""
 
@@ -82,6 +88,14 @@ def pairs(rng: np.random.Generator) -> Measured:
     checks, said, causes = [], Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for i, (ways_a, ways_b) in enumerate(PAIRS):
         a, b = made(rng, "a", **ways_a), made(rng, "b", **ways_b)
+        for bad in ((0.0, math.inf, -1.0, math.nan) if i == 5 else ()):  # a clock that gives no rate says nothing
+            b.peaks[1]["bandwidth"] = bad
+            checks.append((f"a rate of {bad}", compare(a.left(), b.left()).common.peaks is None))
+            b.peaks[1]["bandwidth"] = a.peaks[1]["bandwidth"]
+        if i == 0:  # columns that one of them does not have
+            for rows, column in ((a.timing, "checks_ns"), (b.timing, "comm_ns")):
+                for r in rows:
+                    del r[column]
         if i == 8:
             for r in a.timing[: int(rng.integers(1, 9))]:
                 r["step_ns"] *= 3
@@ -142,7 +156,7 @@ def unlike(rng: np.random.Generator) -> Measured:
     """Runs of another Program, machine or FLOPS model, with other ranks or without steps are no pair: what came, what was expected and
     what to do. Asked for anyway they are compared, and notes say what differs."""
     checks = []
-    a, b = made(rng, "a", steps=70, ranks=2), made(rng, "b", steps=70, ranks=3)
+    a, b = made(rng, "a", steps=20, ranks=2), made(rng, "b", steps=20, ranks=3)
 
     def pair(x: Made, y: Made, anyway: bool = False) -> Comparison:
         return compare(x.left(), y.left(), anyway=anyway)
@@ -160,9 +174,9 @@ def unlike(rng: np.random.Generator) -> Measured:
             what = f"two runs are compared only when their {key} is the same"
             want = () if fits else ("InputError", what, f"a: {said[1]}", f"a: {said[0]}", asked)
             checks.append(differs(f"{key} {mine} {theirs}", words(lambda one=one, two=two: pair(one, two)), want))  # type: ignore[misc]
-            if mine == "1":
-                noted = f"different {key}: a has 1, a has {theirs or 'none recorded'}"
-                checks.append(differs("anyway", pair(one, two, True).notes, () if fits else (noted,)))
+            said = [x or "none recorded" for x in (mine, theirs)]
+            notes = () if fits else (f"different {key}: a has {said[0]}, a has {said[1]}",)
+            checks.append(differs("anyway", pair(one, two, True).notes, notes))
     checks.append(differs("ranks", words(lambda: pair(a, b)), ("InputError", "the runs have different ranks", "b: [0, 1, 2]", "a: [0, 1]",
                                                                "compare runs on equally many devices, or ask for it anyway")))
     two = like(b, status=None)
