@@ -43,6 +43,11 @@ class Kept:
 
     def __init__(self) -> None:
         self.rows: Rows = []
+        self.facts: list[dict[str, Any]] = []
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Keep what is said."""
+        self.facts.append(dict(facts))
 
     def later(self, rows: Callable[[], Iterable[tuple[str, dict[str, Any]]]]) -> None:
         """Make the rows at once."""
@@ -198,6 +203,30 @@ def drawn_pieces(rng: np.random.Generator, began: int, ended: int, phases: list[
     return found
 
 
+def by_the_nanosecond(began: int, ended: int, host: list[tuple[int, int, int]], device: list[tuple[int, int, int]]) \
+        -> tuple[list[int], list[int]]:
+    """ns of each phase alone, and beside a device that is busy, in a step whose pieces are (phase, start, stop)."""
+    idle, waiting = NAMES.index("idle"), NAMES.index("device_to_host")
+    busy, by, at = dict[int, int](), dict[int, int](), began
+    for phase, start, stop in device:
+        for t in range(max(start, at), min(stop, ended)):
+            busy[t] = phase
+        at = max(at, min(stop, ended))
+    for phase, start, stop in host:
+        by.update(dict.fromkeys(range(max(start, began), min(stop, ended)), phase))
+    exclusive, overlapped = [0] * len(NAMES), [0] * len(NAMES)
+    for t in range(began, ended):
+        if t in busy:
+            exclusive[busy[t]] += 1
+            if t in by:
+                overlapped[by[t]] += 1
+        elif busy and min(busy) < t < max(busy) and by.get(t, waiting) == waiting:
+            exclusive[idle] += 1
+        elif t in by:
+            exclusive[by[t]] += 1
+    return exclusive, overlapped
+
+
 def shared_out(rng: np.random.Generator) -> Measured:
     """A step shared out between a device and its host (alpha/profile/partition.py), counted nanosecond by nanosecond."""
     checks = []
@@ -211,23 +240,7 @@ def shared_out(rng: np.random.Generator) -> Measured:
         device = drawn_pieces(rng, began, ended, kernels, False) if trial % 7 else []
         if trial % 3 == 0:  # a device that begins late and ends early, as most do
             device = [d for d in device if began + 9 < d[1] < ended - 9]
-        busy, by, at = {}, {}, began
-        for phase, start, stop in device:
-            for t in range(max(start, at), min(stop, ended)):
-                busy[t] = phase
-            at = max(at, min(stop, ended))
-        for phase, start, stop in host:
-            by.update(dict.fromkeys(range(max(start, began), min(stop, ended)), phase))
-        exclusive, overlapped = [0] * len(NAMES), [0] * len(NAMES)
-        for t in range(began, ended):
-            if t in busy:
-                exclusive[busy[t]] += 1
-                if t in by:
-                    overlapped[by[t]] += 1
-            elif busy and min(busy) < t < max(busy) and by.get(t, waiting) == waiting:
-                exclusive[idle] += 1
-            elif t in by:
-                exclusive[by[t]] += 1
+        exclusive, overlapped = by_the_nanosecond(began, ended, host, device)
         got = partition(began, ended, host, device, len(NAMES), idle, waiting)
         checks.append((f"{got} for {(exclusive, overlapped)}", got == (exclusive, overlapped)))
     return told(checks)
@@ -385,13 +398,14 @@ def neighbours(rng: np.random.Generator) -> Measured:
         checks.append(("union", union_ns(a, b) == len(there) and union_ns(a[:0], b[:0]) == 0))
         checks.append(("uncovered", uncovered_ns(a, b, c, d) == len(there - cover)))
         free = [t for t in range(int(a.min()), int(b.max())) if t not in there]
-        checks.append(("gaps", [t for s, e in gaps_of(a, b) for t in range(s, e)] == free))
+        checks.append(("gaps", [t for s, e in gaps_of(a, b) for t in range(s, e)] == free and not gaps_of(a[:0], b[:0])))
     return told(checks)
 
 
 def which_are_profiled(rng: np.random.Generator) -> Measured:
     """As many steps of a run as were asked for, none of the first three, spread so that gaps between them differ by one at most."""
-    checks = []
+    checks = [(f"none of {steps}", not any(sampled(step, steps, wanted) for step in range(steps)))
+              for steps, wanted in ((9, 0), (9, -1), (3, 9), (1, 1))]
     for _ in range(40):
         steps, wanted = int(rng.integers(1, 400)), int(rng.integers(0, 30))
         chosen = [step for step in range(steps) if sampled(step, steps, wanted)]
