@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from alpha.gates.contracts.profile import device, planned, recorder
+from alpha.gates.contracts.profile import device, planned, recorder, served
 from alpha.gates.contracts.profile.support import Case
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "profile.recorder": {
-        "parity": [*recorder.PARITY, *device.PARITY, *planned.PARITY],
+        "parity": [*recorder.PARITY, *device.PARITY, *planned.PARITY, *served.PARITY],
         "determinism": [*recorder.DETERMINISM],
-        "faults": [*recorder.FAULTS],
+        "faults": [*recorder.FAULTS, *served.FAULTS],
     },
 }

@@ -77,7 +77,8 @@ class Drawn:
         for track, name in (("copies", "HtoD"), ("fills", "memset"), ("data loading", "batch"), ("sync waits", "sync"),
                             ("aside 7", "x"), ("beside", "y"), ("checkpoint writer", "save"), ("gaps", "gap")):
             if rng.random() < 0.6:
-                start = began + int(rng.integers(0, 300))
+                late = 7000 * int(track == "checkpoint writer" and step % STEPS == 2 and rng.random() < 0.7)  # behind that of a later step
+                start = began + int(rng.integers(0, 300)) + late
                 rows.append((track, name, "comm", start, start + int(rng.integers(0, 90)), None))
         self.events[step, rank] = rows
         self.memory[step, rank] = {name: int(rng.integers(1 << 30)) for name in ("act", "params")[: int(rng.integers(0, 3))]}
