@@ -220,14 +220,16 @@ def printed(rng: np.random.Generator) -> Measured:
     """How figures are printed, word by word; what no device is faster than, and which launches moving bytes binds."""
     checks = []
     for value, unit, text in ((0.5, "share", "50.00 %"), (1.23456, "share", "123.46 %"), (-0.031, "share", "-3.10 %"),
-                              (2.0, "x", "2.000 x"), (0.12345, "x", "0.123 x"), (1.5e15, "FLOP/s", "1.5 PFLOP/s"), (989.4e12, "FLOP/s", "989.4 TFLOP/s"),
+                              (2.0, "x", "2.000 x"), (0.12345, "x", "0.123 x"), (1.5e15, "FLOP/s", "1.5 PFLOP/s"),
+                              (989.4e12, "FLOP/s", "989.4 TFLOP/s"),
                               (1e12, "FLOP/s", "1 TFLOP/s"), (2.5e9, "bytes/s", "2.5 GB/s"), (3.35e12, "bytes/s", "3.35 TB/s"),
                               (1e6, "bytes/s", "1 MB/s"), (1e3, "bytes/s", "1 kB/s"), (-2e3, "FLOP/s", "-2 kFLOP/s"),
                               (999.0, "FLOP/s", "999.0 FLOP/s"), (12.34567, "bytes/s", "12.35 bytes/s"), (0.5, "s", "0.5 s"),
                               (99.994, "s", "99.99 s"), (100.0, "s", "100.0 s"),
                               (9999.94, "tokens/s", "9,999.9 tokens/s"),
                               (10000.0, "tokens/s", "10,000 tokens/s"),
-                              (1234567.8, "tokens/s", "1,234,568 tokens/s"), (-12345.6, "tokens/s", "-12,346 tokens/s"),
+                              (1234567.8, "tokens/s", "1,234,568 tokens/s"),
+                              (-12345.6, "tokens/s", "-12,346 tokens/s"),
                               (-100.0, "s", "-100.0 s"), (2e15, "tokens/s", "2,000,000,000,000,000 tokens/s")):
         checks.append(differs("shown", shown(value, unit), text))
         checks.append(differs("as text", Figure("k", "t", value, unit, "", None, None, "").text, text))

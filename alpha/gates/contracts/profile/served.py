@@ -5,7 +5,9 @@ Servers here are small programs. Nobody sleeps: who is silent waits for a word t
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -89,6 +91,13 @@ def answered(rng: np.random.Generator) -> Measured:
             pid = served.pid
             checks.append(("it is there", not gone(pid)))
         checks.append(("it ended", gone(pid)))
+        numbers = rng.integers(1 << 40, size=3).tolist()
+        asked = [{"do": "add", "a": n, "b": 1} for n in numbers] + [{"do": "say", "text": "hm"}, {"do": "fail", "text": " a ", "long": 2}]
+        done = subprocess.run([sys.executable, "-c", SERVER], input="".join(json.dumps(x) + "\n" for x in asked), capture_output=True,
+                              text=True, check=False, timeout=60, env=child_environment())
+        lines = [f'{{"ok": {n + 1}}}' for n in numbers] + ['{"ok": "hm"}', '{"error": "ValueError:  a  a"}']
+        checks.append(differs("until the caller closes", (done.stdout.splitlines(), done.returncode), (lines, 0)))
+        checks.append(differs("prints", sorted(done.stderr.splitlines()), ["and one that does not ask Python", "hm"]))
         with started(ANSWERS) as served:
             checks.append(differs("in parts", [served.ask("one"), served.ask("two"), served.ask("three")], [1, 2, 3]))
     return told(checks)
@@ -106,7 +115,9 @@ def ended(rng: np.random.Generator) -> Measured:
         died = ("ServedError", "peer ended at 'die'", f"exit code {code}: last words", "", "")
         checks.append(differs("died", words(lambda: served.ask("die", code=code)), died))
         again = "peer ended at 'add'"
-        checks.append(differs("asked again", words(lambda: served.ask("add", a="x" * (1 << 20), b="")), (died[0], again, *died[2:])))
+        for more in ("x" * (1 << 20), "x"):
+            checks.append(differs("asked again", words(lambda more=more: served.ask("add", a=more, b="")),  # type: ignore[misc]
+                                  (died[0], again, *died[2:])))
         served.close()  # with a request half written
         checks.append(differs("asked when closed", words(lambda: served.ask("add", a=1, b=1)), (died[0], again, *died[2:])))
     with started("pass") as served:
