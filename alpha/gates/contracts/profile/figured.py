@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from statistics import median
 from typing import Any
 
@@ -45,26 +45,31 @@ def drawn(rng: np.random.Generator, trial: int) -> Facts:
     rows, ops, kernels, saves = (int(rng.integers(1, 9)) * int(rng.random() < 0.75) for _ in range(4))
     few = trial % 7 == 0  # rows that took no time
     step = ns(rows) * (not few)
+    if trial % 13 == 0:  # as little time as there can be
+        step = (np.arange(rows) == 0).astype(np.int64)
     slow = rng.choice([0.0, 0.01, 0.02, 0.021, 0.3, math.nan], kernels) if trial % 2 else rng.choice([0.05, 0.3, math.nan], kernels)
     if trial % 9 == 0:
         slow = np.full(kernels, math.nan)
     share = 1.5 if trial % 11 == 0 else 0.95
+    least = trial % 6 == 5
+    session = 1 if least else there(int(rng.integers(1 << 28, 1 << 32)), 0)
     devices = there(int(rng.integers(1, 4)), None)
     return Facts(
         backend=("cpu", "cuda")[trial % 2], devices=devices, flops_per_token=there(float(rng.uniform(1e3, 1e9)), None),
         executed_flops=there(float(rng.uniform(1e6, 1e12)), None), peak_flops=there(10.0 ** rng.uniform(12, 16), None),
         peak_bandwidth=there(10.0 ** rng.uniform(9, 12), None), steady_tokens=int(rng.integers(1, 1 << 20)),
-        steady_ns=there(int(rng.integers(1, 1 << 40)), 0), steady_steps=int(rng.integers(1, 99)), step_ns=step,
+        steady_ns=1 if least else there(int(rng.integers(1, 1 << 40)), 0), steady_steps=int(rng.integers(1, 99)), step_ns=step,
         wall_ns=(step + ns(rows)) * (not few), phases={p: (step * rng.uniform(0, 0.3, rows)).astype(np.int64) for p in PHASES},
         overlapped={p: ns(rows) for p in OVERLAPPING}, unexplained_ns=(step * rng.choice([0.001, 0.01, 0.1])).astype(np.int64),
-        useful_ns=int(rng.integers(1, 1 << 30)), session_ns=there(int(rng.integers(1 << 28, 1 << 32)), 0),
-        workflow_ns=there(int(rng.integers(1, 1 << 40)), 0), tokens=int(rng.integers(1 << 20)),
-        profiled_ns=there(int(rng.integers(1, 1 << 30)), 0), profiled_mean_ns=there(float(rng.uniform(1, 1e9)), None),
+        useful_ns=session if trial % 8 == 1 else int(rng.integers(1, 1 << 30)), session_ns=session,
+        workflow_ns=1 if least else there(int(rng.integers(1, 1 << 40)), 0), tokens=int(rng.integers(1 << 20)),
+        profiled_ns=1 if least else there(int(rng.integers(1, 1 << 30)), 0), profiled_mean_ns=there(float(rng.uniform(1, 1e9)), None),
         steady_mean_ns=there(float(rng.uniform(1, 1e9)), None), save_ns=ns(saves), save_foretold_ns=there(float(rng.uniform(1, 1e9)), None),
-        op_device_ns=ns(ops) * int(trial % 5 > 0), op_flops=ns(ops) << int(rng.integers(0, 30)),
+        op_device_ns=(np.arange(ops) == 0).astype(np.int64) if least else ns(ops) * int(trial % 5 > 0),
+        op_flops=ns(ops) << int(rng.integers(0, 30)),
         op_nbytes=ns(ops) << int(rng.integers(0, 9)), op_enqueue_ns=ns(ops), op_wait_ns=ns(ops),
         exposed_enqueue_ns=there(int(rng.integers(1 << 20)), None),
-        timeline_ns=there(int(rng.integers(1 << 20, 1 << 24)), 0), kernel_step_ns=ns(kernels, 1 << 10) * (not few),
+        timeline_ns=1 if least else there(int(rng.integers(1 << 20, 1 << 24)), 0), kernel_step_ns=ns(kernels, 1 << 10) * (not few),
         kernel_busy_ns=(ns(kernels, 1 << 10) * share).astype(np.int64), kernel_idle_ns=ns(kernels) // 9, kernel_slowdown=slow,
         kernel_why=there("not measured: no instrument", ""))
 
@@ -169,6 +174,10 @@ def figures(rng: np.random.Generator) -> Measured:
             checks.append(("text", g.text == ("—" if value is None else shown(g.value, g.unit))))  # type: ignore[arg-type]
             reasons[reason.partition(" give")[0].partition(" by ")[0]] += 1
             verdicts[str(verdict)] += 1
+    for part in fields(Facts):
+        there = getattr(Facts(), part.name)
+        checks.append((f"{part.name} unsaid: {there}", there is None or len(there) == 0 if not isinstance(there, int) else there == 0)
+                      if part.name != "backend" else differs("backend", there, "cpu"))
     no_number = replace(drawn(rng, 1), useful_ns=math.inf, session_ns=9, why="")  # type: ignore[arg-type]
     (g,) = (g for g in judge(no_number) if g.key == "goodput")
     checks.append(differs("no number", (g.value, g.reason), (None, "the stored numbers give inf")))
@@ -224,7 +233,9 @@ def printed(rng: np.random.Generator) -> Measured:
                               (989.4e12, "FLOP/s", "989.4 TFLOP/s"),
                               (1e12, "FLOP/s", "1 TFLOP/s"), (2.5e9, "bytes/s", "2.5 GB/s"), (3.35e12, "bytes/s", "3.35 TB/s"),
                               (1e6, "bytes/s", "1 MB/s"), (1e3, "bytes/s", "1 kB/s"), (-2e3, "FLOP/s", "-2 kFLOP/s"),
-                              (999.0, "FLOP/s", "999.0 FLOP/s"), (12.34567, "bytes/s", "12.35 bytes/s"), (0.5, "s", "0.5 s"),
+                              (999.0, "FLOP/s", "999.0 FLOP/s"),
+                              (999999.5, "FLOP/s", "1000 kFLOP/s"), (999999999999.5, "bytes/s", "1000 GB/s"),
+                              (12.34567, "bytes/s", "12.35 bytes/s"), (0.5, "s", "0.5 s"),
                               (99.994, "s", "99.99 s"), (100.0, "s", "100.0 s"),
                               (9999.94, "tokens/s", "9,999.9 tokens/s"),
                               (10000.0, "tokens/s", "10,000 tokens/s"),

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,17 @@ os.write(1, b'k": 3}\\n')
 """Two answers and a part of the third at once."""
 
 
+class Asked(Served):
+    """A server that answers soon, or not at all."""
+
+    def ask(self, do: str, *, patience: float = 30.0, meanwhile: Callable[[], object] | None = None, **arguments: Any) -> Any:
+        """The result of one request."""
+        return super().ask(do, patience=patience, meanwhile=meanwhile, **arguments)
+
+
 def started(program: str, name: str = "made", **more: str) -> Served:
     """A server that runs a program."""
-    return Served(name, [sys.executable, "-c", program], child_environment(**more))
+    return Asked(name, [sys.executable, "-c", program], child_environment(**more))
 
 
 def gone(pid: int) -> bool:
@@ -120,19 +128,23 @@ def ended(rng: np.random.Generator) -> Measured:
                                   (died[0], again, *died[2:])))
         served.close()  # with a request half written
         checks.append(differs("asked when closed", words(lambda: served.ask("add", a=1, b=1)), (died[0], again, *died[2:])))
+    with started("import sys; sys.exit('few words')") as served:
+        came = words(lambda: served.ask("any"))[2]
+        checks.append(differs("one line of words", came, "exit code 1: few words"))
     with started("pass") as served:
         said = words(lambda: served.ask("any"))
         checks.append(differs("no words", said, ("ServedError", "made ended at 'any'", "exit code 0: no words", "", "")))
     silent = "import sys\nsys.stdin.readline()\nsys.stdin.readline()"
-    ways: tuple[dict[str, Any], ...] = ({}, {"meanwhile": lambda: None})
-    for how in ways:
+    calls: list[int] = []
+    ways: tuple[tuple[float, dict[str, Any]], ...] = ((0.0, {}), (0.002, {}), (0.1, {"meanwhile": lambda: calls.append(1)}))
+    for patience, how in ways:
         with started(silent) as served:
-            patience = float(rng.choice([0.0, 0.002, 0.01]))
             want = ("ServedError", "made gave no answer to 'any' and was ended", f"silence for {patience:g} s", "", "")
             ask = partial(served.ask, "any", patience=patience, **how)
             checks.append(differs("silent", words(ask), want))
             checks.append(("ended", gone(served.pid)))
             served.close()
+    checks.append(("meanwhile", len(calls) > 0))
     with started(silent) as served:
         pid = served.pid
         served.close()
