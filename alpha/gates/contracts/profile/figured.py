@@ -44,6 +44,8 @@ def drawn(rng: np.random.Generator, trial: int) -> Facts:
         return rng.integers(least, 1 << 20, n)
 
     rows, ops, kernels, saves = (int(rng.integers(1, 9)) * int(rng.random() < 0.75) for _ in range(4))
+    untimed = trial % 10 == 3
+    kernels *= not untimed
     few = trial % 7 == 0  # rows that took no time
     step = ns(rows) * (not few)
     if trial % 13 == 0:  # as little time as there can be
@@ -72,7 +74,7 @@ def drawn(rng: np.random.Generator, trial: int) -> Facts:
         exposed_enqueue_ns=there(int(rng.integers(1 << 20)), None),
         timeline_ns=1 if least else there(int(rng.integers(1 << 20, 1 << 24)), 0), kernel_step_ns=ns(kernels, 1 << 10) * (not few),
         kernel_busy_ns=(ns(kernels, 1 << 10) * share).astype(np.int64), kernel_idle_ns=ns(kernels) // 9, kernel_slowdown=slow,
-        kernel_why=there("not measured: no instrument", ""))
+        kernel_why="" if untimed else there("not measured: no instrument", ""))
 
 
 def ratio(a: float, b: float, why: str) -> float | str:
