@@ -167,7 +167,7 @@ def clock_of(a: Made, b: Made) -> Between | None:
         if len(run.peaks) < 4 or not all(0 < x < INF for x in rates):
             return None
         logs.append([-(math.log(r["flops"]) + math.log(r["bandwidth"])) / 2 for r in run.peaks])
-    return moved(*logs, 0.05)
+    return moved(logs[0], logs[1], 0.05)
 
 
 def back(i: Between) -> Between:
@@ -223,8 +223,8 @@ def accounted(a: Made, b: Made, by: str = "op", interest: float = LINE) -> dict[
 
     phases = kept([entry("step" if n == "step" else "phase", n, over(one, ranks, f"{n}_ns"), over(two, ranks, f"{n}_ns"), step_ns)
                    for n in ("step", *PHASES, "unexplained") if all(f"{n}_ns" in run.timing[0] for run in (a, b))])
-    by_rank = kept([entry("rank", f"rank {r}", *([float(sum(x[f"{p}_ns"] for p in COMPUTING)) for x in rows[r]] for rows in (one, two)),
-                          step_ns) for r in ranks]) if len(ranks) > 1 else []
+    own = [{r: [float(sum(x[f"{p}_ns"] for p in COMPUTING)) for x in rows[r]] for r in ranks} for rows in (one, two)]
+    by_rank = kept([entry("rank", f"rank {r}", own[0][r], own[1][r], step_ns) for r in ranks]) if len(ranks) > 1 else []
     first, second = ops_of(a, ranks, by), ops_of(b, ranks, by)
     ops = []
     if first and second:

@@ -122,8 +122,8 @@ def of_pairs(rng: np.random.Generator) -> Measured:
     ranks = [noise.rank(*x) for x in ((9, 0.05), (6, 2 / 64), (6, 0.031))]  # two values of 2^-6 are just allowed, or just not
     checks.append(differs("the whole chance", (noise.share(0.3), ranks), (0.3, [2, 1, 0])))
     for low, estimate, line in ((0.01, 0.02, 0.02), (0.0, 0.03, 0.02), (1e-9, 0.0199, 0.02), (-0.01, 0.5, 0.02), (1e-9, 0.5, 0.02)):
-        want = low > 0 and not estimate < line
-        checks.append(differs(f"slower {low} {estimate}", noise.slower(Interval(low, estimate, 1.0, 9), line), want))
+        is_slower = low > 0 and not estimate < line
+        checks.append(differs(f"slower {low} {estimate}", noise.slower(Interval(low, estimate, 1.0, 9), line), is_slower))
     return told(checks)
 
 

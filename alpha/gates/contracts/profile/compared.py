@@ -68,7 +68,7 @@ def wrong(got: Comparison, want: dict[str, Any]) -> list[str]:
     found = []
     for row, by in zip(got.rows, want["rows"]):
         for key, value in by.items():
-            has = getattr(row, key)
+            has: Any = getattr(row, key)
             fits = same(has, value) if isinstance(value, Between) else alike(has, value) if isinstance(value, float) else has == value
             found += [] if fits else [f"{row.name} {key}: {has} for {value}"]
         half = (by["own"].high - by["own"].low) / 2 * min(1.0, by["share"] / 0.02 if by["share"] > 0 else 1.0)
@@ -77,8 +77,9 @@ def wrong(got: Comparison, want: dict[str, Any]) -> list[str]:
     names = [r.name for r in got.rows], [r["name"] for r in want["rows"]]
     found += [] if names[0] == names[1] else [f"rows {names}"]
     c, peaks = got.common, want["peaks"]
-    told_, by = (c.shift, c.verdict, c.cause, c.taken, c.reason), want["common"]
-    found += [] if all(alike(x, y) if isinstance(y, float) else x == y for x, y in zip(told_, by)) else [f"common {told_} for {by}"]
+    said: tuple[Any, ...] = (c.shift, c.verdict, c.cause, c.taken, c.reason)
+    agrees = all(alike(x, y) if isinstance(y, float) else x == y for x, y in zip(said, want["common"]))
+    found += [] if agrees else [f"common {said} for {want['common']}"]
     found += [] if (c.peaks is None if peaks is None else same(c.peaks, peaks)) else [f"clock {c.peaks} for {peaks}"]
     return found + [f"{k}: {getattr(got, k)}" for k in ("steps", "stalls") if getattr(got, k) != want[k]]
 
@@ -181,9 +182,9 @@ def unlike(rng: np.random.Generator) -> Measured:
                                                                "compare runs on equally many devices, or ask for it anyway")))
     two = like(b, status=None)
     for one, other, note in ((a, two, "different ranks: [0, 1] and [0, 1, 2]"), (two, a, "different ranks: [0, 1, 2] and [0, 1]")):
-        got, want = pair(one, other, True), accounted(one, other)
+        got, whole = pair(one, other, True), accounted(one, other)
         checks.append(differs("notes", got.notes, (f"{note}; only those in both are compared", "b is UNGATED")))
-        checks.append((f"ranks of both: {wrong(got, want)[:3]}", not wrong(got, want)))
+        checks.append((f"ranks of both: {wrong(got, whole)[:3]}", not wrong(got, whole)))
     checks.append(differs("gated", pair(a, a).notes, ()))
     last = replace(a, timing=[{**r, "rank": 7} for r in a.timing])
     none = Made("none", a.metadata, [], [])
@@ -193,10 +194,10 @@ def unlike(rng: np.random.Generator) -> Measured:
         got_ = words(lambda one=one, other=other: pair(one, other, True))  # type: ignore[misc]
         checks.append(differs("no step", got_, ("InputError", "there is no timed step to compare", came, *ends)))
     few = [made(rng, name, steps=4, ranks=1) for name in "ab"]
-    checks.append(differs("no steady step", words(lambda: pair(*few)), (
+    checks.append(differs("no steady step", words(lambda: pair(few[0], few[1])), (
         "InputError", "there is no timed step to compare", "a: 0 steady steps, b: 0", "steady steps or profiled ones", ends[1])))
-    came = words(lambda: compare(a.left(), a.left(), by="name"))
-    checks.append(differs("by", came, ("InputError", "ops are matched in one of two ways", "name", "'op' or 'launch'", "")))
+    by_name = words(lambda: compare(a.left(), a.left(), by="name"))
+    checks.append(differs("by", by_name, ("InputError", "ops are matched in one of two ways", "name", "'op' or 'launch'", "")))
     return told(checks)
 
 

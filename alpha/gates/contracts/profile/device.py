@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,13 @@ def beside_device(rng: np.random.Generator) -> Measured:
             recorder.overlapped(phase, ns)
         clock.now = max(clock.now, at) + int(rng.integers(0, 9))
         read, late = int(rng.integers(0, 20)), Counter[str]()
+
+        def reading(name: str, read: int = read, late: Counter[str] = late) -> None:
+            late.update([f"{name}{len(late)}"])
+            clock.pass_(read)
+
         for name in "ab":
-            recorder.afterwards(lambda name=name, read=read, late=late: late.update([f"{name}{len(late)}"]) or clock.pass_(read))
+            recorder.afterwards(partial(reading, name))
         next_ahead = step % 3 == 1
         done = device[-1][2] if next_ahead else clock.now
         checks.append(differs("took", recorder.end_step(ahead=next_ahead), done - began))

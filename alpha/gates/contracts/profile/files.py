@@ -213,9 +213,9 @@ def opening(rng: np.random.Generator) -> Measured:
         write(path, TABLES.replace("    checks_ns INTEGER NOT NULL DEFAULT 0,\n", ""), "PRAGMA user_version=2;")
         for _ in range(2):
             Store(path).close()
-            there = [name for _, name, *_ in rows_of(path, "PRAGMA table_info(step_timing)")]
+            names = [str(row[1]) for row in rows_of(path, "PRAGMA table_info(step_timing)")]
             version = rows_of(path, "PRAGMA user_version")
-            checks.append(differs("the younger column", (there.count("checks_ns"), version), (1, [(VERSION,)])))
+            checks.append(differs("the younger column", (names.count("checks_ns"), version), (1, [(VERSION,)])))
 
         def dying() -> None:
             with Store(path) as s:

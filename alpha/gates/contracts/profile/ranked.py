@@ -15,9 +15,10 @@ from alpha.gates.contracts.profile.by_hand import moved, same, stretches
 from alpha.gates.contracts.profile.support import Case, differs, told
 from alpha.profile.slow_rank import OWN, standings
 
-DRAWN = (({}, 200), ({1: (1.06, 1.06)}, 200), ({0: (0.93, 0.93)}, 90), ({1: (1.06, 1.0)}, 200), ({1: (1.0, 1.06)}, 200),
-         ({0: (0.93, 1.0)}, 160), ({1: (1.01, 1.01)}, 120), ({1: (1.06, 1.06)}, 50), ({0: (1.0, 0.93)}, 128), ({}, 3),
-         ({1: (0.99, 0.99)}, 200), ({0: (1.018, 1.03)}, 300), ({1: (0.97, 0.982)}, 300))
+DRAWN: tuple[tuple[dict[int, tuple[float, float]], int], ...] = (
+    ({}, 200), ({1: (1.06, 1.06)}, 200), ({0: (0.93, 0.93)}, 90), ({1: (1.06, 1.0)}, 200), ({1: (1.0, 1.06)}, 200),
+    ({0: (0.93, 1.0)}, 160), ({1: (1.01, 1.01)}, 120), ({1: (1.06, 1.06)}, 50), ({0: (1.0, 0.93)}, 128), ({}, 3),
+    ({1: (0.99, 0.99)}, 200), ({0: (1.018, 1.03)}, 300), ({1: (0.97, 0.982)}, 300))
 """(rank -> how many times as long it takes in each half, steps)."""
 
 

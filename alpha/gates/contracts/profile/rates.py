@@ -68,11 +68,11 @@ def looked_up(rng: np.random.Generator) -> Measured:
         checks.append(differs("less is asked", known("op", 0.0, {"alpha": 0.05}, path), known("op", 0.0, procedure, path)))
         none = known("op", 0.0, procedure, root / "none.json")
         checks.append(differs("no table", none, Known(None, None, {}, 0, "not measured: no table ships here")))
-    for rates, alarms, power in (
+    for rates, alarms, seen in (
             (Known(0.005, 0.0284, {"2%": 0.384, "5%": 0.98}, 9), "0.5%, 2.8% beside a slower row", "38% at 2%, 98% at 5%"),
             (Known(0.5, None, {}, 9, "no"), "50.0%", "no"), (Known(None, 0.1, {"2%": 1.0}, 0, "never"), "never", "100% at 2%"),
             (Known(0.0, 0.0, {"5%": 0.0}, 1), "0.0%, 0.0% beside a slower row", "0% at 5%")):
-        checks.append(differs("printed", (rates.alarms_text(), rates.power_text()), (alarms, power)))
+        checks.append(differs("printed", (rates.alarms_text(), rates.power_text()), (alarms, seen)))
     return told(checks)
 
 

@@ -129,8 +129,7 @@ def ended(rng: np.random.Generator) -> Measured:
         served.close()  # with a request half written
         checks.append(differs("asked when closed", words(lambda: served.ask("add", a=1, b=1)), (died[0], again, *died[2:])))
     with started("import sys; sys.exit('few words')") as served:
-        came = words(lambda: served.ask("any"))[2]
-        checks.append(differs("one line of words", came, "exit code 1: few words"))
+        checks.append(differs("one line of words", words(lambda: served.ask("any"))[2], "exit code 1: few words"))
     with started("pass") as served:
         said = words(lambda: served.ask("any"))
         checks.append(differs("no words", said, ("ServedError", "made ended at 'any'", "exit code 0: no words", "", "")))
