@@ -82,13 +82,16 @@ def keeping(rng: np.random.Generator) -> Measured:
         want = [f or not free or math.isnan(c) or c < median(free) * 0.97 for c, f in zip(clocks, forced)]
         got = noise.throttled_gpu(clocks, reasons)
         checks.append(differs(f"clocks {clocks} {reasons}", got.tolist(), want))
-        probes = [float(x) for x in rng.choice([100, 101, 109, 111, 112, 120, 300], n)]
+        probes = [float(x) for x in rng.choice([100, 101, 109, 111, 112, 120, 300] if trial % 2 else [10, 10, 10, 11, 12], n)]
+        if trial == 7:
+            n, probes = 200, rng.uniform(100, 120, 200).tolist()
         ordered = sorted(probes)
         at = (n - 1) / 4
         quartile = ordered[int(at)] + (at - int(at)) * (ordered[min(n - 1, int(at) + 1)] - ordered[int(at)]) if n else 0.0
         slow = noise.throttled_cpu(probes)
         checks.append(differs(f"probes {probes}", slow.tolist(), [p > quartile * 1.1 for p in probes]))
         kept, lost = noise.keep(got), sum(want)
+        n = len(clocks)
         checks.append(differs("kept", (kept.mask.tolist(), kept.discarded, kept.believed),
                               ([not x for x in want], lost, n > 0 and 2 * lost <= n)))
         session, profiled = sorted(rng.integers(0, 4, 2 * n).tolist()), rng.integers(0, 2, 2 * n).tolist()
@@ -121,6 +124,8 @@ def of_pairs(rng: np.random.Generator) -> Measured:
         checks.append(("certain", (low < 1e-12) == (won == 0) and (high > 1 - 1e-12) == (won == n)))
     ranks = [noise.rank(*x) for x in ((9, 0.05), (6, 2 / 64), (6, 0.031))]  # two values of 2^-6 are just allowed, or just not
     checks.append(differs("the whole chance", (noise.share(0.3), ranks), (0.3, [2, 1, 0])))
+    large = [noise.interval([x] * 9, 0.05).estimate for x in (699.5, 700.0, 1000.0, -INF, NAN)]
+    checks.append((f"large {large}", 1e303 < large[0] < 1e304 and large[1:4] == [INF, INF, -1.0] and math.isnan(large[4])))
     for low, estimate, line in ((0.01, 0.02, 0.02), (0.0, 0.03, 0.02), (1e-9, 0.0199, 0.02), (-0.01, 0.5, 0.02), (1e-9, 0.5, 0.02)):
         is_slower = low > 0 and not estimate < line
         checks.append(differs(f"slower {low} {estimate}", noise.slower(Interval(low, estimate, 1.0, 9), line), is_slower))

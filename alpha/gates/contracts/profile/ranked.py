@@ -18,7 +18,8 @@ from alpha.profile.slow_rank import OWN, standings
 DRAWN: tuple[tuple[dict[int, tuple[float, float]], int], ...] = (
     ({}, 200), ({1: (1.06, 1.06)}, 200), ({0: (0.93, 0.93)}, 90), ({1: (1.06, 1.0)}, 200), ({1: (1.0, 1.06)}, 200),
     ({0: (0.93, 1.0)}, 160), ({1: (1.01, 1.01)}, 120), ({1: (1.06, 1.06)}, 50), ({0: (1.0, 0.93)}, 128), ({}, 3),
-    ({1: (0.99, 0.99)}, 200), ({0: (1.018, 1.03)}, 300), ({1: (0.97, 0.982)}, 300))
+    ({1: (0.99, 0.99)}, 200), ({0: (1.018, 1.03)}, 300), ({1: (0.97, 0.982)}, 300), ({1: (1.06, 1.06)}, 64), ({0: (1.06, 1.06)}, 63),
+    *(({1: (1.0205, 1.0205)}, 160),) * 8, *(({0: (0.8, 0.8)}, 70),) * 4)
 """(rank -> how many times as long it takes in each half, steps)."""
 
 
@@ -26,11 +27,12 @@ def standing(rng: np.random.Generator) -> Measured:
     """Own times of two ranks and more, in which one is slow, fast, slow for a while, or none: every field of each standing."""
     checks, said = [], Counter[str]()
     for trial, (slow, steps) in enumerate((*DRAWN, *DRAWN)):
-        count, spread = (2, 3, 5)[trial % 3], 0.004 if trial < len(DRAWN) else 0.15
+        count, spread = (2, 3, 5)[trial % 3], 0.004 if trial < len(DRAWN) else (0.15, 0.6)[trial % 2]
+        usual = 0.9 if trial == 1 else 1e6  # ns: any time is one
         shared, own = np.exp(0.1 * rng.standard_normal(steps)), np.empty((count, steps))
         for i in range(count):
             by = np.repeat(slow.get(i, (1.0, 1.0)), (steps // 2, steps - steps // 2))
-            own[i] = 1e6 * shared * by * np.exp(spread * rng.standard_normal(steps))
+            own[i] = usual * shared * by * np.exp(spread * rng.standard_normal(steps))
         names = [int(x) for x in rng.permutation(9)[:count]]
         got = standings(names, own)
         checks.append(differs("ranks", [s.rank for s in got], names))
