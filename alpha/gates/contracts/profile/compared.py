@@ -97,6 +97,9 @@ def pairs(rng: np.random.Generator) -> Measured:
             for rows, column in ((a.timing, "checks_ns"), (b.timing, "comm_ns")):
                 for r in rows:
                     del r[column]
+        if i == 14:  # steps that some rank did not write down
+            for run in (a, b):
+                run.timing = [r for r in run.timing if r["step"] % 7 != r["rank"]]
         if i == 8:
             for r in a.timing[: int(rng.integers(1, 9))]:
                 r["step_ns"] *= 3

@@ -67,6 +67,10 @@ def beside_device(rng: np.random.Generator) -> Measured:
             host.append((NAMES.index(phase), start, clock.now))
         device: list[tuple[int, int, int]] = []
         launches, at = 0, began + int(rng.integers(0, 9))
+        if step % 4 == 1:  # what began before this step, and goes on in it
+            device = [(NAMES.index("backward"), began - 30, began - 20), (NAMES.index("forward"), began - 5, at + 1)]
+            recorder.ran_on_device([("backward", 0), ("forward", 2)], [(a, b) for _, a, b in device])
+            launches, at = 2, at + 1
         for _ in range(int(rng.integers(1, 3))):
             names = [str(x) for x in rng.choice(PIECES, int(rng.integers(1, 5)))]
             counts = rng.integers(0, 9, len(names)).tolist()
@@ -280,7 +284,13 @@ def quiet(rng: np.random.Generator) -> Measured:
         want = [w + x for w, x in zip(want, (marks[1] - marks[0], marks[3] - marks[2], marks[2] - marks[1]))]
         clock.now = marks[3]
     recorder.end_step()
+    read = list[int]()
+    recorder.afterwards(lambda: read.append(1))
     recorder.finish()
+    recorder.begin(2)
+    recorder.afterwards(lambda: read.append(2))
+    recorder.abandon()
+    checks.append(differs("what was put off", read, [1, 2]))
     (row,) = store.of("step_timing")
     checks.append(differs("twice", [row["forward_ns"], row["backward_ns"], row["idle_ns"], row["launches"]], [*want, 6]))
     return told(checks)

@@ -79,7 +79,10 @@ class Drawn:
             if rng.random() < 0.6:
                 late = 7000 * int(track == "checkpoint writer" and step % STEPS == 2 and rng.random() < 0.7)  # behind that of a later step
                 start = began + int(rng.integers(0, 300)) + late
-                rows.append((track, name, "comm", start, start + int(rng.integers(0, 90)), None))
+                stop = start + int(rng.integers(0, 90))
+                rows.append((track, name, "comm", start, stop, None))
+                if track == "fills":  # one that ends with it
+                    rows.append((track, "inner", "comm", (start + stop + 1) // 2, stop, None))
         self.events[step, rank] = rows
         self.memory[step, rank] = {name: int(rng.integers(1 << 30)) for name in ("act", "params")[: int(rng.integers(0, 3))]}
         for i in range(int(rng.integers(0, 3)) if self.collectives else 0):
@@ -295,6 +298,9 @@ def said_no(rng: np.random.Generator) -> Measured:
         ("steps overlap", f"UPDATE step_timing SET began_ns = {ended - 1} WHERE step = 3 AND rank = 0",
          ("CorruptError", backwards, f"rank 0: step 3 began at {ended - 1} ns, step 2 ended at {ended} ns", "steps one after the other",
           order)),
+        ("no time, too late", f"UPDATE step_timing SET began_ns = {ended - 1}, wall_ns = 0 WHERE step = 3 AND rank = 0",
+         ("CorruptError", backwards, f"rank 0: step 3 began at {ended - 1} ns, step 2 ended at {ended} ns", "steps one after the other",
+          order)),
         ("left early", "UPDATE collectives SET ended_ns = asked_ns - 1, asked_ns = asked_ns - 2 WHERE step = 4 AND rank = 1",
          ("CorruptError", "the clocks of two ranks do not fit",
           "step 4, barrier number 0 of group 0x4d: rank 1 left it 1 ns before rank 0 came", "nobody leaves before all came",
@@ -341,9 +347,13 @@ def _not_there(rng: np.random.Generator) -> list[tuple[str, bool]]:
             checks.append(differs(what, tried(**which), ("InputError", f"no timeline of that {what}", came, f"among {among}", "")))
         with closing(sqlite3.connect(path)) as db:
             db.executemany("INSERT INTO collectives SELECT ?, rank, grp, call, op, stream, dtype, nbytes, asked_ns, ended_ns, source "
-                           "FROM collectives WHERE step = 0", [(s,) for s in range(18, 22)])
+                           "FROM collectives WHERE step = 0", [(18,), (19,)])
             db.commit()
-        shown = ", ".join(map(str, range(20)))
+            shown = ", ".join(map(str, range(20)))
+            checks.append(differs("twenty", tried(steps=[50]), ("InputError", "no timeline of that step", "50", f"among {shown}", "")))
+            db.execute("INSERT INTO collectives SELECT 21, rank, grp, call, op, stream, dtype, nbytes, asked_ns, ended_ns, source "
+                       "FROM collectives WHERE step = 0")
+            db.commit()
         checks.append(differs("many", tried(steps=[50]), ("InputError", "no timeline of that step", "50", f"among {shown} ... 21", "")))
         nowhere = root / "none" / "t.json"
         said = tried(nowhere, steps=[2])
