@@ -24,5 +24,5 @@ def uncovered_ns(start: np.ndarray, stop: np.ndarray, cover_start: np.ndarray, c
 def gaps_of(start: np.ndarray, stop: np.ndarray) -> list[tuple[int, int]]:
     """The intervals between the first start and the last stop that no [start, stop) covers, in order."""
     order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(stop[order])
+    start, reach = start[order], np.maximum.accumulate(stop[order]) if len(stop) else stop
     return [(int(a), int(b)) for a, b in zip(reach[:-1], start[1:]) if b > a]
