@@ -200,7 +200,8 @@ def compare(a: Measured, b: Measured, *, anyway: bool = False, by: str = "op", i
                              do="compare runs on equally many devices, or ask for it anyway")
         notes.append(f"different ranks: {one.ranks} and {two.ranks}; only those in both are compared")
     if not ranks:
-        raise InputError("there is no timed step to compare", came=f"{a.name}: ranks {one.ranks}, {b.name}: ranks {two.ranks}")
+        raise InputError("there is no timed step to compare", came=f"{a.name}: ranks {one.ranks}, {b.name}: ranks {two.ranks}",
+                         expected="rows of step_timing of a rank that both have", do="train on until there are some")
     for m in (a, b):
         if m.metadata.get("status") != "GATED":
             notes.append(f"{m.name} is UNGATED")
@@ -213,6 +214,9 @@ def compare(a: Measured, b: Measured, *, anyway: bool = False, by: str = "op", i
              (by_rank, by_rank if len(ranks) != 2 else _references(one, two, ranks, "rank"), None, enough),
              (ops, [t for t in ops if t.share >= LEAST_SHARE], peaks, True)]  # each profiled step is a sample, few as they are
     kinds = [k for k in kinds if k[0]]
+    if not kinds:
+        raise InputError("there is no timed step to compare", came=f"{a.name}: {one.steps} steady steps, {b.name}: {two.steps}",
+                         expected="steady steps or profiled ones", do="train on until there are some")
     rows: list[Row] = []
     for todo, references, clock, believed in kinds:
         alpha = noise.share(noise.ALPHA, family=len(todo) * len(kinds))
@@ -371,13 +375,12 @@ def _ops(m: Measured, ranks: Sequence[int], by: str) -> dict[str, np.ndarray]:
 
 @dataclass
 class _Shift:
-    """What to take out of logarithms of block values. now, then: name -> float64[blocks] of run a and b, how much slower than usual the
+    """What to take out of logarithms of block values. ups: name -> two float64[blocks], of run a and b, how much slower than usual the
     machine was in each block, as all computing rows but the named one say ('' for a row that is none of them; rows with other blocks go
     without). log: the level between the runs, square: its squared error. least: logarithm by which a row must have moved as measured,
     nothing taken out, to be named."""
 
-    now: dict[str, np.ndarray]
-    then: dict[str, np.ndarray]
+    ups: dict[str, tuple[np.ndarray, np.ndarray]]
     log: float
     square: float
     told: Common
@@ -385,10 +388,10 @@ class _Shift:
 
     def without(self, name: str, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logarithms of a row's blocks after the machine's ups and downs are taken out."""
-        now, then = (x.get(name, x.get("")) for x in (self.now, self.then))
-        if now is None or then is None or (now.size, then.size) != (a.size, b.size):
+        found = self.ups.get(name, self.ups.get(""))
+        if found is None or (found[0].size, found[1].size) != (a.size, b.size):
             return a, b
-        return a - now, b - then
+        return a - found[0], b - found[1]
 
 
 def _wobble(logs: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -404,7 +407,7 @@ def _common(references: list[_Todo], peaks: Interval | None, interest: float) ->
     usable = [t for t in references if not t.reason and (t.a > 0).all() and (t.b > 0).all()]
     usable = [t for t in usable if (t.a.size, t.b.size) == (usable[0].a.size, usable[0].b.size)]
     if len(usable) < 3:
-        return _Shift({}, {}, 0.0, 0.0, Common(0.0, UNDECIDED, "none", 0.0, peaks, "too few computing rows to tell"))
+        return _Shift({}, 0.0, 0.0, Common(0.0, UNDECIDED, "none", 0.0, peaks, "too few computing rows to tell"))
     first, second = np.log([t.a for t in usable]), np.log([t.b for t in usable])
     names = [t.name for t in usable]
     now, then = _wobble(first, names), _wobble(second, names)
@@ -418,9 +421,9 @@ def _common(references: list[_Todo], peaks: Interval | None, interest: float) ->
     small = log1p(LEAST_PART * interest)
     if (verdict == SAME and abs(most) <= small) or cause == "machine" or (cause != "program" and shared):
         square = pi / 2 * float(np.median([x.square + y.square for x, y in levels])) / len(levels)  # of a median of that many
-        return _Shift(now, then, most, square, Common(exp(most) - 1, verdict, cause, exp(most) - 1, peaks, why))
+        return _Shift({n: (now[n], then[n]) for n in now}, most, square, Common(exp(most) - 1, verdict, cause, exp(most) - 1, peaks, why))
     rest = 0.0 if cause == "program" else float(np.clip(most, -small, small))
-    return _Shift({}, {}, rest, 0.0, Common(exp(most) - 1, verdict, cause, exp(rest) - 1, peaks, why))
+    return _Shift({}, rest, 0.0, Common(exp(most) - 1, verdict, cause, exp(rest) - 1, peaks, why))
 
 
 def _of_two(references: list[_Todo], interest: float) -> _Shift:
@@ -439,7 +442,7 @@ def _of_two(references: list[_Todo], interest: float) -> _Shift:
     quiet = min((float(np.median(moved)) for moved in by_rank.values()), key=abs)
     square = pi / 2 * float(np.median(errors)) * len(by_rank) / len(usable)
     told = Common(exp(quiet) - 1, SAME, "none", exp(quiet) - 1, None, "of two ranks, what the one that moved less moved")
-    return _Shift(found.now, found.then, quiet, square, told, CLEARLY * abs(quiet))
+    return _Shift(found.ups, quiet, square, told, CLEARLY * abs(quiet))
 
 
 def _shorth(ordered: np.ndarray) -> float:

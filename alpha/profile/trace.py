@@ -432,11 +432,11 @@ def _kind(track: str) -> str:
     return head if number.isdigit() else track
 
 
-def _place(track: str) -> tuple[int, int, str]:
+def _place(track: str) -> tuple[int, str, int]:
     """Sort key of a track."""
     kind = _kind(track)
     number = int(track.rpartition(" ")[2]) if kind != track else 0
-    return ORDER.index(kind) if kind in ORDER else len(ORDER), number, track
+    return ORDER.index(kind) if kind in ORDER else len(ORDER), kind, number
 
 
 def _us(ns: int) -> str:

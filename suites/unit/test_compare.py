@@ -73,7 +73,7 @@ def test_what_moved_only_because_of_what_was_taken_out_is_not_named() -> None:
     still = [1e6 * (1 + 1e-3 * np.random.default_rng(i).standard_normal(16)) for i in range(2)]
     row = compare._Todo("phase", "x", still[0], still[1], 0.3)
     for cause, verdict, reason in (("unknown", UNDECIDED, compare.TAKEN), ("machine", FASTER, "")):
-        common = compare._Shift({}, {}, np.log1p(0.03), 0.0, compare.Common(0.03, SLOWER, cause, 0.03, None, ""))
+        common = compare._Shift({}, np.log1p(0.03), 0.0, compare.Common(0.03, SLOWER, cause, 0.03, None, ""))
         found = compare._judge(row, 0.01, common, noise.INTEREST, True)
         assert (found.verdict, found.reason) == (verdict, reason)
 

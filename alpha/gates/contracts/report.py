@@ -28,7 +28,8 @@ from alpha import config
 from alpha.component import Measured
 from alpha.errors import AlphaError
 from alpha.gates.contracts.engine import child_environment
-from alpha.gates.contracts.profile import told
+from alpha.gates.contracts.profile import chances, compared, figured, ranked, rates
+from alpha.gates.contracts.profile.support import told
 from alpha.profile.figures import FAIL, PASS, judge
 from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.profile.schema import COMMUNICATION, TABLES, VERSION, VIEWS
@@ -378,7 +379,8 @@ def same_everywhere(rng: np.random.Generator) -> Measured:
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
-    "report.figures": {"parity": [("recounted-cpu", _recounted("cpu")), ("recounted-cuda", _recounted("cuda"))],
+    "report.figures": {"parity": [("recounted-cpu", _recounted("cpu")), ("recounted-cuda", _recounted("cuda")), *chances.PARITY,
+                                  *compared.PARITY, *rates.PARITY, *ranked.PARITY, *figured.PARITY],
                        "determinism": [("elsewhere", same_everywhere)],
-                       "faults": [("contradictions", contradictions)]},
+                       "faults": [("contradictions", contradictions), *compared.FAULTS, *rates.FAULTS]},
 }

@@ -20,7 +20,8 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import AlphaError
-from alpha.gates.contracts.profile import elsewhere, told
+from alpha.gates.contracts.profile import files, timelines
+from alpha.gates.contracts.profile.support import elsewhere, told
 from alpha.gates.contracts.reference import hash_of
 from alpha.profile import trace
 from alpha.profile.phases import OVERLAPPING, PHASES
@@ -323,8 +324,9 @@ def trace_hash(seed: int) -> str:
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
-    "profile.store": {"parity": [("written", written), ("taken back", taken_back)], "faults": [("refused files", refused_files)],
+    "profile.store": {"parity": [("written", written), ("taken back", taken_back), *files.PARITY],
+                      "faults": [("refused files", refused_files), *files.FAULTS],
                       "determinism": [("elsewhere", elsewhere("stored_hash", stored_hash, __name__))]},
-    "profile.trace": {"parity": [("traced", traced)], "faults": [("no trace", no_trace)],
+    "profile.trace": {"parity": [("traced", traced), *timelines.PARITY], "faults": [("no trace", no_trace), *timelines.FAULTS],
                       "determinism": [("elsewhere", elsewhere("trace_hash", trace_hash, __name__))]},
 }

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.reference import hash_of, in_new_process
+from alpha.gates.contracts.profile.support import Case, Clock, elsewhere, told
+from alpha.gates.contracts.reference import hash_of
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan
 from alpha.profile.intervals import gaps_of, uncovered_ns, union_ns
@@ -24,7 +25,6 @@ from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.profile.recorder import Recorder, sampled
 
 Rows = list[tuple[str, dict[str, Any]]]
-Case = Callable[[np.random.Generator], Measured]
 NAMES = list(PHASES)
 NOBODY = -1
 WHOLE = ("eval", "sample_gen", "checkpoint")
@@ -36,27 +36,6 @@ OPS = (("matmul", "forward", "forward"), ("gelu", "recompute", "backward"), ("ma
 """(op, phase of a launch, step phase that it counts in), by hand."""
 
 
-def told(checks: list[tuple[str, bool]]) -> Measured:
-    """How many checks do not hold, and which."""
-    wrong = [name for name, holds in checks if not holds]
-    return Measured(float(len(wrong)), 0.0, len(checks), note="; ".join(wrong)[:200])
-
-
-class Clock:
-    """It moves when it is told to."""
-
-    def __init__(self, now: int) -> None:
-        self.now = now
-
-    def __call__(self) -> int:
-        return self.now
-
-    def pass_(self, ns: int) -> int:
-        """Move; when it was before."""
-        before, self.now = self.now, self.now + ns
-        return before
-
-
 class Kept:
     """As much of a store as a recorder uses: rows stay in a list, the last of each key."""
 
@@ -64,6 +43,11 @@ class Kept:
 
     def __init__(self) -> None:
         self.rows: Rows = []
+        self.facts: list[dict[str, Any]] = []
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Keep what is said."""
+        self.facts.append(dict(facts))
 
     def later(self, rows: Callable[[], Iterable[tuple[str, dict[str, Any]]]]) -> None:
         """Make the rows at once."""
@@ -219,6 +203,30 @@ def drawn_pieces(rng: np.random.Generator, began: int, ended: int, phases: list[
     return found
 
 
+def by_the_nanosecond(began: int, ended: int, host: list[tuple[int, int, int]], device: list[tuple[int, int, int]]) \
+        -> tuple[list[int], list[int]]:
+    """ns of each phase alone, and beside a device that is busy, in a step whose pieces are (phase, start, stop)."""
+    idle, waiting = NAMES.index("idle"), NAMES.index("device_to_host")
+    busy, by, at = dict[int, int](), dict[int, int](), began
+    for phase, start, stop in device:
+        for t in range(max(start, at), min(stop, ended)):
+            busy[t] = phase
+        at = max(at, min(stop, ended))
+    for phase, start, stop in host:
+        by.update(dict.fromkeys(range(max(start, began), min(stop, ended)), phase))
+    exclusive, overlapped = [0] * len(NAMES), [0] * len(NAMES)
+    for t in range(began, ended):
+        if t in busy:
+            exclusive[busy[t]] += 1
+            if t in by:
+                overlapped[by[t]] += 1
+        elif busy and min(busy) < t < max(busy) and by.get(t, waiting) == waiting:
+            exclusive[idle] += 1
+        elif t in by:
+            exclusive[by[t]] += 1
+    return exclusive, overlapped
+
+
 def shared_out(rng: np.random.Generator) -> Measured:
     """A step shared out between a device and its host (alpha/profile/partition.py), counted nanosecond by nanosecond."""
     checks = []
@@ -232,23 +240,7 @@ def shared_out(rng: np.random.Generator) -> Measured:
         device = drawn_pieces(rng, began, ended, kernels, False) if trial % 7 else []
         if trial % 3 == 0:  # a device that begins late and ends early, as most do
             device = [d for d in device if began + 9 < d[1] < ended - 9]
-        busy, by, at = {}, {}, began
-        for phase, start, stop in device:
-            for t in range(max(start, at), min(stop, ended)):
-                busy[t] = phase
-            at = max(at, min(stop, ended))
-        for phase, start, stop in host:
-            by.update(dict.fromkeys(range(max(start, began), min(stop, ended)), phase))
-        exclusive, overlapped = [0] * len(NAMES), [0] * len(NAMES)
-        for t in range(began, ended):
-            if t in busy:
-                exclusive[busy[t]] += 1
-                if t in by:
-                    overlapped[by[t]] += 1
-            elif busy and min(busy) < t < max(busy) and by.get(t, waiting) == waiting:
-                exclusive[idle] += 1
-            elif t in by:
-                exclusive[by[t]] += 1
+        exclusive, overlapped = by_the_nanosecond(began, ended, host, device)
         got = partition(began, ended, host, device, len(NAMES), idle, waiting)
         checks.append((f"{got} for {(exclusive, overlapped)}", got == (exclusive, overlapped)))
     return told(checks)
@@ -406,19 +398,20 @@ def neighbours(rng: np.random.Generator) -> Measured:
         checks.append(("union", union_ns(a, b) == len(there) and union_ns(a[:0], b[:0]) == 0))
         checks.append(("uncovered", uncovered_ns(a, b, c, d) == len(there - cover)))
         free = [t for t in range(int(a.min()), int(b.max())) if t not in there]
-        checks.append(("gaps", [t for s, e in gaps_of(a, b) for t in range(s, e)] == free))
+        checks.append(("gaps", [t for s, e in gaps_of(a, b) for t in range(s, e)] == free and not gaps_of(a[:0], b[:0])))
     return told(checks)
 
 
 def which_are_profiled(rng: np.random.Generator) -> Measured:
     """As many steps of a run as were asked for, none of the first three, spread so that gaps between them differ by one at most."""
-    checks = []
-    for _ in range(40):
-        steps, wanted = int(rng.integers(1, 400)), int(rng.integers(0, 30))
+    checks = [(f"none of {steps}", not any(sampled(step, steps, wanted) for step in range(steps)))
+              for steps, wanted in ((9, 0), (9, -1), (3, 9), (1, 1))]
+    for trial in range(40):
+        steps, wanted = (int(rng.integers(1, 400)), int(rng.integers(0, 30))) if trial else (4, 9)
         chosen = [step for step in range(steps) if sampled(step, steps, wanted)]
         least = max(0, min(wanted, steps - 3))
         apart = [b - a for a, b in pairwise(chosen)]
-        checks.append((f"{len(chosen)} of {steps}, {wanted} wanted", least - 1 <= len(chosen) <= least and all(x >= 3 for x in chosen)))
+        checks.append((f"{len(chosen)} of {steps}, {wanted} wanted", len(chosen) == least and chosen[:1] == [3] * (least > 0)))
         checks.append((f"apart {apart}", not apart or max(apart) - min(apart) <= 1))
     return told(checks)
 
@@ -437,16 +430,6 @@ def recorder_hash(seed: int) -> str:
         recorder.end_step()
     recorder.finish()
     return hash_of(np.frombuffer(json.dumps(store.rows).encode(), np.uint8))
-
-
-def elsewhere(name: str, here: Callable[[int], str], module: str) -> Case:
-    """A case: the function of this name of a module says the same of a drawn seed in a new process."""
-    def check(rng: np.random.Generator) -> Measured:
-        seed = int(rng.integers(1 << 30))
-        mine = here(seed)
-        there = in_new_process(f"{name}({seed})", module)
-        return Measured(float(there != mine), 0.0, 1, mine, "" if there == mine else there[-100:])
-    return check
 
 
 def between_steps(rng: np.random.Generator) -> Measured:
@@ -475,10 +458,8 @@ def between_steps(rng: np.random.Generator) -> Measured:
     return told(checks)
 
 
-PARITY = (("spans", spans), ("beside compute", beside_compute), ("shared out", shared_out), ("ahead", ahead),
+PARITY: tuple[tuple[str, Case], ...] = (("spans", spans), ("beside compute", beside_compute), ("shared out", shared_out), ("ahead", ahead),
           ("launches", profiled_launches), ("kernels", kernel_times), ("neighbours", neighbours), ("profiled", which_are_profiled))
 
-CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
-    "profile.recorder": {"parity": list(PARITY), "determinism": [("elsewhere", elsewhere("recorder_hash", recorder_hash, __name__))],
-                         "faults": [("between steps", between_steps)]},
-}
+DETERMINISM: tuple[tuple[str, Case], ...] = (("elsewhere", elsewhere("recorder_hash", recorder_hash, __name__)),)
+FAULTS: tuple[tuple[str, Case], ...] = (("between steps", between_steps),)

@@ -1,0 +1,70 @@
+"""What the cases of this room share: yes and no counted, a clock that moves when it is told to, errors word by word. Floor 7."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from alpha.component import Measured
+from alpha.errors import AlphaError
+from alpha.gates.contracts.reference import in_new_process
+
+Case = Callable[[np.random.Generator], Measured]
+
+
+def told(checks: list[tuple[str, bool]]) -> Measured:
+    """How many checks do not hold, and which."""
+    wrong = [name for name, holds in checks if not holds]
+    return Measured(float(len(wrong)), 0.0, len(checks), note="; ".join(wrong)[:200])
+
+
+class Clock:
+    """It moves when it is told to."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        return self.now
+
+    def pass_(self, ns: int) -> int:
+        """Move; when it was before."""
+        before, self.now = self.now, self.now + ns
+        return before
+
+
+def elsewhere(name: str, here: Callable[[int], str], module: str) -> Case:
+    """A case: the function of this name of a module says the same of a drawn seed in a new process."""
+    def check(rng: np.random.Generator) -> Measured:
+        seed = int(rng.integers(1 << 30))
+        mine = here(seed)
+        there = in_new_process(f"{name}({seed})", module)
+        return Measured(float(there != mine), 0.0, 1, mine, "" if there == mine else there[-100:])
+    return check
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder for one case."""
+    with TemporaryDirectory(prefix="alpha-profile-") as root:
+        yield Path(root)
+
+
+def words(action: Callable[[], object]) -> tuple[str, ...]:
+    """(class, what, came, expected, do) of an error that this project raises, '' where it says nothing; () where none came. Any other
+    error is the case's own failure."""
+    try:
+        action()
+    except AlphaError as error:
+        said = (error.what, error.came, error.expected, error.do)
+        return type(error).__name__, *("" if x is None else str(x) for x in said)
+    return ()
+
+
+def differs(name: str, got: object, want: object) -> tuple[str, bool]:
+    """A check: both are equal."""
+    return f"{name}: {got} for {want}", got == want
