@@ -199,9 +199,17 @@ def _frozen(rng: np.random.Generator) -> Measured:
 
 def _bad_input(rng: np.random.Generator) -> Measured:
     count = Count()
-    for text in ("", "a", "a:", ":1", "a:0", "a:-1", "a:x", "a:1,,b:1", "a:1, a:2", "a:nan", "a:inf", "a:1/0", "a\0:1", "a:1, b:0.00001",
-                 ",".join(f"s{i}:1" for i in range(65))):
-        count.refuses(ConfigError, mixture.sources_of, repr(text[:20]), text)
+    no_source, twice, too_fine = "has a part that is no source with its weight", "names a source twice", "is too fine"
+    for text, what, came in (
+            *((text, no_source, repr(text)) for text in ("", "a", "a:", ":1", "a:0", "a:-1", "a:x", "a:nan", "a:inf", "a:1/0", "a\0:1")),
+            ("a:1,,b:1", no_source, "''"), ("a:1, a:2", twice, "'a:2'"), ("a:1, b:2, a :x", twice, "'a :x'"),
+            ("a:1, b:0.00001", too_fine, "2 sources, weights that add up to 100001"),
+            (",".join(f"s{i}:1" for i in range(65)), too_fine, "65 sources, weights that add up to 65")):
+        try:
+            count.check(False, f"{text[:20]!r}: accepted as {mixture.sources_of(text)}")
+        except ConfigError as error:
+            said = error.what == f"data.mixture {what}" and str(error.came).startswith(came)
+            count.check(said, f"{text[:20]!r}: {error.what}, came {error.came}")
     for text, due in (("a:0.7, b:0.3", [("a", 7), ("b", 3)]), ("a: 2 ,C:\\b:4", [("a", 1), ("C:\\b", 2)]),
                       ("x/*.md:1e-2,y:1/50", [("x/*.md", 1), ("y", 2)])):
         count.check(mixture.sources_of(text) == due, f"{text} is {mixture.sources_of(text)}")
