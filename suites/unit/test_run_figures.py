@@ -213,11 +213,15 @@ def test_samples_on_the_way_are_kept_and_shown_and_move_nothing(root: Path, caps
 
 
 def test_a_resumed_run_samples_again_what_it_forgot(root: Path) -> None:
+    """Its beginning stays where it was. Planted: written at each session (`step >= 0` in provenance.py), it moves."""
     assert cli.main(["lab", str(root / "run.toml"), "--set", "run.name=again", "--set", "train.sample_every=4"]) == 0
     path = root / "runs" / "again"
-    first = read(path / "metrics.sqlite", "samples")
+    first, began = read(path / "metrics.sqlite", "samples"), "2001-02-03T04:05:06+00:00"
+    with closing(sqlite3.connect(path / "metrics.sqlite")) as db, db:
+        db.execute("UPDATE run_metadata SET value = ? WHERE key = 'started'", (began,))
     assert cli.main(["lab", str(path), "--resume", "--at", "6"]) == 0
     assert read(path / "metrics.sqlite", "samples") == first
+    assert ("started", began) in [tuple(x[:2]) for x in read(path / "metrics.sqlite", "run_metadata")]
 
 
 def test_the_log_says_what_happened(root: Path) -> None:

@@ -29,12 +29,12 @@ from alpha.train.catalogue import catalogue
 NONCE = "c0" * 16
 EXEMPT = Path(__file__).with_name("untaken.toml")
 ROOT = Path(alpha.__file__).parent
-PACKAGES = ("checkpoint", "comm", "data", "flops", "graph", "models", "optim", "parallel", "passes")
+PACKAGES = ("checkpoint", "comm", "data", "flops", "graph", "models", "optim", "parallel", "passes", "profile", "registry")
 """Held to it, whole."""
 GATES = ("parity", "gradient", "determinism", "faults")
 KINDS = ("pass", "model", "flops", "executor", "optimizer", "schedule", "checkpoint", "corpus", "sampler", "shards", "split", "tokenizer",
-         "baseline")
-"""Kinds of components whose cases reach PACKAGES, with `program.step` and what ranks rest on."""
+         "baseline", "evidence", "program")
+"""Kinds of components whose cases reach PACKAGES, with what ranks rest on."""
 RANKS = "alpha.gates.contracts.ranks."
 """Where the contracts are of what ranks rest on."""
 
@@ -52,7 +52,7 @@ class Untaken(branches.Side):
 def hosts(components: Iterable[Component]) -> list[Component]:
     """The components whose cases are run."""
     return [c for c in components if c.contract and c.backend != "cuda" and
-            (c.kind in KINDS or c.id == "program.step" or c.contract.startswith(RANKS))]
+            (c.kind in KINDS or c.contract.startswith(RANKS))]
 
 
 def files(packages: Sequence[str] = PACKAGES) -> list[Path]:
