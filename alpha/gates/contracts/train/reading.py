@@ -22,7 +22,7 @@ from alpha.data.bucketed import BucketedSampler
 from alpha.data.corpus import open_corpus
 from alpha.data.mixture import MixedSampler, Streams
 from alpha.data.packing import PackedSampler
-from alpha.data.prepare import Order, prepare
+from alpha.data.prepare import Order, position, prepare
 from alpha.data.sampler import PermutedSampler
 from alpha.data.shards import TokenStream
 from alpha.data.split import split_by_file
@@ -61,7 +61,10 @@ class _Texts:
             (root / name).mkdir()
             for i in range(int(rng.integers(9, 14))):
                 words = rng.choice(["some", "words", "come", "again", "and", "once", "more"], int(rng.integers(20, 40)))
-                (root / name / f"{i}.txt").write_text(f"{name} {i} {' '.join(words)}")
+                text = f"{name} {i} {' '.join(words)}"
+                low, high = {0: (0.0, 0.2), 1: (0.5, 1.0)}.get(i, (0.0, 1.0))  # a document on each side of every share
+                texts = (f"{text} {k}" for k in range(1 << 20))
+                (root / name / f"{i}.txt").write_text(next(x for x in texts if low <= position(x.encode()) < high))
 
     def path(self, name: str) -> str:
         """Of a folder."""

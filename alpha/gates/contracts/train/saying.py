@@ -38,8 +38,8 @@ from alpha.train.peak import Peak
 
 def _printer(terminal: bool = False, stamp: str = "") -> tuple[Printer, io.StringIO]:
     shown = io.StringIO()
-    return Printer(Console(file=shown, highlight=False, soft_wrap=True, width=300, force_terminal=terminal, color_system=None),
-        stamp), shown
+    return Printer(Console(file=shown, highlight=False, soft_wrap=True, width=300, force_terminal=terminal, color_system=None,
+                           _environ={"TERM": "xterm"}), stamp), shown  # whatever terminal the gate itself has
 
 
 def board(rng: np.random.Generator) -> Measured:

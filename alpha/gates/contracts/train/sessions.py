@@ -220,6 +220,7 @@ def went_on(rng: np.random.Generator) -> Measured:
         state.write_bytes(raw)
         with closing(sqlite3.connect(path / "metrics.sqlite")) as db, db:
             db.execute("UPDATE run_metadata SET value = 'another' WHERE key = 'hardware'")
+            db.execute("UPDATE run_metadata SET value = '2001-02-03T04:05:06+00:00' WHERE key = 'started'")
         third, lines = run.train(cfg, resume=path, stop=stops(1, 1))
         hardware, text = environment()["cpu"], "\n".join(_apart(lines)[0])
         passed, warned = (x[3]["text"] for x in events(path) if x[0] == "warning")
@@ -238,7 +239,7 @@ def went_on(rng: np.random.Generator) -> Measured:
         manifest = rundir.read_manifest(path)
         same(checks, "sessions", [(x["from_step"], x["gated"], x["evidence"] == HASH) for x in manifest["sessions"]],
              [(0, True, True), (1, False, False), (1, True, True), (1, True, True)])
-        same(checks, "status", (manifest["status"], dict(table(path, "run_metadata"))["started"]), ("UNGATED", "2024-05-06T07:08:09+00:00"))
+        same(checks, "status", (manifest["status"], dict(table(path, "run_metadata"))["started"]), ("UNGATED", "2001-02-03T04:05:06+00:00"))
         same(checks, "in the metrics", table(path, "sessions", "session, first_step, ended, began_ns"), [
             (0, 0, "stopped", 77), (1, 1, "stopped", 77), (2, 1, "stopped", 77), (3, 1, "finished", 77)])
         same(checks, "resumed", [(*x[2:3], x[3]["session"], x[3]["status"]) for x in events(path) if x[0] == "resume"],
