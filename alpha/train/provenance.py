@@ -117,7 +117,7 @@ def kernel_hashes(program: Program, catalogue: Catalogue) -> dict[str, str]:
         binder = component.implementation
         while isinstance(binder, partial):
             binder = binder.func
-        source = Path(inspect.getsourcefile(binder) or "").read_bytes()
+        source = Path(inspect.getfile(binder)).read_bytes()
         compiled = sorted(component.binaries().items()) if component.binaries is not None else []
         found[name] = sha256_hex(source + repr(compiled).encode())
     return found

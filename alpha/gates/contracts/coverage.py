@@ -29,7 +29,7 @@ from alpha.train.catalogue import catalogue
 NONCE = "c0" * 16
 EXEMPT = Path(__file__).with_name("untaken.toml")
 ROOT = Path(alpha.__file__).parent
-PACKAGES = ("checkpoint", "comm", "data", "flops", "graph", "models", "optim", "parallel", "passes", "profile", "registry")
+PACKAGES = ("checkpoint", "comm", "data", "flops", "graph", "models", "optim", "parallel", "passes", "profile", "registry", "train")
 """Held to it, whole."""
 GATES = ("parity", "gradient", "determinism", "faults")
 KINDS = ("pass", "model", "flops", "executor", "optimizer", "schedule", "checkpoint", "corpus", "sampler", "shards", "split", "tokenizer",
