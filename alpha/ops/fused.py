@@ -201,6 +201,25 @@ def _accumulate_bound(x: tuple[np.ndarray, ...], attrs: Any) -> Any:
     return product(x[1:], attrs) if product is not None else (0.0,)
 
 
+def _norm_bound(norm: str) -> Any:
+    def bound(x: tuple[np.ndarray, ...], attrs: Any) -> Any:
+        # the norm's own bound over s, and what one rounding e <= u |s| of each element of s moves: rstd by rstd^2 mean(xhat e), the mean
+        # by mean(e), y by gamma rstd (e - mean(e) - xhat mean(xhat e)), where rmsnorm has no mean
+        a, b, gamma = x[:3]
+        s, spec = np.asarray(a + b), row(norm)
+        _, *kept = spec.oracle(s, *x[2:], **attrs)
+        rstd, size = np.asarray(kept[-1])[..., None], np.abs(s)
+        mean = np.asarray(kept[0])[..., None] if norm == "layernorm" else 0.0
+        moved, xhat = size.mean(-1, keepdims=True) * (norm == "layernorm"), np.abs(s - mean) * rstd
+        turned = (xhat * size).mean(-1, keepdims=True)
+        assert spec.bound is not None
+        y, *rest = spec.bound((s, *x[2:]), attrs)
+        more = [moved[..., 0]] * (norm == "layernorm") + [(rstd**2 * turned)[..., 0]]
+        return (0.0, y + np.abs(gamma) * rstd * (size + moved + xhat * turned), *(r + m for r, m in zip(rest, more, strict=True)))
+
+    return bound
+
+
 ROWS = (
     fused("matmul_accumulate", ("into", "a", "b"), ("y",), matmul_accumulate, samples=_wgrad_samples, exact=_wgrad_exact,
           bound=_accumulate_bound, kept=_BUFFER),
@@ -223,8 +242,9 @@ ROWS = (
           bound=lambda x, a: (4 * np.abs(np.matmul(x[0], x[1])) * (1 + np.abs(x[2])),),
           exact="GELU' is exact only where it saturates; the parts have those samples"),
     fused("add_layernorm", ("a", "b", "gamma", "beta"), ("s", "y", "mean", "rstd"), add_layernorm, samples=_norm_samples(True),
-          kept={"mean": "accumulate", "rstd": "accumulate"},
+          bound=_norm_bound("layernorm"), kept={"mean": "accumulate", "rstd": "accumulate"},
           exact="a mean and a root are not exact; the parts have what exact samples there are"),
-    fused("add_rmsnorm", ("a", "b", "gamma"), ("s", "y", "rstd"), add_rmsnorm, samples=_norm_samples(False), kept={"rstd": "accumulate"},
+    fused("add_rmsnorm", ("a", "b", "gamma"), ("s", "y", "rstd"), add_rmsnorm, samples=_norm_samples(False),
+          bound=_norm_bound("rmsnorm"), kept={"rstd": "accumulate"},
           exact="a root is not exact; the parts have what exact samples there are"),
 )
