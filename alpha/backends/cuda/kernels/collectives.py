@@ -238,8 +238,8 @@ class How:
 KIB, MIB = 1 << 10, 1 << 20
 _Rows = tuple[tuple[int, How], ...]
 _TWO: dict[str, _Rows] = {
-    "all_reduce": ((MIB // 2, How("packets", 32)), (8 * MIB, How("direct", 32)), (128 * MIB, How("direct", 16)),
-                   (LARGE, How("engine", 64))),
+    "all_reduce": ((MIB // 2, How("packets", 32)), (8 * MIB, How("direct", 32)), (64 * MIB, How("direct", 16)),
+                   (LARGE, How("engine", 32))),
     "reduce_scatter": ((MIB, How("packets", 32)), (LARGE, How("direct", 32))),
     "all_gather": ((MIB // 2, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 64))),
     "all_to_all": ((MIB // 2, How("packets", 32)), (8 * MIB, How("direct", 32)), (LARGE, How("direct", 64))),
