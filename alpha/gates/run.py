@@ -14,6 +14,7 @@ from alpha.errors import InputError
 from alpha.gates import cpu
 from alpha.gates.cpu import judge_process
 from alpha.gates.cpu.process import is_declared
+from alpha.gates.limit import limited, patience
 from alpha.gates.subjects import crash, fresh_nonce, make_record
 from alpha.registry import policy
 from alpha.registry.cases import failed
@@ -63,7 +64,7 @@ def engine_for(gate: str, component: Component) -> Callable[[Component, str | No
 
 def measure(component: Component, gate: str, nonce: str | None = None) -> tuple[Record, Judgement]:
     """One gate: the record, with the seconds that it took in its environment, and the verdict on it. An engine that ends in an error is a
-    failed case, not the end of the run.
+    failed case, not the end of the run. So is one that does not end (limit.py).
 
     A share that no machine can reach says that the ceiling was measured while something else ran, one below its line that the kernel was:
     perf is then measured again, at most PERF_TRIES times, and the last counts, so that a kernel that skips work or became slower is still
@@ -79,10 +80,11 @@ def measure(component: Component, gate: str, nonce: str | None = None) -> tuple[
     start = time.perf_counter()
     nonce, tries = nonce or fresh_nonce(), 1
     try:
-        record = engine(component, nonce)
-        while _below(judgement := judged(record, component)) and tries < PERF_TRIES and _may_be_chance(record):
-            time.sleep(PAUSE)
-            record, tries = engine(component, nonce), tries + 1
+        with limited(patience(seconds_of(gate, component))):
+            record = engine(component, nonce)
+            while _below(judgement := judged(record, component)) and tries < PERF_TRIES and _may_be_chance(record):
+                time.sleep(PAUSE)
+                record, tries = engine(component, nonce), tries + 1
     except Exception as error:
         record = make_record(component, gate, nonce, 1, [failed(gate_of(gate).cases[0], "measure", crash(error))])
         judgement = judged(record, component)

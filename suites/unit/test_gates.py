@@ -1,6 +1,10 @@
 """The gates' own parts: intervals and verdicts of the A/B procedure, shared entries, cases from nonces, mutants, broken copies."""
 
 import ast
+import signal
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 from io import StringIO
 from math import comb
@@ -15,7 +19,7 @@ from alpha.cli import gating
 from alpha.component import Component
 from alpha.errors import GraphError, ShapeError
 from alpha.flops import v1 as flops
-from alpha.gates import evaluate, gradient, parity, perf, recompute, run, subjects, tolerance
+from alpha.gates import evaluate, gradient, limit, parity, perf, recompute, run, subjects, tolerance
 from alpha.gates.adversarial import catches, mutants, plant
 from alpha.gates.contracts.registry.common import pin_of
 from alpha.gates.subjects import make_record
@@ -332,3 +336,33 @@ def test_a_catch_elsewhere_does_not_count_where_it_is_to_be_kept(tmp_path: Path,
     assert [r.fresh for r in catches.run(catalogue(), [fault])] == [False]
     assert [r.fresh for r in catches.run(catalogue(), [fault], root=kept)] == [True]
     assert [r.fresh for r in catches.run(catalogue(), [fault], root=kept)] == [False]
+
+
+def _endless(component: Component, nonce: str | None) -> Record:
+    threading.Event().wait()
+    raise AssertionError("woken")
+
+
+def test_a_gate_that_hangs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    component = catalogue()["flops.v1"]
+    monkeypatch.setattr(run, "engine_for", lambda gate, component: _endless)
+    monkeypatch.setattr(limit, "LEAST", 0.2)
+    monkeypatch.setattr(limit, "FACTOR", 0.0)
+    own = signal.getsignal(signal.SIGALRM)
+    record, judgement = run.measure(component, "parity")
+    assert judgement.verdict == FAIL and "did not end within 0.2 s" in record.cases[0]["note"]
+    assert signal.getsignal(signal.SIGALRM) is own and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_a_gate_in_a_call_that_never_returns_is_ended_with_its_stacks() -> None:
+    program = """
+import ctypes
+from alpha.gates import limit
+limit.GRACE = 0.3
+lock, c = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+with limit.limited(0.2):
+    c.pthread_mutex_lock(lock)
+    c.pthread_mutex_lock(lock)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 1 and "most recent call first" in ended.stderr, ended.stderr

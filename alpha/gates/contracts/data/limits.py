@@ -201,6 +201,39 @@ def headers(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
+def fetched_ahead(rng: np.random.Generator) -> Measured:
+    """The system is asked for all windows of a batch before the first is read, and for parts that a reader names; for a window that is
+    alone, for none. What leaves a shard is cut at its end."""
+    count = Count()
+    with folder() as root:
+        paths = [root / f"{name}.tokens" for name in "ab"]
+        for index, path in enumerate(paths):
+            _shard(path, [int(x) for x in rng.integers(0, 300, 90)], index=index, last=index == 1)
+        stream = shards.TokenStream([shards.open_shard(path) for path in paths])
+        begins = {shard._handle: (i, shard._begin) for i, shard in enumerate(stream.shards)}
+        said: list[tuple[int, int, int]] = []
+
+        def note(handle: int, at: int, nbytes: int, how: int) -> None:
+            i, begin = begins[handle]
+            said.append((i, (at - begin) // 2, nbytes // 2))
+            count.check(how == os.POSIX_FADV_WILLNEED, "another advice")
+
+        n = int(rng.integers(5, 20))
+        own = int(rng.integers(0, 60))
+        with mock.patch.object(shards.os, "posix_fadvise", side_effect=note), \
+                mock.patch.object(shards.Shard, "read", side_effect=lambda begin, out: said.append((-1, begin, len(out) // 2))):
+            stream.windows([own], n)
+            count.check(said == [(-1, own, n)], f"a window alone: {said}")
+            said.clear()
+            stream.windows([own, 88, 100], n)
+            want = [(0, own, n), (0, 88, 2), (1, 10, n), (-1, own, n), (-1, 88, 2), (-1, 0, n - 2), (-1, 10, n)]
+            count.check(said == want, f"three windows: {said} for {want}")
+            said.clear()
+            stream.ahead(np.array([own, 95]), np.array([n, 3]))
+            count.check(said == [(0, own, n), (1, 5, 3)], f"parts: {said}")
+    return count.measured()
+
+
 def asked_of_the_disk(rng: np.random.Generator) -> Measured:
     """What the system is asked to fetch: whole blocks where one was not checked, else the tokens; all of a file is forgotten. A disk that
     refuses an open shard, and one that refuses a stream at any place, is told by name; who finishes the same stream first wins."""

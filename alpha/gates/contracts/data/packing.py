@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -254,6 +255,30 @@ def _bad_input(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
+def _asked_at_once(rng: np.random.Generator) -> Measured:
+    """All that the sequences of a batch hold, and the token before each piece, is asked for before the first is read."""
+    count = Count()
+    with folder() as root:
+        stream = document_stream(root, drawn_sizes(rng, 40, 12.0))
+        sampler = _make(stream, 16, 3, int(rng.integers(1 << 30)))
+        samples = rng.permutation(sampler.windows)[:3]
+        p, order = sampler.packing, list[object]()
+        want = [(max(int(p.starts[i]) - 1, 0), int(p.starts[i] + p.lengths[i])) for w in sampler.window_of(samples).tolist()
+                for i in range(p.firsts[w], p.firsts[w + 1])]
+
+        def ahead(starts: np.ndarray, lengths: np.ndarray) -> None:
+            order.append([(int(a), int(a + n)) for a, n in zip(starts, lengths, strict=True)])
+
+        def read(starts: list[int], length: int) -> np.ndarray:
+            order.append("read")
+            return np.zeros((1, length), np.int32)
+
+        with mock.patch.object(stream, "ahead", side_effect=ahead), mock.patch.object(stream, "windows", side_effect=read):
+            sampler.read(samples)
+        count.check(order == [want, *["read"] * len(want)], f"{order} for {want}")
+    return count.measured()
+
+
 CASES: Cases = {
     "parity": [
         ("every token a target once", _every_token_once),
@@ -261,6 +286,7 @@ CASES: Cases = {
         ("the packing is best fit, and read in the sampler's order", _packing_as_reference),
         ("many pieces", _many_pieces),
         ("the waste that is told is there", _waste),
+        ("a batch is asked for at once", _asked_at_once),
         ("ranks and microbatches share the batch", _ranks_share_the_batch),
     ],
     "determinism": [

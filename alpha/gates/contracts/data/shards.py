@@ -310,6 +310,7 @@ CASES: Cases = {
         ("interrupted writes leave nothing", _interrupted_writes),
         ("what no header says is refused", limits.headers),
         ("disks that refuse are told", limits.asked_of_the_disk),
+        ("what a batch needs is asked for at once", limits.fetched_ahead),
         ("what was left is swept", limits.left_over),
     ],
 }
