@@ -26,10 +26,10 @@ from alpha.checkpoint import folders, offline, ranges
 from alpha.component import Measured
 from alpha.errors import CorruptError, GraphError, InputError, MachineError
 from alpha.gates.contracts import kept, of_settings, saves
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.corruptions import campaign
 from alpha.gates.contracts.disks import Beside, Failing, Killed, Losing, ShortFile, full
 from alpha.gates.contracts.made_state import (
-    Count,
     States,
     copied,
     cut_of,
@@ -55,57 +55,57 @@ DRAWN = 500
 
 def round_trip(rng: np.random.Generator) -> Measured:
     """What is loaded is what was saved, bit for bit; nothing is written outside the tensors but zeros."""
-    count, of = Count(), layouts(rng)
+    count, of = Checks(), layouts(rng)
     before = state(rng, of)
     facts = {"program": "abc", "sampler": {"next_sample": 12345}, "text": "ü\n"}
     with folder() as at:
         source = copied(before)
         path = folders.save(at, 42, source, facts)
-        count.check(
+        count.that(
             all(np.array_equal(source[k][1].view(np.uint32), before[k][1].view(np.uint32)) for k in of), "saving wrote to the state"
         )
         after = empty(of)
         saved = folders.load(path, after)
         for kind in of:
-            count.check(same({kind: before[kind]}, {kind: after[kind]}), f"{kind} differs")
+            count.that(same({kind: before[kind]}, {kind: after[kind]}), f"{kind} differs")
             flat, layout = after[kind][1].copy(), of[kind]
             for start, size in layout.ranges():
                 flat[start : start + size] = 0
-            count.check(not flat.view(np.uint32).any(), f"padding of {kind} is not zero")
-        count.check(saved.step == 42 and dict(saved.facts) == facts, "step or facts differ")
+            count.that(not flat.view(np.uint32).any(), f"padding of {kind} is not zero")
+        count.that(saved.step == 42 and dict(saved.facts) == facts, "step or facts differ")
         raw = (path / "rank-00000-of-00001.state").read_bytes()
         for kind, name, box, start in json.loads((path / "rank-00000-of-00001.json").read_text())["held"]:
             expected = tensor(before, kind, name)
-            count.check(raw[start : start + len(expected)] == expected, f"{kind} {name} lies elsewhere than its index says")
-            count.check([n for _, n in box] == list(of[kind].by_name[name].shape), f"{kind} {name}: box {box}")
-        count.check(folders.inspect(path).step == 42, "what was saved is not found whole")
+            count.that(raw[start : start + len(expected)] == expected, f"{kind} {name} lies elsewhere than its index says")
+            count.that([n for _, n in box] == list(of[kind].by_name[name].shape), f"{kind} {name}: box {box}")
+        count.that(folders.inspect(path).step == 42, "what was saved is not found whole")
     return count.measured()
 
 
 def any_ranks(rng: np.random.Generator) -> Measured:
     """Saved by any number of ranks, from cuts or whole arrays, in blocks of any size, and read by any other number: the same bits."""
-    count, of = Count(), layouts(rng, 3, 20)
+    count, of = Checks(), layouts(rng, 3, 20)
     before = state(rng, of)
     for ranks_, cut, block in ((1, False, 256), (2, True, 1 << 16), (3, True, 192), (4, False, 4096), (16, True, 1024)):
         with folder() as at:
             path = saved_by(at, 7, before, ranks_, block, cut=cut)
             files = sorted(p.name for p in path.iterdir())
-            count.check(len(files) == 2 * ranks_ + 1, f"{len(files)} files of {ranks_} ranks")
+            count.that(len(files) == 2 * ranks_ + 1, f"{len(files)} files of {ranks_} ranks")
             after = empty(of)
             folders.load(path, after)
-            count.check(same(after, before), f"{ranks_} ranks, blocks of {block}: read whole, it differs")
+            count.that(same(after, before), f"{ranks_} ranks, blocks of {block}: read whole, it differs")
             for size in (2, 5):
                 for rank in range(size):
                     own = {k: (x, np.full(x.shard(size).size, 7, NUMPY[x.dtype])) for k, x in of.items()}
                     folders.load(path, own, cut=(rank, size))
                     held = {k: (x, cut_of(x, after[k][1], rank, size)) for k, x in of.items()}
-                    count.check(all(own[k][1].tobytes() == held[k][1].tobytes() for k in of), f"{ranks_} to {size}: rank {rank} differs")
+                    count.that(all(own[k][1].tobytes() == held[k][1].tobytes() for k in of), f"{ranks_} to {size}: rank {rank} differs")
     return count.measured()
 
 
 def relaid(rng: np.random.Generator) -> Measured:
     """Laid out anew for other numbers of ranks, a checkpoint has the bytes that those would have saved; a damaged one is refused."""
-    count, of = Count(), layouts(rng, 3, 20)
+    count, of = Checks(), layouts(rng, 3, 20)
     before = state(rng, of)
     with folder() as at:
         made = {n: saved_by(at / f"by{n}", 7, before, n, 1024, facts={"x": 1}) for n in (1, 3, 4)}
@@ -114,11 +114,11 @@ def relaid(rng: np.random.Generator) -> Measured:
             for new, expected in straight.items():
                 found = offline.relay(path, at / f"from{old}to{new}", new)
                 names = sorted(p.name for p in expected.iterdir())
-                count.check(sorted(p.name for p in found.iterdir()) == names, f"{old} to {new}: other files")
-                count.check(all((found / n).read_bytes() == (expected / n).read_bytes() for n in names), f"{old} to {new}: other bytes")
+                count.that(sorted(p.name for p in found.iterdir()) == names, f"{old} to {new}: other files")
+                count.that(all((found / n).read_bytes() == (expected / n).read_bytes() for n in names), f"{old} to {new}: other bytes")
         older = saved_before(at / "older", 7, before, 2, {"x": 1})
         found = offline.relay(older, at / "from-older", 2)
-        count.check(all((found / p.name).read_bytes() == p.read_bytes() for p in straight[2].iterdir()), "from version 2: other bytes")
+        count.that(all((found / p.name).read_bytes() == p.read_bytes() for p in straight[2].iterdir()), "from version 2: other bytes")
         count.refuses(InputError, lambda: offline.relay(older, at / "from-older", 2), "a step that is there")
         count.refuses(InputError, lambda: offline.relay(older, at / "none", 0), "no rank")
         data = max(made[3].glob("rank-*.state"), key=lambda p: p.stat().st_size)  # small ranks may hold nothing
@@ -126,22 +126,22 @@ def relaid(rng: np.random.Generator) -> Measured:
         raw[int(rng.integers(0, len(raw)))] ^= 16
         data.write_bytes(raw)
         count.refuses(CorruptError, lambda: offline.relay(made[3], at / "damaged", 2), "a flipped bit")
-        count.check(folders.steps(at / "damaged") == [], "what was read from a damaged checkpoint stands")
+        count.that(folders.steps(at / "damaged") == [], "what was read from a damaged checkpoint stands")
     return count.measured()
 
 
 def older_versions(rng: np.random.Generator) -> Measured:
     """Checkpoints of versions 1 and 2 load bit for bit, whole and in cuts; damaged, they are refused."""
-    count, of = Count(), layouts(rng)
+    count, of = Checks(), layouts(rng)
     before = state(rng, of)
     for version in (1, 2):
         with folder() as at:
             path = saved_before(at, 3, before, version, {"x": 1})
             after = empty(of)
-            count.check(folders.load(path, after).facts == {"x": 1} and same(after, before), f"version {version} differs")
+            count.that(folders.load(path, after).facts == {"x": 1} and same(after, before), f"version {version} differs")
             own = {k: (x, np.full(x.shard(4).size, 7, NUMPY[x.dtype])) for k, x in of.items()}
             folders.load(path, own, cut=(1, 4))
-            count.check(own["m"][1].tobytes() == cut_of(of["m"], after["m"][1], 1, 4).tobytes(), f"version {version}: a cut differs")
+            count.that(own["m"][1].tobytes() == cut_of(of["m"], after["m"][1], 1, 4).tobytes(), f"version {version}: a cut differs")
             for name in ("m.npy", "param.npy"):
                 raw = bytearray((path / name).read_bytes())
                 for place in (*(int(x) for x in rng.integers(0, len(raw), 8)), len(raw) - 1):
@@ -173,7 +173,7 @@ def older_versions(rng: np.random.Generator) -> Measured:
 
 def some_kinds(rng: np.random.Generator) -> Measured:
     """The parameters alone are read where they alone are asked for: no other block is looked at."""
-    count, of = Count(), layouts(rng, 11, 20)  # of fewer blocks the second rank may hold nothing
+    count, of = Checks(), layouts(rng, 11, 20)  # of fewer blocks the second rank may hold nothing
     before = state(rng, of)
     with folder() as at:
         path = saved_by(at, 7, before, 2, 64)
@@ -184,7 +184,7 @@ def some_kinds(rng: np.random.Generator) -> Measured:
         data.write_bytes(raw)
         after = {"param": empty(of)["param"]}
         folders.load(path, after, some=True)
-        count.check(same(after, {"param": before["param"]}), "parameters differ")
+        count.that(same(after, {"param": before["param"]}), "parameters differ")
         count.refuses(InputError, lambda: folders.load(path, after), "fewer kinds, not asked for")
         (kind, (layout, _)), *_ = after.items()
         other = layout.kept_in("i32" if layout.dtype == "f32" else "f32")
@@ -196,7 +196,7 @@ def some_kinds(rng: np.random.Generator) -> Measured:
 
 def other_layout(rng: np.random.Generator) -> Measured:
     """Units regrouped, order changed, a tensor renamed: the named tensors still arrive bit for bit."""
-    count, of = Count(), layouts(rng)
+    count, of = Checks(), layouts(rng)
     before = state(rng, of)
 
     def moved(t: TensorSpec) -> TensorSpec:
@@ -204,7 +204,7 @@ def other_layout(rng: np.random.Generator) -> Measured:
         return TensorSpec(name, t.shape, "a" if name.endswith(".b") else f"z{t.size % 3}")
 
     other = {k: StateLayout([moved(t) for t in x.tensors], x.dtype) if k != "counter" else x for k, x in of.items()}
-    count.check(other["param"].offsets["block.0.w"] != of["param"].offsets["block.0.w"], "the layouts do not differ")
+    count.that(other["param"].offsets["block.0.w"] != of["param"].offsets["block.0.w"], "the layouts do not differ")
     with folder() as at:
         path = folders.save(at, 1, before, {})
         after = empty(other)
@@ -212,52 +212,52 @@ def other_layout(rng: np.random.Generator) -> Measured:
         for kind, (layout, _) in before.items():
             for t in layout.tensors:
                 name = moved(t).name if kind != "counter" else t.name
-                count.check(tensor(before, kind, t.name) == tensor(after, kind, name), f"{kind} {t.name} differs")
+                count.that(tensor(before, kind, t.name) == tensor(after, kind, name), f"{kind} {t.name} differs")
     return count.measured()
 
 
 def keeps(rng: np.random.Generator) -> Measured:
     """The latest is the highest step; exactly `keep` stay; a step can be saved again; later ones can be set aside."""
-    count, of = Count(), layouts(rng)
+    count, of = Checks(), layouts(rng)
     states = {step: state(rng, of) for step in (9, 10, 100, 101)}
     with folder() as at:
-        count.check(folders.steps(at) == [], "steps of no folder")
+        count.that(folders.steps(at) == [], "steps of no folder")
         at.mkdir(exist_ok=True)
         (at / "step-00000777").write_bytes(b"")
-        count.check(folders.steps(at) == [], "a file is taken for a checkpoint")
+        count.that(folders.steps(at) == [], "a file is taken for a checkpoint")
         (at / "step-00000777").unlink()
         count.refuses(InputError, lambda: folders.at(at), "no checkpoint")
         for step, x in states.items():
             folders.save(at, step, x, {}, keep=3)
-        count.check(folders.steps(at) == [10, 100, 101], f"kept {folders.steps(at)}")
+        count.that(folders.steps(at) == [10, 100, 101], f"kept {folders.steps(at)}")
         after = empty(of)
-        count.check(folders.load(folders.at(at), after).step == 101 and same(after, states[101]), "the latest is not the last saved")
+        count.that(folders.load(folders.at(at), after).step == 101 and same(after, states[101]), "the latest is not the last saved")
         folders.load(folders.at(at, 10), after)
-        count.check(same(after, states[10]), "an earlier checkpoint differs")
+        count.that(same(after, states[10]), "an earlier checkpoint differs")
         count.refuses(InputError, lambda: folders.at(at, 11), "a step that was not saved")
         folders.save(at, 100, states[9], {}, keep=2)
-        count.check(folders.steps(at) == [10, 100, 101], "saving again dropped a later checkpoint")
+        count.that(folders.steps(at) == [10, 100, 101], "saving again dropped a later checkpoint")
         folders.load(folders.at(at, 100), after)
-        count.check(same(after, states[9]), "saving a step again kept the old one")
+        count.that(same(after, states[9]), "saving a step again kept the old one")
         folders.set_aside(at, 10)
-        count.check(folders.steps(at) == [10] and len(list(at.iterdir())) == 3, "setting aside")
+        count.that(folders.steps(at) == [10] and len(list(at.iterdir())) == 3, "setting aside")
         folders.save(at, 100, states[100], {}, keep=1)
-        count.check(folders.steps(at) == [100], "keep = 1")
+        count.that(folders.steps(at) == [100], "keep = 1")
     with folder() as at:
         for step in range(1, 8):
             folders.save(at, step, states[9], {}, keep=2, every=3)
-        count.check(folders.steps(at) == [3, 6, 7], f"every third stays: {folders.steps(at)}")
+        count.that(folders.steps(at) == [3, 6, 7], f"every third stays: {folders.steps(at)}")
     with folder() as at:
         for step in (1, 2, 3):
             path = folders.save(at, step, states[9], {})
-        count.check(folders.steps(at) == [2, 3], "two stay where nobody says how many")
-        count.check(folders.inspect(path).step == folders.inspect(path, verify=False).step == 3, "another step is told")
+        count.that(folders.steps(at) == [2, 3], "two stay where nobody says how many")
+        count.that(folders.inspect(path).step == folders.inspect(path, verify=False).step == 3, "another step is told")
         (data,) = path.glob(f"*{ranges.STATE}")
         raw = bytearray(data.read_bytes())
         raw[int(rng.integers(len(raw)))] ^= 1
         data.write_bytes(raw)
         count.refuses(CorruptError, lambda: folders.inspect(path), "a damaged file is not looked at")
-        count.check(folders.inspect(path, verify=False).step == 3, "a manifest alone needs no files")
+        count.that(folders.inspect(path, verify=False).step == 3, "a manifest alone needs no files")
     return count.measured()
 
 
@@ -266,7 +266,7 @@ def keeps(rng: np.random.Generator) -> Measured:
 
 def same_bytes(rng: np.random.Generator) -> Measured:
     """Two saves of one state give the same files, whatever the padding held and whatever was saved before."""
-    count, of = Count(), layouts(rng)
+    count, of = Checks(), layouts(rng)
     one = state(rng, of)
     two = {k: (x, np.zeros_like(flat)) for k, (x, flat) in one.items()}
     for kind, (layout, flat) in two.items():
@@ -277,10 +277,10 @@ def same_bytes(rng: np.random.Generator) -> Measured:
         folders.save(at / "b", 2, state(rng, of), {})
         b = folders.save(at / "b", 3, two, {"y": 2, "x": 1})
         names = sorted(p.name for p in a.iterdir())
-        count.check(names == sorted(p.name for p in b.iterdir()), "other files")
+        count.that(names == sorted(p.name for p in b.iterdir()), "other files")
         for name in names:
-            count.check((a / name).read_bytes() == (b / name).read_bytes(), f"{name} differs")
-            count.digest.update(name.encode() + (a / name).read_bytes())
+            count.that((a / name).read_bytes() == (b / name).read_bytes(), f"{name} differs")
+            count.add(name.encode() + (a / name).read_bytes())
     return count.measured()
 
 
@@ -289,7 +289,7 @@ def same_bytes(rng: np.random.Generator) -> Measured:
 
 def damaged_files(rng: np.random.Generator) -> Measured:
     """Corruptions of every kind in every file, drawn: each is refused by the name of a file that was touched, and nothing looks loaded."""
-    count, of = Count(), layouts(rng, 3, 20)
+    count, of = Checks(), layouts(rng, 3, 20)
     before = state(rng, of)
     with folder() as at:
         others = [saved_by(at / where, step, state(rng, of), 2, 4096, {"x": step}) for where, step in (("other", 5), ("other", 6))]
@@ -302,13 +302,13 @@ def damaged_files(rng: np.random.Generator) -> Measured:
             except CorruptError:
                 left = {flat.tobytes() for _, flat in after.values()}
                 untouched = {flat.tobytes() for _, flat in empty(of).values()}
-                count.check(left == untouched or not any(map(any, left)), "something was loaded")
+                count.that(left == untouched or not any(map(any, left)), "something was loaded")
                 raise
 
         refused, undetected = campaign(path, others, load, DRAWN, rng)
         for what in undetected:
-            count.check(False, what)
-        count.check(sum(refused.values()) == DRAWN and len(refused) > 20, f"{sum(refused.values())} refused, of {len(refused)} kinds")
+            count.that(False, what)
+        count.that(sum(refused.values()) == DRAWN and len(refused) > 20, f"{sum(refused.values())} refused, of {len(refused)} kinds")
         text = (path / folders.MANIFEST).read_bytes()
         for at, more in ((0, b" "), (1, b"\t"), (len(text), b"\n"), (len(text), b"\r\n ")):  # type: ignore[assignment]
             (path / folders.MANIFEST).write_bytes(text[:at] + more + text[at:])  # type: ignore[index]
@@ -323,7 +323,7 @@ def damaged_files(rng: np.random.Generator) -> Measured:
 
 def edited_index(rng: np.random.Generator) -> Measured:
     """Each field of an index changed, with all hashes done again, is refused for what it now says."""
-    count, of = Count(), layouts(rng, 3)
+    count, of = Checks(), layouts(rng, 3)
     while -20 * of["param"].by_name["embedding.token.weight"].shape[0] % ranges.ALIGN < 20:  # no room for a row more
         of = layouts(rng, 3)
     with folder() as at:
@@ -370,7 +370,7 @@ def _cut_anew(content: dict, data: Path, block: int) -> None:
 
 def a_rank_that_did_not_write(rng: np.random.Generator) -> Measured:
     """What ranks did not write whole is not committed, and what was saved before stands."""
-    count, of = Count(), layouts(rng, 3)
+    count, of = Checks(), layouts(rng, 3)
     before = state(rng, of)
     with folder() as at:
         folders.save(at, 1, before, {})
@@ -382,29 +382,29 @@ def a_rank_that_did_not_write(rng: np.random.Generator) -> Measured:
         data, held = ranges.image({k: x for k, x in before.items() if k != "v"}, 0, 1)
         folders.write(temporary, 0, 1, data, held)
         count.refuses(GraphError, lambda: folders.commit(temporary, 2, of, 1, {}), "a kind that nobody wrote")
-        count.check(folders.steps(at) == [1], "it was committed")
+        count.that(folders.steps(at) == [1], "it was committed")
     return count.measured()
 
 
 def empty_files(rng: np.random.Generator) -> Measured:
     """Of a rank that holds nothing the file is empty. Removed or grown it is refused all the same, though no tensor is in it."""
-    count, of = Count(), layouts(rng, 0)
+    count, of = Checks(), layouts(rng, 0)
     before = state(rng, of)
     with folder() as at:
         path = saved_by(at, 5, before, 2, 4096, {"x": 1})
         file = path / "rank-00001-of-00002.state"
-        count.check(file.stat().st_size == 0 and _is(at, 5, before), "two ranks, of which one holds nothing")
+        count.that(file.stat().st_size == 0 and _is(at, 5, before), "two ranks, of which one holds nothing")
         for said, strike in (("removed", file.unlink), ("grown", lambda: file.write_bytes(rng.bytes(3)))):
             strike()
             count.refuses(CorruptError, lambda: folders.load(path, empty(of)), said)
             file.write_bytes(b"")
-        count.check(_is(at, 5, before), "as it was")
+        count.that(_is(at, 5, before), "as it was")
     return count.measured()
 
 
 def edited_manifest(rng: np.random.Generator) -> Measured:
     """Each field changed by hand is CorruptError; changed with its hash redone, it is refused for what it now says."""
-    count, of = Count(), layouts(rng)
+    count, of = Checks(), layouts(rng)
     with folder() as at:
         path = folders.save(at, 5, state(rng, of), {"x": 1})
         rows = of["m"].by_name["embedding.token.weight"].shape[0]
@@ -419,7 +419,7 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
             (path / folders.MANIFEST).write_bytes(ranges.canonical(content))
             after = empty(of)
             count.refuses(kind, lambda: folders.load(path, after), what)
-            count.check(same(after, empty(of)), f"{what}: something was loaded")
+            count.that(same(after, empty(of)), f"{what}: something was loaded")
 
         def first(c: dict) -> list:
             tensors: list = c["kinds"]["param"]["tensors"]
@@ -458,7 +458,7 @@ def edited_manifest(rng: np.random.Generator) -> Measured:
 
 def wrong_arrays(rng: np.random.Generator) -> Measured:
     """Arrays that are not of their layout are refused before anything is touched."""
-    count, of = Count(), layouts(rng)
+    count, of = Checks(), layouts(rng)
     good = state(rng, of)
     with folder() as at:
         path = folders.save(at, 1, good, {})
@@ -470,11 +470,11 @@ def wrong_arrays(rng: np.random.Generator) -> Measured:
         count.refuses(InputError, lambda: folders.load(path, fewer), "moments that nobody asked for")
         more = {**good, "w": good["m"]}
         count.refuses(InputError, lambda: folders.load(path, more, some=True), "a kind that it does not hold")
-        count.check(folders.steps(at) == [1], "a refused save left a checkpoint")
+        count.that(folders.steps(at) == [1], "a refused save left a checkpoint")
     return count.measured()
 
 
-def _interrupted(rng: np.random.Generator, disk_at: Callable[[int], Failing], count: Count, *, again: bool, loses: bool = False) -> None:
+def _interrupted(rng: np.random.Generator, disk_at: Callable[[int], Failing], count: Checks, *, again: bool, loses: bool = False) -> None:
     """Save step 2 (or again step 1) with a disk that fails at operation 1, 2, 3, ...: the old or the new is whole, never neither."""
     of = layouts(rng, 1)
     of = {k: of[k] for k in ("param", "counter")}
@@ -493,7 +493,7 @@ def _interrupted(rng: np.random.Generator, disk_at: Callable[[int], Failing], co
             except Killed:
                 pass
             except MachineError as error:
-                count.check("disk is full" in str(error), f"operation {at_operation}: {error.what}")
+                count.that("disk is full" in str(error), f"operation {at_operation}: {error.what}")
             if loses and isinstance(disk, Losing):
                 disk.power_cut()
             where = f"operation {at_operation}{' again' if again else ''}"
@@ -502,20 +502,20 @@ def _interrupted(rng: np.random.Generator, disk_at: Callable[[int], Failing], co
             try:
                 saved = folders.load(folders.at(at), after)
                 expected = {"old": old, "new": new}[saved.facts["which"]]
-                count.check(same(after, expected), f"{where}: a mixture was loaded")
-                count.check(not finished or saved.facts["which"] == "new", f"{where}: a finished save was lost")
+                count.that(same(after, expected), f"{where}: a mixture was loaded")
+                count.that(not finished or saved.facts["which"] == "new", f"{where}: a finished save was lost")
             except (CorruptError, InputError) as error:
-                count.check(False, f"{where}: {error.what}")
+                count.that(False, f"{where}: {error.what}")
             folders.save(at, 3, old, {"which": "old"}, keep=1)
-            count.check([p.name for p in at.iterdir()] == ["step-00000003"], f"{where}: leftovers {sorted(p.name for p in at.iterdir())}")
+            count.that([p.name for p in at.iterdir()] == ["step-00000003"], f"{where}: leftovers {sorted(p.name for p in at.iterdir())}")
             if finished:
-                count.check(disk.done < disk.at, f"{where}: a failure was swallowed")
+                count.that(disk.done < disk.at, f"{where}: a failure was swallowed")
                 return
 
 
 def disk_full(rng: np.random.Generator) -> Measured:
     """The disk fills up at every write position in turn: MachineError, and the checkpoint before it still loads."""
-    count = Count()
+    count = Checks()
     for again in (False, True):
         _interrupted(rng, lambda k: Failing(k, full), count, again=again)
     return count.measured()
@@ -523,7 +523,7 @@ def disk_full(rng: np.random.Generator) -> Measured:
 
 def killed(rng: np.random.Generator) -> Measured:
     """The process is killed between any two operations."""
-    count = Count()
+    count = Checks()
     for again in (False, True):
         _interrupted(rng, lambda k: Failing(k, Killed), count, again=again)
     return count.measured()
@@ -531,7 +531,7 @@ def killed(rng: np.random.Generator) -> Measured:
 
 def power_cut(rng: np.random.Generator) -> Measured:
     """As killed, and what was never forced to the medium is gone; also after a save that returned."""
-    count = Count()
+    count = Checks()
     for journaled in (True, False):
         _interrupted(rng, partial(Losing, journaled=journaled), count, again=False, loses=True)
     return count.measured()
@@ -539,7 +539,7 @@ def power_cut(rng: np.random.Generator) -> Measured:
 
 def a_rank_that_dies(rng: np.random.Generator) -> Measured:
     """A rank ends between any two operations of its part: what the others commit then is refused, or whole. The next save stands."""
-    count, of = Count(), layouts(rng, 11, 20)  # of fewer blocks the second rank may hold nothing
+    count, of = Checks(), layouts(rng, 11, 20)  # of fewer blocks the second rank may hold nothing
     old, new = state(rng, of), state(rng, of)
     for operation in range(1, 99):
         with folder() as at:
@@ -554,29 +554,29 @@ def a_rank_that_dies(rng: np.random.Generator) -> Measured:
             try:
                 folders.commit(temporary, 2, of, 2, {})
             except (MachineError, CorruptError):  # its index is missing, or torn
-                count.check(folders.steps(at) == [1], f"operation {operation}: refused, and {folders.steps(at)} stand")
+                count.that(folders.steps(at) == [1], f"operation {operation}: refused, and {folders.steps(at)} stand")
             else:  # it ended behind its last byte
-                count.check(_is(at, 2, new), f"operation {operation}: torn, and committed")
-            count.check(_is(at, 1, old), f"operation {operation}: the checkpoint before it is damaged")
+                count.that(_is(at, 2, new), f"operation {operation}: torn, and committed")
+            count.that(_is(at, 1, old), f"operation {operation}: the checkpoint before it is damaged")
             folders.save(at, 3, new, {}, keep=1)
-            count.check([p.name for p in at.iterdir()] == ["step-00000003"] and _is(at, 3, new), f"operation {operation}: the next save")
+            count.that([p.name for p in at.iterdir()] == ["step-00000003"] and _is(at, 3, new), f"operation {operation}: the next save")
     return count.measured()
 
 
 def slow_disk(rng: np.random.Generator) -> Measured:
     """A disk that delivers a kilobyte at a time: what is loaded is right, in the memory of a block or two, and after every block it is told
     how far the load has come."""
-    count, of, block = Count(), layouts(rng, 40, 60), 1 << 16
+    count, of, block = Checks(), layouts(rng, 40, 60), 1 << 16
     states = state(rng, of)
     with folder() as at:
         made = saved_by(at, 1, states, 2, block=block)
         size = sum(f.stat().st_size for f in made.iterdir() if f.suffix == ranges.STATE)
         loaded, told, peak = _alone(lambda: _load_slowly(made, states))
     steps = [b - a for (a, _), (b, _) in pairwise(told)]
-    count.check(loaded, "other state")
-    count.check(told[0] == (0, size) and told[-1] == (size, size), f"told {told[:1]} to {told[-1:]} of {size} bytes")
-    count.check(bool(steps) and all(0 < s <= block for s in steps), f"told in steps of {max(steps, default=0)} bytes")
-    count.check(size > 8 * block and peak < 3 * block, f"{peak} bytes were taken for blocks of {block}")
+    count.that(loaded, "other state")
+    count.that(told[0] == (0, size) and told[-1] == (size, size), f"told {told[:1]} to {told[-1:]} of {size} bytes")
+    count.that(bool(steps) and all(0 < s <= block for s in steps), f"told in steps of {max(steps, default=0)} bytes")
+    count.that(size > 8 * block and peak < 3 * block, f"{peak} bytes were taken for blocks of {block}")
     return count.measured()
 
 
@@ -627,7 +627,7 @@ def _is(at: Path, step: int, expected: States) -> bool:
 def two_writers(rng: np.random.Generator) -> Measured:
     """Another process saves into the same folder between any two operations of a save, the same step or the next: either save stands whole
     or says that it failed, and no checkpoint is a mixture."""
-    count, of = Count(), layouts(rng, 1)
+    count, of = Checks(), layouts(rng, 1)
     of = {k: of[k] for k in ("param", "counter")}
     mine, theirs = state(rng, of), state(rng, of)
     for step in (2, 3):
@@ -643,16 +643,16 @@ def two_writers(rng: np.random.Generator) -> Measured:
                     break
                 where = f"step {step} beside operation {operation}"
                 stand = folders.steps(at)
-                count.check(stand == sorted({1, *([] if refused and step == 3 else [2]), step}), f"{where}: {stand} stand")
-                count.check(step == 2 or _is(at, 3, theirs), f"{where}: the other's is damaged")
-                count.check(_is(at, 1, mine), f"{where}: the one before is damaged")
-                count.check(2 not in stand or any(_is(at, 2, x) for x in (mine, theirs)), f"{where}: a mixture")
+                count.that(stand == sorted({1, *([] if refused and step == 3 else [2]), step}), f"{where}: {stand} stand")
+                count.that(step == 2 or _is(at, 3, theirs), f"{where}: the other's is damaged")
+                count.that(_is(at, 1, mine), f"{where}: the one before is damaged")
+                count.that(2 not in stand or any(_is(at, 2, x) for x in (mine, theirs)), f"{where}: a mixture")
     return count.measured()
 
 
 def clocks(rng: np.random.Generator) -> Measured:
     """The clock goes back and forth between saves, and so do the files' times: the latest, and what is dropped, go by the steps."""
-    count, of = Count(), layouts(rng, 1)
+    count, of = Checks(), layouts(rng, 1)
     of = {k: of[k] for k in ("param", "counter")}
     with folder() as at:
         states = {step: state(rng, of) for step in range(1, 7)}
@@ -662,17 +662,17 @@ def clocks(rng: np.random.Generator) -> Measured:
             for file in (*path.iterdir(), path):
                 os.utime(file, (now, now))
             expected = [s for s in states if s <= step][-3:]
-            count.check(folders.steps(at) == expected, f"behind step {step}: {folders.steps(at)} instead of {expected}")
-            count.check(folders.at(at) == path and _is(at, step, states_), f"the latest behind step {step} is {folders.at(at).name}")
+            count.that(folders.steps(at) == expected, f"behind step {step}: {folders.steps(at)} instead of {expected}")
+            count.that(folders.at(at) == path and _is(at, step, states_), f"the latest behind step {step} is {folders.at(at).name}")
         os.utime(folders.at(at, 6), (0, 0))
         os.utime(folders.at(at, 4), (1 << 33, 1 << 33))
-        count.check(folders.at(at).name == "step-00000006", "the latest is the one with the latest time")
+        count.that(folders.at(at).name == "step-00000006", "the latest is the one with the latest time")
     return count.measured()
 
 
 def synced(rng: np.random.Generator) -> Measured:
     """Every file is forced to the medium by the file system call itself, after its last byte."""
-    count, of = Count(), layouts(rng)
+    count, of = Checks(), layouts(rng)
     seen: dict[int, int] = {}
     real = os.fsync
 
@@ -689,9 +689,9 @@ def synced(rng: np.random.Generator) -> Measured:
             os.fsync = real
         for file in path.iterdir():
             info = file.stat()
-            count.check(seen.get(info.st_ino) == info.st_size, f"{file.name} was not forced to the medium whole")
+            count.that(seen.get(info.st_ino) == info.st_size, f"{file.name} was not forced to the medium whole")
         for place in (path, at, at.parent):
-            count.check(place.stat().st_ino in seen, f"the entries of {place.name} were not forced to the medium")
+            count.that(place.stat().st_ino in seen, f"the entries of {place.name} were not forced to the medium")
     return count.measured()
 
 

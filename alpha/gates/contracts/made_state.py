@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,37 +13,11 @@ import numpy as np
 
 from alpha.checkpoint import folders, ranges
 from alpha.checkpoint.disk import Disk
-from alpha.component import Measured
 from alpha.graph.state import StateLayout, TensorSpec
 from alpha.types import NUMPY
 
 States = dict[str, tuple[StateLayout, np.ndarray]]
 
-
-class Count:
-    """Counts checks and failures; the first failure is the note."""
-
-    def __init__(self) -> None:
-        self.cases, self.wrong, self.first = 0, 0, ""
-        self.digest = hashlib.sha256()
-
-    def check(self, holds: object, what: str) -> None:
-        self.cases += 1
-        if not bool(holds):
-            self.wrong += 1
-            self.first = self.first or what
-
-    def refuses(self, kind: type[Exception], action: Callable[[], object], what: str) -> None:
-        """`action()` raises exactly `kind`."""
-        try:
-            action()
-        except Exception as error:  # any other class is a wrong answer, counted below
-            self.check(type(error) is kind, f"{what}: {type(error).__name__} instead of {kind.__name__}")
-        else:
-            self.check(False, f"{what}: accepted")
-
-    def measured(self) -> Measured:
-        return Measured(float(self.wrong), 0.0, self.cases, self.digest.hexdigest(), self.first[:200])
 
 
 def layouts(rng: np.random.Generator, blocks: int = 11, wide: int = 1) -> dict[str, StateLayout]:

@@ -27,9 +27,9 @@ import numpy as np
 from alpha import config
 from alpha.component import Measured
 from alpha.errors import AlphaError
+from alpha.gates.contracts.checks import all_hold
 from alpha.gates.contracts.engine import child_environment
 from alpha.gates.contracts.profile import chances, compared, figured, ranked, rates
-from alpha.gates.contracts.profile.support import told
 from alpha.profile.figures import FAIL, PASS, judge
 from alpha.profile.phases import OVERLAPPING, PHASES
 from alpha.profile.schema import COMMUNICATION, TABLES, VERSION, VIEWS
@@ -318,7 +318,7 @@ def _recounted(backend: str) -> Case:
                 checks.append((f"figures {sorted(set(got) ^ set(want))}", set(got) == set(want)))
                 for key in set(want) & set(got):
                     checks += _alike(backend, key, want[key], *got[key])
-        return told(checks)
+        return all_hold(checks)
     return check
 
 
@@ -369,7 +369,7 @@ def contradictions(rng: np.random.Generator) -> Measured:
     for (name, _), said in zip(made, reports([run for _, run in made])):
         checks.append((f"{name}: {said.get('what', 'it was read')}", said.get("error", "") == ("" if name == "sound" else "CorruptError")))
     stack.close()
-    return told(checks)
+    return all_hold(checks)
 
 
 def same_everywhere(rng: np.random.Generator) -> Measured:

@@ -18,15 +18,16 @@ from alpha.checkpoint import folders, hf, offline, ranges, safetensors
 from alpha.checkpoint.disk import Disk, refused
 from alpha.component import Measured
 from alpha.errors import AlphaError, CorruptError, InputError, MachineError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.disks import Failing, Killed, ShortFile, full
 from alpha.gates.contracts.edges import told
-from alpha.gates.contracts.made_state import Count, States, empty, folder, layouts, reseal, same, saved_before, saved_by, state
+from alpha.gates.contracts.made_state import States, empty, folder, layouts, reseal, same, saved_before, saved_by, state
 from alpha.graph.state import StateLayout, TensorSpec
 
 
 def without_elements(rng: np.random.Generator) -> Measured:
     """Tensors without elements are part of a checkpoint, saved by any ranks or by an older version, and take no byte of it."""
-    count = Count()
+    count = Checks()
     tensors = [TensorSpec("a", (int(rng.integers(1, 9)), 3), "u"), TensorSpec("none", (0, 4), "u"), TensorSpec("b", (5,), "v"),
                TensorSpec("nil", (2, 0, 3), "v")]
     of = {"param": StateLayout(tensors), "m": StateLayout(tensors)}
@@ -37,51 +38,51 @@ def without_elements(rng: np.random.Generator) -> Measured:
         for path in paths:
             after = empty(of)
             saved = folders.load(path, after)
-            count.check(same(after, before), f"{path.parent.name}: other bits")
-            count.check(folders.inspect(path) == saved, f"{path.parent.name}: not found whole")
+            count.that(same(after, before), f"{path.parent.name}: other bits")
+            count.that(folders.inspect(path) == saved, f"{path.parent.name}: not found whole")
             held = [h.tensor for file in saved.files() for h in file.held]
-            count.check({*held} == {"a", "b"}, f"{path.parent.name}: {held} are held")
+            count.that({*held} == {"a", "b"}, f"{path.parent.name}: {held} are held")
     return count.measured()
 
 
 def alone(rng: np.random.Generator) -> Measured:
     """A kind that is asked for by name is read, and no other is looked at. A step that was set aside before is set aside beside it, by the
     disk that is handed in."""
-    count, of = Count(), layouts(rng, 11, 20)  # of fewer blocks the second rank may hold nothing
+    count, of = Checks(), layouts(rng, 11, 20)  # of fewer blocks the second rank may hold nothing
     before = state(rng, of)
     with folder() as at:
         path = saved_by(at, 7, before, 2, 256)
         for kind in ("param", "counter"):
             found = folders.read(path, kind)
-            count.check(same(found, {kind: before[kind]}), f"{kind} alone: other bits")
-        count.check(same(folders.read(path), before), "all of it: other bits")
+            count.that(same(found, {kind: before[kind]}), f"{kind} alone: other bits")
+        count.that(same(folders.read(path), before), "all of it: other bits")
         held = json.loads((path / "rank-00001-of-00002.json").read_text())["held"]
         data = path / "rank-00001-of-00002.state"
         raw = bytearray(data.read_bytes())
         raw[max(start for kind, _, _, start in held if kind == "v")] ^= 1  # far from the other kinds' blocks
         data.write_bytes(raw)
-        count.check(same(folders.read(path, "param", "counter"), {k: before[k] for k in ("param", "counter")}), "beside damage")
+        count.that(same(folders.read(path, "param", "counter"), {k: before[k] for k in ("param", "counter")}), "beside damage")
         count.refuses(CorruptError, lambda: folders.read(path, "v"), "a damaged kind")
         count.refuses(CorruptError, lambda: folders.read(path), "all kinds, one of them damaged")
         for times in range(3):
             folders.save(at, 9, before, {"times": times})
             disk = Failing(0, full)
             moved = folders.set_aside(at, 7, disk)
-            count.check([p.name for p in moved] == [f"aside-{times}-step-00000009"] and disk.done == 2, f"{moved}, {disk.done} operations")
+            count.that([p.name for p in moved] == [f"aside-{times}-step-00000009"] and disk.done == 2, f"{moved}, {disk.done} operations")
             content = json.loads((moved[0] / folders.MANIFEST).read_bytes())
-            count.check(content["facts"] == {"times": times}, "another one was set aside")
+            count.that(content["facts"] == {"times": times}, "another one was set aside")
     return count.measured()
 
 
 def room(rng: np.random.Generator) -> Measured:
     """Copies of arrays go to the memory of the copy before where it has their size, else to new memory, zero."""
-    count, way = Count(), ranges.OfArrays()
+    count, way = Checks(), ranges.OfArrays()
     before = way.room(64)
     for nbytes in (64, 64, 128, 128, int(rng.integers(1, 60)), 64):
         found = way.room(nbytes)
-        count.check((found is before) == (nbytes == before.nbytes), f"{nbytes} bytes behind {before.nbytes}")
-        count.check(found.nbytes == nbytes and found.dtype == np.uint8, f"{nbytes} bytes: {found.dtype}[{found.size}]")
-        count.check(found is before or not found.any(), f"{nbytes} bytes are not zero")
+        count.that((found is before) == (nbytes == before.nbytes), f"{nbytes} bytes behind {before.nbytes}")
+        count.that(found.nbytes == nbytes and found.dtype == np.uint8, f"{nbytes} bytes: {found.dtype}[{found.size}]")
+        count.that(found is before or not found.any(), f"{nbytes} bytes are not zero")
         found[...] = 7
         before = found
     of = layouts(rng, 1)
@@ -89,8 +90,8 @@ def room(rng: np.random.Generator) -> Measured:
     first, held = ranges.image(one, 0, 1, way)
     want = first.copy()
     second, again = ranges.image(two, 0, 1, way)
-    count.check(second is first and held == again, "two copies of one state are in two places")
-    count.check(np.array_equal(ranges.image(one, 0, 1)[0], want) and np.array_equal(ranges.image(two, 0, 1)[0], second), "other bytes")
+    count.that(second is first and held == again, "two copies of one state are in two places")
+    count.that(np.array_equal(ranges.image(one, 0, 1)[0], want) and np.array_equal(ranges.image(two, 0, 1)[0], second), "other bytes")
     return count.measured()
 
 
@@ -116,7 +117,7 @@ class _Refusing(Disk):
 def refused_twice(rng: np.random.Generator) -> Measured:
     """A disk that refuses a save, and then refuses to clear it away: the error is of what it refused first, by its own words or its text.
     The checkpoint before it is read, and the next save stands alone."""
-    count, of = Count(), layouts(rng, 1)
+    count, of = Checks(), layouts(rng, 1)
     old, new = state(rng, of), state(rng, of)
     errors: list[tuple[OSError, tuple[str, ...]]] = [
         (OSError(errno.ENOSPC, "No space left on device"), ("the disk is full", "(No space left on device)", "free some space")),
@@ -132,11 +133,11 @@ def refused_twice(rng: np.random.Generator) -> Measured:
             disk.on = True
             edges.append(told((words[1], lambda at=at, disk=disk: folders.save(at, 2, new, {}, disk=disk), MachineError,  # type: ignore[misc]
                                (words[0], f"{at / 'step-00000002'} {words[1]}", words[2]))))
-            count.check(disk.asked == ["write", "remove"], f"{words[1]}: {disk.asked}")
-            count.check(folders.steps(at) == [1] and same(folders.read(folders.at(at)), old), f"{words[1]}: the one before")
+            count.that(disk.asked == ["write", "remove"], f"{words[1]}: {disk.asked}")
+            count.that(folders.steps(at) == [1] and same(folders.read(folders.at(at)), old), f"{words[1]}: the one before")
             folders.save(at, 2, new, {}, keep=1)
             left = sorted(p.name for p in at.iterdir())
-            count.check(left == ["step-00000002"] and same(folders.read(folders.at(at)), new), f"{words[1]}: the next leaves {left}")
+            count.that(left == ["step-00000002"] and same(folders.read(folders.at(at)), new), f"{words[1]}: the next leaves {left}")
             edges.append(told((words[1], lambda error=error: _raise(refused(Path("x"), error)), MachineError, words)))  # type: ignore[misc]
     found = count.measured()
     wrong = [edge.note for edge in edges if edge.error]
@@ -162,7 +163,7 @@ def _older(at: Path, states: States, change: Callable[[dict[str, Any], bytes], b
 def other_arrays(rng: np.random.Generator) -> Measured:
     """The array of an older checkpoint is that of its layout: of its type and length, at a multiple of ALIGN, with nothing behind it. A
     model that lacks a tensor is told how many it has."""
-    count, of = Count(), layouts(rng)
+    count, of = Checks(), layouts(rng)
     states = state(rng, of)
 
     def typed(kind: dict[str, Any], raw: bytes) -> bytes:
@@ -189,16 +190,16 @@ def other_arrays(rng: np.random.Generator) -> Measured:
             after = empty(of)
             result = told((change.__name__, lambda path=path, after=after: folders.load(path, after), CorruptError,  # type: ignore[misc]
                            ("m.npy has another size", "<f4[")))
-            count.check(not result.error, result.note)
-            count.check(same(after, empty(of)), f"{change.__name__}: something was loaded")
+            count.that(not result.error, result.note)
+            count.that(same(after, empty(of)), f"{change.__name__}: something was loaded")
     with folder() as at:
         path = _older(at, states, lambda kind, raw: raw)
-        count.check(same(folders.read(path), states), "as it was")
+        count.that(same(folders.read(path), states), "as it was")
         fewer = {k: StateLayout(x.tensors[:-1], x.dtype) if k == "m" else x for k, x in of.items()}
         last = of["m"].tensors[-1].name
         result = told(("a tensor more", lambda: folders.load(path, empty(fewer)), InputError,
                        ("state m", f"1 the model does not have ({last})", f"only the model's {len(fewer['m'].tensors)}")))
-        count.check(not result.error, result.note)
+        count.that(not result.error, result.note)
     return count.measured()
 
 
@@ -210,7 +211,7 @@ def _ending(path: Path | str, end: int) -> io.BufferedReader:
 def cut_while_read(rng: np.random.Generator) -> Measured:
     """A file that is cut between the look at its size and the read of a block, of any version, is damaged by name, with the tensors that
     lie there; so is a block that holds none."""
-    count, of = Count(), layouts(rng, 3)
+    count, of = Checks(), layouts(rng, 3)
     states = state(rng, of)
     with folder() as at:
         newer, older = saved_by(at / "3", 3, states, 1), saved_before(at / "2", 3, states, 2, {})
@@ -224,8 +225,8 @@ def cut_while_read(rng: np.random.Generator) -> Measured:
             with mock.patch.object(ranges, "open_regular", side_effect=cut):
                 result = told((name, lambda path=path, after=after: folders.load(path, after), CorruptError,  # type: ignore[misc]
                                (f"{name}, bytes 0 to", ", in ", expected)))
-            count.check(not result.error, result.note)
-            count.check(not any(flat.any() for _, flat in after.values()), f"{name}: something was loaded")
+            count.that(not result.error, result.note)
+            count.that(not any(flat.any() for _, flat in after.values()), f"{name}: something was loaded")
         data = rng.integers(0, 256, 4 * ranges.ALIGN, np.uint8)
         held = ranges.Held("param", "t", ((0, 4),), 3 * ranges.ALIGN, 4)
         ranges.write(at, 0, 1, ranges.cut(data, ranges.ALIGN), [held], Disk(), ranges.ALIGN)
@@ -237,7 +238,7 @@ def cut_while_read(rng: np.random.Generator) -> Measured:
             of_file.path.write_bytes(raw)
             result = told((said, lambda block=block: list(ranges.blocks(of_file, [block])), CorruptError,  # type: ignore[misc]
                            (f"bytes {block * ranges.ALIGN} to {(block + 1) * ranges.ALIGN}", said)))
-            count.check(not result.error, result.note)
+            count.that(not result.error, result.note)
     return count.measured()
 
 
@@ -255,7 +256,7 @@ class _Listed(Disk):
 def relaid_on_a_bad_disk(rng: np.random.Generator) -> Measured:
     """Whatever the disk refuses while a checkpoint is laid out anew: an error that says so, none there or a whole one, and the old one as
     it was."""
-    count, of = Count(), layouts(rng, 2)
+    count, of = Checks(), layouts(rng, 2)
     states = state(rng, of)
     for failure in (full, Killed):
         for operation in range(1, 99):
@@ -266,19 +267,19 @@ def relaid_on_a_bad_disk(rng: np.random.Generator) -> Measured:
                     offline.relay(path, at / "new", 3, disk=disk)
                     finished = True
                 except (MachineError, Killed) as error:
-                    count.check(failure is Killed or "disk is full" in str(error), f"operation {operation}: {error}")
+                    count.that(failure is Killed or "disk is full" in str(error), f"operation {operation}: {error}")
                 stand = folders.steps(at / "new")
-                count.check(stand in ([], [7]) and (not finished or stand == [7]), f"operation {operation}: {stand} stand")
-                count.check(not stand or same(folders.read(folders.at(at / "new")), states), f"operation {operation}: torn")
-                count.check(same(folders.read(path), states), f"operation {operation}: the old one is damaged")
+                count.that(stand in ([], [7]) and (not finished or stand == [7]), f"operation {operation}: {stand} stand")
+                count.that(not stand or same(folders.read(folders.at(at / "new")), states), f"operation {operation}: torn")
+                count.that(same(folders.read(path), states), f"operation {operation}: the old one is damaged")
                 if disk.done < operation:
-                    count.check(finished, f"operation {operation} was swallowed")
+                    count.that(finished, f"operation {operation} was swallowed")
                     break
     with folder() as at:
         listed = _Listed()
         made = offline.relay(saved_by(at / "old", 7, states, 2), at / "new", 3, disk=listed)
         files = sorted(p.name for p in made.iterdir())
-        count.check(sorted(listed.written) == files and len(files) == 7, f"{sorted(listed.written)} for {files}")
+        count.that(sorted(listed.written) == files and len(files) == 7, f"{sorted(listed.written)} for {files}")
     return count.measured()
 
 
@@ -288,7 +289,7 @@ def relaid_on_a_bad_disk(rng: np.random.Generator) -> Measured:
 def tensors_of_files(rng: np.random.Generator) -> Measured:
     """Files of tensors without a model: written to one and to several as they are handed over, read by name to the same bits. What is no
     float is not read as one, and a header that is cut while it is read is torn."""
-    count = Count()
+    count = Checks()
     shapes = [tuple(int(x) for x in rng.integers(1, 6, int(rng.integers(0, 3)))) for _ in range(5)]
     made = {f"t{i}": rng.standard_normal(shape).astype(np.float32) for i, shape in enumerate(shapes)}
 
@@ -301,35 +302,35 @@ def tensors_of_files(rng: np.random.Generator) -> Measured:
             path.mkdir(parents=True)
             safetensors.write_folder(path, given(), most)
             found = safetensors.folder(path)
-            count.check(list(found) == sorted(made) and all(safetensors.read(found[k]).tobytes() == x.tobytes() for k, x in made.items()),
+            count.that(list(found) == sorted(made) and all(safetensors.read(found[k]).tobytes() == x.tobytes() for k, x in made.items()),
                         f"at most {most}: {sorted(p.name for p in path.iterdir())}")
             held = sum(x.nbytes for x in made.values())
-            count.check((path / safetensors.INDEX).exists() == (held > most), f"{held} bytes in files of at most {most}: an index")
+            count.that((path / safetensors.INDEX).exists() == (held > most), f"{held} bytes in files of at most {most}: an index")
         one = at / "one.safetensors"
         table = {"a": {"dtype": "I32", "shape": [2], "data_offsets": [0, 8]}}
         raw = json.dumps(table).encode()
         one.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(8))
         result = told(("integers", lambda: safetensors.read(safetensors.header(one)["a"]), InputError,
                        (f"tensor a of {one}", "without rounding", "I32", "F32, F16, BF16")))
-        count.check(not result.error, result.note)
+        count.that(not result.error, result.note)
         end = 8 + int(rng.integers(1, len(raw)))
         with mock.patch.object(safetensors, "open_regular", side_effect=lambda file: _ending(file, end)):
             result = told(("cut", lambda: safetensors.header(one), CorruptError, ("its header is torn", f"{end - 8} bytes", f"{len(raw)}")))
-        count.check(not result.error, result.note)
+        count.that(not result.error, result.note)
     return count.measured()
 
 
 def exported_to_a_bad_disk(rng: np.random.Generator, sizes: hf.Sizes, layout: StateLayout, flat: np.ndarray) -> Measured:
     """A disk that refuses an export without a word of its own is told by the error's text; nothing is left."""
-    count = Count()
+    count = Checks()
     for error, said in ((OSError(errno.EIO, "Input/output error"), "(Input/output error)"), (OSError("it went away"), "(it went away)")):
         with folder() as at:
             at.mkdir()
             disk = Failing(int(rng.integers(1, 9)), lambda error=error: error)  # type: ignore[misc]
             try:
                 hf.export(at / "m", sizes, flat, layout, eod=0, files={}, disk=disk)
-                count.check(False, f"{said}: swallowed")
+                count.that(False, f"{said}: swallowed")
             except AlphaError as found:
                 good = type(found) is MachineError and str(found.came) == f"{at / 'm'} {said}"
-                count.check(good and not [*at.iterdir()], f"{said}: {found}")
+                count.that(good and not [*at.iterdir()], f"{said}: {found}")
     return count.measured()

@@ -20,8 +20,9 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import AlphaError
+from alpha.gates.contracts.checks import all_hold
 from alpha.gates.contracts.profile import files, timelines
-from alpha.gates.contracts.profile.support import elsewhere, told
+from alpha.gates.contracts.profile.support import elsewhere
 from alpha.gates.contracts.reference import hash_of
 from alpha.profile import trace
 from alpha.profile.phases import OVERLAPPING, PHASES
@@ -100,7 +101,7 @@ def written(rng: np.random.Generator) -> Measured:
             again.renumber(4)
             again.mark(ended="stopped")
         checks.append(("renumbered", (4, 1, "stopped") in read(path, "sessions", "session, rank, ended")))
-    return told(checks)
+    return all_hold(checks)
 
 
 STEPPED = {"step_metrics": False, "step_timing": True, "op_profile": True, "kernel_times": True, "kernel_profile": True,
@@ -142,7 +143,7 @@ def taken_back(rng: np.random.Generator) -> Measured:
                 checks.append((f"{table} of rank {rank} of {ranks} at {step}", left == want))
             for table in ("evaluations", "samples"):
                 checks.append((f"{table} at {step}", {s for s, in read(path, table, "step")} == set(range(step + 1))))
-    return told(checks)
+    return all_hold(checks)
 
 
 def refused_files(rng: np.random.Generator) -> Measured:
@@ -173,7 +174,7 @@ def refused_files(rng: np.random.Generator) -> Measured:
         store = Store(root / "rows")
         store.later(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
         checks.append(("rows that cannot be made", error_of(store.flush) == error_of(store.close) == "GraphError"))
-    return told(checks)
+    return all_hold(checks)
 
 
 def stored_hash(seed: int) -> str:
@@ -277,7 +278,7 @@ def traced(rng: np.random.Generator) -> Measured:
             checks.append((f"{names}",
                            len(names) == len({r for _, r in cells}) and all(("UNGATED" in n) == bool(trial % 2) for n in names)))
             checks.append((f"{done.events} events", done.events == len(events)))
-    return told(checks)
+    return all_hold(checks)
 
 
 def no_trace(rng: np.random.Generator) -> Measured:
@@ -313,7 +314,7 @@ def no_trace(rng: np.random.Generator) -> Measured:
         for name, more in (("step", {"steps": [1]}), ("rank", {"ranks": [7]}), ("no step", {"steps": []})):
             came = error_of(lambda made=made, more=more: trace.write(made.path, root / "t.json", **more))  # type: ignore[misc]
             checks.append((f"{name}: {came}", came == "InputError"))
-    return told(checks)
+    return all_hold(checks)
 
 
 def trace_hash(seed: int) -> str:

@@ -12,8 +12,9 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data import corpus
 from alpha.errors import CorruptError, InputError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.data import limits
-from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, same_everywhere, write_texts
+from alpha.gates.contracts.data.support import Cases, any_bytes, folder, same_everywhere, write_texts
 
 
 def reference_listing(root: Path, inside: tuple[str, ...] = ()) -> list[tuple[bytes, bytes]]:
@@ -67,30 +68,30 @@ def made_up_tree(rng: np.random.Generator) -> dict[str, bytes]:
 
 
 def _made_up_as_listed(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     for _ in range(3):
         with folder() as root:
             write_texts(root, made_up_tree(rng))
             made, expected = corpus.stdlib_corpus(root), reference_listing(root)
-            count.check([corpus.path_bytes(d.relpath) for d in made.documents] == sorted(name for name, _ in expected), "documents")
-            count.check(made.hash == reference_hash(expected), "hash")
-            count.check(made.size == sum(len(text) for _, text in expected), "size")
-            count.check(list(made.texts()) == [text for _, text in sorted(expected)], "texts")
+            count.that([corpus.path_bytes(d.relpath) for d in made.documents] == sorted(name for name, _ in expected), "documents")
+            count.that(made.hash == reference_hash(expected), "hash")
+            count.that(made.size == sum(len(text) for _, text in expected), "size")
+            count.that(list(made.texts()) == [text for _, text in sorted(expected)], "texts")
     return count.measured()
 
 
 def _stdlib_as_listed(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     made, expected = corpus.stdlib_corpus(), reference_listing(corpus.stdlib_folder())
-    count.check(len(made.documents) == len(expected), f"{len(made.documents)} documents instead of {len(expected)}")
-    count.check(made.hash == reference_hash(expected), "hash")
-    count.check(1 << 20 < made.size < 64 << 20, f"{made.size} bytes is no corpus of a few tens of MB")
+    count.that(len(made.documents) == len(expected), f"{len(made.documents)} documents instead of {len(expected)}")
+    count.that(made.hash == reference_hash(expected), "hash")
+    count.that(1 << 20 < made.size < 64 << 20, f"{made.size} bytes is no corpus of a few tens of MB")
     return count.measured()
 
 
 def _hash_tells_apart(rng: np.random.Generator) -> Measured:
     """Another text, a renamed file, one file more: another hash; the same files in another folder: the same."""
-    count = Count()
+    count = Checks()
     texts = made_up_tree(rng)
     variants = [
         texts,
@@ -106,18 +107,18 @@ def _hash_tells_apart(rng: np.random.Generator) -> Measured:
         with folder() as root:
             write_texts(root, variant)
             hashes.append(corpus.stdlib_corpus(root).hash)
-    count.check(len(set(hashes)) == len(hashes), "two corpora share a hash")
+    count.that(len(set(hashes)) == len(hashes), "two corpora share a hash")
     count.add(" ".join(hashes).encode())
     for _ in range(3):
         with folder() as root:
             names = list(texts)
             write_texts(root / "deeper", {names[i]: texts[names[i]] for i in rng.permutation(len(names))})
-            count.check(corpus.stdlib_corpus(root / "deeper").hash == hashes[0], "the order of creation or the folder changed the hash")
+            count.that(corpus.stdlib_corpus(root / "deeper").hash == hashes[0], "the order of creation or the folder changed the hash")
     return count.measured()
 
 
 def _folders_and_globs(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         write_texts(root, {"a.txt": b"1", "b/c.txt": b"22", "b/d.md": b"333", "e/.keep": b"", "x.bin": b"4", "x.PY": b"5",
                            ".git/a.md": b"6"})
@@ -130,16 +131,16 @@ def _folders_and_globs(rng: np.random.Generator) -> Measured:
             (root / "b" / "d.md", ["d.md"]),
         ):
             made = corpus.open_corpus(str(source))
-            count.check([d.relpath for d in made.documents] == expected, f"{source}: {made.documents}")
-        count.check(corpus.open_corpus(str(root)).left_out == 3, "files that were left out are not told")
+            count.that([d.relpath for d in made.documents] == expected, f"{source}: {made.documents}")
+        count.that(corpus.open_corpus(str(root)).left_out == 3, "files that were left out are not told")
         made = corpus.corpus_of_files("twice", root, ["a.txt", "a.txt"])
-        count.check(len(made.documents) == 1, "a path twice")
+        count.that(len(made.documents) == 1, "a path twice")
     return count.measured()
 
 
 def _samples(rng: np.random.Generator) -> Measured:
     """A sample fits, is the largest prefix of the hash order, grows without losing files."""
-    count = Count()
+    count = Checks()
     documents = tuple(
         sorted(
             (corpus.Document(f"f{i}.py", f"{i:064x}", int(rng.integers(1, 1000))) for i in range(60)),
@@ -157,9 +158,9 @@ def _samples(rng: np.random.Generator) -> Measured:
             if total > limit:
                 break
             expected.add(d.relpath)
-        count.check(came == expected and last <= came, f"sample of {limit} bytes")
+        count.that(came == expected and last <= came, f"sample of {limit} bytes")
         last = came
-    count.check(whole.sample(whole.size).documents == whole.documents, "a sample of all is not all")
+    count.that(whole.sample(whole.size).documents == whole.documents, "a sample of all is not all")
     with folder() as root:
         line = ("é" * int(rng.integers(4, 20)) + "\n").encode()
         lines, one = line * 30, "é€".encode() * 40
@@ -174,7 +175,7 @@ def _samples(rng: np.random.Generator) -> Measured:
                     part = text[begin : begin + most]
                     due = part[: part.rfind(b"\n") + 1] or part.decode(errors="ignore").encode()
                     sample = of.sample(most)
-                    count.check(list(sample.texts()) == [due] and sample.size == len(due), f"{most} bytes of {name} from {begin}")
+                    count.that(list(sample.texts()) == [due] and sample.size == len(due), f"{most} bytes of {name} from {begin}")
     return count.measured()
 
 
@@ -188,7 +189,7 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 
 def _bad_input(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         write_texts(root, {"empty.py": b"", "notes.md": b"text", "test/t.py": b"x"})
         count.refuses(InputError, lambda: corpus.stdlib_corpus(root), "only an empty file")
@@ -206,7 +207,7 @@ def _bad_input(rng: np.random.Generator) -> Measured:
 
 def _changed_files(rng: np.random.Generator) -> Measured:
     """A file that changes, shrinks or goes after the corpus was hashed is noticed when it is read."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         text = any_bytes(rng, 300)
         for changed in (text[:-1], text + b"x", bytes([text[0] ^ int(rng.integers(1, 256))]) + text[1:], b""):
@@ -231,7 +232,7 @@ def _folder_same_everywhere(rng: np.random.Generator) -> Measured:
 
 
 def _bad_folders(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         write_texts(root, {"empty.txt": b"", "notes.bin": b"text"})
         for source in (root, root / "none", root / "none" / "*.txt", root / "*.rst", root / "empty.txt"):

@@ -16,8 +16,9 @@ from alpha.data.corpus import open_corpus
 from alpha.data.sampler import PermutedSampler
 from alpha.data.split import split_by_file
 from alpha.errors import ConfigError, InputError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.data import limits
-from alpha.gates.contracts.data.support import Cases, Count, folder, same_everywhere, write_texts
+from alpha.gates.contracts.data.support import Cases, folder, same_everywhere, write_texts
 
 # The turns are a promise to every run that resumes: weights 3, 3 and 2.
 _FROZEN_TURNS = [0, 1, 2, 0, 1, 2, 0, 1]
@@ -58,19 +59,19 @@ def _mixed(root: Path, sizes: list[int], weights: list[int], batch: int = 12, se
 
 def _turns_as_reference(rng: np.random.Generator) -> Measured:
     """The rule's turns in any round; each source's samples come in order, none left out; counts are those of the turns."""
-    count = Count()
+    count = Checks()
     for weights in ([1], [1, 1], [7, 3], [1, 60], [1, 1, 1, 97], _weights(rng), _weights(rng)):
         turns, period = mixture.Turns(weights), sum(weights)
         first = period * int(rng.integers(0, 1 << 30))
         source, place = turns.of(np.arange(first, first + 3 * period, dtype=np.int64))
-        count.check(source.tolist() == 3 * reference_turns(weights), f"turns of {weights}")
+        count.that(source.tolist() == 3 * reference_turns(weights), f"turns of {weights}")
         for i, had in enumerate(turns.counts(first)):
             own = place[source == i]
-            count.check(own.tolist() == list(range(had, had + 3 * weights[i])), f"samples of source {i} of {weights}")
+            count.that(own.tolist() == list(range(had, had + 3 * weights[i])), f"samples of source {i} of {weights}")
         cut = first + int(rng.integers(3 * period))
         came = [had + int((source[: cut - first] == i).sum()) for i, had in enumerate(turns.counts(first))]
-        count.check(came == turns.counts(cut), f"counts of {weights} after {cut}")
-        count.check(turns.counts(first) == [first // period * a for a in weights], "counts after whole rounds")
+        count.that(came == turns.counts(cut), f"counts of {weights} after {cut}")
+        count.that(turns.counts(first) == [first // period * a for a in weights], "counts after whole rounds")
     return count.measured()
 
 
@@ -88,30 +89,30 @@ def _near_the_weights(rng: np.random.Generator) -> Measured:
 
 def _rows_of_sources(rng: np.random.Generator) -> Measured:
     """Each row is what the source's own sampler reads for that sample of its own; any ranks and microbatches share the batch."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         made = _mixed(root, [301, 45, 1000], [5, 3, 2], 24, int(rng.integers(1 << 32)))
         for step in (0, 1, *rng.integers(2, 1000, 5).tolist()):
             whole = made.batch(step, documents=True)
             source, place = made.turns.of(whole.samples_b)
-            count.check(whole.samples_b.tolist() == list(range(24 * step, 24 * step + 24)), "ids")
+            count.that(whole.samples_b.tolist() == list(range(24 * step, 24 * step + 24)), "ids")
             for row, (s, p) in enumerate(zip(source.tolist(), place.tolist())):
                 own = made.samplers[s].read(np.array([p]), documents=True)
                 assert whole.documents_bT is not None and own.documents_bT is not None
                 for name in ("inputs_bT", "targets_bT", "documents_bT"):
-                    count.check(np.array_equal(getattr(whole, name)[row], getattr(own, name)[0]), f"{name} of row {row} of step {step}")
-                count.check(bool((whole.inputs_bT[row] // SPAN == s).all()), f"row {row} of step {step} is of another source")
+                    count.that(np.array_equal(getattr(whole, name)[row], getattr(own, name)[0]), f"{name} of row {row} of step {step}")
+                count.that(bool((whole.inputs_bT[row] // SPAN == s).all()), f"row {row} of step {step} is of another source")
             for ranks, micros in ((2, 1), (4, 3), (1, 24), (8, 1)):
                 parts = [made.batch(step, r, ranks, micro=m, n_micro=micros) for r in range(ranks) for m in range(micros)]
                 for name in ("inputs_bT", "targets_bT", "samples_b"):
                     got = np.concatenate([getattr(p, name) for p in parts])
-                    count.check(np.array_equal(got, getattr(whole, name)), f"{name} of {ranks} ranks")
+                    count.that(np.array_equal(got, getattr(whole, name)), f"{name} of {ranks} ranks")
     return count.measured()
 
 
 def _own_epochs(rng: np.random.Generator) -> Measured:
     """Each source has seen each of its windows once before it sees one again, whatever the others have."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         made = _mixed(root, [81, 29, 401], [2, 5, 3], 10, int(rng.integers(1 << 32)))  # 20, 7 and 100 windows
         first = np.concatenate([made.batch(step).inputs_bT[:, 0] for step in range(40)])
@@ -119,13 +120,13 @@ def _own_epochs(rng: np.random.Generator) -> Measured:
             own = (first[first // SPAN == source] % SPAN) // 4
             for epoch in range(len(own) // windows):
                 seen = np.sort(own[epoch * windows : (epoch + 1) * windows])
-                count.check(seen.tolist() == list(range(windows)), f"epoch {epoch} of source {source}")
+                count.that(seen.tolist() == list(range(windows)), f"epoch {epoch} of source {source}")
     return count.measured()
 
 
 def _one_text(rng: np.random.Generator) -> Measured:
     """The sources as one corpus: every document read from its own; samples by weight; what one source holds out no other trains on."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         shared = rng.integers(32, 127, 40, np.uint8).tobytes()
         for source in ("a", "b"):
@@ -134,12 +135,12 @@ def _one_text(rng: np.random.Generator) -> Measured:
         corpora = [open_corpus(str(root / source)) for source in ("a", "b")]
         whole = mixture.joined("both", corpora, (3, 1))
         expected = [corpus.read(d) for corpus in corpora for d in corpus.documents]
-        count.check(list(whole.texts()) == expected and whole.size == sum(map(len, expected)), "texts of the whole")
+        count.that(list(whole.texts()) == expected and whole.size == sum(map(len, expected)), "texts of the whole")
         others = ((corpora[::-1], (3, 1)), (corpora, (3, 2)), (corpora[:1], (3,)))
-        count.check(len({whole.hash, *(mixture.joined("", *other).hash for other in others)}) == 4, "sources or weights are not hashed")
+        count.that(len({whole.hash, *(mixture.joined("", *other).hash for other in others)}) == 4, "sources or weights are not hashed")
         drawn, room = whole.sample(400), (300, 100)
         own = [text for corpus, most in zip(corpora, room) for text in corpus.sample(most).texts()]
-        count.check(list(drawn.texts()) == own, "the sample is not that of the sources by weight")
+        count.that(list(drawn.texts()) == own, "the sample is not that of the sources by weight")
         splits = [split_by_file(corpus, fraction=float(rng.uniform(0.2, 0.5))) for corpus in corpora]
         held = next(d for d in corpora[0].documents if corpora[0].read(d) == shared)
         also = next(d for d in corpora[1].documents if corpora[1].read(d) == shared)
@@ -149,9 +150,9 @@ def _one_text(rng: np.random.Generator) -> Measured:
                             train=corpora[0].subset("t", {*splits[0].train.documents} - {held}))
         for order in (splits, splits[::-1]):  # whichever source holds it out
             for split, apart in zip(order, mixture.kept_apart(order)):
-                count.check(shared not in apart.train.texts(), "a held-out text is trained on")
+                count.that(shared not in apart.train.texts(), "a held-out text is trained on")
                 left = [text for text in split.train.texts() if text != shared]
-                count.check(list(apart.train.texts()) == left and apart.validation == split.validation, "more was left out")
+                count.that(list(apart.train.texts()) == left and apart.validation == split.validation, "more was left out")
     return count.measured()
 
 
@@ -172,33 +173,33 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 def _resume(rng: np.random.Generator) -> Measured:
     """A sampler made anew at any step goes on where an uninterrupted one is; steps may be asked for in any order."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         running = _mixed(root, [81, 29], [2, 5])
         uninterrupted = [running.batch(step).inputs_bT for step in range(25)]
         for stop in rng.integers(0, 25, 4).tolist():
             resumed = _mixed(root, [81, 29], [2, 5])
             for step in range(stop, 25):
-                count.check(np.array_equal(resumed.batch(step).inputs_bT, uninterrupted[step]), f"resumed at {stop}: step {step}")
+                count.that(np.array_equal(resumed.batch(step).inputs_bT, uninterrupted[step]), f"resumed at {stop}: step {step}")
         for step in rng.permutation(25).tolist():
-            count.check(np.array_equal(running.batch(step).inputs_bT, uninterrupted[step]), f"step {step} asked again")
+            count.that(np.array_equal(running.batch(step).inputs_bT, uninterrupted[step]), f"step {step} asked again")
     return count.measured()
 
 
 def _frozen(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     came = mixture.Turns([3, 3, 2]).of(np.arange(8, dtype=np.int64))[0].tolist()
-    count.check(came == _FROZEN_TURNS, f"the turns of version 1 changed: {came}")
+    count.that(came == _FROZEN_TURNS, f"the turns of version 1 changed: {came}")
     with folder() as root:
         made = [_mixed(root, [81, 29], [2, 5]), _mixed(root, [81, 29], [5, 2]),
                 _mixed(root, [81, 29], [2, 5], seed=6), _mixed(root, [81, 29], [2, 5], batch=6)]
-        count.check(len({m.hash for m in made}) == len(made), "two mixtures share a hash")
+        count.that(len({m.hash for m in made}) == len(made), "two mixtures share a hash")
     count.add(json.dumps(came).encode())
     return count.measured()
 
 
 def _bad_input(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     no_source, twice, too_fine = "has a part that is no source with its weight", "names a source twice", "is too fine"
     for text, what, came in (
             *((text, no_source, repr(text)) for text in ("", "a", "a:", ":1", "a:0", "a:-1", "a:x", "a:nan", "a:inf", "a:1/0", "a\0:1")),
@@ -206,13 +207,13 @@ def _bad_input(rng: np.random.Generator) -> Measured:
             ("a:1, b:0.00001", too_fine, "2 sources, weights that add up to 100001"),
             (",".join(f"s{i}:1" for i in range(65)), too_fine, "65 sources, weights that add up to 65")):
         try:
-            count.check(False, f"{text[:20]!r}: accepted as {mixture.sources_of(text)}")
+            count.that(False, f"{text[:20]!r}: accepted as {mixture.sources_of(text)}")
         except ConfigError as error:
             said = error.what == f"data.mixture {what}" and str(error.came).startswith(came)
-            count.check(said, f"{text[:20]!r}: {error.what}, came {error.came}")
+            count.that(said, f"{text[:20]!r}: {error.what}, came {error.came}")
     for text, due in (("a:0.7, b:0.3", [("a", 7), ("b", 3)]), ("a: 2 ,C:\\b:4", [("a", 1), ("C:\\b", 2)]),
                       ("x/*.md:1e-2,y:1/50", [("x/*.md", 1), ("y", 2)])):
-        count.check(mixture.sources_of(text) == due, f"{text} is {mixture.sources_of(text)}")
+        count.that(mixture.sources_of(text) == due, f"{text} is {mixture.sources_of(text)}")
     with folder() as root:
         one, other = _mixed(root, [81], [1]).samplers[0], _mixed(root, [81], [1], batch=6).samplers[0]
         for samplers, weights in (([], []), ([one], []), ([one], [0]), ([one, other], [1, 1]), ([one], [1, 1])):

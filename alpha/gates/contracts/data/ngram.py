@@ -9,7 +9,8 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data import ngram
 from alpha.errors import InputError
-from alpha.gates.contracts.data.support import Cases, Count, any_bytes, same_everywhere, stdlib_texts, text_like
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.data.support import Cases, any_bytes, same_everywhere, stdlib_texts, text_like
 
 
 def reference_bits(train: list[bytes], texts: list[bytes]) -> float:
@@ -101,7 +102,7 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 
 def _bad_input(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     model = ngram.Order2Model([b"a"])
     count.refuses(InputError, lambda: ngram.Order2Model([]), "no text")
     count.refuses(InputError, lambda: ngram.Order2Model([b"", b""]), "empty texts")

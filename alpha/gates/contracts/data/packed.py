@@ -21,7 +21,8 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data import sources
 from alpha.errors import InputError, MachineError
-from alpha.gates.contracts.data.support import Count, folder, text_like
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.data.support import folder, text_like
 
 
 class _ZstdError(Exception):
@@ -116,7 +117,7 @@ def _said(path: Path, rules: sources.Rules) -> tuple[str, str]:
 def in_frames(rng: np.random.Generator) -> Measured:
     """JSON lines in frames of zstd, cut anywhere, hold the documents of the plain file; a file that ends within a frame, is no frame, or
     needs what is not installed is refused by name. A file of no byte has no piece, and what is packed without lines is no source."""
-    count, rules = Count(), sources.Rules(labels=("n",))
+    count, rules = Checks(), sources.Rules(labels=("n",))
     texts = [text_like(rng, int(rng.integers(0, 900))).decode("utf-8", "replace") for _ in range(60)]
     lines = "".join(json.dumps({"text": text, "n": i % 3}) + "\n" for i, text in enumerate(texts)).encode()
     cuts = sorted({0, len(lines), *(int(x) for x in rng.integers(0, len(lines), 6))})
@@ -127,31 +128,31 @@ def in_frames(rng: np.random.Generator) -> Measured:
         packed.write_bytes(frames)
         want, told = _read(plain, rules)
         got, tally = _read(packed, rules)
-        count.check(want == [text.encode() for text in texts if text] == got, "other documents")
-        count.check(tally == told and sum(tally.labels["n"].values()) == len(texts), f"{tally}")
+        count.that(want == [text.encode() for text in texts if text] == got, "other documents")
+        count.that(tally == told and sum(tally.labels["n"].values()) == len(texts), f"{tally}")
         for name, raw, said in (("torn", frames[: -int(rng.integers(1, 5))], "it ends within a frame"),
                                 ("other", frames + b"X", "no frame begins here")):
             (root / f"{name}.jsonl.zst").write_bytes(raw)
             kind, text = _said(root / f"{name}.jsonl.zst", rules)
-            count.check(kind == "InputError" and said in text and f"{name}.jsonl.zst" in text, f"{name}: {kind}: {text}")
+            count.that(kind == "InputError" and said in text and f"{name}.jsonl.zst" in text, f"{name}: {kind}: {text}")
         (root / "none.jsonl.zst").write_bytes(b"")
-        count.check(sources.pieces_of(root / "none.jsonl.zst") == [], "a file of no byte has pieces")
+        count.that(sources.pieces_of(root / "none.jsonl.zst") == [], "a file of no byte has pieces")
         (root / "x.parquet.gz").write_bytes(b"x")
         (root / "y.parquet").write_text(json.dumps({"names": ["text"], "groups": [[{"text": "a"}]]}))
         found = [path.name for path in sources.files_of(str(root))]
-        count.check(found == ["a.jsonl", "a.jsonl.zst", "none.jsonl.zst", "other.jsonl.zst", "torn.jsonl.zst", "y.parquet"], f"{found}")
+        count.that(found == ["a.jsonl", "a.jsonl.zst", "none.jsonl.zst", "other.jsonl.zst", "torn.jsonl.zst", "y.parquet"], f"{found}")
         for missing, path in (("zstandard", packed), ("pyarrow", root / "y.parquet")):
             gone = {name: None for name in sys.modules if name.partition(".")[0] == missing}
             with mock.patch.dict(sys.modules, gone):
                 kind, text = _said(path, rules)
-            count.check(kind == "MachineError" and f"needs the package {missing}" in text, f"without {missing}: {kind}: {text}")
+            count.that(kind == "MachineError" and f"needs the package {missing}" in text, f"without {missing}: {kind}: {text}")
     return count.measured()
 
 
 def in_rows(rng: np.random.Generator) -> Measured:
     """Rows of Parquet are documents group by group, with their labels; columns that are not there, rows that are no text, and files that
     are none are refused by name, or counted where they may be left out."""
-    count = Count()
+    count = Checks()
     texts = [text_like(rng, int(rng.integers(0, 90))).decode("utf-8", "replace") for _ in range(50)]
     rows = [{"n": i % 4, "body": text} for i, text in enumerate(texts)]
     cuts = [0, 0, *sorted(int(x) for x in rng.integers(1, len(rows), 4)), len(rows)]
@@ -166,14 +167,14 @@ def in_rows(rng: np.random.Generator) -> Measured:
         path = made(root / "a.parquet", groups)
         pieces = sources.pieces_of(path)
         sizes = [len(json.dumps(group)) if group else 0 for group in groups]
-        count.check([(p.kind, p.begin, p.end, p.size) for p in pieces] == [("parquet", i, i + 1, n) for i, n in enumerate(sizes)], "pieces")
+        count.that([(p.kind, p.begin, p.end, p.size) for p in pieces] == [("parquet", i, i + 1, n) for i, n in enumerate(sizes)], "pieces")
         with mock.patch.object(sources, "_ROWS_BYTES", 400):  # few rows at once
             got, tally = _read(path, rules)
-        count.check(got == [text.encode() for text in texts if text], "other documents")
-        count.check((tally.bad, tally.empty, sum(tally.labels["n"].values())) == (0, texts.count(""), len(texts)), f"{tally}")
+        count.that(got == [text.encode() for text in texts if text], "other documents")
+        count.that((tally.bad, tally.empty, sum(tally.labels["n"].values())) == (0, texts.count(""), len(texts)), f"{tally}")
         for field, labels, lacking in (("text", (), "'text'"), ("body", ("n", "lang"), "'lang'")):
             kind, text = _said(path, sources.Rules(field, labels))
-            count.check(kind == "InputError" and f"no {lacking}" in text and "one of n, body" in text, f"{lacking}: {kind}: {text}")
+            count.that(kind == "InputError" and f"no {lacking}" in text and "one of n, body" in text, f"{lacking}: {kind}: {text}")
         anywhere = int(rng.integers(len(rows)))
         behind = int(rng.integers(cuts[-2], len(rows)))  # in the last group
         for bad, value, why in ((anywhere, 3, "no string but int"), (behind, "e" * 999, "longer than 500 bytes"),
@@ -182,13 +183,13 @@ def in_rows(rng: np.random.Generator) -> Measured:
             spoilt[bad]["body"] = value  # type: ignore[assignment]
             path = made(root / "bad.parquet", [spoilt[a:b] for a, b in pairwise(cuts)])
             kind, text = _said(path, sources.Rules("body", longest=500))
-            count.check(kind == "InputError" and f"row {bad + 1}: " in text and why in text, f"{value!r:.9}: {kind}: {text}")
+            count.that(kind == "InputError" and f"row {bad + 1}: " in text and why in text, f"{value!r:.9}: {kind}: {text}")
             got, tally = _read(path, sources.Rules("body", longest=500, skip_bad=True))
             left = [text.encode() for i, text in enumerate(texts) if text and i != bad]
-            count.check(got == left and tally.bad == 1, f"{value!r:.9}: {tally.bad} left out")
+            count.that(got == left and tally.bad == 1, f"{value!r:.9}: {tally.bad} left out")
         kind, text = _said(made(root / "torn.parquet", groups, torn=len(groups) - 1), rules)
-        count.check(kind == "InputError" and "a page is torn" in text, f"torn: {kind}: {text}")
+        count.that(kind == "InputError" and "a page is torn" in text, f"torn: {kind}: {text}")
         (root / "none.parquet").write_bytes(b"PAR1")
         kind, text = _said(root / "none.parquet", rules)
-        count.check(kind == "InputError" and "no Parquet" in text and "none.parquet" in text, f"none: {kind}: {text}")
+        count.that(kind == "InputError" and "no Parquet" in text and "none.parquet" in text, f"none: {kind}: {text}")
     return count.measured()

@@ -14,8 +14,9 @@ from alpha.component import Measured
 from alpha.data import packing, shards
 from alpha.data.sampler import Batch, PermutedSampler
 from alpha.errors import InputError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.data.sampler import reference_window
-from alpha.gates.contracts.data.support import Cases, Count, folder, same_everywhere
+from alpha.gates.contracts.data.support import Cases, folder, same_everywhere
 
 # Sizes and a sequence that best fit packs otherwise than first fit and a search that is off by one, and than the newest of equal rooms.
 _APART = (([12, 9, 9, 2], 20), ([7, 7, 3], 10))
@@ -73,7 +74,7 @@ def _epoch(made: packing.PackedSampler, epoch: int = 0) -> Batch:
 
 def _every_token_once(rng: np.random.Generator) -> Measured:
     """In an epoch each token is a target once, its input the token before it; documents and padding are told apart."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         for sequence, typical in ((1, 3.0), (8, 3.0), (int(rng.integers(2, 60)), 30.0), (200, 30.0)):
             stream = document_stream(root, drawn_sizes(rng, int(rng.integers(4, 300)), typical))
@@ -84,21 +85,21 @@ def _every_token_once(rng: np.random.Generator) -> Measured:
             assert got.documents_bT is not None
             counts = got.targets_bT != packing.NO_TARGET
             targets = got.targets_bT[counts]
-            count.check(np.array_equal(np.sort(targets), np.arange(len(stream))), f"targets of {sequence}")
-            count.check(np.array_equal(got.inputs_bT[counts], (targets - 1) % len(stream)), f"inputs of {sequence}")
-            count.check(np.array_equal(got.documents_bT[counts], owner[targets]), f"documents of {sequence}")
-            count.check(bool((got.inputs_bT[~counts] == len(stream) - 1).all()), "padding is not the end of a document")
-            count.check(bool((got.documents_bT[~counts] == stream.documents).all()), "padding belongs to a document")
-            count.check(bool((np.diff(counts.astype(int), axis=1) <= 0).all()), "padding is not at the end")
-            count.check(bool((np.diff(np.where(counts, got.documents_bT, stream.documents), axis=1) >= 0).all()), "order of documents")
+            count.that(np.array_equal(np.sort(targets), np.arange(len(stream))), f"targets of {sequence}")
+            count.that(np.array_equal(got.inputs_bT[counts], (targets - 1) % len(stream)), f"inputs of {sequence}")
+            count.that(np.array_equal(got.documents_bT[counts], owner[targets]), f"documents of {sequence}")
+            count.that(bool((got.inputs_bT[~counts] == len(stream) - 1).all()), "padding is not the end of a document")
+            count.that(bool((got.documents_bT[~counts] == stream.documents).all()), "padding belongs to a document")
+            count.that(bool((np.diff(counts.astype(int), axis=1) <= 0).all()), "padding is not at the end")
+            count.that(bool((np.diff(np.where(counts, got.documents_bT, stream.documents), axis=1) >= 0).all()), "order of documents")
             shapes = {x.shape for x in (got.inputs_bT, got.targets_bT, got.documents_bT)} == {(made.windows, sequence)}
-            count.check(shapes and got.inputs_bT.dtype == got.targets_bT.dtype == got.documents_bT.dtype == np.int32, "shape or dtype")
+            count.that(shapes and got.inputs_bT.dtype == got.targets_bT.dtype == got.documents_bT.dtype == np.int32, "shape or dtype")
     return count.measured()
 
 
 def _documents_stay_whole(rng: np.random.Generator) -> Measured:
     """A document that fits into a sequence lies in one; a longer one is cut at multiples of the sequence, into as few pieces as can be."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         sizes = drawn_sizes(rng, 200, 20.0)
         stream, sequence = document_stream(root, sizes), int(rng.integers(15, 40))
@@ -106,12 +107,12 @@ def _documents_stay_whole(rng: np.random.Generator) -> Measured:
         assert got.documents_bT is not None
         rows = [set(row[targets != packing.NO_TARGET].tolist()) for row, targets in zip(got.documents_bT, got.targets_bT)]
         for document, size in enumerate(sizes):
-            count.check(sum(document in row for row in rows) == -(-size // sequence), f"document {document} of {size} tokens")
+            count.that(sum(document in row for row in rows) == -(-size // sequence), f"document {document} of {size} tokens")
         firsts = np.cumsum([0, *sizes])
         for row in got.targets_bT:
             place = int(row[0])
             size = sizes[int(np.searchsorted(firsts, place, side="right")) - 1]
-            count.check(size <= sequence or (place - int(firsts[np.searchsorted(firsts, place, side="right") - 1])) % sequence == 0, "cut")
+            count.that(size <= sequence or (place - int(firsts[np.searchsorted(firsts, place, side="right") - 1])) % sequence == 0, "cut")
     return count.measured()
 
 
@@ -119,34 +120,34 @@ def _many_pieces(rng: np.random.Generator) -> Measured:
     """More pieces than 16 bits count: each lies in one sequence, whole."""
     sizes = rng.integers(1, 3, 70_000)
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    made, count = packing.pack(starts, 2), Count()
+    made, count = packing.pack(starts, 2), Checks()
     order = np.argsort(made.starts)
-    count.check(np.array_equal(made.starts[order], starts[:-1]) and np.array_equal(made.lengths[order], sizes), "pieces")
-    count.check(int(np.add.reduceat(made.lengths, made.firsts[:-1]).max()) <= 2, "a sequence that is too long")
+    count.that(np.array_equal(made.starts[order], starts[:-1]) and np.array_equal(made.lengths[order], sizes), "pieces")
+    count.that(int(np.add.reduceat(made.lengths, made.firsts[:-1]).max()) <= 2, "a sequence that is too long")
     return count.measured()
 
 
 def _packing_as_reference(rng: np.random.Generator) -> Measured:
     """The same sequences as a search over all that were begun, in one group and in several, and read in the order of the permutation."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         drawn = ((300, 20.0, 32), (120, 60.0, 25), (packing.GROUP + 600, 3.0, 12))
         for sizes, sequence in (*_APART, *((drawn_sizes(rng, documents, typical), sequence) for documents, typical, sequence in drawn)):
             made = _make(document_stream(root, sizes), sequence, 2, int(rng.integers(1 << 32)))
             due, p = reference_packing(sizes, sequence), made.packing
             own = [list(zip(p.starts[a:b].tolist(), p.lengths[a:b].tolist())) for a, b in zip(p.firsts, p.firsts[1:])]
-            count.check(own == due, f"packing of {len(sizes)} documents in {sequence}")
-            count.check(made.windows == len(due), "number of sequences")
+            count.that(own == due, f"packing of {len(sizes)} documents in {sequence}")
+            count.that(made.windows == len(due), "number of sequences")
             for sample in rng.integers(0, 4 * len(due), 10).tolist():
                 expected = [start + i for start, n in due[reference_window(sample, len(due), made.seed)] for i in range(n)]
                 came = made.read(np.array([sample])).targets_bT[0]
-                count.check(came.tolist() == expected + [packing.NO_TARGET] * (sequence - len(expected)), f"sample {sample}")
+                count.that(came.tolist() == expected + [packing.NO_TARGET] * (sequence - len(expected)), f"sample {sample}")
     return count.measured()
 
 
 def _waste(rng: np.random.Generator) -> Measured:
     """What is told of an epoch is what is counted in it, of packed documents and of windows."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         sizes = drawn_sizes(rng, 150, 20.0)
         stream, sequence = document_stream(root, sizes), int(rng.integers(10, 40))
@@ -158,14 +159,14 @@ def _waste(rng: np.random.Generator) -> Measured:
             rows = np.zeros(len(sizes), int)
             for row in held:
                 rows[np.unique(row[row >= 0])] += 1
-            count.check(told["sequences"] == len(got) and told["documents"] == len(sizes), "sequences and documents")
-            count.check(told["cut"] == int((rows > 1).sum()), f"{told['cut']} documents cut, counted {int((rows > 1).sum())}: {kind}")
-            count.check(abs(told["padding"] - float((got == packing.NO_TARGET).mean())) < 1e-12, "padding")
-            count.check(abs(told["left_out"] - (1 - (got != packing.NO_TARGET).sum() / sum(sizes))) < 1e-12, "left out")
+            count.that(told["sequences"] == len(got) and told["documents"] == len(sizes), "sequences and documents")
+            count.that(told["cut"] == int((rows > 1).sum()), f"{told['cut']} documents cut, counted {int((rows > 1).sum())}: {kind}")
+            count.that(abs(told["padding"] - float((got == packing.NO_TARGET).mean())) < 1e-12, "padding")
+            count.that(abs(told["left_out"] - (1 - (got != packing.NO_TARGET).sum() / sum(sizes))) < 1e-12, "left out")
     return count.measured()
 
 
-def share_the_batch(count: Count, anew: Callable[[], PermutedSampler], rng: np.random.Generator) -> None:
+def share_the_batch(count: Checks, anew: Callable[[], PermutedSampler], rng: np.random.Generator) -> None:
     """Parts that ranks read, each from a sampler made anew, are together the one batch of 24: several numbers of ranks and microbatches."""
     made = anew()
     for step in (0, *rng.integers(1, 500, 4).tolist()):
@@ -175,7 +176,7 @@ def share_the_batch(count: Count, anew: Callable[[], PermutedSampler], rng: np.r
             parts = [each[r].batch(step, r, ranks, micro=m, n_micro=micros, documents=True) for r in range(ranks) for m in range(micros)]
             for name in ("inputs_bT", "targets_bT", "documents_bT", "samples_b"):
                 same = np.array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
-                count.check(same, f"{name} of {ranks} ranks, {micros} microbatches, step {step}")
+                count.that(same, f"{name} of {ranks} ranks, {micros} microbatches, step {step}")
 
 
 def digest_of_steps(made: PermutedSampler) -> str:
@@ -188,7 +189,7 @@ def digest_of_steps(made: PermutedSampler) -> str:
     return f"{made.hash} {digest.hexdigest()}"
 
 
-def go_on(count: Count, anew: Callable[[], PermutedSampler], stops: Iterable[int], end: int, ahead: int, rng: np.random.Generator) -> None:
+def go_on(count: Checks, anew: Callable[[], PermutedSampler], stops: Iterable[int], end: int, ahead: int, rng: np.random.Generator) -> None:
     """A sampler made anew at each of `stops`, by 1, 2, 4 or 8 ranks in turn, sees up to `ahead` steps before `end` as an uninterrupted one
     did, which sees them again in any order."""
     running = anew()
@@ -197,13 +198,13 @@ def go_on(count: Count, anew: Callable[[], PermutedSampler], stops: Iterable[int
         resumed = anew()
         for step in range(stop, min(stop + ahead, end)):
             came = np.concatenate([resumed.batch(step, rank, ranks).targets_bT for rank in range(ranks)])
-            count.check(np.array_equal(came, uninterrupted[step]), f"resumed at {stop} with {ranks} ranks: step {step}")
+            count.that(np.array_equal(came, uninterrupted[step]), f"resumed at {stop} with {ranks} ranks: step {step}")
     for step in rng.permutation(end).tolist():
-        count.check(np.array_equal(running.batch(step).targets_bT, uninterrupted[step]), f"step {step} asked again")
+        count.that(np.array_equal(running.batch(step).targets_bT, uninterrupted[step]), f"step {step} asked again")
 
 
 def _ranks_share_the_batch(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         stream, seed = document_stream(root, drawn_sizes(rng, 200, 20.0)), int(rng.integers(1 << 32))
         share_the_batch(count, lambda: _make(stream, 32, 24, seed), rng)
@@ -222,7 +223,7 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 def _resume(rng: np.random.Generator) -> Measured:
     """A sampler made anew at any step, by any number of ranks, goes on where an uninterrupted one is; steps in any order."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         stream = document_stream(root, drawn_sizes(rng, 60, 20.0))
         go_on(count, lambda: _make(stream, 32, 8, 3), rng.integers(0, 20, 4).tolist(), 20, 20, rng)
@@ -230,21 +231,21 @@ def _resume(rng: np.random.Generator) -> Measured:
 
 
 def _frozen(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         stream = document_stream(root, _FROZEN_SIZES)
         p = _make(stream, 10, 2, 1).packing
         came = [p.starts[a:b].tolist() for a, b in zip(p.firsts, p.firsts[1:])]
-        count.check(came == _FROZEN, f"the packing of version 1 changed: {came}")
+        count.that(came == _FROZEN, f"the packing of version 1 changed: {came}")
         hashes = [_make(stream, *facts).hash for facts in ((10, 2, 1), (9, 2, 1), (10, 3, 1), (10, 2, 2))]
         hashes.append(PermutedSampler(stream, sequence=10, global_batch=2, seed=1).hash)
-        count.check(len(set(hashes)) == len(hashes), "two samplers share a hash")
+        count.that(len(set(hashes)) == len(hashes), "two samplers share a hash")
     count.add(str(came).encode())
     return count.measured()
 
 
 def _bad_input(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         stream = document_stream(root, [20, 21])
         made = _make(stream, 4, 6, int(rng.integers(100)))
@@ -257,7 +258,7 @@ def _bad_input(rng: np.random.Generator) -> Measured:
 
 def _asked_at_once(rng: np.random.Generator) -> Measured:
     """All that the sequences of a batch hold, and the token before each piece, is asked for before the first is read."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         stream = document_stream(root, drawn_sizes(rng, 40, 12.0))
         sampler = _make(stream, 16, 3, int(rng.integers(1 << 30)))
@@ -275,7 +276,7 @@ def _asked_at_once(rng: np.random.Generator) -> Measured:
 
         with mock.patch.object(stream, "ahead", side_effect=ahead), mock.patch.object(stream, "windows", side_effect=read):
             sampler.read(samples)
-        count.check(order == [want, *["read"] * len(want)], f"{order} for {want}")
+        count.that(order == [want, *["read"] * len(want)], f"{order} for {want}")
     return count.measured()
 
 

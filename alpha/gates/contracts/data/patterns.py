@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,11 @@ from alpha.component import Measured
 from alpha.data import regular, tokenizer, tokenizer_file, tokenizer_hf
 from alpha.data.hashed import file_bytes
 from alpha.errors import CorruptError, InputError
-from alpha.gates.contracts.data.support import Count, folder, text_like
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.data.support import folder, text_like
 
 TEXT = "ab-z AB~9 ]^é ٣ x\n\tK.ſ!\\[-]aab5\u212a"
 """Letters, digits of two scripts, blanks, signs that patterns use, and the two characters that fold to ASCII letters."""
-
-
-def says(count: Count, action: Callable[[], object], kind: type[Exception], what: str, *words: str) -> None:
-    """`action` raises exactly `kind`, and its message holds these words."""
-    try:
-        action()
-    except Exception as error:  # any other class is a wrong answer, counted here
-        count.check(type(error) is kind and all(word in str(error) for word in words), f"{what}: {type(error).__name__}: {error}")
-    else:
-        count.check(False, f"{what}: accepted")
 
 
 def _is(*ranges: tuple[str, str]) -> Callable[[str], bool]:
@@ -40,7 +32,7 @@ def _is(*ranges: tuple[str, str]) -> Callable[[str], bool]:
 def constructs(rng: np.random.Generator) -> Measured:
     """Each construct finds what it says: classes with dashes, escapes and ranges, categories and what is not of them, groups in groups
     where case is ignored. What is left between words is a word too."""
-    count = Count()
+    count = Checks()
     digit, small = str.isdecimal, _is(("a", "z"))
     alone: list[tuple[str, Callable[[str], bool]]] = [
         ("[a-z]", small), ("[^a-z]", lambda c: not small(c)), ("[a-]", lambda c: c in "a-"), ("[-a]", lambda c: c in "a-"),
@@ -60,23 +52,23 @@ def constructs(rng: np.random.Generator) -> Measured:
                 rest = ""
             else:
                 rest += c
-        count.check(found == [*want, *([rest] if rest else [])], f"{pattern}: {found}")
+        count.that(found == [*want, *([rest] if rest else [])], f"{pattern}: {found}")
     for pattern in (r"a{2}b?", r"a(?=b)", r"a(?!b)", r"(?:ab)?-", r"[a-b]{1,2}", r"(?:a|ab)", r"b*-", r"[!-~]{2,3}"):  # plain Python
         want, at = list[str](), 0
         for match in re.finditer(pattern, TEXT):
             want += [*[TEXT[at : match.start()]] * (match.start() > at), match.group()]
             at = match.end()
         found = regular.translate(pattern)[0].findall(TEXT)
-        count.check(found == [*want, *[TEXT[at:]] * (at < len(TEXT))], f"{pattern}: {found}")
+        count.that(found == [*want, *[TEXT[at:]] * (at < len(TEXT))], f"{pattern}: {found}")
     made, used = regular.translate(r"\p{L}+", {"L": ((97, 98),)})
-    count.check(used == {"L": ((97, 98),)} and made.findall("abcab") == ["ab", "c", "ab"], "categories that are handed in")
+    count.that(used == {"L": ((97, 98),)} and made.findall("abcab") == ["ab", "c", "ab"], "categories that are handed in")
     return count.measured()
 
 
 def refused_patterns(rng: np.random.Generator) -> Measured:
     """What a pattern may not say is refused by what and where: ends of ranges that are several characters, letters that case does not
     ignore alone, classes of nothing, categories that were not saved, patterns that are too long or that Python refuses."""
-    count, ends, two = Count(), "a range without two ends", {"Nd": ((48, 57),), "L": ((97, 98), (100, 101))}
+    count, ends, two = Checks(), "a range without two ends", {"Nd": ((48, 57),), "L": ((97, 98), (100, 101))}
     for pattern, what, classes in (
         (r"[\p{Nd}-z]", ends, two), (r"[ -\p{Nd}]", ends, two), (r"[\p{L}-z]", ends, two), (r"[ -\p{L}]", ends, two),
         (r"[z-a]", ends, two), ("[]", "an empty class", two), (r"(?i:[ab])", "more than ASCII letters", two),
@@ -84,9 +76,9 @@ def refused_patterns(rng: np.random.Generator) -> Measured:
         (r"\p{Lu}", "the category Lu, which was not saved", two), (r"\q", r"the escape \q", two),
         ("a" * 4097, "4097 characters (at most 4096)", two), ("a|", "a word of no characters", two),
     ):  # fmt: skip
-        says(count, lambda pattern=pattern, classes=classes: regular.translate(pattern, classes), InputError,  # type: ignore[misc]
-             f"{pattern[:20]}", what, " at character ")
-    count.check(regular.translate("a" * 4096)[0].findall("a" * 4097) == ["a" * 4096, "a"], "the longest pattern")
+        count.says(InputError, partial(regular.translate, pattern, classes), f"{pattern[:20]}", what,
+                   " at character ")
+    count.that(regular.translate("a" * 4096)[0].findall("a" * 4097) == ["a" * 4096, "a"], "the longest pattern")
     compiles = re.compile
 
     def unwilling(text: str) -> re.Pattern[str]:
@@ -95,7 +87,7 @@ def refused_patterns(rng: np.random.Generator) -> Measured:
         return compiles(text)
 
     with mock.patch.object(regular.re, "compile", side_effect=unwilling):
-        says(count, lambda: regular.translate("ab"), InputError, "what Python refuses", "Python's re refuses (too much)", "at character 2")
+        count.says(InputError, lambda: regular.translate("ab"), "what Python refuses", "Python's re refuses (too much)", "at character 2")
     return count.measured()
 
 
@@ -120,7 +112,7 @@ def _opened(root: Path, content: dict[str, Any], end: str = "") -> tokenizer_hf.
 def odd_files(rng: np.random.Generator) -> Measured:
     """Files of Hugging Face that are sound and unusual: added tokens found before and after form C beside each other, an end that is not
     special, a token that spells no bytes, words that one pattern after another cuts, and whole words that a file keeps apart."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         content = _content(ignore_merges=True)
         vocab = content["model"]["vocab"]
@@ -134,24 +126,24 @@ def odd_files(rng: np.random.Generator) -> Measured:
         for text, ids in (("ab", [258]), ("ab1ab", [258, 49, 258]), ("a<t>b", [97, 259, 98]), ("e\u0323\u0302<t>ệ", [260, 259, 260]),
                           ("<eos>", [*b"<eos>"]), ("<s>ệ", [*b"<s>", 260]), ("日", [*"日".encode()]), ("12ab x", [49, 50, 258, 32, 120])):
             found = made.encode(text.encode()).tolist()
-            count.check(found == ids, f"{text!r}: {found}")
-        count.check(made.eod == 256 and made.decode([257, 260, 256, 259]) == "日ệ<t>".encode(), "bytes of unusual tokens")
+            count.that(found == ids, f"{text!r}: {found}")
+        count.that(made.eod == 256 and made.decode([257, 260, 256, 259]) == "日ệ<t>".encode(), "bytes of unusual tokens")
         saved = root / "saved.json"
         made.save(saved)
         text = "abc 12 ệ日 ab " * 9
-        count.check(tokenizer_file.open_tokenizer(saved).encode(text.encode()).tolist() == made.encode(text.encode()).tolist(), "saved")
-        count.check(tokenizer_file.open_tokenizer(root / "t.json").hash == made.hash, "opened by what it holds")
+        count.that(tokenizer_file.open_tokenizer(saved).encode(text.encode()).tolist() == made.encode(text.encode()).tolist(), "saved")
+        count.that(tokenizer_file.open_tokenizer(root / "t.json").hash == made.hash, "opened by what it holds")
         ends = {"日本".encode(): "本".encode(), b"\x97\xa5": b"\x97\xa5", b"\x80" * 3: b"\x80" * 3, b"\x80" * 4: b"",
                 b"a" + b"\x80" * 5: b"", b"\xe6\x97": b"", b"a\xe6\x97": b""}  # the last two end inside a character
         for token, last in ends.items():
-            count.check(tokenizer_hf._last(token) == last, f"the last character of {token!r}: {tokenizer_hf._last(token)!r}")
+            count.that(tokenizer_hf._last(token) == last, f"the last character of {token!r}: {tokenizer_hf._last(token)!r}")
     return count.measured()
 
 
 def any_ranks(rng: np.random.Generator) -> Measured:
     """Long words whose merges stand in any order, a token before those that it is made of: what is found first is merged first, and what
     became of a place is no longer merged there."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         for trial in range(12):
             tokens, pairs = ["a", "b", "c"], list[tuple[str, str]]()
@@ -171,13 +163,13 @@ def any_ranks(rng: np.random.Generator) -> Measured:
                     i = min(fits)[1]
                     parts[i : i + 2] = [parts[i] + parts[i + 1]]
                 want = [content["model"]["vocab"][part] for part in parts]
-                count.check(made.encode(word.encode()).tolist() == want, f"{pairs}: {word}")
+                count.that(made.encode(word.encode()).tolist() == want, f"{pairs}: {word}")
     return count.measured()
 
 
 def refused_files(rng: np.random.Generator) -> Measured:
     """What a tokenizer's file may not say, by the words of the refusal; a saved file that is signed, and says another thing."""
-    count = Count()
+    count = Checks()
     letters = _content()["model"]["vocab"]
     wrong: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
         ({"added_tokens": []}, ("no token of this tokenizer is known", "none", "<eos>")),
@@ -194,10 +186,10 @@ def refused_files(rng: np.random.Generator) -> Measured:
     with folder() as root:
         _opened(root, _content())
         for change, words in wrong:
-            says(count, lambda change=change: _opened(root, {**_content(), **change}), InputError, str(words), *words)  # type: ignore[misc]
+            count.says(InputError, lambda change=change: _opened(root, {**_content(), **change}), str(words), *words)  # type: ignore[misc]
         form = _opened(root, _content()).form()
-        says(count, lambda: tokenizer_hf.HuggingFaceTokenizer({**form, "eod": 3}), InputError, "an end that is no added token",
-             "no added token of a tokenizer ends a text", "3")
+        count.says(InputError, lambda: tokenizer_hf.HuggingFaceTokenizer({**form, "eod": 3}), "an end that is no added token",
+                   "no added token of a tokenizer ends a text", "3")
         bpe = tokenizer.BPETokenizer([(97, 98)])
         for change, kind, words in (
             ({"form": {**bpe.form(), "kind": "other"}}, CorruptError, ("unknown kind of tokenizer", "other")),
@@ -207,31 +199,31 @@ def refused_files(rng: np.random.Generator) -> Measured:
         ):
             path = root / "saved.json"
             path.write_bytes(file_bytes(tokenizer.FORMAT, tokenizer.VERSION, {"form": bpe.form(), "record": {}, **change}))
-            says(count, lambda path=path: tokenizer_file.open_tokenizer(path), kind, str(words), str(path), *words)  # type: ignore[misc]
+            count.says(kind, lambda path=path: tokenizer_file.open_tokenizer(path), str(words), str(path), *words)  # type: ignore[misc]
         bpe.save(path)
-        says(count, lambda: tokenizer_file.open_tokenizer(path, "<eos>"), InputError, "an end beside a saved one", "says itself", "'<eos>'")
-        count.check(tokenizer_file.open_tokenizer(path).hash == bpe.hash, "the sound one is refused")
+        count.says(InputError, lambda: tokenizer_file.open_tokenizer(path, "<eos>"), "an end beside a saved one", "says itself", "'<eos>'")
+        count.that(tokenizer_file.open_tokenizer(path).hash == bpe.hash, "the sound one is refused")
         for raw, words in ((b"{", ("is no JSON",)), (b"[]", ("is no tokenizer.json",)), (b'{"format": "x"}', ("is no tokenizer.json",))):
             path.write_bytes(raw)
-            says(count, lambda: tokenizer_file.open_tokenizer(path), InputError, repr(raw), str(path), *words)
+            count.says(InputError, lambda: tokenizer_file.open_tokenizer(path), repr(raw), str(path), *words)
     return count.measured()
 
 
 def few_words(rng: np.random.Generator) -> Measured:
     """Ids hang on no cache: of a few words, emptied again and again, they are the same."""
-    count = Count()
+    count = Checks()
     text = text_like(rng, 4000)
     bpe = tokenizer.BPETokenizer([(115, 101), (32, 32), (257, 108), (97, 98)])
     want = bpe.encode(text).tolist()
     with mock.patch.object(tokenizer, "_CACHED_WORDS", 3):
         few = tokenizer.BPETokenizer(bpe.merges)
-        count.check(few.encode(text).tolist() == want and len(few._cache) <= 3, f"{len(few._cache)} words are kept")
+        count.that(few.encode(text).tolist() == want and len(few._cache) <= 3, f"{len(few._cache)} words are kept")
     return count.measured()
 
 
 def few_joins(rng: np.random.Generator) -> Measured:
     """The same of Hugging Face's: neither words nor joins that were forgotten change an id."""
-    count = Count()
+    count = Checks()
     content = _content()
     content["model"]["vocab"] |= {"ab": 257, "abc": 258, "se": 259}
     content["model"]["merges"] = [["s", "e"], ["a", "b"], ["ab", "c"]]
@@ -241,28 +233,28 @@ def few_joins(rng: np.random.Generator) -> Measured:
         want = made.encode(plain).tolist()
         with mock.patch.object(tokenizer_hf, "_CACHED", 3):
             few_hf = _opened(root, content)
-            count.check(few_hf.encode(plain).tolist() == want, "ids of a full cache")
+            count.that(few_hf.encode(plain).tolist() == want, "ids of a full cache")
             kept = len(few_hf._cache), len(few_hf._joins)
-            count.check(max(kept) <= 3, f"{kept} are kept")
+            count.that(max(kept) <= 3, f"{kept} are kept")
     return count.measured()
 
 
 def impossible_merges(rng: np.random.Generator) -> Measured:
     """Merges of ids that are not there yet, of the end of a document, again, too long or too many; and patterns that nobody knows."""
-    count = Count()
+    count = Checks()
     for left, right in ((-1, 97), (97, -1), (300, 97), (97, 300), (257, 97), (97, 257), (256, 97), (97, 256)):
-        says(count, lambda left=left, right=right: tokenizer.BPETokenizer([(left, right)]), InputError,  # type: ignore[misc]
-             f"{left}, {right}", "merge 0", f"({left}, {right})", "ids below 257, none of them 256")
-    says(count, lambda: tokenizer.BPETokenizer([(97, 98), (97, 98)]), InputError, "again", "merge 1", "(97, 98)", "below 258")
+        count.says(InputError, partial(tokenizer.BPETokenizer, [(left, right)]), f"{left}, {right}", "merge 0",
+                   f"({left}, {right})", "ids below 257, none of them 256")
+    count.says(InputError, lambda: tokenizer.BPETokenizer([(97, 98), (97, 98)]), "again", "merge 1", "(97, 98)", "below 258")
     doubled = [(97, 97), *((257 + i, 257 + i) for i in range(9))]
     longest = tokenizer.MAX_WORD.bit_length() - 1
-    count.check(len(tokenizer.BPETokenizer(doubled[:longest]).tokens[-1]) == tokenizer.MAX_WORD, "the longest merge is refused")
-    says(count, lambda: tokenizer.BPETokenizer(doubled), InputError, "too long", f"merge {longest}", f"{2 * tokenizer.MAX_WORD} bytes",
-         f"at most {tokenizer.MAX_WORD}")
+    count.that(len(tokenizer.BPETokenizer(doubled[:longest]).tokens[-1]) == tokenizer.MAX_WORD, "the longest merge is refused")
+    count.says(InputError, lambda: tokenizer.BPETokenizer(doubled), "too long", f"merge {longest}", f"{2 * tokenizer.MAX_WORD} bytes",
+               f"at most {tokenizer.MAX_WORD}")
     with mock.patch.object(tokenizer, "MAX_VOCABULARY", 259):
-        count.check(tokenizer.BPETokenizer([(97, 98), (98, 97)]).vocab_size == 259, "as many as there may be")
-        says(count, lambda: tokenizer.BPETokenizer([(97, 98), (98, 97), (97, 97)]), InputError, "one more", "too many merges", "3",
-             "at most 2")
-    says(count, lambda: tokenizer.BPETokenizer([], pattern="words"), InputError, "a pattern", "word pattern", "words", "code-v1")
-    says(count, lambda: tokenizer.BPETokenizer.train([b"ab"], 258, pattern="words"), InputError, "to train by", "word pattern", "code-v1")
+        count.that(tokenizer.BPETokenizer([(97, 98), (98, 97)]).vocab_size == 259, "as many as there may be")
+        count.says(InputError, lambda: tokenizer.BPETokenizer([(97, 98), (98, 97), (97, 97)]), "one more", "too many merges", "3",
+                   "at most 2")
+    count.says(InputError, lambda: tokenizer.BPETokenizer([], pattern="words"), "a pattern", "word pattern", "words", "code-v1")
+    count.says(InputError, lambda: tokenizer.BPETokenizer.train([b"ab"], 258, pattern="words"), "to train by", "word pattern", "code-v1")
     return count.measured()

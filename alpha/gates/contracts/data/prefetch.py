@@ -13,8 +13,9 @@ from alpha.component import Measured
 from alpha.data.prefetch import NAME, Call, Prefetcher, Waited
 from alpha.data.sampler import Batch, Sampler
 from alpha.errors import CorruptError, InputError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.data import limits
-from alpha.gates.contracts.data.support import Cases, Count, same_everywhere
+from alpha.gates.contracts.data.support import Cases, same_everywhere
 
 BATCH, SHARDS, MICROS, STEPS = 12, 2, 3, 7
 CALLS: list[Call] = [(shard, SHARDS, micro, MICROS, True) for shard in range(SHARDS) for micro in range(MICROS)]
@@ -57,7 +58,7 @@ def _prefetcher(sampler: Sampler, depth: int, told: list[Waited] | None = None) 
 
 def _what_the_sampler_makes(rng: np.random.Generator) -> Measured:
     """In order, from any place on, again, out of order, other shares of the batch, and behind the run's end."""
-    count = Count()
+    count = Checks()
     plain, whole = _Numbers(), [(step, call) for step in range(STEPS) for call in CALLS]
     for depth in (1, 2, 5, 100):
         with _prefetcher(_Numbers(), depth) as ahead:
@@ -67,15 +68,15 @@ def _what_the_sampler_makes(rng: np.random.Generator) -> Measured:
             others.append((0, (*CALLS[0][:4], False)))  # a share of a step's calls, asked for without its documents
             for step, call in (*whole, *whole[begin:], *drawn, *others, (STEPS, CALLS[0]), (STEPS + 2, CALLS[-1]), *whole):
                 asked = ahead.batch(step) if call[1] == 1 and not call[4] else _ask(ahead, step, call)
-                count.check(_same(asked, _ask(plain, step, call)), f"step {step}, call {call}, depth {depth}")
-            count.check(np.array_equal(ahead.read(np.array([5, 3])).inputs_bT, plain.read(np.array([5, 3])).inputs_bT), "rows")
-            count.check(ahead.hash == plain.hash and ahead.global_batch == BATCH, "hash or batch")
+                count.that(_same(asked, _ask(plain, step, call)), f"step {step}, call {call}, depth {depth}")
+            count.that(np.array_equal(ahead.read(np.array([5, 3])).inputs_bT, plain.read(np.array([5, 3])).inputs_bT), "rows")
+            count.that(ahead.hash == plain.hash and ahead.global_batch == BATCH, "hash or batch")
     return count.measured()
 
 
 def _each_made_once(rng: np.random.Generator) -> Measured:
     """A run in order makes each batch once, and none behind its end."""
-    count = Count()
+    count = Checks()
     for depth in (1, 3, 100):
         own = _Numbers()
         with _prefetcher(own, depth) as ahead:
@@ -83,15 +84,15 @@ def _each_made_once(rng: np.random.Generator) -> Measured:
                 for call in CALLS:
                     _ask(ahead, step, call)
         firsts = range(0, BATCH * STEPS, BATCH // len(CALLS))
-        count.check(own.made == {first: 1 for first in firsts}, f"depth {depth}: {len(own.made)} batches")
+        count.that(own.made == {first: 1 for first in firsts}, f"depth {depth}: {len(own.made)} batches")
     return count.measured()
 
 
 def _waits_are_told(rng: np.random.Generator) -> Measured:
     """Of each step how many batches were there, and what the loop waited for the others: all that a slow sampler takes where nobody
     computes beside it, and never more than the loop spent on asking."""
-    count, told = Count(), list[Waited]()
-    count.check(Waited(0) == Waited(0, 0, 0, 0, 0), "a step begins with something")
+    count, told = Checks(), list[Waited]()
+    count.that(Waited(0) == Waited(0, 0, 0, 0, 0), "a step begins with something")
     for depth in (1, 4):
         told.clear()
         with _prefetcher(_Numbers(pause=PAUSE), depth, told) as ahead:
@@ -100,11 +101,11 @@ def _waits_are_told(rng: np.random.Generator) -> Measured:
                 for call in CALLS:
                     _ask(ahead, step, call)
                 spent, own = time.perf_counter_ns() - began, told[-1]
-                count.check((own.step, own.batches, len(told)) == (step, len(CALLS), step + 1), f"step {step}: {own}")
-                count.check(0 <= own.wait_ns <= spent, f"waited {own.wait_ns} of {spent} ns")
-                count.check(own.made_ns >= 0.9 * len(CALLS) * PAUSE * 1e9, f"made in {own.made_ns} ns")
-                count.check((own.wait_ns > 0) == (own.ready < own.batches), f"ready {own.ready}, waited {own.wait_ns} ns")
-            count.check(told[0].ready < len(CALLS) and told[0].wait_ns >= 0.9 * PAUSE * 1e9, f"the first is made for who asks: {told[0]}")
+                count.that((own.step, own.batches, len(told)) == (step, len(CALLS), step + 1), f"step {step}: {own}")
+                count.that(0 <= own.wait_ns <= spent, f"waited {own.wait_ns} of {spent} ns")
+                count.that(own.made_ns >= 0.9 * len(CALLS) * PAUSE * 1e9, f"made in {own.made_ns} ns")
+                count.that((own.wait_ns > 0) == (own.ready < own.batches), f"ready {own.ready}, waited {own.wait_ns} ns")
+            count.that(told[0].ready < len(CALLS) and told[0].wait_ns >= 0.9 * PAUSE * 1e9, f"the first is made for who asks: {told[0]}")
     for _ in range(50):  # a machine that stops this thread for longer than a batch takes finds it ready
         told.clear()
         with _prefetcher(_Numbers(pause=PAUSE), 1, told) as ahead:
@@ -112,7 +113,7 @@ def _waits_are_told(rng: np.random.Generator) -> Measured:
                 _ask(ahead, 0, call)
         if told[0].ready == 0:
             break
-    count.check(told[0].ready == 0, f"of a slow sampler no batch is ready: {told[0]}")
+    count.that(told[0].ready == 0, f"of a slow sampler no batch is ready: {told[0]}")
     return count.measured()
 
 
@@ -127,28 +128,28 @@ def _made(own: _Numbers, least: int) -> int:
 
 def _bounded(rng: np.random.Generator) -> Measured:
     """Beside those that were taken at most `depth` wait, and one that finds no room; it is counted as there when it was."""
-    count = Count()
+    count = Checks()
     for depth in (1, 3, 8):
         own, told = _Numbers(), list[Waited]()
         with _prefetcher(own, depth, told) as ahead:
             _ask(ahead, 0, CALLS[0])
-            count.check(_made(own, depth + 2) == depth + 2, f"{len(own.made)} batches made at depth {depth}")
+            count.that(_made(own, depth + 2) == depth + 2, f"{len(own.made)} batches made at depth {depth}")
             for call in CALLS[1 : 1 + min(depth, len(CALLS) - 1)]:
                 _ask(ahead, 0, call)
             if depth >= len(CALLS):
-                count.check(told[0].ready >= len(CALLS) - 1, f"ready {told[0].ready}")
+                count.that(told[0].ready >= len(CALLS) - 1, f"ready {told[0].ready}")
     return count.measured()
 
 
 def _ready_is_no_wait(rng: np.random.Generator) -> Measured:
     """Of a step whose batches were all there the loop is told that it waited for none."""
-    count, own, told = Count(), _Numbers(), list[Waited]()
+    count, own, told = Checks(), _Numbers(), list[Waited]()
     with _prefetcher(own, 100, told) as ahead:
         _ask(ahead, 0, CALLS[0])
-        count.check(_made(own, STEPS * len(CALLS)) == STEPS * len(CALLS), f"{len(own.made)} batches made")
+        count.that(_made(own, STEPS * len(CALLS)) == STEPS * len(CALLS), f"{len(own.made)} batches made")
         for call in (*CALLS[1:], *CALLS):
             _ask(ahead, len(told), call)
-    count.check((told[1].ready, told[1].wait_ns) == (len(CALLS), 0), f"{told[1]}")
+    count.that((told[1].ready, told[1].wait_ns) == (len(CALLS), 0), f"{told[1]}")
     return count.measured()
 
 
@@ -170,33 +171,33 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 def _any_depth(rng: np.random.Generator) -> Measured:
     """The bits hang on no depth, and not on where the asking began."""
-    count = Count()
+    count = Checks()
     plain = [_ask(_Numbers(), step, call) for step in range(STEPS) for call in CALLS]
     for depth in rng.integers(1, 9, 4).tolist():
         begin = int(rng.integers(len(plain)))
         with _prefetcher(_Numbers(pause=0.001), depth) as ahead:
             for place in range(begin, len(plain)):
                 asked = _ask(ahead, place // len(CALLS), CALLS[place % len(CALLS)])
-                count.check(_same(asked, plain[place]), f"place {place} from {begin} on at depth {depth}")
+                count.that(_same(asked, plain[place]), f"place {place} from {begin} on at depth {depth}")
     return count.measured()
 
 
 def _errors_arrive(rng: np.random.Generator) -> Measured:
     """What the sampler raises reaches the loop as it is, where the batch is asked for, and again; batches before and behind are good."""
-    count = Count()
+    count = Checks()
     rows = BATCH // len(CALLS)
     for depth in (1, 4):
         with _prefetcher(_Numbers(bad=30), depth) as ahead:
             for place in range(30 // rows):
                 asked = _ask(ahead, place // len(CALLS), CALLS[place % len(CALLS)])
-                count.check(int(asked.samples_b[0]) == rows * place, "a batch before the bad one")
+                count.that(int(asked.samples_b[0]) == rows * place, "a batch before the bad one")
             for _ in range(2):
                 try:
                     _ask(ahead, 30 // BATCH, CALLS[30 % BATCH // rows])
-                    count.check(False, "the error was swallowed")
+                    count.that(False, "the error was swallowed")
                 except CorruptError as error:
-                    count.check("sample 30 is torn" in str(error) and "mend it" in str(error), f"its text: {error}")
-            count.check(_same(_ask(ahead, 4, CALLS[2]), _ask(_Numbers(), 4, CALLS[2])), "a batch behind the bad one")
+                    count.that("sample 30 is torn" in str(error) and "mend it" in str(error), f"its text: {error}")
+            count.that(_same(_ask(ahead, 4, CALLS[2]), _ask(_Numbers(), 4, CALLS[2])), "a batch behind the bad one")
     with _prefetcher(_Numbers(), 2) as ahead:
         for shares in ((-1, 0, 1), (0, 1, 1), (0, 0, 5)):
             count.refuses(InputError, ahead.batch, f"share {shares}", *shares)
@@ -208,22 +209,22 @@ def _threads_end(rng: np.random.Generator) -> Measured:
     def alive() -> int:
         return sum(t.name == NAME for t in threading.enumerate())
 
-    count, before = Count(), alive()
+    count, before = Checks(), alive()
     for asked in (0, 1, len(CALLS)):
         with _prefetcher(_Numbers(), 1) as ahead:
             for call in CALLS[:asked]:
                 _ask(ahead, 0, call)
-            count.check(alive() - before == min(asked, 1), f"{alive() - before} threads")
+            count.that(alive() - before == min(asked, 1), f"{alive() - before} threads")
             if asked:
                 _ask(ahead, 5, CALLS[1])
-                count.check(alive() - before == 1, "two threads after a jump")
-        count.check(alive() == before, f"a thread is left after {asked} batches")
+                count.that(alive() - before == 1, "two threads after a jump")
+        count.that(alive() == before, f"a thread is left after {asked} batches")
     try:
         with _prefetcher(_Numbers(), 2) as ahead:
             _ask(ahead, 0, CALLS[0])
             raise InputError("the loop failed", came=1)
     except InputError:
-        count.check(alive() == before, "a thread is left after an error")
+        count.that(alive() == before, "a thread is left after an error")
     return count.measured()
 
 

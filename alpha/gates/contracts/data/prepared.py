@@ -20,8 +20,9 @@ from alpha.component import Measured
 from alpha.data import files, prepare, prepared, sources, tokenizer
 from alpha.data.hashed import file_bytes
 from alpha.errors import BusyError, CorruptError, InputError, MachineError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.data import corruption, limits, packed
-from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, parts_of, same_everywhere, text_like, write_texts
+from alpha.gates.contracts.data.support import Cases, any_bytes, folder, parts_of, same_everywhere, text_like, write_texts
 
 UNIT, PART = 3000, 700
 """Bytes of a unit and of a text's part, small, so that small files are cut in many places."""
@@ -79,7 +80,7 @@ def _tokens(texts: list[bytes], by: tokenizer.Tokenizer) -> list[int]:
 
 def _as_reference(rng: np.random.Generator) -> Measured:
     """Documents, their order, their sides, tokens, counts, against a reader that holds all in memory. All that may be set is drawn."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         saved = root / "own.json"
         tokenizer.BPETokenizer([(115, 101), (32, 32), (257, 108)]).save(saved)
@@ -95,30 +96,30 @@ def _as_reference(rng: np.random.Generator) -> Measured:
             for side, expected in sides.items():
                 stream, wanted = made.streams[side], _tokens(expected, made.tokenizer)
                 came = stream.windows([0], len(stream))[0].tolist()
-                count.check(came == wanted, f"{kind}: tokens, {side}")
-                count.check(stream.documents == len(expected), f"{kind}: {stream.documents} documents instead of {len(expected)}, {side}")
+                count.that(came == wanted, f"{kind}: tokens, {side}")
+                count.that(stream.documents == len(expected), f"{kind}: {stream.documents} documents instead of {len(expected)}, {side}")
                 found = prepared.PreparedText((stream,), made.tokenizer)
-                count.check(list(found.texts()) == expected, f"{kind}: text out of tokens, {side}")
-                count.check((found.size, len(found.documents)) == (sum(map(len, expected)), len(expected)), f"{kind}: sizes, {side}")
+                count.that(list(found.texts()) == expected, f"{kind}: text out of tokens, {side}")
+                count.that((found.size, len(found.documents)) == (sum(map(len, expected)), len(expected)), f"{kind}: sizes, {side}")
                 numbers = {"documents": len(expected), "tokens": len(wanted), "text_bytes": found.size}
-                count.check(dict(made.facts["counts"][side]) == numbers, f"{kind}: counts, {side}")
+                count.that(dict(made.facts["counts"][side]) == numbers, f"{kind}: counts, {side}")
             if kind == f"bpe:{size}":
                 learned = tokenizer.BPETokenizer.train(sides["train"], size)
-                count.check(made.tokenizer.hash == learned.hash, "what the tokenizer learned from")
-            count.check(made.tokenizer.vocab_size == {"bytes": 257, f"bpe:{size}": size}.get(kind, 260), f"{kind}: vocabulary")
-            count.check(not {*sides["train"]} & {*list(prepared.PreparedText((made.streams["validation"],), made.tokenizer).texts())},
+                count.that(made.tokenizer.hash == learned.hash, "what the tokenizer learned from")
+            count.that(made.tokenizer.vocab_size == {"bytes": 257, f"bpe:{size}": size}.get(kind, 260), f"{kind}: vocabulary")
+            count.that(not {*sides["train"]} & {*list(prepared.PreparedText((made.streams["validation"],), made.tokenizer).texts())},
                         "a text is on both sides")  # fmt: skip
-            count.check((made.facts["empty"], made.facts["bad"], made.facts["licence"], made.facts["field"])
+            count.that((made.facts["empty"], made.facts["bad"], made.facts["licence"], made.facts["field"])
                         == (empty, 0, f"CC {share}", field), f"{kind}: empty, bad, licence, field")  # fmt: skip
             counted = {label: sum(values.values()) for label, values in made.facts["labels"].items()}
-            count.check(counted == dict.fromkeys(labels, lines), f"{kind}: labels: {counted}")
-            count.check(set(made.facts["labels"]["lang"]) <= {"a", "b", "None"}, f"{kind}: values of a label")
+            count.that(counted == dict.fromkeys(labels, lines), f"{kind}: labels: {counted}")
+            count.that(set(made.facts["labels"]["lang"]) <= {"a", "b", "None"}, f"{kind}: values of a label")
     return count.measured()
 
 
 def _labels(rng: np.random.Generator) -> Measured:
     """Values of a label are counted apart up to a bound, those that come first; the others together, in a unit and over all of them."""
-    count, most = Count(), sources.MOST_VALUES
+    count, most = Checks(), sources.MOST_VALUES
     with folder() as root:
         values = [*range(most - 1), *rng.integers(0, 2 * most, 2000).tolist()]
         lines = [json.dumps({"text": f"{i}", "lang": value}) for i, value in enumerate(values)]
@@ -129,16 +130,16 @@ def _labels(rng: np.random.Generator) -> Measured:
             made = prepare.prepare(_order(root / "a.jsonl", unit=unit), root / f"{unit}")
             came = dict(made.facts["labels"]["lang"])
             together = came.pop(sources.OTHER_VALUES, 0)
-            count.check(len(came) == most < len(due), f"{len(came)} values apart, of {len(due)}")
-            count.check(together + sum(came.values()) == len(values), f"{together} and {sum(came.values())} are not {len(values)}")
+            count.that(len(came) == most < len(due), f"{len(came)} values apart, of {len(due)}")
+            count.that(together + sum(came.values()) == len(values), f"{together} and {sum(came.values())} are not {len(values)}")
             if unit > 50_000:
-                count.check(came == {value: due[value] for value in first}, "values apart are not those that came first")
+                count.that(came == {value: due[value] for value in first}, "values apart are not those that came first")
     return count.measured()
 
 
 def _small_sources(rng: np.random.Generator) -> Measured:
     """Where no document lies below the share, the lowest is validated on, with its copies."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         for number in range(2, 9):
             texts = [b"%d %s" % (i, text_like(rng, 30)) for i in range(number)]
@@ -147,7 +148,7 @@ def _small_sources(rng: np.random.Generator) -> Measured:
             made = prepare.prepare(_order(root / f"t{number}", validation=1e-9), root / f"out{number}")
             lowest = min(texts, key=lambda text: hashlib.sha256(text).hexdigest())
             found = list(prepared.PreparedText((made.streams["validation"],), made.tokenizer).texts())
-            count.check(found == [lowest] * (2 if lowest == texts[0] else 1), f"validation of {number} documents: {found}")
+            count.that(found == [lowest] * (2 if lowest == texts[0] else 1), f"validation of {number} documents: {found}")
     return count.measured()
 
 
@@ -171,12 +172,12 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 def _any_workers(rng: np.random.Generator) -> Measured:
     """Every byte of the folder is the same from one process and from three."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         made_up(rng, root / "texts")
         one, three = (prepare.prepare(_order(root / "texts"), root / f"{n}", workers=n) for n in (1, 3))
-        count.check(contents(one.folder) == contents(three.folder), "the number of workers shows")
-        count.check(len(one.streams["train"].shards) > 3, "nothing was shared out")
+        count.that(contents(one.folder) == contents(three.folder), "the number of workers shows")
+        count.that(len(one.streams["train"].shards) > 3, "nothing was shared out")
         count.add(json.dumps({k: v for k, v in contents(one.folder).items() if k != prepared.MANIFEST}, sort_keys=True).encode())
     return count.measured()
 
@@ -200,7 +201,7 @@ def _dying(writes: int) -> Callable[[str, str], None]:
 
 def _after_kills(rng: np.random.Generator) -> Measured:
     """Ended after any unit, before or after its record, and with any of what was made damaged: run again, the same bytes."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         made_up(rng, root / "texts")
         order, out = _order(root / "texts"), root / "out"
@@ -216,28 +217,28 @@ def _after_kills(rng: np.random.Generator) -> Measured:
                 path.write_bytes(path.read_bytes()[:-9])
         begun = []
         prepare.prepare(order, out, told=lambda done, total: begun.append(done / total))
-        count.check(begun[0] > 0, "nothing was kept")
-        count.check(contents(out) == whole, "kills show")
+        count.that(begun[0] > 0, "nothing was kept")
+        count.that(contents(out) == whole, "kills show")
         prepare.prepare(order, out)
-        count.check(contents(out) == whole, "preparing again changes what is finished")
+        count.that(contents(out) == whole, "preparing again changes what is finished")
     return count.measured()
 
 
 def _campaign(rng: np.random.Generator) -> Measured:
     """Drawn corruptions of every file and region: all refused, by one error that says what it is."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         made_up(rng, root / "texts")
         out = prepare.prepare(_order(root / "texts", tokenizer="bpe:280"), root / "out").folder
         struck, missed = corruption.campaign(out, lambda: prepared.open_prepared(out, verify=True), rng, 150)
         for what in struck.elements():
-            count.check(not any(one.startswith(what) for one in missed), f"not refused: {missed[:3]}")
+            count.that(not any(one.startswith(what) for one in missed), f"not refused: {missed[:3]}")
     return count.measured()
 
 
 def _seen_when_read(rng: np.random.Generator) -> Measured:
     """Opened without reading all, a damaged folder is refused at the latest when the text is read."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         made_up(rng, root / "texts")
         out = prepare.prepare(_order(root / "texts"), root / "out").folder
@@ -250,13 +251,13 @@ def _seen_when_read(rng: np.random.Generator) -> Measured:
                 stream.windows([0], len(stream))
 
         _, missed = corruption.campaign(out, read, rng, 60)
-        count.check(not missed, f"not refused: {missed[:3]}")
+        count.that(not missed, f"not refused: {missed[:3]}")
     return count.measured()
 
 
 def _bad_sources(rng: np.random.Generator) -> Measured:
     """Each is refused with the file and the line; what `skip_bad` may leave out is counted, and the rest is as without it."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         good = [json.dumps({"text": f"document {i}"}) for i in range(400)]
         bad = {"torn": b'{"text": "a', "a list": b"[1]", "no text": b'{"txt": "a"}', "no string": b'{"text": 3}', "NaN": b'{"text": NaN}',
@@ -272,18 +273,18 @@ def _bad_sources(rng: np.random.Generator) -> Measured:
                     prepare.prepare(_order(packed, rules=sources.Rules(), validation=0.01), root / f"{packed.name}-1")
                 except InputError as error:
                     said, _, why = str(error.came).partition(f"{packed}, line {at + 1}:")
-                    count.check(not said and bool(why) and "line" not in why, f"{name}: {error.came}")  # one place, one number
+                    count.that(not said and bool(why) and "line" not in why, f"{name}: {error.came}")  # one place, one number
                 else:
-                    count.check(False, f"{name} is a document")
+                    count.that(False, f"{name} is a document")
             made = prepare.prepare(_order(path, rules=sources.Rules(skip_bad=True)), root / f"{name}-2")
-            count.check((made.facts["bad"], sum(c["documents"] for c in made.facts["counts"].values())) == (1, 400), f"{name}: counted")
+            count.that((made.facts["bad"], sum(c["documents"] for c in made.facts["counts"].values())) == (1, 400), f"{name}: counted")
         (root / "long.jsonl").write_bytes(b'{"text": "a"}\n{"text": "' + b"b" * 9000 + b'"}\n{"text": "c"}\n{"text": "d"}\n')
         order = _order(root / "long.jsonl", rules=sources.Rules(longest=4000))
         count.refuses(InputError, prepare.prepare, "a long line", order, root / "long-1")
         for unit in (UNIT, 1 << 20):
             order = _order(root / "long.jsonl", rules=sources.Rules(longest=4000, skip_bad=True), unit=unit)
             made = prepare.prepare(order, root / f"long-{unit}")
-            count.check((made.facts["bad"], sum(len(s.document_starts) - 1 for s in made.streams.values())) == (1, 3), "after a long line")
+            count.that((made.facts["bad"], sum(len(s.document_starts) - 1 for s in made.streams.values())) == (1, 3), "after a long line")
         packed_lines = gzip.compress(b'{"text": "a"}\n' * 999)
         write_texts(root / "wide", {"a.txt": b"a", "b.txt": b"b", "c.txt": "text".encode("utf-16")})
         count.refuses(InputError, prepare.prepare, "UTF-16", _order(root / "wide"), root / "wide-out")
@@ -304,7 +305,7 @@ def _bad_sources(rng: np.random.Generator) -> Measured:
 
 def _folders(rng: np.random.Generator) -> Measured:
     """What is in the way is refused: another preparation, other files, another writer, a full disk; and parts that do not go together."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         made_up(rng, root / "texts")
         order, out = _order(root / "texts"), root / "out"
@@ -323,7 +324,7 @@ def _folders(rng: np.random.Generator) -> Measured:
         whole = prepare.prepare(order, out)
         for other in changed:
             count.refuses(InputError, prepare.prepare, "other options, done", other, out)
-        count.check(whole.tokenizer.kind == "bytes", "the tokenizer of another try")
+        count.that(whole.tokenizer.kind == "bytes", "the tokenizer of another try")
         (out / "train").rename(out / "away")
         (out / "validation").rename(out / "train")
         (out / "away").rename(out / "validation")

@@ -12,8 +12,9 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data import sampler, shards
 from alpha.errors import InputError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.data import limits
-from alpha.gates.contracts.data.support import Cases, Count, folder, same_everywhere
+from alpha.gates.contracts.data.support import Cases, folder, same_everywhere
 
 # The order is a promise to every run that resumes: seed 1, epoch 2, 10 windows.
 _FROZEN_ORDER = [4, 8, 7, 6, 0, 5, 2, 3, 9, 1]
@@ -76,7 +77,7 @@ def _make(stream: shards.TokenStream, sequence: int, batch: int, seed: int) -> s
 
 
 def _windows_as_reference(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         for windows in (1, 2, 3, 17, 256, 257, 1000):
             stream, seed = (
@@ -86,13 +87,13 @@ def _windows_as_reference(rng: np.random.Generator) -> Measured:
             made = _make(stream, 2, 4, seed)
             samples = np.unique(np.concatenate([np.arange(5), rng.integers(0, 5 * windows, 40), rng.integers(0, 1 << 40, 5)]))
             for sample, came in zip(samples.tolist(), made.window_of(samples).tolist()):
-                count.check(came == reference_window(sample, windows, seed), f"sample {sample} of {windows} windows, seed {seed}")
+                count.that(came == reference_window(sample, windows, seed), f"sample {sample} of {windows} windows, seed {seed}")
     return count.measured()
 
 
 def _tokens_as_reference(rng: np.random.Generator) -> Measured:
     """Inputs are the tokens of the window, targets the same one place later, documents those of the inputs."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         for sequence in (1, int(rng.integers(2, 40))):
             stream = made_up_stream(root, 1500 + int(rng.integers(100)))
@@ -102,34 +103,34 @@ def _tokens_as_reference(rng: np.random.Generator) -> Measured:
             for step in rng.integers(0, 1000, 8).tolist():
                 batch = made.batch(step, documents=True)
                 shapes = {batch.inputs_bT.shape, batch.targets_bT.shape} == {(6, sequence)}
-                count.check(shapes and batch.inputs_bT.dtype == batch.targets_bT.dtype == np.int32, "shape or dtype")
-                count.check(batch.samples_b.tolist() == list(range(step * 6, step * 6 + 6)) and batch.samples_b.dtype == np.int64, "ids")
+                count.that(shapes and batch.inputs_bT.dtype == batch.targets_bT.dtype == np.int32, "shape or dtype")
+                count.that(batch.samples_b.tolist() == list(range(step * 6, step * 6 + 6)) and batch.samples_b.dtype == np.int64, "ids")
                 for row, sample in enumerate(batch.samples_b.tolist()):
                     first = reference_window(sample, (len(stream) - 1) // sequence, seed) * sequence
-                    count.check(batch.inputs_bT[row].tolist() == list(range(first, first + sequence)), "inputs")
-                    count.check(batch.targets_bT[row].tolist() == list(range(first + 1, first + sequence + 1)), "targets")
+                    count.that(batch.inputs_bT[row].tolist() == list(range(first, first + sequence)), "inputs")
+                    count.that(batch.targets_bT[row].tolist() == list(range(first + 1, first + sequence + 1)), "targets")
                     assert batch.documents_bT is not None
-                    count.check(np.array_equal(batch.documents_bT[row], owners[first : first + sequence]), "documents")
+                    count.that(np.array_equal(batch.documents_bT[row], owners[first : first + sequence]), "documents")
     return count.measured()
 
 
 def _every_window_once(rng: np.random.Generator) -> Measured:
     """Each epoch visits each window exactly once; the windows are all that fit; each epoch has its own order."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         for windows, extra in ((1, 0), (2, 1), (5, 3), (64, 0), (65, 2), (700, 3)):
             sequence = 4
             made = _make(made_up_stream(root, windows * sequence + 1 + extra), sequence, 2, int(rng.integers(1 << 32)))
-            count.check(made.windows == windows, f"{made.windows} windows instead of {windows}")
+            count.that(made.windows == windows, f"{made.windows} windows instead of {windows}")
             for step in (0, 1, windows, int(rng.integers(1, 1 << 30))):
-                count.check(made.epoch(step) == 2 * step / windows, f"epochs before step {step}")
+                count.that(made.epoch(step) == 2 * step / windows, f"epochs before step {step}")
             orders = []
             for epoch in (0, 1, 2, int(rng.integers(3, 1 << 30))):
                 order = made.window_of(np.arange(windows, dtype=np.int64) + epoch * windows)
-                count.check(np.array_equal(np.sort(order), np.arange(windows)), f"epoch {epoch} of {windows} windows")
+                count.that(np.array_equal(np.sort(order), np.arange(windows)), f"epoch {epoch} of {windows} windows")
                 orders.append(order.tobytes())
-            count.check(windows < 60 or len(set(orders)) == len(orders), "two epochs share an order")
-            count.check(windows < 60 or np.arange(windows).tobytes() not in orders, "an epoch is not shuffled")
+            count.that(windows < 60 or len(set(orders)) == len(orders), "two epochs share an order")
+            count.that(windows < 60 or np.arange(windows).tobytes() not in orders, "an epoch is not shuffled")
     return count.measured()
 
 
@@ -153,7 +154,7 @@ def _orders_are_mixed(rng: np.random.Generator) -> Measured:
 
 def _ranks_share_the_batch(rng: np.random.Generator) -> Measured:
     """For every number of shards and microbatches the parts are disjoint and together the one global batch, row for row."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         made = _make(made_up_stream(root, 2000), 8, 24, int(rng.integers(1 << 32)))
         for step in (0, *rng.integers(1, 500, 4).tolist()):
@@ -162,26 +163,26 @@ def _ranks_share_the_batch(rng: np.random.Generator) -> Measured:
                 for micro in (1, 24 // ranks):
                     parts = [made.batch(step, r, ranks, micro=m, n_micro=micro) for r in range(ranks) for m in range(micro)]
                     samples = np.concatenate([part.samples_b for part in parts])
-                    count.check(len(np.unique(samples)) == 24, f"{ranks} ranks overlap at step {step}")
-                    count.check(np.array_equal(samples, whole.samples_b), f"samples of {ranks} ranks, {micro} microbatches")
+                    count.that(len(np.unique(samples)) == 24, f"{ranks} ranks overlap at step {step}")
+                    count.that(np.array_equal(samples, whole.samples_b), f"samples of {ranks} ranks, {micro} microbatches")
                     inputs, targets = ([getattr(p, name) for p in parts] for name in ("inputs_bT", "targets_bT"))
-                    count.check(np.array_equal(np.concatenate(inputs), whole.inputs_bT), f"inputs of {ranks} ranks")
-                    count.check(np.array_equal(np.concatenate(targets), whole.targets_bT), f"targets of {ranks} ranks")
+                    count.that(np.array_equal(np.concatenate(inputs), whole.inputs_bT), f"inputs of {ranks} ranks")
+                    count.that(np.array_equal(np.concatenate(targets), whole.targets_bT), f"targets of {ranks} ranks")
     return count.measured()
 
 
 def _evaluation_sees_all(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         for tokens in (11, 12, 101, int(rng.integers(50, 500))):
             stream = made_up_stream(root, tokens)
             for batch in range(1, 8):  # one size may divide the windows, and then hides a last batch that is lost or miscounted
                 seen = []
                 for made, rows in sampler.ordered_batches(stream, sequence=5, batch=batch):
-                    count.check(made.inputs_bT.shape == (batch, 5) and 1 <= rows <= batch, "shape")
-                    count.check(np.array_equal(made.targets_bT, made.inputs_bT + 1), "targets")
+                    count.that(made.inputs_bT.shape == (batch, 5) and 1 <= rows <= batch, "shape")
+                    count.that(np.array_equal(made.targets_bT, made.inputs_bT + 1), "targets")
                     seen += made.inputs_bT[:rows, 0].tolist()
-                count.check(seen == list(range(0, (tokens - 1) // 5 * 5, 5)), f"windows of {tokens} tokens in batches of {batch}")
+                count.that(seen == list(range(0, (tokens - 1) // 5 * 5, 5)), f"windows of {tokens} tokens in batches of {batch}")
     return count.measured()
 
 
@@ -204,7 +205,7 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 def _resume(rng: np.random.Generator) -> Measured:
     """A sampler made anew at any step, on any number of ranks, goes on where an uninterrupted one is, over epoch ends too."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         stream, seed = made_up_stream(root, 301), int(rng.integers(1 << 32))
         running = _make(stream, 4, 8, seed)
@@ -215,26 +216,26 @@ def _resume(rng: np.random.Generator) -> Measured:
                 parts = [resumed.batch(step, rank, ranks) for rank in range(ranks)]
                 same = np.array_equal(np.concatenate([p.inputs_bT for p in parts]), uninterrupted[step].inputs_bT)
                 same &= np.array_equal(np.concatenate([p.samples_b for p in parts]), uninterrupted[step].samples_b)
-                count.check(same, f"resumed at {stop} with {ranks} ranks, step {step} differs")
+                count.that(same, f"resumed at {stop} with {ranks} ranks, step {step} differs")
         for step in rng.permutation(30).tolist():  # random access
-            count.check(np.array_equal(running.batch(step).inputs_bT, uninterrupted[step].inputs_bT), f"step {step} asked again")
+            count.that(np.array_equal(running.batch(step).inputs_bT, uninterrupted[step].inputs_bT), f"step {step} asked again")
         count.add(b"".join(batch.inputs_bT.tobytes() for batch in uninterrupted))
         seen = np.sort(running.window_of(np.concatenate([b.samples_b for b in uninterrupted])[:75]))
-        count.check(np.array_equal(seen, np.arange(75)), "the first epoch skipped a window")
+        count.that(np.array_equal(seen, np.arange(75)), "the first epoch skipped a window")
     return count.measured()
 
 
 def _order_is_frozen(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         stream = made_up_stream(root, 41)
         made = _make(stream, 4, 2, 1)
         came = made.window_of(np.arange(20, 30, dtype=np.int64)).tolist()
-        count.check(came == _FROZEN_ORDER, f"the order of version 1 changed: {came}")
+        count.that(came == _FROZEN_ORDER, f"the order of version 1 changed: {came}")
         hashes = [_make(stream, *facts).hash for facts in ((4, 2, 1), (5, 2, 1), (4, 3, 1), (4, 2, 2))]
         hashes.append(_make(shards.TokenStream([made_up_foreign(root)]), 4, 2, 1).hash)
-        count.check(len(set(hashes)) == len(hashes), "two samplers share a hash")
-        count.check(_make(made_up_stream(root, 41, 1), 4, 2, 1).hash == made.hash, "the hash depends on the cut into shards")
+        count.that(len(set(hashes)) == len(hashes), "two samplers share a hash")
+        count.that(_make(made_up_stream(root, 41, 1), 4, 2, 1).hash == made.hash, "the hash depends on the cut into shards")
     count.add(str(came).encode())
     return count.measured()
 
@@ -252,7 +253,7 @@ def made_up_foreign(root: Path) -> shards.Shard:
 
 
 def _bad_input(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         stream = made_up_stream(root, 41)
         made = _make(stream, 4, 6, int(rng.integers(100)))
@@ -262,7 +263,7 @@ def _bad_input(rng: np.random.Generator) -> Measured:
             count.refuses(InputError, made.batch, f"{micro} of {of}", 0, 0, 1, micro=micro, n_micro=of)
         for sequence, batch, seed in ((0, 1, 0), (41, 1, 0), (1000, 1, 0), (4, 0, 0), (4, 1, -1), (4, 1, 1 << 64)):
             count.refuses(InputError, _make, f"{sequence, batch, seed}", stream, sequence, batch, seed)
-        count.check(_make(stream, 40, 1, 0).windows == 1, "one window that just fits is refused")
+        count.that(_make(stream, 40, 1, 0).windows == 1, "one window that just fits is refused")
     return count.measured()
 
 
@@ -280,7 +281,7 @@ def _evaluation_same_everywhere(rng: np.random.Generator) -> Measured:
 
 
 def _bad_evaluation(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         stream = made_up_stream(root, 41)
         for sequence, batch in ((4, 0), (4, -1), (0, 1), (41, 1), (int(rng.integers(42, 1000)), 1)):

@@ -17,8 +17,9 @@ from alpha.component import Measured
 from alpha.data import corpus, shards, tokenizer
 from alpha.data.hashed import file_bytes
 from alpha.errors import CorruptError, InputError, MachineError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.data import limits
-from alpha.gates.contracts.data.support import Cases, Count, any_bytes, flipped, folder, same_everywhere, text_like, wide_bpe, write_texts
+from alpha.gates.contracts.data.support import Cases, any_bytes, flipped, folder, same_everywhere, text_like, wide_bpe, write_texts
 
 
 def made_up(rng: np.random.Generator, root: Path, files: int = 9) -> corpus.Corpus:
@@ -44,43 +45,43 @@ def _bpe() -> tokenizer.BPETokenizer:
 
 
 def _stream_as_reference(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         made = made_up(rng, root / "texts")
         for k, kind in enumerate((tokenizer.ByteTokenizer(), _bpe())):
             tokens, owners = reference_stream(made, kind)
             for cut in (1, int(rng.integers(50, 400)), 1 << 20):
                 stream = shards.token_stream(made, kind, root / f"{k}-{cut}", shard_tokens=cut)
-                count.check(len(stream) == len(tokens), f"{len(stream)} tokens instead of {len(tokens)}")
-                count.check(stream.windows([0], len(stream))[0].tolist() == tokens, f"tokens, shards of {cut}")
+                count.that(len(stream) == len(tokens), f"{len(stream)} tokens instead of {len(tokens)}")
+                count.that(stream.windows([0], len(stream))[0].tolist() == tokens, f"tokens, shards of {cut}")
                 fit = [len(s.tokens) <= cut or len(s.starts) == 2 for s in stream.shards]  # a document is in one shard
-                count.check(all(fit), f"shards of more than {cut} tokens")
-                count.check(stream.document_ids([0], len(stream))[0].tolist() == owners, f"documents, shards of {cut}")
-                count.check((stream.documents, stream.text_bytes) == (len(made.documents), made.size), "documents or bytes of text")
+                count.that(all(fit), f"shards of more than {cut} tokens")
+                count.that(stream.document_ids([0], len(stream))[0].tolist() == owners, f"documents, shards of {cut}")
+                count.that((stream.documents, stream.text_bytes) == (len(made.documents), made.size), "documents or bytes of text")
                 length = int(rng.integers(2, 60))
                 starts = [0, len(tokens) - length, *rng.integers(0, len(tokens) - length, 30).tolist()]
                 windows, documents = stream.windows(starts, length), stream.document_ids(starts, length)
-                count.check(windows.dtype == np.int32 and documents.dtype == np.int32, "dtype")
+                count.that(windows.dtype == np.int32 and documents.dtype == np.int32, "dtype")
                 for row, start in enumerate(starts):
-                    count.check(windows[row].tolist() == tokens[start : start + length], f"window at {start}")
-                    count.check(documents[row].tolist() == owners[start : start + length], f"documents at {start}")
+                    count.that(windows[row].tolist() == tokens[start : start + length], f"window at {start}")
+                    count.that(documents[row].tolist() == owners[start : start + length], f"documents at {start}")
     return count.measured()
 
 
 def _ids_beyond_16_bits(rng: np.random.Generator) -> Measured:
     """A vocabulary of 65,793 ids: tokens are uint32, on disk too; the last id of 65,536 is still uint16."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         texts = {"a.txt": rng.integers(0xFC, 0x100, 300).astype(np.uint8).tobytes(), "b.txt": b"\xff" * 9, "c.txt": b"\xfe" * 9}
         write_texts(root / "texts", texts)
         made = corpus.open_corpus(str(root / "texts"))
         for kind, dtype in ((wide_bpe(65_536), "<u2"), (wide_bpe(65_537), "<u4"), (wide_bpe(65_793), "<u4")):
             tokens, _ = reference_stream(made, kind)
-            count.check(max(tokens) == kind.vocab_size - 1 or kind.vocab_size == 65_537, f"the last of {kind.vocab_size} ids is not used")
+            count.that(max(tokens) == kind.vocab_size - 1 or kind.vocab_size == 65_537, f"the last of {kind.vocab_size} ids is not used")
             for cut in (7, 1 << 20):
                 stream = shards.token_stream(made, kind, root / f"{kind.vocab_size}-{cut}", shard_tokens=cut)
-                count.check(stream.windows([0], len(stream))[0].tolist() == tokens, f"{kind.vocab_size} ids, shards of {cut}")
-                count.check({s.tokens.dtype.str for s in stream.shards} == {dtype}, f"{kind.vocab_size} ids are not {dtype}")
+                count.that(stream.windows([0], len(stream))[0].tolist() == tokens, f"{kind.vocab_size} ids, shards of {cut}")
+                count.that({s.tokens.dtype.str for s in stream.shards} == {dtype}, f"{kind.vocab_size} ids are not {dtype}")
     return count.measured()
 
 
@@ -93,19 +94,19 @@ class _Silent(tokenizer.ByteTokenizer):
 
 def _cache_as_asked(rng: np.random.Generator) -> Measured:
     """The second time nothing is tokenized; another tokenizer or another corpus gets its own stream."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         made, cache = made_up(rng, root / "texts"), root / "cache"
         expected = reference_stream(made, tokenizer.ByteTokenizer())[0]
         for kind in (tokenizer.ByteTokenizer(), _Silent()):
             stream = shards.token_stream(made, kind, cache)
-            count.check(stream.windows([0], len(stream))[0].tolist() == expected, "cached tokens")
+            count.that(stream.windows([0], len(stream))[0].tolist() == expected, "cached tokens")
         other = shards.token_stream(made, _bpe(), cache)
-        count.check(other.windows([0], len(other))[0].tolist() == reference_stream(made, _bpe())[0], "the stream of another tokenizer")
+        count.that(other.windows([0], len(other))[0].tolist() == reference_stream(made, _bpe())[0], "the stream of another tokenizer")
         fewer = made.subset("fewer", made.documents[1:])
         rest = shards.token_stream(fewer, tokenizer.ByteTokenizer(), cache)
-        count.check(rest.windows([0], len(rest))[0].tolist() == reference_stream(fewer, tokenizer.ByteTokenizer())[0], "another corpus")
-        count.check(len({stream.hash, other.hash, rest.hash}) == 3, "two streams share a hash")
+        count.that(rest.windows([0], len(rest))[0].tolist() == reference_stream(fewer, tokenizer.ByteTokenizer())[0], "another corpus")
+        count.that(len({stream.hash, other.hash, rest.hash}) == 3, "two streams share a hash")
     return count.measured()
 
 
@@ -123,21 +124,21 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 
 def _cut_does_not_matter(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         made = made_up(rng, root / "texts")
         streams = [shards.token_stream(made, _bpe(), root / f"c{cut}", shard_tokens=cut) for cut in (1, 100, 1000, 1 << 20)]
         whole = streams[-1].windows([0], len(streams[-1]))
         for stream in streams:
-            count.check(stream.hash == streams[-1].hash and np.array_equal(stream.windows([0], len(stream)), whole), "cut matters")
+            count.that(stream.hash == streams[-1].hash and np.array_equal(stream.windows([0], len(stream)), whole), "cut matters")
         count.add(whole.tobytes())
-        count.check(len(streams[0].shards) > len(streams[-1].shards) == 1, "nothing was cut")
+        count.that(len(streams[0].shards) > len(streams[-1].shards) == 1, "nothing was cut")
     return count.measured()
 
 
 def _damaged_shards(rng: np.random.Generator) -> Measured:
     """Torn, grown, or one byte changed anywhere in the file: CorruptError when it is opened."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         stream = shards.token_stream(made_up(rng, root / "texts"), _bpe(), root / "cache", shard_tokens=300)
         path = stream.shards[0].path
@@ -156,13 +157,13 @@ def _damaged_shards(rng: np.random.Generator) -> Measured:
         path.write_bytes(whole[:start] + (b"0" if whole[start : start + 1] != b"0" else b"1") + whole[start + 1 :])
         count.refuses(CorruptError, shards.open_shard, "a header with another tokenizer, by itself", path)
         path.write_bytes(whole)
-        count.check(len(shards.open_stream(parent)) == len(stream), "the whole file is refused")
+        count.that(len(shards.open_stream(parent)) == len(stream), "the whole file is refused")
     return count.measured()
 
 
 def _damage_seen_when_read(rng: np.random.Generator) -> Measured:
     """Opened without reading the tokens, a stream gives the windows of whole blocks and refuses those of a damaged one."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         write_texts(root / "texts", {"a.txt": any_bytes(rng, 3 * shards.BLOCK), "b.txt": any_bytes(rng, 99)})
         made = corpus.folder_corpus(root / "texts")
@@ -182,7 +183,7 @@ def _damage_seen_when_read(rng: np.random.Generator) -> Measured:
                     count.refuses(CorruptError, stream.windows, f"a window of damaged block {damaged}", [start], 64)
                     count.refuses(CorruptError, stream.windows, "one that begins before it", [max(0, read * block - 9)], block)
                 else:
-                    count.check(stream.windows([start], 64)[0].tolist() == tokens[start : start + 64], f"block {read}, {damaged} damaged")
+                    count.that(stream.windows([start], 64)[0].tolist() == tokens[start : start + 64], f"block {read}, {damaged} damaged")
             first, last = sorted(rng.choice(len(tokens) // block, 2, replace=False).tolist())  # of which all others are known by now
             if first <= damaged <= last:
                 count.refuses(CorruptError, stream.windows, f"{first} to {last}, {damaged} damaged", [first * block],
@@ -196,7 +197,7 @@ def _damage_seen_when_read(rng: np.random.Generator) -> Measured:
             os.truncate(path, begin + 2 * cut)
             count.refuses(CorruptError, stream.windows, f"a window beyond the cut, checked before: {known}", [cut - 9], 10)
             if known:
-                count.check(stream.windows([cut - 9], 9)[0].tolist() == tokens[cut - 9 : cut], "a window before the cut")
+                count.that(stream.windows([cut - 9], 9)[0].tolist() == tokens[cut - 9 : cut], "a window before the cut")
             count.refuses(CorruptError, getattr, "all tokens of a file that was cut", stream.shards[0], "tokens")
             path.write_bytes(whole)
         path.write_bytes(whole[:index] + bytes([whole[index] ^ 1]) + whole[index + 1 :])
@@ -209,7 +210,7 @@ def _damage_seen_when_read(rng: np.random.Generator) -> Measured:
 
 
 def _damaged_listing(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         place = shards.token_stream(made_up(rng, root / "texts"), _bpe(), root / "cache", shard_tokens=300).shards[0].path.parent
         path = place / shards.LISTING
@@ -233,7 +234,7 @@ def _damaged_listing(rng: np.random.Generator) -> Measured:
 
 
 def _incomplete_streams(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     with folder() as root:
         made = made_up(rng, root / "texts")
         stream = shards.token_stream(made, _bpe(), root / "cache", shard_tokens=300)
@@ -272,7 +273,7 @@ def _of_version_3(whole: bytes) -> bytes:
 
 def _interrupted_writes(rng: np.random.Generator) -> Measured:
     """A full disk or a file that changes halfway leaves no stream and no leftovers; the next run makes it whole."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         made, cache = made_up(rng, root / "texts"), root / "cache"
 
@@ -281,14 +282,14 @@ def _interrupted_writes(rng: np.random.Generator) -> Measured:
                 shards.token_stream(made, _bpe(), cache)
 
         count.refuses(MachineError, on_full_disk, "full disk")
-        count.check(not list(cache.iterdir()), "leftovers of a full disk")
+        count.that(not list(cache.iterdir()), "leftovers of a full disk")
         last = made.root / made.documents[-1].relpath
         kept = last.read_bytes()
         last.write_bytes(kept + b"!")
         count.refuses(CorruptError, lambda: shards.token_stream(made, _bpe(), cache, shard_tokens=100), "a file that changed")
-        count.check(not list(cache.iterdir()), "leftovers of an interrupted run")
+        count.that(not list(cache.iterdir()), "leftovers of an interrupted run")
         last.write_bytes(kept)
-        count.check(len(shards.token_stream(made, _bpe(), cache)) == len(reference_stream(made, _bpe())[0]), "the next run")
+        count.that(len(shards.token_stream(made, _bpe(), cache)) == len(reference_stream(made, _bpe())[0]), "the next run")
     return count.measured()
 
 

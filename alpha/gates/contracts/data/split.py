@@ -11,7 +11,8 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data import corpus, split
 from alpha.errors import InputError
-from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, same_everywhere, text_like, write_texts
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.data.support import Cases, any_bytes, folder, same_everywhere, text_like, write_texts
 
 
 def reference_position(relpath: str, seed: int) -> float:
@@ -36,26 +37,26 @@ def _paths(side: corpus.Corpus) -> set[str]:
 
 
 def _sides_as_reference(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     for _ in range(4):
         documents, seed, fraction = made_up(rng, 400), int(rng.integers(0, 1 << 40)), float(rng.uniform(0.1, 0.6))
         made = split.split_by_file(_corpus(documents), fraction=fraction, seed=seed)
         validation = _paths(made.validation)
         for d in documents:
             group = [reference_position(other.relpath, seed) for other in documents if other.sha256 == d.sha256]
-            count.check((d.relpath in validation) == all(position < fraction for position in group), f"side of {d.relpath}")
-        count.check(_paths(made.train) | validation == {d.relpath for d in documents}, "a file is on no side")
+            count.that((d.relpath in validation) == all(position < fraction for position in group), f"side of {d.relpath}")
+        count.that(_paths(made.train) | validation == {d.relpath for d in documents}, "a file is on no side")
     return count.measured()
 
 
 def _nothing_shared(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     for _ in range(10):
         made = split.split_by_file(_corpus(made_up(rng, 300, 0.5)), fraction=0.3, seed=int(rng.integers(1 << 30)))
-        count.check(not _paths(made.train) & _paths(made.validation), "a path on both sides")
+        count.that(not _paths(made.train) & _paths(made.validation), "a path on both sides")
         contents = [{d.sha256 for d in side.documents} for side in (made.train, made.validation)]
-        count.check(not contents[0] & contents[1], "a text on both sides")
-        count.check(made.train.hash != made.validation.hash, "both sides share a hash")
+        count.that(not contents[0] & contents[1], "a text on both sides")
+        count.that(made.train.hash != made.validation.hash, "both sides share a hash")
     return count.measured()
 
 
@@ -81,7 +82,7 @@ def _expected(whole: corpus.Corpus, fraction: float, unique: int) -> float:
 def _growth_moves_nothing(rng: np.random.Generator) -> Measured:
     """Files come: the others keep their side, but for texts of which a copy came, and the one of a corpus too small for its fraction.
     None enters validation."""
-    count = Count()
+    count = Checks()
     for files in (2, 2, 3, 5, 300, 300, 300):
         documents, fraction = made_up(rng, files, 0.0 if files < 300 else 0.2), 0.01 if files < 300 else 0.3
         if len({d.sha256 for d in documents}) == 1:
@@ -92,17 +93,17 @@ def _growth_moves_nothing(rng: np.random.Generator) -> Measured:
         copied = {d.sha256 for d in new}
         forced = {d.sha256 for d in before.validation.documents if reference_position(d.relpath, 5) >= fraction}
         held_out = {d.sha256 for d in before.validation.documents}
-        count.check(not forced or len(held_out) == 1, "more than one text is validation without a reason")
+        count.that(not forced or len(held_out) == 1, "more than one text is validation without a reason")
         for d in before.train.documents:
-            count.check(d in after.train.documents, f"{d.relpath} moved into validation")
+            count.that(d in after.train.documents, f"{d.relpath} moved into validation")
         for d in before.validation.documents:
-            count.check(d in after.validation.documents or d.sha256 in copied | forced, f"{d.relpath} moved")
+            count.that(d in after.validation.documents or d.sha256 in copied | forced, f"{d.relpath} moved")
     return count.measured()
 
 
 def _one_text_is_cut(rng: np.random.Generator) -> Measured:
     """The sides of one text join to it, about as the fraction says; the end begins a line, or at least a character."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         for text in (text_like(rng, 3000), text_like(rng, 900) + b"\n", any_bytes(rng, 500) + b"\n.", "äöü€𝄞".encode() * 40,
                      b"no line end at all " * 9, b"ab"):
@@ -111,21 +112,21 @@ def _one_text_is_cut(rng: np.random.Generator) -> Measured:
             fraction = float(rng.uniform(0.05, 0.5)) if len(text) > 2 else 0.5
             made = split.split_by_file(whole, fraction=fraction, seed=1)
             train, validation = (b"".join(side.texts()) for side in (made.train, made.validation))
-            count.check(train + validation == text and bool(train) and bool(validation), f"{text[:20]!r} does not come whole")
+            count.that(train + validation == text and bool(train) and bool(validation), f"{text[:20]!r} does not come whole")
             lines = b"\n" in text[:-1]
-            count.check(train.endswith(b"\n") if lines else validation[0] & 0xC0 != 0x80, "cut inside a line or a character")
+            count.that(train.endswith(b"\n") if lines else validation[0] & 0xC0 != 0x80, "cut inside a line or a character")
             off = abs(len(validation) - fraction * len(text))
-            count.check(off <= (max(map(len, text.split(b"\n"))) + 1 if lines else 4), f"{off} bytes away from the fraction {fraction}")
-            count.check(len({whole.hash, made.train.hash, made.validation.hash}) == 3, "two of whole, train and validation share a hash")
+            count.that(off <= (max(map(len, text.split(b"\n"))) + 1 if lines else 4), f"{off} bytes away from the fraction {fraction}")
+            count.that(len({whole.hash, made.train.hash, made.validation.hash}) == 3, "two of whole, train and validation share a hash")
             for side, own in ((made.train, train), (made.validation, validation)):  # a part of a part, whichever end it lies at
                 again = split.split_by_file(side, fraction=0.5, seed=1) if len(own) > 40 and b"\n" in own[:-1] else None
-                count.check(again is None or b"".join((*again.train.texts(), *again.validation.texts())) == own, "a part of a part")
+                count.that(again is None or b"".join((*again.train.texts(), *again.validation.texts())) == own, "a part of a part")
     return count.measured()
 
 
 def _small_corpora_have_two_sides(rng: np.random.Generator) -> Measured:
     """However few texts, one at least is validation: that of the lowest position (the highest among a text's copies)."""
-    count = Count()
+    count = Checks()
     for files in rng.integers(2, 12, 20).tolist():
         documents, seed = made_up(rng, files, 0.3), int(rng.integers(1 << 30))
         latest: dict[str, float] = {}
@@ -134,8 +135,8 @@ def _small_corpora_have_two_sides(rng: np.random.Generator) -> Measured:
         if len(latest) > 1:
             made = split.split_by_file(_corpus(documents), fraction=0.01, seed=seed)
             held_out = {text for text, position in latest.items() if position < 0.01} or {min(latest, key=lambda text: latest[text])}
-            count.check({d.sha256 for d in made.validation.documents} == held_out, f"{files} files: {made.validation.documents}")
-            count.check({d.sha256 for d in made.train.documents} == latest.keys() - held_out, f"{files} files: {made.train.documents}")
+            count.that({d.sha256 for d in made.validation.documents} == held_out, f"{files} files: {made.validation.documents}")
+            count.that({d.sha256 for d in made.train.documents} == latest.keys() - held_out, f"{files} files: {made.train.documents}")
     return count.measured()
 
 
@@ -151,19 +152,19 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 
 def _order_does_not_matter(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     documents = made_up(rng, 200)
     first = split.split_by_file(_corpus(documents), fraction=0.3, seed=1)
     count.add(f"{first.train.hash} {first.validation.hash}".encode())
     for _ in range(10):
         shuffled = corpus.Corpus("shuffled", Path("elsewhere"), tuple(documents[i] for i in rng.permutation(len(documents))))
         made = split.split_by_file(shuffled, fraction=0.3, seed=1)
-        count.check((made.train.hash, made.validation.hash) == (first.train.hash, first.validation.hash), "order changed the split")
+        count.that((made.train.hash, made.validation.hash) == (first.train.hash, first.validation.hash), "order changed the split")
     return count.measured()
 
 
 def _bad_input(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     whole = _corpus(made_up(rng, 50, 0.0))
     for fraction in (0.0, 1.0, -0.1, 1.5, math.nan):
         count.refuses(InputError, split.split_by_file, f"{fraction}", whole, fraction=fraction)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +17,7 @@ import alpha
 from alpha.component import Measured
 from alpha.data import corpus
 from alpha.data.tokenizer import FIRST_MERGE, BPETokenizer
+from alpha.gates.contracts.checks import Checks
 
 Case = tuple[str, Callable[[np.random.Generator], Measured]]
 Cases = dict[str, list[Case]]
@@ -28,37 +27,6 @@ _WORDS = (
     *(b" ", b" ", b" ", b"  ", b"\t", b"\n", b"\n    ", b"\r\n", b"\n\n        "),
 )
 
-
-class Count:
-    """Counts comparisons and how many of them failed; `measured()` passes iff there were some and none failed."""
-
-    def __init__(self) -> None:
-        self.cases, self.wrong, self.first = 0, 0, ""
-        self._digest = hashlib.sha256()
-
-    def check(self, holds: object, what: str = "") -> None:
-        """Count one comparison; the first that fails is named in the note."""
-        self.cases += 1
-        if not bool(holds):
-            self.wrong += 1
-            self.first = self.first or what
-
-    def refuses(self, kind: type[Exception], action: Callable[..., object], what: str, *args: Any, **kwargs: Any) -> None:
-        """Count one refusal: `action(*args, **kwargs)` has to raise exactly `kind`, no subclass."""
-        try:
-            action(*args, **kwargs)
-        except Exception as error:  # any other class is a wrong answer of the component, not of the case
-            self.check(type(error) is kind, f"{what}: {type(error).__name__} instead of {kind.__name__}: {error}")
-        else:
-            self.check(False, f"{what}: accepted instead of {kind.__name__}")
-
-    def add(self, data: bytes) -> None:
-        """Make `data` part of the digest."""
-        self._digest.update(len(data).to_bytes(8, "little") + data)
-
-    def measured(self) -> Measured:
-        digest = self._digest.hexdigest()
-        return Measured(error=float(self.wrong), bound=0.0, cases=self.cases, digest=digest, note=self.first[:200])
 
 
 def text_like(rng: np.random.Generator, size: int) -> bytes:
@@ -114,13 +82,13 @@ def in_fresh_process(function: Callable[[bytes], str], data: bytes, hash_seed: i
 
 def same_everywhere(function: Callable[[bytes], str], data: bytes, rng: np.random.Generator) -> Measured:
     """`function(data)` three times here and once in a fresh process with another hash seed: all equal."""
-    count = Count()
+    count = Checks()
     expected = function(data)
     count.add(expected.encode())
     for _ in range(2):
-        count.check(function(data) == expected, "differs when repeated")
+        count.that(function(data) == expected, "differs when repeated")
     came = in_fresh_process(function, data, int(rng.integers(1, 1 << 31)))
-    count.check(came == expected, f"differs in a fresh process: {came}")
+    count.that(came == expected, f"differs in a fresh process: {came}")
     return count.measured()
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data import files, tokenizer, tokenizer_file
 from alpha.errors import CorruptError, InputError, MachineError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.data import patterns
-from alpha.gates.contracts.data.support import Cases, Count, any_bytes, flipped, folder, same_everywhere, stdlib_texts, text_like, wide_bpe
+from alpha.gates.contracts.data.support import Cases, any_bytes, flipped, folder, same_everywhere, stdlib_texts, text_like, wide_bpe
 
 Merges = list[tuple[int, int]]
 
@@ -108,22 +109,22 @@ def _trained(rng: np.random.Generator, size: int = 20_000, vocabulary: int = 330
 
 
 def _merges_as_reference(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     for _ in range(8):
         texts, least = _tied_texts(rng), int(rng.integers(1, 3))
         expected = reference_merges(texts, 24, least)
         came = tokenizer.BPETokenizer.train(texts, 257 + len(expected), min_word_count=least)
-        count.check(list(came.merges) == expected, f"{came.merges} instead of {expected}")
+        count.that(list(came.merges) == expected, f"{came.merges} instead of {expected}")
     texts = [text_like(rng, 4000), *stdlib_texts(rng, 1, 4000)]
     expected = reference_merges(texts, 40, 2)
     came = tokenizer.BPETokenizer.train(texts, 297)
     for k, merge in enumerate(expected):
-        count.check(came.merges[k] == merge, f"merge {k} is {came.merges[k]} instead of {merge}")
+        count.that(came.merges[k] == merge, f"merge {k} is {came.merges[k]} instead of {merge}")
     return count.measured()
 
 
 def _ids_as_reference(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     bpe = _trained(rng)
     merges = list(bpe.merges)
     samples = [
@@ -138,56 +139,56 @@ def _ids_as_reference(rng: np.random.Generator) -> Measured:
     ]
     samples += [bytes([value]) * 3 for value in rng.integers(0, 256, 8)]
     for data in (*samples, *samples):  # the second time from the cache
-        count.check(bpe.encode(data).tolist() == reference_ids(data, merges), f"ids of {data[:40]!r}")
+        count.that(bpe.encode(data).tolist() == reference_ids(data, merges), f"ids of {data[:40]!r}")
     return count.measured()
 
 
 def _blocks_as_reference(rng: np.random.Generator) -> Measured:
     """Text longer than the block that is cut at once: the words are those of the uncut text."""
-    count = Count()
+    count = Checks()
     bpe = tokenizer.BPETokenizer([])
     for shift in (0, int(rng.integers(1, 200))):
         data = b"x" * shift + text_like(rng, tokenizer._BLOCK + 4000)
         words = [word for block in tokenizer.words_of(data, bpe._words) for word in block]
-        count.check(words == reference_words(data), f"words differ after {shift} bytes")
-        count.check(len(words) and max(map(len, words)) <= tokenizer.MAX_WORD, "a word is too long")
+        count.that(words == reference_words(data), f"words differ after {shift} bytes")
+        count.that(len(words) and max(map(len, words)) <= tokenizer.MAX_WORD, "a word is too long")
     with mock.patch.object(tokenizer, "_BLOCK", 600):  # many cuts
         for _ in range(5):
             data = text_like(rng, 6000)
             words = [word for block in tokenizer.words_of(data, bpe._words) for word in block]
-            count.check(words == reference_words(data), "words differ between small blocks")
+            count.that(words == reference_words(data), "words differ between small blocks")
     return count.measured()
 
 
 def _round_trip(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     bpe = _trained(rng)
     samples = [any_bytes(rng, int(n)) for n in rng.integers(0, 3000, 20)]
     samples += [bytes(range(256)), b"\xff\xfe\x80" * 50, "naïve 日本語 🙂".encode(), "\ud800".encode("utf-8", "surrogatepass")]
     samples += [text_like(rng, 50_000), *stdlib_texts(rng, 3, 50_000)]
     for data in samples:
         ids = bpe.encode(data)
-        count.check(bpe.decode(ids) == data, f"round trip of {data[:40]!r}")
-        count.check(int(bpe.byte_lengths[ids].sum()) == len(data), "byte lengths do not add up")
-        count.check(ids.dtype == np.uint16 and not np.any(ids == bpe.eod) and np.all(ids < bpe.vocab_size), "ids out of range")
+        count.that(bpe.decode(ids) == data, f"round trip of {data[:40]!r}")
+        count.that(int(bpe.byte_lengths[ids].sum()) == len(data), "byte lengths do not add up")
+        count.that(ids.dtype == np.uint16 and not np.any(ids == bpe.eod) and np.all(ids < bpe.vocab_size), "ids out of range")
     wide, data = wide_bpe(65_793), rng.integers(0xF0, 0x100, 500).astype(np.uint8).tobytes() + b"\xff" * 8
     ids = wide.encode(data)
-    count.check(ids.dtype == np.uint32 and int(ids.max()) == 65_792 and wide.decode(ids) == data, "ids beyond 16 bits")
-    count.check(bpe.decode([97, bpe.eod, 98]) == b"ab", "the end of a document stands for bytes")
+    count.that(ids.dtype == np.uint32 and int(ids.max()) == 65_792 and wide.decode(ids) == data, "ids beyond 16 bits")
+    count.that(bpe.decode([97, bpe.eod, 98]) == b"ab", "the end of a document stands for bytes")
     return count.measured()
 
 
 def _save_and_load(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     bpe, data = _trained(rng), text_like(rng, 3000)
     with folder() as root:
         bpe.save(root / "t.json")
         back = tokenizer_file.load_tokenizer(root / "t.json")
         back.save(root / "again.json")
-        count.check((root / "t.json").read_bytes() == (root / "again.json").read_bytes(), "saved again, the file differs")
-    count.check(isinstance(back, tokenizer.BPETokenizer) and back.merges == bpe.merges, "merges")
-    count.check(back.hash == bpe.hash and dict(back.record) == dict(bpe.record), "hash or record")
-    count.check(np.array_equal(back.encode(data), bpe.encode(data)), "ids")
+        count.that((root / "t.json").read_bytes() == (root / "again.json").read_bytes(), "saved again, the file differs")
+    count.that(isinstance(back, tokenizer.BPETokenizer) and back.merges == bpe.merges, "merges")
+    count.that(back.hash == bpe.hash and dict(back.record) == dict(bpe.record), "hash or record")
+    count.that(np.array_equal(back.encode(data), bpe.encode(data)), "ids")
     return count.measured()
 
 
@@ -202,7 +203,7 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 
 def _order_of_texts(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     for _ in range(4):
         equal = rng.permuted(np.arange(97, 123))[:24].reshape(3, 4, 2)  # two-letter words, each twice: nothing but ties
         texts = [b"".join(b" " + bytes(word.tolist()) for word in words) * 2 for words in equal]
@@ -211,13 +212,13 @@ def _order_of_texts(rng: np.random.Generator) -> Measured:
         count.add(str(expected).encode())
         for _ in range(3):
             shuffled = [texts[i] for i in rng.permutation(len(texts))]
-            count.check(tokenizer.BPETokenizer.train(shuffled, 270).merges == expected, "the order of the texts changed the merges")
+            count.that(tokenizer.BPETokenizer.train(shuffled, 270).merges == expected, "the order of the texts changed the merges")
     return count.measured()
 
 
 def _hash_tells_apart(rng: np.random.Generator) -> Measured:
     """Other merges, another order of them, one fewer: another hash. The record does not matter. The hash is frozen."""
-    count = Count()
+    count = Checks()
     bpe = _trained(rng)
     merges = list(bpe.merges)
     plain = next(k for k in range(len(merges) - 1) if 257 + k not in merges[k + 1])
@@ -225,31 +226,31 @@ def _hash_tells_apart(rng: np.random.Generator) -> Measured:
     swapped = [m for m in swapped if max(m) < 257 + plain]  # later merges may name the swapped ids: leave those out
     base = [m for m in merges if max(m) < 257 + plain]
     hashes = [tokenizer.BPETokenizer(m).hash for m in (merges, merges[:-1], base, swapped, [])]
-    count.check(len(set(hashes)) == len(hashes), "two tokenizers share a hash")
-    count.check(tokenizer.BPETokenizer(merges, record={"note": "x"}).hash == bpe.hash, "the record is in the hash")
+    count.that(len(set(hashes)) == len(hashes), "two tokenizers share a hash")
+    count.that(tokenizer.BPETokenizer(merges, record={"note": "x"}).hash == bpe.hash, "the record is in the hash")
     frozen = tokenizer.BPETokenizer(_FROZEN_MERGES)
-    count.check(frozen.hash == _FROZEN_HASH, f"the hash of version 1 changed: {frozen.hash}")
-    count.check(frozen.encode(_FROZEN_TEXT).tolist() == _FROZEN_IDS, "the ids of version 1 changed")
+    count.that(frozen.hash == _FROZEN_HASH, f"the hash of version 1 changed: {frozen.hash}")
+    count.that(frozen.encode(_FROZEN_TEXT).tolist() == _FROZEN_IDS, "the ids of version 1 changed")
     count.add(frozen.hash.encode())
     return count.measured()
 
 
 def _calls_do_not_matter(rng: np.random.Generator) -> Measured:
     """The same ids whatever was encoded before, and from a tokenizer that has encoded nothing."""
-    count = Count()
+    count = Checks()
     bpe = _trained(rng)
     texts = [text_like(rng, 2000), any_bytes(rng, 500), *(b"prefix%d" % i + b"z" * int(rng.integers(30)) for i in range(30))]
     fresh = [tokenizer.BPETokenizer(bpe.merges).encode(text).tobytes() for text in texts]
     count.add(b"".join(fresh))
     for _ in range(3):
         for i in rng.permutation(len(texts)):
-            count.check(bpe.encode(texts[i]).tobytes() == fresh[i], f"ids of {texts[i][:40]!r} depend on the calls before")
+            count.that(bpe.encode(texts[i]).tobytes() == fresh[i], f"ids of {texts[i][:40]!r} depend on the calls before")
     return count.measured()
 
 
 def damaged_files(rng: np.random.Generator, made: tokenizer.Tokenizer) -> Measured:
     """Torn, flipped, edited, of another version, missing: each refused with its class."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         path = root / "t.json"
         made.save(path)
@@ -288,7 +289,7 @@ def _damaged(rng: np.random.Generator) -> Measured:
 def full_disk(rng: np.random.Generator, made: tokenizer.Tokenizer) -> Measured:
     """Saving to a full disk: MachineError, the file that was there still stands, nothing is left beside it. What is saved is forced to the
     medium; what a killed process left is swept, and nothing else."""
-    count = Count()
+    count = Checks()
     with folder() as root:
         path = root / "t.json"
         made.save(path)
@@ -299,8 +300,8 @@ def full_disk(rng: np.random.Generator, made: tokenizer.Tokenizer) -> Measured:
                 made.save(path)
 
         count.refuses(MachineError, save, "full disk")
-        count.check(path.read_bytes() == before, "the old file is gone")
-        count.check([p.name for p in Path(root).iterdir()] == ["t.json"], "a temporary file is left")
+        count.that(path.read_bytes() == before, "the old file is gone")
+        count.that([p.name for p in Path(root).iterdir()] == ["t.json"], "a temporary file is left")
         forced: dict[int, int] = {}
         real = os.fsync
 
@@ -310,8 +311,8 @@ def full_disk(rng: np.random.Generator, made: tokenizer.Tokenizer) -> Measured:
 
         with mock.patch.object(files.os, "fsync", spy):
             made.save(path)
-        count.check(forced.get(path.stat().st_ino) == path.stat().st_size, "the file was not forced to the medium whole")
-        count.check(root.stat().st_ino in forced, "its new name was not forced to the medium")
+        count.that(forced.get(path.stat().st_ino) == path.stat().st_size, "the file was not forced to the medium whole")
+        count.that(root.stat().st_ino in forced, "its new name was not forced to the medium")
         held, left, younger = root / ".held.tmp", root / ".left.tmp", root / ".younger.tmp"
         for file in (held, left, younger):
             file.write_bytes(b"half")
@@ -320,9 +321,9 @@ def full_disk(rng: np.random.Generator, made: tokenizer.Tokenizer) -> Measured:
         with open(held, "rb") as maker:
             files.hold(maker.fileno())
             files.sweep(root)
-        count.check(not left.exists(), "what a killed process left is not swept")
-        count.check(held.exists(), "what is being written is swept")
-        count.check(younger.exists(), "what was just made is swept before its maker can hold it")
+        count.that(not left.exists(), "what a killed process left is not swept")
+        count.that(held.exists(), "what is being written is swept")
+        count.that(younger.exists(), "what was just made is swept before its maker can hold it")
     return count.measured()
 
 
@@ -331,7 +332,7 @@ def _full_disk(rng: np.random.Generator) -> Measured:
 
 
 def _misuse(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     bpe, train = _trained(rng, 3000, 300), tokenizer.BPETokenizer.train
     for ids in ([300], [-1], [1.5], [[1]], [0, int(rng.integers(300, 60_000))]):
         count.refuses(InputError, bpe.decode, f"ids {ids}", ids)

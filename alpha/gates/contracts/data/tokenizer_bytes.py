@@ -9,25 +9,26 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data import tokenizer, tokenizer_file
 from alpha.errors import InputError
-from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, same_everywhere, stdlib_texts
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.data.support import Cases, any_bytes, folder, same_everywhere, stdlib_texts
 from alpha.gates.contracts.data.tokenizer_bpe import damaged_files, full_disk
 
 _FROZEN_HASH = "ae14f532b854b6754ed8600b8aca05200b65c38c9bba988ab36f8276ef7f7d14"
 
 
 def _ids_are_bytes(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     made = tokenizer.ByteTokenizer()
     for data in (b"", bytes(range(256)), any_bytes(rng, 5000), b"\r\n\n\r\xff\r\n", *stdlib_texts(rng, 2, 20_000)):
         ids = made.encode(data)
-        count.check(ids.tolist() == list(data) and ids.dtype == np.uint16, f"ids of {data[:40]!r}")
-        count.check(made.decode(ids) == data, f"round trip of {data[:40]!r}")
-        count.check(int(made.byte_lengths[ids].sum()) == len(data), "byte lengths do not add up")
-    count.check(made.vocab_size == 257 and made.eod == 256 and made.decode([104, 256, 105]) == b"hi", "the end of a document")
+        count.that(ids.tolist() == list(data) and ids.dtype == np.uint16, f"ids of {data[:40]!r}")
+        count.that(made.decode(ids) == data, f"round trip of {data[:40]!r}")
+        count.that(int(made.byte_lengths[ids].sum()) == len(data), "byte lengths do not add up")
+    count.that(made.vocab_size == 257 and made.eod == 256 and made.decode([104, 256, 105]) == b"hi", "the end of a document")
     with folder() as root:
         made.save(root / "t.json")
         back = tokenizer_file.load_tokenizer(root / "t.json")
-    count.check(isinstance(back, tokenizer.ByteTokenizer) and back.hash == made.hash, "save and load")
+    count.that(isinstance(back, tokenizer.ByteTokenizer) and back.hash == made.hash, "save and load")
     return count.measured()
 
 
@@ -42,10 +43,10 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 
 def _hash_is_frozen(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     made = tokenizer.ByteTokenizer()
-    count.check(made.hash == _FROZEN_HASH, f"the hash of version 1 changed: {made.hash}")
-    count.check(made.hash != tokenizer.BPETokenizer([]).hash, "two kinds share a hash")
+    count.that(made.hash == _FROZEN_HASH, f"the hash of version 1 changed: {made.hash}")
+    count.that(made.hash != tokenizer.BPETokenizer([]).hash, "two kinds share a hash")
     count.add(made.hash.encode())
     return count.measured()
 
@@ -59,7 +60,7 @@ def _full_disk(rng: np.random.Generator) -> Measured:
 
 
 def _misuse(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     for ids in ([257], [-1], [0.5], [[1]], [0, int(rng.integers(257, 60_000))]):
         count.refuses(InputError, tokenizer.ByteTokenizer().decode, f"ids {ids}", ids)
     return count.measured()

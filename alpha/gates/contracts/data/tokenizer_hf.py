@@ -16,8 +16,9 @@ from alpha.component import Measured
 from alpha.data import form_c, tokenizer_file, tokenizer_hf
 from alpha.data.tokenizer import FIRST_MERGE, learn_merges
 from alpha.errors import InputError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.data import patterns
-from alpha.gates.contracts.data.support import Cases, Count, any_bytes, folder, same_everywhere, stdlib_texts
+from alpha.gates.contracts.data.support import Cases, any_bytes, folder, same_everywhere, stdlib_texts
 from alpha.gates.contracts.data.tokenizer_bpe import damaged_files, full_disk
 
 SHAPES = ("gpt2", "llama3", "qwen")
@@ -185,7 +186,7 @@ def read(root: Path, content: object, end: str = "") -> tokenizer_hf.HuggingFace
 
 
 def _ids_as_reference(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     for shape in SHAPES:
         made = Reference(rng, shape)
         own = made.opened()
@@ -194,25 +195,25 @@ def _ids_as_reference(rng: np.random.Generator) -> Measured:
                     _TOOLS + _TOOL, "a" * 300, " " * 300]
         samples += list(_PIECES)
         for data in (*samples, *samples):  # the second time from the cache
-            count.check(own.encode(data.encode()).tolist() == made.encode(data), f"{shape}: ids of {data[:60]!r}")
-        count.check(own.eod == made.eod and own.vocab_size == made.tools + 1, f"{shape}: end of text or number of ids")
+            count.that(own.encode(data.encode()).tolist() == made.encode(data), f"{shape}: ids of {data[:60]!r}")
+        count.that(own.eod == made.eod and own.vocab_size == made.tools + 1, f"{shape}: end of text or number of ids")
     return count.measured()
 
 
 def _words_as_reference(rng: np.random.Generator) -> Measured:
     """The words themselves: few merges tell where a word ends."""
-    count = Count()
+    count = Checks()
     for shape in SHAPES:
         own = Reference(rng, shape, 20).opened()
         for data in (*_PIECES, *(text(rng, int(n)) for n in rng.integers(2, 60, 40)), "".join(_PIECES)):
             came, expected = list(own._words(data)), reference_words(data, shape)
-            count.check(came == expected, f"{shape}: words {came} instead of {expected}")
+            count.that(came == expected, f"{shape}: words {came} instead of {expected}")
     return count.measured()
 
 
 def _long_words(rng: np.random.Generator) -> Measured:
     """Words of hundreds of characters, where merges overlap, meet and run out."""
-    count = Count()
+    count = Checks()
     for shape in SHAPES:
         made = Reference(rng, shape, 300)
         own = made.opened()
@@ -220,13 +221,13 @@ def _long_words(rng: np.random.Generator) -> Measured:
         for alphabet in alphabets:
             for size in (64, 65, 66, *rng.integers(67, 500, 2).tolist()):
                 data = "".join(alphabet[i] for i in rng.integers(0, len(alphabet), size))
-                count.check(own.encode(data.encode()).tolist() == made.encode(data), f"{shape}: ids of {data[:60]!r}")
+                count.that(own.encode(data.encode()).tolist() == made.encode(data), f"{shape}: ids of {data[:60]!r}")
     return count.measured()
 
 
 def _any_bytes(rng: np.random.Generator) -> Measured:
     """Bytes that are no UTF-8 keep their tokens; decoding gives back the text."""
-    count = Count()
+    count = Checks()
     for shape in SHAPES:
         made = Reference(rng, shape)
         own = made.opened()
@@ -234,40 +235,40 @@ def _any_bytes(rng: np.random.Generator) -> Measured:
         samples += [text(rng, 60).encode() + b"\xe6\x97", *stdlib_texts(rng, 2, 3000)]
         for data in samples:
             ids, want = own.encode(data), made.encode(data.decode("utf-8", "surrogateescape"))
-            count.check(ids.tolist() == want, f"{shape}: ids of {data[:40]!r}")
-            count.check(shape == "qwen" or own.decode(ids) == data, f"{shape}: round trip of {data[:40]!r}")
-            count.check(int(own.byte_lengths[ids].sum()) == len(own.decode(ids)), "byte lengths do not add up")
-            count.check(not np.any(ids == own.eod) and ids.dtype == np.uint16, "ids out of range")
-        count.check(own.decode([made.eod]) == b"" and own.decode([made.tool]) == _TOOL.encode(), f"{shape}: bytes of added tokens")
+            count.that(ids.tolist() == want, f"{shape}: ids of {data[:40]!r}")
+            count.that(shape == "qwen" or own.decode(ids) == data, f"{shape}: round trip of {data[:40]!r}")
+            count.that(int(own.byte_lengths[ids].sum()) == len(own.decode(ids)), "byte lengths do not add up")
+            count.that(not np.any(ids == own.eod) and ids.dtype == np.uint16, "ids out of range")
+        count.that(own.decode([made.eod]) == b"" and own.decode([made.tool]) == _TOOL.encode(), f"{shape}: bytes of added tokens")
         spelled = (_SPECIAL[shape] * 2).encode()
-        count.check(own.decode(own.encode(spelled)) == spelled, f"{shape}: the name of the end of text is text")
+        count.that(own.decode(own.encode(spelled)) == spelled, f"{shape}: the name of the end of text is text")
     return count.measured()
 
 
 def _form_c(rng: np.random.Generator) -> Measured:
     """Form C of what Unicode 9 has is Python's; marks and letters that came later stay where they are."""
-    count = Count()
+    count = Checks()
     for _ in range(200):
         data = unicodedata.normalize("NFD", "".join(chr(int(c)) for c in rng.integers(0xC0, 0x250, 6)) + "각힣")
-        count.check(form_c.form_c(data) == unicodedata.normalize("NFC", data), f"form C of {data!r}")
+        count.that(form_c.form_c(data) == unicodedata.normalize("NFC", data), f"form C of {data!r}")
     for mark in "\u05c8\u0897\u08d3\u0d3b\u1abf\u1ac5\u1df6\U0001e131\U0001e4ec":
-        count.check(form_c.form_c(f"e\u0301{mark}\u0327e\u0301") == f"\xe9{mark}\u0327\xe9", f"a mark of later than Unicode 9: {mark!r}")
+        count.that(form_c.form_c(f"e\u0301{mark}\u0327e\u0301") == f"\xe9{mark}\u0327\xe9", f"a mark of later than Unicode 9: {mark!r}")
     return count.measured()
 
 
 def _save_and_load(rng: np.random.Generator) -> Measured:
-    count = Count()
+    count = Checks()
     for shape in SHAPES:
         made = Reference(rng, shape).opened()
         with folder() as root:
             made.save(root / "t.json")
             back = tokenizer_file.open_tokenizer(root / "t.json")
             back.save(root / "again.json")
-            count.check((root / "t.json").read_bytes() == (root / "again.json").read_bytes(), "saved again, the file differs")
-            count.check(back.kind == "hf", "kind")
+            count.that((root / "t.json").read_bytes() == (root / "again.json").read_bytes(), "saved again, the file differs")
+            count.that(back.kind == "hf", "kind")
         data = text(rng, 200).encode()
-        count.check(back.hash == made.hash and back.eod == made.eod and list(back.tokens) == list(made.tokens), "hash, end or tokens")
-        count.check(np.array_equal(back.encode(data), made.encode(data)), "ids")
+        count.that(back.hash == made.hash and back.eod == made.eod and list(back.tokens) == list(made.tokens), "hash, end or tokens")
+        count.that(np.array_equal(back.encode(data), made.encode(data)), "ids")
     return count.measured()
 
 
@@ -284,20 +285,20 @@ def _same_everywhere(rng: np.random.Generator) -> Measured:
 
 def _calls_do_not_matter(rng: np.random.Generator) -> Measured:
     """The same ids whatever was encoded before, and from a tokenizer that has encoded nothing."""
-    count = Count()
+    count = Checks()
     own = Reference(rng, "llama3").opened()
     texts = [text(rng, 30).encode(), b"prefixes", *(b"prefixes" + b"z" * int(rng.integers(1, 90)) for _ in range(30))]
     fresh = [tokenizer_hf.HuggingFaceTokenizer(own.form()).encode(t).tobytes() for t in texts]
     count.add(b"".join(fresh))
     for _ in range(3):
         for i in rng.permutation(len(texts)):
-            count.check(own.encode(texts[i]).tobytes() == fresh[i], f"ids of {texts[i][:40]!r} depend on the calls before")
+            count.that(own.encode(texts[i]).tobytes() == fresh[i], f"ids of {texts[i][:40]!r} depend on the calls before")
     return count.measured()
 
 
 def _hash_tells_apart(rng: np.random.Generator) -> Measured:
     """Other merges, words, ends, added tokens: another hash."""
-    count = Count()
+    count = Checks()
     made = Reference(rng, "llama3")
     changed = [made.content]
     for change in (
@@ -311,8 +312,8 @@ def _hash_tells_apart(rng: np.random.Generator) -> Measured:
         changed.append(content)
     with folder() as root:
         hashes = [read(root, content).hash for content in changed]
-        count.check(len(set(hashes)) == len(hashes), "two tokenizers share a hash")
-        count.check(read(root, {**made.content, "truncation": None}).hash == hashes[0], "what decides nothing is in the hash")
+        count.that(len(set(hashes)) == len(hashes), "two tokenizers share a hash")
+        count.that(read(root, {**made.content, "truncation": None}).hash == hashes[0], "what decides nothing is in the hash")
     return count.measured()
 
 
@@ -326,7 +327,7 @@ def _full_disk(rng: np.random.Generator) -> Measured:
 
 def _refused(rng: np.random.Generator) -> Measured:
     """What is not supported, is missing, or cannot be: refused as an InputError that names it."""
-    count = Count()
+    count = Checks()
     made = Reference(rng, "llama3", 20)
     byte_level = made.content["pre_tokenizer"]["pretokenizers"][1]
 
@@ -365,16 +366,16 @@ def _refused(rng: np.random.Generator) -> Measured:
             ("repeated lookahead", r"a(?!b)+"))),
     ]  # fmt: skip
     with folder() as root:
-        count.check(read(root, made.content).kind == "hf", "the sound file is refused")
+        count.that(read(root, made.content).kind == "hf", "the sound file is refused")
         for name, change in wrong:
             try:
                 read(root, {**made.content, **change})
             except InputError as error:
-                count.check(name in str(error), f"{name}: another refusal: {error}")
+                count.that(name in str(error), f"{name}: another refusal: {error}")
             except Exception as error:  # any other class is a wrong answer of the component
-                count.check(False, f"{name}: {type(error).__name__} instead of InputError")
+                count.that(False, f"{name}: {type(error).__name__} instead of InputError")
             else:
-                count.check(False, f"{name}: accepted")
+                count.that(False, f"{name}: accepted")
         for missing in ("model", "pre_tokenizer", "normalizer"):
             content = {k: v for k, v in made.content.items() if k != missing}
             count.refuses(InputError, lambda content=content: read(root, content), f"without {missing}")
@@ -382,7 +383,7 @@ def _refused(rng: np.random.Generator) -> Measured:
         for other in others:
             count.refuses(InputError, lambda other=other: read(root, other), f"{other!r}")
         count.refuses(InputError, lambda: read(root, made.content, "<none>"), "an end that the file has not")
-        count.check(read(root, made.content, _TOOL).eod == made.tool, "an end by name")
+        count.that(read(root, made.content, _TOOL).eod == made.tool, "an end by name")
         (root / "torn.json").write_bytes(json.dumps(made.content).encode()[:-5])
         count.refuses(InputError, lambda: tokenizer_hf.read_hugging_face(root / "torn.json"), "a torn file")
         count.refuses(InputError, lambda: tokenizer_hf.read_hugging_face(root / "nowhere.json"), "no file")

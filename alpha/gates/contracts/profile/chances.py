@@ -14,9 +14,10 @@ from unittest import mock
 import numpy as np
 
 from alpha.component import Measured
+from alpha.gates.contracts.checks import all_hold, differs
 from alpha.gates.contracts.profile import by_hand
 from alpha.gates.contracts.profile.by_hand import INF, NAN, alike, same
-from alpha.gates.contracts.profile.support import Case, Clock, differs, told
+from alpha.gates.contracts.profile.support import Case, Clock
 from alpha.profile import noise
 from alpha.profile.noise import Interval
 
@@ -65,7 +66,7 @@ def taking(rng: np.random.Generator) -> Measured:
     checks.append(("pairs", len(logs) == 200 and all(alike(x, math.log(b) - math.log(a)) for x, a, b in zip(logs, times["a"], times["b"]))))
     pairs = Counter("".join(said[i : i + 2]) for i in range(0, 400, 2))
     checks.append((f"who goes first {pairs}", pairs.keys() == {"ab", "ba"} and min(pairs.values()) > 50))
-    return told(checks)
+    return all_hold(checks)
 
 
 def keeping(rng: np.random.Generator) -> Measured:
@@ -97,7 +98,7 @@ def keeping(rng: np.random.Generator) -> Measured:
         session, profiled = sorted(rng.integers(0, 4, 2 * n).tolist()), rng.integers(0, 2, 2 * n).tolist()
         want = [not p and i >= 3 and session[i - 3] == s for i, (s, p) in enumerate(zip(session, profiled))]
         checks.append(differs("steady", noise.steady(session, profiled).tolist(), want))
-    return told(checks)
+    return all_hold(checks)
 
 
 def of_pairs(rng: np.random.Generator) -> Measured:
@@ -129,7 +130,7 @@ def of_pairs(rng: np.random.Generator) -> Measured:
     for low, estimate, line in ((0.01, 0.02, 0.02), (0.0, 0.03, 0.02), (1e-9, 0.0199, 0.02), (-0.01, 0.5, 0.02), (1e-9, 0.5, 0.02)):
         is_slower = low > 0 and not estimate < line
         checks.append(differs(f"slower {low} {estimate}", noise.slower(Interval(low, estimate, 1.0, 9), line), is_slower))
-    return told(checks)
+    return all_hold(checks)
 
 
 def deciding(rng: np.random.Generator) -> Measured:
@@ -168,7 +169,7 @@ def deciding(rng: np.random.Generator) -> Measured:
                               (verdict, rounds, verdict == "FAIL", [40, 40, 80][:rounds], said)))
         checks.append((f"on {got.interval} for {i}", same(got.interval, i)))
     checks.append((f"all three {ways}", {v for v, _ in ways} == {"PASS", "FAIL", "AMBIGUOUS"}))
-    return told(checks)
+    return all_hold(checks)
 
 
 def of_series(rng: np.random.Generator) -> Measured:
@@ -199,7 +200,7 @@ def of_series(rng: np.random.Generator) -> Measured:
     checks.append(("one degree", alike(noise.quantile(p, 1), math.tan(math.pi * (p - 0.5)))))
     checks.append(("two degrees", alike(noise.quantile(p, 2), (2 * p - 1) * math.sqrt(2 / (1 - (2 * p - 1) ** 2)))))
     checks.append(("the farthest of one degree", noise.quantile(1.0, 1) == INF and noise.quantile(1 - 1e-9, 1) > 1e8))
-    return told(checks)
+    return all_hold(checks)
 
 
 def _series(rng: np.random.Generator, trial: int) -> list[float]:

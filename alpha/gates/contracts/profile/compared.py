@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
+from alpha.gates.contracts.checks import all_hold, differs, words
 from alpha.gates.contracts.profile.account import accounted
 from alpha.gates.contracts.profile.by_hand import Between, alike, same
 from alpha.gates.contracts.profile.measured import Made, made
-from alpha.gates.contracts.profile.support import Case, differs, told, words
+from alpha.gates.contracts.profile.support import Case
 from alpha.profile.compare import Common, Comparison, Row, compare, procedure
 from alpha.profile.known import Known, known
 from alpha.profile.noise import Interval
@@ -113,7 +114,7 @@ def pairs(rng: np.random.Generator) -> Measured:
     missing = {("SAME", "none"), ("UNDECIDED", "none"),
                *((v, c) for v in ("SLOWER", "FASTER") for c in ("machine", "program", "unknown"))} - causes.keys()
     checks.append((f"causes without {missing}", not missing))
-    return told(checks)
+    return all_hold(checks)
 
 
 def _interval(low: float, estimate: float, high: float) -> Interval:
@@ -153,7 +154,7 @@ SLOWER    rank  rank 3                                        3.000 ms      3.00
         drawn = [replace(rows[0], share=float(x), own=_interval(0.0, float(y), 1.0)) for x, y in rng.random((9, 2))]
         order = sorted(drawn, key=lambda r: r.share * r.own.estimate, reverse=True)
         checks.append(("order", list(replace(c, rows=tuple(drawn)).differing()) == order))
-    return told(checks)
+    return all_hold(checks)
 
 
 def unlike(rng: np.random.Generator) -> Measured:
@@ -201,7 +202,7 @@ def unlike(rng: np.random.Generator) -> Measured:
         "InputError", "there is no timed step to compare", "a: 0 steady steps, b: 0", "steady steps or profiled ones", ends[1])))
     by_name = words(lambda: compare(a.left(), a.left(), by="name"))
     checks.append(differs("by", by_name, ("InputError", "ops are matched in one of two ways", "name", "'op' or 'launch'", "")))
-    return told(checks)
+    return all_hold(checks)
 
 
 PARITY: Sequence[tuple[str, Case]] = (("compared", pairs), ("comparison texts", texts))

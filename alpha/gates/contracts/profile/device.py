@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
+from alpha.gates.contracts.checks import all_hold, differs
 from alpha.gates.contracts.profile.recorder import NAMES, Kept, by_the_nanosecond
-from alpha.gates.contracts.profile.support import Case, Clock, differs, told
+from alpha.gates.contracts.profile.support import Case, Clock
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan, Ref
 from alpha.profile.kernels import Activity, Copy, Kernel, Stamps, Wait
@@ -128,7 +129,7 @@ def beside_device(rng: np.random.Generator) -> Measured:
     recorder.describe(facts)
     Recorder(None).describe({"b": 1})
     checks.append(differs("facts", store.facts, [facts]))
-    return told(checks)
+    return all_hold(checks)
 
 
 def kernel_by_kernel(rng: np.random.Generator) -> Measured:
@@ -205,7 +206,7 @@ def kernel_by_kernel(rng: np.random.Generator) -> Measured:
         timing = tables[0]["step_timing"][0]
         checks.append(differs("phases", [timing[f"{n}_ns"] for n in NAMES], exclusive))
         checks.append(("its end", ended <= clock.now))
-    return told(checks)
+    return all_hold(checks)
 
 
 def hardly_any_kernel(rng: np.random.Generator) -> Measured:
@@ -238,7 +239,7 @@ def hardly_any_kernel(rng: np.random.Generator) -> Measured:
     middle = sorted(off)[2]
     checks.append(differs("stamps", got, Stamps(5, middle, max(abs(x - middle) for x in off))))
     checks.append(differs("no stamp", Stamps.against([], []), Stamps(0, 0, 0)))
-    return told(checks)
+    return all_hold(checks)
 
 
 def launch_texts(rng: np.random.Generator) -> Measured:
@@ -259,7 +260,7 @@ def launch_texts(rng: np.random.Generator) -> Measured:
                             ("adamw", "update", "optimizer"), ("sgd", "update", "optimizer"), ("lr", "update", "optimizer")):
         checks.append(differs(f"{op} {phase}", phase_of(launch(op=op, phase=phase)), want))
         checks.append(differs("a collective", phase_of(launch(op=op, phase=phase, stream=COMM)), "comm"))
-    return told(checks)
+    return all_hold(checks)
 
 
 def quiet(rng: np.random.Generator) -> Measured:
@@ -293,7 +294,7 @@ def quiet(rng: np.random.Generator) -> Measured:
     checks.append(differs("what was put off", read, [1, 2]))
     (row,) = store.of("step_timing")
     checks.append(differs("twice", [row["forward_ns"], row["backward_ns"], row["idle_ns"], row["launches"]], [*want, 6]))
-    return told(checks)
+    return all_hold(checks)
 
 
 PARITY: Sequence[tuple[str, Case]] = (("beside a device", beside_device), ("kernel by kernel", kernel_by_kernel),

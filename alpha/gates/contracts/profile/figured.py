@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
+from alpha.gates.contracts.checks import all_hold, differs, words
 from alpha.gates.contracts.profile.by_hand import alike
-from alpha.gates.contracts.profile.support import Case, differs, told, words
+from alpha.gates.contracts.profile.support import Case
 from alpha.profile.figures import BY_KEY, Facts, Figure, Target, bandwidth_bound, ceiling_ns, judge, shown, targets
 from alpha.profile.phases import OVERLAPPING, PHASES
 
@@ -197,7 +198,7 @@ def figures(rng: np.random.Generator) -> Measured:
                 "the run names no peak bandwidth", "no save has a step behind it", "the stored numbers"}
     checks.append((f"reasons without {expected - reasons.keys()}", expected <= reasons.keys()))
     checks.append((f"verdicts {verdicts}", verdicts.keys() == {"PASS", "FAIL", "None"}))
-    return told(checks)
+    return all_hold(checks)
 
 
 def lines(rng: np.random.Generator) -> Measured:
@@ -232,7 +233,7 @@ def lines(rng: np.random.Generator) -> Measured:
         want_words = ("InputError", "a target is a number", f"mfu = {bad}", "a finite number", "")
         checks.append(differs("a number", words(lambda bad=bad: targets({"mfu": bad}, "x")), want_words))  # type: ignore[misc]
     checks.append(differs("none", (targets({}, "x"), [g.target_text for g in judge(facts) if g.key == "mfu"]), ({}, [""])))
-    return told(checks)
+    return all_hold(checks)
 
 
 def printed(rng: np.random.Generator) -> Measured:
@@ -260,7 +261,7 @@ def printed(rng: np.random.Generator) -> Measured:
     for f, n, is_bound, ns in zip(flops.tolist(), nbytes.tolist(), bound, ceiling):
         times = 1e9 * f / peak, 1e9 * n / bandwidth
         checks.append((f"{f} FLOPs and {n} bytes: {ns} {is_bound}", alike(ns, max(times)) and is_bound == (times[1] > times[0])))
-    return told(checks)
+    return all_hold(checks)
 
 
 PARITY: Sequence[tuple[str, Case]] = (("figures", figures), ("lines", lines), ("printed", printed))

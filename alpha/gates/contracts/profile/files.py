@@ -17,8 +17,9 @@ from unittest import mock
 import numpy as np
 
 from alpha.component import Measured
+from alpha.gates.contracts.checks import all_hold, differs, words
 from alpha.gates.contracts.profile.measured import made
-from alpha.gates.contracts.profile.support import Case, differs, folder, told, words
+from alpha.gates.contracts.profile.support import Case, folder
 from alpha.profile import compare, store
 from alpha.profile.phases import PHASES
 from alpha.profile.schema import TABLES, VERSION
@@ -90,7 +91,7 @@ def runs_read(rng: np.random.Generator) -> Measured:
                 s.flush()
                 after = db.execute("SELECT count(*) FROM step_metrics").fetchone()
             checks.append(differs("one moment", (before, after, rows_of(path, "SELECT count(*) FROM step_metrics")), ((0,), (0,), [(1,)])))
-    return told(checks)
+    return all_hold(checks)
 
 
 def not_timed(rng: np.random.Generator) -> Measured:
@@ -120,7 +121,7 @@ def not_timed(rng: np.random.Generator) -> Measured:
             checks.append(differs(text, inside(text), (want, True)))
         want = ("CorruptError", "the metrics cannot be read", f"{path}: no such table", "the tables of a run", "")
         checks.append(differs("damaged", inside("no such table"), (want, True)))
-    return told(checks)
+    return all_hold(checks)
 
 
 def meanings(rng: np.random.Generator) -> Measured:
@@ -151,7 +152,7 @@ def meanings(rng: np.random.Generator) -> Measured:
         with mock.patch.object(sqlite3, "connect", lambda *a, **k: Standing(CONNECT(*a, **k), lambda text: wrong)):
             came = f"{path}: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"
             checks.append(differs("a name", words(lambda: connect(path)), ("CorruptError", damage[0], came, *damage[1:])))
-    return told(checks)
+    return all_hold(checks)
 
 
 class Standing:
@@ -235,7 +236,7 @@ def opening(rng: np.random.Generator) -> Measured:
         s.close()
         s.flush()  # nobody writes any more, and nothing is left to write
         checks.append(("closed once", seen == rows_of(path, "SELECT seen_ns FROM sessions") and seen[0][0] > early[0][0] > 2))
-    return told(checks)
+    return all_hold(checks)
 
 
 def gone_back(rng: np.random.Generator) -> Measured:
@@ -267,7 +268,7 @@ def gone_back(rng: np.random.Generator) -> Measured:
             left = rows_of(path, "SELECT step, source, tokens, nats FROM source_evaluations ORDER BY step, source")
             by = [(a, f"s{i}", i, float(i)) for a in range(step + 1) for i in range(3)]
             checks.append((f"sources at {step}: {left}", left == by))
-    return told(checks)
+    return all_hold(checks)
 
 
 @contextmanager
@@ -330,7 +331,7 @@ def nobody_writes(rng: np.random.Generator) -> Measured:
         with unwritable(read_only) as opened:
             connect(done / "m.sqlite").close()
         checks.append(differs("read only", len(opened), 2))
-    return told(checks)
+    return all_hold(checks)
 
 
 PARITY: Sequence[tuple[str, Case]] = (("read by a comparison", runs_read), ("gone back", gone_back))

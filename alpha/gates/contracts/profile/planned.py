@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.profile.support import Case, differs, told
+from alpha.gates.contracts.checks import all_hold, differs
+from alpha.gates.contracts.profile.support import Case
 from alpha.graph.order import COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan, Ref
 from alpha.profile.live import live_bytes
@@ -57,7 +58,7 @@ def planned(rng: np.random.Generator) -> Measured:
         got = live_bytes(Plan("drawn", launches, {}, given, {}, Memory(0, 0, 0)))
         checks.append(differs(f"{n} launches", got, needed.sum(axis=1).tolist()))
     checks.append(differs("no launch", live_bytes(Plan("none", (), {}, {}, {}, Memory(0, 0, 0))), []))
-    return told(checks)
+    return all_hold(checks)
 
 
 PARITY: Sequence[tuple[str, Case]] = (("planned bytes", planned),)

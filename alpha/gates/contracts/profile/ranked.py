@@ -10,9 +10,10 @@ from statistics import median
 import numpy as np
 
 from alpha.component import Measured
+from alpha.gates.contracts.checks import all_hold, differs
 from alpha.gates.contracts.profile.account import PHASES
 from alpha.gates.contracts.profile.by_hand import moved, same, stretches
-from alpha.gates.contracts.profile.support import Case, differs, told
+from alpha.gates.contracts.profile.support import Case
 from alpha.profile.slow_rank import OWN, standings
 
 DRAWN: tuple[tuple[dict[int, tuple[float, float]], int], ...] = (
@@ -60,7 +61,7 @@ def standing(rng: np.random.Generator) -> Measured:
     checks.append(differs("nobody", [standings([4], rng.random((1, 70)) + 1.0), standings([], np.zeros((0, 0))),
                                      standings([0, 1], np.zeros((2, 0))), standings([0, 1, 2], nothing)], [[], [], [], []]))
     checks.append(differs("own", OWN, tuple(p for p in PHASES if p not in ("comm", "checkpoint", "eval", "sample_gen"))))
-    return told(checks)
+    return all_hold(checks)
 
 
 PARITY: Sequence[tuple[str, Case]] = (("standing", standing),)

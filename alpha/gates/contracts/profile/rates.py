@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.profile.support import Case, differs, folder, told, words
+from alpha.gates.contracts.checks import all_hold, differs, words
+from alpha.gates.contracts.profile.support import Case, folder
 from alpha.profile.known import Known, known
 
 Conditions = tuple[str, list[str], dict[str, list[str]]]
@@ -73,7 +74,7 @@ def looked_up(rng: np.random.Generator) -> Measured:
             (Known(0.5, None, {}, 9, "no"), "50.0%", "no"), (Known(None, 0.1, {"2%": 1.0}, 0, "never"), "never", "100% at 2%"),
             (Known(0.0, 0.0, {"5%": 0.0}, 1), "0.0%, 0.0% beside a slower row", "0% at 5%")):
         checks.append(differs("printed", (rates.alarms_text(), rates.power_text()), (alarms, seen)))
-    return told(checks)
+    return all_hold(checks)
 
 
 def damaged(rng: np.random.Generator) -> Measured:
@@ -107,7 +108,7 @@ def damaged(rng: np.random.Generator) -> Measured:
             said = tried(name, text)
             error, what, came, *rest = want(name, f"{kind}: ")
             checks.append((f"{name}: {said}", said[:2] == (error, what) and said[2].startswith(came) and [*said[3:]] == rest))
-    return told(checks)
+    return all_hold(checks)
 
 
 PARITY: Sequence[tuple[str, Case]] = (("rates", looked_up),)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.profile.support import Case, Clock, elsewhere, told
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.profile.support import Case, Clock, elsewhere
 from alpha.gates.contracts.reference import hash_of
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Launch, Memory, Plan
@@ -138,7 +139,7 @@ def spans(rng: np.random.Generator) -> Measured:
         checks.append((f"step {step}: {why}", not why and row["step_ns"] == length and row["profiled"] == profiled))
         checks.append(("rank or session", (row["rank"], row["session"]) == (3, 2)))
     checks += [(f"step {a['step']} leaves a gap", a["began_ns"] + a["wall_ns"] == b["began_ns"]) for a, b in pairwise(rows)]
-    return told(checks)
+    return all_hold(checks)
 
 
 def beside_compute(rng: np.random.Generator) -> Measured:
@@ -189,7 +190,7 @@ def beside_compute(rng: np.random.Generator) -> Measured:
         why = differs(row, owner, {"comm": over})
         checks.append((why, not why))
         checks.append(("launches", row["launches"] == len(plan.launches)))
-    return told(checks)
+    return all_hold(checks)
 
 
 def drawn_pieces(rng: np.random.Generator, began: int, ended: int, phases: list[int], apart: bool) -> list[tuple[int, int, int]]:
@@ -243,7 +244,7 @@ def shared_out(rng: np.random.Generator) -> Measured:
         exclusive, overlapped = by_the_nanosecond(began, ended, host, device)
         got = partition(began, ended, host, device, len(NAMES), idle, waiting)
         checks.append((f"{got} for {(exclusive, overlapped)}", got == (exclusive, overlapped)))
-    return told(checks)
+    return all_hold(checks)
 
 
 def ahead(rng: np.random.Generator) -> Measured:
@@ -286,7 +287,7 @@ def ahead(rng: np.random.Generator) -> Measured:
         checks.append((f"handing over step {row['step']}: {row['enqueue_ns']}", row["enqueue_ns"] == enqueue[row["step"]]))
         known = sum(row[f"{name}_ns"] for name in NAMES) + row["unexplained_ns"]
         checks.append((f"step {row['step']} adds up to {known}", known == row["wall_ns"] and row["launches"] == 3))
-    return told(checks)
+    return all_hold(checks)
 
 
 def profiled_launches(rng: np.random.Generator) -> Measured:
@@ -318,7 +319,7 @@ def profiled_launches(rng: np.random.Generator) -> Measured:
                                                          launch.nbytes * count, launch.op, launch.layer, phases[index]]))
     checks.append(("enqueued", {r["enqueue_ns"] for r in store.of("step_timing")} == {sum(x[0] for x in want.values())}))
     checks.append((f"{len(store.of('gpu_timeline'))} events", len(store.of("gpu_timeline")) == 1))
-    return told(checks)
+    return all_hold(checks)
 
 
 def kernel_times(rng: np.random.Generator) -> Measured:
@@ -371,7 +372,7 @@ def kernel_times(rng: np.random.Generator) -> Measured:
         off = [k.start - (k.start + k.stop) // 2 for k in kernels]
         checks.append(("stamps", row["stamp_offset_ns"] == int(np.median(off)) and row["switch_ns"] == 17
                        and row["stamp_spread_ns"] == max(abs(x - int(np.median(off))) for x in off)))
-    return told(checks)
+    return all_hold(checks)
 
 
 def neighbours(rng: np.random.Generator) -> Measured:
@@ -399,7 +400,7 @@ def neighbours(rng: np.random.Generator) -> Measured:
         checks.append(("uncovered", uncovered_ns(a, b, c, d) == len(there - cover)))
         free = [t for t in range(int(a.min()), int(b.max())) if t not in there]
         checks.append(("gaps", [t for s, e in gaps_of(a, b) for t in range(s, e)] == free and not gaps_of(a[:0], b[:0])))
-    return told(checks)
+    return all_hold(checks)
 
 
 def which_are_profiled(rng: np.random.Generator) -> Measured:
@@ -413,7 +414,7 @@ def which_are_profiled(rng: np.random.Generator) -> Measured:
         apart = [b - a for a, b in pairwise(chosen)]
         checks.append((f"{len(chosen)} of {steps}, {wanted} wanted", len(chosen) == least and chosen[:1] == [3] * (least > 0)))
         checks.append((f"apart {apart}", not apart or max(apart) - min(apart) <= 1))
-    return told(checks)
+    return all_hold(checks)
 
 
 def recorder_hash(seed: int) -> str:
@@ -455,7 +456,7 @@ def between_steps(rng: np.random.Generator) -> Measured:
         recorder.finish()
     rows = store.of("step_timing")
     checks.append((f"{rows}", len(rows) == 1 and rows[0]["data_load_ns"] == 7 and rows[0]["unexplained_ns"] == 5))
-    return told(checks)
+    return all_hold(checks)
 
 
 PARITY: tuple[tuple[str, Case], ...] = (("spans", spans), ("beside compute", beside_compute), ("shared out", shared_out), ("ahead", ahead),

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
+from alpha.gates.contracts.checks import all_hold, differs, words
 from alpha.gates.contracts.engine import child_environment
-from alpha.gates.contracts.profile.support import Case, differs, folder, told, words
+from alpha.gates.contracts.profile.support import Case, folder
 from alpha.profile.served import Served
 
 SERVER = """
@@ -108,7 +109,7 @@ def answered(rng: np.random.Generator) -> Measured:
         checks.append(differs("prints", sorted(done.stderr.splitlines()), ["and one that does not ask Python", "hm"]))
         with started(ANSWERS) as served:
             checks.append(differs("in parts", [served.ask("one"), served.ask("two"), served.ask("three")], [1, 2, 3]))
-    return told(checks)
+    return all_hold(checks)
 
 
 def ended(rng: np.random.Generator) -> Measured:
@@ -154,7 +155,7 @@ def ended(rng: np.random.Generator) -> Measured:
             raise KeyError("the case's own")
     except KeyError:
         checks.append(("an error ends it, too", gone(pid)))
-    return told(checks)
+    return all_hold(checks)
 
 
 PARITY: Sequence[tuple[str, Case]] = (("answered", answered),)

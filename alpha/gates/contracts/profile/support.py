@@ -10,16 +10,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from alpha.component import Measured
-from alpha.errors import AlphaError
 from alpha.gates.contracts.reference import in_new_process
 
 Case = Callable[[np.random.Generator], Measured]
-
-
-def told(checks: list[tuple[str, bool]]) -> Measured:
-    """How many checks do not hold, and which."""
-    wrong = [name for name, holds in checks if not holds]
-    return Measured(float(len(wrong)), 0.0, len(checks), note="; ".join(wrong)[:200])
 
 
 class Clock:
@@ -52,19 +45,3 @@ def folder() -> Iterator[Path]:
     """A folder for one case."""
     with TemporaryDirectory(prefix="alpha-profile-") as root:
         yield Path(root)
-
-
-def words(action: Callable[[], object]) -> tuple[str, ...]:
-    """(class, what, came, expected, do) of an error that this project raises, '' where it says nothing; () where none came. Any other
-    error is the case's own failure."""
-    try:
-        action()
-    except AlphaError as error:
-        said = (error.what, error.came, error.expected, error.do)
-        return type(error).__name__, *("" if x is None else str(x) for x in said)
-    return ()
-
-
-def differs(name: str, got: object, want: object) -> tuple[str, bool]:
-    """A check: both are equal."""
-    return f"{name}: {got} for {want}", got == want

@@ -19,7 +19,8 @@ from unittest import mock
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.profile.support import Case, differs, folder, told, words
+from alpha.gates.contracts.checks import all_hold, differs, words
+from alpha.gates.contracts.profile.support import Case, folder
 from alpha.profile import trace
 from alpha.profile.schema import COMMUNICATION, TABLES, VERSION
 
@@ -270,7 +271,7 @@ def many_ranks(rng: np.random.Generator) -> Measured:
             seen.update([event[1].partition(" (")[2], *[x for x in ('"judged"', "perturbed", "not known", "shard") if x in event[6]]])
         seen.update({"met": want["met"].total(), "unmatched": want["unmatched"]})
     checks.append((f"all kinds {seen}", all(seen[x] for x in ("2)", '"judged"', "perturbed", "not known", "shard", "met", "unmatched"))))
-    return told(checks)
+    return all_hold(checks)
 
 
 def said_no(rng: np.random.Generator) -> Measured:
@@ -327,7 +328,7 @@ def said_no(rng: np.random.Generator) -> Measured:
             checks.append(differs(name, said, whole))
             files = ["m.sqlite"] if want else ["m.sqlite", "t.json"]
             checks.append(differs(f"files of {name}", sorted(p.name for p in root.iterdir()), files))
-    return told([*checks, *_not_there(rng)])
+    return all_hold([*checks, *_not_there(rng)])
 
 
 def _not_there(rng: np.random.Generator) -> list[tuple[str, bool]]:

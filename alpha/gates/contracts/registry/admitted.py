@@ -14,6 +14,7 @@ import numpy as np
 
 from alpha.component import Component, Measured
 from alpha.errors import UngatedError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.registry.common import (
     BASE,
     HERE,
@@ -23,7 +24,6 @@ from alpha.gates.contracts.registry.common import (
     SAME_ISA,
     SINGLE,
     TOP,
-    Checks,
     catalogue,
     folder,
     make,
@@ -120,7 +120,7 @@ def fated(rng: np.random.Generator) -> Measured:
             told = (f"{unusable} of {n + 1} components of this run are not usable on this machine class",
                     "\n    " + "\n    ".join(shown),
                     f"current, passing evidence on {HERE.key} for every component and every call", "do it")
-            checks.refuses(UngatedError, told, partial(admission.require, registry, ids, calls, "do it"))
+            checks.tells(UngatedError, told, partial(admission.require, registry, ids, calls, "do it"))
     return checks.measured()
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError
-from alpha.gates.contracts.registry.common import BASE, GOOD, HERE, KERNEL, ONE, SINGLE, TOP, Checks, catalogue, folder, make, parity_case
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import BASE, GOOD, HERE, KERNEL, ONE, SINGLE, TOP, catalogue, folder, make, parity_case
 from alpha.registry import asked, mutants, signatures
 from alpha.registry.catches import Catch, save_catches
 from alpha.registry.evidence import save, write_reference
@@ -180,7 +181,7 @@ def damaged(rng: np.random.Generator) -> Measured:
     checks = Checks()
     for text in ("a\n", "b 1\na 1\n", "a x\n", "a nan\n", "a 1\na 2\n", "a -1\n", "a 1\n\n", "a 1\nb\n", "policy\n"):
         told = ("the list of what is asked cannot be read", f"{len(text.splitlines())} lines", "sorted lines, name and number", MEND)
-        checks.refuses(CorruptError, told, lambda text=text: asked.read(text))  # type: ignore[misc]
+        checks.tells(CorruptError, told, lambda text=text: asked.read(text))  # type: ignore[misc]
     number = f"{rng.integers(1, 99)}"
     checks.that(asked.read(f"a b c {number}\npolicy x\n") == {"a b c": number, "policy": "x"}, "a name of several words")
     checks.that(asked.read("a 0\n") == {"a": "0"} and asked.read("") == {}, "as little as nothing")

@@ -12,6 +12,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.registry import asked, consistent, past, signed, spoiled, whole
 from alpha.gates.contracts.registry.committed import CATALOGUE, FAULT, PROBE, Committed, agree, red
 from alpha.gates.contracts.registry.common import (
@@ -26,7 +27,6 @@ from alpha.gates.contracts.registry.common import (
     TOP,
     TWO,
     Case,
-    Checks,
     catalogue,
     folder,
     make,

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from alpha.gates.contracts.registry.common import BASE, HERE, KERNEL, TOP, Checks, catalogue, folder, make, parity_case, passing, pin_of
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import BASE, HERE, KERNEL, TOP, catalogue, folder, make, parity_case, passing, pin_of
 from alpha.registry import mutants
 from alpha.registry.catches import Catch, catch_digests, save_catches
 from alpha.registry.check import ERROR, Checked, Recompute, check, plain

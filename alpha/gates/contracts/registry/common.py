@@ -13,7 +13,6 @@ from unittest import mock
 import numpy as np
 
 from alpha.component import Catalogue, Component, Envelope, Limit, Measured
-from alpha.errors import AlphaError
 from alpha.registry import gpu, policy
 from alpha.registry.digest import component_digests
 from alpha.registry.gpu import AnyClass, GpuClass
@@ -58,46 +57,6 @@ def passing(components: Iterable[Component], package: Package, machine: AnyClass
     return [make(g, component=c.id, machine=machine, digests=component_digests(c, g, package=package))  # type: ignore[arg-type]
             for c in components for g in policy.owed(c)]
 
-
-class Checks:
-    """Collects yes/no observations of one case."""
-
-    def __init__(self) -> None:
-        self.wrong: list[str] = []
-        self.count = 0
-
-    def that(self, good: bool, what: str) -> None:
-        """Note that `what` must hold."""
-        self.count += 1
-        if good is not True and not bool(good):
-            self.wrong.append(what)
-
-    def raises(self, kind: type[AlphaError], what: str, call: Callable[[], object], *, naming: str = "") -> None:
-        """Note that `call` must raise an error of this kind whose text holds `naming`."""
-        self.count += 1
-        try:
-            call()
-        except AlphaError as error:
-            if not isinstance(error, kind) or naming not in str(error):
-                self.wrong.append(f"{what}: {type(error).__name__} {error.what}")
-        else:
-            self.wrong.append(f"{what}: accepted")
-
-    def refuses(self, kind: type[AlphaError], told: tuple[object, object, object, object], call: Callable[[], object]) -> None:
-        """Note that `call` must raise an error of exactly this kind that tells this: what broke, what came, what is right, what to do."""
-        self.count += 1
-        try:
-            call()
-        except AlphaError as error:
-            came = tuple(x if x is None else str(x) for x in (error.what, error.came, error.expected, error.do))
-            if type(error) is not kind or came != tuple(x if x is None else str(x) for x in told):
-                self.wrong.append(f"{told[0]}: {type(error).__name__} {came}")
-        else:
-            self.wrong.append(f"{told[0]}: accepted")
-
-    def measured(self, digest: str = "") -> Measured:
-        """error = number of broken observations against bound 0."""
-        return Measured(error=float(len(self.wrong)), bound=0.0, cases=self.count, digest=digest, note="; ".join(self.wrong)[:200])
 
 
 @contextmanager

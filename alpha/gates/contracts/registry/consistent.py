@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.registry.common import HERE, KERNEL, ONE, OTHER, PAIR, SINGLE, TWO, Checks, catalogue, folder, make
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import HERE, KERNEL, ONE, OTHER, PAIR, SINGLE, TWO, catalogue, folder, make
 from alpha.registry import consistency
 from alpha.registry.evidence import save
 from alpha.registry.history import hash_of

@@ -14,8 +14,9 @@ import numpy as np
 from alpha.backends.cuda.calls import Call, Calls
 from alpha.component import Component, Envelope, Limit, Measured
 from alpha.errors import InputError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.registry import held, named, reading, remembered, snapshot
-from alpha.gates.contracts.registry.common import Case, Checks, digest_of, folder, write_package
+from alpha.gates.contracts.registry.common import Case, digest_of, folder, write_package
 from alpha.ops.spec import Sample
 from alpha.ops.table import row, table
 from alpha.registry.digest import calls_blas, component_digests, contract_targets, value_digest

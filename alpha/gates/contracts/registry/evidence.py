@@ -15,8 +15,9 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError, InputError, MachineError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.registry import gpus, machines
-from alpha.gates.contracts.registry.common import HERE, OTHER, Case, Checks, folder, make, parity_case, with_gpus
+from alpha.gates.contracts.registry.common import HERE, OTHER, Case, folder, make, parity_case, with_gpus
 from alpha.registry import evidence
 from alpha.registry.evidence import (
     LOCK,
@@ -191,14 +192,14 @@ def _unreadable(rng: np.random.Generator) -> Measured:
         path, do = path_of(root, HERE.key, "made.up"), "restore the file from version control, or delete it and rerun the gate"
         with mock.patch.object(evidence, "read_regular", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))):
             denied = ("an evidence file cannot be read", "made.up.jsonl: Permission denied", "a readable file", do)
-            checks.refuses(CORRUPT, denied, lambda: load_file(path))
+            checks.tells(CORRUPT, denied, lambda: load_file(path))
             denied = ("REFERENCE cannot be read", "REFERENCE: Permission denied", "a readable file", do)
-            checks.refuses(CORRUPT, denied, lambda: reference_classes(root))
+            checks.tells(CORRUPT, denied, lambda: reference_classes(root))
         _line(path, "x\n" + "x" * MAX_BYTES + "\n")
         checks.that([len(line) for line in evidence.lines_of(path)] == [1, MAX_BYTES], "the longest line")
         _line(path, "x\n" + "x" * (MAX_BYTES + 1) + "\n")
         told = ("an evidence line is too long", f"made.up.jsonl:2 with {MAX_BYTES + 1} bytes", f"at most {MAX_BYTES}", do)
-        checks.refuses(CORRUPT, told, lambda: evidence.lines_of(path))
+        checks.tells(CORRUPT, told, lambda: evidence.lines_of(path))
         checks.that(load_file(root / HERE.key / "made.none.jsonl") == {} == reference_classes(root / HERE.key), "files that are not there")
     roots = ROOT / "baselines" / "evidence", ROOT / ".alpha" / "evidence"
     checks.that((shipped_root(), local_root()) == roots == default_roots(), f"roots: {default_roots()}")

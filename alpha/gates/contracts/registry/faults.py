@@ -12,7 +12,8 @@ import numpy as np
 import alpha
 from alpha.component import Measured
 from alpha.errors import InputError
-from alpha.gates.contracts.registry.common import BASE, KERNEL, Case, Checks, catalogue, folder, write_package
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import BASE, KERNEL, Case, catalogue, folder, write_package
 from alpha.gates.contracts.registry.remembered import alone
 from alpha.registry import faults
 from alpha.registry.faults import Fault, apply, broken, load_faults, text_of
@@ -124,32 +125,32 @@ def _device(rng: np.random.Generator) -> Measured:
         for text in ("a  +\tb", "a + b"):
             same = Fault(**{**vars(fault), "replace": text})
             told = ("a fault must change what the program does", "f.plus of k/f.py: the same text", "another one", "mend the fault")
-            checks.refuses(InputError, told, lambda same=same: broken(same, KERNEL_TEXT))  # type: ignore[misc]
+            checks.tells(InputError, told, lambda same=same: broken(same, KERNEL_TEXT))  # type: ignore[misc]
         with mock.patch.object(faults, "alpha", SimpleNamespace(__file__=str(root / "__init__.py"))):
             checks.that(load_faults() == (fault,), "the faults of the running package")
         for gone, where in ((Fault(**{**vars(fault), "source": "k/g.cu"}), "k/g.cu"),
                             (Fault(**{**vars(fault), "source": "", "file": "k/g.py"}), "k/g.py")):
             told = ("a fault is in a file that does not exist", f"f.plus of {gone.file}: {where}", "a path relative to kernels/",
                     "mend the fault")
-            checks.refuses(InputError, told, lambda gone=gone: text_of(gone, root))  # type: ignore[misc]
+            checks.tells(InputError, told, lambda gone=gone: text_of(gone, root))  # type: ignore[misc]
     table = [*((key, 3 if key != "mirrors" else "3", key) for key in ENTRY), ("source", 3, "source"), ("odd", "x", "odd")]
     for key, value, named in table:
         with folder() as at, alone():
             root = _package(at, {**ENTRY, key: value})
             told = ("a fault has an unknown, missing or ill-typed key",
                     f"k/f.faults.toml, fault {3 if key == 'id' else 'f.plus'!r}: {named}", KEYS, None)
-            checks.refuses(InputError, told, lambda root=root: load_faults(root))  # type: ignore[misc]
+            checks.tells(InputError, told, lambda root=root: load_faults(root))  # type: ignore[misc]
             if key in ENTRY:
                 root = _package(at, {k: v for k, v in ENTRY.items() if k != key})
                 told = (told[0], f"k/f.faults.toml, fault {None if key == 'id' else 'f.plus'!r}: {named}", *told[2:])
-                checks.refuses(InputError, told, lambda root=root: load_faults(root))  # type: ignore[misc]
+                checks.tells(InputError, told, lambda root=root: load_faults(root))  # type: ignore[misc]
     python = Fault(id="a.b", component=KERNEL.id, gate="parity", mirrors=0, why="w", file="k/f.py", find="x + 1", replace="x - 1")
     with alone() as kept:
         for text in ("x  +  1", "(x + 1)"):
             told = ("a fault must change what the program does", "a.b of k/f.py: the same syntax tree", "another one", "mend the fault")
-            checks.refuses(InputError, told, lambda text=text: broken(Fault(**{**vars(python), "replace": text}), SOURCE))  # type: ignore[misc]
+            checks.tells(InputError, told, lambda text=text: broken(Fault(**{**vars(python), "replace": text}), SOURCE))  # type: ignore[misc]
         told = ("a fault must leave a file that parses", "a.b of k/f.py: line 3: invalid syntax", "Python", "mend the fault")
-        checks.refuses(InputError, told, lambda: broken(Fault(**{**vars(python), "replace": "x -"}), SOURCE))
+        checks.tells(InputError, told, lambda: broken(Fault(**{**vars(python), "replace": "x -"}), SOURCE))
         for drawn in (1, 0):  # asked before, and asked again all the same
             kept.drawn = drawn
             checks.that(broken(python, SOURCE) == SOURCE.replace("x + 1", "x - 1") == broken(python, SOURCE), f"drawn {drawn}")

@@ -15,7 +15,8 @@ from unittest import mock
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.registry.common import KERNEL, SINGLE, Checks, with_gpus
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import KERNEL, SINGLE, with_gpus
 from alpha.registry import gpu
 from alpha.registry.gpu import GpuClass, Seen, gpu_classes, gpu_environment, joined_by_nvlink, why_not_here
 

@@ -17,7 +17,8 @@ from unittest import mock
 import numpy as np
 
 from alpha.component import Component, Measured
-from alpha.gates.contracts.registry.common import Checks, folder, write_package
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import folder, write_package
 from alpha.ops.table import row, table
 from alpha.registry import judge, record
 from alpha.registry.digest import calls_blas, component_digests, contract_targets, value_digest

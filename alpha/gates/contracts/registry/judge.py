@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.registry import pinned as of_pins
 from alpha.gates.contracts.registry import sorts
-from alpha.gates.contracts.registry.common import GOOD, Case, Checks, make, parity_case, pin_of
+from alpha.gates.contracts.registry.common import GOOD, Case, make, parity_case, pin_of
 from alpha.registry.distance import HOP, HOPS
 from alpha.registry.gates import GATES
 from alpha.registry.judge import AMBIGUOUS, BASELINE, FAIL, NOT_RUN, PASS, RATIO, Judgement, judge

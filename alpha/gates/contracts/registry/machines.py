@@ -15,7 +15,8 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import InputError
-from alpha.gates.contracts.registry.common import HERE, Checks
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import HERE
 from alpha.registry import machine
 from alpha.registry.machine import MachineClass, machine_class
 
@@ -121,7 +122,7 @@ def libraries(rng: np.random.Generator) -> Measured:
         checks.that(line == f"CPU x86_64-avx2, NumPy 2.2, BLAS openblas-Haswell with {said}", line)
     told = ("not the key of a machine class", "cpu_x", "cpu_<isa>_np<X.Y>_<blas-kernel>_t<threads>",
             "`alpha doctor` prints the key of this machine")
-    checks.refuses(InputError, told, lambda: MachineClass.from_key("cpu_x"))
+    checks.tells(InputError, told, lambda: MachineClass.from_key("cpu_x"))
     return checks.measured()
 
 

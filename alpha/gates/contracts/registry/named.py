@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.registry.common import Checks, digest_of, folder, write_package
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import digest_of, folder, write_package
 from alpha.registry.package import Package
 
 MEMBERS: Mapping[str, str] = {

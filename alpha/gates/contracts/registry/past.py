@@ -14,7 +14,8 @@ from unittest import mock
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.registry.common import Checks, folder
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import folder
 from alpha.registry import history
 from alpha.registry.history import History, hash_of, nonces_in
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError
-from alpha.gates.contracts.registry.common import HERE, PROCESSOR, SAME_ISA, Checks, folder, make, pin_of
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import HERE, PROCESSOR, SAME_ISA, folder, make, pin_of
 from alpha.registry.claims import why_no_claim
 from alpha.registry.distance import HOPS, WITHIN, elsewhere, hops_of, same, together
 from alpha.registry.evidence import shipped_root
@@ -126,7 +127,7 @@ def damaged(rng: np.random.Generator) -> Measured:
         path = at / f"{KEY}.json"
         for value, what, came, expected in table:
             path.write_text(value if isinstance(value, str) else json.dumps(value))
-            checks.refuses(CorruptError, (what, came, expected, MEND), lambda: Pins(at).load(KEY))
+            checks.tells(CorruptError, (what, came, expected, MEND), lambda: Pins(at).load(KEY))
         path.write_text(json.dumps(shares(1)))
         checks.that(Pins(at).load(KEY)["made.up"].shares["a"][-1] == 1.0, "the whole ceiling")
         first, second = make("perf", component="made.a"), make("perf", component="made.b")
@@ -134,7 +135,7 @@ def damaged(rng: np.random.Generator) -> Measured:
         for records in ((second, first), (first, first), (first, other)):
             (at / f"{KEY}.relative.jsonl").write_text("".join(r.line() + "\n" for r in records))
             what = "comparisons are not one per component of this kind of machine, in sorted order"
-            checks.refuses(CorruptError, (what, f"{KEY}.relative.jsonl", KEY, MEND), lambda: Pins(at).relative(KEY))
+            checks.tells(CorruptError, (what, f"{KEY}.relative.jsonl", KEY, MEND), lambda: Pins(at).relative(KEY))
     return checks.measured()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import InputError
-from alpha.gates.contracts.registry.common import Checks
+from alpha.gates.contracts.checks import Checks
 from alpha.registry.syntax import Definition, Import, Reference, Source, around, meaning, read, same_meaning
 
 REFERS: Sequence[tuple[str, str]] = (
@@ -107,7 +107,7 @@ def bindings(rng: np.random.Generator) -> Measured:
              "h": [Import("far", "g", 2)], "i": [Import("far", "i", 2), Import("mini.x", "i")]}
     checks.that(source.imports == bound and source.stars == [Import("near", "*", 1)], f"imports: {source.imports} {source.stars}")
     told = ("a source file cannot be parsed", "line 2: invalid syntax", "Python", "mend the file")
-    checks.refuses(InputError, told, lambda: read("a = 1\nb = = 2\n", "mini"))
+    checks.tells(InputError, told, lambda: read("a = 1\nb = = 2\n", "mini"))
     checks.that(read(MODULE, "mini") is read(MODULE, "mini") is not read(MODULE, "other"), "a text is read twice")
     return checks.measured()
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError
-from alpha.gates.contracts.registry.common import Checks, folder
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import folder
 from alpha.registry import digest_cache, syntax
 from alpha.registry.digest_cache import Remembered, confirm, is_confirmed, question, save_all
 from alpha.registry.syntax import Source
@@ -152,7 +153,7 @@ def damaged(rng: np.random.Generator) -> Measured:
         c.drawn = 0
         told = ("the cache of digests does not hold what the source file says", f'{path.name}: ["definitions", "f"]',
                 "what reading the file anew gives", f"remove {c.folder}; it is made again")
-        checks.refuses(CorruptError, told, lambda: Remembered(text, "mini"))
+        checks.tells(CorruptError, told, lambda: Remembered(text, "mini"))
         fresh_one = Remembered("z = 1\n", "mini")
         checks.that(fresh_one.definitions("z") != (), "what was never kept is verified")
         blocked = c.folder.parent.parent / "a file"

@@ -18,7 +18,8 @@ import numpy as np
 
 from alpha.component import Measured
 from alpha.errors import CorruptError, InputError, MachineError
-from alpha.gates.contracts.registry.common import HERE, OTHER, Checks, folder, make
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import HERE, OTHER, folder, make
 from alpha.registry import signatures
 from alpha.registry.catches import Catch, save_catches
 from alpha.registry.evidence import save
@@ -234,7 +235,7 @@ def refused(rng: np.random.Generator) -> Measured:
             c.names(f"{sound}{wrong}\n{sound}")
             told = ("the file of signers cannot be read", f"signers.txt:2: {wrong[:80]}",
                     "class, a name that the class has once, ssh-ed25519, key", "mend the line")
-            checks.refuses(CorruptError, told, lambda: signatures.signers(c.root))
+            checks.tells(CorruptError, told, lambda: signatures.signers(c.root))
         c.names(sound.replace(" lab ", f" {'l' * 64} "))
         checks.that([*signatures.signers(c.root)[HERE.key]] == ["l" * 64], "the longest name")
         c.names(f"x{sound}")
@@ -251,11 +252,11 @@ def refused(rng: np.random.Generator) -> Measured:
             file.write_text(text)
             told = ("a file of signatures cannot be read", f"{HERE.key}/_signatures.txt: {text.count(chr(10))} lines",
                     "sorted lines of hash, signer, signature", "restore it, or remove it and sign again")
-            checks.refuses(CorruptError, told, lambda: signatures.load(c.root, HERE.key))
+            checks.tells(CorruptError, told, lambda: signatures.load(c.root, HERE.key))
         file.unlink()
         for name in ("", "a b", "-lab", "l" * 65, "é"):
             told = ("a signer cannot be called so", name, "1 to 64 letters, digits, dots, dashes, underscores or @", None)
-            checks.refuses(InputError, told, lambda name=name: signatures.sign(c.root, HERE.key, c.key("lab"), name))  # type: ignore[misc]
+            checks.tells(InputError, told, lambda name=name: signatures.sign(c.root, HERE.key, c.key("lab"), name))  # type: ignore[misc]
         for name, key, why in (("rsa", b"rsa 1", "dict"), ("none", b"no key", "Not OpenSSH private key format"),
                                 ("locked", b"locked", "Password was not given but private key is encrypted")):
             c.key(name).write_bytes(key)
@@ -264,7 +265,7 @@ def refused(rng: np.random.Generator) -> Measured:
         checks.that(not file.exists(), "something was signed")
         c.names(f"{HERE.key} lab ssh-ed25519 A\n")
         told = ("the file of signers holds a key that is none", "ssh-ed25519 A", "ssh-ed25519 and a key in Base64", "mend the line")
-        checks.refuses(CorruptError, told, lambda: signatures.problems(c.root))
+        checks.tells(CorruptError, told, lambda: signatures.problems(c.root))
     with folder() as at, mock.patch.dict(sys.modules, dict.fromkeys((f"cryptography{part}" for part in PARTS), None)):
         c = _Committed(at, rng)
         c.names(c.named("lab"))
@@ -279,4 +280,4 @@ def refused(rng: np.random.Generator) -> Measured:
 
 def _no_key(checks: Checks, c: _Committed, name: str, why: str) -> None:
     told = ("this file holds no key to sign with", f"{c.key(name)} ({why})", KEY, "ssh-keygen -t ed25519 -N '' -f FILE")
-    checks.refuses(InputError, told, lambda: signatures.sign(c.root, HERE.key, c.key(name), "lab"))
+    checks.tells(InputError, told, lambda: signatures.sign(c.root, HERE.key, c.key(name), "lab"))

@@ -11,7 +11,8 @@ import numpy as np
 import alpha
 from alpha.component import Measured
 from alpha.errors import InputError
-from alpha.gates.contracts.registry.common import Checks, folder, write_package
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import folder, write_package
 from alpha.registry.package import Package, Target, module_digest, symbol_digest
 
 FILES: Mapping[str, str] = {
@@ -102,11 +103,11 @@ def _refused(checks: Checks, package: Package, root: Path) -> None:
         ("mini.a:zzz", ("no such symbol to digest", "mini.a:zzz", "a name of the module", None)),
     )
     for symbol, told in table:
-        checks.refuses(InputError, told, lambda symbol=symbol: package.roots(symbol))  # type: ignore[misc]
+        checks.tells(InputError, told, lambda symbol=symbol: package.roots(symbol))  # type: ignore[misc]
     told = ("no such module to digest", "mini.x", f"a file under {root.name}/", None)
-    checks.refuses(InputError, told, lambda: module_digest("mini.x", package=package))
+    checks.tells(InputError, told, lambda: module_digest("mini.x", package=package))
     told = ("no such package folder", root / "none", "give the folder that holds the package's __init__.py", None)
-    checks.refuses(InputError, (told[0], told[1], None, told[2]), lambda: Package(root / "none"))
+    checks.tells(InputError, (told[0], told[1], None, told[2]), lambda: Package(root / "none"))
 
 
 class _Nameless:
@@ -128,7 +129,7 @@ def _outside(checks: Checks, root: Path, rng: np.random.Generator) -> None:
     nameless.__module__ = None  # type: ignore[assignment]
     for value, came in ((nameless, f":{nameless}"), (len, "builtins:len"), (eval("lambda: 1", {"__name__": "made"}), "made:<lambda>")):
         told = ("no source file for a digest", came, "a symbol of the package mini, or a function written in a file", None)
-        checks.refuses(InputError, told, lambda value=value: package.module_of(value))  # type: ignore[misc]
+        checks.tells(InputError, told, lambda value=value: package.module_of(value))  # type: ignore[misc]
 
 
 MEMBERS = {

@@ -14,7 +14,8 @@ import numpy as np
 
 from alpha.component import Component, Measured
 from alpha.errors import InputError
-from alpha.gates.contracts.registry.common import BASE, GOOD, HERE, KERNEL, SINGLE, TOP, TWO, Checks, make, parity_case, pin_of
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import BASE, GOOD, HERE, KERNEL, SINGLE, TOP, TWO, make, parity_case, pin_of
 from alpha.registry import cases, policy
 from alpha.registry.cases import CaseRecord, Contract, Exact, Refusal, Relative, Repeats, Share, Slope, Slowdown, Unknown, failed, read
 from alpha.registry.gates import GATES, TABLE, engine_of, gate_of, measured_by, seconds_of
@@ -119,7 +120,7 @@ def owed(rng: np.random.Generator) -> Measured:
         wanted = gate.slow.get("executor.cuda", gate.seconds)
         checks.that((seconds_of(gate.name, KERNEL), seconds_of(gate.name, slow)) == (gate.seconds, wanted), f"seconds of {gate.name}")
     checks.that(seconds_of("parity", slow) > seconds_of("perf", slow) == gate_of("perf").seconds, "nothing takes longer")
-    checks.refuses(InputError, ("no such gate", "speed", ", ".join(GATES), None), lambda: seconds_of("speed", KERNEL))
+    checks.tells(InputError, ("no such gate", "speed", ", ".join(GATES), None), lambda: seconds_of("speed", KERNEL))
     ranks = replace(TOP, kind="executor", profile="collective")
     devices = replace(ranks, backend="cuda", profile="device_collective")
     for gate_name, component, measured in (

@@ -12,8 +12,9 @@ import numpy as np
 
 from alpha.component import Catalogue, Measured
 from alpha.errors import CorruptError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.registry.committed import CATALOGUE, FAULT, Committed, agree
-from alpha.gates.contracts.registry.common import BASE, HERE, KERNEL, OTHER, TOP, Checks, catalogue, folder, make
+from alpha.gates.contracts.registry.common import BASE, HERE, KERNEL, OTHER, TOP, catalogue, folder, make
 from alpha.gates.contracts.registry.signed import SIGN, with_keys
 from alpha.registry import mutants
 from alpha.registry.catches import MAX_BYTES, Catch, load_catches, path_of, save_catches
@@ -145,7 +146,7 @@ def lines(rng: np.random.Generator) -> Measured:
         for wrong in (value, None, *([INSIDE[what]] if what in INSIDE else [])):
             line = _written({**body, what: wrong})
             told = ("an evidence line cannot be read", f"here:7: {why}", "one canonical JSON record per line", SHAPE)
-            checks.refuses(CorruptError, told, lambda line=line: parse(line, "here:7"))  # type: ignore[misc]
+            checks.tells(CorruptError, told, lambda line=line: parse(line, "here:7"))  # type: ignore[misc]
     for drop in ("content", "nonce"):
         checks.raises(CorruptError, f"no {drop}", lambda drop=drop: parse(  # type: ignore[misc]
             canonical({k: v for k, v in body.items() if k != drop}), "here:7"), naming=drop)
@@ -191,7 +192,7 @@ def _catches(checks: Checks, rng: np.random.Generator) -> None:
         for second, what, came in table:
             path.parent.mkdir(exist_ok=True)
             path.write_text(f"{line}\n{second}\n")
-            checks.refuses(CorruptError, (what, came, "what `alpha gate catches` wrote", CATCHES), lambda: load_catches(root, HERE.key))
+            checks.tells(CorruptError, (what, came, "what `alpha gate catches` wrote", CATCHES), lambda: load_catches(root, HERE.key))
             save_catches([replace(catch, fault="made.c")], root)  # a file that cannot be read is replaced
             checks.that([*load_catches(root, HERE.key)] == ["made.c"], f"what cannot be read is kept: {what}")
         path.write_bytes(b"\xe9\n")
@@ -219,6 +220,6 @@ def _scores(checks: Checks, rng: np.random.Generator) -> None:
             changed = {k: v for k, v in {**body, **changed}.items() if k != "content"}
             mutants.path_of(root).write_text(_written(changed))
             told = (what, f"mutants.json{came}", "what `alpha gate catches --ship` wrote", SCORES)
-            checks.refuses(CorruptError, told, lambda: mutants.load(root))
+            checks.tells(CorruptError, told, lambda: mutants.load(root))
         mutants.path_of(root).unlink()
         checks.that(mutants.load(root) is None, "no file is not no score")

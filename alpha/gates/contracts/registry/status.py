@@ -11,6 +11,7 @@ import numpy as np
 
 from alpha.component import Component, Measured
 from alpha.errors import GraphError, InputError, UngatedError
+from alpha.gates.contracts.checks import Checks
 from alpha.gates.contracts.registry import admitted, sorts
 from alpha.gates.contracts.registry.common import (
     BASE,
@@ -24,7 +25,6 @@ from alpha.gates.contracts.registry.common import (
     TOP,
     TWO,
     Case,
-    Checks,
     catalogue,
     folder,
     make,

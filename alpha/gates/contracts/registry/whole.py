@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.registry.common import HERE, OTHER, Checks, folder, make
+from alpha.gates.contracts.checks import Checks
+from alpha.gates.contracts.registry.common import HERE, OTHER, folder, make
 from alpha.registry import consistency
 from alpha.registry.catches import Catch, load_catches, path_of, save_catches
 from alpha.registry.check import ERROR, WARNING, Checked, Finding, github, plain

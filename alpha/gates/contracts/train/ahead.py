@@ -12,7 +12,8 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.checkpoint import folders
 from alpha.component import Measured
 from alpha.errors import NonFiniteError
-from alpha.gates.contracts.train.made import OnDevice, RunsAhead, all_hold, bits_of, small_run
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.made import OnDevice, RunsAhead, bits_of, small_run
 from alpha.profile.store import read
 from alpha.train.loop import Loop, Watch
 

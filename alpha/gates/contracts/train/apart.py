@@ -8,8 +8,8 @@ from typing import Any
 
 from alpha.errors import AlphaError, shown
 
-Checks = list[tuple[str, bool]]
-"""What is looked at, and whether it is so; made.all_hold counts them."""
+Named = list[tuple[str, bool]]
+"""What is looked at, and whether it is so; all_hold of contracts/checks.py counts them."""
 
 
 _NONE = object()
@@ -46,6 +46,6 @@ def error_text(kind: str, what: str, came: object, expected: object = None, do: 
     return shown("\n".join([*lines, *([f"  do:       {do}"] if do else [])]))
 
 
-def same(checks: Checks, name: str, got: object, expected: object) -> None:
+def same(checks: Named, name: str, got: object, expected: object) -> None:
     """A check that two things are equal, which shows both."""
     checks.append((f"{name}: {got!r} for {expected!r}"[:190] if got != expected else name, got == expected))

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import all_hold
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
 from alpha.train import forbidden
 from alpha.train.forbidden import Loads, Mapped, Maps, Watch
 
@@ -64,7 +64,7 @@ def _no(found: Sequence[str], when: str = "") -> str:
 def door(rng: np.random.Generator) -> Measured:
     """What is imported, opened and started, each way that Python has: refused by name, remembered though somebody swallows it, and in tests
     remembered alone; what is allowed, or not there, is not."""
-    checks: Checks = []
+    checks: Named = []
     with tempfile.TemporaryDirectory(prefix="alpha-door-") as root:
         link, there = Path(root) / "link.so", Path(root) / "own.so"
         there.write_text("")
@@ -124,7 +124,7 @@ def door(rng: np.random.Generator) -> Measured:
 def mappings(rng: np.random.Generator) -> Measured:
     """/proc/PID/maps of drawn lines: files mapped as code, each once, and bytes of code without a file; of the files those without an
     origin are named, a deleted one only where it had none before."""
-    checks: Checks = []
+    checks: Named = []
     lines, files, anonymous = list[str](), dict[Mapped, None](), 0
     for _ in range(60):
         low = int(rng.integers(1 << 40))
@@ -156,7 +156,7 @@ def mappings(rng: np.random.Generator) -> Measured:
 def looked(rng: np.random.Generator) -> Measured:
     """Everything that is found of a process, each once and in order: what the door refused, modules, files, code without a file, unloaded
     libraries, and files of its children; where a GPU's driver is mapped, or in tests, less is judged."""
-    checks: Checks = []
+    checks: Named = []
     most = 1 << 20
     driver = Mapped("/good/libcuda.so.1", "1", "1")
     for tests, driven, bytes_, there in ((False, False, most + 1, True), (False, False, most, True), (False, True, most + 1, True),
@@ -213,7 +213,7 @@ def looked(rng: np.random.Generator) -> Measured:
 def stands(rng: np.random.Generator) -> Measured:
     """The watch stands at the door once, whatever calls it; sessions are counted, also where they fail; a peer is started by nobody in one,
     and its process is exempt; a check names up to six things and how many more."""
-    checks: Checks = []
+    checks: Named = []
     hooks = list[Any]()
     own, _ = _watch()
     with instead(forbidden, _WATCH=own, sys=SimpleNamespace(addaudithook=hooks.append, path=[], modules={})):
@@ -290,7 +290,7 @@ class _System:
 def descendants(rng: np.random.Generator) -> Measured:
     """Of drawn trees of processes all below this one but tools, peers, what these started, and what has ended; the same where the kernel
     lists no children."""
-    checks: Checks = []
+    checks: Named = []
     for trial in range(6):
         pids = [1, *range(20, 50)]
         processes = {1: (0, "/bin/python")}
@@ -333,7 +333,7 @@ def descendants(rng: np.random.Generator) -> Measured:
 def unloads(rng: np.random.Generator) -> Measured:
     """The linker's count is asked of dl_iterate_phdr, where there is one on Linux that tells it; the manifest lists every file with origin
     and hash, and refuses one that is not what its distribution installed; a file is read once while it stays what it is."""
-    checks: Checks = []
+    checks: Named = []
     adds, subs = int(rng.integers(50, 99)), int(rng.integers(1, 9))
     size = forbidden._Info.subs.offset + 8
     for told, library, system, expected in ((size, True, "linux", Loads(subs, True)), (size + 8, True, "linux", Loads(subs, True)),

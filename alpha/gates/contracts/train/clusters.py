@@ -19,8 +19,8 @@ import numpy as np
 from alpha.comm.meet import Across
 from alpha.comm.segment import MOST_STREAMS
 from alpha.component import Measured
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import all_hold
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
 from alpha.train import engines, launch
 from alpha.train.engines import Place
 from alpha.train.launch import Seat
@@ -53,7 +53,7 @@ class _Job:
 def slurm(rng: np.random.Generator) -> Measured:
     """A process of a step with several tasks on each host is a rank, one that is alone on its host is a host, and one outside of a step, or
     started by another launcher inside one, is what that says; where they meet is the first host and a port of the step's own."""
-    checks: Checks = []
+    checks: Named = []
     for hosts, each in ((1, 2), (1, 7), (3, 2), (2, 4), (2, 1), (5, 1)):
         j = _Job(rng, hosts, each)
         address = j.first if hosts > 1 else "localhost"
@@ -116,7 +116,7 @@ def _equal(got: str, expected: str) -> tuple[bool]:
 def hosts(rng: np.random.Generator) -> Measured:
     """The hosts of a job are those of the command line, and what that leaves out the engine's; what lacks then, or cannot be, is
     refused."""
-    checks: Checks = []
+    checks: Named = []
     j = _Job(rng, 3, 1)
     met = f"{j.first}:{j.port}"
     pod = {"JOB_COMPLETION_INDEX": "1", "ALPHA_SECRET": SECRET}
@@ -154,7 +154,7 @@ def hosts(rng: np.random.Generator) -> Measured:
 def seats(rng: np.random.Generator) -> Measured:
     """The seat that torchrun's variables give, on one host and on several; none where none is given; a part of them, numbers that do not
     fit, an address of another host, a secret that can be guessed, and numbers of connections that cannot be are refused."""
-    checks: Checks = []
+    checks: Named = []
     same(checks, "none", launch.seat({"MASTER_PORT": "1"}), None)
     hosts, each, port = int(rng.integers(2, 5)), int(rng.integers(2, 5)), int(rng.integers(1, 60000))
     rank = int(rng.integers(hosts * each))

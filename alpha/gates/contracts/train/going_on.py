@@ -19,7 +19,8 @@ from alpha.checkpoint import folders
 from alpha.component import Measured
 from alpha.config import Config
 from alpha.errors import AlphaError, BusyError, CorruptError, InputError
-from alpha.gates.contracts.train.made import all_hold, bits_of, does_raise, refuses_to_resume, small_run
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.made import bits_of, does_raise, refuses_to_resume, small_run
 from alpha.train import assemble, rundir
 from alpha.train.home import at_home
 from alpha.train.loop import Watch

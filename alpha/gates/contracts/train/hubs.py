@@ -24,9 +24,9 @@ from alpha.component import Measured
 from alpha.config import Config
 from alpha.data.tokenizer import PATTERNS, BPETokenizer, ByteTokenizer
 from alpha.data.tokenizer_hf import read_hugging_face
+from alpha.gates.contracts.checks import all_hold
 from alpha.gates.contracts.data.tokenizer_hf import Reference
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
 from alpha.graph.plan import Program
 from alpha.train import assemble, engine, hf_tokenizer, hub, rundir, sample
 from alpha.train.catalogue import catalogue
@@ -105,7 +105,7 @@ def _models(rng: np.random.Generator) -> Iterator[_Models]:
 def there_and_back(rng: np.random.Generator) -> Measured:
     """A run's parameters, written as a model and read back as a run, or into an executor, are the same to the bit, with the sizes of the
     model and its tokenizer; what is there already, what is no model and what has no place there is refused."""
-    checks: Checks = []
+    checks: Named = []
     with _models(rng) as made:
         for family, (_, own) in SIZES.items():
             path, flat = made.run(family)
@@ -155,7 +155,7 @@ def there_and_back(rng: np.random.Generator) -> Measured:
 def beginnings(rng: np.random.Generator) -> Measured:
     """What a run begins from: nothing, another run's checkpoint, or a model, whose parameters are written as they are; one with another
     tokenizer, or another size, is refused by the first that differs."""
-    checks: Checks = []
+    checks: Named = []
     with _models(rng) as made:
         path, flat = made.run("gpt")
         hub.export_run(path, None, made.root / "out")
@@ -204,7 +204,7 @@ def _letters() -> list[str]:
 def tokenizer_files(rng: np.random.Generator) -> Measured:
     """Tokenizers of ours as tokenizer.json, whole and by hand: every token under the characters of its bytes, merges by rank, words cut
     where ours cuts them. Read back it is the same one; one that was read from such a file comes out as it came; what has none says why."""
-    checks: Checks = []
+    checks: Named = []
     letters = _letters()
     same(checks, "letters", list(hf_tokenizer.alphabet()), letters)
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
@@ -316,7 +316,7 @@ class _Writer:
 def sampled_text(rng: np.random.Generator) -> Measured:
     """Each token is the one that a dull choice makes of the logits behind the last tokens, the number of its position and the seed; the end
     of a document ends it, and documents are told where the model asks. Impossible numbers are refused, and logits that are none."""
-    checks: Checks = []
+    checks: Named = []
     tokenizer = ByteTokenizer()
     for trial in range(6):
         length, documents, end = int(rng.integers(4, 8)), trial % 2 == 0, (4 if trial == 3 else 10**9)

@@ -25,8 +25,8 @@ from alpha.comm.flight import Record
 from alpha.comm.meet import Across
 from alpha.component import Measured
 from alpha.errors import InputError, RankError
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import all_hold
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
 from alpha.train import launch
 from alpha.train.launch import Deadlines, Ended, Seat, _Child
 
@@ -75,7 +75,7 @@ class _Segment:
 def meetings(rng: np.random.Generator) -> Measured:
     """A rank of another launcher's job asks the first one of its host for the memory, which that one makes, or meets the other hosts for,
     and whose bridge it outlives; one that was given another size says so to all and ends."""
-    checks: Checks = []
+    checks: Named = []
     for local, across in ((1, None), (0, None), (0, ACROSS), (1, ACROSS)):
         for size in (6, 5):
             did = _Notes()
@@ -138,7 +138,7 @@ def meetings(rng: np.random.Generator) -> Measured:
 def started(rng: np.random.Generator) -> Measured:
     """A job of other hosts meets them first and waits for its bridge at the end; ranks are started one by one and looked after; what
     cannot be started ends the others and the bridge, gives the memory back, and says how many there were."""
-    checks: Checks = []
+    checks: Named = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
     for across in (None, ACROSS):
         for fails in (None, 1, "later"):
@@ -209,7 +209,7 @@ def started(rng: np.random.Generator) -> Measured:
 def lives(rng: np.random.Generator) -> Measured:
     """The life of a rank's process, to its end: whatever its body comes to is told once, as one line, and is its exit status; it dies with
     its parent, or at once where that is gone; nobody who reads no more stops it."""
-    checks: Checks = []
+    checks: Named = []
 
     class Odd(Exception):
         """What no code raises on purpose."""
@@ -278,7 +278,7 @@ def _child(rank: int, status: int | None = 0, killed: bool = False, **told: Any)
 def looked_after(rng: np.random.Generator) -> Measured:
     """While ranks run, signals are forwarded to all of them, but such as were ignored; who ended and told nobody is told of, unless all
     were asked to end; what has ended is sent nothing; at the end the handlers are as before."""
-    checks: Checks = []
+    checks: Named = []
     numbers = launch.FORWARDED
     old = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -359,7 +359,7 @@ def looked_after(rng: np.random.Generator) -> Measured:
 def verdicts(rng: np.random.Generator) -> Measured:
     """What a job came to: the largest code of its ranks, the signal that ended it, or what failed first, by who told it; and of each rank
     how it ended, in which step, and the last collective that it had done or waited in."""
-    checks: Checks = []
+    checks: Named = []
 
     def failure(teller: int) -> Any:
         return SimpleNamespace(teller=teller, text="rank 9 stopped")

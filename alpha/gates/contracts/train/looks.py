@@ -19,8 +19,9 @@ import numpy as np
 from alpha import config
 from alpha.component import Measured
 from alpha.errors import SpotCheckError
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import RUN, _program, _without_paths, all_hold
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
+from alpha.gates.contracts.train.made import RUN, _program, _without_paths
 from alpha.graph.plan import Plan, Program, Ref
 from alpha.train import spots
 from alpha.train.pace import PacedSpots
@@ -88,7 +89,7 @@ class _Store:
         self.rows.append((table, row))
 
     def checked_again(self, *given: int) -> None:
-        """Checks of later steps are forgotten."""
+        """Named of later steps are forgotten."""
         self.again.append(given)
 
 
@@ -132,7 +133,7 @@ def _where(step: int, n: int, plan: Plan, i: int, program: Program) -> str:
 def changed(rng: np.random.Generator) -> Measured:
     """An operand that changes between its writer, or the plan's beginning, and its reader, a result that changes before its plan ends, and
     a piece of the state: each is told by launch, writer and place, on a device when its plan ends; without a change nothing is."""
-    checks: Checks = []
+    checks: Named = []
     for late in (False, True):
         device = _Device(late)
         program, store = device.program, _Store()
@@ -191,7 +192,7 @@ def pieces(rng: np.random.Generator) -> Measured:
     """A piece of the state that changes between its write and the next read is told by the words that differ and the tensors that have one
     of them, however many, or none; of a cut state by its elements. What is hashed between checked steps goes round in turn, as many pieces
     as the step's time pays for; nothing is where nothing is asked for."""
-    checks: Checks = []
+    checks: Named = []
     wrote = "what was there when the last update wrote it, or it was loaded or drawn"
     for late, cut in ((False, False), (True, False), (True, True)):
         size = PIECE * (1 if cut or not late else 8)
@@ -266,7 +267,7 @@ def pieces(rng: np.random.Generator) -> Measured:
 def tallied(rng: np.random.Generator) -> Measured:
     """What is found of launches is noted with its row, the worst is kept; beyond its tolerance it ends the run on the CPU, and on a device
     where it is judged, else it is told; each component is looked at in a first step, and eight later."""
-    checks: Checks = []
+    checks: Named = []
     for late, judged, ratio in ((False, False, 0.5), (False, False, 1.0), (False, False, 1.5), (True, False, 1.5), (True, True, 1.5),
         (True, True, 0.9),
                                 (False, False, float("nan"))):
@@ -320,7 +321,7 @@ def paced(rng: np.random.Generator) -> Measured:
     """When a device is looked at: not behind a profiled step, nor, where no step may be handed over ahead, behind every second one, so
     that its clock can be set; before a profiled step what runs is waited for; the first checked step's cost counts once a step's time is
     known."""
-    checks: Checks = []
+    checks: Named = []
     for late in (False, True):
         for on in (False, True):
             did, model, unhashed = list[Any](), list[Any](), False

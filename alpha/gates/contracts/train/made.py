@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import numpy as np
 from alpha import config
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cuda.executor import CudaExecutor
-from alpha.component import Catalogue, Measured
+from alpha.component import Catalogue
 from alpha.config import Config
 from alpha.gates.contracts import of_settings
 from alpha.graph.plan import Program
@@ -172,11 +171,6 @@ def bits_of(loop: Loop) -> bytes:
     """Every named tensor of the state."""
     parts = [flat[o : o + n].tobytes() for _, (layout, flat) in sorted(loop.states().items()) for o, n in layout.ranges()]
     return b"".join(parts)
-
-
-def all_hold(checks: list[tuple[str, bool]], digest: bytes = b"") -> Measured:
-    wrong = [name for name, holds in checks if not holds]
-    return Measured(float(len(wrong)), 0.0, len(checks), hashlib.sha256(digest).hexdigest(), "; ".join(wrong)[:200])
 
 
 def refuses_to_resume(loop: Loop, kind: type[Exception]) -> bool:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from alpha.component import Measured
-from alpha.gates.contracts.train.apart import Checks, instead, same
-from alpha.gates.contracts.train.made import all_hold
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, instead, same
 from alpha.train import allow_list
 from alpha.train.allow_list import AllowList
 
@@ -58,7 +58,7 @@ def _system(full: bool) -> tuple[SimpleNamespace, SimpleNamespace]:
 
 def places(rng: np.random.Generator) -> Measured:
     """Each kind of file where it may lie, and nowhere else, on a system that says where its own are and on one that does not."""
-    checks: Checks = []
+    checks: Named = []
     for full in (True, False):
         own, config = _system(full)
         with instead(allow_list, sys=own, sysconfig=config, metadata=SimpleNamespace(distributions=lambda name: [])):
@@ -104,7 +104,7 @@ class _Distribution:
 def distributions(rng: np.random.Generator) -> Measured:
     """A file that an allowed distribution lists has its name, version and hash; of one that lists none, all below its own folders; of one
     that a package manager rewrote, no hash. Others have no origin. In tests other distributions' files have one, vendors' have none."""
-    checks: Checks = []
+    checks: Named = []
     with tempfile.TemporaryDirectory(prefix="alpha-origin-") as name:
         root = Path(os.path.realpath(name))
         raw = rng.integers(0, 256, 40, np.uint8).tobytes()

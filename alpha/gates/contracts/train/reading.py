@@ -27,8 +27,8 @@ from alpha.data.sampler import PermutedSampler
 from alpha.data.shards import TokenStream
 from alpha.data.split import split_by_file
 from alpha.data.tokenizer import BPETokenizer, ByteTokenizer
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import all_hold
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
 from alpha.train import assemble
 from alpha.train.assemble import Dataset
 
@@ -104,7 +104,7 @@ def _too_short(texts: Sequence[bytes]) -> str:
 def sides(rng: np.random.Generator) -> Measured:
     """A folder, and folders mixed by weight: tokens of both sides are those of the split's documents in order, each with its end; of a
     mixture each source has its own stream under its name."""
-    checks: Checks = []
+    checks: Named = []
     with _texts(rng) as run:
         one = assemble.open_data(run.config(f"data.corpus='{run.path('one')}'", "data.tokenizer='bytes'"))
         learned, held = run.sides("one")
@@ -134,7 +134,7 @@ def sides(rng: np.random.Generator) -> Measured:
 def tokenizers(rng: np.random.Generator) -> Measured:
     """BPE is trained on the text to train on, as much of it as is asked for, once: what the cache holds is taken while it is for that text
     and size, and refused where it is not. A file's tokenizer goes before, bytes need none."""
-    checks: Checks = []
+    checks: Named = []
     with _texts(rng) as run:
         ids, most = 258 + int(rng.integers(2, 9)), int(rng.integers(600, 900))
         cfg = run.config(f"data.corpus='{run.path('one')}'", f"data.vocab={ids}", f"data.sample={most}")
@@ -176,7 +176,7 @@ def tokenizers(rng: np.random.Generator) -> Measured:
 def orders(rng: np.random.Generator) -> Measured:
     """The sampler of a run is that of its packing and buckets, with its sequence, batch, seed and window; of a mixture the source of number
     i has the seed plus i, modulo 2^64, and the weights are the file's."""
-    checks: Checks = []
+    checks: Named = []
     with _texts(rng) as run:
         mixture = f"{run.path('one')}:2, {run.path('two')}:5"
         one = assemble.open_data(run.config(f"data.corpus='{run.path('one')}'", "data.tokenizer='bytes'"))
@@ -209,7 +209,7 @@ def orders(rng: np.random.Generator) -> Measured:
 def prepared(rng: np.random.Generator) -> Measured:
     """Prepared folders, alone and mixed: their own streams and tokenizer, refused beside plain text, beside folders of another tokenizer or
     share, under another vocabulary or tokenizer's file, and for sequences that are too long; each by all its words."""
-    checks: Checks = []
+    checks: Named = []
     with _texts(rng) as run:
         made = {name: prepare(Order((run.path(source),), tokenizer=kind, validation=share), run.root / "made" / name)
                 for name, source, kind, share in (("a", "one", "bytes", 0.4), ("b", "two", "bytes", 0.4), ("share", "two", "bytes", 0.3),
@@ -258,7 +258,7 @@ def prepared(rng: np.random.Generator) -> Measured:
     return all_hold(checks)
 
 
-def _mixed_of(checks: Checks, data: Dataset, sources: Sequence[tuple[str, object]]) -> None:
+def _mixed_of(checks: Named, data: Dataset, sources: Sequence[tuple[str, object]]) -> None:
     """The streams of a mixture of prepared folders, by name and in order; its text is all of theirs."""
     for side, streams in (("train", data.train), ("validation", data.validation)):
         assert isinstance(streams, Streams)

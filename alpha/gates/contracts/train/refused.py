@@ -12,7 +12,8 @@ from alpha.checkpoint import folders
 from alpha.checkpoint.disk import Disk
 from alpha.component import Measured
 from alpha.errors import MachineError, NonFiniteError, SpotCheckError
-from alpha.gates.contracts.train.made import all_hold, bits_of, small_run
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.made import bits_of, small_run
 from alpha.profile.store import read
 from alpha.train.loop import Loop, Watch
 

@@ -21,8 +21,9 @@ import numpy as np
 from alpha import config
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import InputError
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import RUN, all_hold
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
+from alpha.gates.contracts.train.made import RUN
 from alpha.train import assemble, doctor, engine, memory_check, planned
 from alpha.train.catalogue import catalogue
 from alpha.train.memory_check import Limit, Need
@@ -85,7 +86,7 @@ class _Program:
 def needs(rng: np.random.Generator) -> Measured:
     """What ranks need is added up by hand and held against every limit: side by side where it is touched, the largest alone where it is
     mapped. What fits to the byte is taken, one more is refused with all figures; of a GPU the room for saves alone is looked at."""
-    checks: Checks = []
+    checks: Named = []
     for threads, held in ((1, 0), (2, 0), (9, 0), (1, 900 * MIB), (600, 0)):
         for checked in (False, True):
             program = _Program(rng, threads, held=held)
@@ -137,7 +138,7 @@ def _write(root: Path, files: dict[str, str]) -> None:
 def limits(rng: np.random.Generator) -> Measured:
     """Every limit of a made-up system, the tightest first: free memory, control groups of both versions and those around them less what is
     in use but for file pages, limits on addresses and data; nothing where nothing is told, and what is none is none."""
-    checks: Checks = []
+    checks: Named = []
     n = [int(x) for x in rng.integers(1, 1 << 20, 20)]
     used, data = 7 * 1024, 9 * 1024
     for kind in ("unified", "hybrid", "first"):
@@ -176,7 +177,7 @@ def limits(rng: np.random.Generator) -> Measured:
 def plans(rng: np.random.Generator) -> Measured:
     """A planned run says what building it says: parameters, tokens, FLOPs by part, bytes by kind of state and by plan, and where its ids
     come from; the collectives of a step in their order, with the bytes of their larger side."""
-    checks: Checks = []
+    checks: Named = []
     cfg = config.parse(RUN.format(root="/nowhere", threads=1), ["data.tokenizer='bpe'", "data.vocab=300", "model.dropout=0"])
     asked = list[Any]()
     arenas = {"state.param": 1, "state.param16": 20, "state.grad0": 300, "state.grad1": 4000, "state.m": 50_000, "state.v": 600_000,
@@ -235,7 +236,7 @@ class _Ranked(_Executor):
 def executors(rng: np.random.Generator) -> Measured:
     """Which executor a Program is opened with, alone and among ranks, once its memory is known to be there; which GPU is whose, and how
     many ranks there may be."""
-    checks: Checks = []
+    checks: Named = []
     class _Other(_Executor):
         """A GPU alone."""
 
@@ -291,7 +292,7 @@ def _components(n: int) -> Catalogue:
 
 def examined(rng: np.random.Generator) -> Measured:
     """What the doctor finds on machines that have everything and nothing: each line by its words, and whether a run can train there."""
-    checks: Checks = []
+    checks: Named = []
     ran = list[Any]()
     corpus = SimpleNamespace(documents=[1] * 12, size=3_210_000, hash="ab" * 32)
     here = {"numpy": "2.1", "blas": "b 3", "cpu": "A CPU", "system": "Linux x"}

@@ -30,8 +30,9 @@ from alpha.component import Measured
 from alpha.config import Config
 from alpha.data.tokenizer import ByteTokenizer
 from alpha.errors import InputError
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import RUN, all_hold
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
+from alpha.gates.contracts.train.made import RUN
 from alpha.train import catalogue as catalogues
 from alpha.train import components, home, provenance, rundir, seal, supervisor
 from alpha.train.launch import Ended
@@ -50,7 +51,7 @@ def _folder() -> Iterator[tuple[Path, Config]]:
 def made(rng: np.random.Generator) -> Measured:
     """A run directory stands whole under the first name that is free, or not at all: whatever refuses it, nothing half-made stays and its
     error names what came. The newest of a name is found by its number."""
-    checks: Checks = []
+    checks: Named = []
     with _folder() as (root, cfg):
         runs, tokenizer = root / "runs", ByteTokenizer()
         part = runs / f".making-r-{os.getpid()}"
@@ -144,7 +145,7 @@ def made(rng: np.random.Generator) -> Measured:
 def manifests(rng: np.random.Generator) -> Measured:
     """What a folder says that is no run, or whose manifest is torn, or of other types than a run writes: each by its words; a run that was
     killed before it had one has none; one without a seal, or whose checkpoints cannot be read, is not GATED, and says why."""
-    checks: Checks = []
+    checks: Named = []
     with _folder() as (root, cfg):
         with rundir.create(cfg, ByteTokenizer(), "GATED") as held:
             path = held.path
@@ -196,7 +197,7 @@ def _refuses(*given: object) -> Any:
 def homes(rng: np.random.Generator) -> Measured:
     """Where a run's paths start: here where its manifest names no folder, or this one; in its folder where all is that it reads, of a
     model of Hugging Face too; the standard library lies nowhere, and a folder that cannot be looked into has nothing."""
-    checks: Checks = []
+    checks: Named = []
     here = Path.cwd()
     with _folder() as (root, cfg):
         there, run = root / "there", root / "run"
@@ -237,7 +238,7 @@ def homes(rng: np.random.Generator) -> Measured:
 def sources(rng: np.random.Generator) -> Measured:
     """Which code ran: commit and difference as git tells them, 'unknown' where it does not; which kernels, by their files and what they
     load; which driver; and what is told of a sampler that reads no stream."""
-    checks: Checks = []
+    checks: Named = []
     commit, difference = "ab" * 20, rng.bytes(50)
 
     def git(answers: dict[str, Any]) -> Any:
@@ -314,7 +315,7 @@ def sources(rng: np.random.Generator) -> Measured:
 def listed(rng: np.random.Generator) -> Measured:
     """The catalogue: a file that is broken stops everything by its name; executors of GPUs bind the marks and spot checks that they load;
     what goes between hosts rests on three parts; a job that lost a rank goes on where it can, and says from where."""
-    checks: Checks = []
+    checks: Named = []
     broken = SimpleNamespace(broken={"a.b": "why", "c": "not"})
     with instead(catalogues, loadable_catalogue=lambda: broken):
         same(checks, "broken", said(catalogues.catalogue), error_text(

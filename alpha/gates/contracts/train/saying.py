@@ -27,8 +27,8 @@ from rich.console import Console
 
 from alpha.component import Measured
 from alpha.flops.v1 import ModelFlops
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import all_hold
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
 from alpha.train import console, interrupt, log, startup, telling
 from alpha.train.console import Board, Printer, Screen
 from alpha.train.evaluate import Evaluation
@@ -45,7 +45,7 @@ def _printer(terminal: bool = False, stamp: str = "") -> tuple[Printer, io.Strin
 def board(rng: np.random.Generator) -> Measured:
     """Progress of drawn steps, at the times of a drawn clock: each line by hand. On a terminal the same figures stand in the bar, and
     nothing is printed."""
-    checks: Checks = []
+    checks: Named = []
     for terminal, stamp in ((False, ""), (False, "UNGATED"), (True, ""), (True, "UNGATED")):
         printer, shown = _printer(terminal, stamp)
         first, steps, devices, now = int(rng.integers(3, 9)), int(rng.integers(60, 90)), int(rng.integers(2, 5)), [1000.0]
@@ -136,7 +136,7 @@ class _Stream:
 def gone(rng: np.random.Generator) -> Measured:
     """A console that is full for a moment loses that text alone; one that goes away takes what is written from then on, and nothing else:
     what is left in its buffer goes nowhere."""
-    checks: Checks = []
+    checks: Named = []
     full, away = BlockingIOError(errno.EAGAIN, "full"), BrokenPipeError(errno.EPIPE, "gone")
     for errors, did, lost in (((full, None, full), ["a", "b", "flush", "c", "flush"], False), ((None, away), ["a", "b"], True),
                               ((None, None, away), ["a", "b", "flush"], True), ((), ["a", "b", "flush", "c", "flush"], False)):
@@ -162,7 +162,7 @@ def gone(rng: np.random.Generator) -> Measured:
 def logged(rng: np.random.Generator) -> Measured:
     """Each line of a log is one write of one object: time, level, event, step and fields as JSON has them; what the disk cut short is
     closed by the next, and left out by who reads; warnings are logged and shown; what the disk refuses is an error with its words."""
-    checks: Checks = []
+    checks: Named = []
     with tempfile.TemporaryDirectory(prefix="alpha-log-") as root:
         folder, number = Path(root) / "a" / "logs", int(rng.integers(1, 9))
         with log.RankLog(folder, number) as own:
@@ -219,7 +219,7 @@ def signals(rng: np.random.Generator) -> Measured:
     """While a loop runs, the first of SIGINT and SIGTERM asks it to stop, the second acts as before; SIGHUP never does, an ignored one
     stays ignored; the first number is told; standard error is told unless another rank does, and where nobody reads it nothing comes of
     that."""
-    checks: Checks = []
+    checks: Named = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     old = {number: signal.getsignal(number) for number in numbers}
     came, wrote = list[int](), list[tuple[int, bytes]]()
@@ -261,7 +261,7 @@ def signals(rng: np.random.Generator) -> Measured:
 def long_reads(rng: np.random.Generator) -> Measured:
     """What lasts is told every so many seconds: bytes, time and rate, and how long nothing came where that is so long; a short one
     never."""
-    checks: Checks = []
+    checks: Named = []
     began, now, said_, waits = int(rng.integers(20, 40)) / 4, [0.0], list[str](), list[float]()
     now[0] = began
     script = [(3.0, None), (10.0, (2_500_000, 9_000_000)), (9.9, None), (10.1, None), (5.0, (9_000_000, 9_000_000))]
@@ -315,7 +315,7 @@ def long_reads(rng: np.random.Generator) -> Measured:
 
 def starts(rng: np.random.Generator) -> Measured:
     """The phases of a start: from the process's own beginning in its first session, each as long as it took, one that came twice summed."""
-    checks: Checks = []
+    checks: Named = []
     marks = np.cumsum(rng.integers(10**8, 10**10, 6)).tolist()
     for counted in (False, True):
         times = list(marks)

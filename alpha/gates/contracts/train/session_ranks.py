@@ -23,9 +23,9 @@ from alpha.checkpoint import folders
 from alpha.comm.world import World
 from alpha.component import Measured
 from alpha.errors import UngatedError
+from alpha.gates.contracts.checks import all_hold
 from alpha.gates.contracts.ranks.members import in_threads
-from alpha.gates.contracts.train.apart import Checks, instead, said, same
-from alpha.gates.contracts.train.made import all_hold
+from alpha.gates.contracts.train.apart import Named, instead, said, same
 from alpha.gates.contracts.train.made_session import Admits, Sessions, events, sessions, stops, table
 from alpha.optim.init import fill_initial
 from alpha.train import assemble, rundir, session
@@ -59,7 +59,7 @@ class _Listens:
 def ranks(rng: np.random.Generator) -> Measured:
     """Two ranks, the state cut, stopped by what the second was asked and gone on with: the bits of one rank alone. The first one asks the
     registry, prints and saves; each has its log and its rows; collectives are checked, logged and traced where that is asked for."""
-    checks: Checks = []
+    checks: Named = []
     with sessions(rng) as run:
         cfg = replace(run.cfg, train=replace(run.cfg.train, zero=1), data=replace(run.cfg.data, baseline=False), machine=replace(
             run.cfg.machine, threads=1, debug="all"))
@@ -150,7 +150,7 @@ def before_a_step(rng: np.random.Generator) -> Measured:
     """What comes before anything is made, in its order, on the first rank of a host and on another one: a GPU of its own where there are
     any, what all must have alike, what a run begins from, the memory of this host's ranks, and the registry's word on all that runs, the
     connections between hosts included."""
-    checks: Checks = []
+    checks: Named = []
     with sessions(rng) as run:
         own = run.prepared(run.cfg)
         for rank, backend, debug in ((0, "cuda", "check"), (0, "cpu", "trace"), (2, "cuda", "all"), (3, "cpu", "off")):
@@ -197,7 +197,7 @@ def before_a_step(rng: np.random.Generator) -> Measured:
 def begun(rng: np.random.Generator) -> Measured:
     """A run that begins from another one's checkpoint: its first parameters are that one's, all else is as ever; going on, it needs that
     run no more."""
-    checks: Checks = []
+    checks: Named = []
     stood = list[str]()
     with sessions(rng) as run:
         with run.small.loop("first") as loop:
@@ -225,7 +225,7 @@ def begun(rng: np.random.Generator) -> Measured:
 def watched(rng: np.random.Generator) -> Measured:
     """What looks on at a loop: after a validation the machine's speed is read first, a checkpoint's libraries are noted beside the save,
     what is foretold of the first save is said once, and of what a run was asked the first is logged, under its signal's name."""
-    checks: Checks = []
+    checks: Named = []
     for foretold in ("", "7 ms"):
         did = list[Any]()
 

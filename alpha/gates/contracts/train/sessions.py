@@ -26,8 +26,8 @@ import numpy as np
 from alpha.checkpoint import folders
 from alpha.component import Measured
 from alpha.errors import MachineError, NonFiniteError, SpotCheckError
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import all_hold
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
 from alpha.gates.contracts.train.made_session import EVIDENCE, HASH, Admits, Sessions, events, sessions, stops, table
 from alpha.registry.machine import environment, machine_class
 from alpha.train import assemble, interrupt, provenance, rundir, session
@@ -62,7 +62,7 @@ def _introduced(run: Sessions, path: Path, peak: float, why: str = "", step: int
 def whole(rng: np.random.Generator) -> Measured:
     """A session in a new folder ends with the bits of the loop alone; the console, the log, the manifest and the metrics say what it did,
     each figure where it belongs; the registry was asked about exactly what ran."""
-    checks: Checks = []
+    checks: Named = []
     with sessions(rng) as run, run.small.loop("alone", run.cfg) as loop:
         seen = list[tuple[int, Evaluation]]()
         loop.start()
@@ -137,7 +137,7 @@ def table_of(path: Path, name: str, columns: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in db.execute(f"SELECT {columns} FROM {name}")]
 
 
-def _facts(checks: Checks, run: Sessions, path: Path, loop: Loop, peak: tuple[float, float, str], order2: float) -> None:
+def _facts(checks: Named, run: Sessions, path: Path, loop: Loop, peak: tuple[float, float, str], order2: float) -> None:
     """The manifest and the metadata of a GATED run of one session."""
     data, program, cfg, here = run.small.data, loop.program, run.cfg, environment()
     flops = assemble.flops_for(cfg, 257)
@@ -193,7 +193,7 @@ def went_on(rng: np.random.Generator) -> Measured:
     """Sessions that were asked to stop, or were signalled, went on in the same folder, without leave, past a damaged checkpoint, on what is
     another machine: each says so, the manifest holds them all, the run is UNGATED from the first one that was, and its bits are those of
     one session."""
-    checks: Checks = []
+    checks: Named = []
     with sessions(rng) as run:
         cfg = replace(run.cfg, data=replace(run.cfg.data, prefetch=2, baseline=False),
             train=replace(run.cfg.train, sample_every=0, verify=0))
@@ -264,7 +264,7 @@ def went_on(rng: np.random.Generator) -> Measured:
 def failed(rng: np.random.Generator) -> Measured:
     """A session that fails says in its log and its metrics how, what it was refused for and where, whatever else fails on the way; the
     error that comes out is the first."""
-    checks: Checks = []
+    checks: Named = []
     with sessions(rng) as run:
         bad, spot = NonFiniteError("step 3\nwas refused", came="inf"), SpotCheckError("a spot check", came="this", expected="that")
         cases = [(bad, [("non-finite", {"what": "step 3\nwas refused", "came": "inf"})], "failed: NonFiniteError: step 3"),
@@ -319,7 +319,7 @@ def _raises(error: BaseException) -> Any:
 def refused(rng: np.random.Generator) -> Measured:
     """A session that would not continue a run bit for bit is refused with what differs, and one whose text is another; what only makes it
     last longer is not. A manifest that was edited tells of no text, and gets another identity."""
-    checks: Checks = []
+    checks: Named = []
     with sessions(rng) as run, rundir.create(run.cfg, run.small.data.tokenizer, "GATED") as held:
         path, data = held.path, run.small.data
         longer = replace(run.cfg, train=replace(run.cfg.train, steps=9), run=replace(run.cfg.run, name="other"))

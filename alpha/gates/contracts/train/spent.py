@@ -22,9 +22,9 @@ from alpha.comm.flight import Record
 from alpha.comm.world import World
 from alpha.component import Measured
 from alpha.errors import RankError
+from alpha.gates.contracts.checks import all_hold
 from alpha.gates.contracts.ranks.members import in_threads
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.train import communication, peak
@@ -48,7 +48,7 @@ def _spans(rng: np.random.Generator, n: int) -> Spans:
 def collectives(rng: np.random.Generator) -> Measured:
     """Of drawn collectives beside drawn intervals: what of each was waited for and what was hidden, counted moment by moment; those of no
     step left out; rows are their sums by op and stream, and each one where that is asked for."""
-    checks: Checks = []
+    checks: Named = []
     for _ in range(6):
         beside, waits, alone = _spans(rng, 5), _spans(rng, 6), _spans(rng, 4)
         records = [_record(int(low), int(low + rng.integers(1, 40)), i, str(rng.choice(["all_reduce", "broadcast"])), int(rng.integers(99)))
@@ -116,7 +116,7 @@ def recorded(rng: np.random.Generator) -> Measured:
     """A rank's recorder tells of each interval the collectives since its beginning, laid on when its streams ran and waited, in a profiled
     one or where it is asked for which call of the schedule ran when; it is logged once, when the interval closes; more than the ring keeps
     is an error."""
-    checks: Checks = []
+    checks: Named = []
     launch = [SimpleNamespace(op=op, stream=stream, phase="forward", layer="", source=f"m.py:{i}", ins=(), outs=())
               for i, (op, stream) in enumerate((("add", COMPUTE), ("all_reduce", COMM), ("add", COMPUTE), ("all_gather", COMM)))]
     refs = [SimpleNamespace(type=SimpleNamespace(dtype="bf16", nbytes=n)) for n in (6, 10)]
@@ -186,7 +186,7 @@ def recorded(rng: np.random.Generator) -> Measured:
 def saves(rng: np.random.Generator) -> Measured:
     """What is said of saves: before the first step, at the first one, and at the end, as shares of a mean step, with what is above the
     line; nothing where nothing was rehearsed or made."""
-    checks: Checks = []
+    checks: Named = []
     ms = 10**6
     plain, late = Stalls(lambda: 0), Stalls(lambda: 0, beside=True)
     for own in (plain, late):
@@ -233,7 +233,7 @@ def saves(rng: np.random.Generator) -> Measured:
 def peaks(rng: np.random.Generator) -> Measured:
     """A GPU's peak is its data sheet's; a CPU's the best rates over readings until two agree, at most eight; a run keeps its first one,
     also one that an earlier version stated, and refuses two. A reading is products and copies of all workers over the shortest time."""
-    checks: Checks = []
+    checks: Named = []
     for name, flops, bandwidth in (("NVIDIA H200", 989.4e12, 4.8e12), ("NVIDIA H100 80GB HBM3", 989.4e12, 3.35e12),
         ("H100 PCIe", 756e12, 2e12),
                                    ("NVIDIA H100 SXM5 x", 989.4e12, 3.35e12)):
@@ -363,7 +363,7 @@ def _decided(world: World, cut: bool, hashed: bool, changes: tuple[str, int, boo
 def hashes(rng: np.random.Generator) -> Measured:
     """On devices ranks compare what an update left, hashed right behind it: what comes later changes nothing of it. What all hold alike
     counts, every piece of it, and a difference is told by rank, tensor and step."""
-    checks: Checks = []
+    checks: Named = []
     place = int(rng.integers(4))
     for cut in (False, True):
         alike, other = ("param16", "param") if cut else ("param", "param16")

@@ -14,7 +14,8 @@ from alpha.component import Measured
 from alpha.data.mixture import Streams
 from alpha.data.sampler import Batch
 from alpha.data.shards import TokenStream
-from alpha.gates.contracts.train.made import RunsAhead, all_hold, bits_of, small_run
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.made import RunsAhead, bits_of, small_run
 from alpha.models.parts import IGNORE
 from alpha.profile.store import read
 from alpha.train import evaluate

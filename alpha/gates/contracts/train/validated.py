@@ -15,8 +15,9 @@ import numpy as np
 from alpha.component import Measured
 from alpha.data.sampler import Batch
 from alpha.data.shards import TokenStream
-from alpha.gates.contracts.train.apart import Checks, error_text, said, same
-from alpha.gates.contracts.train.made import all_hold, small_run
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, said, same
+from alpha.gates.contracts.train.made import small_run
 from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.train.evaluate import evaluate, model_inputs
 from alpha.train.loop import Loop
@@ -46,7 +47,7 @@ class _Noted:
 def texts(rng: np.random.Generator) -> Measured:
     """What each call of a validation is given: rows in the order of the windows, filled up with the first ones whose targets count nothing,
     and where attention stays within documents those; a loss that is no number is refused."""
-    checks: Checks = []
+    checks: Named = []
     with small_run(rng) as run:
         stream, tokenizer = run.data.validation, run.data.tokenizer
         assert isinstance(stream, TokenStream)
@@ -92,7 +93,7 @@ def texts(rng: np.random.Generator) -> Measured:
 def cuts(rng: np.random.Generator) -> Measured:
     """The first parameters of a rank that holds its cut of them are its cut of the whole ones, as the run's seed draws them; of one that
     holds them all they are all."""
-    checks: Checks = []
+    checks: Named = []
     layout = StateLayout([TensorSpec(f"t{i}", (int(rng.integers(1, 9000)),), f"u{i}", Init("ones")) for i in range(3)])
     values, seed = rng.standard_normal(layout.size).astype(np.float32), int(rng.integers(1 << 40))
     for size in (1, 2, 4):
@@ -116,7 +117,7 @@ def cuts(rng: np.random.Generator) -> Measured:
 
 def one_at_a_time(rng: np.random.Generator) -> Measured:
     """A save begins when the one before has been finished: not while it is copied, written or made a checkpoint."""
-    checks: Checks = []
+    checks: Named = []
     for name in ("_begun", "_copying", "_written", "_made"):
         saver = Saver(Path("nowhere"), Ranks())
         setattr(saver, name, Future() if name in ("_written", "_made") else lambda: None)

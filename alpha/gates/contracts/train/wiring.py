@@ -21,8 +21,8 @@ from alpha import config
 from alpha.component import Measured
 from alpha.config import Config
 from alpha.flops.v1 import ModelFlops
-from alpha.gates.contracts.train.apart import Checks, error_text, instead, said, same
-from alpha.gates.contracts.train.made import all_hold
+from alpha.gates.contracts.checks import all_hold
+from alpha.gates.contracts.train.apart import Named, error_text, instead, said, same
 from alpha.graph.state import Init
 from alpha.graph.trace import Tracer
 from alpha.optim.schedules import ScheduleConfig
@@ -158,7 +158,7 @@ def _noted(name: str) -> Any:
 def programs(rng: np.random.Generator) -> Measured:
     """Every number of a drawn run file, where the builder of Programs, the model and the optimizer are given it; the Program of many ranks
     is verified, and each says what made it."""
-    checks: Checks = []
+    checks: Named = []
     for trial in range(8):
         d, ranks = Drawn(rng, cuda=trial % 2 == 1), 1 + trial // 2 % 2  # each choice with each other one, beside what is drawn
         d.optim, d.schedule, d.zero = ("adamw", "sgd")[trial // 4], ("cosine", "wsd")[trial % 2], trial // 4
@@ -196,7 +196,7 @@ def programs(rng: np.random.Generator) -> Measured:
 def parts_of_a_run(rng: np.random.Generator) -> Measured:
     """The components of a run are those of its Program, those of every run, and one for each choice of the file that brings one: for drawn
     choices exactly these."""
-    checks: Checks = []
+    checks: Named = []
     kinds = ("bytes", "bpe")
     for trial in range(16):
         mixed, file, packed, start = (bool(x) for x in rng.integers(2, size=4))
@@ -231,7 +231,7 @@ def parts_of_a_run(rng: np.random.Generator) -> Measured:
 def calls_and_flops(rng: np.random.Generator) -> Measured:
     """The envelopes are asked about each distinct call of a Program once, in order; FLOPs are counted on one microbatch of the training
     loss; the ids of a model, the threads of a rank and the shares of cores are the file's, or those that there are."""
-    checks: Checks = []
+    checks: Named = []
     pool = [(f"kernel.{i}", (TensorType((i + 1, 4), "f32"), TensorType((4,), "i32")), {"a": i, "b": str(i)}) for i in range(3)]
     pool += [(pool[0][0], pool[0][1], {"a": 9, "b": "0"}), (pool[0][0], pool[0][1][::-1], pool[0][2]), ("kernel.9", *pool[0][1:])]
     drawn = [[pool[int(i)] for i in rng.integers(len(pool), size=7)] for _ in range(3)]
@@ -271,7 +271,7 @@ def calls_and_flops(rng: np.random.Generator) -> Measured:
 def refused_programs(rng: np.random.Generator) -> Measured:
     """Vocabularies and heads that a GPU's kernels do not take, ops that there are not, parameters that are too large, keys that exclude
     each other: each refusal by all its words, and the nearest that is taken."""
-    checks: Checks = []
+    checks: Named = []
     d, gpu = Drawn(rng), Drawn(rng, cuda=True)
 
     def built(cfg: Config, vocab: int = 512, widths: Sequence[int] = (), n: int = 64, asked: list[Any] | None = None) -> str:
