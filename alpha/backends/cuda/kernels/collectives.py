@@ -257,8 +257,8 @@ _MORE: dict[str, _Rows] = {
 }
 TABLE: dict[int, dict[str, _Rows]] = {2: _TWO, 4: _MORE, 8: _MORE}
 """Most members -> op -> (bytes up to which, how), by measurements on two and on four H200, of the longest sums on two and on four H100
-(docs/collectives.md); eight were never measured, nor was a reduce-scatter by engines, which the table therefore leaves out. `nbytes` of an
-operand, of a gather's result."""
+(docs/collectives.md); eight were never measured. A reduce-scatter by engines was little faster at 1 GiB and slower below, so the table
+leaves it out. `nbytes` of an operand, of a gather's result."""
 
 
 def choose(op: str, nbytes: int, size: int, whole: bool = True) -> How:

@@ -44,6 +44,7 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("read", reading.sides), ("orders", reading.orders),
             ("session", sessions.whole), ("session went on", sessions.went_on),
             ("session of ranks", session_ranks.ranks), ("session begun", session_ranks.begun),
+            ("MFU of many", saying.mfu_of_many),
         ],
         "determinism": [("same bits", steps.same_bits), ("sampled", steps.sampled)],
         "faults": [("bad step", refused.bad_step), ("bad step ahead", ahead.bad_step_ahead),

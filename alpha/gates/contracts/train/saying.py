@@ -100,6 +100,18 @@ def board(rng: np.random.Generator) -> Measured:
     return all_hold(checks)
 
 
+def mfu_of_many(rng: np.random.Generator) -> Measured:
+    """The share of a drawn speed in the peak of all devices, by hand. More than that is no figure."""
+    checks: Named = []
+    for devices in (1, *(int(n) for n in rng.integers(2, 9, 4))):
+        per_token, peak, speed = float(rng.integers(6, 10)), float(rng.integers(3000, 4000)), float(rng.uniform(50, 90))
+        made = Board(_printer()[0], 0, 9, SimpleNamespace(per_token=per_token), Peak(peak, 1.0, "x"), devices)
+        limit = peak * devices / per_token
+        same(checks, f"of {devices}", [made.mfu(s) for s in (speed, 0.999 * limit, 1.001 * limit)],
+             [f"{100 * speed / limit:.1f}%", "99.9%", "? (busy machine: peak measured too low)"])
+    return all_hold(checks)
+
+
 def _clock(seconds: float) -> str:
     """As a stop watch shows it."""
     minutes, left = divmod(round(seconds), 60)
