@@ -194,9 +194,14 @@ def test_what_other_distances_hide_is_told_and_nothing_else(monkeypatch: pytest.
     gone = "pinned, but not measured: short"
     sort = drawn_faults.Sort("made", timed=True, drawn=1)
     monkeypatch.setattr(drawn_faults.Sort, "faults", lambda self: [fault])
-    for why, told in ((f"NOT_RUN: {away}", True), (f"NOT_RUN: {noisy}; {away}", True), (f"NOT_RUN: {away}; {gone}", False),
-                      (f"FAIL: {away}", False), ("PASS", False), (f"BASELINE: {away}", False)):
-        monkeypatch.setattr(catches, "run", lambda *a, why=why, **k: [catches.Result(fault, None, False, why, True)])  # type: ignore[arg-type]
+    pin = SimpleNamespace(environment={distance.HOPS: "125 130"}, times=["", ""])
+    monkeypatch.setattr(drawn_faults, "shipped_pins", lambda: SimpleNamespace(of=lambda record: pin))
+    for why, hop, told in ((f"NOT_RUN: {away}", 0, True), (f"NOT_RUN: {noisy}; {away}", 0, True), (f"NOT_RUN: {away}; {gone}", 0, False),
+                           (f"FAIL: {away}", 0, False), ("PASS", 0, False), (f"BASELINE: {away}", 0, False),
+                           ("PASS", 300, True), ("PASS", 140, False)):
+        catch = SimpleNamespace(record=SimpleNamespace(environment={distance.HOP: str(hop)}) if hop else None)
+        monkeypatch.setattr(catches, "run", lambda *a, why=why, catch=catch, **k: [
+            catches.Result(fault, catch, False, why, True)])  # type: ignore[arg-type]
         if told:
             drawn_faults.reject(sort, 1, everything=True)
             assert f"NOT_RUN: ['{fault.id}']" in capsys.readouterr().out

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from alpha.component import Measured
 from alpha.data import packing, shards
@@ -256,27 +256,35 @@ def _bad_input(rng: np.random.Generator) -> Measured:
     return count.measured()
 
 
+class _Asked(shards.TokenStream):
+    """Notes what is asked of it."""
+
+    def __init__(self, own: Sequence[shards.Shard]) -> None:
+        super().__init__(own)
+        self.order = list[object]()
+
+    def ahead(self, starts: np.ndarray, lengths: np.ndarray) -> None:
+        self.order.append([(int(a), int(a + n)) for a, n in zip(starts, lengths, strict=True)])
+        super().ahead(starts, lengths)
+
+    def windows(self, starts: ArrayLike, length: int) -> np.ndarray:
+        self.order.append("read")
+        return super().windows(starts, length)
+
+
 def _asked_at_once(rng: np.random.Generator) -> Measured:
     """All that the sequences of a batch hold, and the token before each piece, is asked for before the first is read."""
     count = Checks()
     with folder() as root:
-        stream = document_stream(root, drawn_sizes(rng, 40, 12.0))
+        stream = _Asked(document_stream(root, drawn_sizes(rng, 40, 12.0)).shards)
         sampler = _make(stream, 16, 3, int(rng.integers(1 << 30)))
         samples = rng.permutation(sampler.windows)[:3]
-        p, order = sampler.packing, list[object]()
+        p = sampler.packing
+        stream.order.clear()
         want = [(max(int(p.starts[i]) - 1, 0), int(p.starts[i] + p.lengths[i])) for w in sampler.window_of(samples).tolist()
                 for i in range(p.firsts[w], p.firsts[w + 1])]
-
-        def ahead(starts: np.ndarray, lengths: np.ndarray) -> None:
-            order.append([(int(a), int(a + n)) for a, n in zip(starts, lengths, strict=True)])
-
-        def read(starts: list[int], length: int) -> np.ndarray:
-            order.append("read")
-            return np.zeros((1, length), np.int32)
-
-        with mock.patch.object(stream, "ahead", side_effect=ahead), mock.patch.object(stream, "windows", side_effect=read):
-            sampler.read(samples)
-        count.that(order == [want, *["read"] * len(want)], f"{order} for {want}")
+        sampler.read(samples)
+        count.that(stream.order == [want, *["read"] * len(want)], f"{stream.order} for {want}")
     return count.measured()
 
 
