@@ -71,7 +71,7 @@ class Drawn:
         ranks, count = int(rng.integers(2 if whole else 1, 4)), int(rng.integers(25 if whole else 5, 40))
         starts = sorted({0, *(int(x) for x in rng.integers(1, count, int(rng.integers(0, 3))))})
         self.facts: dict[str, str] = {"backend": backend, "status": "GATED",
-                                     "devices": str(ranks * int(rng.integers(2 if whole else 1, 4)))}
+                                      "devices": str(ranks * int(rng.integers(2 if whole else 1, 4)))}
         for key, value in (("peak_flops", 10.0 ** (rng.uniform(9, 11) if whole else rng.uniform(2, 7))),
                            ("peak_bandwidth", 10.0 ** rng.uniform(5, 9)),
                            ("flops_per_token", 10.0 ** rng.uniform(0, 2)), ("executed_flops", float(rng.integers(1, 1 << 20)))):

@@ -181,7 +181,7 @@ def refused_files(rng: np.random.Generator) -> Measured:
         *(({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
             {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": False, **split}, _content()["pre_tokenizer"]]}},
            ("Split", said)) for split, said in (({"behavior": "Removed"}, "Removed"), ({"invert": True}, "invert True"),
-                                               ({"pattern": {"String": "a"}}, "pattern String"))),
+                                                ({"pattern": {"String": "a"}}, "pattern String"))),
     )  # fmt: skip
     with folder() as root:
         _opened(root, _content())

@@ -162,7 +162,7 @@ class Drawn:
                                                                 key=lambda r: (TRACKS.index(r[0]), r[3], -r[4])):
                     thread = _placed(lanes.setdefault((rank, track), []), track, unix + a, unix + b)
                     launched_by = next(({"plan": p, **({} if sh is None else {"shard": sh}), **({} if m is None else {"microbatch": m})}
-                                 for p, sh, m, x, y in self.calls.get((step, rank), ()) if x <= a and b <= y), {})
+                                        for p, sh, m, x, y in self.calls.get((step, rank), ()) if x <= a and b <= y), {})
                     said = {"step": step, **(self.slower(step, rank) if track == "steps" else launched_by)}
                     slices.append((rank + 1, thread, name, category, unix + a, b - a, json.dumps(said, sort_keys=True)))
                     if track == "comm":

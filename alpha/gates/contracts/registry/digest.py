@@ -375,7 +375,7 @@ def _bad_input(rng: np.random.Generator) -> Measured:
         checks.raises(InputError, "a function without a file", lambda: value_digest(eval("lambda: 1", {"__name__": "x"}), package))
         checks.raises(InputError, "an unknown gate", lambda: component_digests(
             Component(id="made.up", kind="flops", profile="count", implementation=_closure, contract="alpha.types"), "speed"),
-                  naming="speed")
+                      naming="speed")
     return checks.measured()
 
 

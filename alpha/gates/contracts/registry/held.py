@@ -202,7 +202,7 @@ def bound(rng: np.random.Generator) -> Measured:
     digests = component_digests(whole, "parity", package=package)
     checks.that(digests["kernels"] == kernels(kernel) == kernels(other, kernel) != kernels(kernel, kernel), "kernels of other rows count")
     checks.that(kernels(other) is None is kernels() and "kernels" not in component_digests(replace(whole, launches=None), "parity",
-                                                                                         package=package), "kernels of no row")
+                                                                                           package=package), "kernels of no row")
     gone = component_digests(replace(whole, kind="evidence"), "parity", package=package)
     checks.that(set(digests) - set(gone) == {"rows", "kernels"} and {k: digests[k] for k in ("implementation",)} ==
                 {"implementation": gone["implementation"]}, f"what runs no row binds to {sorted(gone)}")

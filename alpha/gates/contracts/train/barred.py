@@ -56,9 +56,8 @@ def _no(found: Sequence[str], when: str = "") -> str:
     """The error that names what was found."""
     more = f"; and {len(found) - 6} more" if len(found) > 6 else ""
     return error_text("VerdictError", f"a forbidden library is in this process{when}", "; ".join(found[:6]) + more,
-        "no import of " + ", ".join(
-        BARRED) + "; mapped code of the origins in docs/libraries.md alone",
-        "find who loads it (python -X importtime, LD_PRELOAD, a .pth file) and run without it")
+                      "no import of " + ", ".join(BARRED) + "; mapped code of the origins in docs/libraries.md alone",
+                      "find who loads it (python -X importtime, LD_PRELOAD, a .pth file) and run without it")
 
 
 def door(rng: np.random.Generator) -> Measured:
@@ -78,7 +77,7 @@ def door(rng: np.random.Generator) -> Measured:
             ("os.posix_spawn", (b"/bin/sh", ("sh", "-c")), "/bin/sh -c"),
             ("os.spawn", (1, "/bin/ls", ["ls", long]), f"/bin/ls {long}"), ("os.exec", (Path("/bin/x"), ["y"]), "/bin/x"),
             ("os.system", (b"nvcc",), ""), ("os.system", ("ls -l",), "ls -l"), *(("os.exec", (f"/any/{tool}", ["?"]), "")
-                for tool in TOOLS)]
+                                                                                 for tool in TOOLS)]
         cases: list[tuple[str, tuple[Any, ...], str]] = [
             ("import", ("torch.nn", None, None, None, None), "imported: torch"),
             ("import", ("jax", None, ["/a", "/b"], None, None), "imported: jax"),
@@ -101,13 +100,13 @@ def door(rng: np.random.Generator) -> Measured:
         for tests in (False, True):
             for session in (0, 1, 2):
                 for event, given, why in [*cases, *((e, g, f"started by training: {w.strip()[:120]}" if w and session else "") for e, g,
-                    w in in_session)]:
+                                                    w in in_session)]:
                     watch, _ = _watch(tests)
                     watch.sessions = session
                     with instead(forbidden, PathFinder=SimpleNamespace(find_spec=find_spec)):
                         found = said(lambda: watch.hook(event, given))
                     same(checks, f"{event} {given}", (found, list(watch.refused)),
-                        (_no([why]) if why and not tests else "None", [why] if why else []))
+                         (_no([why]) if why and not tests else "None", [why] if why else []))
                     if event == "ctypes.dlopen":
                         named = str(given[0].decode() if isinstance(given[0], bytes) else given[0] or "")
                         same(checks, "opened", watch.opened, [named] if named else [])
@@ -117,7 +116,7 @@ def door(rng: np.random.Generator) -> Measured:
         with instead(forbidden.os.path, realpath=lambda path: "/bad" + str(path)):
             same(checks, "opened", said(lambda: bad.hook("ctypes.dlopen", (str(there),))), _no([f"opened: {there}"]))
     same(checks, "all ways", set(forbidden._HANDLERS), {"import", "ctypes.dlopen", "subprocess.Popen", "os.posix_spawn", "os.spawn",
-        "os.exec", "os.system"})
+                                                        "os.exec", "os.system"})
     return all_hold(checks)
 
 
@@ -131,7 +130,7 @@ def mappings(rng: np.random.Generator) -> Measured:
         size = 4096 * int(rng.integers(1, 99))
         perms = str(rng.choice(["r-xp", "rw-p", "rwxp", "r--p"]))
         name = str(rng.choice(["/good/a.so", "/bad/b c.so", "[heap]", "[stack]", "[vdso]", "[vsyscall]", "", "/memfd:x (deleted)",
-            "[anon:z]"]))
+                               "[anon:z]"]))
         device, inode = f"0{int(rng.integers(3))}:01", str(int(rng.integers(3)))
         lines.append(f"{low:x}-{low + size:x} {perms} 00000000 {device} {inode}" + (f"    {name}" if name else ""))
         if "x" in perms:
@@ -141,7 +140,7 @@ def mappings(rng: np.random.Generator) -> Measured:
     watch, allowed = _watch()
     one, old = Mapped("/good/a.so", "1", "2"), Mapped("/good/a.so (deleted)", "1", "2")
     found = [watch.mapped(Maps(x, 0)) for x in ((one,), (one, old), (Mapped("/bad/x.so", "1", "2"),),
-        (Mapped("/good/new.so (deleted)", "1", "3"),),
+                                                (Mapped("/good/new.so (deleted)", "1", "3"),),
                                                 (Mapped("/memfd:y (deleted)", "1", "2"), Mapped("/bad/dev/shm", "1", "1"),
                                                     Mapped("/dev/shm/z (deleted)", "1", "9")))]
     same(checks, "named", found, [[], [], ["mapped: /bad/x.so"], ["mapped: /good/new.so (deleted)"], [
@@ -166,10 +165,10 @@ def looked(rng: np.random.Generator) -> Measured:
         watch.peers = {77}
         own = Maps((Mapped("/bad/a.so", "1", "1"), *([driver] if driven else [])), bytes_)
         tables = {"self": own if there else None, "11": Maps((Mapped("/bad/c.so", "1", "1"),), 0), "12": None,
-            "13": Maps((driver,), 9 * most)}
+                  "13": Maps((driver,), 9 * most)}
         asked = list[object]()
         with instead(forbidden, _maps=tables.get, children=lambda peers: asked.append(peers) or [11, 12, 13],
-            imported=lambda: ["jax", "torch"]), \
+                     imported=lambda: ["jax", "torch"]), \
                 instead(watch, unloaded=lambda paths, driven: asked.append((paths, driven)) or ["gone: z"]):
             found = watch.findings()
         memory = [f"executable memory without a file: {bytes_} bytes"] if bytes_ > most and not driven and not tests else []
@@ -178,11 +177,11 @@ def looked(rng: np.random.Generator) -> Measured:
         same(checks, "asked", asked, [({f.path for f in own.files}, driven), {77}] if there else [])
     for gone, tests, driven, opened, expected in (
             (0, False, False, ["/bad/x.so"], []), (2, True, False, ["/bad/x.so"], []), (1, False, False, ["/here/liba.so.1", "libb.so"],
-                ["by code 1"]),
+                                                                                        ["by code 1"]),
             (2, False, False, ["/good/libz.so", "libm.so.6", "/good/libz.so"], []), (3, False, False, ["/good/libz.so", "libm.so.6"],
-                ["by code 1"]),
+                                                                                     ["by code 1"]),
             (3, False, True, ["/good/libz.so"], []), (1, False, True, ["/good/libz.so", "/bad/x.so", "/bad/y.so.2"],
-                ["/bad/x.so", "/bad/y.so.2"]),
+                                                      ["/bad/x.so", "/bad/y.so.2"]),
             (5, False, False, [], ["by code 5"])):
         watch, allowed = _watch(tests)
         watch.opened = opened
@@ -190,7 +189,7 @@ def looked(rng: np.random.Generator) -> Measured:
             found = watch.unloaded({"/any/liba.so.9", "/any/libb.so", "[vdso]"}, driven)
         unnamed = "mapped and unmapped again, by code that is not Python: {} libraries"
         same(checks, f"{gone} {opened}", found, [unnamed.format(x.split()[-1]) if x.startswith("by code")
-            else f"mapped and unmapped again: {x}"
+                                                 else f"mapped and unmapped again: {x}"
                                                  for x in expected])
         if "libm.so.6" in opened:
             checks.append(("a name without a folder is a system's", "/usr/lib/libm.so.6" in allowed.asked))
@@ -203,7 +202,7 @@ def looked(rng: np.random.Generator) -> Measured:
     for cases, lacks in (((True, True), []), ((False, True), ["mapped files: this system has no /proc/self/maps"]),
                          ((True, False), ["libraries unmapped again: this C library does not count them"]),
                          ((False, False), ["mapped files: this system has no /proc/self/maps",
-                             "libraries unmapped again: this C library does not count them"])):
+                                           "libraries unmapped again: this C library does not count them"])):
         with instead(forbidden, Path=lambda path: SimpleNamespace(exists=lambda: cases[0] and path == "/proc/self/maps"),
                      loads=lambda: Loads(0, cases[1])):
             same(checks, "blind", forbidden.blind(), lacks)
@@ -239,7 +238,7 @@ def stands(rng: np.random.Generator) -> Measured:
                     _no(found, ", seen at noon") if n else "None", found))
         forbidden.watch_tests([Path("/made")])
         same(checks, "of tests", (own.allowed.tests, own.allowed.folders, own.allowed.barred[:9], hooks),
-            (True, [Path("/made")], BARRED, [own.hook]))
+             (True, [Path("/made")], BARRED, [own.hook]))
     plain = Watch()
     same(checks, "at first", (plain.allowed.tests, plain.allowed.barred[:9], plain.stands, plain.sessions), (False, BARRED, False, 0))
     return all_hold(checks)
@@ -251,7 +250,7 @@ class _System:
     def __init__(self, processes: Mapping[int, tuple[int, str]], lists: bool, gone: Sequence[int]) -> None:
         self.processes, self.lists, self.gone = processes, lists, set(gone)
         self.path = SimpleNamespace(basename=lambda path: path.rpartition("/")[2],
-            isdir=lambda path: int(path.split("/")[2]) not in self.gone)
+                                    isdir=lambda path: int(path.split("/")[2]) not in self.gone)
 
     def getpid(self) -> int:
         """This one."""
@@ -375,7 +374,7 @@ def unloads(rng: np.random.Generator) -> Measured:
         same(checks, "gone", forbidden.sha256_of(f"{root}/none"), "")
     hashes = {"/good/listed.so": "ab" * 32, "/good/z.so": "11" * 32, "/good/changed.so": "ee" * 32, "/a/z.so": "00" * 32}
     for path, origin in (("/good/z.so", "b"), ("/good/listed.so", "a 1"), ("[vdso]", "kernel"), ("/good/old.so (deleted)", "a 1"),
-        ("/a/z.so", "b")):
+                         ("/a/z.so", "b")):
         watch.judged[Mapped(path, "1", "1")] = origin
     asked = list[str]()
     with instead(forbidden, _WATCH=watch, check=asked.append, sha256_of=hashes.get):

@@ -58,13 +58,13 @@ def slurm(rng: np.random.Generator) -> Measured:
         j = _Job(rng, hosts, each)
         address = j.first if hosts > 1 else "localhost"
         for more, met in (({}, (address, j.port)), ({"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "29500"}, ("10.0.0.9", 29500)),
-            ({"MASTER_ADDR": ""}, None)):
+                          ({"MASTER_ADDR": ""}, None)):
             environment = {**j.environment, **more}
             found = engines.ranks(environment)
             if each == 1:
                 address, port = met or (j.first, j.port)
                 same(checks, "a host", (found is environment, engines.place(environment)), (True,
-                    Place(j.host, hosts, f"{address}:{port}")))
+                                                                                            Place(j.host, hosts, f"{address}:{port}")))
                 continue
             if met is None:
                 continue
@@ -88,22 +88,22 @@ def slurm(rng: np.random.Generator) -> Measured:
                                                  "give srun --ntasks-per-node, and no --ntasks", SLURM_STEP_TASKS_PER_NODE=tasks))))
     for tasks in ("many", "", "4(x2", "4,,4"):
         checks.append((tasks, *_equal(*j.refused("InputError", "Slurm does not say how many tasks a host has",
-            f"SLURM_STEP_TASKS_PER_NODE={tasks}",
+                                                 f"SLURM_STEP_TASKS_PER_NODE={tasks}",
                                                  "numbers such as 2(x3),1", "start the job with srun",
                                                  SLURM_STEP_TASKS_PER_NODE=tasks or None))))
     for name in ("SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"):
         for text in ("x", "-1", None):
             checks.append((name, *_equal(*j.refused("InputError", number, f"{name}={text}" if text else f"no {name}",
-                f"{name} as a whole number",
+                                                    f"{name} as a whole number",
                                                     "unset the engine's variables and give --hosts, --host and --meet", **{name: text}))))
     for names in ("", ",a", "["):
         checks.append((names, *_equal(*j.refused("InputError", "Slurm names no host", f"SLURM_STEP_NODELIST={names}",
-            "names such as node[1-4]",
+                                                 "names such as node[1-4]",
                                                  "set MASTER_ADDR to an address of the first host", SLURM_STEP_NODELIST=names or None))))
     for text, counts in (("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,2(x2),10", [1, 2, 2, 10])):
         same(checks, text, engines._tasks(text), counts)
     for names, first in (("node1", "node1"), ("node[007,9-12],login", "node007"), ("a,b", "a"), ("r[1-2]n[07-12]-ib,x", "r1n07-ib"),
-        ("n[3]", "n3")):
+                         ("n[3]", "n3")):
         same(checks, names, engines.first_host(names), first)
     return all_hold(checks)
 
@@ -125,18 +125,18 @@ def hosts(rng: np.random.Generator) -> Measured:
             (alone, {}, (1, 0, ""), 0), (alone, {"hosts": 2, "host": 1, "meet": "a:1"}, (2, 1, "a:1"), 3),
             (alone, {"hosts": 4, "meet": "::1:65535"}, (4, 0, "::1:65535"), 3),
             (pod, {"hosts": 2, "meet": "a:1"}, (2, 1, "a:1"), 1), (pod, {}, (1, 1, ""), 0), (pod, {"hosts": 2, "host": 0, "meet": "a:1"},
-                (2, 0, "a:1"), 1),
+                                                                                             (2, 0, "a:1"), 1),
             (j.environment, {}, (3, j.host, met), 1), (j.environment, {"meet": "b:2"}, (3, j.host, "b:2"), 1),
             (j.environment, {"hosts": 1}, (1, 0, ""), 0),
             (j.environment, {"hosts": 3, "host": 2}, (3, 2, met), 1), (j.environment, {"hosts": 2, "host": 1, "meet": "c:3"}, (2, 1, "c:3"),
-                1)):
+                                                                       1)):
         args = argparse.Namespace(**{"nproc": 1, "hosts": None, "host": None, "meet": "", **given})
         across = engines.across(args, environment)
         address, _, port = found[2].rpartition(":")
         same(checks, f"{given}", ((args.hosts, args.host, args.meet), across), (found, Across(
             found[1], found[0], address, int(port), SECRET.encode(), streams) if streams else None))
     for given in ({"hosts": 2, "host": 2}, {"hosts": 2, "host": -1}, {"hosts": 2, "meet": ""}, {"hosts": 2, "meet": ":5"},
-        {"hosts": 2, "meet": "a:x"}, {"hosts": 2, "meet": "a:0"},
+                  {"hosts": 2, "meet": "a:x"}, {"hosts": 2, "meet": "a:0"},
                   {"hosts": 2, "meet": "a:65536"}, {"hosts": 2, "nproc": 0}, {"hosts": 0}, {"hosts": 2, "meet": "a"}):
         own: dict[str, Any] = {"nproc": 1, "host": 0, "meet": "a:1", **given}
         same(checks, f"{given}", said(lambda: engines.across(argparse.Namespace(**own), alone)), error_text(
@@ -161,7 +161,7 @@ def seats(rng: np.random.Generator) -> Measured:
     host, local = divmod(rank, each)
     base = {"RANK": str(rank), "WORLD_SIZE": str(hosts * each), "MASTER_PORT": str(port)}
     many = {**base, "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(each), "MASTER_ADDR": "far", "TORCHELASTIC_RUN_ID": "id",
-        "ALPHA_SECRET": SECRET}
+            "ALPHA_SECRET": SECRET}
     asked = list[str]()
     with instead(launch, _require_here=asked.append):
         same(checks, "one host", launch.seat(base), Seat(rank, hosts * each, rank, f"localhost {port} "))
@@ -184,7 +184,7 @@ def seats(rng: np.random.Generator) -> Measured:
         e = {**many, **wrong}
         if what == none:
             text = error_text("InputError", what, f"RANK={e['RANK']}, LOCAL_RANK={e['LOCAL_RANK']}, WORLD_SIZE={e['WORLD_SIZE']}",
-                f"ranks from 0 to {hosts * each - 1}", look)
+                              f"ranks from 0 to {hosts * each - 1}", look)
         else:
             text = error_text("InputError", what,
                 f"RANK={rank}, LOCAL_RANK={e['LOCAL_RANK']}, LOCAL_WORLD_SIZE={e['LOCAL_WORLD_SIZE']}, WORLD_SIZE={e['WORLD_SIZE']}",
@@ -227,7 +227,7 @@ def seats(rng: np.random.Generator) -> Measured:
                 bound.append("closed")
 
         return SimpleNamespace(SOCK_STREAM=socket.SOCK_STREAM, socket=Probe, getaddrinfo=lambda name, port,
-            type: [("family", "kind", 6, "", (name, port))])
+                               type: [("family", "kind", 6, "", (name, port))])
 
     for refused in (False, True):
         bound.clear()

@@ -120,13 +120,13 @@ def there_and_back(rng: np.random.Generator) -> Measured:
             saved = folders.inspect(folders.at(new / "checkpoints", 0))
             layout, again = folders.read(saved.path, "param")["param"]
             same(checks, "back", [again[o : o + n].tobytes() for o, n in layout.ranges()],
-                [flat[o : o + n].tobytes() for o, n in layout.ranges()])
+                 [flat[o : o + n].tobytes() for o, n in layout.ranges()])
             same(checks, "nothing else", [int(np.abs(folders.read(saved.path, k)[k][1]).max()) for k in ("m", "v", "counter")], [0, 0, 0])
             mine = rundir.read_config(new)
             same(checks, "run file", ((mine.run.name, mine.run.out, mine.data.sequence, mine.train.steps, mine.train.batch, mine.optim.lr),
-                 hub.sizes_of(mine, 257)), ((family, str(made.root / "more"), 6, 1, 1, 1e-5), sizes))
+                                      hub.sizes_of(mine, 257)), ((family, str(made.root / "more"), 6, 1, 1, 1e-5), sizes))
             same(checks, "facts", saved.facts, {"tokenizer": ByteTokenizer().hash, "config": mine.identity(),
-                "program": made.programs[family].hash(),
+                                                "program": made.programs[family].hash(),
                                                 "from": str(out.resolve())})
             same(checks, "asked", made.asked, [(mine, 257, "a catalogue", assemble.threads_for(mine))])
             same(checks, "ungated", rundir.read_manifest(new)["status"], "UNGATED")
@@ -167,7 +167,7 @@ def beginnings(rng: np.random.Generator) -> Measured:
             assert fill is not None
             fill(got, layout, 5)
             same(checks, source, [got[o : o + n].tobytes() for o, n in layout.ranges()],
-                [flat[o : o + n].tobytes() for o, n in layout.ranges()])
+                 [flat[o : o + n].tobytes() for o, n in layout.ranges()])
             where = path if source.startswith(str(path)) else made.root / "out"
             for override, key, came, expected in (("model.layers=2", "layers", 2, 1), ("model.positions=7", "positions", 7, 6), (
                     "model.vocab_size=300", "vocab_size", 300, 257), ("model.norm_eps=0.5", "norm_eps", 0.5, 1e-4)):
@@ -180,12 +180,12 @@ def beginnings(rng: np.random.Generator) -> Measured:
                 "InputError", f"the run's tokenizer is not that of {where}", f"bpe {bpe.hash[:16]}", f"bytes {bytes_.hash[:16]}",
                 "take the model's own in [data]"))
         same(checks, "no such step", said(lambda: hub.beginning(made.config("gpt", f"train.start_from='{path}@8'"), bytes_)).split(":")[0],
-            "InputError")
+             "InputError")
         (made.root / "out" / "tokenizer.json").unlink()
         cfg = made.config("gpt", f"train.start_from='hf:{made.root / 'out'}'")
         checks.append(("without a tokenizer the run's own is taken", hub.beginning(cfg, bytes_) is not None))
     for text, found in (("a/b@12", (Path("a/b"), 12)), ("a@b", (Path("a@b"), None)), ("a", (Path("a"), None)), ("@3", (Path(), 3)),
-        ("a@1@2", (Path("a@1"), 2)),
+                        ("a@1@2", (Path("a@1"), 2)),
                         ("a@", (Path("a@"), None)), ("a@-1", (Path("a@-1"), None))):
         same(checks, text, hub.at_step(text), found)
     return all_hold(checks)
@@ -253,7 +253,7 @@ def tokenizer_files(rng: np.random.Generator) -> Measured:
             pairs = [x.split(" ") if isinstance(x, str) else x for x in theirs.content["model"]["merges"]]
             model, before = own["model"], own["pre_tokenizer"]["pretokenizers"]
             for name, got, wanted in (("vocabulary", model["vocab"], vocab), ("merges", model["merges"], pairs),
-                ("added", own["added_tokens"], added),
+                                      ("added", own["added_tokens"], added),
                                       ("form C", own["normalizer"], theirs.content["normalizer"]), ("words", before, [*splits, level]),
                                       ("whole words", model["ignore_merges"], shape == "llama3"), ("why", why, "")):
                 same(checks, f"{shape}: {name}", got, wanted)
@@ -265,12 +265,12 @@ def tokenizer_files(rng: np.random.Generator) -> Measured:
     same(checks, "two of the same bytes", hf_tokenizer.files(twice), ({}, "ids 259 and 260 stand for the same bytes, b'abc'"))
     same(checks, "another kind", hf_tokenizer.files(SimpleNamespace(kind="words")), ({}, "a tokenizer of kind words has none"))
     for raw in (b"[]", b"{", b"{}", b'{"model": 3}', b'{"model": {"vocab": {}, "merges": [["a", "b"]]}}',
-        b'{"model": {"vocab": {"a": "x"}, "merges": [["a", "a"]]}}',
+                b'{"model": {"vocab": {"a": "x"}, "merges": [["a", "a"]]}}',
                 b'{"model": {"vocab": {"a": 999}, "merges": [["a", "a"]]}}', b'{"model": {"vocab": {}, "merges": [[1]]}}',
                 hf_tokenizer.files(twice)[1].encode()):
         same(checks, f"{raw[:40]!r}", hf_tokenizer._ours(raw), None)
     repeated = {"model": {"vocab": {"a": 97, "b": 98, "c": 99, "ab": 257, "bc": 258}, "merges": [["a", "b"], ["b", "c"], ["ab", "c"],
-        ["a", "bc"]]}}
+                                                                                                 ["a", "bc"]]}}
     same(checks, "one that has no file", hf_tokenizer._ours(json.dumps(repeated).encode()), None)
     return all_hold(checks)
 
@@ -334,7 +334,7 @@ def sampled_text(rng: np.random.Generator) -> Measured:
             wanted = {"tokens": tokens, "index": np.array([len(seen) - 1], np.int32), "positions": np.arange(length, dtype=np.int32)[None],
                       **({"documents": before} if documents else {})}
             same(checks, "inputs", {k: (v.dtype.name, v.tolist()) for k, v in given.items()}, {k: (v.dtype.name, v.tolist()) for k,
-                v in wanted.items()})
+                                                                                               v in wanted.items()})
             logits = _logits(tokens)[0, :257].astype(float)
             logits[256] = 99.0 if step >= end else -99.0
             u = np.random.Generator(np.random.Philox(key=np.array([seed, len(ids)], np.uint64))).random()
@@ -345,14 +345,14 @@ def sampled_text(rng: np.random.Generator) -> Measured:
             expected.append(bytes([chosen]))
         same(checks, f"text {trial}", (got, looked), (expected, ["before sampling"]))
     for logits, temperature, top_k, u in (([1.0, 3.0, 3.0], 0.0, 0, 0.5), ([1.0, 3.0, 3.0], 1.0, 2, 0.999999), ([0.0] * 4, 1.0, 0, 0.25),
-        ([0.0] * 4, 1.0, 0, 0.0),
+                                          ([0.0] * 4, 1.0, 0, 0.0),
                                           ([0.0] * 4, 1.0, 3, math.nextafter(1, 0))):
         same(checks, f"{logits} {u}", sample.pick(np.array(logits), temperature, top_k, u), _chosen(logits, temperature, top_k, u))
     same(checks, "no numbers", said(lambda: sample.pick(np.array([1.0, np.nan, np.inf]), 1.0, 0, 0.5)), error_text(
         "NonFiniteError", "the model gives non-finite logits", "2 of 3", "finite logits", "sample from an earlier checkpoint with --at"))
     plain: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "tokens": 1, "seed": 1}
     for wrong in ({"temperature": -0.1}, {"temperature": 100.1}, {"temperature": float("nan")}, {"top_k": -1}, {"tokens": 0}, {"seed": -1},
-        {"seed": 1 << 63}):
+                  {"seed": 1 << 63}):
         own = {**plain, **wrong}
         same(checks, f"{wrong}", said(lambda: list(sample.generate(None, tokenizer, b"", **own))), error_text(
             "InputError", "impossible sampling",

@@ -59,11 +59,11 @@ class _Segment:
     """Memory of ranks 4 and 5 of six, noted."""
 
     def __init__(self, did: _Notes, size: int = 6, here: range = range(4, 6), failures: tuple[Any, ...] = (),
-        records: dict[int, list[Record]] | None = None,
+                 records: dict[int, list[Record]] | None = None,
                  steps: dict[int, int] | None = None, states: dict[int, int] | None = None) -> None:
         self.size, self.here, self.bridge, self.did = size, here, 0, did
         self.control = SimpleNamespace(failed=lambda: bool(failures), failures=lambda: list(failures), fail=did.of("fail"),
-            step=lambda rank: (steps or {}).get(rank, -1),
+                                       step=lambda rank: (steps or {}).get(rank, -1),
                                        state=lambda rank: (states or {}).get(rank, ABSENT + 1))
         self.recorder = lambda rank: SimpleNamespace(records=lambda: (records or {}).get(rank, []))
 
@@ -89,7 +89,7 @@ def meetings(rng: np.random.Generator) -> Measured:
 
             seat, limits = Seat(4 + local, size, local, "a name", across), LIMITS if across else Deadlines()
             with instead(launch, ask=did.of("ask", segment), offer=did.of("offer"),
-                Segment=SimpleNamespace(create=did.of("create", segment)),
+                         Segment=SimpleNamespace(create=did.of("create", segment)),
                          meet=did.of("meet", met), segment_of=did.of("segment", segment), start_bridge=did.of("bridge", 77), World=world,
                          secrets=SimpleNamespace(randbits=lambda bits: bits), _fail=did.of("told"),
                          os=SimpleNamespace(waitpid=did.of("waits"))):
@@ -101,10 +101,9 @@ def meetings(rng: np.random.Generator) -> Measured:
             each = size // 3 if across else size
             start = [("ask", "a name", 4 + local, limits.join)] if local else [
                 ("meet", across, each, 0, 64, 3.0), ("segment", met, across), ("bridge", met, across, segment, LIMITS),
-                ("offer", segment, "a name", 3.0)] if across else [
-                ("create", size), ("offer", segment, "a name", limits.join)]
+                ("offer", segment, "a name", 3.0)] if across else [("create", size), ("offer", segment, "a name", limits.join)]
             wrong = error_text("InputError", "ranks of one job were given different sizes of it", f"WORLD_SIZE=5 for rank {4 + local}",
-                "6, as rank 4 has it",
+                               "6, as rank 4 has it",
                                "look at what the launcher sets")
             rest = [("world", segment, 4 + local, {"local_rank": local, "deadlines": limits}), ("within", "a world"), ("left",),
                     *[("waits", 77, 0)] * bool(across and not local)]
@@ -114,7 +113,7 @@ def meetings(rng: np.random.Generator) -> Measured:
     did = _Notes()
     with instead(launch, Segment=SimpleNamespace(create=did.of("create", "made"))):
         same(checks, "memory of a host", (launch.segment_of(met, ACROSS), did),
-            ("made", [("create", 6, {"epoch": 9, "here": range(2, 4), "job": 7, "streams": 2})]))
+             ("made", [("create", 6, {"epoch": 9, "here": range(2, 4), "job": 7, "streams": 2})]))
     for pid, fails in ((5, False), (0, False), (0, True)):
         did = _Notes()
         door = SimpleNamespace(close=did.of("door closed"))
@@ -124,7 +123,7 @@ def meetings(rng: np.random.Generator) -> Measured:
         bridge = SimpleNamespace(run=did.of("runs", OSError("lost") if fails else None))
         system = SimpleNamespace(getpid=lambda: 3, fork=lambda: pid, setpgid=did.of("group"), _exit=_left)
         with instead(launch, os=system, Bridge=did.of("bridge", bridge), _die_with=did.of("dies with"),
-            traceback=SimpleNamespace(print_exc=did.of("printed"))):
+                     traceback=SimpleNamespace(print_exc=did.of("printed"))):
             try:
                 result: object = launch.start_bridge(own, ACROSS, segment, LIMITS, others)
             except Left as left:
@@ -162,7 +161,7 @@ def started(rng: np.random.Generator) -> Measured:
             flushes = SimpleNamespace(stdout=SimpleNamespace(flush=did.of("out")), stderr=SimpleNamespace(flush=did.of("err")))
             system = SimpleNamespace(getpid=os.getpid, waitpid=did.of("waits"), kill=did.of("kills"))
             with instead(launch, meet=did.of("meet", met), segment_of=did.of("segment", segment),
-                Segment=SimpleNamespace(create=did.of("create", segment)),
+                         Segment=SimpleNamespace(create=did.of("create", segment)),
                          start_bridge=did.of("bridge", 77), _start=start, _look_after=look,
                          _end=lambda children: did.append(("ends", list(children))),
                          secrets=SimpleNamespace(randbits=lambda bits: bits), os=system, sys=flushes):
@@ -170,9 +169,9 @@ def started(rng: np.random.Generator) -> Measured:
             limits = LIMITS if across else Deadlines()
             one = ("start", 4, segment, "body", limits, True, True, [])  # type: ignore[var-annotated]
             both = [one, ("start", 5, segment, "body", limits, True, True, ["child 4"]), ("looks", ["child 4", "child 5"], segment, limits,
-                True)]
+                                                                                          True)]
             expected = [*([("meet", across, 2, 8, 64, 3.0), ("segment", met, across)] if across else [("create", 2, {"epoch": 8})]),
-                ("out",), ("err",),
+                        ("out",), ("err",),
                         *[("bridge", met, across, segment, limits)] * bool(across)]
             end = [("ends", ["child 4", "child 5"])]
             killed = [("kills", 77, signal.SIGKILL), ("waits", 77, 0)] if across else []
@@ -182,11 +181,11 @@ def started(rng: np.random.Generator) -> Measured:
                 expected += [*both, *[("waits", 77, 0)] * bool(across and not fails), *end, *(killed if fails else [])]
             same(checks, f"{across} {fails}", list(did), [*expected, ("close",)])
             same(checks, "it comes to", found, error_text("MachineError", "the ranks cannot be started",
-                "1 of 2: Resource temporarily unavailable",
+                                                          "1 of 2: Resource temporarily unavailable",
                  do="start fewer ranks, or raise the limit on processes (ulimit -u)") if fails == 1 else "InputError: later" if fails
                  else f"{Ended(3)}")
             same(checks, "signals wait meanwhile", (masked, signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before),
-                ([True] * (fails != 1), True))
+                 ([True] * (fails != 1), True))
     for pid, refused in ((9, False), (9, True), (0, False)):
         did = _Notes()
         system = SimpleNamespace(pipe=lambda: (20, 21), fork=lambda: pid, close=did.of("close"), set_blocking=did.of("blocking"),
@@ -200,7 +199,7 @@ def started(rng: np.random.Generator) -> Measured:
                 result = error.args[-1]
         parent = [("close", 21), ("blocking", 20, False), ("pidfd", 9)]
         same(checks, f"process {pid} {refused}", (result, list(did)), ("a rank", [("close", 20), ("close", 31), ("close", 30),
-            ("is", 5, "segment", "body", LIMITS, 3, {1}, 21)])
+                                                                                  ("is", 5, "segment", "body", LIMITS, 3, {1}, 21)])
              if not pid else ("Too many", [*parent, ("close", 20), ("kills", 9, signal.SIGKILL), ("waits", 9, 0)]) if refused
              else (_Child(5, 9, 22, 20), parent))
     return all_hold(checks)
@@ -251,7 +250,7 @@ def lives(rng: np.random.Generator) -> Measured:
             checks.append(("a traceback", "Odd: odd" in facts[-1]["error"]))
             facts[-1]["error"] = "Traceback"
         same(checks, f"{outcome!r}: told", (facts, all(x.endswith(b"\n") and x.count(b"\n") == 1 for x in lines)),
-            ([{"path": "a run"}, told], True))
+             ([{"path": "a run"}, told], True))
         same(checks, "its calls", [x for x in did if x[0] != "write"], [
             ("group", 0, 0), ("dies with", 3), ("mask", signal.SIG_SETMASK, {7}), ("world", segment, 5,
                 {"local_rank": 1, "deadlines": LIMITS}), ("flushed",), ("flushed",)])
@@ -260,7 +259,7 @@ def lives(rng: np.random.Generator) -> Measured:
             "look at the seccomp rules of the container")), (0, 1, "left 1")):
         did = _Notes()
         with instead(launch, library=lambda name: SimpleNamespace(prctl=did.of("prctl", refuses)),
-            os=SimpleNamespace(getppid=lambda: parent, _exit=_left)):
+                     os=SimpleNamespace(getppid=lambda: parent, _exit=_left)):
             try:
                 found = said(lambda: launch._die_with(3))
             except Left as left:
@@ -300,31 +299,31 @@ def looked_after(rng: np.random.Generator) -> Measured:
             segment = _Segment(did)
             segment.control.failed = lambda: "failed"
             with instead(launch, _look=look, _look_for_stopped=did.of("stopped"), _end_late=did.of("late"), _send=lambda child,
-                number: did.append(("send", child.rank, number)),
+                         number: did.append(("send", child.rank, number)),
                          _verdict=lambda children, segment, signals: list(signals)):
                 found = launch._look_after(children, segment, LIMITS, signal.pthread_sigmask(signal.SIG_BLOCK, set()))
             came = [15] if ignored else [15, 1]
             after = [("stopped", children, segment, 2.0), ("late", children, "failed", LIMITS)]
             same(checks, f"{ignored}", (found, list(did)), (came, [("look", False), *(("send", rank, n) for n in came for rank in (4, 5)),
-                *after,
-                 ("look", True), *after, ("look", True), *after]))
+                                                                   *after,
+                                                                   ("look", True), *after, ("look", True), *after]))
             same(checks, "as before", [signal.getsignal(n) for n in numbers],
-                [signal.SIG_IGN if n == ignored else signal.SIG_DFL for n in numbers])
+                 [signal.SIG_IGN if n == ignored else signal.SIG_DFL for n in numbers])
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
     for error, code, status, interrupted, told in (("", 0, 0, False, None), ("", None, 256, False, "rank 5 died (exit code 1)"),
-        ("", None, 9, False, "rank 5 died (killed by SIGKILL)"),
+                                                   ("", None, 9, False, "rank 5 died (killed by SIGKILL)"),
                                                    ("", None, 256, True, None), ("bad", None, 256, True, "bad"),
                                                    ("bad", 1, 256, False, "bad")):
         did, child = _Notes(), _Child(5, 105, 22, 20, told={k: v for k, v in (("error", error), ("code", code)) if v not in ("", None)})
         poll = SimpleNamespace(register=did.of("register"), poll=lambda wait: did.append(("poll", wait)) or [(22, 1), (20, 1)])
         with instead(launch, select=SimpleNamespace(POLLIN=1, poll=lambda: poll), _hear=did.of("hear"), _fail=did.of("fail"),
                      os=SimpleNamespace(waitpid=did.of("waits", (105, status)), WNOHANG=os.WNOHANG,
-                         waitstatus_to_exitcode=os.waitstatus_to_exitcode, close=did.of("close"))):
+                                        waitstatus_to_exitcode=os.waitstatus_to_exitcode, close=did.of("close"))):
             launch._look([_child(4, 0), child], "segment", interrupted)
         same(checks, f"{error} {code} {status}", (list(did), child.status), ([("register", 20, 1), ("register", 22, 1), ("poll", 50.0),
-            ("waits", 105, os.WNOHANG), ("hear", child),
+                                                                              ("waits", 105, os.WNOHANG), ("hear", child),
              ("close", 20), ("close", 22), *([("fail", "segment", 5, told)] if told else [])], os.waitstatus_to_exitcode(status)))
     sent = _Notes()
     for status, error in ((None, None), (0, None), (None, ProcessLookupError())):  # type: ignore[assignment]
@@ -334,10 +333,10 @@ def looked_after(rng: np.random.Generator) -> Measured:
     did = _Notes()
     running = _Child(5, 105, 22, 20)
     with instead(launch, _send=did.of("send"), os=SimpleNamespace(waitpid=did.of("waits", (105, 9)),
-        waitstatus_to_exitcode=os.waitstatus_to_exitcode, close=did.of("close"))):
+                                                                  waitstatus_to_exitcode=os.waitstatus_to_exitcode, close=did.of("close"))):
         launch._end([_child(4, 0), running])
     same(checks, "ended", (list(did), running.status), ([("send", running, signal.SIGKILL), ("waits", 105, 0), ("close", 20),
-        ("close", 22)], -9))
+                                                         ("close", 22)], -9))
     parts = [b'{"a": 1}\n{"b"', b': 2}\n', b"{"]
     hearing = _Child(5, 105, 22, 20)
     for end in (BlockingIOError(), b""):
@@ -365,14 +364,14 @@ def verdicts(rng: np.random.Generator) -> Measured:
         return SimpleNamespace(teller=teller, text="rank 9 stopped")
 
     ok, account = {"code": 0,
-        "path": "p"}, "rank 4 ended (exit code 0): in no collective yet\nrank 5 ended (exit code 0): in no collective yet"
+                   "path": "p"}, "rank 4 ended (exit code 0): in no collective yet\nrank 5 ended (exit code 0): in no collective yet"
     for told, failures, signals, expected in (
             ([ok, {"code": 3}], (), [], Ended(3, told=ok)), ([ok, {}], (), [], Ended(0, told=ok)),
             ([ok, {"code": 0}], (), [15], Ended(0, told=ok)),
             ([ok, {"code": 143}], (), [15, 2], Ended(143, told=ok)), ([ok, {}], (failure(5),), [2], Ended(130, "interrupted", told=ok)),
             ([ok, {"code": 1, "error": "e"}], (), [2], Ended(1, told=ok)),
             ([ok, {}], (failure(5),), [], Ended(1, "rank 9 stopped", True, account, ok)), ([ok, {}], (failure(1),), [],
-                Ended(1, "rank 9 stopped", True, account, ok)),
+                                                                                           Ended(1, "rank 9 stopped", True, account, ok)),
             ([ok, {"error": "e", "blames": False, "error_code": 2}], (failure(5), failure(4)), [],
                 Ended(2, "rank 5: e", False, account, ok)),
             ([ok, {"error": "e", "blames": True, "error_code": 2}], (failure(5),), [], Ended(1, "rank 9 stopped", True, account, ok)),
@@ -396,19 +395,19 @@ def verdicts(rng: np.random.Generator) -> Measured:
         launch._fail(_Segment(did, steps={5: 6}), 5, "text")
     (failed,) = (x[1] for x in did)
     same(checks, "told of a failure", (failed.rank, failed.teller, failed.op, failed.step, failed.text, 77 in vars(failed).values()),
-        (5, 5, "", 6, "text", True))
+         (5, 5, "", 6, "text", True))
     for stopped, state, looks, expected_fail in ((None, "running", 0, []), (None, "stopped", 10**9, []),  # type: ignore[assignment]
-        (None, "stopped", 3 * 10**9, [("fail", "rank 5 is stopped, for 2 s")])):
+                                                 (None, "stopped", 3 * 10**9, [("fail", "rank 5 is stopped, for 2 s")])):
         did, child = _Notes(), _Child(5, 105, 22, 20, stopped=stopped)
         with instead(launch, process_state=lambda pid: state, Served=lambda pid: SimpleNamespace(look=lambda: looks), _fail=lambda segment,
-            rank, text: did.append(("fail", text))):
+                     rank, text: did.append(("fail", text))):
             launch._look_for_stopped([_child(4, 0), child], "segment", 2.0)
         same(checks, f"{state} {looks}", (list(did), child.stopped is not None), (expected_fail, state == "stopped"))
     for first, failed_, looks, killed in ((None, False, 10**12, False), (0, False, 3 * 10**9, True), (0, False, 3 * 10**9 - 1, False),
-        (None, True, 10**9, True), (None, True, 10**9 - 1, False)):
+                                          (None, True, 10**9, True), (None, True, 10**9 - 1, False)):
         did, child = _Notes(), _Child(5, 105, 22, 20)
         with instead(launch, Served=lambda pid: SimpleNamespace(look=lambda: looks), _send=lambda child,
-            number: did.append((child.rank, number))):
+                     number: did.append((child.rank, number))):
             launch._end_late([_child(4, first), child], failed_, LIMITS)
         wanted = [(5, signal.SIGKILL)] if killed else []
         same(checks, f"late {first} {failed_} {looks}", ([x for x in did if x[0] == 5], child.killed), (wanted, killed))

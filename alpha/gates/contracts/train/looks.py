@@ -34,7 +34,7 @@ PIECE = 4096
 
 def _small() -> Program:
     return _program(_without_paths(config.parse(RUN.format(root="/x", threads=2),
-        ["train.steps=4", "train.micro_batch=6", "model.dropout=0"])), 257)
+                                                ["train.steps=4", "train.micro_batch=6", "model.dropout=0"])), 257)
 
 
 class _Device:
@@ -126,7 +126,7 @@ def _where(step: int, n: int, plan: Plan, i: int, program: Program) -> str:
     x, call = plan.launches[i], program.schedule[n]
     micro = "" if call.shard is None else f", shard {call.shard}, microbatch {call.micro}"
     return (f"a spot check failed: rank 0, step {step}, {x.op} ({x.component}) of {x.layer or 'no layer'}, {x.phase}, model line "
-        f"{x.source}; "
+            f"{x.source}; "
             f"launch {i} of plan {plan.name}{micro}")
 
 
@@ -169,21 +169,21 @@ def changed(rng: np.random.Generator) -> Measured:
                     AGAIN))
             for n, call in enumerate(program.schedule):
                 for kind, wrote in (("param", "the last update wrote it, or it was loaded or drawn"),
-                    ("grad0", "it was written by an earlier plan of this step")):
+                                    ("grad0", "it was written by an earlier plan of this step")):
                     earlier = any(ref.arena == "state.grad0" for c in program.schedule[:n] for x in program.plans[c.plan].launches
-                        for ref in x.outs)
+                                  for ref in x.outs)
                     own = Spots(5, n, device, 0, store)
                     own.restart(3)
                     device.found = np.array([0])
                     found = said(lambda: _walk(own, device, 3, {(n, 0, "before"): (kind, 0)}))
                     same(checks, f"{late} {kind} before {call.plan}", found.split("  came:")[0] +
-                        found.split("words 0 + 1 n up to 0: in ")[-1].partition("\n")[2],
+                         found.split("words 0 + 1 n up to 0: in ")[-1].partition("\n")[2],
                          "None" + "" if kind == "grad0" and not earlier
                          else f"SpotCheckError: memory changed by itself: rank 0, step 3, {kind}, seen before plan "
                          f"{call.plan}\n  expected: what was there when {wrote}\n  do:       {AGAIN}")
     for _ in range(40):
         a, b = (SimpleNamespace(arena=str(rng.choice(["x", "y"])), offset=int(low), stop=int(low + rng.integers(1, 6)))
-            for low in rng.integers(0, 9, 2))
+                for low in rng.integers(0, 9, 2))
         same(checks, f"{a} {b}", spots._meet(a, b), a.arena == b.arena and bool({*range(a.offset, a.stop)} & {*range(b.offset, b.stop)}))
     return all_hold(checks)
 
@@ -217,7 +217,7 @@ def pieces(rng: np.random.Generator) -> Measured:
             names = [t.name for t in layout.tensors if elements & set(range(layout.offsets[t.name], layout.offsets[t.name] + t.size))]
             said_of = f"64-bit words {words[0]} + {step} n up to {words[-1]}: in "
             said_of += (f"this rank's cut, elements {piece * size // 4 + 2 * words[0]} + {2 * step} n" if cut else "padding" if not names
-                else
+                        else
                         ", ".join(names[:8]) + (f" or {len(names) - 8} more" if len(names) > 8 else ""))
             same(checks, f"{late} {cut} {trial}", said(lambda: own.read("before a checkpoint")), error_text(
                 "SpotCheckError", "memory changed by itself: rank 0, step 4, m, seen before a checkpoint", f"piece {piece}, {said_of}",
@@ -260,7 +260,7 @@ def pieces(rng: np.random.Generator) -> Measured:
         off.wrote(0)
         off.begin(0)
         same(checks, "off", (off._hashes, off.due(0), off.status, store.again, own.status), ({}, False, "off (train.verify = 0)", [],
-            "first step and every 4"))
+                                                                                             "first step and every 4"))
     return all_hold(checks)
 
 
@@ -269,11 +269,11 @@ def tallied(rng: np.random.Generator) -> Measured:
     where it is judged, else it is told; each component is looked at in a first step, and eight later."""
     checks: Named = []
     for late, judged, ratio in ((False, False, 0.5), (False, False, 1.0), (False, False, 1.5), (True, False, 1.5), (True, True, 1.5),
-        (True, True, 0.9),
+                                (True, True, 0.9),
                                 (False, False, float("nan"))):
         device, store, seen = _Device(late), _Store(), list[Any]()
         looks = [SimpleNamespace(how="rows", elements=100, ratio=0.25, place="p"), SimpleNamespace(how="product", elements=7000,
-            ratio=ratio, place="at [3]")]
+                                                                                                   ratio=ratio, place="at [3]")]
         own = Spots(5, 3, device, 0, store)
         own.judged = judged
         with _looking(looks, seen):
@@ -282,8 +282,7 @@ def tallied(rng: np.random.Generator) -> Measured:
         by = {x.component for call in device.program.schedule for x in device.program.plans[call.plan].launches}
         if fails:
             n, plan, i = next((n, device.program.plans[call.plan], i) for n, call in enumerate(device.program.schedule) for i,
-                x in enumerate(
-                device.program.plans[call.plan].launches) if x is seen[0] and (n, i) in own._drawn)
+                              x in enumerate(device.program.plans[call.plan].launches) if x is seen[0] and (n, i) in own._drawn)
             same(checks, f"{late} {judged} {ratio}", found, error_text("SpotCheckError", _where(7, n, plan, i, device.program), "at [3]",
                  f"{ratio:.3g} times the tolerance at most 1 (product of 7,000)", AGAIN))
             continue
@@ -300,7 +299,7 @@ def tallied(rng: np.random.Generator) -> Measured:
         same(checks, "the state's row", {k: rows[-1][k] for k in ("step", "plan", "launch", "op", "how", "elements", "ratio")}, {
             "step": 7, "plan": "", "launch": -1, "op": "state", "how": "hash", "elements": t.hashed, "ratio": 0.0})
         text = (f"{t.launches} launches of 1 steps recomputed, {t.elements:,} elements, largest error {worst:.2f} of its tolerance "
-            f"({first}); "
+                f"({first}); "
                 f"{t.hashed / 1e6:,.0f} MB of state hashed" + (f"; {count} launches beyond, told and not judged" if ratio > 1 else ""))
         same(checks, "for people", t.text(), text)
         seen.clear()
@@ -311,8 +310,8 @@ def tallied(rng: np.random.Generator) -> Measured:
             same(checks, "not in between", (device.inspector, own.due(11)), (None, False))
             own.end(11)
     same(checks, "none", (Tally().text(), Tally(steps=2, hashed=3_000_000).text()),
-        ("none", "0 launches of 2 steps recomputed, 0 elements, largest error 0.00 of "
-         "its tolerance (none); 3 MB of state hashed"))
+         ("none", "0 launches of 2 steps recomputed, 0 elements, largest error 0.00 of "
+          "its tolerance (none); 3 MB of state hashed"))
     same(checks, "errors", issubclass(SpotCheckError, Exception), True)
     return all_hold(checks)
 

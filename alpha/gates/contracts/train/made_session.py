@@ -54,14 +54,14 @@ class Sessions:
     def __init__(self, small: SmallRun) -> None:
         self.small, self.root = small, small.root
         self.cfg = small.config(2, f"run.out='{(small.root / 'runs').as_posix()}'", "data.prefetch=0", "train.steps=4",
-            "train.micro_batch=6", "train.eval_every=3",
+                                "train.micro_batch=6", "train.eval_every=3",
                                 "train.checkpoint_every=2", "train.profile=0", "train.verify=2", "train.sample_every=3", "model.dropout=0")
         self.made: list[Path] = []
 
     def prepared(self, cfg: Config) -> Prepared:
         """What a process that forks ranks hands over: built once."""
         program = _program(_without_paths(replace(self.cfg, train=replace(self.cfg.train, steps=cfg.train.steps))),
-            self.small.data.tokenizer.vocab_size)
+                           self.small.data.tokenizer.vocab_size)
         return Prepared(self.small.data, 2, program, flops_for(cfg, self.small.data.tokenizer.vocab_size), datetime(2024, 5, 6, 7, 8, 9, 99,
                         timezone.utc), 77, Startup())
 
@@ -69,7 +69,7 @@ class Sessions:
         """A session, and the lines that it printed."""
         cfg, shown = cfg or self.cfg, io.StringIO()
         given = {"admit": Admits(), "prepared": None if anew or "prepared" in given else self.prepared(cfg), "made": self.made.append,
-            **given}
+                 **given}
         printer = Printer(Console(file=shown, highlight=False, soft_wrap=True, width=400), stamp)
         try:
             return session.train(cfg, catalogue(), printer, **given), lines_of(shown)

@@ -73,7 +73,7 @@ def places(rng: np.random.Generator) -> Measured:
             same(checks, "recorded", allowed.recorded("/usr/lib/libz.so"), "")
             same(checks, "barred", (allowed.barred, allowed.tests, allowed.folders), (("torch", "nvidia", "jax_plugins"), False, []))
     for name, stem in (("libz.so.1.2.13", "libz"), ("libc-2.31.so", "libc"), ("libx-1.so-2", "libx"), ("python3.11", "python3.11"),
-        ("a-b.so", "a-b")):
+                       ("a-b.so", "a-b")):
         same(checks, name, allow_list.stem_of(name), stem)
     return all_hold(checks)
 
@@ -125,8 +125,7 @@ def distributions(rng: np.random.Generator) -> Measured:
         own, config = _system(True)
         own.modules.update({"markupsafe": SimpleNamespace(__file__=str(site / "markupsafe" / "__init__.py")), "tomli": SimpleNamespace(
             __file__=None), "cuda.bindings": SimpleNamespace(__file__=str(site / "cuda" / "bindings" / "__init__.py")),
-            "numpy": SimpleNamespace(
-            __file__=str(site / "numpy" / "__init__.py"))})
+                            "numpy": SimpleNamespace(__file__=str(site / "numpy" / "__init__.py"))})
         own.path += ["", str(root / "lib"), str(site), str(root / "dist-packages")]
         allow_list._sites.cache_clear()
         with instead(allow_list, sys=own, sysconfig=config, metadata=SimpleNamespace(distributions=lambda name: found.get(name, []))):
@@ -144,6 +143,6 @@ def distributions(rng: np.random.Generator) -> Measured:
                 same(checks, path, (plain.origin_of(path), tests.origin_of(path)), (origin, origin or in_tests))
             same(checks, "hashes", [plain.recorded(f"{s}/{x}") for x in (
                 "numpy/a.so", "numpy/c.so.1", "numpy/d.so", "xxhash/x.so", "siphash24/x.so")], [digest.hexdigest(), "", "", "",
-                digest.hexdigest()])
+                                                                                                digest.hexdigest()])
         allow_list._sites.cache_clear()
     return all_hold(checks)

@@ -147,7 +147,7 @@ def tokenizers(rng: np.random.Generator) -> Measured:
         same(checks, "what it says of itself", (made.record["asked"], made.record["sample"]), (asked, sample.hash))
         kept = [x for x in (run.root / "cache").iterdir() if x.name.startswith("bpe-")]
         same(checks, "what is kept", [(x.name.rsplit("-", 1)[0], len(x.name)) for x in kept],
-            [(f"bpe-{ids}", len(f"bpe-{ids}-.json") + 20)])
+             [(f"bpe-{ids}", len(f"bpe-{ids}-.json") + 20)])
         with instead(BPETokenizer, train=None):
             same(checks, "taken from the cache", assemble.tokenizer_for(cfg, split.train).hash, expected.hash)
         for name in ("corpus", "vocab", "sample"):
@@ -156,7 +156,7 @@ def tokenizers(rng: np.random.Generator) -> Measured:
             same(checks, f"another {name}", assemble.tokenizer_for(again, text).record["asked"],
                  {"corpus": text.hash, "vocab": ids + (name == "vocab"), "sample_bytes": most + (name == "sample")})
             checks.append((f"{name} has no file of its own", sum(x.name.startswith("bpe-")
-                for x in (run.root / "cache").iterdir()) > len(kept)))
+                                                                 for x in (run.root / "cache").iterdir()) > len(kept)))
         fewer = BPETokenizer.train(sample.texts(), ids - 1, record={"asked": asked})
         for wrong in (BPETokenizer.train(sample.texts(), ids, record={"asked": {**asked, "vocab": 1}}), fewer):
             wrong.save(kept[0])

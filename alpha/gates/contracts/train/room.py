@@ -112,7 +112,7 @@ def needs(rng: np.random.Generator) -> Measured:
                                 f"{_gib(bytes_ - of.state - of.activations)}", f"at most {_gib(bytes_ - 1)}, which is what a limit leaves",
                                 'lower train.micro_batch or set train.recompute = "block" (activations), make the model smaller (state), '
                                 "lower machine.threads or --nproc, or raise the limit; `alpha plan` tells the bytes apart") if short
-                                else "None")
+                                 else "None")
                 with instead(memory_check, limits=lambda: [Limit("all", 0), Limit("all", 0, True)]):
                     same(checks, "a GPU's own business", said(lambda: memory_check.require(gpu)), "None")
                     same(checks, "counted already", said(lambda: memory_check.require_room_for_saves(program)), "None")
@@ -125,7 +125,7 @@ def needs(rng: np.random.Generator) -> Measured:
                         "MachineError", "the host has no room for what a save is copied to", f"{_gib(bytes_)}, page-locked",
                         f"at most {_gib(bytes_ - 1)}, which is what a limit leaves",
                         "raise the limit, free host memory, or train a smaller model: 12 bytes a parameter with AdamW") if short
-                        else "None")
+                         else "None")
     return all_hold(checks)
 
 
@@ -145,10 +145,10 @@ def limits(rng: np.random.Generator) -> Measured:
         with tempfile.TemporaryDirectory(prefix="alpha-limits-") as name:
             proc, groups = Path(name) / "proc", Path(name) / "cgroup"
             line = {"unified": "0::/a/b\n", "hybrid": "4:cpu:/other\n0::/a/b\nbroken\n",
-                "first": "3:cpu,memory:/a/b\n1:memorylike:/c\n"}[kind]
+                    "first": "3:cpu,memory:/a/b\n1:memorylike:/c\n"}[kind]
             folder = {"unified": "", "hybrid": "unified/", "first": "memory/"}[kind]
             most, uses, stats = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_") if kind == "first" else ("memory.max",
-                "memory.current", "")
+                                                                                                                      "memory.current", "")
             _write(proc, {"self/cgroup": line, "meminfo": f"MemTotal: 99 kB\nMemAvailable:   {n[0]} kB\nHugePages: 3\n",
                           "self/status": "VmSize:\t 7 kB\nVmData: 9 kB\nName: x\n"})
             high = 1 << 30
@@ -157,7 +157,7 @@ def limits(rng: np.random.Generator) -> Measured:
                                      f"a/{most}": f"{high + n[6]}", f"a/{uses}": str(n[7]), most: "max", uses: "5"})
             same(checks, f"{kind} without limits", memory_check.limits(proc, groups), sorted([
                 Limit("the machine's free memory (MemAvailable)", n[0] * 1024), Limit("the control group /a/b",
-                    high + n[1] - n[2] + n[3] + n[4]),
+                                                                                      high + n[1] - n[2] + n[3] + n[4]),
                 Limit("the control group /a", high + n[6] - n[7])], key=lambda x: x.left))
             _write(groups / folder, {f"a/b/{most}": str(1 << 60), f"a/{uses}": "unknown"})
             soft = {resource.RLIMIT_AS: used + n[8], resource.RLIMIT_DATA: data + n[9]}
@@ -170,7 +170,7 @@ def limits(rng: np.random.Generator) -> Measured:
                 same(checks, "without /proc", memory_check.limits(Path(name) / "none", groups), [])
                 _write(proc, {"meminfo": "MemTotal: 5 kB\n", "self/status": "VmSize: 7 kB\n", "self/cgroup": ""})
                 same(checks, "what is not told", memory_check.limits(proc, groups),
-                    [Limit("the limit on addresses (ulimit -v)", n[8], True)])
+                     [Limit("the limit on addresses (ulimit -v)", n[8], True)])
     return all_hold(checks)
 
 
@@ -183,13 +183,13 @@ def plans(rng: np.random.Generator) -> Measured:
     arenas = {"state.param": 1, "state.param16": 20, "state.grad0": 300, "state.grad1": 4000, "state.m": 50_000, "state.v": 600_000,
               "state.velocity": 7_000_000, "state.counter": 80_000_000, "work": 900_000_000}
     program = SimpleNamespace(states={"param": SimpleNamespace(tensors=[SimpleNamespace(size=7), SimpleNamespace(size=30)])},
-        arenas=lambda: arenas,
+                              arenas=lambda: arenas,
                               plans={"a": SimpleNamespace(launches=[1], memory=SimpleNamespace(peak=11)),
-                                  "b": SimpleNamespace(launches=[])})
+                                     "b": SimpleNamespace(launches=[])})
     parts = {("x", "forward"): (5, 70), ("y", "backward"): (11, 13)}
     for given, known, tokenizer, vocab, source in (
             (None, None, "bpe", 300, "as configured; a small corpus may give fewer"), (None, None, "bytes", 257,
-                "as configured; a small corpus may give fewer"),
+                                                                                       "as configured; a small corpus may give fewer"),
             (290, 280, "bpe", 290, "of the run's tokenizer"), (None, 280, "bpe", 280, "of the run's tokenizer")):
         own = config.parse(cfg.resolved(), [f"data.tokenizer='{tokenizer}'"])
         asked.clear()
@@ -199,21 +199,21 @@ def plans(rng: np.random.Generator) -> Measured:
                      or parts):
             made = planned.plan_run(own, "catalogue", given, 4)
         same(checks, f"{given} {known}", (made.vocabulary, made.vocabulary_source, made.parameters, made.tokens_per_step, made.steps,
-            made.activations),
+                                          made.activations),
              (vocab, source, 37, 96, 5, {"a": 11}))
         same(checks, "asked", asked, [(own, vocab, "catalogue", 14, 4), (("flops", vocab), program, 96)])
         same(checks, "bytes", (made.state_bytes, made.peak_bytes, made.arenas), (
             {"parameters": 21, "gradients": 4300, "moments": 7_650_000, "other": 80_000_000}, sum(arenas.values()), arenas))
         same(checks, "FLOPs", (made.model_flops_per_step, made.executed, made.parts, made.flops), (16, 83, parts, ("flops", vocab)))
     with instead(planned, known_tokenizer=lambda cfg: None, program_for=lambda *given: asked.append(given[4]) or program,
-        by_part=lambda *x: parts):
+                 by_part=lambda *x: parts):
         planned.plan_run(cfg, catalogue())
     same(checks, "one rank", asked[-1], 1)
     for zero, ops in ((0, {"all_reduce"}), (1, {"reduce_scatter", "all_gather"})):
         two = assemble.program_for(config.parse(cfg.resolved(), [f"train.zero={zero}"]), 300, catalogue(), 1, 2)
         found = planned.exchanges(two)
         expected = [(call.plan, call.shard, call.micro, launch) for call in two.schedule for launch in two.plans_of(0)[call.plan].launches
-            if launch.op
+                    if launch.op
                     in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")]
         same(checks, "collectives", [(x.plan, x.shard, x.micro, x.launch) for x in found], expected)
         same(checks, "their bytes", [x.nbytes for x in found], [max(sum(int(np.prod(r.type.shape)) * 4 for r in side) for side in (
@@ -242,19 +242,19 @@ def executors(rng: np.random.Generator) -> Measured:
 
     asked = list[Any]()
     with instead(engine, memory_check=SimpleNamespace(require=lambda program, ranks: asked.append(ranks)), CpuExecutor=_Executor,
-        CudaRank=_Ranked,
+                 CudaRank=_Ranked,
                  _EXECUTORS={"cpu": _Executor, "cuda": _Other}):
         for backend, here, size, kind in (("cpu", 0, 0, _Executor), ("cuda", 0, 0, _Other), ("cpu", 2, 4, _Executor),
-            ("cuda", 4, 4, _Ranked)):
+                                          ("cuda", 4, 4, _Ranked)):
             program, world = SimpleNamespace(facts={"backend": backend}), SimpleNamespace(rank=3, size=size,
-                here=range(here)) if size else None
+                                                                                          here=range(here)) if size else None
             found = engine.open_executor(program, "catalogue", world)
             same(checks, f"{backend} {size}", (type(found), found.given, asked[-1]), (  # type: ignore[attr-defined]
                 kind, (program, "catalogue", *([world] if world else [])), [3 if world else 0]))
             same(checks, "facts", engine.facts_of(found), {"comm_priority": "high"} if kind is _Ranked else {})
         apart = SimpleNamespace(rank=3, size=4, here=range(2))
         same(checks, "GPUs of two hosts", said(lambda: engine.open_executor(SimpleNamespace(facts={"backend": "cuda"}), "c", apart)),
-            error_text(
+             error_text(
             "MachineError", "collectives among GPUs reach those of one host", "4 ranks, 2 of this host", "all ranks on one host",
             "run as many ranks as this host has GPUs"))
         same(checks, "no such back end", said(lambda: engine.open_executor(SimpleNamespace(facts={"backend": "tpu"}), "c")), error_text(
@@ -334,7 +334,7 @@ def examined(rng: np.random.Generator) -> Measured:
             found = [(f.state, f.topic, f.found, f.do) for f in doctor.examine(made)]
             same(checks, "can train", doctor.can_train(doctor.examine(made)), full)
         both = [("ok", "numpy", "2.1, BLAS b 3", ""), ("ok", "processor",
-            f"A CPU, {'5 cores' if full else '1 core'} for this process, Linux x", ""),
+                                                       f"A CPU, {'5 cores' if full else '1 core'} for this process, Linux x", ""),
                 ("ok", "topology", "t1", ""), ("ok", "topology", "t2", "")]
         same(checks, f"full {full}", found, [
             ("ok", "python", "3.x (Py)", ""), *both, ("ok", "memory", "4.0 GiB", ""), ("ok", "disk", "0.2 GiB free here", ""),
@@ -343,12 +343,12 @@ def examined(rng: np.random.Generator) -> Measured:
             ("ok", "GPU", "H100; H200", ""), ("ok", "GPU class", "sm90-H100, sm90-H200", ""), ("ok", "nvcc", "release 13.0 (/x/nvcc)", ""),
             ("ok", "pycuda", "1.2", ""), ("ok", "clean process", "everything mapped is of an allowed origin", "")] if full else [
             ("missing", "python", "3.x (Py)", "install Python 3.10 or newer"), *both, ("missing", "disk", "0.2 GiB free here",
-                "free some space"),
+                                                                                       "free some space"),
             ("missing", "corpus", "no standard library", "install it"),
             ("missing", "kernel files", "mod cannot be loaded: why", "mend the file; until then nothing runs"),
             ("ok", "machine class", "a machine  (k)", ""), ("note", "evidence", "none ships for this machine class",
              "`alpha train` runs the missing gates first and keeps them here"), ("note", "components", "1 of 3 usable here",
-             "`alpha gate run --stale`"),
+                                                                                 "`alpha gate run --stale`"),
             ("missing", "GPU", "no nvidia-smi: no NVIDIA driver here", "a Hopper GPU (H100, H200) is needed for the GPU suites only"),
             ("missing", "nvcc", "not on PATH", "kernels for Hopper are compiled with the CUDA toolkit's nvcc"),
             ("missing", "pycuda", "not installed", "in the checkout: python3 -m pip install --editable '.[gpu]'"),
@@ -382,7 +382,7 @@ def examined(rng: np.random.Generator) -> Measured:
     for topic in (*needed, "GPU", "nvcc"):
         for state in ("ok", "missing", "note"):
             same(checks, f"{state} {topic}", doctor.can_train([doctor.Finding(state, topic, "")]),
-                not (topic in needed and state == "missing"))
+                 not (topic in needed and state == "missing"))
     with instead(doctor, os=SimpleNamespace(cpu_count=lambda: None, sysconf=lambda name: 1), environment=lambda: here):
         checks.append(("cores that nobody counts", any("1 core for" in f.found for f in doctor._host())))
     return all_hold(checks)

@@ -61,13 +61,13 @@ def made(rng: np.random.Generator) -> Measured:
             with rundir.create(cfg, tokenizer) as held:
                 same(checks, f"number {number}", held.path, runs / ("r" if number == 1 else f"r-{number}"))
                 same(checks, "its parts", (held.checkpoints, held.logs, held.metrics), (held.path / "checkpoints", held.path / "logs",
-                    held.path / "metrics.sqlite"))
+                                                                                        held.path / "metrics.sqlite"))
                 manifest = rundir.read_manifest(held.path)
                 same(checks, "manifest", ({k: v for k, v in manifest.items() if k not in ("run", "sha256")}, len(manifest["run"]),
-                    rundir.is_sound(manifest)), (
+                                          rundir.is_sound(manifest)), (
                     {"format": 2, "status": "UNGATED", "sessions": [], "folder": os.getcwd()}, 32, True))
         for name, there in (("r-10", True), ("r-9", True), ("r-x", True), ("rr-99", True), ("r-11", False), ("r--12", True),
-            ("r-², ", True)):
+                            ("r-², ", True)):
             (runs / name).mkdir()
             if there:
                 (runs / name / "config.toml").write_text("")
@@ -95,7 +95,7 @@ def made(rng: np.random.Generator) -> Measured:
             same(checks, "a refused tokenizer", tried(), "InputError: no tokenizer")
         with instead(Path, mkdir=lambda self, **how: no_room() if self == part else os.makedirs(self, exist_ok=True)):
             same(checks, "no folder", tried(), error_text("MachineError", "the disk is full", f"{part} (No space left on device)",
-                *NO_ROOM))
+                                                          *NO_ROOM))
         names, real = list[str](), os.rename
 
         def taken(number: int, meanwhile: int, source: Path, target: Path) -> None:
@@ -107,14 +107,14 @@ def made(rng: np.random.Generator) -> Measured:
         for number in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             names.clear()
             with instead(rundir.os, rename=partial(taken, number, 2)), instead(rundir.os.path, lexists=lambda path: os.access(path,
-                os.F_OK)):
+                                                                                                                              os.F_OK)):
                 with rundir.create(replace(cfg, run=replace(cfg.run, name=f"t{number}")), tokenizer) as held:
                     same(checks, "taken meanwhile", (names, held.path.name), ([f"t{number}", f"t{number}-2", f"t{number}-3"],
-                        f"t{number}-3"))
+                                                                              f"t{number}-3"))
         names.clear()
         with instead(rundir.os, rename=partial(taken, errno.EIO, 9)):
             same(checks, "cannot be renamed", tried(), error_text("MachineError", "the file cannot be written", f"{part} (no)",
-                *NOT_WRITTEN))
+                                                                  *NOT_WRITTEN))
         with instead(rundir, range=lambda first, last: builtins.range(first, 4) if (first, last) == (1, 1_000_000) else ()):
             same(checks, "no name is left", tried(), error_text(
                 "InputError", "too many runs of this name", runs / "r", do="choose another run.name"))
@@ -166,14 +166,14 @@ def manifests(rng: np.random.Generator) -> Measured:
                 same(checks, text, found, f"{json.loads(text)}")
             elif what == "the manifest of a run is damaged":
                 checks.append((found, found.startswith(f"CorruptError: {what}\n  came:     {file}: ")
-                    and found.endswith("  expected: a JSON object\n  do:       restore it")
+                               and found.endswith("  expected: a JSON object\n  do:       restore it")
                                and (came or "") in found))
             else:
                 same(checks, text, found, error_text("CorruptError", what, file, do="restore it") if what else error_text(
                     "CorruptError", "the manifest of a run is not one that a run writes", f"{file}: {came}",
                     "tables where a run writes tables", "restore it"))
                 same(checks, f"{text}: why", seal.why_ungated(path),
-                    f"it cannot be read: {found.splitlines()[0].removeprefix('CorruptError: ')}")
+                     f"it cannot be read: {found.splitlines()[0].removeprefix('CorruptError: ')}")
         file.unlink()
         (path / "checkpoints" / "step-00000001").mkdir(parents=True)
         same(checks, "none", (rundir.read_manifest(path), seal.why_ungated(path)), ({}, "its manifest is missing"))
@@ -253,7 +253,7 @@ def sources(rng: np.random.Generator) -> Measured:
     unknown = {"commit": "unknown", "dirty": "unknown", "version": __version__}
     for there, answers, expected in (
             (True, {"rev-parse": (0, commit.encode() + b"\n"), "diff": (0, difference)}, {"commit": commit,
-                "dirty": hashlib.sha256(difference).hexdigest()}),
+                                                                                          "dirty": hashlib.sha256(difference).hexdigest()}),
             (True, {"rev-parse": (0, commit.encode()), "diff": (0, b"")}, {"commit": commit, "dirty": ""}),
             (True, {"rev-parse": (0, commit.encode()), "diff": (1, b"x")}, {"commit": commit, "dirty": "unknown"}),
             (True, {"rev-parse": (128, b""), "diff": (0, b"")}, unknown), (True, {"rev-parse": OSError(), "diff": (0, b"")}, unknown),
@@ -279,7 +279,7 @@ def sources(rng: np.random.Generator) -> Measured:
     with tempfile.TemporaryDirectory(prefix="alpha-driver-") as name:
         release = Path(name) / "version"
         for text, backend, driver in (("NVRM version: NVIDIA 580.95.05  Release\nGCC 13.2.0", "cuda", "580.95.05"),
-            ("driver 550.54 x", "cuda", "550.54"),
+                                      ("driver 550.54 x", "cuda", "550.54"),
                                       ("none", "cuda", "13.0"), (None, "cuda", "13.0"), ("580.95.05", "cpu", "none")):
             release.unlink(missing_ok=True)
             if text:
@@ -299,15 +299,14 @@ def sources(rng: np.random.Generator) -> Measured:
             self.samplers = samplers
 
     with instead(provenance, PermutedSampler=Own, MixedSampler=Mixed, waste=lambda own: {"padding": 1}, attention=lambda own, window,
-        documents: {
-            "window": window, "documents": documents}):
+                 documents: {"window": window, "documents": documents}):
         for sampler, asked_of, expected in ((Own(), cfg, [("/x/text", 1)]), (Mixed(Own(), Own()), mixed, [("a", 2), ("b", 1)]),
-            (object(), cfg, []),
+                                            (object(), cfg, []),
                                             (Mixed(object(), Own()), mixed, [("b", 1)])):
             told.clear()
             provenance.tell_sources(SimpleNamespace(describe=told.append), asked_of, sampler)
             same(checks, "sources", json.loads(told[0]["sources"]), [{"source": name, "weight": weight, "padding": 1, "window": 3,
-                "documents": False}
+                                                                      "documents": False}
                                                                      for name, weight in expected])
     return all_hold(checks)
 

@@ -72,7 +72,7 @@ def board(rng: np.random.Generator) -> Measured:
             all_tokens, spent = sum(n for n, _ in took), sum(s for _, s in took)
             share = all_tokens / spent * flops.per_token / (peak.flops * devices)
             same(checks, "summary", made.summary("mark"),
-                f"{ahead}{steps - first} steps in {_clock(now[0] - 1000)}: {all_tokens / spent:,.0f} "
+                 f"{ahead}{steps - first} steps in {_clock(now[0] - 1000)}: {all_tokens / spent:,.0f} "
                  f"tokens/s, MFU {f'{100 * share:.1f}%' if share <= 1 else '? (busy machine: peak measured too low)'}  [mark]")
         task = made.bar.tasks[0]
         same(checks, "bar", (task.completed, task.total, task.fields, made.bar.disable), (steps if terminal else first, steps, {
@@ -90,7 +90,7 @@ def board(rng: np.random.Generator) -> Measured:
             printer.say("between", "bold")
         text = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]|\r", "", shown.getvalue())
         same(checks, "doing", ("reading" in text, [x for x in text.splitlines() if "between" in x], "..." in text),
-            (True, ["between"], not terminal))
+             (True, ["between"], not terminal))
     for seconds, expected_text in ((0, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (75, "1:15"), (3599, "59:59"), (3600, "1:00:00"),
                                    (36610, "10:10:10"), (-5, "0:00")):
         same(checks, "duration", console.duration(seconds), expected_text)
@@ -320,8 +320,8 @@ def long_reads(rng: np.random.Generator) -> Measured:
     with instead(telling, threading=stand_ins), telling.telling("y", said_.append, clock=lambda: now[0]) as told:
         pass
     same(checks, "from nothing", (said_, waits), (["y: 0.0 of 0.0 MB after 0 s, 0.0 MB/s",
-        f"y: 0.0 of 0.0 MB after 10 s, 0.0 MB/s{silence.format(10)}"],
-         [10.0] * 3))
+                                                   f"y: 0.0 of 0.0 MB after 10 s, 0.0 MB/s{silence.format(10)}"],
+                                                  [10.0] * 3))
     return all_hold(checks)
 
 
@@ -355,7 +355,7 @@ def starts(rng: np.random.Generator) -> Measured:
     fields = " ".join(["S", *(["0"] * 18), str(ticks), "0"])
     system = SimpleNamespace(perf_counter_ns=lambda: now, clock_gettime_ns=lambda clock: boot if clock == 3 else 0, CLOCK_BOOTTIME=3)
     for text, expected in ((f"1 (a) b) {fields}", now - (boot - ticks * 10**7)), (None, now),
-    (f"1 (x) {fields.replace(str(ticks), '9999')}", now)):
+                           (f"1 (x) {fields.replace(str(ticks), '9999')}", now)):
         file = SimpleNamespace(read_text=lambda text=text: text if text else _refuses())
         with instead(startup, time=system, Path=lambda path: file if path == "/proc/self/stat" else None,
                      os=SimpleNamespace(sysconf=lambda name: hertz if name == "SC_CLK_TCK" else 0)):

@@ -93,8 +93,8 @@ def ranks(rng: np.random.Generator) -> Measured:
             log = events(path, rank)
             start = log[0][3]
             same(checks, f"log of rank {rank}", (log[0][0], start["ranks"], start["session"],
-                start["clock"].split(" ")[0] in ("one", "clocks"),
-                 "ns a byte" in start["links"], start["status"], log[-1][0], log[-1][3]), (
+                                                 start["clock"].split(" ")[0] in ("one", "clocks"),
+                                                 "ns a byte" in start["links"], start["status"], log[-1][0], log[-1][3]), (
                  "start", 2, 0, True, True, "GATED", "end", {"reason": "stopped"}))
             ops = {x[3]["op"] for x in log if x[0] == "collective"}
             checks.append((f"collectives of rank {rank}: {ops}", {"reduce_scatter", "all_gather"} <= ops))
@@ -102,12 +102,12 @@ def ranks(rng: np.random.Generator) -> Measured:
             (1, {"text": "careful", "category": "UserWarning", "place": "file.py:3"})])
         checks.append(("traced", {row[0] for row in table(path, "collectives", "rank")} == {0, 1}))
         gpus = replace(own, program=replace(program, facts={k: v for k, v in program.facts.items()
-            if k != "threads"} | {"backend": "cuda"}))
+                                                            if k != "threads"} | {"backend": "cuda"}))
         rows = len(table(path, "collectives", "rank"))
         quiet = replace(cfg, machine=replace(cfg.machine, debug="off"))
         listens = _Listens()
         with instead(session, open_executor=lambda p, kernels, world: CpuExecutor(program, catalogue(), world),
-            visible_devices=lambda: ["7", "9"]):
+                     visible_devices=lambda: ["7", "9"]):
             second = in_threads(2, partial(_rank, run, {"cfg": quiet, "prepared": gpus, "resume": path, "interrupt": listens}))
         same(checks, "listened", listens.entered, 2)
         for rank, result in enumerate(second):
@@ -117,7 +117,7 @@ def ranks(rng: np.random.Generator) -> Measured:
         same(checks, "finished", [x[0] for x in second], [session.Outcome(path, 4, True, 0, found)] * 2)
         same(checks, "bits", run.bits(path), run.bits(run.root / "alone"))
         checks.append(("of GPUs", "ranks     2, each with a GPU and its cut of the optimizer's state" in second[0][1]
-            and second[1][1] == []))
+                       and second[1][1] == []))
         hardware = rundir.read_manifest(path)["sessions"][-1]
         same(checks, "devices", hardware["devices"], [f"{hardware['hardware']}, CUDA_VISIBLE_DEVICES 7"] * 2)
         same(checks, "not traced", len(table(path, "collectives", "rank")), rows)
@@ -233,8 +233,7 @@ def watched(rng: np.random.Generator) -> Measured:
             return lambda *given, **more: did.append((name, *given, more)) or result
 
         board = SimpleNamespace(step=note("step"), evaluated=note("shown"), sampled=note("shown"), saved=note("shown"),
-            printer=SimpleNamespace(
-            say=note("say")))
+                                printer=SimpleNamespace(say=note("say")))
         loop = SimpleNamespace(step=5, recorder=SimpleNamespace(span=lambda name: nullcontext(did.append(("span", name)))),
                                stalls=SimpleNamespace(at_first=lambda: foretold))
         answers = [0, 15, 2, 1]

@@ -126,7 +126,7 @@ def whole(rng: np.random.Generator) -> Measured:
         _facts(checks, run, path, loop, (flops, bandwidth, source), order2)
         launched = sum(len(program.plans[name].launches) for name in program.plans if name in {s.plan for s in program.schedule})
         same(checks, "plan", (len(table(path, "schedule")), len(table(path, "memory_plan")),
-            sum(x[0] for x in table(path, "schedule", "count"))),
+                              sum(x[0] for x in table(path, "schedule", "count"))),
              (len({s.plan for s in program.schedule}), launched, len(program.schedule)))
     return all_hold(checks)
 
@@ -150,7 +150,7 @@ def _facts(checks: Named, run: Sessions, path: Path, loop: Loop, peak: tuple[flo
     checks.append((f"started {own.get('started')}", own.pop("started")[:2] == "20"))
     source = rundir.source_state()
     same(checks, "session", own, {"from_step": 0, "threads": 2, "machine": machine_class().key, "hardware": here["cpu"],
-        "environment": here,
+                                  "environment": here,
                                   "source": dict(source), "program": program.hash(), "gated": True, "evidence": HASH, "not_looked_at": []})
     manifest.pop("sha256")
     convention = "3 x forward; matmuls with head; causal attention counted half"
@@ -196,7 +196,7 @@ def went_on(rng: np.random.Generator) -> Measured:
     checks: Named = []
     with sessions(rng) as run:
         cfg = replace(run.cfg, data=replace(run.cfg.data, prefetch=2, baseline=False),
-            train=replace(run.cfg.train, sample_every=0, verify=0))
+                      train=replace(run.cfg.train, sample_every=0, verify=0))
         with run.small.loop("alone", cfg) as loop:
             loop.start()
             loop.run()
@@ -233,7 +233,7 @@ def went_on(rng: np.random.Generator) -> Measured:
             f"threads", True))
         fourth, lines = run.train(cfg, resume=path, at=1)
         same(checks, "to its end", (fourth.step, fourth.finished, fourth.baseline, run.bits(path)),
-            (4, True, None, run.bits(run.root / "alone")))
+             (4, True, None, run.bits(run.root / "alone")))
         checks.append(("a model that was not asked for", not any("order-2" in x for x in lines) and lines[-1] ==
                        "spot checks   off (train.verify = 0)" and "validating ..." in lines))
         manifest = rundir.read_manifest(path)
@@ -247,7 +247,7 @@ def went_on(rng: np.random.Generator) -> Measured:
         rows = len(table(path, "data_waits"))
         again, lines = run.train(cfg, resume=path)
         same(checks, "at its end already", (again.step, again.finished, again.validation,
-            [x for x in lines if x.startswith("UNGATED step")]),
+                                            [x for x in lines if x.startswith("UNGATED step")]),
              (4, True, fourth.validation, []))
         same(checks, "waits for text", len(table(path, "data_waits")) >= rows - 1 > 2, True)
         file = path / "manifest.json"
@@ -297,10 +297,10 @@ def failed(rng: np.random.Generator) -> Measured:
                 mark(store, **columns)
 
             with instead(Loop, run=_raises(error) if error else Loop.run), instead(RankLog, say=no_end), instead(session.Store,
-                mark=no_mark):
+                                                                                                                 mark=no_mark):
                 try:
                     run.train(replace(run.cfg, data=replace(run.cfg.data, baseline=False), train=replace(run.cfg.train, steps=1,
-                        eval_every=0)))
+                                                                                                         eval_every=0)))
                     got = None
                 except BaseException as found:
                     got = found
@@ -337,7 +337,7 @@ def refused(rng: np.random.Generator) -> Measured:
         for side in ("train", "validation"):
             for where in ("", "/elsewhere"):
                 held.write_manifest({"run": "one", "status": "GATED", "sessions": [], "streams": {**streams, side: "ab" * 32},
-                    "folder": where})
+                                     "folder": where})
                 same(checks, f"another text of {side}", said(lambda: session.require_same_text(run.cfg, data, path)), error_text(
                     "InputError", "the run read another text before",
                     f"{run.cfg.data.corpus}, read in {Path.cwd()}: {side} {streams[side][:16]}",
@@ -345,12 +345,12 @@ def refused(rng: np.random.Generator) -> Measured:
                     "restore the text as it was (another Python has another standard library), or start a new run"))
                 mixed = replace(run.cfg, data=replace(run.cfg.data, mixture="a:1"))
                 same(checks, "of a mixture", said(lambda: session.require_same_text(mixed, data, path)).split("\n")[1][:17],
-                    "  came:     a:1, ")
+                     "  came:     a:1, ")
         file = path / "manifest.json"
         file.write_text(file.read_text().replace("/elsewhere", "/edited"))
         same(checks, "an edited manifest", said(lambda: session.require_same_text(run.cfg, data, path)), "None")
         for manifest, sound in ((rundir.sealed({"run": "me", "status": "GATED", "sessions": []}), True), ({"run": "me"}, False),
-            ({}, False)):
+                                ({}, False)):
             seal = session._seal(manifest, "GATED", EVIDENCE)
             same(checks, "identity", (seal.run == "me", len(seal.run) == 32, seal.status, seal.evidence), (sound, not sound, "GATED", HASH))
         held.write_manifest({"run": "one", "status": "GATED", "sessions": [], "streams": streams})
@@ -360,7 +360,7 @@ def refused(rng: np.random.Generator) -> Measured:
         for libraries, writes in ((mine[0]["libraries"], 0), ([{"file": "z", "origin": "b", "sha256": "c"}], 1)):
             wrote = list[object]()
             with instead(provenance.forbidden, libraries=lambda: libraries), instead(rundir.RunDir, write_manifest=lambda own,
-                x: wrote.append(x)):
+                                                                                     x: wrote.append(x)):
                 provenance.note_libraries(held)
             same(checks, "libraries that came since", wrote, [{"run": "one", "status": "GATED", "sessions": [
                 {"libraries": libraries, "gated": True}]}][:writes])

@@ -75,7 +75,7 @@ def collectives(rng: np.random.Generator) -> Measured:
             row["overlapped_ns"] += x.overlapped
         every = [("communication", {"step": 7, "rank": 2, "op": op, "stream": stream, **row}) for (op, stream), row in sums.items()]
         ones = [("collectives", {"step": 7, "rank": 2, "grp": 5, "call": x.record.call, "op": x.record.op, "stream": x.stream,
-            "dtype": "f32",
+                                 "dtype": "f32",
                                  "nbytes": x.record.nbytes, "asked_ns": x.record.created, "ended_ns": x.record.finished,
                                  "source": "m.py:1"})
                 for x in expected]
@@ -88,7 +88,7 @@ def collectives(rng: np.random.Generator) -> Measured:
         {"step": 9, "rank": 4, "call": i, "plan": f"p{i}", "shard": i, "micro": None, "began_ns": 10 * i, "ended_ns": 10 * i + 5}
         for i in range(3)])
     for wrong, came, expected_plan in (([calls[1]], "call 0 of step 9: p1", "p0"),
-        ([*calls, calls[0]], "call 3 of step 9: p0", "nothing more")):
+                                       ([*calls, calls[0]], "call 3 of step 9: p0", "nothing more")):
         same(checks, came, said(lambda: communication.called(schedule, wrong, 9, 4)), error_text(
             "GraphError", "a step ran another Plan than its schedule has", came, expected_plan))
     return all_hold(checks)
@@ -160,14 +160,14 @@ def recorded(rng: np.random.Generator) -> Measured:
         on_device = [Record(0, i, "all_reduce", "bf16", 16, step, 171, 171, 180, "m.py:9") for i in (1, 2)]
         same(checks, "first told", given[0], ([first, second], *spans))
         same(checks, "told at the end", given[1], ([first, second, *on_device], [*spans[0], (171, 180), (171, 180)],
-            [*spans[1], (170, 175)], spans[2]))
+                                                   [*spans[1], (170, 175)], spans[2]))
         same(checks, "logged", log,
-            [(step, {"op": "all_reduce", "group": r.group, "call": r.call, "dtype": r.dtype, "nbytes": r.nbytes, "us": us,
-                "source": r.source})
-             for r, us in ((first, 0.01), (second, 0.01), *((r, 0.009) for r in on_device))] if logs else [])
+             [(step, {"op": "all_reduce", "group": r.group, "call": r.call, "dtype": r.dtype, "nbytes": r.nbytes, "us": us,
+                      "source": r.source})
+              for r, us in ((first, 0.01), (second, 0.01), *((r, 0.009) for r in on_device))] if logs else [])
         times = [("p0", 101, 121), ("p1", 122, 129), ("p2", 160, 160)]
         calls = [("calls", {"step": step, "rank": 2, "call": i, "plan": name, "shard": 1 if i == 2 else None,
-            "micro": 2 if i == 2 else None,
+                            "micro": 2 if i == 2 else None,
                             "began_ns": a, "ended_ns": b}) for i, (name, a, b) in enumerate(times)]
         same(checks, "calls", [x for x in store.added if x[0] == "calls"], [*calls[:2], *calls] if each or profiled else [])
         own.begin(8)
@@ -195,7 +195,7 @@ def saves(rng: np.random.Generator) -> Measured:
             own.host_ns = own.begin_ns = own.copy_ns = 3
             setattr(own, name, None)
             same(checks, f"no {name}", (own.before(), own.foretold_ns, own.facts()),
-                ("", None, {"save_copy_ns": 3} if own is late and name != "copy_ns" else {}))
+                 ("", None, {"save_copy_ns": 3} if own is late and name != "copy_ns" else {}))
         own.host_ns, own.begin_ns, own.copy_ns, own.nbytes = 20 * ms, 3 * ms, 40 * ms, 1_234_500_000
     same(checks, "before", (plain.before(), late.before()), (
         "1,234.5 MB copied at each, 23.0 ms foretold", "1,234.5 MB copied at each to page-locked memory, in 40.0 ms beside the next step's "
@@ -209,7 +209,7 @@ def saves(rng: np.random.Generator) -> Measured:
     same(checks, "at the first", (late.foretold_ns, late.at_first(), plain.at_first()), (
         29 * ms, "29.0 ms foretold beside microbatches of 11.0 ms", ""))
     same(checks, "one", late.after(200.0 * ms),
-        "1 with steps behind: 29.0 ms foretold, 4.0 ms measured (one), 14.5% and 2.0% of a mean step")
+         "1 with steps behind: 29.0 ms foretold, 4.0 ms measured (one), 14.5% and 2.0% of a mean step")
     same(checks, "facts of one", late.facts(), {"save_foretold_ns": 29 * ms, "save_copy_ns": 40 * ms, "save_measured_ns": 4 * ms})
     late.save()
     same(checks, "behind the first", late.at_first(), "")
@@ -235,7 +235,7 @@ def peaks(rng: np.random.Generator) -> Measured:
     also one that an earlier version stated, and refuses two. A reading is products and copies of all workers over the shortest time."""
     checks: Named = []
     for name, flops, bandwidth in (("NVIDIA H200", 989.4e12, 4.8e12), ("NVIDIA H100 80GB HBM3", 989.4e12, 3.35e12),
-        ("H100 PCIe", 756e12, 2e12),
+                                   ("H100 PCIe", 756e12, 2e12),
                                    ("NVIDIA H100 SXM5 x", 989.4e12, 3.35e12)):
         sheet = next(x for x in ("H200", "H100 80GB HBM3", "H100 SXM", "H100 PCIe") if x in name)
         gpu = SimpleNamespace(hardware=lambda: {"hardware": name})
@@ -264,7 +264,7 @@ def peaks(rng: np.random.Generator) -> Measured:
 
     workers = SimpleNamespace(n=3, run=run)  # type: ignore[assignment]
     with instead(peak, SIZE=2, REPEATS=4, COPY_BYTES=64, COPIES=3, time=SimpleNamespace(perf_counter=lambda: clock.pop(0),
-        perf_counter_ns=lambda: 77)):
+                                                                                        perf_counter_ns=lambda: 77)):
         speed = Speedometer(workers)
         found = speed.read()  # type: ignore[assignment]
         took = np.diff(times)[::2]
@@ -285,7 +285,7 @@ def peaks(rng: np.random.Generator) -> Measured:
                      peak_of=lambda executor: Peak(9.0, 9.0, "own")):
             same(checks, f"{kept} {facts}", peak.peak_of_run("executor", own), expected)
         same(checks, "kept", own.added, [] if kept else [("run_peak", {"session": 0, "flops": expected.flops,
-            "bandwidth": expected.bandwidth, "source": expected.source})])
+                                                                       "bandwidth": expected.bandwidth, "source": expected.source})])
     with instead(peak, read=lambda path, name, columns="": [(0,), (1,)]):
         same(checks, "two", said(lambda: peak.peak_of_run("executor", own)), error_text(
             "CorruptError", "the run holds more than one peak", "here: 2 rows in run_peak", "one", "restore metrics.sqlite from a copy"))

@@ -70,8 +70,7 @@ def texts(rng: np.random.Generator) -> Measured:
             same(checks, "documents of", looked, [[starts[n * rows + i % len(starts[n * rows : (n + 1) * rows])] for i in range(rows)]
                                                   for n in range(calls)] if documents else [])
             same(checks, "sums", (found.nats, found.tokens, found.windows, found.bytes),
-                (float(calls * (calls + 1)), 8 * calls, windows, sum(
-                int(whole[s + 1 + k] < 256) for s in starts for k in range(8))))
+                 (float(calls * (calls + 1)), 8 * calls, windows, sum(int(whole[s + 1 + k] < 256) for s in starts for k in range(8))))
             for n, inputs in enumerate(given):
                 own = starts[n * rows : (n + 1) * rows]
                 padded = [own[i % len(own)] for i in range(rows)]

@@ -92,7 +92,7 @@ class Drawn:
         self.heads, self.width = int(rng.choice([2, 4])), int(rng.choice([64, 192]))
         self.shards, self.micro, self.micros = int(rng.choice([2, 4])), int(rng.integers(5, 8)), int(rng.integers(2, 4))
         self.batch, self.sequence, self.steps = self.shards * self.micro * self.micros, int(rng.integers(33, 60)), int(rng.integers(200,
-            300))
+                                                                                                                                    300))
         self.replay, self.zero, self.fuse = int(rng.integers(2, 9)), int(rng.integers(2)), bool(rng.integers(2))
         self.recompute = str(rng.choice(["none", "block", "ops:gelu,layernorm"]))
         self.optim, self.schedule = str(rng.choice(["adamw", "sgd"])), str(rng.choice(["cosine", "wsd"]))
@@ -220,7 +220,7 @@ def parts_of_a_run(rng: np.random.Generator) -> Measured:
         expected |= {"corpus.prepared"} if prepared else {"split.by_file", *(
             "corpus.stdlib" if name == "stdlib" else "corpus.folder" for name in sources)}
         for name, there in (("sampler.mixed", mixed), ("sampler.prefetched", fetch), ("sampler.packed", packed),
-            ("sampler.bucketed", buckets),
+                            ("sampler.bucketed", buckets),
                             ("checkpoint.hf", start), ("ngram.order2", order2)):
             expected |= {name} if there else set()
         same(checks, f"{trial}: components", found, sorted(expected))
@@ -294,7 +294,7 @@ def refused_programs(rng: np.random.Generator) -> Measured:
             "ConfigError", "train.recompute names an op that does not exist", op, "names of the op table, such as gelu or layernorm", do))
     head = gpu.width // gpu.heads
     for more, family, heads in (((), "gpt", gpu.heads), ((f"model.head_dim={2 * head}",), "llama", gpu.heads),
-        (("model.kv_heads=1",), "llama", 1)):
+                                (("model.kv_heads=1",), "llama", 1)):
         cfg = replace(gpu.config(), model=replace(gpu.config().model, family=family, **{
             x.split("=")[0].removeprefix("model."): int(x.split("=")[1]) for x in more}))
         own, calls = 2 * head if "dim" in str(more) else head, list[Any]()
@@ -302,7 +302,7 @@ def refused_programs(rng: np.random.Generator) -> Measured:
         first = calls[0]
         same(checks, "asked", [c[2][0].shape[2] for c in calls], [w * (gpu.heads + 2 * heads) for w in (*range(8, 513, 8), own)])
         same(checks, "call", first,
-            ("cuda", "attention_packed", [TensorType((gpu.micro, gpu.sequence, 8 * (gpu.heads + 2 * heads)), "bf16")], {
+             ("cuda", "attention_packed", [TensorType((gpu.micro, gpu.sequence, 8 * (gpu.heads + 2 * heads)), "bf16")], {
             "heads": gpu.heads, "kv_heads": heads, "causal": True, "window": 0, "scale": 8**-0.5}))
         same(checks, "no width", built(cfg, widths=()), "Built")
         came = f"model.head_dim = {own}" if own > head else f"model.width {gpu.width} / model.heads {gpu.heads} = {head}"
@@ -318,7 +318,7 @@ def refused_programs(rng: np.random.Generator) -> Measured:
     for choice, text in _excluded():
         cfg = replace(d.config(), data=replace(d.config().data, **choice))
         same(checks, f"{choice}", said(lambda: (assemble.sources_read(cfg), assemble.tokenizer_file_of(cfg), assemble.buckets_of(cfg))),
-            text)
+             text)
     return all_hold(checks)
 
 
@@ -335,15 +335,15 @@ def _excluded() -> list[tuple[dict[str, Any], str]]:
         ({"mixture": "a:1", "corpus": "x"}, error_text("ConfigError", "data.corpus and data.mixture exclude each other",
          "corpus x, mixture a:1", "one of them", "name the corpus in data.mixture, and remove data.corpus")),
         ({"tokenizer_end": "<end>"}, error_text("ConfigError", "data.tokenizer_end names a token of no file", "<end>",
-         "data.tokenizer_file with it", "remove data.tokenizer_end, or give data.tokenizer_file")),
+                                                "data.tokenizer_file with it", "remove data.tokenizer_end, or give data.tokenizer_file")),
         ({"tokenizer_file": "a\0b"}, error_text("ConfigError", "data.tokenizer_file is no path",
-            r"'a\x00b', which holds a control character",
-         "a path that a file system can hold", "change data.tokenizer_file")),
+                                                r"'a\x00b', which holds a control character",
+                                                "a path that a file system can hold", "change data.tokenizer_file")),
         *(({"tokenizer_file": "t", name: value}, error_text(
             "ConfigError", f"data.tokenizer_file and data.{name} exclude each other", f"{name} = {value}", *other,
             f"remove data.{name} or data.tokenizer_file")) for name, value in (("tokenizer", "bytes"), ("vocab", 300), ("sample", 7))),
         ({"buckets": 1}, error_text("ConfigError", "data.buckets leaves every sequence where it is", 1, "at least 2, or 0 for none",
-         "take 64, or leave data.buckets out")),
+                                    "take 64, or leave data.buckets out")),
         *(({"buckets": 3, "packing": packing, "documents": documents}, error_text(
             "ConfigError", apart, f'buckets = 3, packing = "{packing}", documents = {str(documents).lower()}', *both))
           for packing, documents in (("windows", False), ("windows", True), ("documents", False))),
