@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 FACTOR, LEAST = 20.0, 600.0
-"""A gate may take so many times what it took before, and at least so many seconds: cores may be shared with much else."""
+"""A gate may take so many times what the table of gates says, and at least so many seconds: cores may be shared with much else."""
 
 AGAIN = 30.0
 """Seconds after which the alarm comes again, for Python drops what is raised in a destructor."""

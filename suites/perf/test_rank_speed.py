@@ -198,7 +198,7 @@ def test_what_other_distances_hide_is_told_and_nothing_else(monkeypatch: pytest.
     monkeypatch.setattr(drawn_faults, "shipped_pins", lambda: SimpleNamespace(of=lambda record: pin))
     for why, hop, told in ((f"NOT_RUN: {away}", 0, True), (f"NOT_RUN: {noisy}; {away}", 0, True), (f"NOT_RUN: {away}; {gone}", 0, False),
                            (f"FAIL: {away}", 0, False), ("PASS", 0, False), (f"BASELINE: {away}", 0, False),
-                           ("PASS", 300, True), ("PASS", 140, False)):
+                           ("PASS", 300, True), ("PASS", 140, False), (f"NOT_RUN: {away}; {gone}", 300, False), ("BASELINE", 300, False)):
         catch = SimpleNamespace(record=SimpleNamespace(environment={distance.HOP: str(hop)}) if hop else None)
         monkeypatch.setattr(catches, "run", lambda *a, why=why, catch=catch, **k: [
             catches.Result(fault, catch, False, why, True)])  # type: ignore[arg-type]

@@ -53,12 +53,15 @@ def runnable() -> tuple[Fault, ...]:
     return tuple(f for f in every() if not catches.why_not(f, catalogue()[f.component]))
 
 
-def _moved(result: catches.Result) -> bool:
-    """Whether its cores stood at another distance than its pin's. A hop that takes longer raises the ceiling of a short call, and with it
-    the share of one that became slower."""
+def _unjudged(result: catches.Result) -> bool:
+    """Whether this machine cannot judge a fault of speed now: each case is too noisy or stood at another distance than its pin's, or all
+    passed there. A hop that takes longer raises the ceiling of a short call, and with it the share of one that became slower."""
     record = result.catch.record
-    pin = shipped_pins().of(record) if record is not None else None
-    return record is not None and pin is not None and bool(distance.elsewhere(record.environment, pin))
+    if result.why == "PASS" and record is not None:
+        pin = shipped_pins().of(record)
+        return pin is not None and bool(distance.elsewhere(record.environment, pin))
+    parts = result.why.removeprefix("NOT_RUN: ").split("; ")
+    return result.why.startswith("NOT_RUN: ") and all(any(why in part for why in UNJUDGED) for part in parts)
 
 
 def reject(sort: Sort, seed: int, *, everything: bool) -> None:
@@ -74,8 +77,7 @@ def reject(sort: Sort, seed: int, *, everything: bool) -> None:
         results += catches.run(catalogue(), rest, stale=True, keep=keep)
     fresh = sum(r.fresh for r in results)
     assert fresh >= len(again), "fewer faults were run than were drawn"
-    noisy = [r for r in results if not r.caught and r.fault.gate == "perf" and (_moved(r) or (r.why.startswith("NOT_RUN: ")
-             and all(any(why in part for why in UNJUDGED) for part in r.why.removeprefix("NOT_RUN: ").split("; "))))]
+    noisy = [r for r in results if not r.caught and r.fault.gate == "perf" and _unjudged(r)]
     if noisy:
         print(f"NOT_RUN: {[r.fault.id for r in noisy]}: the pins of this kind of machine are too noisy to judge by, or its cores moved")
     survivors = [f"{r.fault.id} ({r.fault.gate} of {r.fault.component}): {r.why}" for r in results if not r.caught and r not in noisy]

@@ -1,4 +1,4 @@
-"""What cases of checkpoints share: made-up state, checkpoints of it by any number of ranks and of older versions, and counting. Floor 5."""
+"""What cases of checkpoints share: made-up state, checkpoints of it by any number of ranks and of older versions. Floor 5."""
 
 from __future__ import annotations
 

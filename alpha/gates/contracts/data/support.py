@@ -1,4 +1,4 @@
-"""What the cases share: inputs made from a generator, counting, refusals, and the same computation in a fresh process."""
+"""What the cases share: inputs made from a generator, and the same computation in a fresh process."""
 
 from __future__ import annotations
 

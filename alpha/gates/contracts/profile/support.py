@@ -1,4 +1,4 @@
-"""What the cases of this room share: yes and no counted, a clock that moves when it is told to, errors word by word. Floor 7."""
+"""What the cases of this room share: a clock that moves when it is told to, a second process, a folder. Floor 7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cases of the registry share: yes/no measures, made-up packages, components and records."""
+"""What the cases of the registry share: made-up packages, components and records."""
 
 from __future__ import annotations
 
