@@ -80,6 +80,10 @@ def _refs(arena: str, n: int) -> list[Ref]:
     return [Ref(arena, i * _NBYTES, TYPE) for i in range(n)]
 
 
+LATE = 32
+"""Launches before the one that the next plan's first sum reads: a sum that does not wait for it reads what was there before."""
+
+
 def program(ranks: int = 2, together: int = 0) -> Program:
     """Two plans, of groups of `together` ranks (0: all). `beside`: sums in place and to another place, beside compute that they wait
     for, that waits for them, and that does neither; the last sum is one that only the end of the plan waits for. `take` reads
@@ -102,7 +106,8 @@ def program(ranks: int = 2, together: int = 0) -> Program:
         add(act[0], io[0], act[2]),             # 5
         add(act[2], grad[0], io[2], 1),         # 6: waits for the first sum
         total(act[2], grad[2], 5),              # 7: nobody waits but the plan's end
-        add(io[2], act[1], io[3], 4),           # 8: waits for the second
+        *[add(act[0], io[0], act[3])] * LATE,   # what makes the last one late, and nobody reads
+        add(io[2], act[1], io[3], 4),           # waits for the second
     )
     take = (
         total(io[3], act[0]),                   # 0: of what compute left behind the last sum: only the fork says when

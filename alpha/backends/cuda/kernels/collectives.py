@@ -248,8 +248,9 @@ _TWO: dict[str, _Rows] = {
 }
 _MORE: dict[str, _Rows] = {
     "all_reduce": ((64 * KIB, How("packets", 16)), (MIB, How("direct", 32, loads=2)), (8 * MIB, How("direct", 32)),
-                   (128 * MIB, How("direct", 16)), (LARGE, How("engine", 64))),
-    "reduce_scatter": ((64 * KIB, How("packets", 16)), (4 * MIB, How("direct", 32, loads=2)), (LARGE, How("direct", 64))),
+                   (48 * MIB, How("direct", 16)), (LARGE, How("engine", 64))),
+    "reduce_scatter": ((64 * KIB, How("packets", 16)), (4 * MIB, How("direct", 32, loads=2)), (128 * MIB, How("direct", 64)),
+                       (LARGE, How("engine", 64, parts=4))),
     "all_gather": ((64 * KIB, How("packets", 16)), (2 * MIB, How("direct", 16)), (LARGE, How("direct", 64))),
     "all_to_all": ((64 * KIB, How("packets", 16)), (2 * MIB, How("direct", 16)), (LARGE, How("direct", 64))),
     "broadcast": ((64 * KIB, How("packets", 16)), (MIB, How("direct", 32)), (LARGE, How("relayed", 64))),
@@ -257,8 +258,8 @@ _MORE: dict[str, _Rows] = {
 }
 TABLE: dict[int, dict[str, _Rows]] = {2: _TWO, 4: _MORE, 8: _MORE}
 """Most members -> op -> (bytes up to which, how), by measurements on two and on four H200, of the longest sums on two and on four H100
-(docs/collectives.md); eight were never measured. A reduce-scatter by engines was little faster at 1 GiB and slower below, so the table
-leaves it out. `nbytes` of an operand, of a gather's result."""
+(docs/collectives.md); eight were never measured. Between two a reduce-scatter by engines was little faster at 1 GiB and slower below, so
+it stays direct. `nbytes` of an operand, of a gather's result."""
 
 
 def choose(op: str, nbytes: int, size: int, whole: bool = True) -> How:

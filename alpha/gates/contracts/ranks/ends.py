@@ -195,6 +195,39 @@ def patience(rng: np.random.Generator) -> Measured:
     return Measured(error=float(len(wrong)), bound=0.0, cases=5, note=wrong[0][:120] if wrong else "")
 
 
+def announced(rng: np.random.Generator) -> Measured:
+    """A rank that announced long work has its whole deadline anew once it says that this has ended, for it could not get on before. Where
+    it never says so, it is waited for until the time that it announced."""
+    wrong, stall = list[str](), 0.06
+    for long in (0.4, 0.6):
+        for says in (True, False):
+            segment = Segment.create(2)
+            control = segment.control
+            for rank in range(2):
+                control.join(rank, os.getpid())
+            began, over, came = time.monotonic(), list[float](), ""
+            say: Callable[[], object] = partial(control.be_patient, 1, 0) if says else list
+            control.be_patient(1, int(1e9 * (began + (20.0 if says else long))))
+
+            def rest(seconds: float, end: float = began + long, over: list[float] = over, say: Callable[[], object] = say) -> None:
+                time.sleep(seconds)
+                if time.monotonic() > end and not over:
+                    over.append(time.monotonic())
+                    say()
+
+            watch = Watch(control, 0, Deadlines(stall=stall))
+            try:
+                watch.until(lambda end=began + 10: time.monotonic() > end, 1, "all_reduce", rest)  # type: ignore[misc]
+            except RankError as error:
+                came = error.what
+            after = time.monotonic() - (over[0] if over else time.monotonic())
+            good = came.startswith("rank 1 gets on with nothing") and bool(over) and after >= stall * says
+            wrong += [] if good else [f"{long} s, {'ended' if says else 'not ended'}: {came or 'nobody was named'} after {after:.3f} s"]
+            watch.close()
+            segment.close()
+    return Measured(error=float(len(wrong)), bound=0.0, cases=4, note=wrong[0][:120] if wrong else "")
+
+
 def stops(rng: np.random.Generator) -> Measured:
     """A rank that waits for a living one stops at the first error that any rank tells, at whichever look, before it begins or in its
     sleep: with that one's name, op and step."""

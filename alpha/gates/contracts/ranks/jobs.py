@@ -702,7 +702,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                                  ("groups", memory.channels)],
                       "determinism": [("both-ways", _both_ways)],
                       "faults": [*((fault, _planted(fault)) for fault in FAULTS), ("no memory", memory.no_memory)]},
-    "watch.progress": {"parity": [("waited", _waited), ("patience", ends.patience), ("stops", ends.stops),
+    "watch.progress": {"parity": [("waited", _waited), ("patience", ends.patience), ("announced", ends.announced), ("stops", ends.stops),
                                   ("words", told.words),
                                   ("flights", told.flights), ("rests", told.rests), ("names", told.named),
                                   ("blocks", memory.blocks), ("overtaken", memory.overtaken), ("seats", joining.seats),
