@@ -290,7 +290,8 @@ class Session:
                 self._beside()
             except DoesNotFit as error:
                 self.report(f"not all fit together, whole processes take turns: {error}")
-                self.close()
+                for key in [key for key in self.teams if "memory" not in self.facts.get(key, {})]:
+                    self.leave(key)  # the peer's, and one of ours that found no room; the others need not be built again
                 self._in_turn()
         except DoesNotFit as error:
             why = f"does not fit, even alone: {error}"
