@@ -292,8 +292,9 @@ def many(records: Sequence[Record]) -> str:
         if ours is None:
             continue
         best = next((x for x in s["rows"] if x["name"] == s["quoted"]), None)
-        peer = "no peer was measured" if best is None else (
-            f"{best['ratio'][1]:.2f} times the speed of {best['name']}, which reaches {_ratio((None, best['efficiency'][1], None))}")
+        peer = "no peer was measured" if best is None else f"{best['ratio'][1]:.2f} times the speed of {best['name']}"
+        if best is not None and best["efficiency"][1] is not None:
+            peer += f", which reaches {_ratio((None, best['efficiency'][1], None))}"
         exposed = "unknown" if ours["exposed"] is None else f"{100 * ours['exposed']:.2f} %"
         of_one = _ratio((None, ours["efficiency"][1], None))
         each = next((x for x in s["rows"] if x["name"] == EACH and x["ns"] is not None), None)
