@@ -1,5 +1,5 @@
-"""The one-pass backward of attention (kernels/attention/one_pass.cu) without a GPU: its roles (support/one_pass_roles.py), stepped in orders
-that chance gives, also where some CTAs start only after others have ended; what its first launch makes; where it is chosen."""
+"""The one-pass backward of attention (kernels/attention/one_pass.cu) without a GPU: its roles, stepped in orders that chance gives, also
+where some CTAs start only after others have ended; what its first launch makes; where it is chosen."""
 
 from __future__ import annotations
 
