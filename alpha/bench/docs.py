@@ -295,7 +295,7 @@ def many(records: Sequence[Record]) -> str:
         peer = "no peer was measured" if best is None else f"{best['ratio'][1]:.2f} times the speed of {best['name']}"
         if best is not None and best["efficiency"][1] is not None:
             peer += f", which reaches {_ratio((None, best['efficiency'][1], None))}"
-        exposed = "unknown" if ours["exposed"] is None else f"{100 * ours['exposed']:.2f} %"
+        exposed = "unknown" if ours["exposed"] is None else _exposed(ours)
         of_one = _ratio((None, ours["efficiency"][1], None))
         each = next((x for x in s["rows"] if x["name"] == EACH and x["ns"] is not None), None)
         of_one += f" (a run on each at once: {_ratio((None, each['efficiency'][1], None))})" if each else ""
@@ -304,11 +304,17 @@ def many(records: Sequence[Record]) -> str:
     return "\n".join(lines) + "\n" if lines else _absent("alpha bench step configs/gpt2-124m.toml --nproc 2 --peers --record")
 
 
+def _exposed(x: Mapping[str, Any]) -> str:
+    """Of the rank that waits most, and of the one that waits least."""
+    least = x.get("least")
+    return f"{100 * x['exposed']:.2f} %" + (f" (least {100 * least:.2f} %)" if least is not None else "")
+
+
 def _ranked(x: Mapping[str, Any]) -> tuple[str, ...]:
     remark = "; ".join(y for y in (_remark(x), x["unknown"]) if y)
     if x["ns"] is None:
         return (x["name"], str(x["gpus"]), *("-",) * 7, remark)
-    exposed = "-" if x["exposed"] is None else f"{100 * x['exposed']:.2f} %"
+    exposed = "-" if x["exposed"] is None else _exposed(x)
     return (x["name"], str(x["gpus"]), f"{x['ns'] / 1e6:.2f} ms", f"{x['tokens_per_second']:,.0f}", f"{x['mfu']:.3f}",
             _ratio(x["efficiency"]), exposed, f"{len(x['blocks']) - x['discarded']} of {len(x['blocks'])}", _ratio(x["ratio"]), remark)
 

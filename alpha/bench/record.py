@@ -162,6 +162,10 @@ def _of_ranks(name: str, body: Mapping[str, Any], row: Mapping[str, Any]) -> Non
         if len(row["exposures"]) != len(row["blocks"]) or not all(0 <= x <= 1 for x in row["exposures"]):
             raise _wrong(name, f"{label}: exposed communication", row["exposed"], "a share of each block, from its stamps")
         _same(name, f"{label}: 1 + exposed communication", 1 + row["exposed"], [1 + x for x in row["exposures"]], row["discarded"])
+        if "leasts" in row:  # records of before have none
+            if len(row["leasts"]) != len(row["blocks"]) or not all(0 <= x <= y for x, y in zip(row["leasts"], row["exposures"])):
+                raise _wrong(name, f"{label}: least exposed communication", row["least"], "at most the worst rank's, of each block")
+            _same(name, f"{label}: 1 + least exposed communication", 1 + row["least"], [1 + x for x in row["leasts"]], row["discarded"])
 
 
 def _timed(body: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Sequence[Sequence[float]], int]]:

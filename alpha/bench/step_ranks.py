@@ -78,7 +78,8 @@ class Row:
     """One arm. `gpus`: how many; `tokens`: of a step of all of them; `ns`, `tokens_per_second`, `mfu` (of the peak of all its GPUs),
     `memory` (bytes, of the fullest), `difference`, `allowed`, `why`, `together`, `discarded` as in step.py. ratio: its time over that of
     ours on as many GPUs. efficiency: tokens/s over `gpus` times those of the arm `against`. exposed: share of a step in which it only waits
-    for collectives, the worst rank's, the median of `exposures`, one a block; `unknown`: why there is none. phase: the same of all
+    for collectives, the worst rank's, the median of `exposures`, one a block; `unknown`: why there is none. least: the same of the rank
+    that waits least, of `leasts`; beyond it a rank waits for a slower one, as where clocks of GPUs differ. phase: as exposed, of all
     communication, what the host exchanges included. `blocks`: [ns a step, then SM MHz, watts, degrees Celsius of each GPU]; `beside`: of
     ours on as many in the same rounds; `alone`: of ours on one."""
 
@@ -94,6 +95,7 @@ class Row:
     efficiency: Figures = _NONE
     against: str = ""
     exposed: float = NAN
+    least: float = NAN
     phase: float = NAN
     unknown: str = ""
     difference: float = NAN
@@ -102,6 +104,7 @@ class Row:
     together: bool = True
     discarded: int = 0
     exposures: list[float] = field(default_factory=list)
+    leasts: list[float] = field(default_factory=list)
     blocks: list[list[float]] = field(default_factory=list)
     beside: list[list[float]] = field(default_factory=list)
     alone: list[list[float]] = field(default_factory=list)
@@ -567,16 +570,18 @@ class Session:
 
     def _exposed(self, row: Row, told: Sequence[Sequence[Mapping[str, Any]]], mask: np.ndarray) -> Row:
         """With the share of a step that waits for collectives, where every one of them was stamped."""
-        wanted, shares, phases = self.facts[row.gpus]["exchanges"], [], []
+        wanted, shares, leasts, phases = self.facts[row.gpus]["exchanges"], list[float](), list[float](), list[float]()
         for block in told:
             for rank, x in enumerate(block):
                 if not x["wall"] or not sum(x["total"]) > 0 or set(x["exchanges"]) != {wanted}:
                     stamped = sorted(set(x["exchanges"]))
                     return replace(row, unknown=f"rank {rank} stamped {stamped or 'none'} of {wanted} collectives of a step")
-            shares.append(max(sum(x["exposed"]) / sum(x["wall"]) for x in block))
+            each = [sum(x["exposed"]) / sum(x["wall"]) for x in block]
+            shares.append(max(each))
+            leasts.append(min(each))
             phases.append(max(sum(x["phase"]) / sum(x["wall"]) for x in block))
-        return replace(row, exposures=shares, exposed=float(np.median(np.array(shares)[mask])),
-                       phase=float(np.median(np.array(phases)[mask])))
+        exposed, least, phase = (float(np.median(np.array(of)[mask])) for of in (shares, leasts, phases))
+        return replace(row, exposures=shares, exposed=exposed, leasts=leasts, least=least, phase=phase)
 
     def _efficient(self, rows: Sequence[Row]) -> list[Row]:
         """With the peer's efficiency, beside the fastest of its variants on one GPU; ours first, then the fastest."""

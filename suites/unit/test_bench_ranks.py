@@ -63,6 +63,7 @@ def test_figures_of_two_beside_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert two.efficiency[1] == pytest.approx(100 / 102) and two.against == OURS_1 and math.isnan(one.efficiency[1])
     assert two.mfu == pytest.approx(one.mfu * 100 / 102) and two.memory == 1 << 30
     assert two.exposed == pytest.approx(0.02, rel=1e-3) and two.phase == pytest.approx(0.05) and len(two.exposures) == 3
+    assert two.least == pytest.approx(0.01, rel=1e-3) and len(two.leasts) == 3
     ddp = rows[NAMES[1]]
     assert ddp.efficiency[1] == pytest.approx(110 / 120) and ddp.against == NAMES[0] and ddp.ratio[1] == pytest.approx(120 / 102)
     assert ddp.difference == 0 and math.isnan(ddp.exposed) and rows[NAMES[0]].ratio[1] == pytest.approx(1.1)
@@ -147,7 +148,7 @@ def test_a_record_holds_what_its_blocks_give(tmp_path: Path, monkeypatch: pytest
     path = recorded(tmp_path, monkeypatch)
     record.load(path)
     shown = docs.ranks(record.records(tmp_path))
-    assert "| ours, 2 GPUs | 2 | 102.00 ms |" in shown and "| 2.00 % |" in shown and "0.980" in shown
+    assert "| ours, 2 GPUs | 2 | 102.00 ms |" in shown and "| 2.00 % (least 1.00 %) |" in shown and "0.980" in shown
     assert "| ours, 1 GPU on each | 2 | 100.00 ms |" in shown
     assert docs.ranks([]).startswith("Not recorded. `alpha bench step configs/gpt2-124m.toml --nproc 2")
     kept = path.read_text()
@@ -170,6 +171,9 @@ def test_a_record_holds_what_its_blocks_give(tmp_path: Path, monkeypatch: pytest
     lie(lambda row: row.update(exposed=0.001))
     lie(lambda row: row.update(exposures=[]))
     lie(lambda row: row.update(exposures=[-0.01, 0.02, 0.02]))
+    lie(lambda row: row.update(least=0.001))
+    lie(lambda row: row.update(leasts=[]))
+    lie(lambda row: row.update(leasts=[0.01, 0.01, 0.03]))
 
 
 FAULTS = {
@@ -179,7 +183,8 @@ FAULTS = {
     "efficiency-upside-down": ("efficiency=_ratio(alone, mine, row.together)", "efficiency=_ratio(mine, alone, row.together)"),
     "peak-of-one": ('facts["peak"] * row.gpus', 'facts["peak"]'),
     "exposure-from-nowhere": ('set(x["exchanges"]) != {wanted}', "False"),
-    "exposure-of-the-best-rank": ('shares.append(max(sum(x["exposed"])', 'shares.append(min(sum(x["exposed"])'),
+    "exposure-of-the-best-rank": ("shares.append(max(each))", "shares.append(min(each))"),
+    "least-exposure-of-the-worst": ("leasts.append(min(each))", "leasts.append(max(each))"),
     "fastest-rank": ('ns, each = max(float(x["ns"])', 'ns, each = min(float(x["ns"])'),
     "peer-not-checked": ("if not difference <= row.allowed:", "if False:"),
     "peer-tokens-not-counted": ("return sum(found) if not of_all", "return 2 * found[0] if not of_all"),
