@@ -422,7 +422,7 @@ def show_ranks(result: step_ranks.Result, console: Console) -> None:
         state = "; ".join(_state(r.blocks, 1 + 3 * i) for i in range(gpus))
         table.add_row(r.name, str(r.gpus), _number(r.ns, lambda x: f"{x / 1e6:,.2f}"), _number(r.tokens_per_second, lambda x: f"{x:,.0f}"),
                       _number(r.mfu, lambda x: f"{x:.3f}"), _ratio(r.efficiency),
-                      _number(r.exposed, lambda x, least=r.least: f"{x:.2%} ({least:.2%})"),
+                      f"{r.exposed:.2%} ({r.least:.2%})" if math.isfinite(r.exposed) else "-",
                       _number(r.phase, lambda x: f"{x:.2%}"), f"{r.memory / 2**30:.2f}" if r.memory else "-", state or "-",
                       f"{len(r.blocks) - r.discarded} of {len(r.blocks)}", _ratio(r.ratio) + ("" if r.together else ", in turn"),
                       "; ".join(x for x in (_why(r), r.unknown) if x))
