@@ -7,6 +7,7 @@ Functions named `at_*` run in every member and return (what was wrong, how many 
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -282,6 +283,51 @@ def at_nothing(world: World, op: str, seed: int) -> Found:
         if every[:, 0].max() > every[:, 1].min():
             wrong.append(f"{op} over nothing, round {late}: one left before the last one came")
     return wrong, 2 * group.size
+
+
+def at_once(world: World, op: str, seed: int) -> Found:
+    """A run is one collective of its op, at any size and whatever the algorithm: made twice, or with members that meet beside it, it would
+    have the bits that it owes, and take their time. The flight recorder counts what is asked for."""
+    wrong, calls, n, me = list[str](), 0, world.size, world.rank
+    for count in (0, 1, 601, 20011):
+        pieces = op in ("reduce_scatter", "all_to_all")
+        x = np.ones(count * n if pieces else count, np.float32)
+        out = np.empty(count * n if op in ("all_gather", "all_to_all") else count, np.float32)
+        for turn in range(n):
+            side = ("send" if turn % 2 == me else "receive") if op in ("send", "receive") else op
+            attrs: dict[str, Any] = {"group": WORLD, "size": n, "root": turn, "reduce": "sum", "to": 1 - me, "source": 1 - me}
+            run = getattr(catalogue, side)(SimpleNamespace(world=world), [x], [out], attrs)
+            before = world.flights.written
+            run()
+            asked = [r.op for r in world.flights.records(before)]
+            good = asked == ["send" if side == "receive" else side]
+            wrong += [] if good else [f"{op} of {count} among {n}: a run asks for {' and '.join(asked) or 'nothing'}"]
+            calls += 1
+    return wrong, calls
+
+
+def at_unlooked(world: World, op: str, seed: int) -> Found:
+    """A message that is there is taken, and one for which there is room is handed over, without a look at the process of the other end:
+    nothing is opened meanwhile (audit events, PEP 578)."""
+    opened, looking, rng = list[str](), list[bool](), np.random.default_rng(seed)
+    sys.addaudithook(lambda event, what: opened.append(str(what[0])) if event == "open" and looking else None)
+    meet = partial(collectives.barrier, world.add_group("apart", [range(2)]))  # with rings of its own
+    wrong, turns, other = list[str](), 12, 1 - world.rank
+    for turn in range(turns):
+        x = np.ones(int(rng.integers(1, SMALL["payload_bytes"] // 4)), np.float32)
+        attrs = {"group": WORLD, "size": 2, "to": other, "source": other}
+        sends = turn % 2 == world.rank
+        run = getattr(catalogue, "send" if sends else "receive")(SimpleNamespace(world=world), [x], [x], attrs)
+        meet()
+        for first in (True, False):  # the sender, and behind it who receives
+            if first == sends:
+                looking.append(True)
+                run()
+                looking.clear()
+            meet()
+        wrong += [f"{'send' if sends else 'receive'} opens {name}" for name in opened]
+        opened.clear()
+    return wrong, turns
 
 
 def _jobs(function: Callable[..., Found], op: str, sizes: tuple[int, ...], one_of: tuple[int, ...] = ()) -> Case:
@@ -585,12 +631,13 @@ def _cases(op: str) -> dict[str, list[tuple[str, Case]]]:
     if op == "barrier":
         bits = [("held", _jobs(at_barriers, op, (2, 3, 5, 8)))]
     elif op in ("send", "receive"):
-        bits = [("pairs", _jobs(at_exchanges, op, (2, 3, 5)))]
+        bits = [("pairs", _jobs(at_exchanges, op, (2, 3, 5))), ("unlooked", _jobs(at_unlooked, op, (2,)))]
     else:
         bits = [("few", _jobs(at_bits, op, (2, 3, 4))), ("many", _jobs(at_bits, op, (8,), (5, 6, 7))),
                 ("random", _jobs(at_random, op, (2, 4))), ("groups", _jobs(at_groups, op, (6,))),
                 ("oracle", _jobs(at_oracle, op, (2, 3, 5)))]
         bits += [("unordered", _jobs(at_unordered, op, (2, 3), (5, 8)))] if op in ("all_reduce", "reduce_scatter") else []
+    bits += [("once", _jobs(at_once, op, (2,) if op in ("send", "receive") else (2, 3)))]
     bits += [("apart", _jobs(at_apart, op, (4,), (6, 8)))] if op in (*ALGORITHMS, "reduce") else []
     bits += [("chosen", _chosen(op)), ("recorded", rules)] if op in COSTS else []
     bits += [("nothing", _jobs(at_nothing, op, (2, 3)))] if op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") else []
