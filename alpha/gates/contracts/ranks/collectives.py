@@ -286,8 +286,8 @@ def at_nothing(world: World, op: str, seed: int) -> Found:
 
 
 def at_once(world: World, op: str, seed: int) -> Found:
-    """A run is one collective of its op, at any size and whatever the algorithm: made twice, or with members that meet beside it, it would
-    have the bits that it owes, and take their time. The flight recorder counts what is asked for."""
+    """A run is one collective of its op, at four sizes, by the algorithm that the rule takes there: made twice, or with members that meet
+    beside it, it would have the bits that it owes, and take their time. The flight recorder counts what is asked for."""
     wrong, calls, n, me = list[str](), 0, world.size, world.rank
     for count in (0, 1, 601, 20011):
         pieces = op in ("reduce_scatter", "all_to_all")
