@@ -197,10 +197,11 @@ class Watch:
                     raise self.fail(RankError(f"rank {peer} has left while rank {self.rank} waits for it in {op}", rank=peer, op=op,
                                               step=self.step, expected="that all ranks run the same collectives"))
                 chain = self._chain(peer)
-                state = (chain, self.control.progress(chain[-1]))
+                patience = self.control.patience(chain[-1])
+                state = (chain, self.control.progress(chain[-1]), patience > 0)  # who ends long work has its time anew
                 if state != seen:
                     seen, served = state, self._seen[chain[-1]].served()
-                elif served.look() > limit and (now > self.control.patience(chain[-1]) or self._frozen(chain[-1])):
+                elif served.look() > limit and (now > patience or self._frozen(chain[-1])):
                     raise self.fail(self._stalled(chain, op, served.look() / 1e9))
             if rest is not None:
                 rest(LONGEST_S)

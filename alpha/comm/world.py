@@ -165,13 +165,12 @@ class World:
 
     @contextmanager
     def patient(self, seconds: float) -> Iterator[None]:
-        """Within it the others wait up to so many seconds for this rank, whatever it does: it saves or compiles. Behind it they wait as
-        long as for any rank that has just got on: it could not get on before."""
+        """Within it the others wait up to so many seconds for this rank, whatever it does: it saves or compiles."""
         self._control.be_patient(self.rank, time.monotonic_ns() + int(1e9 * seconds))
         try:
             yield
         finally:
-            self._control.be_patient(self.rank, time.monotonic_ns() + int(1e9 * self._watch.deadlines.stall))
+            self._control.be_patient(self.rank, 0)
 
     def abort(self, error: BaseException) -> None:
         """Stop all ranks: each ends its next wait with this error, told as this rank's."""

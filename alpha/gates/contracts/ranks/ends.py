@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -197,26 +196,52 @@ def patience(rng: np.random.Generator) -> Measured:
 
 
 def announced(rng: np.random.Generator) -> Measured:
-    """A rank asks for the seconds that it announces, and behind long work, also where that fails, for its whole deadline: it could not get
-    on before. No longer than that."""
+    """A rank asks for the seconds that it announces, and behind long work, also where that fails, for none."""
     wrong, cases = list[str](), 8
     for case in range(cases):
-        stall, long = (float(x) for x in rng.uniform(0.1, 60, 2))
-        with World(Segment.create(1), 0, deadlines=Deadlines(stall=stall)) as world:
-            readings, said = [time.monotonic_ns()], list[int]()
-
-            def look(world: World = world, readings: list[int] = readings, said: list[int] = said) -> None:
-                readings.append(time.monotonic_ns())
-                said.append(world._control.patience(0))
-
+        long = float(rng.uniform(0.1, 60))
+        with World(Segment.create(1), 0) as world:
+            said, begun = list[int](), time.monotonic_ns()
             with suppress(RankError), world.patient(long):
-                look()
+                said.append(world._control.patience(0) - int(1e9 * long))
                 if case % 2:
                     raise RankError("no space")
-            look()
-        wrong += [f"{until - begun} ns where {seconds:.3f} s were announced" for (begun, ended), until, seconds in
-                  zip(pairwise(readings), said, (long, stall), strict=True) if not begun <= until - int(1e9 * seconds) <= ended]
+            good = begun <= said[0] <= time.monotonic_ns() and world._control.patience(0) == 0
+        wrong += [] if good else [f"{long:.3f} s were announced {said[0] - begun} ns late, and then {world._control.patience(0)}"]
     return Measured(error=float(len(wrong)), bound=0.0, cases=cases, note=wrong[0][:120] if wrong else "")
+
+
+def anew(rng: np.random.Generator) -> Measured:
+    """A rank that announced long work has its whole deadline anew once it says that this has ended, for it could not get on before. Where
+    it never says so, it is waited for until the time that it announced."""
+    wrong, stall = list[str](), 0.06
+    for long in (0.4, 0.6):
+        for says in (True, False):
+            segment = Segment.create(2)
+            control = segment.control
+            for rank in range(2):
+                control.join(rank, os.getpid())
+            began, over, came = time.monotonic(), list[float](), ""
+            say: Callable[[], object] = partial(control.be_patient, 1, 0) if says else list
+            control.be_patient(1, int(1e9 * (began + (20.0 if says else long))))
+
+            def rest(seconds: float, end: float = began + long, over: list[float] = over, say: Callable[[], object] = say) -> None:
+                time.sleep(seconds)
+                if time.monotonic() > end and not over:
+                    over.append(time.monotonic())
+                    say()
+
+            watch = Watch(control, 0, Deadlines(stall=stall))
+            try:
+                watch.until(lambda end=began + 10: time.monotonic() > end, 1, "all_reduce", rest)  # type: ignore[misc]
+            except RankError as error:
+                came = error.what
+            after = time.monotonic() - (over[0] if says and over else began + long)
+            good = came.startswith("rank 1 gets on with nothing") and after >= stall * says
+            wrong += [] if good else [f"{long} s, {'ended' if says else 'not ended'}: {came or 'nobody was named'} after {after:.3f} s"]
+            watch.close()
+            segment.close()
+    return Measured(error=float(len(wrong)), bound=0.0, cases=4, note=wrong[0][:120] if wrong else "")
 
 
 def stops(rng: np.random.Generator) -> Measured:

@@ -703,7 +703,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                       "determinism": [("both-ways", _both_ways)],
                       "faults": [*((fault, _planted(fault)) for fault in FAULTS), ("no memory", memory.no_memory)]},
     "watch.progress": {"parity": [("waited", _waited), ("patience", ends.patience), ("stops", ends.stops),
-                                  ("announced", ends.announced), ("words", told.words), ("flights", told.flights),
+                                  ("announced", ends.announced), ("anew", ends.anew), ("words", told.words), ("flights", told.flights),
                                   ("rests", told.rests), ("names", told.named),
                                   ("blocks", memory.blocks), ("overtaken", memory.overtaken), ("seats", joining.seats),
                                   ("groups", joining.groups), ("devices", joining.devices), ("threads", joining.threads)],
