@@ -38,19 +38,32 @@ class Spent:
     overlapped: int
 
 
-def spent(records: Sequence[Record], beside: Spans, waits: Spans, alone: Spans) -> list[Spent]:
+def spent(records: Sequence[Record], beside: Spans, waits: Spans, alone: Spans, busy: Spans = ()) -> list[Spent]:
     """What each of `records` took of a step. beside: when the stream beside compute ran something; waits: when compute waited for it;
-    alone: when the computing thread itself was in a collective, which is exposed as a whole. What lies in neither belongs to no step."""
+    alone: when the computing thread itself was in a collective, which is exposed but for when a device was `busy` beside it. What lies in
+    neither belongs to no step."""
     low, high = np.array([(r.created, r.finished) for r in records], np.int64).reshape(-1, 2).T
     start, stop = np.array(waits, np.int64).reshape(-1, 2).T
     exposed = _shared(low, high, start, stop).tolist()
     overlapped = _shared(low, high, np.append(0, stop), np.append(start, _NEVER)).tolist()
+    covered = _shared(low, high, *np.array(_apart(busy), np.int64).reshape(-1, 2).T).tolist()
     found = []
-    for r, on_stream, on_compute, e, o in zip(records, _within(low, high, beside), _within(low, high, alone), exposed, overlapped):
+    for r, on_stream, on_compute, e, o, c in zip(records, _within(low, high, beside), _within(low, high, alone), exposed, overlapped,
+                                                 covered):
         if on_stream:
             found.append(Spent(r, "comm", e, o))
         elif on_compute:
-            found.append(Spent(r, "compute", r.finished - r.created, 0))
+            found.append(Spent(r, "compute", r.finished - r.created - c, c))
+    return found
+
+
+def _apart(spans: Spans) -> list[tuple[int, int]]:
+    """The same in order; where aligned clocks let one begin before the last has ended, it begins at that end."""
+    found, at = list[tuple[int, int]](), 0
+    for start, stop in spans:
+        if stop > at:
+            found.append((max(start, at), stop))
+            at = stop
     return found
 
 
@@ -116,9 +129,10 @@ class RankRecorder(Recorder):
         """Name of a Plan that ran, and from when to when."""
 
     def begin(self, step: int, *, profiled: bool = False, ahead: bool = False) -> None:
-        """As of every recorder; the collectives of the interval before are told."""
-        self._tell(last=True)
-        self._first = self._flights.written
+        """As of every recorder; the collectives of the interval before are told. Those that the host began behind the end of a step, with
+        the next one under way on a device, belong to this interval, as the host's time does."""
+        behind = self._tell(last=True, ended=self._done if ahead else _NEVER)
+        self._first = self._flights.written - behind
         self._beside, self._alone, self._waits, self._calls, self._on_device = [], [], [], [], []
         super().begin(step, profiled=profiled, ahead=ahead)
 
@@ -150,15 +164,19 @@ class RankRecorder(Recorder):
             self._on_device.append(Record(0, len(self._on_device) + 1, x.op, operands[0].type.dtype, sum(r.type.nbytes for r in operands),
                                           self._at.step or 0, start, start, stop, x.source))
 
-    def _tell(self, *, last: bool = False) -> None:
+    def _tell(self, *, last: bool = False, ended: int = _NEVER) -> int:
+        """Tell the collectives that began before `ended`. Returns how many did not, as the flight recorder knows."""
         step = self._at.step
         if step is None or self.store is None:
-            return
+            return 0
         records, asked = self._flights.records(self._first), self._flights.written - self._first
         if len(records) < asked:
             raise GraphError("a step has more collectives than the flight recorder keeps", came=asked, expected=f"at most {len(records)}",
                              do="raise RECORDS in alpha/comm/flight.py")
-        alone = sorted([*self._alone, *((start, stop) for phase, start, stop in self._at.host if phase == _COMM)])
+        alone = sorted([*self._alone, *((start, min(stop, ended)) for phase, start, stop in self._at.host if phase == _COMM)])
+        busy = [(start, stop) for _, start, stop in self._at.device]
+        records = [r for r in records if r.created < ended]
+        behind = asked - len(records)
         records += self._on_device
         beside, waits, rank, each = self._beside, self._waits, self.store.rank, self.profiling or self.each
         if self._on_device:
@@ -166,6 +184,7 @@ class RankRecorder(Recorder):
         for r in records if last and self.log else ():
             self.log(step, op=r.op, group=r.group, call=r.call, dtype=r.dtype, nbytes=r.nbytes, us=(r.finished - r.created) / 1e3,
                      source=r.source)  # type: ignore[misc]
-        self.store.later(lambda: rows(spent(records, beside, waits, alone), step, rank, each))
+        self.store.later(lambda: rows(spent(records, beside, waits, alone, busy), step, rank, each))
         for row in called(self._schedule, self._calls, step, rank) if each else ():
             self.store.add("calls", row)
+        return behind

@@ -16,6 +16,7 @@ from test_cuda_session import RUN
 from alpha.bench.peer import ROOT
 from alpha.checkpoint import folders
 from alpha.profile.store import read
+from alpha.report import runs as reading
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def two(root: Path) -> Done:
 
 
 def test_two_ranks_from_the_command_line(alone: Done, two: Done) -> None:
-    """One console, a log of each rank, each its own GPU, and the bits of one process."""
+    """One console, a log of each rank, each its own GPU, and the bits of one process. A report reads the run: what ranks told each other
+    beside their devices is no more than what each step's phases have of it."""
     assert two.steps() == alone.steps() and two.bits(8) == alone.bits(8)
     assert two.out.count("run directory") == 1 and two.out.count("validation    ") == 1 and "ranks     2, each with a GPU" in two.out
     for rank in (0, 1):
@@ -74,6 +76,9 @@ def test_two_ranks_from_the_command_line(alone: Done, two: Done) -> None:
         assert start["fields"]["ranks"] == 2 and end["fields"]["reason"] == "finished", lines
     session = json.loads((two.run / "manifest.json").read_text())["sessions"][0]
     assert [x.rsplit(" ", 1)[1] for x in session["devices"]] == ["0", "1"]
+    table = reading.load(two.run).tables["communication"]
+    own = table[(table.stream == "compute") & (table.step > 0)]
+    assert (own.overlapped_ns > 0).any(), own
 
 
 def test_more_ranks_than_gpus_are_refused(root: Path) -> None:

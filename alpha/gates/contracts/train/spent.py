@@ -50,20 +50,22 @@ def collectives(rng: np.random.Generator) -> Measured:
     step left out; rows are their sums by op and stream, and each one where that is asked for."""
     checks: Named = []
     for _ in range(6):
-        beside, waits, alone = _spans(rng, 5), _spans(rng, 6), _spans(rng, 4)
+        beside, waits, alone, busy = _spans(rng, 5), _spans(rng, 6), _spans(rng, 4), _spans(rng, 7)
+        early = [(busy[i - 1][0] if i % 2 else a, b) for i, (a, b) in enumerate(busy)]  # some begin before the last has ended
         records = [_record(int(low), int(low + rng.integers(1, 40)), i, str(rng.choice(["all_reduce", "broadcast"])), int(rng.integers(99)))
                    for i, low in enumerate(rng.integers(0, 400, 12))]
         for low, high in (*beside, *alone):
             records += [_record(low, high), _record(low + 1, high), _record(low, high + 1), _record(low - 1, high), _record(low, 0)]
         waited, expected = {t for a, b in waits for t in range(a, b)}, list[Spent]()
+        working = {t for a, b in early for t in range(a, b)}
         for r in records:
             within = [any(a <= r.created and 0 < r.finished <= b for a, b in spans) for spans in (beside, alone)]
             own = set(range(r.created, r.finished))
             if within[0]:
                 expected.append(Spent(r, "comm", len(own & waited), len(own - waited)))
             elif within[1]:
-                expected.append(Spent(r, "compute", len(own), 0))
-        found = communication.spent(records, beside, waits, alone)
+                expected.append(Spent(r, "compute", len(own - working), len(own & working)))
+        found = communication.spent(records, beside, waits, alone, early)
         same(checks, "spent", found, expected)
         sums: dict[tuple[str, str], dict[str, Any]] = {}
         for x in expected:
@@ -155,16 +157,25 @@ def recorded(rng: np.random.Generator) -> Measured:
                     own.ran_beside([x], [(171, 180)])  # type: ignore[list-item]
             own._at.device.clear()
             own._at.device.append((list(communication.PHASES).index("comm"), 170, 175))
+            third, fourth = _record(176, 179, 3), _record(177, 178, 4)
+            ring += [third, fourth]
+            flights.written = 7
+            own._done = 177
+            with own.span("comm"):
+                now[0] = 181
+            own.begin(step + 1, ahead=True)
             own.finish()
         spans = ([(106, 116), (117, 121)], [(109, 116), (118, 121)], [(126, 129), (150, 160)])
         on_device = [Record(0, i, "all_reduce", "bf16", 16, step, 171, 171, 180, "m.py:9") for i in (1, 2)]
-        same(checks, "first told", given[0], ([first, second], *spans))
-        same(checks, "told at the end", given[1], ([first, second, *on_device], [*spans[0], (171, 180), (171, 180)],
-                                                   [*spans[1], (170, 175)], spans[2]))
+        same(checks, "first told", given[0], ([first, second], *spans, []))
+        same(checks, "told at the end", given[1], ([first, second, third, *on_device], [*spans[0], (171, 180), (171, 180)],
+                                                   [*spans[1], (170, 175)], [*spans[2], (160, 177)], [(170, 175)]))
+        same(checks, "begun behind the step's end", given[2], ([fourth], [], [], [(160, 181)], []))
         same(checks, "logged", log,
-             [(step, {"op": "all_reduce", "group": r.group, "call": r.call, "dtype": r.dtype, "nbytes": r.nbytes, "us": us,
+             [(at, {"op": "all_reduce", "group": r.group, "call": r.call, "dtype": r.dtype, "nbytes": r.nbytes, "us": us,
                       "source": r.source})
-              for r, us in ((first, 0.01), (second, 0.01), *((r, 0.009) for r in on_device))] if logs else [])
+              for at, r, us in ((step, first, 0.01), (step, second, 0.01), (step, third, 0.003), *((step, r, 0.009) for r in on_device),
+                                (step + 1, fourth, 0.001))] if logs else [])
         times = [("p0", 101, 121), ("p1", 122, 129), ("p2", 160, 160)]
         calls = [("calls", {"step": step, "rank": 2, "call": i, "plan": name, "shard": 1 if i == 2 else None,
                             "micro": 2 if i == 2 else None,
@@ -172,7 +183,7 @@ def recorded(rng: np.random.Generator) -> Measured:
         same(checks, "calls", [x for x in store.added if x[0] == "calls"], [*calls[:2], *calls] if each or profiled else [])
         own.begin(8)
         flights.records = lambda first: ring[first:][1:]
-        flights.written = 8
+        flights.written = 10
         ring += [first] * 3
         same(checks, "more than is kept", said(own.so_far), error_text(
             "GraphError", "a step has more collectives than the flight recorder keeps", 3, "at most 2",
