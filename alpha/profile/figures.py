@@ -111,7 +111,9 @@ class Facts:
     """Sum over steady steps of the slowest rank's step_ns."""
     steady_steps: int = 0
     step_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Unprofiled rows of step_timing; `wall_ns` and `phases` (name -> array, exclusive), `overlapped`, `unexplained_ns` alike."""
+    """Unprofiled rows of step_timing; `wall_ns` and `phases` (name -> array, exclusive), `overlapped`, `unexplained_ns`, `steady` alike."""
+    steady: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    """Whether the row enters rates (bool)."""
     wall_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     phases: Mapping[str, np.ndarray] = field(default_factory=dict)
     overlapped: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -289,13 +291,15 @@ def _perturbed(f: Facts) -> str:
             f"above {shown(PERTURBED, 'share')}")
 
 
-def _communicates(compute: Callable[[Facts], float | str]) -> Callable[[Facts], float | str]:
-    return lambda f: "not measured: one device has nothing to communicate with" if f.devices == 1 else compute(f)
+def _communication(hidden: bool) -> Callable[[Facts], float | str]:
+    """Of steady steps: in the first steps of a session ranks wait for the one that sets up slowest, which no step repeats."""
+    def compute(f: Facts) -> float | str:
+        if f.devices == 1:
+            return "not measured: one device has nothing to communicate with"
+        whole, comm = int(f.step_ns[f.steady].sum()), f.phases["comm"] + hidden * f.overlapped["comm"]
+        return int(comm[f.steady].sum()) / whole if whole > 0 else NOT_STEADY
 
-
-def _comm_total(f: Facts) -> float | str:
-    whole = int(f.step_ns.sum())
-    return (int(f.phases["comm"].sum()) + int(f.overlapped["comm"].sum())) / whole if whole > 0 else "no unprofiled step"
+    return compute
 
 
 def _unexplained(f: Facts) -> float | str:
@@ -348,11 +352,10 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition("bubble", "Bubble ratio", "share",
                f"CPU: idle / step_ns, {_UNPROFILED}; GPU: time in which neither kernel, copy nor time stamp runs / step_ns, {_TIMED}",
                _of_kernels("kernel_idle_ns", ("idle",)), Target(0.10, False), higher_is_better=False, unjudged=_perturbed),
-    Definition("comm_exposed", "Communication, exposed", "share", f"comm on the compute stream / step_ns, {_UNPROFILED}",
-               _communicates(_share("comm")),
+    Definition("comm_exposed", "Communication, exposed", "share", f"comm on the compute stream / step_ns, {_STEADY}", _communication(False),
                Target(0.15, False), higher_is_better=False),
-    Definition("comm_total", "Communication, total", "share", f"(exposed + overlapped comm) / step_ns, {_UNPROFILED}",
-               _communicates(_comm_total), higher_is_better=False),
+    Definition("comm_total", "Communication, total", "share", f"(exposed + overlapped comm) / step_ns, {_STEADY}",
+               _communication(True), higher_is_better=False),
     Definition("bandwidth_bound", "Bandwidth utilisation where bandwidth-bound", "share",
                "fewest bytes / device time / peak bandwidth, over profiled launches with bytes / peak bandwidth > FLOPs / peak FLOP/s",
                lambda f: _bandwidth(f, True), Target(0.60, True), above_one=_CACHED),

@@ -76,7 +76,7 @@ def facts(run: Run) -> Facts:
         backend=run.metadata.get("backend", "cpu"), devices=None if devices is None else int(devices),
         flops_per_token=run.number("flops_per_token"), executed_flops=run.number("executed_flops"), peak_flops=run.number("peak_flops"),
         peak_bandwidth=run.number("peak_bandwidth"), steady_tokens=int(steady.tokens.sum()), steady_ns=int(steady.step_ns.sum()),
-        steady_steps=len(steady), step_ns=plain.step_ns.to_numpy(), wall_ns=plain.wall_ns.to_numpy(),
+        steady_steps=len(steady), step_ns=plain.step_ns.to_numpy(), wall_ns=plain.wall_ns.to_numpy(), steady=plain.steady.to_numpy(bool),
         phases={p: plain[f"{p}_ns"].to_numpy() for p in PHASES},
         overlapped={p: plain[f"{p}_overlapped_ns"].to_numpy() for p in OVERLAPPING},
         unexplained_ns=plain.unexplained_ns.to_numpy(), useful_ns=int((rows.step_ns - rows.checks_ns).sum()), session_ns=int(lasted.sum()),

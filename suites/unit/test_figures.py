@@ -35,7 +35,8 @@ def hand_facts(**changed: object) -> Facts:
         "devices": 2, "flops_per_token": 1e5, "executed_flops": 16e6, "peak_flops": 1e9, "peak_bandwidth": 1e9, "steady_tokens": 200,
         "steady_ns": 20 * MS, "steady_steps": 2, "step_ns": np.array([10, 10]) * MS, "wall_ns": np.array([10, 40]) * MS, "phases": phases,
         "overlapped": {p: np.array([MS, MS]) if p == "comm" else np.zeros(2, np.int64) for p in OVERLAPPING},
-        "unexplained_ns": np.array([MS // 4] * 2), "useful_ns": 20 * MS, "session_ns": 100 * MS, "workflow_ns": 100 * MS, "tokens": 200,
+        "unexplained_ns": np.array([MS // 4] * 2), "steady": np.array([True, True]), "useful_ns": 20 * MS, "session_ns": 100 * MS,
+        "workflow_ns": 100 * MS, "tokens": 200,
         "profiled_ns": 12 * MS, "profiled_mean_ns": 12.0 * MS, "steady_mean_ns": 10.0 * MS,
         "save_ns": np.array([2, 3, 7]) * MS, "save_foretold_ns": 2.5 * MS,
         "op_device_ns": np.array([4, 2]) * MS, "op_flops": np.array([3_000_000, 1_000]), "op_nbytes": np.array([1_000_000, 1_500_000]),
@@ -195,6 +196,9 @@ def test_rates_leave_out_warm_up_and_profiled_steps(tmp_path: Path) -> None:
     found = by_key(judge(facts(run)))
     assert found["tokens_per_second"].value == pytest.approx(made_runs.TOKENS * len(slowest) / slowest.sum() * 1e9, rel=1e-12)
     assert found["mfu"].value == pytest.approx(found["tokens_per_second"].value * made_runs.FLOPS_PER_TOKEN / made_runs.PEAK_FLOPS / 2)
+    late = rows[rows.steady]
+    for key, names in (("comm_exposed", ["comm_ns"]), ("comm_total", ["comm_ns", "comm_overlapped_ns"])):
+        assert found[key].value == pytest.approx(late[names].to_numpy().sum() / late.step_ns.sum(), rel=1e-12), key
     sessions = run.tables["sessions"]
     useful, lasted = (rows.step_ns - rows.checks_ns).sum(), (sessions.seen_ns - sessions.began_ns).sum()
     assert found["goodput"].value == pytest.approx(useful / lasted, rel=1e-12)

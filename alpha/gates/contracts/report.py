@@ -227,6 +227,10 @@ def counted(run: Drawn) -> dict[str, float | None]:
     def share(*names: str) -> float | None:
         return per(sum(r[f"{n}_ns"] for r in plain for n in names), took)
 
+    def settled(*names: str) -> float | None:
+        late = [r for r in plain if is_steady(r)]
+        return per(sum(r[f"{n}_ns"] for r in late for n in names), sum(r["step_ns"] for r in late))
+
     of_steady = mean([r["step_ns"] for r in rows if is_steady(r)]) if any(map(is_steady, rows)) else None
     stalls = saves(run, rows, known)
     found = {
@@ -234,8 +238,8 @@ def counted(run: Drawn) -> dict[str, float | None]:
         "workflow_tokens_per_second": per(1e9 * sum(run.steps.get(s, (0, 1))[0] for s in by_step), longest),
         "mfu": achieved / peak if achieved is not None and peak else None,
         "hfu": executed / peak if executed is not None and peak else None,
-        "comm_exposed": share("comm") if known["devices"] > 1 else None,
-        "comm_total": share("comm", "comm_overlapped") if known["devices"] > 1 else None,
+        "comm_exposed": settled("comm") if known["devices"] > 1 else None,
+        "comm_total": settled("comm", "comm_overlapped") if known["devices"] > 1 else None,
         "goodput": per(sum(r["step_ns"] - r["checks_ns"] for r in rows), sum(lasted.values())),
         "unexplained": per(sum(r["unexplained_ns"] for r in plain), sum(r["wall_ns"] for r in plain)),
         "save_stall": median(stalls) / of_steady if stalls and of_steady else None,

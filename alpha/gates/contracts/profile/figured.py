@@ -58,11 +58,13 @@ def drawn(rng: np.random.Generator, trial: int) -> Facts:
     least = trial % 6 == 5
     session = 1 if least else there(int(rng.integers(1 << 28, 1 << 32)), 0)
     devices = there(int(rng.integers(1, 4)), None)
+    steady = rng.random(rows) < (0.7, 0.0)[trial % 17 == 0]
     return Facts(
         backend=("cpu", "cuda")[trial % 2], devices=devices, flops_per_token=there(float(rng.uniform(1e3, 1e9)), None),
         executed_flops=there(float(rng.uniform(1e6, 1e12)), None), peak_flops=there(10.0 ** rng.uniform(12, 16), None),
         peak_bandwidth=there(10.0 ** rng.uniform(9, 12), None), steady_tokens=int(rng.integers(1, 1 << 20)),
         steady_ns=1 if least else there(int(rng.integers(1, 1 << 40)), 0), steady_steps=int(rng.integers(1, 99)), step_ns=step,
+        steady=steady,
         wall_ns=(step + ns(rows)) * (not few), phases={p: (step * rng.uniform(0, 0.3, rows)).astype(np.int64) for p in PHASES},
         overlapped={p: ns(rows) for p in OVERLAPPING}, unexplained_ns=(step * rng.choice([0.001, 0.01, 0.1])).astype(np.int64),
         useful_ns=session if trial % 8 == 1 else int(rng.integers(1, 1 << 30)), session_ns=session,
@@ -110,8 +112,9 @@ def account(f: Facts) -> dict[str, float | str]:
     for at, key, names in ((1, "kernel_active", ("forward", "backward", "grad_norm", "grad_clip", "optimizer")), (2, "bubble", ("idle",))):
         found[key] = share(*names) if f.backend == "cpu" else (f.kernel_why or NEVER_TIMED) if not kernels else \
             ratio(sum(k[at] for k in sound), sum(k[0] for k in sound), "the profiled steps took no time")
-    together = ratio(sum(phases["comm"]) + sum(f.overlapped["comm"].tolist()), sum(step), PLAIN)
-    found["comm_exposed"], found["comm_total"] = (ALONE, ALONE) if f.devices == 1 else (share("comm"), together)
+    rows = [r[:3] for r in zip(step, phases["comm"], f.overlapped["comm"].tolist(), f.steady.tolist(), strict=True) if r[3]]
+    for key, told in (("comm_exposed", slice(1, 2)), ("comm_total", slice(1, 3))):
+        found[key] = ALONE if f.devices == 1 else ratio(sum(sum(r[told]) for r in rows), sum(r[0] for r in rows), STEADY)
     ops = [*zip(f.op_device_ns.tolist(), f.op_flops.tolist(), f.op_nbytes.tolist())]
     for key, why in (("bandwidth_bound", "no launch is bound by bandwidth"), ("bandwidth", "the profile holds no device time")):
         if not ops:
