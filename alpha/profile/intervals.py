@@ -5,15 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 
+def apart(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same time as [start, stop), in order of the starts: where one begins before those before it have ended, it begins at their end.
+    One that is over by then is empty there."""
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(stop[order])
+    begin = np.maximum(start, np.append(start[:1], reach[:-1]))
+    return begin, np.maximum(begin, reach)
+
+
 def union_ns(start: np.ndarray, stop: np.ndarray) -> int:
     """Time that [start, stop) cover together."""
-    if not len(start):
-        return 0
-    order = np.argsort(start, kind="stable")
-    start, stop = start[order], stop[order]
-    reach = np.maximum.accumulate(stop)
-    before = np.concatenate(([start[0]], reach[:-1]))
-    return int(np.maximum(0, reach - np.maximum(start, before)).sum())
+    begin, end = apart(start, stop)
+    return int((end - begin).sum())
 
 
 def uncovered_ns(start: np.ndarray, stop: np.ndarray, cover_start: np.ndarray, cover_stop: np.ndarray) -> int:
@@ -23,6 +27,5 @@ def uncovered_ns(start: np.ndarray, stop: np.ndarray, cover_start: np.ndarray, c
 
 def gaps_of(start: np.ndarray, stop: np.ndarray) -> list[tuple[int, int]]:
     """The intervals between the first start and the last stop that no [start, stop) covers, in order."""
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(stop[order]) if len(stop) else stop
-    return [(int(a), int(b)) for a, b in zip(reach[:-1], start[1:]) if b > a]
+    begin, end = apart(start, stop)
+    return [(int(a), int(b)) for a, b in zip(end[:-1], begin[1:]) if b > a]

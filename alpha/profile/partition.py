@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from alpha.profile.intervals import apart
+
 Piece = tuple[int, int, int]
 """(index of a phase, start ns, stop ns), both clocks aligned."""
 
@@ -24,16 +26,11 @@ def partition(began: int, ended: int, host: Sequence[Piece], device: Sequence[Pi
     Host pieces do not overlap one another; device pieces are in order, and where the aligned clocks let one begin before the last
     has ended, it begins at that end. Pieces are cut at the interval's ends.
     """
-    exclusive, overlapped = [0] * phases, [0] * phases
-    starts, stops, at = [], [], began
-    for phase, start, stop in device:
-        start, stop = max(start, at), min(stop, ended)
-        if stop > start:
-            exclusive[phase] += stop - start
-            starts.append(start)
-            stops.append(stop)
-            at = stop
-    begin, end = np.array(starts, np.int64), np.array(stops, np.int64)
+    overlapped = [0] * phases
+    phase_of, start_of, stop_of = np.array(device, np.int64).reshape(-1, 3).T
+    begin, end = apart(np.clip(start_of, began, ended), np.clip(stop_of, began, ended))
+    exclusive = np.bincount(phase_of, end - begin, phases).astype(np.int64).tolist()
+    begin, end = begin[end > begin], end[end > begin]
     total = np.concatenate(([0], np.cumsum(end - begin)))
 
     def busy(t: int) -> int:

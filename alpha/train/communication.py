@@ -18,6 +18,7 @@ from alpha.comm.world import World
 from alpha.errors import GraphError
 from alpha.graph.order import COMM
 from alpha.graph.plan import Launch, Plan, Step
+from alpha.profile.intervals import apart
 from alpha.profile.phases import PHASES
 from alpha.profile.recorder import Recorder
 from alpha.profile.store import Store
@@ -46,7 +47,7 @@ def spent(records: Sequence[Record], beside: Spans, waits: Spans, alone: Spans, 
     start, stop = np.array(waits, np.int64).reshape(-1, 2).T
     exposed = _shared(low, high, start, stop).tolist()
     overlapped = _shared(low, high, np.append(0, stop), np.append(start, _NEVER)).tolist()
-    covered = _shared(low, high, *np.array(_apart(busy), np.int64).reshape(-1, 2).T).tolist()
+    covered = _shared(low, high, *apart(*np.array(busy, np.int64).reshape(-1, 2).T)).tolist()
     found = []
     for r, on_stream, on_compute, e, o, c in zip(records, _within(low, high, beside), _within(low, high, alone), exposed, overlapped,
                                                  covered):
@@ -54,16 +55,6 @@ def spent(records: Sequence[Record], beside: Spans, waits: Spans, alone: Spans, 
             found.append(Spent(r, "comm", e, o))
         elif on_compute:
             found.append(Spent(r, "compute", r.finished - r.created - c, c))
-    return found
-
-
-def _apart(spans: Spans) -> list[tuple[int, int]]:
-    """The same in order; where aligned clocks let one begin before the last has ended, it begins at that end."""
-    found, at = list[tuple[int, int]](), 0
-    for start, stop in spans:
-        if stop > at:
-            found.append((max(start, at), stop))
-            at = stop
     return found
 
 
