@@ -286,7 +286,9 @@ def at_decided(peers: Peers, world: World, seed: int) -> Found:
     wrong, away, ranks = list[str](), world.size - 1, Ranks(world)
     rng = np.random.default_rng(seed)
     layout = StateLayout([TensorSpec(f"w{i}", (LONG_STATE // 8,), f"unit{i}") for i in range(2)])
-    plan = Plan("beside", (), {}, {}, {"state.param": 4 * layout.size}, Memory(0, 0, 0))
+    act = _refs("act", 2)
+    plan = Plan("beside", (_launch("accumulate", (act[0], act[0]), act[1]),) * LATER, {}, {},
+                {"state.param": 4 * layout.size, "act": 2 * _NBYTES}, Memory(0, 0, 0))
     role = Role((Step("beside"),), {"beside": "beside"})
     p = Program("state by hand", {"beside": plan}, role.schedule, {"param": layout}, {"backend": "cuda"}, others=(role,) * (world.size - 1),
                 groups={GROUP: (tuple(range(world.size)),)})
@@ -308,6 +310,7 @@ def at_decided(peers: Peers, world: World, seed: int) -> Found:
             executor.run("beside")
         ranks.decide(executor, {"loss": 1.5}, 0)
         world.step = 9
+        executor.enqueue(("beside",))  # what makes the hashes late
         try:
             ranks.decide(executor, {"loss": 1.5}, 0)
             return [*wrong, "a parameter that differs is not seen"], 5
@@ -316,6 +319,9 @@ def at_decided(peers: Peers, world: World, seed: int) -> Found:
                 wrong.append(f"a parameter that differs: {error}")
     return wrong, 5
 
+
+LATER = 1024
+"""Launches before hashes: a host that does not wait for these reads what was there before."""
 
 LONG_STATE = 40 << 20
 """Bytes of a state that is hashed in more than one piece."""
