@@ -131,6 +131,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, curves: Callable[[str, int], np.ndarray
     monkeypatch.setattr(cuda_run, "kernels", lambda: kernels)
     monkeypatch.setattr(cuda_run, "cpu_curves", curves)
     monkeypatch.setattr(cuda_run, "LARGE", ARENA)
+    monkeypatch.setattr(cuda_run, "DRAWS", 6)  # what is emulated errs as a naive computation does, and a draw takes long
     with emulated_gpu() as found:
         yield found
 
@@ -155,6 +156,20 @@ def test_the_contract_is_kept(gpu: EmulatedGpu, gate: str, name: str) -> None:
     found = case(generator("host", COMPONENT, gate, name))
     assert found.error <= found.bound, found.note
     assert gpu.allocated == 0, "an executor that was closed keeps device memory"
+
+
+@pytest.mark.parametrize("spread", [0.02, 1.0])
+def test_an_error_like_the_naive_ones_is_allowed_and_others_are_not(spread: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where naive errors vary, one like them is refused as often as promised; where they do not, what errs twice as much."""
+    monkeypatch.setattr(cuda_run, "REFUSED", 0.2)
+    rng, trials, looks = np.random.default_rng(seed), 4000, 4
+    logs = rng.normal(rng.normal(0, 9, (trials, 1)), spread, (trials, cuda_run.DRAWS + 1))
+    bounds = np.array([cuda_run.allowed(np.exp(x[1:]), looks) for x in logs])
+    refused, expected = float((np.exp(logs[:, 0]) > bounds).mean()), cuda_run.REFUSED / looks
+    if spread == 1.0:
+        assert abs(refused - expected) < 5 * np.sqrt(expected / trials), refused
+    else:
+        assert refused == 0 and np.allclose(bounds, 2 * np.exp(logs[:, 1:].mean(1)))
 
 
 def spoiled(change: str) -> Callable[[Component], Component]:
