@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from alpha.backends.cuda import lib
-from alpha.backends.cuda.kernels.gemm import BUSY, COOPERATIVE, DEFERRED, PINGPONG, GemmConfig, GemmProblem, choose, prepare
+from alpha.backends.cuda.kernels.gemm import BUSY, CLUSTERS, COOPERATIVE, DEFERRED, PINGPONG, GemmConfig, GemmProblem, choose, prepare
+from alpha.backends.cuda.kernels.matmul import CALLS, problem_of
 from alpha.backends.cuda.lib import Gpu
 from alpha.cuda_runtime import manifest, toolchain
 from alpha.cuda_runtime.compile import compile_all
@@ -20,6 +22,7 @@ from alpha.cuda_runtime.memory import Arena, Span
 from alpha.cuda_runtime.opcodes import opcodes
 from alpha.errors import MachineError, ShapeError
 from alpha.gates.device_code import audit as kernels_audit
+from alpha.types import TensorType
 
 Actor = Iterator[Callable[[], bool]]
 """Yields what it waits for."""
@@ -280,3 +283,16 @@ def test_tickets_fit_beside_the_ring() -> None:
     for config in (DEFERRED, COOPERATIVE, PINGPONG, BUSY):
         assert config.ahead and replace(config, ahead=0).shared_bytes < config.shared_bytes <= 232_448
         assert (8 * (2 * config.stages + 2 * config.staging)) % 16 == 0, "tickets begin at a multiple of 16 bytes"
+
+
+def test_determinism_repeats_a_product_of_each_form_that_draws() -> None:
+    """More tiles than clusters, so that the clock decides who computes which; the speed gate alone saw a counter that was kept."""
+    repeated = {}
+    for name, draw in CALLS.repeated.items():
+        operands, attrs = draw(np.random.default_rng(0))
+        problem = problem_of("matmul", [TensorType(x.shape, dtype) for x, dtype in operands], attrs)
+        repeated[name] = (choose(problem), choose(problem).tiles(problem)[2])
+    assert {name: (c.defer, c.pingpong, c.ahead) for name, (c, _) in repeated.items() if c.ahead} == {
+        name: (c.defer, c.pingpong, c.ahead) for name, c in (("drawn", PINGPONG), ("drawn-wide", DEFERRED), ("drawn-f32", COOPERATIVE))}
+    assert all(tiles > CLUSTERS for config, tiles in repeated.values() if config.ahead)
+    assert repeated["split"][0].split_units > repeated["split"][0].split_tiles > 0

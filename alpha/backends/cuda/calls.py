@@ -57,7 +57,7 @@ class Calls:
     exactly          further samples whose result is exact
     differentiated   of a backward kernel, further samples of the forward row: the gradient gate goes through that
     large            cases of parity at sizes of a model, by name
-    repeated         the call at a size of a model that determinism repeats
+    repeated         the calls at a size of a model that determinism repeats, by name
     timed            the calls that perf times: sizes of GPT-2 124M and of a Llama of 1.1 billion parameters
     paths            calls on paths in the device code that the samples leave out, for tools that see each access; integers are 0
     compared         more shapes on which a benchmark holds the kernel against its peers
@@ -67,7 +67,7 @@ class Calls:
     exactly: Make = lambda rng: ()
     differentiated: Make = lambda rng: ()
     large: Mapping[str, Large] = field(default_factory=dict)
-    repeated: Callable[[np.random.Generator], Drawn] | None = None
+    repeated: Mapping[str, Callable[[np.random.Generator], Drawn]] = field(default_factory=dict)
     timed: tuple[Call, ...] = ()
     paths: tuple[Call, ...] = ()
     compared: tuple[Call, ...] = ()

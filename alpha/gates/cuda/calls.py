@@ -7,6 +7,8 @@ normalisation they launch two. With the further ones every file is launched; sui
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from alpha.backends.cuda.calls import Call, Calls, Drawn, Large
@@ -39,10 +41,9 @@ def large(component: Component) -> dict[str, Large]:
     return {f"large:{name}": case for name, case in calls_of(component).large.items()}
 
 
-def repeated(component: Component, rng: np.random.Generator) -> Drawn | None:
-    """(operands with their types, attributes) of the call of a model's size that determinism repeats; None where there is none."""
-    make = calls_of(component).repeated
-    return make(rng) if make is not None else None
+def repeated(component: Component) -> Mapping[str, Callable[[np.random.Generator], Drawn]]:
+    """Name -> what draws (operands with their types, attributes) of a call of a model's size that determinism repeats."""
+    return calls_of(component).repeated
 
 
 def timed(component: Component) -> list[Call]:

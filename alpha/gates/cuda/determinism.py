@@ -77,10 +77,12 @@ def measure(component: Component, nonce: str | None = None) -> Record:
 
 
 def chosen(component: Component, nonce: str) -> list[Case]:
-    """Those that the CPU's gate would choose, and one of a model's size first."""
-    made = repeated(component, generator(nonce, component.id, "large"))
-    large = [Case("large", component.envelope.dtypes[0], False, tuple(x for x, _ in made[0]),
-                  tuple(TensorType(x.shape, d) for x, d in made[0]), made[1])] if made is not None else []
+    """Those that the CPU's gate would choose, and those of a model's size first."""
+    large = []
+    for name, draw in repeated(component).items():
+        operands, attrs = draw(generator(nonce, component.id, name))
+        large.append(Case(name, component.envelope.dtypes[0], False, tuple(x for x, _ in operands),
+                          tuple(TensorType(x.shape, d) for x, d in operands), attrs))
     return large + determinism.chosen(component, nonce)
 
 

@@ -375,7 +375,7 @@ def _calls(back: bool) -> Calls:
     draw, error = (draw_attention_bwd, attention_bwd_error) if back else (draw_attention, attention_error)
     return Calls(
         further=_samples_bwd if back else _samples, differentiated=_samples, exactly=_exact_bwd if back else _exact,
-        repeated=_repeated_bwd if back else _repeated,
+        repeated={"large": _repeated_bwd if back else _repeated},
         large={name: Large(partial(draw, shape, LARGE_DOCUMENTS.get(name, ())), error)
                for name, shape in (LARGE_BWD if back else LARGE).items()},
         timed=tuple(_call(back, *shape) for shape in TIMED),

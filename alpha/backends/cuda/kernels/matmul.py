@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from alpha.backends.cuda.binaries import Binaries
-from alpha.backends.cuda.calls import Call, Calls, Drawn, Large, bf16, drawn, f32, product
+from alpha.backends.cuda.calls import Call, Calls, Drawn, Large, bf16, f32, product
 from alpha.backends.cuda.kernels.gemm import GemmProblem, Output, choose, compiled, prepare
 from alpha.backends.cuda.lib import SM90A, Gpu, Operand, in_place
 from alpha.component import Component, Envelope, Limit
@@ -181,9 +181,10 @@ def _biased_error(rng: np.random.Generator, inputs: Sequence[np.ndarray], attrs:
     return product_error(rng, [left, right], attrs, outs)
 
 
-def _repeated(rng: np.random.Generator) -> Drawn:
-    """The last tiles of this product are cut along K."""
-    return [drawn(rng, 1032, 4104), drawn(rng, 1096, 4104)], {"trans_a": False, "trans_b": True}
+REPEATED = {"split": (1032, 1096, 4104, False), "drawn": (2056, 2568, 264, False), "drawn-wide": (2056, 3080, 520, False),
+            "drawn-f32": (2568, 2568, 6152, True)}
+"""M, N, K, fp32 result: a product whose last tiles are cut along K; and one of each form that draws its tiles while it runs, of which there
+are more than clusters to draw them."""
 
 
 COMPARED = ((16384, 768, 768), (16384, 3072, 768), (16384, 768, 3072), (16384, 2304, 768), (16384, 50304, 768), (16384, 2048, 2048),
@@ -202,7 +203,8 @@ def _compared(m: int, n: int, k: int) -> Iterable[Call]:
 
 
 CALLS = Calls(
-    further=_samples, exactly=_exact, repeated=_repeated,
+    further=_samples, exactly=_exact,
+    repeated={name: partial(draw_product, m, n, k, False, True, wide) for name, (m, n, k, wide) in REPEATED.items()},
     large={name: Large(partial(draw_product, *shape), product_error) for name, shape in LARGE.items()} | {
         f"biased-{'T' if ta else 'N'}{'T' if tb else 'N'}": Large(partial(_draw_biased, ta, tb), _biased_error)
         for ta in (False, True) for tb in (False, True)
