@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,14 @@ def test_a_figure_has_its_run_file(record: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("path", sorted(p for p in (ROOT / "reports").iterdir() if (p / "report.md").exists()), ids=lambda p: p.name)
 def test_a_report_has_its_run_file(path: Path) -> None:
-    """A pair of runs has one for both."""
-    assert (ROOT / "configs" / f"{path.name.removesuffix('-pair')}.toml").exists()
+    """A pair of runs has one for both. The docs name it, and its last step lies in the last span of steps of the report's curve."""
+    run_file = f"{path.name.removesuffix('-pair')}.toml"
+    cfg = config.load(ROOT / "configs" / run_file)
+    assert f"`configs/{run_file}`" in BENCHMARKS
+    losses = [line.split(",") for line in (path / "csv" / "loss.csv").read_text().splitlines() if ",loss," in line]
+    starts = sorted(int(step) for run, _, step, *_ in losses if run == cfg.run.name)
+    span = max(b - a for a, b in pairwise(starts))
+    assert starts[-1] < cfg.train.steps <= starts[-1] + span
 
 
 def test_the_command_makes_the_text_of_the_run_files(tmp_path: Path) -> None:
