@@ -38,8 +38,9 @@ def check(catalogue: Catalogue, root: Path, reference: str | None = None) -> reg
 def judged(catalogue: Catalogue, root: Path, faults: Sequence[Fault], past: Mapping[str, set[str]], base: Mapping[str, str], *,
            reference: str | None = None, published: Iterable[str] = ()) -> registry_check.Checked:
     """The same with the history given: past: nonce -> hashes of lines that ever named it; base: what was asked where the branch began."""
-    with beside() as recompute:
-        checked = registry_check.check(catalogue, root, recompute, package=Package(), faults=faults, reference=reference,
+    package = Package()
+    with beside(package) as recompute:
+        checked = registry_check.check(catalogue, root, recompute, package=package, faults=faults, reference=reference,
                                        published=published)
     try:
         found = [Finding(ERROR, line.path.relative_to(root.parents[1]).as_posix(), line.number, line.about, why,

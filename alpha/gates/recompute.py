@@ -1,4 +1,8 @@
-"""What the merge gate asks of a current record: are its cases those of its nonce, do a kernel's bits agree with the oracle? Floor 7."""
+"""What the merge gate asks of a current record: are its cases those of its nonce, do a kernel's bits agree with the oracle? Floor 7.
+
+That a record agrees follows from its line, from the code that it is current with, and from what recomputes it. It is kept under a digest
+of these on this machine (digest_cache.py), and asked again of one record in SAMPLED all the same.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import compress
+from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +23,10 @@ from alpha.gates import expected, parity
 from alpha.gates.subjects import Case, cases, pin_blas, spec_of
 from alpha.gates.tolerance import ALL, FIRST, Allowance, allowance, slack_alone
 from alpha.ops.numerics import round_to
+from alpha.registry import digest_cache
+from alpha.registry.digest import value_digest
 from alpha.registry.judge import RATIO
+from alpha.registry.package import Package
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
 from alpha.types import NUMPY
@@ -27,19 +36,23 @@ FEW = 50
 
 
 @contextmanager
-def beside() -> Iterator[Callable[[Sequence[Record]], Iterable[Sequence[str]]]]:
-    """A function of records. It begins with `recompute` of each on every processor, beside the caller, and gives what came, in order.
-    MachineError where one of its processes is killed."""
+def beside(package: Package) -> Iterator[Callable[[Sequence[Record]], Iterable[Sequence[str]]]]:
+    """A function of current records. It begins with `recompute` of each that is not known to agree, on every processor, beside the caller,
+    and gives what came, in order. MachineError where one of its processes is killed."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pools: list[ProcessPoolExecutor] = []
 
     def begin(records: Sequence[Record]) -> Iterable[Sequence[str]]:
-        if processors == 1 or (len(records) < FEW and not pools):
-            return map(recompute, records)
+        means = value_digest(recompute, package)
+        keys = [digest_cache.question(Path(__file__), means, np.__version__, record.line()) for record in records]
+        open_ = [not digest_cache.is_confirmed(key) for key in keys]
+        unknown = list(compress(records, open_))
+        if processors == 1 or (len(unknown) < FEW and not pools):
+            return _all(keys, open_, map(recompute, unknown))
         if not pools:
             catalogue()  # loaded once, before the forks
             pools.append(ProcessPoolExecutor(processors, multiprocessing.get_context("fork"), pin_blas))
-        return pools[0].map(recompute, records)
+        return _all(keys, open_, pools[0].map(recompute, unknown))
 
     try:
         yield begin
@@ -49,6 +62,16 @@ def beside() -> Iterator[Callable[[Sequence[Record]], Iterable[Sequence[str]]]]:
     finally:
         for pool in pools:
             pool.shutdown(cancel_futures=True)
+
+
+def _all(keys: Sequence[str], unknown: Sequence[bool], found: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """Of every record what came of it: `found` of those that are unknown, nothing of the others. Whose answer is nothing is known now."""
+    come = iter(found)
+    for key, asked in zip(keys, unknown, strict=True):
+        wrong = next(come) if asked else []
+        if not wrong:
+            digest_cache.confirm(key)
+        yield wrong
 
 
 def recompute(record: Record) -> Sequence[str]:

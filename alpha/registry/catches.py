@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from alpha.component import Component
 from alpha.errors import CorruptError
@@ -20,7 +21,7 @@ from alpha.registry.gpu import class_of_key
 from alpha.registry.judge import FAIL, judge
 from alpha.registry.package import Package
 from alpha.registry.pins import Pins
-from alpha.registry.record import FORMAT, Record, canonical, content_hash, shaped
+from alpha.registry.record import FORMAT, Record, canonical, content_hash, sealed, shaped
 
 NAME = "_catches.jsonl"
 MAX_BYTES = 12288
@@ -44,8 +45,12 @@ class Catch:
 
     def line(self) -> str:
         """Canonical JSON with its content hash, without newline."""
-        body = {**vars(self), "record": None if self.record is None else vars(self.record), "format": FORMAT}
+        body = self.body()
         return canonical({**body, "content": content_hash(body)})
+
+    def body(self) -> dict[str, Any]:
+        """What its line says, but the content hash."""
+        return {**vars(self), "record": None if self.record is None else vars(self.record), "format": FORMAT}
 
     def rejected(self, pins: Pins) -> bool:
         """Whether the judges of today say FAIL to the recorded run: one that did not run has caught nothing, and one that repeated
@@ -94,8 +99,7 @@ def _parse(line: str, where: str, machine: str) -> Catch:
         raise _corrupt("a line of catches is too long", f"{where}: {len(line)} bytes, at most {MAX_BYTES}")
     try:
         body = json_of(line)
-        claimed, form = body.pop("content"), body.pop("format")
-        expected = content_hash({**body, "format": form})
+        del body["content"], body["format"]
         record = None if body["record"] is None else Record(**body.pop("record"))
         catch = Catch(**{**body, "record": record})
         if record is not None:
@@ -103,9 +107,10 @@ def _parse(line: str, where: str, machine: str) -> Catch:
         texts = (catch.fault, catch.component, catch.gate, catch.machine, catch.error, *catch.digests.values())
         if not all(isinstance(x, str) for x in texts):
             raise ValueError("a text is none")
+        sound = sealed(catch.body())[1]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt("a line of catches cannot be read", f"{where}: {error}") from error
-    if form != FORMAT or claimed != expected or catch.line() != line:
+    if sound != line:
         raise _corrupt("a catch was edited by hand or is of another format", where)
     if catch.machine != machine or (record is not None and record.machine != machine):
         raise _corrupt("a catch of another machine class", where)

@@ -19,7 +19,7 @@ from alpha.registry.evidence import classes, load_file
 from alpha.registry.gates import GATES, cases_of
 from alpha.registry.gpu import GpuClass, class_of_key, family_of, sort, sort_of
 from alpha.registry.history import hash_of
-from alpha.registry.record import Record
+from alpha.registry.record import Record, sealed
 
 NONCE = re.compile(r"[0-9a-f]{32}")
 """128 bits from the operating system, in hex."""
@@ -55,9 +55,9 @@ def lines(root: Path) -> Iterator[Line]:
 
 def _lines_of(root: Path, machine: str, path: Path) -> list[Line]:
     if path.name == catches.NAME:
-        return [Line(path, i, fault, c.record, c.line()) for i, (fault, c) in enumerate(catches.load_catches(root, machine).items(), 1)
-                if c.record is not None]
-    return [Line(path, i, f"{r.component} {r.gate}", r, r.line()) for i, r in enumerate(load_file(path).values(), 1)]
+        return [Line(path, i, fault, c.record, sealed(c.body())[1])
+                for i, (fault, c) in enumerate(catches.load_catches(root, machine).items(), 1) if c.record is not None]
+    return [Line(path, i, f"{r.component} {r.gate}", r, sealed(vars(r))[1]) for i, r in enumerate(load_file(path).values(), 1)]
 
 
 def wrong_in(record: Record, catalogue: Catalogue) -> list[str]:

@@ -32,6 +32,9 @@ SAMPLED = 40
 MOST = 2000
 """Files that are kept; the oldest go first."""
 
+MOST_CONFIRMED = 20_000
+"""Verdicts that are kept: some of every planted fault, for several states of the code."""
+
 Answers = dict[str, Any]
 """What was asked, as JSON -> the answer, as JSON holds it."""
 
@@ -157,8 +160,8 @@ class _Confirmed:
     """All that was answered with yes, as a file."""
 
     def save(self) -> None:
-        """Beside what others have written since; the newest MOST."""
-        _write(_confirmed_file(), dict([*(_load(_confirmed_file()) | _confirmed()).items()][-MOST:]))
+        """Beside what others have written since; the newest MOST_CONFIRMED."""
+        _write(_confirmed_file(), dict([*(_load(_confirmed_file()) | _confirmed()).items()][-MOST_CONFIRMED:]))
 
 
 _CONFIRMED = _Confirmed()

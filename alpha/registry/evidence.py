@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from alpha.errors import CorruptError, InputError, MachineError
 from alpha.files import read_regular
 from alpha.registry.gates import GATES
 from alpha.registry.gpu import AnyClass, class_of_key, sort_of
-from alpha.registry.record import MAX_BYTES, Record, parse
+from alpha.registry.record import MAX_BYTES, Record, parse, sealed
 from alpha.resources import ROOT
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -121,10 +122,12 @@ def load_file(path: Path) -> dict[str, Record]:
     return {r.gate: r for r in records}
 
 
+@lru_cache(maxsize=4096)
 def _checked(line: str, path: Path, number: int) -> Record:
+    """Of one line of a file; the merge gate reads each file several times."""
     where = f"{path.parent.name}/{path.name}:{number}"
     record = parse(line, where)
-    if record.line() != line:
+    if sealed(vars(record))[1] != line:
         raise _corrupt("an evidence line is not in canonical form", where, "the bytes that the gate wrote")
     if record.machine != path.parent.name:
         raise _corrupt("evidence of another machine class", f"{where} was measured on {record.machine}", path.parent.name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from alpha.errors import CorruptError
@@ -52,7 +52,7 @@ class Record:
 
     def line(self) -> str:
         """Canonical JSON with its content hash, without newline; CorruptError if it would exceed 8 KB."""
-        body = asdict(self)
+        body = vars(self)
         text = canonical({**body, "content": content_hash(body)})
         if len(text) > MAX_BYTES:
             raise CorruptError("an evidence line is too long", came=f"{len(text)} bytes for {self.component} {self.gate}",
@@ -62,12 +62,19 @@ class Record:
 
 def canonical(value: Any) -> str:
     """Canonical JSON: sorted keys, no spaces, no NaN literals (non-finite floats are the strings 'nan', 'inf', '-inf')."""
-    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _written(_plain(value))
 
 
 def content_hash(body: Mapping[str, Any]) -> str:
     """sha256 of the canonical JSON of a record without its 'content' field."""
-    return hashlib.sha256(canonical({k: v for k, v in body.items() if k != "content"}).encode()).hexdigest()
+    return _hash(canonical({k: v for k, v in body.items() if k != "content"}))
+
+
+def sealed(body: Mapping[str, Any]) -> tuple[str, str]:
+    """Content hash and line of a body, without newline, that JSON text gave: nothing in it has to be made plain. ValueError for a number
+    beyond floats, which no canonical JSON holds."""
+    content = _hash(_written({k: v for k, v in body.items() if k != "content"}))
+    return content, _written({**body, "content": content})
 
 
 def parse(line: str, where: str) -> Record:
@@ -77,12 +84,13 @@ def parse(line: str, where: str) -> Record:
         claimed = body.pop("content")
         record = Record(**body)
         shaped(record)
+        content, _ = sealed(body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError("an evidence line cannot be read", came=f"{where}: {error}", expected="one canonical JSON record per line",
                            do="restore the file from version control or rerun the gate") from error
     if record.format != FORMAT:
         raise CorruptError("evidence of another format", came=f"{where}: format {record.format}", expected=FORMAT, do="rerun the gate")
-    if claimed != content_hash(body):
+    if claimed != content:
         raise CorruptError("evidence was edited by hand: its content hash does not match", came=where, expected=claimed,
                            do="restore the file from version control or rerun the gate")
     return record
@@ -103,6 +111,14 @@ def shaped(record: Record) -> None:
         raise ValueError("cases is no list of tables")
     if not isinstance(record.probes, list) or not all(isinstance(p, list) for p in record.probes):
         raise ValueError("probes is no list of lists")
+
+
+def _written(plain: Any) -> str:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,10 +15,11 @@ import pytest
 
 from alpha.errors import MachineError
 from alpha.gates import expected, recompute
-from alpha.registry import consistency
+from alpha.registry import consistency, digest_cache
 from alpha.registry.catches import load_catches
 from alpha.registry.evidence import load_file, path_of, reference_classes, save, shipped_root
 from alpha.registry.history import History
+from alpha.registry.package import Package
 from alpha.registry.record import Record
 from alpha.train.catalogue import catalogue
 
@@ -75,10 +77,14 @@ def test_cases_are_those_of_the_nonce(family: str, gate: str) -> None:
         assert any(expected.differences(component, replace(record, nonce=f"{i:032x}")) for i in range(8))
 
 
-def told(record: int) -> list[str]:
-    if record < 0:
+def told(record: Record) -> list[str]:
+    if record.declared < 0:
         os._exit(3)
-    return [f"{record} in another process" if os.getpid() != HERE else f"{record} here"]
+    return [f"{record.declared} in another process" if os.getpid() != HERE else f"{record.declared} here"]
+
+
+def numbered(numbers: Iterable[int]) -> list[Record]:
+    return [replace(committed("cpu", "tokenizer.bpe", "faults"), declared=i) for i in numbers]
 
 
 HERE = os.getpid()
@@ -89,12 +95,45 @@ def test_records_are_computed_again_in_order(processors: int, records: int, wher
     """Beside the caller where there are processors and records enough; a process that dies ends the check."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(processors)))
     monkeypatch.setattr(recompute, "recompute", told)
-    with recompute.beside() as begin:
-        first, second = begin(range(records)), begin(range(records, 2 * records))  # type: ignore[arg-type]
+    with recompute.beside(Package()) as begin:
+        first, second = begin(numbered(range(records))), begin(numbered(range(records, 2 * records)))
         assert [*first, *second] == [[f"{i} {where}"] for i in range(2 * records)]
     if where != "here":
-        with pytest.raises(MachineError, match="a process that computes records again died"), recompute.beside() as begin:
-            list(begin([*range(records), -1]))  # type: ignore[list-item]
+        with pytest.raises(MachineError, match="a process that computes records again died"), recompute.beside(Package()) as begin:
+            list(begin(numbered([*range(records), -1])))
+
+
+def test_a_record_that_agrees_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But one in SAMPLED. One that does not agree is computed at each check, and so is one that agreed with other digits or another
+    recomputation."""
+    met: list[int] = []
+
+    def odd_agree(record: Record) -> list[str]:
+        met.append(record.declared)
+        return [] if record.declared % 2 else ["even"]
+
+    def others(record: Record) -> list[str]:
+        return odd_agree(record)
+
+    def checked(numbers: Iterable[int]) -> list[int]:
+        met.clear()
+        with recompute.beside(Package()) as begin:
+            given = numbered(numbers)
+            assert [*begin(given)] == [[] if record.declared % 2 else ["even"] for record in given]
+        return sorted(met)
+
+    kept, drawn = dict[str, object](), [1]
+    monkeypatch.setattr(digest_cache, "_confirmed", lambda: kept)
+    monkeypatch.setattr(digest_cache, "_unsaved", lambda new: None)
+    monkeypatch.setattr(random.SystemRandom, "randrange", lambda self, n: drawn[0])
+    monkeypatch.setattr(recompute, "recompute", odd_agree)
+    assert checked(range(6)) == [0, 1, 2, 3, 4, 5] and len(kept) == 3
+    assert checked(range(8)) == [0, 2, 4, 6, 7], "those that agree are not computed again"
+    drawn[0] = 0
+    assert checked(range(6)) == [0, 1, 2, 3, 4, 5], "one in SAMPLED is"
+    drawn[0] = 1
+    monkeypatch.setattr(recompute, "recompute", others)
+    assert checked(range(6)) == [0, 1, 2, 3, 4, 5], "another recomputation knows nothing yet"
 
 
 def test_cases_of_a_contract_are_those_of_its_module() -> None:
