@@ -188,7 +188,7 @@ def answered(rng: np.random.Generator) -> Measured:
         file = c.folder / "confirmed.json"
         checks.that(digest_cache._load(file) == {keys[0]: 1, keys[1]: 1}, "the file of answers")
         digest_cache._write(file, {"of another": 1, **digest_cache._load(file)})
-        with mock.patch.object(digest_cache, "MOST", 3):
+        with mock.patch.object(digest_cache, "MOST_CONFIRMED", 3):
             confirm(keys[2])
             save_all()
         checks.that([*digest_cache._load(file)] == [keys[0], keys[1], keys[2]], f"the newest: {[*digest_cache._load(file)]}")
