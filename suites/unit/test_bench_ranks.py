@@ -7,6 +7,7 @@ import math
 import sys
 import time
 import types
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from alpha import cli
 from alpha.bench import command, docs, record, step, step_ranks
 from alpha.bench.peer import ROOT
 from alpha.bench.step_ranks import Result, Row, Session
+from alpha.bench.team import Team
 from alpha.bench.variants import AUTOCAST, DDP, FSDP2, MASTER, Ranked, Variant, ranked
 from alpha.errors import AlphaError, CorruptError
 from alpha.profile.served import ServedError
@@ -115,6 +117,22 @@ def test_what_does_not_fit_takes_turns(tmp_path: Path, monkeypatch: pytest.Monke
     assert not none[NAMES[1]].together and none[NAMES[1]].ns == NS[DDP] and none[OURS_2].ns > 0
     full = by_name(measured(tmp_path, monkeypatch, "no room for ddp", "theirs", rounds=1))
     assert "no room beside ours on as many" in full[NAMES[1]].why and full[OURS_2].ns > 0
+
+
+def test_teams_in_turn_are_built_once_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours on one and a run on each GPU are one team. One that was there when another found no room serves the first turn."""
+    built = list[str]()
+
+    class Counted(Team):
+        def __init__(self, name: str, *arguments: Any, **more: Any) -> None:
+            built.append(name)
+            super().__init__(name, *arguments, **more)
+
+    monkeypatch.setattr(step_ranks, "Team", Counted)
+    result = measured(tmp_path, monkeypatch, flag=str(tmp_path / "flag"))
+    assert not result.why and [r.together for r in result.rows] == [False] * 5
+    assert built[:2] == ["ours on 1", "ours on 2"], "the second found no room beside the first"
+    assert Counter(built) == {"ours on 1": step.APART, "ours on 2": 1 + step.APART, "PyTorch": step.APART}
 
 
 def test_a_peer_without_room_is_timed_without_ours_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
