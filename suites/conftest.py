@@ -1,6 +1,7 @@
 """All suites run under the gates' plugin: it finds the components, keeps evidence and counts what was executed."""
 
 import ctypes
+import gc
 import json
 import os
 import random
@@ -19,6 +20,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before the first import of NumPy, wh
 import warm
 from threadpoolctl import threadpool_limits
 
+from alpha.__main__ import YOUNG
 from alpha.profile import served
 from alpha.registry import digest_cache
 from alpha.train import peak
@@ -33,7 +35,9 @@ KEPT = 1 << 25
 
 
 def pytest_configure() -> None:
-    """Whatever starts the suites, tests and the processes that they start find the same signals, umask, locale, width and time zone."""
+    """Whatever starts the suites, tests and the processes that they start find the same signals, umask, locale, width and time zone.
+    Python looks for cycles as seldom as in a command."""
+    gc.set_threshold(YOUNG)
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:  # nohup, or a script's background job
             signal.signal(number, usual)

@@ -291,11 +291,12 @@ class _Writer:
                 if field in _SKIPPED_FIELDS:
                     continue
                 part: Any = getattr(node, field, None)
-                if isinstance(part, list) and part and isinstance(part[0], ast.stmt):
-                    part = [kept for s in part if s not in self.without and not _is_noise(s)
-                            and (kept := _without_package(s, self.package)) is not None]
-                elif isinstance(part, list) and part and isinstance(part[0], ast.keyword):
-                    part = [k for k in part if k not in self.without]
+                if isinstance(part, list) and part:
+                    if isinstance(part[0], ast.stmt):
+                        part = [kept for s in part if s not in self.without and not _is_noise(s)
+                                and (kept := _without_package(s, self.package)) is not None]
+                    elif isinstance(part[0], ast.keyword):
+                        part = [k for k in part if k not in self.without]
                 if part is None or part == []:
                     continue
                 out.append(" " + field + "=")
@@ -329,7 +330,7 @@ def _error_texts(tree: ast.AST) -> frozenset[ast.AST]:
     """What errors say and no result can depend on: arguments of what is called ...Error, texts among those of whatever else is raised and
     of a refusal. Only such as do nothing but read."""
     found: set[ast.AST] = set()
-    for node in ast.walk(tree):
+    for node in _walk(tree):
         made = node.exc if isinstance(node, ast.Raise) else node
         if not isinstance(made, ast.Call):
             continue
@@ -396,6 +397,27 @@ def _merged(values: Sequence[ast.expr]) -> Iterator[ast.expr]:
         yield ast.Constant(text)
 
 
+def _children(node: ast.AST) -> list[ast.AST]:
+    """As ast.iter_child_nodes, in half the time."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        part = getattr(node, name, None)
+        if isinstance(part, list):
+            found += [x for x in part if isinstance(x, ast.AST)]
+        elif isinstance(part, ast.AST):
+            found.append(part)
+    return found
+
+
+def _walk(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node, in no order that is promised."""
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += _children(node)
+
+
 # What a statement binds ------------------------------------------------------------------------------------------------------------
 
 
@@ -408,6 +430,11 @@ def _imports_of(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Import
             yield a.asname or a.name, Import(node.module or "", a.name, node.level)
 
 
+_BINDING = frozenset((*_FUNCTIONS, *_COMPREHENSIONS, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Name,
+                      ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping))
+"""Nodes that bind a name, or have a scope of their own. All others are passed by at once."""
+
+
 def _bound(body: Iterable[ast.AST]) -> tuple[list[str], dict[str, list[Import]], list[Import]]:
     """Names bound by these nodes in their own scope (nested functions and classes not entered), imports apart, star imports apart."""
     names: dict[str, None] = {}
@@ -417,6 +444,9 @@ def _bound(body: Iterable[ast.AST]) -> tuple[list[str], dict[str, list[Import]],
     stack = list(body)[::-1]
     while stack:
         node = stack.pop()
+        if type(node) not in _BINDING:
+            stack.extend(_children(node)[::-1])
+            continue
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names[node.name] = None
             continue
@@ -440,7 +470,7 @@ def _bound(body: Iterable[ast.AST]) -> tuple[list[str], dict[str, list[Import]],
             names[node.name] = None
         elif isinstance(node, ast.MatchMapping) and node.rest:
             names[node.rest] = None
-        stack.extend(list(ast.iter_child_nodes(node))[::-1])
+        stack.extend(_children(node)[::-1])
     return [n for n in names if n not in outside], imports, stars
 
 

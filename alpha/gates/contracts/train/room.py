@@ -155,15 +155,16 @@ def limits(rng: np.random.Generator) -> Measured:
             _write(groups / folder, {f"a/b/{most}": f"{high + n[1]}\n", f"a/b/{uses}": f"{n[2]}\n",
                                      "a/b/memory.stat": f"{stats}active_file {n[3]}\n{stats}inactive_file {n[4]}\nanon {n[5]}\nodd\n",
                                      f"a/{most}": f"{high + n[6]}", f"a/{uses}": str(n[7]), most: "max", uses: "5"})
-            same(checks, f"{kind} without limits", memory_check.limits(proc, groups), sorted([
-                Limit("the machine's free memory (MemAvailable)", n[0] * 1024), Limit("the control group /a/b",
-                                                                                      high + n[1] - n[2] + n[3] + n[4]),
-                Limit("the control group /a", high + n[6] - n[7])], key=lambda x: x.left))
-            _write(groups / folder, {f"a/b/{most}": str(1 << 60), f"a/{uses}": "unknown"})
-            soft = {resource.RLIMIT_AS: used + n[8], resource.RLIMIT_DATA: data + n[9]}
+            soft = {resource.RLIMIT_AS: -1, resource.RLIMIT_DATA: -1}
             own = SimpleNamespace(RLIMIT_AS=resource.RLIMIT_AS, RLIMIT_DATA=resource.RLIMIT_DATA, RLIM_INFINITY=-1,
                                   getrlimit=lambda what: (soft[what], -1))
             with instead(memory_check, resource=own):
+                same(checks, f"{kind} without limits", memory_check.limits(proc, groups), sorted([
+                    Limit("the machine's free memory (MemAvailable)", n[0] * 1024),
+                    Limit("the control group /a/b", high + n[1] - n[2] + n[3] + n[4]),
+                    Limit("the control group /a", high + n[6] - n[7])], key=lambda x: x.left))
+                _write(groups / folder, {f"a/b/{most}": str(1 << 60), f"a/{uses}": "unknown"})
+                soft.update({resource.RLIMIT_AS: used + n[8], resource.RLIMIT_DATA: data + n[9]})
                 same(checks, f"{kind} with limits", memory_check.limits(proc, groups), sorted([
                     Limit("the machine's free memory (MemAvailable)", n[0] * 1024), Limit("the limit on addresses (ulimit -v)", n[8], True),
                     Limit("the limit on data (ulimit -d)", n[9], True)], key=lambda x: x.left))
