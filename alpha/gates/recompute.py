@@ -27,7 +27,7 @@ from alpha.registry import digest_cache
 from alpha.registry.digest import value_digest
 from alpha.registry.judge import RATIO
 from alpha.registry.package import Package
-from alpha.registry.record import Record
+from alpha.registry.record import Record, sealed
 from alpha.train.catalogue import catalogue
 from alpha.types import NUMPY
 
@@ -44,7 +44,7 @@ def beside(package: Package) -> Iterator[Callable[[Sequence[Record]], Iterable[S
 
     def begin(records: Sequence[Record]) -> Iterable[Sequence[str]]:
         means = value_digest(recompute, package)
-        keys = [digest_cache.question(Path(__file__), means, np.__version__, record.line()) for record in records]
+        keys = [digest_cache.question(Path(__file__), means, np.__version__, sealed(vars(record))[1]) for record in records]
         open_ = [not digest_cache.is_confirmed(key) for key in keys]
         unknown = list(compress(records, open_))
         if processors == 1 or (len(unknown) < FEW and not pools):
