@@ -128,7 +128,7 @@ class Forge:
                                    (mutants, "measured_by", lambda package: self.engines),
                                    # most lines are read again and again
                                    (evidence, "_checked", self._line), (catches, "_parse", self._catch),
-                                   (merge, "beside", lambda: nullcontext(partial(map, self._recompute)))):
+                                   (merge, "beside", lambda package: nullcontext(partial(map, self._recompute)))):
             stack.enter_context(mock.patch.object(place, name, value))
         return stack
 

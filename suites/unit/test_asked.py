@@ -141,7 +141,7 @@ def test_damaged_reasons_are_refused(text: str, tmp_path: Path) -> None:
 def test_a_list_or_reasons_that_cannot_be_read_are_red_beside_all_else(name: str, what: str, tmp_path: Path,
                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged file hides no record that contradicts itself, as those of this evidence do."""
-    monkeypatch.setattr(merge, "beside", lambda: nullcontext(agree))
+    monkeypatch.setattr(merge, "beside", lambda package: nullcontext(agree))
     root = Committed(tmp_path).root
     asked.write(root, asked.today(CATALOGUE, root, (FAULT,)))
     sound = merge.judged(CATALOGUE, root, (FAULT,), {}, {}).findings
