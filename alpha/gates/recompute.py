@@ -41,9 +41,9 @@ def beside(package: Package) -> Iterator[Callable[[Sequence[Record]], Iterable[S
     and gives what came, in order. MachineError where one of its processes is killed."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pools: list[ProcessPoolExecutor] = []
+    means = value_digest(recompute, package)
 
     def begin(records: Sequence[Record]) -> Iterable[Sequence[str]]:
-        means = value_digest(recompute, package)
         keys = [digest_cache.question(Path(__file__), means, np.__version__, sealed(vars(record))[1]) for record in records]
         open_ = [not digest_cache.is_confirmed(key) for key in keys]
         unknown = list(compress(records, open_))
