@@ -8,8 +8,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from unittest import mock
 
 import numpy as np
 
@@ -202,6 +203,58 @@ def unasked(rng: np.random.Generator) -> Measured:
     finally:
         ends.close()
     return measured(wrong, 4)
+
+
+def listened(rng: np.random.Generator) -> Measured:
+    """Who waits listens first, and takes a message or a release that comes in that time without sleep. After k waits in vain one after the
+    other, the next 2^k - 1 sleep at once, of k at most `_MOST_MISSED`."""
+    wrong, ends, looks, now, turned, slept = list[str](), Ends(), 8, [0], [0], list[float]()
+    near, far = ends.lanes
+
+    def turning(of: Streams) -> Callable[..., None]:
+        turn = of.turn
+
+        def counted(stream: connections.Stream, *, read: bool = True) -> None:
+            now[0] += read * connections.LISTEN_NS // looks
+            turned[0] += read
+            turn(stream, read=read)
+        return counted
+
+    def waits(lane: connections.Lane, seconds: float) -> tuple[int, list[float]]:
+        turned[0] = 0
+        slept.clear()
+        lane.rest(seconds)
+        return turned[0], list(slept)
+
+    sent, missed, skip, waiting, count = 0, 0, 0, False, 0
+    vain = sum(2**k for k in range(1, connections._MOST_MISSED + 1)) + 2**connections._MOST_MISSED
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(connections.time, "monotonic_ns", lambda: now[0]))
+            for of in ends.streams:
+                stack.enter_context(mock.patch.multiple(of, rest=slept.append, turn=turning(of)))
+            for count in range(1, vain + 100):
+                if count > vain and not waiting and rng.random() < 0.3:
+                    ready(ends, sent, rng.bytes(100))
+                    sent, waiting = sent + 1, near.carry()
+                found = waits(far, float(count))
+                if skip:
+                    skip, wanted = skip - 1, (0, [float(count)])
+                elif waiting:
+                    missed, waiting, wanted = 0, False, (1, [])
+                    far.back.released[0] = sent
+                    far.tell()
+                    far.carry()
+                    back = waits(near, float(count))
+                    wrong += [] if back == (1, []) else [f"a release is there: {back[0]} looks, then {back[1]} s of sleep"]
+                else:
+                    missed = min(missed + 1, connections._MOST_MISSED)
+                    skip, wanted = 2**missed - 1, (looks, [float(count)])
+                wrong += [] if found == wanted else [f"wait {count}: {found[0]} looks, then {found[1]} s of sleep, not {wanted}"]
+    finally:
+        ends.close()
+    wrong += [] if sent else ["no message was drawn"]
+    return measured(wrong, count)
 
 
 def overrun(rng: np.random.Generator) -> Measured:
