@@ -274,9 +274,10 @@ def turned_away(rng: np.random.Generator) -> Measured:
             thread = threading.Thread(target=serve)
             thread.start()
             came: Met | AlphaError | None = None
-            clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda closed=closed: 99.0 if closed[0] > refusals else 0.0)
+            most = refusals + ends
+            clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda closed=closed, most=most: 99.0 if closed[0] > most else 0.0)
             try:
-                with mock.patch.object(meets, "time", clock):  # time passes when host 0 has closed so many
+                with mock.patch.object(meets, "time", clock):  # time passes when host 0 has closed more than it should
                     came = meet(Across(1, 2, "127.0.0.1", door.port, SECRET), 1, 0, 0, MOMENT_S)
                 came.door.close()
             except AlphaError as error:
