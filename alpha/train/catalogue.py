@@ -31,21 +31,22 @@ from alpha.profile.components import fill as fill_profile
 from alpha.registry.components import fill as fill_registry
 from alpha.train.components import fill as fill_train
 
-_RUN, _MODELS = "alpha.gates.contracts.run", "alpha.gates.contracts.models"
+_OPTIMIZERS, _MODELS = "alpha.gates.contracts.optimizers", "alpha.gates.contracts.models"
 OWN = (
-    Component(id="executor.cpu", kind="executor", profile="program", backend="cpu", implementation=CpuExecutor, contract=_RUN),
+    Component(id="executor.cpu", kind="executor", profile="program", backend="cpu", implementation=CpuExecutor,
+              contract="alpha.gates.contracts.executor"),
     Component(id="executor.cuda", kind="executor", profile="program", backend="cuda", implementation=CudaExecutor, requires=SM90A,
               binaries=Binaries(lambda: (mark.SOURCE, spot.SOURCE)), contract="alpha.gates.contracts.cuda_run"),
     Component(id="executor.cuda_ranks", kind="executor", profile="program", backend="cuda", implementation=CudaRank,
               presupposes=("executor.cuda", "all_reduce.sm90", "watch.progress"), requires=("sm_90a", "gpus>=2"),
               binaries=Binaries(lambda: (mark.SOURCE, spot.SOURCE)), contract="alpha.gates.contracts.cuda_ranks"),
-    Component(id="program.step", kind="program", profile="program", implementation=build_program, contract=_RUN),
+    Component(id="program.step", kind="program", profile="program", implementation=build_program, contract="alpha.gates.contracts.program"),
     Component(id="data_parallel.pass", kind="pass", profile="host", implementation=DataParallel,
               contract="alpha.gates.contracts.data_parallel",
               presupposes=("verify_program.pass", "launch.ranks", "handshake.ranks", "decisions.ranks", "saver.ranks",
                            "supervisor.restarts")),
-    Component(id="optimizer.adamw", kind="optimizer", profile="program", implementation=adamw, contract=_RUN),
-    Component(id="optimizer.sgd", kind="optimizer", profile="program", implementation=sgd, contract=_RUN),
+    Component(id="optimizer.adamw", kind="optimizer", profile="program", implementation=adamw, contract=_OPTIMIZERS),
+    Component(id="optimizer.sgd", kind="optimizer", profile="program", implementation=sgd, contract=_OPTIMIZERS),
     *(Component(id=f"schedule.{name}", kind="schedule", profile="host", implementation=schedule.share,
                 contract="alpha.gates.contracts.schedules") for name, schedule in SCHEDULES.items()),
     *(Component(id=f"model.{name}", kind="model", profile="model", implementation=family(name).loss, contract=_MODELS)

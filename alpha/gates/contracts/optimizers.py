@@ -1,4 +1,4 @@
-"""Cases of the optimizers: updates against the papers' algorithm boxes in float64, every setting drawn."""
+"""Cases of the optimizers: updates against the papers' algorithm boxes in float64, every setting drawn; that they learn. Floor 7."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import numpy as np
 
 from alpha.backends.cpu.executor import CpuExecutor
 from alpha.component import Measured
-from alpha.gates.contracts.reference import evaluate, kernels
+from alpha.gates.contracts import edges
+from alpha.gates.contracts.executor import bad_step_harmless
+from alpha.gates.contracts.mixed import merged
+from alpha.gates.contracts.reference import batches_of, evaluate, hash_of, kernels, load_initial, program, references, run_step
 from alpha.graph.ir import Value
 from alpha.graph.state import Init, StateLayout
 from alpha.graph.trace import Tracer
@@ -20,6 +23,7 @@ from alpha.optim.update import adamw, sgd
 from alpha.passes.build import STATS, Model, StepShape, build_program, stats_layout, trace_training, update_graph
 
 Arrays = dict[str, np.ndarray]
+Case = Callable[[np.random.Generator], Measured]
 
 SETTINGS, SIZES = 4, ((-3, -1), (1, 2), (-3, 2))
 """Draws of settings; powers of ten of the gradients of the updates that follow each other in one. The second is clipped where one clips."""
@@ -180,3 +184,40 @@ def _one(name: str, o: dict[str, float], schedule: ScheduleConfig, executor: Cpu
             share = abs(executor.state(kind)[at] - new[kind]) / (off[kind] + np.finfo(np.float32).tiny)
             worst = max(worst, float(share.max()) if np.isfinite(share).all() else float("inf"))
     return worst if not any(executor.state(kind)[padding].any() for kind in kinds) else float("inf")
+
+
+def _optimizer_digest(name: str) -> Case:
+    def check(rng: np.random.Generator) -> Measured:
+        p = program("llama", optimizer=name)
+        with CpuExecutor(p, kernels()) as executor:
+            load_initial(executor, references()["llama"], 9)
+            b = batches_of(references()["llama"], rng, 1, 1)
+            for _ in range(2):
+                run_step(executor, p, b)
+            return Measured(error=0.0, bound=0.0, digest=hash_of(executor.state("param")))
+    return check
+
+
+def _learns(name: str) -> Case:
+    def check(rng: np.random.Generator) -> Measured:
+        """Twenty steps on one batch lower its loss."""
+        ref = references()["llama"]
+        p = program("llama", optimizer=name)
+        b = batches_of(ref, rng, 1, 1)
+        with CpuExecutor(p, kernels()) as executor:
+            load_initial(executor, ref, 10)
+            losses = [float(run_step(executor, p, b)["loss_sum"]) for _ in range(20)]
+        return Measured(error=losses[-1] / losses[0], bound=0.9, cases=20, note="last loss over first")
+    return check
+
+
+CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
+    "optimizer.adamw": {"parity": [("textbook", textbook("adamw")), ("one-row", one_row("adamw")), ("learns", _learns("adamw")),
+                                   ("loss-alone", loss_alone("adamw"))],
+                        "determinism": [("bits", _optimizer_digest("adamw"))],
+                        "faults": [("bad-step", lambda rng: bad_step_harmless(references()["llama"], rng)), ("initial", edges.initial)]},
+    "optimizer.sgd": {"parity": [("textbook", textbook("sgd")), ("one-row", one_row("sgd")), ("learns", _learns("sgd")),
+                                   ("loss-alone", loss_alone("sgd"))],
+                      "determinism": [("bits", _optimizer_digest("sgd"))],
+                      "faults": [("bad-step", lambda rng: bad_step_harmless(references()["gpt"], rng))]},
+})

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from alpha.backends.cpu.catalogue import fill
+from alpha.backends.cpu.executor import CpuExecutor
 from alpha.component import Catalogue, Measured
 from alpha.graph.evaluate import evaluate
 from alpha.graph.ir import Graph, Value, prune
@@ -162,6 +163,22 @@ def same_updates(a: Graph, b: Graph, inputs: Mapping[str, np.ndarray], state: Ma
 def yes(holds: bool, note: str = "", cases: int = 1) -> Measured:
     """A check that either holds or does not."""
     return Measured(error=0.0 if holds else 1.0, bound=0.0, cases=cases, note=note)
+
+
+def load_initial(executor: CpuExecutor, ref: Reference, seed: int) -> None:
+    """The initial parameters of a seed, each moved a little, so that none is zero or one."""
+    layout = layout_of(ref)
+    fill_initial(executor.state("param"), layout, seed)
+    for o, n in layout.ranges():
+        executor.state("param")[o : o + n] += np.float32(0.02) * np.cos(np.arange(n, dtype=np.float32))
+
+
+def run_step(executor: CpuExecutor, p: Program, batches: Batches) -> dict[str, np.ndarray]:
+    """One step of the schedule, call by call; copies of what the last one gives out."""
+    out: dict[str, np.ndarray] = {}
+    for s in p.schedule:
+        out = executor.run(s.plan, text_of(batches, s))
+    return {k: v.copy() for k, v in out.items()}
 
 
 def both(check: Callable[[Reference, np.random.Generator], Measured], prefix: str = "",

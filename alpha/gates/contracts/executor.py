@@ -1,4 +1,4 @@
-"""Cases of the executor, of the Program (microbatches, shards, the fixed tree) and of the optimizers' update graphs."""
+"""Cases of the executor on CPUs: what it computes call by call and replayed, what it tells, and which inputs it refuses. Floor 7."""
 
 from __future__ import annotations
 
@@ -16,43 +16,36 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Cpu
 from alpha.backends.digest import WORDS, HostDigests
 from alpha.component import Catalogue, Component, Measured
-from alpha.errors import GraphError, InputError, NonFiniteError, ShapeError
+from alpha.errors import GraphError, InputError, NonFiniteError
 from alpha.gates.contracts import edges, watching
 from alpha.gates.contracts.mixed import merged
-from alpha.gates.contracts.optimizers import loss_alone, one_row, textbook
-from alpha.gates.contracts.passes import effects, texts, traced
+from alpha.gates.contracts.passes import effects, traced
 from alpha.gates.contracts.reference import (
-    SCHEDULE,
-    Batches,
     Reference,
     batch,
     batches_of,
     both,
     filled,
-    graph_hashes,
     hash_of,
-    in_new_process,
     kernels,
     layout_of,
+    load_initial,
     program,
     references,
     refuses,
+    run_step,
     text_of,
     training_graph,
     yes,
 )
-from alpha.graph.differentiate import contributions
 from alpha.graph.evaluate import evaluate
-from alpha.graph.ir import Graph, Value
+from alpha.graph.ir import Graph
 from alpha.graph.order import COMM, COMPUTE
 from alpha.graph.plan import Plan, Program, Ref, Role, Step
-from alpha.graph.state import Init
 from alpha.graph.trace import Tracer
 from alpha.ops.numerics import walk
 from alpha.ops.table import row
-from alpha.optim.init import fill_initial
-from alpha.optim.update import sgd
-from alpha.passes.build import STATS, Model, StepShape, build_program, lower, stats_layout, trailing_ones
+from alpha.passes.build import lower
 from alpha.profile.recorder import Recorder
 from alpha.types import Attrs
 
@@ -60,27 +53,6 @@ Case = Callable[[np.random.Generator], Measured]
 
 DRAWS = 12
 """Draws of the naive error, of which the largest counts."""
-
-
-def _start(executor: CpuExecutor, ref: Reference, seed: int) -> None:
-    layout = layout_of(ref)
-    fill_initial(executor.state("param"), layout, seed)
-    for o, n in layout.ranges():
-        executor.state("param")[o : o + n] += np.float32(0.02) * np.cos(np.arange(n, dtype=np.float32))
-
-
-def _step(executor: CpuExecutor, p: Program, batches: Batches) -> dict[str, np.ndarray]:
-    out: dict[str, np.ndarray] = {}
-    for s in p.schedule:
-        out = executor.run(s.plan, text_of(batches, s))
-    return {k: v.copy() for k, v in out.items()}
-
-
-def _both(check: Callable[[Reference, np.random.Generator], Measured]) -> list[tuple[str, Case]]:
-    return both(check)
-
-
-# -- executor ------------------------------------------------------------------------------------------------------------------------
 
 
 def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
@@ -93,7 +65,7 @@ def _against_oracle(ref: Reference, rng: np.random.Generator) -> Measured:
     graph, layout, inputs = training_graph(ref), layout_of(ref), batch(ref, rng)
     p = program(ref.name)
     with CpuExecutor(p, kernels()) as executor:
-        _start(executor, ref, int(rng.integers(1 << 30)))
+        load_initial(executor, ref, int(rng.integers(1 << 30)))
         state = {"param": executor.state("param").copy(), "counter": executor.state("counter").copy()}
         executor.run("micro_first@0", inputs)
         got = executor.state("grad0").astype(np.float64)
@@ -297,7 +269,7 @@ def _replay_names(ref: Reference, rng: np.random.Generator) -> Measured:
     p = program(ref.name)
     layout = layout_of(ref)
     with CpuExecutor(p, kernels()) as executor:
-        _start(executor, ref, 1)
+        load_initial(executor, ref, 1)
         executor.state("param")[layout.offsets["block.1.attention.qkv.weight"]] = np.inf
         try:
             executor.replay("micro_first@0", batch(ref, rng))
@@ -317,19 +289,19 @@ def _bad_inputs(ref: Reference, rng: np.random.Generator) -> Measured:
     return yes(all(held), cases=len(held))
 
 
-def _bad_step_harmless(ref: Reference, rng: np.random.Generator) -> Measured:
+def bad_step_harmless(ref: Reference, rng: np.random.Generator) -> Measured:
     """A non-finite gradient: parameters, moments and step keep their bits, finite is 0; the next good step goes on."""
     p = program(ref.name)
     with CpuExecutor(p, kernels()) as executor:
-        _start(executor, ref, 2)
-        _step(executor, p, batches_of(ref, rng, 1, 1))
+        load_initial(executor, ref, 2)
+        run_step(executor, p, batches_of(ref, rng, 1, 1))
         kept = [k for k in p.states if not k.startswith("grad")]
         before = {k: executor.state(k).copy() for k in kept}
         executor.run("micro_first@0", batch(ref, rng))
         executor.state("grad0")[layout_of(ref).ranges()[3][0]] = rng.choice([np.inf, -np.inf, np.nan])
         out = executor.run("update")
         same = all(before[k].tobytes() == executor.state(k).tobytes() for k in kept) and int(out["finite"]) == 0
-        out = _step(executor, p, batches_of(ref, rng, 1, 1))
+        out = run_step(executor, p, batches_of(ref, rng, 1, 1))
         moved = int(out["finite"]) == 1 and int(executor.state("counter")[0]) == 2
     return yes(same and moved)
 
@@ -341,9 +313,9 @@ def _bits(ref: Reference, rng: np.random.Generator) -> Measured:
     for threads in (2, 1, 3):
         p = program(ref.name, shards=2, micros=2, threads=threads)
         with CpuExecutor(p, kernels()) as executor:
-            _start(executor, ref, 3)
+            load_initial(executor, ref, 3)
             for _ in range(2):
-                _step(executor, p, batches)
+                run_step(executor, p, batches)
             digests.add(hash_of(executor.state("param"), executor.state("m"), executor.state("v")))
     return Measured(error=float(len(digests) - 1), bound=0.0, cases=3, digest=sorted(digests)[0], note="workers 1, 2, 3")
 
@@ -434,11 +406,11 @@ def _watched(ref: Reference, rng: np.random.Generator) -> Measured:
     for mode in ("unwatched", "timed", "observed"):
         with CpuExecutor(p, kernels()) as executor:
             executor.recorder = counted = _CountedRecorder()
-            _start(executor, ref, 3)
+            load_initial(executor, ref, 3)
             for step in range(2):
                 if mode != "unwatched":
                     executor.recorder.begin(step, profiled=mode == "observed")
-                _step(executor, p, batches)
+                run_step(executor, p, batches)
             digests.append(hash_of(executor.state("param"), executor.state("m"), executor.state("v")))
             wrong += counted.launches != (launches if mode == "observed" else 0)
     return Measured(error=float(len(set(digests)) - 1 + wrong), bound=0.0, cases=3, digest=digests[0], note="unwatched, timed, observed")
@@ -448,7 +420,7 @@ def _eval_reads_only(ref: Reference, rng: np.random.Generator) -> Measured:
     """eval and decode leave every state array alone, and eval's loss is the training loss where there is no dropout."""
     p = program(ref.name)
     with CpuExecutor(p, kernels()) as executor:
-        _start(executor, ref, 4)
+        load_initial(executor, ref, 4)
         before = {k: executor.state(k).copy() for k in p.states}
         full = batch(ref, rng)
         executor.run("eval", {k: v for k, v in full.items() if k in p.plans["eval"].inputs})
@@ -459,23 +431,11 @@ def _eval_reads_only(ref: Reference, rng: np.random.Generator) -> Measured:
     return yes(same)
 
 
-def _snapshot_is_state(ref: Reference, rng: np.random.Generator) -> Measured:
-    """The snapshot's outputs are the state arrays themselves, whole, at their own addresses; gradients are not among them."""
-    p = program(ref.name)
-    with CpuExecutor(p, kernels()) as executor:
-        out = executor.run("snapshot")
-        same = set(out) == {k for k in p.states if not k.startswith("grad")}
-        for kind, x in out.items():
-            state = executor.state(kind)
-            same &= x.shape == state.shape and x.ctypes.data == state.ctypes.data
-    return yes(same, cases=len(out))
-
-
 def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
     """replay computes what run computes, from its own inputs, also where another batch was staged; so does run; a staged batch is used."""
     p = program(ref.name)
     with CpuExecutor(p, kernels()) as executor:
-        _start(executor, ref, 11)
+        load_initial(executor, ref, 11)
         first, second = batch(ref, rng), batch(ref, rng)
         executor.run("micro_first@0", second)
         want = executor.state("grad0").copy()
@@ -493,11 +453,39 @@ def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
         return yes(all(held), cases=len(held))
 
 
+def _replays(ref: Reference, rng: np.random.Generator) -> Measured:
+    """However many microbatches are handed over at once, each call of the schedule is, once and in order, and the state is the same to the
+    bit; so where the first of them were staged."""
+    batches, good, digests = batches_of(ref, rng, 2, 2), True, set()
+    p = program(ref.name, shards=2, micros=2)
+    for replay, most in ((1, 1), (2, 2), (3, 3), (0, 4), (9, 4)):
+        cut = replace(p, replay=replay)
+        good &= tuple(call for calls in cut.replays() for call in calls) == p.schedule and cut.hash() == p.hash()
+        held = [sum(call.shard is not None for call in calls) for calls in cut.replays()[:-1]]
+        good &= cut.replays()[-1] == p.schedule[-1:]
+        good &= held[:-1] == [most] * (len(held) - 1) and 0 < held[-1] <= most
+        for staged in (False, True):
+            with CpuExecutor(cut, kernels()) as executor:
+                load_initial(executor, ref, 8)
+                for index, calls in enumerate(cut.replays()):
+                    plans = tuple(call.plan for call in calls)
+                    inputs = [text_of(batches, call) for call in calls]
+                    if staged and index == 0:
+                        executor.stage(plans, inputs)
+                    executor.enqueue(plans, None if staged and index == 0 else inputs)
+                digests.add(hash_of(executor.state("param"), executor.state("counter")))
+    with CpuExecutor(p, kernels()) as executor:
+        load_initial(executor, ref, 8)
+        run_step(executor, p, batches)
+        digests.add(hash_of(executor.state("param"), executor.state("counter")))
+    return yes(good and len(digests) == 1, cases=11)
+
+
 def _staged_once(ref: Reference, rng: np.random.Generator) -> Measured:
     """What was staged is a copy, which the caller may write over, and is used once: asked for again, it is not there."""
     p, plan = program(ref.name), "micro_first@0"
     with CpuExecutor(p, kernels()) as executor:
-        _start(executor, ref, 12)
+        load_initial(executor, ref, 12)
         given = batch(ref, rng)
         executor.run(plan, given)
         want = executor.state("grad0").copy()
@@ -561,281 +549,22 @@ def _hashes(rng: np.random.Generator) -> Measured:
     return Measured(error=float(wrong), bound=0.0, cases=cases + 2, note="bits")
 
 
-# -- program -------------------------------------------------------------------------------------------------------------------------
-
-
-def _terms(ref: Reference, p: Program) -> Program:
-    """A Program of one Plan whose outputs are the terms of every gradient: '<element offset> <number of the term>'."""
-    layout = p.states["param"]
-    t = Tracer("terms", layout)
-    loss_sum, count = ref.model.loss(t, True)
-    leaves = list(t.leaves.values())
-    found = [(leaf.state[1], terms) for leaf, terms in zip(leaves, contributions(t, loss_sum, leaves)) if leaf.state is not None]
-    at = stats_layout(layout).offsets
-    for offset, terms in (*found, (at[f"{STATS}.loss_sum"], [loss_sum]), (at[f"{STATS}.count"], [count])):
-        for i, term in enumerate(terms):
-            t.output(f"{offset} {i}", term)
-    states = {kind: p.states[kind] for kind in ("param", "counter")}
-    plan = lower(t.graph, kernels(), "cpu", 2, states, fused=False)
-    return Program("terms", {plan.name: plan}, (), states, p.facts)
-
-
-def _tree(shards: int, micros: int) -> Callable[[Reference, np.random.Generator], Measured]:
-    def check(ref: Reference, rng: np.random.Generator) -> Measured:
-        """Gradients of S shards x M microbatches are, bit for bit, the left folds of the shards added in a balanced binary tree. A shard's
-        fold takes the terms of a microbatch's gradient, one per use of the parameter, one after the other."""
-        batches = batches_of(ref, rng, shards, micros)
-        p = program(ref.name, shards=shards, micros=micros, fused=False)
-        last = f"grad{shards.bit_length() - 1}"
-        with CpuExecutor(p, kernels()) as executor:
-            _start(executor, ref, 5)
-            for call in p.schedule[:-1]:
-                executor.run(call.plan, text_of(batches, call))
-            got = executor.state(last).copy()
-        apart = _terms(ref, p)
-        single: dict[tuple[int, int], dict[str, np.ndarray]] = {}
-        with CpuExecutor(apart, kernels()) as executor:
-            _start(executor, ref, 5)
-            for key, x in batches.items():
-                single[key] = {k: v.ravel().copy() for k, v in executor.run("terms", x).items()}
-        level = []
-        for s in range(shards):
-            fold = np.zeros_like(got)
-            for m in range(micros):
-                for name, term in sorted(single[s, m].items(), key=lambda item: tuple(map(int, item[0].split()))):
-                    offset, i = map(int, name.split())
-                    at = slice(offset, offset + term.size)
-                    fold[at] = fold[at] + term if m or i else term
-            level.append(fold)
-        several = sum(name.endswith(" 1") for name in single[0, 0])
-        while len(level) > 1:
-            level = [a + b for a, b in zip(level[0::2], level[1::2])]
-        differ = sum(int((got[o : o + n] != level[0][o : o + n]).any()) for o, n in stats_layout(layout_of(ref)).ranges())
-        return Measured(error=float(differ), bound=0.0, cases=len(layout_of(ref).tensors) + 2,
-                        note=f"tensors that differ; {several} with several terms")
-    return check
-
-
-def _sum_of_all(ref: Reference, rng: np.random.Generator) -> Measured:
-    """Loss and token count of a step are the sums over all its microbatches, each counted once; both through the oracle."""
-    shards, micros = 4, 2
-    batches = batches_of(ref, rng, shards, micros)
-    p = program(ref.name, shards=shards, micros=micros)
-    layout = stats_layout(layout_of(ref))
-    with CpuExecutor(p, kernels()) as executor:
-        _start(executor, ref, 6)
-        state = {"param": executor.state("param").copy(), "counter": executor.state("counter").copy()}
-        out = _step(executor, p, batches)
-    loss = count = 0.0
-    graph = training_graph(ref)
-    for x in batches.values():
-        _, updates = evaluate(graph, x, state)
-        loss += float(updates["grad0", layout.offsets[f"{STATS}.loss_sum"]])
-        count += float(updates["grad0", layout.offsets[f"{STATS}.count"]])
-    error = abs(float(out["loss_sum"]) / loss - 1) + abs(float(out["count"]) - count)
-    # eight float32 losses of about 40 nats, each right to a few ulp: 2^-24 * 64 covers them
-    return Measured(error=error, bound=64 * 2.0**-24, cases=len(batches), note="relative loss error + count error")
-
-
-def _replays(ref: Reference, rng: np.random.Generator) -> Measured:
-    """However many microbatches are handed over at once, each call of the schedule is, once and in order, and the state is the same to the
-    bit; so where the first of them were staged."""
-    batches, good, digests = batches_of(ref, rng, 2, 2), True, set()
-    p = program(ref.name, shards=2, micros=2)
-    for replay, most in ((1, 1), (2, 2), (3, 3), (0, 4), (9, 4)):
-        cut = replace(p, replay=replay)
-        good &= tuple(call for calls in cut.replays() for call in calls) == p.schedule and cut.hash() == p.hash()
-        held = [sum(call.shard is not None for call in calls) for calls in cut.replays()[:-1]]
-        good &= cut.replays()[-1] == p.schedule[-1:]
-        good &= held[:-1] == [most] * (len(held) - 1) and 0 < held[-1] <= most
-        for staged in (False, True):
-            with CpuExecutor(cut, kernels()) as executor:
-                _start(executor, ref, 8)
-                for index, calls in enumerate(cut.replays()):
-                    plans = tuple(call.plan for call in calls)
-                    inputs = [text_of(batches, call) for call in calls]
-                    if staged and index == 0:
-                        executor.stage(plans, inputs)
-                    executor.enqueue(plans, None if staged and index == 0 else inputs)
-                digests.add(hash_of(executor.state("param"), executor.state("counter")))
-    with CpuExecutor(p, kernels()) as executor:
-        _start(executor, ref, 8)
-        _step(executor, p, batches)
-        digests.add(hash_of(executor.state("param"), executor.state("counter")))
-    return yes(good and len(digests) == 1, cases=11)
-
-
-def _schedule_shape(rng: np.random.Generator) -> Measured:
-    """Every (shard, microbatch) exactly once, in order; slots by trailing ones; log2 S + 1 gradient buffers; update last and once.
-    Pieces that are handed over at once hold so many microbatches each, with the trees behind them, and what is left."""
-    good, cases = True, 0
-    for shards in (1, 2, 4, 8):
-        for micros in (1, 3):
-            p = program("llama", shards=shards, micros=micros)
-            seen = [(s.shard, s.micro) for s in p.schedule if s.shard is not None]
-            good &= seen == [(s, m) for s in range(shards) for m in range(micros)]
-            good &= [s.plan for s in p.schedule].count("update") == 1 and p.schedule[-1].plan == "update"
-            good &= sum(k.startswith("grad") for k in p.states) == shards.bit_length()
-            good &= sum(s.plan.startswith("tree@") for s in p.schedule) == shards - 1
-            for replay in (0, 1, 2, 3, 5):
-                *pieces, last = replace(p, replay=replay).replays()
-                held = [sum(s.shard is not None for s in piece) for piece in pieces]
-                good &= held == [min(replay or len(seen), len(seen) - at) for at in range(0, len(seen), replay or len(seen))]
-                good &= (*(s for piece in pieces for s in piece), *last) == p.schedule and last == p.schedule[-1:]
-                good &= all(piece[0].shard is not None for piece in pieces)
-            cases += 1
-    good &= [trailing_ones(s) for s in range(8)] == [0, 1, 0, 2, 0, 1, 0, 3]
-    good &= StepShape(micro_batch=2, seq=3, shards=4, micros=5).tokens == 2 * 3 * 4 * 5
-    return yes(good, cases=cases)
-
-
-def _shared_gradient(rng: np.random.Generator) -> Measured:
-    """Parameters with one and the same gradient, of which one is read by the loss twice or none is: each buffer gets its own, exactly."""
-    worst, cases = 0.0, 0
-    for uses in ((2, 1), (1, 1), (1, 2, 1), (1, 1, 1)):
-        def loss(t: Tracer, training: bool, uses: tuple[int, ...] = uses) -> tuple[Value, Value]:
-            params = [t.param(f"p{i}", (6,), Init("ones")) for i in range(len(uses))]
-            x, *others = [p for turn in range(2) for p, n in zip(params, uses) if turn < n]
-            for p in others:
-                x = t.add(x, p)
-            targets = t.input("targets", (6,), "i32")
-            return t.sum(x, axis=(0,), keepdims=False), t.count_valid(targets, ignore_index=-1)
-
-        p = build_program(name="shared", model=Model(name="shared", loss=loss), optimizer=sgd(SCHEDULE), catalogue=kernels(),
-                          shape=StepShape(micro_batch=1, seq=6))
-        with CpuExecutor(p, kernels()) as executor:
-            executor.run("micro_first@0", {"targets": np.zeros(6, np.int32)})
-            got = [executor.state("grad0")[o : o + n] for o, n in p.states["param"].ranges()]
-        worst += sum(float(np.abs(x - n).max()) for x, n in zip(got, uses, strict=True))
-        cases += len(uses)
-    return Measured(error=worst, bound=0.0, cases=cases)
-
-
-def _training_apart(rng: np.random.Generator) -> Measured:
-    """A model whose loss is another one in training: microbatches run that, validation the other."""
-    def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
-        x = t.scale(t.param("a", (6,), Init("ones")), factor=5.0 if training else 3.0)
-        return t.sum(x, axis=(0,), keepdims=False), t.count_valid(t.input("targets", (6,), "i32"), ignore_index=-1)
-
-    p = build_program(name="apart", model=Model(name="apart", loss=loss), optimizer=sgd(SCHEDULE), catalogue=kernels(),
-                      shape=StepShape(micro_batch=1, seq=6))
-    with CpuExecutor(p, kernels()) as executor:
-        for offset, n in p.states["param"].ranges():
-            executor.state("param")[offset : offset + n] = 1
-        found = [float(executor.run("eval", {"targets": np.zeros(6, np.int32)})["loss_sum"])]
-        executor.run("micro_first@0", {"targets": np.zeros(6, np.int32)})
-        found += [float(executor.state("grad0")[p.states["grad0"].offsets[f"{STATS}.loss_sum"]]), float(executor.state("grad0")[0])]
-    return yes(found == [18.0, 30.0, 5.0], str(found), cases=3)
-
-
-def _order_of_terms(rng: np.random.Generator) -> Measured:
-    """A parameter that is used four times: its terms are added one after the other, the last use first, to the bit."""
-    def loss(t: Tracer, training: bool) -> tuple[Value, Value]:
-        a = t.param("a", (6,), Init("ones"))
-        total = t.mul(a, t.input("f0", (6,), "f32"))
-        for i in range(1, 4):
-            total = t.add(total, t.mul(a, t.input(f"f{i}", (6,), "f32")))
-        return t.sum(total, axis=(0,), keepdims=False), t.count_valid(t.input("targets", (6,), "i32"), ignore_index=-1)
-
-    p = build_program(name="terms", model=Model(name="terms", loss=loss), optimizer=sgd(SCHEDULE), catalogue=kernels(),
-                      shape=StepShape(micro_batch=1, seq=6))
-    factors = (rng.standard_normal((4, 6)) * 10.0 ** rng.integers(-3, 4, (4, 6))).astype(np.float32)
-    factors[:, 0] = 1, -(2.0**24), 2.0**24, 1
-    with CpuExecutor(p, kernels()) as executor:
-        executor.run("micro_first@0", {"targets": np.zeros(6, np.int32), **{f"f{i}": factors[i, :] for i in range(4)}})
-        got = executor.state("grad0")[:6].copy()
-    want = ((factors[3] + factors[2]) + factors[1]) + factors[0]
-    backwards = ((factors[3] + factors[0]) + factors[1]) + factors[2]
-    return yes(np.array_equal(got, want) and not np.array_equal(want, backwards), f"{got[0]}, {want[0]}, {backwards[0]}", cases=6)
-
-
-def _recompute_same_bits(ref: Reference, rng: np.random.Generator) -> Measured:
-    """Three steps with and without per-block recompute: the same parameter bits (dropout included)."""
-    batches = [batches_of(ref, rng, 1, 1) for _ in range(3)]
-    digests = set()
-    for policy in ("none", "block"):
-        p = program(ref.name, policy=policy, fused=False)
-        with CpuExecutor(p, kernels()) as executor:
-            _start(executor, ref, 7)
-            for b in batches:
-                _step(executor, p, b)
-            digests.add(hash_of(executor.state("param")))
-    return Measured(error=float(len(digests) - 1), bound=0.0, cases=2)
-
-
-def _program_hash(ref: Reference, rng: np.random.Generator) -> Measured:
-    here = graph_hashes(ref.name)
-    return Measured(error=float(here != in_new_process(f"graph_hashes({ref.name!r})", "alpha.gates.contracts.reference")), bound=0.0,
-                    digest=hash_of(np.frombuffer(here.encode(), np.uint8)))
-
-
-def _bad_shards(rng: np.random.Generator) -> Measured:
-    held = [refuses(ShapeError, partial(StepShape, micro_batch=1, seq=1, shards=s)).error == 0 for s in (0, 3, 6, -4)]
-    return yes(all(held), cases=4)
-
-
-# -- optimizers ----------------------------------------------------------------------------------------------------------------------
-
-
-def _optimizer_digest(name: str) -> Case:
-    def check(rng: np.random.Generator) -> Measured:
-        p = program("llama", optimizer=name)
-        with CpuExecutor(p, kernels()) as executor:
-            _start(executor, references()["llama"], 9)
-            b = batches_of(references()["llama"], rng, 1, 1)
-            for _ in range(2):
-                _step(executor, p, b)
-            return Measured(error=0.0, bound=0.0, digest=hash_of(executor.state("param")))
-    return check
-
-
-def _learns(name: str) -> Case:
-    def check(rng: np.random.Generator) -> Measured:
-        """Twenty steps on one batch lower its loss."""
-        ref = references()["llama"]
-        p = program("llama", optimizer=name)
-        b = batches_of(ref, rng, 1, 1)
-        with CpuExecutor(p, kernels()) as executor:
-            _start(executor, ref, 10)
-            losses = [float(_step(executor, p, b)["loss_sum"]) for _ in range(20)]
-        return Measured(error=losses[-1] / losses[0], bound=0.9, cases=20, note="last loss over first")
-    return check
-
-
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     "executor.cpu": {
         "parity": [("beside", _beside), ("overlaps", _overlaps), ("gets-on", _gets_on), ("hashes", _hashes), ("inspected", _inspected),
                    ("handed-over", _handed_over), ("extents", effects.counted_rows), ("extents-of-ranks", effects.ranks_count),
-                   *_both(_against_oracle),
-                   *[(f"read-only-{n}", c) for n, c in _both(_eval_reads_only)],
-                   *[(f"replay-{n}", c) for n, c in _both(_replay_same)], *[(f"replays-{n}", c) for n, c in _both(_replays)],
+                   *both(_against_oracle),
+                   *[(f"read-only-{n}", c) for n, c in both(_eval_reads_only)],
+                   *[(f"replay-{n}", c) for n, c in both(_replay_same)], *[(f"replays-{n}", c) for n, c in both(_replays)],
                    ("staged-once", lambda rng: _staged_once(references()["llama"], rng)), ("parts-of-calls", traced.parts_of_calls),
                    ("long-calls", edges.long_calls), ("held-at-once", edges.held_at_once), ("launches-told", watching.launches),
                    ("hand-overs-told", watching.notes), ("workers-told", watching.workers),
                    ("errors-told", watching.errors), ("pages", watching.pages)],
-        "determinism": [*_both(_bits), *[(f"watched-{n}", c) for n, c in _both(_watched)]],
-        "faults": [*[(f"replay-{n}", c) for n, c in _both(_replay_names)], *[(f"inputs-{n}", c) for n, c in _both(_bad_inputs)],
-                   *[(f"bad-step-{n}", c) for n, c in _both(_bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
+        "determinism": [*both(_bits), *[(f"watched-{n}", c) for n, c in both(_watched)]],
+        "faults": [*[(f"replay-{n}", c) for n, c in both(_replay_names)], *[(f"inputs-{n}", c) for n, c in both(_bad_inputs)],
+                   *[(f"bad-step-{n}", c) for n, c in both(bad_step_harmless)], ("other-world", _other_world), ("dropped", _dropped),
                    ("other-scratch", _other_scratch), ("extent-outside", effects.refuse_rows),
                    ("extents-apart", effects.refuse_other_counts),
                    ("extent-of-other-rows", effects.refuse_other_rows)],
     },
-    "program.step": {
-        "parity": [*[(f"tree-{s}x{m}-{n}", c) for s, m in ((1, 2), (2, 1), (4, 2)) for n, c in _both(_tree(s, m))],
-                   *[(f"sum-{n}", c) for n, c in _both(_sum_of_all)], ("schedule", _schedule_shape), ("shared-gradient", _shared_gradient),
-                   ("order-of-terms", _order_of_terms), ("training-apart", _training_apart),
-                   *[(f"recompute-{n}", c) for n, c in _both(_recompute_same_bits)],
-                   *[(f"snapshot-{n}", c) for n, c in _both(_snapshot_is_state)],
-                   ("told", edges.told_for_people), ("texts-of-plans", texts.plans), ("texts-of-programs", texts.programs)],
-        "determinism": _both(_program_hash)[1:],
-        "faults": [("shards", _bad_shards), ("edges", edges.programs), ("not-finite", edges.first_not_finite)],
-    },
-    "optimizer.adamw": {"parity": [("textbook", textbook("adamw")), ("one-row", one_row("adamw")), ("learns", _learns("adamw")),
-                                   ("loss-alone", loss_alone("adamw"))],
-                        "determinism": [("bits", _optimizer_digest("adamw"))],
-                        "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["llama"], rng)), ("initial", edges.initial)]},
-    "optimizer.sgd": {"parity": [("textbook", textbook("sgd")), ("one-row", one_row("sgd")), ("learns", _learns("sgd")),
-                                   ("loss-alone", loss_alone("sgd"))],
-                      "determinism": [("bits", _optimizer_digest("sgd"))],
-                      "faults": [("bad-step", lambda rng: _bad_step_harmless(references()["gpt"], rng))]},
 })
