@@ -188,7 +188,8 @@ def _watch_and_wait(watch: Watch, pid: int, op: str) -> None:
 
 
 def seats(rng: np.random.Generator) -> Measured:
-    """Who has no seat in a job is refused, and it goes on without: a number that it has not, and one that somebody has."""
+    """Who has no seat in a job is refused, and it goes on without: a number that it has not, and one that somebody has. All see which step a
+    rank is in."""
     size = int(rng.integers(2, 5))
     segment = Segment.create(size)
     for rank in range(1, size):
@@ -202,12 +203,17 @@ def seats(rng: np.random.Generator) -> Measured:
         wrong += [result.note] if result.error else []
         wrong += [] if threading.active_count() == threads + 1 else ["who was refused left a heartbeat"]
         wrong += [] if world.broken == 0 and world.flights.written == 0 else ["a world begins with what is broken or was called"]
+        step = int(rng.integers(1, 1000))
+        steps = [world.step, segment.control.step(0)]
+        world.step = step
+        steps += [world.step, segment.control.step(0), segment.control.step(1)]
+        wrong += [] if steps == [-1, -1, step, step, -1] else [f"before, in and beside step {step}: {steps}"]
         world.place.source = "gpt.py:3"
         collectives.barrier(world.add_group("alone", [[rank] for rank in range(size)]))
         mine, there = world.flights.records(), segment.recorder(0).records()
-        wrong += [] if mine == there and [(r.op, r.source) for r in mine] == [("barrier", "gpt.py:3")] else [f"flights: {mine}"]
+        wrong += [] if mine == there and [(r.op, r.source, r.step) for r in mine] == [("barrier", "gpt.py:3", step)] else [f"flights: {mine}"]
     segment.close()
-    return measured(wrong, 5)
+    return measured(wrong, 6)
 
 
 def groups(rng: np.random.Generator) -> Measured:
