@@ -188,8 +188,8 @@ def _watch_and_wait(watch: Watch, pid: int, op: str) -> None:
 
 
 def seats(rng: np.random.Generator) -> Measured:
-    """Who has no seat in a job is refused, and it goes on without: a number that it has not, and one that somebody has. All see which step a
-    rank is in."""
+    """Who has no seat in a job is refused, and it goes on without: a number that it has not, and one that somebody has. All see which step
+    a rank is in."""
     size = int(rng.integers(2, 5))
     segment = Segment.create(size)
     for rank in range(1, size):
@@ -211,7 +211,8 @@ def seats(rng: np.random.Generator) -> Measured:
         world.place.source = "gpt.py:3"
         collectives.barrier(world.add_group("alone", [[rank] for rank in range(size)]))
         mine, there = world.flights.records(), segment.recorder(0).records()
-        wrong += [] if mine == there and [(r.op, r.source, r.step) for r in mine] == [("barrier", "gpt.py:3", step)] else [f"flights: {mine}"]
+        called = [(r.op, r.source, r.step) for r in mine]
+        wrong += [] if mine == there and called == [("barrier", "gpt.py:3", step)] else [f"flights: {mine}"]
     segment.close()
     return measured(wrong, 6)
 
