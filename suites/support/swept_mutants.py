@@ -5,7 +5,7 @@ keywords, returned values, arguments of one kind, defaults, bounds of slices, sm
 HOW_MANY of each class, each operator that has a place there as likely as any other. A mutant changes one place of the text, so that lines
 and comments stay.
 
-Which gates run a line is counted first (`rm -r .alpha/swept` counts anew). A mutant is asked of the gates that drawn_mutants.py asks,
+Which gates run a line is counted first, anew where code or cases have changed. A mutant is asked of the gates that drawn_mutants.py asks,
 but of those that run its line, where any does: those that reject faults planted in the file before the others, cheap ones first. Several
 mutants run on one copy in turn. Sound code passes first, under the same gates. What came is kept in .alpha/swept, so a run that ended
 goes on.
@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -37,6 +37,7 @@ from alpha.gates.adversarial import plant
 from alpha.gates.contracts.engine import contract_cases, run_case
 from alpha.gates.subjects import fresh_nonce
 from alpha.profile.noise import wilson
+from alpha.registry.digest import component_digests
 from alpha.tomlfile import read_toml
 from alpha.train.catalogue import catalogue
 
@@ -329,10 +330,20 @@ def asked(file: str) -> tuple[Pair, ...]:
     return tuple(pair for pair in attempts(ROOT / file, file.partition("/")[0]) if catalogue()[pair[0]].backend != "cuda")
 
 
+def rests_on(pair: Sequence[str], files: Iterable[str]) -> str:
+    """SHA-256 (hex) of a gate's digests and of the text of `files`, below alpha/, whose lines it ran."""
+    component, gate = pair
+    texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in sorted(files) if (ROOT / file).is_file()}
+    return hashlib.sha256(json.dumps([component_digests(catalogue()[component], gate), texts], sort_keys=True).encode()).hexdigest()
+
+
 def count_lines(files: Sequence[str], kept: dict[str, Any]) -> None:
-    """Fill kept["lines"], (component gate) -> [seconds, file -> lines], for all pairs that some file is asked of."""
+    """Fill kept["lines"], (component gate) -> [seconds, file -> lines, by case, what it rests on], for all pairs of these files.
+    What was kept of other code or cases is counted anew."""
     lines = Lines([ROOT / file for file in files])
-    todo = [pair for pair in dict.fromkeys(p for file in files for p in asked(file)) if " ".join(pair) not in kept["lines"]]
+    pairs = dict.fromkeys(p for file in files for p in asked(file))
+    current = {name for name, found in kept["lines"].items() if found[3:] == [rests_on(name.split(), found[1])]}
+    todo = [pair for pair in pairs if " ".join(pair) not in current]
     lines.watch()
     for component, gate in todo:
         if not catalogue()[component].contract:
@@ -344,7 +355,8 @@ def count_lines(files: Sequence[str], kept: dict[str, Any]) -> None:
             run_case(catalogue()[component], gate, fresh_nonce(), name, case)
             cases[name] = time.perf_counter() - began, lines.ran()
         whole = {f: sorted({i for _, ran in cases.values() for i in ran.get(f, ())}) for f in {f for _, ran in cases.values() for f in ran}}
-        kept["lines"][f"{component} {gate}"] = [sum(seconds for seconds, _ in cases.values()), whole, cases]
+        kept["lines"][f"{component} {gate}"] = [sum(seconds for seconds, _ in cases.values()), whole, cases,
+                                                rests_on((component, gate), whole)]
     sys.settrace(None)
     threading.settrace(None)  # type: ignore[arg-type]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 import swept_mutants as swept
@@ -57,3 +58,18 @@ def test_each_reason_is_of_a_mutant() -> None:
     there = {(m.file, m.line, m.was, m.now) for file in files for m in swept.changes(file)}
     assert set(known) <= there, "reasons of nothing"
     assert all(why.strip() for why in known.values()) and files <= {f"{n}.py" for names in swept.CLASSES.values() for n in names.split()}
+
+
+def test_lines_of_other_code_or_cases_are_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, name = "graph/verify.py", "verify.pass parity"
+    monkeypatch.setattr(swept, "asked", lambda file: (tuple(name.split()),))
+    kept: dict[str, dict[str, list[Any]]] = {"lines": {}}
+    swept.count_lines([file], kept)
+    seconds, ran, _, rests = kept["lines"][name]
+    assert seconds > 0 and ran[file]
+    for ours, counted in ((rests, False), ("of other code", True)):
+        kept["lines"][name] = [0.0, ran, {}, ours]
+        swept.count_lines([file], kept)
+        assert (kept["lines"][name][0] > 0) == counted and kept["lines"][name][3] == rests
+    monkeypatch.setattr(swept, "component_digests", lambda component, gate: {"cases": "others"})
+    assert swept.rests_on(name.split(), ran) != rests

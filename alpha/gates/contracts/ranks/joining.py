@@ -201,6 +201,7 @@ def seats(rng: np.random.Generator) -> Measured:
     with World(segment, 0) as world:
         result = told(("a seat that is taken", lambda: World(segment, 0), InputError, ("taken", f"rank 0, process {os.getpid()}", "RANK")))
         wrong += [result.note] if result.error else []
+        wrong += [] if world._watch.deadlines == Deadlines() else [f"who is told of no deadlines has {world._watch.deadlines}"]
         wrong += [] if threading.active_count() == threads + 1 else ["who was refused left a heartbeat"]
         wrong += [] if world.broken == 0 and world.flights.written == 0 else ["a world begins with what is broken or was called"]
         step = int(rng.integers(1, 1000))
@@ -214,7 +215,7 @@ def seats(rng: np.random.Generator) -> Measured:
         called = [(r.op, r.source, r.step) for r in mine]
         wrong += [] if mine == there and called == [("barrier", "gpt.py:3", step)] else [f"flights: {mine}"]
     segment.close()
-    return measured(wrong, 6)
+    return measured(wrong, 7)
 
 
 def groups(rng: np.random.Generator) -> Measured:
