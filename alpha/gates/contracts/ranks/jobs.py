@@ -719,7 +719,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                         "faults": [(field, _agreed(field)) for field in FIELDS]},
     "decisions.ranks": {"parity": [("words", _job(at_words, 2, 3)), ("all", _job(at_all, 2, 4)), ("turns", _job(at_turns, 3)),
                                    ("facts", _job(told.at_facts, 2, 3, 4)), ("exchanged", _job(told.at_exchange, 2, 3)),
-                                   ("clocks", places.clocks)],
+                                   ("clocks", places.clocks), ("together", places.together)],
                         "determinism": [("decided", _decided)], "faults": [("differing", _differing)]},
     "saver.ranks": {"parity": [("saves", _job(at_saves, 2, 4))], "determinism": [("saves", _job(at_saves, 3))],
                     "faults": [("refused", _refused_saves)]},

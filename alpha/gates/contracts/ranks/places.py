@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 from pathlib import Path
 from unittest import mock
 
@@ -239,6 +239,24 @@ def rules(rng: np.random.Generator) -> Measured:
                f"{1e9 * rule.addition:.3f} ns more where it is added; "
         wrong += [] if text.startswith(head) else [f"{text!r} does not begin with {head!r}"]
     return measured(wrong, 2 * len(COSTS) + 2)
+
+
+def together(rng: np.random.Generator) -> Measured:
+    """Of all ways in which up to six members lie on three hosts, and eight on two: they are taken to be together, k on each host, where
+    each host has k of them, one after the other, and k is a power of two. Else each is on its own; on one host all are together."""
+    wrong, cases = list[str](), 0
+    for size, hosts in (*((size, 3) for size in range(1, 7)), (8, 2)):
+        for layout in product(range(hosts), repeat=size):
+            members, of = rng.permutation(size + 2)[:size].tolist(), rng.integers(hosts, size=size + 2).tolist()
+            for rank, host in zip(members, layout):
+                of[rank] = host
+            k = layout.count(layout[0])
+            whole = size % k == 0 and all(layout[i : i + k] == (layout[i],) * k and layout.count(layout[i]) == k for i in range(0, size, k))
+            expected = size if k == size else k if whole and k in (1, 2, 4) else 1
+            found, cases = Rule(hosts=tuple(of)).together(members), cases + 1
+            wrong += [] if found == expected else [f"members on hosts {layout}: {found} together, not {expected}"]
+        wrong += [] if Rule().together(range(size)) == size else ["on one host not all are together"]
+    return measured(wrong, cases + 7)
 
 
 # -- ranks of another launcher -----------------------------------------------------------------------------------------------------
