@@ -41,6 +41,8 @@ EXCUSED = {
     ("gates/contracts/train/barred.py", "sys.modules"): "a forbidden module that is empty, for a moment",
     ("gates/contracts/ranks/bridging.py", "patch.object(bridges)"): "a contract that lets records go out at once",
     ("gates/contracts/ranks/bridging.py", "patch.object(m)"): "a bridge of the contract's own, which asks for no connection",
+    ("gates/contracts/ranks/connections.py", "patch.multiple(of)"): "connections of the contract's own, which count looks and sleeps",
+    ("gates/contracts/ranks/connections.py", "patch.object(connections)"): "a clock that passes with each look",
     ("gates/contracts/ranks/doors.py", "patch.object(meets)"): "a clock on which the deadline passes when a host was refused often enough",
     ("gates/contracts/ranks/joining.py", "patch.object(group)"): "a group of the contract's own, which notes what it is to hear",
     ("gates/contracts/ranks/joining.py", "patch.object(process)"): "threads that end while they are looked at",
