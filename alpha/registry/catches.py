@@ -5,6 +5,7 @@ The merge gate judges these records again: a recorded fault that would now pass 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +24,9 @@ from alpha.registry.package import Package
 from alpha.registry.pins import Pins
 from alpha.registry.record import FORMAT, Record, canonical, content_hash, sealed, shaped
 
+LATE = "Timeout"
+"""How the error of a gate begins that did not end in time."""
+
 NAME = "_catches.jsonl"
 MAX_BYTES = 12288
 """A record of at most 8 KB with its quoting, and the rest."""
@@ -30,7 +34,8 @@ MAX_BYTES = 12288
 
 @dataclass(frozen=True, kw_only=True)
 class Catch:
-    """What happened when a gate met a fault. `record` None: the gate ended in an error, whose text `error` is (rejected as well).
+    """What happened when a gate met a fault. `record` None: the gate ended in an error, whose text `error` is (rejected as well, but for
+    one that was late and names no case that hangs: it may have been slow).
 
     `digests`: those of the sound component for this gate, and of the fault; the catch is rerun when they change.
     """
@@ -56,8 +61,22 @@ class Catch:
         """Whether the judges of today say FAIL to the recorded run: one that did not run has caught nothing, and one that repeated
         too little to pass would be rejected for that alone, so the number of repeats is not asked for. `pins`: what perf is held to."""
         if self.record is None:
-            return bool(self.error)
+            return bool(self.error) and (not self.error.startswith(LATE) or late_case(self.error) != "")
         return judge(self.record, runs=0, pin=pins.of(self.record)).verdict == FAIL
+
+
+def late(case: str, seconds: float) -> str:
+    """The error of a gate that did not end in time, in that contract case ('': it is not known in which)."""
+    return f"{LATE}: {f'case {case}' if case else 'the gate'} did not end within {seconds:g} s"
+
+
+def late_case(error: str) -> str:
+    """The case that `late` named; '' where there is none."""
+    found = _LATE_CASE.fullmatch(error)
+    return found[1] if found else ""
+
+
+_LATE_CASE = re.compile(rf"{LATE}: case (.+) did not end within [0-9.e+]+ s", re.DOTALL)
 
 
 def catch_digests(fault: Fault, component: Component, package: Package | None = None) -> dict[str, str]:

@@ -17,12 +17,10 @@ from alpha.train.ranks import Ranks
 from alpha.train.saving import Saver
 from alpha.train.supervisor import supervise
 
-_JOBS = "alpha.gates.contracts.ranks.jobs"
 
-
-def _of_ranks(name: str, implementation: Callable[..., object], *presupposes: str, contract: str = _JOBS) -> Component:
+def _of_ranks(name: str, implementation: Callable[..., object], *presupposes: str, cases: str) -> Component:
     return Component(id=name, kind="program", profile="program", implementation=implementation, presupposes=presupposes,
-                     requires=("ranks>=2",), contract=contract)
+                     requires=("ranks>=2",), contract=f"alpha.gates.contracts.ranks.{cases}")
 
 
 def across_hosts() -> tuple[Callable[..., object], ...]:
@@ -39,14 +37,14 @@ COMPONENTS = (
         presupposes=("checkpoint.ranges", "sampler.permuted"),
         contract="alpha.gates.contracts.train",
     ),
-    _of_ranks("transport.shm", SharedMemory),
-    _of_ranks("transport.tcp", across_hosts, "transport.shm", "watch.progress", contract="alpha.gates.contracts.ranks.hosts"),
-    _of_ranks("watch.progress", Watch),
-    _of_ranks("launch.ranks", launch, "watch.progress"),
-    _of_ranks("handshake.ranks", require_same_start, "all_gather.cpu"),
-    _of_ranks("decisions.ranks", Ranks, "all_gather.cpu", "barrier.cpu", "broadcast.cpu", "receive.cpu", "send.cpu"),
-    _of_ranks("saver.ranks", Saver, "decisions.ranks", "checkpoint.ranges"),
-    _of_ranks("supervisor.restarts", supervise, "checkpoint.ranges"),
+    _of_ranks("transport.shm", SharedMemory, cases="transports"),
+    _of_ranks("transport.tcp", across_hosts, "transport.shm", "watch.progress", cases="hosts"),
+    _of_ranks("watch.progress", Watch, cases="watched"),
+    _of_ranks("launch.ranks", launch, "watch.progress", cases="launched"),
+    _of_ranks("handshake.ranks", require_same_start, "all_gather.cpu", cases="agreed"),
+    _of_ranks("decisions.ranks", Ranks, "all_gather.cpu", "barrier.cpu", "broadcast.cpu", "receive.cpu", "send.cpu", cases="agreed"),
+    _of_ranks("saver.ranks", Saver, "decisions.ranks", "checkpoint.ranges", cases="agreed"),
+    _of_ranks("supervisor.restarts", supervise, "checkpoint.ranges", cases="launched"),
 )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from alpha.component import Catalogue
 from alpha.config import Config
+from alpha.errors import MachineError
 from alpha.flops.executed import by_part
 from alpha.flops.v1 import ModelFlops
 from alpha.graph.plan import Launch, Program
@@ -75,12 +76,18 @@ def exchanges(program: Program) -> list[Exchange]:
 def plan_run(cfg: Config, catalogue: Catalogue, vocabulary: int | None = None, ranks: int = 1) -> Planned:
     """Plan `cfg`, of so many ranks.
 
-    `vocabulary`: ids of the run's tokenizer where it exists; else the configured number is taken, and said so."""
+    `vocabulary`: ids of the run's tokenizer where it exists; else the configured number is taken, and said so.
+    Raises MachineError where a kernel asks for scratch that this machine cannot give: planning counts scratch by taking it.
+    """
     known = known_tokenizer(cfg)
     vocabulary = vocabulary or (known.vocab_size if known else None)
     vocab = ids_of_model(cfg, vocabulary or (257 if cfg.data.tokenizer == "bytes" else cfg.data.vocab))
     source = "of the run's tokenizer" if vocabulary else "as configured; a small corpus may give fewer"
-    program = program_for(cfg, vocab, catalogue, threads_for(cfg, ranks), ranks)
+    try:
+        program = program_for(cfg, vocab, catalogue, threads_for(cfg, ranks), ranks)
+    except MemoryError as error:
+        raise MachineError("this process gets no memory to plan in", came=str(error) or None, expected="scratch of each kernel, once",
+                           do='make the model or the microbatch smaller, or plan it for machine.backend = "cuda"') from error
     flops, tokens, arenas = flops_for(cfg, vocab), cfg.train.batch * cfg.data.sequence, program.arenas()
     return Planned(
         program=program, vocabulary=vocab, vocabulary_source=source,

@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alpha import cli, config
+from alpha.backends.cpu import catalogue as cpu_catalogue
+from alpha.backends.cpu import lib
 from alpha.backends.cpu.catalogue import scratch_bytes
 from alpha.errors import AlphaError, ConfigError, InputError, MachineError, ShapeError, shown
 from alpha.files import json_of, open_regular, read_regular
@@ -106,9 +108,19 @@ def test_operands_of_the_cpu_are_bounded() -> None:
         plan_run(config.load(TINY, ["data.sequence=65536", "train.micro_batch=1"]), catalogue())
 
 
-def test_no_address_space_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from alpha.backends.cpu import catalogue as cpu_catalogue
+def test_no_memory_for_scratch_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a vocabulary of 2^31, whose logits of 64 rows want 512 GiB."""
+    def refused(shape: tuple[int, ...], *_: object) -> None:
+        raise MemoryError(f"Unable to allocate {shape}")
 
+    monkeypatch.setattr(lib.np, "empty", refused)
+    monkeypatch.setattr(cpu_catalogue, "_KNOWN", {})  # what earlier tests asked is kept
+    with pytest.raises(MachineError, match="no memory to plan in") as caught:
+        plan_run(config.load(TINY), catalogue())
+    assert "Unable to allocate" in str(caught.value)
+
+
+def test_no_address_space_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 

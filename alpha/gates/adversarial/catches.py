@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,9 +16,10 @@ import alpha
 from alpha.component import Catalogue, Component
 from alpha.errors import AlphaError, GraphError, InputError
 from alpha.gates.adversarial import cuda_plant, plant
+from alpha.gates.contracts.engine import contract_cases
 from alpha.gates.device_code import lint as kernels_lint
 from alpha.profile.noise import wilson
-from alpha.registry.catches import Catch, catch_digests, load_catches, save_catches
+from alpha.registry.catches import LATE, Catch, catch_digests, late_case, load_catches, save_catches
 from alpha.registry.evidence import classes, default_roots, local_root
 from alpha.registry.faults import Fault, broken
 from alpha.registry.gates import PINNED
@@ -40,8 +41,8 @@ TIMED = 180.0
 """Seconds that a gate judged by pins may take on a broken copy: what is slow is measured up to twelve times before it is believed."""
 
 LEAST, SURE = 10.0, 3.0
-"""A fault that hung when it was last run has that many times what the sound gate takes now, and at least so many seconds: whatever keeps
-the machine busy slows both."""
+"""A case that hung on a broken copy counts where it had SURE times what it takes on the sound one: whatever keeps the machine busy slows
+both. Where it hung before it has no longer than that, and at least LEAST seconds."""
 
 SAVED, EVERY_S = 24, 20.0
 """Faults in device code after which, and seconds of others after which, what was caught is saved: a GPU's time may end."""
@@ -112,11 +113,11 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
 
     saved = time.monotonic()
 
-    def finished(outcome: plant.Outcome) -> None:
+    def finished(outcome: plant.Outcome, doubt: str = "") -> None:
         nonlocal saved
         fault = by_name[outcome.job.name]
         catch = catch_of(fault, outcome, today[fault.id], catalogue[fault.component])
-        result = Result(fault, catch, catch.rejected(pins), _why(outcome), True)
+        result = Result(fault, catch, catch.rejected(pins) and not doubt, doubt or _why(outcome), True)
         results[fault.id] = result
         if time.monotonic() > saved + EVERY_S:  # who is killed keeps most of what was caught
             saved = time.monotonic()
@@ -127,7 +128,7 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     def save() -> None:  # a record of a survivor is no catch: it is not kept, so the merge gate names the fault
         save_catches([r.catch for r in results.values() if r.fresh and r.caught], root or local_root(), keep=keep)
 
-    hung = {fault for fault, catch in known(roots).items() if catch.error.startswith(plant.LATE)}
+    hung = {f: late_case(catch.error) for f, catch in known(roots).items() if f in today and catch.error.startswith(LATE)}
     try:
         _run_beside_controls(jobs, controls([by_name[j.name] for j in jobs], catalogue), hung, catalogue, workers, finished)
     finally:  # who ends the run keeps what was caught
@@ -162,8 +163,8 @@ def _on_any_class(roots: Sequence[Path] | None) -> dict[str, Catch]:
     return found
 
 
-Seconds = dict[tuple[tuple[str, str], ...], float]
-"""What gates on the unbroken copy took, by a job's `attempts`."""
+Seconds = dict[tuple[tuple[tuple[str, str], ...], str], float]
+"""What contract cases on the unbroken copy took, by a job's `attempts` and the name."""
 
 PATIENCE = 10
 """How many times as long as a broken copy the unbroken one may take."""
@@ -179,44 +180,72 @@ def controls(among: Sequence[Fault], catalogue: Catalogue, most: int = 6) -> lis
     return [_unbroken(job_of(f, catalogue[f.component])) for f in different[::step]]
 
 
-def _run_beside_controls(jobs: Sequence[plant.Job], sound: Sequence[plant.Job], hung: Collection[str], catalogue: Catalogue, workers: int,
-                         finished: Callable[[plant.Outcome], None]) -> None:
+def _run_beside_controls(jobs: Sequence[plant.Job], sound: Sequence[plant.Job], hung: Mapping[str, str], catalogue: Catalogue,
+                         workers: int, finished: Callable[[plant.Outcome, str], None]) -> None:
     """All of them. `sound` run beside the others; outcomes are told to `finished` once all of `sound` have passed: GraphError naming the
-    gate that does not. Where jobs `hung`, `sound` run before, for how long those may take follows from the sound gate's time."""
-    seconds: Seconds = {}
+    gate that does not. `hung`: job -> the case in which it hung before. What came too late is told with a doubt, or with '' where the
+    same case on the sound copy shows that it hangs."""
+    passed, late = 0, list[plant.Outcome]()
     held: list[plant.Outcome] = []
 
     def arrived(outcome: plant.Outcome) -> None:
+        nonlocal passed
         if outcome.job.name.startswith(SOUND):
             _sound([outcome])
-            seconds[outcome.job.attempts] = outcome.seconds
+            passed += 1
+        elif outcome.error.startswith(LATE):
+            late.append(outcome)
         else:
             held.append(outcome)
-        while held and len(seconds) == len(sound):
-            finished(held.pop(0))
+        while held and passed == len(sound):
+            finished(held.pop(0), "")
 
-    late = [j for j in jobs if j.name in hung and j.timeout == plant.TIMEOUT]
-    first = [j for j in sound if late or _alone(j, catalogue)]
-    if first:
-        _run_all(first, catalogue, workers, arrived)
-    limits = {j.name: j for j in _hurried(late, seconds, catalogue, workers)}
-    _run_all([*(j for j in sound if j not in first), *(limits.get(j.name, j) for j in jobs)], catalogue, workers, arrived)
+    alone = [j for j in sound if _alone(j, catalogue)]
+    if alone:
+        _run_all(alone, catalogue, workers, arrived)
+    again = [(j, case) for j in jobs if j.timeout == plant.TIMEOUT and (case := hung.get(j.name)) in _cases(j, catalogue)]
+    took = _sound_cases(again, catalogue, workers)
+    limits = {j.name: replace(j, first=(case,), timeout=_limit(took[j.attempts, case])) for j, case in again}
+    _run_all([*(j for j in sound if j not in alone), *(limits.get(j.name, j) for j in jobs)], catalogue, workers, arrived)
+    named = [(o.job, case) for o in late if (case := late_case(o.error))]
+    took |= _sound_cases([x for x in named if (x[0].attempts, x[1]) not in took], catalogue, workers)
+    for outcome in late:
+        finished(outcome, _doubt(outcome, took))
+
+
+def _cases(job: plant.Job, catalogue: Catalogue) -> set[str]:
+    """Names of the contract cases that a job measures."""
+    component, gate = job.attempts[0]
+    return {name for name, _ in contract_cases(catalogue[component], gate)} if catalogue[component].contract else set()
+
+
+def _sound_cases(pairs: Sequence[tuple[plant.Job, str]], catalogue: Catalogue, workers: int) -> Seconds:
+    """What each of these cases of a job's gate takes on the unbroken copy; GraphError where one fails there."""
+    different = {(j.attempts, case): _unbroken(replace(j, only=(case,))) for j, case in pairs}
+    outcomes = _run_all(list(different.values()), catalogue, workers) if different else []
+    _sound(outcomes)
+    return {(o.job.attempts, o.job.only[0]): o.cases[o.job.only[0]] for o in outcomes}
+
+
+def _limit(seconds: float) -> float:
+    """How long a case may take that hung before and takes `seconds` on the unbroken copy."""
+    return float(min(plant.TIMEOUT, max(LEAST, math.ceil(SURE * seconds))))
+
+
+def _doubt(outcome: plant.Outcome, took: Seconds) -> str:
+    """Why what came too late is no catch; '' where it is one."""
+    case = late_case(outcome.error)
+    if not case:
+        return f"{outcome.error}, and no case is known to hang: it may be slow. do: run it again beside less"
+    seconds = took[outcome.job.attempts, case]
+    slow = SURE * seconds > outcome.job.timeout
+    return f"{outcome.error}, but takes {seconds:.0f} s on sound code now: it may be slow. do: run it again beside less" if slow else ""
 
 
 def _unbroken(job: plant.Job) -> plant.Job:
     """The same gate on the sound text. Nobody expects it to hang, and a busy machine is no defect: it has PATIENCE times as long."""
     return replace(job, name=f"{SOUND}{job.name}", timeout=PATIENCE * job.timeout, first=(),
                    text=(Path(alpha.__file__).parent / job.file).read_text(encoding="utf-8"))
-
-
-def _hurried(jobs: Sequence[plant.Job], seconds: Seconds, catalogue: Catalogue, workers: int) -> list[plant.Job]:
-    """Jobs that hung, which need not wait for all of their time. `seconds`: of sound gates that were timed already."""
-    hanging = {j.attempts: j for j in jobs}
-    if untimed := [_unbroken(j) for attempts, j in hanging.items() if attempts not in seconds]:
-        outcomes = _run_all(untimed, catalogue, workers)
-        _sound(outcomes)
-        seconds = seconds | {o.job.attempts: o.seconds for o in outcomes}
-    return [replace(j, timeout=float(min(plant.TIMEOUT, max(LEAST, math.ceil(SURE * seconds[j.attempts]))))) for j in jobs]
 
 
 def _alone(job: plant.Job, catalogue: Catalogue) -> bool:

@@ -24,6 +24,7 @@ from alpha.cuda_runtime import compile as nvcc
 from alpha.errors import InputError
 from alpha.gates.adversarial import plant
 from alpha.gates.processes import finish, threads
+from alpha.registry.catches import late
 from alpha.registry.faults import Fault, broken, text_of
 from alpha.registry.gates import GATES
 from alpha.registry.record import Record, canonical
@@ -114,7 +115,7 @@ def run_one(job: plant.Job, fault: Fault, *, planted: bool = True) -> plant.Outc
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(PACKAGE.parent), *sys.path) if p)}
         code, printed = finish(command, timeout=job.timeout, environment=environment)
         if code is None:
-            return plant.Outcome(job, error=f"Timeout: the gate did not end within {job.timeout:g} s")
+            return plant.Outcome(job, error=late("", job.timeout))
         if not answer.is_file():
             words = (printed.strip().splitlines() or ["no words"])[-1]
             return plant.Outcome(job, error=f"Crash: exit code {code}: {words}"[:300])

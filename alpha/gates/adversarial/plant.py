@@ -16,24 +16,25 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import alpha
 from alpha.errors import MachineError
 from alpha.gates import cpu
+from alpha.registry.catches import late
 from alpha.registry.gates import engine_of
 from alpha.registry.record import Record
 from alpha.train.catalogue import loadable_catalogue
 
 TIMEOUT = 60.0
-"""Seconds after which a gate on a broken component is ended: a hang is found out too, and named so. A sound gate takes 3 on an idle core;
-on cores that others kept busy one took 18, and a limit of 20 was passed."""
+"""Seconds after which a gate on a broken component is ended: a hang is found out too, and named so. Contract cases have as long each. A
+sound gate takes 3 on an idle core; on cores that others kept busy one took 18, and a limit of 20 was passed."""
 
-LATE = "Timeout"
-"""How the error of a gate begins that did not end in time."""
+MOST = 5.0
+"""Times that long for all cases together."""
 
 COMPILED = ".alpha/cubins"
 """The cache of compiled kernels, which a broken copy in Python loads as the sound package does."""
@@ -50,6 +51,28 @@ os.chdir(root)
 os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 sys.path.insert(0, root)
+
+class Enough(BaseException):  # a case has failed: the others need not be measured
+    pass
+
+def one_by_one(cases, job, out, stops):  # those of job["first"] first, each told before it runs; stops: none runs behind one that failed
+    failed = []
+    def told(name, case):
+        def run(rng):
+            if failed and stops:
+                raise Enough(failed[0])
+            os.write(out, (json.dumps({"case": name}) + "\n").encode())
+            try:
+                measured = case(rng)
+            except Exception:
+                failed.append(name)
+                raise
+            if not measured.error <= measured.bound:
+                failed.append(name)
+            return measured
+        return run
+    chosen = [(name, told(name, case)) for name, case in cases if not job["only"] or name in job["only"]]
+    return sorted(chosen, key=lambda case: case[0] not in job["first"])
 
 def child(job, out):
     sys.stdout = sys.stderr = open(os.devnull, "w")
@@ -72,17 +95,20 @@ def child(job, out):
         from alpha.registry.record import canonical
         subjects.component_digests = lambda *a, **k: {"implementation": "planted"}  # a catch has digests of its own: the sound ones
         from alpha.gates.contracts import engine
-        whole, first = engine.contract_cases, frozenset(job["first"])
+        whole = engine.contract_cases
         results = []
         for component_id, gate in job["attempts"]:
             component = declarations.of(component_id) if [component_id, gate] in job["apart"] else catalogue()[component_id]
-            few = first and component.kind != "kernel" and gate in FEWER and first <= {name for name, _ in whole(component, gate)}
-            if few:
-                engine.contract_cases = lambda *of: [case for case in whole(*of) if case[0] in first]
+            try:
+                engine.contract_cases = lambda *of: one_by_one(whole(*of), job, out, gate in FEWER)
                 record, judgement = run.measure(component, gate, job.get("nonce"))
-                engine.contract_cases = whole
-            if not few or judgement.verdict != "FAIL":
+            except Enough as enough:
+                engine.contract_cases = lambda *of: [case for case in one_by_one(whole(*of), job, out, False) if case[0] == enough.args[0]]
                 record, judgement = run.measure(component, gate, job.get("nonce"))
+                if judgement.verdict != "FAIL":  # what failed among others does not alone
+                    engine.contract_cases = lambda *of: one_by_one(whole(*of), job, out, False)
+                    record, judgement = run.measure(component, gate, job.get("nonce"))
+            engine.contract_cases = whole
             results.append({"record": asdict(record), "verdict": judgement.verdict, "reasons": list(judgement.reasons)[:3]})
             if judgement.verdict == "FAIL":
                 break
@@ -114,9 +140,11 @@ for line in sys.stdin:
         finally:
             os._exit(0)
     os.close(out)
-    end, chunks, ended = time.monotonic() + job["timeout"], [], False
+    began = since = time.monotonic()
+    told, ended, seconds, case = b"", False, {}, None
     while True:
-        ready, _, _ = select.select([back, 0], [], [], max(0.0, end - time.monotonic()))
+        left = min(since + job["timeout"], began + job["most"]) - time.monotonic()
+        ready, _, _ = select.select([back, 0], [], [], max(0.0, left))
         if 0 in ready and back not in ready:  # no job comes before this one is answered: who asks has ended, and so does all of it
             os.killpg(pid, signal.SIGKILL)
             os._exit(1)
@@ -126,7 +154,14 @@ for line in sys.stdin:
         if not chunk:
             ended = True
             break
-        chunks.append(chunk)
+        *lines, told = (told + chunk).split(b"\n")
+        for line in lines:
+            now = time.monotonic()
+            if case is not None:
+                seconds[case] = now - since
+            case, since = json.loads(line)["case"], now
+    if ended and case is not None:
+        seconds[case] = time.monotonic() - since
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -136,19 +171,25 @@ for line in sys.stdin:
     with open(path, "wb") as f:
         f.write(kept)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    text = b"".join(chunks).decode("utf-8", "replace")
+    text = told.decode("utf-8", "replace")
+    answer = {}
     if not ended:
-        text = json.dumps({"error": f"Timeout: the gate did not end within {job['timeout']:g} s"})
+        answer["late"] = case if case is not None and time.monotonic() < began + job["most"] else ""
     elif not text:
-        text = json.dumps({"error": "Crash: the process died without a word"})
-    print(text.replace("\n", " "), flush=True)
+        answer["error"] = "Crash: the process died without a word"
+    else:
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer["error"] = "Crash: the process died in the middle of its answer"
+    print(json.dumps({**answer, "seconds": seconds}), flush=True)
 """
 
 
 @dataclass(frozen=True)
 class Job:
-    """(component, gate) to try in order, with one file of the package replaced; the first FAIL ends it. `first`: contract cases that are
-    measured alone before; where they are enough for a FAIL the others are not measured."""
+    """(component, gate) to try in order, with one file of the package replaced; the first FAIL ends it. Contract cases are measured one
+    by one, those of `first` before the others, up to the first that fails. `only`: no other cases than these."""
 
     name: str
     attempts: tuple[tuple[str, str], ...]
@@ -157,16 +198,19 @@ class Job:
     timeout: float = TIMEOUT
     nonce: str | None = None
     first: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job: the records in order with their verdicts, or the error that ended the process; and the seconds that it took."""
+    """What came of a job: the records in order with their verdicts, or the error that ended the process; and the seconds that it took.
+    `cases`: those of each contract case that ended."""
 
     job: Job
     records: tuple[tuple[Record, str, tuple[str, ...]], ...] = ()
     error: str = ""
     seconds: float = 0.0
+    cases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def caught_by(self) -> str:
@@ -226,7 +270,7 @@ class Worker:
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         message = {"attempts": job.attempts, "file": job.file, "text": job.text, "timeout": job.timeout, "nonce": job.nonce,
-                   "first": job.first,
+                   "first": job.first, "only": job.only, "most": MOST * job.timeout,
                    "apart": [a for a in job.attempts if _sits_apart(*a)]}
         began = time.monotonic()
         process.stdin.write(json.dumps(message) + "\n")
@@ -236,10 +280,13 @@ class Worker:
             raise MachineError("a worker that runs gates on broken copies died", came=f"exit code {process.poll()}", do="run it again")
         answer: dict[str, Any] = json.loads(line)
         seconds = time.monotonic() - began
+        if "late" in answer:
+            error = late(answer["late"], job.timeout if answer["late"] else round(seconds))
+            return Outcome(job, error=error, seconds=seconds, cases=answer["seconds"])
         if "error" in answer:
-            return Outcome(job, error=str(answer["error"]), seconds=seconds)
+            return Outcome(job, error=str(answer["error"]), seconds=seconds, cases=answer["seconds"])
         records = tuple((Record(**r["record"]), r["verdict"], tuple(r["reasons"])) for r in answer["results"])
-        return Outcome(job, records, seconds=seconds)
+        return Outcome(job, records, seconds=seconds, cases=answer["seconds"])
 
     def end(self) -> None:
         """No more jobs: the process ends, and at once what it may be doing."""

@@ -176,6 +176,15 @@ def _beside(rng: np.random.Generator) -> Measured:
     return yes(not wrong, cases=3 * runs)
 
 
+def _instead(**kernels: Callable[..., Callable[[], None]]) -> Catalogue:
+    """The CPU's kernels, with these in place of those of their ops."""
+    catalogue = Catalogue()
+    for c in (*(c for c in filled(fill) if c.op not in kernels),
+              *(Component(id=f"{op}.instead", kind="kernel", backend="cpu", op=op, implementation=k) for op, k in kernels.items())):
+        catalogue.add(c)
+    return catalogue
+
+
 def _dropped(rng: np.random.Generator) -> Measured:
     """A launch of compute fails beside collectives: the one that runs ends before the error comes, those behind it never begin, and the
     next run is as if nothing had been."""
@@ -208,11 +217,7 @@ def _dropped(rng: np.random.Generator) -> Measured:
             outs[0][...] = ins[0]
         return run
 
-    catalogue = Catalogue()
-    for c in (*(c for c in filled(fill) if c.op != "gelu"),
-              Component(id="all_reduce.waits", kind="kernel", backend="cpu", op="all_reduce", implementation=exchange),
-              Component(id="gelu.fails", kind="kernel", backend="cpu", op="gelu", implementation=fails)):
-        catalogue.add(c)
+    catalogue = _instead(all_reduce=exchange, gelu=fails)
     p = _of_two("dropped", lower(t.graph, catalogue, "cpu", 1, {}))
     given = {"x": rng.integers(-99, 100, 64).astype(np.float32)}
     with CpuExecutor(p, catalogue, _LateWorld()) as executor:
@@ -251,11 +256,7 @@ def _overlaps(rng: np.random.Generator) -> Measured:
             done.set()
         return run
 
-    catalogue = Catalogue()
-    for c in (*(c for c in filled(fill) if c.op != "gelu"),
-              Component(id="all_reduce.waits", kind="kernel", backend="cpu", op="all_reduce", implementation=exchange),
-              Component(id="gelu.last", kind="kernel", backend="cpu", op="gelu", implementation=last)):
-        catalogue.add(c)
+    catalogue = _instead(all_reduce=exchange, gelu=last)
     p = _of_two("overlaps", lower(t.graph, catalogue, "cpu", 1, {}))
     given = rng.integers(-99, 100, 64).astype(np.float32)
     with CpuExecutor(p, catalogue, _LateWorld()) as executor:

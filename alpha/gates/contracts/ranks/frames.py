@@ -26,8 +26,8 @@ from alpha.comm.segment import Segment
 from alpha.comm.streams import NOBODY, Streams
 from alpha.component import Measured
 from alpha.errors import RankError
-from alpha.gates.contracts.ranks.jobs import Case, _measured
 from alpha.gates.contracts.ranks.network import SECRET
+from alpha.gates.contracts.ranks.support import Case, measured
 
 OF_RANKS = (line.DATA, line.CREDIT, line.RESUME)
 """Frames that ranks say to each other; the others bridges do."""
@@ -191,7 +191,7 @@ def _unsound(rng: np.random.Generator) -> Measured:
                 wrong.append(f"{name} leaves a trace")
         finally:
             ends.close()
-    return _measured(wrong, len(cases))
+    return measured(wrong, len(cases))
 
 
 def _framing(rng: np.random.Generator) -> Measured:
@@ -225,7 +225,7 @@ def _framing(rng: np.random.Generator) -> Measured:
     finally:
         for end in pair:
             end.close()
-    return _measured(wrong, 120)
+    return measured(wrong, 120)
 
 
 def _whole(rng: np.random.Generator) -> Measured:
@@ -242,7 +242,7 @@ def _whole(rng: np.random.Generator) -> Measured:
                     wrong.append(f"cut at byte {cut} of two of {size}: {ends.lanes[1].back.sent[0]} messages count, not {count}")
         finally:
             ends.close()
-    return _measured(wrong, len(cuts))
+    return measured(wrong, len(cuts))
 
 
 def _fastest(rng: np.random.Generator) -> Measured:
@@ -258,12 +258,12 @@ def _fastest(rng: np.random.Generator) -> Measured:
                     wrong.append(f"of messages {order[: i + 1]} {ends.lanes[1].back.sent[0]} count, not {want}")
         finally:
             ends.close()
-    return _measured(wrong, len(orders))
+    return measured(wrong, len(orders))
 
 
 def _spoiled(rng: np.random.Generator) -> Measured:
     """A few hundred frames of any kind, spoiled in any way."""
-    return _measured(mutated(300, rng), 300)
+    return measured(mutated(300, rng), 300)
 
 
 def _handshakes(rng: np.random.Generator) -> Measured:
@@ -314,7 +314,7 @@ def _handshakes(rng: np.random.Generator) -> Measured:
             wrong += [] if say(made) == let_in else [f"{name} is {'kept out' if let_in else 'let in'}"]
     finally:
         door.close()
-    return _measured(wrong, 6)
+    return measured(wrong, 6)
 
 
 def _crowd(rng: np.random.Generator) -> Measured:
@@ -332,7 +332,7 @@ def _crowd(rng: np.random.Generator) -> Measured:
         for link in links:
             link.close()
         door.close()
-    return _measured(wrong, 2)
+    return measured(wrong, 2)
 
 
 def _false_doors(rng: np.random.Generator) -> Measured:
@@ -368,7 +368,7 @@ def _false_doors(rng: np.random.Generator) -> Measured:
         wrong += [] if list(ends.bridges[1]._wanted) == [(0, 1, 0, 0)] else ["nobody hears what the earlier host asks for"]
     finally:
         ends.close()
-    return _measured(wrong, 13)
+    return measured(wrong, 13)
 
 
 class _Set(Served):
@@ -414,7 +414,7 @@ def _limits(rng: np.random.Generator) -> Measured:
                     if segment.control.failed() != lost:
                         wrong.append(f"a host {'broken' if broke else 'absent'} for {seconds:g} s is {'kept' if lost else 'lost'}")
                 wrong += [f"of {size - 1} ranks the host says {f.text}" for f in segment.control.failures() if named not in f.text]
-    return _measured(wrong, counted)
+    return measured(wrong, counted)
 
 
 def _told(rng: np.random.Generator) -> Measured:
@@ -443,7 +443,7 @@ def _told(rng: np.random.Generator) -> Measured:
             wrong += [] if [kind for kind, _ in said] == expected else [f"of {name} it says frames {said}, not {expected}"]
     finally:
         ends.close()
-    return _measured(wrong, len(steps))
+    return measured(wrong, len(steps))
 
 
 def _slow_line(rng: np.random.Generator) -> Measured:
@@ -472,7 +472,7 @@ def _slow_line(rng: np.random.Generator) -> Measured:
         near.shutdown(socket.SHUT_WR)
         reader.join()
         wrong += [] if bytes(came) == json.dumps(what).encode() + b"\n" else [f"{len(came)} bytes came of a line to a slow host"]
-    return _measured(wrong, 2)
+    return measured(wrong, 2)
 
 
 PARITY: list[tuple[str, Case]] = [("framing", _framing), ("whole", _whole), ("fastest", _fastest)]

@@ -35,9 +35,10 @@ from alpha.gates.contracts.ranks import bridging, connections, doors, frames, pl
 from alpha.gates.contracts.ranks.calls import DTYPES, OPS, Mute, one, summed
 from alpha.gates.contracts.ranks.collectives import SHORT, SMALL, SOUND, at_groups, at_random, at_vjp, seed_of, sound
 from alpha.gates.contracts.ranks.ends import carried
-from alpha.gates.contracts.ranks.jobs import Case, Found, _hash, _measured, at_channels
 from alpha.gates.contracts.ranks.members import Ended, at_once, in_threads, members
 from alpha.gates.contracts.ranks.network import Network, Wire
+from alpha.gates.contracts.ranks.support import Case, Found, hash_of, measured
+from alpha.gates.contracts.ranks.transports import at_channels
 
 ALONE_AND_APART: tuple[dict[str, Any], ...] = ({}, {"hosts": 2}, {"hosts": 4})
 COUNTED = 240_000
@@ -140,7 +141,7 @@ def _straight(rng: np.random.Generator) -> Measured:
                 wrong.append(f"what was expected {'late' if begun else 'and withdrawn' if fails else 'in time'} is elsewhere")
         finally:
             ends.close()
-    return _measured(wrong, 3)
+    return measured(wrong, 3)
 
 
 def at_leaving_early(world: World, seed: int) -> Found:
@@ -265,7 +266,7 @@ def _by_hosts(rng: np.random.Generator) -> Measured:
                         for op, (times, flat, by_hosts) in TOWARDS.items() for name in (*flat, *by_hosts)}
             wrong += [f"among {size} on {hosts} hosts {by[asked]} bytes of {' '.join(asked)} leave hosts, not {expected[asked]}"
                       for asked in expected if by[asked] != expected[asked]]
-    return _measured(wrong, 5)
+    return measured(wrong, 5)
 
 
 def _adjoint(rng: np.random.Generator) -> Measured:
@@ -280,7 +281,7 @@ def _bits(rng: np.random.Generator) -> Measured:
     jobs = [members().run(at_sum, 4, seed, deadlines=SOUND, **layout) for layout in ALONE_AND_APART]
     found, errors = {e.result for ended in jobs for e in ended}, [e.error[-80:] for ended in jobs for e in ended if e.error]
     wrong = [] if len(found) == 1 and None not in found else [f"{len(found)} digests; {errors[:1]}"]
-    return _measured(wrong, 12, _hash(*sorted(map(str, found))))
+    return measured(wrong, 12, hash_of(*sorted(map(str, found))))
 
 
 # -- what is survived --------------------------------------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ def _flipped(rng: np.random.Generator) -> Measured:
             right = e.result is not None and not e.result[0]
             if not right and "was damaged on its way" not in e.error:
                 wrong.append(f"rank {rank}: {e.result or e.error.splitlines()[:1]}")
-    return _measured(wrong, 6)
+    return measured(wrong, 6)
 
 
 def _strangers(rng: np.random.Generator) -> Measured:
@@ -349,7 +350,7 @@ def _strangers(rng: np.random.Generator) -> Measured:
         wrong += network.close()
     wrong += [f"rank {r}: {str(e)[-100:]}" for r, e in enumerate(ended) if isinstance(e, Exception) or e[0]]
     wrong += [] if sent[0] else ["no stranger came"]
-    return _measured(wrong, 2)
+    return measured(wrong, 2)
 
 
 # -- what is named -----------------------------------------------------------------------------------------------------------------
@@ -388,7 +389,7 @@ def _named(ended: Sequence[Ended], says: str, names: dict[int, int]) -> Measured
         e = ended[rank]
         if e.hung or e.rank != name or says not in e.error or e.served - e.beat > LOST_S + 1.0:
             wrong.append(f"rank {rank} says after {e.served:.1f} s: {e.error.splitlines()[:1]}")
-    return _measured(wrong, len(names), _hash(says))
+    return measured(wrong, len(names), hash_of(says))
 
 
 # -- meeting -----------------------------------------------------------------------------------------------------------------------
@@ -418,7 +419,7 @@ def _met(rng: np.random.Generator) -> Measured:
     wrong = [f"host {i}: {m}" for i, m in enumerate(found)
              if not isinstance(m, Met) or (m.job, m.epoch, m.size, m.streams, [h.ranks for h in m.hosts]) != (1000, 2, 6, 3, parts)]
     wrong += [] if len({m.hosts for m in found if isinstance(m, Met)}) == 1 else ["hosts were told of different ports"]
-    return _measured(wrong, 3)
+    return measured(wrong, 3)
 
 
 def _not_met(rng: np.random.Generator) -> Measured:
@@ -438,7 +439,7 @@ def _not_met(rng: np.random.Generator) -> Measured:
         wrong += [f"{name}: {f.splitlines()[0]}" for f, said in zip(found, says) if said is not None and said not in f]
         if name == "two of one number" and not any("no place for a host 1" in f for f in found[1:]):
             wrong.append(f"{name}: {found[1:]}")
-    return _measured(wrong, 10)
+    return measured(wrong, 10)
 
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {

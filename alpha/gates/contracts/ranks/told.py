@@ -21,13 +21,10 @@ from alpha.comm.words import exchanged
 from alpha.comm.world import WORLD, World
 from alpha.component import Measured
 from alpha.errors import RankError
+from alpha.gates.contracts.ranks.memory import measured
 
 SIZE = 5
 Found = tuple[list[str], int]
-
-
-def _measured(wrong: list[str], cases: int) -> Measured:
-    return Measured(error=float(len(wrong)), bound=0.0, cases=cases, note=wrong[0][:120] if wrong else "")
 
 
 def words(rng: np.random.Generator) -> Measured:
@@ -100,7 +97,7 @@ def words(rng: np.random.Generator) -> Measured:
             pass
     segment.close()
     other.close()
-    return _measured(wrong, calls)
+    return measured(wrong, calls)
 
 
 def rests(rng: np.random.Generator) -> Measured:
@@ -127,7 +124,7 @@ def rests(rng: np.random.Generator) -> Measured:
         with mock.patch.object(watching.time, "monotonic_ns", side_effect=lambda now=now: now[0]):
             found = Watch._rest(lambda: False, rest)
         wrong += [] if not found and len(rested) == 1 else [f"{found} after {len(rested)} rests of {over} times the longest"]
-    return _measured(wrong, cases + 2)
+    return measured(wrong, cases + 2)
 
 
 def flights(rng: np.random.Generator) -> Measured:
@@ -167,7 +164,7 @@ def flights(rng: np.random.Generator) -> Measured:
                     wrong += [] if same else [f"of {len(rows)} calls of rank {r}, from {since}: {len(found)} records"]
                 wrong += [] if whole.written == len(rows) else [f"written {whole.written} of {len(rows)}"]
     segment.close()
-    return _measured(wrong, RECORDS + 300)
+    return measured(wrong, RECORDS + 300)
 
 
 def named(rng: np.random.Generator) -> Measured:
@@ -208,7 +205,7 @@ def named(rng: np.random.Generator) -> Measured:
         wrong += [] if told == (last, "all_reduce", watch.step) else [f"{told}"]
         watch.close()
         segment.close()
-    return _measured(wrong, cases)
+    return measured(wrong, cases)
 
 
 def at_facts(world: World, seed: int) -> Found:

@@ -36,7 +36,7 @@ from alpha.gates.contracts.registry.common import (
 )
 from alpha.registry import judge as judges
 from alpha.registry import mutants, policy
-from alpha.registry.catches import NAME, load_catches, save_catches
+from alpha.registry.catches import LATE, NAME, late, late_case, load_catches, save_catches
 from alpha.registry.check import WARNING, Finding, check, github, plain
 from alpha.registry.digest import component_digests
 from alpha.registry.evidence import path_of, save, write_reference
@@ -232,6 +232,12 @@ def _loosened(rng: np.random.Generator) -> Measured:
              "another component or gate")
     red(checks, "no file of catches", lambda c: (c.root / HERE.key / NAME).unlink(), "no gate is recorded")
     red(checks, "an error without text", lambda c: c.catch([], record=None, error=""), "would now pass")
+    slow = late("", 60.0)
+    for error in (slow, f"{slow} {late('a', 60.0)}", f"{LATE}: case  did not end within 60 s", LATE):
+        red(checks, f"a gate that may have been slow: {error}", lambda c, error=error: c.catch([], record=None, error=error),  # type: ignore[misc]
+            "would now pass")
+    named = "two words,\n of 'a case'"
+    checks.that((late_case(slow), late_case(late(named, 1e-7))) == ("", named), "a case that hangs has another name")
 
     def edited(c: Committed) -> None:
         path = c.root / HERE.key / NAME
@@ -245,8 +251,9 @@ def _loosened(rng: np.random.Generator) -> Measured:
     red(checks, "a catch whose keys are turned round", turned, "edited by hand")
     with folder() as at:
         committed = Committed(at)
-        committed.catch([], record=None, error="the kernel crashed")
-        checks.that(committed.check().ok, "a gate that ended in an error did not reject")
+        for error in (late("a case", 12.5), "the kernel crashed"):
+            committed.catch([], record=None, error=error)
+            checks.that(committed.check().ok, f"a gate that ended in an error did not reject: {error}")
         path = committed.root / HERE.key / NAME
         checks.that(load_catches(committed.root, HERE.key)["made.fault"].error == "the kernel crashed", "a catch changed on its way")
         path.write_text(path.read_text()[:-1])

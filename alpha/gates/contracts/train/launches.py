@@ -2,7 +2,7 @@
 meanwhile and says at the end. Floor 7.
 
 No process is started: forks, descriptors and signals are stood in for, and calls are noted in their order. Whole jobs are held to the same
-elsewhere (contracts/ranks/jobs.py).
+elsewhere (contracts/ranks/launched.py).
 """
 
 # mypy: disable-error-code="arg-type,func-returns-value"
