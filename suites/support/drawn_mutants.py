@@ -16,6 +16,7 @@ from planted import asked_of
 import alpha
 from alpha.gates.adversarial import plant
 from alpha.profile.noise import wilson
+from alpha.registry.catches import LATE
 from alpha.tomlfile import read_toml
 
 OWED = ("parity", "faults", "determinism")
@@ -37,8 +38,8 @@ ELSEWHERE = {
 }
 """Components whose gates may see what breaks in a folder, beside those that faults of the file are planted for."""
 
-SECONDS = 400.0
-"""Of all gates that are asked of one mutant."""
+SECONDS = plant.TIMEOUT
+"""Of one case that is asked of a mutant."""
 
 
 def attempts(file: Path, folder: str) -> tuple[tuple[str, str], ...]:
@@ -63,7 +64,7 @@ def main(draw: str, prefixes: list[str]) -> None:
     caught, of = Counter[str](), Counter[str]()
 
     def told(outcome: plant.Outcome) -> None:
-        late = outcome.error.startswith(plant.LATE)
+        late = outcome.error.startswith(LATE)
         component, reasons = "", ()
         if outcome.records:
             record, _, reasons = outcome.records[-1]

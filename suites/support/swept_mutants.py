@@ -37,6 +37,7 @@ from alpha.gates.adversarial import plant
 from alpha.gates.contracts.engine import contract_cases, run_case
 from alpha.gates.subjects import fresh_nonce
 from alpha.profile.noise import wilson
+from alpha.registry.catches import LATE
 from alpha.registry.digest import component_digests
 from alpha.tomlfile import read_toml
 from alpha.train.catalogue import catalogue
@@ -63,8 +64,8 @@ CLASSES = {
 MEMORY = 6 << 30
 """Addresses of a process over a mutant, in bytes: one that makes endless lists ends."""
 
-SECONDS = 150.0
-"""Of all gates that are asked of one mutant."""
+SECONDS = plant.TIMEOUT
+"""Of one case that is asked of a mutant."""
 
 BESIDE = 30.0
 """Seconds, as they were when lines were counted, of all gates of one mutant that reject no fault planted in its file."""
@@ -400,7 +401,7 @@ def run(todo: Sequence[Mutant], kept: dict[str, Any], save: Callable[[], None], 
     known = {m.key: m for m in todo}
 
     def told(outcome: plant.Outcome) -> None:
-        mutant, late = known[outcome.job.name], outcome.error.startswith(plant.LATE)
+        mutant, late = known[outcome.job.name], outcome.error.startswith(LATE)
         reasons: tuple[str, ...] = ()
         by = outcome.error[:80]
         if outcome.records:

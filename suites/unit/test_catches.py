@@ -301,6 +301,21 @@ def test_faults_in_device_code_that_look_at_the_whole_device_run_alone(monkeypat
     assert any(len(together) > 1 for together in seen.values()), "the others would be seen one at a time too"
 
 
+@pytest.mark.parametrize("case", ["", "a case, 'said'"])
+def test_a_gate_over_device_code_that_hangs_names_the_case(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    fault = next(f for f in planted() if f.source)
+
+    def late(command: list[str], *, timeout: float, environment: object) -> tuple[None, str]:
+        if case:
+            cuda_plant._told(Path(command[-1]).with_name(cuda_plant.CASE), "another", lambda rng: rng, 0)
+            assert cuda_plant._told(Path(command[-1]).with_name(cuda_plant.CASE), case, lambda rng: rng, 5) == 5
+        return None, ""
+
+    monkeypatch.setattr(cuda_plant, "finish", late)
+    outcome = cuda_plant.run_one(cuda_plant.job_of("executor.cuda", "parity", "x"), fault)
+    assert late_case(outcome.error) == case and outcome.error.startswith("Timeout: ")
+
+
 def test_cases_are_measured_up_to_the_first_that_fails() -> None:
     """Those that were seen to fail before the others; where they pass, or one of them is gone, so are all the others."""
     fault = next(f for f in load_faults(catalogue=catalogue()) if f.id == FAULTY)
@@ -315,7 +330,7 @@ def test_cases_are_measured_up_to_the_first_that_fails() -> None:
             replace(catches._unbroken(whole), first=(failing,)), replace(catches._unbroken(whole), only=(passing,))]
     outcomes = plant.run_all(jobs, workers=1)
     assert [next(iter(o.cases)) for o in outcomes] == [failing, names[1], failing, failing, passing]
-    assert [len(o.records[0][0].cases) for o in outcomes] == [1, 1, 1, len(seen.records[0][0].cases), 1]
+    assert [len(o.records[0][0].cases) > 1 for o in outcomes] == [False, False, False, True, False]
     assert [o.caught_by for o in outcomes] == [fault.gate] * 3 + ["", ""]
 
 
@@ -352,5 +367,5 @@ CASES[{component!r}][{gate!r}][1] = ({names[1]!r}, looks(CASES[{component!r}][{g
     contract = catalogue()[component].contract.removeprefix("alpha.").replace(".", "/") + ".py"
     source = (Path(alpha.__file__).parent / contract).read_text()
     (outcome,) = plant.run_all([replace(sound, file=contract, text=source + text)], workers=1)
-    (record, verdict, reasons) = outcome.records[0]
-    assert verdict == "FAIL" and record.declared == len(names) and "planted" in reasons[0]
+    ((record, verdict, reasons),) = outcome.records
+    assert verdict == "FAIL" and len(record.cases) > 1 and "planted" in reasons[0] and set(outcome.cases) == set(names)

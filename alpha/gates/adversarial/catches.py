@@ -136,11 +136,14 @@ def run(catalogue: Catalogue, faults: Sequence[Fault], *, stale: bool = True, ro
     if device:
         cuda_plant.prepare(device, catalogue.__getitem__)  # a gate that compiled would run out of its time, and that would pass for a catch
         sound = cuda_plant.controls(device)
-        _sound(cuda_plant.run_all(sound, [cuda_plant.job_of(f.component, f.gate, f"sound {f.id}") for f in sound], workers=workers,
-                                  planted=False))
+        done = cuda_plant.run_all(sound, [cuda_plant.job_of(f.component, f.gate, f"sound {f.id}") for f in sound], workers=workers,
+                                  planted=False)
+        _sound(done)
+        took = {o.job.attempts: max(p.seconds for p in done if p.job.attempts == o.job.attempts) for o in done}
         for at in range(0, len(device), SAVED):
             few = device[at : at + SAVED]
-            cuda_plant.run_all(few, [cuda_plant.job_of(f.component, f.gate, f.id) for f in few], workers=workers, on_result=finished)
+            cuda_plant.run_all(few, [cuda_plant.job_of(f.component, f.gate, f.id) for f in few], workers=workers,
+                               on_result=lambda o: finished(o, _doubt(o, took[o.job.attempts]) if o.error.startswith(LATE) else ""))
             save()
     return [results[f.id] for f in faults]
 
@@ -203,14 +206,14 @@ def _run_beside_controls(jobs: Sequence[plant.Job], sound: Sequence[plant.Job], 
     alone = [j for j in sound if _alone(j, catalogue)]
     if alone:
         _run_all(alone, catalogue, workers, arrived)
-    again = [(j, case) for j in jobs if j.timeout == plant.TIMEOUT and (case := hung.get(j.name)) in _cases(j, catalogue)]
+    again = [(j, case) for j in jobs if j.timeout == plant.TIMEOUT and (case := hung.get(j.name, "")) and case in _cases(j, catalogue)]
     took = _sound_cases(again, catalogue, workers)
     limits = {j.name: replace(j, first=(case,), timeout=_limit(took[j.attempts, case])) for j, case in again}
     _run_all([*(j for j in sound if j not in alone), *(limits.get(j.name, j) for j in jobs)], catalogue, workers, arrived)
     named = [(o.job, case) for o in late if (case := late_case(o.error))]
     took |= _sound_cases([x for x in named if (x[0].attempts, x[1]) not in took], catalogue, workers)
     for outcome in late:
-        finished(outcome, _doubt(outcome, took))
+        finished(outcome, _doubt(outcome, took.get((outcome.job.attempts, late_case(outcome.error)), 0.0)))
 
 
 def _cases(job: plant.Job, catalogue: Catalogue) -> set[str]:
@@ -232,12 +235,10 @@ def _limit(seconds: float) -> float:
     return float(min(plant.TIMEOUT, max(LEAST, math.ceil(SURE * seconds))))
 
 
-def _doubt(outcome: plant.Outcome, took: Seconds) -> str:
-    """Why what came too late is no catch; '' where it is one."""
-    case = late_case(outcome.error)
-    if not case:
+def _doubt(outcome: plant.Outcome, seconds: float) -> str:
+    """Why what came too late is no catch; '' where it is one. `seconds`: what had that time takes on sound code."""
+    if not late_case(outcome.error):
         return f"{outcome.error}, and no case is known to hang: it may be slow. do: run it again beside less"
-    seconds = took[outcome.job.attempts, case]
     slow = SURE * seconds > outcome.job.timeout
     return f"{outcome.error}, but takes {seconds:.0f} s on sound code now: it may be slow. do: run it again beside less" if slow else ""
 

@@ -12,10 +12,13 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import alpha
 from alpha.backends.cuda.binaries import sources_of
@@ -31,6 +34,9 @@ from alpha.registry.record import Record, canonical
 
 TIMEOUT = 90.0
 """Seconds: start of the process, driver and gate together."""
+
+CASE = "case"
+"""The file, beside the answer, that names the contract case under way."""
 
 WAITING = range(36, 44)
 """Numbers of the faults of concurrency (docs/gates.md): they may leave a kernel waiting for an arrival that never comes."""
@@ -89,20 +95,30 @@ def prepare(faults: Sequence[Fault], component: Callable[[str], Component]) -> i
 
 
 def child(component_id: str, gate: str, kernels: str, answer: str) -> None:
-    """What the process of one fault does: measure, judge, write the answer as JSON."""
+    """What the process of one fault does: measure, judge, write the answer as JSON; before it, which contract case is under way."""
     from alpha.gates import run, subjects
+    from alpha.gates.contracts import engine
     from alpha.train.catalogue import catalogue
 
     def planted(*args: object, **more: object) -> dict[str, str]:
         return {"implementation": "planted"}  # a catch has digests of its own: the sound ones
 
-    subjects.component_digests = planted
+    def told(component: Component, gate: str) -> list[engine.ContractCase]:
+        return [(name, partial(_told, Path(answer).with_name(CASE), name, case)) for name, case in cases(component, gate)]
+
+    cases = engine.contract_cases
+    subjects.component_digests, engine.contract_cases = planted, told
     with nvcc.compiling(kernels=Path(kernels)):
         component = catalogue()[component_id]
         record, judgement = run.measure(component, gate)
     body = {"record": asdict(record), "verdict": judgement.verdict, "reasons": list(judgement.reasons)[:3]}
     Path(answer).write_text(canonical(body), encoding="utf-8")
     os._exit(0)  # a broken context may not come down in order
+
+
+def _told(path: Path, name: str, case: Callable[..., Any], *given: object) -> Any:
+    path.write_text(name, encoding="utf-8")
+    return case(*given)
 
 
 def run_one(job: plant.Job, fault: Fault, *, planted: bool = True) -> plant.Outcome:
@@ -113,14 +129,17 @@ def run_one(job: plant.Job, fault: Fault, *, planted: bool = True) -> plant.Outc
         text = "import sys; from alpha.gates.adversarial.cuda_plant import child; child(*sys.argv[1:])"
         command = [sys.executable, "-c", text, component_id, gate, str(kernels), str(answer)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(PACKAGE.parent), *sys.path) if p)}
+        began = time.monotonic()
         code, printed = finish(command, timeout=job.timeout, environment=environment)
+        seconds = time.monotonic() - began
         if code is None:
-            return plant.Outcome(job, error=late("", job.timeout))
+            case = answer.with_name(CASE)
+            return plant.Outcome(job, error=late(case.read_text(encoding="utf-8") if case.is_file() else "", job.timeout), seconds=seconds)
         if not answer.is_file():
             words = (printed.strip().splitlines() or ["no words"])[-1]
-            return plant.Outcome(job, error=f"Crash: exit code {code}: {words}"[:300])
+            return plant.Outcome(job, error=f"Crash: exit code {code}: {words}"[:300], seconds=seconds)
         body = json.loads(answer.read_text(encoding="utf-8"))
-    return plant.Outcome(job, ((Record(**body["record"]), body["verdict"], tuple(body["reasons"])),))
+    return plant.Outcome(job, ((Record(**body["record"]), body["verdict"], tuple(body["reasons"])),), seconds=seconds)
 
 
 def job_of(component: str, gate: str, name: str) -> plant.Job:

@@ -76,6 +76,10 @@ def one_by_one(cases, job, out, stops):  # those of job["first"] first, each tol
 
 def child(job, out):
     sys.stdout = sys.stderr = open(os.devnull, "w")
+    try:  # a fault may take all memory there is: it is ended then, and nobody else
+        open("/proc/self/oom_score_adj", "w").write("1000")
+    except OSError:
+        pass
     import threadpoolctl
     threadpoolctl.threadpool_limits(limits=1, user_api="blas")
     from dataclasses import asdict
