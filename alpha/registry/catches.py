@@ -76,7 +76,7 @@ def late_case(error: str) -> str:
     return found[1] if found else ""
 
 
-_LATE_CASE = re.compile(rf"{LATE}: case (.+) did not end within [0-9.e+]+ s", re.DOTALL)
+_LATE_CASE = re.compile(rf"{LATE}: case (.+) did not end within [0-9.e+-]+ s", re.DOTALL)
 
 
 def catch_digests(fault: Fault, component: Component, package: Package | None = None) -> dict[str, str]:
