@@ -34,10 +34,11 @@ from planted import asked_of
 
 import alpha
 from alpha.gates.adversarial import plant
+from alpha.gates.adversarial.catches import SURE
 from alpha.gates.contracts.engine import contract_cases, run_case
 from alpha.gates.subjects import fresh_nonce
 from alpha.profile.noise import wilson
-from alpha.registry.catches import LATE
+from alpha.registry.catches import LATE, late_case
 from alpha.registry.digest import component_digests
 from alpha.tomlfile import read_toml
 from alpha.train.catalogue import catalogue
@@ -407,7 +408,7 @@ def run(todo: Sequence[Mutant], kept: dict[str, Any], save: Callable[[], None], 
         if outcome.records:
             record, verdict, reasons = outcome.records[-1]
             by = f"{record.component} {record.gate}" if verdict == "FAIL" else ""
-        fate = "LATE" if late else "caught" if by else "SURVIVED"
+        fate = "LATE" if late and not hangs(outcome, kept) else "caught" if by else "SURVIVED"
         kept["fates"][mutant.key] = {**asdict(mutant), "fate": fate, "by": by, "why": " ".join(reasons)[:160],
                                      "asked": [" ".join(p) for p in outcome.job.attempts], "seconds": round(outcome.seconds, 1)}
         print(f"{fate:8} {outcome.seconds:5.1f} s {mutant.file}:{mutant.lines[0]} {mutant.kind}: {_line(mutant.was)} -> {_line(mutant.now)}"
@@ -416,6 +417,13 @@ def run(todo: Sequence[Mutant], kept: dict[str, Any], save: Callable[[], None], 
 
     jobs = [plant.Job(m.key, pairs := of_line(m, kept), m.file, m.of(texts[m.file]), SECONDS, first=first(m, pairs, kept)) for m in todo]
     plant.run_all(jobs, workers=workers, on_result=told)
+
+
+def hangs(outcome: plant.Outcome, kept: dict[str, Any]) -> bool:
+    """Whether the case that came too late is quick on sound code, as it was when lines were counted: then it hangs, and is not slow."""
+    case = late_case(outcome.error)
+    costs = [kept["lines"].get(" ".join(pair), ({}, {}, {}))[2].get(case) for pair in outcome.job.attempts]
+    return any(cost is not None and SURE * cost[0] <= outcome.job.timeout for cost in costs)
 
 
 def _line(text: str) -> str:

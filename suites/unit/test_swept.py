@@ -73,3 +73,12 @@ def test_lines_of_other_code_or_cases_are_counted_anew(monkeypatch: pytest.Monke
         assert (kept["lines"][name][0] > 0) == counted and kept["lines"][name][3] == rests
     monkeypatch.setattr(swept, "component_digests", lambda component, gate: {"cases": "others"})
     assert swept.rests_on(name.split(), ran) != rests
+
+
+@pytest.mark.parametrize(("error", "fate"), [
+    ("Timeout: case quick did not end within 60 s", True), ("Timeout: case slow did not end within 60 s", False),
+    ("Timeout: case other did not end within 60 s", False), ("Timeout: the gate did not end within 300 s", False)])
+def test_what_is_late_hangs_where_its_case_was_quick(error: str, fate: bool) -> None:
+    kept = {"lines": {"a parity": [9.0, {}, {"quick": [20.0, {}], "slow": [20.1, {}]}, ""]}}
+    job = swept.plant.Job("m", (("b", "parity"), ("a", "parity")), "f.py", "", 60.0)
+    assert swept.hangs(swept.plant.Outcome(job, error=error), kept) is fate

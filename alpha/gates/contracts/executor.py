@@ -433,7 +433,8 @@ def _eval_reads_only(ref: Reference, rng: np.random.Generator) -> Measured:
 
 
 def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
-    """replay computes what run computes, from its own inputs, also where another batch was staged; so does run; a staged batch is used."""
+    """replay computes what run computes, from its own inputs, also where another batch was staged; so does run; a staged batch is used.
+    A Plan that takes no inputs is given none."""
     p = program(ref.name)
     with CpuExecutor(p, kernels()) as executor:
         load_initial(executor, ref, 11)
@@ -451,6 +452,13 @@ def _replay_same(ref: Reference, rng: np.random.Generator) -> Measured:
         executor.stage(("micro_first@0",), [second])
         executor.enqueue(("micro_first@0",))
         held.append(want.tobytes() == executor.state("grad0").tobytes())
+        before, after = {kind: executor.state(kind).copy() for kind in p.states}, set[str]()
+        for again in (executor.replay, executor.run):
+            for kind, values in before.items():
+                executor.state(kind)[...] = values
+            again("update")
+            after.add(hash_of(*(executor.state(kind) for kind in p.states)))
+        held.append(len(after) == 1 and after != {hash_of(*before.values())})
         return yes(all(held), cases=len(held))
 
 

@@ -5,6 +5,7 @@ folder can be wrong. Floor 7.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -263,6 +264,12 @@ def _headers(rng: np.random.Generator) -> Measured:
         for what, raw in damaged.items():
             path.write_bytes(raw)
             count.refuses(CorruptError, safetensors.header, what, path)
+        for what, most in (("empty", 0), ("seven bytes", 0), ("no header", 0), ("half a header", 12), ("above the limit", len(whole) - 8)):
+            path.write_bytes(damaged[what])
+            count.says(CorruptError, lambda: safetensors.header(path), what, "its header does not fit", f"at most {most:,}")
+        path.write_bytes(damaged["above the limit"])
+        os.truncate(path, safetensors.MOST_HEADER + 99)
+        count.says(CorruptError, lambda: safetensors.header(path), "a longer file", "does not fit", f"at most {safetensors.MOST_HEADER:,}")
         for dtype in ("F4", "f32", "", "BF16 "):
             path.write_bytes(made({"a": _entry(0, 8, dtype=dtype)}, data[:8]))
             count.refuses(InputError, safetensors.header, f"dtype {dtype!r}", path)
@@ -457,7 +464,9 @@ def _tensors(rng: np.random.Generator) -> Measured:
     attempt("no head", head, lambda x: x.pop(head), of="gpt2-untied")
     attempt("a head of another shape", head, lambda x: x.update({head: x[wte][1:]}))
     accepted("a copy of the tied head", lambda x: x.update({head: x[wte]}))
-    accepted("masks of old releases", lambda x: x.update({"transformer.h.0.attn.bias": np.ones((1, 1, 4, 4), np.float32)}))
+    mask = {"transformer.h.0.attn.bias": np.ones((1, 1, 4, 4), np.float32)}
+    accepted("masks of old releases", lambda x: x.update(mask))
+    accepted("masks before all else", lambda x: x.update({**mask, **{k: x.pop(k) for k in list(x)}}))
     accepted("frequencies of old releases", lambda x: x.update({"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}),
              of="llama-tied")
     accepted("no prefix", lambda x: [x.update({k.removeprefix("transformer."): x.pop(k)}) for k in list(x)])
