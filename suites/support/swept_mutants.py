@@ -34,7 +34,7 @@ from planted import asked_of
 
 import alpha
 from alpha.gates.adversarial import plant
-from alpha.gates.adversarial.catches import SURE
+from alpha.gates.adversarial.catches import PATIENCE, SURE
 from alpha.gates.contracts.engine import contract_cases, run_case
 from alpha.gates.subjects import fresh_nonce
 from alpha.profile.noise import wilson
@@ -434,7 +434,8 @@ def sound(files: Sequence[str], workers: int) -> None:
     """SystemExit where unchanged code fails under what its mutants are asked of."""
     text = (ROOT / files[0]).read_text(encoding="utf-8")
     pairs = dict.fromkeys(pair for file in files for pair in asked(file))
-    for outcome in plant.run_all([plant.Job(" ".join(pair), (pair,), files[0], text, SECONDS) for pair in pairs], workers=workers):
+    jobs = [plant.Job(" ".join(pair), (pair,), files[0], text, PATIENCE * SECONDS) for pair in pairs]
+    for outcome in plant.run_all(jobs, workers=workers):
         if outcome.caught_by:
             raise SystemExit(f"sound code of {outcome.job.name} is refused: {outcome.error or outcome.records[-1]}")
 
