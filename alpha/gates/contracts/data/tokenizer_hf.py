@@ -226,13 +226,13 @@ def _long_words(rng: np.random.Generator) -> Measured:
 
 
 def _any_bytes(rng: np.random.Generator) -> Measured:
-    """Bytes that are no UTF-8 keep their tokens; decoding gives back the text."""
+    """Bytes that are no UTF-8 keep their tokens, also where a merge makes such; decoding gives back the text."""
     count = Checks()
     for shape in SHAPES:
         made = Reference(rng, shape)
         own = made.opened()
         samples = [any_bytes(rng, int(n)) for n in rng.integers(0, 600, 10)] + [b"\xff\xfe\x80" * 50, bytes(range(256)), b"\xe6\x97a\xa5"]
-        samples += [text(rng, 60).encode() + b"\xe6\x97", *stdlib_texts(rng, 2, 3000)]
+        samples += [text(rng, 60).encode() + b"\xe6\x97", *stdlib_texts(rng, 2, 3000), *(left + right for left, right in made.merges)]
         for data in samples:
             ids, want = own.encode(data), made.encode(data.decode("utf-8", "surrogateescape"))
             count.that(ids.tolist() == want, f"{shape}: ids of {data[:40]!r}")

@@ -110,9 +110,11 @@ def machines(rng: np.random.Generator) -> Measured:
         few = topology.read(_made(Path(name) / "few", {"devices/system/cpu/online": _listed([*package]), **files}))
         made = Machine((Node(0, tuple(sorted({*package.values()})), tuple((n,) for n in package), 0, ()),), (), ())
         wrong += [] if few == made else [f"a host without NUMA is {few}, not {made}"]
+        shown = Machine((Node(0, (0,), ((0, 4), (2, 5), (7,), (9,)), 0, ()),), (), ()).lines()
+        wrong += [] if any("processors 0,2,4-5,7,9," in line for line in shown) else [f"gaps of one are shown as {shown}"]
         none = topology.read(Path(name) / "none").lines()
         wrong += [] if none[0] == "0 sockets, 1 NUMA node, 0 cores" else [f"a host that tells nothing: {none}"]
-    return measured(wrong, 6)
+    return measured(wrong, 7)
 
 
 def ways(rng: np.random.Generator) -> Measured:
@@ -335,7 +337,7 @@ def meetings(rng: np.random.Generator) -> Measured:
 def unmet(rng: np.random.Generator) -> Measured:
     """Ranks that never ask are named, so is a first rank that never answers; two jobs do not meet under one name, and the first one of them
     goes on. Nothing stays open."""
-    name, size, wrong = f"meet {int(rng.integers(1 << 60))}", int(rng.integers(3, 6)), list[str]()
+    name, size, wrong = f"meet {int(rng.integers(1 << 60))}", int(rng.integers(4, 7)), list[str]()
     segment, before = Segment.create(size, here=range(size - 1)), descriptors()
     missing = ", ".join(map(str, range(1, size - 1)))
     for who, call, kind, said in (
