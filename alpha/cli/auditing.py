@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from alpha.cli.common import coloured, console_or
@@ -57,6 +58,7 @@ def cmd_catches(prefixes: Sequence[str] = (), *, stale: bool = True, seeded: int
     def planted(result: catches.Result) -> None:
         if not result.caught:
             out.print(f"[bold red]SURVIVED[/] {result.fault.id} ({result.fault.gate} of {result.fault.component}): {result.fault.why}")
+            out.print(f"    the gate: {escape(result.why)}")
 
     with termination_raises():
         results = catches.run(catalogue(), faults, stale=stale, root=shipped_root() if ship else None, workers=workers, on_result=planted,

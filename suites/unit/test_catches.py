@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 import drawn_faults
 import pytest
 from planted import planted
+from rich.console import Console
 
 import alpha
+from alpha.cli import auditing
 from alpha.errors import GraphError
 from alpha.gates.adversarial import catches, cuda_plant, mutants, plant
 from alpha.gates.contracts.engine import contract_cases
@@ -226,6 +229,23 @@ def test_what_is_late_by_chance_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp
     results = catches.run(catalogue(), faults, stale=False, root=tmp_path)
     assert [(r.caught, r.why) for r in results] == [(False, "it may be slow"), (True, "Timeout: case x did not end within 60 s")]
     assert set(catches.known([tmp_path])) == {faults[1].id}
+
+
+def test_who_survives_is_told_with_what_the_gate_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = next(f for f in planted() if f.component == "registry.judge" and f.gate == "faults")
+    component = catalogue()[fault.component]
+    catch = catches.catch_of(fault, plant.Outcome(catches.job_of(fault, component), error="x"), {}, component)
+    result = catches.Result(fault, catch, False, "Timeout: case a[0] did not end, it may be slow", True)
+
+    def run(*_: object, on_result: Callable[[catches.Result], None], **more: object) -> list[catches.Result]:
+        on_result(result)
+        return [result]
+
+    monkeypatch.setattr(catches, "run", run)
+    text = io.StringIO()
+    assert auditing.cmd_catches([fault.id], seeded=0, console=Console(file=text, width=200)) == 1
+    said = text.getvalue()
+    assert f"SURVIVED {fault.id}" in said and f"the gate: {result.why}\n" in said
 
 
 @pytest.mark.parametrize("hangs", ["case", "gate"])
