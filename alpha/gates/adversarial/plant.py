@@ -145,7 +145,7 @@ for line in sys.stdin:
             os._exit(0)
     os.close(out)
     began = since = time.monotonic()
-    told, ended, seconds, case = b"", False, {}, None
+    told, ended, seconds, under_way = b"", False, {}, None  # a cheat looks for "case" in frames, and this one is on every stack
     while True:
         left = min(since + job["timeout"], began + job["most"]) - time.monotonic()
         ready, _, _ = select.select([back, 0], [], [], max(0.0, left))
@@ -161,11 +161,11 @@ for line in sys.stdin:
         *lines, told = (told + chunk).split(b"\n")
         for line in lines:
             now = time.monotonic()
-            if case is not None:
-                seconds[case] = now - since
-            case, since = json.loads(line)["case"], now
-    if ended and case is not None:
-        seconds[case] = time.monotonic() - since
+            if under_way is not None:
+                seconds[under_way] = now - since
+            under_way, since = json.loads(line)["case"], now
+    if ended and under_way is not None:
+        seconds[under_way] = time.monotonic() - since
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -178,7 +178,7 @@ for line in sys.stdin:
     text = told.decode("utf-8", "replace")
     answer = {}
     if not ended:
-        answer["late"] = case if case is not None and time.monotonic() < began + job["most"] else ""
+        answer["late"] = under_way if under_way is not None and time.monotonic() < began + job["most"] else ""
     elif not text:
         answer["error"] = "Crash: the process died without a word"
     else:
