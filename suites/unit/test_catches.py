@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import drawn_faults
 import pytest
@@ -219,13 +220,13 @@ def test_what_is_late_is_no_catch_where_sound_code_is_as_slow(monkeypatch: pytes
 def test_what_is_late_by_chance_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     faults = [f for f in planted() if f.component == "registry.judge" and f.gate == "faults"][:2]
 
-    def late(jobs: list[plant.Job], *_: object) -> None:
+    def late(jobs: list[plant.Job], *given: Any) -> None:
+        *_, finished = given
         for job, doubt in zip(jobs, ("it may be slow", "")):
-            _[-1](plant.Outcome(job, error="Timeout: case x did not end within 60 s"), doubt)
+            finished(plant.Outcome(job, error="Timeout: case x did not end within 60 s"), doubt)
 
     monkeypatch.setattr(catches, "_run_beside_controls", late)
     monkeypatch.setattr(catches, "controls", lambda *a: [])
-    monkeypatch.setattr(catches, "_run_beside_controls", lambda jobs, *given: late(jobs, *given))
     results = catches.run(catalogue(), faults, stale=False, root=tmp_path)
     assert [(r.caught, r.why) for r in results] == [(False, "it may be slow"), (True, "Timeout: case x did not end within 60 s")]
     assert set(catches.known([tmp_path])) == {faults[1].id}
@@ -248,6 +249,12 @@ def test_who_survives_is_told_with_what_the_gate_said(monkeypatch: pytest.Monkey
     assert f"SURVIVED {fault.id}" in said and f"the gate: {result.why}\n" in said
 
 
+def with_cases(sound: plant.Job, text: str) -> plant.Job:
+    """A job whose contract module has this text behind its own, in place of a fault."""
+    file = catalogue()[sound.attempts[0][0]].contract.removeprefix("alpha.").replace(".", "/") + ".py"
+    return replace(sound, file=file, text=(Path(alpha.__file__).parent / file).read_text() + text)
+
+
 @pytest.mark.parametrize("hangs", ["case", "gate"])
 def test_a_gate_that_hangs_names_the_case(hangs: str) -> None:
     """Each case has the time for itself, and what a case takes that ended is told."""
@@ -257,9 +264,7 @@ def test_a_gate_that_hangs_names_the_case(hangs: str) -> None:
     names = [name for name, _ in contract_cases(catalogue()[component], gate)]
     text = "\n\nimport time\n\n\ndef slow(*_, **__):\n    time.sleep(600)\n\n\n"
     text += f"CASES[{component!r}][{gate!r}][1] = ({names[1]!r}, slow)\n" if hangs == "case" else "slow()\n"
-    contract = catalogue()[component].contract.removeprefix("alpha.").replace(".", "/") + ".py"
-    source = (Path(alpha.__file__).parent / contract).read_text()
-    (outcome,) = plant.run_all([replace(sound, file=contract, text=source + text, timeout=6.0)], workers=1)
+    (outcome,) = plant.run_all([replace(with_cases(sound, text), timeout=6.0)], workers=1)
     if hangs == "case":
         assert late_case(outcome.error) == names[1] and set(outcome.cases) == {names[0]}
     else:
@@ -384,8 +389,6 @@ def looks(case):
 CASES[{component!r}][{gate!r}][0] = ({names[0]!r}, leaves(CASES[{component!r}][{gate!r}][0][1]))
 CASES[{component!r}][{gate!r}][1] = ({names[1]!r}, looks(CASES[{component!r}][{gate!r}][1][1]))
 """
-    contract = catalogue()[component].contract.removeprefix("alpha.").replace(".", "/") + ".py"
-    source = (Path(alpha.__file__).parent / contract).read_text()
-    (outcome,) = plant.run_all([replace(sound, file=contract, text=source + text)], workers=1)
+    (outcome,) = plant.run_all([with_cases(sound, text)], workers=1)
     ((record, verdict, reasons),) = outcome.records
     assert verdict == "FAIL" and len(record.cases) > 1 and "planted" in reasons[0] and set(outcome.cases) == set(names)
