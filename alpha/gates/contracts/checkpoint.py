@@ -121,6 +121,9 @@ def relaid(rng: np.random.Generator) -> Measured:
         count.that(all((found / p.name).read_bytes() == p.read_bytes() for p in straight[2].iterdir()), "from version 2: other bytes")
         count.refuses(InputError, lambda: offline.relay(older, at / "from-older", 2), "a step that is there")
         count.refuses(InputError, lambda: offline.relay(older, at / "none", 0), "no rank")
+        for step in (1, 2, 3):
+            offline.relay(saved_by(at / "many", step, before, 3, 1024), at / "together", 2)
+        count.that(folders.steps(at / "together") == [1, 2, 3], "of three in one folder some are gone")
         data = max(made[3].glob("rank-*.state"), key=lambda p: p.stat().st_size)  # small ranks may hold nothing
         raw = bytearray(data.read_bytes())
         raw[int(rng.integers(0, len(raw)))] ^= 16
@@ -243,6 +246,10 @@ def keeps(rng: np.random.Generator) -> Measured:
         count.that(folders.steps(at) == [10] and len(list(at.iterdir())) == 3, "setting aside")
         folders.save(at, 100, states[100], {}, keep=1)
         count.that(folders.steps(at) == [100], "keep = 1")
+    with folder() as at:
+        for step in (0, 1):
+            folders.save(at, step, states[9], {})
+        count.that(folders.at(at, 0).name == "step-00000000", "step 0 by its number is another one")
     with folder() as at:
         for step in range(1, 8):
             folders.save(at, step, states[9], {}, keep=2, every=3)

@@ -18,7 +18,7 @@ from alpha.errors import ConfigError
 from alpha.flops import v1
 from alpha.flops.executed import by_part, executed, part_of, tensors_by_place
 from alpha.flops.parts import ATTENTION, DIRECTIONS, EMBEDDING, FEED_FORWARD, LOGITS, OTHERS, PARTS, PROJECTIONS, part_of_weight
-from alpha.gates.contracts import edges, of_settings
+from alpha.gates.contracts import data_parallel, edges, of_settings
 from alpha.gates.contracts.families import FAMILY_CASES, FamilyCase, Params
 from alpha.gates.contracts.mixed import merged
 from alpha.gates.contracts.reference import BATCH, Reference, both, hash_of, in_new_process, program, reference_of, refuses, yes
@@ -351,13 +351,17 @@ def _counted(rng: np.random.Generator) -> Measured:
 
 
 def _executed(ref: Reference, rng: np.random.Generator) -> Measured:
-    """What a step executes, part by part: in all what its plans say; of the forward what as many validations execute, where dropout does
-    nothing; in a block, products count with their weights, attention as itself, norms and sums as others."""
+    """What a step executes, part by part: in all what the plans of all ranks say; of the forward what as many validations execute, where
+    dropout does nothing; in a block, products count with their weights, attention as itself, norms and sums as others."""
     p, wrong = program(ref.name, shards=4, micros=2), []
     micros = sum(call.shard is not None for call in p.schedule)
     found, seen = executed(p), executed(replace(p, schedule=(Step("eval"),) * micros))
     if sum(found.values()) != sum(p.plans[call.plan].flops() for call in p.schedule):
         wrong.append("the sum of all")
+    many = data_parallel.program(ref.name, 2, 1)
+    calls = [(role, call) for role in map(many.role, range(2)) for call in role.schedule]
+    if sum(executed(many).values()) != sum(many.plans[role.plans[call.plan]].flops() for role, call in calls):
+        wrong.append("the sum of all of two ranks")
     for part in (LOGITS, PROJECTIONS, FEED_FORWARD, ATTENTION):
         if not found[part, "forward"] == seen[part, "forward"] > 0:
             wrong.append(f"{part}: {found[part, 'forward']} for {seen[part, 'forward']}")
@@ -389,7 +393,7 @@ def _executed(ref: Reference, rng: np.random.Generator) -> Measured:
     sums = {to: sum(n for (_, of), n in executed(again).items() if of == to) for to in DIRECTIONS}
     if not 0 < phases["recompute"] == sums["recompute"] or not 0 < phases["update"] == sums["update"]:
         wrong.append(f"{sums} for {phases}")
-    return yes(not wrong, "; ".join(wrong[:3]), cases=8)
+    return yes(not wrong, "; ".join(wrong[:3]), cases=9)
 
 
 def _mfu(rng: np.random.Generator) -> Measured:

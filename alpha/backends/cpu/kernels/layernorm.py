@@ -160,10 +160,13 @@ def _alone(rng: np.random.Generator) -> Iterable[Sample]:
 
 
 def _mixed(rng: np.random.Generator) -> Iterable[Sample]:
-    """Rows whose mean is far above their spread among rows where it is not."""
+    """Rows whose mean is far above their spread among rows where it is not, and one among so many of these that they decide a sum."""
     x = rng.standard_normal((9, 64))
     x[1::3] += 300
     yield Sample(name="far-among-near", inputs=(x, 1 + 0.5 * rng.standard_normal(64), rng.standard_normal(64)), attrs={"eps": 1e-6}, wrt=())
+    x = rng.standard_normal((3000, 64))
+    x[700] += 35
+    yield Sample(name="far-among-many", inputs=(x, 1 + 0.5 * rng.standard_normal(64), rng.standard_normal(64)), attrs={"eps": 1e-6}, wrt=())
 
 
 KERNELS = (

@@ -400,7 +400,8 @@ def processes(rng: np.random.Generator) -> Measured:
 
 def words(rng: np.random.Generator) -> Measured:
     """A bridge takes from another one what that says of its own ranks, by this host's clock; of those of a third host that it is lost, and
-    nothing else; of ranks that there are not, or are here, nothing. A later host does not ask for connections, for it makes them."""
+    nothing else; of ranks that there are not, or are here, nothing. A later host does not ask for connections, for it makes them. Of all
+    that was heard of another clock what travelled least counts."""
     wrong, step = list[str](), int(rng.integers(1, 1000))
     there = Segment.create(6)
     there.control.join(4, 77)
@@ -436,7 +437,41 @@ def words(rng: np.random.Generator) -> Measured:
             came = take(m, host, line.WANT, source, to=to, sequence=1)
             good = not came and list(m.bridge._wanted) == ([(host, to, source, 1)] if wanted else [])
             wrong += [] if good else [f"host {host} asks: {came!r}"]
-    return measured(wrong, len(told) + len(wants))
+        clocks, link = [int(x) for x in rng.permutation(5) * 10**13 + 10**15], m.link(2)
+        link.ahead = -(2**62)
+        for i, clock in enumerate(clocks):
+            before, now = link.ahead, time.monotonic_ns()
+            came = take(m, 2, line.ALIVE, 0, sequence=now + clock)
+            most = max(clocks[: i + 1])
+            good = not came and (0 <= most - link.ahead < 10**12 if clock == most else link.ahead == before)
+            wrong += [] if good else [f"a clock that is {most} ns ahead is taken for {link.ahead}"]
+    return measured(wrong, len(told) + len(wants) + len(clocks))
+
+
+def told_anew(rng: np.random.Generator) -> Measured:
+    """What has changed of ranks here is told once on a connection, and all of it on the next one, however much was said before."""
+    wrong = list[str]()
+    with middle(0) as m:
+        control = m.segment.control
+
+        def told() -> list[tuple[int, bytes]]:
+            m.bridge._carry(m.link(0), True)
+            near = m.link(0).line
+            assert near is not None
+            near.flush()
+            return [(frame.source, body) for frame, body in m.said(0) if frame.kind == line.RECORD]
+
+        for connection in range(3):
+            changed, step = list[int](), int(rng.integers(1, 1000))
+            if connection:
+                m.connect(0)
+            for expected in ((2, 3), (), changed):
+                came, all_ = told(), [(rank, control.record(rank)) for rank in expected]
+                wrong += [] if came == all_ else [f"connection {connection}: of ranks {[*expected]} was told {[rank for rank, _ in came]}"]
+                if not expected:
+                    changed.append(int(rng.integers(2, 4)))
+                    control.begin(changed[0], step)
+    return measured(wrong, 9)
 
 
 def _beat(record: bytes) -> int:

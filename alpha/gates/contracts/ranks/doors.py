@@ -158,6 +158,7 @@ def frames(rng: np.random.Generator) -> Measured:
     words = (line.HELLO, 1, 2, 3, int(rng.integers(1 << 60)), 4)
     whole = line.frame(seed, *words, body)
     wrong += [] if line.unpacked(seed, whole) == (line.Frame(*words, len(body)), body) else ["a sound frame comes otherwise"]
+    wrong += ["what nobody says of a frame is not 0"] * (line.frame(seed, line.BYE) != line.frame(seed, line.BYE, 0, 0, 0, 0, 0, b""))
     for name, magic, version, length in (("magic", line.MAGIC ^ 1, line.VERSION, len(body)), ("version", line.MAGIC, 3, len(body)),
                                          ("length", line.MAGIC, line.VERSION, len(body) + 1)):
         head = line.FRAME.pack(magic, version, *words, length)

@@ -277,9 +277,9 @@ def stops(rng: np.random.Generator) -> Measured:
 
 
 def at_checked(world: World, op: str, seed: int) -> tuple[list[str], int]:
-    """A collective that is held against its row (checked.py), of either type of floats: sound it passes on every member; one bit of one
-    member's result, drawn, ends it on all, by that member's name, at the model's line where there is one. What is not compared is left as
-    it is."""
+    """A collective that is held against its row (checked.py), of either type of floats, in place or not: sound it passes on every member;
+    one bit of one member's result, drawn, ends it on all, by that member's name, at the model's line where there is one. What is not
+    compared is left as it is."""
     rng, group, wrong, n = np.random.default_rng(seed), world.group(WORLD), list[str](), 4 * world.size
     attrs = {"group": WORLD, "size": group.size} | ({"reduce": "sum"} if op in ("all_reduce", "reduce_scatter") else {})
     attrs |= {"root": int(rng.integers(group.size))} if op in ("broadcast", "reduce") else {}
@@ -291,6 +291,7 @@ def at_checked(world: World, op: str, seed: int) -> tuple[list[str], int]:
         bit = bit if trial > 1 and group.index == victim else -1
         x = np.random.default_rng((seed, trial, group.index)).standard_normal(n).astype(kind := (np.float32, np.float64)[trial % 2])
         out = np.zeros({"reduce_scatter": n // group.size, "all_gather": n * group.size}.get(op, n), kind)
+        out = x if op in ("all_reduce", "broadcast") and trial in (1, 2) else out  # in place, sound and spoilt
 
         def spoilt(cpu: Any, ins: Any, outs: Any, attrs: Any, bit: int = bit) -> Callable[[], None]:
             run = plain.implementation(cpu, ins, outs, attrs)

@@ -450,7 +450,7 @@ CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
                                  ("called", connections.calls), ("kept", connections.kept), ("withdrawn", connections.withdrawn),
                                  ("unasked", connections.unasked), ("listened", connections.listened),
                                  ("room", connections.room), ("handed", connections.handed), ("asked", bridging.asked),
-                                 ("knocks", bridging.knocks), ("said of ranks", bridging.words),
+                                 ("knocks", bridging.knocks), ("said of ranks", bridging.words), ("told anew", bridging.told_anew),
                                  *frames.PARITY],
                       "determinism": [("bits", _bits)],
                       "faults": [("cut", _cut), ("flipped", _flipped), ("strangers", _strangers), ("silent", _silent),

@@ -15,15 +15,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
 
 from alpha.comm import collectives, process
 from alpha.comm import watch as watching
+from alpha.comm import world as worlds
 from alpha.comm.control import Failure
 from alpha.comm.segment import Segment
+from alpha.comm.streams import Streams
 from alpha.comm.watch import LONGEST_S, Deadlines, Watch
 from alpha.comm.world import WORLD, World
 from alpha.component import Measured
@@ -216,6 +218,36 @@ def seats(rng: np.random.Generator) -> Measured:
         wrong += [] if mine == there and called == [("barrier", "gpt.py:3", step)] else [f"flights: {mine}"]
     segment.close()
     return measured(wrong, 7)
+
+
+class _Settled:
+    """Connections of a rank that count how often they were looked after."""
+
+    def __init__(self) -> None:
+        self.often = 0
+
+    def settle(self) -> None:
+        """Once more."""
+        self.often += 1
+
+
+def heartbeats(rng: np.random.Generator) -> Measured:
+    """A rank that computes is seen to live, for as long as it does, and its connections are looked after, where it has some."""
+    segment, wrong, often = Segment.create(2), list[str](), int(rng.integers(2, 6))
+    segment.control.join(1, os.getpid())
+    with mock.patch.object(worlds, "_BEAT_S", 1e-3), World(segment, 0) as world:
+        beats, clock, settled = set[int](), process.Served(os.getpid()), _Settled()
+        while len(beats) < often and clock.look() < 10e9:
+            beats.add(segment.control.heartbeat(0))
+            time.sleep(1e-3)
+        wrong += [] if len(beats) == often else [f"{len(beats)} beats of a rank without connections"]
+        world._streams = cast(Streams, settled)
+        while settled.often < often and clock.look() < 20e9:
+            time.sleep(1e-3)
+        world._streams = None
+        wrong += [] if settled.often >= often else [f"connections were looked after {settled.often} times"]
+    segment.close()
+    return measured(wrong, 2)
 
 
 def groups(rng: np.random.Generator) -> Measured:

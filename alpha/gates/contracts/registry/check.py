@@ -110,7 +110,7 @@ def _foreign(rng: np.random.Generator) -> Measured:
     def gone_reference(c: Committed) -> None:
         write_reference(c.root, OTHER)
 
-    for name in ("implementation", "row", "cases", "measure"):
+    for name in ("implementation", "row", "cases", "measure", "what is asked no more"):
         red(checks, f"evidence of another {name}", stale(name), f"stale: {name}")
     red(checks, "evidence of another class", another_class, "another machine class")
     red(checks, "evidence of nothing", orphan, "does not exist")

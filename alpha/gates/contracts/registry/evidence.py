@@ -82,6 +82,9 @@ def _stack(rng: np.random.Generator) -> Measured:
     checks.that(current(new, today) and not current(old, today), "current is not told from stale")
     checks.that(not current(new, {**today, "row": "r"}), "a digest that the record lacks counts as equal")
     checks.that(not current(new, {"implementation": today["implementation"]}), "a digest that is asked no more counts as equal")
+    for what, now, named in (("nothing", today, []), ("a new one", {**today, "row": "r"}, ["row"]),
+                             ("one that is asked no more", {"implementation": today["implementation"]}, ["cases"])):
+        checks.that(stale(new, now) == named, f"of {what} that changed {stale(new, now)} is named")
     checks.that(stale(old, today) == ["implementation"], "what changed is not named")
     return checks.measured()
 

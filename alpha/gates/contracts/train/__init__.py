@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, list[tuple[str, Callable[[np.random.Generator], Measu
             ("wired", wiring.programs), ("parts of a run", wiring.parts_of_a_run),
             ("read", reading.sides), ("orders", reading.orders),
             ("session", sessions.whole), ("session went on", sessions.went_on),
-            ("session of ranks", session_ranks.ranks), ("session begun", session_ranks.begun),
+            ("session of ranks", session_ranks.ranks), ("session begun", session_ranks.begun), ("session mixed up", session_ranks.mixed_up),
             ("MFU of many", saying.mfu_of_many),
         ],
         "determinism": [("same bits", steps.same_bits), ("sampled", steps.sampled)],

@@ -195,14 +195,14 @@ def pieces(rng: np.random.Generator) -> Measured:
     checks: Named = []
     wrote = "what was there when the last update wrote it, or it was loaded or drawn"
     for late, cut in ((False, False), (True, False), (True, True)):
-        size = PIECE * (1 if cut or not late else 8)
-        device = _Device(late, cut, size)
-        layout = device.program.states["m"]
+        device = _Device(late, cut)
+        layout, whole = device.program.states["m"], device.nbytes("m")
+        size = device.piece = next(n for n in range(PIECE * (1 if cut or not late else 8), 0, -8) if whole % n >= 64)  # the last is a part
         pieces_ = -(-device.nbytes("m") // size)
         for trial in range(6):
             own = Spots(5, 1, device, 0, _Store())
             own.restart(4)
-            piece = int(rng.integers(pieces_)) if trial else 0
+            piece = int(rng.integers(pieces_)) if 0 < trial < 5 else trial and pieces_ - 1
             most = min(size, device.nbytes("m") - piece * size) // 8
             device.found = np.arange(most) if trial < 2 else np.sort(rng.choice(most, 1 if trial == 2 else 3, replace=False))
             if trial == 3 and not cut:  # the first word of a tensor alone, which is its last one, too, where it has one element

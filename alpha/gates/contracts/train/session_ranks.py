@@ -8,6 +8,7 @@ does what comes before its first step. Floor 7.
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -195,8 +196,8 @@ def before_a_step(rng: np.random.Generator) -> Measured:
 
 
 def begun(rng: np.random.Generator) -> Measured:
-    """A run that begins from another one's checkpoint: its first parameters are that one's, all else is as ever; going on, it needs that
-    run no more."""
+    """A run that begins from another one's checkpoint: its first parameters are that one's, all else is as ever, also where it was killed
+    before it saved. Once it has, it needs that run no more."""
     checks: Named = []
     stood = list[str]()
     with sessions(rng) as run:
@@ -216,9 +217,31 @@ def begun(rng: np.random.Generator) -> Measured:
         outcome, _ = run.train(cfg, prepared=run.prepared(replace(cfg, train=replace(train, start_from=""))), stop=stops(1, 1),
                                admit=None, made=lambda path: stood.append(rundir.read_manifest(path)["status"]))
         same(checks, "without leave from the beginning", (stood, rundir.read_manifest(outcome.path)["status"]), (["UNGATED"], "UNGATED"))
+        shutil.rmtree(outcome.path / "checkpoints")
+        outcome, _ = run.train(cfg, prepared=run.prepared(replace(cfg, train=replace(train, start_from=""))), stop=stops(1, 1),
+                               resume=outcome.path)
         os.rename(first, run.root / "gone")
         outcome, _ = run.train(cfg, prepared=run.prepared(replace(cfg, train=replace(train, start_from=""))), resume=outcome.path)
         same(checks, "bits", (outcome.finished, run.bits(outcome.path)), (True, run.bits(run.root / "alone")))
+    return all_hold(checks)
+
+
+def mixed_up(rng: np.random.Generator) -> Measured:
+    """A gated run that goes on from a checkpoint that is not its own, or was made without leave, is UNGATED from there on; else it stays
+    what it is."""
+    checks: Named = []
+    with sessions(rng) as run:
+        train = replace(run.cfg.train, steps=2, eval_every=0, sample_every=0, verify=0)
+        cfg = replace(run.cfg, train=train, data=replace(run.cfg.data, baseline=False))
+        for whose, more, status in (("its own", None, "GATED"), ("another one's", {}, "UNGATED"), ("a lab's", {"admit": None}, "UNGATED")):
+            own, _ = run.train(cfg, stop=stops(1, 1))
+            if more is not None:
+                other, _ = run.train(cfg, stop=stops(1, 1), **more)
+                shutil.rmtree(own.path / "checkpoints")
+                shutil.copytree(other.path / "checkpoints", own.path / "checkpoints")
+            stood = rundir.read_manifest(own.path)["status"]
+            outcome, _ = run.train(cfg, resume=own.path)
+            same(checks, whose, (stood, outcome.finished, rundir.read_manifest(own.path)["status"]), ("GATED", True, status))
     return all_hold(checks)
 
 

@@ -231,7 +231,7 @@ def went_on(rng: np.random.Generator) -> Measured:
         same(checks, "elsewhere", (warned, warned in lines), (
             f"this session runs on {hardware} with 2 threads; MFU stands against the run's one peak, which was taken on another with 2 "
             f"threads", True))
-        fourth, lines = run.train(cfg, resume=path, at=1)
+        fourth, lines = run.train(cfg, resume=path, at=1, stop=stops(3, 15))  # after the last step there is nothing to stop
         same(checks, "to its end", (fourth.step, fourth.finished, fourth.baseline, run.bits(path)),
              (4, True, None, run.bits(run.root / "alone")))
         checks.append(("a model that was not asked for", not any("order-2" in x for x in lines) and lines[-1] ==
