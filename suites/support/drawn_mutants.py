@@ -1,6 +1,6 @@
 """Mutants that were drawn by hand and written down before they ran: `python suites/support/drawn_mutants.py DRAW [PREFIX ...]`.
 
-DRAW is 7, 8 or 9. Each mutant of drawn_mutants_DRAW.toml runs alone on a copy of the package. It is asked of the gates that reject faults
+DRAW is 7 to 10. Each mutant of drawn_mutants_DRAW.toml runs alone on a copy of the package. It is asked of the gates that reject faults
 planted in its file, the most frequent first, then of ELSEWHERE by folder. Printed are who caught it, and scores by class with their 95 %
 intervals. A gate that does not end in time caught nothing that one can be sure of: it is shown apart.
 """
@@ -36,6 +36,9 @@ ELSEWHERE = {
     "registry": ("registry.judge", "registry.check", "registry.status", "registry.evidence"),
     "models": ("model.gpt", "model.llama", "checkpoint.hf", "train.loop"),
     "flops": ("flops.v1", "train.loop"),
+    "ops": ("adamw.f32.cpu", "attention.f32.cpu", "attention_packed.f32.cpu", "dropout.f32.cpu", "model.gpt", "model.llama",
+            "optimizer.adamw", "verify.pass", "recompute.pass", "data_parallel.pass", "flops.v1", "train.loop"),
+    "profile": ("profile.store", "profile.recorder", "profile.trace", "report.figures", "train.loop"),
 }
 """Components whose gates may see what breaks in a folder, beside those that faults of the file are planted for."""
 
