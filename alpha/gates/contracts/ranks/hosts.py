@@ -90,6 +90,25 @@ def _streams(rng: np.random.Generator) -> Measured:
                   for streams in (1, 4)])
 
 
+def at_lent_lengths(world: World, seed: int) -> Found:
+    """Messages there and back of exactly the length from which memory is lent, and of one element less and more."""
+    group, wrong = world.group(WORLD), list[str]()
+    for more in (-1, 0, 1):
+        for sender in (0, 1):
+            x = np.random.default_rng((seed, more + 1, sender)).standard_normal(LENT_BYTES // 4 + more).astype(np.float32)
+            out = np.empty_like(x)
+            if world.rank == sender:
+                collectives.send(group, x, to=1 - sender)
+            else:
+                collectives.receive(group, out, source=sender)
+                wrong += [] if out.tobytes() == x.tobytes() else [f"{x.nbytes} bytes came otherwise"]
+    return wrong, 6
+
+
+def _lent_lengths(rng: np.random.Generator) -> Measured:
+    return sound([partial(members().run, at_lent_lengths, 2, seed_of(rng), hosts=2, deadlines=SOUND)])
+
+
 def at_other_lengths(world: World) -> None:
     """A long message comes where another length is expected."""
     group, x = world.group(WORLD), np.ones(40_000 + 20_000 * world.rank, np.float32)
@@ -444,6 +463,7 @@ def _not_met(rng: np.random.Generator) -> Measured:
 
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = {
     "transport.tcp": {"parity": [("random", _random), ("groups", _groups), ("channels", _channels), ("streams", _streams),
+                                 ("lent lengths", _lent_lengths),
                                  ("early", _early), ("straight", _straight), ("carried", carried), ("met", _met), ("hosts", _by_hosts),
                                  ("connection", of_settings.connection), ("together", of_settings.together), ("adjoint", _adjoint),
                                  ("machines", places.machines), ("ways", places.ways), ("links", places.links), ("lines", doors.lines),
