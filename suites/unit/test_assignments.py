@@ -21,6 +21,7 @@ EXCUSED = {
     ("bench/peer_process.py", "functorch.donated_buffer"): "an option of PyTorch, set in the process that PyTorch is alone in",
     ("gates/contracts/checkpoint.py", "os.fsync"): "a contract looks whether files are forced to the medium",
     ("gates/contracts/checkpoint.py", "ranges.open_regular"): "a planted slow disk, which gives a few bytes at a time",
+    ("gates/contracts/edges.py", "patch.object(drawn)"): "a planted lack of memory",
     ("gates/contracts/registry/common.py", "patch.object(gpu)"): "a made-up machine with GPUs",
     ("gates/contracts/data/prepared.py", "patch.object(files)"): "a planted full disk, and a process that ends within any file",
     ("gates/contracts/data/limits.py", "patch.object(files)"): "a planted file system without locks",

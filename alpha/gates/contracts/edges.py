@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
+from unittest import mock
 
 import numpy as np
 
@@ -30,6 +32,7 @@ from alpha.graph.verify import verify
 from alpha.models import gpt, llama
 from alpha.models.family import family
 from alpha.ops.table import row, table
+from alpha.optim import init as drawn
 from alpha.optim.init import draw, fill_initial
 from alpha.optim.update import sgd
 from alpha.parallel.data import DataParallel
@@ -112,6 +115,33 @@ def traces(rng: np.random.Generator) -> Measured:
     kept.input("a", (1,), "f32")
     good = square.type == TensorType((), "f32") and isinstance(split, tuple) and len(split) == 1 and not hasattr(t, "_row")
     return replace(found, error=found.error + (not good), note=found.note or ("" if good else "a scalar parameter, a split into one"))
+
+
+def rows(rng: np.random.Generator) -> Measured:
+    """Attributes that rows take and, one step beyond, refuse: the words of a key of random numbers; segments of an update, which lie inside
+    and apart, in any order."""
+    def update(op: str, *segments: tuple[int, int]) -> Callable[[], object]:
+        scalars = [TensorType((), dtype) for dtype in ("f32", "f32", "i32", "i32")[: 4 if op == "adamw" else 3]]
+        buffers = [TensorType((9,), "f32")] * (4 if op == "adamw" else 3)
+        attrs = {"segments": tuple((*at, 1.0, 1.0) for at in segments), "beta1": 0.5, "beta2": 0.5, "momentum": 0.5}
+        return lambda: row(op).infer([*buffers, *scalars], attrs)
+
+    def key(seed: int, purpose: int | str) -> Callable[[], object]:
+        types = [TensorType((2, 3), "f32"), TensorType((), "i32"), TensorType((2,), "i32")]
+        return lambda: row("dropout").infer(types, {"rate": 0.5, "seed": seed, "purpose": purpose})
+
+    most = 2**32 - 1
+    return told(
+        *((f"{op}, {name}", update(op, *segments), kind, (op, "segments lie inside the buffer and apart") if kind else ())
+          for op in ("adamw", "sgd") for name, kind, segments in (
+              ("none", None, ()), ("side by side", None, ((0, 4), (4, 5))), ("in any order", None, ((6, 3), (0, 0), (0, 5))),
+              ("within another", ShapeError, ((0, 4), (2, 1))), ("over the end of another", ShapeError, ((3, 4), (0, 4))),
+              ("the same", ShapeError, ((0, 4), (0, 4))), ("behind the buffer", ShapeError, ((0, 4), (4, 6))),
+              ("before it", ShapeError, ((-1, 4),)), ("of less than nothing", ShapeError, ((4, -1),)))),
+        ("the largest key", key(most, most), None, ()), ("the smallest key", key(0, 0), None, ()),
+        ("a named one", key(most, "mlp"), None, ()),
+        *((f"{name} {value}", key(*((value, 0) if name == "seed" else (0, value))), InputError, (name, f"{value}", "0 to 4294967295"))
+          for name in ("seed", "purpose") for value in (most + 1, -1)))
 
 
 def extents(rng: np.random.Generator) -> Measured:
@@ -427,7 +457,8 @@ _SIZES = {gpt.__name__: {"vocab": 16, "positions": 8, "layers": 1, "width": 16, 
 
 
 def initial(rng: np.random.Generator) -> Measured:
-    """One tensor drawn alone has the values that it has among all; an initialisation that nobody knows is refused."""
+    """One tensor drawn alone has the values that it has among all; an initialisation that nobody knows is refused. An error of any piece
+    reaches who asked, whoever draws it."""
     specs = [TensorSpec("a", (5, 7), "u", init=Init("normal", 0.5)), TensorSpec("b", (9,), "u", init=Init("ones")),
              TensorSpec("c", (3,), "v", init=Init("zeros"))]
     layout, seed = StateLayout(specs), int(rng.integers(1 << 40))
@@ -438,6 +469,9 @@ def initial(rng: np.random.Generator) -> Measured:
         for spec in specs:
             at = layout.offsets[spec.name]
             wrong += [] if draw(spec, seed).tobytes() == flat[at : at + spec.size].tobytes() else [f"{spec.name} by {workers}"]
+        with mock.patch.object(drawn, "_normal", side_effect=MemoryError), suppress(MemoryError):
+            fill_initial(flat, layout, seed, workers)
+            wrong.append(f"no memory for {workers}, and nobody is told")
     found = told(("unknown", lambda: draw(replace(specs[0], init=Init("uniform")), 1), ConfigError,
                   ("unknown initialisation", "uniform", "normal, zeros or ones")))
     return replace(found, error=found.error + len(wrong), note=found.note or ", ".join(wrong))

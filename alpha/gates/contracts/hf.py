@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import permutations
 from math import inf, ldexp, nan, prod
 from pathlib import Path
 from typing import Any
@@ -226,7 +227,8 @@ def _entry(begin: int, end: int, shape: list[Any] | None = None, dtype: Any = "F
 
 
 def _headers(rng: np.random.Generator) -> Measured:
-    """Headers that are torn, lie about ranges, or say what the format does not: refused, each with its own kind of error."""
+    """Headers that are torn, lie about ranges, or say what the format does not: refused, each with its own kind of error. Sound ones are
+    taken, with tensors without elements too."""
     count, table = Checks(), {"a": _entry(0, 8), "b": _entry(8, 12)}
     data = rng.bytes(12)
     whole = made(table, data)
@@ -261,6 +263,11 @@ def _headers(rng: np.random.Generator) -> Measured:
         found = safetensors.folder(at)
         good = [(x.shape, x.size) for x in found.values()] == [((2,), 8), ((1,), 4)]
         count.that(good and path.read_bytes()[found["b"].start :] == data[8:], "a sound file is read wrongly")
+        apart = {"none": _entry(0, 0), "two": _entry(0, 8), "no more": _entry(8, 8, [0, 3]), "one": _entry(8, 12)}
+        for order in permutations(apart):  # a tensor without elements begins where another one does, and a header names them in any order
+            path.write_bytes(made({name: apart[name] for name in order}, data))
+            count.that({name: x.size for name, x in safetensors.header(path).items()} == {"none": 0, "two": 8, "no more": 0, "one": 4},
+                       f"in the order {order}")
         for what, raw in damaged.items():
             path.write_bytes(raw)
             count.refuses(CorruptError, safetensors.header, what, path)

@@ -27,8 +27,10 @@ from alpha.graph.ir import Graph, Value, prune
 from alpha.graph.plan import Step
 from alpha.graph.state import Init, StateLayout, TensorSpec
 from alpha.graph.trace import Tracer
+from alpha.ops.table import row
 from alpha.optim.init import PIECE, draw, fill_initial
 from alpha.tomlfile import read_toml
+from alpha.types import TensorType
 
 Case = Callable[[np.random.Generator], Measured]
 
@@ -350,6 +352,27 @@ def _counted(rng: np.random.Generator) -> Measured:
     return yes(not wrong, wrong[0][:300] if wrong else "", cases=12)
 
 
+def _attended(rng: np.random.Generator) -> Measured:
+    """Rows of attention count 4 D for each head and each pair of a query and a key that it sees, causal or not, within a window or not, and
+    5 / 2 of that for the backward: pairs counted one by one, of drawn numbers of queries and keys."""
+    wrong, cases = list[str](), 40
+    for _ in range(cases):
+        b, t, s, g, d, each = (int(x) for x in rng.integers(1, 9, 6))
+        causal, window = bool(rng.integers(2)), int(rng.integers(0, s + 2)) * int(rng.integers(2))
+        attrs = {"causal": causal, "window": window, "scale": 1.0}
+        for of, keys in (("attention", s), ("attention_packed", t)):
+            places = [(i + keys - t, j) for i in range(t) for j in range(keys)]
+            want = 4 * b * g * each * d * sum((j <= i or not causal) and (i - j < window or not window) for i, j in places)
+            q, kv, lse = (TensorType(x, "f32") for x in ((b, t, g * each, d), (b, keys, g, d), (b, g * each, t)))
+            o, qkv = TensorType((b, t, g * each * d), "f32"), TensorType((b, t, (each + 2) * g * d), "f32")
+            packed = of == "attention_packed"
+            attrs = {**attrs, "heads": g * each, "kv_heads": g} if packed else attrs
+            found = row(of).flops([qkv] if packed else [q, kv, kv], attrs)
+            back = row(f"{of}_bwd").flops([o, qkv, o, lse] if packed else [q, q, kv, kv, q, lse], attrs)
+            wrong += [] if (found, back) == (want, want * 5 // 2) else [f"{of} of {t} and {keys}, {attrs}: {found} and {back} for {want}"]
+    return yes(not wrong, "; ".join(wrong[:2]), cases=4 * cases)
+
+
 def _executed(ref: Reference, rng: np.random.Generator) -> Measured:
     """What a step executes, part by part: in all what the plans of all ranks say; of the forward what as many validations execute, where
     dropout does nothing; in a block, products count with their weights, attention as itself, norms and sums as others."""
@@ -416,5 +439,5 @@ def _family(family: str) -> dict[str, list[tuple[str, Case]]]:
 CASES: dict[str, dict[str, list[tuple[str, Case]]]] = merged({
     **{f"model.{name}": _family(name) for name in FAMILY_CASES},
     "flops.v1": {"parity": [("golden", _golden), ("golden-parts", _golden_parts), ("closed-form", _formula), ("counted", _counted),
-                             *both(_executed, "executed-"), ("mfu", _mfu)]},
+                            ("attended", _attended), *both(_executed, "executed-"), ("mfu", _mfu)]},
 })

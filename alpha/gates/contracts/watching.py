@@ -20,6 +20,8 @@ from alpha.backends.cpu.executor import CpuExecutor
 from alpha.backends.cpu.lib import Cpu
 from alpha.backends.cpu.observe import PAGE, HandOver, ObservedWorkers, note, resident
 from alpha.backends.cpu.stream import Stream
+from alpha.backends.cpu.workers import Workers
+from alpha.comm.group import Place
 from alpha.component import Catalogue, Component, Measured
 from alpha.errors import InputError
 from alpha.gates.contracts.reference import filled, yes
@@ -68,12 +70,13 @@ class _Looks:
 
 def launches(rng: np.random.Generator) -> Measured:
     """In every way to run a plan the readings of a launch are the last before it and the first after it, in the list's order; waits
-    for collectives are as many as are waited for, and one for the end; checks have the whole time; unwatched nothing is told."""
+    for collectives are as many as are waited for, and one for the end; checks have the whole time; unwatched nothing is told. A launch
+    beside collectives, and a collective, finds its own line in what its thread runs."""
     wrong, cases = list[str](), 0
     for beside in (False, True):
         for watching, profiling, inspected in ((False, False, False), (True, False, False), (True, True, False), (True, False, True)):
             told, seen = _Told(watching, profiling), list[tuple[str, int, str]]()
-            world: Any = SimpleNamespace(rank=0, size=2, advance=lambda: None, place=SimpleNamespace(source="")) if beside else None
+            world: Any = SimpleNamespace(rank=0, size=2, advance=lambda: None, place=Place()) if beside else None
 
             def binder(cpu: Cpu, ins: Sequence[np.ndarray], outs: Sequence[np.ndarray], attrs: Attrs, told: _Told = told,
                        world: Any = world, seen: list[tuple[str, int, str]] = seen) -> Callable[[], None]:
@@ -95,7 +98,7 @@ def launches(rng: np.random.Generator) -> Measured:
             for i in range(int(rng.integers(2, 6))):
                 t.source = f"model.py:{i}"
                 x = t.scale(x, factor=float(i + 1))
-                if beside and rng.random() < 0.5:
+                if beside and ((watching and i == 0) or rng.random() < 0.5):
                     t.stream = COMM
                     sums.append(t.all_reduce(x, group="dp", size=2, reduce="sum"))
                     t.stream = COMPUTE
@@ -112,6 +115,10 @@ def launches(rng: np.random.Generator) -> Measured:
                 executor.inspector = _Looks(told, looks) if inspected else None  # type: ignore[assignment]
                 executor.run("told", {"x": np.ones(8, np.float32)})
             cases, what = cases + 1, f"beside {beside}, watching {watching}, profiling {profiling}, inspected {inspected}"
+            if sums:
+                lines = sorted((name, line) for name, _, line in seen)
+                own = [(f"{x.attrs.get('factor', 'sum')}", x.source) for x in plan.launches]
+                wrong += [] if lines == sorted(own) else [f"{what}: lines {lines}"]
             if not watching:
                 wrong += [f"{what}: told"] if told.ran_with or told.events or told.profiles else []
                 continue
@@ -222,6 +229,32 @@ def workers(rng: np.random.Generator) -> Measured:
     pool.close()
     wrong += [f"a thread has the numbers {found}" for found in numbers.values() if len(found) != 1]
     wrong += ["two threads have one number"] if len({min(found) for found in numbers.values()}) != len(numbers) else []
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
+
+
+def items(rng: np.random.Generator) -> Measured:
+    """A call runs each of its items once, whatever the call before left: one whose items all failed leaves those that nobody took."""
+    wrong, cases = list[str](), 24
+    for case in range(cases):
+        pool, n = Workers(1 + case % 3), int(rng.integers(2, 40))
+        failing, ran = {*range(n)} if case % 2 else {int(rng.integers(n))}, list[int]()
+
+        def body(i: int, worker: int, failing: set[int] = failing, ran: list[int] = ran) -> None:
+            ran.append(i)
+            if i in failing:
+                raise InputError(f"item {i}")
+
+        call = Cpu(pool).items(n, body)
+        with suppress(InputError):
+            call()
+            wrong.append(f"{n} items, {len(failing)} of them fail, and nobody is told")
+        wrong += [] if len(ran) == len({*ran}) else [f"of {n} items some run twice before the error"]
+        failing.clear()
+        for _ in range(2):
+            ran.clear()
+            call()
+            wrong += [] if sorted(ran) == [*range(n)] else [f"{n} items, after an error {len(ran)} run"]
+        pool.close()
     return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
 
 

@@ -339,7 +339,12 @@ def _unknown_policy(rng: np.random.Generator) -> Measured:
 
 
 def _absent_op(rng: np.random.Generator) -> Measured:
-    return refuses(InputError, lambda: recompute(training_graph(references()[GPT]), "ops", ("gelu", "swiglu")))
+    """An op of no node, and each op of nodes that are not forward alone."""
+    graph = training_graph(references()[GPT])
+    made = {n.op for n in graph.nodes if n.phase == "forward"}
+    later = sorted({n.op for n in graph.nodes} - made)
+    looks = [refuses(InputError, lambda op=op: recompute(graph, "ops", ("gelu", op))) for op in ("swiglu", *later)]  # type: ignore[misc]
+    return yes(bool(later) and not any(look.error for look in looks), "; ".join(sorted({look.note for look in looks})), len(looks))
 
 
 def _fuse_faults(rng: np.random.Generator) -> Measured:

@@ -94,6 +94,6 @@ CASES: Cases = {
                                ("stream", _broken(_stream)),
                                ("pipeline", _lower_verifies), ("extent-of-made", effects.refuse_extent_of_made),
                                ("redeclared", traced.redeclared), ("stacked", traced.stacked_in_order), ("overlaps", traced.overlaps),
-                               ("places", traced.places), ("edges", edges.traces), ("extents", edges.extents),
+                               ("places", traced.places), ("edges", edges.traces), ("extents", edges.extents), ("rows", edges.rows),
                                *((name, effects.refuses_graph(name)) for name in effects.broken())]},
 }
