@@ -122,10 +122,12 @@ def _refused(rng: np.random.Generator) -> Iterable[Sample]:
 
 
 def _offsets(rng: np.random.Generator) -> Iterable[Sample]:
-    """Logits that share an offset: x and weight share one feature."""
-    for name, offset in (("above", 1e3), ("below", -1e3), ("near-safe", SAFE)):
+    """Logits that share an offset, of all rows or of one among others: x and weight share one feature."""
+    for name, offset, rows in (("above", 1e3, slice(37)), ("below", -1e3, slice(37)), ("near-safe", SAFE, slice(37)),
+                               ("one-below", -1e3, slice(20, 21)), ("one-above", 1e3, slice(36, 37))):
         x, weight = rng.standard_normal((37, 16)), 0.5 * rng.standard_normal((24, 16))
-        x[:, 0], weight[:, 0] = abs(offset) ** 0.5, offset / abs(offset) ** 0.5
+        x[:, 0], weight[:, 0] = 0, offset / abs(offset) ** 0.5
+        x[rows, 0] = abs(offset) ** 0.5
         yield Sample(name=f"offset-{name}", inputs=(x, weight, rng.integers(0, 24, 37).astype(np.int32)),
                      attrs={"ignore_index": -1, "z_loss": 1e-4, "chunk": 16}, wrt=())
 
