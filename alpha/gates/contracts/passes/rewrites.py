@@ -339,7 +339,7 @@ def _unknown_policy(rng: np.random.Generator) -> Measured:
 
 
 def _absent_op(rng: np.random.Generator) -> Measured:
-    """An op of no node, and each op of nodes that are not forward alone."""
+    """An op of no node, and each op that no forward node is of."""
     graph = training_graph(references()[GPT])
     made = {n.op for n in graph.nodes if n.phase == "forward"}
     later = sorted({n.op for n in graph.nodes} - made)
