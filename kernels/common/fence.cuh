@@ -25,6 +25,9 @@ __device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threa
 // Makes this thread's earlier ordinary shared-memory accesses visible to the async proxy (TMA, wgmma) of later operations.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Orders what this thread saw written to global memory before its later asynchronous copies from there.
+__device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // Raises this warpgroup's registers per thread to N (multiple of 8, 24..256). Needs __launch_bounds__(threads, 1).
 template <int N>
 __device__ __forceinline__ void registers_increase() {

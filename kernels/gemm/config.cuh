@@ -25,7 +25,8 @@ struct Config {
     static constexpr Activation ACT = static_cast<Activation>(GEMM_ACT);
     static constexpr bool SAVE_PRE = GEMM_SAVE_PRE;
     static constexpr bool AUX_IN = GEMM_AUX_IN;
-    static constexpr bool SPLIT = GEMM_SPLIT;
+    static constexpr bool SPLIT = GEMM_SPLIT > 0;
+    static constexpr bool OWNED = GEMM_SPLIT == 2;
     static constexpr bool DEFER = GEMM_DEFER;
     static constexpr int AHEAD = GEMM_AHEAD;
 
@@ -50,11 +51,19 @@ struct Config {
     static constexpr int ITEMS = MI * CHUNKS * KINDS;                     // that a warpgroup writes of a tile
     static constexpr int PER = STAGING % 2 == 0 && STAGING >= 4 ? 2 : 1;  // items written between two barriers
 
+    // Parts of split tiles.
+    static constexpr int PIECE = 32;                       // sums of a thread that are added together
+    static constexpr int PIECES = MI * BN / 2 / PIECE;     // of a part
+    static constexpr int PIECE_BYTES = 256 * PIECE * 4;    // of a CTA
+    static constexpr int PART_WARPS = 8;                   // that write a part, and tell of it
+
     static_assert(MI >= 1 && WARPGROUP_M % 64 == 0, "a consumer warpgroup owns a multiple of 64 rows");
     static_assert(MI * BN <= 256, "accumulators of a warpgroup fit its registers");
     static_assert(BN % 64 == 0 && BN <= 256, "panels of 64 columns");
     static_assert(!PAIR || (OUT == Output::bf16 && !B_MN && !BIAS && !AUX_IN && BN % 128 == 0), "SwiGLU: bf16 output, K-major weights");
-    static_assert(!SPLIT || AHEAD == 0, "split tiles are dealt out");
+    static_assert(!SPLIT || OWNED || AHEAD == 0, "runs whose parts another kernel adds are dealt out");
+    static_assert(!OWNED || (AHEAD > 0 && !PINGPONG), "an owner awaits runs that were drawn before its own; its parts are of a whole CTA");
+    static_assert(!OWNED || (PIECES * PIECE == MI * BN / 2 && PIECE_BYTES <= STAGE_BYTES), "a piece of a part fits a slot of the ring");
     static_assert(!SPLIT || (!BIAS && ACT == Activation::none && !AUX_IN), "split tiles have a plain epilogue");
     static_assert(!DEFER || (!PINGPONG && !SPLIT && OUT == Output::bf16 && ACT == Activation::none && !AUX_IN && PER == 1),
                   "what waits to be written is the product and its bias, rounded to bf16");

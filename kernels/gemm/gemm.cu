@@ -1,7 +1,8 @@
 // bf16 GEMM with fp32 accumulation for Hopper: C[M,N] = epilogue(A[M,K] B[N,K]^T), every transposition, batched, ragged.
 //
-// Here: the roles of the warps, and why the barriers suffice. config.cuh: choices and sizes. raster.cuh: which tile is where. producer.cuh:
-// from memory to the ring. main_loop.cuh: from the ring to accumulators. epilogue.cuh: from accumulators to memory.
+// Here: the roles of the warps, and why the barriers suffice. config.cuh: choices and sizes. raster.cuh: which tile is where. tickets.cuh: tiles
+// that are drawn. producer.cuh: from memory to the ring. main_loop.cuh: from the ring to accumulators. epilogue.cuh: from accumulators to
+// memory. parts.cuh: tiles that are cut along K and added by one of their CTAs.
 //
 // Compile-time choices (defines GEMM_BM, GEMM_BN, ...)
 //   BM, BN        tile of one consumer team: BM in {64,128,256}, BN in {64,128,192,256}
@@ -19,8 +20,8 @@
 //   ACT           0: none;  1: GELU (tanh form);  2: SwiGLU: B holds gate and up (N rows each), C = silu(gate) * up
 //   SAVE_PRE      1: also writes what goes into ACT (bf16) through map_aux (ACT 2: gate and up)
 //   AUX_IN        0: none;  1: multiplies by GELU'(pre), pre bf16 [M,N] read through map_aux (gradient through GELU)
-//   SPLIT         1: the first `split_tiles` tiles are cut along K into `split_units` equal runs of steps, whose fp32 partial sums go to
-//                 a workspace, added in a fixed order by split_reduce.cu
+//   SPLIT         1, 2: the first `split_tiles` tiles are cut along K into `split_units` equal runs of steps, whose fp32 partial sums go to
+//                 a workspace and are added in a fixed order: 1: by split_reduce.cu;  2: by whoever has a tile's last steps (parts.cuh)
 //   AHEAD         0: tiles are dealt out beforehand;  n: drawn while the kernel runs, n steps before the loads of a tile end (tickets.cuh)
 //
 // Tile shapes. K advances 64 at a time: A [BM][64], B [BN][64] in shared memory, 128-byte swizzle, filled by TMA (out of range: zero).
@@ -29,7 +30,8 @@
 //   clusters, ... Producer and consumers walk the same list, the producer ahead by up to STAGES steps across tile borders. With AHEAD a thread
 //   of warp 9 of a cluster's first CTA draws the units behind the first (tickets.cuh).
 // Shared memory. STAGES * (BM + BN) * 128 bytes (49,152 a stage at 128x256) + 2 * STAGING * 8,192 + barriers, at most 232,448.
-// Registers. 168 a thread at entry; setmaxnreg gives 232 to consumers (128 of them accumulators at 128x256) and 40 to the producer.
+// Registers. 168 a thread at entry; setmaxnreg gives 232 to consumers (128 of them accumulators at 128x256) and 40 to the producer; 224 and 56
+//   where runs are owned.
 //
 // Ordering argument, barrier by barrier
 //   full[s]   1 arrival (the producer's, with the byte count) + bytes of A and B. A phase completes when all bytes of a step have landed,
@@ -55,14 +57,15 @@
 #include "config.cuh"
 #include "epilogue.cuh"
 #include "main_loop.cuh"
+#include "parts.cuh"
 #include "producer.cuh"
 #include "raster.cuh"
 #include "tickets.cuh"
 
 namespace matmul {
 
-constexpr int PRODUCER_REGISTERS = 40;
-constexpr int CONSUMER_REGISTERS = 232;
+constexpr int PRODUCER_REGISTERS = Config::OWNED ? 56 : 40;  // owned runs take more arithmetic to find
+constexpr int CONSUMER_REGISTERS = Config::OWNED ? 224 : 232;
 
 // A consumer warpgroup: its share of the tiles of this CTA, one after the other. `base`: the operand slots; `staging`: the buffers of both
 // warpgroups.
@@ -103,7 +106,14 @@ __device__ __forceinline__ void consume(uint8_t* base, RingBarriers ring, Barrie
         }
         epilogue.begin(work);
         multiply<C, 1>(acc, slots, ring, steps_before, work, warpgroup, lane, [&](int) { epilogue.load_first_aux(); });
-        if (C::SPLIT && work.slot >= 0) {
+        if constexpr (C::OWNED) {
+            if (work.takes < 0) {
+                leave_part<C>(acc, p, work, rank, lane);
+                continue;
+            }
+            add_parts<C>(acc, base, ring, steps_done, work.takes, lane);
+            steps_done += C::PIECES * work.takes;
+        } else if (C::SPLIT && work.slot >= 0) {
             epilogue.write_partial(acc, work.slot, rank);
             continue;
         }
@@ -148,19 +158,23 @@ extern "C" __global__ void __cluster_dims__(matmul::Config::CLUSTER, 1, 1) __lau
         tma_prefetch_map(&map_b);
         tma_prefetch_map(&map_c);
     }
+    unsigned first = 0;  // OWNED: the first unit, on its way while the barriers are made
+    if constexpr (C::OWNED) {
+        if (warp == 9 && lane == 0 && rank == 0) first = draw_one(Walk<C>(p));
+    }
     if constexpr (C::CLUSTER == 2) {
         cluster_sync();
     } else {
         __syncthreads();
     }
 
-    if constexpr (C::SPLIT) grid_dependency_launch();  // split_reduce may be launched now; it waits for this grid's end before it reads
+    if constexpr (C::SPLIT && !C::OWNED) grid_dependency_launch();  // split_reduce may be launched now; it waits for this grid's end before it reads
 
     if (warpgroup == 2) {
         registers_decrease<PRODUCER_REGISTERS>();
-        if (warp == 8 && lane == 0) produce<C>(order_of(p, tickets), RingState<C::STAGES>(1), base, ring, map_a, map_b, rank);
+        if (warp == 8 && lane == 0) produce<C>(order_of(p, tickets), p, RingState<C::STAGES>(1), base, ring, map_a, map_b, rank);
         if constexpr (C::AHEAD > 0) {
-            if (warp == 9 && lane == 0 && rank == 0) draw(p, tickets);
+            if (warp == 9 && lane == 0 && rank == 0) draw(p, tickets, first);
         }
         __syncwarp();
     } else {

@@ -3,6 +3,7 @@
 #include "../common/mbarrier.cuh"
 #include "../common/tma.cuh"
 #include "config.cuh"
+#include "parts.cuh"
 #include "raster.cuh"
 
 namespace matmul {
@@ -46,7 +47,7 @@ __device__ __forceinline__ void load_b(uint8_t* b, const TensorMap& map_b, mbarr
 
 // Every step of every tile of `walk`. One thread. `slots`: the operand slots; `ring`: the first one to fill, as a producer begins.
 template <class C, class Order>
-__device__ __forceinline__ void produce(Order walk, RingState<C::STAGES> ring, uint8_t* slots, RingBarriers barriers,
+__device__ __forceinline__ void produce(Order walk, const Problem& p, RingState<C::STAGES> ring, uint8_t* slots, RingBarriers barriers,
                                         const TensorMap& map_a, const TensorMap& map_b, uint32_t rank) {
     Work work;
     while (walk.next(work)) {
@@ -63,6 +64,9 @@ __device__ __forceinline__ void produce(Order walk, RingState<C::STAGES> ring, u
             load_a<C>(a, map_a, full, work, k);
             load_b<C>(b, map_b, full, work, k, rank);
             ring.advance();
+        }
+        if constexpr (C::OWNED) {
+            if (work.takes > 0) load_parts<C>(p, work, ring, slots, barriers, rank);
         }
     }
 }

@@ -2,7 +2,8 @@
 // multiprocessors are slower, draws fewer.
 //
 // Unit `first` of a cluster is fixed: its own number. Further ones are numbered by a counter in global memory. A warp of the cluster's first
-// CTA draws them, finds the tile and sends a ticket to both CTAs; producers and consumers read it where the fixed walk would count on. The
+// CTA draws them, finds the tile and sends a ticket to both CTAs; producers and consumers read it where the fixed walk would count on. (OWNED:
+// the first unit is drawn too, while the barriers are made. A run of split tiles is a unit; its ticket says no more than its number.) The
 // ticket is drawn AHEAD steps before the end of a tile's loads, so that its way (some 2 us) lies under the products, and no earlier, since
 // what is drawn is this cluster's to do, however late it gets to it.
 //
@@ -45,6 +46,14 @@ struct Tickets {
         for (int s = 0; s < SLOTS; ++s) mbarrier_init(&ready[s], 1);
         mbarrier_init(&wanted, 1);
     }
+
+    // The ticket at `at`, once it is there.
+    __device__ __forceinline__ Ticket take(RingState<SLOTS>& at) {
+        mbarrier_wait(&ready[at.slot], at.parity);
+        const Ticket found = ticket[at.slot];
+        at.advance();
+        return found;
+    }
 };
 
 // The work of a CTA as Walk gives it, in the order in which its cluster draws.
@@ -55,26 +64,30 @@ struct Drawn {
     RingState<Tickets<C>::SLOTS> at;
     bool begun;
 
-    __device__ __forceinline__ Drawn(const Problem& problem, Tickets<C>& sent) : fixed(problem), tickets(sent), at(0), begun(false) {}
+    __device__ __forceinline__ Drawn(const Problem& problem, Tickets<C>& sent) : fixed(problem), tickets(sent), at(0), begun(C::OWNED) {}
 
-    __device__ __forceinline__ bool draws() const { return fixed.units > fixed.stride; }
+    __device__ __forceinline__ bool draws() const { return C::OWNED || fixed.units > fixed.stride; }
 
     __device__ __forceinline__ bool next(Work& work) {
         if (!begun) {
             begun = true;
             return fixed.next(work);
         }
+        if (C::OWNED && fixed.run.rest(work)) return true;
         if (!draws()) return false;
-        mbarrier_wait(&tickets.ready[at.slot], at.parity);
-        const Ticket ticket = tickets.ticket[at.slot];
-        at.advance();
+        const Ticket ticket = tickets.take(at);
         if (ticket.unit < 0) return false;
+        if (C::OWNED && ticket.unit < fixed.p.split_units) {
+            fixed.run.begin(ticket.unit, work);
+            return true;
+        }
         work = Work{ticket.m, ticket.n, ticket.batch, 0, fixed.p.k_steps, 0, -1};
         return true;
     }
 
     // Asks for the next ticket if it is time to, before the loads of step `step` of `work`. The producer of the first CTA.
     __device__ __forceinline__ void want(const Work& work, int step) const {
+        if (C::OWNED && fixed.run.pending_count > 0) return;  // a run is one unit
         if (step == max(work.k_count - C::AHEAD, 0) && draws()) mbarrier_arrive(&tickets.wanted);
     }
 };
@@ -89,21 +102,36 @@ __device__ __forceinline__ auto order_of(const Problem& p, Tickets<C>& tickets) 
     }
 }
 
-// Draws for both CTAs of the cluster until there are no more units. One thread of the first.
+// The number of a unit that no other cluster has.
 template <class C>
-__device__ __forceinline__ void draw(const Problem& p, Tickets<C>& tickets) {
+__device__ __forceinline__ unsigned draw_one(const Walk<C>& fixed) {
+    const Problem& p = fixed.p;
+    if constexpr (C::OWNED) {
+        return atomicInc(p.counter, fixed.units + fixed.stride - 1);
+    } else {
+        return fixed.stride + atomicInc(p.counter, fixed.units - 1);
+    }
+}
+
+// Draws for both CTAs of the cluster until there are no more units. One thread of the first. `first`: OWNED, what it has drawn already.
+template <class C>
+__device__ __forceinline__ void draw(const Problem& p, Tickets<C>& tickets, unsigned first) {
     const Walk<C> fixed(p);
-    if (fixed.units <= fixed.stride) return;
+    if (!C::OWNED && fixed.units <= fixed.stride) return;
     RingState<Tickets<C>::SLOTS> at(0);
     uint32_t parity = 0;
-    bool more = true;
+    unsigned unit = first;
+    bool drawn = C::OWNED, more = true;
     while (more) {
-        mbarrier_wait(&tickets.wanted, parity);
-        parity ^= 1;
-        const unsigned unit = fixed.stride + atomicInc(p.counter, fixed.units - 1);
+        if (!drawn) {
+            mbarrier_wait(&tickets.wanted, parity);
+            parity ^= 1;
+            unit = draw_one(fixed);
+        }
+        drawn = false;
         more = unit < static_cast<unsigned>(fixed.units);
         Place place{};
-        if (more) place = place_of(p, static_cast<int>(unit));
+        if (more) place = place_of(p, fixed.tile_of(static_cast<int>(unit)));
 #pragma unroll
         for (int rank = 0; rank < C::CLUSTER; ++rank)
             deliver(&tickets.ticket[at.slot], &tickets.ready[at.slot], rank, (place.m * C::CLUSTER + rank) * C::BM, place.n, place.batch,

@@ -260,12 +260,12 @@ def test_each_launch_has_a_counter_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     zeroed = list[Span]()
     monkeypatch.setattr(lib, "Arena", page)
     monkeypatch.setattr(lib, "fill", lambda span, byte: zeroed.append(span))
-    n, constants = lib.TICKET_PAGE_BYTES // 256, dict[Hashable, Any]()
+    n, constants = lib.COUNTER_PAGE_BYTES // 256, dict[Hashable, Any]()
     calls = [Gpu(SimpleNamespace(synchronize=lambda: None), constants=constants) for _ in range(3)]  # of one executor
-    given = [calls[i % 3].ticket_counter() for i in range(2 * n + 1)]
+    given = [calls[i % 3].counters(4 + 252 * (i % 2)) for i in range(2 * n + 1)]
     assert len({span.address for span in given}) == 2 * n + 1 and len(made) == 3
     assert {id(page) for page in constants.values()} == {id(page) for page in made}, "a page is given back while its counters are in use"
-    assert [span.nbytes for span in zeroed] == 3 * [lib.TICKET_PAGE_BYTES]
+    assert [span.nbytes for span in zeroed] == 3 * [lib.COUNTER_PAGE_BYTES]
     assert all(any(z.address <= s.address < z.address + z.nbytes for z in zeroed) for s in given)
     problem = GemmProblem(m=64, n=64, k=64)
     with pytest.raises(ShapeError, match="counter"):
@@ -293,6 +293,9 @@ def test_determinism_repeats_a_product_of_each_form_that_draws() -> None:
         problem = problem_of("matmul", [TensorType(x.shape, dtype) for x, dtype in operands], attrs)
         repeated[name] = (choose(problem), choose(problem).tiles(problem)[2])
     assert {name: (c.defer, c.pingpong, c.ahead) for name, (c, _) in repeated.items() if c.ahead} == {
-        name: (c.defer, c.pingpong, c.ahead) for name, c in (("drawn", PINGPONG), ("drawn-wide", DEFERRED), ("drawn-f32", COOPERATIVE))}
-    assert all(tiles > CLUSTERS for config, tiles in repeated.values() if config.ahead)
-    assert repeated["split"][0].split_units > repeated["split"][0].split_tiles > 0
+        name: (c.defer, c.pingpong, c.ahead) for name, c in (("drawn", PINGPONG), ("drawn-wide", DEFERRED), ("drawn-f32", COOPERATIVE),
+                                                              ("split", COOPERATIVE))}
+    assert all(tiles > CLUSTERS or config.owned for config, tiles in repeated.values() if config.ahead)
+    split = {name: config for name, (config, _) in repeated.items() if config.split_units}
+    assert {name: c.owned for name, c in split.items()} == {"split": True, "split-many": False}
+    assert all(c.split_units > c.split_tiles and c.split_units % c.split_tiles for c in split.values()), "no run lies in two tiles"

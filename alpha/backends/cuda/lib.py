@@ -63,7 +63,7 @@ def in_order(runs: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
     return call
 
 
-TICKETS, TICKET_PAGE_BYTES = "ticket counters", 1 << 16
+COUNTERS, COUNTER_PAGE_BYTES = "counters", 1 << 16
 
 
 class Gpu:
@@ -97,18 +97,18 @@ class Gpu:
         arena = self.constants[key]
         return Span(arena.address, arena.nbytes)
 
-    def ticket_counter(self) -> Span:
-        """16 bytes of zeros that no other call has, for a kernel that puts them back to zeros before it ends: two launches may run at once,
-        and a captured one is replayed, so neither shared memory nor scratch will do. They come from pages: a step has hundreds of products,
-        and an allocation for each would make the start and the end of an executor slow."""
-        page = self.constants.get(TICKETS)
-        if page is None or page.used == page.nbytes:
+    def counters(self, nbytes: int) -> Span:
+        """`nbytes` zeros that no other call has, at most COUNTER_PAGE_BYTES, for a kernel that puts them back to zeros before it ends: two
+        launches may run at once, and a captured one is replayed, so neither shared memory nor scratch will do. They come from pages: a step
+        has hundreds of products, and an allocation for each would make the start and the end of an executor slow."""
+        page = self.constants.get(COUNTERS)
+        if page is None or page.used + nbytes > page.nbytes:
             if page is not None:
-                self.constants[TICKETS, len(self.constants)] = page
-            page = self.constants[TICKETS] = Arena(TICKET_PAGE_BYTES, name=TICKETS)
+                self.constants[COUNTERS, len(self.constants)] = page
+            page = self.constants[COUNTERS] = Arena(COUNTER_PAGE_BYTES, name=COUNTERS)
             fill(Span(page.address, page.nbytes), 0)
             self.device.synchronize()
-        return page.take(16)
+        return page.take(nbytes)
 
     def scratch(self, nbytes: int) -> Span:
         """The next `nbytes` bytes of scratch, 256-byte aligned. GraphError when the plan reserved less."""

@@ -9,7 +9,7 @@ accumulated or not.
 Envelope: M, N, K, batch >= 1; addresses 16-byte aligned; leading dimensions in elements, multiples of 8 (bf16) or 4 (fp32
 output); batches lie one behind the other. Ragged M, N and K need nothing else. What lies between a row's end and its leading
 dimension is never read into a result. In C and aux the copy engine writes whole 16 bytes: up to 7 (bf16) or 3 (fp32) elements
-after a ragged row's end receive zeros (are left as they are by "f32+=" and by splits).
+after a ragged row's end receive zeros (are left as they are by "f32+=", and by the second kernel of splits).
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ class GemmConfig:
     `bm`, `bn`: tile. `stages`: operand ring. `staging`: 8 KB output buffers per consumer warpgroup. `cluster`: 2 shares B
     between two tiles. `pingpong`: one tile per consumer warpgroup. `defer`: a tile is written under the products of the next one.
     `ahead`: tiles are drawn while the kernel runs, that many steps before the loads of one end (0: dealt out beforehand).
-    `group`, `along_n`: walk over tiles. `split_units` runs over the first `split_tiles` tiles (both 0: none). `blocks`: most CTAs
-    (0: one per multiprocessor).
+    `group`, `along_n`: walk over tiles. `split_units` runs over the first `split_tiles` tiles (both 0: none). `owned`: whose run ends a
+    tile adds the parts of the others, so a second kernel is not needed. `blocks`: most CTAs (0: one per multiprocessor).
     """
 
     bm: int = 128
@@ -157,13 +157,15 @@ class GemmConfig:
     along_n: bool = False
     split_tiles: int = 0
     split_units: int = 0
+    owned: bool = False
     blocks: int = 0
 
     def __str__(self) -> str:
         text = f"{self.bm}x{self.bn}x{BLOCK_K} s{self.stages}/{self.staging} c{self.cluster}"
         text += " pingpong" if self.pingpong else " deferred" if self.defer else ""
         text += f" group {self.group}{'n' if self.along_n else 'm'}"
-        return text + (f" split {self.split_tiles} tiles into {self.split_units}" if self.split_units else "")
+        text += f" split {self.split_tiles} tiles into {self.split_units}" if self.split_units else ""
+        return text + (", owned" if self.owned else "")
 
     @property
     def shared_bytes(self) -> int:
@@ -195,16 +197,21 @@ class GemmConfig:
                 "GEMM_ACT": {"none": 0, "gelu": 1, "swiglu": 2}[problem.activation],
                 "GEMM_SAVE_PRE": int(problem.save_pre),
                 "GEMM_AUX_IN": {"none": 0, "gelu_gradient": 1}[problem.aux_input],
-                "GEMM_SPLIT": int(self.split_units > 0),
+                "GEMM_SPLIT": (2 if self.owned else 1) if self.split_units else 0,
                 "GEMM_DEFER": int(self.defer),
                 "GEMM_AHEAD": self.ahead,
             },
         )
-        return [gemm, Source.of("gemm/split_reduce.cu", tile)] if self.split_units else [gemm]
+        return [gemm, Source.of("gemm/split_reduce.cu", tile)] if self.split_units and not self.owned else [gemm]
 
     def workspace_bytes(self) -> int:
         """Device memory for the partial sums of split tiles (0 without)."""
-        return (self.split_units + self.split_tiles) * self.cluster * self.bm * self.bn * 4 if self.split_units else 0
+        parts = self.split_units + (0 if self.owned else self.split_tiles)
+        return parts * self.cluster * self.bm * self.bn * 4 if self.split_units else 0
+
+    def counter_bytes(self) -> int:
+        """Device memory for what CTAs count together (0 where all is dealt out): draws, and the parts of each owned tile."""
+        return 4 * (1 + (self.split_tiles * self.cluster if self.owned else 0)) if self.ahead else 0
 
     def check(self, problem: GemmProblem) -> None:
         """ShapeError naming what of this config does not fit the problem or the chip."""
@@ -222,6 +229,9 @@ class GemmConfig:
             ),
             (self.split_units <= max(self.split_tiles, 1) * steps, f"{self.split_units} runs", "at least one k step per run"),
             (not self.split_units or problem.plain, "split tiles with an epilogue", "a plain output"),
+            (not self.split_units or self.owned == (self.ahead > 0), f"{self.ahead} steps ahead", "owned runs drawn, others dealt out"),
+            (not self.owned or (self.split_units > 0 and not self.pingpong), "owned tiles", "split ones, without ping-pong"),
+            (self.split_tiles * steps * self.split_units < 2**31, f"{self.split_units} runs of {steps} steps", "32 bits to count"),
             (not self.defer or (problem.out == "bf16" and not problem.computes), "a deferred tile", "bf16, at most with a bias"),
             (not self.defer or not (self.pingpong or self.split_units), "a deferred tile", "no ping-pong and no split"),
             (tiles + self.split_units < 2**31, f"{tiles} tiles", "fewer than 2^31"),
@@ -232,7 +242,8 @@ class GemmConfig:
 
 
 # Which forms draw their tiles, and how many steps ahead; 0: tiles are dealt out. A step of 128x256 takes some 0.8 us, one of 128x128 half
-# of that; a ticket is some 2 us on its way. Split tiles have nothing to draw for: there are few of them, and each cluster has its share.
+# of that; a ticket is some 2 us on its way. Split tiles are drawn where their owners wait for others (parts.cuh); where a second kernel
+# adds them there is nothing to draw for: they are few, and each cluster has its share.
 AHEAD = {"deferred": 4, "cooperative": 4, "pingpong": 8, "small": 8, "busy": 8, "split": 0}
 
 PINGPONG = GemmConfig(bm=128, bn=128, stages=6, pingpong=True, ahead=AHEAD["pingpong"])
@@ -249,7 +260,7 @@ def compiled(problem: GemmProblem) -> tuple[GemmConfig, ...]:
         return (BUSY,)
     found = [PINGPONG] if problem.computes else [PINGPONG, _wide(problem)]
     if problem.plain:
-        found += [replace(c, ahead=AHEAD["split"], split_tiles=1, split_units=2) for c in (COOPERATIVE, SMALL)]
+        found += [_split(c, 1, units) for c in (COOPERATIVE, SMALL) for units in (2, 64)]
     return tuple(found)
 
 
@@ -266,6 +277,13 @@ def choose(problem: GemmProblem, blocks: int = 0) -> GemmConfig:
     return replace(_chosen(problem), blocks=blocks)
 
 
+def _split(base: GemmConfig, tiles: int, units: int) -> GemmConfig:
+    """`base` with its first `tiles` tiles cut into `units` runs. An owner reads the parts of its tile alone, 128 KB each of 128x256, so
+    from six of them on a kernel of many CTAs is faster."""
+    owned = units * base.bn <= 1280 * tiles
+    return replace(base, ahead=base.ahead if owned else AHEAD["split"], split_tiles=tiles, split_units=units, owned=owned)
+
+
 def _wide(problem: GemmProblem) -> GemmConfig:
     return DEFERRED if problem.out == "bf16" else COOPERATIVE
 
@@ -277,8 +295,9 @@ def _chosen(problem: GemmProblem) -> GemmConfig:
     if problem.plain and steps >= 64:
         base = SMALL if COOPERATIVE.tiles(problem)[2] * 6 < CLUSTERS else COOPERATIVE
         waves, rest = divmod(base.tiles(problem)[2], CLUSTERS)
-        if rest and waves + rest / CLUSTERS < 0.9 * (waves + 1):
-            return replace(base, ahead=AHEAD["split"], split_tiles=rest, split_units=max(rest, min(CLUSTERS, rest * steps // 8)))
+        counted = rest * steps * CLUSTERS < 2**31  # runs are counted in 32 bits
+        if counted and rest and waves + rest / CLUSTERS < 0.9 * (waves + 1):
+            return _split(base, rest, max(rest, min(CLUSTERS, rest * steps // 8)))
     wide = _wide(problem)
     fits = not problem.computes and 2 * _waves(wide, problem) <= 1.05 * _waves(PINGPONG, problem)
     return wide if fits and steps >= (8 if wide.defer else 96) else PINGPONG
@@ -327,7 +346,8 @@ def prepare(
     counter: int = 0,
 ) -> Gemm:
     """Launches of `problem` with `config` on device addresses. `workspace`: config.workspace_bytes() bytes, 16-byte aligned.
-    `counter`, where tiles are drawn: 4 bytes that are 0 and that nothing else writes; they are 0 again when the launch has ended.
+    `counter`, where tiles are drawn: config.counter_bytes() bytes that are 0 and that nothing else writes; they are 0 again when the
+    launch has ended.
 
     ShapeError outside the envelope or when an address that the problem needs is missing.
     """
@@ -388,7 +408,7 @@ def prepare(
     cubins = compile_all(config.sources(p))
     gemm = Kernel(cubins[0], "gemm", shared_bytes=config.shared_bytes)
     launches = [gemm.prepare((clusters * config.cluster, 1, 1), (THREADS, 1, 1), [map_a, map_b, map_c, map_aux, arguments])]
-    if config.split_units:
+    if config.split_units and not config.owned:
         reduce = Kernel(cubins[1], "split_reduce")
         grid = (config.bm * config.bn // 1024, config.split_tiles * config.cluster, 1)
         output = [ctypes.c_uint64(c), ctypes.c_int64(p.row_c), ctypes.c_int64(p.row_c * p.m)]

@@ -21,7 +21,7 @@ GELU_GRADIENT = GemmProblem(m=1, n=8, k=8, b_major="n", aux_input="gelu_gradient
 
 def _run(gpu: Gpu, problem: GemmProblem, **addresses: int) -> Callable[[int], None]:
     config = choose(problem, gpu.blocks)
-    return prepare(problem, config, counter=gpu.ticket_counter().address if config.ahead else 0, **addresses)
+    return prepare(problem, config, counter=gpu.counters(config.counter_bytes()).address if config.ahead else 0, **addresses)
 
 
 def _rows(t: TensorType) -> int:

@@ -202,7 +202,7 @@ def _head(gpu: Gpu, ins: Sequence[Operand], outs: Sequence[Operand], attrs: Attr
 
         def multiply(problem: GemmProblem, a: int, b: int, c: int) -> Callable[[int], None]:
             config = gemm.choose(problem, gpu.blocks)
-            counter = gpu.ticket_counter().address if config.ahead else 0
+            counter = gpu.counters(config.counter_bytes()).address if config.ahead else 0
             return gemm.prepare(problem, config, a=a, b=b, c=c, workspace=work, counter=counter)
 
         forward: list[Callable[[int], None]] = [

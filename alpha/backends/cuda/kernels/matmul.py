@@ -45,7 +45,7 @@ def _matmul(gpu: Gpu, op: str, ins: Sequence[Operand], outs: Sequence[Operand], 
     config = choose(problem, gpu.blocks)
     work = gpu.scratch(config.workspace_bytes()).address if config.split_units else 0
     a, b, *rest = ins[1:] if op == "matmul_accumulate" else ins
-    counter = gpu.ticket_counter().address if config.ahead else 0
+    counter = gpu.counters(config.counter_bytes()).address if config.ahead else 0
     return prepare(problem, config, a=a.address, b=b.address, c=outs[0].address, workspace=work, counter=counter,
                    bias=rest[0].address if rest else 0)
 
@@ -149,10 +149,14 @@ def _accumulated_exact(rng: np.random.Generator) -> Iterable[Sample]:
 
 BROAD = (2056, 5128, 520)  # several tiles a block, written under each other's products, with sides and K that end inside a tile
 
+SPLIT = (("split-few", 264, 200, 4136), ("split", 1032, 1096, 4104),  # parts that an owner adds, of both tile shapes
+         ("split-few-many", 136, 328, 6408), ("split-many", 3064, 200, 4104))  # so many of a tile that another kernel does
+"""M, N, K of which all tiles are cut along K, some runs over two of them."""
+
 LARGE: Mapping[str, tuple[int, int, int, bool, bool, bool]] = {  # M, N, K, a transposed, b transposed, fp32 result
     f"{kind}-{'T' if ta else 'N'}{'T' if tb else 'N'}{'-wide' if wide else ''}": (m, n, k, ta, tb, wide)
-    for kind, m, n, k, outputs in (("split-few", 264, 200, 4136, (False, True)), ("split", 1032, 1096, 4104, (False, True)),
-                                   ("broad", *BROAD, (False,)), ("long", 2040, 2048, 6152, (True,)))
+    for kind, m, n, k, outputs in (*((*split, (False, True)) for split in SPLIT), ("broad", *BROAD, (False,)),
+                                   ("long", 2040, 2048, 6152, (True,)))
     for ta in (False, True) for tb in (False, True) for wide in outputs
 } | {
     "forward": (8192, 3072, 768, False, True, False),
@@ -181,10 +185,23 @@ def _biased_error(rng: np.random.Generator, inputs: Sequence[np.ndarray], attrs:
     return product_error(rng, [left, right], attrs, outs)
 
 
-REPEATED = {"split": (1032, 1096, 4104, False), "drawn": (2056, 2568, 264, False), "drawn-wide": (2056, 3080, 520, False),
-            "drawn-f32": (2568, 2568, 6152, True)}
-"""M, N, K, fp32 result: a product whose last tiles are cut along K; and one of each form that draws its tiles while it runs, of which there
-are more than clusters to draw them."""
+def _draw_accumulated(m: int, n: int, k: int, ta: bool, tb: bool, rng: np.random.Generator) -> Drawn:
+    """A buffer and the operands of a product that is added to it."""
+    operands, attrs = draw_product(m, n, k, ta, tb, True, rng)
+    return [(rng.uniform(-1, 1, (m, n)).astype(np.float32), "f32"), *operands], attrs
+
+
+def _accumulated_error(rng: np.random.Generator, inputs: Sequence[np.ndarray], attrs: dict[str, object],
+                       outs: Sequence[np.ndarray]) -> tuple[float, int]:
+    """As `product_error`, of what was added. The buffer is at most 1, so its share of the last rounding is below one of the K terms'."""
+    into, a, b = inputs
+    return product_error(rng, [a, b], attrs, [outs[0] - into.astype(np.float64)])
+
+
+REPEATED = {"split": (1032, 1096, 4104, False), "split-many": (3064, 200, 4104, False), "drawn": (2056, 2568, 264, False),
+            "drawn-wide": (2056, 3080, 520, False), "drawn-f32": (2568, 2568, 6152, True)}
+"""M, N, K, fp32 result: products whose tiles are cut along K, added by owners and by another kernel; and one of each form that draws its
+tiles while it runs, of which there are more than clusters to draw them."""
 
 
 COMPARED = ((16384, 768, 768), (16384, 3072, 768), (16384, 768, 3072), (16384, 2304, 768), (16384, 50304, 768), (16384, 2048, 2048),
@@ -216,8 +233,12 @@ CALLS = Calls(
     ),
     compared=tuple(call for shape in COMPARED for call in _compared(*shape)),
 )
-CALLS_ACCUMULATE = Calls(further=_accumulated, exactly=_accumulated_exact, timed=(
-    product(f32(3072, 768), bf16(16384, 3072), bf16(16384, 768), trans_a=True, wide=True),))
+CALLS_ACCUMULATE = Calls(
+    further=_accumulated, exactly=_accumulated_exact,
+    repeated={"split": partial(_draw_accumulated, 1032, 1096, 4104, True, False)},
+    large={f"{kind}-{'T' if ta else 'N'}{'T' if tb else 'N'}": Large(partial(_draw_accumulated, m, n, k, ta, tb), _accumulated_error)
+           for kind, m, n, k in SPLIT for ta in (False, True) for tb in (False, True)},
+    timed=(product(f32(3072, 768), bf16(16384, 3072), bf16(16384, 768), trans_a=True, wide=True),))
 
 
 # Components -----------------------------------------------------------------------------------------------------------------------------
