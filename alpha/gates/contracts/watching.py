@@ -235,9 +235,9 @@ def workers(rng: np.random.Generator) -> Measured:
 def items(rng: np.random.Generator) -> Measured:
     """A call runs each of its items once, whatever the call before left: one whose items all failed leaves those that nobody took."""
     wrong, cases = list[str](), 24
-    for case in range(cases):
-        pool, n = Workers(1 + case % 3), int(rng.integers(2, 40))
-        failing, ran = {*range(n)} if case % 2 else {int(rng.integers(n))}, list[int]()
+    for turn in range(cases):
+        pool, n = Workers(1 + turn % 3), int(rng.integers(2, 40))
+        failing, ran = {*range(n)} if turn % 2 else {int(rng.integers(n))}, list[int]()
 
         def body(i: int, worker: int, failing: set[int] = failing, ran: list[int] = ran) -> None:
             ran.append(i)
