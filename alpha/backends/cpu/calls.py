@@ -18,7 +18,9 @@ Make = Callable[[np.random.Generator], Iterable[Sample]]
 @dataclass(frozen=True, kw_only=True)
 class Calls:
     """What one kernel is called on. `further`: samples of what this kernel promises beyond its row; `refused`: samples whose contents it
-    refuses with an InputError when it is called, before it writes an output."""
+    refuses with an InputError when it is called, before it writes an output. `repeated`: what determinism calls it on beside what
+    it chooses: work that is shared among workers, where large operands do not make it so."""
 
     further: Make = lambda rng: ()
     refused: Make = lambda rng: ()
+    repeated: Make = lambda rng: ()

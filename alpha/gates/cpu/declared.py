@@ -34,7 +34,8 @@ class Declarations:
         if component_id not in self._known:
             told = self._ask("declared", component=component_id)
             limits = tuple(Limit(text=str(text), holds=partial(self._holds, component_id, i)) for i, text in enumerate(told["limits"]))
-            calls = {name: partial(self._samples, component_id, name) for name in ("further", "refused")} if told["calls"] else None
+            names = ("further", "refused", "repeated") if told["calls"] else ()
+            calls = {name: partial(self._samples, component_id, name) for name in names}
             self._known[component_id] = Component(
                 id=component_id, kind="kernel", backend="cpu", op=str(told["op"]), implementation=in_its_process,
                 requires=tuple(map(str, told["requires"])), envelope=Envelope(dtypes=tuple(map(str, told["dtypes"])), limits=limits),

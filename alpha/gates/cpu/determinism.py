@@ -3,7 +3,7 @@
 As determinism.py, over the kernel in its own process (process.py). What varies between runs: the number of workers (1, 2 and one that is
 drawn up to the most that a run is likely to have, the most itself with the first case), the addresses of every buffer (0 to 7 elements
 past a drawn 256-byte boundary, or on one as in the arena of a run), the garbage in outputs and scratch, a neighbour thread, and the order
-of the cases.
+of the cases. One case is so large that the kernel shares it among workers, if it ever does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,24 @@ import numpy as np
 from alpha.component import Component
 from alpha.gates.cpu import engine
 from alpha.gates.cpu.process import Candidate
-from alpha.gates.determinism import GARBAGE, SECONDS, chosen, difference, neighbour
-from alpha.gates.subjects import Bound, Case, bind, checksum, crash, generator, make_record, pin_blas, same_bits, spec_of
+from alpha.gates.determinism import GARBAGE, SECONDS, difference, neighbour
+from alpha.gates.determinism import chosen as small
+from alpha.gates.subjects import (
+    Bound,
+    Case,
+    accepts,
+    bind,
+    case_of,
+    checksum,
+    crash,
+    generator,
+    grow,
+    make_record,
+    pin_blas,
+    same_bits,
+    samples,
+    spec_of,
+)
 from alpha.registry.cases import CaseRecord, Repeats
 from alpha.registry.policy import required_runs
 from alpha.registry.record import Record
@@ -28,7 +44,11 @@ MOST_RUNS = 76
 MOST_WORKERS = 16
 """The most workers of a run on one socket, about: bits do not depend on them."""
 
-BESIDE = 2
+SHARED = {"elements": 1 << 20, "flops": 1 << 26, "most": 1 << 20}
+"""How far the shared case grows, in and out together: a single pass is not shared up to 2^18 elements (backends/cpu/blocks.py), and a
+kernel has up to four operands of that size."""
+
+BESIDE = 3
 """Cases beside which a thread of the gate works: the first, which are the large ones."""
 
 CYCLE = 16
@@ -57,6 +77,17 @@ def _measure(candidate: Candidate, nonce: str) -> Record:
         except Exception as error:  # a kernel that raises has no bits to compare
             found.append(Repeats(name=case.name, runs=0, distinct=0, digest="", note=crash(error)))
     return make_record(component, "determinism", nonce, len(todo), found, workers=f"1,2,{drawn},{MOST_WORKERS}")
+
+
+def chosen(component: Component, nonce: str) -> list[Case]:
+    """The shared one, where a sample grows so far; those that the kernel names; up to four small ones."""
+    spec, dtype = spec_of(component), component.envelope.dtypes[0]
+    inside = [s for s in samples(component, nonce, "samples") if accepts(component, s, dtype)]
+    grown = grow(component, inside, generator(nonce, component.id, "shared"), **SHARED)
+    large = [] if grown is None else [case_of(grown, dtype, spec=spec, name="shared")]
+    if component.calls is not None:
+        large += [case_of(s, dtype, spec=spec) for s in component.calls.repeated(generator(nonce, component.id, "repeated"))]
+    return list({c.name: c for c in (*large, *small(component, nonce))}.values())
 
 
 def _repeat(components: Sequence[Component], case: Case, rng: np.random.Generator, least: int) -> Repeats:

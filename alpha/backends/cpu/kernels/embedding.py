@@ -85,5 +85,6 @@ KERNELS = (
     Component(id="embedding.f32.cpu", kind="kernel", backend="cpu", op="embedding", implementation=embedding, envelope=_ENVELOPE,
               calls=Calls(refused=partial(_outside, shape=(11, 5), attrs={}))),
     Component(id="embedding_bwd.f32.cpu", kind="kernel", backend="cpu", op="embedding_bwd", implementation=embedding_bwd,
-              envelope=_ENVELOPE, calls=Calls(further=_far_rows, refused=partial(_outside, shape=(3, 5), attrs={"vocab": 11}))),
+              envelope=_ENVELOPE, calls=Calls(further=_far_rows, repeated=_far_rows,
+                                             refused=partial(_outside, shape=(3, 5), attrs={"vocab": 11}))),
 )

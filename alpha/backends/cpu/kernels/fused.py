@@ -121,13 +121,26 @@ def _accumulated(rng: np.random.Generator) -> Iterable[Sample]:
     yield Sample(name="blocks", inputs=tuple(rng.standard_normal(x) for x in ((33, 8200), (33, 3), (3, 8200))), wrt=())
 
 
+def _panels(rng: np.random.Generator) -> Iterable[Sample]:
+    """A result of more than one panel."""
+    yield Sample(name="panels", inputs=tuple(rng.standard_normal(x) for x in ((530, 3), (510, 3), (510,))),
+                 attrs={"trans_b": True, "approximate": "tanh"}, wrt=())
+
+
+def _panels_bwd(rng: np.random.Generator) -> Iterable[Sample]:
+    """A result of more than one panel."""
+    yield Sample(name="panels", inputs=tuple(rng.standard_normal(x) for x in ((530, 3), (3, 510), (530, 510))),
+                 attrs={"approximate": "tanh"}, wrt=())
+
+
 _SAME = Envelope(dtypes=("f32", "f64"), limits=(
     Limit(text="two addends of one shape", holds=lambda types, attrs: types[0].shape == types[1].shape),))
 
 KERNELS = (
-    Component(id="linear_gelu.f32.cpu", kind="kernel", backend="cpu", op="linear_gelu", implementation=linear_gelu, envelope=_PLAIN_LEFT),
+    Component(id="linear_gelu.f32.cpu", kind="kernel", backend="cpu", op="linear_gelu", implementation=linear_gelu, envelope=_PLAIN_LEFT,
+              calls=Calls(repeated=_panels)),
     Component(id="matmul_gelu_bwd.f32.cpu", kind="kernel", backend="cpu", op="matmul_gelu_bwd", implementation=matmul_gelu_bwd,
-              envelope=_PLAIN_LEFT),
+              envelope=_PLAIN_LEFT, calls=Calls(repeated=_panels_bwd)),
     Component(id="matmul_accumulate.f32.cpu", kind="kernel", backend="cpu", op="matmul_accumulate", implementation=matmul_accumulate,
               envelope=_ENVELOPE, inplace=((0, 0),), calls=Calls(further=_accumulated)),
     Component(id="add_layernorm.f32.cpu", kind="kernel", backend="cpu", op="add_layernorm", implementation=add_layernorm, envelope=_SAME,

@@ -132,13 +132,13 @@ def _offsets(rng: np.random.Generator) -> Iterable[Sample]:
                      attrs={"ignore_index": -1, "z_loss": 1e-4, "chunk": 16}, wrt=())
 
 
-def _further(rng: np.random.Generator) -> Iterable[Sample]:
-    yield from _offsets(rng)
-    yield Sample(name="shared", inputs=(rng.standard_normal((128, 16)), rng.standard_normal((512, 16)), rng.integers(0, 512, 128).astype(np.int32)),
-                 attrs={"ignore_index": -1, "z_loss": 1e-4, "chunk": 128}, wrt=())  # panels that keep several workers busy at once
+def _busy(rng: np.random.Generator) -> Iterable[Sample]:
+    """A chunk of more than one panel."""
+    x, weight, targets = rng.standard_normal((128, 16)), rng.standard_normal((512, 16)), rng.integers(0, 512, 128).astype(np.int32)
+    yield Sample(name="panels", inputs=(x, weight, targets), attrs={"ignore_index": -1, "z_loss": 1e-4, "chunk": 128}, wrt=())
 
 
-_CALLS = Calls(further=_further, refused=_refused)
+_CALLS = Calls(further=_offsets, refused=_refused, repeated=_busy)
 
 KERNELS = (
     Component(id="linear_cross_entropy.f32.cpu", kind="kernel", backend="cpu", op="linear_cross_entropy",

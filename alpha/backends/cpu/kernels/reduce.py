@@ -135,11 +135,19 @@ def _nan(rng: np.random.Generator) -> Iterable[Sample]:
         yield Sample(name=f"nan-{name}", inputs=(x,), attrs={"axis": axis, "keepdims": False}, wrt=())
 
 
+def _parts(rng: np.random.Generator) -> Iterable[Sample]:
+    """Rows in more than one block, each of which has its maximum twice."""
+    x = rng.standard_normal((530, 131))
+    x[:, -1] = x[:, :-1].max(1)
+    yield Sample(name="parts", inputs=(rng.standard_normal(530), x, x[:, -1]), attrs={"axis": 1, "keepdims": False}, wrt=())
+
+
 KERNELS = (
     Component(id="sum.f32.cpu", kind="kernel", backend="cpu", op="sum", implementation=sum_, envelope=_ENVELOPE),
     Component(id="sum_to.f32.cpu", kind="kernel", backend="cpu", op="sum_to", implementation=sum_to, envelope=_ENVELOPE),
     Component(id="mean.f32.cpu", kind="kernel", backend="cpu", op="mean", implementation=mean, envelope=_ENVELOPE),
     Component(id="max.f32.cpu", kind="kernel", backend="cpu", op="max", implementation=max_, envelope=_ENVELOPE,
               calls=Calls(further=_nan)),
-    Component(id="max_bwd.f32.cpu", kind="kernel", backend="cpu", op="max_bwd", implementation=max_bwd, envelope=_ENVELOPE),
+    Component(id="max_bwd.f32.cpu", kind="kernel", backend="cpu", op="max_bwd", implementation=max_bwd, envelope=_ENVELOPE,
+              calls=Calls(repeated=_parts)),
 )
