@@ -83,7 +83,7 @@ def chosen(component: Component, nonce: str) -> list[Case]:
     """The shared one, where a sample grows so far; those that the kernel names; up to four small ones."""
     spec, dtype = spec_of(component), component.envelope.dtypes[0]
     inside = [s for s in samples(component, nonce, "samples") if accepts(component, s, dtype)]
-    grown = grow(component, inside, generator(nonce, component.id, "shared"), **SHARED)
+    grown = grow(component, inside, generator(nonce, component.id, "shared"), **SHARED)  # type: ignore[arg-type]
     large = [] if grown is None else [case_of(grown, dtype, spec=spec, name="shared")]
     if component.calls is not None:
         large += [case_of(s, dtype, spec=spec) for s in component.calls.repeated(generator(nonce, component.id, "repeated"))]
