@@ -31,6 +31,8 @@ from alpha.graph.trace import Tracer
 from alpha.graph.verify import verify
 from alpha.models import gpt, llama
 from alpha.models.family import family
+from alpha.ops.collectives import tree_sum
+from alpha.ops.spec import sole_cotangent
 from alpha.ops.table import row, table
 from alpha.optim import init as drawn
 from alpha.optim.init import draw, fill_initial
@@ -119,7 +121,7 @@ def traces(rng: np.random.Generator) -> Measured:
 
 def rows(rng: np.random.Generator) -> Measured:
     """Attributes that rows take and, one step beyond, refuse: the words of a key of random numbers; segments of an update, which lie inside
-    and apart, in any order."""
+    and apart, in any order; axes of a sum, each once, from either end; cotangents of outputs that have no gradient."""
     def update(op: str, *segments: tuple[int, int]) -> Callable[[], object]:
         scalars = [TensorType((), dtype) for dtype in ("f32", "f32", "i32", "i32")[: 4 if op == "adamw" else 3]]
         buffers = [TensorType((9,), "f32")] * (4 if op == "adamw" else 3)
@@ -129,6 +131,12 @@ def rows(rng: np.random.Generator) -> Measured:
     def key(seed: int, purpose: int | str) -> Callable[[], object]:
         types = [TensorType((2, 3), "f32"), TensorType((), "i32"), TensorType((2,), "i32")]
         return lambda: row("dropout").infer(types, {"rate": 0.5, "seed": seed, "purpose": purpose})
+
+    def mean(axes: tuple[int, ...]) -> Callable[[], object]:
+        return lambda: row("mean").infer([TensorType((3, 4), "f32")], {"axis": axes, "keepdims": False})
+
+    def cotangent(i: int, n: int) -> Callable[[], object]:
+        return lambda: sole_cotangent("layernorm", [True if j == i else None for j in range(n)])
 
     most = 2**32 - 1
     return told(
@@ -141,7 +149,38 @@ def rows(rng: np.random.Generator) -> Measured:
         ("the largest key", key(most, most), None, ()), ("the smallest key", key(0, 0), None, ()),
         ("a named one", key(most, "mlp"), None, ()),
         *((f"{name} {value}", key(*((value, 0) if name == "seed" else (0, value))), InputError, (name, f"{value}", "0 to 4294967295"))
-          for name in ("seed", "purpose") for value in (most + 1, -1)))
+          for name in ("seed", "purpose") for value in (most + 1, -1)),
+        *((f"axes {axes}", mean(axes), None, ()) for axes in ((0, 1), (-1, 0), (-2,))),
+        *((f"axes {axes}", mean(axes), ShapeError, ("mean", f"{axes}")) for axes in ((0, 0), (1, -1), (-2, 0), (2,), (-3,))),
+        *((f"a cotangent of output {i} of {n}", cotangent(i, n), ShapeError if i else None,
+           ("layernorm", f"a cotangent for output {i}") if i else ()) for n in range(1, 5) for i in range(n)))
+
+
+def of_rows(rng: np.random.Generator) -> Measured:
+    """What rows promise beyond what one kernel computes: the tree of a sum among any number of members, from neighbours pair by pair; the
+    gradient of a split of which a part is not used, in the type of what was split; and a trace stands where it stood before gradients."""
+    wrong, cases = list[str](), 0
+    for n in range(1, 18):
+        parts = [(10.0 ** rng.uniform(-3, 3) * rng.standard_normal(64)).astype(np.float32) for _ in range(n)]
+        held, apart = list(parts), 1
+        while apart < n:
+            for i in range(0, n - apart, 2 * apart):
+                held[i] = held[i] + held[i + apart]
+            apart *= 2
+        cases, wrong = cases + 1, wrong + [f"the tree of {n}"] * (tree_sum(parts).tobytes() != held[0].tobytes())
+    for dtype in ("f32", "f64"):
+        for used in range(3):
+            t = Tracer("parts")
+            x = t.input("x", (4, 6), dtype)
+            t.stage, t.microbatch, t.sms = 1, 2, 3
+            part = t.split(x, sizes=(1, 2, 3), axis=1)[used]
+            t.stage, t.microbatch, t.sms = stands = (0, 4, 0) if used else (5, 6, 7)
+            loss = t.sum(part, axis=(0, 1), keepdims=False)
+            (found,) = differentiate(t, loss, [x])
+            cases += 2
+            wrong += [f"part {used} of {dtype}: {found.type}"] * (found.type != x.type)
+            wrong += [f"stands at {t.stage}, {t.microbatch}, {t.sms} for {stands}"] * ((t.stage, t.microbatch, t.sms) != stands)
+    return yes(not wrong, "; ".join(wrong)[:200], cases=cases)
 
 
 def extents(rng: np.random.Generator) -> Measured:

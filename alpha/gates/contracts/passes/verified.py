@@ -86,7 +86,7 @@ def _lower_verifies(rng: np.random.Generator) -> Measured:
 CASES: Cases = {
     "verify.pass": {"parity": [*both(_verify_accepts), ("effects", effects.accepts), ("pruned", effects.pruned_kept),
                                ("units", traced.units_in_units), ("texts", traced.graph_texts), ("lines", edges.lines),
-                               ("attributes", edges.texts), ("whole-texts", texts.graphs)],
+                               ("attributes", edges.texts), ("of-rows", edges.of_rows), ("whole-texts", texts.graphs)],
                     "determinism": HASHES,
                     "faults": [("order", _broken(_swap)), ("dropped", _broken(_drop)), ("type", _broken(_retype)),
                                ("twice", _broken(_twice)), ("overlap", _broken(_overlap)),
